@@ -20,8 +20,11 @@ def get_config() -> ml_collections.ConfigDict:
     config.train_files = "*packed-train*,wmt32k-encoded-train-*"
     config.eval_files = "*-dev*,wmt32k-encoded-dev*"
     config.vocabulary_file = "vocab.*"
-    # The true translations as text, a line for each eval record: the first of these files that
-    # exists. Without any they are decoded from the eval records. A single name must exist.
+    # The sentences to evaluate as text, and their true translations line by line: the first two
+    # files of the same name, such as newstest2014.en and .de. Without them the eval records are
+    # evaluated; their translations are in the first of eval_references, else in the records. Where
+    # a key has a single name, that file is taken and must exist; '' is none.
+    config.eval_source = "wmt14-en-de.src,newstest2014.en"
     config.eval_references = "references.txt,wmt14-en-de.ref,newstest2014.de"
     # 0 = as many as the data hold. Another number must be that of the data.
     config.num_train_rows = 0

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from benchmarks.base import HostBatch
+from benchmarks.translation import sgm
 from errors import DataError, one_line
 from ops import padding
 from ops.shards import read_errors, tensorflow
@@ -40,45 +41,53 @@ def batches(
         yield padding.pad(arrays, len(mine), rows)
 
 
-def read_references(data_dir: str, names: str) -> tuple[str, list[str]]:
-    """Reads a file of true translations, one per line, without the white space around each.
+def find_text(data_dir: str, names: str, key: str) -> list[str]:
+    """The files of text that exist of those which a key of the config names.
 
     Args:
       data_dir: folder, local or gs://.
-      names: files, with commas between, relative to `data_dir` or absolute. Of several names the
-        first that exists is read, and there may be none. A single name must exist.
-
-    Returns:
-      (the path, the lines), or ("", []) if there is none.
+      names: with commas between, relative to `data_dir` or absolute. Of several names none needs to
+        exist. A single name must exist.
+      key: of the config, for the message.
 
     Raises:
-      DataError: the file is missing, cannot be read, or is not UTF-8.
+      DataError: a file is missing, or the folder cannot be read.
     """
-    gfile = tensorflow().io.gfile
-    candidates = [name.strip() for name in names.split(",") if name.strip()]
+    candidates, paths = [name.strip() for name in names.split(",") if name.strip()], []
     for name in candidates:
         is_absolute = "://" in name or name.startswith("/")
         path = name if is_absolute else f"{data_dir.rstrip('/')}/{name}"
         try:
-            if not gfile.exists(path):
-                continue
-            with gfile.GFile(path, "rb") as file:
-                data: bytes = file.read()
+            if tensorflow().io.gfile.exists(path):
+                paths.append(path)
         except read_errors() as error:
-            raise DataError(f"cannot read the references {path}: {one_line(error)}") from error
-        try:
-            # Only "\n" ends a line: texts of the web hold other ends of lines inside.
-            lines = data.decode().removesuffix("\n").split("\n")
-        except UnicodeDecodeError as error:
-            number = data[: error.start].count(b"\n") + 1
-            raise DataError(f"{path}, line {number}: not UTF-8; convert the file") from error
-        return path, [line.strip() for line in lines]
-    if len(candidates) == 1:
+            raise DataError(f"cannot read {path}: {one_line(error)}") from error
+    if len(candidates) == 1 and not paths:
         raise DataError(
-            f"config.eval_references={names!r}: there is no such file in {data_dir}; '' takes the "
-            "targets of the records"
+            f"config.{key}={names!r}: there is no such file in {data_dir}; '' takes what the "
+            "records have"
         )
-    return "", []
+    return paths
+
+
+def read_lines(path: str) -> list[str]:
+    """The lines of a file of text, of an .sgm its segments, without the white space around each.
+
+    Raises:
+      DataError: the file cannot be read, or is not UTF-8.
+    """
+    try:
+        with tensorflow().io.gfile.GFile(path, "rb") as file:
+            data = b"\n".join(sgm.segments(file, path)) if sgm.is_name(path) else file.read()
+    except read_errors() as error:
+        raise DataError(f"cannot read the text {path}: {one_line(error)}") from error
+    try:
+        # Only "\n" ends a line: texts of the web hold other ends of lines inside.
+        lines = data.decode().removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        number = data[: error.start].count(b"\n") + 1
+        raise DataError(f"{path}, line {number}: not UTF-8; convert the file") from error
+    return [line.strip() for line in lines]
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:

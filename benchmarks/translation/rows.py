@@ -11,7 +11,7 @@ The schemas are tensor2tensor's (`translate_ende_wmt32k_packed-*`, `translate_en
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,12 +51,25 @@ def is_packed(row: Row) -> bool:
     return len(row["targets_segmentation"]) > 0
 
 
-def of_example(feature: Any) -> Row:
-    """The row of a tf.train.Example; `feature` is its `features.feature`."""
+def of_record(record: bytes, name: str) -> Row:
+    """The row of a serialized tf.train.Example; DataError, with its name, if it is none."""
+    try:
+        feature = tensorflow().train.Example.FromString(record).features.feature
+    except Exception as error:  # the module of protobuf's DecodeError depends on its version
+        raise DataError(f"{name} is no tf.train.Example") from error
     return {
         name: np.array(feature[name].int64_list.value if name in feature else [], np.int64)
         for name in FEATURES
     }
+
+
+def pairs(row: Row) -> Iterator[list[np.ndarray]]:
+    """The ids of both sides, with EOS, of each pair of a record without a fault."""
+    if not is_packed(row):
+        yield [row[side] for side in SIDES]
+        return
+    for segment in range(1, int(row["targets_segmentation"].max()) + 1):
+        yield [row[side][row[f"{side}_segmentation"] == segment] for side in SIDES]
 
 
 def usable(paths: Sequence[str], packed: Sequence[bool | None], split: str) -> list[int]:
@@ -95,7 +108,7 @@ def fault(row: Row, packed: bool, vocab_size: int) -> str:
             wrong = ids[(ids < 0) | (ids >= vocab_size)][0]
             return (
                 f"{side} has the id {wrong}, and the vocabulary {vocab_size:,} entries: the "
-                "records were made with another vocabulary"
+                "records were made with another vocabulary, see docs/transformer.md"
             )
         if not packed and ids[-1] != EOS:
             return f"{side} does not end with {EOS} (EOS); write the records again"

@@ -17,7 +17,8 @@ RESERVED = ("<pad>", "<EOS>")  # the first two ids
 _TOKENS = re.compile(r"[^\W_]+|[\W_]+")  # \w are the Unicode categories L and N, and "_"
 _ESCAPED = re.compile(r"\\u|\\\\|\\([0-9]+);")
 ESCAPE_CHARACTERS = frozenset("\\_u;0123456789")
-_CACHED = 1 << 18  # tokens whose ids stay in memory, about 80 MB
+# Tokens whose ids stay in memory, and the characters of the longest of them: about 80 MB.
+_CACHED, _CACHED_LENGTH = 1 << 18, 40
 
 
 def tokens(text: str) -> list[str]:
@@ -106,7 +107,8 @@ class Encoder:
                 part = self._encode_token(token)
                 if len(cache) >= _CACHED:
                     cache.clear()
-                cache[token] = part
+                if len(token) <= _CACHED_LENGTH:  # text without blanks has long ones
+                    cache[token] = part
             ids += part
         return ids
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.base import Benchmark, HostBatch, Spec, Target
 from benchmarks.hints import Identity
-from benchmarks.translation import evaluation, manifest, search, vocabulary
+from benchmarks.translation import agreement, evaluation, manifest, search, vocabulary
 from benchmarks.translation.use import TranslatorUses
 from errors import ConfigError, DataError
 from keys import Count, Seed, Share
@@ -78,6 +78,10 @@ class Translator(Benchmark):
 
     def count(self, split: str) -> int:
         """The number of examples in the data of a split."""
+        raise NotImplementedError
+
+    def record_files(self, split: str) -> Sequence[str]:
+        """The records in the folder for a split; () if there are none, or text is read."""
         raise NotImplementedError
 
     def files_identity(self, split: str) -> Mapping[str, str]:
@@ -161,7 +165,21 @@ class Translator(Benchmark):
     def num_examples(self, split: str) -> int:
         if split == "eval":
             _ = self.references  # they are refused before training, not after it
-        return self.count(split)
+        count = self.count(split)
+        self._check_vocabulary(split)
+        return count
+
+    @functools.lru_cache(2)  # noqa: B019 (a run has one benchmark)
+    def _check_vocabulary(self, split: str) -> None:
+        """Warns, or raises DataError, if the records were made with another vocabulary."""
+        paths = self.record_files(split)
+        if not paths:
+            return
+        fault, is_certain = agreement.fault(self.vocabulary, paths, split == "eval")
+        if is_certain:
+            raise DataError(fault)
+        if fault:
+            _log.warning("%s", fault)
 
     def declared_examples(self, split: str) -> int:
         return getattr(self.settings, self.declared[split])
@@ -213,7 +231,15 @@ class Translator(Benchmark):
     @functools.cached_property
     def reference_file(self) -> tuple[str, list[str]]:
         """The file of the true translations and its lines; ("", []) if there is none."""
-        return evaluation.read_references(self.settings.data_dir, self.settings.eval_references)
+        path = self.eval_text[1]
+        return path, evaluation.read_lines(path) if path else []
+
+    @functools.cached_property
+    def eval_text(self) -> tuple[str, str]:
+        """The files of text with the sentences to evaluate, "" for records, and the references."""
+        settings = self.settings
+        paths = evaluation.find_text(settings.data_dir, settings.eval_references, "eval_references")
+        return "", paths[0] if paths else ""
 
     @functools.cached_property
     def references(self) -> list[str]:
@@ -226,19 +252,27 @@ class Translator(Benchmark):
         if path and len(lines) != count:
             raise DataError(
                 f"{path} has {len(lines):,} lines, and there are {count:,} sentences to evaluate: "
-                "each needs the line of its reference; see config.eval_references"
+                "each needs the line of its reference; see config.eval_references ('' takes the "
+                "targets of the records) and config.eval_source"
             )
-        source = path or "the decoded targets of the evaluation"
-        _log.info("references: %s; BLEU: sacrebleu %s", source, evaluation.signature())
+        sentences, source = self.eval_text[0] or "the data's", path or "the decoded targets"
+        what = f"sentences to evaluate: {sentences}; references: {source}"
+        _log.info("%s; BLEU: sacrebleu %s", what, evaluation.signature())
         return lines or [self.vocabulary.decode(ids) for ids in self.eval_pairs[1].tolist()]
 
     def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
         del norm_examples
         if not evaluating or self.reference_file[0]:
             return []
+        settings, paths = self.settings, self.record_files("eval")
+        where = f" in {paths[0]}" if paths else ""
+        if "/wmt32k-encoded-" in where:
+            where += " (newstest2013, if MLPerf's reference wrote them)"
         return [
-            "there is no file of references: BLEU is against the decoded targets of the data, and "
-            "not comparable with published scores; see config.eval_references"
+            f"BLEU is against the decoded targets of the {self.count('eval'):,} sentences{where}, "
+            f"and not comparable with published scores; config.target={settings.target} of the "
+            "recipe for WMT is one of newstest2014: put newstest2014.en and newstest2014.de into "
+            f"{settings.data_dir}, or see config.eval_references"
         ]
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:

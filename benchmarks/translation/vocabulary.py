@@ -31,6 +31,7 @@ class Vocabulary:
       kind: "subwords", "sentencepiece" or "words".
       size: the number of ids, PAD and EOS included.
       digest: SHA-256 of the file's content, in hexadecimal.
+      path: of the file.
       language: ISO 639-1 code of the texts that `decode` makes.
     """
 
@@ -38,8 +39,8 @@ class Vocabulary:
     size: int
     language = "de"
 
-    def __init__(self, data: bytes):
-        self.digest = hashlib.sha256(data).hexdigest()
+    def __init__(self, data: bytes, path: str):
+        self.digest, self.path = hashlib.sha256(data).hexdigest(), path
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without EOS; none is PAD or EOS."""
@@ -56,7 +57,7 @@ class Subwords(Vocabulary):
     kind = "subwords"
 
     def __init__(self, data: bytes, path: str):
-        super().__init__(data)
+        super().__init__(data, path)
         try:
             entries = subwords.parse(data.decode(), path)
         except UnicodeDecodeError as error:
@@ -80,7 +81,7 @@ class SentencePiece(Vocabulary):
     kind = "sentencepiece"
 
     def __init__(self, data: bytes, path: str):
-        super().__init__(data)
+        super().__init__(data, path)
         self._model = _load_model(data, path)
         own = (self._model.pad_id(), self._model.eos_id()) == (PAD, EOS)
         self._shift = 0 if own else 2
@@ -109,8 +110,7 @@ class Words(Vocabulary):
     UNKNOWN, FIRST = 2, 3
 
     def __init__(self, data: bytes, path: str):
-        super().__init__(data)
-        self._path = path
+        super().__init__(data, path)
         self.words = _parse_words(data)
         self.size = self.FIRST + len(self.words)
         self._names = ["<unk>", *self.words]
@@ -129,7 +129,7 @@ class Words(Vocabulary):
         """
         tokens = [self._names[i - self.UNKNOWN] for i in _sentence(ids) if i < self.size]
         text = _BPE_JOINT.sub("", " ".join(tokens))
-        return _detokenizer(self._path, self.language)(text.split(" "))
+        return _detokenizer(self.path, self.language)(text.split(" "))
 
 
 def load(path: str) -> Vocabulary:

@@ -98,9 +98,12 @@ def _options(known: Any, request: Request, model: trained.Trained) -> Any:
 
 
 def _format(request: Request, formats: tuple[str, ...]) -> str:
-    """The format of the results: --format, else by the name of --out, else ""."""
-    name = request.out.lower()
-    form = request.format or next((form for form, end in ENDS.items() if name.endswith(end)), "")
+    """The format of the results: --format, else by the name of --out, else "".
+
+    Text may have any name, such as hyp.de.
+    """
+    name, other = request.out.lower(), "text" if request.out and "text" in formats else ""
+    form = request.format or next((form for form, end in ENDS.items() if name.endswith(end)), other)
     if request.out and not form or form and form not in formats:
         ends = ", ".join(ENDS[form] for form in formats)
         given = f"--format={form}" if request.format else f"--out={request.out}"

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from benchmarks.translation import sgm
 from engine import paths
 from errors import DataError
 from modes.predict.sources import exact, refusing, shown
@@ -36,13 +37,18 @@ def files(sources: Sequence[str], what: str) -> list[str]:
       what: what a source may be besides a file, for the message; "" for nothing.
 
     Raises:
-      DataError: a file does not exist, is empty, or is a folder, a device or a picture.
+      DataError: a file does not exist, is empty, or is a folder, a device, a picture or XML.
       ConfigError: a source is neither local nor gs://.
     """
     names: list[str] = []
     for source in filter(lambda source: source != "-", sources):
         with refusing(f"cannot read {shown(source)}"):
             exists, size = _size(source)
+        if exists and source.lower().endswith((".xml", ".html", ".tmx")):
+            raise DataError(
+                f"{shown(source)} is markup: give its sentences, one on each line; sacrebleu -t "
+                "wmt22 -l en-de --echo src prints those of a set of WMT"
+            )
         if exists and not size:
             raise DataError(f"{shown(source)} is empty: there is no line in it")
         if exists:
@@ -99,7 +105,10 @@ def lines(sources: Sequence[str], names: Sequence[str]) -> Iterator[Line]:
             yield parse(os.fsencode(source))
         else:
             with refusing(f"cannot read {shown(source)}"), _open(source) as file:
-                yield from _read(file, "")
+                if sgm.is_name(source):
+                    yield from map(parse, sgm.segments(file, shown(source)))
+                else:
+                    yield from _read(file, "")
 
 
 def _open(path: str) -> Any:

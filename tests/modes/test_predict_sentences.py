@@ -108,6 +108,16 @@ def test_what_cannot_be_translated_has_a_row(call, model, tmp_path):
     assert code == 1 and out.split("\n")[:4] == [""] * 4 and out.count("\n") == 5
 
 
+def test_segments_are_translated_and_text_has_any_name(call, model, tmp_path):
+    _, sources, _ = model
+    segments = "".join(f'<seg id="{i}">{line}</seg>\n' for i, line in enumerate(sources[:3], 1))
+    for name in ("set.sgm", "SET.SGML"):
+        (tmp_path / name).write_text(f'<srcset><doc docid="a"><p>\n{segments}</p></doc></srcset>')
+        assert call(tmp_path / name, f"--out={tmp_path}/hyp.de")[0] == 0
+        _, out, _ = call(*sources[:3])
+        assert (tmp_path / "hyp.de").read_text() == out and out.count("\n") == 3
+
+
 def test_a_person_types_at_a_terminal(call, model):
     _, sources, _ = model
     code, out, err = call(stdin=f"{sources[0]}\n{sources[1]}\n".encode(), is_typed=True)
@@ -118,11 +128,15 @@ def test_a_person_types_at_a_terminal(call, model):
 def test_mistakes(model, capsys, tmp_path, tiny_ratings):
     benchmark, _, _ = model
     (tmp_path / "empty.txt").touch()
+    (tmp_path / "none.sgm").write_text("<doc>a b c</doc>")
+    (tmp_path / "set.xml").write_text("<src>a b c</src>")
     Image.new("RGB", (40, 30)).save(tmp_path / "photo.bmp")
     (tmp_path / "text.txt").write_text("BM is no picture yet")
     assert texts.files([str(tmp_path / "text.txt")], "") == [str(tmp_path / "text.txt")]
     for argv, text in [
         ([tmp_path / "photo.bmp"], "photo.bmp is a picture, not a file of text"),
+        ([tmp_path / "none.sgm"], "none.sgm has no <seg>"),
+        ([tmp_path / "set.xml"], "set.xml is markup: give its sentences"),
         (["not/here"], "not/here: there is no such file"),
         (["gone.txt"], "gone.txt: there is no such file"),
         ([tmp_path], "is a folder: name the files in it"),

@@ -121,6 +121,10 @@ class Gnmt(Translator):
             )
         return corpus
 
+    def record_files(self, split: str) -> Sequence[str]:
+        corpus = self._train if split == "train" else self._eval
+        return corpus.paths if corpus.counts else ()
+
     def count(self, split: str) -> int:
         return len(self._train if split == "train" else self._eval)
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.translation import manifest, rows
+from benchmarks.translation import agreement, manifest, rows
 from benchmarks.translation.preparation import shards, sources
-from benchmarks.translation.rows import SIDES
 from benchmarks.translation.vocabulary import Vocabulary
 from errors import DataError
 from ops import files
@@ -68,8 +67,14 @@ class Input:
         return sum(files.sizes(self._paths["train"]))
 
     def use(self, vocabulary: Vocabulary) -> None:
-        """Raises DataError if the manifest says that the records have another vocabulary."""
+        """Raises DataError if the manifest or the ids say that the records have another one."""
         manifest.check_vocabulary(self._folder, vocabulary, self.vocabulary)
+        for split, paths in self._paths.items():
+            fault, is_certain = agreement.fault(vocabulary, paths, split == "eval")
+            if is_certain:
+                raise DataError(fault)
+            if fault:
+                print(f"warning: {fault}", flush=True)
         self._vocabulary = vocabulary
 
     def read(
@@ -92,18 +97,9 @@ class Input:
                     yield texts[0], texts[1], left, right
 
 
-def _pairs(record: bytes, name: str, vocab_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _pairs(record: bytes, name: str, vocab_size: int) -> Iterator[list[np.ndarray]]:
     """The pairs of ids in a record."""
-    try:
-        feature = tensorflow().train.Example.FromString(record).features.feature
-    except Exception as error:  # the module of protobuf's DecodeError depends on its version
-        raise DataError(f"{name} is no tf.train.Example") from error
-    row = rows.of_example(feature)
+    row = rows.of_record(record, name)
     if fault := rows.any_fault(row, vocab_size):
         raise DataError(f"{name}: {fault}")
-    if not rows.is_packed(row):
-        yield row["inputs"], row["targets"]
-        return
-    for segment in range(1, int(row["targets_segmentation"].max()) + 1):
-        sides = [row[side][row[f"{side}_segmentation"] == segment] for side in SIDES]
-        yield sides[0], sides[1]
+    yield from rows.pairs(row)

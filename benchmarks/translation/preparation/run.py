@@ -1,6 +1,7 @@
 """Runs one preparation of pairs: reads them, packs them into shards, and describes the result."""
 
 import argparse
+import collections
 import dataclasses
 import json
 import os
@@ -20,6 +21,7 @@ from ops.preparation import writing
 from ops.shards import tensorflow
 
 SOURCES, REFERENCES = "sources.txt", "references.txt"  # raw lines of the evaluation
+_VOCABULARY = 1000, 32768  # subwords, the least and the most, unless --vocabulary_size is given
 _PER_SHARD = 4 << 20  # bytes of input, unless --shards is given
 _LEAST, _MOST = 8, 100  # shards then
 _PER_PROCESS = 2 << 20  # bytes of input that are worth the start of another process
@@ -43,7 +45,7 @@ class Run:
             "max_tokens": args.max_tokens,
             "shards": number,
             "seed": args.seed,
-            "vocabulary_size": 0 if source.vocabulary else args.vocabulary_size,
+            "vocabulary_size": 0 if source.vocabulary else self._vocabulary_size(),
             "tools": {"unicode": unicodedata.unidata_version},
         }
         self._names = [records.shard_name(_TRAIN, k, number) for k in range(number)]
@@ -84,6 +86,21 @@ class Run:
         splits["eval"] = self._write_eval(vocabulary, pairs, empty)
         return self._content(vocabulary, splits), packed
 
+    def _vocabulary_size(self) -> int:
+        """The size that the user names, or one that fits the text.
+
+        It is that of WMT, but beside the different characters at most one for each 1,000 characters
+        of text: a subword has about four, so that each occurs 250 times, enough to learn it.
+        """
+        if self._args.vocabulary_size or self._size >= 1000 * _VOCABULARY[1]:
+            return self._args.vocabulary_size or _VOCABULARY[1]
+        pairs = self._source.read("train", sources.Reading(), lambda size: None)
+        counts: collections.Counter[str] = collections.Counter()
+        for source, target, *_ in pairs:
+            counts.update(source + target)
+        size = counts.total() // 1000 + len(counts)
+        return min(max(size, _VOCABULARY[0]), _VOCABULARY[1])
+
     def _folder(self) -> tempfile.TemporaryDirectory:
         """A local folder for the pairs; in the output folder if that is local."""
         above = None
@@ -103,7 +120,7 @@ class Run:
         sample = None if vocabulary else vocabularies.Sample(self._args.seed)
         reading = self._read(spool, sample)
         if sample:
-            size = self._args.vocabulary_size
+            size = self._settings["vocabulary_size"]
             vocabulary = vocabularies.build(self._state, self._plan, sample, size)
             self._source.use(vocabulary)
         assert vocabulary is not None

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from benchmarks.translation import sgm
 from benchmarks.translation.vocabulary import Vocabulary
 from errors import one_line
 from ops import limits
@@ -24,8 +25,6 @@ _ARCHIVES = (".tgz", ".tar.gz", ".tar", ".tar.bz2", ".tar.xz")
 _BUFFER = 1 << 20  # bytes of a read
 _COUNTED = 1_000_000  # lines that the longer of two files has more, for the message
 _DAMAGE = (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile)
-# Without "<" in the tag and without "<seg" in the text, so that the search never starts again.
-_SEGMENT = re.compile(rb"<seg\b[^<>]*>((?:[^<]|<(?!/?seg\b))*+)</seg>", re.IGNORECASE)
 
 Count = Callable[[int], None]
 
@@ -56,19 +55,12 @@ class Text:
             with _open(self.path, count) as raw:
                 opened = _member(raw, self) if self.member else raw
                 with _unzipped(opened) as file:
-                    yield from self._segments(file) if self._is_sgm else self._split(file)
+                    if sgm.is_name(self.name.removesuffix(".gz")):
+                        yield from sgm.segments(file, self.name, SourceError)
+                    else:
+                        yield from self._split(file)
         except _DAMAGE as error:
             raise SourceError(f"{self.name} is damaged or cut short: {one_line(error)}") from error
-
-    @property
-    def _is_sgm(self) -> bool:
-        return self.name.removesuffix(".gz").endswith((".sgm", ".sgml"))
-
-    def _segments(self, file: Any) -> Iterator[bytes]:
-        if len(data := file.read(limits.SGM_BYTES + 1)) > limits.SGM_BYTES:
-            raise SourceError(f"{self.name} has more than {limits.SGM_BYTES:,} bytes: split it")
-        for match in _SEGMENT.finditer(data):
-            yield match[1].strip().replace(b"\n", b" ")
 
     def _split(self, file: Any) -> Iterator[bytes]:
         for i, line in enumerate(limits.lines(file, self.name, SourceError)):

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Callable, Mapping
 
 from benchmarks.translation.subwords import ESCAPE_CHARACTERS, RESERVED, cut, escape
 
 _ROUNDS = 4  # of refinement, as in tensor2tensor
 _MOST_COUNT = 1000  # the largest minimum count that the search for a size tries
-_LONGEST = 100  # characters; a token of 5,000 would have 12 million subwords
+# Characters of a token that count. One of 5,000 would have 12 million subwords.
+_LONGEST = 100
+# Text without blanks, such as Chinese, has hardly a token twice. These bound what it takes to about
+# a gigabyte; a sample of WMT has less than half as many.
+_CHARACTERS = 3 << 20  # of different tokens; later ones do not count
+_CANDIDATES = 1 << 21  # longer ones are not looked at beyond so many
 
 
 def build(
@@ -18,8 +24,8 @@ def build(
     """Makes a vocabulary of about `size` subwords: the text of its file.
 
     As `SubwordTextEncoder.build_to_target_size(size, counts, 1, 1e3)`: a binary search for the
-    least count of a subword, which ends within 1 % of the size. Subwords are shorter than 100
-    characters, with which tensor2tensor differs only for longer tokens.
+    least count of a subword, which ends within 1 % of the size. Of a token of 100 characters or
+    more the first 100 count, and of text without blanks a part: there tensor2tensor differs.
 
     Args:
       counts: how often each token occurs; see `tokens`.
@@ -51,26 +57,53 @@ class _Corpus:
     def __init__(self, counts: Mapping[str, int]):
         characters = {c for token in (*counts, *RESERVED) for c in token}
         self._alphabet = characters | ESCAPE_CHARACTERS
-        self._tokens = [(escape(token, self._alphabet), n) for token, n in counts.items()]
-        self._first = self._candidates(self._alphabet)  # the same for every minimum count
+        self._tokens, room = [], _CHARACTERS
+        for token, count in counts.items():
+            escaped = escape(token[:_LONGEST], self._alphabet)[:_LONGEST]
+            room -= len(escaped)
+            if room < 0:
+                break
+            self._tokens.append((escaped, count))
 
     def build(self, least: int) -> list[str]:
         """The subwords for a minimum count, as `build_from_token_counts`."""
-        subwords = self._select(dict(self._first), least)
+        subwords = self._select(self._candidates(self._alphabet, least), least)
         for _ in range(_ROUNDS - 1):
-            subwords = self._select(self._candidates(set(subwords)), least)
+            subwords = self._select(self._candidates(set(subwords), least), least)
         return [escape(token, self._alphabet) for token in RESERVED] + subwords
 
-    def _candidates(self, subwords: set[str]) -> dict[str, int]:
-        """How often each string begins where the present subwords begin."""
-        occurrences: dict[str, int] = collections.defaultdict(int)
-        longest = max(map(len, subwords))
+    def _candidates(self, subwords: set[str], least: int) -> dict[str, int]:
+        """How often each string begins where the present subwords begin.
+
+        Strings of several characters that occur less than `least` times are left out: a string
+        occurs no more often than its beginning, so no longer one needs to be counted.
+        """
+        occurrences: dict[str, int] = {}
+        longest, rows = max(map(len, subwords)), []
         for escaped, count in self._tokens:
-            start, length = 0, len(escaped)
-            for piece in cut(escaped, subwords, longest):
-                for end in range(start + 1, min(length + 1, start + _LONGEST)):
-                    occurrences[escaped[start:end]] += count
-                start += len(piece)
+            ends = itertools.accumulate(map(len, cut(escaped, subwords, longest)))
+            rows.append((escaped, count, [0, *ends][:-1]))
+        for length in range(1, _LONGEST):
+            counts: dict[str, int] = collections.defaultdict(int)
+            for escaped, count, starts in rows:
+                for start in starts:
+                    counts[escaped[start : start + length]] += count
+            often = {string: n for string, n in counts.items() if n >= least}
+            occurrences |= counts if length == 1 else often
+            if len(occurrences) > _CANDIDATES:
+                break
+            rows = [
+                (escaped, count, kept)
+                for escaped, count, starts in rows
+                if (
+                    kept := [
+                        start
+                        for start in starts
+                        if start + length < len(escaped)
+                        and escaped[start : start + length] in often
+                    ]
+                )
+            ]
         return occurrences
 
     def _select(self, occurrences: dict[str, int], least: int) -> list[str]:

@@ -23,7 +23,10 @@ from ops.preparation import arguments, writing
 
 # The values of configs/transformer.py.
 ROW_LENGTH, EVAL_LENGTHS = 256, (32, 64, 128)
-_FEW = 5000  # rows, about ten steps of its recipe, whose warm-up has 1,107
+# Positions of all training rows: below the first, about 40,000 pairs, batches and model are small;
+# from the second on, about a million, the recipe is that of WMT, which has 145 million.
+_FEW, _MANY = 1_300_000, 25_600_000
+_STEPS = 2500  # of the schedule for small text, in at least 10 and at most 100 epochs
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
@@ -41,7 +44,8 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--records", **utf8, metavar="DIR", help="pack records of this folder instead of text")
     arguments.add_out(parser)
     add("--vocabulary", **utf8, metavar="FILE", help="t2t's vocab.*.subwords or sentencepiece's")
-    add("--vocabulary_size", type=sized, default=32768, metavar="N", help="to build (32768)")
+    size = "to build (32768; for less than 33 MB one for each 1,000 characters)"
+    add("--vocabulary_size", type=sized, metavar="N", help=size)
     row = console.whole(4, 65536)  # as config.row_length
     add("--length", type=row, default=ROW_LENGTH, help="positions of a row (256)")
     add("--max_tokens", type=sized, help="longer training pairs are left out (80)")
@@ -127,14 +131,27 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
     splits = content["splits"]
     size = sum(split["bytes"] for split in splits.values())
     pairs = [splits[name]["pairs"] for name in ("train", "eval")]
-    rows, note, flags = splits["train"]["examples"], "", []
-    if rows < _FEW:
-        note = f"{rows:,} rows are few for its recipe, see 'Small data' in docs/data.md; "
+    recipe, flags = _schedule(splits["train"]["examples"], content["length"])
     if content["length"] != ROW_LENGTH:
         flags.append(f"--config.row_length={content['length']}")
     if (longest := splits["eval"]["longest_inputs"]) > EVAL_LENGTHS[-1]:
         flags.append(f"--config.eval_lengths={','.join(map(str, (*EVAL_LENGTHS, longest)))}")
     return (
         f"{pairs[0]:,} train and {pairs[1]:,} eval pairs are in {out} ({size / 1e6:,.0f} MB); "
-        f"{note}train on them: {arguments.train_command('transformer', out, *flags)}"
+        f"train on them: {arguments.train_command(recipe, out, *flags)}"
     )
+
+
+def _schedule(rows: int, length: int) -> tuple[str, list[str]]:
+    """The recipe for so many rows, and the flags with batch, epochs and warm-up that fit."""
+    if rows * length >= _MANY:
+        return "transformer", []
+    is_small = rows * length < _FEW
+    positions = 4096 if is_small else 16384
+    batch = 1 << (min(positions // length, rows // 4) or 1).bit_length() - 1
+    epochs = min(100, max(10, 10 * round(_STEPS * batch / rows / 10)))
+    flags = [] if is_small else ["--config.width=256", "--config.mlp_width=1024"]
+    shares = {"train_steps": 1, "warmup_steps": 10, "steps_per_eval": 5, "steps_per_checkpoint": 5}
+    flags.append(f"--config.train_batch_size={batch}")
+    flags += [f'--config.{key}="{epochs // share} epochs"' for key, share in shares.items()]
+    return "small_transformer", flags

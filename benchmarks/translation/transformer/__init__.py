@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -17,13 +18,15 @@ import numpy as np
 
 from benchmarks.base import HostBatch, Terms
 from benchmarks.sharded import Sharded
-from benchmarks.translation import translator
+from benchmarks.translation import evaluation, translator
 from benchmarks.translation.rows import FEATURES
 from benchmarks.translation.transformer import losses, models, records, search
 from benchmarks.translation.transformer.use import TransformerUses
 from benchmarks.translation.translator import Length, Translator
-from errors import ConfigError
+from benchmarks.translation.vocabulary import EOS
+from errors import ConfigError, DataError
 from keys import Count, read
+from ops import files
 
 WMT = {"train": 566_340, "eval": 3_003}  # packed rows of Google's v0.6 files; newstest2014
 VOCABULARY = 33_708  # subwords of Google's file
@@ -44,6 +47,7 @@ class Settings(translator.Settings):
     num_heads: Length
     remat: bool
     extra_length: Annotated[int, "[0, 65536]"]
+    eval_source: str = ""  # runs of before have none
     init_required: bool = False
 
 
@@ -90,17 +94,80 @@ class Transformer(Translator, Sharded):
             described=described,
         )
 
+    @functools.cached_property
+    def eval_text(self) -> tuple[str, str]:
+        """See `Translator`. Sources and references of the same name belong together."""
+        settings = self.settings
+        sources, references = (
+            evaluation.find_text(settings.data_dir, getattr(settings, key), key)
+            for key in ("eval_source", "eval_references")
+        )
+        for source, reference in itertools.product(sources, references):
+            if source.rpartition(".")[0] == reference.rpartition(".")[0]:
+                return source, reference
+        if sources and "," not in settings.eval_source:
+            if not references:
+                raise DataError(f"{sources[0]} has no references: set config.eval_references")
+            return sources[0], references[0]
+        return "", references[0] if references else ""
+
+    def record_files(self, split: str) -> Sequence[str]:
+        if split == "train" or not self.eval_text[0]:
+            return self.source(split).shards.paths
+        try:  # they are not evaluated, but may show that the vocabulary is another
+            return files.find(self.settings.data_dir, self.settings.eval_files, "eval records")
+        except DataError:
+            return ()
+
     def count(self, split: str) -> int:
-        return self.source(split).shards.total
+        if split == "train" or not self.eval_text[0]:
+            return self.source(split).shards.total
+        count, declared = len(self.eval_pairs[0]), self.settings.num_eval_sentences
+        if declared not in (0, count):
+            raise ConfigError(
+                f"config.num_eval_sentences={declared:,}, but {self.eval_text[0]} has {count:,}"
+            )
+        return count
+
+    def check(self, split: str) -> list[str]:
+        if split == "eval" and self.eval_text[0]:
+            self.num_examples(split)
+            return []
+        return super().check(split)
 
     def files_identity(self, split: str) -> Mapping[str, str]:
+        if split == "eval" and (path := self.eval_text[0]):
+            return files.identity("eval text", self.settings.data_dir, [path], [self.count(split)])
         return Sharded.identity(self, split).content
 
     def train_rows(self) -> Sequence[Mapping[str, int]]:
         return [dict.fromkeys(FEATURES, self.settings.row_length)]
 
     def read_eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.source("eval").read_all()
+        if not self.eval_text[0]:
+            return self.source("eval").read_all()
+        return self._encoded(self.eval_text[0], self.eval_lengths[-1]), self._encoded(
+            self.eval_text[1]
+        )
+
+    def _encoded(self, path: str, most: int | None = None) -> np.ndarray:
+        """The lines of a file as int32[n, length] with EOS, padded with zeros.
+
+        Raises:
+          DataError: a line has more than `most` tokens.
+        """
+        lines = [[*self.vocabulary.encode(line), EOS] for line in evaluation.read_lines(path)]
+        size = max(map(len, lines))
+        if most and size > most:
+            number = 1 + [*map(len, lines)].index(size)
+            raise DataError(
+                f"{path}, line {number}: the sentence has {size} tokens, and the evaluation has "
+                f"room for {most}: set the last of --config.eval_lengths to {size} or more"
+            )
+        ids = np.zeros((len(lines), most or size), np.int32)
+        for row, line in zip(ids, lines, strict=True):
+            row[: len(line)] = line
+        return ids
 
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int

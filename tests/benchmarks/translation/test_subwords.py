@@ -9,6 +9,7 @@ import unicodedata
 import pytest
 
 from benchmarks.translation import subwords
+from benchmarks.translation.preparation import subwords as learning
 from benchmarks.translation.preparation.subwords import build
 from errors import DataError
 
@@ -72,6 +73,18 @@ def entries(size):
 
 def encoder(size):
     return subwords.Encoder([entry.replace("\0", " ") for entry in entries(size)])
+
+
+def test_text_without_blanks_has_bounded_work(monkeypatch):
+    """Of a run of letters the first 100 count; beyond a number of characters no token does."""
+    run = "".join(random.Random(0).choices("abcdefgh", k=50_000))
+    counts = {"cat": 9, run: 1}
+    entries = build(counts, 2000).split("\n")
+    assert len(entries) < 200 and max(map(len, entries)) <= 102
+    assert build(counts, 2000) == build({"cat": 9, run[:100]: 1}, 2000)
+    monkeypatch.setattr(learning, "_CHARACTERS", 50)
+    few = build({"cat": 9, **{f"{i:020}": 1 for i in range(999)}}, 60)
+    assert few == build({"cat": 9, **{f"{i:020}": 1 for i in range(2)}}, 60)
 
 
 def test_words_are_the_categories_letter_and_number():

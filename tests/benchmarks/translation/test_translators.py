@@ -294,6 +294,36 @@ def test_references_are_lines_of_bytes(folder, end):
     assert make("transformer", str(folder)).references == references
 
 
+def write_newstest(folder, sources=("a b c", "d e", "c"), references=("c b a", "e d", "c")):
+    for language, texts in (("en", sources), ("de", references)):
+        (folder / f"newstest2014.{language}").write_text("".join(f" {line}\n" for line in texts))
+
+
+def test_text_is_evaluated_where_sources_and_references_lie(folder):
+    """Also beside records with references of their own, which have another number of lines."""
+    write_newstest(folder)
+    benchmark = make("transformer", str(folder))
+    assert benchmark.num_examples("eval") == 3 and benchmark.references == ["c b a", "e d", "c"]
+    assert benchmark.eval_pairs[0][:, :4].tolist() == [[2, 3, 4, 1], [5, 6, 1, 0], [4, 1, 0, 0]]
+    assert benchmark.check("eval") == [] and benchmark.notes(0, evaluating=True) == []
+    assert "eval text" in benchmark.identity("eval").content
+    assert [b["inputs"].shape for b in benchmark.eval_batches(2, 0, 1)] == [(2, 4), (2, 4)]
+    assert make("transformer", str(folder), eval_source="").num_examples("eval") == 23
+    (folder / "my.en").write_text("a b\n" * 23)
+    named = make("transformer", str(folder), eval_source="my.en")
+    assert named.num_examples("eval") == 23 and named.references == lines(folder)
+    assert (named.eval_pairs[0] == named.eval_pairs[0][0]).all()
+
+
+def test_the_set_that_is_scored_is_named(folder):
+    for path in folder.glob("toy-dev*"):
+        path.rename(folder / "wmt32k-encoded-dev-00001-of-00001")
+    (folder / "references.txt").unlink()
+    (note,) = make("transformer", str(folder)).notes(0, evaluating=True)
+    assert "wmt32k-encoded-dev-00001-of-00001 (newstest2013" in note
+    assert "target=0.25 of the recipe for WMT is one of newstest2014: put newstest2014.en" in note
+
+
 # --- Mistakes.
 
 
@@ -313,6 +343,12 @@ def check_refused(name, data, overrides, words):
         ("gnmt", {"num_train_pairs": 91}, "num_train_pairs=91, but .* has 90 pairs of at most 18"),
         ("gnmt", {"eval_references": "", "num_eval_sentences": 0}, "lines that only fill it up"),
         ("transformer", {"eval_references": "typo.txt"}, "eval_references='typo.txt': there is no"),
+        ("transformer", {"eval_source": "typo.txt"}, "config.eval_source='typo.txt': there is no"),
+        (
+            "transformer",
+            {"eval_source": "references.txt", "eval_references": ""},
+            "references.txt has no references: set config.eval_references",
+        ),
         ("transformer", {"vocabulary_size": 99}, "vocabulary_size=99, but .* has 27 entries"),
         ("transformer", {"num_train_rows": 91}, "num_train_rows=91, but the train split has 90"),
         ("transformer", {"num_eval_sentences": 5}, "sentences=5, but the eval split has 23"),
@@ -323,6 +359,14 @@ def check_refused(name, data, overrides, words):
 )
 def test_mistakes_in_a_config(name, data, overrides, words):
     check_refused(name, data[name], overrides, words)
+
+
+def test_mistakes_in_text_to_evaluate(folder):
+    write_newstest(folder, sources=("a", "b c d e f g h i j k", "c"))
+    check_refused("transformer", folder, {}, "newstest2014.en, line 2: the sentence has 11 tokens")
+    write_newstest(folder, references=("a", "b"))
+    check_refused("transformer", folder, {}, "2014.de has 2 lines, and there are 3 sentences")
+    check_refused("transformer", folder, {"num_eval_sentences": 23}, "=23, but .*2014.en has 3")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`prepare text`: faults of the files and of the arguments, and other text to evaluate on."""
 
 import gzip
+import json
 
 import pytest
 
@@ -43,8 +44,40 @@ def test_other_text_to_evaluate_on_leaves_the_training_files(tmp_path, capsys):
     assert size > 128
     assert f"warning: an evaluation sentence has {size} tokens" in printed
     flags = f"--config.row_length=32 --config.eval_lengths=32,64,128,{size} --workdir=runs/out"
-    assert last.endswith(f"--config.data_dir={out} {flags}")
-    assert " rows are few for its recipe, see 'Small data' in docs/data.md" in last
+    assert last.endswith(flags) and f"configs/small_transformer.py --config.data_dir={out} " in last
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "recipe", "batch", "epochs", "warmup"),
+    [
+        (283, 256, "small_transformer", 16, 100, 10),  # 3,000 captions
+        (2016, 256, "small_transformer", 16, 20, 2),  # 29,000
+        (8_200, 64, "small_transformer", 64, 20, 2),
+        (20_000, 256, "small_transformer", 64, 10, 1),
+        (9, 32, "small_transformer", 2, 100, 10),
+        (1, 256, "small_transformer", 1, 100, 10),
+        (566_340, 256, "transformer", 0, 0, 0),  # WMT
+    ],
+)
+def test_the_command_fits_the_text(rows, length, recipe, batch, epochs, warmup):
+    name, flags = text._schedule(rows, length)
+    assert name == recipe and bool(flags) == bool(batch)
+    if batch:
+        assert f"--config.train_batch_size={batch}" in flags
+        assert f'--config.train_steps="{epochs} epochs"' in flags
+        assert f'--config.warmup_steps="{warmup} epochs"' in flags
+        assert ("--config.width=256" in flags) == (rows == 20_000)
+
+
+def test_the_vocabulary_fits_the_text(tmp_path):
+    """1,000 subwords at least; of Chinese, whose characters are many, more than characters."""
+    arguments = [f"--eval_source={tmp_path}/a", f"--eval_target={tmp_path}/a", "--workers=1"]
+    arguments += [f"--train_source={tmp_path}/a", f"--train_target={tmp_path}/a"]
+    for characters, size in (("the cat sat on a mat", 1000), (map(chr, range(20000, 23000)), 3003)):
+        write_lines(tmp_path / "a", [" ".join(characters), "b"])
+        prepare.make("text", [*arguments, f"--out={tmp_path}/{size}"])
+        settings = json.loads((tmp_path / f"{size}/manifest.json").read_text())["settings"]
+        assert abs(settings["vocabulary_size"] - size) < 20
 
 
 def test_the_values_are_those_of_the_config():

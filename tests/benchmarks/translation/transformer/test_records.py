@@ -257,7 +257,7 @@ def test_the_manifest_spares_the_scan(tmp_path):
 def test_a_vocabulary_that_is_another_s(tmp_path):
     for k in range(2):
         write(tmp_path / NAME.format(k), packed_rows())
-    vocabulary = Vocabulary(b"")
+    vocabulary = Vocabulary(b"", "")
     vocabulary.digest = "cd" * 32
     manifest.check_vocabulary(str(tmp_path), vocabulary, "other")
     manifest_of(tmp_path)
