@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.detection import segmentation
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.outlines import as_lists
 from errors import DataError
@@ -194,6 +195,7 @@ def _detections(annotations: Annotations, detections: Any, kind: str) -> list[di
     else:
         table = ([row[n] for n in names] for row in detections)
     images, categories = set(annotations.image_ids.tolist()), dict(annotations.categories)
+    size_of = dict(zip(annotations.image_ids.tolist(), annotations.sizes.tolist(), strict=True))
     masks, rows = _pycocotools()[2], []
     for image_id, category, confidence, shape in table:
         image_id, category, confidence = int(image_id), int(category), float(confidence)
@@ -202,6 +204,9 @@ def _detections(annotations: Annotations, detections: Any, kind: str) -> list[di
                 f"a detection of category {category} in image {image_id} does not fit the "
                 f"annotations {annotations.path}"
             )
+        is_others = kind == "segm" and not isinstance(detections, Mapping)
+        if is_others and (fault := segmentation.fault(shape, *size_of[image_id])):
+            raise ValueError(f"a detection of category {category} in image {image_id} {fault}")
         box = [float(x) for x in (masks.toBbox(shape) if kind == "segm" else shape)]
         if not all(map(math.isfinite, (confidence, *box))):
             continue  # pycocotools would match it with any object, because nan < 0.5 is false
