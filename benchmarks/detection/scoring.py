@@ -25,7 +25,7 @@ class Quality(NamedTuple):
     """How good detections are by COCO's rules.
 
     Attributes:
-      scores: the 12 numbers of COCO by their NAMES, as fractions. A number is -1 if no object of
+      scores: the 12 numbers of COCO by their NAMES, as fractions. A number is nan if no object of
         the truth counts for it, as AP_large without a large object; without detections the others
         are 0.
       precision: float64[10, 101, K], of each category at the IoU thresholds 0.5, 0.55 ... 0.95 and
@@ -76,7 +76,8 @@ def quality(
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()
-    scores = {name: float(value) for name, value in zip(NAMES, evaluation.stats, strict=True)}
+    stats = np.where(evaluation.stats < 0, math.nan, evaluation.stats).tolist()  # -1: not defined
+    scores = dict(zip(NAMES, stats, strict=True))
     return Quality(scores, evaluation.eval["precision"][:, :, :, 0, -1].copy())
 
 
@@ -139,15 +140,15 @@ class Scorer:
 
 
 def headline(scores: Mapping[str, float]) -> dict[str, float]:
-    """The precisions that a line shows, without those of sizes that no object has.
+    """The precisions that a line shows, without those that no object counts for, but with mAP.
 
     With masks, those of all sizes, of boxes and of masks.
     """
+    names = PRECISIONS
     if "mask_mAP" in scores:
-        return {
-            f"{k}{name}": scores[f"{k}{name}"] for k in ("", "mask_") for name in PRECISIONS[:3]
-        }
-    return {name: scores[name] for name in PRECISIONS if scores[name] >= 0}
+        names = tuple(f"{k}{name}" for k in ("", "mask_") for name in PRECISIONS[:3])
+    kept = [n for n in names if n.endswith("mAP") or not math.isnan(scores[n])]
+    return {name: scores[name] for name in kept}
 
 
 def index(annotations: Annotations) -> Any:

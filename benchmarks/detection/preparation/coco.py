@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.detection import survey
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.preparation import objects, zips
 from errors import UserError
@@ -101,6 +102,9 @@ def prepare(args: argparse.Namespace) -> str:
     content = _manifest(splits, settings, planned, results)
     writing.report(content)
     _warn(content)
+    for name, split in splits.items():
+        for _, text, remedy in survey.oddities(split.annotations):
+            print(f"warning: {name}: {text}: {remedy}")
     examples = {name: row["examples"] for name, row in content["splits"].items()}
     if not examples["train"]:
         raise UserError("none of the training images can be used")
@@ -266,7 +270,7 @@ def _warn(content: dict[str, Any]) -> None:
                 print(f"{name}: {text}")
         empty = [f"{r['id']} {r['name']}" for r in content["classes"] if not r[name]]
         if empty:
-            few = ", ".join(empty[:5])
+            few = ", ".join(empty[:5]) + f", and {len(empty) - 5:,} more" * (len(empty) > 5)
             print(f"warning: {len(empty):,} categories have no object in {name}: {few}")
 
 

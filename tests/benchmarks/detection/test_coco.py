@@ -77,7 +77,20 @@ def test_a_perfect_detector_scores_one_and_an_empty_list_zero():
     assert scoring.score(data, []) == dict.fromkeys(scoring.NAMES, 0.0)
     small = content()
     small["annotations"] = small["annotations"][:2]
-    assert scoring.score(parse(small), [])["AP_large"] == -1  # nothing large to find
+    assert np.isnan(scoring.score(parse(small), [])["AP_large"])  # nothing large to find
+
+
+def test_what_no_object_counts_for_is_not_defined_and_no_number():
+    data = content()
+    for row in data["annotations"]:
+        row["iscrowd"] = 1
+    scores = scoring.score(parse(data), perfect())
+    assert np.isnan([*scores.values()]).all()
+    assert [*scoring.headline(scores)] == ["mAP"]
+    both = scores | {f"mask_{name}": value for name, value in scores.items()}
+    assert [*scoring.headline(both)] == ["mAP", "mask_mAP"]
+    one = scores | {"mAP": 0.5, "AP_small": 0.5}
+    assert [*scoring.headline(one)] == ["mAP", "AP_small"]
 
 
 def test_numbers_known_by_hand():
