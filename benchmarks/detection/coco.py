@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from etils import epath
 
 from benchmarks.detection import segmentation
 from errors import DataError, one_line, parse_json
+from ops import limits
 
 # Where a folder of records may have the annotations of the evaluation; the second is Google's.
 FILES = "instances_val*.json,raw-data/annotations/instances_val*.json"
@@ -158,6 +160,11 @@ def _images(rows: list[Any], path: str) -> tuple[list[str], list[int], list[tupl
                 f"{path}: image {image_id} ({name}) needs a height and width that are whole "
                 f"numbers of 1 or more, but has {size[0]!r} and {size[1]!r}"
             )
+        if math.prod(size) > limits.PIXELS:
+            raise DataError(
+                f"{path}: image {image_id} ({name}) has height {size[0]} and width {size[1]}, more "
+                f"than the {limits.PIXELS:,} pixels that are decoded: mend the numbers"
+            )
         names.append(name)
         ids.append(image_id)
         sizes.append(size)
@@ -205,7 +212,7 @@ def _objects(
             fault = f"is of category {category!r}, which is not among the {len(categories):,}"
             raise DataError(f"{path}: {_name(row, i)} {fault} categories of the file")
         if not isinstance(box, list) or len(box) != 4 or not all(map(segmentation.is_number, box)):
-            fault = f"has bbox {box!r} instead of four numbers [x, y, width, height]"
+            fault = f"has bbox {box!r:.200} instead of four numbers [x, y, width, height]"
             raise DataError(f"{path}: {_name(row, i)}, of image {image_id}, {fault}")
         if crowd not in (None, 0, 1):
             raise DataError(f"{path}: {_name(row, i)} has iscrowd {crowd!r} instead of 0 or 1")

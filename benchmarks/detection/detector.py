@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from benchmarks.base import Group, Spec, Target
-from benchmarks.detection import backbone, coco, opening, weights
+from benchmarks.detection import backbone, coco, opening, survey, weights
 from benchmarks.detection.scoring import Scorer, headline
 from benchmarks.detection.settings import Data, Settings
 from benchmarks.hints import Identity
@@ -165,6 +165,20 @@ class Detector(Sharded):
             return {"size": image.checked(size, size)}
 
         Reader(source.shards, pixels.jpegs_first(whole), source.check).decode_all()
+
+    def remarks(self, split: str) -> list[survey.Finding]:
+        if split == "eval":  # the score reads the objects of the annotations
+            return survey.oddities(self.annotations)
+        objects = opening.read_objects(sorted({*self.source(split).shards.paths}))
+        return [*survey.oddities(objects), survey.unfit(self, objects)]
+
+    def seen(self, sizes: np.ndarray) -> np.ndarray:
+        """float64[n, 2], the height and width that the network sees of images int64[n, 2]."""
+        raise NotImplementedError
+
+    def grids(self, factor: float) -> tuple[list[survey.Grid], str]:
+        """The anchors with sides times `factor`, and the flag that sets them so."""
+        raise NotImplementedError
 
     @functools.cached_property
     def _classes(self) -> int:

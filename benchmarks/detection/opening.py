@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,15 +19,17 @@ from benchmarks.detection.records import (
     NO_MASKS,
     SIDES,
     Source,
+    clipped_boxes,
     image_features,
     marked,
     object_features,
 )
+from benchmarks.detection.survey import Objects
 from errors import DataError
 from ops import counting, files
 from ops.images import manifest
 from ops.images.pixels import MAGIC
-from ops.shards import Shards, record_name, tensorflow
+from ops.shards import READ_BUFFER, Shards, record_name, tensorflow
 
 _log = logging.getLogger("tpu_suite")
 _OUTSIDE = 0.5  # how far a box may reach beyond the image, as a share of its side
@@ -189,6 +192,26 @@ def _scan_file(
     schema = "the schema of detection records (image/encoded, image/object/bbox/xmin, ...)"
     counting.scan(path, check, schema)
     return {"boxes": boxes, "upright": upright, "ids": ids, "flat": flat}
+
+
+def read_objects(paths: Sequence[str]) -> Objects:
+    """The objects with an area in files that `open_records` takes."""
+    tf = tensorflow()
+    number = tf.io.FixedLenFeature([], tf.int64)
+    features = object_features(single=True) | {"image/height": number, "image/width": number}
+    features["image/filename"] = tf.io.FixedLenFeature([], tf.string, default_value="")
+    parts, sizes, names = [], [], []
+    for path in paths:
+        for i, record in enumerate(tf.data.TFRecordDataset(path, buffer_size=READ_BUFFER)):
+            parsed = tf.io.parse_single_example(record, features)
+            crowd = parsed.pop(CROWD).numpy()
+            boxes, kept = (x.numpy() for x in clipped_boxes(parsed))
+            crowd = crowd == 1 if len(crowd) else np.zeros(len(boxes), bool)
+            parts.append((parsed[LABEL].numpy()[kept], boxes[kept].astype(float), crowd[kept]))
+            sizes.append([parsed["image/height"].numpy(), parsed["image/width"].numpy()])
+            names.append(parsed["image/filename"].numpy().decode() or record_name(path, i))
+    rows = np.repeat(np.arange(len(parts)), [len(labels) for labels, *_ in parts])
+    return Objects(rows, *map(np.concatenate, zip(*parts, strict=True)), np.array(sizes), names)
 
 
 def _rows(values: Any) -> list[Any]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.detection import segmentation
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.outlines import as_lists
 from errors import DataError
@@ -24,7 +25,7 @@ class Quality(NamedTuple):
     """How good detections are by COCO's rules.
 
     Attributes:
-      scores: the 12 numbers of COCO by their NAMES, as fractions. A number is -1 if no object of
+      scores: the 12 numbers of COCO by their NAMES, as fractions. A number is nan if no object of
         the truth counts for it, as AP_large without a large object; without detections the others
         are 0.
       precision: float64[10, 101, K], of each category at the IoU thresholds 0.5, 0.55 ... 0.95 and
@@ -75,7 +76,8 @@ def quality(
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()
-    scores = {name: float(value) for name, value in zip(NAMES, evaluation.stats, strict=True)}
+    stats = np.where(evaluation.stats < 0, math.nan, evaluation.stats).tolist()  # -1: not defined
+    scores = dict(zip(NAMES, stats, strict=True))
     return Quality(scores, evaluation.eval["precision"][:, :, :, 0, -1].copy())
 
 
@@ -138,15 +140,15 @@ class Scorer:
 
 
 def headline(scores: Mapping[str, float]) -> dict[str, float]:
-    """The precisions that a line shows, without those of sizes that no object has.
+    """The precisions that a line shows, without those that no object counts for, but with mAP.
 
     With masks, those of all sizes, of boxes and of masks.
     """
+    names = PRECISIONS
     if "mask_mAP" in scores:
-        return {
-            f"{k}{name}": scores[f"{k}{name}"] for k in ("", "mask_") for name in PRECISIONS[:3]
-        }
-    return {name: scores[name] for name in PRECISIONS if scores[name] >= 0}
+        names = tuple(f"{k}{name}" for k in ("", "mask_") for name in PRECISIONS[:3])
+    kept = [n for n in names if n.endswith("mAP") or not math.isnan(scores[n])]
+    return {name: scores[name] for name in kept}
 
 
 def index(annotations: Annotations) -> Any:
@@ -194,6 +196,7 @@ def _detections(annotations: Annotations, detections: Any, kind: str) -> list[di
     else:
         table = ([row[n] for n in names] for row in detections)
     images, categories = set(annotations.image_ids.tolist()), dict(annotations.categories)
+    size_of = dict(zip(annotations.image_ids.tolist(), annotations.sizes.tolist(), strict=True))
     masks, rows = _pycocotools()[2], []
     for image_id, category, confidence, shape in table:
         image_id, category, confidence = int(image_id), int(category), float(confidence)
@@ -202,6 +205,9 @@ def _detections(annotations: Annotations, detections: Any, kind: str) -> list[di
                 f"a detection of category {category} in image {image_id} does not fit the "
                 f"annotations {annotations.path}"
             )
+        is_others = kind == "segm" and not isinstance(detections, Mapping)
+        if is_others and (fault := segmentation.fault(shape, *size_of[image_id])):
+            raise ValueError(f"a detection of category {category} in image {image_id} {fault}")
         box = [float(x) for x in (masks.toBbox(shape) if kind == "segm" else shape)]
         if not all(map(math.isfinite, (confidence, *box))):
             continue  # pycocotools would match it with any object, because nan < 0.5 is false

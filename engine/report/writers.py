@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import shutil
 import sys
 import time
@@ -93,6 +94,8 @@ class Reporter:
 
     def number(self, name: str, value: float) -> str:
         """A value in words, in per cent if its metric is written so."""
+        if name in self._metrics and math.isnan(value):  # as mAP without an object to find
+            return "not defined"
         return f"{100 * value:.2f} %" if curves.is_like(name, self._percent) else f"{value:.4f}"
 
     def quantity(self, name: str, value: float, count: int = 0) -> str:

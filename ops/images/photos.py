@@ -1,8 +1,10 @@
 """Converts any image file into the RGB JPEG of a record."""
 
+import contextlib
 import dataclasses
 import io
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -75,31 +77,54 @@ def convert(data: bytes, rotate: bool, quality: int, grey: bool = True, max_side
     Raises:
         BadImage: the image cannot be decoded.
     """
+    with _opened(data) as image:
+        change = _change(image, rotate, ("RGB", "L") if grey else ("RGB",))
+        shrinks = 0 < max_side < min(image.size)
+        if shrinks:
+            change = change or "short side above --max_side"
+        if not change:
+            return Jpeg(data, image.height, image.width, "")
+        if image.format in _JPEG:  # else Pillow may copy the rest of the file for each block
+            image.decodermaxblock = len(data)
+        image.load()
+        headers.check_exif(image.info)
+        upright = ImageOps.exif_transpose(image) if rotate else image
+        rgb = to_rgb(upright)
+        if shrinks:
+            share = max_side / min(rgb.size)
+            width, height = (round(side * share) for side in rgb.size)
+            rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
+        out = io.BytesIO()
+        rgb.save(out, "JPEG", quality=quality)
+        return Jpeg(out.getvalue(), rgb.height, rgb.width, change)
+
+
+def sizes(data: bytes) -> list[tuple[int, int]]:
+    """(height, width) of an image as it is stored and, if EXIF turns it, as it is seen.
+
+    It reads the header. EXIF data behind the pixels of a PNG are not found. Pillow turns each TIFF.
+
+    Raises:
+        BadImage: the image cannot be opened.
+    """
+    with _opened(data) as image:
+        headers.check_exif(image.info)
+        size = image.height, image.width
+        orientation = 1 if image.format == "TIFF" else _orientation(image)
+        seen = size[::-1] if orientation in range(5, 9) else size
+        return [size, seen] if orientation in range(2, 9) else [size]
+
+
+@contextlib.contextmanager
+def _opened(data: bytes) -> Iterator[Any]:
+    """Opens an image file whose header can be read quickly; all its faults become BadImage."""
     try:
         if data.startswith(b"\xff\xd8"):
             headers.check_jpeg(data)
         file = headers.File(data)
         with Image.open(file, formats=FORMATS) as image:
             file.opened()
-            change = _change(image, rotate, ("RGB", "L") if grey else ("RGB",))
-            shrinks = 0 < max_side < min(image.size)
-            if shrinks:
-                change = change or "short side above --max_side"
-            if not change:
-                return Jpeg(data, image.height, image.width, "")
-            if image.format in _JPEG:  # else Pillow may copy the rest of the file for each block
-                image.decodermaxblock = len(data)
-            image.load()
-            headers.check_exif(image.info)
-            upright = ImageOps.exif_transpose(image) if rotate else image
-            rgb = to_rgb(upright)
-            if shrinks:
-                share = max_side / min(rgb.size)
-                width, height = (round(side * share) for side in rgb.size)
-                rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
-            out = io.BytesIO()
-            rgb.save(out, "JPEG", quality=quality)
-            return Jpeg(out.getvalue(), rgb.height, rgb.width, change)
+            yield image
     except BadImage:
         raise
     except Exception as error:  # Pillow's decoders raise anything on damaged files
@@ -156,6 +181,6 @@ def _change(image: Image.Image, rotate: bool, modes: tuple[str, ...]) -> str:
 
 def _orientation(image: Image.Image) -> Any:
     try:
-        return image.getexif().get(_ORIENTATION, 1)
+        return Image.Image.getexif(image).get(_ORIENTATION, 1)  # a PNG's own decodes it
     except Exception:  # damaged EXIF data around a whole picture
         return 1

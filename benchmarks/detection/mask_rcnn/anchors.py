@@ -40,18 +40,20 @@ class Layout:
         Args:
           height, width: of the padded image, multiples of the coarsest cell; boxes go beyond.
         """
-        corners, scale, is_centred = [], self.anchor_scale, self.anchor_grid == "centres"
-        for level in self.pyramid_levels:
-            cell = 2**level
-            y = cell * (np.arange(-(-height // cell)) + 0.5 * is_centred)
-            x = cell * (np.arange(-(-width // cell)) + 0.5 * is_centred)
-            sides = [
-                (cell * scale * math.sqrt(ratio), cell * scale / math.sqrt(ratio))
-                for ratio in self.anchor_ratios
-            ]
-            half = np.array(sides) / 2
-            half = half if is_centred else np.round(half)
+        corners = []
+        for (y, shapes), (x, _) in zip(self.grids(height), self.grids(width), strict=True):
             centres = np.stack(np.meshgrid(y, x, indexing="ij"), axis=-1).reshape(-1, 1, 2)
-            boxes = np.concatenate([centres - half, centres + half], axis=-1)
+            boxes = np.concatenate([centres - shapes / 2, centres + shapes / 2], axis=-1)
             corners.append(boxes.reshape(-1, 4).astype(np.float32))
         return corners
+
+    def grids(self, side: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """See `benchmarks.detection.survey.Grid`; of each level, for images of `side` pixels."""
+        grids, is_centred = [], self.anchor_grid == "centres"
+        for level in self.pyramid_levels:
+            cell = 2**level
+            points = cell * (np.arange(-(-side // cell)) + 0.5 * is_centred)
+            scale, ratios = cell * self.anchor_scale, self.anchor_ratios
+            shapes = np.array([(scale * math.sqrt(r), scale / math.sqrt(r)) for r in ratios])
+            grids.append((points, shapes if is_centred else 2 * np.round(shapes / 2)))
+        return grids

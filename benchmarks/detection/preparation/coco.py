@@ -10,6 +10,7 @@ continues. See docs/data.md.
 """
 
 import argparse
+import dataclasses
 import functools
 import json
 import os
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.detection import survey
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.preparation import objects, zips
 from errors import UserError
@@ -43,6 +45,8 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--masks", action="store_true", help="write each object's mask, for Mask R-CNN")
     add("--subset", action="store_true", help="accept a part of COCO: do not check its counts")
     add("--trust_boxes", action="store_true", help="accept boxes that look like no COCO boxes")
+    exif = "whether the boxes are on photos as EXIF turns them, where no photo's size tells (turn)"
+    add("--exif", choices=("turn", "ignore"), help=exif)
     shards = {"shards": "train files (256, or by size)", "val_shards": "(32, or by size)"}
     arguments.add_for_images(parser, shards, "95")
     args = parser.parse_args(argv)
@@ -83,7 +87,7 @@ def prepare(args: argparse.Namespace) -> str:
     if official:
         counts = objects.counts(splits, splits["train"].with_boxes, len(splits["val"].files))
         plan.check_counts(counts, objects.COCO, "COCO 2017", "the input", args.out)
-    key = json.dumps([settings, stamps])
+    key = json.dumps([settings, stamps, *(name for name in splits if splits[name].turn)])
     planned = writing.shards(
         {name: (len(split.order), split.shards) for name, split in splits.items()},
         records.DETECTION_SUFFIX,
@@ -98,6 +102,9 @@ def prepare(args: argparse.Namespace) -> str:
     content = _manifest(splits, settings, planned, results)
     writing.report(content)
     _warn(content)
+    for name, split in splits.items():
+        for _, text, remedy in survey.oddities(split.annotations):
+            print(f"warning: {name}: {text}: {remedy}")
     examples = {name: row["examples"] for name, row in content["splits"].items()}
     if not examples["train"]:
         raise UserError("none of the training images can be used")
@@ -111,7 +118,7 @@ def prepare(args: argparse.Namespace) -> str:
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that the bytes of the records depend on; the manifest has them, too."""
-    return {
+    return ({"exif": args.exif} if args.exif else {}) | {
         "masks": args.masks,
         "seed": args.seed,
         "shards": args.shards or 0,
@@ -183,6 +190,26 @@ def _plan(
     for path, rows in unused.items():
         if rows:
             print(f"{path} holds {len(rows):,} files that the annotations do not list")
+    return _turned(args, splits)
+
+
+def _turned(args: argparse.Namespace, splits: dict[str, objects.Split]) -> dict[str, objects.Split]:
+    """The splits with the decision of each whether EXIF turns its photos."""
+    if args.exif or args.annotations:  # COCO's boxes are on the stored pixels
+        return {k: dataclasses.replace(s, turn=args.exif == "turn") for k, s in splits.items()}
+    seen = {name: objects.turned(split, args.workers) for name, split in splits.items()}
+    known = [turn for turn, _ in seen.values() if turn is not None]
+    for name, (turn, doubtful) in seen.items():
+        # As the other file, which most likely is from the same tool; else as predict.py does.
+        choice = turn if turn is not None else (*known, True)[0]
+        splits[name] = dataclasses.replace(splits[name], turn=choice)
+        if doubtful:
+            what, flag = ("turned", "ignore") if choice else ("not turned", "turn")
+            print(
+                f"warning: {name}: EXIF turns {doubtful:,} photos to the same size, and no size in "
+                f"{splits[name].annotations.path} tells whether before the boxes were drawn: they "
+                f"are {what} here; if that is wrong, add --exif={flag}; predict.py turns photos"
+            )
     return splits
 
 
@@ -243,7 +270,7 @@ def _warn(content: dict[str, Any]) -> None:
                 print(f"{name}: {text}")
         empty = [f"{r['id']} {r['name']}" for r in content["classes"] if not r[name]]
         if empty:
-            few = ", ".join(empty[:5])
+            few = ", ".join(empty[:5]) + f", and {len(empty) - 5:,} more" * (len(empty) > 5)
             print(f"warning: {len(empty):,} categories have no object in {name}: {few}")
 
 

@@ -12,6 +12,7 @@ from PIL import Image
 from benchmarks.detection import outlines
 from benchmarks.detection.coco import Annotations
 from errors import UserError
+from ops import console, parallel
 from ops.images import photos
 from ops.preparation import plan, schema, writing
 from ops.preparation.sources import Source, SourceError
@@ -66,6 +67,7 @@ class Split:
         objects: int64[o], the objects with a box, sorted by image.
         starts: int64[n + 1], where those of each image begin in `objects`.
         shards: the number of files.
+        turn: whether EXIF turns a photo whose size does not tell.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Split:
     objects: np.ndarray
     starts: np.ndarray
     shards: int
+    turn: bool = False
 
     def of(self, row: int) -> np.ndarray:
         """The objects of an image, in the order of the file."""
@@ -122,6 +125,28 @@ def make(
     size = int(source.sizes[files[order]].sum())
     number = number or plan.num_shards(len(order), size, usual)
     return Split(name, annotations, source, files, order, boxes, objects, starts, number)
+
+
+def turned(split: Split, workers: int) -> tuple[bool | None, int]:
+    """Whether a split's boxes are of photos that EXIF has turned; the first photo to tell decides.
+
+    None if no photo tells: then the second value is how many EXIF turns and keeps of one size.
+    """
+
+    def fits(row: int) -> list[bool]:
+        try:
+            sizes = photos.sizes(split.source.read(int(split.files[row])))
+        except photos.BadImage:  # `example` says it
+            return []
+        return [size == tuple(split.annotations.sizes[row].tolist()) for size in sizes]
+
+    doubtful = 0
+    with console.Threads(workers) as pool:
+        for each in parallel.ordered(pool, fits, range(len(split.files)), 4 * workers):
+            if len(each) == 2 and each[0] != each[1]:
+                return each[1], 0
+            doubtful += each == [True, True]
+    return None, doubtful
 
 
 def check_boxes(annotations: Annotations, trusted: bool = False) -> None:
@@ -229,7 +254,8 @@ def example(split: Split, masks: bool, quality: int, k: int) -> writing.Example:
     path = f"{split.name}/{name}"
     height, width = data.sizes[row].tolist()
     try:
-        jpeg = _jpeg(split.source.read(int(split.files[row])), (height, width), quality)
+        content = split.source.read(int(split.files[row]))
+        jpeg = _jpeg(content, (height, width), quality, split.turn)
         objects = _objects(split, row, masks)
     except (photos.BadImage, ValueError) as error:
         if split.name == "val":
@@ -247,11 +273,11 @@ def _is_end(path: str, name: str) -> bool:
     return f"/{long}".endswith(f"/{short}")
 
 
-def _jpeg(data: bytes, size: tuple[int, int], quality: int) -> photos.Jpeg:
-    """The image as an RGB JPEG of that size; turned by its EXIF orientation if only this fits."""
-    jpeg = photos.to_jpeg(data, rotate=False, quality=quality, grey=False)
+def _jpeg(data: bytes, size: tuple[int, int], quality: int, turn: bool) -> photos.Jpeg:
+    """The image as an RGB JPEG of that size; EXIF turns it if `turn`, or if only one way fits."""
+    jpeg = photos.to_jpeg(data, rotate=turn, quality=quality, grey=False)
     if (jpeg.width, jpeg.height) == size != (jpeg.height, jpeg.width):
-        jpeg = photos.to_jpeg(data, rotate=True, quality=quality, grey=False)
+        jpeg = photos.to_jpeg(data, rotate=not turn, quality=quality, grey=False)
     if (jpeg.height, jpeg.width) != size:
         fault = f"the image is {jpeg.height}x{jpeg.width}, in the annotations {size[0]}x{size[1]}"
         raise photos.BadImage(f"{fault} pixels high and wide")

@@ -43,6 +43,16 @@ class Layout:
         sizes = zip(self.feature_sizes, self.boxes_per_cell, strict=True)
         return sum(size**2 * boxes for size, boxes in sizes)
 
+    @property
+    def grids(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """See `benchmarks.detection.survey.Grid`; nothing is larger than the image."""
+        grids = []
+        for k, (size, step) in enumerate(zip(self.feature_sizes, self.steps, strict=True)):
+            shapes = _shapes(self.scales[k], self.scales[k + 1], self.aspect_ratios[k])
+            grid = (np.arange(size) + 0.5) * step, np.array(shapes)
+            grids.append(tuple(part.clip(0, self.image_size) for part in grid))
+        return grids
+
 
 # 8,732 boxes on 300 x 300 pixels.
 SSD300 = Layout(
@@ -65,15 +75,13 @@ def default_boxes(layout: Layout) -> np.ndarray:
         of the four clipped to 0 .. 1. The corners may lie outside of the image.
     """
     boxes = []
-    for k, (size, step) in enumerate(zip(layout.feature_sizes, layout.steps, strict=True)):
-        centres = (np.arange(size) + 0.5) * step
-        shapes = _shapes(layout.scales[k], layout.scales[k + 1], layout.aspect_ratios[k])
-        cells = np.zeros((size, size, len(shapes), 4))
+    for centres, shapes in layout.grids:
+        cells = np.zeros((len(centres), len(centres), len(shapes), 4))
         cells[..., 0] = centres[:, None, None]
         cells[..., 1] = centres[:, None]
         cells[..., 2:] = shapes
         boxes.append(cells.reshape(-1, 4))
-    return np.clip(np.concatenate(boxes) / layout.image_size, 0, 1)
+    return np.concatenate(boxes) / layout.image_size
 
 
 def corners(boxes: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ from pycocotools import mask as masks
 
 from benchmarks.detection import coco, opening, scoring
 from errors import DataError
+from ops import limits
 
 IDS = (7, 1_000_000, -3)  # of images; the last one has no objects
 CATEGORIES = (90, 3, 12)  # with gaps, not in order
@@ -76,7 +77,20 @@ def test_a_perfect_detector_scores_one_and_an_empty_list_zero():
     assert scoring.score(data, []) == dict.fromkeys(scoring.NAMES, 0.0)
     small = content()
     small["annotations"] = small["annotations"][:2]
-    assert scoring.score(parse(small), [])["AP_large"] == -1  # nothing large to find
+    assert np.isnan(scoring.score(parse(small), [])["AP_large"])  # nothing large to find
+
+
+def test_what_no_object_counts_for_is_not_defined_and_no_number():
+    data = content()
+    for row in data["annotations"]:
+        row["iscrowd"] = 1
+    scores = scoring.score(parse(data), perfect())
+    assert np.isnan([*scores.values()]).all()
+    assert [*scoring.headline(scores)] == ["mAP"]
+    both = scores | {f"mask_{name}": value for name, value in scores.items()}
+    assert [*scoring.headline(both)] == ["mAP", "mask_mAP"]
+    one = scores | {"mAP": 0.5, "AP_small": 0.5}
+    assert [*scoring.headline(one)] == ["mAP", "AP_small"]
 
 
 def test_numbers_known_by_hand():
@@ -196,6 +210,21 @@ def test_masks_score_by_their_pixels():
         scoring.score(parse(squares()), found, "segm")
 
 
+@pytest.mark.parametrize(
+    ("outline", "message"),
+    [
+        ({"size": [100, 200], "counts": [10**12]}, "runs are damaged .1000000000000 of 20000"),
+        ({"size": [100, 200], "counts": b"abc"}, "runs are damaged .0 of 20000 pixels"),
+        ({"size": [10**6, 10**6], "counts": b"abc"}, r"of size \[1000000, 1000000\] in 100x200"),
+        ([[0, 0, 2e9, 0, 5, 5]], "a polygon with 2000000000.0, no number in or near"),
+    ],
+)
+def test_outlines_of_others_that_would_end_the_program(outline, message):
+    row = {"image_id": 7, "category_id": 3, "score": 0.5, "segmentation": outline}
+    with pytest.raises(ValueError, match=f"a detection of category 3 in image 7 has .*{message}"):
+        scoring.score(parse(squares(), masks=True), [row], "segm")
+
+
 def change(key, i, **fields):
     def spoil(data):
         data[key][i] |= fields
@@ -222,6 +251,14 @@ def drop(key, i, name):
         (drop("images", 2, "file_name"), "image -3 has no file_name"),
         (change("images", 0, width=0), r"image 7 \(7.jpg\) needs a height and width .* 100 and 0"),
         (change("images", 0, height=126.0), "that are whole numbers .* but has 126.0 and 200"),
+        (
+            change("images", 0, height=10**9),
+            "has height 1000000000 and width 200, more",
+        ),
+        (
+            change("annotations", 1, bbox=[1, 2, 1e300, 4]),
+            r"has bbox .1, 2, 1e\+300, 4. in",
+        ),
         (change("annotations", 1, iscrowd="0"), "annotation 5 has iscrowd '0' instead of 0 or 1"),
         (change("categories", 0, id=3), "category id 3 occurs more than once"),
         (change("categories", 0, name=None), "category 90 has no name"),
@@ -255,6 +292,14 @@ def test_an_image_may_have_a_key_bbox():
     [
         (None, "annotation 5, of image 7, has no segmentation"),
         ({"counts": [5], "size": [200, 100]}, r"of size \[200, 100\] in 100x200 pixels"),
+        (
+            {"counts": [5], "size": [100, 200]},
+            "runs are damaged .5 of 20000 pixels",
+        ),
+        (
+            [[0, 0, 2e9, 0, 5, 5]],
+            "annotation 5, of image 7, has a polygon with 2000000000.0",
+        ),
     ],
 )
 def test_a_mistake_in_an_outline_is_found_when_outlines_are_read(outline, message):
@@ -288,11 +333,11 @@ def test_ids_have_32_bits():
     assert opening._image_id(b"0" * 20, "x") == 0
     data = content()
     for row, number in zip(data["images"], (2**31 - 1, -(2**31), 0), strict=True):
-        row |= {"id": number, "height": 1, "width": 2**31 - 1}
+        row |= {"id": number, "height": 1, "width": limits.PIXELS}
     data["annotations"] = []
     found = parse(data)
     assert found.image_ids.tolist() == [2**31 - 1, -(2**31), 0]
-    assert found.sizes.tolist() == [[1, 2**31 - 1]] * 3 and found.boxes.shape == (0, 4)
+    assert found.sizes.tolist() == [[1, limits.PIXELS]] * 3 and found.boxes.shape == (0, 4)
     for fields in ({"id": -(2**31) - 1}, {"height": 2**31}, {"height": True}):
         spoiled = content()
         spoiled["images"][0] |= fields

@@ -58,6 +58,9 @@ def test_only_polygons_become_arrays():
 
 TRIANGLE = [0, 0, 4, 0, 4, 4]
 RUNS = {"counts": [50, 50], "size": [10, 10]}
+DAMAGED = "has a segmentation whose runs are damaged"
+NEAR = "no number in or near its 10x10 pixels"
+FAR = (2e9, -2e9, 1e300, 20.5, -11, float("inf"), float("-inf"))
 POINTS = "has a polygon that is not 3 or more points x, y"
 
 
@@ -67,7 +70,12 @@ POINTS = "has a polygon that is not 3 or more points x, y"
         ([TRIANGLE], ""),
         ([TRIANGLE, array.array("d", [0, 0, 4, 0, 4, 4, 1, 3])], ""),
         (RUNS, ""),
-        (RUNS | {"counts": "abc"}, ""),
+        (RUNS | {"counts": "0T3"}, ""),  # 0, 100
+        (RUNS | {"counts": "abc"}, "has a segmentation whose runs are damaged (0 of 100 pixels)"),
+        (RUNS | {"counts": [10**12, 100 - 10**12]}, f"{DAMAGED} (-999999999900 is no length)"),
+        (RUNS | {"counts": [10**12]}, f"{DAMAGED} (1000000000000 of 100 pixels)"),
+        (RUNS | {"counts": "P" * 10**6}, f"{DAMAGED} (a number has no end)"),
+        (RUNS | {"size": 5}, "has a segmentation of size 5 in 10x10 pixels"),
         ({"size": [10, 10]}, "has a segmentation without 'counts'"),
         (RUNS | {"size": [10, 9]}, "has a segmentation of size [10, 9] in 10x10 pixels"),
         ({"counts": []}, "has a segmentation of size None in 10x10 pixels"),
@@ -80,8 +88,11 @@ POINTS = "has a polygon that is not 3 or more points x, y"
         ([[*TRIANGLE, 1, 2, 3]], POINTS),
         (["123456"], POINTS),
         ([5], POINTS),
-        ([[*TRIANGLE[:5], "a"]], "has a polygon with something other than numbers"),
-        ([TRIANGLE, [*TRIANGLE, 1, None]], "has a polygon with something other than numbers"),
+        ([[*TRIANGLE[:5], "a"]], f"has a polygon with 'a', {NEAR}"),
+        ([TRIANGLE, [*TRIANGLE, 1, None]], f"has a polygon with None, {NEAR}"),
+        ([[*TRIANGLE, 1, 11], [*TRIANGLE, -10, 20]], ""),  # beyond the picture, and near
+        *(([[v, *TRIANGLE[1:]]], f"has a polygon with {v!r}, {NEAR}") for v in FAR),
+        ([[*TRIANGLE[:5], 10**400]], f"has a polygon with 1{'0' * 29}, {NEAR}"),
     ],
 )
 def test_faults_of_outlines(outline, fault):
@@ -89,6 +100,13 @@ def test_faults_of_outlines(outline, fault):
 
 
 def test_numbers_are_finite_and_no_claims():
-    assert all(map(segmentation.is_number, (0, -5, 2.5, 9e299, -9e299)))
-    others = (True, "1", None, [1], 1e300, -1e300, 10**301, float("nan"), float("inf"))
+    assert all(map(segmentation.is_number, (0, -5, 2.5, 9e8, -9e8)))
+    others = (True, "1", None, [1], 1e9, -1e9, 10**301, float("nan"), float("inf"))
     assert not any(map(segmentation.is_number, others))
+
+
+def test_an_edge_that_would_fill_the_memory():
+    zigzag = [0, 5, 65_000, 5] * 50
+    assert segmentation.fault([zigzag], 2_000, 65_535) == ""
+    fault = segmentation.fault([zigzag * 20], 2_000, 65_535)
+    assert fault == "has a polygon with an edge of 130,000,000 pixels in 2000x65535 pixels"

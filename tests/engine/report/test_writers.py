@@ -30,7 +30,8 @@ def test_numbers_and_quantities(tmp_path):
     assert reporter.number("loss", 2.34567) == "2.3457"
     assert reporter.quantity("top_5_accuracy", 0.5) == "top 5 accuracy 50.00 %"
     assert reporter.quantity("loss", NAN) == "loss nan"
-    reporter = Reporter(str(tmp_path), proportions={"pixel_accuracy"})
+    reporter = Reporter(str(tmp_path), metrics=["mAP"], proportions={"pixel_accuracy"})
+    assert reporter.quantity("mAP", NAN) == "mAP not defined"
     assert reporter.quantity("pixel_accuracy", 0.5) == "pixel accuracy 0.5000"
     interval = "(95 % interval 9.5 to 90.5)"
     assert reporter.quantity("pixel_accuracy", 0.5, 2) == f"pixel accuracy 0.5000 {interval}"

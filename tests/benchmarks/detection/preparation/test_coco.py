@@ -194,7 +194,9 @@ def test_categories_without_objects_and_many_cut_boxes_are_said(capsys):
     classes = [{"id": i, "name": f"c{i}", "train": int(i > 6), "val": 1} for i in range(1, 9)]
     prepare_coco._warn({"splits": splits, "classes": classes})
     categories, cut = capsys.readouterr().out.splitlines()
-    assert categories.endswith("6 categories have no object in train: 1 c1, 2 c2, 3 c3, 4 c4, 5 c5")
+    assert categories.endswith(
+        "6 categories have no object in train: 1 c1, 2 c2, 3 c3, 4 c4, 5 c5, and 1 more"
+    )
     assert cut.startswith("warning: val: 3 boxes were cut") and "15% of all" in cut
 
 

@@ -1,9 +1,11 @@
 """`prepare coco` on own images, and the one line for each mistake in input and flags."""
 
+import io
 import json
 
 import numpy as np
 import pytest
+from PIL import Image, ImageOps
 
 from errors import UserError
 from scripts import prepare
@@ -218,3 +220,75 @@ def test_a_mistake_on_the_command_line_takes_one_line(change, message, archives,
     change = [flag.replace("OPEN", f"{folder}/open") for flag in change]
     code, line = leaves("coco", [*flags, f"--out={tmp_path}/out", *change], capsys)
     assert code == 2 and message in line
+
+
+def photos(folder, kinds, turned):
+    """Photos 48 high and 64 wide (square if 0) with these orientations, and their annotations.
+
+    A bright object lies in the upright picture, or else in the stored one, at x 4..24, y 5..25.
+    """
+    (folder / "photos").mkdir(exist_ok=True)
+    data = {"images": [], "categories": [{"id": 1, "name": "x"}], "annotations": []}
+    for orientation, square in kinds:
+        number = len(list((folder / "photos").iterdir()))
+        pixels = np.full((64 if square else 48, 64, 3), 40, np.uint8)
+        pixels[5:25, 4:24] = 250
+        image, exif = Image.fromarray(pixels), Image.Exif()
+        exif[0x0112] = orientation
+        if turned:  # what EXIF turns to `pixels`: the inverse of 6 is 8, of the others they are own
+            image.getexif()[0x0112] = {6: 8, 8: 6}.get(orientation, orientation)
+            image = ImageOps.exif_transpose(image)
+        image.save(folder / "photos" / f"{number}.jpg", quality=95, exif=exif)
+        row = {"id": number, "file_name": f"{number}.jpg", "height": len(pixels), "width": 64}
+        data["images"].append(row)
+        box = {"bbox": [4, 5, 20, 20], "category_id": 1}
+        data["annotations"].append({"id": number, "image_id": number, **box})
+    return data
+
+
+def brightness(out):
+    """The mean of the pixels inside the box of each record; 250 is the object."""
+    means = []
+    for row in [*rows(out, "train").values(), *rows(out, "val").values()]:
+        pixels = np.asarray(Image.open(io.BytesIO(row["image/encoded"][0])).convert("L"))
+        sides = np.array([row[key][0] for key in FLOAT_KEYS]) * np.tile(pixels.shape, 2)
+        y0, x0, y1, x1 = sides.round().astype(int)
+        means.append(pixels[y0:y1, x0:x1].mean())
+    return np.array(means)
+
+
+TELLS = [(3, False), (1, False), (6, False), (8, True), (2, False), (5, True)]
+SILENT = [(3, False), (1, False), (8, True), (2, True), (5, True)]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "val", "turned", "flags", "warns"),
+    [
+        (TELLS, TELLS, True, {}, False),
+        (TELLS, TELLS, False, {}, False),
+        (SILENT, SILENT, True, {}, True),
+        (SILENT, SILENT, False, {"exif": "ignore"}, False),
+        (SILENT, SILENT, True, {"exif": "turn"}, False),
+        (SILENT, TELLS, False, {}, True),  # as the other file
+        (TELLS, TELLS, False, {"exif": "turn"}, False),
+        ([(1, False)], [(1, True)], True, {}, False),
+    ],
+)
+def test_one_photo_tells_whether_all_are_turned(kinds, val, turned, flags, warns, tmp_path, capsys):
+    """A size shows it for quarter turns of photos that are not square, and for no others."""
+    for split, mine in (("train", kinds), ("val", val)):
+        (tmp_path / f"{split}.json").write_text(json.dumps(photos(tmp_path, mine, turned)))
+    names = {"train_images": "photos", "train_annotations": "train.json"}
+    names |= {"val_annotations": "val.json", "out": "out"}
+    command = [f"--{flag}={tmp_path}/{name}" for flag, name in names.items()]
+    prepare.make("coco", [*command, *(f"--{flag}={value}" for flag, value in flags.items())])
+    printed = capsys.readouterr().out
+    assert ("warning: train: EXIF turns" in printed) == warns
+    assert ("add --exif=" in printed) == warns and printed.count("EXIF turns 4 photos") <= 2
+    means = brightness(tmp_path / "out")
+    assert len(means) == len(kinds) + len(val)
+    right = means > 245
+    if flags == {"exif": "turn"} and not turned:  # a size that tells still decides of its photo
+        assert right.sum() == sum(row in ((1, False), (6, False)) for row in (*kinds, *val))
+    else:
+        assert right.all(), means

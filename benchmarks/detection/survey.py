@@ -1,0 +1,99 @@
+"""Looks for what spoils a training or a score although all records can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+FIT = 0.5  # the IoU from which on an anchor fits an object
+_MANY = 0.5  # of the objects
+_FACTORS = (0.125, 0.25, 0.5, 2.0, 4.0)  # other sizes of anchors to try
+
+Finding = tuple[str, str, str]  # see `benchmarks.hints.Hints.remarks`
+# Anchors around each point of a square grid: float64[n], the points along a side in pixels, and
+# float64[k, 2], height and width of the anchors of a point.
+Grid = tuple[np.ndarray, np.ndarray]
+
+
+class Objects(NamedTuple):
+    """The m objects of n images; `coco.Annotations` has the same columns.
+
+    Attributes:
+      rows: int64[m], the image of each.
+      category_ids: int64[m].
+      boxes: float64[m, 4]; only `unfit` asks for (y0, x0, y1, x1) as shares of the image.
+      crowd: bool[m].
+      sizes: int64[n, 2], height and width of the images in pixels.
+      file_names: the names of the images, or their records.
+    """
+
+    rows: np.ndarray
+    category_ids: np.ndarray
+    boxes: np.ndarray
+    crowd: np.ndarray
+    sizes: np.ndarray
+    file_names: Sequence[str]
+
+
+def oddities(objects: Any) -> list[Finding]:
+    """Labels that cannot be meant: categories whose objects are all crowds, and copies of boxes.
+
+    `objects` are `Objects` or `coco.Annotations`.
+    """
+    findings: list[Finding] = []
+    total, labels = len(objects.rows), objects.category_ids
+    lost = np.setdiff1d(labels, labels[~objects.crowd])
+    if len(lost):
+        number = int(np.isin(labels, lost).sum())
+        whose = "" if number == total else f" of {len(lost):,} categories, such as {lost[0]},"
+        text = f"all {number:,} objects{whose} are crowds (iscrowd 1): no score counts them"
+        remedy = "set iscrowd to 0 where an annotation is of one object"
+        findings.append(("warn", text + ", and Mask R-CNN does not learn them", remedy))
+    columns = np.column_stack([objects.rows, labels, objects.boxes])
+    _, first, copies = np.unique(columns, axis=0, return_index=True, return_counts=True)
+    if len(first) < total:
+        image = objects.file_names[objects.rows[first[copies > 1].min()]]
+        text = (
+            f"{total - len(first):,} of {total:,} boxes are copies of others, with the same image, "
+        )
+        text += f"category and bbox, first in {image}: even a perfect detector misses them"
+        findings.append(("warn", text, "remove the copies from the annotations"))
+    return findings
+
+
+def unfit(detector: Any, objects: Objects) -> Finding:
+    """How many of the objects, crowds apart, fit no anchor of a `detector.Detector`."""
+    pixels = objects.boxes * np.tile(detector.seen(objects.sizes)[objects.rows], 2)
+    pixels = pixels[~objects.crowd]
+
+    def count(factor: float) -> int:
+        return int((best_overlap(pixels, detector.grids(factor)[0]) < FIT).sum())
+
+    number, total = count(1), len(pixels)
+    text = f"{number:,} of {total:,} objects to train on fit no anchor (IoU {FIT})"
+    if number <= _MANY * total:
+        return "ok", text, ""
+    fewest, factor = min((count(factor), factor) for factor in _FACTORS)
+    sides = np.sqrt((pixels[:, 2:] - pixels[:, :2]).prod(axis=1))
+    text += f": their sides are about {np.median(sides):.0f} pixels, as the network sees them"
+    if fewest < number:
+        return "warn", text, f"{detector.grids(factor)[1]} leaves {fewest:,} of them"
+    return "warn", text, f"give larger images, see config.{detector.image_key}"
+
+
+def best_overlap(boxes: np.ndarray, grids: Sequence[Grid]) -> np.ndarray:
+    """float64[m], the highest IoU of boxes float64[m, 4] (y0, x0, y1, x1) with anchors.
+
+    Of anchors of one shape, the one whose centre is nearest shares most, in each direction.
+    """
+    low, high = boxes[:, :2], boxes[:, 2:]
+    areas, best = (high - low).prod(axis=1), np.zeros(len(boxes))
+    for points, shapes in grids:
+        nearest = points[np.searchsorted((points[1:] + points[:-1]) / 2, (low + high) / 2)]
+        for shape in shapes:
+            shared = np.minimum(high, nearest + shape / 2) - np.maximum(low, nearest - shape / 2)
+            both = shared.clip(0).prod(axis=1)
+            best = np.maximum(best, both / (areas + shape.prod() - both))
+    return best
