@@ -12,6 +12,7 @@ from typing import Any
 from absl import app, flags
 from ml_collections import config_flags
 
+import entry
 import keys
 import locations
 import recipe
@@ -144,6 +145,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs the mode; returns the exit code: 0 done, 128 + signal stopped, others failed."""
     del argv
     mode = MODES[_MODE.value]
+    if mode.function.startswith("train:"):  # each host's log has what it prints
+        entry.output_only_shows()
     try:
         needed = mode.workdir == "required" or (mode.workdir == "optional" and _WORKDIR.value)
         workdir = locations.workdir(_WORKDIR.value, _say) if needed else ""
@@ -248,4 +251,4 @@ def _settings(mode: Mode, workdir: str) -> Any:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=parse_flags)
+    entry.run(lambda: app.run(main, flags_parser=parse_flags))

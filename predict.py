@@ -16,10 +16,12 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+import entry
 from engine import environment
 
 environment.set_defaults(TF_CPP_MIN_LOG_LEVEL="3")
@@ -133,9 +135,8 @@ def main(argv: list[str] | None = None) -> int:
         return predict.run(request, _lines())
     except UserError as error:
         sys.exit(f"{_NAME}: {error}")
-    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C, or a reader such as `head` has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(130)
+    except BrokenPipeError:  # a reader such as `head` has enough
+        sys.exit(128 + signal.SIGPIPE)
 
 
 def _recipe() -> Any:
@@ -154,4 +155,4 @@ def _lines() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    console.run(lambda: sys.exit(main()))
+    entry.run(main)

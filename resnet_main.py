@@ -19,6 +19,7 @@ import yaml
 from absl import flags
 from etils import epath
 
+import entry
 from errors import ConfigError, one_line
 
 _ROOT = os.path.dirname(os.path.abspath(__file__))
@@ -355,4 +356,4 @@ def main(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    entry.run(lambda: main(sys.argv[1:]))

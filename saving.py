@@ -105,14 +105,14 @@ class Saver:
             self.reporter.say(
                 "NOTE no checkpoint here: starting at step 0, the old metrics.jsonl is dropped"
             )
-            self.reporter.history.cut(0)
+            self.reporter.cut(0)
         return position
 
     def restore(self, step: int) -> Position:
         """Restores a checkpoint and drops the metrics after its step."""
         watchdog.doing(f"restoring {self.checkpoints.directory}/{step}", step)
         position = restore(self.checkpoints, step, self.abstract, self.abstract_totals)
-        self.reporter.history.cut(step)
+        self.reporter.cut(step)
         self.saved = step
         return Position(step, *position)
 

@@ -29,6 +29,7 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
 from engine import manifest as manifests
+from engine import mesh
 from engine.cluster import processes, stalls, watchdog
 from errors import RESTART, CheckpointError, one_line
 from ops.trees import by_name
@@ -108,6 +109,7 @@ class Checkpointer:
 
         Raises:
           CheckpointError: the folder cannot be used.
+          DeviceError: jax cannot open its devices.
         """
         self._is_local = "://" not in directory
         directory = os.path.abspath(directory) if self._is_local else directory  # for Orbax
@@ -118,6 +120,7 @@ class Checkpointer:
         tensorstore.experimental_collect_matching_metrics = lambda *_: []
         # The manager begins with jax's first collective, which on CPUs waits 30 s for the others.
         processes.barrier("waiting for the other hosts to open the checkpoints")
+        mesh.open_platform()
         try:
             folder = epath.Path(directory)
             with watchdog.during(f"opening {directory}"):

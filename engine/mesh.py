@@ -19,21 +19,38 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from engine import image_spans
-from errors import DeviceError
+from errors import DeviceError, one_line
 
 # PCI ids. Google's network cards have its vendor id, too, on every VM of its cloud.
 _GOOGLE = "0x1ae0"
 _TPUS = ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")  # v2/v3, v4, v5p, v5e, v6e, 7x
 
 
+def open_platform() -> str:
+    """Opens jax's devices; returns the name of their platform.
+
+    Raises:
+      DeviceError: jax cannot open them.
+    """
+    try:
+        return jax.default_backend()
+    except (RuntimeError, AssertionError) as error:  # the latter without a GPU
+        reason = one_line(error).split(" (set JAX_PLATFORMS")[0].rstrip(".")
+        raise DeviceError(
+            f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: jax cannot open these devices "
+            f"({reason}): is another process using them, or is requirements-tpu.txt or "
+            "requirements-cuda.txt not installed? JAX_PLATFORMS=cpu runs on the CPU"
+        ) from None  # that another host is lost is not the reason
+
+
 def check_platform() -> None:
     """Refuses to run on the CPU of a machine with TPUs, unless JAX_PLATFORMS=cpu asks for it.
 
     Raises:
-      DeviceError: this machine has a TPU that jax does not use.
+      DeviceError: this machine has a TPU that jax does not use, or jax cannot open its devices.
     """
-    wants_cpu = os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu"
-    if not wants_cpu and (chips := tpu_chips()) and jax.default_backend() == "cpu":
+    platform, wanted = open_platform(), os.environ.get("JAX_PLATFORMS", "").split(",")[0]
+    if wanted != "cpu" and platform == "cpu" and (chips := tpu_chips()):
         raise DeviceError(
             f"this machine has {chips} TPU chip(s) but jax runs on the CPU: is another process "
             "using them, or is jax[tpu] not installed (bash scripts/setup.sh tpu)? Set "

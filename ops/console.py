@@ -100,23 +100,6 @@ class Threads(futures.ThreadPoolExecutor):
         self.shutdown(wait=kind is None, cancel_futures=kind is not None)
 
 
-def run(main: Callable[[], None]) -> None:
-    """Calls `main`; if it fails, ends the process without waiting for threads.
-
-    TensorFlow closes a file when Python deletes it, and repeats the upload. On a dead connection
-    that takes many minutes.
-    """
-    try:
-        main()
-    except SystemExit as error:
-        code = error.code
-        if isinstance(code, str):
-            print(code, file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else int(code is not None))
-
-
 def all_done(tasks: list[futures.Future], stop: threading.Event) -> None:
     """Waits for tasks; sets `stop` and raises at the first error or Ctrl-C.
 

@@ -10,6 +10,7 @@ import importlib.util
 import socket
 import sys
 
+import entry
 from engine import environment
 
 environment.set_defaults(TF_CPP_MIN_LOG_LEVEL="3")
@@ -64,4 +65,4 @@ def _check_address(host: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    console.run(main)
+    entry.run(main)

@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+import entry
 from engine import environment
 from errors import UserError, one_line
 from ops import console
@@ -97,8 +98,9 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(2)
     # Small blocks, because archives on gs:// are read one image of about 100 KB at a time.
     environment.set_defaults(GCS_READ_CACHE_BLOCK_SIZE_MB="1", TF_CPP_MIN_LOG_LEVEL="3")
-    console.run(lambda: run(name, rest))
+    entry.output_only_shows()
+    run(name, rest)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    entry.run(lambda: main(sys.argv[1:]))

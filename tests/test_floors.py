@@ -23,15 +23,16 @@ _PREPARATION = r"benchmarks(\.\w+)*\.preparation"
 _BELOW = rf"errors|keys|engine|ops\.(files|progress|shards|trees)|{_SEAM}"
 _RUN = rf"{_BELOW}|run|programs|start"
 ALLOWED = {  # by floor: which modules, of those that are ours, with all that is in them
-    "main": rf"{_RUN}|evaluate|train|modes|locations|recipe",
+    "entry": r"errors",
+    "main": rf"entry|{_RUN}|evaluate|train|modes|locations|recipe",
     "locations": r"errors|engine\.paths|ops\.foreign$",
     "recipe": r"errors|keys|resnet_main",
-    "resnet_main": r"errors",
+    "resnet_main": r"entry|errors",
     # _loop: the keys of the loop that an older run lacks
-    "modes": rf"{_RUN}|evaluate|patience|resuming|configs\._loop|modes|"
+    "modes": rf"entry|{_RUN}|evaluate|patience|resuming|configs\._loop|modes|"
     r"ops\.(foreign$|layers\.(boundary|gram_norm)|limits|network|parallel|portable|tables)|"
     r"ops\.images\.(input_spec|photos|prepared)",
-    "predict": r"errors|engine|modes|configs\.resnet50|ops\.(console|limits)",
+    "predict": r"entry|errors|engine|modes|configs\.resnet50|ops\.(console|limits)",
     "train": rf"{_RUN}|corruption|mlperf_log|evaluate|patience|saving",
     "saving": rf"{_RUN}|resuming|diverging",
     "diverging": _RUN,
@@ -47,14 +48,14 @@ ALLOWED = {  # by floor: which modules, of those that are ours, with all that is
     r"benchmarks$|benchmarks\.(base|hints|mlperf|module|sharded|uses|FAMILY)",
     "models": r"errors|keys|ops",
     "input_pipeline": r"errors|keys|ops",
-    "engine": r"errors|keys|engine|ops\.trees",
+    "engine": r"entry|errors|keys|engine|ops\.trees",
     "ops": r"errors|ops",
     "keys": r"errors",
     "errors": r"errors",
     "configs": r"configs|ml_collections|collections\.abc|math|typing",
-    "scripts": rf"{_RUN}|evaluate|train|recipe|modes\.(demo|prove|trained)|predict|scripts|"
+    "scripts": rf"entry|{_RUN}|evaluate|train|recipe|modes\.(demo|prove|trained)|predict|scripts|"
     rf"{_PREPARATION}|ops\.(console|limits|preparation|records)|ops\.images\.(manifest|photos)",
-    "scripts/bench": rf"{_RUN}|scripts|modes|input_pipeline|ops|"
+    "scripts/bench": rf"entry|{_RUN}|scripts|modes|input_pipeline|ops|"
     r"benchmarks\.resnet\.(input|records|settings)",
     "scripts/bench/peers": rf"{_RUN}|modes|scripts|models|ops|benchmarks",  # our shapes and inputs
 }

@@ -21,7 +21,7 @@ def saver(monkeypatch):
         say=stub.events.append,
         history=types.SimpleNamespace(rows=[], evaluations=lambda: ["scores"]),
     )
-    stub.reporter.history.cut = lambda step: stub.events.append(("cut", step))
+    stub.reporter.cut = lambda step: stub.events.append(("cut", step))
     stub._run = types.SimpleNamespace(
         settings=types.SimpleNamespace(
             schedule=types.SimpleNamespace(warmup_steps=""), train_batch_size=4

@@ -373,7 +373,7 @@ def test_a_start_that_saves_nothing_is_counted(tiny_records, tmp_path, monkeypat
     done = max(row["step"] for row in rows(workdir))
     caplog.set_level("INFO", "tpu_suite")
     train.train_and_evaluate(settings)
-    assert done > 0 and f", 2 restarts: {done} steps done again; goodput" in caplog.text
+    assert done > 0 and f", 2 restarts: {done} steps lost; goodput" in caplog.text
     starts = json.loads((tmp_path / "run/starts.json").read_text())
     assert [start.get("lost_steps") for start in starts] == [None, done, None]
     assert cost.past(workdir, {}, rows(workdir))[:2] == starts[:2]

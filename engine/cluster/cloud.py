@@ -9,6 +9,7 @@ import threading
 import time
 import urllib.request
 
+import entry
 from engine.cluster import preemption
 
 _PERIOD = 5.0  # seconds between two looks for a notice
@@ -42,7 +43,7 @@ def _watch() -> None:
         for key, quiet in (("preempted", "FALSE"), ("maintenance-event", "NONE")):
             with contextlib.suppress(OSError):
                 if (notice := metadata(f"instance/{key}", 10)) not in ("", quiet):
-                    os.write(2, f"\nthis VM's {key} is {notice}\n".encode())
+                    entry.note(f"\nthis VM's {key} is {notice}\n")
                     os.kill(os.getpid(), signal.SIGTERM)
                     return
         time.sleep(_PERIOD)

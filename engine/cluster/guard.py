@@ -135,7 +135,8 @@ def start_watchdog(
     """Watches this process as one of a run; the arguments are those of `Watchdog`."""
 
     def leave(reason: str) -> None:
-        processes.fail(reason, 128 + preemption.signum() if preemption.requested() else RESTART)
+        stop = preemption.Preempted(preemption.signum())
+        processes.fail(reason, stop.code if preemption.requested() else RESTART)
 
     return Watchdog(seconds, log, explain, rescue, leave, processes.others, preemption.requested)
 

@@ -1,4 +1,4 @@
-"""Turns SIGTERM, Ctrl-C and Google's notice of preemption into an orderly end of the process.
+"""Ends the process in order after SIGTERM, SIGHUP, Ctrl-C or Google's notice of preemption.
 
 While the run has a state to save, a signal waits until the program asks. Otherwise the process ends
 at once. A Python signal handler runs only when the main thread returns from C++, and compiling
@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+import entry
+
 _GRACE = 3.0  # seconds for the main thread to end by itself
 _THREAD = "signals"
 _requested: int | None = None  # the first signal that arrived
@@ -25,7 +27,7 @@ _leave: Callable[[int, str], None] = lambda code, reason: None  # noqa: E731
 
 
 class Preempted(BaseException):
-    """The run was asked to stop; `code` is the process's exit code (128 + signal).
+    """The run was asked to stop; `code` is the process's exit code: 128 + signal; 143 for SIGHUP.
 
     Like KeyboardInterrupt it is no Exception: it may interrupt any line. `agreed`: every process of
     the run stops at this step.
@@ -33,11 +35,14 @@ class Preempted(BaseException):
 
     def __init__(self, signum: int, agreed: bool = False):
         super().__init__(f"stopped by {signal.Signals(signum).name}")
-        self.code, self.agreed = 128 + signum, agreed
+        self.code = 128 + (signal.SIGTERM if signum == signal.SIGHUP else signum)
+        self.agreed = agreed
 
 
 def listen(leave: Callable[[int, str], None]) -> None:
-    """Turns SIGTERM and SIGINT into Preempted; inside `deferred` they are only noted.
+    """Turns SIGTERM, SIGHUP and SIGINT into Preempted; inside `deferred` they are only noted.
+
+    Where nohup has SIGHUP ignored, which a closed terminal sends, that stays so.
 
     `leave(exit code, reason)` is called in a thread if the main thread stays in C++ and so cannot
     raise Preempted; it should end the process.
@@ -49,18 +54,20 @@ def listen(leave: Callable[[int, str], None]) -> None:
         os.set_blocking(sender, False)
         signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
         threading.Thread(target=_watch, args=(receiver,), daemon=True, name=_THREAD).start()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, _handle)
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, _handle)
 
 
 def _watch(receiver: int) -> None:
     """Ends the process if the Python handler does not run within `_GRACE` after a signal."""
     while True:
         signum, arrived = os.read(receiver, 1)[0], time.monotonic()
-        if signum in (signal.SIGTERM, signal.SIGINT):
+        if signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             time.sleep(_GRACE)
             if _handled < arrived - _GRACE and not _deferred:
-                _leave(128 + signum, f"stopped by {signal.Signals(signum).name}")
+                stop = Preempted(signum)
+                _leave(stop.code, str(stop))
 
 
 @contextlib.contextmanager
@@ -100,8 +107,7 @@ def _handle(signum: int, frame: FrameType | None) -> None:
     _handled = time.monotonic()
     if _requested is None:
         _requested = signum
-        # Not print: a handler that interrupts a print must not enter the same buffer again.
         what_next = "saving, then stopping" if _deferred else "stopping"
-        os.write(2, f"\n{signal.Signals(signum).name}: {what_next}\n".encode())
+        entry.note(f"\n{signal.Signals(signum).name}: {what_next}\n")
     if not _deferred:
         raise Preempted(_requested)

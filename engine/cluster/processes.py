@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import signal
 import sys
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 
+import entry
 from engine.cluster import stalls, watchdog
 from engine.cluster.hostlog import HostLog
 from errors import RESTART, UserError, is_of_files, one_line
@@ -81,7 +81,7 @@ def on_failure(work: Callable[[], None] | None) -> None:
 
 def finish(code: int) -> NoReturn:
     """Ends this process with the others, after a run that went well or that all hosts stop."""
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)  # too late
     if _heartbeat:
         watchdog.doing("ending")
@@ -158,7 +158,7 @@ def _announce(message: str, code: int) -> None:
 
 def _exit_now(code: int) -> NoReturn:
     """Ends the process without waiting for its threads, once its output is written."""
-    for stream in (*_log.handlers, sys.stdout, sys.stderr):
+    for handler in _log.handlers:
         with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(code)
+            handler.flush()
+    entry.leave(code)

@@ -30,7 +30,7 @@ class Cost:
       starts: number of starts.
       seconds: from the beginning of each process to its end, added up.
       chip_hours: the chips of each start times its hours.
-      lost_steps: that a start had done, and the next one did again.
+      lost_steps: that a start had done and not saved.
       kept: seconds of the training steps that stayed.
       dollars: at the list price of the chips; nan where it is not known, as for CPUs.
     """
@@ -50,7 +50,7 @@ class Cost:
     def rows(self) -> list[tuple[str, str]]:
         """The figures as (name, text)."""
         again = "1 restart" if self.starts == 2 else f"{self.starts - 1} restarts"
-        lost = f", {again}: {self.lost_steps:,} steps done again" if self.starts > 1 else ""
+        lost = f", {again}: {self.lost_steps:,} steps lost" if self.starts > 1 else ""
         rows = [
             ("time of the program", duration(self.seconds) + lost),
             ("goodput", f"{100 * self.goodput:.0f} % of that time trained steps that stayed"),

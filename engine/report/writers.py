@@ -79,6 +79,21 @@ class Reporter:
         if self._main:
             _metric_writers()
 
+    def cut(self, step: int) -> None:
+        """Drops the rows after `step`, because these steps will run again."""
+        self.history.cut(step)
+        if self._main and any(epath.Path(self._folder).glob("*.tfevents.*")):
+            import tensorflow as tf
+
+            v1 = tf.compat.v1
+            # TensorBoard then drops the events of this step and later ones in earlier files.
+            begin = v1.SessionLog(status=v1.SessionLog.START)
+            with writing(self._events), tf.Graph().as_default():
+                file = v1.summary.FileWriter(self._folder)
+                for _ in range(2):  # a folder's first one drops nothing
+                    file.add_session_log(begin, step + 1)
+                file.close()
+
     def train(self, row: dict[str, Any], text: str) -> None:
         """Records a training interval: `row` has "step"; `text` is its line on the terminal."""
         self._record({"split": "train", **row})

@@ -35,13 +35,19 @@ def write(out: str, text: Iterable[str]) -> None:
 
     Raises:
       OutputError: the file cannot be written.
+      BrokenPipeError: nobody reads the standard output any more.
     """
     if out:
         save(out, (piece.encode() for piece in text))
         return
     for piece in text:
-        sys.stdout.buffer.write(piece.encode())
-        sys.stdout.buffer.flush()
+        try:
+            sys.stdout.buffer.write(piece.encode())
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(f"cannot write the standard output: {error.strerror}") from error
 
 
 def save(path: str, parts: Iterable[bytes], quiet: bool = False) -> None:

@@ -11,6 +11,7 @@ import sys
 import traceback
 from typing import Any
 
+import entry
 from engine import environment
 from errors import one_line
 from modes.prove.case import Case, Failed
@@ -42,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    entry.run(main)

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
+import entry
 import input_pipeline
 from benchmarks.resnet.input import cache as in_memory
 from benchmarks.resnet.records import open_records
@@ -397,4 +398,4 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    entry.run(main)

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 
 from etils import epath
 
+import entry
 import run as runs
 from engine.aot import topology
 from modes import preflight
@@ -124,4 +125,4 @@ def _flags(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    entry.run(main)

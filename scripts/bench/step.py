@@ -29,6 +29,7 @@ from typing import Any
 
 import jax
 
+import entry
 import run as runs
 from engine import environment
 from engine import mesh as meshes
@@ -55,6 +56,8 @@ _PEER = "scripts.bench.peers.worker"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures the steps, prints them, and returns the exit code."""
     flags = _flags(arguments)
+    if not flags.tpu:
+        meshes.open_platform()
     if flags.peer:
         return _compare_on_torch(flags) if flags.peer == "torch" else _compare(flags)
     slices: list[Any] = topology.parse(flags.tpu) if flags.tpu else [None]
@@ -242,4 +245,4 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    entry.run(main)

@@ -1,7 +1,7 @@
 """Runs a job under Gradient's contract; scripts/gradient_job.sh starts it. See docs/gradient.md.
 
 Each step is a process. This program reads the environment, starts the steps in order and passes
-SIGTERM and Ctrl-C on to them. If the program is killed, the same command completes the job.
+SIGTERM, SIGHUP and Ctrl-C on to them. If the program is killed, the same command completes the job.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
+import entry
 from errors import UserError
 from scripts.job.folder import open_folder
 
@@ -115,9 +116,8 @@ class Children:
         self._forward()
 
     def _forward(self) -> None:
-        if self._child is not None:  # main.py does not listen to SIGHUP
-            hung_up = self.stop_signal == signal.SIGHUP
-            self._child.send_signal(signal.SIGTERM if hung_up else self.stop_signal)
+        if self._child is not None:
+            self._child.send_signal(self.stop_signal)
 
 
 def run(request: Request, children: Children) -> int:
@@ -165,6 +165,7 @@ def _stopped(step: str, code: int, state: str) -> int:
 
 def main() -> int:
     """Runs the job that the environment and the command line describe."""
+    entry.output_only_shows()
     try:
         request = parse(sys.argv[1:], os.environ)
     except UserError as error:
@@ -176,4 +177,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry.run(main)

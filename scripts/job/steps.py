@@ -22,6 +22,7 @@ from typing import Any
 
 from absl import logging as absl_logging
 
+import entry
 from engine import environment
 from errors import CheckpointError, UserError, is_of_files, one_line
 from scripts.job import staging
@@ -162,6 +163,7 @@ def _quiet() -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a step; returns the exit code."""
+    entry.output_only_shows()
     parser = argparse.ArgumentParser(prog="scripts.job.steps", allow_abbrev=False)
     parser.add_argument("step", choices=["begin", "finish"])
     parser.add_argument("model_dir")
@@ -186,6 +188,4 @@ def main(argv: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no stack trace: a later start can continue
-    code = main()
-    sys.stdout.flush()
-    os._exit(code) if code else sys.exit(0)
+    entry.run(main)

@@ -20,6 +20,7 @@ from typing import Any
 
 from etils import epath
 
+import entry
 from benchmarks import mlperf
 from benchmarks.mlperf import Entry
 from errors import UserError, one_line
@@ -267,4 +268,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry.run(main)

@@ -1,9 +1,9 @@
 """Trains to MLPerf's targets several times; run_and_time.sh starts it. See docs/mlperf.md.
 
 Each run is a process of main.py with its own folder and seed. This program starts the runs in
-order, one benchmark after the other, passes SIGTERM and Ctrl-C on to them, and collects their logs.
-If the program is killed, the same command continues; it first collects a run that has ended in the
-meantime.
+order, one benchmark after the other, passes SIGTERM, SIGHUP and Ctrl-C on to them, and collects
+their logs. If the program is killed, the same command continues; it first collects a run that has
+ended in the meantime.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 from etils import epath
 
+import entry
 from engine.mlperf import LOG
 from errors import UserError, one_line
 from scripts.job.run import Children
@@ -255,6 +256,7 @@ def _say(text: str) -> None:
 
 def main() -> int:
     """Starts the runs that the environment and the command line ask for."""
+    entry.output_only_shows()
     try:
         requests = [settle(request) for request in parse(sys.argv[1:], os.environ)]
     except UserError as error:
@@ -273,4 +275,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry.run(main)

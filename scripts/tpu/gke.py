@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+import entry
 from engine.aot import hosts, topology
 from errors import ConfigError, UserError
 from ops import console
@@ -143,4 +144,4 @@ def _flags(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry.run(main)

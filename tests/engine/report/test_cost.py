@@ -46,7 +46,7 @@ def test_starts_on_other_slices_add_up():
     assert result.lost_steps == 45 and result.seconds == 6000
     # The row of step 200 covers the 50 steps since the last start, not those before it.
     assert result.kept == 100 * 2.0 + 50 * 3.0
-    assert result.rows()[0] == ("time of the program", "1:40:00, 2 restarts: 45 steps done again")
+    assert result.rows()[0] == ("time of the program", "1:40:00, 2 restarts: 45 steps lost")
 
 
 @pytest.mark.parametrize("device", ["cpu", "TPU v99", ""])

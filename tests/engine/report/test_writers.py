@@ -77,6 +77,24 @@ def test_the_same_rows_everywhere(tmp_path, caplog):
     assert names[1:] == ["learning_curves.png", "metrics.jsonl"]
 
 
+def test_tensorboard_shows_no_lost_steps(tmp_path):
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+
+    starts = ((0, (2, 4, 6)), (4, (6, 8)), (8, ()), (6, (8,)))
+    for number, (resumed, steps) in enumerate(starts):
+        reporter = Reporter(str(tmp_path))
+        if resumed:
+            reporter.cut(resumed)
+        for step in steps:
+            reporter.train({"step": step, "loss": step + resumed}, "")
+        reporter.close()
+        for path in tmp_path.glob("*.tfevents.1*"):  # as if each second took long: they give names
+            path.rename(str(path).replace("tfevents.1", f"tfevents.0{number}"))
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [event.step for event in events.Tensors("train/loss")] == [2, 4, 6, 8]
+
+
 def test_events_that_cannot_be_written_are_one_line(tmp_path, monkeypatch, caplog):
     from clu import metric_writers
 
