@@ -16,6 +16,7 @@ import numpy as np
 from etils import epath
 
 from errors import DataError, one_line, some
+from ops.files import matching
 from ops.shards import tensorflow
 
 _MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"  # a V1 checkpoint ends with it, as LevelDB's tables do
@@ -70,7 +71,7 @@ def is_first(prefix: str) -> bool:
     """Whether a prefix is that of a checkpoint of format V1."""
     item = epath.Path(prefix)
     if not item.exists():
-        return item.parent.is_dir() and any(item.parent.glob(f"{item.name}-?????-of-?????"))
+        return bool(matching(f"{prefix}-?????-of-?????", prefix))
     if (size := item.stat().length) < len(_MAGIC):
         return False
     with item.open("rb") as file:

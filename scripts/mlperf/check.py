@@ -23,7 +23,7 @@ from etils import epath
 from benchmarks import mlperf
 from benchmarks.mlperf import Entry
 from errors import UserError, one_line
-from ops import console
+from ops import console, files
 from scripts.mlperf import logs, official
 from scripts.mlperf.official import RULESETS, Package, file_name
 
@@ -217,7 +217,7 @@ def check(folder: str, ruleset: str) -> list[Verdict]:
 def _copy(source: Any, root: Any, system: str, benchmark: str) -> None:
     """Copies the results and the description of one system."""
     inside = f"results/{system}/{benchmark}"
-    for path in sorted((source / inside).glob("result_*.txt")):
+    for path in map(epath.Path, files.matching(f"{source / inside}/result_*.txt", str(source))):
         (root / inside).mkdir(parents=True, exist_ok=True)
         (root / inside / path.name).write_bytes(path.read_bytes())
     description = source / "systems" / f"{system}.json"

@@ -20,10 +20,11 @@ from etils import epath
 
 from benchmarks import mlperf
 from benchmarks.mlperf import Entry
+from engine import paths
 from engine.cluster import hosts
 from engine.mlperf import LOG
 from errors import HostError, UserError, one_line, parse_json
-from ops import console
+from ops import console, files
 
 MODEL_DIR = "MLP_GCS_MODEL_DIR"
 FILE = "request.json"
@@ -182,8 +183,8 @@ def _check_environment(entry: Entry, env: Mapping[str, str]) -> list[str]:
         mistakes.append(f"{MODEL_DIR}={path} cannot be written ({reason}): it must be {_MEANING}")
     try:
         missing = [patterns for patterns in entry.files if data and not _holds(data, patterns)]
-        if files := " and no ".join(map(" or ".join, missing)):
-            mistakes.append(f"{entry.variable}={data}: there is no {files}; it is {entry.meaning}")
+        if names := " and no ".join(map(" or ".join, missing)):
+            mistakes.append(f"{entry.variable}={data}: there is no {names}; it is {entry.meaning}")
     except Exception as error:  # each file system has errors of its own
         reason = one_line(error)
         mistakes.append(f"{entry.variable}={data} cannot be read ({reason}); it is {entry.meaning}")
@@ -194,6 +195,7 @@ def _cannot_write(path: str) -> str:
     """Why a folder cannot be written to; "" if it can."""
     probe = epath.Path(path) / f".probe-{uuid.uuid4().hex}"  # other hosts may probe as well
     try:
+        paths.check_writable(path, MODEL_DIR)
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.write_text("")
         probe.unlink()
@@ -207,11 +209,7 @@ def _holds(path: str, patterns: Sequence[str]) -> bool:
     root = epath.Path(path)
     if root.is_dir():
         next(iter(root.iterdir()), None)  # raises where listing is forbidden; glob finds nothing
-    for pattern in patterns:
-        folder = root / os.path.dirname(pattern)
-        if folder.exists() and any(True for _ in folder.glob(os.path.basename(pattern))):
-            return True
-    return False
+    return any(files.matching(f"{path}/{pattern}", path) for pattern in patterns)
 
 
 def _host(flags: Sequence[str]) -> hosts.ProcessGroup | None:

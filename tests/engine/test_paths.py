@@ -68,6 +68,7 @@ def test_a_folder_for_results_is_absolute(path, taken, monkeypatch):
     [
         ("a/b\\c]", "cannot have '\\\\' in its path"),
         ("gs://b/[c]", "cannot have '[' in its path"),
+        ("a*b", "cannot have '*' in its path"),
         ("a:/b", "cannot end with ':'"),
         ("a/b:", "cannot end with ':'"),
     ],
