@@ -115,7 +115,7 @@ def read_labels(path: str) -> list[str]:
         raise SourceError(f"there is no file {path}")
     data = read_all(path, limits.TEXT_BYTES)
     try:
-        return [line.strip() for line in data.decode("utf-8-sig").rstrip().splitlines()]
+        return limits.text_lines(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise SourceError(f"{path} is no text file") from error
 

@@ -90,11 +90,11 @@ def test_the_accuracy_is_that_of_evaluation(call, pictures, workdir, tiny_record
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@"])
-def test_a_name_is_no_formula_of_a_spreadsheet(start):
+def test_a_cell_is_the_text_itself(start):
     known = Classes([f"{start}cat"], 1, "probability")
     row = known.row(f"{start}x.jpg", np.zeros(1), "")
     (line,) = list(csv.reader(rows.lines("csv", iter([row]), known.columns)))[1:]
-    assert line[:4] == [f"'{start}x.jpg", f"'{start}cat", "1.0", "0"]
+    assert line[:4] == [f"{start}x.jpg", f"{start}cat", "1.0", "0"]
 
 
 def test_pictures_share_full_batches_by_their_shape_and_stay_in_order():
