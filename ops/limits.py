@@ -65,7 +65,7 @@ def expansion(packed: int, size: int) -> str:
 
 
 def text_lines(text: str) -> list[str]:
-    r"""The lines of a list of names, stripped, without empty ones at its end; "\n" alone ends one."""
+    r"""The lines of a list of names, stripped; none at its end is empty. "\n" alone ends one."""
     return [line.strip() for line in text.rstrip().split("\n")] if text.strip() else []
 
 
