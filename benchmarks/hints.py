@@ -53,6 +53,14 @@ class Hints:
         del norm_examples, evaluating
         return []
 
+    def remarks(self, split: str) -> list[tuple[str, str, str]]:
+        """What a full check says of the records of a split, all of which it could read.
+
+        Each row is ("ok" or "warn", the text, a remedy or "").
+        """
+        del split
+        return []
+
     def identity(self, split: str) -> Identity:
         """What the data of a split are; it reads no data that the split's batches do not need."""
         del split

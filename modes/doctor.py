@@ -262,6 +262,8 @@ def _records(case: Case) -> Iterator[Finding]:
         if not faults:
             count = benchmark.num_examples(split)
             yield Finding("ok", f"the {split} split is fit: read all {count:,} {benchmark.unit}")
+            for status, text, remedy in benchmark.remarks(split):
+                yield Finding("warn" if status == "warn" else "ok", text, remedy)
 
 
 def _memory(case: Case) -> Iterator[Finding]:

@@ -161,6 +161,12 @@ def find_shards(data_dir: str, patterns: str, split: str, marker: str = "-*") ->
         return paths
     except DataError as error:
         remedy = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
+        folder = data_dir.rstrip("/")
+        if "no file there" in str(error) and (
+            others := stems(matching(f"{folder}/*-of-*", folder))
+        ):
+            names = " and ".join(f"{os.path.basename(stem)}-*" for stem in others)
+            remedy = f"there is {names}: name the files with --config.{split}_files"
         raise DataError(f"{error}; {remedy}") from error
 
 

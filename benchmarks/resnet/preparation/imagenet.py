@@ -17,9 +17,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from errors import UserError
+import numpy as np
+
+from errors import UserError, visible
 from ops import console
-from ops.images import photos
+from ops.images import photos, repeats
 from ops.preparation import arguments, schema, sources, writing
 from ops.preparation import plan as plans
 
@@ -94,6 +96,7 @@ def prepare(args: argparse.Namespace) -> str:
     sources.check_unchanged(listings, args.workers)
     content = _manifest(plan, settings, planned, results)
     writing.report(content)
+    _warn_of_repeats(planned, results)
     warn(content)
     if not content["splits"]["train"]["examples"]:
         raise UserError("none of the training images can be used")
@@ -111,6 +114,16 @@ def warn(content: dict[str, Any]) -> None:
         empty = [row["name"] for row in content["classes"] if not row[split]]
         if empty:
             print(f"warning: {len(empty):,} classes have no {split} image: {', '.join(empty[:5])}")
+
+
+def _warn_of_repeats(planned: Sequence[writing.Shard], results: dict[str, dict]) -> None:
+    rows = [
+        (*row, shard.split) for shard in planned for row in results[shard.name].get("digests", ())
+    ]
+    if rows:
+        digests, labels, paths, splits = map(np.array, zip(*rows, strict=True))
+        for line in repeats.lines(digests, labels, splits, lambda i: str(paths[i])):
+            print(visible(f"warning: {line}"))
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -174,7 +187,8 @@ def _example(
     file, size = os.path.basename(path), (jpeg.height, jpeg.width)
     text = name if plan.own else ""
     record = schema.example(jpeg.encoded, label, name, file, size, text)
-    return writing.Example(record, (label,), path, change=jpeg.change)
+    digest = hashlib.blake2b(jpeg.encoded, digest_size=8).hexdigest() if plan.own else ""
+    return writing.Example(record, (label,), path, change=jpeg.change, digest=digest)
 
 
 def _manifest(
