@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from errors import UserError, visible
+from errors import UserError, some, visible
 from ops import console
 from ops.images import photos, repeats
 from ops.preparation import arguments, schema, sources, writing
@@ -81,6 +81,10 @@ def prepare(args: argparse.Namespace) -> str:
         stamps["validation_labels"] = hashlib.sha256("\n".join(labels).encode()).hexdigest()
     state.claim({"settings": settings, "input": stamps}, args.overwrite)
     images_by_split = _index(state, listings, args)
+    for name, source in images_by_split.items():
+        named = {source.class_name(i) for i in range(len(source.names))}
+        if empty := [folder for folder in listings[name].folders if folder not in named]:
+            print(visible(f"warning: --{name}: the folders {some(empty)} have no image: no class"))
     own = args.layout == "folder"
     train, validation = images_by_split["train"], images_by_split.get("validation")
     plan = plans.make(train, validation, labels, settings, own)
