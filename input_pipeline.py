@@ -74,14 +74,21 @@ class Source:
         wrong = (batch["label"] < 0) | (batch["label"] >= self.num_classes)
         if wrong.any():
             record = self.shards.where(int(batch["id"][wrong][0]))
-            raise wrong_label(record, self.label_offset, self.num_classes)
+            label = int(batch["label"][wrong][0])
+            raise wrong_label(record, label, self.label_offset, self.num_classes)
 
 
-def wrong_label(record: str, offset: int, num_classes: int) -> DataError:
-    """The error for a record, in words, whose stored label is out of range."""
+def wrong_label(record: str, label: int, offset: int, num_classes: int) -> DataError:
+    """The error for a record, in words, whose label, from 0, is out of range; stored + `offset`."""
+    stored, remedy = label + offset, "mend the record"
+    if stored == 0:
+        remedy = "labels count from 1: write the records again with each label + 1"
+        if num_classes == 1000:
+            remedy += ", or for 0 as a background class give --config.num_label_classes=1001"
+    elif stored > 0:
+        remedy = f"if it is right, give --config.num_label_classes={label + 1}; else {remedy}"
     return DataError(
-        f"{record}: its label is outside {offset}..{num_classes - 1 + offset}; "
-        "set --config.num_label_classes to what the data hold, or mend the record"
+        f"{record}: its label is {stored}, outside {offset}..{num_classes - 1 + offset}; {remedy}"
     )
 
 

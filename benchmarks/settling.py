@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import benchmarks
-from errors import CheckpointError
+from errors import CheckpointError, ConfigError
+from ops import foreign
 
 
 def restored(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,4 +108,9 @@ def _foreign(
             remarks = [(line, key) for line, key in remarks if not key or key in config]
             followed = [(line, "") for line in room.check_followed(config, values)]
             return values, remarks + followed, False
+    if file := foreign.find(path):
+        raise ConfigError(
+            f"config.init_from={path}: {foreign.describe(file)}, with which the benchmark "
+            f"{config.benchmark} cannot begin; give a workdir of its own that has checkpoints"
+        )
     return {}, [], False

@@ -8,9 +8,10 @@ import re
 from errors import ConfigError
 
 _PARTS = re.compile(r"(?:(\w[\w+.-]*):)?(/*)(.*)", re.S)  # scheme, slashes, rest
-# TensorStore turns a backslash into a slash, and Orbax reads brackets as a pattern: checkpoints
-# would seem complete and hold no arrays. Control characters break lines of logs.
-_UNSAFE = re.compile(r"[\\\[\]\x00-\x1f\x7f]")
+# TensorStore turns a backslash into a slash, and Orbax reads * ? [] as a pattern: checkpoints
+# would seem complete and hold no arrays, or another folder's. Control characters break lines of
+# logs.
+_UNSAFE = re.compile(r"[\\\[\]*?\x00-\x1f\x7f]")
 
 
 def check(path: str, source: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -75,7 +76,7 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
     try:
         for pattern in filter(None, (p.strip() for p in patterns.split(","))):
             absolute = "://" in pattern or pattern.startswith("/")
-            paths.update(tf.io.gfile.glob(pattern if absolute else f"{folder}/{pattern}"))
+            paths.update(matching(pattern) if absolute else matching(f"{folder}/{pattern}", folder))
         if not paths and not tf.io.gfile.exists(folder):
             fault = "there is no such folder"
         elif not paths and not tf.io.gfile.stat(folder).is_directory:
@@ -94,6 +95,25 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
         if "://" not in path and not os.path.isfile(path):  # reading a pipe might never end
             raise DataError(f"{path} is a folder, a pipe or a device, not a file: remove it")
     return matches
+
+
+def matching(pattern: str, folder: str = "") -> list[str]:
+    """The paths that match a pattern, of which `known_part` is a name."""
+    known = known_part(pattern, folder)
+    escaped = re.sub(r"[\\*?\[]", r"\\\g<0>", known)
+    return tensorflow().io.gfile.glob(escaped + pattern[len(known) :])
+
+
+def known_part(pattern: str, folder: str = "") -> str:
+    """The longest beginning of a pattern that exists, at least `folder`: its * ? [ ] are a name's.
+
+    All of the pattern if such a path exists.
+    """
+    exists = tensorflow().io.gfile.exists if "://" in pattern else os.path.lexists
+    known = pattern
+    while glob.has_magic(known[len(folder) :]) and not exists(known):
+        known = known.rpartition("/")[0]
+    return known
 
 
 def find_one(data_dir: str, patterns: str, what: str, key: str) -> str:
@@ -145,6 +165,12 @@ def find_shards(data_dir: str, patterns: str, split: str, marker: str = "-*") ->
         return paths
     except DataError as error:
         remedy = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
+        folder = data_dir.rstrip("/")
+        if "no file there" in str(error) and (
+            others := stems(matching(f"{folder}/*-of-*", folder))
+        ):
+            names = " and ".join(f"{os.path.basename(stem)}-*" for stem in others)
+            remedy = f"there is {names}: name the files with --config.{split}_files"
         raise DataError(f"{error}; {remedy}") from error
 
 

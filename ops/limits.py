@@ -64,6 +64,11 @@ def expansion(packed: int, size: int) -> str:
     )
 
 
+def text_lines(text: str) -> list[str]:
+    r"""The lines of a list of names, stripped; none at its end is empty. "\n" alone ends one."""
+    return [line.strip() for line in text.rstrip().split("\n")] if text.strip() else []
+
+
 def lines(file: Any, name: str, kind: type[UserError] = DataError) -> Iterator[bytes]:
     r"""The lines of a binary file with the "\n" at their ends, which alone ends a line.
 

@@ -115,7 +115,7 @@ def _text(data: bytes, path: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is damaged or no JSON: it is not UTF-8; get it again") from error
+        raise DataError(f"{path} is damaged or no JSON: it is not UTF-8; convert it") from error
 
 
 def _decode(text: str, path: str, masks: bool) -> dict[str, list]:
@@ -139,7 +139,7 @@ def _decode(text: str, path: str, masks: bool) -> dict[str, list]:
         content = parse_json(text, object_hook=compact)
     except ValueError as error:
         raise DataError(
-            f"{path} is damaged or no JSON ({one_line(error)}): get the file again"
+            f"{path} is damaged or no JSON ({one_line(error)}): mend or replace it"
         ) from error
     for key in ("images", "annotations", "categories"):
         if not isinstance(content, dict) or not isinstance(content.get(key), list):

@@ -107,9 +107,9 @@ def _read(path: str) -> list[np.ndarray]:
     except tf.errors.OpError as error:
         raise DataError(f"cannot read {path}: {one_line(error)}") from error
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DataError(f"{path} is damaged ({error}): fetch it again") from error
+        raise DataError(f"{path} is damaged ({error}): pack or copy it again") from error
     if not count:
-        raise DataError(f"{path} holds no ratings, only a header: fetch it again")
+        raise DataError(f"{path} holds no ratings, only a header")
     return [np.concatenate(columns) for columns in zip(*batches, strict=True)]
 
 
@@ -121,7 +121,7 @@ def _open(path: str) -> Iterator[tuple[str, Any]]:
             yield path, file
             return
         if file.read(4) != b"PK\3\4":
-            raise DataError(f"{path} is not a zip file: fetch it again")
+            raise DataError(f"{path} is not a zip file: pack or copy it again")
         file.seek(0)
         with zipfile.ZipFile(file) as archive:
             names = [n for n in archive.namelist() if n.endswith(("ratings.csv", "ratings.dat"))]
@@ -138,7 +138,7 @@ def _parse(path: str, name: str, file: Any) -> Iterator[pyarrow.RecordBatch]:
     """Yields batches of rows as columns uint32[...]: users, items and, if there are any, times."""
     start = file.read(1 << 16)
     if not start.strip():
-        raise DataError(f"{path} is empty: fetch it again")
+        raise DataError(f"{path} is empty: write or copy it again")
     file.seek(0)
     if name.endswith(".dat"):  # ":", as a delimiter has one character: columns between are empty
         header, delimiter, skip = _DAT, ":", 0
@@ -177,5 +177,5 @@ def _parse(path: str, name: str, file: Any) -> Iterator[pyarrow.RecordBatch]:
         )
     except pyarrow.ArrowInvalid as error:
         raise DataError(
-            f"{path} has a row that is not {header[:80]}; fetch it again: {one_line(error)}"
+            f"{path} has a row that is not {header[:80]}; mend the row: {one_line(error)}"
         ) from error

@@ -58,10 +58,14 @@ def _find(path: str) -> tuple[str, bytes]:
 
 def _parse(name: str, data: bytes) -> dict[int, str]:
     """The titles in a list; ValueError or IndexError if it has another form."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:  # as in ml-1m
+        text = data.decode("latin-1")
     rows: Any
-    if name.endswith(".dat"):  # without a header, in Latin-1
-        rows = (line.split("::") for line in data.decode("latin-1").splitlines() if line)
+    if name.endswith(".dat"):  # without a header
+        rows = (line.split("::") for line in limits.text_lines(text) if line)
     else:
-        rows = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))
+        rows = csv.reader(io.StringIO(text, newline=""))
         next(rows, None)
     return {int(row[0]): row[1] for row in rows if row}

@@ -39,10 +39,10 @@ from input_pipeline import Source
 from keys import read
 from ops import foreign
 from ops.decoding import Reader
-from ops.images import manifest, pixels
+from ops.images import manifest, pixels, repeats
 from ops.images.input_spec import InputSpec
 from ops.order import Order
-from ops.shards import tensorflow
+from ops.shards import read_some, tensorflow
 
 if TYPE_CHECKING:
     from benchmarks.uses import Uses
@@ -108,6 +108,7 @@ class ResNet(Sharded):
         self.groups = {**Benchmark.groups, **heads}
         self._dtype = architecture.PRECISIONS[settings.model.precision]
         self._sizes: Sizes | None = None
+        self._decoded: list[tuple[Source, np.ndarray]] = []  # splits, their digests and labels
 
     # Data.
 
@@ -126,9 +127,36 @@ class ResNet(Sharded):
         def whole(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
             encoded, label = source.parse(serialized)
             image = pixels.decode(encoded, only_jpeg=only_jpeg)
-            return {"label": label, "size": tensorflow().shape(image)[:2]}
+            digest = tensorflow().strings.to_hash_bucket_fast(encoded, (1 << 63) - 1)
+            return {"label": label, "size": tensorflow().shape(image)[:2], "digest": digest}
 
-        Reader(source.shards, pixels.jpegs_first(whole), source.check).decode_all()
+        def check(batch: Any) -> None:
+            source.check(batch)
+            rows.append(np.stack([batch["digest"], batch["label"]]))
+
+        rows = [np.zeros((2, 0), np.int64)]
+        Reader(source.shards, pixels.jpegs_first(whole), check).decode_all()
+        self._decoded.append((source, np.concatenate(rows, 1)))
+
+    def remarks(self, split: str) -> list[tuple[str, str, str]]:
+        """Images that occur several times in the split that `check` read last, or in both."""
+        if not self._decoded:  # such as random images
+            return []
+        sources, rows = zip(*self._decoded, strict=True)
+        ends = np.cumsum([row.shape[1] for row in rows])
+
+        def name(i: int) -> str:
+            k = int(np.searchsorted(ends, i, side="right"))
+            example = i - int(ends[k] - rows[k].shape[1])
+            (record,) = read_some(sources[k].shards, [example])
+            file = sources[k].image(record)[1] or sources[k].shards.where(example)
+            return f"{class_counts.class_name(sources[k].class_names, rows[k][1, example])}/{file}"
+
+        digests, labels = np.concatenate(rows, 1)
+        numbers = np.repeat(np.arange(len(rows)), [row.shape[1] for row in rows])
+        remedy = "delete the files that are wrong or too many, and prepare the data again"
+        found = repeats.lines(digests, labels, numbers, name, [len(rows) - 1])
+        return [("warn", f"{split}: {line}", remedy) for line in found]
 
     @functools.cached_property
     def classes(self) -> int:

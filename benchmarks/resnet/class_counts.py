@@ -35,7 +35,9 @@ def label_counts(source: Source, cache: str) -> np.ndarray:
             wrong = (labels < 0) | (labels >= source.num_classes)
             if wrong.any():
                 record = record_name(path, first + int(wrong.argmax()))
-                raise wrong_label(record, source.label_offset, source.num_classes)
+                raise wrong_label(
+                    record, int(labels[wrong][0]), source.label_offset, source.num_classes
+                )
             np.add.at(counts, labels, 1)
 
         counting.scan(path, add, f"a schema with {source.label_key}")

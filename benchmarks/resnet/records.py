@@ -118,7 +118,7 @@ def _scan_file(path: str, offset: int, num_classes: int) -> dict[str, Any]:
         for i, (label, encoded) in enumerate(zip(labels, parsed["image/encoded"], strict=True)):
             record = record_name(path, first + i)
             if not 0 <= label < num_classes:
-                raise wrong_label(record, offset, num_classes)
+                raise wrong_label(record, int(label), offset, num_classes)
             if not encoded.startswith(pixels.MAGIC):
                 raise DataError(f"{record} is not a JPEG, PNG, BMP or GIF image")
             if name := parsed["image/class/text"][i] or parsed["image/class/synset"][i]:

@@ -128,7 +128,7 @@ def class_names(options: Options, model: trained.Trained, accept_other_data: boo
         except Exception as error:  # each file system raises its own types
             reason = one_line(error)
             raise ConfigError(f"--labels={options.labels} cannot be read: {reason}") from error
-        names = [line.strip() for line in text.rstrip().splitlines()]
+        names = limits.text_lines(text)
         if len(names) != count:
             raise ConfigError(
                 f"--labels={options.labels} has {len(names):,} lines, but {model.source} has "

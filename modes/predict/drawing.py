@@ -29,12 +29,13 @@ def photo(encoded: bytes, objects: Sequence[Object]) -> bytes:
     image = Image.fromarray(pixels)
     pen = ImageDraw.Draw(image)
     side = max(image.size)
-    line, font = max(2, side // 400), fonts.load(max(11, side // 50))
+    line = max(2, side // 400)
     for each in reversed(objects):
         y0, x0, y1, x1 = each.box
         colour = _colour(each.category_id)
         pen.rectangle((x0, y0, x1, y1), outline=colour, width=line)
-        text = f"{shown(each.label)} {each.score:.0%}"
+        text = f"{fonts.drawable(shown(each.label))} {each.score:.0%}"
+        font = fonts.load(max(11, side // 50), text=text)
         left, top, right, bottom = pen.textbbox((x0 + line, y0), text, font)
         lift = min(bottom - top + 2 * line, max(y0, 0))  # above the box, if there is room
         pen.rectangle((x0, top - lift, right + line, bottom - lift + line), fill=colour)

@@ -61,19 +61,21 @@ def _draw_one(
         if row.is_wrong:
             pen.rectangle(box, outline=_RED, width=3)
         value = f" {classes.shown(row.values[0])}"
-        label = _fitting(shown(row.labels[0]), _SIDE - pen.textlength(value, _font(bold=True)))
+        label = _fitting(
+            fonts.drawable(shown(row.labels[0])), _SIDE - pen.textlength(value, _font(bold=True))
+        )
         texts = [(label + value, _RED if row.is_wrong else _INK)]
         if row.is_wrong:
-            texts.append((_fitting(f"folder: {shown(row.truth)}", _SIDE), _RED))
-    texts.append((_fitting(name_of(row.path), _SIDE), _GREY))
+            texts.append((_fitting(fonts.drawable(f"folder: {shown(row.truth)}"), _SIDE), _RED))
+    texts.append((_fitting(fonts.drawable(name_of(row.path)), _SIDE), _GREY))
     for i, (text, colour) in enumerate(texts):
-        pen.text((x, y + _SIDE + 2 + 16 * i), text, colour, _font(bold=i == 0))
+        pen.text((x, y + _SIDE + 2 + 16 * i), text, colour, _font(i == 0, text))
 
 
 def _fitting(text: str, width: float) -> str:
     """The text, shortened in its middle to `width` pixels of the bold font."""
     length, short = len(text), text
-    while _font(bold=True).getlength(short) > width and length > 1:
+    while _font(True, text).getlength(short) > width and length > 1:
         length -= 1
         short = f"{text[: length - length // 2]}…{text[len(text) - length // 2 :]}"
     return short

@@ -17,7 +17,7 @@ from PIL import Image
 
 from engine import paths
 from errors import DataError, is_of_files, one_line
-from ops import limits
+from ops import files, limits
 from ops.images import photos
 from ops.images.photos import Jpeg
 from ops.shards import tensorflow
@@ -109,9 +109,10 @@ def _of_one(path: str) -> tuple[list[str], list[str]]:
     elif exists(path) or not glob.has_magic(path):  # names may have brackets
         return ([path], []) if exists(path) else ([], [])
     elif remote:
-        matches = remote.glob(path)
+        matches = files.matching(path)
     else:
-        matches = glob.glob(path, recursive=True)
+        known = files.known_part(path)
+        matches = glob.glob(glob.escape(known) + path[len(known) :], recursive=True)
     pictures, others = [], []
     for match in sorted(matches, key=natural):
         inside = _walk(match, remote) if is_folder(match) else [match]

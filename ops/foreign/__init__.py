@@ -26,6 +26,13 @@ def is_name(path: str) -> bool:
     return path.startswith(("hf-hub:", "https://"))
 
 
+def describe(file: str) -> str:
+    """What a file is that `find` returned, in words."""
+    if checkpoints.is_second(file) or checkpoints.is_first(file):
+        return f"a checkpoint of TensorFlow with the arrays {checkpoints.listed(file)}"
+    return f"{file} is a file, as other libraries write their weights"
+
+
 def find(path: str) -> str:
     """The file of weights that a path means, local, gs:// or a name; "" if it is none.
 

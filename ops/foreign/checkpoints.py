@@ -16,6 +16,7 @@ import numpy as np
 from etils import epath
 
 from errors import DataError, one_line, some
+from ops.files import matching
 from ops.shards import tensorflow
 
 _MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"  # a V1 checkpoint ends with it, as LevelDB's tables do
@@ -70,7 +71,7 @@ def is_first(prefix: str) -> bool:
     """Whether a prefix is that of a checkpoint of format V1."""
     item = epath.Path(prefix)
     if not item.exists():
-        return item.parent.is_dir() and any(item.parent.glob(f"{item.name}-?????-of-?????"))
+        return bool(matching(f"{prefix}-?????-of-?????", prefix))
     if (size := item.stat().length) < len(_MAGIC):
         return False
     with item.open("rb") as file:
@@ -93,18 +94,12 @@ def read(prefix: str, most_bytes: int) -> tuple[dict[str, np.ndarray], str, str]
     Raises:
       DataError: the checkpoint is damaged, has no arrays of layers, or more than `most_bytes`.
     """
-    tf = tensorflow()
-    try:
-        reader = tf.train.load_checkpoint(prefix)
-        shapes = reader.get_variable_to_shape_map()
-        dtypes = reader.get_variable_to_dtype_map()
-    except Exception as error:  # TensorFlow's own classes, RuntimeError and others
-        raise DataError(f"{prefix} is damaged: {one_line(error)}") from error
+    reader, shapes, dtypes = _opened(prefix)
     names = sorted(name for name in shapes if _ARRAY.fullmatch(name))
     if not names:
         raise DataError(
             f"{prefix} has none of the layers conv2d, batch_normalization and dense: its arrays "
-            f"are {some(sorted(shapes))}"
+            f"are {listed(prefix)}"
         )
     if odd := [name for name in names if not dtypes[name].is_floating]:
         raise DataError(f"{prefix}: {odd[0]} has the dtype {dtypes[odd[0]].name}: it is no weight")
@@ -119,6 +114,20 @@ def read(prefix: str, most_bytes: int) -> tuple[dict[str, np.ndarray], str, str]
     has_averages = any(name + _AVERAGE in shapes for name in names)
     remark = f"{prefix} also has moving averages of its weights, which are not taken"
     return arrays, digest.hexdigest(), remark if has_averages else ""
+
+
+def listed(prefix: str) -> str:
+    """Names of arrays of a checkpoint in words, without counters; DataError if it is damaged."""
+    return some(sorted(name for name, shape in _opened(prefix)[1].items() if shape))
+
+
+def _opened(prefix: str) -> tuple[Any, dict[str, list[int]], dict[str, Any]]:
+    """TensorFlow's reader of a checkpoint, and the shapes and dtypes of its arrays by name."""
+    try:
+        reader: Any = tensorflow().train.load_checkpoint(prefix)
+        return reader, reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    except Exception as error:  # TensorFlow's own classes, RuntimeError and others
+        raise DataError(f"{prefix} is damaged: {one_line(error)}") from error
 
 
 def _array(reader: Any, prefix: str, name: str) -> np.ndarray:

@@ -141,7 +141,7 @@ def _beside(file: epath.Path) -> tuple[dict[str, Any], str]:
 
 def _labels(config: Mapping[str, Any], lines: str) -> tuple[str, ...]:
     """The names of classes: of labels.txt, else timm's, else Hugging Face's."""
-    names: Any = lines.splitlines() or config.get("label_names")
+    names: Any = limits.text_lines(lines) or config.get("label_names")
     numbered = config.get("id2label")
     if not names and isinstance(numbered, dict):
         names = [numbered.get(str(i)) for i in range(len(numbered))]

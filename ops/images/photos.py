@@ -17,6 +17,8 @@ from ops.shards import tensorflow
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 _JPEG = ("JPEG", "MPO")  # the latter is some cameras' JPEG, with more pictures behind it
 _ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
+_DEPTHS = (8, 10, 12, 14, 16)  # bits that sensors have, in files of 16 or 32 bits per channel
+_BITS_PER_SAMPLE, _MAX_SAMPLE_VALUE = 258, 281  # tags of a TIFF
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +66,8 @@ def convert(data: bytes, rotate: bool, quality: int, grey: bool = True, max_side
     """Converts an image file to an RGB or grey JPEG.
 
     A file that is such a JPEG already is kept byte for byte, and not decoded. Other files are
-    re-encoded: the first picture of several, transparency over white, 16 bits per channel scaled
-    to 8.
+    re-encoded: the first picture of several, transparency over white, more than 8 bits per channel
+    scaled to 8, see `_scaled`.
 
     Args:
         data: the content of the file.
@@ -86,10 +88,17 @@ def convert(data: bytes, rotate: bool, quality: int, grey: bool = True, max_side
             return Jpeg(data, image.height, image.width, "")
         if image.format in _JPEG:  # else Pillow may copy the rest of the file for each block
             image.decodermaxblock = len(data)
+        is_deep = image.mode in ("RGB", "RGBA") and ";16" in str(image.tile[:1])
         image.load()
         headers.check_exif(image.info)
+        depth, remark = _declared_bits(image, data), ""
+        if is_deep and max(high for _, high in image.getextrema()[:3]) < 64:
+            image, remark = _deep_colours(image, data, depth)
         upright = ImageOps.exif_transpose(image) if rotate else image
-        rgb = to_rgb(upright)
+        if upright.mode[0] in "IF":  # grey values that Pillow clips above 255
+            pixels, remark = _scaled(np.asarray(upright), depth)
+            upright = Image.fromarray(pixels)
+        rgb, change = to_rgb(upright), change + remark
         if shrinks:
             share = max_side / min(rgb.size)
             width, height = (round(side * share) for side in rgb.size)
@@ -150,23 +159,64 @@ def decode(data: bytes) -> Any:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Converts any Pillow image to mode RGB.
-
-    Raises:
-        BadImage: the pixels have no known range.
-    """
-    if image.mode.startswith("I"):  # Pillow's own conversion clips everything above 255 to white
-        values = np.asarray(image).astype(np.int64)
-        if values.min() < 0 or values.max() > 65535:
-            raise BadImage("more than 16 bits per channel")
-        return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
-    if image.mode == "F":
-        raise BadImage("floating-point pixels")
+    """Converts a Pillow image of 8 bits per channel to mode RGB."""
     if image.has_transparency_data:
         layer = image.convert("RGBA")
         white = Image.new("RGBA", layer.size, "white")
         return Image.alpha_composite(white, layer).convert("RGB")
     return image.convert("RGB")
+
+
+def _declared_bits(image: Any, data: bytes) -> int:
+    """The bits of a sample that a file of 16 bits per sample declares; 0 if it does not."""
+    if image.format == "PNG":  # the chunk sBIT, which stands before the pixels
+        begin = data.find(b"sBIT", 0, data.find(b"IDAT")) + 4
+        return data[begin] if begin > 3 else 0
+    if image.format == "TIFF":
+        if most := image.tag_v2.get(_MAX_SAMPLE_VALUE):
+            return int(np.max(most)).bit_length()
+        bits = int(np.max(image.tag_v2.get(_BITS_PER_SAMPLE, 0)))
+        return bits if bits < 16 else 0
+    return 0
+
+
+def _deep_colours(image: Any, data: bytes, depth: int) -> tuple[Any, str]:
+    """A dark picture of 16 bits per colour as `_scaled` gives it; Pillow keeps the upper 8 only."""
+    if image.format != "PNG":
+        raise BadImage("16 bits per channel, of which few are used: save it as an 8-bit PNG")
+    values = tensorflow().io.decode_png(data, dtype=tensorflow().uint16).numpy()
+    grey = values.shape[2] < 3
+    colours, remark = _scaled(values[..., : 1 if grey else 3], depth)
+    channels = [colours] * (3 if grey else 1)
+    if values.shape[2] in (2, 4):  # transparency
+        channels.append(_scaled(values[..., -1:], depth)[0])
+    result = Image.fromarray(np.concatenate(channels, 2))
+    result.info = image.info  # with the orientation
+    return result, remark
+
+
+def _scaled(values: np.ndarray, declared: int) -> tuple[np.ndarray, str]:
+    """(uint8 values, a remark) of values of any type and depth.
+
+    The depth is that which the file declares, else the smallest of `_DEPTHS` that holds the values;
+    16 if all are multiples of 257, as 8 bits in 16 are. Values from 0 to 1 that are no integers are
+    shares.
+    """
+    low, high = values.min(), values.max()
+    if not (low >= 0 and high <= 65535):  # NaN is neither
+        raise BadImage(f"pixels from {low:,} to {high:,}: save it with 8 or 16 bits per channel")
+    if values.dtype.kind == "f" and high <= 1:
+        return np.rint(255 * values).astype(np.uint8), ""
+    values = np.rint(values).astype(np.int64)
+    depth, remark = declared, ""
+    if not (values % 257).any():
+        depth = 16
+    elif not 0 < declared <= 16 or high >= 1 << declared:
+        depth = next(bits for bits in _DEPTHS if high < 1 << bits)
+        if depth < 16:
+            remark = f"; values to {high:,.0f} taken for {depth} bits"
+    most = (1 << depth) - 1
+    return ((255 * values + most // 2) // most).astype(np.uint8), remark
 
 
 def _change(image: Image.Image, rotate: bool, modes: tuple[str, ...]) -> str:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import unicodedata
 
 import numpy as np
 
@@ -83,8 +84,16 @@ def make(
             f"{train.path} holds splits ({', '.join(classes)}), not classes: "
             f"give --train={os.path.join(train.path, classes[-1])} and so on"
         )
-    number = {name: i + 1 for i, name in enumerate(classes)}
-    train_labels = np.array([number[train.class_name(int(i))] for i in train_rows], np.int32)
+    number = {_same(name): i + 1 for i, name in enumerate(classes)}
+    if len(number) < len(classes):
+        first, second = next(
+            (a, b) for a in classes for b in classes if a != b and _same(a) == _same(b)
+        )
+        raise SourceError(
+            f"{train.path} holds the folders {ascii(first)} and {ascii(second)}, whose names look "
+            "alike: rename one, or put their images into one folder"
+        )
+    train_labels = np.array([number[_same(train.class_name(int(i)))] for i in train_rows], np.int32)
     seed = settings["seed"]
     if validation is None:
         groups = _groups([train.names[int(i)] for i in train_rows], settings.get("group", ""))
@@ -105,6 +114,11 @@ def make(
     return Plan(classes, splits, own)
 
 
+def _same(name: str) -> str:
+    """A name in the form that equals that of all names that look like it."""
+    return unicodedata.normalize("NFC", name).strip()
+
+
 def read_labels(path: str) -> list[str]:
     """Reads a file with one class name per line.
 
@@ -115,7 +129,7 @@ def read_labels(path: str) -> list[str]:
         raise SourceError(f"there is no file {path}")
     data = read_all(path, limits.TEXT_BYTES)
     try:
-        return [line.strip() for line in data.decode("utf-8-sig").rstrip().splitlines()]
+        return limits.text_lines(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise SourceError(f"{path} is no text file") from error
 
@@ -229,11 +243,11 @@ def _validation(
         if not names:
             raise SourceError(f"{source.path} has no class folders: give --validation_labels")
     for i, name in enumerate(names):
-        if name not in number:
+        if _same(name) not in number:
             origin = f"line {i + 1} of --validation_labels" if labels else source.path
             hint = "; lines must be synsets such as n01440764" if name.isdigit() else ""
             raise SourceError(f"{origin}: no class '{name}' is among the training images{hint}")
-    return rows, np.array([number[name] for name in names], np.int32)
+    return rows, np.array([number[_same(name)] for name in names], np.int32)
 
 
 def _split(

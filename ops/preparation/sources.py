@@ -102,12 +102,14 @@ class Listing:
         archive: whether the path is an archive.
         stamp: a digest of names, sizes and modification times; it changes with the input.
         files: the sorted (name, size) of a folder; [] for an archive.
+        folders: the names of the folders in a folder, those without files too.
     """
 
     path: str
     archive: bool
     stamp: str
     files: list[tuple[str, int]]
+    folders: tuple[str, ...] = ()
 
     def all(self) -> Source:
         """All files of a folder, whatever they are."""
@@ -137,8 +139,10 @@ def list_input(path: str, workers: int, zipped: bool = False) -> Listing:
         ends = _ends(path, stat.length, zipped)
         return Listing(path, True, _digest([("", stat.length, stat.mtime_nsec, ends)]), [])
     with console.Threads(workers) as pool:
-        files = sorted(_walk(path, pool))
-    return Listing(path, False, _digest(files), [(name, size) for name, size, _ in files])
+        rows = sorted(_walk(path, pool))
+    files = [row for row in rows if not row[0].endswith("/")]
+    folders = tuple(name[:-1] for name, _, _ in rows if name.endswith("/"))
+    return Listing(path, False, _digest(files), [(name, size) for name, size, _ in files], folders)
 
 
 def list_inputs(
@@ -209,7 +213,10 @@ def _digest(rows: Any) -> str:
 
 
 def _walk(root: str, pool: futures.Executor) -> Iterator[tuple[str, int, int]]:
-    """Yields (name relative to root, size, modification time) of every file that is not hidden."""
+    """Yields (name relative to root, size, modification time) of every file that is not hidden.
+
+    And ("NAME/", 0, 0) of every folder in `root`.
+    """
     gfile = tensorflow().io.gfile
 
     def entries(folder: str) -> list[tuple[str, Any]]:
@@ -230,6 +237,8 @@ def _walk(root: str, pool: futures.Executor) -> Iterator[tuple[str, int, int]]:
             for path, stat in children:
                 if stat.is_directory:
                     below.append(path)
+                    if "/" not in path:
+                        yield f"{path}/", 0, 0
                 else:
                     yield path, stat.length, stat.mtime_nsec
         level = below

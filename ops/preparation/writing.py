@@ -177,6 +177,7 @@ class Example:
         path: the file's name in the manifest.
         fault: why the image cannot be used; '' if it can.
         change: why the image was re-encoded; '' if it was not.
+        digest: of the image, where equal ones are looked for.
     """
 
     record: bytes
@@ -184,6 +185,7 @@ class Example:
     path: str
     fault: str = ""
     change: str = ""
+    digest: str = ""
 
 
 def write(
@@ -242,6 +244,7 @@ class _Writer:
 
     def _write(self, shard: Shard, pool: futures.Executor, ahead: int) -> dict:
         classes, left_out, changed = collections.Counter(), [], []
+        digests = []
 
         def examples() -> Iterator[bytes]:
             convert = functools.partial(self.make, shard.split)
@@ -254,6 +257,8 @@ class _Writer:
                     continue
                 if one.change:
                     changed.append([one.path, one.change])
+                if one.digest:
+                    digests.append([one.digest, one.labels[0], one.path])
                 classes.update(one.labels)
                 yield one.record
 
@@ -266,6 +271,7 @@ class _Writer:
             "classes": {str(label): number for label, number in sorted(classes.items())},
             "left_out": left_out,
             "changed": changed,
+            "digests": digests,
         }
         self.state.write(f"{shard.name}.json", result)
         return result

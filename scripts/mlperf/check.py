@@ -24,7 +24,7 @@ import entry
 from benchmarks import mlperf
 from benchmarks.mlperf import Entry
 from errors import UserError, one_line
-from ops import console
+from ops import console, files
 from scripts.mlperf import logs, official
 from scripts.mlperf.official import RULESETS, Package, file_name
 from scripts.mlperf.request import FILE
@@ -231,7 +231,7 @@ def _check_one(source: Any, entries: Mapping[str, Entry], ruleset: str) -> Itera
 def _copy(source: Any, root: Any, system: str, benchmark: str) -> None:
     """Copies the results and the description of one system."""
     inside = f"results/{system}/{benchmark}"
-    for path in sorted((source / inside).glob("result_*.txt")):
+    for path in map(epath.Path, files.matching(f"{source / inside}/result_*.txt", str(source))):
         (root / inside).mkdir(parents=True, exist_ok=True)
         (root / inside / path.name).write_bytes(path.read_bytes())
     description = source / "systems" / f"{system}.json"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import random
 import re
 import sys
@@ -21,10 +20,11 @@ from etils import epath
 import recipe
 from benchmarks import mlperf
 from benchmarks.mlperf import Entry
+from engine import paths
 from engine.cluster import hosts
 from engine.mlperf import LOG
 from errors import ConfigError, HostError, UserError, one_line, parse_json
-from ops import console
+from ops import console, files
 
 MODEL_DIR = "MLP_GCS_MODEL_DIR"
 FILE = "request.json"
@@ -213,9 +213,8 @@ def _check_data(entry: Entry, env: Mapping[str, str]) -> Iterator[str]:
         yield f"{entry.variable} is not set: {entry.meaning}"
         return
     try:
-        missing = [patterns for patterns in entry.files if not _holds(data, patterns)]
-        if files := " and no ".join(map(" or ".join, missing)):
-            yield f"{entry.variable}={data}: there is no {files}; it is {entry.meaning}"
+from errors import ConfigError, HostError, UserError, one_line, parse_json
+from ops import console, files
     except Exception as error:  # each file system has errors of its own
         yield f"{entry.variable}={data} cannot be read ({one_line(error)}); it is {entry.meaning}"
 
@@ -224,6 +223,7 @@ def _cannot_write(path: str) -> str:
     """Why a folder cannot be written to; "" if it can."""
     probe = epath.Path(path) / f".probe-{uuid.uuid4().hex}"  # other hosts may probe as well
     try:
+        paths.check_writable(path, MODEL_DIR)
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.write_text("")
         probe.unlink()
@@ -237,11 +237,7 @@ def _holds(path: str, patterns: Sequence[str]) -> bool:
     root = epath.Path(path)
     if root.is_dir():
         next(iter(root.iterdir()), None)  # raises where listing is forbidden; glob finds nothing
-    for pattern in patterns:
-        folder = root / os.path.dirname(pattern)
-        if folder.exists() and any(True for _ in folder.glob(os.path.basename(pattern))):
-            return True
-    return False
+    return any(files.matching(f"{path}/{pattern}", path) for pattern in patterns)
 
 
 def _host(flags: Sequence[str]) -> hosts.ProcessGroup | None:

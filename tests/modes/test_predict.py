@@ -90,11 +90,11 @@ def test_the_accuracy_is_that_of_evaluation(call, pictures, workdir, tiny_record
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@"])
-def test_a_name_is_no_formula_of_a_spreadsheet(start):
+def test_a_cell_is_the_text_itself(start):
     known = Classes([f"{start}cat"], 1, "probability")
     row = known.row(f"{start}x.jpg", np.zeros(1), "")
     (line,) = list(csv.reader(rows.lines("csv", iter([row]), known.columns)))[1:]
-    assert line[:4] == [f"'{start}x.jpg", f"'{start}cat", "1.0", "0"]
+    assert line[:4] == [f"{start}x.jpg", f"{start}cat", "1.0", "0"]
 
 
 def test_pictures_share_full_batches_by_their_shape_and_stay_in_order():
@@ -239,7 +239,7 @@ def test_sources(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in (
         *("b/photo_10.JPG", "b/photo_9.jpg", "b/inner/x.png", "b/notes.txt", "b/.hidden.jpg"),
-        *("b/.cache/x.jpg", "[1].jpg", "1.jpg", "c.tif"),
+        *("b/.cache/x.jpg", "[1].jpg", "1.jpg", "c.tif", "d[1]/x.jpg", "d1/y.jpg"),
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"")
@@ -248,6 +248,8 @@ def test_sources(tmp_path, monkeypatch):
     assert sources.find(["b/", "c.tif"], [])[0] == [*inside, "c.tif"]
     assert sources.find(["[1].jpg"], [])[0] == ["[1].jpg"]  # a name, not the pattern for 1.jpg
     assert sources.find(["*.jpg"], [])[0] == ["1.jpg", "[1].jpg"]
+    assert sources.find(["d[1]/*.jpg"], [])[0] == ["d[1]/x.jpg"]  # such a folder exists
+    assert sources.find(["d[12]/*.jpg"], [])[0] == ["d1/y.jpg"]
     assert sources.find(["b/**/*.png", "?"], [])[0] == ["b/inner/x.png", *inside]
     assert sources.find(["-", "c.tif"], ["x y.jpg", "", "z"])[0] == ["x y.jpg", "z", "c.tif"]
     assert sources.find(["b/notes.txt"], [])[0] == ["b/notes.txt"]

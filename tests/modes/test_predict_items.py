@@ -97,6 +97,19 @@ def test_titles_are_those_beside_the_ratings(tiny_ratings, tmp_path, name, is_zi
     assert titles.read(tiny_ratings) == {}
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1"])
+@pytest.mark.parametrize("name", MOVIES)
+def test_titles_have_one_encoding_and_end_at_line_feeds(tiny_ratings, tmp_path, name, encoding):
+    """Å in UTF-8 has the byte 0x85, which is Latin-1's NEL: str.splitlines ends a line there."""
+    (tmp_path / "ratings.csv").write_bytes(pathlib.Path(tiny_ratings, "ratings.csv").read_bytes())
+    expected = {1: "Åsa-Nisse (1949)", 2: "Heat\x85 (1995)", 3: "Élysée"}
+    mark = "," if name.endswith(".csv") else "::"
+    lines = ["id,title,genres"] * (mark == ",")
+    lines += [f"{number}{mark}{title}{mark}Drama" for number, title in expected.items()]
+    (tmp_path / name).write_bytes("".join(f"{line}\r\n" for line in lines).encode(encoding))
+    assert titles.read(str(tmp_path)) == expected
+
+
 def test_titles_are_shown_and_may_be_damaged(call, model, tiny_ratings, tmp_path):
     (tmp_path / "ratings.csv").write_bytes(pathlib.Path(tiny_ratings, "ratings.csv").read_bytes())
     (tmp_path / "movies.csv").write_bytes(MOVIES["movies.csv"])

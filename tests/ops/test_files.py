@@ -43,6 +43,29 @@ def test_find_nothing(tmp_path, folder):
         files.find(f"{tmp_path}{folder}", "a*,b*", "seeds")
 
 
+NAMES = ["set[1]", "a*c", "a?c", "b\\c"]  # each is the pattern of another one's name, too
+OTHERS = ["set1", "abc", "axc", "bc"]
+
+
+@pytest.mark.parametrize("where", ["local", "gs"])
+def test_names_with_signs_of_patterns(tmp_path, request, where):
+    root = str(tmp_path) if where == "local" else request.getfixturevalue("gcs").bucket()
+    names = NAMES if where == "local" else NAMES[:3]
+    for name in (*names, *OTHERS):
+        files.write(f"{root}/{name}/in/train-0", [b"x"])
+        files.write(f"{root}/{name}/v[0]", [b"x"])
+        files.write(f"{root}/{name}/v0", [b"x"])
+    for name in names:
+        folder = f"{root}/{name}"
+        for patterns in ("in/train-*", "*/train-*", "in/train-0", f"{folder}/in/train-*"):
+            assert files.find(folder, patterns, "records") == (f"{folder}/in/train-0",)
+        assert files.find(folder, "v[0]", "file") == (f"{folder}/v[0]",)
+        assert files.find(folder, "v[0-9]", "file") == (f"{folder}/v0",)
+    with pytest.raises(DataError, match="no such folder"):
+        files.find(f"{root}/set[12]", "v0", "file")
+    assert files.find("", f"{root}/set[12]/v0", "file") == (f"{root}/set1/v0",)  # a pattern
+
+
 def never(path):
     raise AssertionError(f"{path} was read again")
 

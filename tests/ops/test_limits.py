@@ -66,3 +66,9 @@ def test_members_may_expand_as_images_and_text_do():
     assert not limits.expansion(10**9, 11 * 10**9)
     fault = limits.expansion(10**6, 10**9)
     assert fault.startswith("expands from 1,000,000 to 1,000,000,000 bytes, more than 100-fold: ")
+
+
+def test_only_line_feeds_end_the_lines_of_a_list():
+    text = "caf\u0085e\r\n\n a\u2028b \x0bc\x0cd\n\n"
+    assert limits.text_lines(text) == ["caf\u0085e", "", "a\u2028b \x0bc\x0cd"]
+    assert limits.text_lines(" \n") == []

@@ -53,7 +53,7 @@ class Zip(Source):
         start, head, packed, size = (int(array[i]) for array in arrays)
         if fault := limits.expansion(packed, size):
             raise photos.BadImage(fault)
-        damaged = UserError(f"{self.path} is damaged at {self.names[i]}: get the file again")
+        damaged = UserError(f"{self.path} is damaged at {self.names[i]}: mend or replace it")
         if packed > 2 * size + _HEADER:  # no archiver needs so much
             raise damaged
         data = read_at(self.path, start, head + _EXTRA + packed)
@@ -138,7 +138,7 @@ def _opened(path: str) -> Iterator[zipfile.ZipFile]:
             yield archive
     except _DAMAGE as error:
         fault = "is cut short, damaged or no zip archive"
-        raise SourceError(f"{path} {fault} ({one_line(error)}): get the file again") from error
+        raise SourceError(f"{path} {fault} ({one_line(error)}): mend or replace it") from error
 
 
 def _name(info: zipfile.ZipInfo) -> str:

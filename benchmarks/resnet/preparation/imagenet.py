@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from errors import UserError
+from errors import UserError, some, visible
 from ops import console, foreign, records
-from ops.images import photos
+from ops.images import photos, repeats
 from ops.preparation import arguments, schema, sources, writing
 from ops.preparation import plan as plans
 from ops.shards import tensorflow
@@ -88,6 +88,10 @@ def prepare(args: argparse.Namespace) -> str:
         stamps["validation_labels"] = hashlib.sha256("\n".join(labels).encode()).hexdigest()
     state.claim({"settings": settings, "input": stamps}, args.overwrite)
     images_by_split = _index(state, listings, args)
+    for name, source in images_by_split.items():
+        named = {source.class_name(i) for i in range(len(source.names))}
+        if empty := [folder for folder in listings[name].folders if folder not in named]:
+            print(visible(f"warning: --{name}: the folders {some(empty)} have no image: no class"))
     own = args.layout == "folder"
     train, validation = images_by_split["train"], images_by_split.get("validation")
     plan = plans.make(train, validation, labels, settings, own)
@@ -103,6 +107,7 @@ def prepare(args: argparse.Namespace) -> str:
     sources.check_unchanged(listings, args.workers)
     content = _manifest(plan, settings, planned, results)
     writing.report(content)
+    _warn_of_repeats(planned, results)
     warn(content)
     if not content["splits"]["train"]["examples"]:
         raise UserError("none of the training images can be used")
@@ -120,6 +125,16 @@ def warn(content: dict[str, Any]) -> None:
         empty = [row["name"] for row in content["classes"] if not row[split]]
         if empty:
             print(f"warning: {len(empty):,} classes have no {split} image: {', '.join(empty[:5])}")
+
+
+def _warn_of_repeats(planned: Sequence[writing.Shard], results: dict[str, dict]) -> None:
+    rows = [
+        (*row, shard.split) for shard in planned for row in results[shard.name].get("digests", ())
+    ]
+    if rows:
+        digests, labels, paths, splits = map(np.array, zip(*rows, strict=True))
+        for line in repeats.lines(digests, labels, splits, lambda i: str(paths[i])):
+            print(visible(f"warning: {line}"))
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -183,7 +198,8 @@ def _example(
     file, size = os.path.basename(path), (jpeg.height, jpeg.width)
     text = name if plan.own else ""
     record = schema.example(jpeg.encoded, label, name, file, size, text)
-    return writing.Example(record, (label,), path, change=jpeg.change)
+    digest = hashlib.blake2b(jpeg.encoded, digest_size=8).hexdigest() if plan.own else ""
+    return writing.Example(record, (label,), path, change=jpeg.change, digest=digest)
 
 
 def _manifest(

@@ -52,7 +52,7 @@ def read(paths: tuple[str, ...], vocabulary: Vocabulary, longest: int | None) ->
     if counts[0] != counts[1]:
         raise DataError(
             f"{paths[0]} has {counts[0]:,} lines and {paths[1]} {counts[1]:,}: line i of one is "
-            "the translation of line i of the other; fetch or prepare both again"
+            "the translation of line i of the other; mend or prepare both again"
         )
     return Corpus.make(paths, (), np.arange(counts[0]), (sources, targets), longest)
 
@@ -81,7 +81,7 @@ def read_side(
             for block in _blocks(file):
                 if len(block) >= _LONGEST and (block.isspace() or b"\n" not in block[:-1]):
                     fault = f"{len(block):,} bytes without text, or without the end of a line"
-                    raise DataError(f"{path}, line {number + 1:,} and on: {fault}; get it again")
+                    raise DataError(f"{path}, line {number + 1:,} and on: {fault}; mend it")
                 part = _encode(block, options, dtype)
                 parts.append(part.cut(longest))
                 number += len(part.lengths)

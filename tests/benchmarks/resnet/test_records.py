@@ -140,7 +140,8 @@ def test_empty_files(folder):
 UNUSABLE = {
     "no image": ((None, 1), "image/encoded", "image/encoded"),
     "no label": ((encode(), None), "image/class/label", "image/class/label"),
-    "label 6": ((encode(), 6), "its label is outside 1..5", "its label is outside 1..5"),
+    "label 6": ((encode(), 6), "its label is 6, outside 1..5", "its label is 6, outside 1..5"),
+    "label 0": ((encode(), 0), "0, outside 1..5; labels count from 1", "its label is 0, outside"),
     "text": ((b"hello", 1), "is not a JPEG, PNG, BMP or GIF", "Unknown image file format"),
     "not an example": (b"\xff\xfe\xfd" * 9, "not a tf.train.Example", "not a tf.train.Example"),
     "JPEG cut": ((encode(200, 300)[:3000], 1), None, "Invalid JPEG data"),

@@ -253,3 +253,34 @@ def test_a_path_that_is_not_utf8_takes_one_line(tmp_path, capsys):
     command = ["--layout=folder", f"--train={path}", f"--out={tmp_path}/records"]
     code, line = leaves("imagenet", command, capsys)
     assert code == 2 and "argument --train" in line and r"caf\xe9" in line
+
+
+def test_folders_whose_names_look_alike_are_refused(tmp_path):
+    for other in ("A\u0308pfel", "Äpfel ", " A\u0308pfel"):
+        for name in ("Äpfel", other, "birds"):
+            (tmp_path / other / name).mkdir(parents=True)
+            (tmp_path / other / name / "1.jpg").write_bytes(encoded(picture(1)))
+        flags = ["--layout=folder", f"--train={tmp_path}/{other}", f"--out={tmp_path}/out"]
+        with pytest.raises(UserError, match="look alike") as error:
+            prepare.make("imagenet", flags)
+        assert ascii("Äpfel") in str(error.value) and ascii(other) in str(error.value)
+
+
+def test_a_validation_folder_may_write_a_name_in_another_form(tmp_path, capsys):
+    """An empty folder and one without images are named; equal photos are, too."""
+    for split, name in (("train", "Äpfel"), ("val", "A\u0308pfel")):
+        for i in range(2):
+            (tmp_path / split / name).mkdir(parents=True, exist_ok=True)
+            (tmp_path / split / name / f"{i}.jpg").write_bytes(encoded(picture(1)))
+    for name in ("empty", "hidden", "texts"):
+        (tmp_path / "train" / name).mkdir()
+    (tmp_path / "train" / "hidden" / ".x.jpg").write_bytes(encoded(picture(1)))
+    (tmp_path / "train" / "texts" / "x.txt").write_text("x")
+    inputs = [f"--train={tmp_path}/train", f"--validation={tmp_path}/val"]
+    prepare.make("imagenet", ["--layout=folder", *inputs, f"--out={tmp_path}/out"])
+    warnings = [row for row in capsys.readouterr().out.splitlines() if row.startswith("warning")]
+    assert "--train: the folders empty, hidden, texts have no image" in warnings[0]
+    assert "in both splits" in warnings[1] and warnings[1].count("Äpfel/0.jpg") == 1
+    assert len(warnings) == 2
+    (row,) = json.loads((tmp_path / "out" / "manifest.json").read_text())["classes"]
+    assert row == {"label": 1, "name": "Äpfel", "train": 2, "validation": 2}

@@ -1,0 +1,98 @@
+"""Pictures of more than 8 bits per channel, as JPEGs of 8."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ops.images import photos
+
+RAMP = np.arange(4096).reshape(64, 64)
+
+
+def file(values, form, **options):
+    out = io.BytesIO()
+    Image.fromarray(values).save(out, form, **options)
+    return out.getvalue()
+
+
+def png(values, kind, sbit=None):
+    """A PNG of 16 bits per channel, which Pillow cannot write in colour."""
+
+    def chunk(name, data):
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
+
+    height, width = values.shape[:2]
+    rows = b"".join(b"\0" + row.tobytes() for row in values.astype(">u2"))
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, 0))
+    depth = chunk(b"sBIT", bytes([sbit])) if sbit else b""
+    pixels = chunk(b"IDAT", zlib.compress(rows))
+    return b"\x89PNG\r\n\x1a\n" + header + depth + pixels + chunk(b"IEND", b"")
+
+
+def colours(*channels):
+    return np.stack(channels, -1)
+
+
+SCALED = {  # file: (values from 0 to 1, what is said of a guess)
+    "8 bits in 32": (file((RAMP % 256).astype(np.int32), "TIFF"), RAMP % 256 / 255, " 8 bits"),
+    "10 bits in 16": (file((RAMP // 4).astype(np.uint16), "PNG"), RAMP // 4 / 1023, "10 bits"),
+    "12 bits in 16": (file(RAMP.astype(np.uint16), "PNG"), RAMP / 4095, "12 bits"),
+    "12 bits, big-endian": (file(RAMP.astype(">u2"), "TIFF"), RAMP / 4095, "12 bits"),
+    "14 bits in 32": (file((RAMP * 4).astype(np.int32), "TIFF"), RAMP * 4 / 16383, "14 bits"),
+    "16 bits": (file((RAMP * 16).astype(np.uint16), "PNG"), RAMP * 16 / 65535, ""),
+    "16 bits of 8, dark": (file((RAMP % 9 * 257).astype(np.uint16), "PNG"), RAMP % 9 / 255, ""),
+    "black": (file(np.zeros((9, 9), np.uint16), "PNG"), np.zeros((9, 9)), ""),
+    "declared by sBIT": (png(RAMP // 8, 0, 12), RAMP // 8 / 4095, ""),
+    "dark, by sBIT": (png(RAMP, 0, 16), RAMP / 65535, ""),
+    "declared by a TIFF": (
+        file((RAMP // 8).astype(np.uint16), "TIFF", tiffinfo={281: 4095}),
+        RAMP // 8 / 4095,
+        "",
+    ),
+    "shares": (file((RAMP / 4095).astype(np.float32), "TIFF"), RAMP / 4095, ""),
+    "float of 8 bits": (file((RAMP % 256).astype(np.float32), "TIFF"), RAMP % 256 / 255, " 8 bits"),
+    "colour": (png(colours(RAMP, RAMP, RAMP), 2), RAMP / 4095, "12 bits"),
+    "colour, opaque": (
+        png(colours(RAMP, RAMP, RAMP, np.full_like(RAMP, 65535)), 6),
+        RAMP / 4095,
+        "12 bits",
+    ),
+    "grey, transparent": (  # over white
+        png(colours(RAMP, np.full_like(RAMP, 0)), 4),
+        np.ones((64, 64)),
+        "12 bits",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_picture_is_scaled_by_its_depth(name):
+    data, expected, guess = SCALED[name]
+    jpeg = photos.to_jpeg(data, rotate=True, quality=100)
+    pixels = np.asarray(Image.open(io.BytesIO(jpeg.encoded)).convert("RGB")).astype(int)
+    assert np.abs(pixels - np.rint(255 * expected)[..., None]).max() <= 3
+    assert jpeg.change.endswith(guess) and bool(guess) == ("taken for" in jpeg.change)
+
+
+def test_16_bits_are_rounded():
+    every = np.arange(65536)
+    np.testing.assert_array_equal(photos._scaled(every, 0)[0], np.rint(every / 257))
+
+
+UNKNOWN = {
+    "more than 16 bits": RAMP.astype(np.int32) * 1000,
+    "negative": RAMP.astype(np.int32) - 5,
+    "no number": np.full((9, 9), np.nan, np.float32),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_picture_without_a_known_range_is_refused(name):
+    with pytest.raises(photos.BadImage, match="pixels from .* to .*save it with 8 or 16 bits"):
+        photos.to_jpeg(file(UNKNOWN[name], "TIFF"), rotate=True, quality=95)
