@@ -213,8 +213,9 @@ def _check_data(entry: Entry, env: Mapping[str, str]) -> Iterator[str]:
         yield f"{entry.variable} is not set: {entry.meaning}"
         return
     try:
-from errors import ConfigError, HostError, UserError, one_line, parse_json
-from ops import console, files
+        missing = [patterns for patterns in entry.files if not _holds(data, patterns)]
+        if names := " and no ".join(map(" or ".join, missing)):
+            yield f"{entry.variable}={data}: there is no {names}; it is {entry.meaning}"
     except Exception as error:  # each file system has errors of its own
         yield f"{entry.variable}={data} cannot be read ({one_line(error)}); it is {entry.meaning}"
 
