@@ -163,7 +163,7 @@ why() { # the reason of a failed installation, in one line; the words are pip's
   fi
 }
 
-count() { cat -- "${locks[@]}" | grep -E '^[a-zA-Z0-9]' | sort -u | wc -l | xargs; }
+count() { printf '%d' "$(cat -- "${locks[@]}" | grep -E '^[a-zA-Z0-9]' | sort -u | wc -l)"; }
 
 install() { # pip's output goes to a file; a terminal sees how far it is
   local all

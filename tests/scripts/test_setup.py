@@ -44,6 +44,8 @@ class Clone:
         for kind in ("tpu", "cuda", "dev", "parity"):
             self.lock(kind)
         self.venv = self.root / ".venv"
+        self.env: dict[str, str] = {}
+        self.calls, self.uv = folder / "calls", folder / "uv"  # of `machine` below
 
     def lock(self, kind, version=1):
         text = f"jax=={version} \\\n    --hash=sha256:0\n{kind}==1\n"
@@ -319,15 +321,14 @@ tar -czf "$3" -C "$folder" uv-x
 
 @pytest.fixture
 def machine(clone):
-    """A clone on a machine with the tools of this one, but no Python, no uv and no network."""
+    """A clone on a machine with a shell's tools, but no Python, no uv and no network."""
     tools = clone.root.parent / "tools"  # a folder of its own: nothing writes through these links
     tools.mkdir()
-    for folder in ("/usr/bin", "/bin"):
-        for path in pathlib.Path(folder).iterdir():
-            hidden = re.match(r"python|pip|uv|curl|wget|nvidia|pyenv", path.name)
-            if not hidden and not (tools / path.name).exists():
-                (tools / path.name).symlink_to(path)
-    clone.calls, clone.uv = clone.root.parent / "calls", clone.root.parent / "uv"
+    names = (
+        "cat cp dirname grep gzip mkdir mktemp mv ps rm sed sha256sum sort tail tar uname wc xargs"
+    )
+    for name in ("bash", *names.split()):
+        (tools / name).symlink_to(str(shutil.which(name, path="/usr/bin:/bin")))
     clone.uv.write_text(UV)
     clone.uv.chmod(0o755)
     clone.env = {"PATH": f"{clone.bin}:{tools}", "CALLS": str(clone.calls), "UV": str(clone.uv)}
