@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,8 @@ EMPTY_LINES = 1_000_000  # in a row; real text has a few
 FREE_BYTES, EXPANSION = 64 << 20, 100
 TAR_HEADER_BYTES = 1 << 20  # of a long name or of extended attributes in a tar; a path has 4 KiB
 
+# Without "<" in the tag and without "<seg" in the text, so that the search never starts again.
+_SEGMENT = re.compile(rb"<seg\b[^<>]*>((?:[^<]|<(?!/?seg\b))*+)</seg>", re.IGNORECASE)
 _SPECIAL = {
     "a pipe": stat.S_ISFIFO,
     "a device": lambda mode: stat.S_ISCHR(mode) or stat.S_ISBLK(mode),
@@ -67,6 +70,25 @@ def expansion(packed: int, size: int) -> str:
 def text_lines(text: str) -> list[str]:
     r"""The lines of a list of names, stripped; none at its end is empty. "\n" alone ends one."""
     return [line.strip() for line in text.rstrip().split("\n")] if text.strip() else []
+
+
+def is_sgm(path: str) -> bool:
+    """Whether a file is one of WMT's .sgm by its name."""
+    return path.lower().endswith((".sgm", ".sgml"))
+
+
+def segments(file: Any, name: str, kind: type[UserError] = DataError) -> Iterator[bytes]:
+    """The sentences of one of WMT's .sgm, each as a line; the arguments are those of `lines`.
+
+    Raises:
+      UserError: `kind`, for a file of more than `SGM_BYTES`, or without a <seg>.
+    """
+    if len(data := file.read(SGM_BYTES + 1)) > SGM_BYTES:
+        raise kind(f"{name} has more than {SGM_BYTES:,} bytes: split it")
+    if not _SEGMENT.search(data):
+        raise kind(f"{name} has no <seg>: plain text needs another name, such as .txt")
+    for match in _SEGMENT.finditer(data):
+        yield match[1].strip().replace(b"\n", b" ")
 
 
 def lines(file: Any, name: str, kind: type[UserError] = DataError) -> Iterator[bytes]:

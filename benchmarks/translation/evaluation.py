@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from benchmarks.base import HostBatch
-from benchmarks.translation import sgm
 from errors import DataError, one_line
-from ops import padding
+from ops import limits, padding
 from ops.shards import read_errors, tensorflow
 
 SETTINGS = {"lowercase": True, "tokenize": "intl"}  # of sacrebleu
@@ -78,7 +77,7 @@ def read_lines(path: str) -> list[str]:
     """
     try:
         with tensorflow().io.gfile.GFile(path, "rb") as file:
-            data = b"\n".join(sgm.segments(file, path)) if sgm.is_name(path) else file.read()
+            data = b"\n".join(limits.segments(file, path)) if limits.is_sgm(path) else file.read()
     except read_errors() as error:
         raise DataError(f"cannot read the text {path}: {one_line(error)}") from error
     try:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.translation import sgm
 from engine import paths
 from errors import DataError
 from modes.predict.sources import exact, refusing, shown
@@ -105,8 +104,8 @@ def lines(sources: Sequence[str], names: Sequence[str]) -> Iterator[Line]:
             yield parse(os.fsencode(source))
         else:
             with refusing(f"cannot read {shown(source)}"), _open(source) as file:
-                if sgm.is_name(source):
-                    yield from map(parse, sgm.segments(file, shown(source)))
+                if limits.is_sgm(source):
+                    yield from map(parse, limits.segments(file, shown(source)))
                 else:
                     yield from _read(file, "")
 

@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.translation import sgm
 from benchmarks.translation.vocabulary import Vocabulary
 from errors import one_line
 from ops import limits
@@ -55,8 +54,8 @@ class Text:
             with _open(self.path, count) as raw:
                 opened = _member(raw, self) if self.member else raw
                 with _unzipped(opened) as file:
-                    if sgm.is_name(self.name.removesuffix(".gz")):
-                        yield from sgm.segments(file, self.name, SourceError)
+                    if limits.is_sgm(self.name.removesuffix(".gz")):
+                        yield from limits.segments(file, self.name, SourceError)
                     else:
                         yield from self._split(file)
         except _DAMAGE as error:
