@@ -30,8 +30,9 @@ def fetch(name: str, source: str = "") -> tuple[str, str]:
     import huggingface_hub as hub
 
     shown = f"{source}={name}".removeprefix("=")
+    model = _MODEL.fullmatch(name)
     try:
-        if model := _MODEL.fullmatch(name):
+        if model:
             for weights in PUBLISHED:
                 wanted = [*_BESIDE, weights]
                 folder = hub.snapshot_download(model[1], revision=model[2], allow_patterns=wanted)

@@ -147,7 +147,8 @@ def test_mlperfs_target_is_for_ml_20m(
     keys, sizes, target, patience, tiny_ratings, tmp_path, monkeypatch
 ):
     if sizes:
-        data = settings(tmp_path, data_dir=tiny_ratings).load_benchmark("").data
+        loaded: Any = settings(tmp_path, data_dir=tiny_ratings).load_benchmark("")
+        data = loaded.data
         counts = data.num_users, data.num_items, data.num_positives + data.num_users
         monkeypatch.setattr(benchmarks.ncf, "ML_20M", dict(zip(ML_20M, counts, strict=True)))
     config = settings(tmp_path, data_dir=tiny_ratings, **keys)
