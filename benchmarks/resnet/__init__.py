@@ -329,7 +329,7 @@ class ResNet(Sharded):
 
     @property
     def published(self) -> str:
-        return foreign.RESNET.format(depth=min(self.settings.model.resnet_depth, 152))
+        return foreign.RESNET.format(depth=min(max(self.settings.model.resnet_depth, 18), 152))
 
     def check_random_start(self, norm_examples: int) -> None:
         """Also refuses "auto" where many images give new statistics: its rates are for a model."""

@@ -30,8 +30,9 @@ def fetch(name: str, source: str = "") -> tuple[str, str]:
     import huggingface_hub as hub
 
     shown = f"{source}={name}".removeprefix("=")
+    model = _MODEL.fullmatch(name)
     try:
-        if model := _MODEL.fullmatch(name):
+        if model:
             for weights in PUBLISHED:
                 wanted = [*_BESIDE, weights]
                 folder = hub.snapshot_download(model[1], revision=model[2], allow_patterns=wanted)
@@ -58,12 +59,10 @@ def fetch(name: str, source: str = "") -> tuple[str, str]:
         reason = " ".join(str(error).split()) or type(error).__name__
         remedy = ""
         if not isinstance(error, ValueError):  # perhaps this machine has no network
-            fetch_it = f"`curl -O {name}` fetches the file"
+            command = f"curl -O {name}"
             if model:
-                revision = f" --revision={model[2]}" if model[2] else ""
-                fetch_it = (
-                    f"`hf download {model[1]}{revision} --local-dir=FOLDER` fetches the folder"
-                )
-            remedy = f"; {fetch_it} on another machine: copy it here and give its path for the name"
-        raise DataError(f"{shown} cannot be downloaded: {reason}{remedy}") from error
+                at = f" --revision={model[2]}" if model[2] else ""
+                command = f"hf download {model[1]}{at} --local-dir={model[1].split('/')[1]}"
+            remedy = f"; or `{command}` on another machine, copy that here and give its path"
+        raise DataError(f"{shown} cannot be downloaded: {reason.rstrip('.')}{remedy}") from error
     raise ConfigError(f"{shown}: give hf-hub:OWNER/NAME[@REVISION] or https://.../NAME-HASH.pth")

@@ -170,8 +170,11 @@ def test_no_network(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     for is_offline in (False, True):
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
-        with pytest.raises(DataError, match=f"{NAME} cannot be downloaded: .* on the local disk"):
+        with pytest.raises(
+            DataError, match=f"{NAME} cannot be downloaded: .* on the local disk"
+        ) as e:
             downloads.fetch(NAME)
+        assert "`hf download timm/tiny.a1 --local-dir=tiny.a1`" in str(e.value)
     with pytest.raises(DataError, match="cannot be downloaded: .*refused"):
         downloads.fetch("http://127.0.0.1:9/tiny-00000000.pth")
     assert not list(tmp_path.rglob("*.safetensors"))

@@ -1,6 +1,8 @@
 """The command that a preparation prints last: a person with these data should type it."""
 
+import importlib
 import io
+import re
 
 import numpy as np
 import pytest
@@ -10,11 +12,12 @@ import run as runs
 from benchmarks.detection.preparation import coco
 from benchmarks.resnet.preparation import imagenet
 from benchmarks.translation.preparation import phrases
+from errors import ConfigError
 from ops import foreign
 from ops.preparation import arguments
 from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import write_coco
-from tests.conftest import make_plan
+from tests.conftest import make_plan, make_programs
 from tests.preparation import typed
 
 RESNET = "hf-hub:timm/resnet50.a1_in1k"
@@ -128,3 +131,20 @@ def test_phrases_have_their_recipe(tmp_path, monkeypatch):
     monkeypatch.setattr(phrases, "_has_records", lambda out: True)
     words, config = typed(prepare.make("phrases", [f"--out={tmp_path}"]), monkeypatch)
     assert "--config=configs/phrases.py" in words and config.data_dir == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name"),
+    [
+        *(("finetune", RESNET), ("finetune_digits", "hf-hub:timm/resnet18.a1_in1k")),
+        ("finetune_ssd", foreign.RESNET.format(depth=34)),
+        ("finetune_ssd_digits", foreign.RESNET.format(depth=34)),
+        *(("finetune_mask_rcnn", foreign.MASK_RCNN), ("mask_rcnn", RESNET)),
+        ("finetune_transformer", "WORKDIR"),
+    ],
+)
+def test_a_recipe_that_needs_a_model_names_one(recipe, name, tmp_path):
+    config = importlib.import_module(f"configs.{recipe}").get_config()
+    config.update({"train_batch_size": 64, "eval_batch_size": 64})
+    with pytest.raises(ConfigError, match=f"--config.init_from={re.escape(name)}\\b"):
+        make_programs(config.lock(), tmp_path).check_random_start()

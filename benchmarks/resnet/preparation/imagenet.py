@@ -244,7 +244,8 @@ def _pixels(out: str, shard: str) -> int:
 
 def _last_line(out: str, content: dict[str, Any]) -> str:
     splits, classes = content["splits"], content["num_label_classes"]
-    recipe, keys, images = "resnet50", {}, splits["train"]["examples"]
+    keys: dict[str, Any] = {}
+    recipe, images = "resnet50", splits["train"]["examples"]
     if images < _FEW:
         recipe, keys = "finetune", {"init_from": foreign.RESNET.format(depth=50)}
         keys |= arguments.fitted(images, largest=64, epochs=20, least=100)

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import benchmarks.ncf
 import locations
 import run as runs
 import train
 from benchmarks.ncf.preparation import ratings as make_ratings
+from benchmarks.ncf.ratings import ML_20M
 from configs import ncf, ncf_synthetic
 from errors import UserError
 from scripts import prepare
@@ -131,6 +133,38 @@ def test_a_run_resumes_bit_for_bit(tiny_ratings, tmp_path, caplog):
         train.train_and_evaluate(settings(in_parts, **keys))
     assert "resuming at step 7" in caplog.text
     assert_same_state(state_on_disk(at_once, 12), state_on_disk(in_parts, 12))
+
+
+@pytest.mark.parametrize(
+    ("keys", "sizes", "target", "patience"),
+    [
+        ({}, None, 0.0, 3),
+        ({"target": 0.5}, None, 0.5, 0),
+        ({}, "those of the data", 0.635, 0),
+    ],
+)
+def test_mlperfs_target_is_for_ml_20m(
+    keys, sizes, target, patience, tiny_ratings, tmp_path, monkeypatch
+):
+    if sizes:
+        loaded: Any = settings(tmp_path, data_dir=tiny_ratings).load_benchmark("")
+        data = loaded.data
+        counts = data.num_users, data.num_items, data.num_positives + data.num_users
+        monkeypatch.setattr(benchmarks.ncf, "ML_20M", dict(zip(ML_20M, counts, strict=True)))
+    config = settings(tmp_path, data_dir=tiny_ratings, **keys)
+    benchmark = config.load_benchmark("")
+    assert benchmark.num_examples("train") > 0
+    assert (benchmark.targets[0].value, benchmark.own_patience) == (target, patience)
+    assert len(benchmark.notes(1, True)) == bool(patience)
+
+
+def test_a_run_on_own_ratings_ends_when_its_score_stops_rising(tiny_ratings, tmp_path, caplog):
+    keys = {"data_dir": tiny_ratings, "train_steps": "400", "base_learning_rate": 0.01}
+    with caplog.at_level("INFO", logger="tpu_suite"):
+        train.train_and_evaluate(settings(tmp_path, **keys))
+        train.train_and_evaluate(settings(tmp_path, **keys))
+    assert "stopped because 3 evaluations brought no better hr at 10" in caplog.text
+    assert "already finished: " in caplog.text and "target" not in caplog.messages[-1]
 
 
 def test_without_data_one_line_says_so(tmp_path, monkeypatch):
