@@ -23,7 +23,8 @@ from engine import paths
 from engine.cluster import hosts
 from engine.mlperf import LOG
 from errors import HostError, UserError, one_line, parse_json
-from ops import console, files
+from ops import console
+from ops.files import matching
 
 MODEL_DIR = "MLP_GCS_MODEL_DIR"
 FILE = "request.json"
@@ -182,8 +183,8 @@ def _check_environment(entry: Entry, env: Mapping[str, str]) -> list[str]:
         mistakes.append(f"{MODEL_DIR}={path} cannot be written ({reason}): it must be {_MEANING}")
     try:
         missing = [patterns for patterns in entry.files if data and not _holds(data, patterns)]
-        if names := " and no ".join(map(" or ".join, missing)):
-            mistakes.append(f"{entry.variable}={data}: there is no {names}; it is {entry.meaning}")
+        if files := " and no ".join(map(" or ".join, missing)):
+            mistakes.append(f"{entry.variable}={data}: there is no {files}; it is {entry.meaning}")
     except Exception as error:  # each file system has errors of its own
         reason = one_line(error)
         mistakes.append(f"{entry.variable}={data} cannot be read ({reason}); it is {entry.meaning}")
@@ -208,7 +209,7 @@ def _holds(path: str, patterns: Sequence[str]) -> bool:
     root = epath.Path(path)
     if root.is_dir():
         next(iter(root.iterdir()), None)  # raises where listing is forbidden; glob finds nothing
-    return any(files.matching(f"{path}/{pattern}", path) for pattern in patterns)
+    return any(matching(f"{path}/{pattern}", path) for pattern in patterns)
 
 
 def _host(flags: Sequence[str]) -> hosts.ProcessGroup | None:
