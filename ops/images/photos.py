@@ -92,7 +92,7 @@ def convert(data: bytes, rotate: bool, quality: int, grey: bool = True, max_side
         image.load()
         headers.check_exif(image.info)
         depth, remark = _declared_bits(image, data), ""
-        if is_deep and max(high for _, high in image.getextrema()[:3]) < 64:
+        if is_deep and np.asarray(image)[..., :3].max() < 64:
             image, remark = _deep_colours(image, data, depth)
         upright = ImageOps.exif_transpose(image) if rotate else image
         if upright.mode[0] in "IF":  # grey values that Pillow clips above 255

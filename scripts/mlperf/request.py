@@ -24,7 +24,8 @@ from engine import paths
 from engine.cluster import hosts
 from engine.mlperf import LOG
 from errors import ConfigError, HostError, UserError, one_line, parse_json
-from ops import console, files
+from ops import console
+from ops.files import matching
 
 MODEL_DIR = "MLP_GCS_MODEL_DIR"
 FILE = "request.json"
@@ -238,7 +239,7 @@ def _holds(path: str, patterns: Sequence[str]) -> bool:
     root = epath.Path(path)
     if root.is_dir():
         next(iter(root.iterdir()), None)  # raises where listing is forbidden; glob finds nothing
-    return any(files.matching(f"{path}/{pattern}", path) for pattern in patterns)
+    return any(matching(f"{path}/{pattern}", path) for pattern in patterns)
 
 
 def _host(flags: Sequence[str]) -> hosts.ProcessGroup | None:

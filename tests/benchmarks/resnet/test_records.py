@@ -136,6 +136,15 @@ def test_empty_files(folder):
     assert line == f"no train records: the 2 files {folder}/train-0 ... are empty"
 
 
+def test_records_of_another_name_are_named(folder):
+    for number in range(2):
+        write(folder / f"val-{number:05}-of-00002", good(1))
+    line = fault(open_train, folder, "validation-*,validation/validation-*")
+    assert "no file there matches 'validation-*" in line
+    assert line.endswith("there is val-*: name the files with --config.train_files")
+    assert open_train(folder, "val-*").shards.total == 2
+
+
 # What is wrong -> the record, or its image and label; what counting says, and what reading says.
 UNUSABLE = {
     "no image": ((None, 1), "image/encoded", "image/encoded"),

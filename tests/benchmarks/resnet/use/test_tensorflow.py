@@ -6,6 +6,7 @@
 
 import dataclasses
 import functools
+import importlib
 import shutil
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 import models
 import run as runs
+from benchmarks import settling
 from benchmarks.resnet.use import creation_order, imports
 from errors import ConfigError, DataError
 from modes import importing, trained
@@ -207,6 +209,22 @@ def saved(prefix, arrays, form=2):
             tf.get_variable(name, initializer=array)
         session.run(tf.global_variables_initializer())
         tf.train.Saver(write_version=form).save(session, str(prefix))
+
+
+@pytest.mark.parametrize("name", ["transformer", "gnmt", "ncf"])
+def test_a_benchmark_without_a_reader_says_what_a_checkpoint_holds(name, tmp_path):
+    """As of tensor2tensor; whether the prefix, one of its files or the folder is named."""
+    layer = "transformer/body/decoder/layer_0/ffn/conv1/kernel"
+    saved(
+        f"{tmp_path}/model.ckpt-250000", {layer: np.ones((4, 8), np.float32), "step": np.int64(3)}
+    )
+    config = importlib.import_module(f"configs.{name}").get_config()
+    for path in ("", "/model.ckpt-250000", "/model.ckpt-250000.index"):
+        with pytest.raises(ConfigError, match=f"TensorFlow with the arrays {layer}, with which"):
+            settling.settle(config, f"{tmp_path}{path}", (), whole=False)
+    assert settling.settle(config, f"{tmp_path}/model.ckpt-9", (), whole=False) == []
+    (tmp_path / "w" / "checkpoints").mkdir(parents=True)
+    assert settling.settle(config, f"{tmp_path}/w", (), whole=False) == []
 
 
 def test_paths_and_damage(gcs, tmp_path):
