@@ -71,6 +71,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         exits.enter_context(run.watched(lambda: saver.rescue() if saver else ""))
         if settings.mlperf.format:
             run = mlperf_log.count(run, evaluating)
+            settings = run.settings
         log = _mlperf_log(run, evaluating, time.time())
         if settings.tracker and jax.process_index() == 0:
             exits.enter_context(tracking.synced(settings.workdir, settings.recipe, print))

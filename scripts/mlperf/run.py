@@ -21,6 +21,7 @@ from typing import Any
 from etils import epath
 
 import entry
+from engine import environment
 from engine.mlperf import LOG
 from errors import UserError, one_line
 from scripts.job.run import Children
@@ -275,4 +276,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    environment.set_defaults()  # TensorFlow's lines of greeting stay away
     entry.run(main)
