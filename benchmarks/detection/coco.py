@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterator
+import os
+import posixpath
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,6 +105,36 @@ class Annotations:
             crowd=np.array([crowd for *_, crowd, _ in objects], bool),
             outlines=[outline for *_, outline in objects] if masks else [],
         )
+
+    def listed(self, paths: Sequence[str]) -> list[int | None]:
+        """For each path of a picture the row of its image; None without one, or with several.
+
+        A `file_name` may have more or fewer folders in front than the path.
+        """
+        by_base: dict[str, list[int]] = {}
+        for row, name in enumerate(self.file_names):
+            by_base.setdefault(os.path.basename(normal(name)), []).append(row)
+        fits = [
+            [
+                r
+                for r in by_base.get(os.path.basename(p), ())
+                if is_end(normal(self.file_names[r]), p)
+            ]
+            for p in paths
+        ]
+        times = collections.Counter(row for rows in fits for row in rows)
+        return [rows[0] if len(rows) == 1 and times[rows[0]] == 1 else None for rows in fits]
+
+
+def normal(name: str) -> str:
+    """A `file_name` as a relative path; some tools write those of Windows."""
+    return posixpath.normpath(name.replace("\\", "/")).lstrip("/")
+
+
+def is_end(path: str, name: str) -> bool:
+    """Whether one of two paths is the end of the other."""
+    short, long = sorted((path, name), key=len)
+    return f"/{long}".endswith(f"/{short}")
 
 
 def _read(path: str) -> bytes:
