@@ -1,6 +1,7 @@
 """predict.py with detectors: photos in, boxes and outlines in pixels of the photo out."""
 
 import csv
+import dataclasses
 import importlib
 import io
 import json
@@ -19,7 +20,11 @@ from engine import mesh as meshes
 from engine import step
 from modes import trained
 from modes.demo import answers
+from modes.predict import boxes
+from modes.predict.box_rows import Object, Row
 from modes.predict.boxes import image_ids
+from modes.predict.sources import Picture
+from ops.images.photos import Jpeg
 from tests.benchmarks.detection import scenes_fixture
 from tests.modes.test_predict import refusal
 
@@ -197,15 +202,22 @@ def test_ids_of_images_are_those_of_the_runs_own_annotations(paths, ids, tmp_pat
     assert ("other pictures" in notes) == (0 < len(listed) < len(paths))
 
 
-def test_cocos_results_have_weak_boxes_that_are_not_drawn(call, data, model, tmp_path):
-    photo, drawings = data / "photos" / "21.jpg", []
-    for name, *flags in (("a",), ("b", "--min_score=0.3"), ("c", "--min_score=0")):
-        out = f"--out={tmp_path}/{name}.coco.json"
-        assert call(photo, out, f"--draw={tmp_path}/{name}", *flags)[0] == 0
-        drawings.append((tmp_path / name / "21.jpg").read_bytes())
-    counts = [len(json.loads((tmp_path / f"{name}.coco.json").read_text())) for name in "abc"]
-    assert counts[0] == counts[2] > counts[1]
-    assert drawings[0] == drawings[1] != drawings[2]
+def test_weak_boxes_of_cocos_results_are_not_drawn(tmp_path):
+    file = io.BytesIO()
+    Image.new("RGB", (64, 48), (90, 90, 90)).save(file, "JPEG")
+    picture = Picture("in/a.jpg", Jpeg(file.getvalue(), 48, 64, ""))
+    good, weak = (Object("x", 3, score, (5, 5, 30, 40)) for score in (0.31, 0.29))
+    options = boxes.Options(draw=str(tmp_path))
+    assert options.least("coco") == 0  # as COCO's score wants them
+
+    def drawn(objects, **changes):
+        row = Row("in/a.jpg", 48, 64, objects)
+        boxes.Drawer(dataclasses.replace(options, **changes)).write(picture, row)
+        return (tmp_path / "a.jpg").read_bytes()
+
+    assert drawn((good, weak)) == drawn((good,)) != drawn(())
+    assert drawn((good, weak), min_score=0.0) != drawn((good,))
+    assert max(Image.open(tmp_path / "a.jpg").size) == 640
 
 
 def test_the_page_answers_as_predict_py(call, model, data):
@@ -215,8 +227,8 @@ def test_the_page_answers_as_predict_py(call, model, data):
     _, out, _ = call(photo, "--format=json")
     expected = json.loads(out)[0]["objects"]
     assert [row[0] for row in answer.rows] == [each["label"] for each in expected]
-    boxes = [[f"{x:.0f}" for x in each["bbox"]] for each in expected]
-    assert [list(row[2:]) for row in answer.rows] == boxes
+    places = [[f"{x:.0f}" for x in each["bbox"]] for each in expected]
+    assert [list(row[2:]) for row in answer.rows] == places
     drawn, size = Image.open(io.BytesIO(answer.picture)).size, Image.open(photo).size
     assert drawn[0] * size[1] == drawn[1] * size[0] and max(drawn) >= 640
     assert "not one of JPEG" in demo.answer(b"no picture").error
