@@ -206,7 +206,7 @@ def test_weak_boxes_of_cocos_results_are_not_drawn(tmp_path):
     file = io.BytesIO()
     Image.new("RGB", (64, 48), (90, 90, 90)).save(file, "JPEG")
     picture = Picture("in/a.jpg", Jpeg(file.getvalue(), 48, 64, ""))
-    good, weak = (Object("x", 3, score, (5, 5, 30, 40)) for score in (0.31, 0.29))
+    good, weak = (Object("x", 3, s, (5, 5, 30, 90 * s)) for s in (0.31, 0.29))
     options = boxes.Options(draw=str(tmp_path))
     assert options.least("coco") == 0  # as COCO's score wants them
 
