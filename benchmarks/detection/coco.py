@@ -187,7 +187,7 @@ def _images(rows: list[Any], path: str) -> tuple[list[str], list[int], list[tupl
     """(file names, ids, (height, width)) of the images; DataError names the first fault."""
     names, ids, sizes = [], [], []
     for image_id, name, row in _listed(rows, path, ("image", "images"), "file_name"):
-        size = row.get("height"), row.get("width")
+        size: Any = row.get("height"), row.get("width")
         if not all(type(number) is int and 0 < number < _INT32 for number in size):
             raise DataError(
                 f"{path}: image {image_id} ({name}) needs a height and width that are whole "

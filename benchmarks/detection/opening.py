@@ -212,7 +212,8 @@ def read_objects(paths: Sequence[str]) -> Objects:
             sizes.append([parsed["image/height"].numpy(), parsed["image/width"].numpy()])
             names.append(parsed["image/filename"].numpy().decode() or record_name(path, i))
     rows = np.repeat(np.arange(len(parts)), [len(labels) for labels, *_ in parts])
-    return Objects(rows, *map(np.concatenate, zip(*parts, strict=True)), np.array(sizes), names)
+    labels, boxes, crowds = map(np.concatenate, zip(*parts, strict=True))
+    return Objects(rows, labels, boxes, crowds, np.array(sizes), names)
 
 
 def _rows(values: Any) -> list[Any]:
