@@ -28,7 +28,7 @@ DETECTION_SUFFIX = ".tfrecord"
 TEXT_SPLITS = ("translate_packed-train", "translate-dev")
 _NUMBER = r"-\d{5,}-of-\d{5,}"
 _SHARD = (
-    rf"(?:(?:train|validation){_NUMBER}|(?:train|val){_NUMBER}\.tfrecord|"
+    rf"(?:validation{_NUMBER}|(?:train|val){_NUMBER}(?:\.tfrecord)?|"
     rf"(?:{'|'.join(TEXT_SPLITS)}){_NUMBER})"
 )
 _BESIDE = r"manifest\.json|instances_val2017\.json|vocab\.\w+|(?:sources|references)\.txt"

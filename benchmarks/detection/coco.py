@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterator
+import os
+import posixpath
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,6 +106,36 @@ class Annotations:
             outlines=[outline for *_, outline in objects] if masks else [],
         )
 
+    def listed(self, paths: Sequence[str]) -> list[int | None]:
+        """For each path of a picture the row of its image; None without one, or with several.
+
+        A `file_name` may have more or fewer folders in front than the path.
+        """
+        by_base: dict[str, list[int]] = {}
+        for row, name in enumerate(self.file_names):
+            by_base.setdefault(os.path.basename(normal(name)), []).append(row)
+        fits = [
+            [
+                r
+                for r in by_base.get(os.path.basename(p), ())
+                if is_end(normal(self.file_names[r]), p)
+            ]
+            for p in paths
+        ]
+        times = collections.Counter(row for rows in fits for row in rows)
+        return [rows[0] if len(rows) == 1 and times[rows[0]] == 1 else None for rows in fits]
+
+
+def normal(name: str) -> str:
+    """A `file_name` as a relative path; some tools write those of Windows."""
+    return posixpath.normpath(name.replace("\\", "/")).lstrip("/")
+
+
+def is_end(path: str, name: str) -> bool:
+    """Whether one of two paths is the end of the other."""
+    short, long = sorted((path, name), key=len)
+    return f"/{long}".endswith(f"/{short}")
+
 
 def _read(path: str) -> bytes:
     try:
@@ -154,7 +187,7 @@ def _images(rows: list[Any], path: str) -> tuple[list[str], list[int], list[tupl
     """(file names, ids, (height, width)) of the images; DataError names the first fault."""
     names, ids, sizes = [], [], []
     for image_id, name, row in _listed(rows, path, ("image", "images"), "file_name"):
-        size = row.get("height"), row.get("width")
+        size: Any = row.get("height"), row.get("width")
         if not all(type(number) is int and 0 < number < _INT32 for number in size):
             raise DataError(
                 f"{path}: image {image_id} ({name}) needs a height and width that are whole "

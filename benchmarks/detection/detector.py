@@ -102,7 +102,8 @@ class Detector(Sharded):
     def annotations(self) -> coco.Annotations:
         """The true boxes of the evaluation, and with them the categories."""
         keys, key = self.keys, "eval_annotations"
-        path = files.find_one(keys.data_dir, keys.eval_annotations, "annotations", key)
+        what = "annotations in COCO's form, which the score reads,"
+        path = files.find_one(keys.data_dir, keys.eval_annotations, what, key)
         annotations = coco.Annotations.load(path, self.reads_masks)
         if keys.class_numbers == "ids":
             if 0 < keys.num_classes < (last := annotations.categories[-1][0]):

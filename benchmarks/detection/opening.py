@@ -151,7 +151,8 @@ def _scanned(
     files.check_not_empty(paths, list(map(len, boxes)), split)
     examples = [(split == "eval") | (of_file > 0) for of_file in boxes]
     if not any(of_file.any() for of_file in examples):
-        raise DataError(f"no train records: none of the images in {paths[0]} ... has a box")
+        single = " that is no crowd" * masks
+        raise DataError(f"no train records: none of the images in {paths[0]} ... has a box{single}")
     ids = tuple(i for row in rows for i in row["ids"])
     upright = np.array([high for row in rows for high in row["upright"]], bool)
     upright = upright[np.concatenate(examples)].tolist() if masks else ()
@@ -211,7 +212,8 @@ def read_objects(paths: Sequence[str]) -> Objects:
             sizes.append([parsed["image/height"].numpy(), parsed["image/width"].numpy()])
             names.append(parsed["image/filename"].numpy().decode() or record_name(path, i))
     rows = np.repeat(np.arange(len(parts)), [len(labels) for labels, *_ in parts])
-    return Objects(rows, *map(np.concatenate, zip(*parts, strict=True)), np.array(sizes), names)
+    labels, boxes, crowds = map(np.concatenate, zip(*parts, strict=True))
+    return Objects(rows, labels, boxes, crowds, np.array(sizes), names)
 
 
 def _rows(values: Any) -> list[Any]:
@@ -234,9 +236,10 @@ def _fault(row: dict[str, Any], category_ids: tuple[int, ...]) -> str:
         return f"its objects differ in number from key to key ({sorted(lengths)}); mend the record"
     unknown = labels[~np.isin(labels, category_ids)]
     if len(unknown):
+        few = ", ".join(map(str, category_ids[:4])) + ", ..." * (len(category_ids) > 4)
         return (
-            f"category {unknown[0]} is none of the {len(category_ids)} in the annotations; the "
-            "records and the annotations must be of one data set"
+            f"category {unknown[0]} is none of the {len(category_ids)} in the annotations ({few}); "
+            "the records and the annotations must be of one data set, and number categories alike"
         )
     outside = ~(np.abs(np.array(sides) - 0.5) <= 0.5 + _OUTSIDE)  # also where it is not a number
     if outside.any():
@@ -265,5 +268,6 @@ def _image_id(text: bytes, record: str) -> int:
         return number
     raise DataError(
         f"{record}: image/source_id={text.decode(errors='replace')!r} must be the image's id in "
-        "the annotations, a whole number from -2^31 to 2^31 - 1"
+        "the annotations, a whole number from -2^31 to 2^31 - 1; TensorFlow's Object Detection API "
+        "writes file names there: such records can be trained on, to evaluate write the ids"
     )

@@ -77,7 +77,7 @@ def quality(
     evaluation.accumulate()
     evaluation.summarize()
     stats = np.where(evaluation.stats < 0, math.nan, evaluation.stats).tolist()  # -1: not defined
-    scores = dict(zip(NAMES, stats, strict=True))
+    scores: dict[str, float] = dict(zip(NAMES, stats, strict=True))
     return Quality(scores, evaluation.eval["precision"][:, :, :, 0, -1].copy())
 
 

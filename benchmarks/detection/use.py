@@ -17,7 +17,7 @@ from benchmarks.base import HostBatch
 from benchmarks.detection import exhibits, mistakes, outlines, picture, program, weights
 from benchmarks.detection.records import Image
 from benchmarks.uses import Exhibit, Imported, Picture, Uses
-from errors import one_line
+from errors import UserError, one_line
 from ops.images import manifest
 from ops.images.prepared import decoded
 from ops.shards import tensorflow
@@ -78,6 +78,22 @@ class DetectorUses(Uses):
             return {}
         known = sorted(zip(content.category_ids, content.class_names, strict=True))
         return {"categories": self._benchmark.numbered(tuple(known))}
+
+    def listed(self, paths: Sequence[str]) -> tuple[str, dict[int, tuple[int, int, int]]]:
+        """The file of annotations in the folder of the run's data, and the pictures in it.
+
+        The second value is, by the place in `paths` of each picture that the file lists, its id,
+        height and width there. ("", {}) where there is no such file.
+        """
+        try:
+            if not self._benchmark.keys.data_dir:
+                return "", {}
+            known = self._benchmark.annotations
+        except UserError:  # the folder has moved, or has other data by now
+            return "", {}
+        rows = {i: row for i, row in enumerate(known.listed(paths)) if row is not None}
+        columns = np.column_stack([known.image_ids, known.sizes]).tolist()
+        return known.path, {i: tuple(columns[row]) for i, row in rows.items()}
 
     def inputs(self, encoded: bytes, height: int, width: int) -> dict[str, Any]:
         """The leaves of a batch to predict for one photo, as evaluation has them of a record.

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import start
@@ -68,7 +68,8 @@ def run(request: Request, options: Options, model: trained.Trained, stdin: Itera
     tally = Tally()
     results = pictures.predicted(paths, inputs, predictor, tally, request.threads)
     found = Finder(uses, model.manifest["categories"], options, request.form)
-    _write(request, paths, _rows(results, found, drawer, tally, len(paths)))
+    rows = _rows(results, found, drawer, tally, len(paths))
+    _write(request, paths, rows, uses)
     pictures.summarize(tally, time.monotonic() - compiled, request.threads, lambda: "")
     return 1 if tally.errors else 0
 
@@ -125,6 +126,7 @@ class Drawer:
 
     def __init__(self, options: Options):
         """Makes the folders; ConfigError if one cannot be written."""
+        self._least = options.least("")
         self._folders = {"draw": options.draw, "masks": options.masks}
         for flag, folder in self._folders.items():
             if folder:
@@ -150,8 +152,9 @@ class Drawer:
         if row.error or picture.photo is None:
             return
         for flag, path in self.files(picture.path):
-            if flag == "draw":
-                content = drawing.photo(picture.photo.encoded, row.objects)
+            if flag == "draw":  # the weak ones, which COCO's score wants, would hide the photo
+                seen = [each for each in row.objects if each.score >= self._least]
+                content = drawing.photo(picture.photo.encoded, seen)
             else:
                 content = drawing.masks(row)
             outputs.save(path, [content], quiet=True)
@@ -173,24 +176,52 @@ def _rows(
         yield row
 
 
-def _write(request: Request, paths: Sequence[str], rows: Iterator[Row]) -> None:
-    if request.form == "coco":
-        numbers = image_ids(paths)
-        numbered = zip(rows, numbers, strict=True)
-        text = json_array(each for row, number in numbered for each in coco(row, number))
-    elif request.form == "table":
-        text = table(rows, shutil.get_terminal_size().columns)
-    else:
-        text = lines(request.form, rows, COLUMNS)
-    outputs.write(request.out, text)
+def _write(request: Request, paths: Sequence[str], rows: Iterator[Row], uses: Any) -> None:
+    if request.form != "coco":
+        width = shutil.get_terminal_size().columns
+        is_table = request.form == "table"
+        text = table(rows, width) if is_table else lines(request.form, rows, COLUMNS)
+        return outputs.write(request.out, text)
+    source, listed = uses.listed(paths)
+    numbers, odd = image_ids(paths, source, listed), 0
+
+    def objects() -> Iterator[dict[str, Any]]:
+        nonlocal odd
+        for i, (row, number) in enumerate(zip(rows, numbers, strict=True)):
+            odd += i in listed and not row.error and listed[i][1:] != (row.height, row.width)
+            yield from coco(row, number)
+
+    outputs.write(request.out, json_array(objects()))
+    if odd:
+        say(
+            f"NOTE {odd:,} pictures have another size in {source}, perhaps because EXIF turns "
+            "them: their boxes are in pixels of the upright photo, not of those annotations"
+        )
 
 
-def image_ids(paths: Sequence[str]) -> list[int]:
-    """COCO's ids of images: the numbers at the ends of their names, else 1, 2, ... with a NOTE."""
-    names = [os.path.splitext(os.path.basename(path))[0] for path in paths]
+def image_ids(
+    paths: Sequence[str], source: str, listed: Mapping[int, tuple[int, int, int]]
+) -> list[int]:
+    """COCO's ids of images, with NOTES that say where they are from.
+
+    They are those of the annotations `source` for the pictures that it lists, see
+    `benchmarks.detection.use.DetectorUses.listed`; else the numbers at the ends of the names; if
+    these are not of their own, numbers that count on.
+    """
+    ids = {i: number for i, (number, *_) in listed.items()}
+    others = [i for i in range(len(paths)) if i not in ids]
+    names = [os.path.splitext(os.path.basename(paths[i]))[0] for i in others]
     matches = [re.search(r"[0-9]{1,18}$", name) for name in names]
     numbers = [int(match[0]) for match in matches if match]
-    if len(set(numbers)) == len(paths):
-        return numbers
-    say("NOTE the pictures' names do not end with numbers of their own: image_id is 1, 2, ...")
-    return list(range(1, len(paths) + 1))
+    text = "the number at the end of its name"
+    if len({*ids.values(), *numbers}) < len(paths):
+        first = max(ids.values(), default=0) + 1
+        numbers = list(range(first, first + len(others)))
+        text = f"{first}, {first + 1}, ..., as not all names end with numbers of their own"
+    if ids:
+        say(f"NOTE image_id is that of {source} for {len(ids):,} pictures, which it lists")
+    if others:
+        which = "other pictures" if ids else "pictures, which no annotations of the run list"
+        say(f"NOTE image_id of {len(others):,} {which}: {text}")
+    ids |= dict(zip(others, numbers, strict=True))
+    return [ids[i] for i in range(len(paths))]

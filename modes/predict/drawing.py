@@ -15,10 +15,14 @@ from modes.predict.sources import shown
 
 _OPACITY = 0.45  # of masks
 _QUALITY = 92
+_LEAST_SIDE = 640  # pixels of the longer side of a drawing
 
 
 def photo(encoded: bytes, objects: Sequence[Object]) -> bytes:
-    """A JPEG of the photo with its objects; the best ones are on top."""
+    """A JPEG of the photo with its objects; the best ones are on top.
+
+    A small photo is enlarged by a whole number, or the names would hide its objects.
+    """
     image = Image.open(io.BytesIO(encoded)).convert("RGB")
     pixels = np.asarray(image).copy()
     for each in reversed(objects):
@@ -26,12 +30,13 @@ def photo(encoded: bytes, objects: Sequence[Object]) -> bytes:
             inside = each.inside()
             colour = np.array(_colour(each.category_id), np.float32)
             pixels[inside] = (pixels[inside] * (1 - _OPACITY) + colour * _OPACITY).astype(np.uint8)
-    image = Image.fromarray(pixels)
+    image, times = Image.fromarray(pixels), -(-_LEAST_SIDE // max(image.size))
+    image = image.resize([times * side for side in image.size], Image.Resampling.NEAREST)
     pen = ImageDraw.Draw(image)
     side = max(image.size)
     line = max(2, side // 400)
     for each in reversed(objects):
-        y0, x0, y1, x1 = each.box
+        y0, x0, y1, x1 = (times * place for place in each.box)
         colour = _colour(each.category_id)
         pen.rectangle((x0, y0, x1, y1), outline=colour, width=line)
         text = f"{fonts.drawable(shown(each.label))} {each.score:.0%}"

@@ -1,6 +1,7 @@
 """predict.py with detectors: photos in, boxes and outlines in pixels of the photo out."""
 
 import csv
+import dataclasses
 import importlib
 import io
 import json
@@ -19,7 +20,11 @@ from engine import mesh as meshes
 from engine import step
 from modes import trained
 from modes.demo import answers
+from modes.predict import boxes
+from modes.predict.box_rows import Object, Row
 from modes.predict.boxes import image_ids
+from modes.predict.sources import Picture
+from ops.images.photos import Jpeg
 from tests.benchmarks.detection import scenes_fixture
 from tests.modes.test_predict import refusal
 
@@ -68,7 +73,7 @@ def test_the_detections_are_those_of_evaluation(call, data, model, tmp_path):
     columns = benchmark.scorer.columns(iter(rows))
     out = tmp_path / "boxes.coco.json"
     code, _, err = call(data / "photos", f"--out={out}", "--batch_size=3")
-    assert code == 0 and "NOTE" not in err
+    assert code == 0 and "NOTE image_id of 23 pictures, which no annotations of the run list" in err
     written = json.loads(out.read_text())
     assert len(written) == len(columns["score"]) > 23
     expected = sorted(zip(columns["image_id"], -columns["score"], strict=True))
@@ -122,8 +127,12 @@ def test_boxes_and_masks_are_in_pixels_of_the_photo(call, data, model, tmp_path)
         assert x >= -1 and x + w <= width + 1 and y >= -1 and y + h <= height + 1
     assert max(x + w for x, _, w, _ in (o["bbox"] for o in big["objects"])) > small.width
     drawn = Image.open(tmp_path / "drawn" / "photo.jpg")
-    assert drawn.size == (width, height)
-    assert np.abs(np.asarray(drawn).astype(int) - np.asarray(large)).max() > 60
+    times = drawn.width // width  # so that the names do not hide the objects
+    assert max(drawn.size) >= 640 > (times - 1) * max(width, height)
+    assert drawn.size == (times * width, times * height)
+    middles = np.asarray(drawn).astype(int)[times // 2 :: times, times // 2 :: times]
+    apart = np.abs(middles - np.asarray(large)).max(axis=2)
+    assert apart.max() > 60 and np.median(apart) < 20
     ranks = np.asarray(Image.open(tmp_path / "masks" / "photo.png"))
     assert ranks.shape == (height, width)
     best = big["objects"][0].get("segmentation")
@@ -156,10 +165,59 @@ def test_flags_of_other_models_are_refused(capsys, data, model, tmp_path):
 
 
 def test_ids_of_images_are_the_numbers_in_their_names_or_count(capsys):
-    assert image_ids(["a/COCO_val2014_000000000042.jpg", "7.png"]) == [42, 7]
-    assert capsys.readouterr().err == ""
-    assert image_ids(["a/1.jpg", "b/1.jpg"]) == image_ids(["x.jpg", "2.jpg"]) == [1, 2]
-    assert "NOTE" in capsys.readouterr().err
+    assert image_ids(["a/COCO_val2014_000000000042.jpg", "7.png"], "", {}) == [42, 7]
+    assert "2 pictures, which no annotations of the run list: the number" in capsys.readouterr().err
+    assert image_ids(["a/1.jpg", "b/1.jpg"], "", {}) == [1, 2]
+    assert image_ids(["x.jpg", "2.jpg"], "", {}) == [1, 2]
+    assert "1, 2, ..., as not all" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("paths", "ids"),
+    [
+        (["p/frame_0.jpg", "p/frame_1.jpg"], [11, 12]),
+        (["gs://b/cam/a.jpg", "/x/other/a.jpg"], [21, 22]),
+        (["frame_1.jpg", "photo_7.jpg"], [12, 7]),  # the other one has a number of its own
+        (["frame_0.jpg", "photo_11.jpg", "y.jpg"], [11, 12, 13]),
+        (["a.jpg"], [1]),  # two of the list end so
+        (["p/frame_0.jpg", "q/frame_0.jpg"], [1, 2]),  # one image is not two pictures
+        (["/photos/deep/b.jpg"], [31]),
+    ],
+)
+def test_ids_of_images_are_those_of_the_runs_own_annotations(paths, ids, tmp_path, capsys):
+    names = {11: "frame_0.jpg", 12: "frame_1.jpg", 21: "cam/a.jpg", 22: "other/a.jpg"}
+    names |= {31: "C:\\deep\\b.jpg".removeprefix("C:\\")}
+    images = [{"id": i, "file_name": n, "height": 9, "width": i} for i, n in names.items()]
+    content = {"images": images, "categories": [{"id": 1, "name": "x"}], "annotations": []}
+    (tmp_path / "instances_val2017.json").write_text(json.dumps(content))
+    config = importlib.import_module("configs.ssd_digits").get_config()
+    config.update({"num_classes": 0, "data_dir": str(tmp_path)})
+    uses: Any = benchmarks.load(config.copy_and_resolve_references().lock(), "").uses
+    source, listed = uses.listed(paths)
+    assert source == f"{tmp_path}/instances_val2017.json"
+    assert all(row == (row[0], 9, row[0]) for row in listed.values())
+    assert image_ids(paths, source, listed) == ids
+    notes = capsys.readouterr().err
+    assert (f"{source} for {len(listed)} pict" in notes) == bool(listed)
+    assert ("other pictures" in notes) == (0 < len(listed) < len(paths))
+
+
+def test_weak_boxes_of_cocos_results_are_not_drawn(tmp_path):
+    file = io.BytesIO()
+    Image.new("RGB", (64, 48), (90, 90, 90)).save(file, "JPEG")
+    picture = Picture("in/a.jpg", Jpeg(file.getvalue(), 48, 64, ""))
+    good, weak = (Object("x", 3, s, (5, 5, 30, 90 * s)) for s in (0.31, 0.29))
+    options = boxes.Options(draw=str(tmp_path))
+    assert options.least("coco") == 0  # as COCO's score wants them
+
+    def drawn(objects, **changes):
+        row = Row("in/a.jpg", 48, 64, objects)
+        boxes.Drawer(dataclasses.replace(options, **changes)).write(picture, row)
+        return (tmp_path / "a.jpg").read_bytes()
+
+    assert drawn((good, weak)) == drawn((good,)) != drawn(())
+    assert drawn((good, weak), min_score=0.0) != drawn((good,))
+    assert Image.open(io.BytesIO(drawn((good,)))).size == (640, 480)
 
 
 def test_the_page_answers_as_predict_py(call, model, data):
@@ -169,8 +227,8 @@ def test_the_page_answers_as_predict_py(call, model, data):
     _, out, _ = call(photo, "--format=json")
     expected = json.loads(out)[0]["objects"]
     assert [row[0] for row in answer.rows] == [each["label"] for each in expected]
-    boxes = [[f"{x:.0f}" for x in each["bbox"]] for each in expected]
-    assert [list(row[2:]) for row in answer.rows] == boxes
-    size = Image.open(io.BytesIO(answer.picture)).size
-    assert size == Image.open(photo).size
+    places = [[f"{x:.0f}" for x in each["bbox"]] for each in expected]
+    assert [list(row[2:]) for row in answer.rows] == places
+    drawn, size = Image.open(io.BytesIO(answer.picture)).size, Image.open(photo).size
+    assert drawn[0] * size[1] == drawn[1] * size[0] and max(drawn) >= 640
     assert "not one of JPEG" in demo.answer(b"no picture").error

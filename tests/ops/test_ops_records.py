@@ -104,6 +104,7 @@ def test_shards_go_where_tensorflow_can_write():
 
 def test_other_files_of_a_folder(tmp_path):
     shards = ["train-00000-of-00002", "val-00001-of-00032.tfrecord", "translate-dev-00000-of-00001"]
+    shards += ["val-00000-of-00002"]  # of COCO, by others
     unfinished = [f"tmp.{shards[0]}.0123abcd", "tmp.manifest.json.00000000"]
     stray = ["train-00000-of-00002.bak", "val-1", "validation-x"]
     others = ["manifest.json", f"tmp.{shards[0]}.0123abc", "notes"]

@@ -210,6 +210,12 @@ def _turned(args: argparse.Namespace, splits: dict[str, objects.Split]) -> dict[
                 f"{splits[name].annotations.path} tells whether before the boxes were drawn: they "
                 f"are {what} here; if that is wrong, add --exif={flag}; predict.py turns photos"
             )
+        elif turn is False:
+            print(
+                f"warning: {name}: the boxes are on the photos as they are stored, not as EXIF "
+                "turns them, and so are the records; predict.py turns photos: remove their EXIF "
+                "orientation to predict on such pixels"
+            )
     return splits
 
 

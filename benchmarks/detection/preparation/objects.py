@@ -3,14 +3,13 @@
 import dataclasses
 import io
 import os
-import posixpath
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from benchmarks.detection import outlines
-from benchmarks.detection.coco import Annotations
+from benchmarks.detection.coco import Annotations, is_end, normal
 from errors import UserError
 from ops import console, parallel
 from ops.images import photos
@@ -217,9 +216,9 @@ def locate(annotations: Annotations, source: Source) -> np.ndarray:
         by_base.setdefault(os.path.basename(name), []).append(i)
     files, missing, taken = [], [], {}
     for image_id, name in zip(annotations.image_ids.tolist(), annotations.file_names, strict=True):
-        path = posixpath.normpath(name.replace("\\", "/")).lstrip("/")
+        path = normal(name)
         fits = [exact[path]] if path in exact else by_base.get(os.path.basename(path), [])
-        fits = [i for i in fits if _is_end(path, source.names[i])]
+        fits = [i for i in fits if is_end(path, source.names[i])]
         if len(fits) > 1:
             both = " and ".join(source.names[i] for i in fits[:2])
             raise SourceError(f"{source.path}: image {image_id} ({name}) may be {both}")
@@ -265,12 +264,6 @@ def example(split: Split, masks: bool, quality: int, k: int) -> writing.Example:
         return writing.Example(b"", (), path, fault=str(error))
     record = schema.detection_example(jpeg.encoded, (height, width), image_id, name, objects)
     return writing.Example(record, tuple(objects.labels), path, change=jpeg.change)
-
-
-def _is_end(path: str, name: str) -> bool:
-    """Whether one of two paths is the end of the other."""
-    short, long = sorted((path, name), key=len)
-    return f"/{long}".endswith(f"/{short}")
 
 
 def _jpeg(data: bytes, size: tuple[int, int], quality: int, turn: bool) -> photos.Jpeg:
