@@ -71,8 +71,8 @@ def run(main: Callable[[], Any]) -> NoReturn:
         code = error.code
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     if isinstance(code, str):
         print(code, file=sys.stderr)

@@ -35,7 +35,8 @@ def open_platform() -> str:
     try:
         return jax.default_backend()
     except (RuntimeError, AssertionError) as error:  # the latter without a GPU
-        reason = one_line(error).split(" (set JAX_PLATFORMS")[0].rstrip(".")
+        reason = one_line(error) if str(error) else "it finds none"
+        reason = reason.split(" (set JAX_PLATFORMS")[0].rstrip(".")
         raise DeviceError(
             f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: jax cannot open these devices "
             f"({reason}): is another process using them, or is requirements-tpu.txt or "

@@ -55,6 +55,13 @@ def test_errors_that_nobody_can_read_are_no_failure(redirect):
     assert run("def main(): raise ValueError", redirect)[0] == 1
 
 
+def test_results_of_predict_that_cannot_be_written():
+    code = "from modes.predict import outputs\ndef main(): outputs.write('', ['results'])"
+    status, _, errors = run(code, ">/dev/full")
+    assert status == 1 and errors.splitlines()[-1].startswith("ERROR: cannot write the standard")
+    assert "Traceback" not in errors
+
+
 def test_a_reader_that_has_enough_ends_a_program_quietly():
     reader, writer = os.pipe()
     os.close(reader)

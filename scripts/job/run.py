@@ -112,7 +112,8 @@ class Children:
         return code if code >= 0 else 128 - code
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        self.stop_signal = self.stop_signal or signum
+        meaning = signal.SIGTERM if signum == signal.SIGHUP else signum
+        self.stop_signal = self.stop_signal or meaning
         self._forward()
 
     def _forward(self) -> None:

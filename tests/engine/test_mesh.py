@@ -2,6 +2,9 @@
 
 import itertools
 import math
+import os
+import subprocess
+import sys
 import types
 from typing import Any
 
@@ -146,6 +149,29 @@ def test_the_cpu_of_a_machine_with_tpus_is_refused(
             meshes.check_platform()
     else:
         meshes.check_platform()
+
+
+@pytest.mark.parametrize("platforms", ["cuda", "nonsense"])
+def test_a_platform_that_jax_cannot_open_is_one_line(platforms):
+    """Opening checkpoints is the first use of jax in predict.py; they are not to blame."""
+    code = """
+import entry
+from engine import mesh
+from engine.checkpoint import Checkpointer
+from errors import DeviceError
+def main():
+  try:
+    mesh.check_platform()
+  except DeviceError as error:
+    print(error)
+  Checkpointer("/nowhere", keep=1, best=None)
+entry.run(main)"""
+    env = {**os.environ, "JAX_PLATFORMS": platforms}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout.count("\n") == 1
+    assert done.stdout.startswith(f"JAX_PLATFORMS={platforms}: jax cannot open these devices (")
+    assert done.stderr.splitlines()[-1] == f"ERROR: {done.stdout.strip()}"
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("own", [{"a": 1}, "a text that is longer than the other one"])

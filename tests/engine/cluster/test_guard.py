@@ -132,7 +132,7 @@ def test_process_0_has_the_lock(process, tmp_path, monkeypatch):
     guarded.close()
 
 
-@pytest.mark.parametrize(("signum", "code"), [(None, 75), (15, 143), (2, 130)])
+@pytest.mark.parametrize(("signum", "code"), [(None, 75), (15, 143), (2, 130), (1, 143)])
 def test_the_watchdog_ends_the_process_with_the_code_of_a_restart(signum, code, monkeypatch):
     failures, made = [], []
     monkeypatch.setattr(preemption, "_requested", signum)
