@@ -95,6 +95,8 @@ FAULTS: Any = [
     ("ssd", drop("image/height"), "image/height"),
     ("ssd", corner(40.0), "a box has the coordinate 40"),
     ("ssd", number("image/height", 7), "image/height and image/width are not the size"),
+    ("ssd", number("image/height", 10**9), "image/height and image/width are not the size"),
+    ("ssd", number("image/height", 10**12), "image/height and image/width are not the size"),
     ("ssd", cut, "Invalid JPEG data"),
     ("transformer", damage, "is damaged"),
     ("transformer", number("inputs", 99), "inputs has the id 99"),
