@@ -114,8 +114,10 @@ def parse(words: Sequence[str], env: Mapping[str, str]) -> list[Request]:
             mistakes.append(f"{name}: {wrong}")
         is_own = len(names) > 1 or (not mistakes and (epath.Path(own) / FILE).exists())
         claims = sum(known[one].init_variable == entry.init_variable for one in names)
-        yields = entry.init_yields and claims > 1
-        begins = "" if yields else env.get(entry.init_variable, "").rstrip("/")
+        begins = env.get(entry.init_variable, "").rstrip("/")
+        is_others = begins in [one.init_default for one in known.values() if one is not entry]
+        if is_others or (entry.init_yields and claims > 1):
+            begins = ""
         requests.append(
             Request(
                 benchmark=name,
