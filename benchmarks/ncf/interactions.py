@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import zlib
-from typing import Any
 
 import numpy as np
 
@@ -87,10 +86,9 @@ def load(data_dir: str, min_ratings: int, cache: str) -> Interactions:
     """
     path = ratings.locate(data_dir)
     (_, size, modified), *others = array_cache.stamps(ratings.parts(path))
-    key: dict[str, Any] = {"file": path, "bytes": size, "modified": modified}
-    if others:
-        key["others"] = others
-    key = json.dumps(key | {"min_ratings": min_ratings, "version": _VERSION})
+    facts = {"file": path, "bytes": size, "modified": modified}
+    facts |= {"others": others} if others else {}
+    key = json.dumps(facts | {"min_ratings": min_ratings, "version": _VERSION})
     return array_cache.cached(
         Interactions, cache, key, lambda: index(ratings.read(path), min_ratings, path)
     )

@@ -88,19 +88,21 @@ def read(path: str) -> Ratings:
       DataError: the file cannot be read, or a row is not a rating; the message names the row.
     """
     if len(paths := parts(path)) > 1:
-        train, test = map(_read, paths)
-        times = np.repeat(np.uint32([0, 1]), [len(train[0]), len(test[0])])
+        train, test = (_read(part, 2) for part in paths)
+        times = np.repeat(np.array([0, 1], np.uint32), [len(train[0]), len(test[0])])
         users, items = map(np.concatenate, zip(train, test, strict=True))
         return Ratings(users, items, times)
-    return Ratings(*_read(path))
+    return Ratings(*_read(path, 3))
 
 
-def _read(path: str) -> list[np.ndarray]:
-    """The columns of a file: users, items and, but for the converter's files, times."""
+def _read(path: str, width: int) -> list[np.ndarray]:
+    """The first `width` columns of a file of users, items and times."""
     tf, batches, count = tensorflow(), [], 0
     try:
         with files.reading(lambda: [path]), _open(path) as (name, file):
-            for batch in _parse(path, name, file):  # copied, so that pyarrow reuses its memory
+            for batch in _parse(
+                path, name, file, width
+            ):  # copied, so that pyarrow reuses its memory
                 batches.append([np.array(column) for column in batch.columns])
                 count += len(batch)
                 progress.report(f"reading ratings, {count:,} so far")
@@ -134,7 +136,7 @@ def _open(path: str) -> Iterator[tuple[str, Any]]:
                 yield names[0], text
 
 
-def _parse(path: str, name: str, file: Any) -> Iterator[pyarrow.RecordBatch]:
+def _parse(path: str, name: str, file: Any, width: int) -> Iterator[pyarrow.RecordBatch]:
     """Yields batches of rows as columns uint32[...]: users, items and, if there are any, times."""
     start = file.read(1 << 16)
     if not start.strip():
@@ -150,7 +152,7 @@ def _parse(path: str, name: str, file: Any) -> Iterator[pyarrow.RecordBatch]:
         names, skip = _NAMES[: len(names)], 0
         header = delimiter.join(names)
     columns = []
-    for known in _COLUMNS[: 2 if os.path.basename(path) in _CONVERTED else 3]:
+    for known in _COLUMNS[:width]:
         present = [n for n in known if n in names]
         if not present:
             raise DataError(

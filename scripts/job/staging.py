@@ -10,19 +10,19 @@ from concurrent import futures
 
 from errors import UserError, one_line
 from ops import console
+from ops.files import MANIFEST
 from scripts.job.folder import THREADS, BucketFolder, Item, LocalFolder
 
 Folder = LocalFolder | BucketFolder
 
 
-def stage(source: Folder, target: Folder, groups: Sequence[Sequence[str]], index: str) -> None:
+def stage(source: Folder, target: Folder, groups: Sequence[Sequence[str]]) -> None:
     """Copies the benchmark's files, unless the target has a file of the same name and size.
 
     Args:
       source: the folder of the data.
       target: the input folder of the job.
       groups: the patterns of `benchmarks.mlperf.Entry.files`; a file must match the first group.
-      index: the name of the file that describes the others.
 
     Raises:
       UserError: the source has no data, or a file cannot be copied.
@@ -33,7 +33,7 @@ def stage(source: Folder, target: Folder, groups: Sequence[Sequence[str]], index
         raise UserError(f"cannot stage: {reason}")
     files, existing = source.files(), target.files()
     patterns = [pattern for group in groups for pattern in group]
-    needed = {k: item for k, item in files.items() if k == index or _matches(k, patterns)}
+    needed = {k: item for k, item in files.items() if k == MANIFEST or _matches(k, patterns)}
     if not any(_matches(name, groups[0]) for name in needed):
         raise UserError(f"STAGE_FROM={source.path} holds no files {' or '.join(groups[0])}")
     sizes = {name: item.size for name, item in existing.items()}
@@ -44,8 +44,8 @@ def stage(source: Folder, target: Folder, groups: Sequence[Sequence[str]], index
         + (f"; {others} other files there are not the benchmark's data" if others else ""),
         flush=True,
     )
-    # The index comes last: it describes complete files.
-    indexes = {name: item for name, item in missing.items() if name == index}
+    # The manifest comes last: it describes complete files.
+    indexes = {name: item for name, item in missing.items() if name == MANIFEST}
     rest = {name: item for name, item in missing.items() if name not in indexes}
     if missing:
         progress = console.Progress(

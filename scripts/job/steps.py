@@ -68,8 +68,8 @@ class Job:
         if stage_from:
             from benchmarks import mlperf  # imports jax, which `_quiet` must precede
 
-            entry = mlperf.entry(_benchmark(self.flags))
-            staging.stage(open_folder(stage_from), self.input, entry.files, entry.index)
+            groups = mlperf.entry(_benchmark(self.flags)).files
+            staging.stage(open_folder(stage_from), self.input, groups)
         items = {k: [item.size, item.version] for k, item in self.input.files().items()}
         self.output.write(STAGED, items)
         return 0

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 FLAGS = ["--config=configs/digits.py", "--config.train_steps=8"]
-DATA = rules.entry("resnet").files, rules.entry("resnet").index
+DATA = rules.entry("resnet").files
 RECORDS = {"train-00000-of-00002": b"one", "train-00001-of-00002": b"two", "validation-0": b"v"}
 
 SCORES = {2: 0.2, 4: 0.9, 6: 0.9, 8: None}  # two equals, the earlier counts; the last is nan
@@ -196,7 +196,7 @@ def test_links_and_mounts_are_not_followed(trained, tmp_path, monkeypatch, capsy
     assert tree(tmp_path / "elsewhere") == {"precious": b"precious"}
     with pytest.raises(UserError, match="symbolic link"):
         job.begin(str(tmp_path / "elsewhere2"))  # different flags would stage through the link
-        staging.stage(open_folder(str(tmp_path / "elsewhere2")), job.input, *DATA)
+        staging.stage(open_folder(str(tmp_path / "elsewhere2")), job.input, DATA)
 
 
 ODD = ["", "a//b", " ", "x y#?%2F%", "../up", "/abs", "é\n.*", "input_data/nested", "train-0"]
@@ -271,7 +271,7 @@ def ways(request, tmp_path):
 def test_staging_goes_on_where_it_was(ways, capsys):
     source, target = ways
     expected = {*RECORDS, "manifest.json", "train/train-1"}
-    staging.stage(source, target, *DATA)
+    staging.stage(source, target, DATA)
     first = target.files()
     assert {k: v.size for k, v in first.items()} == {
         k: v.size for k, v in source.files().items() if k in expected
@@ -279,7 +279,7 @@ def test_staging_goes_on_where_it_was(ways, capsys):
     assert "staging 5 of 5 files" in (output := capsys.readouterr().out)
     assert "2 other files" in output
     target.delete({"train/train-1": first["train/train-1"]})
-    staging.stage(source, target, *DATA)
+    staging.stage(source, target, DATA)
     assert "staging 1 of 5 files" in capsys.readouterr().out
     second = target.files()
     assert second.keys() == first.keys()
@@ -307,9 +307,9 @@ def test_staging_refuses(tmp_path, monkeypatch):
     put(str(tmp_path / "input_data2" / "validation-0"), b"")
     for source in ("input_data", "input_data/in"):
         with pytest.raises(UserError, match="is the input folder itself, or a folder in it"):
-            staging.stage(LocalFolder(str(tmp_path / source)), target, *DATA)
+            staging.stage(LocalFolder(str(tmp_path / source)), target, DATA)
     with pytest.raises(UserError, match="holds no files train-"):
-        staging.stage(LocalFolder(str(tmp_path / "input_data2")), target, *DATA)
+        staging.stage(LocalFolder(str(tmp_path / "input_data2")), target, DATA)
     put(str(tmp_path / "input_data2" / "train-0"), b"data")
 
     def full(source, target):
@@ -317,7 +317,7 @@ def test_staging_refuses(tmp_path, monkeypatch):
 
     monkeypatch.setattr(shutil, "copyfile", full)
     with pytest.raises(UserError, match="cannot stage .*input_data2/.*: No space left"):
-        staging.stage(LocalFolder(str(tmp_path / "input_data2")), target, *DATA)
+        staging.stage(LocalFolder(str(tmp_path / "input_data2")), target, DATA)
     assert set(target.files()) == {"in/train-0"}
 
 
