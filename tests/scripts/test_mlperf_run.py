@@ -167,9 +167,7 @@ def test_all_benchmarks_with_data_have_a_folder_and_a_checkpoint_each(six):
     assert begins == {"ssd": "/resnet34", "mask_rcnn": published}
     assert published.startswith("gs://cloud-tpu-artifacts/resnet/")
     assert parse(["mask_rcnn"], six).init_from == "/resnet34"
-    six["MLP_GCS_RESNET_CHECKPOINT"] = rules.entry(
-        "ssd"
-    ).init_default  # as the published command has it
+    six["MLP_GCS_RESNET_CHECKPOINT"] = rules.entry("ssd").init_default
     assert parse(["mask_rcnn"], six).init_from == published
     del six["MLP_GCS_RESNET_CHECKPOINT"]
     assert parse(["ssd"], six).init_from.endswith("/v0.5.0/resnet34_ssd_checkpoint")
