@@ -74,7 +74,7 @@ def run(main: Callable[[], Any]) -> NoReturn:
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
-    if isinstance(code, str):
+    if not isinstance(code, int | None):
         print(code, file=sys.stderr)
         code = 1
     if not code:  # what Python does at its end, before it stops threads: C++ may answer with abort

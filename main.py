@@ -17,7 +17,7 @@ import keys
 import locations
 import recipe
 from engine import environment
-from errors import ConfigError, UserError
+from errors import ConfigError
 from modes import MODES, Mode
 
 environment.set_defaults()  # before jax; functions import what imports it, so that --help is quick
@@ -147,12 +147,9 @@ def main(argv: Sequence[str]) -> int:
     mode = MODES[_MODE.value]
     if mode.function.startswith("train:"):  # each host's log has what it prints
         entry.output_only_shows()
-    try:
-        needed = mode.workdir == "required" or (mode.workdir == "optional" and _WORKDIR.value)
-        workdir = locations.workdir(_WORKDIR.value, _say) if needed else ""
-        host = None if mode.hosts == "alone" else _host()
-    except UserError as error:
-        sys.exit(f"ERROR: {error}")
+    needed = mode.workdir == "required" or (mode.workdir == "optional" and _WORKDIR.value)
+    workdir = locations.workdir(_WORKDIR.value, _say) if needed else ""
+    host = None if mode.hosts == "alone" else _host()
     if os.environ.get("TPU_GRPC_URL") and mode.hosts == "joined":
         print("NOTE TPU_GRPC_URL is set; a TPU VM does not use it")
     return _run(mode, workdir, host)

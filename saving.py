@@ -22,7 +22,7 @@ from errors import UserError
 from run import Plan
 from start import Run, restore
 
-# The activities of the loop between steps; a run that hangs there can still be saved.
+# The activities of the loop; a run that hangs without input can still be saved.
 INPUT, STEP = "waiting for input", "training"
 
 
@@ -150,8 +150,8 @@ class Saver:
             outcome = f"the last checkpoint is step {self.saved}, if it was complete"
         if jax.process_count() > 1 or self.latest is None or self.latest.step <= self.saved:
             return outcome  # with several hosts all would have to save, and one of them hangs
-        if watchdog.activity().what not in (INPUT, STEP):
-            return outcome  # the loop is in the middle of something that this would disturb
+        if watchdog.activity().what != INPUT:
+            return outcome  # a step has taken the state, or this would disturb the loop
         self.check(self.report())
         self.save(self.latest)
         self.checkpoints.wait()

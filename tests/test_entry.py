@@ -92,6 +92,7 @@ def main():
         ("return None", 0),
         ("return 3", 3),
         ("raise SystemExit('no')", 1),
+        ("raise SystemExit(2.5)", 1),
         ("raise errors.ConfigError('no')", 1),
         ("raise KeyboardInterrupt", 130),
         ("print('\\u00e4', '\\udcff'); return 0", 0),

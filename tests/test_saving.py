@@ -59,18 +59,18 @@ def test_a_step_is_saved_once(saver):
 @pytest.mark.parametrize(
     ("latest", "processes", "what", "words"),
     [
-        (None, 1, "training", "nothing is saved"),
-        (5, 1, "training", "saved step 5"),
-        (5, 2, "training", "nothing is saved"),
+        (None, 1, saving.INPUT, "nothing is saved"),
+        (5, 1, saving.INPUT, "saved step 5"),
+        (5, 2, saving.INPUT, "nothing is saved"),
+        (5, 1, saving.STEP, "nothing is saved"),
         (5, 1, "saving x", "nothing is saved"),
-        (3, 1, "training", "the last checkpoint is step 3, if it was complete"),
-        (4, 1, "training", "saved step 4"),
+        (3, 1, saving.INPUT, "the last checkpoint is step 3, if it was complete"),
+        (4, 1, saving.INPUT, "saved step 4"),
     ],
 )
 def test_what_the_watchdog_rescues(latest, processes, what, words, saver, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: processes)
-    activity = saving.STEP if what == "training" else what
-    monkeypatch.setattr(saving.watchdog, "activity", lambda: types.SimpleNamespace(what=activity))
+    monkeypatch.setattr(saving.watchdog, "activity", lambda: types.SimpleNamespace(what=what))
     saver.saved = 3 if latest in (3, 4) else 0
     saver.latest = latest and at(latest, {"bad_step": 0})
     assert saver.rescue() == words

@@ -82,12 +82,15 @@ class Watchdog:
           rescue: saves what can be saved and describes what it saved.
           leave: ends the process; its argument is the reason.
           others: any value that changes while other hosts make progress.
-          hurry: whether the run was asked to stop. Then it ends after 30 s, unless it is writing.
+          hurry: whether the run was asked to stop. Then it ends after 30 s, or twice the longest
+            time that the same activity has taken, such as a step, unless it is writing.
         """
         self._seconds, self._log = seconds, log
         self._explain, self._rescue, self._leave = explain, rescue, leave
         self._others, self._hurry = others, hurry
         self._seen, self._idle = self._signs(), 0.0
+        self._longest: dict[str, float] = {}  # seconds of each activity between two signs of life
+        self._what = ""  # the activity at the last check
         self._closed = threading.Event()
         if seconds:
             threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
@@ -108,12 +111,14 @@ class Watchdog:
     def _has_ended(self, passed: float) -> bool:
         """Looks for signs of life `passed` seconds after the last check; whether the run ended."""
         if (signs := self._signs()) != self._seen:
-            self._seen, self._idle = signs, 0.0
+            self._longest[self._what] = max(self._idle, self._longest.get(self._what, 0.0))
+            self._seen, self._idle, self._what = signs, 0.0, _activity.what
             return False
         before, self._idle = self._idle, self._idle + passed
         is_writing = _activity.what.startswith(("writing", "saving"))
         in_hurry = self._hurry() and not is_writing
-        if self._idle > (min(_HURRY, self._seconds) if in_hurry else 2 * self._seconds):
+        hurry = min(max(_HURRY, 2 * self._longest.get(_activity.what, 0.0)), self._seconds)
+        if self._idle > (hurry if in_hurry else 2 * self._seconds):
             self._end()
             return True
         if before <= self._seconds < self._idle:

@@ -167,11 +167,7 @@ def _stopped(step: str, code: int, state: str) -> int:
 def main() -> int:
     """Runs the job that the environment and the command line describe."""
     entry.output_only_shows()
-    try:
-        request = parse(sys.argv[1:], os.environ)
-    except UserError as error:
-        print(f"ERROR: {error}", file=sys.stderr)
-        return 1
+    request = parse(sys.argv[1:], os.environ)
     children = Children()
     children.listen()
     return run(request, children)

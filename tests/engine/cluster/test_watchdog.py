@@ -124,6 +124,16 @@ def test_a_run_that_was_asked_to_stop_may_hang_for_a_short_time_only(what, dog):
     assert looks == {"training": 32}.get(what, 202) and what in ended[0]
 
 
+def test_a_run_of_slow_steps_that_was_asked_to_stop_may_end_its_step(dog):
+    dog, ended = dog
+    dog._seconds, dog._hurry = 100.0, lambda: True
+    for step in range(3):  # of 25 s
+        doing("training", step)
+        assert not any(dog._has_ended(1.0) for _ in range(26))
+    assert not any(dog._has_ended(1.0) for _ in range(25)) and not ended
+    assert any(dog._has_ended(1.0) for _ in range(3))
+
+
 def test_the_thread_watches_the_clock(tmp_path):
     ended = queue.Queue()
     doing("training")
