@@ -1,13 +1,17 @@
-"""Recognises photos that are not yet prepared, and knows the command that prepares them."""
+"""Recognises photos, text and ratings that lie where records should, and names their command."""
 
 from __future__ import annotations
 
+import collections
 import os
+import re
 import shlex
 
 from ops.shards import tensorflow
 
 _PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+_RATINGS = ("ratings.csv", "ratings.dat", "train-ratings.csv", "u.data")
+_LANGUAGE = re.compile(r"(.+?)\.[a-z]{2}(\.gz)?")  # such as train.en
 _MOST = 20  # folders that are looked into
 
 
@@ -37,13 +41,33 @@ def hint(folder: str) -> str:
     elif train and "--train=" in hint(f"{folder}/{train}"):
         text, name, flags = "folders of photos", "imagenet --layout=folder", {"train": train}
         flags |= {"validation": val} if val else {}
+    elif flags := _languages(inside[""]):
+        text, name = "text", "text"
     else:
-        return ""
+        file = next((name for name in _RATINGS if name in inside[""]), "")
+        return f"it holds {file}, which --config=configs/ncf.py trains on" if file else ""
     words = [
         f"--{key}={shlex.quote(f'{folder}/{path}'.rstrip('/'))}" for key, path in flags.items()
     ]
     out = shlex.quote(f"data/{os.path.basename(folder)}")
     return f"it holds {text}: python -m scripts.prepare {name} {' '.join(words)} --out={out}"
+
+
+def _languages(names: list[str]) -> dict[str, str]:
+    """The flags for text in two languages; {} if no two files have one name and two endings."""
+    pairs = collections.defaultdict(list)
+    for name in sorted(names, key=lambda name: ".en" not in name):
+        if match := _LANGUAGE.fullmatch(name):
+            pairs[match[1]].append(name)
+    stems = [stem for stem in pairs if len(pairs[stem]) == 2]
+    if not stems:
+        return {}
+    train = _first(stems, "train") or stems[0]
+    others = [stem for stem in stems if stem != train] or [""]
+    pairs[""] = ["OTHER_SOURCE", "OTHER_TARGET"]
+    evaluated = _first(others, "val") or _first(others, "dev") or others[0]
+    keys = ("train_source", "train_target", "eval_source", "eval_target")
+    return dict(zip(keys, pairs[train] + pairs[evaluated], strict=True))
 
 
 def _names(path: str) -> list[str]:

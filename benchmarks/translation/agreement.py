@@ -23,7 +23,7 @@ from ops.shards import read_errors, read_fault, record_name, tensorflow
 
 _PAIRS = 20  # that are looked at
 _SHIFTS = {0: "", -2: "with all ids 2 lower", 2: "with all ids 2 higher"}
-_TEXT = re.compile(r".*\.(txt|lang[12]|src|ref|[a-z]{2})")
+_TEXT = re.compile(r".*\.([a-z]{2,3}|lang[12])")
 _BYTES = 16 << 20  # of a file of text; one to evaluate on has about 0.5 MB
 _MEND = "give the vocabulary that they were made with as --config.vocabulary_file"
 _LOWER = (
@@ -36,8 +36,9 @@ _LOWER = (
 def fault(vocabulary: Vocabulary, paths: Sequence[str], is_eval: bool) -> tuple[str, bool]:
     """What says that records were made with another vocabulary.
 
-    The first 20 pairs are decoded. The vocabulary is theirs if most are lines of the text that lies
-    beside the records or, without such text, if encoding gives their ids again.
+    The first 20 pairs are decoded, but for those with unknown text. The vocabulary is theirs if
+    most are lines of the text that lies beside the records or, without such text, if encoding gives
+    their ids again.
 
     Args:
       vocabulary: to decode the records with.
@@ -53,7 +54,11 @@ def fault(vocabulary: Vocabulary, paths: Sequence[str], is_eval: bool) -> tuple[
     """
     if isinstance(vocabulary, Words):  # its text is tokenized, and not that of records
         return "", False
-    first = list(itertools.islice(_pairs(paths), _PAIRS))
+    first = [
+        pair
+        for pair in itertools.islice(_pairs(paths), _PAIRS)
+        if not any(vocabulary.unknown in ids.tolist() for ids in pair)
+    ]
     texts = list(_texts(os.path.dirname(paths[0])))
     half, most = len(first) / 2, 0.8 * len(first)
 

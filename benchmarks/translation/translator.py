@@ -170,16 +170,22 @@ class Translator(Benchmark):
         return count
 
     @functools.lru_cache(2)  # noqa: B019 (a run has one benchmark)
-    def _check_vocabulary(self, split: str) -> None:
+    def _check_vocabulary(self, split: str) -> str:
         """Warns, or raises DataError, if the records were made with another vocabulary."""
         paths = self.record_files(split)
         if not paths:
-            return
+            return ""
         fault, is_certain = agreement.fault(self.vocabulary, paths, split == "eval")
         if is_certain:
             raise DataError(fault)
         if fault:
             _log.warning("%s", fault)
+        return fault
+
+    def remarks(self, split: str) -> list[tuple[str, str, str]]:
+        remedy = "compare a translation with its source before a long run"
+        fault = self._check_vocabulary(split)
+        return [("warn", fault, remedy)] if fault else []
 
     def declared_examples(self, split: str) -> int:
         return getattr(self.settings, self.declared[split])

@@ -33,11 +33,13 @@ class Vocabulary:
       digest: SHA-256 of the file's content, in hexadecimal.
       path: of the file.
       language: ISO 639-1 code of the texts that `decode` makes.
+      unknown: the id of any text that it has no entry for; None if it has one for each.
     """
 
     kind: str
     size: int
     language = "de"
+    unknown: int | None = None
 
     def __init__(self, data: bytes, path: str):
         self.digest, self.path = hashlib.sha256(data).hexdigest(), path
@@ -86,6 +88,7 @@ class SentencePiece(Vocabulary):
         own = (self._model.pad_id(), self._model.eos_id()) == (PAD, EOS)
         self._shift = 0 if own else 2
         self.size = self._model.vocab_size() + self._shift
+        self.unknown = self._model.unk_id() + self._shift
 
     def encode(self, text: str) -> list[int]:
         return [i + self._shift for i in self._model.encode(text)]

@@ -1,4 +1,4 @@
-"""A folder of photos in place of records is answered with the command that prepares it."""
+"""A folder of photos, text or ratings in place of records is answered with its command."""
 
 import json
 import shlex
@@ -76,6 +76,27 @@ def test_photos_with_annotations(photos, lists, train, val, tmp_path):
     found = [args.train_images, args.train_annotations, args.val_images, args.val_annotations]
     paths = [train, lists[0], val, lists[1]]
     assert found == [f"{folder}/{path}".rstrip("/") for path in paths]
+
+
+@pytest.mark.parametrize(
+    ("others", "evaluated"),
+    [
+        (["test.de", "test.en", "val.en", "val.de"], ["val.en", "val.de"]),
+        ([], ["OTHER_SOURCE", "OTHER_TARGET"]),
+    ],
+)
+def test_text_in_two_languages(others, evaluated, tmp_path):
+    for name in ("train.de.gz", "train.en.gz", "README.md", "all.de", *others):
+        (tmp_path / name).write_text("x")
+    _, args = answer(tmp_path)
+    found = [args.train_source, args.train_target, args.eval_source, args.eval_target]
+    assert found == [f"{tmp_path}/{name}" for name in ("train.en.gz", "train.de.gz", *evaluated)]
+
+
+def test_ratings_need_no_preparation(tmp_path):
+    (tmp_path / "ratings.csv").write_text("userId,movieId,rating,timestamp\n")
+    with pytest.raises(DataError, match=r"holds ratings.csv, which --config=configs/ncf.py"):
+        files.find(str(tmp_path), "vocab.*", "vocabulary")
 
 
 def test_other_folders_have_no_such_answer(tmp_path):

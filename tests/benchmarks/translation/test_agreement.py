@@ -2,10 +2,12 @@
 
 import collections
 import importlib
+import io
 import logging
 import random
 
 import pytest
+import sentencepiece
 
 import benchmarks
 from benchmarks.translation import agreement, vocabulary
@@ -85,7 +87,7 @@ def test_records_of_the_vocabulary_pass(tmp_path, made_with, file, packed):
     assert fault(tmp_path) == ("", False)
 
 
-@pytest.mark.parametrize("name", ["newstest2013.en", "wmt32k-dev.lang1", "sources.txt"])
+@pytest.mark.parametrize("name", ["newstest2013.en", "wmt32k-dev.lang1", "newstest2014.eng"])
 def test_ids_that_are_two_higher(tmp_path, name):
     write(tmp_path, LOADED, FILE)
     text, is_certain = fault(tmp_path)
@@ -113,12 +115,17 @@ def test_a_run_is_refused_or_warned(tmp_path, name, caplog):
         config = importlib.import_module(f"configs.{name}").get_config()
         config.update((RECORDS if name == "gnmt" else {}) | changes | {"data_dir": str(tmp_path)})
         benchmark = benchmarks.load(config.lock(), "")
-        return [benchmark.num_examples(split) for split in ("train", "eval")]
+        counts = [benchmark.num_examples(split) for split in ("train", "eval")]
+        remarks.append([row[0] for split in ("train", "eval") for row in benchmark.remarks(split)])
+        return counts
+
+    remarks = []
 
     caplog.set_level(logging.WARNING)
     write(tmp_path, LOADED, FILE)
     assert opened()[1] == 24
     assert sum("with all ids 2 lower" in record.message for record in caplog.records) == 2
+    assert remarks == [["warn", "warn"]]
     write_text(tmp_path, "newstest2013.en", LINES["eval"])
     with pytest.raises(DataError, match="0 of the first 20 pairs are lines"):
         opened()
@@ -126,6 +133,7 @@ def test_a_run_is_refused_or_warned(tmp_path, name, caplog):
     caplog.clear()
     assert opened(vocabulary_file="vocab.reference")[1] == 24
     assert not any("belong" in record.message for record in caplog.records)
+    assert remarks[-1] == []
 
 
 def test_the_preparation_packs_no_such_records(tmp_path):
@@ -137,3 +145,21 @@ def test_the_preparation_packs_no_such_records(tmp_path):
     (tmp_path / "reference").write_bytes(LOADED)
     prepare.make("text", [*arguments, f"--vocabulary={tmp_path}/reference"])
     assert (tmp_path / "out/sources.txt").read_text().splitlines() == LINES["eval"]
+
+
+@pytest.mark.parametrize("with_text", [False, True])
+def test_sentencepiece_without_the_letters_of_the_text(tmp_path, with_text):
+    """Unknown text decodes as a sign of its own: that is no other vocabulary."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES["train"]), model_writer=model, vocab_size=40, minloglevel=2
+    )
+    made = vocabulary.parse(model.getvalue(), "vocab.model")
+    upper = [line.upper() for line in LINES["eval"]]
+    pairs = [([*made.encode(line), EOS],) * 2 for line in upper]
+    assert all(made.unknown in source for source, _ in pairs)
+    rows = [examples.serialize({"inputs": s, "targets": t}) for s, t in pairs]
+    records.write_shard(f"{tmp_path}/{DEV}", rows)
+    if with_text:
+        write_text(tmp_path, "references.txt", upper)
+    assert agreement.fault(made, [f"{tmp_path}/{DEV}"], True) == ("", False)
