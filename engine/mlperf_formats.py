@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
 import os
 import re
 import subprocess
@@ -168,7 +169,8 @@ class _Writer(_Follower):
     def eval_ends(self, step: int, scores: Mapping[str, float]) -> None:
         targets, form = self._subject.targets, self._subject.settings.format
         reached = all(scores[metric] >= value for metric, value in targets.items())
-        logged = {metric: scores[metric] for metric in targets}
+        # JSON has no nan; -1 is what COCO's own score says where no object counts.
+        logged = {m: -1.0 if math.isnan(scores[m]) else scores[m] for m in targets}
         self._after_eval(step, self._subject.entry.evaluation(logged, form))
         if reached or step >= self._steps:
             self._end(reached)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,6 +71,11 @@ def expansion(packed: int, size: int) -> str:
 def text_lines(text: str) -> list[str]:
     r"""The lines of a list of names, stripped; none at its end is empty. "\n" alone ends one."""
     return [line.strip() for line in text.rstrip().split("\n")] if text.strip() else []
+
+
+def same(name: str) -> str:
+    """A name in the form that equals that of all names that look like it."""
+    return unicodedata.normalize("NFC", name).strip()
 
 
 def is_sgm(path: str) -> bool:

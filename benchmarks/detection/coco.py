@@ -245,7 +245,9 @@ def _objects(
             fault = f"is of category {category!r}, which is not among the {len(categories):,}"
             raise DataError(f"{path}: {_name(row, i)} {fault} categories of the file")
         if not isinstance(box, list) or len(box) != 4 or not all(map(segmentation.is_number, box)):
-            fault = f"has bbox {box!r:.200} instead of four numbers [x, y, width, height]"
+            fault = (
+                f"has bbox {box!r:.200} instead of four numbers of pixels, [x, y, width, height]"
+            )
             raise DataError(f"{path}: {_name(row, i)}, of image {image_id}, {fault}")
         if crowd not in (None, 0, 1):
             raise DataError(f"{path}: {_name(row, i)} has iscrowd {crowd!r} instead of 0 or 1")

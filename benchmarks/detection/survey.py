@@ -51,13 +51,12 @@ def oddities(objects: Any) -> list[Finding]:
         text = f"all {number:,} objects{whose} are crowds (iscrowd 1): no score counts them"
         remedy = "set iscrowd to 0 where an annotation is of one object"
         findings.append(("warn", text + ", and Mask R-CNN does not learn them", remedy))
-    columns = np.column_stack([objects.rows, labels, objects.boxes])
-    _, first, copies = np.unique(columns, axis=0, return_index=True, return_counts=True)
-    if len(first) < total:
-        image = objects.file_names[objects.rows[first[copies > 1].min()]]
-        text = (
-            f"{total - len(first):,} of {total:,} boxes are copies of others, with the same image, "
-        )
+    single = np.flatnonzero(~objects.crowd)
+    columns = np.column_stack([objects.rows, labels, objects.boxes])[single]
+    _, first, times = np.unique(columns, axis=0, return_index=True, return_counts=True)
+    if copies := len(single) - len(first):
+        image = objects.file_names[objects.rows[single[first[times > 1].min()]]]
+        text = f"{copies:,} of {total:,} boxes are copies of others, with the same image, "
         text += f"category and bbox, first in {image}: even a perfect detector misses them"
         findings.append(("warn", text, "remove the copies from the annotations"))
     return findings

@@ -10,6 +10,7 @@ import numpy as np
 
 from modes.predict.rows import cell, cut, name_width
 from modes.predict.sources import exact, shown
+from ops import limits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +110,7 @@ class Classes:
             labels=tuple(self.names[i] for i in best),
             indices=tuple(map(int, best)),
             values=tuple(float(f"{value:.{digits}g}") for value in values[best]),
-            truth=folder if folder in self.names else "",
+            truth=next((n for n in self.names if limits.same(n) == limits.same(folder)), ""),
         )
 
 

@@ -56,7 +56,8 @@ def _other(absent: frozenset[str]) -> str:
     from matplotlib import font_manager
 
     for font in font_manager.fontManager.ttflist:
-        if _letters(font.fname) >= absent | _ALWAYS:
+        is_boxes = font.name.startswith("Last Resort")  # has all letters; matplotlib brings it
+        if not is_boxes and _letters(font.fname) >= absent | _ALWAYS:
             return font.fname
     _note()
     return ""

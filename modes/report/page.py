@@ -105,7 +105,7 @@ def _best(record: Record, metric: str, of_run: str) -> str:
     """The best evaluation of a run, in words."""
     best, scores = record.history.best(metric), record.history.scores()
     if best is None:
-        return f"no evaluation{of_run} during training"
+        return f"no {'defined score' if scores else 'evaluation'}{of_run} during training"
     highest = record.number(metric, scores[best][metric])
     return f"best evaluation{of_run}: {highest} at step {best:,}"
 

@@ -105,7 +105,7 @@ class Record:
         """A value in words, in per cent if its metric is written so."""
         percent = [target.metric for target in self.targets if target.percent]
         if not math.isfinite(value):
-            return "not a number"
+            return "not defined"  # as mAP without an object to find
         return f"{100 * value:.2f}\u00a0%" if is_like(name, percent) else f"{value:.4f}"
 
     @property

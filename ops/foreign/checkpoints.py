@@ -7,8 +7,14 @@ averages of weights and counters, which may be much larger, stay on the disk.
 
 from __future__ import annotations
 
+import atexit
+import functools
+import glob
 import hashlib
+import os
 import re
+import shutil
+import tempfile
 from collections.abc import Collection
 from typing import Any
 
@@ -124,10 +130,22 @@ def listed(prefix: str) -> str:
 def _opened(prefix: str) -> tuple[Any, dict[str, list[int]], dict[str, Any]]:
     """TensorFlow's reader of a checkpoint, and the shapes and dtypes of its arrays by name."""
     try:
-        reader: Any = tensorflow().train.load_checkpoint(prefix)
+        reader: Any = tensorflow().train.load_checkpoint(_plain(prefix))
         return reader, reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     except Exception as error:  # TensorFlow's own classes, RuntimeError and others
         raise DataError(f"{prefix} is damaged: {one_line(error)}") from error
+
+
+@functools.cache
+def _plain(prefix: str) -> str:
+    """The prefix of links to the files, because TensorFlow takes a prefix for a pattern."""
+    if "://" in prefix or not glob.has_magic(prefix):
+        return prefix
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for path in matching(f"{prefix}*", prefix):
+        os.symlink(os.path.abspath(path), f"{folder}/model{path.removeprefix(prefix)}")
+    return f"{folder}/model"
 
 
 def _array(reader: Any, prefix: str, name: str) -> np.ndarray:

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import unicodedata
 
 import numpy as np
 
@@ -84,16 +83,18 @@ def make(
             f"{train.path} holds splits ({', '.join(classes)}), not classes: "
             f"give --train={os.path.join(train.path, classes[-1])} and so on"
         )
-    number = {_same(name): i + 1 for i, name in enumerate(classes)}
+    number = {limits.same(name): i + 1 for i, name in enumerate(classes)}
     if len(number) < len(classes):
         first, second = next(
-            (a, b) for a in classes for b in classes if a != b and _same(a) == _same(b)
+            (a, b) for a in classes for b in classes if a != b and limits.same(a) == limits.same(b)
         )
         raise SourceError(
             f"{train.path} holds the folders {ascii(first)} and {ascii(second)}, whose names look "
             "alike: rename one, or put their images into one folder"
         )
-    train_labels = np.array([number[_same(train.class_name(int(i)))] for i in train_rows], np.int32)
+    train_labels = np.array(
+        [number[limits.same(train.class_name(int(i)))] for i in train_rows], np.int32
+    )
     seed = settings["seed"]
     if validation is None:
         groups = _groups([train.names[int(i)] for i in train_rows], settings.get("group", ""))
@@ -112,11 +113,6 @@ def make(
         "validation": _split("validation", source, rows, val_labels, val_shards, own),
     }
     return Plan(classes, splits, own)
-
-
-def _same(name: str) -> str:
-    """A name in the form that equals that of all names that look like it."""
-    return unicodedata.normalize("NFC", name).strip()
 
 
 def read_labels(path: str) -> list[str]:
@@ -243,11 +239,11 @@ def _validation(
         if not names:
             raise SourceError(f"{source.path} has no class folders: give --validation_labels")
     for i, name in enumerate(names):
-        if _same(name) not in number:
+        if limits.same(name) not in number:
             origin = f"line {i + 1} of --validation_labels" if labels else source.path
             hint = "; lines must be synsets such as n01440764" if name.isdigit() else ""
             raise SourceError(f"{origin}: no class '{name}' is among the training images{hint}")
-    return rows, np.array([number[_same(name)] for name in names], np.int32)
+    return rows, np.array([number[limits.same(name)] for name in names], np.int32)
 
 
 def _split(

@@ -26,8 +26,13 @@ def test_letters_of_no_font_are_named_once(monkeypatch, capsys):
     assert capsys.readouterr().err.count("NOTE") == 1
 
 
+def test_a_font_of_boxes_is_none():
+    """One that matplotlib brings says to have all letters, this one of nobody, too."""
+    assert fonts.drawable("cat \U00100abc") == "cat ?"
+
+
 def test_a_font_of_the_machine_is_taken(monkeypatch, capsys):
-    other = type("Font", (), {"fname": fonts._own(True)})
+    other = type("Font", (), {"fname": fonts._own(True), "name": "Any"})
     monkeypatch.setattr(font_manager.fontManager, "ttflist", [other])
     letters = {
         fonts._own(False): frozenset("cat "),

@@ -1,6 +1,7 @@
 """predict.py as a person uses it: pictures in, classes out."""
 
 import csv
+import dataclasses
 import io
 import itertools
 import json
@@ -274,6 +275,8 @@ def test_a_table_for_people():
     known = Classes(["cat", "a name of many letters, too long"], 2, "probability")
     row = known.row("folder/dog/" + "x" * 90 + ".jpg", np.array([1, 2], np.float32), "cat")
     assert row.is_wrong and not known.row("a.jpg", np.array([2, 1], np.float32), "cat").is_wrong
+    other = dataclasses.replace(known, names=["e\u0301te\u0301", "cat"])
+    assert other.row("a.jpg", np.array([1, 2], np.float32), "\u00e9t\u00e9 ").is_wrong
     assert "has diverged" in known.row("a.jpg", np.array([np.nan, 1], np.float32), "").error
     header, line = class_rows.table(iter([row]), known, [row.path], 130)
     assert header.startswith("file") and len(line) < 150

@@ -22,7 +22,7 @@ from benchmarks.resnet.use import creation_order, imports
 from errors import ConfigError, DataError
 from modes import importing, trained
 from ops import foreign
-from ops.foreign import files
+from ops.foreign import checkpoints, files
 from ops.shards import tensorflow
 from tests import drawn
 from tests.benchmarks.resnet.use.test_imports import translated
@@ -225,6 +225,19 @@ def test_a_benchmark_without_a_reader_says_what_a_checkpoint_holds(name, tmp_pat
     assert settling.settle(config, f"{tmp_path}/model.ckpt-9", (), whole=False) == []
     (tmp_path / "w" / "checkpoints").mkdir(parents=True)
     assert settling.settle(config, f"{tmp_path}/w", (), whole=False) == []
+
+
+@pytest.mark.parametrize("form", [1, 2])
+def test_a_folder_whose_name_is_a_pattern(form, tmp_path):
+    """TensorFlow would read the other folder, or none."""
+    for folder, value in (("set1", 1), ("set[1]", 2)):
+        (tmp_path / folder).mkdir()
+        array = np.full((7, 7, 3, 64), value, np.float32)
+        saved(tmp_path / "model", {"conv2d/kernel": array}, form)
+        for file in tmp_path.glob("model*"):
+            file.rename(tmp_path / folder / file.name)
+    (found,) = checkpoints.read(f"{tmp_path}/set[1]/model", 1 << 20)[0].values()
+    assert found.max() == 2 == found.min()
 
 
 def test_paths_and_damage(gcs, tmp_path):
