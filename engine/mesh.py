@@ -39,8 +39,8 @@ def open_platform() -> str:
         reason = reason.split(" (set JAX_PLATFORMS")[0].rstrip(".")
         raise DeviceError(
             f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: jax cannot open these devices "
-            f"({reason}): is another process using them, or is requirements-tpu.txt or "
-            "requirements-cuda.txt not installed? JAX_PLATFORMS=cpu runs on the CPU"
+            f"({reason}): is another process using them? Their packages come by `bash "
+            "scripts/setup.sh tpu`, or cuda; JAX_PLATFORMS=cpu runs on the CPU"
         ) from None  # that another host is lost is not the reason
 
 
