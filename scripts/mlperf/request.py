@@ -87,7 +87,7 @@ def parse(words: Sequence[str], env: Mapping[str, str]) -> list[Request]:
     """
     arguments, rest = _parser().parse_known_args(words)
     names, flags = _split(rest)
-    names = [*dict.fromkeys([*names, *filter(None, [arguments.benchmark])])] or _with_data(env)
+    names = [*dict.fromkeys([*names, *arguments.benchmark])] or _with_data(env)
     known, mistakes = mlperf.entries(), _check_model_dir(env)
     if unknown := [name for name in names if name not in known]:
         raise UserError(f"{unknown[0]!r} is no benchmark: give some of {', '.join(known)}")
@@ -162,7 +162,9 @@ def _parser() -> console.Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     default = "another way to give NAME; default: all whose data variables are set"
-    parser.add_argument("--benchmark", choices=[*entries], help=default)
+    parser.add_argument(
+        "--benchmark", choices=[*entries], action="append", default=[], help=default
+    )
     file = f"the recipe, in configs/; default: {recipes}"
     parser.add_argument("--config", metavar="FILE[:NAME]", help=file)
     runs = f"default: the number of MLPerf's rules, {counts}"

@@ -270,6 +270,10 @@ def main() -> int:
             begins = f", begins with {one.init_from}" if one.init_from else ""
             what = f"{one.benchmark}: {one.runs} runs of {one.flags[0]} on {one.data_dir}"
             _say(f"  {what}, in {one.model_dir}{begins}")
+            try:
+                _check_start(one)
+            except UserError as error:  # the others run
+                _say(f"  NOTE {error}")
     children = Children()
     children.listen()
     return run_all(requests, children)

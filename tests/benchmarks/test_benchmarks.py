@@ -581,15 +581,15 @@ def test_padding_changes_no_score(job, weights):
     batches = eval_stream(benchmark, 16, 1)
     assert 0 < sum((batch["mask"] == 0).sum() for batch in batches) < 16
     clean = scores(benchmark, predict, batches)
-    assert all(math.isfinite(value) for value in clean.values())
-    assert {target.metric for target in benchmark.targets} <= clean.keys()
+    # A detector's AP of large objects is not defined where the data have none.
+    assert all(math.isfinite(clean[target.metric]) for target in benchmark.targets)
     spoilt = [
         {k: v if k == "mask" else garbage(v, batch["mask"] == 1) for k, v in batch.items()}
         for batch in batches
     ]
-    assert scores(benchmark, predict, spoilt) == clean
+    np.testing.assert_equal(scores(benchmark, predict, spoilt), clean)
     other = scores(benchmark, predict, eval_stream(benchmark, ROWS, 1))
-    assert other == pytest.approx(clean, rel=job.tiny.tolerance)
+    assert other == pytest.approx(clean, rel=job.tiny.tolerance, nan_ok=True)
 
 
 @pytest.mark.long

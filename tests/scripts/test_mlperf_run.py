@@ -178,6 +178,7 @@ def test_all_benchmarks_with_data_have_a_folder_and_a_checkpoint_each(six):
     [
         (["ssd"], ["ssd"]),
         (["--benchmark=ssd"], ["ssd"]),
+        (["--benchmark=ssd", "--benchmark=gnmt", "--config.target", "0.5"], ["ssd", "gnmt"]),
         (["--runs=3", "ssd", "--config.target", "0.5", "gnmt", "ssd"], ["ssd", "gnmt"]),
     ],
 )

@@ -148,13 +148,6 @@ def test_mistakes_of_the_tool(trained, tmp_path, monkeypatch, capfdbinary):
         typed(monkeypatch, capfdbinary, b"", f"--workdir={workdir}", f"--data_dir={tmp_path}")
 
 
-def test_a_log_of_mlperf_needs_the_number_of_pairs(tiny_bpe, tmp_path):
-    log = {"mlperf": {"format": "mllog", "org": "us"}, "stop_at_target": True}
-    declared = {"num_eval_sentences": 23, "vocabulary_size": 13}
-    with pytest.raises(UserError, match="number of examples: give --config.num_train_pairs=N"):
-        train.train_and_evaluate(settings("gnmt", tiny_bpe, tmp_path, **log, **declared))
-
-
 # --- Loss, batches and predictions.
 
 
