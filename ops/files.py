@@ -82,7 +82,8 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
         elif not paths and not tf.io.gfile.stat(folder).is_directory:
             fault = "it is a file, not a folder"
         elif all(map(tf.io.gfile.isdir, paths)):  # "train-images" is a folder that matches
-            fault = raw_data.hint(folder)
+            # Text is what raw text is, so that there another file is missing.
+            fault = "" if what.endswith("text") else raw_data.hint(folder)
             paths = set() if fault else paths
     except (tf.errors.OpError, UnicodeDecodeError) as error:  # a name may not be UTF-8
         raise DataError(f"cannot list {folder} for {what}: {one_line(error)}") from error

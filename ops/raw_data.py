@@ -11,7 +11,8 @@ from ops.shards import tensorflow
 
 _PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 _RATINGS = ("ratings.csv", "ratings.dat", "train-ratings.csv", "u.data")
-_LANGUAGE = re.compile(r"(.+?)\.[a-z]{2}(\.gz)?")  # such as train.en
+_LANGUAGE = re.compile(r"(?!vocab)(.+?)\.[a-z]{2}(\.gz)?")  # such as train.en
+_RECORDS = re.compile(r"-\d{5}-of-\d{5}")
 _MOST = 20  # folders that are looked into
 
 
@@ -21,8 +22,10 @@ def hint(folder: str) -> str:
     Raises:
       tf.errors.OpError: the folder cannot be listed.
     """
-    folders = _folders(folder)
-    inside = {"": _names(folder)} | {n: _names(f"{folder}/{n}") for n in folders[:_MOST]}
+    folders, own = _folders(folder), _names(folder)
+    if any(map(_RECORDS.search, own)):
+        return ""
+    inside = {"": own} | {n: _names(f"{folder}/{n}") for n in folders[:_MOST]}
     files = [os.path.join(n, file) for n in inside for file in inside[n] if file.endswith(".json")]
     lists = [file for file in files if _lists_images(f"{folder}/{file}")]
     pictured = [name for name in inside if any(map(_is_photo, inside[name]))]

@@ -223,11 +223,13 @@ def test_a_key_that_the_person_gives_is_not_changed(folder, tmp_path):
         benchmark.uses.read_foreign(folder)
 
 
-def test_other_benchmarks_keep_their_keys(folder):
+def test_a_benchmark_without_foreign_weights_refuses_them(folder):
     config = ncf.get_config()
     config.init_from = folder
     before = config.to_dict()
-    assert importing.settle(config, "", "train", ()) == [] and config.to_dict() == before
+    with pytest.raises(ConfigError, match=f"config.init_from={folder}: .*the benchmark ncf"):
+        importing.settle(config, "", "train", ())
+    assert config.to_dict() == before
     assert benchmarks.load(config, "").uses.read_foreign(folder) is None
 
 

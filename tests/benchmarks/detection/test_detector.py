@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 
 import jax
 import numpy as np
@@ -143,7 +144,7 @@ def test_columns_become_the_rows_of_a_file():
 
 
 def test_sizes_that_no_object_has_are_not_in_the_headline(detector):
-    scores = dict.fromkeys(scoring.PRECISIONS, 0.5) | {"AP_small": 0.0, "AP_large": -1.0}
+    scores = dict.fromkeys(scoring.PRECISIONS, 0.5) | {"AP_small": 0.0, "AP_large": math.nan}
     expected = {name: value for name, value in scores.items() if name != "AP_large"}
     assert detector.headline(scores) == expected and expected["AP_small"] == 0
 
