@@ -200,7 +200,8 @@ def check(folder: str, ruleset: str) -> list[Verdict]:
     root, verdicts = epath.Path(folder), []
     entries = {entry.name: entry for entry in mlperf.entries().values()}
     sources = [root] if (root / "results").is_dir() else []
-    sources += sorted(path.parent for path in root.glob(f"*/{FILE}"))
+    parts = files.matching(f"{root}/*/{FILE}", str(root))  # a folder's name is no pattern
+    sources += sorted(epath.Path(path).parent for path in parts)
     if not sources:
         raise UserError(f"{folder} has no folder results/: give $MLP_GCS_MODEL_DIR of the runs")
     for source in sources:

@@ -463,14 +463,15 @@ def test_checking_changes_nothing(package):
 
 
 def test_a_folder_of_several_benchmarks(package, tmp_path, capsys):
-    """Each has its folder; one that has no result is not passed over."""
-    shutil.copytree(package, tmp_path / "resnet")
-    (tmp_path / "resnet" / "request.json").touch()
-    assert mlperf_check.main([str(tmp_path)]) == 0
+    """Each has its folder; one without a result counts. The folder's name is no pattern."""
+    root = tmp_path / "runs[1]"
+    shutil.copytree(package, root / "resnet")
+    (root / "resnet" / "request.json").touch()
+    assert mlperf_check.main([str(root)]) == 0
     assert capsys.readouterr().out.startswith("PASS resnet on tpu-v3-8")
-    (tmp_path / "ssd").mkdir()
-    (tmp_path / "ssd" / "request.json").touch()
-    assert mlperf_check.main([str(tmp_path)]) == 1
+    (root / "ssd").mkdir()
+    (root / "ssd" / "request.json").touch()
+    assert mlperf_check.main([str(root)]) == 1
     passed, failed, why = capsys.readouterr().out.splitlines()
     assert passed.startswith("PASS resnet") and failed.startswith("FAIL ssd on no system")
     assert why == "  no run has ended"
