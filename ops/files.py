@@ -106,10 +106,7 @@ def matching(pattern: str, folder: str = "") -> list[str]:
 
 
 def known_part(pattern: str, folder: str = "") -> str:
-    """The longest beginning of a pattern that exists, at least `folder`: its * ? [ ] are a name's.
-
-    All of the pattern if such a path exists.
-    """
+    """The longest part of a pattern from its start that exists; at least `folder`. It is a name."""
     exists = tensorflow().io.gfile.exists if "://" in pattern else os.path.lexists
     known = pattern
     while glob.has_magic(known[len(folder) :]) and not exists(known):

@@ -9,6 +9,8 @@ from typing import Any
 
 from ops import console
 
+FEW = 20_000  # training images: fewer are fine-tuned
+
 
 def add_out(parser: console.Parser) -> None:
     """Adds --out."""

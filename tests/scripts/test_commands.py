@@ -10,7 +10,6 @@ from PIL import Image
 
 import run as runs
 from benchmarks.detection.preparation import coco
-from benchmarks.resnet.preparation import imagenet
 from benchmarks.translation.preparation import phrases
 from errors import ConfigError
 from ops import foreign
@@ -118,7 +117,7 @@ def test_detectors_have_commands_for_any_size(examples, masks, monkeypatch):
 
 
 def test_many_photos_train_from_random_weights(tmp_path, monkeypatch):
-    monkeypatch.setattr(imagenet, "_FEW", 20)
+    monkeypatch.setattr(arguments, "FEW", 20)
     flags = photos(tmp_path / "raw", 9, (300, 300))
     line = prepare.make("imagenet", [*flags, f"--out={tmp_path}/out"])
     assert line.endswith(

@@ -29,7 +29,6 @@ from ops.preparation import arguments, plan, sources, writing
 KIND = "detection"  # in the manifest
 SCORED = "instances_val2017.json"  # in OUT, whatever the name of the input
 _MANY_CUT = 0.1  # of the boxes; COCO's end within a pixel of the edge
-_FEW = 20_000  # training images: fewer are fine-tuned
 _ENOUGH = 100_000  # training images for the schedule of configs/ssd.py
 _USUAL = {"train": 256, "val": 32}  # files of COCO, as Google made them
 
@@ -291,7 +290,7 @@ def small_data(images: int, masks: bool = False) -> tuple[str, list[str]]:
     values: dict[str, Any] = {"init_from": foreign.RESNET.format(depth=depth)}
     if images >= _ENOUGH:  # $MLP_GCS_RESNET_CHECKPOINT may name an SSD's backbone
         return recipe, arguments.keys(**values) if masks else []
-    if images < _FEW:
+    if images < arguments.FEW:
         values["init_from"] = foreign.MASK_RCNN if masks else values["init_from"]
         largest, epochs = (8, 20) if masks else (32, 60)  # of a ResNet, an SSD's heads are all new
         values |= arguments.fitted(images, largest, epochs, least=500)

@@ -28,7 +28,6 @@ from ops.preparation import arguments, schema, sources, writing
 from ops.preparation import plan as plans
 from ops.shards import tensorflow
 
-_FEW = 20_000  # training images: fewer are fine-tuned
 _SAMPLE = 100  # images whose sizes stand for all
 _USUAL_SIDE = 224  # pixels, in the recipes
 
@@ -246,7 +245,7 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
     splits, classes = content["splits"], content["num_label_classes"]
     keys: dict[str, Any] = {}
     recipe, images = "resnet50", splits["train"]["examples"]
-    if images < _FEW:
+    if images < arguments.FEW:
         recipe, keys = "finetune", {"init_from": foreign.RESNET.format(depth=50)}
         keys |= arguments.fitted(images, largest=64, epochs=20, least=100)
     if (pixels := _pixels(out, splits["train"]["shards"][0]["name"])) < _USUAL_SIDE:
