@@ -1,7 +1,7 @@
 """Makes batches of uint8 images from labelled records; each host makes its share of a batch.
 
 The host decodes, crops and resizes; the device flips, normalises and casts (`normalize`). Training
-order and augmentation are functions of (seed, step), see `ops.order`. Windows follow the TensorFlow
+order and augmentation are functions of (seed, step), see `common.data.order`. Windows follow the TensorFlow
 TPU tutorial's ResNet code, unless `config.preprocessing` is 'vgg' or `config.input_spec` names
 another library.
 """
@@ -16,12 +16,12 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from errors import DataError
-from ops.decoding import Batch, Reader
-from ops.images import input_spec, pixels
-from ops.images.input_spec import InputSpec
-from ops.order import Order
-from ops.shards import Shards, tensorflow
+from common.data.decoding import Batch, Reader
+from common.data.order import Order
+from common.data.shards import Shards, tensorflow
+from common.errors import DataError
+from common.images import input_spec, pixels
+from common.images.input_spec import InputSpec
 
 # How training images are cropped and resized. "exact": `random_window`,
 # bicubic without antialias, as the TensorFlow TPU tutorial (TF2's kernel: half-pixel centres,
@@ -100,7 +100,7 @@ class Preprocessing:
     crop_area_min: Annotated[float, "(0, 1]"]  # the smallest share of the area in a training crop
     random_flip: bool  # whether training images are mirrored at random
     preprocessing: str = "exact"  # one of `MODES`
-    input_spec: str = "tensorflow"  # what `input_spec.parse` reads
+    input_spec: str = "tensorflow"  # what `input_spec.parse_spec` reads
     eval_image_size: Annotated[int, "[0, 16384]"] = 0  # of evaluation; 0 = image_size
 
     @functools.cached_property
@@ -110,7 +110,7 @@ class Preprocessing:
         Raises:
           DataError: `input_spec` is none.
         """
-        spec = input_spec.parse(self.input_spec).at(self.eval_image_size or self.image_size)
+        spec = input_spec.parse_spec(self.input_spec).at(self.eval_image_size or self.image_size)
         if self.input_spec == "tensorflow":
             return dataclasses.replace(spec, kernel=KERNELS[self.preprocessing])
         return spec

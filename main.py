@@ -12,13 +12,10 @@ from typing import Any
 from absl import app, flags
 from ml_collections import config_flags
 
-import entry
-import keys
-import locations
-import recipe
-from engine import environment
-from errors import ConfigError
-from modes import MODES, Mode
+from commands import MODES, Mode
+from common import entry, keys
+from common.errors import ConfigError
+from engine import environment, locations, recipe
 
 environment.set_defaults()  # before jax; functions import what imports it, so that --help is quick
 
@@ -169,12 +166,11 @@ def _host() -> Any:
 
 def _run(mode: Mode, workdir: str, host: Any) -> int:
     """Runs the mode together with the other processes; a failure of one ends all of them."""
-    from engine import terminal
     from engine.cluster import guard, preemption, processes
 
     # Process 0 prints what all of them would print.
     stream = sys.stderr if _JSON.value else sys.stdout  # the other is for programs
-    terminal.start(stream, logging.WARNING if host and host.index else logging.INFO)
+    environment.show_log(stream, logging.WARNING if host and host.index else logging.INFO)
     preemption.listen(lambda code, reason: processes.fail(reason, code))
     try:
         code = _run_mode(mode, workdir, host)
@@ -184,17 +180,17 @@ def _run(mode: Mode, workdir: str, host: Any) -> int:
         print(f"{error}; exit code {error.code}", file=sys.stderr)
         code = error.code
     except Exception as error:
-        from engine import full_memory
+        from engine import mesh
 
-        processes.fail_with(full_memory.explain(error) or error)
+        processes.fail_with(mesh.explain_full_memory(error) or error)
         raise
     processes.finish(code)
 
 
 def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
     """Calls the mode's function; returns the exit code."""
-    from engine import gpus, mesh
-    from engine.cluster import facts
+    from engine import mesh
+    from engine.cluster import processes
 
     own = mode.arguments(*(flags.FLAGS[flag].value for flag in mode.flags))
     settings = None if mode.recipe == "refused" else _settings(mode, workdir)
@@ -202,19 +198,19 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
     if settings is not None and mode.hosts != "alone":
         equal = {"workdir": workdir, "mode": _MODE.value}
         if host:  # one host alone has nothing to compare
-            equal |= facts.of(settings.recipe)
+            equal |= processes.run_facts(settings.recipe)
         if mode.hosts == "unjoined":
             arguments.append(host and (host, equal))
         elif host:
-            from engine.cluster import joining
+            from engine.cluster import processes
 
             limits = settings.limits
-            joining.join(host, equal, limits.hosts_wait_seconds, limits.host_silence_seconds)
+            processes.join(host, equal, limits.hosts_wait_seconds, limits.host_silence_seconds)
         if mesh.tpu_chips():
-            from engine.cluster import cloud
+            from engine.cluster import hosts
 
-            cloud.watch()
-        elif mode.hosts == "joined" and (fault := gpus.obstacle())[0]:
+            hosts.watch_for_notice()
+        elif mode.hosts == "joined" and (fault := mesh.gpu_obstacle())[0]:
             _say(f"NOTE {fault[0]}: {fault[1]}")
     module, _, function = mode.function.partition(":")
     result = getattr(importlib.import_module(module), function)(*arguments)
@@ -224,16 +220,16 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
 def _settings(mode: Mode, workdir: str) -> Any:
     """The run that the command line describes, with the folders of its data and weights."""
     import benchmarks
-    import run
-    from modes import importing
+    from commands import importing
+    from engine.run import read_settings
 
     config = _CONFIG.value
     if config is None:
-        from modes import trained
+        from commands import trained
 
         return trained.settings(workdir)
-    run.read(config)  # a recipe that lacks keys is refused before they are used
-    keys.read(locations.Keys, config)
+    read_settings(config)  # a recipe that lacks keys is refused before they are used
+    keys.read_config(locations.Keys, config)
     keys.check("config.data_fallback", config.get("data_fallback", ""), str)
     if mode.reads_data and benchmarks.needs_data_dir(config):
         config.data_dir = locations.data_dir(config, _say)
@@ -244,7 +240,7 @@ def _settings(mode: Mode, workdir: str) -> Any:
     for line in importing.settle(config, workdir, _MODE.value, typed):
         _say(f"NOTE {line}")
     origin = recipe.origin(config_flags.get_config_filename(flag), config)
-    return run.read(config.lock(), workdir, origin)
+    return read_settings(config.lock(), workdir, origin)
 
 
 if __name__ == "__main__":

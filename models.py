@@ -1,7 +1,7 @@
 """ResNet v1.5 with 10 to 200 layers: classifiers, and backbones for detectors.
 
 Other ResNets have other parts: `benchmarks.resnet.variants` composes them from this one, and
-`ops.layers.gram_resnet` has a form with less memory traffic.
+`common.layers.gram_resnet` has a form with less memory traffic.
 
 Sources: He et al. 2015 (arXiv:1512.03385) for the residual network; Goyal et al. 2017
 (arXiv:1706.02677) for the stride on the 3x3 convolution ("v1.5"), gamma = 0 at each block's
@@ -20,8 +20,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ops.layers import strided
-from ops.layers.pooling import max_pool
+from common.layers import convolutions
+from common.layers.pooling import max_pool
 
 ModuleDef = Callable[..., Any]
 
@@ -29,7 +29,7 @@ ModuleDef = Callable[..., Any]
 # `jax.shard_map`, BatchNorm's statistics are those of all its devices, which have equal shares of
 # the batch.
 Conv = partial(
-    nn.Conv, use_bias=False, conv_general_dilated_cls=lambda: strided.conv_general_dilated
+    nn.Conv, use_bias=False, conv_general_dilated_cls=lambda: convolutions.conv_general_dilated
 )
 EPSILON = 1e-5  # added to the variance
 BatchNorm = partial(nn.BatchNorm, momentum=0.9, epsilon=EPSILON)
@@ -171,7 +171,9 @@ class ResNet(nn.Module):
                 stride = self.strides[i] if j == 0 else 1
                 name = f"stage{i + 1}_block{j + 1}"
                 x = self.block(self.num_filters * 2**i, conv, norm, stride, name=name)(x)
-            outputs[f"C{i + 2}"] = jnp.asarray(x)  # blocks may pass on `ops.layers.pairs.Pairs`
+            outputs[f"C{i + 2}"] = jnp.asarray(
+                x
+            )  # blocks may pass on `common.layers.convolutions.Pairs`
         if self.last:
             outputs[f"C{len(self.stage_sizes) + 1}"] = self.last(x, norm)
         return outputs

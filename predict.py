@@ -21,15 +21,16 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import entry
+from common import entry
 from engine import environment
 
 environment.set_defaults(TF_CPP_MIN_LOG_LEVEL="3")
 
-from errors import UserError  # noqa: E402 (the environment decides how libraries start)
-from modes import predict  # noqa: E402
-from modes.predict.request import Request  # noqa: E402
-from ops import console, limits  # noqa: E402
+from commands import predict  # noqa: E402
+from commands.predict.model import Request  # noqa: E402
+from common import console, pools  # noqa: E402
+from common.errors import UserError  # noqa: E402 (the environment decides how libraries start)
+from common.text import limited_lines  # noqa: E402
 
 _NAME = "predict"
 _GENERAL = ("checkpoint", "format", "out", "batch_size", "accept_other_data")  # of all models
@@ -127,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
         model=workdir or model,
         recipe=None if workdir else _recipe(),
         keys=keys,
-        threads=console.threads(*sources),
+        threads=pools.threads(*sources),
         **{name: given.pop(name) for name in _GENERAL},
         options=given,
     )
@@ -150,7 +151,7 @@ def _recipe() -> Any:
 
 def _lines() -> Iterator[str]:
     """The paths on stdin; bytes that are not UTF-8 stay as they are in file names."""
-    for line in limits.lines(sys.stdin.buffer, "the list of paths on stdin"):
+    for line in limited_lines(sys.stdin.buffer, "the list of paths on stdin"):
         yield os.fsdecode(line.rstrip(b"\r\n"))
 
 

@@ -19,8 +19,8 @@ import yaml
 from absl import flags
 from etils import epath
 
-import entry
-from errors import ConfigError, one_line
+from common import entry
+from common.errors import ConfigError, one_line
 
 _ROOT = os.path.dirname(os.path.abspath(__file__))
 _RECIPE = "configs/resnet50.py"

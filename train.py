@@ -19,25 +19,21 @@ from typing import Any, NamedTuple
 import jax
 from etils import epath
 
-import mlperf_log
-import run as runs
-from corruption import DeviceCheck
-from engine import compile_cache, mlperf
+from common.errors import DataError
+from engine import compiler, mlperf, mlperf_formats
 from engine import mesh as meshes
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import Guard
+from engine.corruption import DeviceCheck
+from engine.evaluate import Evaluator, Judge, PatientJudge, Scores
 from engine.mesh import Feed
-from engine.report import cost, starts, tracking
+from engine.report import starts, writers
 from engine.report.intervals import Intervals, Outlook
-from engine.report.profiler import Profiler
-from engine.report.writers import Reporter
-from engine.step import Compiled
-from errors import DataError
-from evaluate import Evaluator, Judge, Scores
-from patience import PatientJudge
-from run import Plan, Settings
-from saving import INPUT, STEP, Position, Saver
-from start import Run, check_start, first_state
+from engine.report.writers import Profiler, Reporter
+from engine.run import Plan, Settings, is_due, make_plan
+from engine.saving import INPUT, STEP, Position, Saver
+from engine.start import Run, check_start, first_state
+from engine.step import CompiledStep
 
 
 class CompiledPrograms(NamedTuple):
@@ -53,7 +49,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
     """Trains in the workdir, from its newest checkpoint if it has one.
 
     Args:
-      settings: the run's; see `run.read`.
+      settings: the run's; see `run.read_settings`.
       evaluating: False leaves evaluation to another process.
 
     Returns:
@@ -70,11 +66,11 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         saver: Saver | None = None
         exits.enter_context(run.watched(lambda: saver.rescue() if saver else ""))
         if settings.mlperf.format:
-            run = mlperf_log.count(run, evaluating)
+            run = mlperf_formats.declare_examples(run, evaluating)
             settings = run.settings
         log = _mlperf_log(run, evaluating, time.time())
         if settings.tracker and jax.process_index() == 0:
-            exits.enter_context(tracking.synced(settings.workdir, settings.recipe, print))
+            exits.enter_context(writers.synced_to_wandb(settings.workdir, settings.recipe, print))
         reporter = Reporter(settings.workdir, title=run.title, **run.shown_metrics)
         _at_the_end(exits, reporter.close)
         profiler = None
@@ -166,11 +162,11 @@ class Loop:
             intervals.show_progress(step)
             if self.profiler and (trace := self.profiler.after(step, done)):
                 saver.reporter.say(trace)
-            if runs.is_due(self.plan.log_every, step) or step == total:
+            if is_due(self.plan.log_every, step) or step == total:
                 intervals.close(step, totals)
                 totals = self.programs.zeros()
             position = saver.latest = Position(step, state, totals)
-            saves, evaluates = runs.is_due(self.plan.save_every, step), self.judge.is_due(step)
+            saves, evaluates = is_due(self.plan.save_every, step), self.judge.is_due(step)
             vote = in_flight[0][1]
             stop = vote.stop
             if evaluator.pending and (saves or evaluates or stop or vote.score_ready):
@@ -202,7 +198,7 @@ class Loop:
 def _mlperf_log(run: Run, evaluating: bool, started: float) -> mlperf.Log:
     if not run.settings.mlperf.format:
         return mlperf.Log()
-    return mlperf_log.begin(run, evaluating, started)
+    return mlperf_formats.begin_log(run, evaluating, started)
 
 
 def _judge(run: Run, plan: Plan, reporter: Reporter, evaluating: bool) -> Judge:
@@ -215,11 +211,11 @@ def _judge(run: Run, plan: Plan, reporter: Reporter, evaluating: bool) -> Judge:
 def _plan(run: Run, evaluating: bool) -> Plan:
     """The run in steps; finds mistakes in the config before it reads data to count them."""
     declared = run.benchmark.declared_examples("train")
-    plan = runs.plan(run.settings, run.benchmark, declared or 1)
+    plan = make_plan(run.settings, run.benchmark, declared or 1)
     if declared and run.settings.mlperf.format:  # its clock runs before the data are touched
         return plan
     count = run.count_examples(evaluating)  # refuses data that are not as declared
-    return plan if declared else runs.plan(run.settings, run.benchmark, count)
+    return plan if declared else make_plan(run.settings, run.benchmark, count)
 
 
 def _introduce(run: Run, plan: Plan, reporter: Reporter) -> None:
@@ -246,12 +242,12 @@ def _compile(
     reporter.say("compiling ...")
     reporter.prepare()
     programs, state = run.programs, saver.abstract
-    with compile_cache.watched(reporter.say):
-        train = Compiled(programs.lower_train(plan.recipe, state, saver.abstract_totals))
+    with compiler.watched(reporter.say):
+        train = CompiledStep(programs.lower_train(plan.recipe, state, saver.abstract_totals))
         train = functools.partial(train, programs.seed(plan.recipe))
         zeros = programs.zeros(saver.abstract_totals)
         jax.jit(plan.recipe.learning_rate)(0)  # the reports', one program instead of ten
-        predict = Compiled(programs.lower_predict(state)) if evaluating else None
+        predict = CompiledStep(programs.lower_predict(state)) if evaluating else None
         check = None
         if run.settings.check_devices_every:
             check = DeviceCheck(run, plan.recipe, saver.checkpoints, state)
@@ -296,7 +292,7 @@ def _conclude(run: Run, saver: Saver, result: str, evaluating: bool) -> None:
     files |= {"learning curves": "learning_curves.png"} if evaluating else {}
     for what, name in files.items():
         saver.reporter.say(f"  {what}: {epath.Path(run.settings.workdir) / name}")
-    saver.reporter.say(f"  {cost.summary(saver.starts, saver.reporter.history.rows)}")
+    saver.reporter.say(f"  {starts.cost_summary(saver.starts, saver.reporter.history.rows)}")
 
 
 def _at_the_end(exits: contextlib.ExitStack, close: Callable[[], None]) -> None:

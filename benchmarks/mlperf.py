@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import benchmarks
-from errors import ConfigError
+from common.errors import ConfigError
 
 Row = tuple[str, Any, Mapping[str, Any]]  # key, value, further metadata
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 if TYPE_CHECKING:
-    from ops.portable import Portable, Program, SingleShot
+    from common.portable import Portable, Program, SingleShot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Imported(NamedTuple):
 class Uses:
     """The uses of one benchmark's models; every default says that there is no such use."""
 
-    # What predict.py asks the model for: the name of a module in `modes.predict`; "" for nothing.
+    # What predict.py asks the model for: the name of a module in `commands.predict`; "" for nothing.
     answers = ""
     # How a trained model is used if predict.py cannot use it, as a sentence.
     hint = "python main.py --mode=eval evaluates it"
@@ -156,7 +156,7 @@ class Uses:
         """Reads a file or folder, local or gs://, of another library's weights.
 
         Returns None if `path` is none, such as a workdir. The module may have
-        `foreign_settings(path)`, see `benchmarks.settling`; this method is called with the
+        `foreign_settings(path)`, see `benchmarks`; this method is called with the
         settings that it returns.
 
         Raises:

@@ -63,7 +63,7 @@ def _initial_weights(config: ml_collections.ConfigDict) -> None:
     config.init_from = ""
     # Parts of the model that begin anew all the same, by name: 'head', 'stage4, head'.
     config.init_without = ""
-    # Parts that never change, by name: 'stem, stage1'. engine/parts.py says what a name means.
+    # Parts that never change, by name: 'stem, stage1'. engine/optim.py says what a name means.
     config.freeze = ""
     # The environment variable that holds init_from where that is ''; MLPerf's detectors have
     # MLP_GCS_RESNET_CHECKPOINT.
@@ -71,7 +71,7 @@ def _initial_weights(config: ml_collections.ConfigDict) -> None:
 
 
 def _optimizer(config: ml_collections.ConfigDict) -> None:
-    # The formulas are in engine/optim.py and engine/adaptive.py.
+    # The formulas are in engine/optim.py and engine/optim.py.
     config.optimizer = "sgd"  # or 'lars', 'adam', 'lamb'
     config.momentum = 0.9  # of 'sgd' and 'lars'
     config.nesterov = False  # only 'sgd'

@@ -43,7 +43,7 @@ def get_config() -> ml_collections.ConfigDict:
     # square is cropped (crop_area_min has no effect), as in configs/resnet50_v2.py.
     config.preprocessing = "exact"
     # How images are prepared for evaluation, and normalised: 'tensorflow', another name in
-    # ops/images/input_spec.py, or a JSON object with its fields.
+    # common/images/input_spec.py, or a JSON object with its fields.
     config.input_spec = "tensorflow"
     # > 0: training images stay decoded in the hosts' memory, so many pixels square (256: 197 KB
     # each), and are cropped on the devices; no host decodes twice.

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from errors import ConfigError
+from common.errors import ConfigError
 
 # Every accepted spelling -> (unit, how many of this unit).
 _UNITS: dict[str, tuple[str, int]] = {

@@ -28,11 +28,11 @@ import tensorstore
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
+from common.errors import RESTART, CheckpointError, one_line
+from common.trees import by_name
 from engine import manifest as manifests
 from engine import mesh
 from engine.cluster import processes, stalls, watchdog
-from errors import RESTART, CheckpointError, one_line
-from ops.trees import by_name
 
 _log = logging.getLogger("tpu_suite")
 _MAX_LINES = 8  # differing arrays that a message names
@@ -165,7 +165,7 @@ class Checkpointer:
         manifest = {
             **facts,
             "step": step,
-            "tree": {name: manifests.describe(item) for name, item in items.items()},
+            "tree": {name: manifests.describe_arrays(item) for name, item in items.items()},
             "checksums": {name: manifests.checksums(item) for name, item in items.items()},
             "versions": manifests.versions(),
         }
@@ -209,7 +209,7 @@ class Checkpointer:
             item = ocp.args.Composite(manifest=ocp.args.JsonRestore())
             with watchdog.during(f"reading {self.directory}/{step}/manifest"):
                 manifest = self._manager.restore(step, args=item)["manifest"]
-            manifests.check(manifest)
+            manifests.check_manifest(manifest)
             if manifest.get("step") != step:
                 raise ValueError(f"its manifest is that of step {manifest.get('step')}")
         except Exception as error:  # Orbax does not document what it raises on damage
@@ -230,7 +230,7 @@ class Checkpointer:
             raise CheckpointError(f"{error}; {self._remedy(step, items)}") from error
         for name, expected in items.items():
             saved = manifest["tree"].get(name, {})
-            lines = list(manifests.differences(saved, manifests.describe(expected)))
+            lines = list(manifests.array_differences(saved, manifests.describe_arrays(expected)))
             if len(lines) > _MAX_LINES:
                 lines[_MAX_LINES:] = [f"... and {len(lines) - _MAX_LINES} more"]
             if lines:
@@ -316,7 +316,7 @@ class Checkpointer:
         self.wait()
         restored = by_name(self.restore(step, items))
         for name, value in by_name(items).items():
-            if manifests.pieces(value) != manifests.pieces(restored[name]):
+            if manifests.array_pieces(value) != manifests.array_pieces(restored[name]):
                 raise CheckpointError(f"{self.directory}/{step} reads back differently at {name}")
 
     def close(self) -> None:

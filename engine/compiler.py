@@ -1,9 +1,16 @@
-"""XLA's options for the programs of a run, by the kind of the devices."""
+"""XLA's options for the programs of a run, and the folder that keeps compiled programs."""
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import hashlib
 import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 _LIMIT = "xla_tpu_scoped_vmem_limit_kib"
@@ -27,3 +34,71 @@ def options(mesh: Mesh, larger_windows: bool = False) -> dict[str, str] | None:
     if kib is None or _LIMIT in os.environ.get("LIBTPU_INIT_ARGS", ""):
         return None
     return {_LIMIT: str(kib)}
+
+
+_HITS = "/jax/compilation_cache/cache_hits"
+_MISSES = "/jax/compilation_cache/cache_misses"
+_SAVED = "/jax/compilation_cache/compile_time_saved_sec"
+_counts: dict[str, float] = collections.defaultdict(float)
+
+
+def use_cache(folder: str) -> None:
+    """Keeps programs in a subfolder of `folder`, local or gs://; "" keeps none.
+
+    $JAX_COMPILATION_CACHE_DIR replaces the subfolder. Call this before anything is compiled.
+    """
+    if not _counts:  # listeners cannot be removed, so they are registered only once
+        jax.monitoring.register_event_listener(_count)
+        jax.monitoring.register_event_duration_secs_listener(_count_seconds)
+        _counts[_HITS] = 0
+    if folder and not cache_folder():
+        parent = folder if "://" in folder else os.path.expanduser(folder)
+        jax.config.update("jax_compilation_cache_dir", f"{parent.rstrip('/')}/{_hardware()}")
+
+
+@contextlib.contextmanager
+def watched(say: Callable[[str], None]) -> Iterator[None]:
+    """Reports how long the block took to compile, and how many programs came from the folder.
+
+    A kill may leave a damaged program in the folder: jax warns at each start and compiles it again.
+    """
+    start, before = time.monotonic(), _counts.copy()
+    yield
+    text, folder = f"compiled in {time.monotonic() - start:.1f} s", cache_folder()
+    hits, misses = (int(_counts[name] - before[name]) for name in (_HITS, _MISSES))
+    if hits:
+        saved = _counts[_SAVED] - before[_SAVED]
+        text += f"; {_programs(hits)} from {folder}, which saved {max(saved, 0):.0f} s"
+    if misses:
+        text += f"; {_programs(misses)} kept in {folder} for the next start"
+        if jax.process_count() > 1 and "://" not in folder:
+            text += " of host 0 (for all hosts give --config.compilation_cache=gs://...)"
+    say(text)
+
+
+def _programs(count: int) -> str:
+    return f"{count} program{'' if count == 1 else 's'}"
+
+
+def cache_folder() -> str:
+    """The folder of the programs; "" if none are kept."""
+    settings: Any = jax.config  # the type checker does not know its attributes
+    return settings.jax_compilation_cache_dir or ""
+
+
+def _hardware() -> str:
+    """Names the hardware of a program: a program of one kind of CPU may crash on another kind."""
+    if jax.default_backend() != "cpu":
+        return jax.default_backend()
+    flags = ""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        flags = next((line for line in file if line.startswith(("flags", "Features"))), "")
+    return f"cpu-{hashlib.sha256(flags.encode()).hexdigest()[:8]}"
+
+
+def _count(event: str, **_: Any) -> None:
+    _counts[event] += 1
+
+
+def _count_seconds(event: str, duration_secs: float, **_: Any) -> None:
+    _counts[event] += duration_secs

@@ -1,9 +1,20 @@
-"""Sets the environment variables that other libraries read when they are imported."""
+"""Sets what other libraries find in this process: environment variables, malloc, the log.
+
+Libraries read the variables when they are imported. The log goes to the terminal, and other
+libraries' errors stay off it.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
+import sys
+from typing import Any, TextIO
+
+from absl import logging as absl_logging
+
+from common.errors import visible
 
 DEFAULTS = {
     # TensorFlow's start-up messages would hide this program's messages. The message of oneDNN has
@@ -16,7 +27,7 @@ DEFAULTS = {
     # A connection to gs:// that is silent for this long is opened again instead of hanging.
     "GCS_REQUEST_IDLE_TIMEOUT_SECS": "30",
     # TensorFlow holds a block of each open gs:// file, by default 64 MB. Training keeps up to 512
-    # files open (ops/order.py), over all hosts.
+    # files open (common/data/order.py), over all hosts.
     "GCS_READ_CACHE_BLOCK_SIZE_MB": "4",
     "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "60",
     "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "1",
@@ -43,3 +54,34 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(-4, 0)  # M_MMAP_MAX: no block is mapped on its own
         mallopt(-1, -1)  # M_TRIM_THRESHOLD: the top of the heap stays
+
+
+def show_log(stream: TextIO, level: int = logging.INFO) -> None:
+    """Sends the log's records from `level` on to a stream of the terminal.
+
+    Orbax logs an error for every file and every task of a failed save, and TensorStore prints a
+    traceback for each. The failure itself arrives as an exception, and `engine.cluster.hostlog`
+    writes these errors to a file.
+    """
+    absl_logging.set_verbosity(absl_logging.ERROR)
+    absl_logging.get_absl_handler().addFilter(lambda record: record.name != "absl")
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    sys.unraisablehook = _print_unraisable
+    log, handler = logging.getLogger("tpu_suite"), logging.StreamHandler(stream)
+    handler.setFormatter(_Visible())
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    handler.setLevel(level)
+    log.addHandler(handler)
+
+
+class _Visible(logging.Formatter):
+    """Escapes control characters, which names in the data may have."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
+def _print_unraisable(unraisable: Any) -> None:
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)

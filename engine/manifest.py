@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ops.trees import by_name
+from common.trees import by_name
 
 LIBRARIES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorflow-cpu")
 _KINDS: Any = {  # of values of a manifest, some of which older programs did not write
@@ -23,7 +23,7 @@ _KINDS: Any = {  # of values of a manifest, some of which older programs did not
 }
 
 
-def check(manifest: Any) -> None:
+def check_manifest(manifest: Any) -> None:
     """Raises ValueError if a manifest describes no arrays, or a value is of another kind."""
     if not isinstance(manifest, dict) or not {"tree", "checksums"} <= manifest.keys():
         raise ValueError("its manifest describes no arrays")
@@ -33,7 +33,7 @@ def check(manifest: Any) -> None:
                 raise ValueError(f"its manifest has {name}: {str(value)[:40]}")
 
 
-def describe(tree: Any) -> dict[str, str]:
+def describe_arrays(tree: Any) -> dict[str, str]:
     """Returns {"params/conv_stem/kernel": "float32[7,7,3,64]", ...}.
 
     Args:
@@ -45,7 +45,7 @@ def describe(tree: Any) -> dict[str, str]:
     }
 
 
-def pieces(x: jax.Array) -> list[bytes]:
+def array_pieces(x: jax.Array) -> list[bytes]:
     """Returns the bytes of an array's distinct pieces on this process's devices."""
     distinct = {str(shard.index): shard.data for shard in x.addressable_shards}
     return [np.asarray(data).tobytes() for data in distinct.values()]
@@ -67,7 +67,7 @@ def checksums(tree: Any) -> dict[str, int | None]:
     return {name: checksum(x) for name, x in by_name(tree).items()}
 
 
-def differences(saved: dict[str, str], wanted: dict[str, str]) -> Iterator[str]:
+def array_differences(saved: dict[str, str], wanted: dict[str, str]) -> Iterator[str]:
     """Yields one line for each array that differs between two results of `describe`."""
     for name in sorted(saved.keys() | wanted.keys()):
         have, want = saved.get(name, "nothing"), wanted.get(name, "nothing")

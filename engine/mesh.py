@@ -1,9 +1,16 @@
-"""Arranges the devices as a mesh, and moves batches and values between hosts and devices."""
+"""Arranges the devices as a mesh, and moves batches and values between hosts and devices.
+
+It also counts the TPUs and GPUs of this machine, and says why jax cannot open or use them, or that
+the memory of one is full. A span of BatchNorm's statistics may be a number of devices, or a part
+of the images of a forward pass: config.bn_span='64/4096' is as many devices as have 64 of the 4096
+images.
+"""
 
 from __future__ import annotations
 
 import collections
 import glob
+import importlib.metadata
 import itertools
 import json
 import math
@@ -18,8 +25,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from engine import image_spans
-from errors import DeviceError, one_line
+from common.errors import DeviceError, one_line
 
 # PCI ids. Google's network cards have its vendor id, too, on every VM of its cloud.
 _GOOGLE = "0x1ae0"
@@ -93,14 +99,14 @@ def group_size(span: int | str, count: int) -> int:
 
     Args:
       span: a number of devices, 0 for all devices; or a part of the images such as "64/4096", see
-        `engine.image_spans`. A number may be text.
+        `engine.mesh`. A number may be text.
       count: number of devices in the run.
 
     Raises:
       DeviceError: the devices cannot be cut into groups of equal size.
     """
     if "/" in str(span):
-        return image_spans.group_size(str(span), count)
+        return _image_group_size(str(span), count)
     size = int(span) if re.fullmatch(r"-?[0-9]{1,9}", str(span)) else -1
     size = size or count
     if size < 0 or count % size:
@@ -215,3 +221,129 @@ class Feed:
                 self.worked += float(np.sum(batch.get("host_seconds", math.nan)))
             self._ready.append(self._last[1])
         self.waited += time.monotonic() - start
+
+
+def _image_group_size(span: str, count: int) -> int:
+    """Converts a span to a number of devices; `count` is that of the run.
+
+    Raises:
+      DeviceError: the devices cannot be cut into groups of equal size.
+    """
+    images, total = _parse_image_span(span)
+    groups = total // images
+    if count % groups == 0:
+        return count // groups
+    remedy = f"use a multiple of {groups} devices"
+    parts = groups // math.gcd(groups, count)
+    if total % (parts * count) == 0:
+        remedy += (
+            f", or {parts} times as many micro-batches (config.gradient_accumulation_steps) with"
+            f" config.bn_span={images}/{total // parts}"
+        )
+    raise DeviceError(
+        f"config.bn_span={span}: {count} devices cannot be {groups} groups of equal size, of"
+        f" {images} images each: {remedy}"
+    )
+
+
+def check_image_span(span: str, batch_size: int, parts: int) -> None:
+    """Refuses a span such as "64/4096" if a forward pass does not have 4096 images.
+
+    Args:
+      span: as for `group_size`.
+      batch_size: global batch.
+      parts: micro-batches of a step, each of which is one forward pass.
+
+    Raises:
+      DeviceError: batch_size / parts is another number, or the span is invalid.
+    """
+    images, total = _parse_image_span(span)
+    if total * parts != batch_size:
+        micro = f" / {parts} micro-batches" if parts > 1 else ""
+        raise DeviceError(
+            f"config.bn_span={span} is of {total} images, but a forward pass has {batch_size}"
+            f"{micro}: write {images}/{batch_size // max(1, parts)}"
+        )
+
+
+def _parse_image_span(span: str) -> tuple[int, int]:
+    """Parses "64/4096" into (64, 4096)."""
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", span)
+    images, total = map(int, match.groups()) if match else (0, 0)
+    if images < 1 or total < 1 or total % images:
+        raise DeviceError(
+            f"config.bn_span={span}: write a number of devices, 0 for all devices, or a part of the"
+            " images of a forward pass such as 64/4096, where the first number divides the second"
+        )
+    return images, total
+
+
+_NVIDIA_DRIVER = "/proc/driver/nvidia"
+# The oldest driver for each of jax's packages for CUDA.
+_OLDEST_DRIVERS = {"jax-cuda12-plugin": 525, "jax-cuda13-plugin": 580}
+_INSTALL_CUDA = "bash scripts/setup.sh cuda && . .venv/bin/activate"
+
+
+def count_gpus(driver: str = _NVIDIA_DRIVER) -> int:
+    """Counts the GPUs that the driver has found, whether or not a process can use them."""
+    return len(glob.glob(f"{driver}/gpus/*"))
+
+
+def driver_version(driver: str = _NVIDIA_DRIVER) -> str:
+    """The version of the driver, "535.104.05"; "" if it is not known."""
+    try:
+        with open(f"{driver}/version") as file:
+            match = re.search(r"Kernel Module.*?\s(\d+\.\d+[.\d]*)", file.read())
+    except OSError:
+        return ""
+    return match[1] if match else ""
+
+
+def gpu_obstacle(driver: str = _NVIDIA_DRIVER, devices: str = "/dev") -> tuple[str, str]:
+    """Why jax cannot use the GPUs of this machine, and the remedy; ("", "") if nothing is known.
+
+    Nobody misses them where JAX_PLATFORMS=cpu asks for the CPU.
+    """
+    number, found = count_gpus(driver), driver_version(driver)
+    if not number or os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
+        return "", ""
+    what = f"this machine has {number} NVIDIA GPU{'s' * (number > 1)}"
+    jax = _installed_version("jax")
+    plugins = {
+        name: _installed_version(name) for name in _OLDEST_DRIVERS if _installed_version(name)
+    }
+    if not plugins:
+        return f"{what}, but jax is installed without CUDA", _INSTALL_CUDA
+    if jax not in plugins.values():
+        (name, other), *_ = plugins.items()
+        return f"{what}, but {name} {other} does not belong to jax {jax}", _INSTALL_CUDA
+    name = next(name for name, own in plugins.items() if own == jax)
+    if found and int(found.partition(".")[0]) < _OLDEST_DRIVERS[name]:
+        text = f"{what}, but the driver {found} is older than {_OLDEST_DRIVERS[name]}, which {name} needs"
+        return text, "install a newer driver, see nvidia-smi"
+    if not glob.glob(f"{devices}/nvidia[0-9]*"):
+        text = f"{what}, but {devices}/nvidia0 is not there"
+        return text, "in a container: start it with --gpus all, and NVIDIA's container toolkit"
+    return "", ""
+
+
+def _installed_version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def explain_full_memory(error: BaseException | None) -> DeviceError | None:
+    """The mistake that a person can mend, if `error` or one of its causes is a full memory."""
+    while error is not None:
+        is_of_device = isinstance(error, jax.errors.JaxRuntimeError)
+        if is_of_device and str(error).startswith("RESOURCE_EXHAUSTED"):
+            who = "; nvidia-smi shows what else uses the GPU" * (jax.default_backend() == "gpu")
+            return DeviceError(
+                f"the memory of a device is full ({one_line(error)}): use a smaller "
+                "--config.train_batch_size, or --config.gradient_accumulation_steps=2 for the same "
+                f"batch in parts; --mode=preflight forecasts the memory of TPUs{who}"
+            )
+        error = error.__cause__
+    return None

@@ -1,27 +1,32 @@
 """Optimizers as optax transformations, with weight decay, rates and freezing per parameter.
 
-To add one, write a function `(settings, rate, decayed)` like `sgd` and name it in `_RULES`.
+There are SGD with momentum, LARS, Adam and LAMB; the last three adapt the rate of each layer or of
+each weight. To add one, write a function `(settings, rate, decayed)` like `sgd` and name it in
+`_RULES`. `Parts` are the parameters that config keys such as `config.freeze` name by parts of their
+names.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import pkgutil
+import re
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from common.errors import ConfigError
+from common.keys import Decay, NotNegative, Positive
 from engine.schedules import Rate
-from errors import ConfigError
-from keys import Decay, NotNegative, Positive
 
 # By the value of config.optimizer: "module:function", imported where a recipe names it.
 _RULES = {
-    "adam": "engine.adaptive:adam",
-    "lamb": "engine.adaptive:lamb",
-    "lars": "engine.adaptive:lars",
+    "adam": "engine.optim:adam",
+    "lamb": "engine.optim:lamb",
+    "lars": "engine.optim:lars",
     "sgd": "engine.optim:sgd",
 }
 
@@ -124,3 +129,114 @@ def sgd(settings: Optimizer, rate: Rate, decayed: Any) -> optax.GradientTransfor
     decays = optax.add_decayed_weights(decay, mask=decayed)
     links = (momentum, decays) if settings.decoupled_decay else (decays, momentum)
     return optax.chain(*links, optax.scale_by_learning_rate(rate))
+
+
+def lars(settings: Optimizer, rate: Rate, decayed: Any) -> optax.GradientTransformation:
+    """Layer-wise adaptive rates (You et al. 2017, arXiv:1708.03888), as MLPerf's reference does.
+
+    For each decayed parameter with gradient g and weights w, norms in float32:
+
+        r = trust_coefficient * |w| / (|g| + weight_decay * |w| + epsilon); 1 if |g| or |w| is 0
+        m <- momentum * m + rate * r * (g + weight_decay * w)
+        w <- w - m
+
+    Biases and the scales of normalisation have r = 1, no decay and the full rate. The rate is
+    inside of the momentum, unlike in `sgd`. `optax.lars` differs: it divides by
+    |g + weight_decay * w|, which is less than the sum of the norms above.
+    """
+    decay = settings.weight_decay
+
+    def adapt(gradient: jax.Array, weight: jax.Array, is_decayed: bool) -> jax.Array:
+        if not is_decayed:
+            return gradient
+        g, w = jnp.asarray(gradient, jnp.float32), jnp.asarray(weight, jnp.float32)
+        g_norm, w_norm = jnp.linalg.norm(g.ravel()), jnp.linalg.norm(w.ravel())
+        positive = (g_norm > 0) & (w_norm > 0)
+        # `where` computes both branches, so the divisor must not be 0 either.
+        divisor = jnp.where(positive, g_norm + decay * w_norm + settings.lars_epsilon, 1.0)
+        ratio = jnp.where(positive, settings.lars_trust_coefficient * w_norm / divisor, 1.0)
+        return ratio * (g + decay * w)
+
+    return optax.chain(
+        optax.stateless(lambda gradients, params: jax.tree.map(adapt, gradients, params, decayed)),
+        optax.scale_by_learning_rate(rate),
+        optax.trace(decay=settings.momentum),
+    )
+
+
+def adam(settings: Optimizer, rate: Rate, decayed: Any) -> optax.GradientTransformation:
+    """Adam (Kingma and Ba 2014, arXiv:1412.6980, algorithm 1), without weight decay.
+
+    With a gradient g at step t, counted from 1:
+
+        m <- beta1 * m + (1 - beta1) * g
+        v <- beta2 * v + (1 - beta2) * g^2
+        w <- w - rate * m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon)
+    """
+    return optax.chain(
+        optax.scale_by_adam(settings.adam_beta1, settings.adam_beta2, settings.adam_epsilon),
+        optax.scale_by_learning_rate(rate),
+    )
+
+
+def lamb(settings: Optimizer, rate: Rate, decayed: Any) -> optax.GradientTransformation:
+    """Layer-wise adaptive Adam (You et al. 2019, arXiv:1904.00962, algorithm 2), as timm's Lamb.
+
+    With m and v of `adam`, for each decayed parameter w, norms in float32:
+
+        u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + weight_decay * w
+        w <- w - rate * |w| / |u| * u; the ratio is 1 if |w| or |u| is 0
+
+    Biases and the scales of normalisation have no decay and the ratio 1, unlike in `optax.lamb`.
+    timm clips the gradient before: its `max_grad_norm` is `gradient_clip_norm`.
+    """
+
+    def adapt(update: jax.Array, weight: jax.Array, is_decayed: bool) -> jax.Array:
+        if not is_decayed:
+            return update
+        w = jnp.asarray(weight, jnp.float32)
+        u = jnp.asarray(update, jnp.float32) + settings.weight_decay * w
+        u_norm, w_norm = jnp.linalg.norm(u.ravel()), jnp.linalg.norm(w.ravel())
+        positive = (u_norm > 0) & (w_norm > 0)
+        return jnp.where(positive, w_norm / jnp.where(positive, u_norm, 1.0), 1.0) * u
+
+    return optax.chain(
+        optax.scale_by_adam(settings.adam_beta1, settings.adam_beta2, settings.adam_epsilon),
+        optax.stateless(lambda updates, params: jax.tree.map(adapt, updates, params, decayed)),
+        optax.scale_by_learning_rate(rate),
+    )
+
+
+class Parts:
+    """Parameters by the names of their parts.
+
+    An entry is a piece of the names that begins at a word: "stem" means "conv_stem/kernel" and
+    "bn_stem/scale", "stage1" means "stage1_block2/conv1/kernel" but not "stage10_block1/...".
+    """
+
+    def __init__(self, key: str, text: str):
+        """`text` is the value of the config's `key`: entries with commas; "" means no parameter."""
+        self._key = key
+        self._entries = [entry.strip() for entry in text.split(",") if entry.strip()]
+        self._patterns = [
+            re.compile(rf"(?<![^/_]){re.escape(entry)}(?!{_same_kind(entry[-1])})")
+            for entry in self._entries
+        ]
+
+    def __contains__(self, name: str) -> bool:
+        return any(pattern.search(name) for pattern in self._patterns)
+
+    def check(self, names: Collection[str]) -> None:
+        """Raises ConfigError if an entry means none of the parameters `names`."""
+        for entry, pattern in zip(self._entries, self._patterns, strict=True):
+            if not any(map(pattern.search, names)):
+                tops = dict.fromkeys(name.partition("/")[0] for name in names)
+                raise ConfigError(
+                    f"config.{self._key}: {entry!r} is no part of the model; its parts are "
+                    f"{', '.join(tops)}, and the words in these names mean all that have them"
+                )
+
+
+def _same_kind(character: str) -> str:
+    """The characters that would continue a word or a number, as a regular expression."""
+    return r"\d" if character.isdigit() else "[a-z]"

@@ -10,14 +10,14 @@ import importlib.util
 import socket
 import sys
 
-import entry
+from common import entry
 from engine import environment
 
 environment.set_defaults(TF_CPP_MIN_LOG_LEVEL="3")
 
 # The environment decides how libraries start.
-from errors import ConfigError, UserError, one_line  # noqa: E402
-from ops import console  # noqa: E402
+from common import console  # noqa: E402
+from common.errors import ConfigError, UserError, one_line  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -40,18 +40,17 @@ def main(argv: list[str] | None = None) -> None:
         if importlib.util.find_spec("nicegui") is None:
             raise ConfigError("the page needs NiceGUI: pip install 'nicegui>=3.18,<4'")
         _check_address(args.host, args.port)
-        from engine import terminal
-        from modes import trained
-        from modes.demo import answers, page
+        from commands import demo as demos
+        from commands import trained
 
-        terminal.start(sys.stderr)
+        environment.show_log(sys.stderr)
         changes = {"data_dir": args.data_dir} if args.data_dir else {}
         model = trained.load(args.workdir, args.checkpoint, **changes)
-        demo = answers.make(model, args.accept_other_data)
+        demo = demos.make_demo(model, args.accept_other_data)
     except UserError as error:
         sys.exit(f"demo: {error}")
     print(f"open http://{args.host}:{args.port} (Ctrl-C ends)", flush=True)
-    page.serve(demo, args.host, args.port, not args.no_browser)
+    demos.serve(demo, args.host, args.port, not args.no_browser)
 
 
 def _check_address(host: str, port: int) -> None:

@@ -7,13 +7,12 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-import entry
+from common import console, entry
+from common.data.shards import tensorflow
+from common.errors import UserError, one_line
+from common.images import photos
+from common.preparation import arguments
 from engine import environment
-from errors import UserError, one_line
-from ops import console
-from ops.images import photos
-from ops.preparation import arguments
-from ops.shards import tensorflow
 
 # By name: a module with prepare(args), and parse(parser, argv) if it has more arguments than --out;
 # and what it makes.
@@ -21,7 +20,7 @@ PREPARATIONS = {
     "imagenet": ("benchmarks.resnet.preparation.imagenet", "records of ImageNet, or of own photos"),
     "coco": ("benchmarks.detection.preparation.coco", "records of COCO, or of own images"),
     "text": ("benchmarks.translation.preparation.text", "records of parallel text"),
-    "digits": ("ops.preparation.digits", "handwritten digits"),
+    "digits": ("common.preparation.digits", "handwritten digits"),
     "digit_scenes": (
         "benchmarks.detection.preparation.digit_scenes",
         "images of digits, with boxes",

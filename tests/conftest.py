@@ -11,7 +11,10 @@ import time
 
 import pytest
 
-from tests.gcs_fixture import gcs, gcs_process  # noqa: F401
+from tests.helpers.gcs_fixture import (
+    gcs,  # noqa: F401
+    gcs_process,  # noqa: F401
+)
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
@@ -87,8 +90,8 @@ def tiny_records(tmp_path_factory):
     import numpy as np
     from PIL import Image
 
-    from ops import records
-    from ops.preparation import schema
+    from common.data import records
+    from common.preparation import schema
 
     def encoded(draw, label):
         pixels = draw.normal(100, 30, (20, 24, 3))
@@ -207,46 +210,45 @@ def make_tiny_config(data_dir, **overrides):
 @pytest.fixture(scope="session")
 def calm_run(tmp_path_factory, tiny_records):
     """(workdir, scores) of a whole run of the tiny config that nobody disturbed; to read only."""
-    import run
     import train
+    from engine.run import read_settings
 
     workdir = str(tmp_path_factory.mktemp("calm"))
-    return workdir, train.train_and_evaluate(run.read(make_tiny_config(tiny_records), workdir))
+    return workdir, train.train_and_evaluate(read_settings(make_tiny_config(tiny_records), workdir))
 
 
 def make_programs(config, cache_dir=""):
     """The programs of a config on this machine's devices."""
-    import run
-    from programs import Programs
+    from engine.run import Programs, read_settings
 
-    return Programs.make(run.read(config), str(cache_dir))
+    return Programs.make(read_settings(config), str(cache_dir))
 
 
-def make_plan(config, num_examples):
+def plan_of(config, num_examples):
     """The plan of a config for so many training examples."""
-    import run
+    from engine.run import make_plan, read_settings
 
-    settings = run.read(config)
-    return run.plan(settings, settings.load_benchmark(""), num_examples)
+    settings = read_settings(config)
+    return make_plan(settings, settings.load_benchmark(""), num_examples)
 
 
 def make_recipe(config, num_examples):
     """The recipe of a config for so many training examples."""
-    return make_plan(config, num_examples).recipe
+    return plan_of(config, num_examples).recipe
 
 
 def open_run(config, workdir):
     """The run of a config in a workdir."""
-    import run
-    from start import Run
+    from engine.run import read_settings
+    from engine.start import Run
 
-    return Run.open(run.read(config, str(workdir)))
+    return Run.open(read_settings(config, str(workdir)))
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """The time that MLPerf's log sees."""
-    from tests.mlperf_fixture import Clock  # it imports jax
+    from tests.helpers.mlperf_fixture import Clock  # it imports jax
 
     clock = Clock()
     monkeypatch.setattr(time, "time", clock)

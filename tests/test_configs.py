@@ -16,12 +16,12 @@ import pytest
 from ml_collections import config_flags
 
 import benchmarks
-import run as runs
+from common.errors import UserError
+from common.keys import flat
 from configs import _loop
 from engine import optim, schedules
 from engine.cadence import Every
-from errors import UserError
-from keys import flat
+from engine.run import LoopKeys
 from tests.conftest import make_recipe, open_run
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -131,7 +131,7 @@ def test_keys_keep_their_type_on_the_command_line(monkeypatch):
 # --- No dead keys.
 
 
-ROOMS = ("benchmarks", "engine", "modes")
+PACKAGES = ("benchmarks", "commands", "engine")
 MAIN = {"data_dir", "data_env", "data_fallback", "init_env"}  # main.py resolves them
 
 
@@ -155,20 +155,20 @@ def settings_of(config: Any) -> Any:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_key_of_a_recipe_is_read(name):
     config = load(name)
-    assert set(flat(config)) <= fields(runs.Keys) | fields(settings_of(config)) | MAIN
+    assert set(flat(config)) <= fields(LoopKeys) | fields(settings_of(config)) | MAIN
 
 
 def test_every_key_that_is_read_is_used():
     """Its name occurs as an attribute, or as a string for getattr, outside of the dataclass."""
     used: set[str] = set()
-    for path in [*ROOT.glob("*.py"), *(p for f in ROOMS for p in ROOT.glob(f"{f}/**/*.py"))]:
+    for path in [*ROOT.glob("*.py"), *(p for f in PACKAGES for p in ROOT.glob(f"{f}/**/*.py"))]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 used.add(node.attr)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 used.add(node.value)
-    rooms = [settings_of(load(name)) for name in ("resnet50", "ncf")]
-    keys = {key.split(".")[-1] for kind in (runs.Keys, *rooms) for key in fields(kind)}
+    settings = [settings_of(load(name)) for name in ("resnet50", "ncf")]
+    keys = {key.split(".")[-1] for kind in (LoopKeys, *settings) for key in fields(kind)}
     assert keys - used == set()
 
 

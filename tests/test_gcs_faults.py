@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-import run as runs
 import train
-from errors import UserError
+from common.errors import UserError
+from engine.run import read_settings
 from tests.conftest import make_tiny_config
-from tests.preparation import edit
+from tests.helpers.preparation import edit
 from tests.test_gcs_training import assert_same_results, cloud, steps  # noqa: F401
 from tests.test_train import at_batch, state_on_disk
 
@@ -24,7 +24,7 @@ def short_config(data_dir, **overrides):
 def fails_with(config, workdir, *words):
     """The run ends with an error that main.py prints as one line."""
     with pytest.raises((UserError, OSError)) as caught:
-        train.train_and_evaluate(runs.read(config, workdir))
+        train.train_and_evaluate(read_settings(config, workdir))
     text = str(caught.value)
     assert len(text.splitlines()) == 1, text
     for word in words:
@@ -56,7 +56,7 @@ def test_a_bad_day_changes_nothing(gcs, calm_run, cloud):  # noqa: F811
     ]
     for pattern, kind in faults:
         gcs.fault(pattern, **kind)
-    assert train.train_and_evaluate(runs.read(make_tiny_config(data), workdir)) == calm_run[1]
+    assert train.train_and_evaluate(read_settings(make_tiny_config(data), workdir)) == calm_run[1]
     struck = dict(zip([pattern for pattern, _ in faults], gcs.hits(), strict=True))
     assert all(struck.values()), struck
     assert_same_results(gcs, calm_run, workdir)
@@ -127,7 +127,7 @@ def test_a_shard_that_is_deleted_during_training(gcs, cloud, monkeypatch):  # no
 def test_a_damaged_image_that_training_meets(place, gcs, tiny_records, tmp_path):
     """One line names the file and the record, and the checkpoint stays."""
     config = make_tiny_config(tiny_records, steps_per_checkpoint="1", steps_per_eval="12")
-    benchmark = runs.read(config).load_benchmark(f"{tmp_path}/index")
+    benchmark = read_settings(config).load_benchmark(f"{tmp_path}/index")
     batches = [benchmark.train_ids(16, step) for step in range(6)]
     (late, *_) = set(batches[5]) - set(sum(batches[:5], []))
     file, record = benchmark.describe([late])[0].split(", ")

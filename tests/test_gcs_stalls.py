@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-import run as runs
 import train
 from engine.cluster import hostlog, stalls, watchdog
 from engine.cluster.hostlog import BucketLog
+from engine.run import read_settings
 from tests.conftest import make_tiny_config
 from tests.scripts.test_job_steps import make_run, metrics
 from tests.test_gcs_training import assert_same_results, cloud, rows, steps  # noqa: F401
@@ -73,7 +73,9 @@ def test_every_phase_says_what_it_waits_for_and_goes_on(gcs, calm_run, cloud):  
         "POST .*tfevents": f"writing TensorBoard events in {workdir}",  # later ones, at the end
     }
     with stalling(gcs, first) as released:
-        assert train.train_and_evaluate(runs.read(make_tiny_config(data), workdir)) == calm_run[1]
+        assert (
+            train.train_and_evaluate(read_settings(make_tiny_config(data), workdir)) == calm_run[1]
+        )
     assert set(released) == set(first)
     assert_same_results(gcs, calm_run, workdir)
     *_, newest, last = steps(gcs, workdir)
@@ -87,7 +89,9 @@ def test_every_phase_says_what_it_waits_for_and_goes_on(gcs, calm_run, cloud):  
         f"GET .*checkpoints/{newest}/model/d/.*alt=media": f"reading {folder}/{newest}",
     }
     with stalling(gcs, second) as released:
-        assert train.train_and_evaluate(runs.read(make_tiny_config(data), workdir)) == calm_run[1]
+        assert (
+            train.train_and_evaluate(read_settings(make_tiny_config(data), workdir)) == calm_run[1]
+        )
     assert set(released) == set(second)
     assert_same_results(gcs, calm_run, workdir)
 
@@ -120,7 +124,7 @@ def test_a_request_that_is_never_answered(stall, gcs, calm_run, cloud):  # noqa:
     assert name in error and "nothing has happened for 50 s" in error, output
     gcs.clear_faults()
     assert 3 in steps(gcs, workdir) or stall != "an upload"
-    train.train_and_evaluate(runs.read(make_tiny_config(data, train_steps="60"), workdir))
+    train.train_and_evaluate(read_settings(make_tiny_config(data, train_steps="60"), workdir))
     trained = [row["step"] for row in rows(gcs, workdir) if row["split"] == "train"]
     assert trained == list(range(2, 61, 2))
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-import run as runs
 import train
-from modes import evaluating
+from commands import evaluating
+from engine.run import read_settings
 from tests.conftest import make_tiny_config
 from tests.test_main import TINY, command, started
 from tests.test_train import assert_same_state, state_on_disk, timeless
@@ -84,11 +84,13 @@ def test_kill_9_in_the_middle_of_a_request(upload, skip, resumed, gcs, calm_run,
         assert any(name.startswith("6/") for name in gcs.names(f"{workdir}/checkpoints"))
         assert 6 not in complete
     with caplog.at_level("INFO", logger="tpu_suite"):
-        assert train.train_and_evaluate(runs.read(make_tiny_config(data), workdir)) == calm_run[1]
+        assert (
+            train.train_and_evaluate(read_settings(make_tiny_config(data), workdir)) == calm_run[1]
+        )
     if complete:
         assert f"resuming at step {complete[-1]} " in caplog.text
     assert_same_results(gcs, calm_run, workdir)
-    again = runs.read(make_tiny_config(data), workdir)
+    again = read_settings(make_tiny_config(data), workdir)
     assert evaluating.evaluate(again, "latest", 0.0) == pytest.approx(calm_run[1], rel=1e-5)
     assert evaluating.evaluate(again, "best", 0.0)
     assert "eval/metrics.jsonl" in gcs.names(workdir)

@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 import input_pipeline
+from common.data.order import Order
+from common.data.shards import Shards, tensorflow
+from common.images import input_spec
+from common.images.input_spec import prepare_image
 from input_pipeline import Preprocessing, Source
-from ops.images import input_spec
-from ops.images.prepared import prepare
-from ops.order import Order
-from ops.shards import Shards, tensorflow
 
 
 def encode(pixels, file_format="PNG", mode=None, **settings):
@@ -259,7 +259,7 @@ def cropped(pixels, window, size):
 
 
 def evaluated(encoded, size):
-    return prepare(encoded, input_spec.TENSORFLOW.at(size))
+    return prepare_image(encoded, input_spec.TENSORFLOW.at(size))
 
 
 def trained(encoded, seed, size, area_min):

@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 
-import locations
 import main
-import recipe
-import run as runs
 import train
-from errors import UserError
-from modes import MODES
+from commands import MODES
+from common.errors import UserError
+from engine import locations, recipe
+from engine.run import read_settings
 from tests.conftest import make_tiny_config
 from tests.test_train import assert_same_state, rows, state_on_disk, timeless
 
@@ -182,7 +181,7 @@ def test_what_cannot_work_is_said_before_anything_is_compiled(
     monkeypatch.setattr(train, "_compile", None)
     config = make_tiny_config(**{"data_dir": tiny_records, **overrides})
     with pytest.raises(UserError) as caught:
-        train.train_and_evaluate(runs.read(config.lock(), str(tmp_path)))
+        train.train_and_evaluate(read_settings(config.lock(), str(tmp_path)))
     assert "\n" not in str(caught.value)
     for word in words:
         assert word in str(caught.value)
@@ -330,7 +329,7 @@ def test_kill_9_at_random_moments(seed, uninterrupted, tiny_records, tmp_path):
 PHASES = {
     "imports": "",
     "the workdir": "start check_folder",
-    "counting": "ops.files find",
+    "counting": "common.data.files find",
     "restoring": "engine.checkpoint:Checkpointer restore",
 }
 

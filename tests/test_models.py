@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import models
 from benchmarks.resnet import architecture
-from ops.layers import space_to_depth
+from common.layers import space_to_depth
 
 
 def small(**kwargs: Any) -> models.ResNet:

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 import benchmarks
-import keys
-import locations
-import run as runs
+from common import keys
+from common.errors import UserError
 from configs import mlperf_gnmt, mlperf_mask_rcnn, mlperf_resnet50, mlperf_ssd, mlperf_transformer
 from configs import recipes as published
-from engine import image_spans
+from engine import locations
 from engine import mesh as meshes
-from errors import UserError
+from engine.run import make_plan, read_settings
 from scripts import prepare
 from scripts.mlperf import request
 from tests.fixtures.recipes import languages
@@ -85,18 +84,18 @@ MEANINGFUL: dict[Any, str] = {
 
 def read_and_plan(config: Any) -> None:
     """All that is checked before devices, data or files are touched."""
-    settings = runs.read(config, "/nowhere")
-    keys.read(locations.Keys, config)
+    settings = read_settings(config, "/nowhere")
+    keys.read_config(locations.Keys, config)
     keys.check("config.data_fallback", config.get("data_fallback", ""), str)
     benchmark = settings.load_benchmark("")
     if "/" in str(benchmark.bn_span):
         parts = settings.gradient_accumulation_steps
-        image_spans.check(str(benchmark.bn_span), settings.train_batch_size, parts)
+        meshes.check_image_span(str(benchmark.bn_span), settings.train_batch_size, parts)
         meshes.group_size(benchmark.bn_span, int(str(benchmark.bn_span).partition("/")[2]))
     else:
         meshes.group_size(benchmark.bn_span, 64)
     declared = benchmark.declared_examples("train")
-    recipe = runs.plan(settings, benchmark, declared or 10_000).recipe
+    recipe = make_plan(settings, benchmark, declared or 10_000).recipe
     for step in (0, recipe.total_steps - 1):
         assert math.isfinite(recipe.learning_rate(step))
 
@@ -165,7 +164,9 @@ TEXT = ["text", "--out=x", "--train_source=a", "--train_target=b", "--eval_sourc
 def test_numbers_on_a_command_line_have_an_upper_end(arguments, capsys):
     name, *words = arguments
     with pytest.raises(SystemExit) as caught:
-        prepare.parse(name, words) if name in prepare.PREPARATIONS else request.parse(words, {})
+        prepare.parse(name, words) if name in prepare.PREPARATIONS else request.parse_requests(
+            words, {}
+        )
     (line,) = capsys.readouterr().err.splitlines()
     assert caught.value.code == 2 and words[-1].partition("=")[0] in line and "or less, got" in line
 

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from common.errors import DeviceError
 from configs import mlperf_resnet50 as recipes
 from engine import mesh as meshes
-from engine.aot.topology import CHIPS, parse
+from engine.aot.topology import CHIPS, parse_slices
 from engine.cadence import Every
-from errors import DeviceError
 from tests.conftest import make_programs, make_recipe
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -223,7 +223,7 @@ def slices(counts):
     """The slices with these numbers of devices, by the cloud's names: "v3-64/128; v4-128"."""
     families = []
     for chip in CHIPS.values():
-        sizes = [s for s in chip.sizes if parse(f"{chip.name}-{s}")[0].devices in counts]
+        sizes = [s for s in chip.sizes if parse_slices(f"{chip.name}-{s}")[0].devices in counts]
         families += [f"{chip.prefix}-{'/'.join(map(str, sizes))}"] if sizes else []
     return "; ".join(families) or "none"
 

@@ -11,9 +11,10 @@ from absl import flags
 
 import main
 import resnet_main
-import run as runs
+from common.errors import ConfigError
 from configs import resnet50
-from errors import ConfigError
+from engine import recipe
+from engine.run import read_settings
 from tests.test_main import TINY, environment, fails_with, run
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +71,7 @@ def settings(arguments):
     rest = parser(words, known_only=True)[1:]
     names = [word.lstrip("-").partition("=")[0] for word in rest]
     assert all(name in main.flags.FLAGS for name in names), rest
-    return runs.read(config.lock())
+    return read_settings(config.lock())
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -88,7 +89,7 @@ def test_no_flag_of_a_source_is_unknown(source):
 
 @pytest.mark.parametrize("name", [name for name in TYPED if name not in main.flags.FLAGS])
 def test_what_main_answers_to_a_flag_of_the_tutorial(name):
-    line = main.recipe.explain(
+    line = recipe.explain(
         ["main.py", "--config=configs/resnet50.py", f"--{TYPED[name]}"],
         flags.UnrecognizedFlagError(name, "x"),
     )

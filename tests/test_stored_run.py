@@ -13,10 +13,10 @@ import jax
 import numpy as np
 import pytest
 
-import run as runs
 import train
+from commands import evaluating
 from configs import ncf
-from modes import evaluating
+from engine.run import read_settings
 from tests.conftest import make_tiny_config
 from tests.test_train import fresh_signals, rows  # noqa: F401 (a fixture)
 
@@ -68,7 +68,7 @@ def stored(request, tmp_path):
     golden = json.loads((tmp_path / "golden.json").read_text())
     data, make_config = RUNS[request.param]
     config = make_config(request.getfixturevalue(data))
-    return runs.read(config, str(tmp_path / "run")), golden
+    return read_settings(config, str(tmp_path / "run")), golden
 
 
 def values(metrics, split, step):

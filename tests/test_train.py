@@ -15,19 +15,20 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-import run as runs
-import saving
 import train
 from benchmarks.resnet import ResNet
 from benchmarks.resnet.input.cache import ImageCache
+from commands import evaluating, preflight
+from common.errors import DataError, UserError
+from engine import run as runs
+from engine import saving
 from engine.cadence import Every
 from engine.checkpoint import CheckpointError
-from engine.cluster import preemption
-from engine.report import cost
+from engine.cluster import preemption, processes
+from engine.report import starts as run_starts
 from engine.report.history import History
-from errors import DataError, UserError
-from modes import evaluating, preflight
-from tests.conftest import make_plan, make_programs, make_recipe, make_tiny_config
+from engine.run import read_settings
+from tests.conftest import make_programs, make_recipe, make_tiny_config, plan_of
 
 
 def never(code, reason):
@@ -330,7 +331,7 @@ def test_mistakes_are_found_before_examples_are_counted(declared, log, counts, r
     """MLPerf's clock runs before the data are touched; other runs check them before compiling."""
     planned: list[int] = []
     counted: list[bool] = []
-    monkeypatch.setattr(runs, "plan", lambda settings, benchmark, n: planned.append(n) or n)
+    monkeypatch.setattr(runs, "make_plan", lambda settings, benchmark, n: planned.append(n) or n)
     run: Any = types.SimpleNamespace(
         benchmark=types.SimpleNamespace(declared_examples=lambda split: declared),
         settings=types.SimpleNamespace(mlperf=types.SimpleNamespace(format=log)),
@@ -344,7 +345,7 @@ def test_mistakes_are_found_before_examples_are_counted(declared, log, counts, r
 @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
 def test_parts_are_closed_unless_other_hosts_do_not_know_of_a_failure(joined, error, monkeypatch):
     closed: list[bool] = []
-    monkeypatch.setattr(train.processes, "is_joined", lambda: joined)
+    monkeypatch.setattr(processes, "is_joined", lambda: joined)
     with contextlib.suppress(ValueError, KeyboardInterrupt), contextlib.ExitStack() as exits:
         train._at_the_end(exits, lambda: closed.append(True))
         if error:
@@ -356,7 +357,7 @@ def test_a_start_that_saves_nothing_is_counted(tiny_records, tmp_path, monkeypat
     """One ends while it compiles, one after 3 steps; then the run goes to its end."""
     workdir = str(tmp_path / "run")
     config = make_tiny_config(tiny_records, log_step_count_steps="1", steps_per_eval="12")
-    settings = runs.read(config, workdir)
+    settings = read_settings(config, workdir)
 
     def fail(*_: Any) -> None:
         raise DataError("as if it were killed")
@@ -376,7 +377,7 @@ def test_a_start_that_saves_nothing_is_counted(tiny_records, tmp_path, monkeypat
     assert done > 0 and f", 2 restarts: {done} steps lost; goodput" in caplog.text
     starts = json.loads((tmp_path / "run/starts.json").read_text())
     assert [start.get("lost_steps") for start in starts] == [None, done, None]
-    assert cost.past(workdir, {}, rows(workdir))[:2] == starts[:2]
+    assert run_starts.past(workdir, {}, rows(workdir))[:2] == starts[:2]
 
 
 @pytest.mark.parametrize("evaluating_", [True, False])
@@ -385,7 +386,7 @@ def test_where_the_results_are(evaluating_, tmp_path, monkeypatch):
     run: Any = types.SimpleNamespace(settings=types.SimpleNamespace(workdir=str(tmp_path)))
     reporter = types.SimpleNamespace(say=printed.append, history=types.SimpleNamespace(rows=["r"]))
     saver: Any = types.SimpleNamespace(reporter=reporter, starts=["a start"])
-    monkeypatch.setattr(cost, "summary", lambda starts, rows: f"{starts} {rows}")
+    monkeypatch.setattr(run_starts, "cost_summary", lambda starts, rows: f"{starts} {rows}")
     train._conclude(run, saver, "step 9", evaluating_)
     names = ["checkpoints", "metrics.jsonl", *["learning_curves.png"] * evaluating_]
     assert printed[0] == "finished: step 9" and printed[-1] == "  ['a start'] ['r']"
@@ -425,10 +426,10 @@ def test_the_first_evaluation_may_come_earlier(tiny_records, tmp_path):
     """What preflight foresees is what is evaluated."""
     keys = {"eval_offset": "3", "steps_per_checkpoint": "", "train_steps": "8"}
     config = make_tiny_config(tiny_records, **keys)
-    train.train_and_evaluate(runs.read(config, str(tmp_path)))
+    train.train_and_evaluate(read_settings(config, str(tmp_path)))
     steps = [r["step"] for r in rows(str(tmp_path)) if r["split"] == "eval"]
     assert steps == [3, 7, 8]
-    job = preflight._job(make_programs(config, str(tmp_path)), make_plan(config, 90))
+    job = preflight._job(make_programs(config, str(tmp_path)), plan_of(config, 90))
     assert job.evaluations == len(steps)
 
 
@@ -442,7 +443,7 @@ def test_sigterm_while_training_and_resume_changes_nothing(
     with monkeypatch.context() as patch:
         stop_at_batch(patch, "train_batches", batch)
         with pytest.raises(preemption.Preempted) as stopped:
-            train.train_and_evaluate(runs.read(config, str(tmp_path)))
+            train.train_and_evaluate(read_settings(config, str(tmp_path)))
     assert stopped.value.code == 143
     saved = [int(s) for s in os.listdir(tmp_path / "checkpoints")]
     assert 0 < max(saved) < 12
@@ -450,7 +451,7 @@ def test_sigterm_while_training_and_resume_changes_nothing(
     late = {"split": "train", "step": 12, "epoch": 1.0, "loss": 99.0}
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write(json.dumps(late) + "\n" + json.dumps(late)[:20])
-    assert train.train_and_evaluate(runs.read(config, str(tmp_path))) == scores
+    assert train.train_and_evaluate(read_settings(config, str(tmp_path))) == scores
     assert_same_state(state_on_disk(workdir, 12), state_on_disk(str(tmp_path), 12))
     keys = [(r["split"], r["step"]) for r in rows(tmp_path)]
     assert len(set(keys)) == len(keys)
@@ -475,15 +476,15 @@ def test_images_in_memory_and_a_signal_while_they_are_decoded(tiny_records, tmp_
     with monkeypatch.context() as patch:
         patch.setattr(ImageCache, "rows", rows_of)
         with pytest.raises(preemption.Preempted):
-            train.train_and_evaluate(runs.read(config, str(tmp_path / "run")))
+            train.train_and_evaluate(read_settings(config, str(tmp_path / "run")))
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
     for name, batch in (("run", 7), ("calm", 99)):
         monkeypatch.setattr(preemption, "_requested", None)
         with monkeypatch.context() as patch, contextlib.suppress(preemption.Preempted):
             stop_at_batch(patch, "train_batches", batch)
-            train.train_and_evaluate(runs.read(config, str(tmp_path / name)))
+            train.train_and_evaluate(read_settings(config, str(tmp_path / name)))
     monkeypatch.setattr(preemption, "_requested", None)
-    train.train_and_evaluate(runs.read(config, str(tmp_path / "run")))
+    train.train_and_evaluate(read_settings(config, str(tmp_path / "run")))
     one, other = (state_on_disk(str(tmp_path / name), 12) for name in ("run", "calm"))
     assert_same_state(one, other)
 
@@ -497,11 +498,11 @@ def test_sigterm_while_evaluating_evaluates_again(
     with monkeypatch.context() as patch:
         stop_at_batch(patch, "eval_batches", 1, signal.SIGINT)
         with pytest.raises(preemption.Preempted) as stopped:
-            train.train_and_evaluate(runs.read(config, str(tmp_path)))
+            train.train_and_evaluate(read_settings(config, str(tmp_path)))
     assert stopped.value.code == 130
     assert History(str(tmp_path), writes=False).scores() == {}
     monkeypatch.setattr(preemption, "_requested", None)
-    assert train.train_and_evaluate(runs.read(config, str(tmp_path))) == scores
+    assert train.train_and_evaluate(read_settings(config, str(tmp_path))) == scores
     assert timeless(rows(workdir)) == timeless(rows(str(tmp_path)))
     assert_same_state(state_on_disk(workdir, 12), state_on_disk(str(tmp_path), 12))
 
@@ -512,7 +513,7 @@ def test_a_finished_run_says_so_and_does_nothing(uninterrupted, tiny_records, mo
     monkeypatch.setattr(train.Loop, "train", None)
     monkeypatch.setattr(train, "_compile", None)
     with caplog.at_level("INFO", logger="tpu_suite"):
-        again = train.train_and_evaluate(runs.read(make_tiny_config(tiny_records), workdir))
+        again = train.train_and_evaluate(read_settings(make_tiny_config(tiny_records), workdir))
     assert again["top_1_accuracy"] == scores["top_1_accuracy"]
     assert "already finished: step 12 of 12" in caplog.text
     assert (sorted(os.listdir(workdir)), rows(workdir)) == before
@@ -536,7 +537,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(bad_step, tiny_records, tmp_pat
     monkeypatch.setattr(ResNet, "loss", poisoned)
     config = make_tiny_config(tiny_records, steps_per_checkpoint="1")
     with pytest.raises(saving.Diverged, match=f"step {bad_step} is not finite") as caught:
-        train.train_and_evaluate(runs.read(config, str(tmp_path)))
+        train.train_and_evaluate(read_settings(config, str(tmp_path)))
     last = max(int(s) for s in os.listdir(tmp_path / "checkpoints"))
     assert last == bad_step - 1
     assert f"checkpoint {last} is the last good one" in str(caught.value)
@@ -548,10 +549,10 @@ def test_a_loss_that_is_not_finite_stops_the_run(bad_step, tiny_records, tmp_pat
 @pytest.mark.long
 def test_stops_at_the_target(tiny_records, tmp_path, caplog):
     config = make_tiny_config(tiny_records, stop_at_target=True, target=0.01, train_steps="40")
-    train.train_and_evaluate(runs.read(config, str(tmp_path)))
+    train.train_and_evaluate(read_settings(config, str(tmp_path)))
     assert max(int(s) for s in os.listdir(tmp_path / "checkpoints")) == 4
     with caplog.at_level("INFO", logger="tpu_suite"):
-        train.train_and_evaluate(runs.read(config, str(tmp_path)))
+        train.train_and_evaluate(read_settings(config, str(tmp_path)))
     assert "already finished: step 4 of 40" in caplog.text
 
 
@@ -567,7 +568,7 @@ def test_another_model_is_refused_before_anything_is_compiled(
     for steps in ("12", "20"):
         config = make_tiny_config(tiny_records, num_filters=8, train_steps=steps)
         with pytest.raises(CheckpointError, match="holds another model") as refused:
-            train.train_and_evaluate(runs.read(config, workdir))
+            train.train_and_evaluate(read_settings(config, workdir))
         message = f"{stem}: the checkpoint has float32[4], the config wants float32[8]"
         assert message in str(refused.value)
     assert_same_state(before, state_on_disk(workdir, 12))
@@ -588,7 +589,7 @@ def test_a_changed_config_is_told(uninterrupted, tiny_records, tmp_path, caplog,
     shutil.copytree(workdir, tmp_path / "copy")
     config = make_tiny_config(tiny_records, train_steps="14", bn_span=4)
     with caplog.at_level("INFO", logger="tpu_suite"), pytest.raises(Ready):
-        train.train_and_evaluate(runs.read(config, str(tmp_path / "copy")))
+        train.train_and_evaluate(read_settings(config, str(tmp_path / "copy")))
     assert "NOTE BatchNorm averaged over 2 images before and averages over 8 now" in caplog.text
     assert "NOTE config.train_steps was '12', is now '14'" in caplog.text
     assert "resuming at step 12" in caplog.text
@@ -611,7 +612,7 @@ def test_lost_metrics_come_back_from_the_checkpoint(
         metrics.write_text("\n".join(lines) + "\n")
     config = make_tiny_config(tiny_records, train_steps="14")
     with caplog.at_level("INFO", logger="tpu_suite"):
-        train.train_and_evaluate(runs.read(config, workdir))
+        train.train_and_evaluate(read_settings(config, workdir))
     scores = {r["step"]: r["top_1_accuracy"] for r in rows(workdir) if r["split"] == "eval"}
     assert (scores[4], scores[8]) == (earlier[4], earlier[8]) and 14 in scores
     assert "scores that it lacked are from checkpoint 12" in caplog.text
@@ -639,40 +640,40 @@ def test_evaluation_of_named_checkpoints(uninterrupted, tiny_records):
     config = make_tiny_config(tiny_records)
     for size in (8, 16, 24):  # 23 examples: with padding, and with more than one batch
         config.eval_batch_size = size
-        actual = evaluating.evaluate(runs.read(config, workdir), "latest", 0.0)
+        actual = evaluating.evaluate(read_settings(config, workdir), "latest", 0.0)
         assert actual == pytest.approx(scores, rel=1e-5)
     config.train_batch_size = 12  # 8 devices cannot share it, but no device trains
-    assert evaluating.evaluate(runs.read(config, workdir), "latest", 0.0) == actual
+    assert evaluating.evaluate(read_settings(config, workdir), "latest", 0.0) == actual
     by_step = {r["step"]: r for r in rows(workdir) if r["split"] == "eval"}
-    at_8 = evaluating.evaluate(runs.read(config, workdir), "8", 0.0)
+    at_8 = evaluating.evaluate(read_settings(config, workdir), "8", 0.0)
     assert at_8["loss"] == pytest.approx(by_step[8]["loss"], rel=1e-5)
-    best = evaluating.evaluate(runs.read(config, workdir), "best", 0.0)
+    best = evaluating.evaluate(read_settings(config, workdir), "best", 0.0)
     top = max(r["top_1_accuracy"] for r in by_step.values())
     assert best["top_1_accuracy"] == pytest.approx(top)
     for wrong in ("5", "newest"):
         with pytest.raises(CheckpointError, match=f"--checkpoint={wrong} is not in"):
-            evaluating.evaluate(runs.read(config, workdir), wrong, 0.0)
+            evaluating.evaluate(read_settings(config, workdir), wrong, 0.0)
 
 
 @pytest.mark.long
 def test_watching_evaluates_each_new_checkpoint(tiny_records, tmp_path, monkeypatch):
     config = make_tiny_config(tiny_records, train_steps="6", steps_per_checkpoint="3")
-    original, evaluated = evaluating.begin, []
+    original, evaluated = evaluating.begin_evaluation, []
 
     def evaluate_and_train_on(*arguments):
         # The other process goes on while this one evaluates.
         evaluated.append(len(evaluated))
         if len(evaluated) == 1:
-            train.train_and_evaluate(runs.read(config, str(tmp_path)), evaluating=False)
+            train.train_and_evaluate(read_settings(config, str(tmp_path)), evaluating=False)
         return original(*arguments)
 
     with monkeypatch.context() as patch:
         stop_at_batch(patch, "train_batches", 3)
         with pytest.raises(preemption.Preempted):
-            train.train_and_evaluate(runs.read(config, str(tmp_path)), evaluating=False)
+            train.train_and_evaluate(read_settings(config, str(tmp_path)), evaluating=False)
     monkeypatch.setattr(preemption, "_requested", None)
-    monkeypatch.setattr(evaluating, "begin", evaluate_and_train_on)
-    evaluating.evaluate(runs.read(config, str(tmp_path)), "latest", 60.0)
+    monkeypatch.setattr(evaluating, "begin_evaluation", evaluate_and_train_on)
+    evaluating.evaluate(read_settings(config, str(tmp_path)), "latest", 60.0)
     steps = [row["step"] for row in rows(tmp_path / "eval")]
     assert len(steps) == 3 and steps[1:] == [3, 6]  # the first is where the signal came
     assert not [r for r in rows(tmp_path) if r["split"] == "eval"]
@@ -683,7 +684,7 @@ def test_evaluating_without_checkpoints_gives_up_and_makes_nothing(tiny_records,
         ("", 0.5, "no checkpoint in"),
         ("/typo", 0.0, "--workdir right"),
     ):
-        settings = runs.read(make_tiny_config(tiny_records), f"{tmp_path}{folder}")
+        settings = read_settings(make_tiny_config(tiny_records), f"{tmp_path}{folder}")
         with pytest.raises(CheckpointError, match=words):
             evaluating.evaluate(settings, "latest", timeout)
     assert not (tmp_path / "typo").exists()
@@ -695,7 +696,7 @@ def test_averaged_weights_are_what_is_evaluated(tiny_records, tmp_path):
         tiny_records, moving_average_decay=0.5, train_steps="4", keep_checkpoints=4
     )
     config.steps_per_checkpoint = config.steps_per_eval = "1"
-    train.train_and_evaluate(runs.read(config, str(tmp_path)))
+    train.train_and_evaluate(read_settings(config, str(tmp_path)))
     states = [state_on_disk(str(tmp_path), step) for step in (1, 2, 3, 4)]
     kernel = "['params']['head']['kernel']"
     for number, (before, after) in enumerate(zip(states, states[1:], strict=False), 1):
@@ -705,7 +706,7 @@ def test_averaged_weights_are_what_is_evaluated(tiny_records, tmp_path):
         expected = decay * old + (1 - decay) * new
         assert after[f"['model']['ema']{kernel}"] == pytest.approx(expected, rel=1e-5, abs=1e-7)
     scores = History(str(tmp_path), writes=False).scores()[4]
-    actual = evaluating.evaluate(runs.read(config, str(tmp_path)), "latest", 0.0)
+    actual = evaluating.evaluate(read_settings(config, str(tmp_path)), "latest", 0.0)
     assert actual == pytest.approx(scores, rel=1e-5)
 
 
@@ -713,7 +714,7 @@ def test_a_finished_run_tells_what_has_changed(uninterrupted, tiny_records, capl
     workdir, _ = uninterrupted
     with caplog.at_level("INFO", logger="tpu_suite"):
         config = make_tiny_config(tiny_records, base_learning_rate=9.0, train_steps="10")
-        train.train_and_evaluate(runs.read(config, workdir))
+        train.train_and_evaluate(read_settings(config, workdir))
     assert "NOTE config.base_learning_rate was 0.4, is now 9.0" in caplog.text
     assert "already finished: step 12, beyond the 10 that config.train_steps asks" in caplog.text
 
@@ -722,5 +723,5 @@ def test_a_finished_run_tells_what_has_changed(uninterrupted, tiny_records, capl
 def test_slips_are_found_before_the_data_are_read(key, tiny_records, tmp_path, monkeypatch):
     monkeypatch.setattr(ResNet, "num_examples", lambda self, split: 1 / 0)
     with pytest.raises(UserError, match=f"{key}='abc'"):
-        settings = runs.read(make_tiny_config(tiny_records, **{key: "abc"}), str(tmp_path))
+        settings = read_settings(make_tiny_config(tiny_records, **{key: "abc"}), str(tmp_path))
         train.train_and_evaluate(settings)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import run as runs
 import train
+from engine.run import read_settings
 from tests.conftest import make_tiny_config
 from tests.test_main import ROOT, environment
 
@@ -24,9 +24,9 @@ TINY = {
     "--config.precision=float32 --config.input_streams=2",
     "scripts.prepare": "--shards=2 --validation_shards=1",
 }
-# Models of other benchmarks, which tests/modes/test_predict_*.py make.
+# Models of other benchmarks, which tests/commands/test_predict_*.py make.
 OTHERS = {f"--workdir=runs/{name}" for name in ("ssd_digits", "phrases", "ncf_synthetic")}
-# And of recipes and data that other tests have: tests/benchmarks/detection/test_tuning.py.
+# And of recipes and data that other tests have: tests/benchmarks/detection/test_weights_tuning.py.
 OTHERS |= {"coco", "text"}
 OTHERS |= {f"--config=configs/finetune_{name}.py" for name in ("ssd", "transformer")}
 
@@ -36,7 +36,7 @@ def place(tiny_records, tmp_path_factory):
     """A folder with a trained model, its weights as PyTorch names them, and photos."""
     folder = tmp_path_factory.mktemp("use")
     config = make_tiny_config(tiny_records, max_pool="torch", train_steps="4")
-    train.train_and_evaluate(runs.read(config, str(folder / "runs/digits")))
+    train.train_and_evaluate(read_settings(config, str(folder / "runs/digits")))
     draw = np.random.default_rng(0)
     for name in ("photo.jpg", *(f"photos/{kind}/{i}.jpg" for kind in "ab" for i in range(10))):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

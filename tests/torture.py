@@ -35,7 +35,7 @@ from typing import Any
 import psutil
 from etils import epath
 
-from ops import console
+from common import console
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _DIGITS = "configs/digits.py"

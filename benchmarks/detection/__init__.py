@@ -1,12 +1,12 @@
 """Detection of objects: SSD in `ssd`, Mask R-CNN in `mask_rcnn`, and what both share.
 
-`opening` opens a split's records: as their manifest says, or after all were counted and checked. A
-batch comes from `records` (images and true boxes in TFRecords) through
-the room's `input_pipeline`; `images` normalises it. A room's `anchors` has the boxes that the
-network predicts offsets from (`boxes`), `matching` gives each anchor its true box, `losses` has the
-terms of the loss and `select` the hardest or largest of many numbers. To evaluate, `nms` suppresses
-overlapping detections, and `scoring` scores them with pycocotools against the annotations that
-`coco` reads. `detector` joins these for both rooms, whose keys are in `settings`. `backbone` begins
-with the weights of a ResNet, `use` and `picture` draw detections with their `outlines`, which COCO
-has in the field `segmentation`. `preparation` writes the records.
+`records` opens a split's records, as their manifest says or after all were counted and checked, and
+reads images and true boxes from them; a detector's own `input_pipeline` makes the batches. `boxes`
+has the offsets between a box and its anchor, gives each anchor its true box, and suppresses
+overlapping detections. `losses` has the terms of the loss, `selection` the hardest or largest of
+many numbers. To evaluate, `scoring` scores detections with pycocotools against the annotations that
+`coco` reads. `survey` looks for labels that cannot be meant, and for objects that no anchor fits.
+`detector` joins these for both detectors, whose keys are in `settings`. `weights` begins with the
+weights of a ResNet or of another library. `use` finds objects on photos; `mistakes` compares
+detections with the true objects, and `exhibits` shows both. `preparation` writes the records.
 """

@@ -1,4 +1,4 @@
-"""Computes with boxes: areas, overlaps, and the offsets between a box and its anchor.
+"""Computes with boxes: areas, overlaps, offsets from anchors, matches, and suppression.
 
 A box is (y0, x0, y1, x1) in continuous coordinates: its height is y1 - y0, without the "+ 1 pixel"
 of some older detectors. A box without area, such as the zeros of a padded list, overlaps nothing.
@@ -7,9 +7,12 @@ of some older detectors. A box without area, such as the zeros of a padded list,
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 # The weights of the offsets y, x, log height, log width; Fast R-CNN's targets of unit variance.
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)
@@ -121,3 +124,200 @@ def centred(boxes: jax.typing.ArrayLike) -> tuple[jax.Array, ...]:
     """The centres along y and x, the heights and the widths of boxes."""
     y0, x0, y1, x1 = _coordinates(boxes)
     return (y0 + y1) / 2, (x0 + x1) / 2, y1 - y0, x1 - x0
+
+
+_COLUMNS = 128  # of the table in which `_takers` marks anchors; the width of a TPU's tile
+
+
+class Match(NamedTuple):
+    """The true box of each of N anchors.
+
+    Attributes:
+      box: int32[N], the number of the anchor's box among the true boxes.
+      positive: bool[N], whether the anchor is to detect this box.
+      overlap: f32[N], the anchor's highest IoU with a true box. A second, lower threshold tells
+        anchors that a detector ignores from negatives.
+    """
+
+    box: jax.Array
+    positive: jax.Array
+    overlap: jax.Array
+
+
+def match(
+    boxes: jax.Array,
+    valid: jax.Array,
+    anchors: jax.typing.ArrayLike,
+    threshold: float,
+    *,
+    for_every_box: bool = True,
+) -> Match:
+    """Gives each anchor the true box of the highest IoU, and each true box its best anchor.
+
+    An anchor is positive if its highest IoU reaches the threshold. Besides, the best anchor of
+    each true box takes this box, however low the IoU, as long as it is above 0. Where two true
+    boxes have the same best anchor, the later box wins. Of equal IoUs the first is the highest
+    (SSD, arXiv:1512.02325, section 2.2).
+
+    Args:
+        boxes: f32[G, 4], G >= 1.
+        valid: bool[G]; the other boxes are padding. Boxes without area match nothing either.
+        anchors: f32[N, 4].
+        threshold: the least IoU of a positive anchor, above 0.
+        for_every_box: False leaves out the best anchors of true boxes: the threshold alone decides
+            (the second stage of Faster R-CNN, arXiv:1506.01497).
+
+    Returns:
+        The matches of one image; `jax.vmap` over boxes and valid gives those of a batch.
+    """
+    overlaps = iou(jnp.where(valid[:, None], boxes, 0), anchors)
+    overlap, nearest = _highest(overlaps, 0)
+    if not for_every_box:
+        return Match(nearest, overlap >= threshold, overlap)
+    taker = _takers(*_highest(overlaps, 1), overlaps.shape[1])
+    is_taken = taker >= 0
+    return Match(jnp.where(is_taken, taker, nearest), is_taken | (overlap >= threshold), overlap)
+
+
+def take_by_product(values: jax.Array, index: jax.Array) -> jax.Array:
+    """`values[index]` for finite f32[G, ...] and int32[N], without a gather.
+
+    TPUs gather slowly. The product with a matrix of zeros and ones is exact where a TPU multiplies
+    in bfloat16 as well, because the values are cut into three parts of 8 bits. The compiler does
+    not store that matrix. An index outside of 0 .. G - 1 takes zeros.
+    """
+    chosen = index[:, None] == jnp.arange(values.shape[0])
+    high = lax.reduce_precision(values, 8, 7)  # a cast to bfloat16 and back is optimised away
+    middle = lax.reduce_precision(values - high, 8, 7)
+    parts = jnp.stack([high, middle, values - high - middle])
+    found = jnp.einsum("ng,pg...->pn...", chosen.astype(values.dtype), parts)
+    return found[0] + found[1] + found[2]
+
+
+def _highest(values: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
+    """The maximum of float values along an axis, and its first position int32.
+
+    One pass finds both. The TPU compiler lets `jnp.argmax` alone, whose maximum nobody reads,
+    write that maximum in bfloat16.
+    """
+
+    def higher(x: tuple[jax.Array, ...], y: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        first = (x[0] > y[0]) | ((x[0] == y[0]) & (x[1] < y[1]))
+        return jnp.where(first, x[0], y[0]), jnp.where(first, x[1], y[1])
+
+    positions = lax.broadcasted_iota(jnp.int32, values.shape, axis)
+    initial = (np.array(-np.inf, values.dtype), np.int32(0))
+    maximum, position = lax.reduce((values, positions), initial, higher, (axis,))
+    return maximum, position
+
+
+def _takers(overlap: jax.Array, best: jax.Array, count: int) -> jax.Array:
+    """The last true box that takes each of `count` anchors, int32[count]; -1 where none does.
+
+    Comparing every anchor with every box would take as long as the overlaps themselves. Instead
+    the anchors form a table with rows of `_COLUMNS`, and the product of the boxes' rows and columns
+    as one-hot matrices marks the places of the best anchors.
+
+    Args:
+        overlap: f32[G], the highest IoU of each true box.
+        best: int32[G], its best anchor.
+        count: the number of anchors.
+    """
+    numbers = jnp.arange(len(best))
+    takes = overlap > 0
+    beaten = takes & (best[:, None] == best) & (numbers[:, None] < numbers)
+    marks = jnp.where(takes & ~jnp.any(beaten, 1), numbers + 1, 0)
+    rows = best // _COLUMNS == jnp.arange(-(-count // _COLUMNS))[:, None]
+    columns = (best % _COLUMNS)[:, None] == jnp.arange(_COLUMNS)
+    table = jnp.dot(
+        jnp.where(rows, marks, 0).astype(jnp.float32),
+        columns.astype(jnp.float32),
+        precision="highest",
+    )
+    return table.reshape(-1)[:count].astype(jnp.int32) - 1
+
+
+def nms(boxes: jax.Array, threshold: float, *, inclusive: bool) -> jax.Array:
+    """Which boxes greedy non-maximum suppression keeps.
+
+    The algorithm goes through the boxes in their order and keeps each one that no kept box before
+    it suppresses. Here all boxes are decided at once, again and again, until nothing changes: a
+    box is kept if none before it that was kept suppresses it. After k rounds the first k boxes
+    are decided for good, so the end is exactly the greedy result. It takes as many rounds as the
+    longest chain of boxes that suppress one another has links, usually below ten. A round is a
+    product with an n x n matrix of zeros and ones, which takes 2 bytes of memory per entry.
+
+    Args:
+        boxes: f32[..., n, 4], the best first. Each row is a problem of its own. Boxes without area
+            are padding: they are not kept and suppress nothing.
+        threshold: the IoU above which a box suppresses another one.
+        inclusive: whether an IoU equal to the threshold suppresses as well.
+
+    Returns:
+        bool[..., n].
+    """
+    n = boxes.shape[-2]
+    overlaps = iou(boxes, boxes)
+    too_close = overlaps >= threshold if inclusive else overlaps > threshold
+    suppresses = too_close & (jnp.arange(n)[:, None] < jnp.arange(n))
+    # Without the barrier, the compiler computes all overlaps again in each round.
+    suppresses = lax.optimization_barrier(suppresses.astype(jnp.bfloat16))
+    valid = area(boxes) > 0
+
+    def decide(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        kept, _ = state
+        better = jnp.einsum(
+            "...i,...ij->...j",
+            kept.astype(jnp.bfloat16),
+            suppresses,
+            preferred_element_type=jnp.float32,
+        )
+        return valid & (better == 0), kept
+
+    def changed(state: tuple[jax.Array, jax.Array]) -> jax.Array:
+        kept, before = state
+        return jnp.any(kept != before)
+
+    return lax.while_loop(changed, decide, (valid, ~valid))[0]
+
+
+def best_detections(
+    boxes: jax.Array,
+    scores: jax.Array,
+    min_score: float,
+    iou: float,
+    most: int,
+    candidates: int | None = None,
+) -> dict[str, jax.Array]:
+    """The best detections of each image after suppression within each class.
+
+    Args:
+        boxes: f32[b, N, 4], or f32[b, N, C, 4] with a box of its own for each class.
+        scores: f32[b, N, C], without the background.
+        min_score: >= 0; detections whose score is not higher are dropped.
+        iou: of two detections of a class that overlap so much, the better one stays.
+        most: how many detections an image has.
+        candidates: how many of each class, the best ones, take part in its suppression; None for
+            `most` of them. Memory grows with C times its square.
+
+    Returns:
+        {"boxes": f32[b, D, 4], "score": f32[b, D], "class": int32[b, D] from 1, "index":
+        int32[b, D], the detection's place among the N}, the best first; score 0 is padding. D is
+        `most`, or the number of all candidates if there are fewer.
+    """
+    of_class = min(candidates or most, boxes.shape[1])
+    top, index = lax.top_k(jnp.swapaxes(scores, 1, 2), of_class)  # [b, C, of_class]
+    if boxes.ndim == 3:
+        found = jax.vmap(lambda image, chosen: image[chosen])(boxes, index)
+    else:
+        found = jnp.take_along_axis(jnp.swapaxes(boxes, 1, 2), index[..., None], 2)
+    found = jnp.where((top > min_score)[..., None], found, 0)
+    top = jnp.where(nms(found, iou, inclusive=True), top, 0)
+    flat = top.reshape(len(top), -1)
+    score, place = lax.top_k(flat, min(most, flat.shape[1]))
+    return {
+        "boxes": jnp.take_along_axis(found.reshape(len(top), -1, 4), place[..., None], 1),
+        "score": score,
+        "class": (place // of_class + 1).astype(jnp.int32),
+        "index": jnp.take_along_axis(index.reshape(len(top), -1), place, 1),
+    }

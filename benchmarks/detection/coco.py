@@ -1,7 +1,11 @@
-"""Reads COCO's annotations of objects."""
+"""COCO's annotations: images, categories and objects, and the outline of each object.
+
+An outline is the field `segmentation` of an object: polygons, or the run lengths of a mask.
+"""
 
 from __future__ import annotations
 
+import array
 import collections
 import dataclasses
 import hashlib
@@ -14,9 +18,8 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from benchmarks.detection import segmentation
-from errors import DataError, one_line, parse_json
-from ops import limits
+from common import limits
+from common.errors import DataError, one_line, parse_json
 
 # Where a folder of records may have the annotations of the evaluation; the second is Google's.
 FILES = "instances_val*.json,raw-data/annotations/instances_val*.json"
@@ -88,7 +91,7 @@ class Annotations:
         own = boxes[:, 2] * boxes[:, 3]
         if masks:
             for i, (row, _, _, _, _, outline) in enumerate(objects):
-                if fault := segmentation.fault(outline, *sizes[row]):
+                if fault := outline_fault(outline, *sizes[row]):
                     name = _name(content["annotations"][i], i)
                     raise DataError(f"{path}: {name}, of image {image_ids[row]}, {fault}")
         return cls(
@@ -161,7 +164,7 @@ def _decode(text: str, path: str, masks: bool) -> dict[str, list]:
     def compact(fields: dict[str, Any]) -> Any:
         if "bbox" in fields and ("image_id" in fields or "file_name" not in fields):
             names = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
-            outline = segmentation.dense(fields.get("segmentation")) if masks else None
+            outline = dense_outline(fields.get("segmentation")) if masks else None
             return (*map(fields.get, names), outline)
         if "file_name" in fields:
             names = ("id", "file_name", "height", "width")
@@ -244,14 +247,14 @@ def _objects(
         if type(category) is not int or category not in categories:
             fault = f"is of category {category!r}, which is not among the {len(categories):,}"
             raise DataError(f"{path}: {_name(row, i)} {fault} categories of the file")
-        if not isinstance(box, list) or len(box) != 4 or not all(map(segmentation.is_number, box)):
+        if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
             fault = (
                 f"has bbox {box!r:.200} instead of four numbers of pixels, [x, y, width, height]"
             )
             raise DataError(f"{path}: {_name(row, i)}, of image {image_id}, {fault}")
         if crowd not in (None, 0, 1):
             raise DataError(f"{path}: {_name(row, i)} has iscrowd {crowd!r} instead of 0 or 1")
-        area = float(area) if segmentation.is_number(area) else None
+        area = float(area) if is_number(area) else None
         objects.append((row_of[image_id], category, box, area, bool(crowd), outline))
     return objects
 
@@ -268,3 +271,118 @@ def _id_fault(value: Any) -> str:
     if not -_INT32 <= value < _INT32:
         return f"is {value}, which does not fit 32 bits: number them from 1"
     return ""
+
+
+_LARGEST_COORDINATE = 1e9  # of a coordinate in pixels, either way
+_LONGEST_EDGE = 1 << 23  # pixels of a polygon's edge, for which pycocotools takes about a gigabyte
+
+
+def outline_fault(outline: Any, height: int, width: int) -> str:
+    """What is wrong with an object's polygons or run-length encoding; '' if nothing is.
+
+    pycocotools takes memory as these numbers say, and its loops end where they say.
+    """
+    pixels, side = f"{height}x{width} pixels", max(height, width)
+    if isinstance(outline, dict):
+        if not isinstance(outline.get("counts"), (list, str, bytes)):
+            return "has a segmentation without 'counts'"
+        if outline.get("size") not in ([height, width], (height, width)):
+            return f"has a segmentation of size {outline.get('size')} in {pixels}"
+        try:
+            run_lengths(outline["counts"], height * width)
+        except ValueError as error:
+            return f"has a segmentation whose runs are damaged ({error})"
+        return ""
+    if not isinstance(outline, list) or not outline:
+        return "has no segmentation"
+    for polygon in outline:
+        if not isinstance(polygon, (list, array.array)) or len(polygon) < 6 or len(polygon) % 2:
+            return "has a polygon that is not 3 or more points x, y"
+        odd = [v for v in polygon if not (is_number(v) and -side <= v <= 2 * side)]
+        if odd:
+            return f"has a polygon with {odd[0]!r:.30}, no number in or near its {pixels}"
+        if len(polygon) * 2 * side > _LONGEST_EDGE:  # no edge is longer than 3 sides
+            points = np.reshape(polygon, (-1, 2))
+            length = np.abs(points - np.roll(points, 1, axis=0)).max(axis=1).sum()
+            if length > _LONGEST_EDGE:
+                return f"has a polygon with an edge of {length:,.0f} pixels in {pixels}"
+    return ""
+
+
+def run_lengths(counts: Any, total: int) -> list[int]:
+    """The lengths of runs outside and inside in turn, from a list or from COCO's compressed text.
+
+    Raises:
+      ValueError: they are not whole numbers of 0 or more whose sum is `total`.
+    """
+    lengths = counts if isinstance(counts, list) else _decoded_lengths(counts)
+    for length in lengths:
+        if type(length) is not int or length < 0:
+            raise ValueError(f"{length!r} is no length")
+    if sum(lengths) != total:
+        raise ValueError(f"{sum(lengths)} of {total} pixels")
+    return lengths
+
+
+def _decoded_lengths(counts: str | bytes) -> list[int]:
+    """The numbers in COCO's compressed text.
+
+    A number has 5 bits per character, the lowest first; the 6th bit says that more follow. From the
+    fourth number on, it is the difference to the run before the last.
+    """
+    lengths: list[int] = []
+    value = shift = 0
+    for character in counts.encode() if isinstance(counts, str) else counts:
+        bits = character - 48
+        value |= (bits & 31) << shift
+        shift += 5
+        if bits & 32:
+            if shift > 64:
+                raise ValueError("a number has no end")
+            continue
+        if bits & 16:  # the sign
+            value -= 1 << shift
+        lengths.append(value + lengths[-2] if len(lengths) > 2 else value)
+        value = shift = 0
+    return lengths
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value from a JSON file is a number that pixels can have."""
+    return type(value) in (int, float) and -_LARGEST_COORDINATE < value < _LARGEST_COORDINATE
+
+
+def dense_outline(outline: Any) -> Any:
+    """Polygons as arrays, which take a quarter of the memory; anything else as it is."""
+    try:
+        return [array.array("d", polygon) for polygon in outline] if outline else outline
+    except (TypeError, ValueError, OverflowError):
+        return outline
+
+
+def outline_mask(outline: Any, height: int, width: int) -> np.ndarray:
+    """The pixels of an object: uint8[height, width], 1 inside its outline.
+
+    The outline must have no `outline_fault`. pycocotools draws the polygons. Its own decoder
+    is left out, because it warns with NumPy 2, and because damaged runs can lead it beyond its
+    memory.
+
+    Raises:
+      ValueError: the runs are damaged.
+    """
+    from pycocotools import mask as masks
+
+    try:
+        counts = outline["counts"] if isinstance(outline, dict) else None
+        if counts is None:
+            counts = masks.merge(masks.frPyObjects(outline_lists(outline), height, width))["counts"]
+        runs = run_lengths(counts, height * width)
+        inside = np.repeat((np.arange(len(runs)) % 2).astype(np.uint8), runs)
+        return inside.reshape(width, height).T  # column by column
+    except (TypeError, ValueError, IndexError) as error:
+        raise ValueError(f"its segmentation is damaged ({one_line(error)})") from error
+
+
+def outline_lists(outline: Any) -> Any:
+    """An outline as pycocotools takes it."""
+    return list(map(list, outline)) if isinstance(outline, list) else outline

@@ -10,42 +10,41 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.base import Group, Spec, Target
-from benchmarks.detection import backbone, coco, opening, survey, weights
+from benchmarks.base import Group, Identity, Spec, Target
+from benchmarks.detection import coco, records, survey, weights
 from benchmarks.detection.scoring import Scorer, headline
 from benchmarks.detection.settings import Data, Settings
-from benchmarks.hints import Identity
-from benchmarks.sharded import Sharded
-from errors import ConfigError, DataError
-from ops import files
-from ops.decoding import Reader
-from ops.images import pixels
-from ops.shards import tensorflow
+from benchmarks.records import RecordBenchmark
+from common.data import files
+from common.data.decoding import Reader
+from common.data.shards import tensorflow
+from common.errors import ConfigError, DataError
+from common.images import pixels
 
 _FROZEN = "bn_statistics='frozen' keeps the BatchNorm"
 Leaves = dict[str, tuple[tuple[int, ...], Any]]  # name -> (shape of an example, dtype)
 COCO = {"train": 117_266, "eval": 5_000, "classes": 80}  # of 2017; training images with boxes
 
-# The models besides a detector's own that config.init_from may name: see `benchmarks.settling`.
+# The models besides a detector's own that config.init_from may name: see `benchmarks`.
 FOLLOWS = ("resnet",)
 
 
 def check_followed(config: Any, values: Mapping[str, Any]) -> list[str]:
-    """`backbone.check`, for `benchmarks.settling.settle`."""
-    return backbone.check(config, values)
+    """`weights.check_followed`, for `benchmarks.settle_config`."""
+    return weights.check_followed(config, values)
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """See `benchmarks.settling.restored`: the classes are those of the data that it saw."""
+    """See `benchmarks.restored_config`: the classes are those of the data that it saw."""
     return {**values, "num_classes": len(x)} if (x := manifest.get("categories")) else values
 
 
 def foreign_settings(room: str, path: str) -> tuple[dict[str, Any], list[Any]] | None:
-    """`weights.settings`, for `benchmarks.settling.settle`."""
-    return weights.settings(room, path)
+    """`weights.foreign_settings`, for `benchmarks.settle_config`."""
+    return weights.foreign_settings(room, path)
 
 
-class Detector(Sharded):
+class Detector(RecordBenchmark):
     """A benchmark that finds objects in images.
 
     `predict` returns image_id int32[b], and of the detections score f32[b, D] (0 is padding), class
@@ -134,7 +133,7 @@ class Detector(Sharded):
     def open(self, split: str, described: bool = True) -> Any:
         """The images of a split, a `records.Source`; the evaluation's are those annotated."""
         annotations, keys = self.annotations, self.keys
-        source = opening.open_records(
+        source = records.open_records(
             keys.data_dir,
             keys.train_files if split == "train" else keys.eval_files,
             tuple(category for category, _ in annotations.categories),
@@ -170,7 +169,7 @@ class Detector(Sharded):
     def remarks(self, split: str) -> list[survey.Finding]:
         if split == "eval":  # the score reads the objects of the annotations
             return survey.oddities(self.annotations)
-        objects = opening.read_objects(sorted({*self.source(split).shards.paths}))
+        objects = records.read_objects(sorted({*self.source(split).shards.paths}))
         return [*survey.oddities(objects), survey.unfit(self, objects)]
 
     def seen(self, sizes: np.ndarray) -> np.ndarray:
@@ -215,8 +214,8 @@ class Detector(Sharded):
     # Model and score.
 
     def adopt(self, params: Any, model_state: Any, loaded: Any) -> tuple[Any, Any]:
-        """Takes another such detector's arrays, or a ResNet's; see `backbone.adopt`."""
-        return backbone.adopt(self, super().adopt, params, model_state, loaded)
+        """Takes another such detector's arrays, or a ResNet's; see `weights.adopt`."""
+        return weights.adopt(self, super().adopt, params, model_state, loaded)
 
     @property
     def keeps_statistics(self) -> bool:

@@ -1,18 +1,27 @@
-"""Reads images with boxes in TFRecords of the schema of Google's TPU detectors.
+"""Images with boxes in TFRecords: opens a split's files, and reads their images and objects.
 
-Their writer is `tools/datasets/create_coco_tf_record.py` in github.com/tensorflow/tpu.
+The schema is that of Google's TPU detectors, whose writer is
+`tools/datasets/create_coco_tf_record.py` in github.com/tensorflow/tpu. The records are counted and
+checked, unless their data manifest describes them: the first run in a workdir reads all files once.
+What training leaves out is logged.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from errors import DataError
-from ops.shards import Shards, tensorflow
+from benchmarks.detection.survey import Objects
+from common.data import caches, files
+from common.data.decoding import IMAGE_MAGIC
+from common.data.shards import READ_BUFFER, Shards, record_name, tensorflow
+from common.errors import DataError
+from common.images import manifest
 
 LABEL = "image/object/class/label"
 MASK = "image/object/mask"
@@ -33,7 +42,7 @@ class Image(NamedTuple):
         return if_equal(value, decoded, self.size, message)
 
 
-class Objects(NamedTuple):
+class RecordObjects(NamedTuple):
     """The n objects of a record that have an area, as tensors."""
 
     boxes: Any  # float32[n, 4] (y0, x0, y1, x1) as shares of the image, inside of it
@@ -67,7 +76,7 @@ class Source:
         parsed = tf.io.parse_single_example(serialized, features)
         return tf.strings.to_number(parsed["image/source_id"], tf.int32)
 
-    def objects(self, serialized: Any, crowds: bool = True) -> Objects:
+    def objects(self, serialized: Any, crowds: bool = True) -> RecordObjects:
         """The objects of a serialized tf.train.Example; without `crowds`, only single ones."""
         tf = tensorflow()
         parsed = tf.io.parse_single_example(serialized, object_features(not crowds))
@@ -75,7 +84,7 @@ class Source:
         ids, labels = tf.constant(self.category_ids, tf.int64), parsed[LABEL]
         place = tf.minimum(tf.searchsorted(ids, labels), len(self.category_ids) - 1)
         classes = tf.where(tf.equal(tf.gather(ids, place), labels), place + 1, -1)
-        return Objects(tf.boolean_mask(boxes, kept), tf.boolean_mask(classes, kept))
+        return RecordObjects(tf.boolean_mask(boxes, kept), tf.boolean_mask(classes, kept))
 
     def check(self, batch: dict[str, np.ndarray]) -> None:
         """Raises DataError if a category is unknown: files may change during a long run."""
@@ -95,7 +104,7 @@ def if_equal(value: Any, x: Any, y: Any, message: str) -> Any:
         return tf.identity(value)
 
 
-def largest(leaves: Mapping[str, Any], boxes: Any, most: int) -> dict[str, Any]:
+def keep_largest(leaves: Mapping[str, Any], boxes: Any, most: int) -> dict[str, Any]:
     """Keeps, of leaves [n, ...], the `most` objects with the largest boxes, in their order.
 
     `boxes` are float32[n, 4] (y0, x0, y1, x1). Leaves become [most, ...], with zeros at the end.
@@ -112,7 +121,7 @@ def largest(leaves: Mapping[str, Any], boxes: Any, most: int) -> dict[str, Any]:
     return {name: padded(values) for name, values in leaves.items()}
 
 
-def marked(paths: tuple[str, ...], examples: Sequence[np.ndarray]) -> Shards:
+def marked_shards(paths: tuple[str, ...], examples: Sequence[np.ndarray]) -> Shards:
     """Files whose examples are the marked records, bool[records] of each file."""
     left_out = tuple(tuple(np.flatnonzero(~of_file).tolist()) for of_file in examples)
     counts = tuple(int(of_file.sum()) for of_file in examples)
@@ -145,3 +154,245 @@ def clipped_boxes(parsed: dict[str, Any]) -> tuple[Any, Any]:
         missing = tf.size(kept) - tf.size(parsed[CROWD])
         kept &= tf.equal(tf.pad(parsed[CROWD], [[0, missing]]), 0)
     return boxes, kept
+
+
+_log = logging.getLogger("tpu_suite")
+_OUTSIDE = 0.5  # how far a box may reach beyond the image, as a share of its side
+
+
+def open_records(
+    data_dir: str,
+    patterns: str,
+    category_ids: tuple[int, ...],
+    max_boxes: int,
+    cache: str,
+    split: str,
+    *,
+    masks: bool = False,
+    described: bool = True,
+) -> Source:
+    """Opens TFRecords of images with boxes, and logs what training leaves out of them.
+
+    Training leaves out the images without a box. Each file is read through once to count and check
+    its records, unless the folder's data manifest describes them.
+
+    Args:
+      data_dir: folder, local or gs://.
+      patterns: see `common.data.files.find`.
+      category_ids: all categories of the annotations, sorted.
+      max_boxes: how many boxes of an image a batch has room for.
+      cache: see `common.data.caches.scan_files`.
+      split: "train" or "eval".
+      masks: whether objects have masks to train on; a crowd then counts as no box.
+      described: whether the data manifest may spare the scan.
+
+    Raises:
+      DataError: no file matches; a key is missing, a category unknown, a box far outside of its
+        image, a record damaged or not an image (the file and record are named); to evaluate, two
+        records have the same image id; to train, no record has a box, or the masks are missing.
+    """
+    paths = files.find_shards(data_dir, patterns, split)
+    read = None
+    if described and not masks:  # the manifest knows no orientation
+        read = _from_manifest(data_dir, paths, category_ids, split)
+    source, images, flat = read or _from_scan(paths, category_ids, cache, split, masks)
+    if split == "eval":
+        _check_unique(source)
+    else:
+        _report(images, flat, max_boxes)
+    return source
+
+
+def _from_manifest(
+    data_dir: str, paths: tuple[str, ...], category_ids: tuple[int, ...], split: str
+) -> tuple[Source, np.ndarray, int] | None:
+    """As `_scanned`; None without a manifest of these data, or if training images lack a box.
+
+    Arguments are those of `open_records`.
+    """
+    content = manifest.load(data_dir) if data_dir else None
+    if not content or content.category_ids != category_ids:
+        return None
+    counts, images = content.counts(data_dir, paths), content.boxes.get("train")
+    if not counts:
+        return None
+    if split == "eval":
+        is_complete = len(content.image_ids) == sum(counts)
+    else:
+        is_complete = bool(images) and not images[0] and sum(counts) == sum(images)
+    if not is_complete:
+        return None
+    ids = content.image_ids if split == "eval" else ()
+    return Source(Shards(paths, counts), category_ids, ids), np.array(images), 0
+
+
+def _report(images: np.ndarray, flat: int, max_boxes: int) -> None:
+    """Logs what training leaves out; `images[k]` train images have k boxes."""
+    total = images.sum()
+    if images[0]:
+        _log.info("%d of %d train images have no box and are left out", images[0], total)
+    if flat:
+        _log.info("%d boxes of train images have no area and are left out", flat)
+    if crowded := images[max_boxes + 1 :].sum():
+        _log.warning(
+            "%d of %d train images have more than config.max_boxes=%d boxes, up to %d: training "
+            "keeps the largest",
+            *(crowded, total, max_boxes, np.flatnonzero(images)[-1]),
+        )
+
+
+def _check_unique(source: Source) -> None:
+    """Raises DataError if two records have the same image id."""
+    values, first, number = np.unique(source.image_ids, return_index=True, return_counts=True)
+    if len(twice := np.flatnonzero(number > 1)):
+        value = values[twice[0]]
+        record = source.shards.where(int(first[twice[0]]))
+        raise DataError(
+            f"{record}: image/source_id={value} is also the id of another record; an evaluation "
+            "must have every image once: write the records again"
+        )
+
+
+def _from_scan(
+    paths: tuple[str, ...], category_ids: tuple[int, ...], cache: str, split: str, masks: bool
+) -> tuple[Source, np.ndarray, int]:
+    """Opens files whose records it has checked.
+
+    Arguments are those of `open_records`.
+
+    Returns:
+      (source, int64[n]: how many train images have k boxes, the number of boxes without an area).
+
+    Raises:
+      DataError: the first fault, with its file and record.
+    """
+    settings: dict[str, Any] = {"category_ids": list(category_ids), "split": split}
+    settings |= {"masks": split == "train"} if masks else {}
+    needed = masks and split == "train"
+    rows = caches.scan_files(
+        paths, lambda path: _scan_file(path, category_ids, split, needed), cache, settings
+    )
+    boxes = [np.array(row["boxes"], np.int64) for row in rows]  # of each record, by file
+    files.check_not_empty(paths, list(map(len, boxes)), split)
+    examples = [(split == "eval") | (of_file > 0) for of_file in boxes]
+    if not any(of_file.any() for of_file in examples):
+        single = " that is no crowd" * masks
+        raise DataError(f"no train records: none of the images in {paths[0]} ... has a box{single}")
+    ids = tuple(i for row in rows for i in row["ids"])
+    upright = np.array([high for row in rows for high in row["upright"]], bool)
+    upright = upright[np.concatenate(examples)].tolist() if masks else ()
+    source = Source(marked_shards(paths, examples), category_ids, ids, tuple(upright))
+    return source, np.bincount(np.concatenate(boxes)), sum(row["flat"] for row in rows)
+
+
+def _scan_file(
+    path: str, category_ids: tuple[int, ...], split: str, masks: bool = False
+) -> dict[str, Any]:
+    """What is known of the records of a file.
+
+    {"boxes": [of each], "upright": [whether each is higher than wide], "ids": [of each image to
+    evaluate], "flat": boxes without area}. With `masks`, objects need them, and a crowd counts as
+    no box. DataError names the first fault.
+    """
+    tf = tensorflow()
+    features = image_features() | object_features(masks)
+    features |= {MASK: tf.io.RaggedFeature(tf.string)} if masks else {}
+    features["image/source_id"] = tf.io.FixedLenFeature([], tf.string, default_value="")
+    boxes, upright, ids, flat = [], [], [], 0
+
+    def check(chunk: Any, first: int) -> None:
+        nonlocal flat
+        parsed = tf.io.parse_example(chunk, features)
+        columns = {name: _rows(values) for name, values in parsed.items()}
+        for i in range(len(chunk)):
+            row, record = {k: v[i] for k, v in columns.items()}, record_name(path, first + i)
+            if fault := _record_fault(row, category_ids):
+                raise DataError(f"{record}: {fault}")
+            if split == "eval":
+                ids.append(_image_id(row["image/source_id"], record))
+            has_area, single = _has_area(row), _single(row)
+            boxes.append(int(np.count_nonzero(has_area & single)))
+            upright.append(int(row["image/height"] > row["image/width"]))
+            flat += int(np.count_nonzero(~has_area))
+
+    schema = "the schema of detection records (image/encoded, image/object/bbox/xmin, ...)"
+    caches.count_records(path, check, schema)
+    return {"boxes": boxes, "upright": upright, "ids": ids, "flat": flat}
+
+
+def read_objects(paths: Sequence[str]) -> Objects:
+    """The objects with an area in files that `open_records` takes."""
+    tf = tensorflow()
+    number = tf.io.FixedLenFeature([], tf.int64)
+    features = object_features(single=True) | {"image/height": number, "image/width": number}
+    features["image/filename"] = tf.io.FixedLenFeature([], tf.string, default_value="")
+    parts, sizes, names = [], [], []
+    for path in paths:
+        for i, record in enumerate(tf.data.TFRecordDataset(path, buffer_size=READ_BUFFER)):
+            parsed = tf.io.parse_single_example(record, features)
+            crowd = parsed.pop(CROWD).numpy()
+            boxes, kept = (x.numpy() for x in clipped_boxes(parsed))
+            crowd = crowd == 1 if len(crowd) else np.zeros(len(boxes), bool)
+            parts.append((parsed[LABEL].numpy()[kept], boxes[kept].astype(float), crowd[kept]))
+            sizes.append([parsed["image/height"].numpy(), parsed["image/width"].numpy()])
+            names.append(parsed["image/filename"].numpy().decode() or record_name(path, i))
+    rows = np.repeat(np.arange(len(parts)), [len(labels) for labels, *_ in parts])
+    labels, boxes, crowds = map(np.concatenate, zip(*parts, strict=True))
+    return Objects(rows, labels, boxes, crowds, np.array(sizes), names)
+
+
+def _rows(values: Any) -> list[Any]:
+    """The value of each record, from a tensor or a ragged one."""
+    if not hasattr(values, "row_splits"):
+        return list(values.numpy())
+    return np.split(values.values.numpy(), values.row_splits.numpy()[1:-1])
+
+
+def _record_fault(row: dict[str, Any], category_ids: tuple[int, ...]) -> str:
+    """The first fault of a record, with its remedy; "" if it has none."""
+    if not row["image/encoded"].startswith(IMAGE_MAGIC):
+        return "it is not a JPEG, PNG, BMP or GIF image"
+    labels, sides = row[LABEL], [row[f"image/object/bbox/{side}"] for side in SIDES]
+    if len(labels) and not len(row.get(MASK, [b""])):
+        return NO_MASKS
+    others = [row[key] for key in (CROWD, MASK) if len(row.get(key, ()))]
+    lengths = {len(values) for values in (labels, *sides, *others)}
+    if len(lengths) > 1:
+        return f"its objects differ in number from key to key ({sorted(lengths)}); mend the record"
+    unknown = labels[~np.isin(labels, category_ids)]
+    if len(unknown):
+        few = ", ".join(map(str, category_ids[:4])) + ", ..." * (len(category_ids) > 4)
+        return (
+            f"category {unknown[0]} is none of the {len(category_ids)} in the annotations ({few}); "
+            "the records and the annotations must be of one data set, and number categories alike"
+        )
+    outside = ~(np.abs(np.array(sides) - 0.5) <= 0.5 + _OUTSIDE)  # also where it is not a number
+    if outside.any():
+        return (
+            f"a box has the coordinate {np.array(sides)[outside][0]:g}, far outside of the image; "
+            "coordinates must be shares of its sides (0..1), not pixels"
+        )
+    return ""
+
+
+def _has_area(row: dict[str, Any]) -> np.ndarray:
+    """bool[n], of the objects of a record."""
+    y0, x0, y1, x1 = (np.clip(row[f"image/object/bbox/{side}"], 0, 1) for side in SIDES)
+    return (y1 > y0) & (x1 > x0)
+
+
+def _single(row: dict[str, Any]) -> np.ndarray:
+    """bool[n]: which objects of a record are no crowds, if that was asked and is known."""
+    crowd = row.get(CROWD, ())
+    return crowd == 0 if len(crowd) else np.ones(len(row[LABEL]), bool)
+
+
+def _image_id(text: bytes, record: str) -> int:
+    number = int(text) if re.fullmatch(rb"-?[0-9]{1,20}", text) else 2**31
+    if -(2**31) <= number < 2**31:
+        return number
+    raise DataError(
+        f"{record}: image/source_id={text.decode(errors='replace')!r} must be the image's id in "
+        "the annotations, a whole number from -2^31 to 2^31 - 1; TensorFlow's Object Detection API "
+        "writes file names there: such records can be trained on, to evaluate write the ids"
+    )

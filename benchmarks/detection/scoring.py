@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.detection import segmentation
-from benchmarks.detection.coco import Annotations
-from benchmarks.detection.outlines import as_lists
-from errors import DataError
-from ops.progress import Progress
+from benchmarks.detection import coco
+from benchmarks.detection.coco import Annotations, outline_lists
+from common.console import Progress
+from common.errors import DataError
 
 PRECISIONS = ("mAP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
 NAMES = (*PRECISIONS, "AR_1", "AR_10", "AR_100", "AR_small", "AR_medium", "AR_large")
@@ -180,7 +179,7 @@ def index(annotations: Annotations) -> Any:
         )
     ]
     for row, outline in zip(objects, annotations.outlines, strict=False):
-        row["segmentation"] = as_lists(outline)
+        row["segmentation"] = outline_lists(outline)
     categories = [{"id": number, "name": name} for number, name in annotations.categories]
     return _index({"images": images, "categories": categories, "annotations": objects})
 
@@ -206,7 +205,7 @@ def _detections(annotations: Annotations, detections: Any, kind: str) -> list[di
                 f"annotations {annotations.path}"
             )
         is_others = kind == "segm" and not isinstance(detections, Mapping)
-        if is_others and (fault := segmentation.fault(shape, *size_of[image_id])):
+        if is_others and (fault := coco.outline_fault(shape, *size_of[image_id])):
             raise ValueError(f"a detection of category {category} in image {image_id} {fault}")
         box = [float(x) for x in (masks.toBbox(shape) if kind == "segm" else shape)]
         if not all(map(math.isfinite, (confidence, *box))):

@@ -1,7 +1,7 @@
-"""The config's keys that both detectors read, in groups; configs/ssd.py explains them.
+"""The config's keys that both detectors read, in groups, and the scale of their pixels.
 
-A group checks its values and goes to the part that reads it. A room's `settings` adds its own keys.
-In the config all keys are on one level.
+A group checks its values and goes to the part that reads it. A detector's own `settings` adds its
+keys. In the config all keys are on one level; configs/ssd.py explains them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import jax
 import jax.numpy as jnp
 
-from keys import Count, Positive, Seed, Share
+from common.keys import Count, Positive, Seed, Share
 
 Channels = Annotated[int, "[1, 65536]"]
 
@@ -91,3 +92,13 @@ class Settings:
     backbone: Backbone
     tuning: Tuning
     detection: Detection
+
+
+# Of the pixels 0..255 of ImageNet's training images: red, green, blue.
+PIXEL_MEAN, PIXEL_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+
+
+def normalize(images: jax.Array, dtype: Any) -> jax.Array:
+    """Pixels [..., 3] in 0..255 -> dtype[..., 3] of about zero mean and unit variance."""
+    mean, std = (jnp.asarray(each, jnp.float32) for each in (PIXEL_MEAN, PIXEL_STD))
+    return ((images.astype(jnp.float32) - mean) / std).astype(dtype)

@@ -11,7 +11,7 @@ FIT = 0.5  # the IoU from which on an anchor fits an object
 _MANY = 0.5  # of the objects
 _FACTORS = (0.125, 0.25, 0.5, 2.0, 4.0)  # other sizes of anchors to try
 
-Finding = tuple[str, str, str]  # see `benchmarks.hints.Hints.remarks`
+Finding = tuple[str, str, str]  # see `benchmarks.base.Hints.remarks`
 # Anchors around each point of a square grid: float64[n], the points along a side in pixels, and
 # float64[k, 2], height and width of the anchors of a point.
 Grid = tuple[np.ndarray, np.ndarray]

@@ -1,29 +1,32 @@
-"""What a trained detector can be used for: to find objects on photos, and to show what it found."""
+"""What a trained detector can be used for: to find objects on photos, and to show what it found.
+
+For other programs it is a function of a photo, see `ops.portable.Program`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import itertools
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from PIL import Image
 
 from benchmarks.base import HostBatch
-from benchmarks.detection import exhibits, mistakes, outlines, picture, program, weights
-from benchmarks.detection.records import Image
+from benchmarks.detection import coco, exhibits, mistakes, records, weights
 from benchmarks.uses import Exhibit, Imported, Picture, Uses
-from errors import UserError, one_line
-from ops.images import manifest
-from ops.images.prepared import decoded
-from ops.shards import tensorflow
-
-if TYPE_CHECKING:
-    from ops.portable import Program
+from common.data.shards import tensorflow
+from common.errors import UserError, one_line
+from common.images import manifest
+from common.images.input_spec import run_decoder
+from common.portable import Arrays, Program
 
 _DRAWN = 9  # images
 _MIN_SCORE = 0.5  # weaker detections would hide the image
@@ -49,7 +52,7 @@ class Detections:
     def inside(self, i: int) -> np.ndarray:
         """bool[height, width], the pixels of the photo that belong to object i."""
         height, width = self.outlines[i]["size"]
-        return outlines.mask(self.outlines[i], height, width).astype(bool)
+        return coco.outline_mask(self.outlines[i], height, width).astype(bool)
 
 
 class DetectorUses(Uses):
@@ -69,7 +72,7 @@ class DetectorUses(Uses):
 
     def read_foreign(self, path: str) -> Imported | None:
         """The detector's own checkpoints of other libraries, and the files that a ResNet takes."""
-        return weights.read(self._benchmark, path)
+        return weights.read_foreign(self._benchmark, path)
 
     def data_meaning(self) -> Mapping[str, Any]:
         keys = self._benchmark.keys
@@ -106,7 +109,7 @@ class DetectorUses(Uses):
           DataError: it cannot be decoded.
         """
         program, plain = self._program(height > width)
-        leaves = decoded(program, plain, encoded, np.array([height, width], np.int32))
+        leaves = run_decoder(program, plain, encoded, np.array([height, width], np.int32))
         return {name: x.numpy() for name, x in leaves.items()} | {"image_id": np.int32(0)}
 
     def _program(self, upright: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -115,14 +118,14 @@ class DetectorUses(Uses):
             tf = tensorflow()
 
             def plain(encoded: Any, size: Any) -> Any:
-                return self.leaves(Image(encoded, size), upright)
+                return self.leaves(records.Image(encoded, size), upright)
 
             signature = [tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.int32)]
             graph = tf.function(plain, input_signature=signature, autograph=False)
             self._programs[upright] = graph, plain
         return self._programs[upright]
 
-    def leaves(self, image: Image, upright: bool) -> dict[str, Any]:
+    def leaves(self, image: records.Image, upright: bool) -> dict[str, Any]:
         """The image and the sizes that `predict` takes, as tensors; see `inputs`."""
         raise NotImplementedError
 
@@ -132,7 +135,7 @@ class DetectorUses(Uses):
         Where upright photos have a padded shape of their own, "upright" is for them.
         """
         kinds = [False, True] if len(self._benchmark.image_shapes) > 1 else [False]
-        make = functools.partial(program.make, self._benchmark, self, (params, model_state))
+        make = functools.partial(make_program, self._benchmark, self, (params, model_state))
         return {"upright" if upright else "": make(upright) for upright in kinds}
 
     def resized(self, photo: jax.Array, upright: bool) -> dict[str, jax.Array]:
@@ -157,7 +160,7 @@ class DetectorUses(Uses):
         shown += _drawn("precision and recall", lambda: exhibits.curves(true, quality))
         shown.append(exhibits.confusion(true, judgement, _MIN_SCORE))
         worst = _drawn("the worst images", lambda: exhibits.worst(true, source, strong, judgement))
-        table = {"mistakes.csv": exhibits.table(true, judgement)}
+        table = {"mistakes.csv": exhibits.mistakes_table(true, judgement)}
         shown += [dataclasses.replace(one, files=table) for one in worst]
         return [*shown, self.first_images(columns, strong)]
 
@@ -174,9 +177,9 @@ class DetectorUses(Uses):
         )
         try:
             true = self._benchmark.annotations
-            examples = [picture.example(*shown, strong, true) for shown in self._first()]
-            pictures = [Picture(picture.draw([each]), (), wide=True) for each in examples]
-            files["detections.png"] = picture.draw(examples)
+            examples = [exhibits.make_example(*shown, strong, true) for shown in self._first()]
+            pictures = [Picture(exhibits.draw_examples([each]), (), wide=True) for each in examples]
+            files["detections.png"] = exhibits.draw_examples(examples)
         except Exception as error:  # of drawing; the detections are worth more than their picture
             text = f"The detections cannot be drawn: {one_line(error)}."
             _log.warning("no detections.png: it cannot be drawn (%s)", one_line(error))
@@ -218,3 +221,62 @@ def to_json(detections: Mapping[str, Any]) -> bytes:
     columns = [np.asarray(detections[key]).tolist() for key in detections]
     rows = [dict(zip(detections, values, strict=True)) for values in zip(*columns, strict=True)]
     return json.dumps(rows).encode()
+
+
+_MEANING = {
+    "photo": "RGB, of any size; EXIF must be applied",
+    "boxes": "y0, x0, y1, x1 in pixels of the photo",
+    "class": "the line of labels.txt, counted from 1",
+    "score": "from 0 to 1, the best first; 0 is no detection",
+    "masks": "for each cell of the box the probability of the object, times 255",
+}
+
+
+def make_program(benchmark: Any, uses: Any, weights: Any, upright: bool) -> Program:
+    """The program of a detector for wide photos, or for upright ones.
+
+    Args:
+      benchmark, uses: the detector and its `benchmarks.detection.use.DetectorUses`.
+      weights: (params, model_state).
+      upright: whether the photos are higher than wide; all are wide where that is the same.
+    """
+    weights = jax.tree.map(jnp.asarray, weights)
+    both = len(benchmark.image_shapes) == 1
+
+    def compute(inputs: Arrays) -> Arrays:
+        leaves = uses.resized(inputs["photo"], upright)
+        batch = {name: x[None] for name, x in leaves.items()} | {"image_id": jnp.zeros(1, int)}
+        row = benchmark.predict(*weights, batch)
+        return {name: row[name][0] for name in _MEANING if name in row}
+
+    def examples(pictures: Sequence[bytes]) -> Sequence[Arrays]:
+        photos = [np.asarray(Image.open(io.BytesIO(each)).convert("RGB")) for each in pictures]
+        return [{"photo": x} for x in photos if both or (x.shape[0] > x.shape[1]) == upright]
+
+    shape = "wide" if not upright else "upright"
+    return Program(
+        task="finds objects in photos" if both else f"finds objects in {shape} photos",
+        compute=compute,
+        inputs={"photo": ("height, width, 3", np.uint8)},
+        meaning=_MEANING,
+        examples=examples,
+    )
+
+
+def scaled_photo(
+    photo: jax.Array, shape: Sequence[int], scale: jax.Array, antialias: bool
+) -> jax.Array:
+    """uint8[*shape, 3] of uint8[h, w, 3]: bilinear, `scale` f32[2] times as high and as wide.
+
+    As `common.images.pixels` does on the host; what the photo does not reach is zero.
+    """
+    place = jnp.zeros(2)
+    image = jax.image.scale_and_translate(
+        photo.astype(jnp.float32), (*shape, 3), (0, 1), scale, place, "linear", antialias=antialias
+    )
+    return jnp.floor(image + 0.5).astype(jnp.uint8)
+
+
+def photo_sides(photo: jax.Array) -> jax.Array:
+    """float32[2], the height and width of a photo, also where they are not known yet."""
+    return jnp.stack([jnp.asarray(side, jnp.float32) for side in photo.shape[:2]])

@@ -1,7 +1,8 @@
-"""Reads weights of other libraries: a detector's own checkpoint, or a ResNet for its backbone.
+"""The weights that a detector begins with: a ResNet's for its backbone, or those of a detector.
 
-A room's module `weights` knows the names and layouts of its detector: `MODEL`, `matches(source)`,
-`SHAPES`, `read_settings(source)` and `translate(source, shapes)`.
+Both may be a run's or another library's. A detector's own module `weights` knows the names and
+layouts of another library's: `MODEL`, `matches(source)`, `SHAPES`, `read_settings(source)` and
+`translate(source, shapes)`. Its `renew_heads` says what stays of the heads for new classes.
 """
 
 from __future__ import annotations
@@ -9,26 +10,171 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 from flax.traverse_util import unflatten_dict
 
 import benchmarks
-from benchmarks.detection import images
+from benchmarks.detection import settings
+from benchmarks.detection.settings import Backbone
 from benchmarks.uses import Imported
-from errors import ConfigError, DataError
-from ops import foreign
-from ops.foreign import files
-from ops.trees import by_name
+from common import foreign
+from common.errors import CheckpointError, ConfigError, DataError
+from common.foreign import files
+from common.images import input_spec
+from common.trees import by_name
+from models import DEPTHS, BasicBlock, BottleneckBlock
 
 if TYPE_CHECKING:
     from benchmarks.detection.detector import Detector
-    from ops.foreign.files import Foreign
+    from common.foreign.files import Foreign
 
 
-def settings(room: str, path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
+# What a detector's ResNet is. Other values compute something else with arrays of the same shapes.
+_RESNET_KEYS = {
+    **{"resnet_version": "1.5", "deep_stem": False, "squeeze_excite": 0.0, "blur_pool": False},
+    "stage1_projection": False,
+}
+
+
+def check_followed(config: Any, values: Mapping[str, Any]) -> list[str]:
+    """Checks a ResNet with whose weights a detector begins; see `benchmarks.settle_config`.
+
+    Args:
+      config: the detector's; `config.max_pool` follows the ResNet.
+      values: the ResNet's config.
+
+    Returns:
+      Remarks on what differs without harm.
+
+    Raises:
+      ConfigError: the ResNet computes something else than the backbone with these arrays, or was
+        trained on other pixels.
+    """
+    name = f"config.init_from={config.init_from}"
+    for key, needed in _RESNET_KEYS.items():
+        if (value := values.get(key, needed)) != needed:
+            raise ConfigError(
+                f"{name} is a ResNet with {key}={value!r}, which is no backbone of a detector: "
+                f"give one that was trained with --config.{key}={needed}"
+            )
+    depth, stages = values.get("resnet_depth"), tuple(config.resnet_stages)
+    block = BottleneckBlock if config.get("resnet_bottleneck", False) else BasicBlock
+    fitting = [
+        d for d, (sizes, kind) in DEPTHS.items() if (sizes[: len(stages)], kind) == (stages, block)
+    ]
+    if depth in DEPTHS and depth not in fitting:
+        sizes, kind = DEPTHS[depth]
+        wanted = "-" + " or -".join(map(str, fitting)) if fitting else " of these blocks"
+        raise ConfigError(
+            f"{name} is a ResNet-{depth}, whose stages have {sizes} blocks ({kind.__name__}), not "
+            f"those of config.resnet_stages={stages} ({block.__name__}): give a ResNet{wanted}"
+        )
+    spec = input_spec.parse_spec(values.get("input_spec", "tensorflow"))
+    # Size and resizing are the detector's own.
+    for field, own in (
+        ("mean", settings.PIXEL_MEAN),
+        ("std", settings.PIXEL_STD),
+        ("channels", "RGB"),
+    ):
+        if (value := getattr(spec, field)) != own:
+            raise ConfigError(
+                f"{name} is a ResNet whose input_spec has {field}={value}, but a detector gives "
+                f"its backbone {own}: give one that was trained with "
+                "--config.input_spec=tensorflow, or another with these values"
+            )
+    return []
+
+
+def adopt(
+    detector: Detector,
+    merge: Callable[[Any, Any, Any], tuple[Any, Any]],
+    params: Any,
+    model_state: Any,
+    loaded: Mapping[str, Any],
+) -> tuple[Any, Any]:
+    """Takes the arrays of another such detector, or those of a ResNet for the backbone.
+
+    With `config.new_classes`, `renew_heads` of the package's `weights` says what stays of the heads.
+
+    Args:
+      detector: the one that begins with them.
+      merge: takes the arrays whose path and shape are the same.
+      params, model_state, loaded: see `Benchmark.adopt`.
+
+    Raises:
+      CheckpointError: an array of the backbone is missing or of another shape.
+    """
+    initial, loaded = params, place_backbone(loaded)
+    params, model_state = merge(params, model_state, loaded)
+    check_complete(loaded, params, model_state, fitting_models(detector.settings.backbone))
+    is_abstract = isinstance(jax.tree.leaves(initial)[0], jax.ShapeDtypeStruct)
+    if detector.settings.tuning.new_classes:
+        family = importlib.import_module(f"{type(detector).__module__}.weights")
+        own = by_name(initial)
+        if is_abstract:  # so that these arrays count as taken in part here, too
+            own = {name: np.zeros(x.shape, x.dtype) for name, x in own.items()}
+        mine = family.renew_heads(detector, own, by_name(loaded["params"]))
+        params = unflatten_dict(by_name(params) | mine, sep="/")
+    return params, model_state
+
+
+def place_backbone(loaded: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Puts the arrays of a ResNet below "backbone"; those of a detector stay as they are."""
+    if "backbone" in loaded["params"]:
+        return loaded
+    state = {kind: {"backbone": arrays} for kind, arrays in loaded["model_state"].items()}
+    return {"params": {"backbone": loaded["params"]}, "model_state": state}
+
+
+def fitting_models(backbone: Backbone) -> str:
+    """The models whose arrays a backbone can take, in words."""
+    stages, filters = backbone.resnet_stages, backbone.num_filters
+    described = f"config.resnet_stages={stages} and config.num_filters={filters} describe"
+    if getattr(backbone, "resnet_bottleneck", False):
+        source = f"--config=configs/resnet50.py (or the ResNet that {described})"
+    else:
+        source = (
+            "--config=configs/resnet50.py --config.resnet_depth=34 (or the ResNet of basic blocks "
+            f"that {described})"
+        )
+    return f"{source}, or of such a detector"
+
+
+def check_complete(loaded: Mapping[str, Any], params: Any, model_state: Any, source: str) -> None:
+    """Checks that the loaded model has every array of the detector's backbone.
+
+    Args:
+      loaded: from `placed`.
+      params, model_state: the detector's.
+      source: the models that fit, in words.
+
+    Raises:
+      CheckpointError: an array of the backbone is missing or of another shape.
+    """
+    theirs, ours = (
+        _backbone_arrays(loaded),
+        _backbone_arrays({"params": params, "model_state": model_state}),
+    )
+    for name, mine in ours.items():
+        if (other := theirs.get(name)) is None or other.shape != mine.shape:
+            has = "is missing" if other is None else f"has the shape {other.shape}"
+            raise CheckpointError(
+                f"{name} {has}, the backbone needs {mine.shape}: give a workdir of {source}"
+            )
+
+
+def _backbone_arrays(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of the backbone by name, "params/backbone/conv_stem/kernel" and so on first."""
+    named = by_name(model)
+    names = sorted(named, key=lambda name: name.startswith("model_state"))
+    return {name: named[name] for name in names if "/backbone/" in name}
+
+
+def foreign_settings(room: str, path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
     """The keys of a detector's own checkpoint and remarks on it; None if `path` is none.
 
     Args:
@@ -44,7 +190,7 @@ def settings(room: str, path: str) -> tuple[dict[str, Any], list[tuple[str, str]
     return own.read_settings(source) if own.matches(source) else None
 
 
-def read(benchmark: Detector, path: str) -> Imported | None:
+def read_foreign(benchmark: Detector, path: str) -> Imported | None:
     """Reads weights with which a detector can begin; None if `path` is no file of weights.
 
     Raises:
@@ -67,12 +213,12 @@ def read(benchmark: Detector, path: str) -> Imported | None:
     tree = unflatten_dict(own.translate(source, shapes), sep="/")
     imported = {"path": file, "format": source.format, "sha256": source.sha256}
     # The files do not say it: torchvision and the reference train on these pixels.
-    imported |= {"mean": images.MEAN, "std": images.STD, "channels": "RGB"}
+    imported |= {"mean": settings.PIXEL_MEAN, "std": settings.PIXEL_STD, "channels": "RGB"}
     count = sum(array.size for array in jax.tree.leaves(tree["params"]))
     summary = (
         f"{file} ({source.format}): {own.MODEL}, {count:,} parameters, {values['num_classes']} "
         f"classes, max-pool padded as {values['max_pool']!r}, RGB pixels with the mean "
-        f"{images.MEAN} and deviation {images.STD}, SHA-256 {source.sha256[:12]}"
+        f"{settings.PIXEL_MEAN} and deviation {settings.PIXEL_STD}, SHA-256 {source.sha256[:12]}"
     )
     return Imported(file, tree["params"], tree["model_state"], {"imported": imported}, summary)
 

@@ -1,7 +1,8 @@
 """NCF, neural collaborative filtering on MovieLens (He et al. 2017, arXiv:1708.05031).
 
-This file joins the other files of this folder into a benchmark: `ratings` reads MovieLens' files,
-`interactions` indexes them, `input_pipeline` draws batches, `models` is NeuMF and its ranking.
+This file joins the other files of this folder into a benchmark: `ratings` reads MovieLens' files
+and indexes them, `input_pipeline` draws batches, `models` is NeuMF and its ranking, `use` what a
+trained model is good for.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.base import Benchmark, HostBatch, Spec, Target, Terms, mean_scores
-from benchmarks.hints import Identity
-from benchmarks.ncf import interactions, models, ratings
+from benchmarks.base import Benchmark, HostBatch, Identity, Spec, Target, Terms, mean_scores
+from benchmarks.ncf import models, ratings
 from benchmarks.ncf.input_pipeline import Sampler
 from benchmarks.ncf.ratings import ML_20M
 from benchmarks.ncf.use import NcfUses
-from errors import ConfigError, DataError
-from keys import Count, Seed, Share, read
+from common.errors import ConfigError, DataError
+from common.keys import Count, Seed, Share, read_config
 
 if TYPE_CHECKING:
     from benchmarks.uses import Uses
@@ -54,7 +54,7 @@ def make(config: Any, cache_dir: str) -> Ncf:
     Raises:
       ConfigError: a value cannot work.
     """
-    settings = read(Settings, config)
+    settings = read_config(Settings, config)
     values, layers = vars(settings), settings.mlp_layers
     if layers[0] % 2:
         raise ConfigError(
@@ -96,11 +96,11 @@ class Ncf(Benchmark):
     # Data.
 
     @functools.cached_property
-    def data(self) -> interactions.Interactions:
+    def data(self) -> ratings.Interactions:
         """Who rated what; DataError if the ratings are not those that the config declares."""
         settings = self.settings
         cache = f"{self._cache_dir}/interactions" if self._cache_dir else ""
-        data = interactions.load(settings.data_dir, settings.min_ratings, cache)
+        data = ratings.load_interactions(settings.data_dir, settings.min_ratings, cache)
         sizes = _sizes(data)
         for key, size in sizes.items():
             if getattr(settings, key) not in (0, size):
@@ -235,7 +235,7 @@ class Ncf(Benchmark):
         return NcfUses(self)
 
 
-def _sizes(data: interactions.Interactions) -> dict[str, int]:
+def _sizes(data: ratings.Interactions) -> dict[str, int]:
     """The config keys that declare how large the data are, with their numbers."""
     ratings = data.num_positives + data.num_users
     return {"num_users": data.num_users, "num_items": data.num_items, "num_ratings": ratings}

@@ -18,10 +18,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.base import HostBatch
-from benchmarks.ncf.interactions import Interactions
-from ops import padding, parallel
-from ops.order import hash64
-from ops.permutation import Permutation
+from benchmarks.ncf.ratings import Interactions
+from common import pools
+from common.data import decoding
+from common.data.order import Permutation, hash64
 
 _PIECE = 8192  # values looked up at a time
 _TRAIN_PIECE = 65_536  # examples drawn at a time: short calls would contend for Python's lock
@@ -80,7 +80,7 @@ class Sampler:
         def draw(step: int) -> HostBatch:
             return self.train(step * batch_size + rows.ravel())
 
-        for piece in parallel.in_order(draw, itertools.count(start_step, steps)):
+        for piece in pools.in_order(draw, itertools.count(start_step, steps)):
             for first in range(0, rows.size, share):
                 yield {name: values[first : first + share] for name, values in piece.items()}
 
@@ -91,9 +91,9 @@ class Sampler:
         def draw(rows: range) -> HostBatch:
             users = np.asarray(rows, np.int32)
             batch = {"user": users, "items": self.candidates(users)}
-            return padding.pad(batch, len(rows), share)
+            return decoding.pad_batch(batch, len(rows), share)
 
-        return parallel.in_order(draw, padding.slices(total, batch_size, shard, num_shards))
+        return pools.in_order(draw, decoding.eval_slices(total, batch_size, shard, num_shards))
 
     def examples(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(epochs, examples) int64[k] at rising positions int64[k] of a run."""

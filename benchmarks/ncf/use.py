@@ -1,27 +1,35 @@
-"""What a trained NCF model can be used for: it recommends items, and its rankings are shown."""
+"""What a trained NCF model can be used for: it recommends items, and its rankings are shown.
+
+It is also exported, as a `Program`. The titles of items are MovieLens': movies.csv of ml-20m,
+movies.dat of ml-1m, or either in the zip.
+"""
 
 from __future__ import annotations
 
+import csv
 import functools
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+import io
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.ncf import program, titles
-from benchmarks.ncf.interactions import Interactions
+from benchmarks.ncf import ratings
 from benchmarks.ncf.models import TOP
+from benchmarks.ncf.ratings import Interactions
 from benchmarks.uses import Bar, Exhibit, Uses
-from errors import CheckpointError, DataError
-from ops import groups
-from ops.tables import csv_text
+from common import limits
+from common.data import order
+from common.data.shards import read_errors, tensorflow
+from common.errors import CheckpointError, DataError, one_line
+from common.portable import Arrays, Program
+from common.text import csv_text, text_lines
 
 _GROUPS = 10  # deciles
-
-if TYPE_CHECKING:
-    from ops.portable import Program
 
 
 class NcfUses(Uses):
@@ -63,7 +71,7 @@ class NcfUses(Uses):
     def programs(self, params: Any, model_state: Any) -> dict[str, Program]:
         """The probabilities of pairs of a user and an item."""
         del model_state
-        return {"": program.make(self._benchmark, params, self.titles)}
+        return {"": make_program(self._benchmark, params, self.titles)}
 
     def scores(self, params: Any, users: jax.Array) -> jax.Array:
         """The probabilities f32[b, items] that the users int32[b] (rows) rate each item."""
@@ -98,7 +106,7 @@ class NcfUses(Uses):
         Raises:
           DataError: the list cannot be read.
         """
-        return titles.read(self._benchmark.settings.data_dir)
+        return read_titles(self._benchmark.settings.data_dir)
 
 
 def popularity(data: Interactions, columns: Mapping[str, np.ndarray]) -> Exhibit:
@@ -109,7 +117,7 @@ def popularity(data: Interactions, columns: Mapping[str, np.ndarray]) -> Exhibit
     ratings = np.bincount(data.items, minlength=data.num_items)[data.held_out]
     hit, gain = (columns[f"{name}_at_{TOP}"].astype(np.float64) for name in ("hr", "ndcg"))
     bars, table, mean = [], [], float(hit.mean())
-    for users in groups.even(ratings, _GROUPS):
+    for users in order.even_groups(ratings, _GROUPS):
         least, most = int(ratings[users].min()), int(ratings[users].max())
         label = f"{least:,} to {most:,}" if most > least else f"{least:,}"
         bars.append(Bar(label, float(hit[users].mean()), mean, len(users)))
@@ -133,3 +141,108 @@ def _position(ids: np.ndarray, number: int) -> int | None:
         return None
     i = int(np.searchsorted(ids, number))
     return i if i < len(ids) and ids[i] == number else None
+
+
+_MEANING = {
+    "user": "ids of users, as in the file of ratings",
+    "item": "ids of items, as in the file of ratings; items.csv lists them",
+    "score": "the probability that the user rates the item; NaN for an unknown id",
+}
+
+
+def make_program(benchmark: Any, params: Any, titles: Mapping[int, str]) -> Program:
+    """The program of a model, for pairs of a user and an item.
+
+    Args:
+      benchmark: a `benchmarks.ncf.Ncf` with its ratings.
+      params: NumPy arrays.
+      titles: of items by their ids, as far as they are known.
+    """
+    params = jax.tree.map(jnp.asarray, params)
+    users, items = benchmark.data.user_ids, benchmark.data.item_ids
+
+    def compute(inputs: Arrays) -> Arrays:
+        user, is_user = _find_rows(jnp.asarray(users), inputs["user"])
+        item, is_item = _find_rows(jnp.asarray(items), inputs["item"])
+        logits = benchmark.logits(params, user, item[:, None])[:, 0]
+        return {"score": jnp.where(is_user & is_item, jax.nn.sigmoid(logits), jnp.nan)}
+
+    def examples(pictures: Sequence[bytes]) -> Sequence[Arrays]:
+        del pictures
+        draw = np.random.default_rng(0)
+        pairs = {"user": draw.choice(users, 16), "item": draw.choice(items, 16)}
+        return [pairs, {name: ids[:1] for name, ids in pairs.items()}]
+
+    rows = [(item, titles.get(item, "")) for item in items.tolist()]
+    return Program(
+        task="says how probably a user rates an item",
+        compute=compute,
+        inputs={"user": ("batch", np.uint32), "item": ("batch", np.uint32)},
+        meaning=_MEANING,
+        examples=examples,
+        files={"items.csv": csv_text([("item", "title"), *rows]).encode()},
+    )
+
+
+def _find_rows(ids: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Where `numbers` uint32[b] are in rising ids uint32[n]: int32[b], and bool[b], if they are."""
+    rows = jnp.minimum(jnp.searchsorted(ids, numbers), len(ids) - 1)
+    return rows, ids[rows] == numbers
+
+
+_TITLE_FILES = ("movies.csv", "movies.dat")
+
+
+def read_titles(data_dir: str) -> dict[int, str]:
+    """The titles of items by their ids; {} if there is no list where the ratings are.
+
+    Args:
+      data_dir: see `ratings.locate`.
+
+    Raises:
+      DataError: the list cannot be read.
+    """
+    path = ratings.locate(data_dir)
+    try:
+        name, data = _find_titles(path)
+    except (*read_errors(), zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise DataError(f"cannot read the titles beside {path}: {one_line(error)}") from error
+    try:
+        return _parse_titles(name, data) if name else {}
+    except (ValueError, IndexError, csv.Error) as error:
+        raise DataError(f"{name} of {path} is no list of titles: {one_line(error)}") from error
+
+
+def _find_titles(path: str) -> tuple[str, bytes]:
+    """The name and the bytes of the list that belongs to the ratings in `path`; ("", b"")."""
+    gfile = tensorflow().io.gfile
+    if path.endswith(".zip"):
+        with gfile.GFile(path, "rb") as file, zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                if member.filename.endswith(_TITLE_FILES):
+                    limits.check_size(member.filename, member.file_size, limits.TEXT_BYTES)
+                    return member.filename, archive.read(member)
+        return "", b""
+    for name in _TITLE_FILES:
+        beside = f"{path.rpartition('/')[0] or '.'}/{name}"
+        if gfile.exists(beside):
+            limits.check_file(beside)
+            limits.check_size(beside, gfile.stat(beside).length, limits.TEXT_BYTES)
+            with gfile.GFile(beside, "rb") as file:
+                return name, file.read()
+    return "", b""
+
+
+def _parse_titles(name: str, data: bytes) -> dict[int, str]:
+    """The titles in a list; ValueError or IndexError if it has another form."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:  # as in ml-1m
+        text = data.decode("latin-1")
+    rows: Any
+    if name.endswith(".dat"):  # without a header
+        rows = (line.split("::") for line in text_lines(text) if line)
+    else:
+        rows = csv.reader(io.StringIO(text, newline=""))
+        next(rows, None)
+    return {int(row[0]): row[1] for row in rows if row}

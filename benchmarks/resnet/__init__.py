@@ -18,31 +18,38 @@ import numpy as np
 
 import input_pipeline
 import models
-from benchmarks.base import Benchmark, Group, HostBatch, Spec, Target, Terms, mean_scores
-from benchmarks.hints import Identity, Stage
-from benchmarks.resnet import (
-    architecture,
-    batches,
-    class_counts,
-    losses,
-    rates,
-    records,
-    tuning,
-    use,
+from benchmarks.base import (
+    Benchmark,
+    Group,
+    HostBatch,
+    Identity,
+    Spec,
+    Stage,
+    Target,
+    Terms,
+    mean_scores,
 )
-from benchmarks.resnet.settings import MODEL_KEYS, WHOLE_KEYS, Data, Settings, check, restored
+from benchmarks.records import RecordBenchmark
+from benchmarks.resnet import architecture, batches, class_counts, losses, records, use
+from benchmarks.resnet.settings import (
+    MODEL_KEYS,
+    WHOLE_KEYS,
+    Data,
+    Settings,
+    check_settings,
+    restored,
+)
 from benchmarks.resnet.sizes import Sizes
 from benchmarks.resnet.use import ClassifierUses
-from benchmarks.sharded import Sharded
-from errors import ConfigError
+from common import foreign
+from common.data.decoding import Reader
+from common.data.order import Order
+from common.data.shards import read_some, tensorflow
+from common.errors import ConfigError
+from common.images import manifest, pixels
+from common.images.input_spec import InputSpec
+from common.keys import read_config
 from input_pipeline import Source
-from keys import read
-from ops import foreign
-from ops.decoding import Reader
-from ops.images import manifest, pixels, repeats
-from ops.images.input_spec import InputSpec
-from ops.order import Order
-from ops.shards import read_some, tensorflow
 
 if TYPE_CHECKING:
     from benchmarks.uses import Uses
@@ -58,8 +65,8 @@ def make(config: Any, cache_dir: str) -> ResNet:
     Raises:
       ConfigError: a value cannot work.
     """
-    settings = read(Settings, config)
-    check(settings)
+    settings = read_config(Settings, config)
+    check_settings(settings)
     if settings.data.dataset == "fake":
         from benchmarks.resnet.input.fake import FakeImages  # it extends ResNet
 
@@ -82,7 +89,7 @@ def foreign_weights(source: Any, space_to_depth: bool) -> Any:
     return use.foreign_weights(source, space_to_depth)
 
 
-class ResNet(Sharded):
+class ResNet(RecordBenchmark):
     """A ResNet that classifies images."""
 
     proportions = ("top_1_accuracy", "top_5_accuracy")
@@ -155,7 +162,7 @@ class ResNet(Sharded):
         digests, labels = np.concatenate(rows, 1)
         numbers = np.repeat(np.arange(len(rows)), [row.shape[1] for row in rows])
         remedy = "delete the files that are wrong or too many, and prepare the data again"
-        found = repeats.lines(digests, labels, numbers, name, [len(rows) - 1])
+        found = manifest.repeated_images(digests, labels, numbers, name, [len(rows) - 1])
         return [("warn", f"{split}: {line}", remedy) for line in found]
 
     @functools.cached_property
@@ -173,7 +180,7 @@ class ResNet(Sharded):
         """The weight of each class in the loss, f32[K], of `config.class_weights`."""
         if not self.settings.objective.class_weights:
             return None
-        return tuning.class_weights(self._train, f"{self.cache_dir}/train_labels.json")
+        return class_counts.class_weights(self._train, f"{self.cache_dir}/train_labels.json")
 
     def num_examples(self, split: str) -> int:
         if split == "train":
@@ -283,7 +290,7 @@ class ResNet(Sharded):
         Args:
           params: the parameters.
           model_state: the running statistics.
-          images: uint8[b, size, size, 3] RGB of `input_spec`, as `ops.images.prepared.prepare`
+          images: uint8[b, size, size, 3] RGB of `input_spec`, as `common.images.input_spec.prepare_image`
             makes them.
 
         Returns:
@@ -325,7 +332,7 @@ class ResNet(Sharded):
         images = self.nominal_examples("train")
         if self.cache_dir:  # --mode=preflight has none, and reads no data
             images = self.declared_examples("train") or self.num_examples("train")
-        return tuning.are_few(images, norm_examples)
+        return class_counts.are_few(images, norm_examples)
 
     @property
     def published(self) -> str:
@@ -345,7 +352,7 @@ class ResNet(Sharded):
         if self.keeps_statistics(norm_examples):
             notes.append("BatchNorm keeps the statistics of config.init_from")
         if self.class_weights is not None:
-            notes.append(tuning.weights_note(self.class_weights, names))
+            notes.append(class_counts.weights_note(self.class_weights, names))
         if evaluating and self.num_examples("eval") < FEW_IMAGES:
             cache = f"{self.cache_dir}/eval_labels.json"
             notes += class_counts.few_notes(self.source("eval"), cache)
@@ -369,7 +376,7 @@ class ResNet(Sharded):
         return tuple(Stage(f"{side} pixels", sizes.steps(side)) for side in sides)
 
     def input_rates(self) -> tuple[Mapping[str, float], ...]:
-        return rates.input_rates(self.settings.images)
+        return batches.input_rates(self.settings.images)
 
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -12,9 +11,10 @@ import jax
 import jax.numpy as jnp
 
 import models
-from keys import Share
-from ops.layers import gram_basic, gram_resnet, space_to_depth
-from ops.layers.dropout import dropout as drop
+from benchmarks.resnet import variants
+from common.keys import Share
+from common.layers import gram_resnet, space_to_depth
+from common.layers.dropout import dropout as drop
 
 PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 # The padding of the stem's max-pool, which never wins; "conv" has a convolution in its place.
@@ -60,21 +60,21 @@ def network(keys: Architecture, classes: int) -> models.ResNet:
             axis_name=None if keys.bn_span == 1 else "group",
         ),
     )
-    # Whether the recipe names a variant, its module and the arguments of its `compose`. Later ones
+    # Whether the recipe names a variant, what composes it, and with which arguments. Later ones
     # change the parts of earlier ones.
-    variants = (
-        (keys.resnet_version == "1", "v1", ()),
-        (keys.resnet_version == "2", "v2", (padding,)),
-        (keys.stage1_projection, "stage1_projection", ()),
-        (keys.deep_stem, "deep_stem", (padding,)),
-        (keys.max_pool == "conv", "conv_pool", (keys.deep_stem,)),
-        (keys.squeeze_excite > 0, "squeeze_excite", (keys.squeeze_excite,)),
-        (keys.blur_pool, "blur_pool", ()),
-        (keys.kernels == "pallas", "pallas", (padding,)),
+    table: tuple[tuple[bool, Callable[..., models.ResNet], tuple[Any, ...]], ...] = (
+        (keys.resnet_version == "1", variants.compose_v1, ()),
+        (keys.resnet_version == "2", variants.compose_v2, (padding,)),
+        (keys.stage1_projection, variants.compose_stage1_projection, ()),
+        (keys.deep_stem, variants.compose_deep_stem, (padding,)),
+        (keys.max_pool == "conv", variants.compose_conv_pool, (keys.deep_stem,)),
+        (keys.squeeze_excite > 0, variants.compose_squeeze_excite, (keys.squeeze_excite,)),
+        (keys.blur_pool, variants.compose_blur_pool, ()),
+        (keys.kernels == "pallas", variants.compose_pallas, (padding,)),
     )
-    named = [(module, arguments) for is_named, module, arguments in variants if is_named]
-    for module, arguments in named:
-        model = _variant(module).compose(model, *arguments)
+    named = [(compose, arguments) for is_named, compose, arguments in table if is_named]
+    for compose, arguments in named:
+        model = compose(model, *arguments)
     if keys.batch_norm == "gram" and not named:
         model = gram(model, padding)
     if keys.space_to_depth:
@@ -86,7 +86,7 @@ def gram(model: models.ResNet, padding: Any) -> models.ResNet:
     """The model with layers that have less memory traffic in training."""
     if model.block is models.BottleneckBlock:
         return gram_resnet.compose(model, gram_resnet.stem, gram_resnet.BottleneckBlock, padding)
-    return gram_basic.compose(model, padding)
+    return gram_resnet.compose_basic(model, padding)
 
 
 def training_apply(
@@ -101,7 +101,7 @@ def training_apply(
       seeds: may be None if both are 0.
     """
     if drop_path:
-        model = _variant("stochastic_depth").compose(model, drop_path, seeds)
+        model = variants.compose_stochastic_depth(model, drop_path, seeds)
     if not dropout:
         return model.apply
 
@@ -111,13 +111,8 @@ def training_apply(
     return partial(model.apply, method=logits)
 
 
-def _variant(module: str) -> Any:
-    """A module of `benchmarks.resnet.variants`."""
-    return importlib.import_module(f"benchmarks.resnet.variants.{module}")
-
-
-def remedies(keys: Architecture) -> dict[str, str]:
-    """A remedy for each key with a value that cannot work."""
+def fixes(keys: Architecture) -> dict[str, str]:
+    """A fix for each key with a value that cannot work."""
     faults = {}
     for key, known in (
         ("precision", PRECISIONS),
@@ -137,5 +132,5 @@ def remedies(keys: Architecture) -> dict[str, str]:
     if keys.deep_stem and keys.num_filters < 2:
         faults["num_filters"] = "must be at least 2 for deep_stem"
     if keys.kernels == "pallas":
-        faults |= _variant("pallas").remedies(keys)
+        faults |= variants.pallas_fixes(keys)
     return faults

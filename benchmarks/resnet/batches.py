@@ -1,6 +1,6 @@
 """The batches of images: their arrays, how they are made, and what the network gets of them.
 
-What few recipes name is imported where its key is read: images in memory and regularisation.
+Also what they need of a host: bytes of memory, and CPU time per image.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 
 import input_pipeline
 from benchmarks.base import HostBatch, Spec
-from benchmarks.resnet import regularisation
-from benchmarks.resnet.input import cache
-from benchmarks.resnet.settings import Settings
+from benchmarks.resnet.input import cache, regularisation
+from benchmarks.resnet.settings import Images, Settings
+from common.data.order import Order
 from input_pipeline import Source
-from ops.order import Order
 
 if TYPE_CHECKING:
     from benchmarks.resnet.sizes import Sizes
+
 
 # Images; labels int32[b], and those of images mixed in with the share f32[b] of the first, or None.
 Mixed = tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]
@@ -73,7 +73,7 @@ def train(
         batches = input_pipeline.train_batches(source, images, order, streams, start_step, size_at)
     if not settings.regularisation.is_used:
         return batches
-    return regularisation.drawn(batches, settings.data.seed, start_step)
+    return regularisation.add_draws(batches, settings.data.seed, start_step)
 
 
 def inputs(settings: Settings, batch: Mapping[str, jax.Array], dtype: Any) -> Mixed:
@@ -84,11 +84,11 @@ def inputs(settings: Settings, batch: Mapping[str, jax.Array], dtype: Any) -> Mi
     else:
         pixels = batch["image"]
         if keys.augmentation:
-            pixels = regularisation.augmented(keys.augmentation, pixels, batch["draw"])
+            pixels = regularisation.augment_images(keys.augmentation, pixels, batch["draw"])
         pixels = input_pipeline.normalize(pixels, batch["flip"], dtype, images.spec)
     if not keys.is_used:
         return pixels, batch["label"], None, None
-    return regularisation.mixed(keys, pixels, batch["label"], batch["draw"])
+    return regularisation.erase_and_mix(keys, pixels, batch["label"], batch["draw"])
 
 
 def host_bytes(
@@ -111,3 +111,23 @@ def size_key(settings: Settings, split: str) -> str:
     """The key that decides the size of a split's images."""
     key = "image_sizes" if split == "train" else "eval_image_size"
     return key if getattr(settings.images, key) else "image_size"
+
+
+# CPU time per training image, fitted to the rows of docs/performance.md at 128, 160 and 224 pixels:
+# (for each image, for each of its pixels after resizing).
+_MICROSECONDS = {"exact": (1500.0, 0.018), "fast": (1430.0, 0.0077)}
+_MICROSECONDS_CACHED = 230.0  # for an image of 256 x 256 pixels in memory
+
+
+def input_rates(images: Images) -> tuple[Mapping[str, float], ...]:
+    """Images per second for each size: see `Hints.input_rates`.
+
+    The figures of docs/performance.md, for JPEGs of 500 x 375 pixels and 110 KB.
+    """
+    cache = images.decoded_cache or 256
+    cached = {f"decoded_cache={cache}": 1e6 / (_MICROSECONDS_CACHED * (cache / 256) ** 2)}
+    costs = _MICROSECONDS.items()
+    return tuple(
+        {mode: 1e6 / (image + pixel * side**2) for mode, (image, pixel) in costs} | cached
+        for side in images.sides
+    )

@@ -1,4 +1,4 @@
-"""Counts the images of each class, for class weights and for notes on small data."""
+"""Counts the images of each class, for the weights of the loss and for notes on small data."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from errors import some
+from common.data import caches
+from common.data.shards import record_name, tensorflow
+from common.errors import ConfigError, some
 from input_pipeline import Source, wrong_label
-from ops import counting
-from ops.shards import record_name, tensorflow
 
 _FEW_PER_CLASS = 5  # validation images
 
@@ -18,7 +18,7 @@ _FEW_PER_CLASS = 5  # validation images
 def label_counts(source: Source, cache: str) -> np.ndarray:
     """How many examples each class has, int64[num_classes].
 
-    The files are read through once; `cache` is that of `ops.counting.index`.
+    The files are read through once; `cache` is that of `common.data.caches.scan_files`.
 
     Raises:
       DataError: a label is out of range, or a record is damaged.
@@ -40,11 +40,11 @@ def label_counts(source: Source, cache: str) -> np.ndarray:
                 )
             np.add.at(counts, labels, 1)
 
-        counting.scan(path, add, f"a schema with {source.label_key}")
+        caches.count_records(path, add, f"a schema with {source.label_key}")
         return {"counts": counts.tolist()}
 
     settings = {"labels": source.label_key, "from": source.label_offset, "n": source.num_classes}
-    rows = counting.index(source.shards.paths, scan, cache, settings)
+    rows = caches.scan_files(source.shards.paths, scan, cache, settings)
     return np.sum([row["counts"] for row in rows], axis=0)
 
 
@@ -53,7 +53,7 @@ def few_notes(source: Source, cache: str) -> list[str]:
     counts, names = label_counts(source, cache), source.class_names
     if few := [class_name(names, i) for i in np.flatnonzero(counts < _FEW_PER_CLASS)]:
         return [
-            f"{subject(few, len(counts))} fewer than {_FEW_PER_CLASS} validation images: "
+            f"{_subject(few, len(counts))} fewer than {_FEW_PER_CLASS} validation images: "
             "their scores are chance, and so is the choice of the best step; prepare the "
             "data with a larger --validation_fraction"
         ]
@@ -65,6 +65,43 @@ def class_name(names: tuple[str, ...], i: Any) -> str:
     return (names[i] if i < len(names) else "") or f"class {i}"
 
 
-def subject(names: Sequence[str], total: int) -> str:
+def _subject(names: Sequence[str], total: int) -> str:
     """Subject and verb of a sentence about some of all classes."""
     return f"{len(names)} ({some(names)}) of {total} classes {'has' if len(names) == 1 else 'have'}"
+
+
+_FEW_IMAGES = 2_000  # below this number, new statistics are worse than those of the first model
+_FEW_SHARED = 10  # images that share statistics: below, these are too noisy
+
+
+def are_few(images: int, norm_examples: int) -> bool:
+    """Whether `config.bn_statistics='auto'` does not change BatchNorm's running statistics.
+
+    `norm_examples` is the number of images of a batch that share statistics.
+    """
+    return images < _FEW_IMAGES or norm_examples < _FEW_SHARED
+
+
+def class_weights(source: Source, cache: str) -> np.ndarray:
+    """The weight of each class, f32[K]: n / (K * count), whose mean over the n images is 1.
+
+    Raises:
+      ConfigError: a class has no image.
+    """
+    counts, names = label_counts(source, cache), source.class_names
+    if empty := [class_name(names, i) for i in np.flatnonzero(counts == 0)]:
+        lack = f"{_subject(empty, len(counts))} no training image and so no weight"
+        raise ConfigError(
+            f"config.class_weights='auto': {lack}; set --config.class_weights='', or "
+            "prepare the data again without them"
+        )
+    return (counts.sum() / (len(counts) * counts)).astype(np.float32)
+
+
+def weights_note(weights: np.ndarray, names: tuple[str, ...]) -> str:
+    """The smallest and the largest of the class weights, as a sentence."""
+    low, high = weights.argmin(), weights.argmax()
+    return (
+        f"the loss weighs classes from {weights[low]:.3g} ({class_name(names, low)}) "
+        f"to {weights[high]:.3g} ({class_name(names, high)})"
+    )

@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks.mlperf import Entry, Facts, Run, check_closed, other_values, rows
 from benchmarks.resnet import IMAGENET
-from errors import ConfigError
-from ops.trees import by_name
+from common.errors import ConfigError
+from common.trees import by_name
 
 _TRAIN, _EVAL = IMAGENET["train"], IMAGENET["eval"]
 ENTRY = Entry(

@@ -1,16 +1,15 @@
-"""Opens labelled images in TFRecords of the ImageNet schema: counts and checks them."""
+"""Opens labelled images: TFRecords of the ImageNet schema, counted and checked, or sets of TFDS."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.resnet.input import tfds
 from benchmarks.resnet.settings import Data
-from errors import ConfigError, DataError
+from common.data import caches, decoding, files
+from common.data.shards import Shards, record_name, tensorflow
+from common.errors import ConfigError, DataError, one_line
+from common.images import manifest
 from input_pipeline import Source, wrong_label
-from ops import counting, files
-from ops.images import manifest, pixels
-from ops.shards import Shards, record_name, tensorflow
 
 
 def open_split(keys: Data, split: str, cache_dir: str, described: bool = True) -> Source:
@@ -19,7 +18,7 @@ def open_split(keys: Data, split: str, cache_dir: str, described: bool = True) -
     `described` is whether the data manifest may spare the scan of records.
 
     Raises:
-      ConfigError, DataError: see `open_records` and `tfds.open_split`.
+      ConfigError, DataError: see `open_records` and `open_tfds`.
     """
     if keys.dataset == "records":
         patterns = keys.train_files if split == "train" else keys.eval_files
@@ -27,7 +26,7 @@ def open_split(keys: Data, split: str, cache_dir: str, described: bool = True) -
         number = keys.num_label_classes
         return open_records(keys.data_dir, patterns, number, index, split, described)
     name = keys.dataset.removeprefix("tfds:")
-    return tfds.open_split(name, keys.data_dir, split, keys.num_label_classes)
+    return open_tfds(name, keys.data_dir, split, keys.num_label_classes)
 
 
 def data_manifest(keys: Data) -> manifest.DataManifest | None:
@@ -51,9 +50,9 @@ def open_records(
 
     Args:
       data_dir: folder, local or gs://.
-      patterns: see `ops.files.find`.
+      patterns: see `common.data.files.find`.
       num_classes: see `valid_labels`.
-      cache: see `ops.counting.index`.
+      cache: see `common.data.caches.scan_files`.
       split: "train" or "eval", for messages.
       described: whether the data manifest may spare that.
 
@@ -70,7 +69,9 @@ def open_records(
         names = dict(enumerate(content.class_names, 1 - offset))
     else:
         key = {"num_classes": num_classes}
-        rows = counting.index(paths, lambda path: _scan_file(path, offset, num_classes), cache, key)
+        rows = caches.scan_files(
+            paths, lambda path: _scan_file(path, offset, num_classes), cache, key
+        )
         names = {int(label): name for row in rows for label, name in row["names"].items()}
         counts = tuple(row["count"] for row in rows)
     files.check_not_empty(paths, counts, split)
@@ -119,10 +120,55 @@ def _scan_file(path: str, offset: int, num_classes: int) -> dict[str, Any]:
             record = record_name(path, first + i)
             if not 0 <= label < num_classes:
                 raise wrong_label(record, int(label), offset, num_classes)
-            if not encoded.startswith(pixels.MAGIC):
+            if not encoded.startswith(decoding.IMAGE_MAGIC):
                 raise DataError(f"{record} is not a JPEG, PNG, BMP or GIF image")
             if name := parsed["image/class/text"][i] or parsed["image/class/synset"][i]:
                 names[str(label)] = name.decode(errors="replace")
 
     schema = "the ImageNet schema (keys image/encoded and image/class/label)"
-    return {"count": counting.scan(path, check, schema), "names": names}
+    return {"count": caches.count_records(path, check, schema), "names": names}
+
+
+def open_tfds(name: str, data_dir: str, split: str, num_classes: int = 0) -> Source:
+    """Opens a prepared set; evaluation ("eval") uses "validation", else "test".
+
+    `name` is as in `tfds.load`, such as "imagenet2012:5.1.0"; `data_dir` is TFDS's data folder,
+    local or gs://, "" for the default; `num_classes` is the config's number, 0 for the set's own.
+
+    Raises:
+      ConfigError: the set has another number of classes.
+      DataError: unknown, not prepared, not image classification, or not stored as TFRecord.
+    """
+    tensorflow()
+    import tensorflow_datasets as tfds
+
+    try:
+        builder = tfds.builder(name, data_dir=data_dir or None)
+    except (tfds.core.DatasetNotFoundError, AssertionError, ImportError, ValueError) as error:
+        reason = one_line(error)
+        raise DataError(f"config.dataset='tfds:{name}' cannot be opened: {reason}") from error
+    info, dataset = builder.info, f"config.dataset='tfds:{name}' in {builder.data_dir}"
+    names = ("train",) if split == "train" else ("validation", "test")
+    stored = next((info.splits[s] for s in names if s in info.splits), None)
+    if stored is None:
+        raise DataError(
+            f"{dataset} has no split {' or '.join(names)} (found: {sorted(info.splits) or 'none'})"
+            f"; prepare it with: tfds build {name} --data_dir={data_dir or '~/tensorflow_datasets'}"
+        )
+    features: dict[str, Any] = {}
+    if isinstance(info.features, tfds.features.FeaturesDict):
+        features = dict(info.features.items())
+    label: Any = features.get("label")
+    if "image" not in features or not getattr(label, "num_classes", None):
+        raise DataError(f"{dataset} is not image classification: its features are {list(features)}")
+    if info.file_format != tfds.core.FileFormat.TFRECORD:
+        raise DataError(f"{dataset} is stored as {info.file_format}; build it with tfrecord")
+    shards = Shards(tuple(map(str, stored.filepaths)), tuple(stored.shard_lengths))
+    if not shards.total:
+        raise DataError(f"{dataset}: its split {stored.name} is empty")
+    if num_classes not in (0, label.num_classes):
+        raise ConfigError(
+            f"config.num_label_classes={num_classes}, but {name} has {label.num_classes}: leave it "
+            "at 0, which takes the number of the data"
+        )
+    return Source(shards, "image", "label", 0, label.num_classes, tuple(label.names))

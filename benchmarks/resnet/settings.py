@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal
 from benchmarks.resnet import architecture, sizes
 from benchmarks.resnet.architecture import Architecture
 from benchmarks.resnet.input import augment
-from errors import ConfigError, DataError
+from common.errors import ConfigError, DataError
+from common.images.input_spec import parse_spec
+from common.keys import Count, Positive, Seed, Share
 from input_pipeline import MODES, Preprocessing
-from keys import Count, Positive, Seed, Share
-from ops.images.input_spec import parse
 
-# What `benchmarks.settling.settle` takes from the model whose weights a run begins with.
+# What `benchmarks.settle_config` takes from the model whose weights a run begins with.
 MODEL_KEYS = (
     *("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite", "max_pool"),
     *("space_to_depth", "input_spec", "blur_pool", "stage1_projection"),
@@ -118,25 +118,25 @@ class Settings:
         return {key: value for group in vars(self).values() for key, value in vars(group).items()}
 
 
-def check(settings: Settings) -> None:
+def check_settings(settings: Settings) -> None:
     """Raises ConfigError, with a remedy for each key, if values cannot work."""
     values = settings.values()
-    remedies = dict(of_data(settings)) | architecture.remedies(settings.model)
-    remedies |= dict(of_images(settings)) | dict(of_training(settings))
+    remedies = dict(data_fixes(settings)) | architecture.fixes(settings.model)
+    remedies |= dict(image_fixes(settings)) | dict(training_fixes(settings))
     if remedies:
         raise ConfigError("; ".join(f"config.{k}={values[k]!r}: {v}" for k, v in remedies.items()))
     try:
-        parse(settings.images.input_spec)
+        parse_spec(settings.images.input_spec)
     except DataError as error:
         text = settings.images.input_spec
         raise ConfigError(f"config.input_spec={text!r:.80}: {error}") from None
 
 
 # A key whose value cannot work, and a remedy.
-Remedies = Iterator[tuple[str, str]]
+Fixes = Iterator[tuple[str, str]]
 
 
-def of_data(settings: Settings) -> Remedies:
+def data_fixes(settings: Settings) -> Fixes:
     """The keys about the data that cannot work."""
     data = settings.data
     if data.dataset == "fake":
@@ -149,7 +149,7 @@ def of_data(settings: Settings) -> Remedies:
         yield "dataset", "use records, tfds:NAME or fake"
 
 
-def of_images(settings: Settings) -> Remedies:
+def image_fixes(settings: Settings) -> Fixes:
     """The keys about the images that cannot work."""
     images = settings.images
     if images.preprocessing not in MODES:
@@ -171,7 +171,7 @@ def of_images(settings: Settings) -> Remedies:
         yield "decoded_cache", f"use 0, or {largest}, the images' largest size, or more"
 
 
-def of_training(settings: Settings) -> Remedies:
+def training_fixes(settings: Settings) -> Fixes:
     """The keys about the training that cannot work."""
     keys, model = settings.regularisation, settings.model
     if model.batch_norm == "gram" and (model.blur_pool or keys.drop_path):
@@ -186,7 +186,7 @@ def of_training(settings: Settings) -> Remedies:
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """See `benchmarks.settling.restored`: classes and pixels are those that the checkpoint has.
+    """See `benchmarks.restored_config`: classes and pixels are those that the checkpoint has.
 
     Raises:
       ConfigError: the model has layers that are gone.
@@ -201,6 +201,9 @@ def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, A
     if head := manifest.get("tree", {}).get("model", {}).get("params/head/kernel"):
         values = values | {"num_label_classes": int(head.removesuffix("]").rpartition(",")[2])}
     spec = manifest.get("input_spec")
-    if spec and parse(values.get("input_spec", "tensorflow")).at(spec["size"]).as_dict() != spec:
+    if (
+        spec
+        and parse_spec(values.get("input_spec", "tensorflow")).at(spec["size"]).as_dict() != spec
+    ):
         values = values | {"input_spec": json.dumps(spec)}  # a name may have got another meaning
     return values

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ops.shards import tensorflow
+from common.data.shards import tensorflow
 
 PAIRS = "pairs (fraction, pixels) such as ((0, 128), (0.4, 160), (0.8, 224))"
 

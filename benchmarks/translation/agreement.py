@@ -17,15 +17,15 @@ import numpy as np
 
 from benchmarks.translation import rows
 from benchmarks.translation.vocabulary import Vocabulary, Words
-from errors import DataError, one_line
-from ops import records
-from ops.shards import read_errors, read_fault, record_name, tensorflow
+from common.data import records
+from common.data.shards import read_errors, read_fault, record_name, tensorflow
+from common.errors import DataError, one_line
 
 _PAIRS = 20  # that are looked at
 _SHIFTS = {0: "", -2: "with all ids 2 lower", 2: "with all ids 2 higher"}
 _TEXT = re.compile(r".*\.([a-z]{2,3}|lang[12])")
 _BYTES = 16 << 20  # of a file of text; one to evaluate on has about 0.5 MB
-_MEND = "give the vocabulary that they were made with as --config.vocabulary_file"
+_FIX = "give the vocabulary that they were made with as --config.vocabulary_file"
 _LOWER = (
     "MLPerf's reference puts two entries in front of its file: sed '1i<pad>\\n<EOS>' {} > "
     "vocab.reference does so, too; give that file as --config.vocabulary_file (to prepare, as "
@@ -88,7 +88,7 @@ def fault(vocabulary: Vocabulary, paths: Sequence[str], is_eval: bool) -> tuple[
     )
     best = max(found, key=lambda shift: found[shift])
     hint = f" ({_SHIFTS[best]}: {found[best]})" if best else ""
-    mend = _LOWER.format(vocabulary.path) if best == -2 else _MEND
+    mend = _LOWER.format(vocabulary.path) if best == -2 else _FIX
     return (
         f"{paths[0]} does not belong to the vocabulary {vocabulary.path}: decoded with it, "
         f"{found[0]} of the first {len(first)} pairs {test}{hint}; {mend}"

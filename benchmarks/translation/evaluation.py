@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from benchmarks.base import HostBatch
-from errors import DataError, one_line
-from ops import limits, padding
-from ops.shards import read_errors, tensorflow
+from common.data import decoding
+from common.data.shards import read_errors, tensorflow
+from common.errors import DataError, one_line
+from common.text import is_sgm, sgm_sentences
 
 SETTINGS = {"lowercase": True, "tokenize": "intl"}  # of sacrebleu
 
@@ -37,7 +38,7 @@ def batches(
         size = next(size for size in sizes if size >= lengths[batch[-1]])
         mine = batch[shard * rows : (shard + 1) * rows]
         arrays = {"inputs": sentences[mine, :size], "id": mine.astype(np.int32)}
-        yield padding.pad(arrays, len(mine), rows)
+        yield decoding.pad_batch(arrays, len(mine), rows)
 
 
 def find_text(data_dir: str, names: str, key: str) -> list[str]:
@@ -77,7 +78,7 @@ def read_lines(path: str) -> list[str]:
     """
     try:
         with tensorflow().io.gfile.GFile(path, "rb") as file:
-            data = b"\n".join(limits.segments(file, path)) if limits.is_sgm(path) else file.read()
+            data = b"\n".join(sgm_sentences(file, path)) if is_sgm(path) else file.read()
     except read_errors() as error:
         raise DataError(f"cannot read the text {path}: {one_line(error)}") from error
     try:

@@ -1,4 +1,4 @@
-"""Defines the records of sentence pairs, packed or one pair each, and checks them.
+"""Records of sentence pairs, packed or one pair each: their form, their faults, their manifest.
 
 A record is a tf.train.Example with lists of int64. One pair has `inputs`, the source, and
 `targets`, its translation, each with EOS at its end. A packed row has several pairs one after the
@@ -6,19 +6,23 @@ other on each side, and two more lists per side: the segmentation numbers the pa
 positions count from 0 in each pair; 0 is padding.
 
 The schemas are tensor2tensor's (`translate_ende_wmt32k_packed-*`, `translate_ende_wmt32k-*`), which
-`preparation.text` writes too, and MLPerf's reference's (`wmt32k-encoded-*`).
+`preparation.text` writes too, and MLPerf's reference's (`wmt32k-encoded-*`). In manifest.json
+`preparation.text` describes the records that it wrote.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from etils import epath
 
-from benchmarks.translation.vocabulary import EOS
-from errors import DataError
-from ops.shards import tensorflow
+from benchmarks.translation.vocabulary import EOS, Vocabulary
+from common.data import files
+from common.data.shards import tensorflow
+from common.errors import DataError, parse_json
 
 SIDES = ("inputs", "targets")
 FEATURES = tuple(f"{side}{part}" for side in SIDES for part in ("", "_segmentation", "_position"))
@@ -149,3 +153,77 @@ def any_fault(row: Row, vocab_size: int) -> str:
             if ids[-1] != EOS or (ids[:-1] == EOS).any():
                 return f"segment {number} of {side} has no {EOS} (EOS) at its end, or one before"
     return ""
+
+
+MANIFEST_KIND = "translation"
+
+
+class ManifestShard(NamedTuple):
+    """One file of records."""
+
+    examples: int
+    bytes: int
+    sha256: str
+    pairs: int
+    tokens: tuple[int, int]  # of inputs and of targets
+
+
+@dataclasses.dataclass(frozen=True)
+class DataManifest:
+    """What the manifest says; `shards` are by name, `length` is that of packed rows."""
+
+    length: int
+    vocabulary_file: str
+    vocabulary_digest: str
+    vocab_size: int
+    shards: dict[str, ManifestShard]
+
+    def described(self, data_dir: str, paths: Sequence[str]) -> list[ManifestShard] | None:
+        """The facts of each file; None if a file is not listed or has another size."""
+        return files.listed_rows(self.shards, data_dir, paths, lambda row: row.bytes)
+
+
+def load_manifest(data_dir: str) -> DataManifest | None:
+    """The data manifest of a folder, local or gs://; None if it has none for translation.
+
+    Raises:
+      DataError: the manifest cannot be read or is of another form.
+    """
+    data = files.read_manifest(data_dir)
+    if data is None:
+        return None
+    try:
+        content = parse_json(data)
+        if content.get("kind") != MANIFEST_KIND:
+            return None
+        vocabulary, splits = content["vocabulary"], content["splits"]
+        rows = [row for split in splits.values() for row in split["shards"]]
+        return DataManifest(
+            int(content["length"]),
+            str(vocabulary["file"]),
+            str(vocabulary["sha256"]),
+            int(vocabulary["size"]),
+            {row["name"]: _manifest_shard(row) for row in rows},
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise files.foreign_manifest(str(epath.Path(data_dir) / files.MANIFEST), error) from error
+
+
+def check_vocabulary(data_dir: str, vocabulary: Vocabulary, path: str) -> None:
+    """Raises DataError if the folder's manifest says that its records have another vocabulary.
+
+    path: of the vocabulary, for the message. Folders without a manifest pass.
+    """
+    content = load_manifest(data_dir)
+    if content and content.vocabulary_digest != vocabulary.digest:
+        raise DataError(
+            f"{path} is not the vocabulary of the records in {data_dir} (SHA-256 "
+            f"{vocabulary.digest[:12]}, in manifest.json {content.vocabulary_digest[:12]}): use "
+            f"{data_dir.rstrip('/')}/{content.vocabulary_file}, or prepare the records again"
+        )
+
+
+def _manifest_shard(row: dict) -> ManifestShard:
+    inputs, targets = map(int, row["tokens"])
+    numbers = {key: int(row[key]) for key in ("examples", "bytes", "pairs")}
+    return ManifestShard(**numbers, sha256=str(row["sha256"]), tokens=(inputs, targets))

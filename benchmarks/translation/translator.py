@@ -13,13 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.base import Benchmark, HostBatch, Spec, Target
-from benchmarks.hints import Identity
-from benchmarks.translation import agreement, evaluation, manifest, search, vocabulary
+from benchmarks.base import Benchmark, HostBatch, Identity, Spec, Target
+from benchmarks.translation import agreement, evaluation, rows, search, vocabulary
 from benchmarks.translation.use import TranslatorUses
-from errors import ConfigError, DataError
-from keys import Count, Seed, Share
-from ops import files
+from common.data import files
+from common.errors import ConfigError, DataError
+from common.keys import Count, Seed, Share
 
 if TYPE_CHECKING:
     from benchmarks.uses import Uses
@@ -118,9 +117,9 @@ class Translator(Benchmark):
         """The vocabulary of the data; of several files, which must be equal, the first."""
         settings = self.settings
         paths = files.find(settings.data_dir, settings.vocabulary_file, "vocabulary")
-        path, loaded = paths[0], vocabulary.load(paths[0])
+        path, loaded = paths[0], vocabulary.load_vocabulary(paths[0])
         for other in paths[1:]:
-            if vocabulary.load(other).digest != loaded.digest:
+            if vocabulary.load_vocabulary(other).digest != loaded.digest:
                 raise DataError(
                     f"config.vocabulary_file={settings.vocabulary_file!r} matches {len(paths)} "
                     f"files that differ, such as {path} and {other}: name one"
@@ -131,7 +130,7 @@ class Translator(Benchmark):
                 f"{loaded.size:,} entries: set it to that number, or to 0, which takes the "
                 "number of the file"
             )
-        manifest.check_vocabulary(settings.data_dir, loaded, path)
+        rows.check_vocabulary(settings.data_dir, loaded, path)
         loaded.language = self.language
         return loaded
 

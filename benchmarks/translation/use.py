@@ -1,20 +1,31 @@
-"""What a trained translator can be used for: it translates, and its translations are shown."""
+"""What a trained translator can be used for: it translates, and its translations are shown.
+
+It is also exported, as a `Program` with its beam search inside. Exhibits show where translations
+are wrong: the worst sentences, BLEU by the source's length, the first translations, and the
+attention of one sentence.
+"""
 
 from __future__ import annotations
 
+import io
+import os
 import textwrap
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from etils import epath
 
-from benchmarks.translation import exhibits, program
+from benchmarks.translation import evaluation
 from benchmarks.translation.vocabulary import EOS, PAD, Words
-from benchmarks.uses import Exhibit, Uses
-from errors import CheckpointError, DataError
-
-if TYPE_CHECKING:
-    from ops.portable import Program
+from benchmarks.uses import Bar, Exhibit, Picture, Uses
+from common.data import files, order
+from common.errors import CheckpointError, DataError
+from common.portable import Arrays, Program
+from common.text import csv_text
 
 Sentence = tuple[str, str, str]  # source, translation, reference
 _SHOWN = 12  # sentences in the table
@@ -69,7 +80,7 @@ class TranslatorUses(Uses):
     def programs(self, params: Any, model_state: Any) -> dict[str, Program]:
         """The translator with its beam search inside: ids in, ids and scores out."""
         del model_state
-        return {"": program.make(self._benchmark, params)}
+        return {"": make_program(self._benchmark, params)}
 
     def encode(self, text: str) -> list[int]:
         """The ids of a sentence with EOS at its end; none of an empty one."""
@@ -131,9 +142,9 @@ class TranslatorUses(Uses):
         sources = [decode(of_one) for of_one in ids.tolist()]
         sentences = list(zip(sources, translations, self._benchmark.references, strict=True))
         return [
-            exhibits.worst(sentences, exhibits.sentence_bleu(sentences)),
-            exhibits.by_length(sentences, np.count_nonzero(ids > EOS, axis=1)),
-            _first(sentences),
+            worst_sentences(sentences, sentence_bleu(sentences)),
+            bleu_by_length(sentences, np.count_nonzero(ids > EOS, axis=1)),
+            _first_sentences(sentences),
         ]
 
     def insights(
@@ -156,7 +167,7 @@ class TranslatorUses(Uses):
             return []
         source = sources[i][: lengths[i]]
         weights = self.attention(params, source, target)
-        picture = exhibits.attention(weights, self._labels(source), self._labels(target))
+        picture = attention_picture(weights, self._labels(source), self._labels(target))
         text = (
             f"Where the model looks while it writes a translation: {self.attends}. Each row is a "
             "token of the translation, each column one of the source. The sentence is the "
@@ -171,11 +182,11 @@ class TranslatorUses(Uses):
         return ["(end)" if i == EOS else self.text(np.array([i])) for i in tokens.tolist()]
 
 
-def _first(sentences: Sequence[Sentence]) -> Exhibit:
+def _first_sentences(sentences: Sequence[Sentence]) -> Exhibit:
     """The first translations, and files with all of them."""
     return Exhibit(
         title="Translations",
-        text=f"{_exact(sentences):,} of {len(sentences):,} translations equal their reference. "
+        text=f"{_matches(sentences):,} of {len(sentences):,} translations equal their reference. "
         f"Below are the first {min(_SHOWN, len(sentences))}, whatever their result; "
         "translations.tsv has all of them.",
         columns=("source", "translation", "reference"),
@@ -185,13 +196,13 @@ def _first(sentences: Sequence[Sentence]) -> Exhibit:
         ],
         files={
             "translations.txt": "".join(f"{line}\n" for _, line, _ in sentences).encode(),
-            "translations.tsv": tsv(sentences),
-            "sentences.txt": table(sentences, _SHOWN).encode(),
+            "translations.tsv": sentence_tsv(sentences),
+            "sentences.txt": sentence_table(sentences, _SHOWN).encode(),
         },
     )
 
 
-def table(sentences: Sequence[Sentence], count: int) -> str:
+def sentence_table(sentences: Sequence[Sentence], count: int) -> str:
     """The first `count` sentences in lines of at most 100 characters.
 
     A translation that equals its reference is marked with "=", and its reference left out; all
@@ -205,12 +216,12 @@ def table(sentences: Sequence[Sentence], count: int) -> str:
         lines += [] if is_exact else _lines("  reference    ", reference)
         lines.append("")
     shown = f"; the first {count:,} are above" if count < len(sentences) else ""
-    total = f"{_exact(sentences):,} of {len(sentences):,}"
+    total = f"{_matches(sentences):,} of {len(sentences):,}"
     lines.append(f"{total} translations equal their reference (=){shown}")
     return "\n".join(lines) + "\n"
 
 
-def tsv(sentences: Sequence[Sentence]) -> bytes:
+def sentence_tsv(sentences: Sequence[Sentence]) -> bytes:
     """All sentences as tab-separated UTF-8: a line of names, then a line each.
 
     The columns are source, translation, reference, and exact, which is 1 or 0. Tabs and ends of
@@ -218,11 +229,11 @@ def tsv(sentences: Sequence[Sentence]) -> bytes:
     """
     lines = ["source\ttranslation\treference\texact"]
     for sentence in sentences:
-        lines.append("\t".join([*map(_plain, sentence), str(_exact([sentence]))]))
+        lines.append("\t".join([*map(_plain, sentence), str(_matches([sentence]))]))
     return ("\n".join(lines) + "\n").encode()
 
 
-def _exact(sentences: Sequence[Sentence]) -> int:
+def _matches(sentences: Sequence[Sentence]) -> int:
     """How many translations equal their reference."""
     return sum(translation == reference for _, translation, reference in sentences)
 
@@ -238,3 +249,147 @@ def _lines(label: str, text: str) -> list[str]:
 def _plain(text: str) -> str:
     """`text` on one line."""
     return " ".join(text.replace("\t", " ").splitlines())
+
+
+_WORST = 12
+_GROUPS = 6
+_INCHES = 0.3  # of a cell of the attention
+_MOST_INCHES = 12.0
+
+
+def sentence_bleu(sentences: Sequence[Sentence]) -> np.ndarray:
+    """float64[n], the BLEU of each sentence alone, as a fraction, by sacrebleu.
+
+    The settings are those of `evaluation.bleu`. Of a short sentence only the n-grams that it can
+    have count.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    metric = BLEU(**evaluation.SETTINGS, effective_order=True, force=True)
+    scores = [metric.sentence_score(line, [true]).score for _, line, true in sentences]
+    return np.array(scores, np.float64) / 100
+
+
+def worst_sentences(sentences: Sequence[Sentence], scores: np.ndarray) -> Exhibit:
+    """The sentences with the lowest `scores` float[n], of equal ones the longest first."""
+    words = np.array([len(reference.split()) for _, _, reference in sentences], int)
+    order = np.lexsort((-words, scores)).tolist()
+    order = [i for i in order if sentences[i][1] != sentences[i][2]]
+    text = "Every translation equals its reference."
+    if order:
+        text = (
+            f"{len(order):,} translations differ from their reference. These have the lowest BLEU "
+            "of their own, in per cent; among equal ones the longest come first. worst.csv has all."
+        )
+    head = ("BLEU", "source", "translation", "reference")
+    rows = [(f"{100 * scores[i]:.1f}", *sentences[i]) for i in order]
+    table = csv_text(
+        [("sentence", *head), *((i + 1, *row) for i, row in zip(order, rows, strict=True))]
+    )
+    files = {"worst.csv": table.encode()}
+    return Exhibit(
+        title="Worst sentences", text=text, columns=head, rows=rows[:_WORST], files=files
+    )
+
+
+def bleu_by_length(sentences: Sequence[Sentence], lengths: np.ndarray) -> Exhibit:
+    """BLEU of groups of sentences with similar `lengths` int[n] of their sources, in tokens."""
+
+    def bleu(some: Sequence[Sentence]) -> dict[str, float]:
+        return evaluation.bleu([line for _, line, _ in some], [true for _, _, true in some])
+
+    overall, bars, table = bleu(sentences)["BLEU"], [], []
+    for group in order.even_groups(lengths, _GROUPS):
+        scores = bleu([sentences[i] for i in group])
+        least, most = int(lengths[group].min()), int(lengths[group].max())
+        label = f"{least:,} to {most:,}" if most > least else f"{least:,}"
+        bars.append(Bar(label, scores["BLEU"], overall, len(group)))
+        numbers = [f"{scores[name]:.6f}" for name in ("BLEU", "exact", "length_ratio")]
+        table.append([least, most, len(group), *numbers])
+    head = ["least_tokens", "most_tokens", "sentences", "BLEU", "exact", "length_ratio"]
+    return Exhibit(
+        title="BLEU by length",
+        text="Each bar is the BLEU of the sentences whose source has so many tokens of the "
+        "vocabulary, and beside it their number. The mark is the BLEU of all sentences.",
+        bars=bars,
+        files={"bleu_by_length.csv": csv_text([head, *table]).encode()},
+    )
+
+
+def attention_picture(weights: np.ndarray, source: Sequence[str], target: Sequence[str]) -> Picture:
+    """A PNG of float[T, S]: how much each token of the translation looks at each of the source."""
+    from matplotlib.figure import Figure
+
+    width, height = (min(1.6 + _INCHES * len(side), _MOST_INCHES) for side in (source, target))
+    figure = Figure(figsize=(max(width, 4.0), max(height, 3.0)), layout="constrained")
+    axis = figure.subplots()
+    image = axis.imshow(weights, cmap="Blues", vmin=0, aspect="auto")
+    for labels, place in ((source, axis.xaxis), (target, axis.yaxis)):
+        place.set_ticks(range(len(labels)), labels, fontsize=8)
+        for label in place.get_ticklabels():
+            label.set_parse_math(False)
+    axis.xaxis.tick_top()
+    axis.tick_params(axis="x", rotation=90)
+    figure.colorbar(image, shrink=0.8)
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a box stands for it
+        figure.savefig(file, format="png", dpi=100)
+    return Picture(file.getvalue(), (), wide=True)
+
+
+# Who reads a vocabulary file, by `Vocabulary.kind`.
+_READERS = {
+    "subwords": "tensor2tensor's SubwordTextEncoder reads",
+    "sentencepiece": "sentencepiece reads; add 2 to its ids unless it has 0 for padding and 1 for "
+    "the end",
+    "words": "has a word or a part of one (subword-nmt) per line; the first line is id 3, after "
+    "special ones, and 2 is any other word",
+}
+_MEANING = {
+    "sources": "ids of the words of a sentence, then 1 (EOS), then 0 (PAD) to the end",
+    "tokens": "ids of its translations, the best first; each ends with 1, then 0 to the end",
+    "scores": "the logarithm of the probability over the length penalty; -inf is no translation",
+}
+
+
+def make_program(benchmark: Any, params: Any) -> Program:
+    """The program of a translator, a `benchmarks.translation.translator.Translator`."""
+    params = jax.tree.map(jnp.asarray, params)
+    length, beams = benchmark.eval_lengths[-1], benchmark.settings.beam_size
+
+    def translate(source: jax.Array) -> tuple[jax.Array, jax.Array]:
+        tokens, scores = benchmark.n_best(params, source[None], beams)
+        return tokens[0], scores[0]
+
+    def compute(inputs: Arrays) -> Arrays:
+        # One after another, so that no translation depends on the others even by rounding.
+        tokens, scores = jax.lax.map(translate, inputs["sources"])
+        return {"tokens": tokens, "scores": scores}
+
+    def examples(pictures: Sequence[bytes]) -> Sequence[Arrays]:
+        del pictures
+        draw = np.random.default_rng(0)
+        rows = np.zeros((3, length), np.int32)
+        for row, size in zip(rows, (1, length // 4, length // 2), strict=True):
+            row[:size] = draw.integers(EOS + 1, benchmark.vocabulary_size, size)
+            row[size] = EOS
+        return [{"sources": rows}, {"sources": rows[:1]}]
+
+    (vocabulary,) = content = _vocabulary_file(benchmark)
+    return Program(
+        task=f"translates sentences into {benchmark.language!r}. Their ids are those of "
+        f"`{vocabulary}`, which {_READERS[benchmark.vocabulary.kind]}",
+        compute=compute,
+        inputs={"sources": (f"batch, {length}", np.int32)},
+        meaning=_MEANING,
+        examples=examples,
+        files=content,
+    )
+
+
+def _vocabulary_file(benchmark: Any) -> dict[str, bytes]:
+    """The vocabulary's file by its name."""
+    settings = benchmark.settings
+    path = files.find(settings.data_dir, settings.vocabulary_file, "vocabulary")[0]
+    return {os.path.basename(path): epath.Path(path).read_bytes()}

@@ -1,7 +1,14 @@
-"""Opens vocabularies: text to token ids and back.
+"""Vocabularies: text to token ids and back.
 
 A vocabulary is a file of tensor2tensor, a file of subword-nmt or a model of sentencepiece. Id 0 is
 the padding (PAD) and id 1 the end of a sentence (EOS) in all of them.
+
+The subwords are those of tensor2tensor 1.15.7, `SubwordTextEncoder`. A text is cut into tokens:
+maximal runs of letters and digits, and the runs between them. A single space between two tokens of
+letters is implied. A token is escaped (a backslash is doubled, "_" becomes a backslash and "u", a
+character without a subword a backslash, its code and ";"), gets "_" at its end, and is cut greedily
+into the longest subwords of the vocabulary. The subwords of a text therefore give back exactly this
+text.
 """
 
 from __future__ import annotations
@@ -9,13 +16,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
-from benchmarks.translation import subwords
-from errors import DataError, one_line
+from common.errors import DataError, one_line
 
 PAD, EOS = 0, 1
 _BPE_START = re.compile(rb"<pad>\r?\n<unk>\r?\n")  # tensor2tensor's files also begin with <pad>
@@ -61,11 +67,11 @@ class Subwords(Vocabulary):
     def __init__(self, data: bytes, path: str):
         super().__init__(data, path)
         try:
-            entries = subwords.parse(data.decode(), path)
+            entries = parse_subwords(data.decode(), path)
         except UnicodeDecodeError as error:
             raise DataError(f"{path} is no vocabulary: it is not UTF-8") from error
         self.size = len(entries)
-        self._encoder = subwords.Encoder(entries)
+        self._encoder = SubwordEncoder(entries)
 
     def encode(self, text: str) -> list[int]:
         return self._encoder.encode(text)
@@ -135,7 +141,7 @@ class Words(Vocabulary):
         return _detokenizer(self.path, self.language)(text.split(" "))
 
 
-def load(path: str) -> Vocabulary:
+def load_vocabulary(path: str) -> Vocabulary:
     """Loads a vocabulary file, local or gs://; its content says of which kind it is.
 
     Raises:
@@ -146,12 +152,12 @@ def load(path: str) -> Vocabulary:
     except Exception as error:  # gs:// raises TensorFlow's own classes
         fault = "there is no such file" if "No such file" in str(error) else one_line(error)
         raise DataError(f"cannot read the vocabulary {path}: {fault}") from error
-    return parse(data, path)
+    return parse_vocabulary(data, path)
 
 
-def parse(data: bytes, path: str) -> Vocabulary:
+def parse_vocabulary(data: bytes, path: str) -> Vocabulary:
     """The vocabulary in the bytes of a file; DataError, with the path, if there is none in them."""
-    reserved = subwords.RESERVED[0].encode()
+    reserved = RESERVED[0].encode()
     if data.lstrip(b"'\"").startswith(reserved) and not _BPE_START.match(data):
         return Subwords(data, path)
     if data.startswith(b"\n"):  # the first piece of a sentencepiece model
@@ -221,3 +227,131 @@ def _detokenizer(path: str, language: str) -> Callable[[list[str]], str]:
             f"{path} needs sacremoses ({error}): pip install -r requirements.txt"
         ) from error
     return MosesDetokenizer(lang=language).detokenize
+
+
+RESERVED = ("<pad>", "<EOS>")  # the first two ids
+_TOKENS = re.compile(r"[^\W_]+|[\W_]+")  # \w are the Unicode categories L and N, and "_"
+_ESCAPED = re.compile(r"\\u|\\\\|\\([0-9]+);")
+ESCAPE_CHARACTERS = frozenset("\\_u;0123456789")
+# Tokens whose ids stay in memory, and the characters of the longest of them: about 80 MB.
+_CACHED, _CACHED_LENGTH = 1 << 18, 40
+
+
+def split_tokens(text: str) -> list[str]:
+    """The tokens of a text, without the spaces that are implied."""
+    runs = _TOKENS.findall(text)
+    last = len(runs) - 1
+    return [run for i, run in enumerate(runs) if run != " " or i in (0, last)]
+
+
+def join_tokens(parts: Iterable[str]) -> str:
+    """The text of tokens: the inverse of `tokens`."""
+    joined, was_word = [], False
+    for part in parts:
+        is_word = part[0].isalnum()
+        if was_word and is_word:
+            joined.append(" ")
+        joined.append(part)
+        was_word = is_word
+    return "".join(joined)
+
+
+def escape_token(token: str, alphabet: frozenset[str] | set[str]) -> str:
+    """A token as a string of characters of the alphabet that ends in the only "_"."""
+    token = token.replace("\\", "\\\\").replace("_", "\\u")
+    return "".join(c if c in alphabet and c != "\n" else f"\\{ord(c)};" for c in token) + "_"
+
+
+def unescape_token(escaped: str) -> str:
+    """The inverse of `escape`, for a string without the "_" at its end.
+
+    A number that is no character gives U+3013, as in tensor2tensor; so does a surrogate, which no
+    file could store.
+    """
+
+    def character(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return "_" if match[0] == "\\u" else "\\"
+        if len(match[1].lstrip("0")) > 7:  # they could cost much time; the last is 1114111
+            return "\u3013"
+        code = int(match[1])
+        return chr(code) if code < 0xD800 or 0xE000 <= code < 0x110000 else "\u3013"
+
+    return _ESCAPED.sub(character, escaped)
+
+
+def parse_subwords(text: str, path: str) -> list[str]:
+    """The subwords in the text of a vocabulary file: one in each line, in quotes or not.
+
+    Raises:
+      DataError: the text is not of this form.
+    """
+    lines = [line.rstrip() for line in text.removesuffix("\n").split("\n")]
+    subwords = [s[1:-1] if len(s) > 1 and s[0] == s[-1] and s[0] in "'\"" else s for s in lines]
+    if [s.removesuffix("_") for s in subwords[:2]] != list(RESERVED):
+        raise DataError(
+            f"{path} is no vocabulary of subwords: its first two lines must be '<pad>_' and "
+            "'<EOS>_', as tensor2tensor writes them"
+        )
+    missing = sorted(ESCAPE_CHARACTERS - set(subwords))
+    if missing:
+        raise DataError(
+            f"{path} has no subword {missing[0]!r}, which unknown characters need: it is no "
+            "vocabulary of tensor2tensor, or it is cut short"
+        )
+    return subwords
+
+
+class SubwordEncoder:
+    """Text to ids and back, by a list of subwords of which the first two are RESERVED."""
+
+    def __init__(self, subwords: Sequence[str]):
+        self._subwords = list(subwords)
+        reserved = len(RESERVED)
+        self._ids = {s: i for i, s in enumerate(self._subwords) if s and i >= reserved}
+        self._alphabet = {c for s in self._subwords for c in s} | ESCAPE_CHARACTERS
+        self._longest = max(map(len, self._ids))
+        self._cache: dict[str, tuple[int, ...]] = {}
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, of which none is reserved."""
+        ids: list[int] = []
+        cache = self._cache
+        for token in split_tokens(text):
+            part = cache.get(token)
+            if part is None:
+                part = self._encode_token(token)
+                if len(cache) >= _CACHED:
+                    cache.clear()
+                if len(token) <= _CACHED_LENGTH:  # text without blanks has long ones
+                    cache[token] = part
+            ids += part
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; an id outside of the vocabulary is skipped, as in tensor2tensor."""
+        size = len(self._subwords)
+        escaped = "".join(self._subwords[i] for i in ids if 0 <= i < size)
+        return join_tokens(part for piece in escaped.split("_") if (part := unescape_token(piece)))
+
+    def _encode_token(self, token: str) -> tuple[int, ...]:
+        try:
+            pieces = cut_token(escape_token(token, self._alphabet), self._ids, self._longest)
+        except KeyError:  # a character that is in longer subwords only
+            singles = {s for s in self._ids if len(s) == 1}
+            pieces = cut_token(escape_token(token, singles), self._ids, self._longest)
+        return tuple(self._ids[piece] for piece in pieces)
+
+
+def cut_token(escaped: str, subwords: Mapping[str, int] | set[str], longest: int) -> list[str]:
+    """An escaped token as subwords, always the longest that matches; KeyError if none does."""
+    pieces, start, end = [], 0, len(escaped)
+    while start < end:
+        for stop in range(min(end, start + longest), start, -1):
+            if (piece := escaped[start:stop]) in subwords:
+                pieces.append(piece)
+                start = stop
+                break
+        else:
+            raise KeyError(escaped[start])
+    return pieces

@@ -1,18 +1,23 @@
 """Forecasts memory, speed and time of a run on a slice from what the compiler says of its steps.
 
 All numbers are estimates. The time of a step is the compiler's count of cycles at the chip's clock.
+The forecast also says whether the hosts of the slice prepare examples as fast as its chips train on
+them.
+
+vCPUs by machine: Google's pages "Plan TPUs in GKE" and "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x"
+of Cloud TPU's documentation; those of v2, v3 and v4 are not verified.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.aot import hlo, hosts, kernels
+from engine.aot import hlo, kernels
 from engine.aot.topology import Topology
-from engine.report.progress import duration
+from engine.report.intervals import hms
 
 NOTE = """\
 Times are estimates, not measurements: the compiler's count of cycles at the chip's clock. They
@@ -111,7 +116,7 @@ class Job:
     steps: int
     evaluations: int
     forward_flops: int | None
-    input_rates: tuple[hosts.Rates, ...] = ()
+    input_rates: tuple[InputRates, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +190,7 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
     if job.input_rates and chip.sizes:  # else its hosts are not known
         stages = numbers.get("stages", [numbers | {"name": ""}])
         needs = [(stage["name"], stage["examples_per_second"]) for stage in stages]
-        numbers["input"] = hosts.supply(topology, needs, job.input_rates)
+        numbers["input"] = _input_supply(topology, needs, job.input_rates)
     return numbers
 
 
@@ -255,7 +260,7 @@ def tables(rows: Sequence[dict[str, Any]], unit: str) -> str:
             parts += [_grid("the stages of the run", _stage_table(staged, unit))]
         if fed := [r for r in done if "input" in r]:
             title = f"{unit}/s that the hosts prepare, by setting: do they feed the chips?"
-            parts += [_grid(title, hosts.table(fed, unit))]
+            parts += [_grid(title, _input_table(fed, unit))]
         parts += [_grid("the run", _time_table(done))]
     parts += [
         f"{r['slice']}: not known of its chips: {', '.join(r['missing'])}. What needs "
@@ -333,7 +338,7 @@ def _stage_table(rows: Sequence[dict[str, Any]], unit: str) -> list[list[str]]:
                 _text(1e3 * stage["step_seconds"], ".1f"),
                 _text(stage["examples_per_second"], ",.0f"),
             )
-            memory, time = f"{stage['memory'] / _GIB:.2f}", duration(stage["seconds"])
+            memory, time = f"{stage['memory'] / _GIB:.2f}", hms(stage["seconds"])
             line = [r["slice"], stage["name"], f"{stage['steps']:,}", *speed, memory, time]
             lines.append([*line, _text(stage["dollars"], ",.2f")])
     return lines
@@ -343,9 +348,9 @@ def _time_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     head = ["slice", "epoch", "one evaluation", "whole run", "chip-hours", "USD per chip-hour"]
     lines = [[*head, "USD", "compiled in"]]
     for r in rows:
-        times = [duration(r[f"{name}_seconds"]) for name in ("epoch", "evaluation", "run")]
+        times = [hms(r[f"{name}_seconds"]) for name in ("epoch", "evaluation", "run")]
         money = _text(r["chip_hours"], ",.1f"), _text(r["price"], "g"), _text(r["dollars"], ",.2f")
-        lines.append([r["slice"], *times, *money, duration(r["compile_seconds"])])
+        lines.append([r["slice"], *times, *money, hms(r["compile_seconds"])])
     return lines
 
 
@@ -365,3 +370,60 @@ def _grid(title: str, lines: list[list[str]]) -> str:
             cells[-1] = line[-1]
         texts.append("  ".join(cells).rstrip())
     return "\n".join(texts)
+
+
+# vCPUs of a machine by its number of chips. A slice of another number has machines of 4 chips.
+_MACHINES = {
+    **{"v2": {4: 96}, "v3": {4: 96}, "v4": {4: 240}, "v5e": {1: 24, 4: 112, 8: 224}},
+    **{"v5p": {4: 208}, "v6e": {1: 44, 4: 180, 8: 180}, "tpu7x": {4: 224}},
+}
+# Seconds of CPU time, as the rates have been measured, that a vCPU gives to the input per second.
+# A vCPU is one of a core's two threads. The rates come from a machine whose CPUs were all busy; the
+# rest is for slower hosts, reading over the network and copying to the chips. An assumption.
+_INPUT_SHARE = 0.75
+InputRates = Mapping[
+    str, float
+]  # examples per second of CPU time, by the setting that has this rate
+
+
+def machines(topology: Topology) -> tuple[int, int]:
+    """The number of hosts of a slice and of the vCPUs of each."""
+    sizes = _MACHINES[topology.chip.name]
+    chips = topology.chips if topology.chips in sizes else 4
+    return -(-topology.chips // chips), sizes[chips]
+
+
+def _input_supply(
+    topology: Topology, needs: Sequence[tuple[str, float]], rates: Sequence[InputRates]
+) -> dict[str, Any]:
+    """What the hosts prepare, ready for JSON; all numbers are examples per second of the slice.
+
+    Args:
+      topology: the slice.
+      needs: (name, what the chips take) of each stage of the run; the only one has no name.
+      rates: of each stage.
+    """
+    hosts, cpus = machines(topology)
+    seconds = hosts * cpus * _INPUT_SHARE
+    stages = [
+        {"name": name, "needed": need, "prepared": {k: v * seconds for k, v in one.items()}}
+        for (name, need), one in zip(needs, rates, strict=True)
+    ]
+    return {"hosts": hosts, "cpus_per_host": cpus, "stages": stages}
+
+
+def _input_table(rows: Sequence[dict[str, Any]], unit: str) -> list[list[str]]:
+    """Lines for the rows of `forecast.row` that have an "input"."""
+    stages = [stage for r in rows for stage in r["input"]["stages"]]
+    settings = list(dict.fromkeys(name for stage in stages for name in stage["prepared"]))
+    lines = [["slice", "stage", "hosts", "vCPUs each", f"{unit}/s needed", *settings]]
+    for r in rows:
+        machine = str(r["input"]["hosts"]), str(r["input"]["cpus_per_host"])
+        for stage in r["input"]["stages"]:
+            need = stage["needed"]
+            cells = [
+                f"{rate:,.0f} {'yes' if rate >= need else 'no'}"
+                for rate in (stage["prepared"][name] for name in settings)
+            ]
+            lines.append([r["slice"], stage["name"] or "all", *machine, f"{need:,.0f}", *cells])
+    return lines

@@ -57,7 +57,7 @@ def _has_kernel(jaxpr: Any) -> bool:
     )
 
 
-def read() -> dict[str, int | None]:
+def read_bundles() -> dict[str, int | None]:
     """The bundles of each operation in the folder that `FOLDER` names, by its name; see `issued`.
 
     Of several programs' operations with one name, it is that of the newest.

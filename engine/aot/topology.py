@@ -14,7 +14,7 @@ import math
 import re
 from typing import Any
 
-from errors import ConfigError
+from common.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +136,7 @@ def known() -> str:
     return "; ".join(f"{chip.prefix}-{'/'.join(map(str, chip.sizes))}" for chip in CHIPS.values())
 
 
-def parse(text: str, flag: str = "--tpu") -> list[Topology]:
+def parse_slices(text: str, flag: str = "--tpu") -> list[Topology]:
     """Reads a comma list of slices, or "all": the one of type -8 of every chip.
 
     A slice is libtpu's name ("v5e:4x4", "v4:2x2x2") or the cloud's ("v5litepod-16", "v5e-16",

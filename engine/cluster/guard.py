@@ -15,11 +15,11 @@ import psutil
 from etils import epath
 from jax.sharding import Mesh
 
+from common.errors import RESTART, ConfigError
 from engine import mesh as meshes
 from engine.cluster import lock, preemption, processes
 from engine.cluster.hostlog import HostLog
 from engine.cluster.watchdog import Watchdog
-from errors import RESTART, ConfigError
 
 _MEMORY_PERIOD = 2.0  # seconds between two readings of the memory
 

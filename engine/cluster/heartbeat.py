@@ -4,25 +4,32 @@ A closed connection shows that a host's process has died, and silence shows that
 host that fails sends the reason. jax's own service would abort the other processes with a C++
 stack, after minutes or at once (docs/design.md).
 
-`rollcall` makes the connections, which also carry those of jax's own service (`tunnel`).
+`rollcall` makes the connections. They also carry those of jax's own service (`Tunnel`), which knows
+no secret: any program that reaches its port may end the run. So it listens on a Unix socket in a
+folder that only this user can open, and so do the tunnels of the other hosts. A message
+{"jax": n, "data": ...} has bytes of connection n of a host, in base64; without data, the connection
+is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
+import itertools
 import logging
+import shutil
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from common.errors import RESTART
 from engine.cluster import rollcall, watchdog
 from engine.cluster.hosts import ProcessGroup
-from engine.cluster.peer import Host, Peer
-from engine.cluster.rollcall import DELIVERY
-from engine.cluster.tunnel import Tunnel
-from errors import RESTART
+from engine.cluster.rollcall import DELIVERY, Host, Peer
 
 _TICK = 1.0  # seconds between signs of life
 _LAST = 1 << 30  # the number of the barrier at the end of a run
@@ -204,3 +211,65 @@ class Heartbeat:
         self._has_ended = True
         self._send_all(end=message, code=code)
         return True
+
+
+_TUNNEL_BYTES = 1 << 16  # in a message
+_LONGEST_FOLDER = 60  # the longest path of a folder: that of a Unix socket has at most 107 bytes
+
+
+class Tunnel:
+    """One host's end of the connections; `address` is that of jax's service for this process."""
+
+    def __init__(self) -> None:
+        parent = tempfile.gettempdir()
+        self._folder = tempfile.mkdtemp(
+            prefix="jax-", dir="/tmp" if len(parent) > _LONGEST_FOLDER else None
+        )
+        self._path = f"{self._folder}/service"
+        self.address = f"unix:{self._path}"
+        self._writers: dict[tuple[int, int], asyncio.StreamWriter] = {}  # by host and number
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self, peer: Peer) -> None:
+        """On the other hosts: takes the place of jax's service, which runs on host 0."""
+        numbers = itertools.count()
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            number = next(numbers)
+            self._writers[0, number] = writer
+            await self._send(peer, number, reader)
+
+        self._server = await asyncio.start_unix_server(accept, self._path)
+
+    async def receive(self, host: int, peer: Peer, message: dict[str, Any]) -> None:
+        """Passes a message of `host` on; on host 0 its first one opens a connection."""
+        number, data = message["jax"], base64.b64decode(message["data"])
+        writer = self._writers.get((host, number))
+        if writer is None and data and host != 0:
+            try:
+                reader, writer = await asyncio.open_unix_connection(self._path)
+            except OSError:  # jax's service has not begun: the client will try again
+                peer.send(jax=number, data="")
+                return
+            self._writers[host, number] = writer
+            task = asyncio.create_task(self._send(peer, number, reader))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if writer and data:
+            writer.write(data)
+        elif writer:
+            del self._writers[host, number]
+            writer.close()
+
+    async def _send(self, peer: Peer, number: int, reader: asyncio.StreamReader) -> None:
+        """Sends what jax writes into a connection, until jax closes it."""
+        # A lost host is the heartbeat's business: jax, which would abort, must not learn of it.
+        with contextlib.suppress(OSError):
+            while data := await reader.read(_TUNNEL_BYTES):
+                peer.send(jax=number, data=base64.b64encode(data).decode())
+                await peer.writer.drain()
+            peer.send(jax=number, data="")
+
+    def close(self) -> None:
+        """Removes the sockets: connections that are open stay, and there will be no others."""
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -9,8 +9,8 @@ import time
 
 from etils import epath
 
+from common.errors import one_line
 from engine.cluster.stalls import within
-from errors import one_line
 
 PATIENCE = 10.0  # seconds that gs:// may keep a thread that has something more important to do
 _PERIOD = 30.0  # seconds between uploads: gs:// cannot append, so each one writes the whole file

@@ -1,14 +1,23 @@
-"""Finds out which hosts run together: from flags, from the environment or from a TPU slice."""
+"""Finds out which hosts run together: from flags, from the environment or from a TPU slice.
+
+On Google's cloud a VM's metadata server knows the slice, and it says when the VM will go away.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
+import signal
+import threading
+import time
+import urllib.request
 
-from engine.cluster import cloud
+from common import entry
+from common.errors import HostError
+from engine.cluster import preemption
 from engine.mesh import tpu_chips
-from errors import HostError
 
 # jax 0.8.1 moved its default to a port that Google's firewall rule does not open.
 _PORT = "8476"
@@ -128,7 +137,7 @@ def _tpu_env(name: str) -> str:
 def _attribute(name: str) -> str:
     """The value of an attribute of this VM; "" if the VM has no such attribute."""
     try:
-        return cloud.metadata(f"instance/attributes/{name}", 10)
+        return vm_metadata(f"instance/attributes/{name}", 10)
     except OSError as error:
         if getattr(error, "code", 0) == 404:
             return ""
@@ -136,3 +145,40 @@ def _attribute(name: str) -> str:
             f"the VM's metadata server does not answer for {name} ({error}): on a TPU outside "
             "Google's cloud set TPU_SKIP_MDS_QUERY=1"
         ) from error
+
+
+_NOTICE_PERIOD = 5.0  # seconds between two looks for a notice
+
+
+def vm_metadata(path: str, timeout: float) -> str:
+    """Asks the VM's metadata server for `path`; waits up to `timeout` seconds.
+
+    Raises:
+      OSError: there is no such server, or it does not know the path.
+    """
+    host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+    request = urllib.request.Request(
+        f"http://{host}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=timeout) as answer:
+        return answer.read().decode().strip()
+
+
+def watch_for_notice() -> None:
+    """Looks for a notice of preemption or maintenance, in a thread; it has the effect of SIGTERM.
+
+    Source: Compute Engine's metadata keys `preempted` and `maintenance-event`.
+    """
+    threading.Thread(target=_watch_for_notice, daemon=True, name="cloud notice").start()
+
+
+def _watch_for_notice() -> None:
+    while not preemption.requested():
+        for key, quiet in (("preempted", "FALSE"), ("maintenance-event", "NONE")):
+            with contextlib.suppress(OSError):
+                if (notice := vm_metadata(f"instance/{key}", 10)) not in ("", quiet):
+                    entry.note(f"\nthis VM's {key} is {notice}\n")
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    return
+        time.sleep(_NOTICE_PERIOD)

@@ -17,7 +17,7 @@ from typing import IO, Any, Protocol
 import psutil
 from etils import epath
 
-from errors import UserError, one_line, parse_json
+from common.errors import UserError, one_line, parse_json
 
 _SIGN = 20.0  # seconds between signs of life on gs://, and of silence before a new attempt
 _SILENCE = 90.0  # seconds without a sign of life after which a run counts as dead

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-import entry
+from common import entry
 
 _GRACE = 3.0  # seconds for the main thread to end by itself
 _THREAD = "signals"

@@ -1,29 +1,90 @@
-"""Keeps the processes of a run together: compares what they see, and ends all of them.
+"""Joins the processes of a run, keeps them together, and ends all of them.
 
-`engine.cluster.joining` connects them. A process that runs alone waits for nobody.
+A process that runs alone waits for nobody.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
+import os
+import pathlib
+import platform
 import re
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 
-import entry
+from common import entry, keys
+from common.errors import RESTART, HostError, UserError, is_of_files, one_line
+from engine import manifest
 from engine.cluster import stalls, watchdog
+from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hostlog import HostLog
-from errors import RESTART, UserError, is_of_files, one_line
+from engine.cluster.hosts import ProcessGroup
 
 if TYPE_CHECKING:
     from engine.cluster.heartbeat import Heartbeat
+
+
+def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float) -> None:
+    """Waits for the other hosts, compares `facts`, and starts jax on all of them together.
+
+    Call it before anything asks for devices. `Heartbeat` describes the arguments; the secret of the
+    run is $RUN_SECRET.
+
+    Raises:
+      HostError: a host is missing, a host differs, or jax cannot start.
+    """
+    watchdog.doing("waiting for all hosts to arrive")
+    secret = os.fsencode(os.environ.get("RUN_SECRET", ""))
+    end = follow
+    heartbeat = Heartbeat(group, facts, wait=wait, silence=silence, end=end, secret=secret)
+    joined(heartbeat, group.index)
+    tunnel = heartbeat.tunnel
+    watchdog.doing("starting jax")
+    # Its notifier would take SIGTERM away from engine.cluster.preemption.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            tunnel.address,
+            group.count,
+            group.index,
+            coordinator_bind_address=tunnel.address,
+            initialization_timeout=round(wait),
+            # Our heartbeat notices earlier; jax's own way to end is to abort with a C++ stack.
+            heartbeat_timeout_seconds=max(100, round(3 * silence)),
+            shutdown_timeout_seconds=60,
+        )
+    except RuntimeError as error:
+        raise HostError(f"jax cannot start on {group.count} hosts: {error}") from error
+    finally:
+        tunnel.close()
+
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_FOLDERS = ("benchmarks", "commands", "common", "engine")
+
+
+def run_facts(recipe: Mapping[str, Any]) -> dict[str, str]:
+    """The configuration, the versions of the libraries and the program; for `join`."""
+    versions, digest = manifest.versions(), hashlib.sha256()
+    sources = [path for folder in _FOLDERS for path in (_ROOT / folder).rglob("*.py")]
+    for path in [*sorted(_ROOT.glob("*.py")), *sorted(sources)]:
+        digest.update(path.read_bytes())
+    return {
+        "Python": platform.python_version(),
+        "the program (SHA-256 of its files)": digest.hexdigest()[:12],
+        **{f"the version of {name}": versions.get(name, "absent") for name in manifest.LIBRARIES},
+        **{f"config.{key}": str(value) for key, value in keys.flat(recipe).items()},
+    }
+
 
 _heartbeat: Heartbeat | None = None
 _index = 0

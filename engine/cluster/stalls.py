@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from etils import epath
 
-from errors import one_line
+from common.errors import one_line
 
 # What TensorFlow and Google's client raise after their last attempt; TensorStore's text.
 _GAVE_UP = ("AbortedError", "UnavailableError", "DeadlineExceededError", "RetryError")

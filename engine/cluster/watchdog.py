@@ -1,14 +1,21 @@
-"""Knows what this process is doing, and ends a run in which nothing happens any more."""
+"""Knows what this process is doing, and ends a run in which nothing happens any more.
+
+`Background` runs host-side work in a thread, and shows the watchdog whether the thread computes or
+hangs.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import logging
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import psutil
 
 from engine.cluster.hostlog import HostLog
 from engine.cluster.stalls import within
@@ -153,3 +160,49 @@ def stacks() -> str:
             lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
             frame = frame.f_back
     return "\n".join([*lines, ""])
+
+
+T = TypeVar("T")
+_SIGN = 1.0  # seconds between signs of life
+
+
+class Background(threading.Thread, Generic[T]):
+    """Runs `work` in a thread, from its construction on."""
+
+    def __init__(self, work: Callable[[], T], name: str):
+        super().__init__(name=name, daemon=True)
+        self._future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._work, self._begun = work, time.monotonic()
+        self.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `result` would return, or raise, at once."""
+        return self._future.done()
+
+    def result(self) -> T:
+        """Waits for the result; raises what `work` raised.
+
+        While the thread computes, the activity changes every second. This is a sign of life for
+        the watchdog of this host and of the others. A thread that hangs gives none.
+        """
+        used = -1.0
+        while not concurrent.futures.wait([self._future], _SIGN).done:
+            if (now := self._cpu_seconds()) > used:
+                used = now
+                doing(f"{self.name} for {time.monotonic() - self._begun:.0f} s")
+        return self._future.result()
+
+    def run(self) -> None:
+        """Does the work; not for callers."""
+        try:
+            self._future.set_result(self._work())
+        except BaseException as error:  # the thread that waits raises it
+            self._future.set_exception(error)
+
+    def _cpu_seconds(self) -> float:
+        """The CPU time that the thread has used; the wall time where the system hides it."""
+        with contextlib.suppress(psutil.Error):
+            used = {t.id: t.user_time + t.system_time for t in psutil.Process().threads()}
+            return used.get(self.native_id or 0, 0.0)
+        return time.monotonic()

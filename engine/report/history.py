@@ -15,8 +15,8 @@ from typing import Any
 
 from etils import epath
 
+from common.errors import OutputError, one_line, parse_json
 from engine.cluster import watchdog
-from errors import OutputError, one_line, parse_json
 
 # The keys of an evaluation's row that are no scores.
 _NOT_SCORES = ("split", "step", "epoch", "examples", "seconds")
@@ -140,7 +140,7 @@ def _json(row: dict[str, Any]) -> str:
     return json.dumps({k: None if is_null[k] else v for k, v in row.items()})
 
 
-def wilson(share: float, count: int) -> tuple[float, float]:
+def wilson_interval(share: float, count: int) -> tuple[float, float]:
     """The 95 % confidence interval of a share of `count` examples (Wilson 1927).
 
     With p = share, n = count and z = 1.96 it is
@@ -152,9 +152,9 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
 
 
-def interval(share: float, count: int) -> str:
+def share_interval(share: float, count: int) -> str:
     """The interval of a share in words, for a line of a report; "" where nobody needs it."""
     if not 0 < count < FEW or not 0 <= share <= 1:
         return ""
-    low, high = wilson(share, count)
+    low, high = wilson_interval(share, count)
     return f" (95 % interval {100 * low:.1f} to {100 * high:.1f})"

@@ -1,24 +1,28 @@
-"""Writes the reports of a run: terminal, metrics.jsonl, TensorBoard, curves, profiles."""
+"""Writes the reports of a run: terminal, metrics.jsonl, TensorBoard, curves, profiles, wandb."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import logging
 import math
+import os
+import re
 import shutil
 import sys
 import time
 import types
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import jax
 from etils import epath
 
+from common.errors import OutputError, one_line
 from engine.cluster import watchdog
-from engine.report import curves, history
+from engine.report import history
 from engine.report.history import History, writing
-from errors import OutputError, one_line
 
 _log = logging.getLogger("tpu_suite")
 _DRAWING_SECONDS = 20.0  # between two drawings of the curves, which take half a second each
@@ -111,11 +115,11 @@ class Reporter:
         """A value in words, in per cent if its metric is written so."""
         if name in self._metrics and math.isnan(value):  # as mAP without an object to find
             return "not defined"
-        return f"{100 * value:.2f} %" if curves.is_like(name, self._percent) else f"{value:.4f}"
+        return f"{100 * value:.2f} %" if is_like(name, self._percent) else f"{value:.4f}"
 
     def quantity(self, name: str, value: float, count: int = 0) -> str:
         """A name and its value in words; a share of a small `count` with its interval."""
-        sure = history.interval(value, count) if name in self._proportions else ""
+        sure = history.share_interval(value, count) if name in self._proportions else ""
         return f"{name.replace('_', ' ')} {self.number(name, value)}{sure}"
 
     def say(self, text: str) -> None:
@@ -173,7 +177,7 @@ class Reporter:
             return
         path, self._has_news = f"{self._folder}/learning_curves.png", False
         with writing(path):
-            curves.draw(self.history.rows, path, self._title, self._metrics)
+            draw_curves(self.history.rows, path, self._title, self._metrics)
         self._drawn = time.monotonic()
 
     def _end_events(self) -> None:
@@ -212,3 +216,139 @@ class Reporter:
         if self._live and self._live_shown:
             print("\r\x1b[K", end="", flush=True)
             self._live_shown = 0.0
+
+
+def draw_curves(
+    rows: list[dict[str, Any]], path: str, title: str, metrics: Sequence[str] = ()
+) -> None:
+    """Draws the losses, the target metrics with scores of their kind, and the learning rate.
+
+    Args:
+      rows: the rows of metrics.jsonl, with "split", "epoch" and numbers.
+      path: PNG file, local or gs://; the old picture stays until the new one is complete.
+      title: heading of the picture.
+      metrics: the metrics of the run's targets.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    panels = {"loss": ("loss",), ", ".join(metrics): metrics, "learning rate": ("learning_rate",)}
+    panels = {name.replace("_", " "): kind for name, kind in panels.items() if kind}
+    figure = Figure(figsize=(4 * len(panels), 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    for axes, (name, kind) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        for split, marker in (("train", ""), ("eval", "o")):
+            of_split = [row for row in rows if row["split"] == split]
+            for key in sorted({k for row in of_split for k in row if is_like(k, kind)}):
+                points = {row.get("epoch", 0): row[key] for row in of_split if key in row}
+                x, y = zip(*sorted(points.items()), strict=True)
+                label = f"{split} {key.replace('_', ' ')}"
+                axes.plot(x, y, marker=marker, markersize=3, label=label)
+        axes.set(xlabel="epoch", title=name)
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(fontsize=7)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=110)
+    part = epath.Path(path + ".part")
+    part.write_bytes(picture.getvalue())
+    part.replace(epath.Path(path))
+
+
+def is_like(name: str, metrics: Collection[str]) -> bool:
+    """Whether `name` is of the kind of one of `metrics`: both end in the same word.
+
+    So top_5_accuracy is like top_1_accuracy, and an auxiliary loss is like loss.
+    """
+    return name.rpartition("_")[2] in {metric.rpartition("_")[2] for metric in metrics}
+
+
+class Profiler:
+    """Writes a TensorBoard (XProf) trace of the steps in "begin:end", end excluded."""
+
+    def __init__(self, steps: str, workdir: str):
+        """Raises OutputError if `steps` is not "begin:end" with begin < end."""
+        match = re.fullmatch(r"(\d+):(\d+)", steps)
+        self._begin, self._end = map(int, match.groups()) if match else (0, 0)
+        if self._begin >= self._end:
+            raise OutputError(f"config.profile_steps={steps!r} is not begin:end, such as 100:110")
+        self._folder, self._running = workdir, False
+
+    def check(self, total_steps: int) -> None:
+        """Raises OutputError if a run of so many steps has none to trace."""
+        if self._begin >= total_steps:
+            steps = f"{self._begin}:{self._end}"
+            raise OutputError(
+                f"config.profile_steps={steps!r}: the run has only {total_steps:,} steps"
+            )
+
+    def before(self, step: int) -> None:
+        """Starts the trace if `step`, counted from 0 and about to run, is in the range."""
+        if self._begin <= step < self._end and not self._running:
+            jax.profiler.start_trace(self._folder)
+            self._running = True
+
+    def after(self, step: int, result: Any) -> str:
+        """Ends the trace after `step` steps, of which the last one makes `result`.
+
+        Returns the command that shows the trace; "" while there is none.
+        """
+        if not self._running or step < self._end:
+            return ""
+        jax.block_until_ready(result)
+        self.close()
+        return f"profile of steps {self._begin}:{self._end}: tensorboard --logdir {self._folder}"
+
+    def close(self) -> None:
+        """Ends a trace that is still running."""
+        if self._running:
+            jax.profiler.stop_trace()
+            self._running = False
+
+
+@contextlib.contextmanager
+def synced_to_wandb(workdir: str, recipe: Any, say: Callable[[str], None]) -> Iterator[None]:
+    """Has wandb read the events that the block writes to the workdir, local or gs://.
+
+    wandb notices only writers that are made after its start. Whatever it raises becomes one line,
+    and the block goes on. WORKDIR/wandb_id.txt names wandb's run, which a resumed run continues.
+    """
+    run: Any = None
+    code = 1
+    try:
+        with watchdog.during("starting wandb"):
+            run = _start_wandb(workdir, recipe)
+    except Exception as error:  # of the package, of its server, of the disk
+        say(f"NOTE config.tracker=wandb: {one_line(error)}; the run goes on without it")
+    try:
+        yield
+        code = 0
+    finally:
+        try:
+            with watchdog.during("sending the last rows to wandb"):
+                if run:
+                    run.finish(exit_code=code)
+        except Exception as error:
+            say(f"NOTE config.tracker=wandb: {one_line(error)}; it may lack the last rows")
+
+
+def _start_wandb(workdir: str, recipe: Any) -> Any:
+    wandb: Any = importlib.import_module("wandb")  # an optional package
+    wandb.tensorboard.patch(root_logdir=workdir)  # else it warns of folders outside its own
+    file = epath.Path(workdir) / "wandb_id.txt"
+    run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT") or recipe["benchmark"],
+        name=os.environ.get("WANDB_NAME") or os.path.basename(workdir.rstrip("/")),
+        id=file.read_text().strip() if file.exists() else None,
+        resume="allow",
+        dir=os.environ.get("WANDB_DIR") or (None if "://" in workdir else workdir),
+        config=recipe,
+        sync_tensorboard=True,
+        settings={
+            **{"console": "off", "login_timeout": 20, "init_timeout": 30},  # seconds
+            **{"finish_timeout": 20, "finish_timeout_raises": True},
+        },
+    )
+    file.write_text(f"{run.id}\n")
+    return run

@@ -33,18 +33,18 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
-import entry
 import input_pipeline
 from benchmarks.resnet.input import cache as in_memory
 from benchmarks.resnet.records import open_records
 from benchmarks.resnet.settings import Images
+from common import entry
+from common.data import files, records
+from common.data.order import Order
+from common.data.shards import DataError, tensorflow
+from common.images import pixels as images
+from common.images.input_spec import NAMED
+from common.preparation import schema
 from engine import environment
-from ops import files, records
-from ops.images import pixels as images
-from ops.images.input_spec import NAMED
-from ops.order import Order
-from ops.preparation import schema
-from ops.shards import DataError, tensorflow
 
 USER = dict(os.environ)
 SHARDS = 8

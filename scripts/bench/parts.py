@@ -21,11 +21,10 @@ from collections.abc import Mapping, Sequence
 
 from etils import epath
 
-import entry
-import run as runs
+from commands import preflight
+from common import console, entry
 from engine.aot import topology
-from modes import preflight
-from ops import console
+from engine.run import read_settings
 from scripts.bench.step import config_of
 
 _REST = "other"
@@ -36,8 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints the table of each slice, and returns the exit code."""
     flags = _flags(argv)
     parts, tables, failed = flags.parts.split(","), {}, False
-    for one in topology.parse(flags.tpu):
-        outcome = preflight.inspect(runs.read(config_of(flags, "", one.devices)), one, ("train",))
+    for one in topology.parse_slices(flags.tpu):
+        outcome = preflight.inspect(
+            read_settings(config_of(flags, "", one.devices)), one, ("train",)
+        )
         if outcome.train is None:
             print(f"{one.name}: {outcome.error}")
             failed = True

@@ -29,14 +29,13 @@ from typing import Any
 
 import jax
 
-import entry
-import run as runs
+from commands import preflight
+from common import entry
+from common.errors import ConfigError
 from engine import environment
 from engine import mesh as meshes
 from engine.aot import topology
-from errors import ConfigError
-from modes import preflight
-from programs import Programs
+from engine.run import Programs, make_plan, read_settings
 from scripts.bench import peers
 from scripts.bench.peers import on_torch
 
@@ -50,7 +49,7 @@ _COLUMNS = {
     **{"flops": "TFLOP", "compile_seconds": "compile, s", "error": "error"},
 }
 _UNITS = {"temporaries": 1e9, "traffic": 1e9, "moved": 1e9, "flops": 1e12}
-_PEER = "scripts.bench.peers.worker"
+_PEER = "scripts.bench.peers.step"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         meshes.open_platform()
     if flags.peer:
         return _compare_on_torch(flags) if flags.peer == "torch" else _compare(flags)
-    slices: list[Any] = topology.parse(flags.tpu) if flags.tpu else [None]
+    slices: list[Any] = topology.parse_slices(flags.tpu) if flags.tpu else [None]
     rows, plain = [], None
     for one, kind in itertools.product(slices, flags.batch_norm.split(",")):
         config = config_of(flags, kind, one.devices if one else jax.device_count())
@@ -81,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _compare(flags: argparse.Namespace) -> int:
     """Prints the peer's estimate and ours for each slice, and returns the exit code."""
     rows: list[dict[str, Any]] = []
-    for one in topology.parse(flags.tpu):
+    for one in topology.parse_slices(flags.tpu):
         config = config_of(flags, "", one.devices)
         peers.check(config)
         found = {"peer": estimate(config, one, _PEER), "ours": estimate(config, one)}
@@ -122,13 +121,13 @@ def _compare_on_torch(flags: argparse.Namespace) -> int:
 
 
 def estimate(
-    config: Any, one: topology.Topology, worker: str = "modes.preflight"
+    config: Any, one: topology.Topology, worker: str = "commands.preflight"
 ) -> dict[str, Any]:
     """Returns the compiler's estimate of the train step, in ms, bytes and FLOPs, or its "error".
 
-    `worker` is the module that compiles it, see `modes.preflight.inspect`.
+    `worker` is the module that compiles it, see `commands.preflight.inspect`.
     """
-    outcome = preflight.inspect(runs.read(config), one, ("train",), worker)
+    outcome = preflight.inspect(read_settings(config), one, ("train",), worker)
     if outcome.train is None:
         return {"error": outcome.error}
     program = outcome.train
@@ -159,10 +158,10 @@ def timed(config: Any, count: int) -> dict[str, Any]:
 
 def opened(config: Any) -> tuple[Any, float, Callable[[], None]]:
     """The compiled train step, the seconds that took, and a function that takes a step."""
-    programs = Programs.make(runs.read(config))
+    programs = Programs.make(read_settings(config))
     benchmark, mesh = programs.benchmark, programs.mesh
     num_examples = benchmark.num_examples("train")
-    recipe = runs.plan(programs.settings, benchmark, num_examples).recipe
+    recipe = make_plan(programs.settings, benchmark, num_examples).recipe
     abstract = programs.abstract_state(recipe)
     abstract_totals = programs.abstract_totals(abstract)
     started = time.monotonic()

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
 
-from errors import UserError, one_line, parse_json
+from common.errors import UserError, one_line, parse_json
 
 THREADS = 8  # the client's pool has 10 connections and closes any further one
 

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
-import entry
-from errors import UserError
+from common import entry
+from common.errors import UserError
 from scripts.job.folder import open_folder
 
 ALREADY_FINISHED = 3  # exit code of the step `begin`
@@ -43,7 +43,7 @@ class Request:
     exports: bool = False
 
 
-def parse(flags: Sequence[str], env: Mapping[str, str]) -> Request:
+def parse_request(flags: Sequence[str], env: Mapping[str, str]) -> Request:
     """Reads the flags of main.py and the environment, and checks them.
 
     Raises:
@@ -167,7 +167,7 @@ def _stopped(step: str, code: int, state: str) -> int:
 def main() -> int:
     """Runs the job that the environment and the command line describe."""
     entry.output_only_shows()
-    request = parse(sys.argv[1:], os.environ)
+    request = parse_request(sys.argv[1:], os.environ)
     children = Children()
     children.listen()
     return run(request, children)

@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Sequence
 from concurrent import futures
 
-from errors import UserError, one_line
-from ops import console
-from ops.files import MANIFEST
+from common import console
+from common.data.files import MANIFEST
+from common.errors import UserError, one_line
 from scripts.job.folder import THREADS, BucketFolder, Item, LocalFolder
 
 Folder = LocalFolder | BucketFolder
@@ -48,7 +48,7 @@ def stage(source: Folder, target: Folder, groups: Sequence[Sequence[str]]) -> No
     indexes = {name: item for name, item in missing.items() if name == MANIFEST}
     rest = {name: item for name, item in missing.items() if name not in indexes}
     if missing:
-        progress = console.Progress(
+        progress = console.ProgressBar(
             "staging", len(missing), "files", sum(item.size for item in missing.values())
         )
         for items in (rest, indexes):
@@ -64,7 +64,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _copy_all(
-    source: Folder, target: Folder, items: dict[str, Item], progress: console.Progress
+    source: Folder, target: Folder, items: dict[str, Item], progress: console.ProgressBar
 ) -> None:
     def copy(name: str) -> None:
         _copy(source, target, name, items[name].size)

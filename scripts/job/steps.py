@@ -22,9 +22,9 @@ from typing import Any
 
 from absl import logging as absl_logging
 
-import entry
+from common import entry
+from common.errors import CheckpointError, UserError, is_of_files, one_line
 from engine import environment
-from errors import CheckpointError, UserError, is_of_files, one_line
 from scripts.job import staging
 from scripts.job.folder import BucketFolder, Item, LocalFolder, open_folder
 from scripts.job.run import ALREADY_FINISHED

@@ -20,14 +20,14 @@ from typing import Any
 
 from etils import epath
 
-import entry
 from benchmarks import mlperf
 from benchmarks.mlperf import Entry
-from errors import UserError, one_line
-from ops import console, files
+from common import console, entry
+from common.data import files
+from common.errors import UserError, one_line
 from scripts.mlperf import logs, official
 from scripts.mlperf.official import RULESETS, Package, file_name
-from scripts.mlperf.request import FILE
+from scripts.mlperf.request import REQUEST_FILE
 
 _V05 = (
     "v0.5 has no official checker; numbers of examples and runs, evaluations, target{} and caches "
@@ -200,7 +200,9 @@ def check(folder: str, ruleset: str) -> list[Verdict]:
     root, verdicts = epath.Path(folder), []
     entries = {entry.name: entry for entry in mlperf.entries().values()}
     sources = [root] if (root / "results").is_dir() else []
-    parts = files.matching(f"{root}/*/{FILE}", str(root))  # a folder's name is no pattern
+    parts = files.matching_paths(
+        f"{root}/*/{REQUEST_FILE}", str(root)
+    )  # a folder's name is no pattern
     sources += sorted(epath.Path(path).parent for path in parts)
     if not sources:
         raise UserError(f"{folder} has no folder results/: give $MLP_GCS_MODEL_DIR of the runs")
@@ -232,7 +234,9 @@ def _check_one(source: Any, entries: Mapping[str, Entry], ruleset: str) -> Itera
 def _copy(source: Any, root: Any, system: str, benchmark: str) -> None:
     """Copies the results and the description of one system."""
     inside = f"results/{system}/{benchmark}"
-    for path in map(epath.Path, files.matching(f"{source / inside}/result_*.txt", str(source))):
+    for path in map(
+        epath.Path, files.matching_paths(f"{source / inside}/result_*.txt", str(source))
+    ):
         (root / inside).mkdir(parents=True, exist_ok=True)
         (root / inside / path.name).write_bytes(path.read_bytes())
     description = source / "systems" / f"{system}.json"

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from errors import one_line, parse_json
+from common.errors import one_line, parse_json
 
 RULESETS = ("0.7.0", "1.0.0", "1.1.0", "2.0.0", "2.1.0", "3.0.0", "3.1.0", "4.0.0")
 _WITH_RCP = RULESETS[1:]

@@ -17,18 +17,17 @@ from typing import Any
 
 from etils import epath
 
-import recipe
 from benchmarks import mlperf
 from benchmarks.mlperf import Entry
-from engine import paths
+from common import console
+from common.data.files import matching_paths
+from common.errors import ConfigError, HostError, UserError, one_line, parse_json
+from engine import locations, recipe
 from engine.cluster import hosts
 from engine.mlperf import LOG
-from errors import ConfigError, HostError, UserError, one_line, parse_json
-from ops import console
-from ops.files import matching
 
 MODEL_DIR = "MLP_GCS_MODEL_DIR"
-FILE = "request.json"
+REQUEST_FILE = "request.json"
 _MEANING = "a new folder, gs:// or local, for all files of the runs"
 _OWNED = {
     "workdir": f"every run has a folder in ${MODEL_DIR}",
@@ -79,7 +78,7 @@ class Request:
         return random.Random(self.seed).sample(range(2**31), self.runs)
 
 
-def parse(words: Sequence[str], env: Mapping[str, str]) -> list[Request]:
+def parse_requests(words: Sequence[str], env: Mapping[str, str]) -> list[Request]:
     """Reads and checks the command line and the environment; returns a request per benchmark.
 
     Raises:
@@ -112,7 +111,7 @@ def parse(words: Sequence[str], env: Mapping[str, str]) -> list[Request]:
         flags_of_it = [f"--config={arguments.config or entry.recipe}", *flags]
         if wrong := recipe.explain(flags_of_it, ConfigError("")):
             mistakes.append(f"{name}: {wrong}")
-        is_own = len(names) > 1 or (not mistakes and (epath.Path(own) / FILE).exists())
+        is_own = len(names) > 1 or (not mistakes and (epath.Path(own) / REQUEST_FILE).exists())
         claims = sum(known[one].init_variable == entry.init_variable for one in names)
         begins = env.get(entry.init_variable, "").rstrip("/")
         is_others = begins in [one.init_default for one in known.values() if one is not entry]
@@ -229,7 +228,7 @@ def _cannot_write(path: str) -> str:
     """Why a folder cannot be written to; "" if it can."""
     probe = epath.Path(path) / f".probe-{uuid.uuid4().hex}"  # other hosts may probe as well
     try:
-        paths.check_writable(path, MODEL_DIR)
+        locations.check_results_folder(path, MODEL_DIR)
         probe.parent.mkdir(parents=True, exist_ok=True)
         probe.write_text("")
         probe.unlink()
@@ -243,7 +242,7 @@ def _holds(path: str, patterns: Sequence[str]) -> bool:
     root = epath.Path(path)
     if root.is_dir():
         next(iter(root.iterdir()), None)  # raises where listing is forbidden; glob finds nothing
-    return any(matching(f"{path}/{pattern}", path) for pattern in patterns)
+    return any(matching_paths(f"{path}/{pattern}", path) for pattern in patterns)
 
 
 def _host(flags: Sequence[str]) -> hosts.ProcessGroup | None:
@@ -256,14 +255,14 @@ def _host(flags: Sequence[str]) -> hosts.ProcessGroup | None:
     return hosts.find(known.coordinator, known.num_processes, known.process_id)
 
 
-def settle(request: Request) -> Request:
+def settle_request(request: Request) -> Request:
     """Returns the request with its seed, and keeps both in request.json for later starts.
 
     Raises:
       UserError: the folder belongs to another request, or cannot be read or written.
     """
     root = epath.Path(request.model_dir)
-    path = root / FILE
+    path = root / REQUEST_FILE
     try:
         has_runs = (root / "results").exists() or any(True for _ in root.glob(f"run_*/{LOG}"))
         if path.exists():
@@ -275,13 +274,13 @@ def settle(request: Request) -> Request:
             _compare(before, request)
         elif has_runs:
             raise UserError(
-                f"{MODEL_DIR}={root} holds runs, but no {FILE} that describes them: give "
+                f"{MODEL_DIR}={root} holds runs, but no {REQUEST_FILE} that describes them: give "
                 f"a new {MODEL_DIR}"
             )
         if request.seed is None:
             request = dataclasses.replace(request, seed=random.SystemRandom().randrange(2**31))
         if request.is_first and not has_runs:
-            write(path, json.dumps(_constants(request), indent=2) + "\n")
+            write_file(path, json.dumps(_constants(request), indent=2) + "\n")
         return request
     except UserError:
         raise
@@ -320,7 +319,7 @@ def _compare(before: dict[str, Any], request: Request) -> None:
         )
 
 
-def write(path: Any, text: str) -> None:
+def write_file(path: Any, text: str) -> None:
     """Writes a file completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.parent / f".{path.name}.tmp"
@@ -328,7 +327,7 @@ def write(path: Any, text: str) -> None:
     draft.replace(path)
 
 
-def command(request: Request, index: int, seed: int) -> list[str]:
+def command_line(request: Request, index: int, seed: int) -> list[str]:
     """Returns the command line of a run; the user's flags come last and override the others."""
     (recipe, *flags), entry = request.flags, request.entry
     init_from = [f"--config.init_from={request.init_from}"] if request.init_from else []

@@ -20,13 +20,13 @@ from typing import Any
 
 from etils import epath
 
-import entry
+from common import entry
+from common.errors import UserError, one_line
 from engine import environment
 from engine.mlperf import LOG
-from errors import UserError, one_line
 from scripts.job.run import Children
 from scripts.mlperf import logs, system
-from scripts.mlperf.request import Request, command, parse, settle, write
+from scripts.mlperf.request import Request, command_line, parse_requests, settle_request, write_file
 
 TIMING = "timing.txt"  # in the folder of a run: its STARTING line
 _TIME = "%Y-%m-%d %I:%M:%S %p"
@@ -80,10 +80,10 @@ def run(request: Request, children: Children) -> int:
             if request.is_first and index:
                 _share_index(root / "run_0" / "data_index", folder / "data_index")
             _note_start(request, folder)
-        code = children.run(command(request, index, seed), os.environ)
+        code = children.run(command_line(request, index, seed), os.environ)
         ended = time.time()
         if code:
-            _say(f"run {index} ended with exit code {code}{_remedy(folder)}")
+            _say(f"run {index} ended with exit code {code}{_fix(folder)}")
             summarize(request)
             return code
         with _files(folder):
@@ -135,7 +135,7 @@ def _is_complete(folder: Any) -> bool:
     return (folder / LOG).exists() and logs.load(folder / LOG).complete
 
 
-def _remedy(folder: Any) -> str:
+def _fix(folder: Any) -> str:
     """The remedy for a run that has failed."""
     with _files(folder):
         if _is_complete(folder):
@@ -153,7 +153,7 @@ def _note_start(request: Request, folder: Any) -> None:
     if request.is_first:
         line = f"STARTING TIMING RUN AT {_clock(time.time())}"
         if not (folder / LOG).exists():  # main.py refuses a folder with a log; keep its time
-            write(folder / TIMING, f"{line}\n")
+            write_file(folder / TIMING, f"{line}\n")
         print(line, flush=True)
 
 
@@ -174,10 +174,10 @@ def _collect(request: Request, index: int, ended: float | None) -> None:
     description = root / "systems" / f"{platform}.json"
     if not result.is_v05 and not description.exists():  # a person may have completed it
         text = json.dumps(system.describe(platform, result.values), indent=2)
-        write(description, f"{text}\n")
+        write_file(description, f"{text}\n")
     # The result is written last, because a run with a result counts as collected.
     path = root / "results" / platform / request.name / f"result_{index}.txt"
-    write(path, "\n".join([first, log, *last, ""]))
+    write_file(path, "\n".join([first, log, *last, ""]))
     print("\n".join(last), flush=True)
     _say(f"wrote {path}")
 
@@ -224,7 +224,7 @@ def summarize(request: Request) -> None:
             for key in ("epochs", "minutes")
         }
         summary = {"benchmark": request.name, "runs": rows, "olympic_mean": means}
-        write(root / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_file(root / "summary.json", json.dumps(summary, indent=2) + "\n")
     if means["minutes"] is not None:
         _say(f"mean without best and worst: {means['minutes']:.2f} minutes")
     _say(f"wrote {root / 'summary.json'}; check: python -m scripts.mlperf.check {root}")
@@ -259,7 +259,7 @@ def main() -> int:
     """Starts the runs that the environment and the command line ask for."""
     entry.output_only_shows()
     try:
-        requests = [settle(request) for request in parse(sys.argv[1:], os.environ)]
+        requests = [settle_request(request) for request in parse_requests(sys.argv[1:], os.environ)]
     except UserError as error:
         for line in str(error).splitlines():
             print(f"ERROR: {line}", file=sys.stderr)

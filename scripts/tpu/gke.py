@@ -20,10 +20,9 @@ from typing import Any
 
 import yaml
 
-import entry
-from engine.aot import hosts, topology
-from errors import ConfigError, UserError
-from ops import console
+from common import console, entry
+from common.errors import ConfigError, UserError
+from engine.aot import forecast, topology
 
 _MANIFEST = "deploy/jobset.yaml"
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -63,7 +62,7 @@ def manifest(flags: argparse.Namespace) -> dict[str, Any]:
     Raises:
       ConfigError: GKE has no such slice, or the workdir would be lost with the pods.
     """
-    slices = topology.parse(flags.type, "--type")
+    slices = topology.parse_slices(flags.type, "--type")
     (one,) = slices if len(slices) == 1 else [None]
     if one is None or (label := _LABELS.get(one.chip.name)) is None:
         raise ConfigError(f"--type={flags.type}: give one slice of {', '.join(_LABELS)}")
@@ -77,7 +76,7 @@ def manifest(flags: argparse.Namespace) -> dict[str, Any]:
         whole = yaml.safe_load(file)
     whole["metadata"]["name"] = flags.name
     job = whole["spec"]["replicatedJobs"][0]["template"]["spec"]
-    count, _ = hosts.machines(one)
+    count, _ = forecast.machines(one)
     job["parallelism"] = job["completions"] = count
     pod = job["template"]["spec"]
     pod["nodeSelector"] = {

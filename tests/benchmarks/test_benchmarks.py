@@ -27,13 +27,12 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 import benchmarks
-from benchmarks import settling
 from benchmarks.base import BATCH_AXES
-from corruption import DeviceCheck
+from common.errors import ConfigError
 from engine import mesh as meshes
 from engine import step as steps
-from errors import ConfigError
-from tests.conftest import FIXTURES, make_plan, make_recipe, open_run
+from engine.corruption import DeviceCheck
+from tests.conftest import FIXTURES, make_recipe, open_run, plan_of
 
 QUICK: Any = {"xla_backend_optimization_level": 0}  # most of a test's time is compilation
 ROWS = 24  # divides among 1, 2, 3 and 8
@@ -246,7 +245,7 @@ def modules(monkeypatch):
 
 def settled(benchmark, model, fixed=(), whole=False):
     config = ConfigDict({"benchmark": benchmark, "width": 1, "num_classes": 7}).lock()
-    notes = settling.settle(config, model, fixed, whole)
+    notes = benchmarks.settle_config(config, model, fixed, whole)
     values = config.to_dict()
     return [values.get(key) for key in ("width", "depth", "num_classes")], notes
 
@@ -286,7 +285,7 @@ def test_some_keys_are_only_taken_from_models_of_the_same_benchmark(benchmark, s
     values = {"benchmark": benchmark, "width": 3, "size": 9}
     manifest = {"benchmark": benchmark, "config": values, "num_train_examples": 1}
     config = ConfigDict({"benchmark": "own", "width": 1, "size": 1}).lock()
-    settling.settle(config, manifest, (), whole=False)
+    benchmarks.settle_config(config, manifest, (), whole=False)
     assert (config.width, config.size) == (3, size)
 
 
@@ -598,7 +597,7 @@ def test_no_device_computes_other_bits_than_another(job, tmp_path):
     config = job.config()
     random = {"bn_span": 4, "dropout": 0.1, "check_devices_every": 1}
     run = open_run(job.config(**{k: v for k, v in random.items() if k in config}), tmp_path)
-    plan = make_plan(job.config(), 90)
+    plan = plan_of(job.config(), 90)
     state = run.programs.abstract_state(plan.recipe)
     nowhere: Any = None
     check = DeviceCheck(run, plan.recipe, nowhere, state)
@@ -613,9 +612,9 @@ import functools, importlib, json, sys
 sys.modules["tensorflow"] = None  # an import of it raises
 import jax
 import benchmarks
-import run as runs
 from benchmarks.base import BATCH_AXES
 from engine import mesh as meshes, step as steps
+from engine.run import make_plan, read_settings
 
 def described(tree):
     return jax.tree.map(lambda x: (tuple(x.shape), str(x.dtype)), tree)
@@ -628,7 +627,7 @@ for name, overrides in json.loads(sys.argv[1]).items():
     config.update(overrides)
     benchmark = benchmarks.load(config.lock(), "gs://no-such-bucket/cache")
     mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
-    recipe = runs.plan(runs.read(config), benchmark, 1_000_000).recipe
+    recipe = make_plan(read_settings(config), benchmark, 1_000_000).recipe
     seed = jax.ShapeDtypeStruct((), "uint32")
     shapes = jax.eval_shape(functools.partial(steps.init_state, benchmark.init, recipe), seed)
     state = meshes.abstract(shapes, meshes.replicated(mesh))

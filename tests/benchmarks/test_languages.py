@@ -16,14 +16,14 @@ import threading
 import numpy as np
 import pytest
 
-import locations
-import run as runs
 import train
 from benchmarks.languages import Languages  # type: ignore[import-not-found]
+from commands import doctor
+from common.errors import CheckpointError
+from engine import locations
 from engine.cluster import watchdog
-from errors import CheckpointError
-from modes import doctor
-from start import Run, first_state
+from engine.run import make_plan, read_settings
+from engine.start import Run, first_state
 from tests.conftest import FIXTURES
 from tests.fixtures.recipes import languages
 from tests.test_main import ROOT, environment, wait_for
@@ -33,7 +33,7 @@ from tests.test_train import assert_same_state, fresh_signals, rows, state_on_di
 def settings(data_dir, workdir, **overrides):
     config = languages.get_config()
     config.update({"data_dir": data_dir, "num_train_texts": 72, "num_eval_texts": 23, **overrides})
-    return runs.read(config.lock(), str(workdir))
+    return read_settings(config.lock(), str(workdir))
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_groups_of_parameters(finished, tiny_texts, tmp_path):
     """The embedding never changes and has no optimizer state."""
     job = settings(tiny_texts, tmp_path)
     run = Run.open(job)
-    state, _ = first_state(run, runs.plan(job, run.benchmark, 72))
+    state, _ = first_state(run, make_plan(job, run.benchmark, 72))
     saved = state_on_disk(finished[0], last_step(finished[0]))
     embedding = saved["['model']['params']['embedding']"]
     np.testing.assert_array_equal(embedding, state.params["embedding"])
@@ -204,7 +204,7 @@ def test_another_model_begins_it(finished, tiny_texts, tmp_path, monkeypatch, ca
     job = settings(tiny_texts, tmp_path, init_from=finished[0], num_languages=3)
     run = Run.open(job)
     with caplog.at_level(logging.INFO, logger="tpu_suite"):
-        state, source = first_state(run, runs.plan(job, run.benchmark, 72))
+        state, source = first_state(run, make_plan(job, run.benchmark, 72))
     assert source == f"{finished[0]}/checkpoints/{last_step(finished[0])}"
     saved = state_on_disk(finished[0], last_step(finished[0]))
     embedding = saved["['model']['params']['embedding']"]

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-import keys
+from common import keys
 from configs import _loop
 from engine import optim, schedules
 
@@ -15,7 +15,7 @@ def settings(kind: Any, **changes: Any) -> Any:
     config = _loop.get_config()
     with config.ignore_type():
         config.update(changes)
-    return keys.read(kind, config)
+    return keys.read_config(kind, config)
 
 
 def kernels(params: Any) -> Any:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from common.errors import ConfigError
 from engine.cadence import Every, list_to_steps, to_steps
-from errors import ConfigError
 
 IMAGENET: dict[str, Any] = {"batch_size": 1024, "num_examples": 1_281_167}
 STEPS_PER_EPOCH = Fraction(1_281_167, 1024)

@@ -20,10 +20,11 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from commands import evaluating
 from engine import checkpoint, weights
 from engine.checkpoint import Checkpointer, CheckpointError
+from engine.cluster import stalls
 from engine.report.history import History
-from modes import evaluating
 
 # Where Orbax fails, it leaves coroutines and reads behind that nobody awaits.
 pytestmark = [
@@ -293,7 +294,7 @@ def test_a_manifest_is_of_its_step(content, problem, tmp_path):
         ),
     ],
 )
-def test_the_remedy_for_a_damaged_step(directory, writes, processes, remedy, command, monkeypatch):
+def test_the_fix_for_a_damaged_step(directory, writes, processes, remedy, command, monkeypatch):
     """Steps 7 and 5 are damaged; of several hosts only one would notice, so none looks."""
     checkpointer = bare(directory, writes)
     monkeypatch.setattr(checkpointer, "steps", lambda: [1, 2, 5, 7, 9])
@@ -362,11 +363,11 @@ def test_a_failed_write_does_not_wait_for_the_other_hosts(monkeypatch):
 
 
 def test_a_bucket_that_does_not_answer_is_no_damage(monkeypatch):
-    monkeypatch.setattr(checkpoint.stalls, "no_answer", lambda error, paths: f"{len(paths)} tries")
+    monkeypatch.setattr(stalls, "no_answer", lambda error, paths: f"{len(paths)} tries")
     error = checkpoint._unreadable("gs://b/3 is damaged", ["gs://b/3", "gs://b/4"], OSError("x"))
     assert str(error) == "cannot read gs://b/3, which may be intact: 2 tries"
     assert error.code == 75 and not isinstance(error, checkpoint._Damaged)
-    monkeypatch.setattr(checkpoint.stalls, "no_answer", lambda error, paths: "")
+    monkeypatch.setattr(stalls, "no_answer", lambda error, paths: "")
     error = checkpoint._unreadable("gs://b/3 is damaged", ["gs://b/3"], OSError("x"))
     assert str(error) == "gs://b/3 is damaged: x" and isinstance(error, checkpoint._Damaged)
 
@@ -503,7 +504,7 @@ def test_saving_leaves_nothing_in_memory(tmp_path):
     assert objects[-1] - objects[4] < 100  # TensorStore's answers were 48 of each save
 
 
-def test_the_remedy_goes_on_from_the_newest_intact_checkpoint(copy):
+def test_the_fix_goes_on_from_the_newest_intact_checkpoint(copy):
     edit("model/ocdbt.process_0/d/*", flipped)(copy)
     before = sorted(p.relative_to(copy) for p in copy.rglob("*"))
     checkpoints = Checkpointer(str(copy), keep=9, best=lambda: None)

@@ -1,5 +1,16 @@
-"""Which options the train step is compiled with, and that they reach the compiler."""
+"""Which options the train step is compiled with, and that they reach the compiler.
 
+Compiled programs between starts are tested in processes of their own, as a user starts them.
+"""
+
+import collections
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,13 +18,12 @@ import jax
 import numpy as np
 import pytest
 
-import run as runs
 from benchmarks.base import BATCH_AXES
 from configs import mask_rcnn, ncf, resnet50, ssd
 from engine import compiler
 from engine import mesh as meshes
 from engine import step as steps
-from programs import Programs
+from engine.run import Programs, read_settings
 from tests.engine.test_step import linear_loss, put, recipe, vector_init, zeros
 
 LIMIT, LIBRARY = "xla_tpu_scoped_vmem_limit_kib", "xla_cpu_experimental_ynn_fusion_type"
@@ -86,6 +96,136 @@ def test_benchmarks_choose_larger_windows(config, larger, monkeypatch):
     monkeypatch.setattr(steps, "make_train_step", lambda *arguments: seen.append(arguments[3]))
     monkeypatch.setattr(steps, "lower", lambda *_: [])
     nothing: Any = None
-    programs = Programs.make(runs.read(config.get_config().lock()))
+    programs = Programs.make(read_settings(config.get_config().lock()))
     assert programs.lower_train(nothing, nothing, nothing) == []
     assert seen == [larger]
+
+
+SHORTEST = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+ROOT = str(pathlib.Path(__file__).parents[2])
+PROGRAM = """
+import sys
+import jax, jax.numpy as jnp
+from engine import compile_cache
+compile_cache.use(sys.argv[1])
+with compile_cache.watched(print):
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    jax.jit(lambda x: jnp.tanh(x) @ x).lower(x).compile()
+"""
+
+
+STALLED = """
+import os, threading
+import engine.cluster.stalls as stalls
+
+def look():
+    while not (said := stalls.in_libraries(sys.argv[1])):
+        threading.Event().wait(0.1)
+    print(said[0], flush=True)
+    os._exit(0)
+
+threading.Thread(target=look, daemon=True).start()
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    def run(folder, warnings="error", program=PROGRAM, **environment):
+        kept = {k: v for k, v in os.environ.items() if "COMPILATION_CACHE" not in k}
+        output = subprocess.run(
+            [sys.executable, "-W", warnings, "-c", program, folder],
+            cwd=ROOT,
+            env={**kept, "HOME": str(tmp_path), SHORTEST: "0", **environment},
+            capture_output=True,
+            text=True,
+        )
+        assert output.returncode == 0, output.stderr
+        return output.stdout.strip()
+
+    return run
+
+
+def test_the_second_start_finds_the_program(start, tmp_path):
+    first, second = start("~/kept"), start("~/kept")
+    (folder,) = (tmp_path / "kept").iterdir()
+    assert first.startswith("compiled in ") and f"; 1 program kept in {folder} " in first
+    assert f"; 1 program from {folder}, which saved " in second and "kept" not in second[-20:]
+
+
+@pytest.mark.parametrize(
+    ("folder", "processes", "hits", "misses", "text"),
+    [
+        ("/x", 1, 0, 0, ""),
+        ("/x", 1, 1, 0, "; 1 program from /x, which saved 7 s"),
+        ("/x", 2, 2, 0, "; 2 programs from /x, which saved 15 s"),
+        ("/x", 1, 0, 2, "; 2 programs kept in /x for the next start"),
+        ("gs://x", 2, 0, 1, "; 1 program kept in gs://x for the next start"),
+        (
+            *("/x", 2, 1, 1),
+            "; 1 program from /x, which saved 7 s; 1 program kept in /x for the next start of "
+            "host 0 (for all hosts give --config.compilation_cache=gs://...)",
+        ),
+    ],
+)
+def test_what_is_said_of_a_block(folder, processes, hits, misses, text, monkeypatch):
+    """Only what the block has added counts."""
+    names = [f"/jax/compilation_cache/cache_{name}" for name in ("hits", "misses")]
+    saved = "/jax/compilation_cache/compile_time_saved_sec"
+    counts = collections.defaultdict(float, {names[0]: 5.0, names[1]: 3.0, saved: 100.0})
+    now, said = types.SimpleNamespace(seconds=1000.0), []
+    monkeypatch.setattr(compiler, "_counts", counts)
+    monkeypatch.setattr(compiler, "cache_folder", lambda: folder)
+    monkeypatch.setattr(compiler.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    with compiler.watched(said.append):
+        now.seconds += 3.5
+        for name, count in zip(names, (hits, misses), strict=True):
+            for _ in range(count):
+                compiler._count(name)
+        for _ in range(hits):
+            compiler._count_seconds(saved, 7.4)
+    assert said == [f"compiled in 3.5 s{text}"]
+
+
+def test_a_program_that_loaded_slowly_saved_nothing(monkeypatch):
+    said = []
+    monkeypatch.setattr(compiler, "_counts", collections.defaultdict(float))
+    with compiler.watched(said.append):
+        compiler._count("/jax/compilation_cache/cache_hits")
+        compiler._count_seconds("/jax/compilation_cache/compile_time_saved_sec", -3.0)
+    assert said[0].endswith(", which saved 0 s")
+
+
+def test_programs_are_kept_by_hardware(monkeypatch):
+    """And one kind of CPU is not another."""
+    assert re.fullmatch("cpu-[0-9a-f]{8}", compiler._hardware())
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert compiler._hardware() == "tpu"
+
+
+def test_the_environment_goes_first_and_nothing_keeps_nothing(start, tmp_path):
+    other = str(tmp_path / "other")
+    assert f"kept in {other} " in start("~/kept", JAX_COMPILATION_CACHE_DIR=other)
+    assert start("").count(";") == 0
+    assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize("fault", ["torn by a kill", "not readable"])
+def test_a_program_that_cannot_be_read_is_compiled_again(fault, start, tmp_path):
+    start("~/kept")
+    for path in Path(tmp_path / "kept").rglob("*-cache"):
+        if fault == "torn by a kill":
+            path.write_bytes(path.read_bytes()[:100])
+        else:  # reading a folder as a file is an OSError, as a lost disk is
+            path.unlink()
+            path.mkdir()
+    assert start("~/kept", warnings="default").startswith("compiled in ")
+
+
+def test_a_folder_that_does_not_answer_is_named(start, tmp_path):
+    start("~/kept")
+    for path in Path(tmp_path / "kept").rglob("*-cache"):
+        path.unlink()
+        os.mkfifo(path)  # whoever opens it waits for a writer
+    said = start("~/kept", program=f"import sys\n{STALLED}{PROGRAM}")
+    assert said == "reading or writing the compiled programs in ~/kept"

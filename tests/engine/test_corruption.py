@@ -1,13 +1,181 @@
-"""Checksums of bits, and which device is outvoted."""
+"""A flipped bit in one device's parameters, batch or gradients ends a run, and names the device.
+
+Below that: checksums of bits, and which device is outvoted.
+"""
+
+import dataclasses
+import json
+import re
+import shlex
+import subprocess
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import train
 from benchmarks.base import BATCH_AXES
+from common.errors import ConfigError
 from engine import corruption
 from engine import mesh as meshes
+from engine.checkpoint import Checkpointer
+from engine.mesh import Feed
+from engine.run import Programs, read_settings
+from engine.start import Run
+from tests.conftest import open_run, plan_of
+from tests.fixtures.recipes import languages
+
+
+def config(data_dir, **overrides):
+    values = languages.get_config()
+    small = {"train_steps": "12", "steps_per_eval": "", "steps_per_checkpoint": "3"}
+    small |= {"num_train_texts": 72, "num_eval_texts": 23, "eval_batch_size": 8}
+    values.update({**small, "data_dir": data_dir, "check_devices_every": 4, **overrides})
+    return values
+
+
+def flipped(x, device):
+    """An array with another lowest bit in the first element that a device holds."""
+    buffers = []
+    for shard in x.addressable_shards:
+        data = np.array(shard.data)
+        if shard.device.id == device:
+            data.reshape(-1).view(np.uint8)[0] ^= 1
+        buffers.append(jax.device_put(data, shard.device))
+    return jax.make_array_from_single_device_arrays(x.shape, x.sharding, buffers)
+
+
+def prepared(run, data_dir):
+    """(a check of a run, its first state, its batches)."""
+    plan = plan_of(config(data_dir), 72)
+    checkpoints = Checkpointer(run.checkpoints_dir, keep=1, best=None)
+    abstract = run.programs.abstract_state(plan.recipe)
+    check = corruption.DeviceCheck(run, plan.recipe, checkpoints, abstract)
+    batches = check.watch(run.benchmark.train_batches(24, 0, 1, 0), 0)
+    return check, run.programs.initial_state(plan.recipe), Feed(batches, run.mesh)
+
+
+def gradient_of(device):
+    """The identity, whose gradient has a flipped bit on one device."""
+
+    @jax.custom_vjp
+    def same(x):
+        return x
+
+    def backward(_, gradient):
+        bits = jax.lax.bitcast_convert_type(gradient, jnp.uint32)
+        is_faulty = jax.lax.axis_index(corruption.AXIS) == device
+        bits = bits.at[0, 0].set(bits[0, 0] ^ is_faulty.astype(jnp.uint32))
+        return (jax.lax.bitcast_convert_type(bits, jnp.float32),)
+
+    same.defvjp(lambda x: (x, None), backward)
+    return same
+
+
+@pytest.mark.parametrize("part", ["params", "batch", "gradients"])
+@pytest.mark.parametrize("count", [8, 2])
+def test_a_flipped_bit(part, count, tiny_texts, tmp_path, monkeypatch):
+    run = open_run(config(tiny_texts), tmp_path)
+    programs = Programs.make(run.settings, str(tmp_path / "data_index"), jax.devices()[:count])
+    run = dataclasses.replace(run, programs=programs)
+    if part == "gradients":
+        loss, faulty = run.benchmark.loss, gradient_of(1)
+        monkeypatch.setattr(
+            run.benchmark,
+            "loss",
+            lambda params, *rest: loss({**params, "embedding": faulty(params["embedding"])}, *rest),
+        )
+    check, state, feed = prepared(run, tiny_texts)
+    batch = next(iter(feed))
+    if part == "params":
+        params = {**state.params, "embedding": flipped(state.params["embedding"], 1)}
+        state = state._replace(params=params)
+    elif part == "batch":
+        batch = {**batch, "letters": flipped(batch["letters"], 1)}
+    with pytest.raises(corruption.Corrupted) as raised:
+        check.before(0, state, batch)
+    device = r"device 1 \(cpu\) of host 0"
+    if count == 2 and part != "batch":  # a batch is compared with the host's
+        device = rf"one of device 0 \(cpu\) of host 0, {device}"
+    what = {
+        "params": "holds other bits in params/embedding",
+        "batch": "holds another batch than its host has sent",
+        "gradients": "computes other gradients than others from the same examples",
+    }[part]
+    end = r"No step was made since this start. Use other devices, then the same command"
+    assert re.fullmatch(rf"{device} {what}: step 1 is not made\. {end}", str(raised.value))
+    assert raised.value.code == corruption.CODE == 76
+
+
+def test_no_false_alarm_in_fifty_checks(tiny_texts, tmp_path):
+    run = open_run(config(tiny_texts, check_devices_every=1), tmp_path)
+    check, state, feed = prepared(run, tiny_texts)
+    for number, batch in zip(range(50), feed, strict=False):
+        check.before(number, state, batch)
+    assert check._agreed == 49 and len(check._sent) <= 3
+
+
+def final_state(workdir):
+    state = (workdir / "checkpoints/12/manifest/metadata").read_text()
+    return json.loads(state)["checksums"]
+
+
+@pytest.mark.long
+def test_a_run_ends_and_goes_on_from_before(tiny_texts, tmp_path, monkeypatch):
+    """The state that may be wrong is moved away; the rest is as if nothing had happened."""
+    calm = tmp_path / "calm"
+    train.train_and_evaluate(
+        read_settings(config(tiny_texts, check_devices_every=0), str(calm)), False
+    )
+
+    before = corruption.DeviceCheck.before
+
+    def disturbed(self, number, state, batch):
+        if number == 8:
+            state = state._replace(params=jax.tree.map(lambda x: flipped(x, 6), state.params))
+        before(self, number, state, batch)
+
+    workdir = tmp_path / "a run"
+    settings = read_settings(config(tiny_texts), str(workdir))
+    monkeypatch.setattr(corruption.DeviceCheck, "before", disturbed)
+    with pytest.raises(corruption.Corrupted) as raised:
+        train.train_and_evaluate(settings, False)
+    match = re.fullmatch(
+        r"device 6 \(cpu\) of host 0 .* in params/embedding, params/head/bias and 1 more: step 9 .*"
+        r"last agreed after step 4, .*; 3 is not\. To go on from it, type (.*) and then the .*",
+        str(raised.value),
+    )
+    assert match, raised.value
+    subprocess.run(match[1], shell=True, check=True)
+    aside = [path.name for path in (workdir / "damaged_checkpoints").iterdir()]
+    assert shlex.split(match[1])[:2] == ["mkdir", "-p"] and aside == ["6"]
+
+    monkeypatch.setattr(corruption.DeviceCheck, "before", before)
+    train.train_and_evaluate(settings, False)
+    assert final_state(workdir) == final_state(calm)
+
+
+@pytest.mark.parametrize(
+    ("steps", "advice"),
+    [
+        ([3, 6, 9], "no checkpoint is newer. Use other devices, then the same command"),
+        ([12], "no checkpoint is as old: use other devices and another --workdir"),
+        ([], "no checkpoint is as old: use other devices and another --workdir"),
+    ],
+)
+def test_what_to_go_on_from(steps, advice, monkeypatch):
+    check = object.__new__(corruption.DeviceCheck)
+    check._agreed, check._checkpoints = 9, object.__new__(Checkpointer)
+    monkeypatch.setattr(Checkpointer, "steps", lambda self: steps)
+    assert check._remedy() == f"The devices last agreed after step 9, and {advice}"
+
+
+def test_one_device_has_nothing_to_compare(tiny_texts, tmp_path):
+    run = open_run(config(tiny_texts), tmp_path)
+    programs = Programs.make(run.settings, str(tmp_path), jax.devices()[:1])
+    with pytest.raises(ConfigError, match="check_devices_every=4 compares devices, and this run"):
+        prepared(Run(run.settings, programs, run.log), tiny_texts)
 
 
 def checksum(x):
@@ -90,8 +258,8 @@ def passes(faults):
 def test_the_device_that_is_outvoted(faults, verdict):
     votes = corruption.votes_on_shares(passes(faults))
     assert [len(vote) for vote in votes] == [3] * 5
-    assert corruption.judge(votes) == verdict
+    assert corruption.judge_votes(votes) == verdict
 
 
 def test_two_devices_cannot_tell_which_is_wrong():
-    assert corruption.judge([{0: b"a", 1: b"b"}]) == ([0, 1], False)
+    assert corruption.judge_votes([{0: b"a", 1: b"b"}]) == ([0, 1], False)

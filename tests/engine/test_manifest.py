@@ -12,19 +12,23 @@ import pytest
 from benchmarks.base import BATCH_AXES
 from engine import manifest, weights
 from engine import mesh as meshes
-from engine.manifest import describe
+from engine.manifest import describe_arrays
 
 
 def test_describe_names_every_leaf():
     pair = jax.ShapeDtypeStruct((2, 3), jnp.bfloat16), {"b": np.zeros((), np.int32), "none": None}
     tree = {"a": pair, "empty": {}, "t": optax.TraceState(trace=[np.zeros(4, bool)])}
-    assert describe(tree) == {"a/0": "bfloat16[2,3]", "a/1/b": "int32[]", "t/trace/0": "bool[4]"}
+    assert describe_arrays(tree) == {
+        "a/0": "bfloat16[2,3]",
+        "a/1/b": "int32[]",
+        "t/trace/0": "bool[4]",
+    }
 
 
 def test_placeholders_are_what_was_described():
     description = {"a/0": "bfloat16[2,3]", "a/1/b": "int32[]", "t": "bool[4]"}
     tree = weights.placeholders(description)
-    assert describe(tree) == description
+    assert describe_arrays(tree) == description
     assert tree["a"]["0"].strides == (0, 0) and not tree["t"].any()
 
 
@@ -39,8 +43,8 @@ def test_checksums_are_of_the_bytes():
         "cut": jax.device_put(x, meshes.batch_sharding(mesh)),
     }
     assert manifest.checksums(tree) == dict.fromkeys(sorted(tree), zlib.crc32(x.tobytes()))
-    assert manifest.pieces(tree["all"]) == [x.tobytes()]
-    assert manifest.pieces(tree["cut"]) == [x[i : i + 2].tobytes() for i in range(0, 16, 2)]
+    assert manifest.array_pieces(tree["all"]) == [x.tobytes()]
+    assert manifest.array_pieces(tree["cut"]) == [x[i : i + 2].tobytes() for i in range(0, 16, 2)]
 
 
 @pytest.mark.parametrize("is_replicated", [True, False])
@@ -63,7 +67,7 @@ def test_an_array_of_which_other_processes_hold_pieces_has_no_checksum(is_replic
 def test_arrays_that_differ_are_listed():
     saved = {"a": "int32[]", "b": "float32[2]", "c": "float32[3]"}
     wanted = {"c": "float32[3]", "b": "float32[4]", "d": "bool[1]"}
-    assert list(manifest.differences(saved, wanted)) == [
+    assert list(manifest.array_differences(saved, wanted)) == [
         "a: the checkpoint has int32[], the config wants nothing",
         "b: the checkpoint has float32[2], the config wants float32[4]",
         "d: the checkpoint has nothing, the config wants bool[1]",

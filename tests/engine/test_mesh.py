@@ -1,8 +1,12 @@
-"""The mesh, what it refuses in words, and the feed of batches."""
+"""The mesh, what it refuses in words, and the feed of batches; what is said of TPUs and GPUs.
+
+No test has a GPU: the driver's files are made up, in the form of NVIDIA's.
+"""
 
 import itertools
 import math
 import os
+import re
 import subprocess
 import sys
 import types
@@ -13,9 +17,10 @@ import numpy as np
 import pytest
 
 from benchmarks.base import BATCH_AXES
-from engine import image_spans
+from commands.prove import numbers as prove_numbers
+from common.errors import DeviceError
 from engine import mesh as meshes
-from errors import DeviceError
+from engine import step
 
 
 @pytest.mark.parametrize(
@@ -53,7 +58,7 @@ def test_a_span_is_a_number_of_devices(span, count, size):
         ("6/24", 6, 4, "multiple of 4 devices, or 2 times as many .* config.bn_span=6/12"),
     ],
 )
-def test_a_span_that_does_not_divide_is_refused_with_a_remedy(span, count, groups, words):
+def test_a_span_that_does_not_divide_is_refused_with_a_fix(span, count, groups, words):
     text = f": {count} devices cannot be {groups} groups of equal size, .*" if groups else ".*"
     with pytest.raises(DeviceError, match=f"^config.bn_span={span}{text}{words}.*\\Z"):
         meshes.group_size(span, count)
@@ -61,17 +66,17 @@ def test_a_span_that_does_not_divide_is_refused_with_a_remedy(span, count, group
 
 @pytest.mark.parametrize("span", ["0/8", "8/0", "3/8", "8/4", "x/8", "-1/8", "1/8/8", "64/"])
 def test_a_part_of_the_images_must_divide_them(span):
-    for refuse in (lambda: meshes.group_size(span, 8), lambda: image_spans.check(span, 8, 1)):
+    for refuse in (lambda: meshes.group_size(span, 8), lambda: meshes.check_image_span(span, 8, 1)):
         with pytest.raises(DeviceError, match=rf"^config.bn_span={span}: write a number of "):
             refuse()
 
 
 def test_a_span_counts_the_images_of_one_forward_pass():
-    image_spans.check("64/4096", 4096, 1)
-    image_spans.check("64/4096", 8192, 2)
+    meshes.check_image_span("64/4096", 4096, 1)
+    meshes.check_image_span("64/4096", 8192, 2)
     for parts, rest in ((1, ": write 64/8192"), (4, " / 4 micro-batches: write 64/2048")):
         with pytest.raises(DeviceError, match=f"^config.bn_span=64/4096 .* 8192{rest}$"):
-            image_spans.check("64/4096", 8192, parts)
+            meshes.check_image_span("64/4096", 8192, parts)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +88,7 @@ def test_a_span_counts_the_images_of_one_forward_pass():
         ("eval_batch_size", -8, 1, 8, (8, 16)),
     ],
 )
-def test_uneven_batches_are_refused_with_a_remedy(key, batch_size, parts, unit, near):
+def test_uneven_batches_are_refused_with_a_fix(key, batch_size, parts, unit, near):
     mesh, micro = meshes.make(BATCH_AXES, 1), f" x {parts} micro-batches" * (parts > 1)
     with pytest.raises(DeviceError) as caught:
         meshes.check_batch(mesh, key, batch_size, parts)
@@ -155,10 +160,10 @@ def test_the_cpu_of_a_machine_with_tpus_is_refused(
 def test_a_platform_that_jax_cannot_open_is_one_line(platforms):
     """Opening checkpoints is the first use of jax in predict.py; they are not to blame."""
     code = """
-import entry
+from common import entry
 from engine import mesh
 from engine.checkpoint import Checkpointer
-from errors import DeviceError
+from common.errors import DeviceError
 def main():
   try:
     mesh.check_platform()
@@ -284,3 +289,95 @@ def test_the_feed_counts(monkeypatch):
     feed = meshes.Feed(batches(), mesh)
     list(feed)
     assert math.isnan(feed.worked)
+
+
+CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Sat Sep 23 15:42:01 UTC 2023\n"
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (dvs)\n"
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Makes the files of a driver with GPUs; returns what `mesh.gpu_obstacle` says of them."""
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+
+    def obstacle(packages, number=1, version="535.104.05", form=CLOSED, devices=True):
+        driver, dev = tmp_path / "nvidia", tmp_path / "dev"
+        dev.mkdir(exist_ok=True)
+        for index in range(number):
+            (driver / "gpus" / f"0000:0{index}:00.0").mkdir(parents=True, exist_ok=True)
+            if devices:
+                (dev / f"nvidia{index}").touch()
+        if number:
+            (driver / "version").write_text(form.format(version))
+        packages = {"jax": "0.12.0", **packages}
+        monkeypatch.setattr(meshes, "_installed_version", lambda name: packages.get(name, ""))
+        return meshes.gpu_obstacle(str(driver), str(dev))
+
+    return obstacle
+
+
+def plugin(cuda, jax_version="0.12.0"):
+    return {f"jax-cuda{cuda}-plugin": jax_version}
+
+
+def test_nothing_stands_in_the_way(machine, monkeypatch):
+    assert machine({}, number=0) == ("", "") and meshes.driver_version("/nowhere") == ""
+    assert machine(plugin(12)) == machine(plugin(13), version="580.65.06", form=OPEN) == ("", "")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # whoever asks for the CPU is left alone
+    assert machine({}) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("packages", "options", "words", "remedy"),
+    [
+        (
+            plugin(12),
+            {"version": "470.256.02"},
+            "1 NVIDIA GPU, but the driver 470.256.02 is ",
+            "newer",
+        ),
+        (plugin(12), {"version": "524.9"}, "524.9 is older than 525, which jax-cuda12-plugin ", ""),
+        (plugin(13), {"version": "575.1", "form": OPEN}, "older than 580, which jax-cuda13", ""),
+        ({}, {"number": 2}, "2 NVIDIA GPUs, but jax is installed without CUDA", "setup.sh cuda"),
+        (plugin(12, "0.10.2"), {}, "jax-cuda12-plugin 0.10.2 does not belong to jax 0.12.0", ""),
+        (plugin(12), {"devices": False}, "/nvidia0 is not there", "--gpus all"),
+    ],
+)
+def test_what_stands_in_the_way(packages, options, words, remedy, machine):
+    text, advice = machine(packages, **options)
+    assert words in text and remedy in advice
+
+
+@pytest.mark.parametrize("name", sorted(prove_numbers.model_table()))
+def test_the_gradient_can_be_lowered_for_a_gpu(name):
+    model = prove_numbers.load_model(name, "bfloat16")
+
+    def loss(params, state, batch, rng):
+        return model.benchmark.loss(params, state, batch, rng)
+
+    traced = jax.jit(step.make_gradients(loss, prove_numbers._one(), 1)).trace(
+        model.params, model.model_state, model.batch, jax.random.key(0)
+    )
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert not re.findall(r"tpu_custom_call|@Sharding\b", text) and "func.func public @main" in text
+
+
+def test_a_full_memory_is_one_line(monkeypatch):
+    error = jax.errors.JaxRuntimeError(
+        "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.\nBuffers"
+    )
+    outer = RuntimeError("in a thread")
+    outer.__cause__ = error
+    for one in (error, outer):
+        told = meshes.explain_full_memory(one)
+        assert isinstance(told, DeviceError) and "17179869184 bytes.): use a smaller" in str(told)
+        assert "nvidia-smi" not in str(told)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert "nvidia-smi shows what else uses the GPU" in str(meshes.explain_full_memory(error))
+
+
+@pytest.mark.parametrize(
+    "error", [jax.errors.JaxRuntimeError("INTERNAL: x"), ValueError("RESOURCE_EXHAUSTED"), None]
+)
+def test_other_errors_stay(error):
+    assert meshes.explain_full_memory(error) is None

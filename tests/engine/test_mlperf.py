@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from mlperf_logging.compliance_checker import mlp_compliance
 
-import evaluate
-import run as runs
 import train
-from engine import mlperf
-from errors import DataError
+from common.errors import DataError
+from engine import evaluate, mlperf
+from engine.run import make_plan, read_settings
 from scripts.mlperf import logs as mlperf_logs
-from tests.mlperf_fixture import (
+from tests.helpers.mlperf_fixture import (
     QUICK,
     RULESETS,
     SGD,
@@ -190,7 +189,7 @@ def test_sigterm_aborts_the_run(data, tmp_path):
 @pytest.mark.long
 def test_a_run_that_misses_the_target_is_aborted(data, tmp_path):
     config = tiny(data, target=1.0, train_steps="4 epochs")
-    train.train_and_evaluate(runs.read(config, str(tmp_path)))
+    train.train_and_evaluate(read_settings(config, str(tmp_path)))
     last = rows(tmp_path / mlperf.LOG)[-1]
     assert last["key"] == "run_stop" and last["metadata"]["status"] == "aborted"
     assert keys(tmp_path / mlperf.LOG).count("eval_accuracy") == 1
@@ -203,9 +202,9 @@ def test_a_run_that_fails_is_aborted(data, tmp_path, monkeypatch):
     def broken(*_: Any) -> Any:
         raise DataError("broken")
 
-    monkeypatch.setattr(evaluate, "begin", broken)
+    monkeypatch.setattr(evaluate, "begin_evaluation", broken)
     with pytest.raises(DataError, match="broken"):
-        train.train_and_evaluate(runs.read(tiny(data), str(tmp_path)))
+        train.train_and_evaluate(read_settings(tiny(data), str(tmp_path)))
     lines = rows(tmp_path / mlperf.LOG)
     assert [row["key"] for row in lines[-3:]] == ["block_stop", "eval_start", "run_stop"]
     assert not mlperf_logs.load(tmp_path / mlperf.LOG).complete
@@ -225,7 +224,7 @@ def test_v05(data, tmp_path):
     """The order and the tags of 2018; the package of that time knows every tag."""
     tags = importlib.import_module("mlperf_compliance.tags")
     config = tiny(data, learning_rate_schedule="step", target=0.749, mlperf={"format": "v0.5"})
-    train.train_and_evaluate(runs.read(config, str(tmp_path)))
+    train.train_and_evaluate(read_settings(config, str(tmp_path)))
     text = (tmp_path / mlperf.LOG).read_text()
     lines = [_LINE.fullmatch(line) for line in text.splitlines()]
     entries: list[tuple[str, Any]] = [
@@ -255,8 +254,8 @@ def test_the_schedule_in_the_log_is_the_one_of_the_run(tmp_path, clock):
         config = mlperf_config(f"mlperf_resnet50:{name}")
         write_run(config, str(tmp_path / name), [0.76], clock)
         values = {row["key"]: row["value"] for row in rows(tmp_path / name / mlperf.LOG)}
-        settings = runs.read(config)
-        plan = runs.plan(settings, settings.load_benchmark(""), 1_281_167)
+        settings = read_settings(config)
+        plan = make_plan(settings, settings.load_benchmark(""), 1_281_167)
         rate = plan.recipe.learning_rate
         warm = values["lars_opt_learning_rate_warmup_epochs"] * 1_281_167 / int(name)
         end = warm + values["lars_opt_learning_rate_decay_steps"]

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from common.errors import ConfigError
 from engine import schedules
-from errors import ConfigError
 from tests.engine.settings import make_rate, settings
 
 # The recipe of the tutorial and of MLPerf v0.5; 112,590 steps are 90 times 1251.

@@ -12,11 +12,11 @@ import pytest
 
 import benchmarks
 from benchmarks.base import BATCH_AXES
+from common.errors import DataError
 from configs import resnet50
 from engine import mesh as meshes
 from engine import schedules
 from engine import step as steps
-from errors import DataError
 from tests.engine.settings import make_optimizer
 
 QUICK: Any = {"xla_backend_optimization_level": 0}  # most of a test's time is compilation
@@ -513,7 +513,7 @@ def test_the_program_for_the_shape_of_the_last_argument_runs():
         return types.SimpleNamespace(compile=lambda: lambda *arguments: (name, len(arguments)))
 
     small, large = {"x": np.zeros((2, 3))}, {"x": np.zeros((4, 3)), "y": np.zeros(4)}
-    compiled = steps.Compiled([(small, lowered("small")), (large, lowered("large"))])
+    compiled = steps.CompiledStep([(small, lowered("small")), (large, lowered("large"))])
     assert compiled({"x": np.zeros(9)}, large) == ("large", 2)
     assert compiled(small) == ("small", 1)
     with pytest.raises(DataError) as caught:

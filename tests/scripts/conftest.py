@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.fake_gcloud import Place
+from tests.helpers.fake_gcloud import Place
 
 
 @pytest.fixture

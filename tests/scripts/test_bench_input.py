@@ -9,11 +9,12 @@ import pytest
 from PIL import Image
 
 import input_pipeline
+from benchmarks.resnet.input import cache as input_cache
 from benchmarks.resnet.settings import Images
+from common.data.order import Order
+from common.data.shards import tensorflow
 from engine import environment
 from input_pipeline import Preprocessing
-from ops.order import Order
-from ops.shards import tensorflow
 from scripts.bench import input as bench_input
 
 
@@ -183,7 +184,7 @@ def test_our_pipelines_are_those_of_a_run(monkeypatch):
     monkeypatch.setattr(bench_input, "SHARDS", 2)
     monkeypatch.setattr(input_pipeline, "train_batches", note)
     monkeypatch.setattr(input_pipeline, "eval_batches", note)
-    monkeypatch.setattr(bench_input.in_memory, "train_batches", note)
+    monkeypatch.setattr(input_cache, "train_batches", note)
     flags = bench_input._flags(["--size=99", "--cache=77", "--batch=2"])
     for name in ("exact", "fast", "in memory", "fast, eval"):
         assert next(bench_input.pipeline(name, "folder", flags)) == len(calls)

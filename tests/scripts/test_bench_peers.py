@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import run as runs
-from errors import ConfigError
-from ops.layers import space_to_depth
-from programs import Programs
+from common.errors import ConfigError
+from common.layers import space_to_depth
+from engine import mesh as meshes
+from engine.run import Programs, read_settings
 from scripts.bench import peers
 from scripts.bench.peers import step as steps
-from tests import drawn
+from tests.helpers import stable_weights
 
 
 def programs(name: str, **changes: Any) -> Any:
@@ -23,7 +23,7 @@ def programs(name: str, **changes: Any) -> Any:
     get_config = importlib.import_module(f"configs.{module}").get_config
     config = get_config(argument) if argument else get_config()
     config.update({"precision": "float32", "eval_batch_size": 8, "data_dir": "", **changes})
-    return Programs.make(runs.read(config.lock()))
+    return Programs.make(read_settings(config.lock()))
 
 
 def loaded(name: str, **changes: Any) -> tuple[Any, peers.Peer]:
@@ -37,7 +37,7 @@ def initial(benchmark: Any) -> Any:
 
     def draw(path: Any, x: Any) -> Any:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return drawn.weights(name, name.rpartition("/")[2], x.shape, np.prod(x.shape[:-1]))
+        return stable_weights.weights(name, name.rpartition("/")[2], x.shape, np.prod(x.shape[:-1]))
 
     abstract = jax.eval_shape(benchmark.init, jax.random.key(1))
     return jax.tree_util.tree_map_with_path(draw, abstract)
@@ -230,18 +230,18 @@ def test_a_step_learns_on_several_devices():
     sizes = {"resnet_depth": 18, "num_filters": 4, "image_size": 16, "num_label_classes": 4}
     made = programs("fake_imagenet", **sizes, train_batch_size=16)
     peer = peers.load(made.settings.recipe, made.benchmark)
-    (lowered,) = steps.lower(peer, made.mesh, 16, None)
+    (lowered,) = steps.lower_peer(peer, made.mesh, 16, None)
     step, state = (
         lowered[1].compile(),
         jax.jit(lambda key: steps.first(peer, key))(jax.random.key(0)),
     )
-    state = jax.device_put(state, steps.meshes.replicated(made.mesh))
+    state = jax.device_put(state, meshes.replicated(made.mesh))
     rng = np.random.default_rng(4)
     batch = {
         "image": rng.normal(size=(16, 16, 16, 3)).astype(np.float32),
         "label": np.arange(16, dtype=np.int32) % 4,
     }
-    batch = jax.device_put(batch, steps.meshes.batch_sharding(made.mesh))
+    batch = jax.device_put(batch, meshes.batch_sharding(made.mesh))
     before, head = state.step, np.asarray(state.params["head"]["kernel"])
     for _ in range(3):  # the first step of the warm-up has a rate of 0
         state, metrics = step(state, batch)

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import pytest
 
 import models
+from commands import preflight
+from common.errors import ConfigError
+from engine import mesh as meshes
 from engine.aot import forecast
-from errors import ConfigError
-from modes import preflight
 from scripts.bench import step as bench_step
 from scripts.bench.peers import on_torch
 
@@ -34,7 +35,7 @@ def asked(monkeypatch):
     def inspect(config, place, steps, worker):
         assert steps == ("train",)
         calls.append((place.name, config))
-        if worker == "scripts.bench.peers.worker":
+        if worker == "scripts.bench.peers.step":
             peer = dataclasses.replace(program(125_333_333, 4_000_000_000), moved=40_000_000_000)
             return forecast.Outcome(place, config.train_batch_size, train=peer)
         outcome = forecast.Outcome(place, config.train_batch_size)
@@ -139,7 +140,7 @@ def test_the_median_of_the_steps_without_the_first_two(analysis, monkeypatch):
     monkeypatch.setattr(bench_step, "runs", fake)
     makes = types.SimpleNamespace(make=lambda settings: programs)
     monkeypatch.setattr(bench_step, "Programs", makes)
-    monkeypatch.setattr(bench_step.meshes, "batch_sharding", lambda mesh: mesh)
+    monkeypatch.setattr(meshes, "batch_sharding", lambda mesh: mesh)
     monkeypatch.setattr(bench_step.jax, "device_put", lambda batch, place: (batch, place))
     clock = types.SimpleNamespace(monotonic=lambda: next(ends))
     monkeypatch.setattr(bench_step, "time", clock)

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import run as runs
 from benchmarks.detection.preparation import coco
 from benchmarks.translation.preparation import phrases
-from errors import ConfigError
-from ops import foreign
-from ops.preparation import arguments
+from common import foreign
+from common.errors import ConfigError
+from common.preparation import arguments
+from engine.run import read_settings
 from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import write_coco
-from tests.conftest import make_plan, make_programs
-from tests.preparation import typed
+from tests.conftest import make_programs, plan_of
+from tests.helpers.preparation import typed
 
 RESNET = "hf-hub:timm/resnet50.a1_in1k"
 
@@ -80,14 +80,14 @@ def test_the_command_fits_the_data(case, tmp_path, monkeypatch):
     assert f"--config=configs/{recipe}.py" in words and f"--workdir=runs/{out.name}" in words
     assert (config.data_dir, config.init_from) == (str(out), model)
     assert (config.train_batch_size, config.get("image_size")) == (batch, size)
-    benchmark = runs.read(config.lock(), str(tmp_path)).load_benchmark(str(tmp_path))
+    benchmark = read_settings(config.lock(), str(tmp_path)).load_benchmark(str(tmp_path))
     images = benchmark.num_examples("train")
     check_plan(config, images)
 
 
 def check_plan(config, examples):
     """The schedule of a config suits so many training examples."""
-    plan = make_plan(config, examples)
+    plan = plan_of(config, examples)
     total, batch = plan.recipe.total_steps, config.train_batch_size
     assert batch <= examples and 5 <= total * batch / examples <= 1000
     assert plan.recipe.learning_rate.warmup_steps <= total / 5

@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-import run as runs
 import train
+from common.data import records
+from common.errors import DataError
 from configs import resnet50
 from engine import environment
-from errors import DataError
-from ops import records
+from engine.run import read_settings
 from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet import (
     contents,
@@ -23,7 +23,7 @@ from tests.benchmarks.resnet.preparation.test_imagenet import (
     write_imagenet,
 )
 from tests.conftest import make_tiny_config
-from tests.preparation import check, leaves
+from tests.helpers.preparation import check_data, leaves
 from tests.test_main import ROOT
 
 SETTINGS = ["--subset", "--shards=5", "--validation_shards=2"]
@@ -197,7 +197,7 @@ def test_a_bad_day_changes_nothing(gcs, raw, local, tmp_path):
     ]
     for pattern, kind in reading:
         gcs.fault(pattern, **kind)
-    assert all(check(resnet50.get_config(), out, tmp_path))
+    assert all(check_data(resnet50.get_config(), out, tmp_path))
     assert all(gcs.hits()), gcs.hits()
 
 
@@ -232,7 +232,7 @@ def test_damage_is_found(gcs, local, tmp_path):
         gcs.write(f"{folder}/{name}", data)
     gcs.write(f"{folder}/train-00001-of-00005", local[1]["train-00001-of-00005"][:-100])
     with pytest.raises(DataError, match=f"{folder}/train-00001-of-00005, record .* is damaged"):
-        check(resnet50.get_config(), folder, tmp_path)
+        check_data(resnet50.get_config(), folder, tmp_path)
 
 
 @pytest.mark.long
@@ -267,7 +267,7 @@ def trained(data, workdir):
     """The scores of three steps on records."""
     once = {"train_steps": "3", "steps_per_eval": "3", "steps_per_checkpoint": "3"}
     config = make_tiny_config(data, **once)
-    return train.train_and_evaluate(runs.read(config, workdir))
+    return train.train_and_evaluate(read_settings(config, workdir))
 
 
 @pytest.mark.long
@@ -287,7 +287,7 @@ def test_own_photos_with_odd_names(gcs, tmp_path, capsys):
     command = [*flags, f"--train={tmp_path}/my photos", f"--out={tmp_path}/own"]
     assert "--config.train_batch_size=8 " in prepare.make("imagenet", command)
     assert_same(gcs, f"{bucket}/own", contents(tmp_path / "own"))
-    assert sum(check(resnet50.get_config(), f"{bucket}/own", tmp_path)) == len(names)
+    assert sum(check_data(resnet50.get_config(), f"{bucket}/own", tmp_path)) == len(names)
     assert "top_1_accuracy" in trained(f"{bucket}/own", f"{bucket}/run")
     gcs.write(f"{bucket}/my photos/cats//nameless.jpg", encoded(picture(99)))
     command = [*flags, f"--train={bucket}/my photos/", f"--out={bucket}/again"]

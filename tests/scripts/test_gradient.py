@@ -12,9 +12,9 @@ from typing import IO
 import pytest
 import yaml
 
-from errors import UserError
+from common.errors import UserError
 from scripts.job import run as gradient_job
-from scripts.job.run import Children, Request, parse
+from scripts.job.run import Children, Request, parse_request
 from tests.test_gcs_training import rows as rows_on_gs
 from tests.test_gcs_training import steps as steps_on_gs
 from tests.test_main import ROOT, TINY, environment, wait_for
@@ -138,7 +138,7 @@ def test_a_job_on_gs_that_stages_its_input(gcs, calm_run, tiny_records):
 )
 def test_refusals_before_anything_is_done(flags, env, word):
     with pytest.raises(UserError) as refused:
-        parse(flags, {"TPU_MODEL_DIR": "gs://bucket/job", **env})
+        parse_request(flags, {"TPU_MODEL_DIR": "gs://bucket/job", **env})
     assert word in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -151,10 +151,10 @@ def test_the_parent_of_the_steps_imports_no_jax():
 
 
 def test_what_the_environment_asks_for():
-    asked = parse(["--config.seed=1"], {"TPU_MODEL_DIR": "gs://bucket/", "KEEP_INPUT": "0"})
+    asked = parse_request(["--config.seed=1"], {"TPU_MODEL_DIR": "gs://bucket/", "KEEP_INPUT": "0"})
     flags = ["--config=configs/resnet50.py", "--config.seed=1"]
     assert asked == Request("gs://bucket", flags, False, "")
-    asked = parse(["--config", "x.py"], {"TPU_MODEL_DIR": "/m", "STAGE_FROM": "/r"})
+    asked = parse_request(["--config", "x.py"], {"TPU_MODEL_DIR": "/m", "STAGE_FROM": "/r"})
     assert asked == Request("/m", ["--config", "x.py"], False, "/r")
 
 
@@ -204,7 +204,7 @@ def test_the_order_of_the_steps_and_their_exit_codes(codes, code, words, capfd, 
 def test_a_job_that_exports(codes, code, capfd):
     env = {"TPU_MODEL_DIR": "/m", "EXPORT_MODEL": "1"}
     children = Scripted(*codes)
-    assert gradient_job.run(parse(["--config=c.py"], env), children) == code
+    assert gradient_job.run(parse_request(["--config=c.py"], env), children) == code
     export = ["main.py", "--mode=export", "--format=savedmodel", "--workdir=/m/output_data"]
     assert children.commands[3][0] == export
     assert ("exporting ended with exit code 1" in capfd.readouterr().err) == bool(code)
@@ -299,4 +299,4 @@ def test_the_workflow_is_what_its_documentation_shows():
     assert flag == "-c" and subprocess.run(["bash", "-n", "-c", script]).returncode == 0
     for word in ("/inputs/records", "/outputs/model", "scripts/gradient_job.sh"):
         assert word in script
-    parse([], job["env"])
+    parse_request([], job["env"])

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import mlperf as rules
+from common.errors import UserError
 from engine.checkpoint import Checkpointer
-from errors import UserError
 from scripts.job import folder as job_folder
 from scripts.job import staging
 from scripts.job import steps as job_steps

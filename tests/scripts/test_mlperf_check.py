@@ -13,11 +13,12 @@ import pytest
 import benchmarks
 from benchmarks import mlperf as rules
 from benchmarks.resnet import mlperf as mlperf_resnet
+from common.errors import UserError
 from configs import mlperf_resnet50 as recipes
-from errors import UserError
 from scripts.mlperf import check as mlperf_check
 from scripts.mlperf import logs as mlperf_logs
-from tests.mlperf_fixture import RULESETS, make_package, mlperf_config
+from scripts.mlperf import official
+from tests.helpers.mlperf_fixture import RULESETS, make_package, mlperf_config
 from tests.test_main import ROOT
 
 
@@ -111,7 +112,7 @@ def test_the_target_ends_a_run():
 
 
 def test_without_the_checkers(package, monkeypatch, capsys):
-    monkeypatch.setattr(mlperf_check.official, "available", lambda: False)
+    monkeypatch.setattr(official, "available", lambda: False)
     assert mlperf_check.main([str(package)]) == 1
     assert "pip install mlperf-logging" in capsys.readouterr().err
 

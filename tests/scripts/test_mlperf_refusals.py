@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 import benchmarks
-import run as runs
 import train
 from benchmarks import mlperf as rules
+from common.errors import ConfigError, UserError
 from engine import mesh as meshes
 from engine import mlperf, mlperf_formats
 from engine.cluster import processes
-from errors import ConfigError, UserError
-from tests.mlperf_fixture import TINY_LARS, Clock, mlperf_config, tiny, write_run
+from engine.run import read_settings
+from tests.helpers.mlperf_fixture import TINY_LARS, Clock, mlperf_config, tiny, write_run
 
 
 def test_checkpoints_alone_are_a_run(tiny_records, tmp_path):
     (tmp_path / "checkpoints" / "12").mkdir(parents=True)
     with pytest.raises(ConfigError, match="may not be resumed"):
-        train.train_and_evaluate(runs.read(tiny(tiny_records), str(tmp_path)))
+        train.train_and_evaluate(read_settings(tiny(tiny_records), str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_mistakes_are_refused(overrides, says, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "_compile", lambda *_: 1 / 0)
     with pytest.raises(UserError) as caught:
         config = tiny("/absent", **overrides)
-        train.train_and_evaluate(runs.read(config, str(tmp_path)))
+        train.train_and_evaluate(read_settings(config, str(tmp_path)))
     assert says in str(caught.value) and len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / mlperf.LOG).exists()
 
@@ -59,7 +59,7 @@ def test_data_are_refused_before_the_clock(form, counts, key, tiny_records, tmp_
         values["learning_rate_schedule"] = "step"
     with pytest.raises(UserError, match=f"config.{key}, but"):
         config = tiny(tiny_records, **values, mlperf={"format": form})
-        train.train_and_evaluate(runs.read(config, str(tmp_path)))
+        train.train_and_evaluate(read_settings(config, str(tmp_path)))
     assert not (tmp_path / mlperf.LOG).exists()
 
 
@@ -77,13 +77,13 @@ def test_a_benchmark_without_a_module_has_no_log(monkeypatch):
 
 def test_training_alone_is_refused(tiny_records, tmp_path):
     with pytest.raises(ConfigError, match="--mode=train_and_eval"):
-        train.train_and_evaluate(runs.read(tiny(tiny_records), str(tmp_path)), evaluating=False)
+        train.train_and_evaluate(read_settings(tiny(tiny_records), str(tmp_path)), evaluating=False)
 
 
 def test_a_package_that_is_missing_is_named(tiny_records, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlperf_logging.mllog.mllog", None)
     with pytest.raises(ConfigError, match="pip install mlperf-logging"):
-        train.train_and_evaluate(runs.read(tiny(tiny_records), str(tmp_path)))
+        train.train_and_evaluate(read_settings(tiny(tiny_records), str(tmp_path)))
 
 
 def test_a_log_that_cannot_be_written_ends_the_run_in_one_line(tmp_path):

@@ -16,15 +16,15 @@ import pytest
 
 from benchmarks import mlperf as rules
 from benchmarks.resnet import mlperf as resnet_mlperf
+from common.errors import UserError
 from engine import mlperf
-from errors import UserError
 from scripts.job.run import Children
 from scripts.mlperf import check as mlperf_check
 from scripts.mlperf import logs as mlperf_logs
 from scripts.mlperf import request as mlperf_request
 from scripts.mlperf import run as mlperf_run
 from scripts.mlperf import system as mlperf_system
-from tests.mlperf_fixture import (
+from tests.helpers.mlperf_fixture import (
     QUICK,
     SCORES,
     TINY_SGD,
@@ -57,7 +57,7 @@ def env(data, tmp_path):
 
 def parse(words: Sequence[str], env: Mapping[str, str]) -> mlperf_request.Request:
     """The only request."""
-    (request,) = mlperf_request.parse(words, env)
+    (request,) = mlperf_request.parse_requests(words, env)
     return request
 
 
@@ -67,19 +67,19 @@ def test_what_the_command_line_and_the_environment_say(env):
     seeds = request.seeds()
     assert len(set(seeds)) == 3
     assert seeds == parse(["--runs=9", "--seed=7"], env).seeds()[:3]
-    words = mlperf_request.command(request, 1, seeds[1])
+    words = mlperf_request.command_line(request, 1, seeds[1])
     assert f"--workdir={env['MLP_GCS_MODEL_DIR']}/run_1" in words and words[-1] == request.flags[-1]
 
 
 def test_each_benchmark_has_its_data_recipe_and_log(tmp_path):
     env = {"MLP_GCS_MODEL_DIR": str(tmp_path / "runs"), "MLP_PATH_GCS_NCF": str(tmp_path)}
     with pytest.raises(UserError, match="there is no ratings.csv or ml-20m/ratings"):
-        mlperf_request.parse(["--benchmark=ncf"], env)
+        mlperf_request.parse_requests(["--benchmark=ncf"], env)
     (tmp_path / "ml-20m").mkdir()
     (tmp_path / "ml-20m" / "ratings.csv").write_text("")
     request = parse(["--benchmark=ncf"], env)
     assert (request.name, request.runs, request.data_dir) == ("ncf", 100, str(tmp_path))
-    words = mlperf_request.command(request, 0, 1)
+    words = mlperf_request.command_line(request, 0, 1)
     assert {"--config=configs/ncf.py", "--config.mlperf.format=v0.5"} <= set(words)
     assert "--config.num_ratings=20000263" in words
     for entry in rules.entries().values():
@@ -92,12 +92,12 @@ def test_a_checkpoint_to_start_from_comes_from_the_environment(env, monkeypatch)
     monkeypatch.setattr(resnet_mlperf, "ENTRY", dataclasses.replace(entry, **variable))
     assert parse([], env).init_from == "gs://b/public"
     request = parse([], env | {"MLP_GCS_RESNET_CHECKPOINT": "gs://b/resnet34/"})
-    assert "--config.init_from=gs://b/resnet34" in mlperf_request.command(request, 0, 1)
-    request = mlperf_request.settle(request)
-    assert mlperf_request.settle(request) == request
+    assert "--config.init_from=gs://b/resnet34" in mlperf_request.command_line(request, 0, 1)
+    request = mlperf_request.settle_request(request)
+    assert mlperf_request.settle_request(request) == request
     write_run(mlperf_config(), f"{request.model_dir}/run_0", [0.1], Clock())
     with pytest.raises(UserError, match="init_from gs://b/resnet34 before, /other now"):
-        mlperf_request.settle(dataclasses.replace(request, init_from="/other"))
+        mlperf_request.settle_request(dataclasses.replace(request, init_from="/other"))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_the_only_data_variable_chooses_the_benchmark(name, tmp_path, monkeypatc
 
 def test_which_benchmark_is_asked_where_no_variable_says(tmp_path):
     with pytest.raises(UserError) as caught:
-        mlperf_request.parse([], {"MLP_GCS_MODEL_DIR": str(tmp_path)})
+        mlperf_request.parse_requests([], {"MLP_GCS_MODEL_DIR": str(tmp_path)})
     line, *others = str(caught.value).splitlines()
     assert line.startswith("which benchmark? no variable")
     assert {other.strip() for other in others} == {f"{n}: {VARIABLES[n]}" for n in VARIABLES}
@@ -158,7 +158,7 @@ def six(tmp_path, monkeypatch):
 
 
 def test_all_benchmarks_with_data_have_a_folder_and_a_checkpoint_each(six):
-    requests = mlperf_request.parse(["--runs=2", "--seed=7"], six)
+    requests = mlperf_request.parse_requests(["--runs=2", "--seed=7"], six)
     root = six["MLP_GCS_MODEL_DIR"]
     facts = [(r.benchmark, r.model_dir, r.runs, r.seed) for r in requests]
     assert facts == [(name, f"{root}{name}", 2, 7) for name in SIX]
@@ -183,7 +183,7 @@ def test_all_benchmarks_with_data_have_a_folder_and_a_checkpoint_each(six):
     ],
 )
 def test_names_choose_benchmarks(words, names, six):
-    requests = mlperf_request.parse(words, six)
+    requests = mlperf_request.parse_requests(words, six)
     assert [request.benchmark for request in requests] == names
     root = six["MLP_GCS_MODEL_DIR"].rstrip("/")
     assert requests[0].model_dir == (root if len(names) == 1 else f"{root}/ssd")
@@ -192,8 +192,8 @@ def test_names_choose_benchmarks(words, names, six):
 
 
 def test_one_of_several_goes_on_in_its_own_folder(six):
-    (request, _) = mlperf_request.parse(["ssd", "ncf"], six)
-    mlperf_request.settle(request)
+    (request, _) = mlperf_request.parse_requests(["ssd", "ncf"], six)
+    mlperf_request.settle_request(request)
     assert parse(["ssd"], six).model_dir == request.model_dir
 
 
@@ -206,7 +206,7 @@ def test_one_of_several_goes_on_in_its_own_folder(six):
 )
 def test_what_only_one_benchmark_knows_is_refused_before_any_begins(flag, says, six):
     with pytest.raises(UserError) as caught:
-        mlperf_request.parse(["ssd", "gnmt", flag], six)
+        mlperf_request.parse_requests(["ssd", "gnmt", flag], six)
     assert says in str(caught.value)
     parse(["ssd", flag], six)
 
@@ -220,7 +220,7 @@ def test_nothing_that_is_wrong_hides_the_rest(tmp_path, monkeypatch):
     monkeypatch.setattr(mlperf_request, "_holds", unreadable)
     env = {"MLP_GCS_MODEL_DIR": "/dev/null/runs", DATA: str(tmp_path)}
     with pytest.raises(UserError) as caught:
-        mlperf_request.parse(["--mode=eval", "--coordinator=a:1"], env)
+        mlperf_request.parse_requests(["--mode=eval", "--coordinator=a:1"], env)
     model, mode, place, data = str(caught.value).splitlines()
     assert mode.startswith("--mode cannot be given") and "--process_id missing" in place
     assert model.startswith("MLP_GCS_MODEL_DIR=/dev/null/runs cannot be written (")
@@ -235,7 +235,7 @@ def test_both_splits_must_be_there(split, tmp_path):
     (data / other).mkdir(parents=True)
     (data / other / f"{other}-00000-of-00001").write_text("")
     with pytest.raises(UserError) as caught:
-        mlperf_request.parse([], env)
+        mlperf_request.parse_requests([], env)
     (line,) = str(caught.value).splitlines()
     assert f"there is no {split}-* or {split}/{split}-*; it is the folder of" in line
     (data / f"{split}-00000-of-00001").write_text("")
@@ -253,12 +253,12 @@ def test_of_several_hosts_only_the_first_collects(env):
 
 
 def test_a_folder_keeps_its_seed(tmp_path):
-    first = mlperf_request.settle(requested(tmp_path, seed=None))
-    again = mlperf_request.settle(requested(tmp_path, seed=None, runs=9))
+    first = mlperf_request.settle_request(requested(tmp_path, seed=None))
+    again = mlperf_request.settle_request(requested(tmp_path, seed=None, runs=9))
     assert again == dataclasses.replace(first, runs=9)
-    other = mlperf_request.settle(requested(tmp_path / "other", seed=None))
+    other = mlperf_request.settle_request(requested(tmp_path / "other", seed=None))
     assert other.seed != first.seed
-    assert mlperf_request.settle(requested(tmp_path, seed=first.seed)) == first
+    assert mlperf_request.settle_request(requested(tmp_path, seed=first.seed)) == first
 
 
 @pytest.mark.parametrize(
@@ -273,9 +273,9 @@ def test_a_folder_keeps_its_seed(tmp_path):
     ],
 )
 def test_another_request_needs_another_folder(changes, says, tmp_path):
-    mlperf_request.settle(requested(tmp_path))
+    mlperf_request.settle_request(requested(tmp_path))
     with pytest.raises(UserError) as caught:
-        mlperf_request.settle(requested(tmp_path, **changes))
+        mlperf_request.settle_request(requested(tmp_path, **changes))
     output = str(caught.value)
     assert output.startswith(f"MLP_GCS_MODEL_DIR={tmp_path} holds runs of another kind (")
     assert says in output and "\n" not in output
@@ -284,26 +284,30 @@ def test_another_request_needs_another_folder(changes, says, tmp_path):
 def test_every_host_has_the_same_request(tmp_path):
     """But for its place; only the first one writes it."""
     flags = ["--config=a.py", "--config.b=1"]
-    mlperf_request.settle(requested(tmp_path, is_first=False, flags=[*flags, "--process_id=1"]))
-    assert not (tmp_path / mlperf_request.FILE).exists()
-    mlperf_request.settle(requested(tmp_path, flags=[*flags, "--process_id=0"]))
-    mlperf_request.settle(requested(tmp_path, is_first=False, flags=[*flags, "--process_id=1"]))
+    mlperf_request.settle_request(
+        requested(tmp_path, is_first=False, flags=[*flags, "--process_id=1"])
+    )
+    assert not (tmp_path / mlperf_request.REQUEST_FILE).exists()
+    mlperf_request.settle_request(requested(tmp_path, flags=[*flags, "--process_id=0"]))
+    mlperf_request.settle_request(
+        requested(tmp_path, is_first=False, flags=[*flags, "--process_id=1"])
+    )
 
 
 def test_a_folder_of_unknown_or_damaged_origin_is_refused(tmp_path):
     (tmp_path / "run_0").mkdir()
     (tmp_path / "run_0" / "mlperf.log").touch()
     with pytest.raises(UserError, match="holds runs, but no request.json"):
-        mlperf_request.settle(requested(tmp_path))
-    (tmp_path / mlperf_request.FILE).write_text("{")
+        mlperf_request.settle_request(requested(tmp_path))
+    (tmp_path / mlperf_request.REQUEST_FILE).write_text("{")
     with pytest.raises(UserError, match="request.json is damaged"):
-        mlperf_request.settle(requested(tmp_path))
+        mlperf_request.settle_request(requested(tmp_path))
 
 
 def test_an_index_that_the_doctor_has_left_is_no_run(tmp_path):
     (tmp_path / "run_0" / "data_index").mkdir(parents=True)
-    mlperf_request.settle(requested(tmp_path))
-    assert (tmp_path / mlperf_request.FILE).exists()
+    mlperf_request.settle_request(requested(tmp_path))
+    assert (tmp_path / mlperf_request.REQUEST_FILE).exists()
 
 
 # --- Nothing that has run is lost.
@@ -367,7 +371,7 @@ def test_a_run_that_ended_is_collected_at_the_next_start(tmp_path, monkeypatch, 
 def test_a_result_is_whole_or_not_there(tmp_path, monkeypatch):
     monkeypatch.setattr(type(mlperf_run.epath.Path(tmp_path)), "replace", full)
     with pytest.raises(OSError, match="no space left"):
-        mlperf_request.write(mlperf_run.epath.Path(tmp_path) / "result_0.txt", "text")
+        mlperf_request.write_file(mlperf_run.epath.Path(tmp_path) / "result_0.txt", "text")
     assert not list(tmp_path.glob("result_*"))
 
 
@@ -467,13 +471,13 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line_before_the_run(tmp_path, m
     variable = {"init_variable": "MLP_GCS_RESNET_CHECKPOINT", "init_default": away}
     variable["init_meaning"] = "a ResNet-34"
     monkeypatch.setattr(resnet_mlperf, "ENTRY", dataclasses.replace(entry, **variable))
-    request = mlperf_request.settle(requested(tmp_path / "runs", init_from=away, runs=1))
+    request = mlperf_request.settle_request(requested(tmp_path / "runs", init_from=away, runs=1))
     fake = FakeRuns(SCORES)
     assert mlperf_run.run_all([request], fake) == 1 and fake.commands == []
     (line,) = capsys.readouterr().err.splitlines()
     assert f"ERROR: {away}, which resnet begins with, cannot be read (it is not there): " in line
     assert "set MLP_GCS_RESNET_CHECKPOINT to it" in line
-    copied = mlperf_request.settle(dataclasses.replace(request, init_from="/copy"))
+    copied = mlperf_request.settle_request(dataclasses.replace(request, init_from="/copy"))
     assert mlperf_run.run_all([copied], fake) == 0 and len(fake.commands) == 1
     (tmp_path / "away").mkdir()
     (tmp_path / "away" / "model.ckpt-1.index").touch()

@@ -9,7 +9,7 @@ import jax
 from engine import mesh as meshes
 from engine import mlperf_formats
 from scripts.mlperf import system as mlperf_system
-from tests.mlperf_fixture import made_up_mesh, mlperf_config
+from tests.helpers.mlperf_fixture import made_up_mesh, mlperf_config
 
 
 def test_the_description_is_whole_and_of_this_machine():

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.fake_gcloud import SCRIPTS, UNTIL_TOLD, WORKDIR, timeless
+from tests.helpers.fake_gcloud import SCRIPTS, UNTIL_TOLD, WORKDIR, timeless
 
 
 def test_dry_run_prints_what_a_run_asks(place):

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from tests.fake_gcloud import COMMANDS, UNTIL_TOLD, timeless
+from tests.helpers.fake_gcloud import COMMANDS, UNTIL_TOLD, timeless
 
 GROUP = {"kind": "tpu7x-16"}  # two hosts
 

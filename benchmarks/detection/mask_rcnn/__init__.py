@@ -1,7 +1,8 @@
 """Mask R-CNN, a two-stage detector that outlines objects (He et al. 2017, arXiv:1703.06870).
 
 This file joins the other files of this folder into a benchmark: `input_pipeline` makes batches of
-one orientation, `anchors` and `models` have the network, `losses` the targets and the loss.
+one orientation, `models` has the network, its anchors and proposals, `losses` the targets and the
+loss.
 """
 
 from __future__ import annotations
@@ -17,29 +18,21 @@ import numpy as np
 
 import models as resnets
 from benchmarks.base import Benchmark, Group, HostBatch, Target, Terms
-from benchmarks.detection import boxes, detector, nms, survey
+from benchmarks.detection import boxes, detector, survey
 from benchmarks.detection.detector import Detector, Leaves
-from benchmarks.detection.mask_rcnn import (
-    input_pipeline,
-    losses,
-    masks,
-    models,
-    proposals,
-    roi_align,
-)
+from benchmarks.detection.mask_rcnn import input_pipeline, losses, models, roi_align
 from benchmarks.detection.mask_rcnn.losses import Objects
-from benchmarks.detection.mask_rcnn.pasting import MaskScorer
 from benchmarks.detection.mask_rcnn.pools import Mix, Pools
 from benchmarks.detection.mask_rcnn.settings import Settings
-from benchmarks.detection.mask_rcnn.use import MaskRcnnUses
-from keys import read
-from ops import foreign
-from ops.layers import space_to_depth
+from benchmarks.detection.mask_rcnn.use import MaskRcnnUses, MaskScorer
+from common import foreign
+from common.keys import read_config
+from common.layers import space_to_depth
 
 if TYPE_CHECKING:
     from benchmarks.uses import Uses
 
-# What `benchmarks.settling` takes of a Mask R-CNN or a ResNet; of the first; of it as it is.
+# What `benchmarks` takes of a Mask R-CNN or a ResNet; of the first; of it as it is.
 MODEL_KEYS = ("max_pool", "space_to_depth", "bn_epsilon", "anchor_grid")
 BODY_KEYS = (
     *("resnet_stages", "resnet_bottleneck", "num_filters", "pyramid_levels", "pyramid_filters"),
@@ -57,7 +50,7 @@ def make(config: Any, cache_dir: str) -> MaskRcnn:
     Raises:
       ConfigError: a value cannot work.
     """
-    return MaskRcnn(read(Settings, config), cache_dir)
+    return MaskRcnn(read_config(Settings, config), cache_dir)
 
 
 class MaskRcnn(Detector):
@@ -197,7 +190,7 @@ class MaskRcnn(Detector):
                 )
             with jax.named_scope("proposals"):
                 proposed = self._propose(logits, codes, batch, train=True)
-                regions = losses.sample(proposed, objects, rule, key)
+                regions = losses.sample_regions(proposed, objects, rule, key)
             with_masks = regions.first(rule.positives)
             small, large = self._align(
                 maps, (regions.boxes, heads.box_pool), (with_masks.boxes, heads.mask_pool)
@@ -205,7 +198,7 @@ class MaskRcnn(Detector):
             found, outlines = network.box_head(small), network.mask_head(large)
             with jax.named_scope("losses"):
                 region_losses = losses.region_loss(*found, regions, objects)
-                true = masks.unpack(batch["masks"], self.settings.images.mask_size)
+                true = losses.unpack_masks(batch["masks"], self.settings.images.mask_size)
                 total, pixels = losses.mask_loss(outlines, with_masks, objects, true)
             count = jnp.float32(len(images))
             names = "proposal_class", "proposal_box", "class", "box"
@@ -235,7 +228,7 @@ class MaskRcnn(Detector):
             logits, codes = network.box_head(pooled)
             scores = jax.nn.softmax(logits)[..., 1:]
             valid = boxes.area(proposed) > 0
-            found = nms.best(
+            found = boxes.best_detections(
                 boxes.clip(
                     boxes.decode(codes[:, :, 1:], proposed[:, :, None]),
                     *(size[:, i, None, None] for i in (0, 1)),
@@ -272,7 +265,7 @@ class MaskRcnn(Detector):
         """The proposals f32[b, P, 4] of what the head has predicted for the images of a batch."""
         keys, prefix = self.settings.proposals, "" if train else "eval_"
         corners = self._corners(batch["image"])
-        return proposals.propose(
+        return models.propose(
             *(logits, codes, corners, batch["size"]),
             before=getattr(keys, f"{prefix}proposals_before_nms"),
             after=getattr(keys, f"{prefix}proposals_after_nms"),

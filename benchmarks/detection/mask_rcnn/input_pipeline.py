@@ -2,9 +2,9 @@
 
 An image is resized, its aspect kept, and padded with zeros at the bottom and on the right. Images
 that are at least as wide as high have one padded shape, the others the same turned round; a batch
-has images of one shape. The host decodes, resizes, mirrors and pads, the device normalises. The
-training order and what is drawn for an image are functions of (seed, step),
-see `benchmarks.detection.mask_rcnn.pools`.
+has images of one shape. The host decodes, resizes, mirrors and pads, and cuts the objects' masks
+out of PNGs of whole images; the device normalises. The training order and what is drawn for an
+image are functions of (seed, step), see `benchmarks.detection.mask_rcnn.pools`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.detection import settings
-from benchmarks.detection.images import normalize
-from benchmarks.detection.mask_rcnn import mask_files
+from benchmarks.detection import records, settings
 from benchmarks.detection.mask_rcnn.pools import Mix, Pools
-from benchmarks.detection.records import Image, Objects, Source, largest
-from errors import ConfigError
-from ops.decoding import Batch, Reader
-from ops.images import pixels
-from ops.layers import space_to_depth
-from ops.shards import Shards, tensorflow
+from benchmarks.detection.records import (
+    LABEL,
+    MASK,
+    NO_MASKS,
+    Image,
+    RecordObjects,
+    Source,
+    keep_largest,
+)
+from benchmarks.detection.settings import normalize
+from common.data.decoding import Batch, Reader
+from common.data.shards import Shards, tensorflow
+from common.errors import ConfigError
+from common.images import pixels
+from common.layers import space_to_depth
 
 Side = Annotated[int, "[1, 16384]"]
 
@@ -94,7 +101,7 @@ def train_batches(
     Yields image uint8[h, H/2, W/2, 12], see `padded`; size float32[h, 2], height and width without
     padding; of the objects boxes float32[h, max_boxes, 4] (y0, x0, y1, x1) in pixels of the resized
     image, classes int32[h, max_boxes] from 1 and masks uint8[h, max_boxes, mask_size^2 / 8], see
-    `mask_files.packed`, all with zeros at the end; draw int32[h], a seed of the example in this
+    `packed_masks`, all with zeros at the end; draw int32[h], a seed of the example in this
     step; id int32[h]; and host_seconds float32[h].
 
     Raises:
@@ -134,7 +141,7 @@ def _trained(
     """The leaves of an image to train on."""
     mirrored = tensorflow().equal(seeds[0] % 2, 1) & preprocessing.random_flip
     image, size = padded(source.image(serialized), shape, preprocessing, only_jpeg, mirrored)
-    masks = mask_files.of_record(serialized, preprocessing.mask_size, mirrored)
+    masks = masks_of_record(serialized, preprocessing.mask_size, mirrored)
     objects = source.objects(serialized, crowds=False)
     row = _objects(objects, masks, size, mirrored, preprocessing.max_boxes)
     return row | {"image": image, "size": size, "draw": seeds[1]}
@@ -228,7 +235,9 @@ def padded(
     return tf.ensure_shape(blocks, space_to_depth.blocked(*shape)), tf.cast(size, tf.float32)
 
 
-def _objects(objects: Objects, masks: Any, size: Any, mirrored: Any, most: int) -> dict[str, Any]:
+def _objects(
+    objects: RecordObjects, masks: Any, size: Any, mirrored: Any, most: int
+) -> dict[str, Any]:
     """The leaves "boxes", "classes" and "masks"; of more than `most` objects, the largest.
 
     `masks` uint8[n, bytes] are mirrored already; `size` is float32[2].
@@ -238,4 +247,68 @@ def _objects(objects: Objects, masks: Any, size: Any, mirrored: Any, most: int) 
     left, right = tf.where(mirrored, 1 - x1, x0), tf.where(mirrored, 1 - x0, x1)
     boxes = tf.stack([y0, left, y1, right], axis=1) * tf.tile(size, [2])
     leaves = {"boxes": boxes, "classes": objects.classes, "masks": masks}
-    return largest(leaves, objects.boxes, most)
+    return keep_largest(leaves, objects.boxes, most)
+
+
+def masks_of_record(serialized: Any, size: int, mirrored: Any = False) -> Any:
+    """The masks of the single objects of a serialized tf.train.Example, see `packed`."""
+    tf = tensorflow()
+    number = tf.io.FixedLenFeature([], tf.int64)
+    features = records.object_features(single=True) | {MASK: tf.io.RaggedFeature(tf.string)}
+    features |= {"image/height": number, "image/width": number}
+    parsed = tf.io.parse_single_example(serialized, features)
+    shape = tf.cast(tf.stack([parsed["image/height"], parsed["image/width"]]), tf.int32)
+    boxes, kept = records.clipped_boxes(parsed)
+    counts = tf.size(parsed[MASK]), tf.size(parsed[LABEL])
+    files = tf.boolean_mask(records.if_equal(parsed[MASK], *counts, NO_MASKS), kept)
+    corners = tf.boolean_mask(boxes, kept) * tf.tile(tf.cast(shape, tf.float32), [2])
+    return packed_masks(files, corners, shape, size, mirrored)
+
+
+def packed_masks(files: Any, boxes: Any, shape: Any, size: int, mirrored: Any = False) -> Any:
+    """uint8[n, size * size / 8]: masks that each span the box of their object.
+
+    The size x size pixels of a mask are sampled bilinearly at their centres, and set where that
+    gives 0.5 or more. They are packed row by row, 8 to a byte, the first into its highest bit.
+
+    Args:
+      files: string[n], PNGs of the whole image; the pixels of the object are not 0.
+      boxes: float32[n, 4] (y0, x0, y1, x1) in pixels.
+      shape: int32[2], the height and width of the image.
+      size: a multiple of 4.
+      mirrored: a scalar bool, whether all masks are mirrored left to right.
+    """
+    tf = tensorflow()
+    bits = 2 ** tf.range(7, -1, -1)
+
+    @tf.autograph.experimental.do_not_convert  # it would hide what errors say
+    def one(row: Any) -> Any:
+        inside = _sampled_mask(row[0], row[1], shape, size, mirrored) >= 0.5
+        numbers = tf.reduce_sum(tf.where(tf.reshape(inside, [-1, 8]), bits, 0), axis=1)
+        return tf.cast(numbers, tf.uint8)
+
+    spec = tf.TensorSpec([size * size // 8], tf.uint8)
+    return tf.map_fn(one, (files, boxes), fn_output_signature=spec)
+
+
+def _sampled_mask(file: Any, box: Any, shape: Any, size: int, mirrored: Any) -> Any:
+    """float32[size, size]: the pixels of an object inside its box, at the centres of its parts."""
+    tf = tensorflow()
+    pixels = tf.io.decode_png(file, channels=1)[..., 0]
+    words = "a mask has not the size of the image"
+    pixels = records.if_equal(pixels, tf.shape(pixels), shape, words)
+    shares = (tf.range(size, dtype=tf.float32) + 0.5) / size
+    columns = tf.where(mirrored, shares[::-1], shares)
+    for axis, place in ((0, shares), (1, columns)):
+        length = tf.shape(pixels)[axis]
+        # Pixel k has its centre at k + 0.5; beyond the outermost centres nothing changes.
+        at = box[axis] + place * (box[axis + 2] - box[axis]) - 0.5
+        at = tf.clip_by_value(at, 0.0, tf.cast(length - 1, tf.float32))
+        low = tf.cast(at, tf.int32)
+        first = tf.gather(pixels, low, axis=axis)
+        second = tf.gather(pixels, tf.minimum(low + 1, length - 1), axis=axis)
+        if axis == 0:  # only now, of few rows
+            first, second = (tf.cast(rows > 0, tf.float32) for rows in (first, second))
+        share = tf.reshape(at - tf.cast(low, tf.float32), [-1, 1] if axis == 0 else [1, -1])
+        pixels = first + share * (second - first)
+    return pixels

@@ -4,24 +4,26 @@ Sources: Ren et al. 2015 (arXiv:1506.01497) section 3.1.2 and 3.1.3 for the anch
 (arXiv:1504.08083) sections 2.1 and 2.3 for the regions; He et al. 2017 (arXiv:1703.06870) section 3
 for the masks. Numbers that the papers leave open are those of MLPerf's reference.
 
-Boxes are (y0, x0, y1, x1) in pixels. Class 0 is the background, and padding among true objects.
+Boxes are (y0, x0, y1, x1) in pixels. Class 0 is the background, and padding among true objects. A
+random sample is a function of the image's key and of the position alone: it is the same on any
+number of devices, and again when a run is resumed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from benchmarks.detection import boxes as boxes_
-from benchmarks.detection import matching, select
+from benchmarks.detection import selection
 from benchmarks.detection.losses import cross_entropy, smooth_l1
-from benchmarks.detection.mask_rcnn import masks as masks_
-from benchmarks.detection.mask_rcnn import sampling
-from benchmarks.detection.mask_rcnn.sampling import Sampling
+from common.hashing import hash32
 
 ANCHOR_WEIGHTS = (1.0, 1.0, 1.0, 1.0)  # of the offsets from anchors, see `boxes.encode`
 _ANCHOR_BETA = 1 / 9  # where smooth L1 of these offsets becomes linear
@@ -73,26 +75,28 @@ def proposal_loss(
         smooth L1 summed over its positives, both over `rule.count`.
     """
     everything = jnp.concatenate(anchors)
-    found = jax.vmap(lambda b, v: matching.match(b, v, everything, rule.positive_iou))(
+    found = jax.vmap(lambda b, v: boxes_.match(b, v, everything, rule.positive_iou))(
         objects.boxes, objects.valid
     )
     negative = ~found.positive & (found.overlap < rule.negative_iou)
-    key = sampling.fold(key, 0)
-    positive, negative = sampling.balanced(found.positive, negative, rule, key)
+    key = fold_key(key, 0)
+    positive, negative = draw_balanced(found.positive, negative, rule, key)
     joined = jnp.concatenate(logits, 1)
     entropy = jax.nn.softplus(joined) - jnp.where(positive, joined, 0)
     class_loss = jnp.sum(jnp.where(positive | negative, entropy, 0), 1)
 
     # Only the sampled positives, few of many, have offsets to learn.
-    place, valid = select.compact(positive, rule.positives)
-    boxes = select.take(objects.boxes, select.take(found.box, place))
+    place, valid = selection.compact(positive, rule.positives)
+    boxes = selection.take(objects.boxes, selection.take(found.box, place))
     targets = boxes_.encode(boxes, everything[place], ANCHOR_WEIGHTS)
-    distance = smooth_l1(select.take(jnp.concatenate(codes, 1), place) - targets, _ANCHOR_BETA)
+    distance = smooth_l1(selection.take(jnp.concatenate(codes, 1), place) - targets, _ANCHOR_BETA)
     box_loss = jnp.sum(jnp.where(valid[..., None], distance, 0), (1, 2))
     return class_loss / rule.count, box_loss / rule.count
 
 
-def sample(proposals: jax.Array, objects: Objects, rule: Sampling, key: jax.Array) -> Regions:
+def sample_regions(
+    proposals: jax.Array, objects: Objects, rule: Sampling, key: jax.Array
+) -> Regions:
     """Chooses the regions to train the heads on, among the proposals and the true boxes.
 
     Args:
@@ -104,24 +108,24 @@ def sample(proposals: jax.Array, objects: Objects, rule: Sampling, key: jax.Arra
         [proposals, jnp.where(valid[..., None], objects.boxes, 0)], 1
     )  # f32[b, P + G, 4]
 
-    def nearest(boxes: jax.Array, valid: jax.Array, regions: jax.Array) -> matching.Match:
-        return matching.match(boxes, valid, regions, rule.positive_iou, for_every_box=False)
+    def nearest(boxes: jax.Array, valid: jax.Array, regions: jax.Array) -> boxes_.Match:
+        return boxes_.match(boxes, valid, regions, rule.positive_iou, for_every_box=False)
 
     found = jax.vmap(nearest)(objects.boxes, valid, candidates)
     negative = ~found.positive & (found.overlap < rule.negative_iou) & (boxes_.area(candidates) > 0)
-    key = sampling.fold(key, 1)
-    positive, negative = sampling.balanced(found.positive, negative, rule, key)
-    first, is_first = select.compact(positive, rule.positives)
+    key = fold_key(key, 1)
+    positive, negative = draw_balanced(found.positive, negative, rule, key)
+    first, is_first = selection.compact(positive, rule.positives)
     # Where there are fewer positives, more negatives take their places.
-    rest, is_rest = select.compact(negative, rule.count)
+    rest, is_rest = selection.compact(negative, rule.count)
     order = jnp.argsort(~jnp.concatenate([is_first, is_rest], 1), axis=1, stable=True)
-    place = select.take(jnp.concatenate([first, rest], 1), order)[:, : rule.count]
-    chosen = select.take(jnp.concatenate([is_first, is_rest], 1), order)[:, : rule.count]
-    index = select.take(found.box, place)
-    is_object = select.take(positive, place) & chosen
+    place = selection.take(jnp.concatenate([first, rest], 1), order)[:, : rule.count]
+    chosen = selection.take(jnp.concatenate([is_first, is_rest], 1), order)[:, : rule.count]
+    index = selection.take(found.box, place)
+    is_object = selection.take(positive, place) & chosen
     return Regions(
-        jnp.where(chosen[..., None], select.take(candidates, place), 0),
-        jnp.where(is_object, select.take(objects.classes, index), 0),
+        jnp.where(chosen[..., None], selection.take(candidates, place), 0),
+        jnp.where(is_object, selection.take(objects.classes, index), 0),
         index,
         chosen,
     )
@@ -143,7 +147,7 @@ def region_loss(
     count = logits.shape[1]
     entropy = cross_entropy(logits, regions.classes)
     class_loss = jnp.sum(jnp.where(regions.valid, entropy, 0), 1) / count
-    true = select.take(objects.boxes, regions.owner)
+    true = selection.take(objects.boxes, regions.owner)
     positive = regions.classes > 0
     # A padding region has no side to measure offsets in.
     own = jnp.where(positive[..., None], regions.boxes, jnp.array([0.0, 0, 1, 1]))
@@ -168,9 +172,123 @@ def mask_loss(
     """
     side = logits.shape[2]
     positive = regions.classes > 0
-    target = masks_.crop(masks, objects.boxes, regions.owner, regions.boxes, side) >= 0.5
+    target = crop_masks(masks, objects.boxes, regions.owner, regions.boxes, side) >= 0.5
     mine = jnp.arange(logits.shape[-1]) == regions.classes[..., None, None, None]
     own = jnp.sum(jnp.where(mine, logits, 0), -1)
     entropy = jax.nn.softplus(own) - jnp.where(target, own, 0)
     total = jnp.sum(jnp.where(positive[..., None, None], entropy, 0), (1, 2, 3))
     return total, jnp.sum(positive, 1, dtype=jnp.float32) * side**2
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How many anchors or regions of an image are trained on, and which are positive.
+
+    Attributes:
+      count: of an image.
+      share: of `count` that may be positive at most.
+      positive_iou: at least this IoU with a true box makes a positive.
+      negative_iou: below it one is negative; those between the two are ignored.
+    """
+
+    count: int
+    share: float
+    positive_iou: float
+    negative_iou: float
+
+    @property
+    def positives(self) -> int:
+        """The most positives of an image."""
+        return int(self.count * self.share)
+
+
+def fold_key(key: jax.Array, number: int) -> jax.Array:
+    """Another key int32[...] for each `number`, so that two draws of an image differ."""
+    return lax.bitcast_convert_type(hash32(key, number), jnp.int32)
+
+
+def draw_positions(eligible: jax.Array, k: jax.typing.ArrayLike, key: jax.Array) -> jax.Array:
+    """Marks k random ones of the eligible positions of each row, or all if there are fewer.
+
+    Args:
+        eligible: bool[b, N].
+        k: int32[b], or one number for all rows.
+        key: int32[b].
+
+    Returns:
+        bool[b, N].
+    """
+    numbers = hash32(key[:, None], jnp.arange(eligible.shape[1])) >> 1  # 31 bits, as int32
+    return selection.largest(numbers.astype(jnp.int32), eligible, k)
+
+
+def draw_balanced(
+    positive: jax.Array, negative: jax.Array, rule: Sampling, key: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Draws from the positive and negative positions of each row.
+
+    Negatives take the place of positives that a row lacks (Fast R-CNN, arXiv:1504.08083, section
+    2.3).
+
+    Args:
+        positive, negative: bool[b, N], never both.
+        key: int32[b].
+
+    Returns:
+        (bool[b, N], bool[b, N]): the positives and negatives that were drawn.
+    """
+    positive = draw_positions(positive, rule.positives, key)
+    rest = rule.count - jnp.sum(positive, 1, dtype=jnp.int32)
+    return positive, draw_positions(negative, rest, key)
+
+
+def unpack_masks(bits: jax.Array, side: int) -> jax.Array:
+    """Masks f32[..., side, side] of 0 and 1 from bits, as `numpy.packbits` makes them.
+
+    Args:
+        bits: uint8[..., side * side / 8], row by row, the highest bit of a byte first.
+        side: side * side must be a multiple of 8.
+    """
+    each = (bits[..., None] >> jnp.arange(7, -1, -1, dtype=jnp.uint8)) & 1
+    return each.reshape(*bits.shape[:-1], side, side).astype(jnp.float32)
+
+
+def crop_masks(
+    masks: jax.Array, boxes: jax.Array, index: jax.Array, regions: jax.Array, size: int
+) -> jax.Array:
+    """Samples the masks of objects at the cells of regions.
+
+    The value of a cell is that of the mask at the cell's centre, between the centres of the mask's
+    own cells by bilinear interpolation. Outside of the object's box it is 0.
+
+    Args:
+        masks: f32[b, G, m, m], each spanning its object's box.
+        boxes: f32[b, G, 4], of the objects. The mask of a box without area is 0.
+        index: int32[b, R], the object of each region.
+        regions: f32[b, R, 4] in the same coordinates.
+        size: the number of a region's cells along y and along x.
+
+    Returns:
+        f32[b, R, size, size].
+    """
+    boxes, masks = selection.take(boxes, index), selection.take(masks, index)
+    y, x = (
+        _cell_shares(boxes[..., i::2], regions[..., i::2], size, masks.shape[-1]) for i in (0, 1)
+    )
+    # In bfloat16, a TPU's default, values near a threshold would change sides.
+    return jnp.einsum("brip,brpq,brjq->brij", y, masks, x, precision="highest")
+
+
+def _cell_shares(spans: jax.Array, regions: jax.Array, size: int, side: int) -> jax.Array:
+    """The shares of a mask's cells in a region's cells along an axis: f32[..., size, side].
+
+    `spans` and `regions` f32[..., 2] have the first and last coordinate of the boxes.
+    """
+    first, length = spans[..., :1], spans[..., 1:] - spans[..., :1]
+    centres = (jnp.arange(size, dtype=jnp.float32) + 0.5) / size
+    points = regions[..., :1] + (regions[..., 1:] - regions[..., :1]) * centres
+    place = (points - first) / jnp.where(length > 0, length, 1)  # 0 .. 1 in the box
+    inside = (place >= 0) & (place <= 1) & (length > 0)
+    cell = jnp.clip(place * side - 0.5, 0, side - 1)
+    near = jnp.maximum(1 - jnp.abs(cell[..., None] - jnp.arange(side)), 0)
+    return jnp.where(inside[..., None], near, 0)

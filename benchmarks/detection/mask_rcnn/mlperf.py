@@ -21,7 +21,7 @@ from benchmarks.mlperf import (
     other_values,
     rows,
 )
-from ops.trees import by_name
+from common.trees import by_name
 
 _NAMES = {"mllog": ("BBOX", "SEGM"), "v0.5": ("box_AP", "mask_AP")}
 _TARGETS = {"mAP": 0.377, "mask_mAP": 0.339}

@@ -1,8 +1,8 @@
 """Mask R-CNN's network: a ResNet, a feature pyramid, and the heads for proposals, boxes and masks.
 
 Sources: He et al. 2017 (arXiv:1703.06870) for the detector and its heads; Lin et al. 2017
-(arXiv:1612.03144) for the pyramid; Ren et al. 2015 (arXiv:1506.01497) for the proposals. The
-initialisation is that of MLPerf's reference.
+(arXiv:1612.03144) for the pyramid and its anchors, level by level; Ren et al. 2015
+(arXiv:1506.01497) for the proposals. The initialisation is that of MLPerf's reference.
 
 Parameters are float32. Convolutions and activations are in the compute dtype. The last layers of
 the heads for proposals and boxes are float32, because many scores would be equal in bfloat16.
@@ -10,14 +10,21 @@ the heads for proposals and boxes are float32, because many scores would be equa
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
+from benchmarks.detection import boxes as boxes_
+from benchmarks.detection import selection
+from common.errors import ConfigError
 from models import ResNet
 
 Maps = dict[int, jax.Array]  # level -> [b, h, w, c], a cell for 2**level pixels
@@ -179,3 +186,110 @@ class MaskRCNN(nn.Module):
         box, mask = (jnp.zeros((1, 1, size, size, self.filters)) for size in sizes)
         self.box_head(box)
         self.mask_head(mask)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How anchors lie on the maps of the pyramid; named as the config's keys.
+
+    Attributes:
+      pyramid_levels: from the finest to the coarsest; level l has a cell for 2**l x 2**l pixels.
+      anchor_scale: the side of a square anchor in cells, such as 8 (arXiv:1612.03144, section 4.1).
+      anchor_ratios: height by width of the anchors of a cell, whose areas are equal.
+      anchor_grid: "centres" of cells, or "corners": around the first corner of each cell, with half
+        sides of whole pixels, as torchvision has them.
+    """
+
+    pyramid_levels: Annotated[Sequence[Annotated[int, "[2, 12]"]], "[1, 11]"]
+    anchor_scale: Annotated[float, "[0.01, 4096]"]
+    anchor_ratios: Annotated[Sequence[Annotated[float, "[0.01, 100]"]], "[1, 100]"]
+    anchor_grid: Literal["centres", "corners"] = "centres"
+
+    def __post_init__(self):
+        levels = tuple(self.pyramid_levels)
+        if levels != tuple(range(levels[0], levels[-1] + 1)):
+            raise ConfigError(f"config.pyramid_levels={levels}: must be consecutive numbers")
+
+    def corners(self, height: int, width: int) -> list[np.ndarray]:
+        """For each level float32[n, 4]: (y0, x0, y1, x1) in pixels, by row, column and ratio.
+
+        Args:
+          height, width: of the padded image, multiples of the coarsest cell; boxes go beyond.
+        """
+        corners = []
+        for (y, shapes), (x, _) in zip(self.grids(height), self.grids(width), strict=True):
+            centres = np.stack(np.meshgrid(y, x, indexing="ij"), axis=-1).reshape(-1, 1, 2)
+            boxes = np.concatenate([centres - shapes / 2, centres + shapes / 2], axis=-1)
+            corners.append(boxes.reshape(-1, 4).astype(np.float32))
+        return corners
+
+    def grids(self, side: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """See `benchmarks.detection.survey.Grid`; of each level, for images of `side` pixels."""
+        grids, is_centred = [], self.anchor_grid == "centres"
+        for level in self.pyramid_levels:
+            cell = 2**level
+            points = cell * (np.arange(-(-side // cell)) + 0.5 * is_centred)
+            scale, ratios = cell * self.anchor_scale, self.anchor_ratios
+            shapes = np.array([(scale * math.sqrt(r), scale / math.sqrt(r)) for r in ratios])
+            grids.append((points, shapes if is_centred else 2 * np.round(shapes / 2)))
+        return grids
+
+
+_ANCHOR_WEIGHTS = (1.0, 1.0, 1.0, 1.0)  # of the offsets from anchors, see `boxes.decode`
+
+
+def propose(
+    logits: Sequence[jax.Array],
+    codes: Sequence[jax.Array],
+    anchors: Sequence[jax.typing.ArrayLike],
+    sizes: jax.Array,
+    *,
+    before: int,
+    after: int,
+    iou: float,
+) -> jax.Array:
+    """The best regions of each image, of which none overlaps a better one of its level too much.
+
+    Equal logits are in the order of the levels and anchors. Gradients do not pass.
+
+    Args:
+        logits: of each level, f32[b, n].
+        codes: of each level, f32[b, n, 4]: the offsets from the anchors.
+        anchors: of each level, f32[n, 4] in pixels.
+        sizes: f32[b, 2], height and width of the image without padding; boxes are cut to it, and
+            those without area then are left out.
+        before: how many of a level, those of the highest logits, take part in the suppression.
+        after: how many of an image are proposed, of all levels.
+        iou: of two boxes of a level that overlap by more, the better one stays.
+
+    Returns:
+        f32[b, P, 4], the best first, within the image; zeros are padding. P is `after`, or the
+        number of boxes that took part if they are fewer.
+    """
+    found = [
+        _best_of_level(*level, sizes, before)
+        for level in zip(map(lax.stop_gradient, logits), codes, anchors, strict=True)
+    ]
+    # The levels become rows of one problem, and the shorter ones are padded with empty boxes.
+    longest = max(top.shape[1] for top, _ in found)
+    gaps = [((0, 0), (0, longest - top.shape[1])) for top, _ in found]
+    top = jnp.stack([jnp.pad(top, gap) for (top, _), gap in zip(found, gaps, strict=True)], 1)
+    boxes = jnp.stack(
+        [jnp.pad(boxes, (*gap, (0, 0))) for (_, boxes), gap in zip(found, gaps, strict=True)], 1
+    )
+    kept = boxes_.nms(boxes, iou, inclusive=False)
+    ranked = jnp.where(kept, top, -jnp.inf).reshape(len(sizes), -1)
+    most = min(after, sum(top.shape[1] for top, _ in found))
+    best, place = lax.top_k(ranked, most)
+    chosen = jnp.take_along_axis(boxes.reshape(len(sizes), -1, 4), place[..., None], 1)
+    return jnp.where(best[..., None] > -jnp.inf, chosen, 0)
+
+
+def _best_of_level(
+    logits: jax.Array, codes: jax.Array, anchors: jax.typing.ArrayLike, sizes: jax.Array, most: int
+) -> tuple[jax.Array, jax.Array]:
+    """(logits f32[b, k], boxes f32[b, k, 4]) of the best anchors of a level, the best first."""
+    top, index = selection.top_k(logits.astype(jnp.float32), min(most, logits.shape[1]))
+    offsets = jnp.take_along_axis(lax.stop_gradient(codes), index[..., None], 1)
+    boxes = boxes_.decode(offsets.astype(jnp.float32), jnp.asarray(anchors)[index], _ANCHOR_WEIGHTS)
+    return top, boxes_.clip(boxes, sizes[:, :1], sizes[:, 1:])

@@ -15,11 +15,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.detection.records import Source, marked
+from benchmarks.detection.records import Source, marked_shards
 from benchmarks.detection.settings import Data
-from ops.order import Order, hash64
-from ops.permutation import Permutation
-from ops.shards import Shards
+from common.data.order import Order, Permutation, hash64
+from common.data.shards import Shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +55,7 @@ def _part(source: Source, chosen: np.ndarray) -> Source:
         records[np.delete(np.arange(len(records)), left_out)] = own
         examples.append(records)
     ids = tuple(np.array(source.image_ids)[chosen].tolist()) if source.image_ids else ()
-    return Source(marked(shards.paths, examples), source.category_ids, ids)
+    return Source(marked_shards(shards.paths, examples), source.category_ids, ids)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from benchmarks.detection import settings
-from benchmarks.detection.mask_rcnn.anchors import Layout
 from benchmarks.detection.mask_rcnn.input_pipeline import Preprocessing
-from benchmarks.detection.mask_rcnn.sampling import Sampling
+from benchmarks.detection.mask_rcnn.losses import Sampling
+from benchmarks.detection.mask_rcnn.models import Layout
 from benchmarks.detection.settings import Channels
-from errors import ConfigError
-from keys import Share
+from common.errors import ConfigError
+from common.keys import Share
 
 Overlap = Annotated[float, "(0, 1]"]
 Samples = Annotated[int, "[1, 20000]"]  # of an image; suppression compares each with each

@@ -1,8 +1,12 @@
-"""Reads the checkpoints of torchvision's Mask R-CNN: its names, layouts and settings.
+"""Other Mask R-CNNs' weights: torchvision's, and what the heads keep for other classes.
 
 torchvision's `maskrcnn_resnet50_fpn` has the arrays of `models.MaskRCNN`, with ResNets of other
 depths as well. Its anchors, the epsilon of its published weights and the numbers of COCO's classes
 differ; the keys that `read_settings` returns say so.
+
+The last layers have features for each class, the background first. For other classes, the
+background's stay. The boxes and masks of a new class begin as the mean of those of the classes
+before.
 """
 
 from __future__ import annotations
@@ -13,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from errors import DataError
-from ops.foreign import fitting
-from ops.foreign.files import Foreign
-from ops.foreign.resnets import PLAIN
+from common.errors import DataError
+from common.foreign import files
+from common.foreign.files import Foreign
+from common.foreign.resnets import PLAIN
 
 MODEL = "torchvision's Mask R-CNN"
 # The first digits of SHA-256 of torchvision's weights of 2019, whose BatchNorm divides by the
@@ -172,9 +176,11 @@ def translate(source: Foreign, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
       DataError: an array is missing, is unknown, has another shape, or is not finite.
     """
     arrays = arrays_of(source)
-    fitting.check(source.path, arrays, theirs(shapes))
+    files.check_arrays(source.path, arrays, theirs(shapes))
     (filters,) = shapes["params/proposal_head/conv/bias"]
-    values = {path: fitting.floats(source.path, name(path), arrays[name(path)]) for path in shapes}
+    values = {
+        path: files.finite_floats(source.path, name(path), arrays[name(path)]) for path in shapes
+    }
     return {path: np.ascontiguousarray(_ours(path, values[path], filters)) for path in shapes}
 
 
@@ -189,3 +195,36 @@ def _ours(path: str, array: np.ndarray, filters: int) -> np.ndarray:
     if module.endswith("/upsampled") and array.ndim == 4:
         return array.transpose(2, 3, 0, 1)[::-1, ::-1]  # flax turns the kernel round
     return array.transpose(2, 3, 1, 0) if array.ndim == 4 else array.T
+
+
+# By layer: how many features a class has, and whether those of new classes begin as a mean.
+_CLASS_LAYERS = {
+    "box_head/class": (1, False),
+    "box_head/code": (4, True),
+    "mask_head/mask": (1, True),
+}
+
+
+def renew_heads(
+    detector: Any, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The arrays of a Mask R-CNN's last layers, by path; see SSD's."""
+    del detector
+    layers = {}
+    for layer, (size, is_mean) in _CLASS_LAYERS.items():
+        for path in (f"{layer}/kernel", f"{layer}/bias"):
+            layers[path] = _mixed_features(initial[path], loaded.get(path), size, is_mean)
+    return layers
+
+
+def _mixed_features(
+    own: np.ndarray, other: np.ndarray | None, size: int, is_mean: bool
+) -> np.ndarray:
+    """The features of `own` [..., classes * size], with those of `other` that stay."""
+    if other is None or other.shape[:-1] != own.shape[:-1]:
+        return own
+    mine, theirs = (x.reshape(*x.shape[:-1], -1, size) for x in (own, other))
+    new = mine[..., 1:, :]
+    if is_mean:
+        new = np.broadcast_to(theirs[..., 1:, :].mean(-2, keepdims=True), new.shape)
+    return np.concatenate([theirs[..., :1, :], new], -2).reshape(own.shape)

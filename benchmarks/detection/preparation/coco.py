@@ -22,9 +22,10 @@ import numpy as np
 from benchmarks.detection import survey
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.preparation import objects, zips
-from errors import UserError
-from ops import console, foreign, limits, records
-from ops.preparation import arguments, plan, sources, writing
+from common import console, foreign, limits
+from common.data import records
+from common.errors import UserError
+from common.preparation import arguments, plan, sources, writing
 
 KIND = "detection"  # in the manifest
 SCORED = "instances_val2017.json"  # in OUT, whatever the name of the input
@@ -178,7 +179,7 @@ def _plan(
     for name, number in zip(annotations, (args.shards, args.val_shards), strict=True):
         path = listings[f"{name}_images"].path
         shards = (number or 0, _USUAL[name] if args.annotations else 0)
-        split = objects.make(name, annotations[name], indexes[path], args.seed, shards)
+        split = objects.plan_split(name, annotations[name], indexes[path], args.seed, shards)
         splits[name] = split
         unused[path] -= set(split.files.tolist())
         print(

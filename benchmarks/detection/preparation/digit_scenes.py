@@ -5,7 +5,7 @@
 
 6,000 images for training and 300 for validation, of 128x128 pixels with 1 to 6 digits each, come
 from scikit-learn's 1,797 handwritten digits, without a network. Validation shows digits that
-training never sees: the split is that of `ops.preparation.digits`. OUT/coco holds the images and
+training never sees: the split is that of `common.preparation.digits`. OUT/coco holds the images and
 annotations as COCO has them: boxes, run-length masks, crowds, category ids with gaps. The records
 are made of these by `coco`, as anybody's are. The same versions of NumPy and Pillow give the same
 bytes. The program does nothing if the folder is complete. `digit_masks` makes another set in the
@@ -26,10 +26,11 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from benchmarks.detection.preparation import coco
-from errors import parse_json
-from ops import console, files, parallel
-from ops.preparation import arguments, digits, writing
-from ops.shards import tensorflow
+from common import console, pools
+from common.data import files
+from common.data.shards import tensorflow
+from common.errors import parse_json
+from common.preparation import arguments, digits, writing
 
 SIDE = 128  # pixels, height and width
 COUNTS = {"train": 6000, "val": 300}
@@ -189,8 +190,8 @@ def write_coco(folder: str, kind: Kind = SQUARE) -> None:
     """Writes the images to FOLDER/train and FOLDER/val, and then FOLDER/instances_*.json."""
     images, classes, rows = digits.load()
     gfile = tensorflow().io.gfile
-    progress = console.Progress("drawing", sum(kind.counts.values()))
-    with console.Threads(console.threads(folder)) as pool:
+    progress = console.ProgressBar("drawing", sum(kind.counts.values()))
+    with pools.Threads(pools.threads(folder)) as pool:
         for split, count in kind.counts.items():
             mine = rows["train" if split == "train" else "validation"]
             mine = mine[np.isin(classes[mine], kind.digits)]
@@ -209,7 +210,7 @@ def write_coco(folder: str, kind: Kind = SQUARE) -> None:
             make = functools.partial(
                 one, split=split, inks=inks, classes=classes[mine], path=folder_of_split
             )
-            objects = list(parallel.ordered(pool, make, range(count), 64))
+            objects = list(pools.ordered(pool, make, range(count), 64))
             text = json.dumps(_annotations(objects, kind))
             files.write(os.path.join(folder, f"instances_{split}.json"), [text.encode()])
     progress.close()

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.detection import outlines
+from benchmarks.detection import coco
 from benchmarks.detection.coco import Annotations, is_end, normal
-from errors import UserError
-from ops import console, parallel
-from ops.images import photos
-from ops.preparation import plan, schema, writing
-from ops.preparation.sources import Source, SourceError
+from common import pools
+from common.errors import UserError
+from common.images import photos
+from common.preparation import plan, schema, writing
+from common.preparation.sources import Source, SourceError
 
 COCO = {  # of 2017
     "train images": 118_287,
@@ -90,7 +90,7 @@ class Split:
         return int((np.diff(self.starts) > 0).sum())
 
 
-def make(
+def plan_split(
     name: str, annotations: Annotations, source: Source, seed: int, shards: tuple[int, int]
 ) -> Split:
     """Plans a split; training leaves out images without boxes, and shuffles the others.
@@ -140,8 +140,8 @@ def turned(split: Split, workers: int) -> tuple[bool | None, int]:
         return [size == tuple(split.annotations.sizes[row].tolist()) for size in sizes]
 
     doubtful = 0
-    with console.Threads(workers) as pool:
-        for each in parallel.ordered(pool, fits, range(len(split.files)), 4 * workers):
+    with pools.Threads(workers) as pool:
+        for each in pools.ordered(pool, fits, range(len(split.files)), 4 * workers):
             if len(each) == 2 and each[0] != each[1]:
                 return each[1], 0
             doubtful += each == [True, True]
@@ -289,7 +289,7 @@ def _objects(split: Split, row: int, masks: bool) -> schema.Objects:
         [names[label] for label in labels],
         data.crowd[rows].tolist(),
         data.areas[rows].tolist(),
-        [_png(outlines.mask(data.outlines[i], *size)) for i in rows] if masks else None,
+        [_png(coco.outline_mask(data.outlines[i], *size)) for i in rows] if masks else None,
     )
 
 

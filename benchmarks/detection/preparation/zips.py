@@ -13,11 +13,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from errors import UserError, one_line
-from ops import limits
-from ops.images import photos
-from ops.preparation.sources import Source, SourceError, read_at
-from ops.shards import tensorflow
+from common import limits
+from common.data.shards import tensorflow
+from common.errors import UserError, one_line
+from common.images import photos
+from common.preparation.sources import Source, SourceError, read_at
 
 _HEADER = 30  # bytes in front of a member, before its name
 _EXTRA = 256  # bytes that the fields behind the name seldom exceed

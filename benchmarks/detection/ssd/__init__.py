@@ -1,7 +1,7 @@
 """SSD, a one-stage detector (Liu et al. 2015, arXiv:1512.02325), on data in COCO's form.
 
 This file joins the other files of this folder into a benchmark: `input_pipeline` crops and
-augments, `anchors` has the default boxes, `models` the network, `losses` the loss.
+augments, `models` has the network and its default boxes, `losses` the loss.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.base import HostBatch, Terms
-from benchmarks.detection import boxes, detector, nms, survey
+from benchmarks.detection import boxes, detector, survey
 from benchmarks.detection.detector import Detector, Leaves
-from benchmarks.detection.images import normalize
-from benchmarks.detection.ssd import anchors, input_pipeline, losses, models
+from benchmarks.detection.settings import normalize
+from benchmarks.detection.ssd import input_pipeline, losses, models
 from benchmarks.detection.ssd.settings import Settings
 from benchmarks.detection.ssd.use import SsdUses
-from keys import read
+from common import foreign
+from common.keys import read_config
+from common.layers import gram_resnet
 from models import BatchNorm
-from ops import foreign
-from ops.layers import gram_basic
 
 if TYPE_CHECKING:
     from benchmarks.uses import Uses
 
-# What `benchmarks.settling` takes of an SSD or a ResNet; of an SSD; of an SSD used as it is.
+# What `benchmarks` takes of an SSD or a ResNet; of an SSD; of an SSD used as it is.
 MODEL_KEYS = ("max_pool", "clip_boxes")
 BODY_KEYS = (
     *("image_size", "antialias", "resnet_stages", "num_filters"),
@@ -43,7 +43,7 @@ foreign_settings = functools.partial(detector.foreign_settings, __name__)
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """See `benchmarks.settling.restored`: the first SSDs padded the max-pool as PyTorch does."""
+    """See `benchmarks.restored_config`: the first SSDs padded the max-pool as PyTorch does."""
     return {"max_pool": "torch", "clip_boxes": True, **detector.restored(values, manifest)}
 
 
@@ -53,7 +53,7 @@ def make(config: Any, cache_dir: str) -> Ssd:
     Raises:
       ConfigError: a value cannot work.
     """
-    return Ssd(read(Settings, config), cache_dir)
+    return Ssd(read_config(Settings, config), cache_dir)
 
 
 class Ssd(Detector):
@@ -66,7 +66,7 @@ class Ssd(Detector):
         super().__init__(settings, cache_dir)
         self.bn_span = settings.backbone.bn_span
         self._layout = settings.maps.layout
-        self._anchors = anchors.corners(anchors.default_boxes(self._layout)).astype(np.float32)
+        self._anchors = models.box_corners(models.default_boxes(self._layout)).astype(np.float32)
 
     # Data.
 
@@ -119,7 +119,7 @@ class Ssd(Detector):
             ),
         )
         if keys.batch_norm == "gram":
-            backbone = gram_basic.compose(backbone, keys.pool_padding)
+            backbone = gram_resnet.compose_basic(backbone, keys.pool_padding)
         extras, per_cell = self.settings.maps.extras, self._layout.boxes_per_cell
         return models.SSD(backbone, extras, per_cell, self._classes)
 
@@ -170,7 +170,7 @@ class Ssd(Detector):
         codes, logits = models.join(outputs, 1 + self._classes)
         keys = self.settings.detection
         decoded = boxes.decode(codes, self._anchors)
-        found = nms.best(
+        found = boxes.best_detections(
             boxes.clip(decoded, 1, 1) if keys.clip_boxes else decoded,
             jax.nn.softmax(logits)[..., 1:],
             keys.min_score,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.detection import boxes as boxes_
-from benchmarks.detection import matching, select
+from benchmarks.detection import selection
 from benchmarks.detection.losses import cross_entropy, smooth_l1
 
 MATCH_IOU = 0.5  # an anchor with at least this IoU with a true box is positive
@@ -59,7 +59,7 @@ def detection_loss(
     # Every map is read where its head has written it: joining the logits would copy them all.
     per_anchor = _per_map(partial(cross_entropy, num_logits=num_logits), logits, labels)
     with jax.named_scope("mining"):
-        hardest = select.largest(
+        hardest = selection.largest(
             jax.lax.stop_gradient(per_anchor), ~positive, NEGATIVES * positives
         )
     class_sum = jnp.sum(jnp.where(positive | hardest, per_anchor, 0), 1)
@@ -89,7 +89,7 @@ def _targets(
     The offsets of an anchor of class 0 mean nothing.
     """
     valid = (classes > 0) & (boxes_.area(boxes) > 0)
-    found = matching.match(boxes, valid, anchors, MATCH_IOU)
-    taken = matching.take(jnp.concatenate([boxes, classes[:, None]], 1), found.box)
+    found = boxes_.match(boxes, valid, anchors, MATCH_IOU)
+    taken = boxes_.take_by_product(jnp.concatenate([boxes, classes[:, None]], 1), found.box)
     labels = jnp.where(found.positive, taken[:, 4], 0).astype(jnp.int32)
     return boxes_.encode(taken[:, :4], anchors), labels

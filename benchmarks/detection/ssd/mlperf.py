@@ -15,8 +15,8 @@ from typing import Any
 from benchmarks.detection.detector import COCO
 from benchmarks.detection.ssd.settings import Maps
 from benchmarks.mlperf import Entry, Facts, Run, check_closed, check_optimizer, rows
-from keys import read
-from ops.trees import by_name
+from common.keys import read_config
+from common.trees import by_name
 
 ENTRY = Entry(
     name="ssd",
@@ -112,7 +112,7 @@ def _breaches(run: Run) -> Iterator[str]:
 def _tags(run: Run) -> dict[str, Any]:
     """The hyperparameters of 'v0.5', in the order of its tags."""
     recipe, rate = run.recipe, run.learning_rate
-    boxes = read(Maps, recipe).layout
+    boxes = read_config(Maps, recipe).layout
     return {
         "input_size": run.examples["train"],
         "input_batch_size": recipe["train_batch_size"],

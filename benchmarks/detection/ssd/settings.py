@@ -8,10 +8,9 @@ from typing import Annotated, Any, Literal
 
 from benchmarks.detection import settings
 from benchmarks.detection.settings import Channels
-from benchmarks.detection.ssd.anchors import Layout
 from benchmarks.detection.ssd.input_pipeline import Preprocessing, Side
-from benchmarks.detection.ssd.models import Extra, sides
-from errors import ConfigError
+from benchmarks.detection.ssd.models import Extra, Layout, map_sides
+from common.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,7 +69,7 @@ class Maps:
     def layout(self) -> Layout:
         """The sides of the maps, and their default boxes."""
         ratios = [range(2, ratio + 1) for ratio in self.box_ratios]
-        maps = sides(self.image_size, self.extras)
+        maps = map_sides(self.image_size, self.extras)
         return Layout(self.image_size, maps, self.box_steps, self.box_sides, ratios)
 
 

@@ -1,9 +1,11 @@
-"""Reads the checkpoints of MLPerf's reference SSD, `ssd300` in PyTorch: names and layouts.
+"""Other SSDs' weights: MLPerf's reference in PyTorch, and what the heads keep for other classes.
 
-Source: mlcommons/training, single_stage_detector/ssd, `ssd300.py` and `base_model.py`. The network
-is that of configs/ssd.py. Its max-pool pads as PyTorch does, its boxes may reach beyond the image,
-and a map has one convolution for the codes and one for the classes. Class k is the k-th category
-in the order of COCO's ids, as here.
+The reference is `ssd300` of mlcommons/training, single_stage_detector/ssd, `ssd300.py` and
+`base_model.py`. The network is that of configs/ssd.py. Its max-pool pads as PyTorch does, its boxes
+may reach beyond the image, and a map has one convolution for the codes and one for the classes.
+Class k is the k-th category in the order of COCO's ids, as here.
+
+For other classes, the heads keep the boxes and the background.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from errors import DataError
-from ops.foreign import fitting
-from ops.foreign.files import Foreign
-from ops.foreign.resnets import PLAIN
+from common.errors import DataError
+from common.foreign import files
+from common.foreign.files import Foreign
+from common.foreign.resnets import PLAIN
 
 MODEL = "MLPerf's reference SSD"
 # The keys that decide the shapes of arrays, besides the number of classes
@@ -117,8 +119,8 @@ def translate(source: Foreign, shapes: Mapping[str, tuple[int, ...]]) -> dict[st
     """
     arrays = {k: v for k, v in source.arrays.items() if not k.endswith("num_batches_tracked")}
     wanted = theirs(shapes, read_settings(source)[0]["num_classes"])
-    fitting.check(source.path, arrays, wanted)
-    values = {name: fitting.floats(source.path, name, arrays[name]) for name in wanted}
+    files.check_arrays(source.path, arrays, wanted)
+    values = {name: files.finite_floats(source.path, name, arrays[name]) for name in wanted}
     return {path: _ours([values[name] for name in names(path)]) for path in shapes}
 
 
@@ -130,3 +132,33 @@ def _ours(parts: list[np.ndarray]) -> np.ndarray:
         both = np.concatenate([codes[_SWAPPED], logits])
         array = np.moveaxis(both, 0, 1).reshape(-1, *array.shape[1:])
     return np.ascontiguousarray(array.transpose(2, 3, 1, 0) if array.ndim == 4 else array)
+
+
+_KEPT_FEATURES = 5  # features of a box: its codes and the logit of the background come first
+
+
+def renew_heads(
+    detector: Any, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The arrays of the heads of an SSD that begins with those of other classes, by path.
+
+    Args:
+      detector: the SSD.
+      initial: its own initial parameters by path.
+      loaded: the other SSD's; heads with other maps or boxes are not used.
+    """
+    counts = detector.settings.maps.layout.boxes_per_cell
+    heads = {}
+    for i, count in enumerate(counts, 1):
+        for path in (f"head{i}/kernel", f"head{i}/bias"):
+            heads[path] = _mixed_features(initial[path], loaded.get(path), count)
+    return heads
+
+
+def _mixed_features(own: np.ndarray, other: np.ndarray | None, boxes: int) -> np.ndarray:
+    """The features of `own` [..., boxes * n], of which each box's first come from `other`."""
+    if other is None or other.shape[:-1] != own.shape[:-1] or other.shape[-1] % boxes:
+        return own
+    mine, theirs = (x.reshape(*x.shape[:-1], boxes, -1) for x in (own, other))
+    columns = [theirs[..., :_KEPT_FEATURES], mine[..., _KEPT_FEATURES:]]
+    return np.concatenate(columns, -1).reshape(own.shape)

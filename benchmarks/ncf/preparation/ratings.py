@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from errors import UserError
-from ops import console
-from ops.preparation import arguments
-from ops.shards import tensorflow
+from common import console
+from common.data.shards import tensorflow
+from common.errors import UserError
+from common.preparation import arguments
 
 LEAST = 20  # ratings of a user, as in MovieLens
 HEADER = "userId,movieId,rating,timestamp"
@@ -148,7 +148,7 @@ def write(args: argparse.Namespace) -> str:
     if "://" not in args.out:
         gfile.makedirs(args.out)
     path = f"{args.out.rstrip('/')}/ratings.csv"
-    progress = console.Progress("writing", world.users, "users")
+    progress = console.ProgressBar("writing", world.users, "users")
     with gfile.GFile(f"{path}.part", "w") as file:
         file.write(f"{HEADER}\n")
         for block, _, picks in world.blocks():

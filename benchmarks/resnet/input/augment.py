@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.resnet.input import effects
-from ops.hashing import hash32, uniform
+from common.hashing import hash32, uniform
 
 FORMS = "'randaugment:2x9', 'randaugment:2x6:0.5' or 'trivialaugment'"
 _GREY, _BLACK = (128.0, 128.0, 128.0), (0.0, 0.0, 0.0)

@@ -20,12 +20,12 @@ import numpy as np
 
 from benchmarks.resnet.settings import Images
 from benchmarks.resnet.sizes import Sizes
+from common.console import Progress
+from common.data.decoding import Batch, Reader, fixed_options
+from common.data.order import Order, numbers
+from common.data.shards import tensorflow
+from common.images import pixels
 from input_pipeline import Source, normalize
-from ops.decoding import Batch, Reader, fixed_options
-from ops.images import pixels
-from ops.order import Order, numbers
-from ops.progress import Progress
-from ops.shards import tensorflow
 
 _log = logging.getLogger("tpu_suite")
 

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.base import Benchmark, HostBatch, Spec
 from benchmarks.resnet import ResNet, batches
 from benchmarks.resnet.use import ClassifierUses
-from ops import padding
+from common.data import decoding
 
 if TYPE_CHECKING:
     from benchmarks.uses import Uses
@@ -42,7 +42,7 @@ class FakeImages(ResNet):
         batch = self._batch(spec, "eval", shard, num_shards)
         rows, total = batch_size // num_shards, self.num_examples("eval")
         for first in range(shard * rows, total + shard * rows, batch_size):
-            mask = padding.mask(total - first, rows)
+            mask = decoding.mask(total - first, rows)
             yield batch if mask.all() else batch | {"mask": mask}
 
     def train_ids(self, batch_size: int, step: int) -> list[int]:

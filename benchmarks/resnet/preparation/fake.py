@@ -16,9 +16,10 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from errors import UserError
-from ops import console, files, records
-from ops.preparation import arguments, schema
+from common import console, pools
+from common.data import files, records
+from common.errors import UserError
+from common.preparation import arguments, schema
 
 
 class FakeImages:
@@ -27,7 +28,7 @@ class FakeImages:
     def __init__(self, split: str, num: int, size: tuple[int, int], classes: int, seed: int):
         """`size` is the typical (height, width) in pixels; both vary by up to a third."""
         self.split, self.num, self.size, self.classes, self.seed = split, num, size, classes, seed
-        self.progress = console.Progress(f"writing {split}", num)
+        self.progress = console.ProgressBar(f"writing {split}", num)
 
     def __len__(self) -> int:
         return self.num
@@ -103,7 +104,7 @@ def prepare(args: argparse.Namespace) -> str:
         print(f"{split}: {number:,} images in {shards:,} shards into {args.out}", flush=True)
         images = FakeImages(split, number, args.size, args.classes, args.seed)
         try:
-            paths = records.write_shards(args.out, split, images, shards, console.cores())
+            paths = records.write_shards(args.out, split, images, shards, pools.cores())
         except KeyboardInterrupt:
             raise UserError(f"stopped; {args.out} is incomplete", code=130) from None
         images.progress.close()

@@ -21,12 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from errors import UserError, some, visible
-from ops import console, foreign, records
-from ops.images import photos, repeats
-from ops.preparation import arguments, schema, sources, writing
-from ops.preparation import plan as plans
-from ops.shards import tensorflow
+from common import console, foreign
+from common.data import records
+from common.data.shards import tensorflow
+from common.errors import UserError, some, visible
+from common.images import manifest, photos
+from common.preparation import arguments, schema, sources, writing
+from common.preparation import plan as plans
 
 _SAMPLE = 100  # images whose sizes stand for all
 _USUAL_SIDE = 224  # pixels, in the recipes
@@ -132,7 +133,7 @@ def _warn_of_repeats(planned: Sequence[writing.Shard], results: dict[str, dict])
     ]
     if rows:
         digests, labels, paths, splits = map(np.array, zip(*rows, strict=True))
-        for line in repeats.lines(digests, labels, splits, lambda i: str(paths[i])):
+        for line in manifest.repeated_images(digests, labels, splits, lambda i: str(paths[i])):
             print(visible(f"warning: {line}"))
 
 

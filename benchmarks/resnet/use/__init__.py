@@ -13,25 +13,25 @@ import numpy as np
 
 from benchmarks.resnet import architecture, records
 from benchmarks.resnet.architecture import Architecture
-from benchmarks.resnet.use import exhibits, imports
-from benchmarks.resnet.use.classification import Predictions
+from benchmarks.resnet.use import exhibits, weights
+from benchmarks.resnet.use.exhibits import Predictions
 from benchmarks.resnet.use.portable import Classifier
 from benchmarks.uses import Exhibit, Imported, Uses
-from errors import ConfigError
-from ops import foreign
-from ops.foreign import files
-from ops.portable import Portable
+from common import foreign
+from common.errors import ConfigError
+from common.foreign import files
+from common.portable import Portable
 
 if TYPE_CHECKING:
     from benchmarks.resnet import ResNet
-    from ops.foreign.files import Foreign
+    from common.foreign.files import Foreign
 
 
 def foreign_settings(path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
     """The keys of a file of another library's weights, with remarks; None if `path` is none."""
     if not (file := foreign.find(path)):
         return None
-    return imports.read_settings(files.peek(file))
+    return weights.read_settings(files.peek(file))
 
 
 def foreign_weights(source: Foreign, space_to_depth: bool) -> Imported:
@@ -44,7 +44,7 @@ def foreign_weights(source: Foreign, space_to_depth: bool) -> Imported:
     Raises:
       DataError: the file holds no ResNet.
     """
-    values, _ = imports.read_settings(source)
+    values, _ = weights.read_settings(source)
     keys = {"precision": "float32", "batch_norm": "plain", "bn_span": 1, "bn_momentum": 0.9}
     known = {field.name for field in dataclasses.fields(Architecture)}
     keys |= {key: value for key, value in values.items() if key in known}
@@ -53,8 +53,8 @@ def foreign_weights(source: Foreign, space_to_depth: bool) -> Imported:
     init = functools.partial(model.init, train=False)
     shapes: Any = jax.eval_shape(init, jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
     state = {name: tree for name, tree in shapes.items() if name != "params"}
-    arrays = imports.translate(source, shapes["params"], state)
-    return Imported(source.path, *arrays, *imports.describe(source, values))
+    arrays = weights.translate(source, shapes["params"], state)
+    return Imported(source.path, *arrays, *weights.describe(source, values))
 
 
 class ClassifierUses(Uses):
@@ -115,13 +115,13 @@ class ClassifierUses(Uses):
         if not (file := foreign.find(path)):
             return None
         benchmark, source = self._benchmark, files.read(file)
-        values, remarks = imports.read_settings(source)
+        values, remarks = weights.read_settings(source)
         if (version := benchmark.settings.model.resnet_version) == "1":
             # The arrays of "1" and "1.5" are the same; a checkpoint of TensorFlow is silent.
             values |= {key: version for _, key in remarks if key == "resnet_version"}
-        for key in imports.ARCHITECTURE:
+        for key in weights.ARCHITECTURE:
             if values[key] != (mine := getattr(benchmark.settings.model, key, values[key])):
                 raise ConfigError(f"config.{key}={mine!r}, but {file} has {values[key]!r}")
         params, model_state = jax.eval_shape(benchmark.init, jax.random.key(0))
-        arrays = imports.translate(source, params, model_state)
-        return Imported(file, *arrays, *imports.describe(source, values))
+        arrays = weights.translate(source, params, model_state)
+        return Imported(file, *arrays, *weights.describe(source, values))

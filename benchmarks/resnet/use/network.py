@@ -1,4 +1,4 @@
-"""Turns a trained ResNet into the plain steps of `ops.network`, with BatchNorm folded in.
+"""Turns a trained ResNet into the plain steps of `common.portable`, with BatchNorm folded in.
 
 In inference BatchNorm multiplies and adds constants. Where it follows a convolution, the constants
 go into the kernel and the bias, so that other programs compute neither.
@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.resnet import variants
 from benchmarks.resnet.architecture import MAX_POOLS, Architecture
-from benchmarks.resnet.variants import blur_pool
+from common import portable
+from common.foreign.resnets import unfold_kernel
+from common.images.input_spec import InputSpec
+from common.portable import Network, Padding
 from models import EPSILON
-from ops import network
-from ops.foreign.resnets import unfold_kernel
-from ops.images.input_spec import InputSpec
-from ops.network import Network, Padding
 
 
 def build(keys: Architecture, variables: Any, spec: InputSpec) -> Network:
@@ -58,7 +58,7 @@ class _Builder:
         spec = self._spec
         mean, std = np.asarray(spec.mean, np.float64), np.asarray(spec.std, np.float64)
         arrays = {"scale": 1 / std, "bias": -mean / std}
-        return self._network.add("affine", "normalised", network.INPUT, arrays=arrays)
+        return self._network.add("affine", "normalised", portable.INPUT, arrays=arrays)
 
     def _stem(self, x: str) -> str:
         last = "conv_stem"
@@ -70,7 +70,7 @@ class _Builder:
         if (padding := MAX_POOLS[self._keys.max_pool]) is None:
             return self._relu(self._conv(x, "", "conv_pool", "bn_pool", 2))
         if isinstance(padding, str):
-            padding = network.same_padding(self._size, 3, 2)
+            padding = portable.same_padding(self._size, 3, 2)
         self._size = (self._size + sum(padding[0]) - 3) // 2 + 1
         name = last.replace("conv_stem", "max_pool")
         return self._network.add("max_pool", name, x, window=3, stride=2, padding=padding)
@@ -97,7 +97,7 @@ class _Builder:
     def _shortcut(self, x: str, block: str, stride: int) -> str:
         """A strided 1x1 convolution; in a D model a mean-pool and a 1x1 convolution."""
         if stride > 1 and "conv_stem2" in self._params:
-            padding = network.same_padding(self._size, stride, stride)
+            padding = portable.same_padding(self._size, stride, stride)
             self._size = -(-self._size // stride)
             values: dict[str, Any] = {"window": stride, "stride": stride, "padding": padding}
             x, stride = self._network.add("mean_pool", f"{block}/mean_pool", x, **values), 1
@@ -118,8 +118,10 @@ class _Builder:
         else:
             edge = (kernel.shape[0] // 2,) * 2
             padding = (edge, edge)
-        if self._keys.blur_pool and stride > 1 and kernel.shape[2] >= blur_pool.MIN_CHANNELS:
-            is_1x1 = kernel.shape[0] == 1  # its stride goes to the blur, see `blur_pool.compose`
+        if self._keys.blur_pool and stride > 1 and kernel.shape[2] >= variants.MIN_BLUR_CHANNELS:
+            is_1x1 = (
+                kernel.shape[0] == 1
+            )  # its stride goes to the blur, see `variants.compose_blur_pool`
             x = self._blur(x, _join(block, name), kernel.shape[2], stride if is_1x1 else 1)
             stride = 1 if is_1x1 else stride
         bias = np.zeros(kernel.shape[-1])
@@ -135,7 +137,7 @@ class _Builder:
     def _blur(self, x: str, conv: str, channels: int, stride: int) -> str:
         """The blur before a convolution."""
         self._size = -(-self._size // stride)
-        arrays = {"kernel": np.repeat(blur_pool.KERNEL[..., None], channels, axis=-1)}
+        arrays = {"kernel": np.repeat(variants.BLUR_KERNEL[..., None], channels, axis=-1)}
         places: dict[str, Any] = {"stride": stride, "padding": ((1, 1), (1, 1))}
         return self._network.add("depthwise", f"{conv}/blur", x, arrays=arrays, **places)
 

@@ -13,11 +13,11 @@ import numpy as np
 import models
 from benchmarks.resnet.architecture import Architecture
 from benchmarks.resnet.use import network
-from benchmarks.resnet.variants.squeeze_excite import squeezed
-from errors import ConfigError
-from ops.foreign import resnets as foreign
-from ops.images.input_spec import InputSpec
-from ops.portable import Portable, TorchForm
+from benchmarks.resnet.variants import squeezed_units
+from common.errors import ConfigError
+from common.foreign import resnets as foreign
+from common.images.input_spec import InputSpec
+from common.portable import Portable, TorchForm
 
 # The depths for which timm has an architecture: plain, D, SE, SE and D, and v2.
 _TIMM = {
@@ -200,7 +200,7 @@ def _is_squeezed(block: Mapping[str, Any], share: float) -> bool:
     if "se_reduce" not in block:
         return True
     channels = len(block["se_expand"]["bias"])
-    return len(block["se_reduce"]["bias"]) == squeezed(channels, share)
+    return len(block["se_reduce"]["bias"]) == squeezed_units(channels, share)
 
 
 def _reverse_stem(arrays: dict[str, np.ndarray]) -> None:

@@ -1,6 +1,6 @@
 """GNMT (Wu et al. 2016, arXiv:1609.08144), a recurrent translator with attention.
 
-`loading` reads all pairs of sentences into a `corpus`, from `text` or `records`; `buckets` makes
+`loader` reads all pairs of sentences, from text or records, into a `corpus`, which also makes
 batches of pairs of similar length. `models` has the network, `lstm` and `losses` its two largest
 parts with their gradients, `search` the beam search, `mlperf` the rules of MLPerf.
 """
@@ -20,14 +20,14 @@ import numpy as np
 
 from benchmarks.base import HostBatch, Terms
 from benchmarks.translation import translator
-from benchmarks.translation.gnmt import buckets, loading, losses, models, search
+from benchmarks.translation.gnmt import corpus, loader, losses, models, search
 from benchmarks.translation.gnmt.corpus import Corpus
-from benchmarks.translation.gnmt.use import GnmtUses
 from benchmarks.translation.translator import Length, Lengths, Translator
+from benchmarks.translation.use import TranslatorUses
 from benchmarks.translation.vocabulary import EOS
-from errors import ConfigError, DataError
-from keys import Count, NotNegative, Positive, read
-from ops import files
+from common.data import files
+from common.errors import ConfigError, DataError
+from common.keys import Count, NotNegative, Positive, read_config
 
 # Pairs of at most 48 tokens in Google's files; newstest2014; entries with Google's file: PAD, EOS,
 # unknown words, and 32,313 pieces.
@@ -62,7 +62,7 @@ def make(config: Any, cache_dir: str) -> Gnmt:
     Raises:
       ConfigError: a value cannot work.
     """
-    return Gnmt(read(Settings, config), cache_dir)
+    return Gnmt(read_config(Settings, config), cache_dir)
 
 
 class Gnmt(Translator):
@@ -111,7 +111,7 @@ class Gnmt(Translator):
     def _load(self, split: str, most: int | None = None) -> Corpus:
         """Loads a split; ConfigError if it has another number of pairs than declared."""
         settings, declared = self.settings, self.declared_examples(split)
-        corpus = loading.load(settings, split, self.vocabulary, most, self._cache_dir)
+        corpus = loader.load(settings, split, self.vocabulary, most, self._cache_dir)
         if declared not in (0, len(corpus)):
             longest = settings.bucket_lengths[-1]
             counted = f" pairs of at most {longest} tokens" if split == "train" else ""
@@ -144,16 +144,16 @@ class Gnmt(Translator):
         return sources, corpus.rows(every, 1, int(corpus.lengths[:, 1].max()))
 
     @functools.cached_property
-    def _buckets(self) -> Callable[[int], buckets.Buckets]:
+    def _buckets(self) -> Callable[[int], corpus.Buckets]:
         settings, lengths = self.settings, self._train.lengths.max(axis=1)
-        make, sizes = buckets.Buckets.make, settings.bucket_lengths
+        make, sizes = corpus.Buckets.make, settings.bucket_lengths
         return functools.lru_cache(2)(lambda batch: make(lengths, sizes, settings.seed, batch))
 
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
         plan = self._buckets(batch_size)
-        return buckets.train_batches(self._train, plan, shard, num_shards, start_step)
+        return corpus.bucket_batches(self._train, plan, shard, num_shards, start_step)
 
     def train_ids(self, batch_size: int, step: int) -> list[int]:
         return self._buckets(batch_size).batch(step).pairs.tolist()
@@ -236,3 +236,20 @@ class Gnmt(Translator):
         limit = jnp.where(has_words, settings.max_length, 0)
         rules, coverage = self.search_rules(settings.max_length, top), settings.coverage_penalty
         return search.beam_search(step, cache, memory.visible, limit, coverage, rules)
+
+
+class GnmtUses(TranslatorUses):
+    """The uses of a GNMT."""
+
+    attends = "the attention of the decoder's first layer, which all layers share"
+
+    def attention(self, params: Any, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+        _, captured = self._benchmark.network.apply(
+            {"params": params},
+            {"inputs": jnp.asarray(source)[None], "targets": jnp.asarray(target)[None]},
+            None,
+            capture_intermediates=lambda module, method: module.name == "attention",
+            mutable=["intermediates"],
+        )
+        _, probabilities = captured["intermediates"]["attention"]["__call__"][0]
+        return np.asarray(probabilities[:, 0], np.float32)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ops.layers import sums
+from common.layers import sums
 
 BARRED = -1e9  # the logit of a column that is no word
 
@@ -104,7 +104,7 @@ def _forward(rule: _Rule, features: Any, classifier: Any, targets: Any, weights:
         (total, of_kernel, of_bias), (features, targets, weights) = carry, part
         scores = logits(features, kernel, bias, rule.vocab_size)
         each, log_sums = _losses(rule, scores, targets)
-        slopes_at = partial(_slopes, rule, targets, weights, log_sums)
+        slopes_at = partial(_gradients, rule, targets, weights, log_sums)
         slopes = slopes_at(scores).astype(features.dtype)
         if of_bias is not None:
             # On TPUs the barrier has XLA compute the slopes again, where it would store them.
@@ -136,7 +136,9 @@ def _losses(rule: _Rule, scores: jax.Array, targets: jax.Array) -> tuple[jax.Arr
     return log_sums - jnp.sum(_labels(rule, scores, targets) * scores, -1), log_sums
 
 
-def _slopes(rule: _Rule, targets: Any, weights: Any, log_sums: Any, scores: jax.Array) -> jax.Array:
+def _gradients(
+    rule: _Rule, targets: Any, weights: Any, log_sums: Any, scores: jax.Array
+) -> jax.Array:
     """The gradient [t, b, Vp] of the weighted losses by the logits `scores`."""
     slopes = jnp.exp(scores - log_sums[..., None]) - _labels(rule, scores, targets)
     return slopes * weights[..., None]

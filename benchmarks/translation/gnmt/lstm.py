@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ops.layers import sums
+from common.layers import sums
 
 
 def lstm(

@@ -13,7 +13,7 @@ from benchmarks import mlperf
 from benchmarks.mlperf import Facts, Run
 from benchmarks.translation import mlperf as shared
 from benchmarks.translation.gnmt import WMT
-from errors import ConfigError
+from common.errors import ConfigError
 
 SENTENCES = WMT["eval"]
 _RULES = {

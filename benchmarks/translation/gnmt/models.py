@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from benchmarks.translation.gnmt import losses
 from benchmarks.translation.gnmt.lstm import cell, lstm
-from ops.layers.dropout import dropout
+from common.layers.dropout import dropout
 
 _TILE = 128  # the tables have a multiple of it as words: that fills the TPU's matrix unit
 _AT_ONCE = 4  # targets whose tanh are made in one pass: fewer passes over the sums

@@ -11,14 +11,14 @@ import threading
 import unicodedata
 from typing import Any
 
-from benchmarks.translation.preparation import examples, shards, sources, vocabularies
-from benchmarks.translation.preparation import records as records_input
+from benchmarks.translation.preparation import packing, shards, sources, vocabularies
 from benchmarks.translation.vocabulary import EOS, Vocabulary
-from errors import UserError
-from ops import console, records
-from ops import files as storage
-from ops.preparation import writing
-from ops.shards import tensorflow
+from common import console, pools
+from common.data import files as storage
+from common.data import records
+from common.data.shards import tensorflow
+from common.errors import UserError
+from common.preparation import writing
 
 SOURCES, REFERENCES = "sources.txt", "references.txt"  # raw lines of the evaluation
 _VOCABULARY = 1000, 32768  # subwords, the least and the most, unless --vocabulary_size is given
@@ -28,7 +28,7 @@ _PER_PROCESS = 2 << 20  # bytes of input that are worth the start of another pro
 _TRAIN, _EVAL = records.TEXT_SPLITS
 _FACTS = ("examples", "bytes", "sha256")
 
-Input = sources.Input | records_input.Input
+Input = sources.TextInput | sources.RecordInput
 Summaries = dict[str, dict[str, Any]]  # of the shards, by name; see `shards.make`
 
 
@@ -137,7 +137,7 @@ class Run:
     def _read(self, spool: shards.Spool, sample: vocabularies.Sample | None) -> sources.Reading:
         """Reads the training pairs once: deals them to the shards, and samples them."""
         reading = sources.Reading()
-        progress = console.Progress("reading", 0, "pairs", self._size)
+        progress = console.ProgressBar("reading", 0, "pairs", self._size)
         pairs = self._source.read("train", reading, lambda size: progress.add(0, size))
         for source, target, left, right in pairs:
             progress.add(1)
@@ -157,7 +157,7 @@ class Run:
     ) -> Summaries:
         """Makes the unfinished shards; returns their summaries by name."""
         args, stop = self._args, threading.Event()
-        progress = console.Progress("packing", pairs, "pairs")
+        progress = console.ProgressBar("packing", pairs, "pairs")
         workers = max(1, min(args.workers, len(wanted), self._size // _PER_PROCESS))
 
         def write(number: int) -> dict:
@@ -177,9 +177,9 @@ class Run:
             progress.add(result["pairs"] + result["long"], result["bytes"])
             return result
 
-        with shards.Pool(workers) as pool, console.Threads(2 * workers) as threads:
+        with shards.Pool(workers) as pool, pools.Threads(2 * workers) as threads:
             tasks = [threads.submit(write, number) for number in wanted]
-            console.all_done(tasks, stop)
+            pools.all_done(tasks, stop)
         progress.close()
         return {self._names[k]: task.result() for k, task in zip(wanted, tasks, strict=True)}
 
@@ -212,7 +212,7 @@ class Run:
         result = self._state.summary(name, self._eval_key)
         if not result:
             self._state.remove_manifest()
-            rows = (examples.serialize({"inputs": a, "targets": b}) for a, b in ids)
+            rows = (packing.serialize_example({"inputs": a, "targets": b}) for a, b in ids)
             written = dataclasses.asdict(records.write_shard(os.path.join(out, name), rows))
             result = {"key": self._eval_key, **written, "examples": written["count"]}
             self._state.write(f"{name}.json", result)

@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.translation.preparation import examples, packing
-from benchmarks.translation.vocabulary import EOS, Vocabulary
-from benchmarks.translation.vocabulary import load as load_vocabulary
-from errors import UserError
-from ops import records
-from ops.order import hash64
+from benchmarks.translation.preparation import packing
+from benchmarks.translation.vocabulary import EOS, Vocabulary, load_vocabulary
+from common.data import records
+from common.data.order import hash64
+from common.errors import UserError
 
 OPEN_ROWS = 512
 _BUFFERED = 32 << 20  # bytes of pairs in memory before they go to the files
@@ -127,7 +126,7 @@ def make(job: Job) -> dict[str, Any]:
     facts = {"pairs": len(pairs), "tokens": tokens, "long": long, "longest": longest}
     shuffled = (pairs[i] for i in _permutation(len(pairs), job.seed, 2, job.number))
     packed = packing.pack(shuffled, job.length, OPEN_ROWS)
-    rows = [examples.serialize(row) for row in packed]
+    rows = [packing.serialize_example(row) for row in packed]
     digest, size = hashlib.sha256(), 0
     with open(job.records, "wb") as file:
         for i in _permutation(len(rows), job.seed, 3, job.number):

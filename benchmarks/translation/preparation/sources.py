@@ -1,4 +1,8 @@
-"""Streams parallel text: files, .gz, .sgm and members of tar archives, local or gs://."""
+"""Streams pairs of sentences from parallel text, or from records that are packed (again).
+
+Text is files, .gz, .sgm and members of tar archives, local or gs://. Records are tensor2tensor's,
+or MLPerf's reference's.
+"""
 
 import argparse
 import dataclasses
@@ -6,6 +10,7 @@ import gzip
 import hashlib
 import io
 import itertools
+import os
 import posixpath
 import re
 import tarfile
@@ -13,12 +18,19 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
+from benchmarks.translation import agreement, rows
+from benchmarks.translation.preparation import shards
 from benchmarks.translation.vocabulary import Vocabulary
-from errors import one_line
-from ops import limits
-from ops.preparation import tars
-from ops.preparation.sources import SourceError, read_at
-from ops.shards import tensorflow
+from common import limits
+from common.data import files
+from common.data import records as records_files
+from common.data.shards import record_name, tensorflow
+from common.errors import DataError, one_line
+from common.preparation import sources
+from common.preparation.sources import SourceError, read_at
+from common.text import is_sgm, limited_lines, sgm_sentences
 
 _ARCHIVES = (".tgz", ".tar.gz", ".tar", ".tar.bz2", ".tar.xz")
 _BUFFER = 1 << 20  # bytes of a read
@@ -47,22 +59,22 @@ class Text:
             count: gets the number of bytes of each read, of the archive or file.
 
         Raises:
-            SourceError: the file is damaged, or beyond one of `ops.limits`.
+            SourceError: the file is damaged, or beyond one of `common.limits`.
             tf.errors.OpError: it cannot be read.
         """
         try:
             with _open(self.path, count) as raw:
                 opened = _member(raw, self) if self.member else raw
                 with _unzipped(opened) as file:
-                    if limits.is_sgm(self.name.removesuffix(".gz")):
-                        yield from limits.segments(file, self.name, SourceError)
+                    if is_sgm(self.name.removesuffix(".gz")):
+                        yield from sgm_sentences(file, self.name, SourceError)
                     else:
                         yield from self._split(file)
         except _DAMAGE as error:
             raise SourceError(f"{self.name} is damaged or cut short: {one_line(error)}") from error
 
     def _split(self, file: Any) -> Iterator[bytes]:
-        for i, line in enumerate(limits.lines(file, self.name, SourceError)):
+        for i, line in enumerate(limited_lines(file, self.name, SourceError)):
             yield line.removeprefix(b"" if i else b"\xef\xbb\xbf").removesuffix(b"\n")
 
 
@@ -99,8 +111,8 @@ def _unzipped(file: Any) -> Any:
 
 def _member(raw: Any, text: Text) -> Any:
     """Opens a member of an archive, without unpacking the archive."""
-    archive = tars.opened(raw, "r|*")
-    for info in tars.members(archive):
+    archive = sources.open_tar(raw, "r|*")
+    for info in sources.tar_members(archive):
         if posixpath.normpath(info.name) == text.member and info.isreg():
             file = archive.extractfile(info)
             assert file is not None  # it is a regular file
@@ -108,7 +120,7 @@ def _member(raw: Any, text: Text) -> Any:
     raise SourceError(f"{text.path} holds no file {text.member}")
 
 
-def find(argument: str) -> list[Text]:
+def find_texts(argument: str) -> list[Text]:
     """The files of a comma-separated argument: FILE, FILE.gz, or ARCHIVE.tgz/MEMBER.
 
     Raises:
@@ -148,8 +160,10 @@ def pairs_in(archive: str, source: str, target: str) -> list[tuple[Text, Text]]:
     if not tensorflow().io.gfile.exists(archive):
         raise SourceError(f"there is no {archive}")
     try:
-        with _open(archive, lambda size: None) as raw, tars.opened(raw, "r|*") as tar:
-            names = [posixpath.normpath(info.name) for info in tars.members(tar) if info.isreg()]
+        with _open(archive, lambda size: None) as raw, sources.open_tar(raw, "r|*") as tar:
+            names = [
+                posixpath.normpath(info.name) for info in sources.tar_members(tar) if info.isreg()
+            ]
     except _DAMAGE as error:
         fault = one_line(error)
         raise SourceError(f"{archive} is no tar archive, or is damaged: {fault}") from error
@@ -168,7 +182,7 @@ def pairs_in(archive: str, source: str, target: str) -> list[tuple[Text, Text]]:
     return [(Text(archive, sides[0][stem]), Text(archive, sides[1][stem])) for stem in stems]
 
 
-def stamp(texts: list[Text]) -> str:
+def stamp_texts(texts: list[Text]) -> str:
     """A digest of the files' names, sizes, times and ends; it changes with the input."""
     digest, gfile = hashlib.sha256(), tensorflow().io.gfile
     for path in dict.fromkeys(text.path for text in texts):
@@ -179,7 +193,7 @@ def stamp(texts: list[Text]) -> str:
     return digest.hexdigest()
 
 
-def size(texts: list[Text]) -> int:
+def size_of_texts(texts: list[Text]) -> int:
     """The bytes that reading the files takes; an archive counts once for each of its members."""
     gfile = tensorflow().io.gfile
     lengths = {path: gfile.stat(path).length for path in {text.path for text in texts}}
@@ -194,7 +208,7 @@ class Reading:
     empty: int = 0
 
 
-def read(
+def read_texts(
     pairs: list[tuple[Text, Text]], reading: Reading, count: Count = lambda size: None
 ) -> Iterator[tuple[str, str, bytes, bytes]]:
     """Yields (source, target, raw source, raw target) of the pairs that have both sides.
@@ -244,7 +258,7 @@ def _difference(texts: tuple[Text, Text], number: int, first: bool, rest: Iterat
     )
 
 
-class Input:
+class TextInput:
     """Files of text as an input.
 
     Attributes:
@@ -258,7 +272,7 @@ class Input:
         self.vocabulary = args.vocabulary
         self.pairs: dict[str, list[tuple[Text, Text]]] = {}
         for split in ("train", "eval"):
-            sides = [find(getattr(args, f"{split}_{s}")) for s in ("source", "target")]
+            sides = [find_texts(getattr(args, f"{split}_{s}")) for s in ("source", "target")]
             self.pairs[split] = list(zip(*sides, strict=True))
         for archive in filter(None, args.train_archives.split(",")):
             print(f"listing {archive}", flush=True)
@@ -269,19 +283,110 @@ class Input:
 
     def stamps(self, split: str) -> dict[str, str]:
         """A digest of each input of "train" or "eval", by its flag."""
-        sources, targets = (stamp([pair[side] for pair in self.pairs[split]]) for side in (0, 1))
-        vocabulary = stamp([Text(self.vocabulary)] if self.vocabulary else [])
+        sources, targets = (
+            stamp_texts([pair[side] for pair in self.pairs[split]]) for side in (0, 1)
+        )
+        vocabulary = stamp_texts([Text(self.vocabulary)] if self.vocabulary else [])
         return {f"{split}_source": sources, f"{split}_target": targets, "vocabulary": vocabulary}
 
     def size(self) -> int:
         """The bytes that reading the training pairs takes."""
-        return size([text for pair in self.pairs["train"] for text in pair])
+        return size_of_texts([text for pair in self.pairs["train"] for text in pair])
 
     def read(
         self, split: str, reading: Reading, count: Count
     ) -> Iterator[tuple[str, str, bytes, bytes]]:
         """See `read`."""
-        return read(self.pairs[split], reading, count)
+        return read_texts(self.pairs[split], reading, count)
 
     def use(self, vocabulary: Vocabulary) -> None:
         """Takes the vocabulary, before `read`; any one fits text."""
+
+
+_RECORD_PATTERNS = {"train": "*-train-*", "eval": "*-dev-*,*-dev"}
+
+
+class RecordInput:
+    """A folder of records, each a pair of ids or a packed row of them; see `TextInput`."""
+
+    is_ids = True
+
+    def __init__(self, args: argparse.Namespace):
+        """Raises SourceError if the folder lacks a vocabulary, or one complete set of a split."""
+        self._folder = args.records
+        try:
+            self._paths = {
+                split: files.find(args.records, patterns, f"{split} records")
+                for split, patterns in _RECORD_PATTERNS.items()
+            }
+            for paths in self._paths.values():
+                files.check_complete(paths)
+        except DataError as error:
+            raise SourceError(str(error)) from error
+        for split, paths in self._paths.items():
+            if len(sets := files.stems(paths)) > 1:
+                names = " and ".join(f"{os.path.basename(stem)}-*" for stem in sets[:2])
+                raise SourceError(
+                    f"{args.records} holds {len(sets)} sets of {split} records, {names}, and every "
+                    "pair would be taken from each: keep one set in the folder"
+                )
+        self.vocabulary = args.vocabulary or self._own_vocabulary()
+        self._size = 0
+
+    def _own_vocabulary(self) -> str:
+        names = [name for name in records_files.list_folder(self._folder) if "vocab" in name]
+        if len(names) != 1:
+            raise SourceError(
+                f"{self._folder} holds {len(names)} files named vocab*: give --vocabulary=FILE"
+            )
+        return os.path.join(self._folder, names[0])
+
+    def stamps(self, split: str) -> dict[str, str]:
+        gfile = tensorflow().io.gfile
+        digest = hashlib.sha256()
+        for path in self._paths[split]:
+            stat = gfile.stat(path)
+            digest.update(repr((path, stat.length, stat.mtime_nsec)).encode())
+        vocabulary = [Text(self.vocabulary)]
+        return {"records": digest.hexdigest(), "vocabulary": stamp_texts(vocabulary)}
+
+    def size(self) -> int:
+        return sum(files.sizes(self._paths["train"]))
+
+    def use(self, vocabulary: Vocabulary) -> None:
+        """Raises DataError if the manifest or the ids say that the records have another one."""
+        rows.check_vocabulary(self._folder, vocabulary, self.vocabulary)
+        for split, paths in self._paths.items():
+            fault, is_certain = agreement.fault(vocabulary, paths, split == "eval")
+            if is_certain:
+                raise DataError(fault)
+            if fault:
+                print(f"warning: {fault}", flush=True)
+        self._vocabulary = vocabulary
+
+    def read(
+        self, split: str, reading: Reading, count: Count
+    ) -> Iterator[tuple[str, str, bytes, bytes]]:
+        """Yields (source, target, ids, ids); the texts only of split "eval".
+
+        Raises:
+            DataError: a record is damaged, of another schema, or of another vocabulary.
+        """
+        for path in self._paths[split]:
+            for number, record in enumerate(records_files.read_shard(path)):
+                count(len(record) + 16)
+                for pair in _record_pairs(record, record_name(path, number), self._vocabulary.size):
+                    reading.pairs += 1
+                    texts = ("", "")
+                    if split == "eval":
+                        texts = tuple(self._vocabulary.decode(ids.tolist()) for ids in pair)
+                    left, right = map(shards.as_bytes, pair)
+                    yield texts[0], texts[1], left, right
+
+
+def _record_pairs(record: bytes, name: str, vocab_size: int) -> Iterator[list[np.ndarray]]:
+    """The pairs of ids in a record."""
+    row = rows.of_record(record, name)
+    if fault := rows.any_fault(row, vocab_size):
+        raise DataError(f"{name}: {fault}")
+    yield from rows.pairs(row)

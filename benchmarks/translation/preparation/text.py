@@ -17,9 +17,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.translation.preparation import records, run, sources
-from ops import console
-from ops.preparation import arguments, writing
+from benchmarks.translation.preparation import run, sources
+from common import console, pools
+from common.preparation import arguments, writing
 
 # The values of configs/transformer.py.
 ROW_LENGTH, EVAL_LENGTHS = 256, (32, 64, 128)
@@ -56,7 +56,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--overwrite", action="store_true", help="delete other records in --out first")
     args = parser.parse_args(argv)
     args.max_tokens = args.max_tokens or min(80, args.length)
-    args.workers = args.workers or console.cores()
+    args.workers = args.workers or pools.cores()
     if fault := _fault(args):
         parser.error(fault)
     return args
@@ -89,7 +89,7 @@ def prepare(args: argparse.Namespace) -> str:
         UserError: a mistake of the user's.
         tf.errors.OpError: reading or writing failed.
     """
-    source = records.Input(args) if args.records else sources.Input(args)
+    source = sources.RecordInput(args) if args.records else sources.TextInput(args)
     begin = time.monotonic()
     content, packed = run.Run(args, source).run()
     _report(content, args)

@@ -17,20 +17,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.base import HostBatch, Terms
-from benchmarks.sharded import Sharded
+from benchmarks.records import RecordBenchmark
 from benchmarks.translation import evaluation, translator
 from benchmarks.translation.rows import FEATURES
 from benchmarks.translation.transformer import losses, models, records, search
-from benchmarks.translation.transformer.use import TransformerUses
 from benchmarks.translation.translator import Length, Translator
+from benchmarks.translation.use import TranslatorUses
 from benchmarks.translation.vocabulary import EOS
-from errors import ConfigError, DataError
-from keys import Count, read
-from ops import files
+from common.data import files
+from common.errors import ConfigError, DataError
+from common.keys import Count, read_config
 
 WMT = {"train": 566_340, "eval": 3_003}  # packed rows of Google's v0.6 files; newstest2014
 VOCABULARY = 33_708  # subwords of Google's file
-# What `benchmarks.settling` takes from the model that a run begins with.
+# What `benchmarks` takes from the model that a run begins with.
 MODEL_KEYS = ("num_layers", "width", "mlp_width", "num_heads")
 
 
@@ -57,7 +57,7 @@ def make(config: Any, cache_dir: str) -> Transformer:
     Raises:
       ConfigError: a value cannot work.
     """
-    settings = read(Settings, config)
+    settings = read_config(Settings, config)
     width, heads = settings.width, settings.num_heads
     if width % (2 * heads):
         raise ConfigError(
@@ -66,7 +66,7 @@ def make(config: Any, cache_dir: str) -> Transformer:
     return Transformer(settings, cache_dir)
 
 
-class Transformer(Translator, Sharded):
+class Transformer(Translator, RecordBenchmark):
     """The benchmark: rows packed with several pairs, and sentences to evaluate one by one."""
 
     settings: Settings
@@ -138,7 +138,7 @@ class Transformer(Translator, Sharded):
     def files_identity(self, split: str) -> Mapping[str, str]:
         if split == "eval" and (path := self.eval_text[0]):
             return files.identity("eval text", self.settings.data_dir, [path], [self.count(split)])
-        return Sharded.identity(self, split).content
+        return RecordBenchmark.identity(self, split).content
 
     def train_rows(self) -> Sequence[Mapping[str, int]]:
         return [dict.fromkeys(FEATURES, self.settings.row_length)]
@@ -245,3 +245,32 @@ class Transformer(Translator, Sharded):
         step = functools.partial(run, memory=memory, method="step")
         cache = self.network.start(memory, rules.beams, rules.length)
         return search.beam_search(step, cache, limit, rules)
+
+
+class TransformerUses(TranslatorUses):
+    """The uses of a Transformer."""
+
+    attends = "the mean over the heads of the decoder's last layer"
+
+    def attention(self, params: Any, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+        sides = {"inputs": jnp.asarray(source)[None], "targets": jnp.asarray(target)[None]}
+        rows = dict(sides)
+        for name, ids in sides.items():
+            rows[f"{name}_segmentation"] = jnp.ones_like(ids)
+            rows[f"{name}_position"] = jnp.arange(ids.shape[1])[None]
+        model = self._benchmark.network.clone(remat=False)
+        _, captured = model.apply(
+            {"params": params},
+            rows,
+            None,
+            capture_intermediates=lambda module, method: (
+                module.name in ("query", "key_value") and method == "transposed"
+            ),
+            mutable=["intermediates"],
+        )
+        layer = captured["intermediates"][f"decoder_{model.layers - 1}"]["cross_attention"]
+        (query,), (key, _) = (layer[name]["transposed"][0] for name in ("query", "key_value"))
+        heads = 1, model.heads, -1
+        query, key = (x.astype(jnp.float32).reshape(*heads, x.shape[-1]) for x in (query, key))
+        scores = jnp.einsum("bhdt,bhds->bhts", query, key) / np.sqrt(query.shape[2])
+        return np.asarray(jax.nn.softmax(scores, -1)[0].mean(axis=0))

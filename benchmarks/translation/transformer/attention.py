@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ops.layers import sums
-from ops.layers.dropout import keep
+from common.layers import sums
+from common.layers.dropout import keep_mask
 
 FORBIDDEN = -1e9  # the score of a key that must not be seen; finite, so that no row is nan
 
@@ -36,7 +36,7 @@ def attend(
       query: [b, heads, head, Lq], already scaled.
       key, value: [b, heads, head, Lk].
       mask: bool[b, Lq, Lk], which keys a query sees.
-      dropped: (rate, seeds int32[b] or None, site), see `ops.layers.dropout.dropout`.
+      dropped: (rate, seeds int32[b] or None, site), see `common.layers.dropout.dropout`.
 
     Returns:
       [b, heads, head, Lq].
@@ -93,7 +93,7 @@ _attend.defvjp(_forward, _backward)
 
 def _kept(how: Any, x: jax.Array, seeds: Any) -> jax.Array:
     """`x` [b, heads, Lq, Lk] with zeros where the dropout has them."""
-    return x if how is None else jnp.where(keep(x.shape, how[0], seeds, how[1]), x, 0)
+    return x if how is None else jnp.where(keep_mask(x.shape, how[0], seeds, how[1]), x, 0)
 
 
 def _factors(how: Any, totals: jax.Array) -> jax.Array:

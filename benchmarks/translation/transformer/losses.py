@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ops.layers import sums
+from common.layers import sums
 
 BARRED = -1e9  # the logit of a row of the table that is no word
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.translation.transformer import losses
 from benchmarks.translation.transformer.attention import FORBIDDEN, attend
-from ops.layers.dropout import dropout
+from common.layers.dropout import dropout
 
 _TILE = 128  # the table has a multiple of it as rows: that fills the TPU's matrix unit
 _EPSILON = 1e-6  # of the norms

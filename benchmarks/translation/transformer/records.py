@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.translation import manifest, rows
+from benchmarks.translation import rows
 from benchmarks.translation.rows import SIDES
-from errors import DataError
-from ops import counting, files
-from ops.decoding import Batch, Reader
-from ops.order import Order
-from ops.shards import Shards, record_name, tensorflow
+from common.data import caches, files
+from common.data.decoding import Batch, Reader
+from common.data.order import Order
+from common.data.shards import Shards, record_name, tensorflow
+from common.errors import DataError
 
 _log = logging.getLogger("tpu_suite")
 
@@ -140,8 +140,8 @@ def open_records(
 
     Args:
       data_dir: folder, local or gs://.
-      patterns: see `ops.files.find`.
-      cache: see `ops.counting.index`.
+      patterns: see `common.data.files.find`.
+      cache: see `common.data.caches.scan_files`.
       split: "train" or "eval".
       length: positions of a row, of each side; to evaluate, of inputs.
       vocab_size: the number of ids of the vocabulary.
@@ -159,7 +159,7 @@ def open_records(
         return _report(source)
     settings = {"length": length, "vocab_size": vocab_size, "split": split}
     key = {**settings, "facts": 2}  # the form of the results
-    results = counting.index(paths, lambda path: _scan_file(path, **settings), cache, key)
+    results = caches.scan_files(paths, lambda path: _scan_file(path, **settings), cache, key)
     indices = rows.usable(paths, [row["packed"] for row in results], split)
     paths, results = tuple(paths[i] for i in indices), [results[i] for i in indices]
     if not sum(row["count"] for row in results):
@@ -194,7 +194,7 @@ def _other_length(path: str, packed_length: int, length: int) -> DataError:
 
 def _described(data_dir: str, paths: Sequence[str], length: int, vocab_size: int) -> Records | None:
     """The packed rows for training as the manifest describes them, if it does."""
-    content = manifest.load(data_dir) if data_dir else None
+    content = rows.load_manifest(data_dir) if data_dir else None
     shards = content.described(data_dir, paths) if content else None
     if not content or not shards:
         return None
@@ -290,7 +290,7 @@ def _scan_file(path: str, length: int, vocab_size: int, split: str) -> dict[str,
                 )
             _add(facts, row, i, length if split == "train" else None)
 
-    facts["count"] = counting.scan(path, check, rows.SCHEMA)
+    facts["count"] = caches.count_records(path, check, rows.SCHEMA)
     return facts
 
 

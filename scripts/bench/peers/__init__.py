@@ -17,7 +17,7 @@ import jax
 import optax
 
 from benchmarks.base import Spec
-from errors import ConfigError
+from common.errors import ConfigError
 
 NAMES = ("resnet", "transformer", "gnmt", "ssd", "mask_rcnn")
 

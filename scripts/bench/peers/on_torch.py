@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 import models
-from errors import ConfigError
+from common.errors import ConfigError
 
 _MOMENTUM, _RATE = 0.9, 0.1
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.base import Spec
-from errors import ConfigError
+from common.errors import ConfigError
 from models import DEPTHS, BottleneckBlock
 from scripts.bench.peers import Peer
 

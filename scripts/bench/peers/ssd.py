@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.detection import boxes as boxes_
-from benchmarks.detection.ssd import anchors as anchors_
-from benchmarks.detection.ssd import input_pipeline
+from benchmarks.detection.ssd import input_pipeline, models
 from scripts.bench.peers import Peer
 from scripts.bench.peers.resnet import Trunk
 
@@ -100,7 +99,7 @@ def make(benchmark: Any, freeze: str) -> Peer:
     )
     extras = tuple(map(tuple, settings.maps.extras))
     network = SSD(trunk, extras, layout.boxes_per_cell, num_logits)
-    anchors = jnp.asarray(anchors_.corners(anchors_.default_boxes(layout)), jnp.float32)
+    anchors = jnp.asarray(models.box_corners(models.default_boxes(layout)), jnp.float32)
 
     def init(key: jax.Array) -> tuple[Any, Any]:
         variables = network.init(key, jnp.zeros((1, side, side, 3), keys.dtype), train=False)

@@ -1,8 +1,13 @@
-"""The train step of a peer, as flax's examples write it: a gradient, averaged over devices."""
+"""The train step of a peer, as flax's examples write it: a gradient, averaged over devices.
+
+As a program it compiles the step for a slice, as the child process of `modes.preflight.inspect`.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import jax
@@ -10,8 +15,13 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
+from commands import preflight
+from engine import compiler
 from engine import mesh as meshes
 from engine import step as ours
+from engine.aot import kernels
+from engine.run import Plan, Programs
+from scripts.bench import peers
 from scripts.bench.peers import Peer
 
 
@@ -60,10 +70,27 @@ def make(peer: Peer, mesh: Mesh, compiler_options: Mapping[str, str] | None = No
     return jax.jit(sharded, donate_argnums=0, compiler_options=options)
 
 
-def lower(peer: Peer, mesh: Mesh, batch_size: int, options: Mapping[str, str] | None) -> list[Any]:
+def lower_peer(
+    peer: Peer, mesh: Mesh, batch_size: int, options: Mapping[str, str] | None
+) -> list[Any]:
     """The step, lowered for each kind of batch of `batch_size` examples, as `engine.step.lower`."""
     state = jax.eval_shape(lambda: first(peer, jax.random.key(0)))
     state = meshes.abstract(state, meshes.replicated(mesh))
     sharding = meshes.batch_sharding(mesh)
     batches = tuple(meshes.abstract(spec, sharding) for spec in peer.specs(batch_size))
     return ours.lower(make(peer, mesh, options), (state,), batches)
+
+
+def lower_with_our_options(programs: Programs, plan: Plan) -> list[Any]:
+    """The peer's step, lowered for each shape of its batches, with our step's compiler options."""
+    del plan
+    settings, benchmark = programs.settings, programs.benchmark
+    options = compiler.options(programs.mesh, benchmark.larger_windows)
+    peer = peers.load(settings.recipe, benchmark)
+    return lower_peer(peer, programs.mesh, settings.train_batch_size, options)
+
+
+if __name__ == "__main__":
+    kernels.ask_for_bundles()
+    with Connection(int(sys.argv[1])) as connection:
+        preflight.work(connection, lower_with_our_options)

@@ -5,7 +5,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from ops.shards import tensorflow
+from common.data.shards import tensorflow
 
 SIDES = ("ymin", "xmin", "ymax", "xmax")
 

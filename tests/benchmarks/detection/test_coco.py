@@ -1,16 +1,19 @@
-"""Annotations and scores: against numbers known by hand, and against pycocotools from a file."""
+"""Annotations, outlines and scores: against numbers known by hand, and against pycocotools."""
 
+import array
 import contextlib
 import io
 import json
+from typing import Any
 
 import numpy as np
 import pytest
+from pycocotools import mask
 from pycocotools import mask as masks
 
-from benchmarks.detection import coco, opening, scoring
-from errors import DataError
-from ops import limits
+from benchmarks.detection import coco, records, scoring
+from common import limits
+from common.errors import DataError
 
 IDS = (7, 1_000_000, -3)  # of images; the last one has no objects
 CATEGORIES = (90, 3, 12)  # with gaps, not in order
@@ -326,11 +329,11 @@ def test_a_missing_file_takes_one_line(tmp_path):
 
 def test_ids_have_32_bits():
     texts = (b"0", b"-3", b"000139", b"2147483647", b"-2147483648")
-    assert [opening._image_id(text, "x") for text in texts] == [0, -3, 139, 2**31 - 1, -(2**31)]
+    assert [records._image_id(text, "x") for text in texts] == [0, -3, 139, 2**31 - 1, -(2**31)]
     for text in (b"2147483648", b"-2147483649", b"", b"1.0", b" 1", b"1\n", b"0" * 21):
         with pytest.raises(DataError, match="^x: image/source_id="):
-            opening._image_id(text, "x")
-    assert opening._image_id(b"0" * 20, "x") == 0
+            records._image_id(text, "x")
+    assert records._image_id(b"0" * 20, "x") == 0
     data = content()
     for row, number in zip(data["images"], (2**31 - 1, -(2**31), 0), strict=True):
         row |= {"id": number, "height": 1, "width": limits.PIXELS}
@@ -343,3 +346,106 @@ def test_ids_have_32_bits():
         spoiled["images"][0] |= fields
         with pytest.raises(DataError, match="a.json: .*image"):
             parse(spoiled)
+
+
+any_masks: Any = mask  # its types know neither polygons nor what it returns
+old_numpy = pytest.mark.filterwarnings("ignore:__array__ implementation")
+
+
+@old_numpy
+@pytest.mark.parametrize("seed", range(8))
+def test_polygons_and_runs_become_the_pixels_of_pycocotools(seed):
+    draw = np.random.default_rng(seed)
+    height, width = map(int, draw.integers(5, 90, 2))
+    parts = int(draw.integers(1, 4))
+    polygons = [
+        (draw.uniform(-0.1, 1.1, (int(draw.integers(3, 9)), 2)) * [width, height]).ravel().tolist()
+        for _ in range(parts)
+    ]
+    runs: Any = any_masks.merge(any_masks.frPyObjects(polygons, height, width))  # pyright: ignore
+    expected = any_masks.decode(runs)
+    assert expected.any()
+    for outline in (
+        polygons,
+        coco.dense_outline(polygons),
+        runs,
+        runs | {"counts": runs["counts"].decode()},
+    ):
+        np.testing.assert_array_equal(coco.outline_mask(outline, height, width), expected)
+    noise = np.asfortranarray((draw.uniform(size=(height, width)) < 0.5).astype(np.uint8))
+    np.testing.assert_array_equal(coco.outline_mask(any_masks.encode(noise), height, width), noise)
+    flat = noise.T.ravel()  # column by column
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], flat]))).tolist()
+    counts = np.diff([0, *edges, flat.size]).tolist()
+    as_list = {"counts": counts, "size": [height, width]}
+    np.testing.assert_array_equal(coco.outline_mask(as_list, height, width), noise)
+
+
+@pytest.mark.parametrize(
+    "counts", [[5, 5], [110, -10], [50, 51], ["a", 3], "5", "\x80\x80", [0.5, 99.5], [100, None]]
+)
+def test_damaged_runs_raise(counts):
+    with pytest.raises(ValueError, match="its segmentation is damaged"):
+        coco.outline_mask({"counts": counts, "size": [10, 10]}, 10, 10)
+
+
+def test_only_polygons_become_arrays():
+    assert coco.dense_outline([[1, 2.5, 3]]) == [array.array("d", [1, 2.5, 3])]
+    for outline in (None, [], [["a"]], {"counts": [1], "size": [1, 1]}, 5, [5], [[10**400]]):
+        assert coco.dense_outline(outline) == outline
+
+
+TRIANGLE = [0, 0, 4, 0, 4, 4]
+RUNS = {"counts": [50, 50], "size": [10, 10]}
+DAMAGED = "has a segmentation whose runs are damaged"
+NEAR = "no number in or near its 10x10 pixels"
+FAR = (2e9, -2e9, 1e300, 20.5, -11, float("inf"), float("-inf"))
+POINTS = "has a polygon that is not 3 or more points x, y"
+
+
+@pytest.mark.parametrize(
+    ("outline", "fault"),
+    [
+        ([TRIANGLE], ""),
+        ([TRIANGLE, array.array("d", [0, 0, 4, 0, 4, 4, 1, 3])], ""),
+        (RUNS, ""),
+        (RUNS | {"counts": "0T3"}, ""),  # 0, 100
+        (RUNS | {"counts": "abc"}, "has a segmentation whose runs are damaged (0 of 100 pixels)"),
+        (RUNS | {"counts": [10**12, 100 - 10**12]}, f"{DAMAGED} (-999999999900 is no length)"),
+        (RUNS | {"counts": [10**12]}, f"{DAMAGED} (1000000000000 of 100 pixels)"),
+        (RUNS | {"counts": "P" * 10**6}, f"{DAMAGED} (a number has no end)"),
+        (RUNS | {"size": 5}, "has a segmentation of size 5 in 10x10 pixels"),
+        ({"size": [10, 10]}, "has a segmentation without 'counts'"),
+        (RUNS | {"size": [10, 9]}, "has a segmentation of size [10, 9] in 10x10 pixels"),
+        ({"counts": []}, "has a segmentation of size None in 10x10 pixels"),
+        ([], "has no segmentation"),
+        (None, "has no segmentation"),
+        ("polygon", "has no segmentation"),
+        ([TRIANGLE, TRIANGLE[:4]], POINTS),
+        ([TRIANGLE[:5]], POINTS),
+        ([[*TRIANGLE, 1]], POINTS),
+        ([[*TRIANGLE, 1, 2, 3]], POINTS),
+        (["123456"], POINTS),
+        ([5], POINTS),
+        ([[*TRIANGLE[:5], "a"]], f"has a polygon with 'a', {NEAR}"),
+        ([TRIANGLE, [*TRIANGLE, 1, None]], f"has a polygon with None, {NEAR}"),
+        ([[*TRIANGLE, 1, 11], [*TRIANGLE, -10, 20]], ""),  # beyond the picture, and near
+        *(([[v, *TRIANGLE[1:]]], f"has a polygon with {v!r}, {NEAR}") for v in FAR),
+        ([[*TRIANGLE[:5], 10**400]], f"has a polygon with 1{'0' * 29}, {NEAR}"),
+    ],
+)
+def test_faults_of_outlines(outline, fault):
+    assert coco.outline_fault(outline, 10, 10) == fault
+
+
+def test_numbers_are_finite_and_no_claims():
+    assert all(map(coco.is_number, (0, -5, 2.5, 9e8, -9e8)))
+    others = (True, "1", None, [1], 1e9, -1e9, 10**301, float("nan"), float("inf"))
+    assert not any(map(coco.is_number, others))
+
+
+def test_an_edge_that_would_fill_the_memory():
+    zigzag = [0, 5, 65_000, 5] * 50
+    assert coco.outline_fault([zigzag], 2_000, 65_535) == ""
+    fault = coco.outline_fault([zigzag * 20], 2_000, 65_535)
+    assert fault == "has a polygon with an edge of 130,000,000 pixels in 2000x65535 pixels"

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks import settling
-from benchmarks.detection import picture, scoring
+import benchmarks
+from benchmarks.detection import exhibits, scoring
 from benchmarks.detection.detector import Detector
 from benchmarks.detection.mask_rcnn import MaskRcnn
 from benchmarks.detection.mask_rcnn.settings import Settings
 from benchmarks.detection.scoring import Scorer
 from benchmarks.detection.use import to_json
+from common.errors import CheckpointError, ConfigError
+from common.keys import read_config
 from configs import mask_rcnn, mask_rcnn_digits, ssd
-from errors import CheckpointError, ConfigError
-from keys import read
 
 VALUES = {
     **{"num_classes": 0, "input_streams": 4, "shuffle_buffer_size": 32, "max_boxes": 4},
@@ -39,7 +39,7 @@ def detector(tiny_masks, tmp_path):
 def make(folder, cache, kind=Detector, **changed):
     config = mask_rcnn_digits.get_config()
     config.update({**VALUES, "data_dir": folder, **changed})
-    return kind(read(Settings, config), str(cache))
+    return kind(read_config(Settings, config), str(cache))
 
 
 def test_examples_are_numbered_over_both_orientations(outliner):
@@ -82,8 +82,8 @@ def test_pictures_are_drawn_without_padding(outliner, monkeypatch):
         "masks": np.full((3, 1, 4, 4), 255, np.uint8),
     }
     shown = []
-    draw = picture.draw
-    monkeypatch.setattr(picture, "draw", lambda some: shown.append(some) or draw(some))
+    draw = exhibits.draw_examples
+    monkeypatch.setattr(exhibits, "draw_examples", lambda some: shown.append(some) or draw(some))
     exhibit = outliner.uses.exhibits(iter([rows]))[-1]
     assert len(exhibit.pictures) == 9 and "detections.png" in exhibit.files
     drawn = Image.open(io.BytesIO(exhibit.pictures[0].data))
@@ -200,7 +200,7 @@ def begun(module, **values):
     config.init_from = "/resnet"
     own = {"num_label_classes": 1000, **RESNETS[module], **values}
     manifest = {"benchmark": "resnet", "config": own, "num_train_examples": 9}
-    return settling.settle(config, manifest, (), whole=False), config
+    return benchmarks.settle_config(config, manifest, (), whole=False), config
 
 
 @DETECTORS

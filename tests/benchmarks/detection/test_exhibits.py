@@ -104,7 +104,7 @@ def test_an_evaluation_is_scored_once(benchmark, rows, monkeypatch):
     """The report shows the numbers of the score that the evaluation has computed."""
     benchmark.score(iter(rows))
     monkeypatch.setattr("benchmarks.detection.scoring.quality", lambda *_: 1 / 0)
-    monkeypatch.setattr("benchmarks.detection.picture.draw", lambda _: b"")
+    monkeypatch.setattr("benchmarks.detection.exhibits.draw_examples", lambda _: b"")
     assert benchmark.uses.exhibits(iter(rows))
 
 

@@ -7,13 +7,13 @@ import re
 import numpy as np
 import pytest
 
-from benchmarks.detection import opening, records
-from benchmarks.detection.mask_rcnn import mask_files
+from benchmarks.detection import records
+from benchmarks.detection.mask_rcnn import input_pipeline
 from benchmarks.detection.mask_rcnn.pools import Pools
-from errors import DataError
-from ops.decoding import Reader
-from ops.order import Order
-from ops.shards import tensorflow
+from common.data.decoding import Reader
+from common.data.order import Order
+from common.data.shards import tensorflow
+from common.errors import DataError
 from tests.benchmarks.detection.rows import encode, example, png, write
 
 IDS = (1, 3, 17, 90)
@@ -27,7 +27,7 @@ def good(number, boxes=(BOX,), labels=None, **changed):
 
 def opened(folder, split="train", patterns="train-*", ids=IDS, max_boxes=100):
     cache = f"{folder}/cache/{split}.json"
-    return opening.open_records(str(folder), patterns, ids, max_boxes, cache, split)
+    return records.open_records(str(folder), patterns, ids, max_boxes, cache, split)
 
 
 def refusal(folder, *examples, split="train"):
@@ -121,7 +121,7 @@ def test_evaluation_has_every_image(mixed):
 
 def test_the_scan_is_kept(mixed, monkeypatch):
     first = opened(mixed)
-    monkeypatch.setattr(opening, "_scan_file", None)
+    monkeypatch.setattr(records, "_scan_file", None)
     assert opened(mixed) == first
     with pytest.raises(TypeError):
         opened(mixed, ids=(1, 3, 17, 91))
@@ -146,7 +146,7 @@ def described(folder, images, ids=(), **changed):
 
 def test_a_manifest_replaces_the_scan(tmp_path, monkeypatch, caplog):
     described(tmp_path, [0, 2, 2, 1])
-    monkeypatch.setattr(opening, "_scan_file", None)
+    monkeypatch.setattr(records, "_scan_file", None)
     caplog.set_level(logging.INFO, "tpu_suite")
     source = opened(tmp_path, max_boxes=2)
     assert source.shards.counts == (2, 3) and not source.shards.left_out
@@ -157,7 +157,7 @@ def test_a_manifest_replaces_the_scan(tmp_path, monkeypatch, caplog):
 def test_a_manifest_replaces_the_scan_of_the_evaluation(tmp_path, monkeypatch):
     described(tmp_path, [0, 2, 2, 1], ids=[0, 1, 2, 3, 4])
     scanned = opened(tmp_path, "eval", ids=(*IDS, 91))  # of other categories: not described
-    monkeypatch.setattr(opening, "_scan_file", None)
+    monkeypatch.setattr(records, "_scan_file", None)
     source = opened(tmp_path, "eval")
     assert source.shards.counts == scanned.shards.counts and source.image_ids == scanned.image_ids
     described(tmp_path, [0, 2, 2, 1], ids=[0, 1, 2, 3, 0])
@@ -182,7 +182,7 @@ OTHER = {
 def test_a_manifest_of_other_data_does_not(name, tmp_path, monkeypatch):
     images, changed = OTHER[name]
     described(tmp_path, images, **changed)
-    monkeypatch.setattr(opening, "_scan_file", None)
+    monkeypatch.setattr(records, "_scan_file", None)
     with pytest.raises(TypeError):
         opened(tmp_path)
 
@@ -283,7 +283,7 @@ def outlined(number, size=(12, 15), crowds=(0,), **changed):
 
 def opened_outlined(folder, split="train"):
     cache = f"{folder}/cache/{split}.json"
-    return opening.open_records(str(folder), "train-*", IDS, 100, cache, split, masks=True)
+    return records.open_records(str(folder), "train-*", IDS, 100, cache, split, masks=True)
 
 
 @pytest.fixture
@@ -333,13 +333,13 @@ def test_crowds_are_no_single_objects():
     objects = source.objects(serialized, crowds=False)
     np.testing.assert_array_equal(objects.boxes, np.array([BOX, boxes[2]], np.float32))
     assert objects.classes.numpy().tolist() == [4, 2]
-    bits = mask_files.of_record(serialized, 4).numpy()
+    bits = input_pipeline.masks_of_record(serialized, 4).numpy()
     assert bits.tolist() == [[255, 255], [0, 0]]
     assert len(source.objects(serialized).classes) == 3
     del more["crowds"]
     serialized = example(encode(), (12, 15), boxes, [90, 1, 3, 17], "7", **more)
     assert len(source.objects(serialized, crowds=False).classes) == 3  # none is known
-    assert mask_files.of_record(serialized, 4).shape == (3, 2)
+    assert input_pipeline.masks_of_record(serialized, 4).shape == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -358,4 +358,4 @@ def test_masks_that_are_missing(changed, words, tmp_path):
     assert words in str(caught.value)
     opened_outlined(tmp_path, "eval")  # which has the outlines of the annotations
     with pytest.raises(tensorflow().errors.InvalidArgumentError, match="prepare the data with"):
-        mask_files.of_record(rows[1], 4)
+        input_pipeline.masks_of_record(rows[1], 4)

@@ -6,24 +6,24 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.detection import boxes, coco, opening, survey
-from benchmarks.detection.mask_rcnn import anchors as mask_anchors
-from benchmarks.detection.ssd import anchors as ssd_anchors
+from benchmarks.detection import boxes, coco, records, survey
+from benchmarks.detection.mask_rcnn import models
+from benchmarks.detection.ssd import models as ssd_models
 from tests.benchmarks.detection.rows import encode, example, write
 
 LAYOUTS = {
-    "ssd": ssd_anchors.SSD300,
-    "clipped": dataclasses.replace(ssd_anchors.SSD300, scales=(21, 45, 99, 153, 207, 400, 500)),
-    "mask_rcnn": mask_anchors.Layout((3, 4, 5), 5.0, (0.5, 1.0, 1.6)),
-    "corners": mask_anchors.Layout((3, 4), 5.3, (0.5, 1.0), "corners"),
+    "ssd": ssd_models.SSD300,
+    "clipped": dataclasses.replace(ssd_models.SSD300, scales=(21, 45, 99, 153, 207, 400, 500)),
+    "mask_rcnn": models.Layout((3, 4, 5), 5.0, (0.5, 1.0, 1.6)),
+    "corners": models.Layout((3, 4), 5.3, (0.5, 1.0), "corners"),
 }
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_best_overlap_is_that_of_all_anchors(name):
     layout, draw = LAYOUTS[name], np.random.default_rng(3)
-    if isinstance(layout, ssd_anchors.Layout):
-        corners = 300 * ssd_anchors.corners(ssd_anchors.default_boxes(layout))
+    if isinstance(layout, ssd_models.Layout):
+        corners = 300 * ssd_models.box_corners(ssd_models.default_boxes(layout))
         grids, side = layout.grids, 300
     else:
         corners, grids, side = np.concatenate(layout.corners(160, 160)), layout.grids(160), 160
@@ -86,7 +86,7 @@ def test_records_have_the_same_columns(tmp_path):
     ]
     write(tmp_path / "a", first)
     write(tmp_path / "b", second)
-    objects = opening.read_objects([f"{tmp_path}/a", f"{tmp_path}/b"])
+    objects = records.read_objects([f"{tmp_path}/a", f"{tmp_path}/b"])
     assert objects.rows.tolist() == [0, 0, 0, 1, 2]
     assert objects.category_ids.tolist() == [4, 4, 9, 9, 4]
     assert objects.crowd.tolist() == [False, False, True, False, True]

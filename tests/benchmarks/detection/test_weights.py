@@ -12,17 +12,16 @@ import pytest
 import safetensors.numpy
 
 import benchmarks
-from benchmarks import settling
 from benchmarks.detection.mask_rcnn import weights as torchvision
 from benchmarks.detection.ssd import weights as reference
+from commands import importing
+from common.errors import ConfigError, DataError
+from common.foreign import files, resnets
+from common.foreign.files import Foreign
+from common.trees import by_name
 from configs import mask_rcnn, ssd
 from engine import weights as saved
-from errors import ConfigError, DataError
-from modes import importing
-from ops.foreign import files, resnets
-from ops.foreign.files import Foreign
-from ops.trees import by_name
-from tests.ops.test_downloads import hub  # noqa: F401 (a fixture)
+from tests.common.foreign.test_downloads import hub  # noqa: F401 (a fixture)
 
 SMALL = {"num_filters": 2, "pyramid_filters": 4, "box_features": (6, 5), "mask_features": (3,) * 4}
 
@@ -102,7 +101,7 @@ def test_a_file_becomes_a_model_and_a_start(masks, tmp_path):
     half = {k: v.astype(ml_dtypes.bfloat16) if v.ndim == 2 else v for k, v in masks.items()}
     safetensors.numpy.save_file({k: np.ascontiguousarray(v) for k, v in half.items()}, path)
     config = mask_rcnn.get_config()
-    notes = settling.settle(config, path, (), whole=True)
+    notes = benchmarks.settle_config(config, path, (), whole=True)
     assert "config.anchor_grid='corners' instead of 'centres', as the weights want it" in notes
     benchmark: Any = benchmarks.load(config.lock(), "")
     imported = benchmark.uses.read_foreign(path)
@@ -115,7 +114,7 @@ def test_a_file_becomes_a_model_and_a_start(masks, tmp_path):
     )
     config = mask_rcnn.get_config()
     config.update({**SMALL, "num_classes": 7})
-    settling.settle(config, path, (), whole=False)
+    benchmarks.settle_config(config, path, (), whole=False)
     assert (config.max_pool, config.anchor_grid, config.num_classes) == ("torch", "corners", 7)
     tuned: Any = benchmarks.load(config.lock(), "")
     ours: Any = jax.eval_shape(tuned.init, jax.random.key(0))
@@ -188,9 +187,9 @@ def test_a_file_of_a_resnet_is_a_backbone(
     config.update({"init_from": path, "num_filters": 4})
     if words:
         with pytest.raises(ConfigError, match=words):
-            settling.settle(config, path, (), whole=False)
+            benchmarks.settle_config(config, path, (), whole=False)
         return
-    notes = settling.settle(config, path, (), whole=False)
+    notes = benchmarks.settle_config(config, path, (), whole=False)
     assert notes == ["config.max_pool='torch' instead of 'same', as the weights want it"]
     detector: Any = benchmarks.load(config.lock(), "")
     loaded = detector.uses.read_foreign(path)
@@ -205,7 +204,7 @@ def test_another_detector_s_file_names_its_recipe(masks, tmp_path):
     path = str(tmp_path / "m.safetensors")
     safetensors.numpy.save_file({k: v for k, v in masks.items() if v.ndim}, path)
     with pytest.raises(DataError, match=r"is torchvision's .* --config=configs/mask_rcnn.py takes"):
-        settling.settle(ssd.get_config(), path, (), whole=False)
+        benchmarks.settle_config(ssd.get_config(), path, (), whole=False)
 
 
 def test_a_detector_of_other_sizes_names_the_flags(masks, tmp_path):
@@ -249,9 +248,9 @@ def test_an_old_ssd_goes_on_with_its_pooling(mode, given, monkeypatch):
 
 
 def test_the_manifest_of_an_old_ssd_describes_its_pooling():
-    values = settling.restored(old())
-    assert values["max_pool"] == "torch" and settling.is_older(old())
-    assert not settling.is_older(old(max_pool="same"))
+    values = benchmarks.restored_config(old())
+    assert values["max_pool"] == "torch" and benchmarks.is_older(old())
+    assert not benchmarks.is_older(old(max_pool="same"))
     assert load(ssd, **values).settings.backbone.pool_padding == ((1, 1), (1, 1))
 
 

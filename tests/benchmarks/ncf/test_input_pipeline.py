@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.ncf.input_pipeline import Sampler
-from benchmarks.ncf.interactions import index
-from benchmarks.ncf.ratings import Ratings
+from benchmarks.ncf.ratings import Ratings, index_ratings
 
 NEGATIVES, EVAL_NEGATIVES = 4, 60
 
@@ -28,7 +27,7 @@ def ratings(seed=0, users=40, items=25):
 
 @pytest.fixture(scope="module")
 def data():
-    return index(ratings(), 2, "a test")
+    return index_ratings(ratings(), 2, "a test")
 
 
 def positives(data):
@@ -146,7 +145,7 @@ def test_bytes_of_the_index_and_of_the_batches_being_drawn(cores, threads, data,
 
 def test_examples_are_described_with_the_ids_of_the_file():
     raw = ratings(users=3, items=25)
-    data = index(Ratings(raw.users * 11 + 5, raw.items + 100, raw.times), 2, "a test")
+    data = index_ratings(Ratings(raw.users * 11 + 5, raw.items + 100, raw.times), 2, "a test")
     sampler = Sampler(data, 0, NEGATIVES, EVAL_NEGATIVES)
     user, item = data.user_ids[0], data.item_ids[data.items[0]]
     assert sampler.describe(0) == f"user {user}, item {item}"

@@ -16,11 +16,11 @@ from mlperf_compliance import tags
 import benchmarks
 from benchmarks import mlperf
 from benchmarks.ncf import models, use
+from common.data.shards import DataError
+from common.errors import ConfigError
 from configs import ncf
-from errors import ConfigError
-from ops.shards import DataError
 from tests.conftest import make_recipe
-from tests.mlperf_fixture import mlperf_config, write_run
+from tests.helpers.mlperf_fixture import mlperf_config, write_run
 
 SMALL: dict[str, Any] = {
     "num_users": 7,

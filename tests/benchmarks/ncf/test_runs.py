@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import benchmarks.ncf
-import locations
-import run as runs
 import train
 from benchmarks.ncf.preparation import ratings as make_ratings
 from benchmarks.ncf.ratings import ML_20M
+from common.errors import UserError
 from configs import ncf, ncf_synthetic
-from errors import UserError
+from engine import locations
+from engine.run import read_settings
 from scripts import prepare
 from tests.test_train import assert_same_state, state_on_disk
 
@@ -98,7 +98,7 @@ def test_training_comes_near_the_ceiling_and_far_beyond_popularity(made_up, tmp_
     config.update({"data_dir": folder, "train_batch_size": 1024, "train_steps": "4 epochs"})
     config.update({"steps_per_eval": "4 epochs", "steps_per_checkpoint": "", "gmf_dim": 8})
     config.update({"compilation_cache": "", "mlp_layers": (16, 16, 8), "base_learning_rate": 0.01})
-    scores = train.train_and_evaluate(runs.read(config.lock(), str(tmp_path)))
+    scores = train.train_and_evaluate(read_settings(config.lock(), str(tmp_path)))
     known = json.loads(Path(folder, "baselines.json").read_text())
     low, high = known["popularity_hr_at_10"], known["ceiling_hr_at_10"]
     assert high - low > 0.2
@@ -119,7 +119,7 @@ def settings(workdir, **overrides):
     """The settings of a tiny run in this process."""
     config = ncf.get_config()
     config.update({**TINY, **overrides})
-    return runs.read(config.lock(), str(workdir))
+    return read_settings(config.lock(), str(workdir))
 
 
 @pytest.mark.long

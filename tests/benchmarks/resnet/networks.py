@@ -15,7 +15,7 @@ def keys(**values: Any) -> architecture.Architecture:
     return architecture.Architecture(**{**_SMALL, **values})
 
 
-def make(*stage_sizes: int, classes: int = 3, **values: Any) -> models.ResNet:
+def make_network(*stage_sizes: int, classes: int = 3, **values: Any) -> models.ResNet:
     """The network with so many blocks in its stages, by default those of its depth."""
     model = architecture.network(keys(**values), classes)
     return model.clone(stage_sizes=stage_sizes) if stage_sizes else model

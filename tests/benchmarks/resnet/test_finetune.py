@@ -15,20 +15,20 @@ from PIL import Image
 from sklearn.utils.class_weight import compute_class_weight
 
 import benchmarks
-import run as runs
 import train
 from benchmarks.resnet import ResNet
+from common.data import records
+from common.errors import CheckpointError, ConfigError
+from common.preparation import schema
 from engine.checkpoint import Checkpointer
 from engine.cluster import preemption
-from engine.parts import Parts
+from engine.evaluate import PatientJudge
+from engine.optim import Parts
 from engine.report import history
+from engine.run import make_plan, read_settings
+from engine.start import first_state
 from engine.weights import load_weights
-from errors import CheckpointError, ConfigError
-from ops import records
-from ops.preparation import schema
-from patience import PatientJudge
-from start import first_state
-from tests.conftest import make_plan, make_programs, make_recipe, make_tiny_config, open_run
+from tests.conftest import make_programs, make_recipe, make_tiny_config, open_run, plan_of
 from tests.test_train import (  # noqa: F401 (a fixture)
     assert_same_state,
     fresh_signals,
@@ -117,7 +117,7 @@ def test_a_part_that_is_none_is_refused_before_anything_is_compiled(
     config = make_tiny_config(tiny_records, init_from=other, **{key: "stage1, stag2"})
     with pytest.raises(ConfigError, match=rf"config\.{key}: 'stag2' is no part .*conv_stem"):
         run = open_run(config, tmp_path)
-        first_state(run, runs.plan(run.settings, run.benchmark, 90))
+        first_state(run, make_plan(run.settings, run.benchmark, 90))
 
 
 def test_something_must_be_trained(tiny_records):
@@ -129,7 +129,7 @@ def test_something_must_be_trained(tiny_records):
 def test_frozen_parts_without_weights_are_refused(tiny_records, tmp_path):
     config = make_tiny_config(tiny_records, freeze="stem")
     with pytest.raises(ConfigError, match="would freeze random weights: give --config.init_from"):
-        train.train_and_evaluate(runs.read(config, str(tmp_path)))
+        train.train_and_evaluate(read_settings(config, str(tmp_path)))
 
 
 def test_the_head_has_its_own_rate_and_frozen_parts_none(tiny_records):
@@ -202,7 +202,7 @@ def test_kept_statistics_do_not_change(chosen, tmp_path):
 def test_kept_statistics_need_a_model(chosen, tiny_records, tmp_path):
     config = make_tiny_config(tiny_records, bn_statistics=chosen)
     with pytest.raises(ConfigError, match=f"bn_statistics='{chosen}' keeps .* names no model"):
-        train.train_and_evaluate(runs.read(config, str(tmp_path)))
+        train.train_and_evaluate(read_settings(config, str(tmp_path)))
 
 
 # --- Class weights.
@@ -249,7 +249,7 @@ def test_an_empty_class_is_refused_by_name(missing, unbalanced, tmp_path):
     config = make_tiny_config(unbalanced, class_weights="auto", num_label_classes=3 + missing)
     names = ", ".join(f"class {3 + i}" for i in range(missing))
     with pytest.raises(ConfigError, match=rf"{missing} \({names}\) of {3 + missing} classes"):
-        train.train_and_evaluate(runs.read(config, str(tmp_path)))
+        train.train_and_evaluate(read_settings(config, str(tmp_path)))
 
 
 def test_few_validation_images_are_told(unbalanced, tmp_path):
@@ -277,7 +277,7 @@ def test_a_stopped_run_resumes_bit_for_bit(other, tiny_records, tmp_path, monkey
     config = tuned(tiny_records, other, patience=2)
     whole, cut = str(tmp_path / "whole"), str(tmp_path / "cut")
     with caplog.at_level(logging.INFO, logger="tpu_suite"):
-        scores = train.train_and_evaluate(runs.read(config, whole))
+        scores = train.train_and_evaluate(read_settings(config, whole))
     assert any(line.startswith("frozen: ") for line in said(caplog))
     assert any("2 new (params/head/bias, params/head/kernel), 2 left" in x for x in said(caplog))
     (end,) = [line for line in said(caplog) if line.startswith("finished: step 6 of 8")]
@@ -286,15 +286,15 @@ def test_a_stopped_run_resumes_bit_for_bit(other, tiny_records, tmp_path, monkey
     with monkeypatch.context() as patch:
         stop_at_batch(patch, "train_batches", 4)
         with pytest.raises(preemption.Preempted):
-            train.train_and_evaluate(runs.read(config, cut))
+            train.train_and_evaluate(read_settings(config, cut))
     monkeypatch.setattr(preemption, "_requested", None)
-    assert train.train_and_evaluate(runs.read(config, cut)) == scores
+    assert train.train_and_evaluate(read_settings(config, cut)) == scores
     after = state_on_disk(whole, 6)
     assert_same_state(after, state_on_disk(cut, 6))
     assert timeless(rows(whole)) == timeless(rows(cut))
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="tpu_suite"):
-        assert train.train_and_evaluate(runs.read(config, cut)) == scores
+        assert train.train_and_evaluate(read_settings(config, cut)) == scores
     assert any(line.startswith("already finished: step 6 of 8") for line in said(caplog))
 
     for name, value in state_on_disk(other, 2).items():
@@ -303,7 +303,7 @@ def test_a_stopped_run_resumes_bit_for_bit(other, tiny_records, tmp_path, monkey
             assert np.array_equal(after[name], value) == frozen, name
     assert not [name for name in after if "opt_state" in name and "stage1" in name]
     with pytest.raises(CheckpointError, match="holds another model than the config describes"):
-        train.train_and_evaluate(runs.read(tuned(tiny_records, other, freeze="stem"), whole))
+        train.train_and_evaluate(read_settings(tuned(tiny_records, other, freeze="stem"), whole))
 
 
 # --- Patience.
@@ -325,7 +325,7 @@ def test_patience_counts_evaluations_without_a_better_score(scores, stuck, tiny_
     config = make_tiny_config(tiny_records, patience=2, steps_per_eval="1")
     run = open_run(config, tmp_path)
     reporter = Reporter(str(tmp_path))
-    judge = PatientJudge(run, make_plan(config, 90), reporter, True, run.settings.patience)
+    judge = PatientJudge(run, plan_of(config, 90), reporter, True, run.settings.patience)
     stopped = []
     for step, score in enumerate(scores, 1):
         reporter.history.add({"split": "eval", "step": step, "top_1_accuracy": score})
@@ -345,7 +345,7 @@ def test_patience_counts_evaluations_without_a_better_score(scores, stuck, tiny_
 def test_patience_needs_evaluations(evaluating, every, message, tiny_records, tmp_path):
     config = make_tiny_config(tiny_records, **{**SHORT, "steps_per_eval": every}, patience=3)
     with pytest.raises(ConfigError, match=message):
-        train.train_and_evaluate(runs.read(config, str(tmp_path)), evaluating)
+        train.train_and_evaluate(read_settings(config, str(tmp_path)), evaluating)
 
 
 # --- Intervals.
@@ -356,10 +356,10 @@ def test_patience_needs_evaluations(evaluating, every, message, tiny_records, tm
 )
 def test_wilsons_interval(hits, count):
     expected = scipy.stats.binomtest(hits, count).proportion_ci(0.95, "wilson")
-    got = history.wilson(hits / count, count)
+    got = history.wilson_interval(hits / count, count)
     np.testing.assert_allclose(got, (expected.low, expected.high), atol=1e-7)
 
 
 def test_only_few_examples_have_an_interval():
-    assert history.interval(0.5, 10) == " (95 % interval 23.7 to 76.3)"
-    assert history.interval(0.5, 2000) == history.interval(float("nan"), 10) == ""
+    assert history.share_interval(0.5, 10) == " (95 % interval 23.7 to 76.3)"
+    assert history.share_interval(0.5, 2000) == history.share_interval(float("nan"), 10) == ""

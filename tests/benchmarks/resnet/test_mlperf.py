@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import mlperf as seam
 from benchmarks.resnet import mlperf
+from common.errors import ConfigError
 from configs import resnet50
-from errors import ConfigError
 
 # 1,000 images in batches of 64: 15.625 steps per epoch.
 RATE: Any = types.SimpleNamespace(peak=1.6, warmup_steps=10.0, decay_steps=90.0)

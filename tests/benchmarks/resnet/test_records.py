@@ -10,11 +10,10 @@ from PIL import Image
 
 import input_pipeline
 from benchmarks.resnet import records
-from benchmarks.resnet.input import tfds
-from errors import DataError
+from common.data.order import Order
+from common.data.shards import Shards, tensorflow
+from common.errors import DataError
 from input_pipeline import Preprocessing, Source
-from ops.order import Order
-from ops.shards import Shards, tensorflow
 
 PREPROCESSING = Preprocessing(8, 0.08, True)
 
@@ -330,8 +329,8 @@ def prepared(tmp_path_factory):
 @pytest.mark.long
 def test_tfds(prepared):
     for split, count in (("train", 20), ("eval", 7)):
-        source = tfds.open_split("tiny_pets", prepared, split)
-        assert tfds.open_split("tiny_pets:1.0.0", prepared, split) == source
+        source = records.open_tfds("tiny_pets", prepared, split)
+        assert records.open_tfds("tiny_pets:1.0.0", prepared, split) == source
         assert len(source.shards.paths) == 3 and source.shards.total == count
         assert source.num_classes == 3 and source.class_names == ("ant", "bee", "cat")
         labels = sorted(i % 3 for i in range(count))
@@ -344,7 +343,7 @@ def test_tfds(prepared):
 
 
 def test_tfds_faults(prepared):
-    open_tfds = tfds.open_split
+    open_tfds = records.open_tfds
     line = fault(open_tfds, "no_such_set", prepared, "train")
     assert line.startswith("config.dataset='tfds:no_such_set' cannot be opened: ")
     line = fault(open_tfds, "tiny_pets:9.9.9", prepared, "train")

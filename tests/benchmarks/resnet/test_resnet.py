@@ -11,18 +11,18 @@ import pytest
 
 import benchmarks
 import input_pipeline
-import run as runs
 from benchmarks import resnet
 from benchmarks.resnet import records, use
-from benchmarks.resnet.use import imports
+from benchmarks.resnet.use import weights
+from common import foreign
+from common.errors import ConfigError
+from common.foreign import files
+from common.images import input_spec
+from common.images.input_spec import NAMED, prepare_image
 from configs import resnet50_v2
 from engine import schedules
-from errors import ConfigError
-from ops.foreign import files
-from ops.images import input_spec
-from ops.images.input_spec import NAMED
-from ops.images.prepared import prepare
-from tests.benchmarks.resnet.variants.test_variants import seeded
+from engine.run import read_settings
+from tests.benchmarks.resnet.test_variants import seeded
 from tests.conftest import make_tiny_config
 from tests.test_input_pipeline import encode, noise, smooth, write
 
@@ -57,7 +57,7 @@ def test_evaluation_reads_the_pixels_of_prepare(tmp_path):
         settings = input_pipeline.Preprocessing(32, 0.3, True, input_spec=name)
         (batch,) = input_pipeline.eval_batches(source, settings, 12, 0, 1)
         for i in (0, 4, 8):
-            pixels = prepare(encoded(i), spec.at(32))
+            pixels = prepare_image(encoded(i), spec.at(32))
             np.testing.assert_array_equal(batch["image"][i], pixels, err_msg=name)
 
 
@@ -212,12 +212,12 @@ def test_which_data_are_read(tiny_records):
 
 def test_foreign_weights_are_of_the_configs_architecture(monkeypatch):
     benchmark, source = bare(resnet_depth=18, deep_stem=False), object()
-    values = {key: getattr(benchmark.settings.model, key) for key in imports.ARCHITECTURE}
-    monkeypatch.setattr(use.foreign, "find", lambda path: path and f"{path}.pth")
+    values = {key: getattr(benchmark.settings.model, key) for key in weights.ARCHITECTURE}
+    monkeypatch.setattr(foreign, "find", lambda path: path and f"{path}.pth")
     monkeypatch.setattr(files, "read", lambda file: source)
-    monkeypatch.setattr(imports, "read_settings", lambda file: (values, ["a remark"]))
-    monkeypatch.setattr(imports, "translate", lambda *_: ("params", "state"))
-    monkeypatch.setattr(imports, "describe", lambda *_: ())
+    monkeypatch.setattr(weights, "read_settings", lambda file: (values, ["a remark"]))
+    monkeypatch.setattr(weights, "translate", lambda *_: ("params", "state"))
+    monkeypatch.setattr(weights, "describe", lambda *_: ())
     monkeypatch.setattr(use, "Imported", lambda *parts: parts)
     assert benchmark.uses.read_foreign("") is None and resnet.foreign_settings("") is None
     assert resnet.foreign_settings("x") == (values, ["a remark"])
@@ -272,7 +272,7 @@ def test_training_with_vgg_windows_and_in_memory(tiny_records):
 
 def test_the_gradient_tutorials_recipe():
     config = resnet50_v2.get_config()
-    settings = runs.read(config.lock())
+    settings = read_settings(config.lock())
     benchmark: Any = settings.load_benchmark("")
     assert benchmark.input_spec == NAMED["vgg"]
     params, _ = jax.eval_shape(benchmark.init, jax.random.key(0))

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import benchmarks
-import run as runs
 import train
 from benchmarks.resnet import settings
 from benchmarks.resnet.input import cache
+from commands import preflight
+from common.keys import read_config
 from engine.aot import forecast
-from keys import read
-from modes import preflight
+from engine.run import read_settings
 from tests.benchmarks.resnet.test_resnet import drawn
 from tests.conftest import make_tiny_config
 from tests.engine.aot.test_forecast import TRAIN, V3
@@ -112,7 +112,7 @@ def test_sizes_that_cannot_work():
     def remedies(**keys: Any) -> dict[str, str]:
         counts = {"num_train_images": 1, "num_eval_images": 1}
         config = make_tiny_config("", **counts, **keys)
-        return dict(settings.of_images(read(settings.Settings, config)))
+        return dict(settings.image_fixes(read_config(settings.Settings, config)))
 
     assert remedies() == remedies(space_to_depth=True) == remedies(dataset="fake") == {}
     assert remedies(decoded_cache=16) == remedies(image_size=15) == {}
@@ -185,7 +185,7 @@ def test_a_run_resumes_bit_for_bit_across_a_change_of_size(tiny_records, tmp_pat
 
     def run(workdir: Path) -> dict[str, Any]:
         keys = {"image_sizes": ((0.0, 8), (0.5, 16)), "keep_checkpoints": 9}
-        settings = runs.read(make_tiny_config(tiny_records, **keys), str(workdir))
+        settings = read_settings(make_tiny_config(tiny_records, **keys), str(workdir))
         train.train_and_evaluate(settings, evaluating=False)
         return state_on_disk(str(workdir), 12)
 
@@ -228,7 +228,7 @@ def test_preflight_forecasts_each_stage(monkeypatch):
     slice_ = types.SimpleNamespace(devices=jax.devices())
     monkeypatch.setattr(preflight.topologies, "get_topology_desc", lambda *_, **__: slice_)
     config = make_tiny_config("", image_sizes=STAGES, num_train_images=90, num_eval_images=23)
-    outcome = preflight.compiled(runs.read(config), V3, ("train", "predict"), print)
+    outcome = preflight.compiled(read_settings(config), V3, ("train", "predict"), print)
     assert outcome.error == "" and outcome.job
     assert [(s.name, s.steps) for s in outcome.stages] == [
         *(("8 pixels", 5), ("16 pixels", 5)),

@@ -11,11 +11,10 @@ import sentencepiece
 
 import benchmarks
 from benchmarks.translation import agreement, vocabulary
-from benchmarks.translation.preparation import examples, packing, subwords
-from benchmarks.translation.subwords import tokens
-from benchmarks.translation.vocabulary import EOS
-from errors import DataError
-from ops import records
+from benchmarks.translation.preparation import packing, vocabularies
+from benchmarks.translation.vocabulary import EOS, split_tokens
+from common.data import records
+from common.errors import DataError
 from scripts import prepare
 
 WORDS = (
@@ -40,8 +39,8 @@ def backwards(line):
 
 def learn(size, lines):
     """The bytes of a file: as MLPerf's copy it begins with '<pad>_' and '<EOS>_'."""
-    counts = collections.Counter(token for line in lines for token in tokens(line))
-    return subwords.build(counts, size).encode()
+    counts = collections.Counter(token for line in lines for token in split_tokens(line))
+    return vocabularies.learn_subwords(counts, size).encode()
 
 
 FILE = learn(90, LINES["train"] + LINES["eval"])
@@ -51,7 +50,7 @@ LOADED = b"<pad>\n<EOS>\n" + FILE  # what the reference's loader makes of the fi
 
 def encoded(data, split):
     """(source, target) of each pair; a target is its source in another order."""
-    encode = vocabulary.parse(data, "vocab").encode
+    encode = vocabulary.parse_vocabulary(data, "vocab").encode
     return [([*encode(s), EOS], [*encode(backwards(s)), EOS]) for s in LINES[split]]
 
 
@@ -63,7 +62,7 @@ def write(folder, made_with, file, packed=False):
         rows = [{"inputs": source, "targets": target} for source, target in pairs]
         if packed and split == "train":
             rows = list(packing.pack(pairs, 128))
-        records.write_shard(f"{folder}/{name}", map(examples.serialize, rows))
+        records.write_shard(f"{folder}/{name}", map(packing.serialize_example, rows))
     (folder / "vocab.ende.32768").write_bytes(file)
 
 
@@ -73,7 +72,7 @@ def write_text(folder, name, lines):
 
 def fault(folder, split="eval"):
     path = f"{folder}/{TRAIN if split == 'train' else DEV}"
-    loaded = vocabulary.load(f"{folder}/vocab.ende.32768")
+    loaded = vocabulary.load_vocabulary(f"{folder}/vocab.ende.32768")
     return agreement.fault(loaded, [path], split == "eval")
 
 
@@ -154,11 +153,11 @@ def test_sentencepiece_without_the_letters_of_the_text(tmp_path, with_text):
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(LINES["train"]), model_writer=model, vocab_size=40, minloglevel=2
     )
-    made = vocabulary.parse(model.getvalue(), "vocab.model")
+    made = vocabulary.parse_vocabulary(model.getvalue(), "vocab.model")
     upper = [line.upper() for line in LINES["eval"]]
     pairs = [([*made.encode(line), EOS],) * 2 for line in upper]
     assert all(made.unknown in source for source, _ in pairs)
-    rows = [examples.serialize({"inputs": s, "targets": t}) for s, t in pairs]
+    rows = [packing.serialize_example({"inputs": s, "targets": t}) for s, t in pairs]
     records.write_shard(f"{tmp_path}/{DEV}", rows)
     if with_text:
         write_text(tmp_path, "references.txt", upper)

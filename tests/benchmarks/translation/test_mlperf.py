@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from mlperf_compliance import tags
 
-import mlperf_log
-import run as runs
 from benchmarks.translation.gnmt import mlperf
+from common.errors import UserError
 from configs import gnmt, mlperf_gnmt, mlperf_transformer, transformer
-from errors import UserError
-from start import Run
+from engine import mlperf_formats
+from engine.run import read_settings
+from engine.start import Run
 from tests.benchmarks.translation import bpe_fixture, sentences_fixture
 from tests.engine.test_mlperf import complaints
-from tests.mlperf_fixture import mlperf_config, write_run
+from tests.helpers.mlperf_fixture import mlperf_config, write_run
 
 ROWS = {"num_train_rows": 566_340, "num_eval_sentences": 3_003, "vocabulary_size": 33_708}
 PAIRS = {"num_train_pairs": 3_442_299}
@@ -166,8 +166,8 @@ def test_the_counts_follow_from_the_files_before_the_clock(recipe, folder, key, 
     sizes = {"train_batch_size": 8, "eval_batch_size": 8, "data_dir": str(data)}
     sizes |= {"row_length": 12} if "row_length" in config else {}
     config.update({**sizes, "mlperf": {"format": "mllog", "org": "nobody"}})
-    opened = Run.open(runs.read(config.lock(), str(tmp_path / "run")))
-    run = mlperf_log.count(opened, evaluating=True)
+    opened = Run.open(read_settings(config.lock(), str(tmp_path / "run")))
+    run = mlperf_formats.declare_examples(opened, evaluating=True)
     counted = {key: 90, "num_eval_sentences": 23, "vocabulary_size": entries}
     assert {name: run.settings.recipe[name] for name in counted} == counted
     assert run.benchmark.declared_examples("train") == 90

@@ -13,12 +13,12 @@ import pytest
 
 import benchmarks
 import predict
-import run as runs
 import train
 from benchmarks.translation import transformer
 from benchmarks.translation.vocabulary import EOS
-from errors import UserError
-from modes import evaluating
+from commands import evaluating
+from common.errors import UserError
+from engine.run import read_settings
 from tests.test_train import assert_same_state, fresh_signals, rows, state_on_disk  # noqa: F401
 
 NAMES = ("transformer", "gnmt")
@@ -55,7 +55,7 @@ def configure(name: str, data: str, overrides: dict[str, Any]) -> Any:
 
 
 def settings(name: str, data: str, workdir: Any, **overrides: Any) -> Any:
-    return runs.read(configure(name, data, RUN | overrides), str(workdir))
+    return read_settings(configure(name, data, RUN | overrides), str(workdir))
 
 
 def make(name: str, data: str, **overrides: Any) -> Any:

@@ -1,4 +1,7 @@
-"""What preflight prints, from numbers as the compiler gave them."""
+"""What preflight prints, from numbers as the compiler gave them.
+
+Also the hosts of a slice, and whether they prepare examples as fast as the chips take them.
+"""
 
 import dataclasses
 import math
@@ -8,7 +11,7 @@ import pytest
 from engine.aot import forecast, topology
 from engine.aot.forecast import Job, Outcome, Program, Stage
 
-V3, V5E = topology.parse("v3:2x2,v5e:2x4")
+V3, V5E = topology.parse_slices("v3:2x2,v5e:2x4")
 JOB = Job("images", 1024, 128, 1_281_167, 50_000, 112_603, 90, 8_178_368_512)
 TRAIN = Program(
     arguments=225_020_928,
@@ -115,7 +118,7 @@ def test_columns_are_aligned():
 
 
 def test_tables():
-    lost = Outcome(topology.parse("v6e-8")[0], 1024, error="the compiler died", fits=None)
+    lost = Outcome(topology.parse_slices("v6e-8")[0], 1024, error="the compiler died", fits=None)
     full = Outcome(V5E, 8192, error="Ran out of memory", fits=False, largest=512)
     text = forecast.tables([forecast.row(o) for o in (GOOD, lost, full)], "images")
     lines = [line.split() for line in text.splitlines()]
@@ -134,7 +137,7 @@ def test_tables():
 
 
 def test_a_chip_without_a_price_has_times_and_no_dollars():
-    (one,) = topology.parse("tpu7x-8")
+    (one,) = topology.parse_slices("tpu7x-8")
     good = Outcome(one, 1024, JOB, TRAIN, PREDICT)
     row = forecast.row(good)
     assert row["missing"] == ["price"]
@@ -151,7 +154,7 @@ def test_a_chip_without_a_price_has_times_and_no_dollars():
 
 
 def test_a_chip_that_nobody_has_figures_of_is_shown_all_the_same():
-    (unknown,) = topology.parse("tpu9:2x2x1")
+    (unknown,) = topology.parse_slices("tpu9:2x2x1")
     rates = ({"exact": 160.0},)
     job = dataclasses.replace(JOB, input_rates=rates)
     one = dataclasses.replace(unknown, chip=dataclasses.replace(unknown.chip, devices=2))
@@ -169,4 +172,69 @@ def test_a_chip_that_nobody_has_figures_of_is_shown_all_the_same():
     row = forecast.row(Outcome(unknown, 1024, error="libtpu knows no chip tpu9", fits=None))
     assert ["tpu9:2x2x1", "tpu9-4", "4", "?", "?", "libtpu", "knows"] in [
         line.split()[:7] for line in forecast.tables([row], "images").splitlines()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("slice_", "count", "cpus"),
+    [
+        *(("v2-8", 1, 96), ("v3-8", 1, 96), ("v3-32", 4, 96), ("v4-8", 1, 240), ("v4-32", 4, 240)),
+        *(("v5e-1", 1, 24), ("v5e-4", 1, 112), ("v5e-8", 1, 224), ("v5e-16", 4, 112)),
+        *(("v5p-8", 1, 208), ("v5p-16", 2, 208)),
+        *(("v6e-1", 1, 44), ("v6e-4", 1, 180), ("v6e-8", 1, 180), ("v6e-16", 4, 180)),
+        *(("tpu7x-8", 1, 224), ("tpu7x-16", 2, 224)),
+    ],
+)
+def test_the_machines_of_a_slice(slice_, count, cpus):
+    (one,) = topology.parse_slices(slice_)
+    assert forecast.machines(one) == (count, cpus)
+
+
+def test_a_stage_is_fed_or_not():
+    """96 vCPUs count as 72; the chips take 12,800 examples/s, then 5,120."""
+    clock = V3.chip.clock
+    stages = tuple(
+        Stage(name, 10, dataclasses.replace(TRAIN, cycles=round(seconds * clock)))
+        for name, seconds in (("128 pixels", 0.08), ("224 pixels", 0.2))
+    )
+    rates = {"exact": 160.0, "fast": 200.0}, {"exact": 64.0, "fast": 80.0}
+    job = dataclasses.replace(JOB, input_rates=rates)
+    row = forecast.row(Outcome(V3, 1024, job, TRAIN, PREDICT, stages=stages))
+    assert (row["input"]["hosts"], row["input"]["cpus_per_host"]) == (1, 96)
+    small, large = row["input"]["stages"]
+    assert small["needed"] == pytest.approx(12_800, rel=1e-6) and large["name"] == "224 pixels"
+    assert small["prepared"] == pytest.approx({"exact": 11_520, "fast": 14_400})
+    lines = [line.split() for line in forecast.tables([row], "images").splitlines()]
+    head = ["v3:2x2", "128", "pixels", "1", "96", "12,800"]
+    assert [*head, "11,520", "no", "14,400", "yes"] in lines
+    head = ["v3:2x2", "224", "pixels", "1", "96", "5,120"]
+    assert [*head, "4,608", "no", "5,760", "yes"] in lines
+
+
+def test_just_enough_is_enough():
+    stages = [
+        {"name": name, "needed": 100.0, "prepared": {"exact": rate}}
+        for name, rate in (("a", 100.0), ("", 99.0))
+    ]
+    row = {"slice": "v3:2x2", "input": {"hosts": 1, "cpus_per_host": 96, "stages": stages}}
+    head, *lines = forecast._input_table([row], "images")
+    assert head == ["slice", "stage", "hosts", "vCPUs each", "images/s needed", "exact"]
+    assert lines == [
+        ["v3:2x2", "a", "1", "96", "100", "100 yes"],
+        ["v3:2x2", "all", "1", "96", "100", "99 no"],
+    ]
+
+
+def test_a_run_without_stages_or_without_rates():
+    job = dataclasses.replace(JOB, input_rates=({"exact": 160.0},))
+    row = forecast.row(Outcome(V3, 1024, job, TRAIN, PREDICT))
+    (stage,) = row["input"]["stages"]
+    assert stage["needed"] == row["examples_per_second"]
+    assert stage["prepared"] == pytest.approx({"exact": 11_520})
+    plain = forecast.row(Outcome(V3, 1024, JOB, TRAIN, PREDICT))
+    assert "input" not in plain
+    assert "hosts prepare" not in forecast.tables([plain], "images")
+    text = forecast.tables([plain, row], "images")
+    assert ["v3:2x2", "all", "1", "96", "7,400", "11,520", "yes"] in [
+        line.split() for line in text.splitlines()
     ]

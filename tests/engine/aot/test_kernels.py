@@ -123,7 +123,7 @@ def test_libtpu_is_asked_and_its_files_are_read(tmp_path, monkeypatch):
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--some=1")
     monkeypatch.delenv(kernels.FOLDER, raising=False)
     kernels.ask_for_bundles()
-    assert kernels.os.environ["LIBTPU_INIT_ARGS"] == "--some=1" and kernels.read() == {}
+    assert kernels.os.environ["LIBTPU_INIT_ARGS"] == "--some=1" and kernels.read_bundles() == {}
     monkeypatch.setenv(kernels.FOLDER, str(tmp_path))
     kernels.ask_for_bundles()
     arguments = kernels.os.environ["LIBTPU_INIT_ARGS"].split()
@@ -133,7 +133,7 @@ def test_libtpu_is_asked_and_its_files_are_read(tmp_path, monkeypatch):
     (tmp_path / "188-k.3-01-final_bundles.txt").write_text(BUNDLES)
     (tmp_path / "180-odd-name-01-final_bundles.txt").write_text("?")
     (tmp_path / "179-TLP-hlo.txt").write_text("?")
-    assert kernels.read() == {"k.3": ISSUED, "odd-name": None}
+    assert kernels.read_bundles() == {"k.3": ISSUED, "odd-name": None}
 
 
 def test_kernels_in_a_function_are_found():

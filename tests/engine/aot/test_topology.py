@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.aot.topology import CHIPS, parse
-from errors import ConfigError
+from common.errors import ConfigError
+from engine.aot.topology import CHIPS, parse_slices
 
 
 @pytest.mark.parametrize(
@@ -29,23 +29,23 @@ from errors import ConfigError
     ],
 )
 def test_spellings(text, name, accelerator, devices):
-    (parsed,) = parse(text)
+    (parsed,) = parse_slices(text)
     assert (parsed.name, parsed.accelerator, parsed.devices) == (name, accelerator, devices)
-    assert parse(parsed.accelerator) == parse(parsed.name) == [parsed]
+    assert parse_slices(parsed.accelerator) == parse_slices(parsed.name) == [parsed]
 
 
 def test_every_size_of_every_chip_is_a_grid_of_so_many():
     for chip in CHIPS.values():
         for size in chip.sizes:
-            (parsed,) = parse(f"{chip.prefix}-{size}")
+            (parsed,) = parse_slices(f"{chip.prefix}-{size}")
             assert parsed.chips == (size // 2 if chip.counts_cores else size)
             assert len(parsed.shape) == chip.dimensions
             assert max(parsed.shape) <= 4 * min(parsed.shape) or parsed.chips <= 4
 
 
 def test_lists():
-    assert [t.name for t in parse("v3-8, v5e:4x4,v3:2x2")] == ["v3:2x2", "v5e:4x4"]
-    assert [t.accelerator for t in parse("all")] == [f"{c.prefix}-8" for c in CHIPS.values()]
+    assert [t.name for t in parse_slices("v3-8, v5e:4x4,v3:2x2")] == ["v3:2x2", "v5e:4x4"]
+    assert [t.accelerator for t in parse_slices("all")] == [f"{c.prefix}-8" for c in CHIPS.values()]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_lists():
 )
 def test_what_is_no_slice(text, words):
     with pytest.raises(ConfigError, match=words) as caught:
-        parse(text)
+        parse_slices(text)
     assert "\n" not in str(caught.value)
 
 
@@ -89,19 +89,19 @@ def test_what_libtpu_is_told():
         "tpu7x:1x1x1": [1, 1, 1],
     }
     for text, bounds in one_host.items():
-        (parsed,) = parse(text)
+        (parsed,) = parse_slices(text)
         assert parsed.options == {"chips_per_host_bounds": bounds}
     for text in ("v5e-4", "v5e-16", "v2-8", "v3-32", "v3:2x4", "v5p-8", "v6e-4", "tpu7x-8"):
-        (parsed,) = parse(text)
+        (parsed,) = parse_slices(text)
         assert parsed.options == {}
     for text in ("v4-8", "v4-64"):
-        (parsed,) = parse(text)
+        (parsed,) = parse_slices(text)
         assert parsed.options == {"chip_config_name": "megacore"}
 
 
 def test_a_chip_that_only_libtpu_may_know_is_a_grid_without_figures():
-    one, two = parse("TPU9i:4x2x1,v5:2x2")
+    one, two = parse_slices("TPU9i:4x2x1,v5:2x2")
     assert (one.name, one.chips, one.devices) == ("tpu9i:4x2x1", 8, 0)
     assert two.name == "v5:2x2" and two.options == {}
     assert one.chip.missing == ["clock", "peak", "memory", "bandwidth", "price"]
-    assert parse(one.name)[0].name == one.name
+    assert parse_slices(one.name)[0].name == one.name

@@ -11,9 +11,9 @@ import threading
 import time
 from typing import Any
 
+from common.errors import HostError
 from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hosts import ProcessGroup
-from errors import HostError
 
 FACTS = {"config.seed": "0", "workdir": "gs://b/run"}
 ME, ROOT = socket.gethostname(), pathlib.Path(__file__).parents[3]

@@ -8,10 +8,10 @@ import numpy as np
 import psutil
 import pytest
 
+from common.errors import ConfigError
 from engine import mesh as meshes
-from engine.cluster import guard, preemption
+from engine.cluster import guard, lock, preemption, processes
 from engine.cluster.guard import Guard, MemoryFull
-from errors import ConfigError
 
 # Memory.
 
@@ -118,8 +118,8 @@ def test_process_0_has_the_lock(process, tmp_path, monkeypatch):
     ours = types.SimpleNamespace(check=lambda: failures.append("checked"), close=lambda: None)
     monkeypatch.setattr(jax, "process_index", lambda: process)
     take = lambda *args, **more: locks.append((args, more)) or ours  # noqa: E731
-    monkeypatch.setattr(guard.lock, "take", take)
-    monkeypatch.setattr(guard.processes, "fail", lambda *args: failures.append(args))
+    monkeypatch.setattr(lock, "take", take)
+    monkeypatch.setattr(processes, "fail", lambda *args: failures.append(args))
     guarded = Guard(str(tmp_path), meshes.make(("a", "b"), 1), 0.5)
     guarded.check()
     if process:
@@ -136,13 +136,13 @@ def test_process_0_has_the_lock(process, tmp_path, monkeypatch):
 def test_the_watchdog_ends_the_process_with_the_code_of_a_restart(signum, code, monkeypatch):
     failures, made = [], []
     monkeypatch.setattr(preemption, "_requested", signum)
-    monkeypatch.setattr(guard.processes, "fail", lambda *args: failures.append(args))
+    monkeypatch.setattr(processes, "fail", lambda *args: failures.append(args))
     monkeypatch.setattr(guard, "Watchdog", lambda *args: made.append(args))
     log: Any = object()
     guard.start_watchdog(60.0, log, lambda: "why", lambda: "saved")
     ((seconds, the_log, explain, rescue, leave, others, requested),) = made
     assert (seconds, the_log, explain(), rescue()) == (60.0, log, "why", "saved")
-    assert others is guard.processes.others and requested is preemption.requested
+    assert others is processes.others and requested is preemption.requested
     leave("nothing moved")
     assert failures == [("nothing moved", code)]
 

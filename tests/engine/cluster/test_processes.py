@@ -14,9 +14,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from engine.cluster import joining, processes
+from common.errors import RESTART, CheckpointError, ConfigError, HostError
+from engine.cluster import processes, watchdog
 from engine.cluster.hosts import ProcessGroup
-from errors import RESTART, CheckpointError, ConfigError, HostError
 from scripts import prepare
 from tests.test_main import TINY, environment
 from tests.torture import Group, differences, results
@@ -108,10 +108,8 @@ def test_a_host_follows_another_one(code, line, more, joined, capsys):
 def test_process_0_works_before_the_others(index, joined, monkeypatch):
     monkeypatch.setattr(processes, "_index", index)
     waits = []
-    during = processes.watchdog.during
-    monkeypatch.setattr(
-        processes.watchdog, "during", lambda what: waits.append(what) or during(what)
-    )
+    during = watchdog.during
+    monkeypatch.setattr(watchdog, "during", lambda what: waits.append(what) or during(what))
     result = processes.first_process_first(lambda: joined.append(("work",)) or 7)
     assert result == 7
     order = [("work",), ("barrier", None)]
@@ -144,12 +142,14 @@ def test_jax_notices_a_lost_host_later_than_the_heartbeat(silence, timeout, join
         [],
         types.SimpleNamespace(address="unix:/x", close=lambda: calls.append("closed")),
     )
-    monkeypatch.setattr(joining, "Heartbeat", lambda *_, **__: types.SimpleNamespace(tunnel=tunnel))
+    monkeypatch.setattr(
+        processes, "Heartbeat", lambda *_, **__: types.SimpleNamespace(tunnel=tunnel)
+    )
     monkeypatch.setattr(jax.config, "update", lambda *arguments: calls.append(arguments))
     monkeypatch.setattr(
         jax.distributed, "initialize", lambda *where, **more: calls.append((where, more))
     )
-    joining.join(ProcessGroup("10.0.0.2:8476", 2, 1), {}, 300.4, silence)
+    processes.join(ProcessGroup("10.0.0.2:8476", 2, 1), {}, 300.4, silence)
     assert calls == [
         ("jax_enable_preemption_service", False),
         (
@@ -368,3 +368,15 @@ def test_torture_sees_what_differs(calm_run, tmp_path):
             facts.write_text(json.dumps(content))
         assert len(differences(calm, str(other))) == 1, change
     assert not differences(calm, calm)
+
+
+def test_every_file_of_a_package_is_part_of_the_program(tmp_path, monkeypatch):
+    for name in ("main.py", "engine/a.py", "common/a.py", "benchmarks/a.py", "benchmarks/ncf/b.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(processes, "_ROOT", tmp_path)
+    before = processes.run_facts({"seed": 3})
+    assert before["config.seed"] == "3" and processes.run_facts({"seed": 3}) == before
+    (tmp_path / "benchmarks/ncf/b.py").write_text("changed")
+    name = "the program (SHA-256 of its files)"
+    assert processes.run_facts({"seed": 3})[name] != before[name]

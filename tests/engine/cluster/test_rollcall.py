@@ -10,9 +10,9 @@ import time
 
 import pytest
 
+from common.errors import RESTART, HostError
 from engine.cluster import rollcall
 from engine.cluster.heartbeat import Heartbeat
-from errors import RESTART, HostError
 from tests.engine.cluster.meeting import FACTS, ME, RollCall, Run, in_threads, leave
 
 SEED = "config.seed is 7 there and 0 on host 0"

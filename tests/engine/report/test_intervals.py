@@ -1,10 +1,31 @@
-"""What a run reports of a log interval: the row of metrics.jsonl and the line on the terminal."""
+"""What a run reports of a log interval: its row, its line, the time left, the warning about input.
+
+The warning: when it comes, and which part it names.
+"""
+
+import math
+import os
+import time
+import types
+from typing import Any
 
 import numpy as np
 import pytest
 
+import benchmarks
+import input_pipeline
+from common.data import decoding
+from engine import mesh as meshes
 from engine.report import intervals
-from engine.report.intervals import Intervals, Outlook
+from engine.report.intervals import (
+    Bottleneck,
+    Intervals,
+    Outlook,
+    Progress,
+    fitted_line,
+    progress_bar,
+)
+from tests.conftest import make_tiny_config
 
 
 class Reporter:
@@ -28,7 +49,7 @@ class Reporter:
 
 
 @pytest.fixture
-def make(clock, monkeypatch):
+def make_intervals(clock, monkeypatch):
     """Makes (intervals, reporter) of a run of 400 steps of 32 images; 320 images are an epoch."""
 
     class Bottleneck:
@@ -54,8 +75,10 @@ def totals(bad_step=0, **sums):
     return {"bad_step": np.int32(bad_step), **{k: np.float32(v) for k, v in sums.items()}}
 
 
-def test_an_interval_is_reported_with_its_means_rates_and_the_time_left(make, clock, caplog):
-    kept, reporter = make()
+def test_an_interval_is_reported_with_its_means_rates_and_the_time_left(
+    make_intervals, clock, caplog
+):
+    kept, reporter = make_intervals()
     assert kept.report() is None
     clock.seconds += 12.0
     kept.pause(2.0)
@@ -84,8 +107,8 @@ def test_an_interval_is_reported_with_its_means_rates_and_the_time_left(make, cl
     assert caplog.messages == ["the input is slow"]
 
 
-def test_a_throughput_of_its_own_replaces_the_examples(make, clock):
-    kept, reporter = make(
+def test_a_throughput_of_its_own_replaces_the_examples(make_intervals, clock):
+    kept, reporter = make_intervals(
         throughput=("tokens", "tokens"), chips=2, next_evaluation=lambda step: None
     )
     clock.seconds += 10.0
@@ -99,17 +122,17 @@ def test_a_throughput_of_its_own_replaces_the_examples(make, clock):
     assert "tokens/s" in reporter.lines[0] and "tokens 1.4" not in reporter.lines[0]
 
 
-def test_an_interval_with_a_step_that_was_not_finite_is_only_returned(make):
-    kept, reporter = make()
+def test_an_interval_with_a_step_that_was_not_finite_is_only_returned(make_intervals):
+    kept, reporter = make_intervals()
     kept.close(110, totals(7, loss=(1.0, 1.0)))
     assert int(kept.report()["bad_step"]) == 7
     assert reporter.rows == []
 
 
-def test_a_long_line_keeps_100_columns_and_what_matters(make, clock):
+def test_a_long_line_keeps_100_columns_and_what_matters(make_intervals, clock):
     """Mask R-CNN's losses and a long run; metrics.jsonl has what the line drops."""
     losses = ("loss", "rpn_score_loss", "rpn_box_loss", "class_loss", "box_loss", "mask_loss")
-    kept, reporter = make(total_steps=1_112_590, num_examples=32)
+    kept, reporter = make_intervals(total_steps=1_112_590, num_examples=32)
     clock.seconds += 10.0
     kept.close(101, totals(**dict.fromkeys(losses, (1.0, 1.0))))
     kept.report()
@@ -120,8 +143,8 @@ def test_a_long_line_keeps_100_columns_and_what_matters(make, clock):
     assert reporter.rows[0].keys() > {*losses, "learning_rate", "step_seconds", "epoch"}
 
 
-def test_a_terminal_shows_a_bar_between_two_lines(make, clock):
-    kept, reporter = make()
+def test_a_terminal_shows_a_bar_between_two_lines(make_intervals, clock):
+    kept, reporter = make_intervals()
     clock.seconds += 10.0
     kept.close(110, totals(loss=(1.0, 1.0)))
     kept.report()
@@ -131,11 +154,11 @@ def test_a_terminal_shows_a_bar_between_two_lines(make, clock):
 
 @pytest.mark.parametrize(("backend", "where"), [("cpu", "on this CPU a step"), ("tpu", ": a step")])
 def test_a_line_comes_after_a_minute_where_the_first_report_is_far(
-    make, clock, monkeypatch, backend, where
+    make_intervals, clock, monkeypatch, backend, where
 ):
     """The newest step still runs: after 64 s, 7 steps are done."""
     monkeypatch.setattr(intervals.jax, "default_backend", lambda: backend)
-    kept, reporter = make()
+    kept, reporter = make_intervals()
     for step in range(101, 113):
         clock.seconds += 8.0
         kept.show_progress(step)
@@ -145,8 +168,8 @@ def test_a_line_comes_after_a_minute_where_the_first_report_is_far(
     assert not reporter.rows
 
 
-def test_a_fast_run_has_no_such_line(make, clock):
-    kept, reporter = make()
+def test_a_fast_run_has_no_such_line(make_intervals, clock):
+    kept, reporter = make_intervals()
     clock.seconds += 50.0
     kept.show_progress(150)
     kept.close(150, totals(loss=(150.0, 50.0)))
@@ -155,3 +178,197 @@ def test_a_fast_run_has_no_such_line(make, clock):
     clock.seconds += 90.0
     kept.show_progress(151)
     assert len(reporter.lines) == said
+
+
+class Run:
+    """Intervals of 10 s on a host with 8 decoding threads."""
+
+    def __init__(self):
+        self.clocks: Any = types.SimpleNamespace(waited=0.0, copied=0.0, worked=0.0)
+        self.bottleneck = Bottleneck({"decoding": "buy time"}, threads=8)
+
+    def interval(self, waited, copied=0.0, worked=0.0):
+        self.clocks.waited += waited
+        self.clocks.copied += copied
+        self.clocks.worked += worked
+        return self.bottleneck.interval(10.0, self.clocks)
+
+
+def test_shares_are_of_each_interval():
+    run = Run()
+    expected = {"input_wait": 0.1, "input_transfer": 0.05, "decode_busy": 0.5}
+    for _ in range(2):
+        shares, warning = run.interval(1.0, 0.5, 40.0)
+        assert shares == pytest.approx(expected) and not warning
+
+
+@pytest.mark.parametrize(
+    ("clocks", "part"),
+    [
+        ({"copied": 3.0, "worked": 78.0}, "transfer"),
+        ({"copied": 2.0, "worked": 78.0}, "decoding"),  # half of the wait is not most of it
+        ({"copied": 0.1, "worked": 78.0}, "decoding"),
+        ({"copied": 0.1, "worked": 40.0}, "reading"),  # busy for half of the time
+        ({"copied": 0.1, "worked": 8.0}, "reading"),
+        ({"copied": 0.1, "worked": math.nan}, "input"),
+    ],
+)
+def test_the_slow_part_is_named(clocks, part):
+    run = Run()
+    warnings = [run.interval(4.0, **clocks)[1] for _ in range(3)]
+    assert warnings[:2] == ["", ""]
+    assert warnings[2].startswith(f"WARNING input-bound: {part}. The devices waited for input 40%")
+    assert warnings[2].endswith({"decoding": "Remedy: buy time"}.get(part, warnings[2][-20:]))
+    assert len(warnings[2].splitlines()) == 1
+
+
+def test_it_takes_several_slow_intervals_in_a_row_and_is_not_said_again_and_again():
+    run = Run()
+    assert not any(run.interval(waited)[1] for waited in [3, 3, 0.5] * 20)
+    warnings = [bool(run.interval(3.0)[1]) for _ in range(299)]
+    assert [i + 1 for i, warned in enumerate(warnings) if warned] == [3, 30]
+    assert run.interval(3.0)[1]
+
+
+def test_a_fifth_of_the_time_is_not_worth_a_warning():
+    run = Run()
+    assert not any(run.interval(2.0)[1] for _ in range(4))
+
+
+def test_shares_are_at_most_one():
+    """The clocks of the feed and of the interval differ by a little."""
+    assert Run().interval(11.0, 10.5, 90.0)[0] == {
+        "input_wait": 1.0,
+        "input_transfer": 1.0,
+        "decode_busy": 1.0,
+    }
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [(6, 6), (None, 1)])
+def test_without_a_number_there_is_a_decoding_thread_for_each_cpu(cpus, threads, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: cpus)
+    run = Run()
+    run.bottleneck = Bottleneck()
+    warning = [run.interval(5.0, worked=7.5 * threads)[1] for _ in range(3)][-1]
+    assert warning == (
+        "WARNING input-bound: decoding. The devices waited for input 50% of the time, 3 intervals "
+        f"in a row, and the {threads} decoding threads were busy 75% of the time. Remedy: use "
+        "machines with more CPU cores, or store smaller examples"
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", ["decoding", "reading"])
+def test_the_part_that_is_slow_is_seen(part, tiny_records, tmp_path, monkeypatch):
+    """Each image takes 20 ms longer to decode, or to arrive."""
+    tf = input_pipeline.tensorflow()
+
+    def late(x):
+        wait = tf.py_function(lambda: time.sleep(0.02) or 0.0, [], tf.float32)
+        with tf.control_dependencies([wait]):
+            return tf.identity(x)
+
+    decode, stream = input_pipeline._train_image, decoding.train_stream
+    if part == "decoding":
+        monkeypatch.setattr(input_pipeline, "_train_image", lambda x, *r: decode(late(x), *r))
+    else:
+        monkeypatch.setattr(
+            decoding, "train_stream", lambda *a: stream(*a).map(lambda x, *r: (late(x), *r))
+        )
+    benchmark = benchmarks.load(make_tiny_config(tiny_records).lock(), str(tmp_path))
+    feed = meshes.Feed(benchmark.train_batches(16, 0, 1, 0), meshes.make(("a", "b"), 1))
+    batches, bottleneck, begun, warnings = iter(feed), Bottleneck(), time.monotonic(), []
+    for _ in range(4):
+        for _ in range(5):
+            next(batches)
+        now = time.monotonic()
+        warnings.append(bottleneck.interval(now - begun, feed)[1])
+        begun = now
+    assert f"input-bound: {part}." in "".join(warnings)
+
+
+def test_windows_leave_pauses_out(clock):
+    clocked = Progress(100, 400)
+    assert math.isnan(clocked.remaining(100))
+    clock.seconds += 12.0
+    clocked.pause(1.5)
+    clocked.pause(0.5)
+    assert clocked.window(120) == (pytest.approx(10.0), 20)
+    assert clocked.remaining(120) == pytest.approx(280 * 0.5)
+    clock.seconds += 8.0
+    assert clocked.window(130) == (pytest.approx(8.0), 10)
+    assert clocked.remaining(130) == pytest.approx(270 * 0.8)
+    assert clocked.remaining(400) == 0
+
+
+def test_what_is_left_includes_evaluations(clock):
+    clocked = Progress(0, 50)
+    assert (clocked.evals_left, clocked.eval_seconds) == (0, 0.0)
+    clock.seconds += 10.0
+    clocked.window(10)
+    clocked.evals_left, clocked.eval_seconds = 3, 7.0
+    assert clocked.remaining(10) == pytest.approx(40 * 1.0 + 21.0)
+    assert clocked.remaining(20) == pytest.approx(30 * 1.0 + 21.0)
+
+
+@pytest.mark.parametrize(
+    ("next_eval", "step", "left"),
+    [
+        (None, 10, 0),
+        (lambda step: None, 10, 1),  # the clock decides
+        (lambda step: 60 if step < 60 else None, 10, 1),  # the last one
+        (lambda step: 60 if step < 60 else None, 60, 1),
+        (lambda step: (step // 20 + 1) * 20, 0, 5),
+        (lambda step: (step // 20 + 1) * 20, 39, 4),  # at 40, 60, 80 and 100
+        (lambda step: (step // 20 + 1) * 20, 100, 1),
+        (lambda step: (step // 300 + 1) * 300, 10, 1),
+    ],
+)
+def test_the_evaluations_that_are_left_of_100_steps(next_eval, step, left):
+    clocked = Progress(0, 100)
+    clocked.foresee(step, next_eval)
+    assert clocked.evals_left == left
+
+
+def test_odd_windows_stay_finite(clock):
+    clocked = Progress(0, 50)
+    seconds, steps = clocked.window(0)  # no step, no time
+    assert 0 < seconds < 1e-6 and steps == 1
+    clock.seconds += 1.0
+    clocked.pause(3.0)  # clocks differ by a little
+    assert clocked.window(1)[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "0:00"),
+        (59.4, "0:59"),
+        (59.6, "1:00"),
+        (245, "4:05"),
+        (3599.7, "1:00:00"),
+        (3723, "1:02:03"),
+        (100 * 3600, "100:00:00"),
+        (math.nan, "?"),
+        (math.inf, "?"),
+    ],
+)
+def test_hms(seconds, words):
+    assert intervals.hms(seconds) == words
+
+
+def test_a_line_that_is_too_long_loses_its_least_important_cells():
+    cells = [(0, "aaaa"), (2, "bbbb"), (1, "cccc"), (2, "dddd"), (0, "eeee")]
+    assert fitted_line(cells, 28) == "aaaa  bbbb  cccc  dddd  eeee"
+    assert fitted_line(cells, 27) == "aaaa  bbbb  cccc  eeee"
+    assert fitted_line(cells, 22) == "aaaa  bbbb  cccc  eeee"
+    assert fitted_line(cells, 21) == "aaaa  cccc  eeee"
+    assert fitted_line(cells, 15) == fitted_line(cells, 3) == "aaaa  eeee"  # of rank 0
+
+
+def test_a_bar_is_full_at_the_end_only():
+    assert [progress_bar(done, 8, 4) for done in (0, 1, 2, 7, 8)] == [
+        *("[    ]", "[    ]", "[#   ]", "[### ]", "[####]"),
+    ]
+    assert progress_bar(9, 8, 4) == "[####]"
+    assert progress_bar(1, 2) == "[##########          ]"

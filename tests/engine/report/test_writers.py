@@ -1,4 +1,8 @@
-"""What a run reports: rows everywhere, the terminal, TensorBoard, profiles."""
+"""What a run reports: rows everywhere, the terminal, TensorBoard, profiles, curves, wandb.
+
+wandb is a stand-in which finds the writers of events as the package does. Its faults never reach
+the run.
+"""
 
 import contextlib
 import io
@@ -13,11 +17,12 @@ import types
 import jax
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from PIL import Image
 
+from common.errors import OutputError
 from engine.report import writers as report
-from engine.report.profiler import Profiler
-from engine.report.writers import Reporter
-from errors import OutputError
+from engine.report.writers import Profiler, Reporter
 from tests.engine.report.test_history import lines, row
 
 NAN = math.nan
@@ -126,7 +131,7 @@ def test_events_that_cannot_be_written_are_one_line(tmp_path, monkeypatch, caplo
 
 def test_the_curves_are_drawn_again_after_20_seconds(clock, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(report.curves, "draw", lambda rows, *rest: drawn.append((len(rows), *rest)))
+    monkeypatch.setattr(report, "draw_curves", lambda rows, *rest: drawn.append((len(rows), *rest)))
     reporter = Reporter(str(tmp_path), title="title", metrics=("score",))
     monkeypatch.setattr(reporter, "_record", reporter.history.add)
     rest = (f"{tmp_path}/learning_curves.png", "title", ("score",))
@@ -289,3 +294,193 @@ def test_the_steps_that_are_traced(steps, run, traced, monkeypatch, tmp_path):
     end = traced[-1] + 1 if traced and traced[-1] == 4 or traced == [0] else None
     text = f"profile of steps {steps}: tensorboard --logdir {tmp_path}"
     assert messages == ({end: text} if end else {})
+
+
+def curve_row(step, split="eval", **values):
+    return {"split": split, "step": step, **values}
+
+
+@pytest.fixture
+def panels(monkeypatch, tmp_path):
+    """Draws rows; returns {panel: {label: points}} of what is in the picture."""
+    figures = []
+
+    def keep(self, *args, **kwargs):
+        figures.append(self)
+        save(self, *args, **kwargs)
+
+    def draw(rows, metrics=("top_1_accuracy",), width=1320):
+        path = tmp_path / "curves.png"
+        report.draw_curves(rows, str(path), "a title", metrics)
+        assert os.listdir(tmp_path) == ["curves.png"]
+        with Image.open(path) as picture:
+            assert (picture.format, picture.size) == ("PNG", (width, 396))
+            assert len(np.unique(np.asarray(picture.convert("L")))) > 10
+        figure = figures.pop()
+        assert figure.get_suptitle() == "a title"
+        return {
+            axes.get_title(): {
+                str(line.get_label()): list(zip(*line.get_data(), strict=True))
+                for line in axes.lines
+            }
+            for axes in figure.axes
+        }
+
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return draw
+
+
+def test_curves_show_every_quantity_in_its_panel(panels):
+    rows = [
+        curve_row(
+            1, "train", epoch=0.5, loss=3.0, aux_loss=1.0, learning_rate=0.1, gradient_norm=9.0
+        ),
+        curve_row(
+            2, "train", epoch=1.0, loss=2.0, aux_loss=0.5, learning_rate=0.2, step_seconds=1.0
+        ),
+        curve_row(2, epoch=1.0, loss=2.5, top_1_accuracy=0.25, top_5_accuracy=0.5, seconds=3.0),
+    ]
+    assert panels(rows) == {
+        "loss": {
+            "train aux loss": [(0.5, 1.0), (1.0, 0.5)],
+            "train loss": [(0.5, 3.0), (1.0, 2.0)],
+            "eval loss": [(1.0, 2.5)],
+        },
+        "top 1 accuracy": {
+            "eval top 1 accuracy": [(1.0, 0.25)],
+            "eval top 5 accuracy": [(1.0, 0.5)],
+        },
+        "learning rate": {"train learning rate": [(0.5, 0.1), (1.0, 0.2)]},
+    }
+
+
+@pytest.mark.parametrize("metrics", [("hr_at_10",), ("box_ap", "mask_ap"), ("bleu",)])
+def test_every_target_is_drawn(metrics, panels):
+    rows = [curve_row(2, epoch=1.0, loss=2.5) | dict.fromkeys(metrics, 0.5)]
+    named = [metric.replace("_", " ") for metric in metrics]
+    drawn = panels(rows, metrics)
+    assert list(drawn) == ["loss", ", ".join(named), "learning rate"]
+    assert drawn[", ".join(named)] == {f"eval {name}": [(1.0, 0.5)] for name in named}
+
+
+def test_without_a_target_there_is_no_panel_for_one(panels):
+    assert list(panels([], metrics=(), width=880)) == ["loss", "learning rate"]
+
+
+def test_curves_of_a_step_evaluated_again_show_the_last(panels):
+    rows = [
+        curve_row(s, epoch=e, loss=x) for s, e, x in ((4, 2.0, 9.0), (2, 1.0, 7.0), (4, 2.0, 3.0))
+    ]
+    assert panels(rows)["loss"] == {"eval loss": [(1.0, 7.0), (2.0, 3.0)]}
+
+
+def test_curves_of_nothing_and_of_what_is_not_finite(panels):
+    assert panels([]) == {"loss": {}, "top 1 accuracy": {}, "learning rate": {}}
+    strange = [math.nan, math.inf, 1.0, -math.inf]
+    actual = panels([curve_row(i, "train", epoch=float(i), loss=x) for i, x in enumerate(strange)])
+    np.testing.assert_array_equal(actual["loss"]["train loss"], list(enumerate(strange)))
+
+
+def test_a_picture_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "curves.png"
+    report.draw_curves([], str(path), "before")
+    before = path.read_bytes()
+
+    def half(self, data):
+        with open(self, "wb") as file:
+            file.write(data[:100])
+        raise OSError("No space left")
+
+    monkeypatch.setattr(type(report.epath.Path(path)), "write_bytes", half)
+    with pytest.raises(OSError, match="No space left"):
+        report.draw_curves([curve_row(1, epoch=1.0, loss=1.0)], str(path), "after")
+    assert path.read_bytes() == before
+
+
+WANDB_RECIPE = {"benchmark": "resnet", "seed": 3}
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    """The stand-in; `calls` is what it was asked to do."""
+    from tensorflow.python.ops import gen_summary_ops
+
+    for name in ("WANDB_PROJECT", "WANDB_NAME", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    module, make = types.ModuleType("wandb"), gen_summary_ops.create_summary_file_writer
+    calls = []
+
+    def patch(root_logdir):
+        def writer(*args, **kwargs):
+            calls.append(("events", kwargs["logdir"].numpy().decode()))
+            return make(*args, **kwargs)
+
+        calls.append(("patch", root_logdir))
+        monkeypatch.setattr(gen_summary_ops, "create_summary_file_writer", writer)
+
+    def init(**options):
+        calls.append(("init", options))
+        finish = lambda exit_code: calls.append(("finish", exit_code))  # noqa: E731
+        return types.SimpleNamespace(id=options["id"] or "new", finish=finish)
+
+    tensorboard = types.SimpleNamespace(patch=patch)
+    vars(module).update(calls=calls, init=init, tensorboard=tensorboard)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def write_row(workdir):
+    reporter = Reporter(workdir)
+    reporter.train({"step": 1, "loss": 2.0}, "")
+    reporter.close()
+
+
+def test_wandb_follows_the_events_of_the_run_and_of_its_resumption(wandb, tmp_path, capsys):
+    workdir = str(tmp_path / "run_7")
+    (tmp_path / "run_7").mkdir()
+    with report.synced_to_wandb(workdir, WANDB_RECIPE, print):
+        write_row(workdir)
+    (patch, init, events, finish) = wandb.calls
+    assert (patch, events, finish) == (("patch", workdir), ("events", workdir), ("finish", 0))
+    options = init[1]
+    assert options["sync_tensorboard"]
+    assert (options["project"], options["name"], options["config"]) == (
+        "resnet",
+        "run_7",
+        WANDB_RECIPE,
+    )
+    assert (options["id"], options["resume"], options["dir"]) == (None, "allow", workdir)
+    wandb.calls.clear()
+    with pytest.raises(KeyError), report.synced_to_wandb(workdir, WANDB_RECIPE, print):
+        raise KeyError
+    assert wandb.calls[1][1]["id"] == "new"
+    assert wandb.calls[-1] == ("finish", 1)
+    assert capsys.readouterr().out == ""
+
+
+def test_without_wandb_the_run_goes_on(wandb, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with report.synced_to_wandb(str(tmp_path), WANDB_RECIPE, print):
+        write_row(str(tmp_path))
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("NOTE config.tracker=wandb")
+    assert (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("place", ["patch", "init", "finish"])
+def test_a_failing_wandb_is_one_line(place, wandb, tmp_path, capsys):
+    def fail(**_):
+        raise ValueError("no key\nand more")
+
+    if place == "patch":
+        wandb.tensorboard.patch = fail
+    else:
+        run = types.SimpleNamespace(id="x", finish=fail)
+        wandb.init = fail if place == "init" else lambda **_: run
+    done = []
+    with report.synced_to_wandb(str(tmp_path), WANDB_RECIPE, print):
+        done.append(1)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("NOTE config.tracker=wandb: no key; ")
+    assert done

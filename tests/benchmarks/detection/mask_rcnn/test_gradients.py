@@ -14,9 +14,9 @@ import pytest
 import benchmarks
 from benchmarks.detection.mask_rcnn import losses
 from benchmarks.detection.mask_rcnn.losses import Regions
+from common.layers import space_to_depth
+from common.trees import by_name
 from configs import mask_rcnn_digits
-from ops.layers import space_to_depth
-from ops.trees import by_name
 from tests.benchmarks.detection.mask_rcnn.test_losses import iou, offsets
 from tests.benchmarks.detection.mask_rcnn.test_roi_align import level_of, weights
 
@@ -102,8 +102,8 @@ def ours(case, monkeypatch):
     """(losses by name, gradients of their sum by name)."""
     benchmark, params, model_state, batch, regions, _, positive, negative = case
     fixed = jax.tree.map(jnp.asarray, (regions, positive, negative))
-    monkeypatch.setattr(losses, "sample", lambda *_: fixed[0])
-    monkeypatch.setattr(losses.sampling, "balanced", lambda *_: fixed[1:])
+    monkeypatch.setattr(losses, "sample_regions", lambda *_: fixed[0])
+    monkeypatch.setattr(losses, "draw_balanced", lambda *_: fixed[1:])
 
     def total(params):
         terms, _, _ = benchmark.loss(params, model_state, batch, jax.random.key(0))

@@ -1,19 +1,20 @@
-"""Mask R-CNN's losses and samples against loops over anchors, regions and pixels in NumPy."""
+"""Mask R-CNN's losses, samples and masks against loops over anchors, regions and pixels."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import benchmarks
 from benchmarks.detection.mask_rcnn import losses
-from benchmarks.detection.mask_rcnn.anchors import Layout
-from benchmarks.detection.mask_rcnn.losses import Objects, Regions
-from benchmarks.detection.mask_rcnn.sampling import Sampling
+from benchmarks.detection.mask_rcnn.losses import Objects, Regions, Sampling
+from benchmarks.detection.mask_rcnn.models import Layout
+from common.errors import ConfigError
 from configs import mask_rcnn_digits
-from errors import ConfigError
+from tests.benchmarks.detection.test_boxes import random_boxes
 
-SAMPLE = jax.jit(losses.sample, static_argnums=2)
+SAMPLE = jax.jit(losses.sample_regions, static_argnums=2)
 KEY = jnp.array([5, 6], jnp.int32)
 
 
@@ -150,8 +151,8 @@ def test_objects_have_a_class_and_an_area():
 def test_a_limit_of_iou_is_no_negative(monkeypatch):
     """Of three boxes one is the object, one has an IoU of exactly 1/2 with it, one has none."""
     folds = []
-    fold = losses.sampling.fold
-    monkeypatch.setattr(losses.sampling, "fold", lambda key, n: folds.append(n) or fold(key, n))
+    fold = losses.fold_key
+    monkeypatch.setattr(losses, "fold_key", lambda key, n: folds.append(n) or fold(key, n))
     object_ = Objects(jnp.array([[[0, 0, 8, 8]]], jnp.float32), jnp.array([[1]]))
     boxes = np.array([[0, 0, 8, 8], [0, 0, 8, 4], [20, 20, 24, 24]], np.float32)
     rule, zeros = Sampling(4, 0.5, 0.75, 0.5), ([jnp.zeros((1, 3))], [jnp.zeros((1, 3, 4))])
@@ -160,7 +161,7 @@ def test_a_limit_of_iou_is_no_negative(monkeypatch):
     np.testing.assert_allclose(class_loss, 2 * np.log(2) / 4, rtol=1e-6)
     assert box_loss.tolist() == [0]
     others = jnp.asarray(boxes[1:][None])  # the object itself is among the candidates
-    regions = jax.jit(losses.sample, static_argnums=2)(others, object_, rule, KEY[:1])
+    regions = jax.jit(losses.sample_regions, static_argnums=2)(others, object_, rule, KEY[:1])
     assert regions.valid.sum() == 2
     assert folds == [0, 1]  # the two samples of an image are independent
 
@@ -248,3 +249,135 @@ def test_what_cannot_learn_is_refused():
         config[key] = value
         with pytest.raises(ConfigError, match=f"config.{key}.*{words}"):
             benchmarks.load(config, "")
+
+
+DRAW, FOLD = jax.jit(losses.draw_positions), jax.jit(losses.fold_key)
+BALANCED = jax.jit(losses.draw_balanced, static_argnums=2)
+
+
+def random_keys(rng: np.random.Generator, count: int) -> np.ndarray:
+    """int32[count], negative ones among them."""
+    return rng.integers(-(2**31), 2**31, count).astype(np.int32)
+
+
+def test_as_many_are_drawn_as_asked_for_and_only_eligible_ones():
+    rng = np.random.default_rng(0)
+    eligible = rng.random((200, 70)) < rng.choice([0, 0.1, 0.5, 1], (200, 1))
+    k = rng.integers(0, 80, 200).astype(np.int32)
+    marks = np.asarray(DRAW(eligible, k, random_keys(rng, 200)))
+    assert not (marks & ~eligible).any()
+    np.testing.assert_array_equal(marks.sum(1), np.minimum(k, eligible.sum(1)))
+
+
+def test_each_eligible_position_is_drawn_equally_often():
+    """Also with keys that follow each other, as the numbers of examples do."""
+    eligible = np.broadcast_to(np.arange(50) % 2 == 0, (4000, 50))
+    counts = np.asarray(DRAW(eligible, np.int32(5), np.arange(4000, dtype=np.int32))).sum(0)
+    expected, freedom = 4000 * 5 / 25, 24
+    chi2 = ((counts[::2] - expected) ** 2 / expected).sum() / (1 - 5 / 25)
+    assert abs(chi2 - freedom) < 5 * (2 * freedom) ** 0.5, counts
+
+
+def test_a_draw_depends_on_the_key_alone():
+    """Whichever rows are beside it; and another number gives another draw."""
+    rng = np.random.default_rng(1)
+    eligible, key = rng.random((16, 300)) < 0.8, random_keys(rng, 16)
+    together = np.asarray(DRAW(eligible, 20, key))
+    order = rng.permutation(16)
+    np.testing.assert_array_equal(DRAW(eligible[order], 20, key[order]), together[order])
+    np.testing.assert_array_equal(DRAW(eligible[3:4], 20, key[3:4]), together[3:4])
+    folded = [np.asarray(FOLD(key, number)) for number in (0, 1)]
+    assert folded[0].dtype == np.int32 and len({*key, *folded[0], *folded[1]}) == 48
+    drawn = [together, *(np.asarray(DRAW(eligible, 20, each)) for each in folded)]
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        assert (drawn[a] & drawn[b]).sum() < 16 * 20 / 4  # by chance it is 1 of 12
+
+
+@pytest.mark.parametrize(("total", "share"), [(256, 0.5), (32, 0.25), (7, 0.0), (9, 1.0)])
+def test_negatives_take_the_place_of_missing_positives(total, share):
+    rng = np.random.default_rng(total)
+    kind = rng.random((60, 400))
+    positive = kind < rng.choice([0, 0.01, 0.3], (60, 1))
+    negative = kind > rng.choice([0.4, 0.99], (60, 1))
+    rule = losses.Sampling(total, share, 0.5, 0.5)
+    drawn, others = map(np.asarray, BALANCED(positive, negative, rule, random_keys(rng, 60)))
+    assert not (drawn & ~positive).any() and not (others & ~negative).any()
+    first = np.minimum(positive.sum(1), int(total * share))
+    np.testing.assert_array_equal(drawn.sum(1), first)
+    np.testing.assert_array_equal(others.sum(1), np.minimum(negative.sum(1), total - first))
+
+
+CROP = jax.jit(losses.crop_masks, static_argnums=4)
+
+
+@pytest.mark.parametrize("side", [4, 28])
+def test_bits_are_those_of_numpy(side):
+    rng = np.random.default_rng(side)
+    true = rng.integers(0, 2, (3, 5, side, side)).astype(np.uint8)
+    bits = np.packbits(true.reshape(3, 5, -1), -1)
+    found = np.asarray(jax.jit(losses.unpack_masks, static_argnums=1)(bits, side))
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, true)
+
+
+def mask_at(mask: np.ndarray, box: np.ndarray, y: float, x: float) -> float:
+    """The mask at a point, in float64."""
+    side = len(mask)
+    if not (box[0] <= y <= box[2] and box[1] <= x <= box[3]) or min(box[2:] - box[:2]) <= 0:
+        return 0.0
+    ends = []
+    for value, first, last in ((y, box[0], box[2]), (x, box[1], box[3])):
+        place = min(max((value - first) / (last - first) * side - 0.5, 0), side - 1)
+        low = min(int(place), side - 2)
+        ends.append((low, place - low))
+    (i, v), (j, u) = ends
+    top = (1 - u) * mask[i, j] + u * mask[i, j + 1]
+    bottom = (1 - u) * mask[i + 1, j] + u * mask[i + 1, j + 1]
+    return (1 - v) * top + v * bottom
+
+
+def test_cells_of_regions_are_those_of_a_loop():
+    rng = np.random.default_rng(0)
+    true = rng.random((2, 4, 12, 12)).astype(np.float32)
+    boxes = 100 * random_boxes(rng, 2, 4, least=0.1)
+    boxes[0, 3] = 0  # padding
+    regions = 110 * random_boxes(rng, 2, 30, least=0.01) - 5
+    index = rng.integers(0, 4, (2, 30)).astype(np.int32)
+    regions[:, :10] = np.take_along_axis(boxes, index[:, :10, None], 1) + rng.normal(
+        0, 3, (2, 10, 4)
+    )
+    found = np.asarray(CROP(true, boxes, index, regions, 7))
+    expected = np.zeros((2, 30, 7, 7))
+    for b, r, i, j in np.ndindex(expected.shape):
+        y0, x0, y1, x1 = regions[b, r].astype(np.float64)
+        y, x = y0 + (y1 - y0) * (i + 0.5) / 7, x0 + (x1 - x0) * (j + 0.5) / 7
+        g = index[b, r]
+        expected[b, r, i, j] = mask_at(true[b, g], boxes[b, g].astype(np.float64), y, x)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert ((expected > 0).mean() > 0.2) and (expected == 0).mean() > 0.2
+
+
+@pytest.mark.parametrize("size", [9, 28, 40])
+def test_a_region_that_is_the_box_has_the_mask_resized(size):
+    true = np.random.default_rng(1).random((1, 1, 28, 28)).astype(np.float32)
+    box = np.array([[[10, 20, 66, 132]]], np.float32)
+    found = CROP(true, box, np.zeros((1, 1), np.int32), box, size)
+    expected = tf.image.resize(true[0, 0, ..., None], (size, size), "bilinear").numpy()
+    np.testing.assert_allclose(found[0, 0], expected[..., 0], atol=1e-5)
+
+
+def test_borders_belong_to_a_box_and_an_empty_one_has_no_mask():
+    """Regions of one cell, whose centre is at a corner of the box, or beyond it, or at 0.5."""
+    true = np.arange(1, 17, dtype=np.float32).reshape(1, 1, 4, 4)
+    centres = np.array([[0, 0], [8, 8], [0, 8], [-0.25, 4], [4, 8.25]], np.float32)
+    regions = np.concatenate([centres - 2, centres + 2], -1)[None]
+    box, index = np.array([[[0, 0, 8, 8]]], np.float32), np.zeros((1, 5), np.int32)
+    found = CROP(true, box, index, regions, 1)
+    np.testing.assert_array_equal(np.ravel(found), [1, 16, 4, 0, 0])
+    middle = CROP(true, box / 16, index[:, :1], box / 32, 1)  # a box of half a pixel
+    np.testing.assert_array_equal(np.ravel(middle), [(1 + 2 + 5 + 6) / 4])
+    unit = np.array([[[0, 0, 1, 1]]], np.float32)
+    for empty in ([0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]):
+        assert not np.asarray(
+            CROP(true, np.array([[empty]], np.float32), index[:, :1], unit, 1)
+        ).any()

@@ -8,10 +8,10 @@ import pytest
 from mlperf_compliance import tags
 
 from benchmarks.detection.mask_rcnn import mlperf
+from common.errors import UserError
 from configs import mask_rcnn, mlperf_mask_rcnn
-from errors import UserError
 from tests.engine.test_mlperf import complaints
-from tests.mlperf_fixture import mlperf_config, write_run
+from tests.helpers.mlperf_fixture import mlperf_config, write_run
 
 COUNTS = {"num_train_images": 117_266, "num_eval_images": 5_000}
 

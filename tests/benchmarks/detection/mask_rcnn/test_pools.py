@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.detection.mask_rcnn.pools import Mix
-from ops.order import Order
+from common.data.order import Order
 
 COUNTS = ((30, 31, 12), (0, 20, 7))  # 73 and 27 examples
 

@@ -10,13 +10,12 @@ import pytest
 from flax.traverse_util import unflatten_dict
 
 import benchmarks
-from benchmarks import settling
 from benchmarks.detection.mask_rcnn import models, weights
+from common.foreign.files import Foreign
+from common.layers import space_to_depth
+from common.trees import by_name
 from configs import mask_rcnn
 from models import resnet, stem
-from ops.foreign.files import Foreign
-from ops.layers import space_to_depth
-from ops.trees import by_name
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 detection = pytest.importorskip("torchvision.models.detection")
@@ -125,7 +124,7 @@ def test_detections_are_torchvision_s(network, tmp_path, monkeypatch):
     config = mask_rcnn.get_config()
     config.update({"image_short": size[0], "image_long": size[1], "image_shape": size})
     config.precision = "float32"
-    settling.settle(config, path, (), whole=True)
+    benchmarks.settle_config(config, path, (), whole=True)
     benchmark = benchmarks.load(config.lock(), "")
     imported = benchmark.uses.read_foreign(path)
     assert imported is not None

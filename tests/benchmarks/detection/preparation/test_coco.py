@@ -11,10 +11,10 @@ from PIL import Image
 
 from benchmarks.detection.preparation import coco as prepare_coco
 from benchmarks.detection.preparation import objects
-from errors import UserError
-from ops.images import manifest as data_manifest
-from ops.preparation import arguments
-from ops.shards import tensorflow
+from common.data.shards import tensorflow
+from common.errors import UserError
+from common.images import manifest as data_manifest
+from common.preparation import arguments
 from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet import (
     contents,
@@ -23,9 +23,9 @@ from tests.benchmarks.resnet.preparation.test_imagenet import (
     picture,
     pixels,
 )
+from tests.common.preparation import test_schema as test_records
 from tests.conftest import make_recipe
-from tests.ops.preparation import test_schema as test_records
-from tests.preparation import typed
+from tests.helpers.preparation import typed
 
 CATEGORIES = [{"id": 12, "name": "owl"}, {"id": 3, "name": "cat"}, {"id": 7, "name": "Ähre"}]
 SHARDS = ["--shards=3", "--val_shards=2"]

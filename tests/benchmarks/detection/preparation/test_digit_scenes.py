@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.detection import opening, outlines
+from benchmarks.detection import coco, records
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.preparation import digit_scenes
+from common.errors import UserError
+from common.preparation import digits
 from configs import mask_rcnn_digits, ssd_digits
-from errors import UserError
-from ops.preparation import digits
 from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import rows
 from tests.benchmarks.resnet.preparation.test_imagenet import contents
-from tests.preparation import check
+from tests.helpers.preparation import check_data
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,7 +54,7 @@ def test_boxes_fit_the_ink_tightly_and_overlap_little(split, scenes):
     numbers = np.bincount(data.rows[~data.crowd], minlength=len(data.image_ids))
     assert numbers.min() >= 1 and numbers.max() <= 6 and len(set(numbers)) > 3
     for outline, box, area in zip(data.outlines, data.boxes, data.areas, strict=True):
-        ys, xs = np.nonzero(outlines.mask(outline, 128, 128))
+        ys, xs = np.nonzero(coco.outline_mask(outline, 128, 128))
         edges = [xs.min(), ys.min(), xs.max() + 1 - xs.min(), ys.max() + 1 - ys.min()]
         assert box.tolist() == edges and area == len(xs)
     heights = data.boxes[~data.crowd, 3] / 128
@@ -76,7 +76,7 @@ def test_the_records_are_those_of_the_images(scenes, tmp_path):
     for image in content["images"]:
         data = (scenes / "coco" / "val" / image["file_name"]).read_bytes()
         assert val[image["id"]]["image/encoded"] == [data]
-    assert check(ssd_digits.get_config(), scenes, tmp_path) == (30, 40)
+    assert check_data(ssd_digits.get_config(), scenes, tmp_path) == (30, 40)
 
 
 def test_a_second_call_does_nothing_and_mends_what_is_missing(scenes, tmp_path):
@@ -225,7 +225,7 @@ def test_boxes_fit_the_ink_in_both_orientations(split, masks):
             assert image.size == (width, height)
     beyond = np.zeros(2, bool)  # the digits use all of the longer side
     for row, outline, box in zip(data.rows, data.outlines, data.boxes, strict=True):
-        ys, xs = np.nonzero(outlines.mask(outline, *sizes[row]))
+        ys, xs = np.nonzero(coco.outline_mask(outline, *sizes[row]))
         edges = [xs.min(), ys.min(), xs.max() + 1 - xs.min(), ys.max() + 1 - ys.min()]
         assert box.tolist() == edges
         beyond |= [ys.max() > 140, xs.max() > 140]
@@ -241,15 +241,15 @@ def test_the_records_have_the_masks_of_the_annotations(masks):
         assert len(pngs) == len(own)
         for number, mask in zip(own, pngs, strict=True):
             with Image.open(io.BytesIO(mask)) as image:
-                expected = outlines.mask(data.outlines[number], *data.sizes[row])
+                expected = coco.outline_mask(data.outlines[number], *data.sizes[row])
                 np.testing.assert_array_equal(np.asarray(image), expected)
 
 
 def test_training_opens_them(masks, tmp_path):
     where = str(masks), "train-*", digit_scenes.CATEGORY_IDS, 16, str(tmp_path / "c"), "train"
-    source = opening.open_records(*where, masks=True)
+    source = records.open_records(*where, masks=True)
     assert source.shards.total == 30 and sum(source.upright) == 10
-    assert check(mask_rcnn_digits.get_config(), masks, tmp_path) == (30, 40)
+    assert check_data(mask_rcnn_digits.get_config(), masks, tmp_path) == (30, 40)
 
 
 def test_the_other_set_is_not_overwritten(masks):

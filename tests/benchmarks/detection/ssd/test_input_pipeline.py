@@ -1,5 +1,9 @@
-"""Batches of images with boxes: their order, their pixels, and what the device does to them."""
+"""Batches of images with boxes: their order, their pixels, and what the device does to them.
 
+Changes of colours are compared with float64 arithmetic, one step after the other.
+"""
+
+import colorsys
 import io
 import itertools
 
@@ -10,16 +14,15 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from PIL import Image
 
-from benchmarks.detection import opening
+from benchmarks.detection import records
 from benchmarks.detection.records import Source
-from benchmarks.detection.ssd import crop, input_pipeline
+from benchmarks.detection.ssd import input_pipeline
 from benchmarks.detection.ssd.input_pipeline import Preprocessing
-from errors import DataError
-from ops import hashing
-from ops.order import Order
-from ops.shards import Shards
+from common import hashing
+from common.data.order import Order
+from common.data.shards import Shards
+from common.errors import DataError
 from tests.benchmarks.detection.rows import encode, example, write
-from tests.benchmarks.detection.ssd.test_colour import reference
 
 SIZE, MAX_BOXES = 24, 5
 AUGMENT = jax.jit(input_pipeline.augment, static_argnums=(3, 4))
@@ -78,7 +81,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def source(folder):
     index = f"{folder}/cache/train.json"
-    return opening.open_records(str(folder), "train-*", IDS, MAX_BOXES, index, "train")
+    return records.open_records(str(folder), "train-*", IDS, MAX_BOXES, index, "train")
 
 
 KEPT = [i for i in range(sum(COUNTS)) if i % 7 != 5]
@@ -171,7 +174,11 @@ def test_pixels_and_boxes_of_a_crop(source, antialias):
     assert batch["augment"].tolist() == seeds[:, 2].tolist()
     for row, (number, seed) in enumerate(zip((KEPT[i] for i in ids), seeds, strict=True)):
         boxes, size = boxes_of(number), size_of(number)
-        y, x, height, width = crop.window(boxes, size, crop.draw(seed, 50), 0.3).numpy().tolist()
+        y, x, height, width = (
+            input_pipeline.crop_window(boxes, size, input_pipeline.draw_crop(seed, 50), 0.3)
+            .numpy()
+            .tolist()
+        )
         sizes.append((height, width))
         pixels = np.asarray(Image.open(io.BytesIO(encode(*size, "JPEG", number))).convert("RGB"))
         expected = resized(pixels[y : y + height, x : x + width], antialias)
@@ -207,7 +214,7 @@ def resized(pixels, antialias):
 @pytest.mark.parametrize("antialias", [False, True])
 def test_evaluation_has_whole_images(folder, antialias):
     index = f"{folder}/cache/eval.json"
-    everything = opening.open_records(str(folder), "train-*", IDS, MAX_BOXES, index, "eval")
+    everything = records.open_records(str(folder), "train-*", IDS, MAX_BOXES, index, "eval")
     settings = preprocessing(1, antialias)
     for hosts in (1, 2):
         seen = []
@@ -288,7 +295,7 @@ def test_augment_as_float64_arithmetic():
         u = [float(hashing.uniform(seed, k)) for k in range(5)]
         signed = 2 * np.array(u) - 1
         strengths = 1 + 0.125 * signed[0], 1 + 0.5 * signed[1], 1 + 0.5 * signed[2]
-        expected = reference(images[i], *strengths, 0.05 * signed[3])
+        expected = reference_colours(images[i], *strengths, 0.05 * signed[3])
         expected = (np.clip(expected, 0, 255) - MEAN) / STDDEV
         box = boxes[i].copy()
         if u[4] < 0.5:
@@ -322,3 +329,64 @@ def test_augment_is_the_same_on_any_number_of_devices():
     assert len(together[0].sharding.device_set) == 8
     for one, other in zip(alone, together, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+LUMA = np.array([0.299, 0.587, 0.114])
+
+
+def noise(count, height=5, width=7, low=0, high=256):
+    shape = (count, height, width, 3)
+    return np.random.default_rng(count).integers(low, high, shape, np.uint8)
+
+
+def reference_colours(image, brightness, contrast, saturation, hue):
+    """One image, as float64 before clipping: with TensorFlow's conversion to YIQ and back."""
+    import tensorflow as tf
+
+    x = image.astype(float) * brightness
+    mean = (x @ LUMA).mean()
+    x = contrast * x + (1 - contrast) * mean
+    grey = (x @ LUMA)[..., None]
+    x = saturation * x + (1 - saturation) * grey
+    y, i, q = np.moveaxis(tf.image.rgb_to_yiq(tf.constant(x)).numpy(), -1, 0)
+    turned = (i + 1j * q) * np.exp(-2j * np.pi * hue)
+    yiq = np.stack([y, turned.real, turned.imag], axis=-1)
+    return tf.image.yiq_to_rgb(tf.constant(yiq)).numpy()
+
+
+def jitter(images, *strengths):
+    rows = [jnp.asarray(strength, jnp.float32) for strength in strengths]
+    result = input_pipeline.jitter_colours(jnp.asarray(images), *rows)
+    assert result.dtype == jnp.float32 and result.shape == images.shape
+    return np.asarray(result)
+
+
+def test_all_steps_together():
+    images, draw = noise(40), np.random.default_rng(0)
+    strengths = [draw.uniform(*b, 40) for b in ((0.8, 1.2), (0.5, 1.5), (0.5, 1.5), (-0.5, 0.5))]
+    expected = [reference_colours(x, *(s[i] for s in strengths)) for i, x in enumerate(images)]
+    assert np.min(expected) < -20 and np.max(expected) > 275  # something is clipped
+    np.testing.assert_allclose(jitter(images, *strengths), np.clip(expected, 0, 255), atol=0.3)
+
+
+def test_no_change():
+    images = noise(3)
+    np.testing.assert_allclose(jitter(images, *np.ones((3, 3)), np.zeros(3)), images, atol=2e-4)
+
+
+@pytest.mark.parametrize("turns", [-0.05, 0.02, 0.05])
+def test_a_hue_turns_the_way_of_hsv(turns):
+    images = noise(1, 20, 20, 60, 200)
+    ours = jitter(images, [1], [1], [1], [turns])[0].reshape(-1, 3) / 255
+    moved = [
+        (colorsys.rgb_to_hsv(*new)[0] - colorsys.rgb_to_hsv(*(old / 255))[0] + 0.5) % 1 - 0.5
+        for old, new in zip(images.reshape(-1, 3), ours, strict=True)
+    ]
+    assert abs(np.median(moved) - turns) < 0.01
+
+
+def test_means_of_large_images_are_exact():
+    images = np.full((1, 2048, 2048, 3), 255, np.uint8)
+    images[:, :1024] = 0  # the mean is 127.5; float32 sums over pixels would lose it
+    result = jitter(images, [1], [0], [1], [0])
+    np.testing.assert_allclose(result, 127.5, atol=1e-4)

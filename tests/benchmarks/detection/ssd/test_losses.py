@@ -7,18 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.detection.ssd import anchors as anchors_
-from benchmarks.detection.ssd import losses
+from benchmarks.detection.ssd import losses, models
 from tests.benchmarks.detection.test_boxes import overlap, random_boxes
 
-LAYOUT = anchors_.Layout(
+LAYOUT = models.Layout(
     image_size=64,
     feature_sizes=(4, 2),
     steps=(16, 32),
     scales=(16, 25, 36),
     aspect_ratios=((4,), (4,)),
 )  # all coordinates are exact in f32, so that equal IoUs are equal in float64 too
-ANCHORS = anchors_.corners(anchors_.default_boxes(LAYOUT)).astype(np.float32)  # [80, 4]
+ANCHORS = models.box_corners(models.default_boxes(LAYOUT)).astype(np.float32)  # [80, 4]
 CLASSES = 6  # with the background
 
 LOSS = jax.jit(losses.detection_loss)

@@ -10,13 +10,13 @@ from mlperf_compliance import tags
 
 from benchmarks.detection.ssd import mlperf
 from benchmarks.mlperf import Run
+from common.errors import UserError
 from configs import mlperf_ssd, ssd
 from engine.cadence import Every
-from errors import UserError
 from scripts.mlperf import check
 from tests.conftest import make_recipe
 from tests.engine.test_mlperf import complaints
-from tests.mlperf_fixture import mlperf_config, write_run
+from tests.helpers.mlperf_fixture import mlperf_config, write_run
 
 COUNTS = {"num_train_images": 117_266, "num_eval_images": 5_000}
 

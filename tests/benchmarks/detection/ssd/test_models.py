@@ -1,7 +1,8 @@
-"""SSD's network: published sizes, the order of its predictions, and a copy in PyTorch."""
+"""SSD's network and default boxes: published sizes, orders, and a copy in PyTorch."""
 
 import functools
 import importlib
+import math
 import re
 from typing import Any
 
@@ -43,7 +44,7 @@ def test_the_number_of_parameters_is_the_published_one():
 
 def test_the_maps_have_the_published_sides():
     extras = [models.Extra(1, 1, s, p) for s, p in ((2, 1), (2, 1), (2, 1), (1, 0), (1, 0))]
-    assert models.sides(300, extras) == [38, 19, 10, 5, 3, 1]
+    assert models.map_sides(300, extras) == [38, 19, 10, 5, 3, 1]
 
 
 def test_the_columns_of_the_outputs():
@@ -85,7 +86,10 @@ def test_predictions_are_in_the_order_of_the_default_boxes():
     outputs = predict(params, state)
     _, logits = models.join(outputs, classes)
     lit = np.flatnonzero(np.asarray(logits)[0, :, 2] > 1)
-    sides, per_cell = models.sides(64, [models.Extra(4, 8, 2, 1)]), benchmark._layout.boxes_per_cell
+    sides, per_cell = (
+        models.map_sides(64, [models.Extra(4, 8, 2, 1)]),
+        benchmark._layout.boxes_per_cell,
+    )
     first = sides[0] ** 2 * per_cell[0]
     expected = first + shape + per_cell[1] * np.arange(sides[1] ** 2)
     np.testing.assert_array_equal(lit, expected)
@@ -254,3 +258,64 @@ def test_loss_and_gradients_are_those_of_pytorch(monkeypatch):
         gradients,
         theirs,
     )
+
+
+def original_boxes() -> np.ndarray:
+    """The 8,732 boxes (cx, cy, w, h) by map, shape, row and column, as MLPerf's code has them."""
+    cells_of, steps = [38, 19, 10, 5, 3, 1], [8, 16, 32, 64, 100, 300]
+    scales = [21, 45, 99, 153, 207, 261, 315]
+    ratios = [(2,), (2, 3), (2, 3), (2, 3), (2,), (2,)]
+    boxes = []
+    for k, (cells, step) in enumerate(zip(cells_of, steps, strict=True)):
+        small, between = scales[k] / 300, math.sqrt(scales[k] / 300 * scales[k + 1] / 300)
+        shapes = [(small, small), (between, between)]
+        for ratio in ratios[k]:
+            w, h = small * math.sqrt(ratio), small / math.sqrt(ratio)
+            shapes += [(w, h), (h, w)]
+        for w, h in shapes:
+            for i in range(cells):
+                for j in range(cells):
+                    centre = ((j + 0.5) * step / 300, (i + 0.5) * step / 300)
+                    boxes.append([min(max(each, 0), 1) for each in (*centre, w, h)])
+    return np.array(boxes)
+
+
+def test_the_boxes_of_300_pixels_have_the_published_check_sums():
+    boxes = models.default_boxes(models.SSD300)
+    assert boxes.shape == (8732, 4) and models.SSD300.count == 8732
+    np.testing.assert_allclose(
+        boxes.sum(0), [4443.1466667, 4443.1466667, 1171.9676687, 1171.9676687], atol=1e-7
+    )
+    assert (boxes**2).sum() == pytest.approx(6586.2625778, abs=1e-7)
+    np.testing.assert_allclose(boxes[0], [0.0133333, 0.0133333, 0.07, 0.07], atol=1e-7)
+    assert boxes[:, :2].max() == 1  # the centres of the last cells at a step of 8
+
+
+def test_the_boxes_are_the_originals_in_the_order_of_a_convolutions_output():
+    expected, start = [], 0
+    layout = models.SSD300
+    for cells, shapes in zip(layout.feature_sizes, layout.boxes_per_cell, strict=True):
+        part = original_boxes()[start : start + cells**2 * shapes]
+        expected.append(part.reshape(shapes, cells, cells, 4).transpose(1, 2, 0, 3).reshape(-1, 4))
+        start += len(part)
+    ours = models.default_boxes(layout)[:, [1, 0, 3, 2]]
+    np.testing.assert_allclose(ours, np.concatenate(expected), rtol=1e-12)
+
+
+def test_corners_lie_half_a_side_from_the_centre():
+    boxes = np.array([[0.5, 0.25, 0.5, 0.25], [0, 1, 0.5, 0.5]], np.float32)
+    corners = models.box_corners(boxes)
+    np.testing.assert_array_equal(corners, [[0.25, 0.125, 0.75, 0.375], [-0.25, 0.75, 0.25, 1.25]])
+    assert corners.dtype == np.float32
+
+
+def test_a_small_layout():
+    layout = models.Layout(
+        image_size=64, feature_sizes=(2,), steps=(32,), scales=(16, 25), aspect_ratios=((4,),)
+    )
+    boxes = 64 * models.default_boxes(layout)
+    assert layout.boxes_per_cell == (4,) and layout.count == len(boxes) == 16
+    shapes = [[16, 16], [20, 20], [8, 32], [32, 8]]  # height, width
+    np.testing.assert_allclose(boxes[:, 2:], shapes * 4)
+    centres = [[16, 16], [16, 48], [48, 16], [48, 48]]
+    np.testing.assert_allclose(boxes[::4, :2], centres)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-import run as runs
 import train
 from benchmarks.detection.ssd import Ssd
 from configs import ssd_digits
 from engine.cluster import preemption
+from engine.run import read_settings
 from tests.test_train import (
     assert_same_state,
     fresh_signals,  # noqa: F401 (a fixture)
@@ -37,7 +37,7 @@ def settings(data_dir, workdir):
     config.update({"steps_per_eval": "6", "steps_per_checkpoint": "6", "compilation_cache": ""})
     config.update({"resnet_stages": (1, 1, 1), "batch_norm": "plain", "optimizer": "adam"})
     config.update({"base_learning_rate": 1.5e-3, "log_step_count_steps": "2"})
-    return runs.read(config.lock(), str(workdir))
+    return read_settings(config.lock(), str(workdir))
 
 
 @pytest.fixture(scope="module")

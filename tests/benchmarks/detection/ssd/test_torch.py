@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 import benchmarks
-from benchmarks import settling
-from benchmarks.detection.ssd import anchors
+from benchmarks.detection.ssd import models
 from configs import ssd
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -65,7 +64,7 @@ class Reference(torch.nn.Module):
 
 def default_boxes():
     """float64[N, 4]: centre x, centre y, width, height, in the reference's order."""
-    layout, ours = anchors.SSD300, anchors.default_boxes(anchors.SSD300)
+    layout, ours = models.SSD300, models.default_boxes(models.SSD300)
     first, parts = 0, []
     for side, shapes in zip(layout.feature_sizes, layout.boxes_per_cell, strict=True):
         part = ours[first : first + side * side * shapes].reshape(-1, shapes, 4)
@@ -121,7 +120,7 @@ def test_detections_are_the_reference_s(tmp_path):
         codes, logits = network(images.contiguous())
     config = ssd.get_config()
     config.precision = "float32"
-    settling.settle(config, path, (), whole=True)
+    benchmarks.settle_config(config, path, (), whole=True)
     benchmark = benchmarks.load(config.lock(), "")
     imported = benchmark.uses.read_foreign(path)
     assert imported is not None

@@ -13,7 +13,7 @@ from scipy import stats
 from benchmarks.resnet.input import augment, effects
 from benchmarks.resnet.input.augment import Policy
 from tests.benchmarks.resnet.input.test_effects import noise
-from tests.ops.test_hashing import plain
+from tests.common.test_hashing import plain
 
 TEXTS = ("randaugment:2x9", "randaugment:2x6:0.5", "trivialaugment")
 

@@ -13,9 +13,9 @@ from PIL import Image
 import input_pipeline
 from benchmarks.resnet.input import cache
 from benchmarks.resnet.settings import Images
-from errors import DataError
-from ops.images.input_spec import NAMED
-from ops.order import Order
+from common.data.order import Order
+from common.errors import DataError
+from common.images.input_spec import NAMED
 from tests.test_input_pipeline import encode, noise, smooth, write
 
 CROP = jax.jit(cache.crop_on_device, static_argnums=(3, 4))

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from errors import UserError
-from ops.preparation import plan as plans
-from ops.preparation import writing
+from common.errors import UserError
+from common.preparation import plan as plans
+from common.preparation import writing
 from scripts import prepare
-from tests.ops.preparation import test_schema as test_records
-from tests.preparation import leaves
+from tests.common.preparation import test_schema as test_records
+from tests.helpers.preparation import leaves
 
 SYNSETS = ["n01440764", "n01443537", "n02105855", "n15075141"]
 IMAGES = 12  # in each inner archive
@@ -314,7 +314,7 @@ def test_kill_9_and_again_gives_the_same_bytes(imagenet, tmp_path):
     flags, *_, out = imagenet
     code = """
 import sys, time
-from ops.images import photos
+from common.images import photos
 from scripts import prepare
 convert = photos.to_jpeg
 def slow(*args, **options):

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from errors import UserError
-from ops import records
-from ops.preparation import plan as plans
-from ops.preparation import sources
-from ops.shards import tensorflow
+from common.data import records
+from common.data.shards import tensorflow
+from common.errors import UserError
+from common.preparation import plan as plans
+from common.preparation import sources
 from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet import encoded, near, picture, pixels, rows
-from tests.ops.preparation import test_schema as test_records
-from tests.preparation import leaves
+from tests.common.preparation import test_schema as test_records
+from tests.helpers.preparation import leaves
 
 
 def parse_own(record):

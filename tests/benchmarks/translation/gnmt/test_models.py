@@ -11,7 +11,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 
 from benchmarks.translation.gnmt import losses, models
-from ops.layers.dropout import keep
+from common.layers.dropout import keep_mask
 
 WORDS, WIDTH, LAYERS = 11, 4, 3
 PAIRS = [([5, 2, 9, 1], [3, 3, 8, 10, 1]), ([7, 1], [4, 6, 1]), ([2, 8, 4, 10, 6, 1], [9, 1])]
@@ -88,7 +88,7 @@ def attention_written_out(layer, query, values):
     return powers @ np.array(values) / powers.sum()
 
 
-KEEP = jax.jit(keep, static_argnums=(0, 1))
+KEEP = jax.jit(keep_mask, static_argnums=(0, 1))
 
 
 @functools.cache

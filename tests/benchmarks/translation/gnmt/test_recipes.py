@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import pytest
 
+from common.keys import read_config
 from configs import mlperf_gnmt
 from engine import schedules
 from engine.cadence import to_steps
-from keys import read
 
 
 def reference(t, rate, warmup, remain, interval):
@@ -40,7 +40,7 @@ def test_the_rate_is_the_published_one(name):
     config: Any = mlperf_gnmt.get_config(name)
     sizes = {"batch_size": config.train_batch_size, "num_examples": pairs}
     assert to_steps(config.train_steps, **sizes, name="train_steps") == steps
-    rate = schedules.make(read(schedules.Schedule, config), **sizes, train_steps=steps)
+    rate = schedules.make(read_config(schedules.Schedule, config), **sizes, train_steps=steps)
     t = np.arange(steps)
     expected = formula(t, peak, warmup, remain, interval)
     near = np.min(abs(t[:, None] - remain - interval * np.arange(5)), axis=1) < 1.5

@@ -5,9 +5,9 @@ import zlib
 import numpy as np
 import pytest
 
-from benchmarks.translation.preparation import examples, packing
+from benchmarks.translation.preparation import packing
 from benchmarks.translation.rows import FEATURES, SIDES
-from ops.shards import tensorflow
+from common.data.shards import tensorflow
 
 
 def wmt_like(count, seed=0):
@@ -94,4 +94,4 @@ def test_serialized_as_tensorflow_does():
                 for name, values in lists.items()
             }
             message = train.Example(features=train.Features(feature=feature))
-            assert examples.serialize(lists) == message.SerializeToString(deterministic=True)
+            assert packing.serialize_example(lists) == message.SerializeToString(deterministic=True)

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from benchmarks.translation.preparation import phrase_patterns, phrase_values, phrases
-from benchmarks.translation.preparation.phrase_patterns import Phrase
+from benchmarks.translation.preparation import phrase_values, phrases, text
 from benchmarks.translation.preparation.phrase_values import Slot
+from benchmarks.translation.preparation.phrases import Phrase
 from scripts import prepare
 
 COUNTS = {"train": 600, "eval": 100}
@@ -72,7 +72,7 @@ def test_text_of_another_version_is_ours(length, is_ours, tmp_path):
 def slots():
     """600 slots of every kind, by kind."""
     draw = random.Random(0)
-    return {kind: [make(draw) for _ in range(600)] for kind, make in phrase_patterns.SLOTS.items()}
+    return {kind: [make(draw) for _ in range(600)] for kind, make in phrases.SLOTS.items()}
 
 
 def is_reserved(slot):
@@ -114,7 +114,7 @@ def patterns(slots):
     def group(match):
         return f"(?P<{match[1]}>{groups[match[1].rstrip('2')]})"
 
-    escaped = [re.sub(r"([.?])", r"\\\1", en) for en, _ in phrase_patterns.PATTERNS]
+    escaped = [re.sub(r"([.?])", r"\\\1", en) for en, _ in phrases.PATTERNS]
     return [re.compile(re.sub(r"\{(\w+)\}", group, en), re.IGNORECASE) for en in escaped]
 
 
@@ -125,10 +125,10 @@ def test_kept_values_are_in_no_training_sentence(slots):
     for en, _ in phrases.pairs("train", 3000):
         matches = [match for pattern in regular if (match := pattern.fullmatch(en))]
         assert matches, en
-        for name, text in (row for match in matches for row in match.groupdict().items()):
-            texts[name.rstrip("2")].add(text)  # an amount alone matches several patterns
-    texts["time"] |= {time for text in texts["hours"] for time in text.split(" to ")}
-    texts["count"] |= {page for text in texts["pages"] for page in text.split(" to ")}
+        for name, value in (row for match in matches for row in match.groupdict().items()):
+            texts[name.rstrip("2")].add(value)  # an amount alone matches several patterns
+    texts["time"] |= {time for hours in texts["hours"] for time in hours.split(" to ")}
+    texts["count"] |= {page for pages in texts["pages"] for page in pages.split(" to ")}
     kept = {}
     for slot in (slot for rows in slots.values() for slot in rows if is_reserved(slot)):
         kept.setdefault(family(slot), set()).add(plain(slot.en))
@@ -167,7 +167,7 @@ def test_both_languages_say_the_same(name, options, english, german):
 
 
 def test_every_pattern_uses_the_same_values_in_both_languages():
-    for en, de in phrase_patterns.PATTERNS:
+    for en, de in phrases.PATTERNS:
         names = [sorted(re.findall(r"\{(\w+)\}", text)) for text in (en, de)]
         assert names[0] == names[1] and len(set(names[0])) == len(names[0])
 
@@ -198,7 +198,7 @@ def test_a_second_call_does_nothing_and_mends_what_is_missing(few, tmp_path):
 
 def test_damaged_text_is_written_again_and_prepared_again(few, tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr(phrases.text, "prepare", calls.append)
+    monkeypatch.setattr(text, "prepare", calls.append)
     raw = tmp_path / "raw"
     prepare.make("phrases", [f"--out={tmp_path}"])
     before = {path: path.read_bytes() for path in raw.iterdir()}

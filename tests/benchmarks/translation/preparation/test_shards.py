@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.translation.preparation import shards
-from errors import UserError
+from common.errors import UserError
 from tests.benchmarks.translation.preparation.test_packing import wmt_like
 
 LENGTH = 256

@@ -17,16 +17,16 @@ import pytest
 
 import benchmarks
 from benchmarks.translation import vocabulary
-from benchmarks.translation.preparation import examples, sources
+from benchmarks.translation.preparation import packing, sources
 from benchmarks.translation.rows import SIDES
 from benchmarks.translation.transformer import records
+from common.data import records as shard_files
+from common.data.shards import tensorflow
+from common.errors import DataError
 from configs import transformer
-from errors import DataError
-from ops import records as shard_files
-from ops.shards import tensorflow
 from scripts import prepare
 from tests.benchmarks.translation.preparation.test_packing import unpack
-from tests.preparation import check, leaves
+from tests.helpers.preparation import check_data, leaves
 from tests.scripts.test_gcs_prepare import assert_same
 from tests.test_main import ROOT
 
@@ -103,7 +103,7 @@ def made(tmp_path_factory):
 
 def test_every_pair_is_in_the_records(made):
     _, _, out = made
-    encoder = vocabulary.load(str(out / "vocab.subwords"))
+    encoder = vocabulary.load_vocabulary(str(out / "vocab.subwords"))
     assert set(contents(out)) == {
         *(*NAMES, DEV, "vocab.subwords"),
         *("manifest.json", "references.txt", "sources.txt"),
@@ -130,7 +130,7 @@ def test_every_pair_is_in_the_records(made):
 
 def test_training_and_the_doctor_read_them(made, tmp_path):
     _, _, out = made
-    size = vocabulary.load(str(out / "vocab.subwords")).size
+    size = vocabulary.load_vocabulary(str(out / "vocab.subwords")).size
     patterns = {"train": "*packed-train*,wmt32k-encoded-train-*", "eval": "*-dev*"}
     opened = {}
     for split, length in (("train", 32), ("eval", 200)):
@@ -139,7 +139,7 @@ def test_training_and_the_doctor_read_them(made, tmp_path):
     assert opened["train"].packed and opened["train"].fill > 0.5
     assert opened["eval"].shards.total == len(EVAL)
     config = small()
-    assert check(config, out, tmp_path) == (opened["train"].shards.total, len(EVAL))
+    assert check_data(config, out, tmp_path) == (opened["train"].shards.total, len(EVAL))
     benchmark: Any = benchmarks.load(config, str(tmp_path))
     scanned = benchmark.open("train", described=False)
     assert scanned == dataclasses.replace(opened["train"], shards=scanned.shards)
@@ -250,11 +250,11 @@ def test_records_of_others_are_packed(made, tmp_path):
     single = tmp_path / "single"
     rows = [pair for name in NAMES for row in rows_of(out / name) for pair in unpack(row)]
     for k in range(2):
-        data = [examples.serialize({"inputs": a, "targets": b}) for a, b in rows[k::2]]
+        data = [packing.serialize_example({"inputs": a, "targets": b}) for a, b in rows[k::2]]
         shard_files.write_shard(str(single / f"wmt32k-encoded-train-{k + 1:05d}-of-00002"), data)
     (single / "wmt32k-encoded-dev-00001-of-00001").write_bytes((out / DEV).read_bytes())
     (single / "vocab.ende.32768").write_bytes((out / "vocab.subwords").read_bytes())
-    assert check(small(), single, tmp_path)[1] == len(EVAL)
+    assert check_data(small(), single, tmp_path)[1] == len(EVAL)
     settings = ["--length=64", "--max_tokens=40", "--shards=2"]
     for source in (single, out):
         target = tmp_path / f"packed-{source.name}"
@@ -289,7 +289,7 @@ def test_records_of_others_must_be_one_complete_set(made, tmp_path, capsys):
     assert "translate_packed-train-*: 1 of 3 files are missing, number 1 first" in refusal()
     names = [f"{side}_segmentation" for side in SIDES]
     rows = [row | {name: 2 * row[name] for name in names} for row in rows_of(out / NAMES[1])]
-    shard_files.write_shard(str(tmp_path / NAMES[1]), map(examples.serialize, rows))
+    shard_files.write_shard(str(tmp_path / NAMES[1]), map(packing.serialize_example, rows))
     _, line = leaves("text", command, capsys)
     assert f"{NAMES[1]}, record 0" in line and "segments of inputs do not count from 1" in line
 
@@ -325,16 +325,16 @@ def test_the_doctor_names_faults(made, tmp_path):
     shutil.copytree(out, folder)
     row = {"inputs": [5, 1], "inputs_segmentation": [1, 1], "inputs_position": [0, 2]}
     row |= {name.replace("in", "tar", 1).replace("puts", "gets"): v for name, v in row.items()}
-    shard_files.write_shard(str(folder / NAMES[0]), [examples.serialize(row)])
+    shard_files.write_shard(str(folder / NAMES[0]), [packing.serialize_example(row)])
     fault = f"{NAMES[0]}, record 0 .* the positions of segment 1 of inputs do not count from 0"
     with pytest.raises(DataError, match=fault):
-        check(small(), folder, tmp_path)
+        check_data(small(), folder, tmp_path)
     (folder / "references.txt").write_text("one\n")
     with pytest.raises(DataError, match="references.txt has 1 lines"):
         benchmarks.load(small(data_dir=str(folder)), str(tmp_path)).check("eval")
     (folder / NAMES[1]).unlink()
     with pytest.raises(DataError, match="1 of 3 files are missing"):
-        check(small(), folder, tmp_path)
+        check_data(small(), folder, tmp_path)
 
 
 def test_from_and_to_gs(gcs, made):
@@ -347,4 +347,4 @@ def test_from_and_to_gs(gcs, made):
     expected = contents(out)
     assert_same(gcs, f"{target}/records", expected)
     with pytest.raises(DataError):
-        vocabulary.load(f"{raw}/nothing")
+        vocabulary.load_vocabulary(f"{raw}/nothing")

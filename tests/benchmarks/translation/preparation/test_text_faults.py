@@ -17,7 +17,7 @@ from tests.benchmarks.translation.preparation.test_text import (
     write_lines,
     write_text,
 )
-from tests.preparation import leaves
+from tests.helpers.preparation import leaves
 
 
 def test_other_text_to_evaluate_on_leaves_the_training_files(tmp_path, capsys):

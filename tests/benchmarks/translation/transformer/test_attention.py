@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.translation.transformer import attention
-from ops.layers import dropout
+from common.layers import dropout
 
 ROWS, QUERIES, KEYS, HEADS, HEAD = 2, 5, 7, 3, 4
 
@@ -57,7 +57,9 @@ def test_attention_and_its_gradients(rate):
     seeds, site = np.array([4, -9], np.int32), 12
     shape = ROWS, HEADS, QUERIES, KEYS
     mask_of_dropout = (
-        np.asarray(dropout.keep(shape, rate, jnp.asarray(seeds), site)) if rate else np.ones(shape)
+        np.asarray(dropout.keep_mask(shape, rate, jnp.asarray(seeds), site))
+        if rate
+        else np.ones(shape)
     )
     slope = np.random.default_rng(1).normal(size=query.shape)
     with jax.enable_x64(True):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.translation.transformer import losses, models
-from ops.layers.dropout import keep
+from common.layers.dropout import keep_mask
 
 WORDS, WIDTH, HEADS, LAYERS = 37, 16, 2, 2
 SIDES = "inputs", "targets"
@@ -396,7 +396,7 @@ def test_logits_loss_and_gradients_are_those_of_pytorch(rate, monkeypatch):
         evaluate = jax.jit(jax.value_and_grad(loss, has_aux=True))
         (value, logits), gradients = evaluate(params)
     masks = {
-        site: torch.tensor(np.array(keep(shape, rate, jnp.asarray(seeds), site)) / (1 - rate))
+        site: torch.tensor(np.array(keep_mask(shape, rate, jnp.asarray(seeds), site)) / (1 - rate))
         for site, (_, shape) in sites.items()
         if rate
     }

@@ -6,14 +6,14 @@ import logging
 import numpy as np
 import pytest
 
-from benchmarks.translation import manifest
-from benchmarks.translation.preparation import examples, packing
+from benchmarks.translation import rows
+from benchmarks.translation.preparation import packing
 from benchmarks.translation.rows import FEATURES
 from benchmarks.translation.transformer import records
 from benchmarks.translation.vocabulary import Vocabulary
-from errors import DataError
-from ops import records as shard_files
-from ops.shards import tensorflow
+from common.data import records as shard_files
+from common.data.shards import tensorflow
+from common.errors import DataError
 
 LENGTH, VOCAB = 12, 50
 PAIRS = [([7, 8, 1], [9, 1]), ([5, 1], [6, 7, 8, 1]), ([40, 41, 42, 43, 1], [3, 1])]
@@ -21,7 +21,7 @@ NAME = "x_packed-train-{:05d}-of-00002"
 
 
 def write(path, rows):
-    shard_files.write_shard(str(path), [examples.serialize(row) for row in rows])
+    shard_files.write_shard(str(path), [packing.serialize_example(row) for row in rows])
 
 
 def packed_rows(pairs=PAIRS, length=LENGTH):
@@ -259,10 +259,10 @@ def test_a_vocabulary_that_is_another_s(tmp_path):
         write(tmp_path / NAME.format(k), packed_rows())
     vocabulary = Vocabulary(b"", "")
     vocabulary.digest = "cd" * 32
-    manifest.check_vocabulary(str(tmp_path), vocabulary, "other")
+    rows.check_vocabulary(str(tmp_path), vocabulary, "other")
     manifest_of(tmp_path)
     words = f"^other is not .* {tmp_path}/ .*cdcdcdcdcdcd, .*abababababab.* use {tmp_path}/vocab."
     with pytest.raises(DataError, match=words):
-        manifest.check_vocabulary(f"{tmp_path}/", vocabulary, "other")
+        rows.check_vocabulary(f"{tmp_path}/", vocabulary, "other")
     vocabulary.digest = "ab" * 32
-    manifest.check_vocabulary(str(tmp_path), vocabulary, "other")
+    rows.check_vocabulary(str(tmp_path), vocabulary, "other")

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import benchmarks
-import run as runs
 import train
+from commands import importing
+from common.errors import ConfigError, UserError
+from common.trees import by_name
 from configs import finetune_transformer, transformer
 from engine import weights as saved
-from errors import ConfigError, UserError
-from modes import importing
-from ops.trees import by_name
+from engine.run import read_settings
 from tests.benchmarks.translation import sentences_fixture
 
 SIZES = {"num_layers": 1, "width": 8, "mlp_width": 16, "num_heads": 2}
@@ -30,7 +30,7 @@ def trained(recipe, data_dir, workdir, **values) -> list[str]:
     config.update({"train_steps": "2", "warmup_steps": "1", "log_step_count_steps": "1"})
     config.update(values)
     notes = importing.settle(config, str(workdir), "train", ())
-    train.train_and_evaluate(runs.read(config.lock(), str(workdir)), evaluating=False)
+    train.train_and_evaluate(read_settings(config.lock(), str(workdir)), evaluating=False)
     return notes
 
 

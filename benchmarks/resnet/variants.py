@@ -1,0 +1,329 @@
+"""Other ResNets than v1.5: each `compose_` takes a `models.ResNet` and returns it with other parts.
+
+They can be applied to each other's results, as far as `benchmarks.resnet.architecture` says, whose
+table has the keys of the recipe for each.
+
+* v1, the original: bottlenecks stride in their first convolution, as Keras has it. He et al. 2015
+  (arXiv:1512.03385).
+* v2, "pre-activation": BatchNorm and ReLU come before each convolution, and the shortcut is added
+  last. He et al. 2016 (arXiv:1603.05027).
+* stage1_projection, the TPU tutorial's ResNet-18 and 34: a projection in the first block too, where
+  shapes agree. tensorflow/tpu, models/official/resnet/resnet_model.py.
+* deep_stem, ResNet-D: a stem of three convolutions, and shortcuts that take means instead of a
+  stride. He et al. 2018 (arXiv:1812.01187).
+* conv_pool, the stem of ResNet-RS: a convolution with a stride takes the place of the max-pool.
+  Bello et al. 2021 (arXiv:2103.07579).
+* squeeze_excite: each block's branch scales its channels by factors that follow from their means.
+  Hu et al. 2017 (arXiv:1709.01507), with timm's rounding of the width.
+* blur_pool: a low-pass filter before each convolution with a stride, against aliasing. Zhang 2019
+  (arXiv:1904.11486); ffcv-imagenet and Composer for the place of the filter (before the convolution
+  instead of behind it) and for the rule which convolutions get it. The filter is a few shifts and
+  sums. They are fused with the BatchNorm and the ReLU before them, so that the blurred values are
+  stored instead of the sharp ones. Two other forms are dearer: one 5x5 convolution with both
+  kernels in it has 25 / 9 of the work of the 3x3 one, 15 % more for a ResNet-50, and blurs across
+  the edge; a depthwise convolution leaves most of the matrix unit idle. Before a 1x1 convolution
+  only the values that its stride meets are computed.
+* stochastic_depth: a residual block's branch is dropped for some rows of a training batch. Huang et
+  al. 2016 (arXiv:1603.09382). As in timm, each row is drawn on its own, and what stays is scaled in
+  training, so that evaluation needs no factor.
+* pallas, config.kernels = "pallas": one kernel per boundary of two bottlenecks in the backward
+  pass. The function and the variables are those of batch_norm="gram". `ops.layers.boundary` has the
+  kernel and says what it saves.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import models
+from common.errors import ConfigError
+from common.hashing import hash32
+from common.layers import gram_boundary, gram_resnet
+from common.layers.pooling import max_pool
+from models import BasicBlock, Block, ModuleDef, ResNet
+
+
+def compose_v1(model: ResNet) -> ResNet:
+    """`model` with the stride of each block in `conv1`; of basic blocks it is there anyway."""
+
+    def block(filters: int, conv: ModuleDef, norm: ModuleDef, stride: int, **others: Any) -> Any:
+        strides = {"conv1": stride, "conv2": 1}
+
+        def strided(features: int, size: tuple[int, int], stride: int = 1, **rest: Any) -> Any:
+            return conv(features, size, strides.get(rest["name"], stride), **rest)
+
+        return model.block(filters, strided, norm, stride, **others)
+
+    return model.clone(block=block)
+
+
+def compose_v2(model: ResNet, padding: Any) -> ResNet:
+    """`model`, which has the parts of v1.5, with blocks of v2; `padding` as in `models.stem`."""
+    block = PreBasicBlock if model.block is BasicBlock else PreBottleneckBlock
+    return model.clone(stem=partial(bare_stem, padding=padding), block=block, last=final_norm)
+
+
+def bare_stem(
+    images: jax.Array, features: int, conv: ModuleDef, norm: ModuleDef, padding: Any
+) -> jax.Array:
+    """`models.stem` without BatchNorm and ReLU, with which each block begins."""
+    del norm
+    x = conv(features, (7, 7), 2, padding=3, name="conv_stem")(images)
+    return max_pool(x, padding)
+
+
+def final_norm(x: jax.Array, norm: ModuleDef) -> jax.Array:
+    """The BatchNorm and the ReLU after the last block."""
+    return nn.relu(norm(name="bn_final")(x))
+
+
+class PreActivation(Block):
+    """A block that begins with BatchNorm and ReLU."""
+
+    def convolve(self, x: jax.Array, *layers: tuple[int, int, int]) -> jax.Array:
+        """The block with convolutions of (features, side of the kernel, stride)."""
+        y, shortcut = x, x
+        for i, (features, side, stride) in enumerate(layers, 1):
+            y = nn.relu(self.norm(name=f"bn{i}")(y))
+            differs = self.stride != 1 or x.shape[-1] != layers[-1][0]
+            if i == 1 and (self.projects or differs):
+                shortcut = self.conv(layers[-1][0], (1, 1), self.stride, name="conv_proj")(y)
+            y = self.conv(features, (side, side), stride, padding=side // 2, name=f"conv{i}")(y)
+        return shortcut + self.rescale(y)
+
+
+class PreBasicBlock(PreActivation):
+    """`models.BasicBlock` with pre-activation."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.convolve(x, (self.filters, 3, self.stride), (self.filters, 3, 1))
+
+
+class PreBottleneckBlock(PreActivation):
+    """`models.BottleneckBlock` with pre-activation."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        f = self.filters
+        return self.convolve(x, (f, 1, 1), (f, 3, self.stride), (4 * f, 1, 1))
+
+
+def compose_stage1_projection(model: ResNet) -> ResNet:
+    """`model` with a projection in the first block; bottlenecks have one there anyway."""
+
+    def block(*parts: Any, name: str, **others: Any) -> Any:
+        return model.block(*parts, name=name, projects=name == "stage1_block1", **others)
+
+    return model.clone(block=block)
+
+
+def compose_deep_stem(model: ResNet, padding: Any) -> ResNet:
+    """`model` as ResNet-D; `padding` is that of the stem's max-pool, as in `models.stem`."""
+
+    def block(filters: int, conv: ModuleDef, *parts: Any, **others: Any) -> Any:
+        return model.block(filters, partial(_mean_projection, conv), *parts, **others)
+
+    return model.clone(stem=partial(deep_stem, padding=padding), block=block)
+
+
+def deep_stem(
+    images: jax.Array, features: int, conv: ModuleDef, norm: ModuleDef, padding: Any
+) -> jax.Array:
+    """`models.stem` with three 3x3 convolutions: [b, H, W, 3] to [b, H / 4, W / 4, features]."""
+    return max_pool(deep_convolutions(images, features, conv, norm), padding)
+
+
+def deep_convolutions(
+    images: jax.Array, features: int, conv: ModuleDef, norm: ModuleDef
+) -> jax.Array:
+    """The stem before its max-pool: [b, H, W, 3] to [b, H / 2, W / 2, features]."""
+    x, half = images, features // 2
+    for suffix, width, stride in (("", half, 2), ("2", half, 1), ("3", features, 1)):
+        x = conv(width, (3, 3), stride, padding=1, name=f"conv_stem{suffix}")(x)
+        x = nn.relu(norm(name=f"bn_stem{suffix}")(x))
+    return x
+
+
+def mean_pooled(x: jax.Array) -> jax.Array:
+    """The mean of 2x2 windows at a stride of 2; at odd edges, of the pixels that exist."""
+    return nn.avg_pool(x, (2, 2), (2, 2), "SAME", count_include_pad=False)
+
+
+def _mean_projection(
+    conv: ModuleDef, features: int, size: tuple[int, int], stride: int = 1, **others: Any
+) -> Any:
+    """`conv`, but of `pooled` values and without a stride where it is a block's projection."""
+    if others["name"] != "conv_proj" or stride != 2:
+        return conv(features, size, stride, **others)
+    return lambda x: conv(features, size, **others)(mean_pooled(x))
+
+
+def compose_conv_pool(model: ResNet, deep: bool) -> ResNet:
+    """`model` with this stem, of three first convolutions (`deep`) or of one."""
+    first = deep_convolutions if deep else _plain_convolution
+
+    def stem(images: jax.Array, features: int, conv: ModuleDef, norm: ModuleDef) -> jax.Array:
+        x = first(images, features, conv, norm)
+        x = conv(features, (3, 3), 2, padding=1, name="conv_pool")(x)
+        return nn.relu(norm(name="bn_pool")(x))
+
+    return model.clone(stem=stem)
+
+
+def _plain_convolution(
+    images: jax.Array, features: int, conv: ModuleDef, norm: ModuleDef
+) -> jax.Array:
+    """The stem of `models` before its max-pool."""
+    x = conv(features, (7, 7), 2, padding=3, name="conv_stem")(images)
+    return nn.relu(norm(name="bn_stem")(x))
+
+
+def compose_squeeze_excite(model: ResNet, ratio: float) -> ResNet:
+    """`model` with a `squeeze_excite` of this ratio at the end of each branch."""
+
+    def block(*parts: Any, rescale: Any = lambda y: y, **others: Any) -> Any:
+        return model.block(*parts, rescale=lambda y: rescale(squeeze_excite(y, ratio)), **others)
+
+    return model.clone(block=block)
+
+
+def squeeze_excite(x: jax.Array, ratio: float) -> jax.Array:
+    """Scales the channels of x [b, h, w, c] by factors that follow from their means, in float32.
+
+    Called in a block, it makes the layers `se_reduce`, of about `ratio` * c units, and `se_expand`.
+    """
+    channels = x.shape[-1]
+
+    def dense(features: int, name: str) -> nn.Dense:
+        exact = jax.lax.Precision.HIGHEST
+        return nn.Dense(features, dtype=jnp.float32, precision=exact, name=name)
+
+    means = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)
+    y = dense(channels, "se_expand")(
+        nn.relu(dense(squeezed_units(channels, ratio), "se_reduce")(means))
+    )
+    return x * nn.sigmoid(y)[:, None, None].astype(x.dtype)
+
+
+def squeezed_units(channels: int, ratio: float) -> int:
+    """How many units `squeeze_excite` reduces channels to: a multiple of 8, as in timm."""
+    return max(8, int(channels * ratio + 4) // 8 * 8)
+
+
+MIN_BLUR_CHANNELS = 16  # a convolution of fewer, which is the stem's, is left as it is
+BLUR_KERNEL = np.outer((1, 2, 1), (1, 2, 1)) / 16  # what `blur` convolves with
+
+
+@jax.named_scope("blur")
+def blur(x: jax.Array, stride: int = 1) -> jax.Array:
+    """Convolves each channel with (1 2 1) / 4 in both directions, with zeros around the image.
+
+    float[b, h, w, c] to [b, ceil(h / stride), ceil(w / stride), c], summed in float32 or wider.
+    """
+    y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    for axis in (1, 2):
+        size = y.shape[axis]
+        y = jnp.pad(y, [(1, 1) if i == axis else (0, 0) for i in range(4)])
+        first, middle, last = (jax.lax.slice_in_dim(y, i, i + size, stride, axis) for i in range(3))
+        y = (first + last) / 4 + middle / 2
+    return y.astype(x.dtype)
+
+
+def compose_blur_pool(model: ResNet) -> ResNet:
+    """`model` with a blur before the convolutions with a stride."""
+
+    def conv(features: int, size: tuple[int, int], stride: int = 1, **others: Any) -> ModuleDef:
+        def apply(x: jax.Array) -> jax.Array:
+            rest = stride
+            if stride > 1 and x.shape[-1] >= MIN_BLUR_CHANNELS:
+                x, rest = (blur(x, stride), 1) if size == (1, 1) else (blur(x), stride)
+            return model.conv(features, size, rest, **others)(x)
+
+        return apply
+
+    return model.clone(conv=conv)
+
+
+_DROP_PATH_SITE = 0x70617468  # apart from other users of the same seeds
+
+
+def compose_stochastic_depth(model: ResNet, last: float, seeds: jax.Array) -> ResNet:
+    """`model` for the training rows with these seeds, int32[b].
+
+    The last block is dropped with the probability `last`, the first one never.
+    """
+    names = [
+        f"stage{i}_block{j}" for i, n in enumerate(model.stage_sizes, 1) for j in range(1, n + 1)
+    ]
+    numbers = {name: number for number, name in enumerate(names)}
+
+    def block(*parts: Any, name: str, **others: Any) -> Any:
+        number = numbers[name]
+        if rate := last * number / max(len(names) - 1, 1):
+            others["rescale"] = partial(scale_branch, factors=branch_factors(rate, seeds, number))
+        return model.block(*parts, name=name, **others)
+
+    return model.clone(block=block)
+
+
+def branch_factors(rate: float, seeds: jax.Array, block: int) -> jax.Array:
+    """f32[b]: 0 for a row with probability `rate`, and 1 / (1 - rate) for the others.
+
+    Args:
+      rate: in [0, 1).
+      seeds: int32[b], one for each row.
+      block: the number of the block.
+    """
+    stays = hash32(seeds, _DROP_PATH_SITE, block) >= jnp.uint32(round(rate * 2**32))
+    return jnp.where(stays, jnp.float32(1 / (1 - rate)), 0)
+
+
+@jax.named_scope("drop_path")
+def scale_branch(y: jax.Array, factors: jax.Array) -> jax.Array:
+    """float[b, h, w, c], each row times its factor f32[b]."""
+    # In bfloat16 the factor alone would be wrong by 0.2 %.
+    wide = y.astype(jnp.promote_types(y.dtype, jnp.float32)) * factors[:, None, None, None]
+    return wide.astype(y.dtype)
+
+
+_PALLAS_STAGES = 2  # whose blocks end with such a boundary; the arrays of later ones are small
+_WITHOUT_PALLAS = ("TPU v2", "TPU v3")  # the kernels' compiler refuses their products
+
+
+def pallas_fixes(keys: Any) -> dict[str, str]:
+    """A remedy for config.kernels, if the `Architecture` has no form with them."""
+    has_variant = keys.resnet_version != "1.5" or keys.max_pool == "conv" or keys.blur_pool
+    has_variant |= bool(keys.deep_stem or keys.squeeze_excite)
+    if keys.resnet_depth >= 50 and keys.batch_norm == "gram" and not has_variant:
+        return {}
+    remedy = "needs bottlenecks (50 layers or more), batch_norm='gram' and no variant; use 'xla'"
+    return {"kernels": remedy}
+
+
+def compose_pallas(model: models.ResNet, padding: Any) -> models.ResNet:
+    """`gram_resnet.compose` with these blocks; the arguments are as there.
+
+    Where these devices cannot run the kernels, calling the model in training raises a ConfigError.
+    """
+    names = [
+        f"stage{i}_block{j}" for i, n in enumerate(model.stage_sizes, 1) for j in range(1, n + 1)
+    ]
+    opens = names[: min(sum(model.stage_sizes[:_PALLAS_STAGES]), len(names) - 1)]
+
+    def block(*parts: Any, name: str) -> Any:
+        device = jax.sharding.get_abstract_mesh().abstract_device
+        if device and device.device_kind in _WITHOUT_PALLAS:
+            raise ConfigError(
+                f"config.kernels='pallas': {device.device_kind} cannot multiply bfloat16 in a "
+                "Pallas kernel; use 'xla'"
+            )
+        return gram_boundary.BottleneckBlock(*parts, opens=name in opens, name=name)
+
+    return gram_resnet.compose(model, gram_resnet.stem, block, padding)

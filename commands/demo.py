@@ -1,0 +1,248 @@
+"""A page to try a trained model on: what `python -m scripts.demo` opens in a browser.
+
+A `Demo` answers one question at a time with a model that stays loaded. Its results are those of
+predict.py: they come from the same functions. NiceGUI, which is not among the requirements of
+training, shows them; all that the page loads comes from this machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from commands import trained
+from commands.predict import boxes, classes, items, sentences, sources, texts
+from commands.predict.model import choose_precision, say
+from commands.predict.sources import Tally
+from common import limits
+from common.errors import ConfigError, UserError, one_line
+from common.images import photos
+from engine import compiler
+from engine import mesh as meshes
+
+_N_BEST = 3  # translations of a sentence
+_TOP = 10  # items of a user
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What the page shows.
+
+    Attributes:
+      columns, rows: of a table, as text.
+      picture: a JPEG; b"" for none.
+      error: why there is no answer, in one line; "" if there is one.
+    """
+
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    picture: bytes = b""
+    error: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Demo:
+    """A model that answers.
+
+    Attributes:
+      title: of the page.
+      takes: "a photo", "a sentence" or "the id of a user".
+      example: of what to type; "" for photos.
+      answer: of a text; or, of photos, of the content of a file.
+    """
+
+    title: str
+    takes: str
+    example: str
+    answer: Callable[..., Answer]
+
+
+def make_demo(model: trained.Trained, accept_other_data: bool = False) -> Demo:
+    """Loads a model and compiles it.
+
+    Raises:
+      UserError: its vocabulary or its ratings are missing, it is of no kind that answers, or its
+        data have other classes by now and `accept_other_data` is False.
+    """
+    photos.quiet()
+    kinds = {"classes": _classes, "boxes": _boxes, "sentences": _sentences, "items": _items}
+    uses = model.benchmark.uses
+    if uses.answers not in kinds:
+        raise ConfigError(
+            f"{model.source} is a model of the benchmark {model.config.benchmark!r}, for which "
+            f"there is no page; {uses.hint}"
+        )
+    model.check_data(accept_other_data, say)
+    meshes.check_platform()
+    compiler.use_cache(model.config.compilation_cache)
+    takes, example, answer = kinds[uses.answers](choose_precision(model))
+    return Demo(f"{model.config.benchmark}: {model.source}", takes, example, _one_by_one(answer))
+
+
+def _one_by_one(answer: Callable[..., Answer]) -> Callable[..., Answer]:
+    """Answers one question after the other; a fault of one is its answer."""
+    lock = threading.Lock()
+
+    def guarded(*question: Any) -> Answer:
+        with lock:
+            try:
+                return answer(*question)
+            except UserError as error:
+                return Answer(error=one_line(error))
+
+    return guarded
+
+
+def _classes(model: trained.Trained) -> tuple[str, str, Callable[..., Answer]]:
+    names = classes.class_names(classes.Options(), model, False)
+    predictor, inputs = classes.opened(model, 1)
+    predictor.compile(sources.warm_up(inputs))
+
+    def answer(content: bytes) -> Answer:
+        with _predicted(content, predictor, inputs) as (picture, result):
+            if result is None:
+                return Answer(error=picture.error)
+            row = names.row(picture.path, result["logits"], "")
+            rows = [
+                (label, f"{value:.1%}") for label, value in zip(row.labels, row.values, strict=True)
+            ]
+            return Answer(("class", "probability"), rows, picture.photo.encoded, row.error)
+
+    return "a photo", "", answer
+
+
+def _boxes(model: trained.Trained) -> tuple[str, str, Callable[..., Answer]]:
+    model.check_finite()
+    predictor, inputs = boxes.opened(model, 1)
+    predictor.compile(sources.warm_up(inputs))
+    uses, categories = model.benchmark.uses, model.manifest["categories"]
+    finder = boxes.Finder(uses, categories, boxes.Options(), "table")
+
+    def answer(content: bytes) -> Answer:
+        with _predicted(content, predictor, inputs) as (picture, result):
+            row = finder.row(picture, result)
+            if row.error:
+                return Answer(error=row.error)
+            rows = [
+                (each.label, f"{each.score:.1%}", *(f"{x:.0f}" for x in each.bbox))
+                for each in row.objects
+            ]
+            drawn = boxes.draw_objects(picture.photo.encoded, row.objects)
+            return Answer(("class", "score", "x", "y", "width", "height"), rows, drawn)
+
+    return "a photo", "", answer
+
+
+def _sentences(model: trained.Trained) -> tuple[str, str, Callable[..., Answer]]:
+    best = min(_N_BEST, model.config.beam_size)
+    uses, predictor = sentences.opened(model, sentences.Options(n_best=best), 1)
+
+    def answer(text: str) -> Answer:
+        translator = sentences.Sentences(uses, predictor)
+        line = texts.Line(" ".join(text.split()))
+        (row,) = translator.rows(iter([line]), 1)
+        rows = [(each.text, f"{each.score:.3f}") for each in row.translations]
+        return Answer(("translation", "score"), rows, error=row.error)
+
+    return "a sentence", "A sentence.", answer
+
+
+def _items(model: trained.Trained) -> tuple[str, str, Callable[..., Answer]]:
+    uses, predictor = items.opened(model, items.Options(), 1)
+
+    def answer(text: str) -> Answer:
+        users = list(items.user_ids([texts.Line(text)]))[:1]
+        if not users:
+            return Answer(error="type the id of a user")
+        (row,) = items.best_items(iter(users), _TOP, uses, predictor)
+        rows = [(str(each.item), each.title, f"{each.score:.1%}") for each in row.items]
+        return Answer(("item", "title", "probability"), rows, error=row.error)
+
+    return "the id of a user", "1", answer
+
+
+@contextlib.contextmanager
+def _predicted(content: bytes, predictor: Any, inputs: Any) -> Iterator[tuple[Any, Any]]:
+    """The picture and its row, None where the picture has an error, as predict.py has them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "photo")  # the browser's name may be too long
+        with open(path, "wb") as file:
+            file.write(content)
+        picture = sources.load_picture(path, inputs)
+        ((picture, result),) = sources.in_batches([picture], predictor, Tally())
+        yield picture, result
+
+
+def serve(demo: Demo, host: str, port: int, opens: bool) -> None:
+    """Serves the page until Ctrl-C; `opens` shows it in the person's browser."""
+    from nicegui import ui  # pyright: ignore[reportMissingImports] (optional)
+
+    ui.run(
+        lambda: build_page(demo),
+        host=host,
+        port=port,
+        title=demo.title,
+        show=opens,
+        reload=False,
+        show_welcome_message=False,
+        uvicorn_logging_level="warning",
+    )
+
+
+def build_page(demo: Demo) -> None:
+    """Draws the page for one visitor."""
+    from nicegui import run, ui  # pyright: ignore[reportMissingImports] (optional)
+
+    ui.label(demo.title).classes("text-xl")
+
+    async def show(*question: Any) -> None:
+        shown.clear()
+        with shown:
+            ui.spinner()
+        answer = await run.io_bound(demo.answer, *question)
+        shown.clear()
+        with shown:
+            _show_answer(answer)
+
+    async def upload(event: Any) -> None:
+        await show(await event.file.read())
+        drop.reset()
+
+    if demo.example:
+        field = ui.input(demo.takes, value=demo.example).classes("w-full")
+        field.on("keydown.enter", lambda: show(field.value))
+        ui.button("Answer", on_click=lambda: show(field.value))
+    else:
+        drop = ui.upload(
+            label=f"Drop {demo.takes} here",
+            auto_upload=True,
+            max_file_size=limits.IMAGE_BYTES,
+            on_upload=upload,
+            on_rejected=lambda: ui.notify(f"larger than {limits.IMAGE_BYTES:,} bytes"),
+        )
+    shown = ui.column().classes("w-full")
+
+
+def _show_answer(answer: Answer) -> None:
+    from nicegui import ui  # pyright: ignore[reportMissingImports] (optional)
+
+    if answer.error:
+        ui.label(answer.error).classes("text-negative")
+        return
+    if answer.picture:
+        data = base64.b64encode(answer.picture).decode()
+        ui.image(f"data:image/jpeg;base64,{data}").classes("max-w-2xl")
+    if not answer.rows:
+        ui.label("nothing found")
+        return
+    columns = [
+        {"name": name, "label": name, "field": name, "align": "left"} for name in answer.columns
+    ]
+    rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
+    ui.table(columns=columns, rows=rows)

@@ -1,0 +1,347 @@
+"""--mode=doctor: checks everything that could stop a run at its start, and names the remedies."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import glob
+import importlib.metadata
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+from etils import epath
+
+from benchmarks.base import BATCH_AXES, Benchmark
+from common.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    HostError,
+    UserError,
+    one_line,
+    visible,
+)
+from engine import mesh as meshes
+from engine.cluster import guard, processes
+from engine.cluster.hosts import vm_metadata
+from engine.optim import Parts
+from engine.run import Programs, Settings
+from engine.start import check_folder
+from engine.weights import adopt, load_initial_weights
+
+_LOCK = "/tmp/libtpu_lockfile"
+_SHARED = "/dev/shm"
+_HOSTS_WAIT = 60.0  # seconds to wait for the doctors of the other hosts
+_LABELS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
+
+
+class Finding(NamedTuple):
+    """What a check says; `remedy` is empty where nothing is wrong."""
+
+    status: Literal["ok", "warn", "fail"]
+    text: str
+    remedy: str = ""
+
+
+@dataclasses.dataclass
+class Case:
+    """The run that the checks are about.
+
+    Attributes:
+      settings: those of the run.
+      scratch: an empty folder that is deleted afterwards.
+      full: as for `run`.
+      joining: as for `run`.
+      failures: the messages of failed checks, so that each is shown once.
+    """
+
+    settings: Settings
+    scratch: str
+    full: bool = False
+    joining: Any = None
+    failures: set[str] = dataclasses.field(default_factory=set)
+
+    @functools.cached_property
+    def benchmark(self) -> Benchmark:
+        """The run's benchmark; its data index goes to the workdir or to the scratch folder.
+
+        A full check begins without the index of an earlier one: records may be damaged since then.
+        """
+        try:
+            check_folder(self.settings.workdir)
+            cache = str(epath.Path(self.settings.workdir) / "data_index")
+            if self.full and epath.Path(cache).exists():
+                epath.Path(cache).rmtree()
+        except CheckpointError:
+            cache = self.scratch
+        return self.settings.load_benchmark(cache)
+
+
+def run(settings: Settings, as_json: bool, full: bool = False, joining: Any = None) -> int:
+    """Checks this host for the run that `settings` describe, and prints the findings.
+
+    Args:
+      settings: the settings of the run, with the folder of its data.
+      as_json: print one JSON list instead of lines.
+      full: read and check all records, too.
+      joining: (group, facts) for `engine.cluster.processes.join`; None if this host is alone.
+
+    Returns:
+      The exit code: 1 if a check has failed, else 0.
+    """
+    rows: list[dict[str, str]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        is_first = not joining or joining[0].index == 0  # one host's index serves all of them
+        case = Case(settings, scratch, full and is_first, joining)
+        for name, check in _CHECKS.items():
+            for finding in _guarded(check, case):
+                status, text, remedy = finding
+                if status == "fail":
+                    if text in case.failures:  # of what several checks need
+                        continue
+                    case.failures.add(text)
+                rows.append({"status": status, "check": name, "text": text, "remedy": remedy})
+                if not as_json:
+                    hint = f"\n       -> {remedy}" if remedy else ""
+                    print(visible(f"{_LABELS[status]}  {name}: {text}{hint}"), flush=True)
+    failed, warned = (sum(row["status"] == status for row in rows) for status in ("fail", "warn"))
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        print(f"doctor: {failed} of {len(rows)} checks failed, {warned} warned")
+    return 1 if failed else 0
+
+
+def _guarded(check: Callable[[Case], Iterator[Finding]], case: Case) -> list[Finding]:
+    """The findings of a check; an exception of the check is a finding, too."""
+    try:
+        return list(check(case))
+    except Exception as error:  # each file system has errors of its own
+        return [Finding("fail", one_line(error), "see the message")]
+
+
+def _versions(case: Case) -> Iterator[Finding]:
+    def version(library: str) -> str:
+        try:
+            return importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            return ""
+
+    names = ("jax", "jaxlib", "libtpu", "flax", "orbax-checkpoint", "tensorflow-cpu")
+    versions = ", ".join(f"{name} {version(name) or 'absent'}" for name in names)
+    yield Finding("ok", f"Python {platform.python_version()}, {versions}")
+    if meshes.tpu_chips() and not version("libtpu"):
+        yield Finding(
+            "fail",
+            "this machine has a TPU but libtpu is not installed",
+            "bash scripts/setup.sh tpu && . .venv/bin/activate",
+        )
+    if version("tensorflow") and platform.machine() == "x86_64":  # the lock has it for ARM
+        yield Finding(
+            "fail" if meshes.tpu_chips() else "warn",
+            "the full tensorflow is installed and takes the TPU at import",
+            "pip uninstall tensorflow; pip install --require-hashes -r requirements.txt",
+        )
+    if version("jax") != version("jaxlib"):
+        both = f"jax {version('jax')} and jaxlib {version('jaxlib')} are not of one release"
+        yield Finding("warn", both, "install both from the same requirements file")
+    if os.environ.get("TPU_GRPC_URL"):
+        yield Finding("ok", "TPU_GRPC_URL is set; a TPU VM does not use it")
+
+
+def _tpu_in_use(case: Case) -> Iterator[Finding]:
+    if not meshes.tpu_chips():  # the lock file of a compiler for absent TPUs does not matter
+        return
+    if holders := _holders(("/dev/accel", "/dev/vfio/", _LOCK)):
+        remedy = "stop that process (kill PID), or wait until it has ended"
+        yield Finding("fail", f"by {'; '.join(holders)}", remedy)
+    elif os.path.exists(_LOCK):
+        text = f"{_LOCK} is left over: no process holds it"
+        yield Finding("warn", text, f"if jax cannot start: sudo rm {_LOCK}")
+    else:
+        yield Finding("ok", "by no other process")
+
+
+def _surroundings(case: Case) -> Iterator[Finding]:
+    """What a container or another cloud may lack, and a run needs at times."""
+    if not os.access(_SHARED, os.W_OK):
+        text = f"{_SHARED} is missing or cannot be written: programs of several processes fail"
+        remedy = "docker run --shm-size=1g; in Kubernetes an emptyDir of medium Memory"
+        yield Finding("warn", text, remedy)
+    if meshes.tpu_chips():
+        try:
+            vm_metadata("instance/id", 2)
+        except OSError:
+            text = "no metadata server: a run does not notice that its VM will be taken away"
+            yield Finding("warn", text, "save often: --config.steps_per_checkpoint=500")
+
+
+def _gpus(case: Case) -> Iterator[Finding]:
+    if number := meshes.count_gpus():
+        text, remedy = meshes.gpu_obstacle()
+        fine = f"{number} of NVIDIA, driver {meshes.driver_version() or 'unknown'}"
+        yield Finding("warn", text, remedy) if text else Finding("ok", fine)
+
+
+def _holders(paths: tuple[str, ...]) -> list[str]:
+    """Other processes that have such a file open, as "pid N (command)"."""
+    holders = set()
+    for descriptor in glob.glob("/proc/[0-9]*/fd/*"):
+        pid = descriptor.split("/")[2]
+        try:
+            if pid != str(os.getpid()) and os.readlink(descriptor).startswith(paths):
+                with open(f"/proc/{pid}/cmdline") as command:
+                    holders.add(f"pid {pid} ({command.read().replace(chr(0), ' ').strip()[:80]})")
+        except OSError:  # the process has ended, or another user owns it
+            continue
+    return sorted(holders)
+
+
+def _devices(case: Case) -> Iterator[Finding]:
+    meshes.check_platform()
+    settings, benchmark = case.settings, case.benchmark
+    mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
+    accumulation = settings.gradient_accumulation_steps
+    meshes.check_batch(mesh, "train_batch_size", settings.train_batch_size, accumulation)
+    meshes.check_batch(mesh, "eval_batch_size", settings.eval_batch_size)
+    kind, chips = mesh.devices.flat[0].device_kind, meshes.num_chips(mesh)
+    share = settings.train_batch_size // mesh.size
+    text = f"{mesh.size} x {kind} ({chips} chips, {jax.process_count()} hosts), {share} per device"
+    memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    yield Finding("ok", text + (f", {memory / 2**30:.1f} GiB each" if memory else ""))
+
+
+def _workdir(case: Case) -> Iterator[Finding]:
+    workdir = case.settings.workdir
+    try:
+        check_folder(workdir)
+    except CheckpointError as error:
+        remedy = "choose another --workdir"
+        if workdir.startswith("gs://"):
+            who = _account() or "the service account"
+            remedy = f"give {who} roles/storage.admin on the bucket"
+        yield Finding("fail", str(error), remedy)
+        return
+    yield Finding("ok", f"{workdir} can be written, listed and deleted in")
+
+
+def _data(case: Case) -> Iterator[Finding]:
+    settings, benchmark = case.settings, case.benchmark
+    try:
+        train, held_out = benchmark.num_examples("train"), benchmark.num_examples("eval")
+    except DataError as error:
+        who = _account() if "gs://" in str(error) else ""
+        reader = f"; {who} needs roles/storage.objectViewer there" if who else ""
+        remedy = "set --config.data_dir, mend that, or prepare the data again"
+        yield Finding("fail", str(error), f"{remedy}{reader}")
+        return
+    yield Finding("ok", f"{train:,} {benchmark.unit} to train, {held_out:,} to evaluate")
+    if train < settings.train_batch_size:
+        text = f"a batch of {settings.train_batch_size} is more than one epoch"
+        yield Finding("warn", text, "set a smaller --config.train_batch_size")
+
+
+def _records(case: Case) -> Iterator[Finding]:
+    """Reads every record as the run would, and leaves the index that the run then reads."""
+    benchmark = case.benchmark
+    for split in ("train", "eval") if case.full else ():
+        try:
+            faults = benchmark.check(split)
+        except UserError as error:
+            faults = [str(error)]
+        for fault in faults:
+            yield Finding("fail", fault, "mend that, or prepare the data again")
+        if not faults:
+            count = benchmark.num_examples(split)
+            yield Finding("ok", f"the {split} split is fit: read all {count:,} {benchmark.unit}")
+            for status, text, remedy in benchmark.remarks(split):
+                yield Finding("warn" if status == "warn" else "ok", text, remedy)
+
+
+def _memory(case: Case) -> Iterator[Finding]:
+    settings, benchmark = case.settings, case.benchmark
+    try:
+        hosts = jax.process_count()
+        needed = benchmark.host_bytes("train", settings.train_batch_size, hosts)
+        needed |= benchmark.host_bytes("eval", settings.eval_batch_size, hosts)
+    except DataError:  # a finding of `_data`
+        return
+    total, free = sum(needed.values()), guard.memory_free()
+    text = f"input needs about {total / 1e9:.1f} GB of this host, {free / 1e9:.1f} GB are free"
+    if total > 0.8 * free:
+        yield Finding("fail", text, guard.less_memory(needed, settings.recipe))
+    else:
+        yield Finding("ok", text)
+
+
+def _initial_weights(case: Case) -> Iterator[Finding]:
+    remedy = "set --config.init_from to a workdir, one of its checkpoints, or a file of weights"
+    if not (path := case.settings.init_from):
+        steps = epath.Path(case.settings.workdir) / "checkpoints"
+        try:
+            if steps.exists() and any(step.name.isdigit() for step in steps.iterdir()):
+                return  # the run resumes with weights of its own
+        except Exception:  # each file system has errors of its own; a finding of `_workdir`
+            return
+        try:
+            Programs.make(case.settings).check_random_start()
+        except ConfigError as error:
+            yield Finding("fail", str(error), remedy)
+            return
+        if note := case.settings.lacks_weights:
+            yield Finding("warn", note, remedy)
+        return
+    try:
+        weights = load_initial_weights(path, case.benchmark.uses.read_foreign)
+        shapes = jax.eval_shape(case.benchmark.init, jax.random.key(0))
+        params, model_state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+        new = Parts("init_without", case.settings.init_without)
+        adoption = adopt(case.benchmark.adopt, params, model_state, weights, new)[2]
+    except (CheckpointError, ConfigError, DataError) as error:
+        yield Finding("fail", str(error), remedy)
+        return
+    yield Finding("ok", f"{weights.source}: {adoption.summary}")
+
+
+def _hosts(case: Case) -> Iterator[Finding]:
+    """The doctors of all hosts join, as the run's processes would."""
+    if not case.joining:
+        return
+    group, facts = case.joining
+    port = group.address.rpartition(":")[2]
+    try:
+        processes.join(group, facts, _HOSTS_WAIT, case.settings.limits.host_silence_seconds)
+    except HostError as error:
+        remedy = f"start the doctor on all hosts at once, and open tcp:{port} between them"
+        yield Finding("fail", str(error), remedy)
+        return
+    yield Finding("ok", f"{group.count} arrived at {group.address} and agree")
+
+
+def _account() -> str:
+    """This VM's service account; "" where there is no metadata server."""
+    try:
+        return vm_metadata("instance/service-accounts/default/email", 2)
+    except OSError:
+        return ""
+
+
+_CHECKS = {
+    "versions": _versions,
+    "TPU in use": _tpu_in_use,
+    "hosts": _hosts,
+    "surroundings": _surroundings,
+    "GPUs": _gpus,
+    "devices": _devices,
+    "workdir": _workdir,
+    "data": _data,
+    "records": _records,
+    "memory": _memory,
+    "initial weights": _initial_weights,
+}

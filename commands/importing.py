@@ -1,0 +1,102 @@
+"""Takes over the keys and weights of other models; --mode=import saves them as a checkpoint.
+
+An imported model is a workdir with the checkpoint of step 0, which no training run writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+import benchmarks
+from common.errors import CheckpointError, ConfigError
+from engine import weights
+from engine.checkpoint import Checkpointer
+from engine.manifest import array_differences, describe_arrays
+from engine.run import Programs, Settings, make_plan
+from engine.start import Run
+from engine.step import TrainState, model_items, state_of
+
+
+def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list[str]:
+    """Sets the config's keys to those of the model whose weights the run uses.
+
+    A run that is evaluated, that began with another model's weights, or whose checkpoint is older
+    than a key of its model, uses the model of its own workdir; other runs use the model in
+    `config.init_from`. See `benchmarks.settle_config`.
+
+    Args:
+      config: changed in place.
+      workdir: "" for a mode without one.
+      mode: the value of --mode.
+      fixed: keys that the person has given, which stay.
+
+    Returns:
+      Lines for people.
+
+    Raises:
+      DataError: foreign weights cannot be used.
+    """
+    notes = []
+    imports, evaluates = mode == "import", mode in ("eval", "report")
+    own = weights.peek(workdir) if workdir and not imports else None
+    if own is not None and not own.get("step") and not evaluates:
+        config.init_from = f"{workdir}/checkpoints/0"
+        notes.append("the workdir holds an imported model, with whose weights the run begins")
+    begins = config.init_from or (own and own["config"].get("init_from"))
+    if own is not None and (evaluates or begins or benchmarks.is_older(own)):
+        return notes + benchmarks.settle_config(config, own, fixed, whole=evaluates)
+    if not config.init_from:
+        return notes
+    other = None if imports else weights.peek(config.init_from)
+    return notes + benchmarks.settle_config(config, other or config.init_from, fixed, whole=imports)
+
+
+def run(settings: Settings) -> None:
+    """Imports `settings.init_from`.
+
+    The checkpoint holds no optimizer: a training run in this workdir begins with its weights.
+
+    Raises:
+      ConfigError: `settings.init_from` holds no foreign weights.
+      DataError: they cannot be used.
+      CheckpointError: the workdir has checkpoints, or cannot be written to.
+    """
+    folder = epath.Path(settings.workdir) / "checkpoints"
+    if folder.exists() and any(p.name.isdigit() for p in folder.iterdir()):
+        raise CheckpointError(
+            f"--workdir={settings.workdir} has checkpoints: import into another folder"
+        )
+    programs = Programs.make(settings, trains=False)  # the run is opened when all fits
+    benchmark = programs.benchmark
+    imported = benchmark.uses.read_foreign(settings.init_from)
+    if imported is None:
+        name, path = f"config.init_from={settings.init_from!r}", settings.init_from
+        if path and not epath.Path(path).exists():
+            raise ConfigError(f"{name}: there is no such file or folder")
+        raise ConfigError(
+            f"{name} is no file or folder of another library's weights, which --mode=import reads"
+        )
+    num_examples = benchmark.nominal_examples("train") or benchmark.num_examples("train")
+    recipe = make_plan(settings, benchmark, num_examples).recipe
+    state = state_of(imported.params, imported.model_state, recipe)
+    _check_complete(imported.source, state, programs.abstract_state(recipe))
+    this = Run.open(settings, trains=False)
+    this.say(f"read {imported.summary}")
+    checkpoints = Checkpointer(this.checkpoints_dir, keep=1, best=lambda: None)
+    facts = this.facts(num_examples, imported.metadata)
+    checkpoints.save(0, model_items(state), {"step": np.int32(0)}, facts)
+    checkpoints.close()
+    this.say(f"wrote {folder}/0: --workdir={settings.workdir} is a model now")
+
+
+def _check_complete(source: str, state: TrainState, wanted: TrainState) -> None:
+    """Refuses a model without its classifier."""
+    items = (describe_arrays(model_items(s)) for s in (state, wanted))
+    if lines := list(array_differences(*items)):
+        raise CheckpointError(
+            f"{source} is no complete model, only weights to begin a run with: {lines[0]}"
+        )

@@ -1,0 +1,116 @@
+"""Uses a trained model: what predict.py does.
+
+A kind of answers is a module of this folder, named as `Uses.answers` of the benchmarks that give
+it. It has `Options`, the flags of predict.py that it reads, and
+`run(request, options, model, stdin)`, which returns the exit code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from etils import epath
+
+from commands import trained
+from commands.predict.model import Request, choose_precision, say
+from commands.predict.outputs import FORMATS
+from common.errors import ConfigError
+from common.images import photos
+from engine import compiler, environment, locations, start
+from engine import mesh as meshes
+
+# The end of the name of --out that stands for each format; the first that fits counts.
+ENDS = {"coco": ".coco.json", **{form: f".{form}" for form in FORMATS}, "text": ".txt"}
+
+
+def run(request: Request, stdin: Iterable[str]) -> int:
+    """Writes an answer for each input; returns the exit code: 1 if an input has none.
+
+    `stdin` are the lines that the source "-" stands for.
+
+    Raises:
+      UserError: a mistake that the person can mend; before any input is read.
+    """
+    photos.quiet()
+    environment.show_log(sys.stderr)
+    if request.out:
+        _check_output(request.out, "out")
+    model = _open(request)
+    uses = model.benchmark.uses
+    if not uses.answers:
+        raise ConfigError(
+            f"{model.source} is a model of the benchmark {model.config.benchmark!r}, which "
+            f"predict.py cannot use; {uses.hint}"
+        )
+    kind = importlib.import_module(f"commands.predict.{uses.answers}")
+    options = _options(kind.Options, request, model)
+    for flag, end in kind.Options.files:
+        if path := getattr(options, flag):
+            if end and not path.lower().endswith(end):
+                raise ConfigError(f"--{flag}={path}: must end with {end}")
+            _check_output(path, flag)
+    if not getattr(options, "labels", ""):
+        model.check_data(request.accept_other_data, say)
+    request = dataclasses.replace(request, format=_format(request, kind.Options.formats))
+    meshes.check_platform()
+    compiler.use_cache(model.config.compilation_cache)
+    return kind.run(request, options, choose_precision(model), stdin)
+
+
+def _open(request: Request) -> trained.Trained:
+    if request.recipe is None:
+        return trained.load(request.model, request.checkpoint)
+    recipe, keys = request.recipe, request.keys
+    foreign = trained.load_foreign(request.model, recipe, "--model", keys, say)
+    if foreign and request.checkpoint != "latest":
+        raise ConfigError(
+            f"--checkpoint={request.checkpoint}: --model={request.model} is a single model, not "
+            "the workdir of a run; leave --checkpoint out"
+        )
+    model = foreign or trained.load(request.model, request.checkpoint, "--model")
+    if keys and not foreign:
+        given = ", ".join(f"--config.{key}" for key in keys)
+        raise ConfigError(
+            f"{given}: --model={request.model} is a model of this program and says it"
+        )
+    return model
+
+
+def _options(known: Any, request: Request, model: trained.Trained) -> Any:
+    """The flags of one kind of answers; ConfigError for a flag of another kind."""
+    names = [field.name for field in dataclasses.fields(known)]
+    for flag, value in request.options.items():
+        if flag not in names:
+            raise ConfigError(
+                f"--{flag}={value}: {model.source} is a model of the benchmark "
+                f"{model.config.benchmark!r}, which has no such flag; it has "
+                f"{', '.join(f'--{name}' for name in names)}"
+            )
+    return known(**request.options)
+
+
+def _format(request: Request, formats: tuple[str, ...]) -> str:
+    """The format of the results: --format, else by the name of --out, else "".
+
+    Text may have any name, such as hyp.de.
+    """
+    name, other = request.out.lower(), "text" if request.out and "text" in formats else ""
+    form = request.format or next((form for form, end in ENDS.items() if name.endswith(end)), other)
+    if request.out and not form or form and form not in formats:
+        ends = ", ".join(ENDS[form] for form in formats)
+        given = f"--format={form}" if request.format else f"--out={request.out}"
+        raise ConfigError(f"{given}: this model's results are files named {ends}")
+    return form
+
+
+def _check_output(path: str, flag: str) -> None:
+    """Refuses a file that cannot be written, before anything is computed."""
+    locations.check_path(path, f"--{flag}")
+    if epath.Path(path).is_dir():
+        raise ConfigError(f"--{flag}={path} is a folder; name a file in it")
+    start.check_folder(os.path.dirname(path) or ".", f"--{flag}")

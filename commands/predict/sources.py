@@ -1,0 +1,323 @@
+"""Pictures that a user names: files, folders, patterns and gs://, read and predicted in batches.
+
+A file that cannot be used stays in its place, with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import glob
+import io
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+from PIL import Image
+
+from commands.predict.model import Leaves, Predictor, Request, say, shapes
+from common import limits, pools
+from common.data import files
+from common.data.shards import tensorflow
+from common.errors import ConfigError, DataError, is_of_files, one_line
+from common.images import photos
+from common.images.photos import Jpeg
+from engine import locations
+
+_QUALITY = 95  # of re-encoded pictures, as where own photos are prepared for training
+# Names of pictures in a folder. HEIC and AVIF are not read: each gets a row that says so.
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+_SUFFIXES += (".heic", ".heif", ".avif")
+
+# Makes the model's inputs of a picture, arrays by name; DataError if it cannot be decoded.
+Prepare = Callable[[Jpeg], Mapping[str, np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A file as the model takes it, or the reason why it cannot be used.
+
+    Attributes:
+      path: of the file.
+      photo: the file as a JPEG, upright; None if it could not be used.
+      inputs: the arrays of `Prepare`; None if the file could not be used.
+      error: why it could not be used, in one line.
+      read_seconds: of one thread.
+      decode_seconds: of one thread, for decoding, cropping and resizing.
+    """
+
+    path: str
+    photo: Jpeg | None = None
+    inputs: Mapping[str, np.ndarray] | None = None
+    error: str = ""
+    read_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder that the file lies in."""
+        return os.path.basename(os.path.dirname(self.path))
+
+
+def list_files(sources: Sequence[str], lines: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Lists the files of all sources in their order; those of one source in natural order.
+
+    Args:
+      sources: files, folders (all levels; only names that end as a picture's, hidden ones not),
+        patterns with * ? [], or "-", which stands for `lines`. Local or gs://.
+      lines: paths of files, one each.
+
+    Returns:
+      (paths, files in the folders whose names do not end as a picture's).
+
+    Raises:
+      DataError: a source has no picture, or cannot be listed.
+      ConfigError: a source is neither local nor gs://.
+    """
+    pictures: list[str] = []
+    left_out: list[str] = []
+    for source in sources:
+        if source == "-":
+            pictures += [line for line in lines if line]
+            continue
+        path = locations.check_path(source, "SOURCE")
+        with refusing(f"cannot list {shown(source)}"):
+            matches, others = _of_one(path)
+        if not matches:
+            ends = f"; the {len(others)} files there have other names" if others else ""
+            raise DataError(f"{shown(source)}: there is no such picture or folder of them{ends}")
+        pictures += matches
+        left_out += others
+    return pictures, left_out
+
+
+@contextlib.contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Where a file system fails, raises a DataError that begins with `what`."""
+    try:
+        yield
+    except Exception as error:  # each file system raises its own types
+        if not is_of_files(error):
+            raise
+        raise DataError(f"{what}: {one_line(error)}") from error
+
+
+def _of_one(path: str) -> tuple[list[str], list[str]]:
+    remote = tensorflow().io.gfile if "://" in path else None
+    is_folder = remote.isdir if remote else os.path.isdir
+    exists = remote.exists if remote else os.path.lexists
+    if is_folder(path):
+        matches = [path]
+    elif exists(path) or not glob.has_magic(path):  # names may have brackets
+        return ([path], []) if exists(path) else ([], [])
+    elif remote:
+        matches = files.matching_paths(path)
+    else:
+        known = files.known_part(path)
+        matches = glob.glob(glob.escape(known) + path[len(known) :], recursive=True)
+    pictures, others = [], []
+    for match in sorted(matches, key=natural):
+        inside = _walk(match, remote) if is_folder(match) else [match]
+        for name in sorted(inside, key=natural):
+            is_picture = name == match or name.lower().endswith(_SUFFIXES)
+            (pictures if is_picture else others).append(name)
+    return pictures, others
+
+
+def _walk(folder: str, remote: Any) -> list[str]:
+    """All files of a folder at all levels, without hidden files and folders."""
+    files: list[str] = []
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    levels = remote.walk(folder) if remote else os.walk(folder, onerror=stop)
+    for place, folders, names in levels:
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if "/." not in place.removeprefix(folder):  # gfile.walk has no pruning
+            files += [os.path.join(place, name) for name in names if not name.startswith(".")]
+    return files
+
+
+def natural(path: str) -> list[Any]:
+    """A key that sorts photo_2 before photo_10."""
+    parts = re.split(r"([0-9]+)", path)
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)]
+
+
+def warm_up(prepare: Prepare) -> Mapping[str, np.ndarray]:
+    """Prepares a picture, because TensorFlow may crash if two threads first use an operation."""
+    blank = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(blank, "JPEG")
+    return prepare(Jpeg(blank.getvalue(), 8, 8, ""))
+
+
+def load_picture(path: str, prepare: Prepare) -> Picture:
+    """Reads a file and makes the arrays that the model expects; a fault is in the result.
+
+    The picture is turned upright and re-encoded as where own photos are prepared for training, so
+    that a photo and its record have the same pixels.
+    """
+    started = time.perf_counter()
+    try:
+        data = _read(path)
+    except Exception as error:  # each file system raises its own types
+        if not (is_of_files(error) or isinstance(error, photos.BadImage)):
+            raise
+        text = str(error) if isinstance(error, photos.BadImage) else f"unreadable: {_why(error)}"
+        return Picture(path, error=text, read_seconds=time.perf_counter() - started)
+    read = time.perf_counter()
+    photo, inputs, fault = None, None, ""
+    try:
+        photo = photos.convert(data, rotate=True, quality=_QUALITY)
+        inputs = prepare(photo)
+    except (photos.BadImage, DataError) as error:
+        fault = str(error)
+    return Picture(path, photo, inputs, fault, read - started, time.perf_counter() - read)
+
+
+def _why(error: Exception) -> str:
+    """What an error of a file system says, without the path, which the row has."""
+    return getattr(error, "strerror", None) or one_line(error)
+
+
+def _read(path: str) -> bytes:
+    """The bytes of a file that begins as a picture does; others are not read further."""
+    if name := limits.special(path):
+        raise photos.BadImage(f"{name}, not a file: save its content as a file")
+    most = limits.IMAGE_BYTES
+    large = photos.BadImage(f"more than {most:,} bytes: save it as a JPEG")
+    if "://" not in path and os.stat(path).st_size > most:
+        raise large
+    with tensorflow().io.gfile.GFile(path, "rb") if "://" in path else open(path, "rb") as file:
+        head = file.read(16)
+        if not photos.looks_like_image(head):
+            known = ", ".join(photos.FORMATS)
+            raise photos.BadImage(f"not one of {known}" if head else "the file is empty")
+        data = head + file.read(most)
+        if len(data) > most:
+            raise large
+        return data
+
+
+def shown(path: str) -> str:
+    """A path as text for people: `exact`, and without control characters."""
+    printable = (
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in path_text(path)
+    )
+    return "".join(printable)
+
+
+def path_text(path: str) -> str:
+    """A path as text for programs; only bytes that are not UTF-8 are written as \\udcXX."""
+    return path.encode(errors="backslashreplace").decode()
+
+
+_WAITING = 8  # batches of pictures that wait for a batch of another shape to fill
+
+
+@dataclasses.dataclass
+class Tally:
+    """Sums over the files of a run; the seconds of threads are added up."""
+
+    files: int = 0
+    errors: int = 0
+    read_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    device_seconds: float = 0.0
+
+    def add(self, picture: Picture, error: str) -> None:
+        """Counts one file."""
+        self.files += 1
+        self.errors += bool(error)
+        self.read_seconds += picture.read_seconds
+        self.decode_seconds += picture.decode_seconds
+
+
+def find_pictures(request: Request, stdin: Iterable[str]) -> list[str]:
+    """The paths of all pictures; `stdin` are those that the source "-" stands for.
+
+    Raises:
+      UserError: there is none, or a source cannot be listed.
+    """
+    if not request.sources:
+        raise ConfigError("name a picture, a folder of pictures, or `-` for paths on stdin")
+    paths, others = list_files(request.sources, stdin)
+    if others:
+        name = shown(others[0])
+        say(f"NOTE left out {len(others):,} of the files, not named as pictures, such as {name}")
+    if not paths:
+        raise DataError("no picture is named; `-` reads paths, one per line, from stdin")
+    return paths
+
+
+def predicted(
+    paths: Sequence[str], prepare: Prepare, predictor: Predictor, tally: Tally, threads: int
+) -> Iterator[tuple[Picture, Leaves | None]]:
+    """Yields each picture with its row, in order; None where the picture has an error."""
+    with ThreadPoolExecutor(threads) as pool:
+        ahead = 2 * predictor.batch_size + threads
+        pictures = pools.ordered(pool, lambda path: load_picture(path, prepare), paths, ahead)
+        yield from in_batches(pictures, predictor, tally)
+
+
+def in_batches(
+    pictures: Iterable[Picture], predictor: Predictor, tally: Tally
+) -> Iterator[tuple[Picture, Leaves | None]]:
+    """As `predicted`; pictures of one shape share a batch."""
+    waiting: list[list[Any]] = []  # [picture, row or None], in their order
+    groups: dict[Any, list[list[Any]]] = {}  # of `waiting`, those without a row, by shape
+
+    def compute(group: list[list[Any]]) -> None:
+        started = time.perf_counter()
+        rows = predictor([picture.inputs for picture, _ in group])
+        tally.device_seconds += time.perf_counter() - started
+        for i, entry in enumerate(group):
+            entry[1] = {name: values[i] for name, values in rows.items()}
+        group.clear()
+
+    def ready() -> Iterator[tuple[Picture, Leaves | None]]:
+        while waiting and (waiting[0][1] is not None or waiting[0][0].inputs is None):
+            picture, row = waiting.pop(0)
+            yield picture, row
+
+    for picture in pictures:
+        waiting.append(entry := [picture, None])
+        if picture.inputs is not None:
+            group = groups.setdefault(shapes(picture.inputs), [])
+            group.append(entry)
+            if len(group) == predictor.batch_size:
+                compute(group)
+        if len(waiting) > _WAITING * predictor.batch_size:
+            for group in filter(None, groups.values()):
+                compute(group)
+        yield from ready()
+    for group in filter(None, groups.values()):
+        compute(group)
+    yield from ready()
+
+
+def summarize(tally: Tally, seconds: float, threads: int, score: Callable[[], str]) -> None:
+    """Says how fast it was, the line `score()` unless it is empty, and how many files failed."""
+
+    def rate(busy: float) -> str:
+        return f"{tally.files / max(busy, 1e-9):,.0f}"
+
+    reading, decoding = tally.read_seconds / threads, tally.decode_seconds / threads
+    line = f"{tally.files:,} file{'s' * (tally.files != 1)} in {seconds:.1f} s"
+    if tally.device_seconds:
+        line += (
+            f": {rate(seconds)} images/s; alone, reading would reach {rate(reading)} and decoding "
+            f"{rate(decoding)} ({threads} threads), the devices ({jax.device_count()}) "
+            f"{rate(tally.device_seconds)}"
+        )
+    say(line)
+    if line := score():
+        say(line)
+    if tally.errors:
+        say(f"{tally.errors:,} of {tally.files:,} files have no prediction; their rows say why")

@@ -1,0 +1,142 @@
+"""Results about the data that take long to compute, kept in files for the next start.
+
+`scan_files` keeps what a scan of each file found, as JSON: counts of records that no data manifest
+has. `cached_arrays` keeps a dataclass of arrays, with a key that says what they depend on.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import io
+import itertools
+import json
+import zipfile
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from etils import epath
+
+from common import console
+from common.console import Progress, report_progress
+from common.data import files
+from common.data.shards import READ_BUFFER, read_errors, read_fault, record_name, tensorflow
+from common.errors import DataError, one_line, parse_json
+
+T = TypeVar("T")
+_PART = 64 << 20  # bytes that are written at a time
+
+
+def scan_files(
+    paths: Sequence[str], scan: Callable[[str], dict[str, Any]], cache: str, settings: Any
+) -> list[Any]:
+    """The results of `scan(path)` for all files.
+
+    The results are JSON. The file `cache`, local or gs://, keeps them for the next start, as long
+    as paths, sizes and `settings` (JSON) are the same.
+
+    Raises:
+      DataError: a file is missing; or from `scan`, for the first file that has a fault.
+    """
+    report_progress(f"looking up the sizes of {len(paths)} files, {paths[0]} first")
+    lengths = files.sizes(paths)
+    key = {"settings": settings, "files": [list(row) for row in zip(paths, lengths, strict=True)]}
+    path = epath.Path(cache)
+    report_progress(f"reading {cache}")
+    with contextlib.suppress(ValueError, TypeError, KeyError):  # a crash may have damaged the file
+        if path.exists() and (content := parse_json(path.read_bytes()))["key"] == key:
+            return content["results"]
+    progress, results = Progress(sum(lengths)), []
+    progress.at(0, f"counting records, once per workdir: 0 of {len(paths)} files")
+    waiting = files.reading(lambda: list(paths[len(results) :]))
+    with waiting, concurrent.futures.ThreadPoolExecutor(16) as pool:
+        # The first file alone: TensorFlow may crash if an operation is first used by two threads.
+        for result in itertools.chain([scan(paths[0])], pool.map(scan, paths[1:])):
+            results.append(result)
+            text = f"counting records, once per workdir: {len(results)} of {len(paths)} files"
+            progress.at(sum(lengths[: len(results)]), text)
+    report_progress(f"writing {cache}")
+    files.write(cache, [json.dumps({"key": key, "results": results}).encode()])
+    return results
+
+
+def count_records(path: str, check: Callable[[Any, int], None], schema: str) -> int:
+    """The number of records in a file, all of which `check` has seen.
+
+    Args:
+      check: takes a string tensor [n] of serialized records, and the position of the first. It
+        raises DataError for a record that cannot be used, and TensorFlow's errors for one that it
+        cannot parse. It sees records again that it could not parse.
+      schema: what the records should be, for the message about one that cannot be parsed.
+
+    Raises:
+      DataError: the file cannot be read, a record is damaged or cannot be parsed; or from `check`.
+    """
+    tf = tensorflow()
+    dataset, fault = tf.data.TFRecordDataset(path, buffer_size=READ_BUFFER), ""
+    count = size = 0
+    for rows in (256, 1):  # after a fault again one by one, to name the record
+        try:
+            for chunk in dataset.skip(count).batch(rows):
+                check(chunk, count)
+                count += len(chunk)
+                size += sum(16 + len(record) for record in chunk.numpy())
+            if size != tf.io.gfile.stat(path).length:  # TensorFlow takes a torn length for the end
+                raise DataError(f"{record_name(path, count)} is cut short")
+            return count
+        except read_errors() as error:
+            damage = tf.errors.DataLossError, tf.errors.InvalidArgumentError, UnicodeDecodeError
+            if not isinstance(error, damage):
+                raise DataError(f"cannot read {path}: {one_line(error)}") from error
+            fault = read_fault(error)
+    raise DataError(f"{record_name(path, count)} is damaged or not in {schema}: {fault}")
+
+
+def file_stamps(paths: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Path, bytes and time of modification (ns, but whole seconds) of files, for keys.
+
+    Raises:
+      DataError: a file is missing or may not be read.
+    """
+    sizes, gfile = files.sizes(paths), tensorflow().io.gfile
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        times = pool.map(lambda path: int(gfile.stat(path).mtime_nsec), paths)
+        return list(zip(paths, sizes, times, strict=True))
+
+
+def cached_arrays(kind: type[T], path: str, key: str, compute: Callable[[], T]) -> T:
+    """The result of `compute`, or what an earlier call with the same key has written to `path`.
+
+    Args:
+      kind: a dataclass of arrays. Of other fields, NumPy's arrays of them are read back.
+      path: local or gs://; "" computes and writes nothing.
+      key: says what the arrays depend on. With another one, or if the file is damaged, they are
+        computed again.
+      compute: makes a `kind`.
+    """
+    if not path:
+        return compute()
+    names = [field.name for field in dataclasses.fields(kind)]  # pyright: ignore[reportArgumentType]
+    if (arrays := _read_arrays(path, key, names)) is not None:
+        return kind(**arrays)
+    result = compute()
+    content = io.BytesIO()
+    np.savez(content, key=np.array(key), **vars(result))
+    console.report_progress(f"writing {path}")
+    view = content.getbuffer()
+    files.write(path, (bytes(view[i : i + _PART]) for i in range(0, len(view), _PART)))
+    return result
+
+
+def _read_arrays(path: str, key: str, names: Sequence[str]) -> dict[str, Any] | None:
+    """The arrays; None if there is no file, its key is another, or it is damaged."""
+    if not epath.Path(path).exists():
+        return None
+    console.report_progress(f"reading {path}")
+    try:
+        with np.load(io.BytesIO(epath.Path(path).read_bytes())) as arrays:
+            return {n: arrays[n] for n in names} if arrays["key"].item() == key else None
+    except (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile):
+        return None

@@ -1,0 +1,288 @@
+"""Finds files of records, writes files, and knows which are being read."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from etils import epath
+
+from common.console import report_progress
+from common.data import raw_data
+from common.data.shards import tensorflow
+from common.errors import DataError, one_line
+
+_NUMBERED = r"-(\d+)-of-(\d+)(?:\.tfrecord)?$"  # how the names of shards end
+MANIFEST = "manifest.json"  # of a folder of records: their files, counts and names
+Row = TypeVar("Row")
+_PROBED = 64  # files that `unanswered` asks at most
+_reading: dict[str, Callable[[], list[str]]] = {}  # by thread: the files that it reads
+
+
+@contextlib.contextmanager
+def reading(paths: Callable[[], list[str]]) -> Iterator[None]:
+    """Within this context the thread waits for the files `paths()`: see `unanswered`."""
+    thread = threading.current_thread().name
+    _reading[thread] = paths
+    try:
+        yield
+    finally:
+        del _reading[thread]
+
+
+def unanswered(seconds: float) -> list[str]:
+    """One line: which of the files that threads read do not answer in time. [] if none reads."""
+    paths = sorted({path for files in list(_reading.values()) for path in files()})
+    if not paths:
+        return []
+    answered = set()
+
+    def probe(path: str) -> None:
+        with tensorflow().io.gfile.GFile(path, "rb") as file:
+            file.read(1)
+        answered.add(path)
+
+    # Not a pool: the program would wait for its threads at the end.
+    threads = [threading.Thread(target=probe, args=(p,), daemon=True) for p in paths[:_PROBED]]
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0))
+    if silent := [path for path in paths[:_PROBED] if path not in answered]:
+        return [f"{', '.join(silent[:4])} did not answer within {seconds:.0f} s"]
+    return [f"reading {paths[0]} and {len(paths) - 1} more files, which all answer"]
+
+
+def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
+    """Sorted files that match comma-separated `patterns`, relative to `data_dir` or absolute.
+
+    Raises:
+      DataError: no file matches, or the folder cannot be listed; `what` is the files' name.
+    """
+    tf, paths, fault = tensorflow(), set(), ""
+    folder = data_dir.rstrip("/") or "/"
+    report_progress(f"listing {folder} for {what}")
+    try:
+        for pattern in filter(None, (p.strip() for p in patterns.split(","))):
+            absolute = "://" in pattern or pattern.startswith("/")
+            paths.update(
+                matching_paths(pattern)
+                if absolute
+                else matching_paths(f"{folder}/{pattern}", folder)
+            )
+        if not paths and not tf.io.gfile.exists(folder):
+            fault = "there is no such folder"
+        elif not paths and not tf.io.gfile.stat(folder).is_directory:
+            fault = "it is a file, not a folder"
+        elif all(map(tf.io.gfile.isdir, paths)):  # "train-images" is a folder that matches
+            # Text is what raw text is, so that there another file is missing.
+            fault = "" if what.endswith("text") else raw_data.hint(folder)
+            paths = set() if fault else paths
+    except (tf.errors.OpError, UnicodeDecodeError) as error:  # a name may not be UTF-8
+        raise DataError(f"cannot list {folder} for {what}: {one_line(error)}") from error
+    if not paths:
+        fault = fault or f"no file there matches {patterns!r}"
+        raise DataError(f"no {what} in {data_dir!r}: {fault}")
+    numbered = {path for path in paths if re.search(_NUMBERED, path)}
+    matches = tuple(sorted(numbered or paths))  # unfinished copies have other names
+    for path in matches:
+        if "://" not in path and not os.path.isfile(path):  # reading a pipe might never end
+            raise DataError(f"{path} is a folder, a pipe or a device, not a file: remove it")
+    return matches
+
+
+def matching_paths(pattern: str, folder: str = "") -> list[str]:
+    """The paths that match a pattern, of which `known_part` is a name."""
+    known = known_part(pattern, folder)
+    escaped = re.sub(r"[\\*?\[]", r"\\\g<0>", known)
+    return tensorflow().io.gfile.glob(escaped + pattern[len(known) :])
+
+
+def known_part(pattern: str, folder: str = "") -> str:
+    """The longest part of a pattern from its start that exists; at least `folder`. It is a name."""
+    exists = tensorflow().io.gfile.exists if "://" in pattern else os.path.lexists
+    known = pattern
+    while glob.has_magic(known[len(folder) :]) and not exists(known):
+        known = known.rpartition("/")[0]
+    return known
+
+
+def find_one(data_dir: str, patterns: str, what: str, key: str) -> str:
+    """The one file that matches, see `find`; `key` is the config's, for the message.
+
+    Raises:
+      DataError: no file matches, or several do.
+    """
+    path, *others = find(data_dir, patterns, what)
+    if others:
+        raise DataError(
+            f"config.{key}={patterns!r} matches {1 + len(others)} files, such as {path} and "
+            f"{others[0]}: name one"
+        )
+    return path
+
+
+def check_complete(paths: Sequence[str]) -> None:
+    """Checks that sets of shards, named STEM-00000-of-00008[.tfrecord], are complete.
+
+    Numbers count from 0, or from 1 as in the files of MLPerf's reference for translation.
+
+    Raises:
+      DataError: a file is missing, or files of two sets are in one folder.
+    """
+    matches = _matches(paths)
+    for stem in stems(paths):
+        numbers = {int(match[2]) for match in matches if match[1] == stem}
+        total, *others = sorted({int(match[3]) for match in matches if match[1] == stem})
+        if others:
+            totals = " and ".join(f"of {n}" for n in (total, *others))
+            raise DataError(f"{stem}-*: two sets of shards lie together, {totals}; keep one")
+        if missing := missing_numbers(numbers, total):
+            raise DataError(
+                f"{stem}-*: {len(missing)} of {total} files are missing, number {missing[0]} first"
+            )
+
+
+def find_shards(data_dir: str, patterns: str, split: str, marker: str = "-*") -> tuple[str, ...]:
+    """The files of a split, see `find`; patterns with `marker` in them mean complete sets.
+
+    Raises:
+      DataError: no file matches, a shard is missing, or two sets of shards are in one folder.
+    """
+    try:
+        paths = find(data_dir, patterns, f"{split} records")
+        if marker in patterns:
+            check_complete(paths)
+        return paths
+    except DataError as error:
+        remedy = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
+        folder = data_dir.rstrip("/")
+        if "no file there" in str(error) and (
+            others := stems(matching_paths(f"{folder}/*-of-*", folder))
+        ):
+            names = " and ".join(f"{os.path.basename(stem)}-*" for stem in others)
+            remedy = f"there is {names}: name the files with --config.{split}_files"
+        raise DataError(f"{error}; {remedy}") from error
+
+
+def check_not_empty(paths: Sequence[str], counts: Sequence[int], split: str) -> None:
+    """Raises DataError if the files of a split hold no record at all."""
+    if not sum(counts):
+        raise DataError(f"no {split} records: the {len(paths)} files {paths[0]} ... are empty")
+
+
+def stems(paths: Iterable[str]) -> list[str]:
+    """The sets of shards, STEM of STEM-00000-of-00008[.tfrecord], that some of the files are of."""
+    return sorted({match[1] for match in _matches(paths)})
+
+
+def _matches(paths: Iterable[str]) -> list[re.Match[str]]:
+    return [m for path in paths if (m := re.fullmatch(f"(.*){_NUMBERED}", path))]
+
+
+def missing_numbers(numbers: Collection[int], total: int) -> list[int]:
+    """The shards that are missing of 0 to `total` - 1, or of 1 to `total` if they count from 1."""
+    first = int(total in numbers and 0 not in numbers)
+    return sorted(set(range(first, first + total)) - set(numbers))
+
+
+def sizes(paths: Sequence[str]) -> list[int]:
+    """The bytes in each file; DataError if a file is missing or may not be read."""
+    tf = tensorflow()
+
+    def size(path: str) -> int:
+        try:
+            return int(tf.io.gfile.stat(path).length)
+        except tf.errors.OpError as error:
+            raise DataError(f"cannot read {path}: {one_line(error)}") from error
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:  # a stat on gs:// takes 20 to 100 ms
+        return list(pool.map(size, paths))
+
+
+def identity(
+    what: str, data_dir: str, paths: Sequence[str], counts: Sequence[int]
+) -> dict[str, str]:
+    """A line about files by `what` they are, and one about the data manifest of their folder.
+
+    It is the same for files of the same names, sizes and numbers of records. Folders do not matter,
+    so that data may move. A path may come several times, with a part of its records each.
+    """
+    totals: dict[str, int] = {}
+    for path, count in zip(paths, counts, strict=True):
+        totals[path] = totals.get(path, 0) + count
+    names = map(os.path.basename, totals)
+    rows = sorted(zip(names, sizes([*totals]), totals.values(), strict=True))
+    digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+    line = f"{len(rows):,} files with {sum(counts):,} examples, SHA-256 {digest[:16]}"
+    content = read_manifest(data_dir)
+    known = "missing" if content is None else f"SHA-256 {hashlib.sha256(content).hexdigest()[:16]}"
+    return {what: line, MANIFEST: known}
+
+
+def bytes_of(records: int, paths: Sequence[str], counts: Sequence[int]) -> int:
+    """The bytes of so many records, estimated from the sizes of at most 64 of the files."""
+    step = -(-len(paths) // 64)  # a thousand requests to gs:// would take seconds
+    return records * sum(sizes(paths[::step])) // max(sum(counts[::step]), 1)
+
+
+def write(path: str, parts: Iterable[bytes]) -> None:
+    """Writes or replaces a local or gs:// file, completely or not at all; makes its folder."""
+    gfile = tensorflow().io.gfile
+    folder, name = os.path.split(path)
+    if "://" not in path:  # object stores have no folders, and a missing bucket would hang makedirs
+        gfile.makedirs(folder or ".")
+    # A name for each writer, which the readers' patterns train-* and validation-* do not match.
+    temporary = os.path.join(folder, f"tmp.{name}.{uuid.uuid4().hex[:8]}")
+    try:
+        with gfile.GFile(temporary, "wb") as file:
+            file.write(b"")  # makes the file, even without parts
+            for part in parts:
+                file.write(part)
+        gfile.rename(temporary, path, overwrite=True)
+    except BaseException:
+        with contextlib.suppress(tensorflow().errors.OpError):  # the first error is raised
+            if gfile.exists(temporary):
+                gfile.remove(temporary)
+        raise
+
+
+def read_manifest(data_dir: str) -> bytes | None:
+    """The manifest of a folder, local or gs://; None if it has none. DataError if unreadable."""
+    path = epath.Path(data_dir) / MANIFEST
+    try:
+        # epath takes a pipe for a file, too.
+        is_file = path.exists() if "://" in data_dir else os.path.isfile(path)
+        return path.read_bytes() if is_file else None
+    except Exception as error:  # gs:// raises TensorFlow's own classes
+        raise DataError(f"cannot read {path}: {one_line(error)}") from error
+
+
+def foreign_manifest(path: str, error: Exception) -> DataError:
+    """The error for a manifest of another form; `error` says what is wrong with it."""
+    return DataError(
+        f"{path} is not one that this repository's scripts wrote ({error!r}): move it away, "
+        "and the run counts the records itself"
+    )
+
+
+def listed_rows(
+    shards: Mapping[str, Row], data_dir: str, paths: Sequence[str], bytes_of: Callable[[Row], int]
+) -> list[Row] | None:
+    """The row of each file in `shards`; None if a file is not listed or has another size."""
+    folder = data_dir.rstrip("/") + "/"
+    rows = [row for path in paths if (row := shards.get(path.removeprefix(folder)))]
+    if len(rows) < len(paths) or list(map(bytes_of, rows)) != sizes(paths):
+        return None
+    return rows

@@ -1,0 +1,190 @@
+"""Writes shards of TFRecords, for the scripts; `common.data.shards` reads them for training.
+
+A split is the files `train-00000-of-01024` ... or `validation-00000-of-00128` ...; for detection
+`train-00000-of-00256.tfrecord` ... or `val-00000-of-00032.tfrecord` ..., as Google named them; for
+translation `translate_packed-train-00000-of-00100` ... and `translate-dev-00000-of-00001`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent import futures
+from typing import Protocol
+
+import google_crc32c
+
+from common.data import files
+from common.data.shards import tensorflow
+
+SPLITS = ("train", "validation")
+DETECTION_SPLITS = ("train", "val")
+DETECTION_SUFFIX = ".tfrecord"
+TEXT_SPLITS = ("translate_packed-train", "translate-dev")
+_NUMBER = r"-\d{5,}-of-\d{5,}"
+_SHARD = (
+    rf"(?:validation{_NUMBER}|(?:train|val){_NUMBER}(?:\.tfrecord)?|"
+    rf"(?:{'|'.join(TEXT_SPLITS)}){_NUMBER})"
+)
+_BESIDE = r"manifest\.json|instances_val2017\.json|vocab\.\w+|(?:sources|references)\.txt"
+_UNFINISHED = rf"tmp\.({_SHARD}|{_BESIDE})\.[0-9a-f]{{8}}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """The content of a file that was just written; `sha256` is in hexadecimal."""
+
+    count: int
+    bytes: int
+    sha256: str
+
+
+class Examples(Protocol):
+    """Serialized examples: a list, or an object that makes the i-th on demand."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, i: int, /) -> bytes: ...
+
+
+def shard_name(split: str, i: int, n: int) -> str:
+    """The file name of shard i of n, counted from 0: 'train-00000-of-01024'.
+
+    Those of detection have the DETECTION_SUFFIX behind it.
+    """
+    if split not in (*SPLITS, *DETECTION_SPLITS, *TEXT_SPLITS) or not 0 <= i < n:
+        raise ValueError(f"no such shard: {split} {i} of {n}")
+    return f"{split}-{i:05d}-of-{n:05d}"
+
+
+def shard_runs(num_examples: int, num_shards: int) -> list[range]:
+    """The examples of each shard, as consecutive runs of which none is empty.
+
+    As in the original ImageNet records, each shard holds ceil(num_examples / num_shards) and the
+    last one the rest: 1,023 shards of 1,252 and one of 371. Where this would leave a shard empty,
+    the sizes differ by at most 1 instead.
+
+    Raises:
+      ValueError: there are fewer examples than shards, or no shard.
+    """
+    if not 1 <= num_shards <= num_examples:
+        raise ValueError(f"cannot fill {num_shards} shards with {num_examples} examples")
+    size = -(-num_examples // num_shards)
+    bounds = [min(i * size, num_examples) for i in range(num_shards + 1)]
+    if bounds[-2] == num_examples:
+        bounds = [i * num_examples // num_shards for i in range(num_shards + 1)]
+    return [range(a, b) for a, b in itertools.pairwise(bounds)]
+
+
+def existing_shards(out: str) -> list[str]:
+    """Sorted names of the shards of all splits in a folder, which need not exist."""
+    return _matching(out, _SHARD)
+
+
+def remove_shards(out: str) -> None:
+    """Deletes a folder's shards, and the files of interrupted writers."""
+    for name in _matching(out, f"{_SHARD}|{_UNFINISHED}"):
+        tensorflow().io.gfile.remove(os.path.join(out, name))
+
+
+def remove_unfinished(out: str) -> None:
+    """Deletes the files of interrupted writers in a folder."""
+    for name in _matching(out, _UNFINISHED):
+        tensorflow().io.gfile.remove(os.path.join(out, name))
+
+
+def _matching(out: str, pattern: str) -> list[str]:
+    return sorted(name for name in list_folder(out) if re.fullmatch(pattern, name))
+
+
+def list_folder(path: str) -> list[str]:
+    """The names in a folder, local or gs://; none if it does not exist; errors as `is_folder`."""
+    return tensorflow().io.gfile.listdir(path) if is_folder(path) else []
+
+
+def is_folder(path: str) -> bool:
+    """Whether a folder exists, local or gs://.
+
+    Raises:
+      tf.errors.OpError: the folder may not be read, or does not answer. TensorFlow's own isdir
+        returns False there.
+    """
+    tf = tensorflow()
+    try:
+        return tf.io.gfile.stat(path).is_directory
+    except tf.errors.NotFoundError:
+        return False
+
+
+def read_shard(path: str) -> Iterator[bytes]:
+    """The records of a shard; tf.errors.DataLossError where it is damaged or cut short."""
+    yield from tensorflow().data.TFRecordDataset(path).as_numpy_iterator()
+
+
+def write_shards(
+    out: str, split: str, examples: Examples, num_shards: int, workers: int = 1
+) -> list[str]:
+    """Writes a split to a local or gs:// folder and returns the paths of its shards.
+
+    A shard appears under its name only when it is complete; until then it is a file 'tmp.*' in the
+    same folder. Shards of that name are replaced, other files stay. With several `workers` the
+    examples are made in that many threads, a shard in each.
+
+    Raises:
+      ValueError: there are fewer examples than shards.
+      tf.errors.OpError: the folder cannot be written.
+      Whatever making an example raises; no half-written file is left.
+    """
+    names = [shard_name(split, i, num_shards) for i in range(num_shards)]
+    paths = [os.path.join(out, name) for name in names]
+    runs, stop = shard_runs(len(examples), num_shards), threading.Event()
+
+    def write(path: str, run: range) -> None:
+        def records() -> Iterator[bytes]:
+            for i in run:
+                if stop.is_set():
+                    raise InterruptedError("another shard failed")
+                yield examples[i]
+
+        write_shard(path, records())
+
+    with futures.ThreadPoolExecutor(workers) as pool:
+        try:
+            list(pool.map(write, paths, runs))
+        finally:  # also after Ctrl-C: the threads must not write on
+            stop.set()
+    return paths
+
+
+def write_shard(path: str, examples: Iterable[bytes]) -> Written:
+    """Writes one TFRecord file, complete or not at all: see `common.data.files.write`."""
+    count = size = 0
+    digest = hashlib.sha256()
+
+    def frames() -> Iterator[bytes]:
+        nonlocal count, size
+        for record in examples:
+            data = frame(record)
+            digest.update(data)
+            count, size = count + 1, size + len(data)
+            yield data
+
+    files.write(path, frames())
+    return Written(count, size, digest.hexdigest())
+
+
+def frame(record: bytes) -> bytes:
+    """A record in the form of a TFRecord file: length, data, and a checksum of each."""
+    length = len(record).to_bytes(8, "little")
+    return b"".join([length, checksum(length), record, checksum(record)])
+
+
+def checksum(data: bytes) -> bytes:
+    """The 4 bytes that follow data in a TFRecord file: a CRC-32C, rotated and shifted."""
+    crc = google_crc32c.value(data)
+    return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")

@@ -1,0 +1,208 @@
+"""Reads TFRecord files with TensorFlow, in file order or in the training order of `order.Order`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from common.data.order import Order, numbers, starts
+from common.errors import DataError, one_line
+
+READ_BUFFER = 4 << 20  # bytes per open file; hides the latency of object stores
+_TURN_BUFFER = 16 << 10  # where hundreds of files are read in turn; a start skips records faster
+
+
+@functools.cache
+def tensorflow() -> Any:
+    """Imports TensorFlow, which only reads data here, and keeps it off every accelerator."""
+    try:
+        with _without_keras():
+            import tensorflow as tf
+    except ImportError as error:
+        raise DataError(
+            f"reading records needs TensorFlow ({error}): pip install -r requirements.txt"
+        ) from error
+    for kind in ("GPU", "TPU"):
+        tf.config.set_visible_devices([], kind)
+    return tf
+
+
+@contextlib.contextmanager
+def _without_keras() -> Iterator[None]:
+    """Keeps the import of TensorFlow from importing Keras, which takes 4 of 9 s of CPU time.
+
+    TensorFlow looks for an older Keras instead, which is not installed. Whoever asks for `tf.keras`
+    later gets Keras as usual.
+    """
+    name = "TF_USE_LEGACY_KERAS"
+    is_free = name not in os.environ
+    os.environ.setdefault(name, "1")
+    try:
+        yield
+    finally:
+        if is_free:
+            del os.environ[name]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """TFRecord files and the number of examples in each; examples are numbered in file order.
+
+    `left_out` holds, for each file, the sorted positions of records that are no examples; () if
+    every record is one. The counts do not include them.
+    """
+
+    paths: tuple[str, ...]
+    counts: tuple[int, ...]
+    left_out: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Examples in all files."""
+        return sum(self.counts)
+
+    def where(self, example: int) -> str:
+        """The file and the record of an example, in words."""
+        return record_name(*self.place(example))
+
+    def place(self, example: int) -> tuple[str, int]:
+        """The file of an example, and its record there, counted from 0."""
+        first = starts(self.counts)
+        file = int(np.searchsorted(first, example, side="right")) - 1
+        record = int(example - first[file])
+        for position in self.left_out[file] if self.left_out else ():
+            record += position <= record
+        return self.paths[file], record
+
+
+def record_name(path: str, record: int) -> str:
+    """A record in words, for messages."""
+    return f"{path}, record {record} (counted from 0)"
+
+
+def read_records(shards: Shards, segments: Any, buffer_size: int = READ_BUFFER) -> Any:
+    """tf.data of serialized records for rows (file, skip, take, ...), which may be a tensor.
+
+    `segments` is int64[n, 3 or more]; `buffer_size` is in bytes. A file that holds fewer records
+    than when it was counted raises an error.
+    """
+    tf = tensorflow()
+    paths = tf.constant(shards.paths)
+
+    def one(segment: Any) -> Any:
+        file, skip, take = segment[0], segment[1], segment[2]
+        records = tf.data.TFRecordDataset(tf.gather(paths, file), buffer_size=buffer_size)
+        records = _examples(shards, file, records) if any(shards.left_out) else records
+        records = records.skip(skip).take(take)
+        return records.apply(tf.data.experimental.assert_cardinality(take))
+
+    return tf.data.Dataset.from_tensor_slices(segments).flat_map(one)
+
+
+def read_some(shards: Shards, examples: Sequence[int] | np.ndarray) -> list[bytes]:
+    """The serialized records of single examples, in the order of `examples`."""
+    first = starts(shards.counts)
+    numbers = np.asarray(examples, np.int64).reshape(-1)
+    files = np.searchsorted(first, numbers, side="right") - 1
+    segments = np.stack([files, numbers - first[files], np.ones_like(files)], axis=1)
+    return (
+        list(read_records(shards, segments, _TURN_BUFFER).as_numpy_iterator())
+        if len(numbers)
+        else []
+    )
+
+
+def _examples(shards: Shards, file: Any, records: Any) -> Any:
+    """The records of a file, by its number as a tensor, without those that are left out."""
+    tf = tensorflow()
+    positions = tf.constant([p for row in shards.left_out for p in row], tf.int64)
+    ends = tf.constant(starts([len(row) for row in shards.left_out]))
+    left_out = positions[ends[file] : ends[file + 1]]
+    examples = records.enumerate().filter(lambda n, record: tf.reduce_all(left_out != n))
+    return examples.map(lambda n, record: record)
+
+
+def train_stream(shards: Shards, order: Order, streams: range, start_step: int) -> Any:
+    """Endless tf.data of (block, id, row, seeds int32[3]), `order.rows` from each stream in turn.
+
+    The serialized example is row `row` of the string tensor `block`. The decoder copies it out of
+    the block when it needs it.
+    """
+    tf = tensorflow()
+    position = start_step * order.rows
+    buffer_size = READ_BUFFER if order.interleaved == 1 else _TURN_BUFFER
+    segment, seed = tf.TensorSpec([None, 4], tf.int64), tf.TensorSpec([None, 3], tf.int32)
+    index = tf.TensorSpec([None], tf.int64)
+
+    def epoch(segments: Any, slots: Any) -> Any:
+        files = [
+            read_records(shards, tf.boolean_mask(segments, segments[:, 3] == slot), buffer_size)
+            for slot in range(order.interleaved)
+        ]
+        records = files[0]
+        if len(files) > 1:
+            choices = tf.data.Dataset.from_tensor_slices(slots)
+            records = tf.data.Dataset.choose_from_datasets(files, choices)
+        # Blocks never span two epochs, so each epoch is batched on its own.
+        return records.batch(order.block)
+
+    @tf.autograph.experimental.do_not_convert  # it cannot convert generators, and need not
+    def one(stream: Any) -> Any:
+        epochs = tf.data.Dataset.from_generator(
+            lambda stream: order.epochs(int(stream), position),
+            args=(stream,),
+            output_signature=(segment, index),
+        )
+        records = epochs.flat_map(epoch)
+        plan = tf.data.Dataset.from_generator(
+            lambda stream: (block[1:] for block in order.blocks(int(stream), position)),
+            args=(stream,),
+            output_signature=(index, index, seed),
+        )
+
+        def examples(block: Any, plan: Any) -> Any:
+            rows, ids, seeds = map(tf.data.Dataset.from_tensor_slices, plan)
+            repeated = tf.data.Dataset.from_tensors(block).repeat()
+            return tf.data.Dataset.zip((repeated, ids, rows, seeds))
+
+        # The next block is read while this one is used.
+        return tf.data.Dataset.zip((records, plan)).prefetch(1).flat_map(examples)
+
+    dataset = tf.data.Dataset.range(streams.start, streams.stop)
+    return dataset.interleave(
+        one,
+        cycle_length=len(streams),
+        block_length=order.rows,
+        num_parallel_calls=len(streams),
+        deterministic=True,
+    )
+
+
+def read_errors() -> tuple[type[Exception], ...]:
+    """The errors of faulty records; UnicodeDecodeError where TensorFlow's message quotes bytes."""
+    return tensorflow().errors.OpError, UnicodeDecodeError
+
+
+def read_fault(error: Exception) -> str:
+    """The fault of a record in one line, from one of `read_errors`."""
+    return "not a tf.train.Example" if isinstance(error, UnicodeDecodeError) else one_line(error)
+
+
+def unreadable(shards: Shards, segments: np.ndarray) -> tuple[int, str] | None:
+    """The first example of `segments` that cannot be read, and why."""
+    count = 0
+    try:
+        for _ in read_records(shards, segments):
+            count += 1
+    except tensorflow().errors.OpError as error:
+        fault = one_line(error)
+        if "expected to contain" in fault:  # by assert_cardinality
+            fault = "its file holds fewer records than when they were counted"
+        return int(numbers(shards.counts, segments)[count]), fault
+    return None

@@ -1,0 +1,155 @@
+"""Finds TensorFlow's checkpoints, formats V1 and V2, and reads a model's arrays from them.
+
+V2 is `PREFIX.index` with `PREFIX.data-00000-of-00001` and so on. V1 is one file `PREFIX`, or
+`PREFIX-00000-of-00008` and so on. Only the arrays of layers are read: optimizer slots, the moving
+averages of weights and counters, which may be much larger, stay on the disk.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import glob
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from common.data.files import matching_paths
+from common.data.shards import tensorflow
+from common.errors import DataError, one_line, some
+
+_MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"  # a V1 checkpoint ends with it, as LevelDB's tables do
+_SUFFIX = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")  # of V1
+_LATEST = re.compile(r'^model_checkpoint_path:\s*"(.*)"\s*$', re.MULTILINE)
+# Layers by the names that TensorFlow gives them; "tower/conv2d_3/kernel/Momentum" is none of them.
+_ARRAY = re.compile(
+    r"(?:.+/)?(conv2d(_\d+)?/kernel|dense(_\d+)?/(kernel|bias)"
+    r"|batch_normalization(_\d+)?/(gamma|beta|moving_mean|moving_variance))"
+)
+_AVERAGE = "/ExponentialMovingAverage"
+
+
+def find(path: str) -> str:
+    """The prefix of the checkpoint that a path means, which is no folder; "" if it is none.
+
+    Args:
+      path: a prefix, or one of a checkpoint's files; local or gs://.
+    """
+    prefix = _SUFFIX.sub("", path)
+    if is_second(prefix):
+        return prefix
+    item = epath.Path(prefix)
+    prefix = str(item.parent / _SHARD.sub("", item.name))
+    return prefix if is_first(prefix) else ""
+
+
+def newest(folder: epath.Path, names: Collection[str]) -> str:
+    """The prefix of the checkpoint in a folder of these files; "" if there is none.
+
+    Of several the file `checkpoint` names the one to take, which TensorFlow writes there.
+
+    Raises:
+      DataError: it names none of them, or is missing.
+    """
+    bare = {_SUFFIX.sub("", name) for name in names if _SUFFIX.search(name)}
+    shards = {_SHARD.sub("", name) for name in names}
+    prefixes = {p for p in bare if f"{p}.index" in names or p in names or p in shards}
+    state = folder / "checkpoint"
+    if state.name in names and (latest := _LATEST.search(state.read_text())):
+        name = latest[1].rpartition("/")[2]  # the folder may have moved
+        if name not in prefixes:
+            raise DataError(f"{folder} lacks {name}, the checkpoint that {state} names")
+        return str(folder / name)
+    if len(prefixes) > 1:
+        raise DataError(f"{folder} has the checkpoints {some(sorted(prefixes))}: name one of them")
+    return str(folder / prefixes.pop()) if prefixes else ""
+
+
+def is_first(prefix: str) -> bool:
+    """Whether a prefix is that of a checkpoint of format V1."""
+    item = epath.Path(prefix)
+    if not item.exists():
+        return bool(matching_paths(f"{prefix}-?????-of-?????", prefix))
+    if (size := item.stat().length) < len(_MAGIC):
+        return False
+    with item.open("rb") as file:
+        file.seek(size - len(_MAGIC))
+        return file.read() == _MAGIC
+
+
+def is_second(prefix: str) -> bool:
+    """Whether a prefix is that of a checkpoint of format V2."""
+    return epath.Path(f"{prefix}.index").exists()
+
+
+def read(prefix: str, most_bytes: int) -> tuple[dict[str, np.ndarray], str, str]:
+    """Reads the arrays of the layers in a checkpoint that `find` returned.
+
+    Returns:
+      (arrays by their names in the checkpoint; their SHA-256 in hexadecimal digits; a remark, or
+      ""). The digest covers names, dtypes, shapes and values.
+
+    Raises:
+      DataError: the checkpoint is damaged, has no arrays of layers, or more than `most_bytes`.
+    """
+    reader, shapes, dtypes = _opened(prefix)
+    names = sorted(name for name in shapes if _ARRAY.fullmatch(name))
+    if not names:
+        raise DataError(
+            f"{prefix} has none of the layers conv2d, batch_normalization and dense: its arrays "
+            f"are {listed(prefix)}"
+        )
+    if odd := [name for name in names if not dtypes[name].is_floating]:
+        raise DataError(f"{prefix}: {odd[0]} has the dtype {dtypes[odd[0]].name}: it is no weight")
+    size = sum(int(np.prod(shapes[name])) * dtypes[name].size for name in names)
+    if size > most_bytes:
+        raise DataError(f"{prefix} has {size:,} bytes of layers: more than {most_bytes:,}")
+    arrays, digest = {}, hashlib.sha256()
+    for name in names:
+        array = arrays[name] = _array(reader, prefix, name)
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    has_averages = any(name + _AVERAGE in shapes for name in names)
+    remark = f"{prefix} also has moving averages of its weights, which are not taken"
+    return arrays, digest.hexdigest(), remark if has_averages else ""
+
+
+def listed(prefix: str) -> str:
+    """Names of arrays of a checkpoint in words, without counters; DataError if it is damaged."""
+    return some(sorted(name for name, shape in _opened(prefix)[1].items() if shape))
+
+
+def _opened(prefix: str) -> tuple[Any, dict[str, list[int]], dict[str, Any]]:
+    """TensorFlow's reader of a checkpoint, and the shapes and dtypes of its arrays by name."""
+    try:
+        reader: Any = tensorflow().train.load_checkpoint(_plain(prefix))
+        return reader, reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    except Exception as error:  # TensorFlow's own classes, RuntimeError and others
+        raise DataError(f"{prefix} is damaged: {one_line(error)}") from error
+
+
+@functools.cache
+def _plain(prefix: str) -> str:
+    """The prefix of links to the files, because TensorFlow takes a prefix for a pattern."""
+    if "://" in prefix or not glob.has_magic(prefix):
+        return prefix
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for path in matching_paths(f"{prefix}*", prefix):
+        os.symlink(os.path.abspath(path), f"{folder}/model{path.removeprefix(prefix)}")
+    return f"{folder}/model"
+
+
+def _array(reader: Any, prefix: str, name: str) -> np.ndarray:
+    try:
+        return np.atleast_1d(reader.get_tensor(name))
+    except Exception as error:  # a missing, short or changed file of values
+        raise DataError(f"{prefix} is damaged: {name}: {one_line(error)}") from error

@@ -1,0 +1,308 @@
+"""Converts any image file into the RGB JPEG of a record, after a look at its header.
+
+Pillow takes any time for the header of a hostile file: it reads headers with Python code, byte by
+byte where markers are missing, and copies the EXIF data or the comment so far for each further part
+of it: 16 MB took 100 s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from common import limits
+from common.data.shards import tensorflow
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+_JPEG = ("JPEG", "MPO")  # the latter is some cameras' JPEG, with more pictures behind it
+_ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
+_DEPTHS = (8, 10, 12, 14, 16)  # bits that sensors have, in files of 16 or 32 bits per channel
+_BITS_PER_SAMPLE, _MAX_SAMPLE_VALUE = 258, 281  # tags of a TIFF
+_MARKER = re.compile(rb"\xff([^\x00\xff])")  # of a JPEG; fill bytes may stand before it
+_BARE = {0x01, *range(0xD0, 0xDA)}  # markers without a length
+_SCAN, _APP1 = 0xDA, 0xE1  # the first begins the pixels, the second may have EXIF data
+_SEGMENTS = 2_048  # of a JPEG's header; cameras write 10 to 100, with depth maps some hundreds
+_JUNK_BYTES = 64 << 10  # between segments; the standard allows fill bytes, which nobody writes
+EXIF_BYTES = 128 << 10  # the standard allows 64 KiB; damaged editors write it twice
+_SCANS = 500  # of a progressive JPEG, as in libjpeg-turbo's own tests; usual are 10
+_READS, _READ_BYTES = 50_000, 512  # reads, and one more for so many bytes; a chunk of a PNG takes 3
+_COPIES = 4  # of the file that Pillow may read before the pixels, and 1 MiB; usual is 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Jpeg:
+    """An image as a record stores it.
+
+    Attributes:
+        encoded: a JPEG.
+        height: in pixels.
+        width: in pixels.
+        change: why the image was re-encoded; '' if it was not.
+    """
+
+    encoded: bytes
+    height: int
+    width: int
+    change: str
+
+
+def quiet() -> None:
+    """Silences Pillow's warnings; the callers report each file that they cannot use."""
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+def looks_like_image(head: bytes) -> bool:
+    """Whether the first 16 bytes of a file belong to one of the FORMATS."""
+    starts = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"GIF87a", b"GIF89a")
+    starts += (b"II*\0", b"MM\0*")
+    return head.startswith(starts) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
+
+
+def to_jpeg(data: bytes, rotate: bool, quality: int, grey: bool = True, max_side: int = 0) -> Jpeg:
+    """As `convert`, and decodes every image once as a check.
+
+    Raises:
+        BadImage: the image cannot be decoded.
+    """
+    jpeg = convert(data, rotate, quality, grey, max_side)
+    if not jpeg.change:
+        decode(data)
+    return jpeg
+
+
+def convert(data: bytes, rotate: bool, quality: int, grey: bool = True, max_side: int = 0) -> Jpeg:
+    """Converts an image file to an RGB or grey JPEG.
+
+    A file that is such a JPEG already is kept byte for byte, and not decoded. Other files are
+    re-encoded: the first picture of several, transparency over white, more than 8 bits per channel
+    scaled to 8, see `_scaled`.
+
+    Args:
+        data: the content of the file.
+        rotate: whether to turn the pixels by the EXIF orientation; else it is ignored.
+        quality: of re-encoded JPEGs, 1 to 100.
+        grey: whether a grey JPEG may stay grey.
+        max_side: a longer short side is shrunk to this number of pixels; 0 shrinks nothing.
+
+    Raises:
+        BadImage: the image cannot be decoded.
+    """
+    with _opened(data) as image:
+        change = _change(image, rotate, ("RGB", "L") if grey else ("RGB",))
+        shrinks = 0 < max_side < min(image.size)
+        if shrinks:
+            change = change or "short side above --max_side"
+        if not change:
+            return Jpeg(data, image.height, image.width, "")
+        if image.format in _JPEG:  # else Pillow may copy the rest of the file for each block
+            image.decodermaxblock = len(data)
+        is_deep = image.mode in ("RGB", "RGBA") and ";16" in str(image.tile[:1])
+        image.load()
+        check_exif(image.info)
+        depth, remark = _declared_bits(image, data), ""
+        if is_deep and np.asarray(image)[..., :3].max() < 64:
+            image, remark = _deep_colours(image, data, depth)
+        upright = ImageOps.exif_transpose(image) if rotate else image
+        if upright.mode[0] in "IF":  # grey values that Pillow clips above 255
+            pixels, remark = _scaled(np.asarray(upright), depth)
+            upright = Image.fromarray(pixels)
+        rgb, change = to_rgb(upright), change + remark
+        if shrinks:
+            share = max_side / min(rgb.size)
+            width, height = (round(side * share) for side in rgb.size)
+            rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
+        out = io.BytesIO()
+        rgb.save(out, "JPEG", quality=quality)
+        return Jpeg(out.getvalue(), rgb.height, rgb.width, change)
+
+
+def sizes(data: bytes) -> list[tuple[int, int]]:
+    """(height, width) of an image as it is stored and, if EXIF turns it, as it is seen.
+
+    It reads the header. EXIF data behind the pixels of a PNG are not found. Pillow turns each TIFF.
+
+    Raises:
+        BadImage: the image cannot be opened.
+    """
+    with _opened(data) as image:
+        check_exif(image.info)
+        size = image.height, image.width
+        orientation = 1 if image.format == "TIFF" else _orientation(image)
+        seen = size[::-1] if orientation in range(5, 9) else size
+        return [size, seen] if orientation in range(2, 9) else [size]
+
+
+@contextlib.contextmanager
+def _opened(data: bytes) -> Iterator[Any]:
+    """Opens an image file whose header can be read quickly; all its faults become BadImage."""
+    try:
+        if data.startswith(b"\xff\xd8"):
+            check_jpeg(data)
+        file = ImageFile(data)
+        with Image.open(file, formats=FORMATS) as image:
+            file.opened()
+            yield image
+    except BadImage:
+        raise
+    except Exception as error:  # Pillow's decoders raise anything on damaged files
+        if isinstance(error, UnidentifiedImageError):
+            raise BadImage("not an image that can be read") from error
+        if isinstance(error, Image.DecompressionBombError):
+            raise BadImage(limits.too_large(error)) from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadImage(f"damaged or cut short: {reason[:200]}") from error
+
+
+def decode(data: bytes) -> Any:
+    """Decodes a JPEG, PNG, BMP or GIF to uint8[H, W, 3] with the decoder of the training.
+
+    Raises:
+        BadImage: the image cannot be decoded.
+    """
+    tf = tensorflow()
+    try:
+        return tf.io.decode_image(data, channels=3, expand_animations=False)
+    except tf.errors.OpError as error:
+        raise BadImage("damaged or cut short: it cannot be decoded") from error
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Converts a Pillow image of 8 bits per channel to mode RGB."""
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        white = Image.new("RGBA", layer.size, "white")
+        return Image.alpha_composite(white, layer).convert("RGB")
+    return image.convert("RGB")
+
+
+def _declared_bits(image: Any, data: bytes) -> int:
+    """The bits of a sample that a file of 16 bits per sample declares; 0 if it does not."""
+    if image.format == "PNG":  # the chunk sBIT, which stands before the pixels
+        begin = data.find(b"sBIT", 0, data.find(b"IDAT")) + 4
+        return data[begin] if begin > 3 else 0
+    if image.format == "TIFF":
+        if most := image.tag_v2.get(_MAX_SAMPLE_VALUE):
+            return int(np.max(most)).bit_length()
+        bits = int(np.max(image.tag_v2.get(_BITS_PER_SAMPLE, 0)))
+        return bits if bits < 16 else 0
+    return 0
+
+
+def _deep_colours(image: Any, data: bytes, depth: int) -> tuple[Any, str]:
+    """A dark picture of 16 bits per colour as `_scaled` gives it; Pillow keeps the upper 8 only."""
+    if image.format != "PNG":
+        raise BadImage("16 bits per channel, of which few are used: save it as an 8-bit PNG")
+    values = tensorflow().io.decode_png(data, dtype=tensorflow().uint16).numpy()
+    grey = values.shape[2] < 3
+    colours, remark = _scaled(values[..., : 1 if grey else 3], depth)
+    channels = [colours] * (3 if grey else 1)
+    if values.shape[2] in (2, 4):  # transparency
+        channels.append(_scaled(values[..., -1:], depth)[0])
+    result = Image.fromarray(np.concatenate(channels, 2))
+    result.info = image.info  # with the orientation
+    return result, remark
+
+
+def _scaled(values: np.ndarray, declared: int) -> tuple[np.ndarray, str]:
+    """(uint8 values, a remark) of values of any type and depth.
+
+    The depth is that which the file declares, else the smallest of `_DEPTHS` that holds the values;
+    16 if all are multiples of 257, as 8 bits in 16 are. Values from 0 to 1 that are no integers are
+    shares.
+    """
+    low, high = values.min(), values.max()
+    if not (low >= 0 and high <= 65535):  # NaN is neither
+        raise BadImage(f"pixels from {low:,} to {high:,}: save it with 8 or 16 bits per channel")
+    if values.dtype.kind == "f" and high <= 1:
+        return np.rint(255 * values).astype(np.uint8), ""
+    values = np.rint(values).astype(np.int64)
+    depth, remark = declared, ""
+    if not (values % 257).any():
+        depth = 16
+    elif not 0 < declared <= 16 or high >= 1 << declared:
+        depth = next(bits for bits in _DEPTHS if high < 1 << bits)
+        if depth < 16:
+            remark = f"; values to {high:,.0f} taken for {depth} bits"
+    most = (1 << depth) - 1
+    return ((255 * values + most // 2) // most).astype(np.uint8), remark
+
+
+def _change(image: Image.Image, rotate: bool, modes: tuple[str, ...]) -> str:
+    if image.format not in _JPEG:
+        return f"{image.format}, not JPEG"
+    if image.mode not in modes:
+        return "grey" if image.mode == "L" else f"{image.mode} colours"
+    if rotate and _orientation(image) in range(2, 9):
+        return "EXIF rotation"
+    return ""
+
+
+def _orientation(image: Image.Image) -> Any:
+    try:
+        return Image.Image.getexif(image).get(_ORIENTATION, 1)  # a PNG's own decodes it
+    except Exception:  # damaged EXIF data around a whole picture
+        return 1
+
+
+class BadImage(ValueError):
+    """The file is no image, or it is damaged; the message has the reason without the name."""
+
+
+class ImageFile(io.BytesIO):
+    """An image file in memory that raises BadImage if Pillow reads it in too many parts."""
+
+    def __init__(self, data: bytes):
+        super().__init__(data)
+        self._reads = _READS + len(data) // _READ_BYTES
+        self._left = _COPIES * len(data) + (1 << 20)  # bytes
+
+    def opened(self) -> None:
+        """From now on bytes may be read again: strips of a TIFF are, 64 KiB for each."""
+        self._left = 1 << 62
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self._reads -= 1
+        self._left -= len(data)
+        if min(self._reads, self._left) < 0:
+            raise BadImage("damaged: it has too many parts, or lists the same part too often")
+        return data
+
+
+def check_jpeg(data: bytes) -> None:
+    """Raises BadImage if the header of a JPEG has more parts than Pillow reads quickly."""
+    if data.count(b"\xff\xda") > _SCANS:
+        raise BadImage(f"damaged: more than {_SCANS:,} scans")
+    position, junk, exif = 2, 0, 0
+    for _ in range(_SEGMENTS):
+        end = min(position + _JUNK_BYTES + 2, len(data))
+        match = _MARKER.search(data, position, end)
+        junk += (match.start() if match else end) - position
+        if junk > _JUNK_BYTES:
+            raise BadImage(f"damaged: more than {_JUNK_BYTES:,} bytes between parts of its header")
+        if match is None or match[1][0] == _SCAN:
+            return
+        position = match.end()
+        if match[1][0] not in _BARE:
+            size = int.from_bytes(data[position : position + 2], "big")
+            if match[1][0] == _APP1 and data[position + 2 : position + 6] == b"Exif":
+                exif += size
+            position += size
+        if exif > EXIF_BYTES:
+            raise BadImage(f"damaged: more than {EXIF_BYTES:,} bytes of EXIF data")
+    raise BadImage(f"damaged: its header has more than {_SEGMENTS:,} parts")
+
+
+def check_exif(info: Mapping[Any, Any]) -> None:
+    """Raises BadImage if Pillow's `info` of an image has more EXIF data than it reads quickly."""
+    for key in ("exif", "Raw profile type exif"):
+        if len(info.get(key, b"")) > EXIF_BYTES:
+            raise BadImage(f"damaged: more than {EXIF_BYTES:,} bytes of EXIF data")

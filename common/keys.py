@@ -1,0 +1,143 @@
+"""Reads config keys into frozen dataclasses, and checks the kind and the range of each value.
+
+A dataclass lists keys as fields. The type of a field says what its value must be:
+
+    optimizer: Literal["adam", "lars", "sgd"]     one of these
+    momentum: Annotated[float, "[0, 1)"]          a number from 0 to less than 1
+    learning_rate_decay_epochs: Sequence[NotNegative]     a tuple of such numbers
+    eval_lengths: Annotated[Sequence[int], "[1, 100] rising"]     1 to 100 of them, which rise
+    steps_per_eval: int | str                     a duration, which `engine.cadence` reads
+
+A number without a range must still be finite, and a tuple has at most 1,000 entries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import types
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from common.errors import ConfigError, visible
+
+T = TypeVar("T")
+
+Positive = Annotated[float, "(0, 1e6]"]  # far below the largest number of float32
+NotNegative = Annotated[float, "[0, 1e6]"]
+Share = Annotated[float, "[0, 1]"]
+Decay = Annotated[float, "[0, 1)"]
+Count = Annotated[int, "[0, 1e12]"]  # of examples
+BatchSize = Annotated[int, "[1, 1e8]"]
+Seed = Annotated[int, "[0, 4294967295]"]
+
+_NAMES = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
+
+
+def read_config(settings: type[T], config: Any, prefix: str = "config.") -> T:
+    """Makes a frozen dataclass from the config's keys of the same names.
+
+    A field whose type is itself such a dataclass is read the same way, from the nested config of
+    its name or else from the same keys. A key whose field has a default may be missing: old recipes
+    and the configs of old checkpoints lack keys that came later.
+
+    Raises:
+      ConfigError: the recipe lacks a key, or a value is not of its kind or range.
+    """
+    hints = get_type_hints(settings, include_extras=True)
+    values = {}
+    for field in dataclasses.fields(settings):  # type: ignore[arg-type] (T is a dataclass)
+        kind, name = hints[field.name], field.name
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            nested = name in config and hasattr(config[name], "items")
+            inside = (config[name], f"{prefix}{name}.") if nested else (config, prefix)
+            values[name] = read_config(kind, *inside)
+        elif name in config:
+            values[name] = check(f"{prefix}{name}", config[name], kind)
+        elif field.default is dataclasses.MISSING:
+            raise ConfigError(
+                f"the recipe has no {prefix}{name}; configs/_loop.py shows the keys of the loop, "
+                "configs/resnet50.py those of a benchmark"
+            )
+    return settings(**values)
+
+
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """{"mlperf.format": value, ...} of nested dictionaries or a `ConfigDict`."""
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        values |= flat(value, f"{name}.") if hasattr(value, "items") else {name: value}
+    return values
+
+
+def check(name: str, value: Any, kind: Any) -> Any:
+    """Returns a value if it is of a kind such as `int` or `Annotated[float, "[0, 1)"]`.
+
+    Raises:
+      ConfigError: it is not; the message names the key, the value and what is accepted.
+    """
+    kind, interval = get_args(kind) if get_origin(kind) is Annotated else (kind, "")
+    if get_origin(kind) in (Sequence, tuple):
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise _refusal(name, value, "a list such as (30, 60)")
+        least, most = re.findall("[0-9]+", interval or "[0, 1000]")
+        if not int(least) <= len(value) <= int(most):
+            raise _refusal(name, value, f"a list of {least} to {most} entries")
+        entries = tuple(_check_entry(name, value, entry, get_args(kind)[0]) for entry in value)
+        if "rising" in interval and list(entries) != sorted(set(entries)):
+            raise _refusal(name, value, "a list that rises, such as (30, 60)")
+        return entries
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise _refusal(name, value, f"one of {', '.join(map(repr, get_args(kind)))}")
+        return value
+    if get_origin(kind) in (Union, types.UnionType):
+        kinds = {_plain(each): each for each in get_args(kind)}
+        own = [each for plain, each in kinds.items() if _is_of(value, plain)]
+        if not own:
+            raise _refusal(name, value, " or ".join(_NAMES[plain] for plain in kinds))
+        return check(name, value, own[0])
+    if not _is_of(value, kind):
+        raise _refusal(name, value, _NAMES[kind])
+    if isinstance(value, str) and value != visible(value):
+        raise _refusal(name, value, "text in UTF-8 without control characters")
+    if not isinstance(value, bool | str):
+        _check_range(name, value, interval or "(-inf, inf)")
+    return value
+
+
+def _check_entry(name: str, entries: Any, entry: Any, kind: Any) -> Any:
+    try:
+        return check(name, entry, kind)
+    except ConfigError as error:
+        accepted = str(error).rpartition(": must be ")[2]
+        raise _refusal(name, entries, f"a list in which each entry is {accepted}") from error
+
+
+def _plain(kind: Any) -> Any:
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
+def _is_of(value: Any, kind: type) -> bool:
+    if isinstance(value, bool):  # to Python, True is 1
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)
+
+
+def _check_range(name: str, value: float, interval: str) -> None:
+    least, most = interval[1:-1].split(", ")
+    if value != value or (abs(value) == math.inf and "inf" in interval):
+        raise _refusal(name, value, "a finite number")
+    if 0 < abs(value) < 1e-30:  # 0 in float32, or nearly
+        raise _refusal(name, value, "at least 1e-30")
+    if value < float(least) or (value == float(least) and interval[0] == "("):
+        raise _refusal(name, value, f"{'at least' if interval[0] == '[' else 'more than'} {least}")
+    if value > float(most) or (value == float(most) and interval[-1] == ")"):
+        raise _refusal(name, value, f"{'at most' if interval[-1] == ']' else 'less than'} {most}")
+
+
+def _refusal(name: str, value: Any, accepted: str) -> ConfigError:
+    shown = " ".join(repr(value).split())  # some reprs have several lines
+    return ConfigError(f"{name}={shown[:100]}: must be {accepted}")

@@ -1,0 +1,89 @@
+"""Arguments that several preparations have, and the command that trains on their result."""
+
+import argparse
+import math
+import os
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from common import console, pools
+
+FEW = 20_000  # training images: fewer are fine-tuned
+
+
+def add_out(parser: console.Parser) -> None:
+    """Adds --out."""
+    about = "folder for the records, local or gs://bucket/folder"
+    parser.add_argument("--out", required=True, type=console.path, help=about)
+
+
+def parse_out(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a preparation that has --out and no other."""
+    add_out(parser)
+    return parser.parse_args(argv)
+
+
+def add_for_images(parser: console.Parser, shards: dict[str, str], quality: str) -> None:
+    """Adds the arguments of preparations of images.
+
+    Args:
+        parser: gets the arguments.
+        shards: for each argument with a number of files, the usual number in words.
+        quality: of re-encoded JPEGs, unless --quality says another, in words.
+    """
+    add = parser.add_argument
+    add_out(parser)
+    add("--seed", type=console.whole(0), default=0, help="of the order and the splits (0)")
+    for flag, usual in shards.items():
+        add(f"--{flag}", type=console.whole(1, console.MOST_SHARDS), metavar="N", help=usual)
+    add("--quality", type=console.whole(1, 100), help=f"of re-encoded JPEGs ({quality})")
+    threads = "threads (one per core; 8 each if the input is gs://)"
+    add("--workers", type=console.whole(1, console.MOST_WORKERS), help=threads)
+    add("--overwrite", action="store_true", help="delete other records in --out first")
+
+
+def check_images(parser: console.Parser, args: argparse.Namespace, flags: Sequence[str]) -> None:
+    """Refuses an output inside of an input, and chooses the number of threads.
+
+    Args:
+        parser: reports the mistake.
+        args: the arguments; `workers` is filled in.
+        flags: the arguments with paths of images, which may be None.
+    """
+    inputs = {flag: getattr(args, flag) for flag in flags if getattr(args, flag)}
+    for flag, path in inputs.items():
+        if f"{args.out.rstrip('/')}/".startswith(f"{path.rstrip('/')}/"):
+            parser.error(f"--out must not be in --{flag}: {args.out}")
+    args.workers = args.workers or pools.threads(*inputs.values())
+
+
+def fitted(examples: int, largest: int, epochs: int, least: int) -> dict[str, Any]:
+    """The keys of the config with the batch and the schedule that fit a small set.
+
+    The batch is a power of two, about an eighth of the set: at least 8, which divides among the
+    devices of most machines, at most `largest`, and no more than the set has. The steps are
+    `epochs` epochs, but no fewer than `least`; a tenth of them are the warm-up.
+    """
+    eighth, whole = ((n or 1).bit_length() - 1 for n in (examples // 8, examples))
+    batch = min(largest, 1 << min(max(3, eighth), whole))
+    steps = max(least, math.ceil(epochs * examples / batch))
+    values = dict.fromkeys(("train_batch_size", "eval_batch_size"), batch)
+    tenths = ("warmup_steps", "steps_per_eval", "steps_per_checkpoint")
+    return {**values, "train_steps": steps, **dict.fromkeys(tenths, steps // 10)}
+
+
+def keys(**values: Any) -> list[str]:
+    """Keys of the config as they are typed."""
+    return [f"--config.{key}={shlex.quote(str(value))}" for key, value in values.items()]
+
+
+def train_command(recipe: str, out: str, *flags: str) -> str:
+    """The command that trains a recipe on the records in a folder."""
+    words = [
+        f"python main.py --config=configs/{recipe}.py",
+        f"--config.data_dir={shlex.quote(out)}",
+        *flags,
+        f"--workdir={shlex.quote('runs/' + (os.path.basename(out.rstrip('/')) or 'own'))}",
+    ]
+    return " ".join(words)

@@ -1,0 +1,182 @@
+"""Writes scikit-learn's handwritten digits in the ImageNet TFRecord schema: the quickstart's data.
+
+    python -m scripts.prepare digits --out data/digits
+    python -m scripts.prepare digits --out data/digits_5-9 --digits=5-9 --per_class=20
+
+1,797 grey images, 8x8 in 17 shades, become RGB JPEGs of 32x32: 1,437 for training in 8 shards, 360
+for validation in 2, with the same share of each digit in both. The images come with scikit-learn,
+so the program needs no network. It does not write to a folder that already holds all of them.
+--digits takes some of the digits, which become the first labels, and --per_class the first training
+images of each: a small task for fine-tuning.
+"""
+
+import argparse
+import io
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from PIL import Image
+
+from common import console
+from common.data import records
+from common.data.shards import tensorflow
+from common.errors import UserError
+from common.preparation import arguments, schema
+
+SEED = 0
+SIZE = 32  # pixels, height and width
+SHARDS = {"train": 8, "validation": 2}
+NUM_VALIDATION = 360
+_USUAL_BATCH = 64  # of configs/digits.py
+_FIX = "choose another --out, or empty the folder"
+
+
+def jpeg(digit: np.ndarray) -> bytes:
+    """Encodes a digit f64[8, 8] of 0..16 as a JPEG of 32x32 with 3 equal channels."""
+    grey = Image.fromarray(np.round(digit * (255 / 16)).astype(np.uint8))
+    smooth = grey.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
+    out = io.BytesIO()
+    smooth.convert("RGB").save(out, "JPEG", quality=95)
+    return out.getvalue()
+
+
+def load() -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Returns images f64[n, 8, 8] of 0..16, their digits int64[n], and the rows of each split."""
+    try:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+    except ImportError:
+        text = "scikit-learn is not installed; 'bash scripts/setup.sh dev' installs it"
+        raise UserError(text) from None
+    images, digits = load_digits(return_X_y=True)
+    images, digits = np.asarray(images).reshape(-1, 8, 8), np.asarray(digits)
+    train, validation = train_test_split(
+        np.arange(len(images)), test_size=NUM_VALIDATION, stratify=digits, random_state=SEED
+    )
+    return images, digits, {"train": np.asarray(train), "validation": np.asarray(validation)}
+
+
+def examples(chosen: range = range(10), per_class: int = 0) -> dict[str, list[bytes]]:
+    """Returns both shuffled splits: {'train': 1,437 serialized examples, 'validation': 360}.
+
+    Args:
+        chosen: these digits only; the first of them has the label 1.
+        per_class: so many training images of each, in the order of the complete split; 0 all.
+    """
+    images, digits, rows = load()
+    chosen_rows = {
+        split: numbers[np.isin(digits[numbers], chosen)] for split, numbers in rows.items()
+    }
+    if per_class:
+        train = chosen_rows["train"]
+        first = [train[digits[train] == digit][:per_class] for digit in chosen]
+        chosen_rows["train"] = train[np.isin(train, np.concatenate(first))]
+
+    def serialize(i: int) -> bytes:
+        digit = int(digits[i])
+        name, label = f"digit_{digit}_{i:04d}.JPEG", digit - chosen.start + 1
+        return schema.example(jpeg(images[i]), label, f"digit_{digit}", name, (SIZE, SIZE))
+
+    return {split: [serialize(i) for i in chosen_rows[split]] for split in ("train", "validation")}
+
+
+def is_complete(path: str, expected: list[bytes]) -> bool:
+    """Whether the shard at a path holds the expected examples; False if it is damaged.
+
+    The pixels are not compared, because other JPEG libraries round differently.
+
+    Raises:
+        UserError: the shard holds other images than digits, which must not be replaced.
+    """
+    facts = []
+    try:
+        for example in records.read_shard(path):
+            facts.append(_facts(example))
+            names = facts[-1].get("image/filename")
+            if not names or not names[0].startswith(b"digit_"):
+                raise UserError(f"{path} holds other images; {_FIX}")
+    except tensorflow().errors.DataLossError:
+        return False
+    return facts == [_facts(example) for example in expected]
+
+
+def _facts(serialized: bytes) -> dict[str, list[Any]]:
+    """The values of an example by their keys; of its image, only whether it has bytes."""
+    try:
+        feature = tensorflow().train.Example.FromString(serialized).features.feature
+    except DecodeError:
+        return {}
+    kinds = {key: value.WhichOneof("kind") for key, value in feature.items()}
+    facts = {key: list(getattr(feature[key], kind).value) for key, kind in kinds.items() if kind}
+    return {**facts, "image/encoded": list(map(bool, facts.get("image/encoded", [])))}
+
+
+def make(out: str, splits: dict[str, list[bytes]]) -> bool:
+    """Writes the `examples` that are missing or damaged; returns whether it wrote any.
+
+    Raises:
+        UserError: the folder holds shards of other images.
+    """
+    present = set(records.existing_shards(out))
+    names = {records.shard_name(s, i, n) for s, n in SHARDS.items() for i in range(n)}
+    if foreign := present - names:
+        path = os.path.join(out, min(foreign))
+        raise UserError(f"{path} is a shard of another data set; {_FIX}")
+    todo = []
+    for split, num_shards in SHARDS.items():
+        runs = records.shard_runs(len(splits[split]), num_shards)
+        names = [records.shard_name(split, i, num_shards) for i in range(num_shards)]
+        complete = [
+            is_complete(os.path.join(out, name), [splits[split][i] for i in run])
+            for name, run in zip(names, runs, strict=True)
+            if name in present
+        ]
+        if len(complete) < num_shards or not all(complete):
+            todo.append(split)
+    for split in todo:
+        records.write_shards(out, split, splits[split], SHARDS[split])
+    return bool(todo)
+
+
+def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """Reads the arguments; exits with status 2 if one is invalid."""
+    arguments.add_out(parser)
+    add_choice(parser)
+    parser.add_argument("--per_class", type=int, default=0, help="training images of each (all)")
+    args = parser.parse_args(argv)
+    if args.per_class and not 2 <= args.per_class <= 100:
+        parser.error(f"argument --per_class: must be from 2 to 100, got {args.per_class}")
+    return args
+
+
+def prepare(args: argparse.Namespace) -> str:
+    """Writes the digits that are missing; returns the last line to print."""
+    print(f"handwritten digits into {args.out}, about 15 s", flush=True)
+    splits = examples(args.digits, args.per_class)
+    state = "wrote" if make(args.out, splits) else "already complete:"
+    train, validation = len(splits["train"]), len(splits["validation"])
+    keys: dict[str, Any] = {"num_label_classes": len(args.digits)}
+    if train < 8 * _USUAL_BATCH:
+        keys |= arguments.fitted(train, _USUAL_BATCH, epochs=15, least=100)
+    return (
+        f"{state} {train:,} train images in {SHARDS['train']} shards, "
+        f"{validation:,} validation images in {SHARDS['validation']}; train on them: "
+        f"{arguments.train_command('digits', args.out, *arguments.keys(**keys))}"
+    )
+
+
+def add_choice(parser: console.Parser) -> None:
+    """Adds --digits, a range."""
+    parser.add_argument("--digits", type=_range, default=range(10), help="such as 5-9 (0-9)")
+
+
+def _range(text: str) -> range:
+    """The digits of "5-9"."""
+    match = re.fullmatch("([0-9])-([0-9])", text)
+    if match is None or match[1] >= match[2]:
+        raise argparse.ArgumentTypeError(f"must be such as 5-9, got {text!r}")
+    return range(int(match[1]), int(match[2]) + 1)

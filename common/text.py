@@ -1,0 +1,81 @@
+"""Text in files: its lines, the sentences of .sgm, names that look alike, and tables as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from common import limits
+from common.errors import DataError, UserError
+
+# Without "<" in the tag and without "<seg" in the text, so that the search never starts again.
+_SGM_SENTENCE = re.compile(rb"<seg\b[^<>]*>((?:[^<]|<(?!/?seg\b))*+)</seg>", re.IGNORECASE)
+
+
+def text_lines(text: str) -> list[str]:
+    r"""The lines of a list of names, stripped; none at its end is empty. "\n" alone ends one."""
+    return [line.strip() for line in text.rstrip().split("\n")] if text.strip() else []
+
+
+def normal_name(name: str) -> str:
+    """A name in the form that equals that of all names that look like it."""
+    return unicodedata.normalize("NFC", name).strip()
+
+
+def is_sgm(path: str) -> bool:
+    """Whether a file is one of WMT's .sgm by its name."""
+    return path.lower().endswith((".sgm", ".sgml"))
+
+
+def sgm_sentences(file: Any, name: str, kind: type[UserError] = DataError) -> Iterator[bytes]:
+    """The sentences of one of WMT's .sgm, each as a line.
+
+    The arguments are those of `limited_lines`.
+
+    Raises:
+      UserError: `kind`, for a file of more than `limits.SGM_BYTES`, or without a <seg>.
+    """
+    if len(data := file.read(limits.SGM_BYTES + 1)) > limits.SGM_BYTES:
+        raise kind(f"{name} has more than {limits.SGM_BYTES:,} bytes: split it")
+    if not _SGM_SENTENCE.search(data):
+        raise kind(f"{name} has no <seg>: plain text needs another name, such as .txt")
+    for match in _SGM_SENTENCE.finditer(data):
+        yield match[1].strip().replace(b"\n", b" ")
+
+
+def limited_lines(file: Any, name: str, kind: type[UserError] = DataError) -> Iterator[bytes]:
+    r"""The lines of a binary file with the "\n" at their ends, which alone ends a line.
+
+    Args:
+      file: has `readline`.
+      name: of the file, for messages.
+      kind: what is raised.
+
+    Raises:
+      UserError: `kind`, for a line of `limits.LINE_BYTES` or `limits.EMPTY_LINES` lines in a row
+        without text.
+    """
+    number = empty = 0
+    while line := file.readline(limits.LINE_BYTES):
+        number += 1
+        if len(line) == limits.LINE_BYTES and not line.endswith(b"\n"):
+            mib = limits.LINE_BYTES / (1 << 20)
+            raise kind(f"{name}, line {number} is longer than {mib:g} MiB: split it")
+        empty = empty + 1 if line.isspace() else 0
+        if empty >= limits.EMPTY_LINES:
+            raise kind(
+                f"{name}: {empty:,} lines in a row, up to line {number:,}, are empty: "
+                "it is no text, or damaged; remove them if they are right"
+            )
+        yield line
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """The lines of rows of cells."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,266 @@
+"""Evaluates a model: predicts every example, scores the predictions, judges the scores.
+
+Every example counts exactly once, whatever the batch size and the number of hosts and devices. The
+devices predict, process 0 scores the rows of all predictions and tells the other processes. A
+`Judge` decides which steps are evaluated and when a run is over; a `PatientJudge` also ends one
+whose scores no longer rise.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from common.errors import ConfigError, DataError
+from engine import mesh as meshes
+from engine import mlperf
+from engine.cluster import preemption, processes, watchdog
+from engine.cluster.watchdog import Background
+from engine.mesh import Feed
+from engine.report.history import History
+from engine.report.writers import Reporter
+from engine.run import Plan, evaluated_weights, is_due
+from engine.start import Run
+from engine.step import TrainState
+
+Scores = dict[str, float]
+
+
+class Evaluation:
+    """One evaluation: its predictions are made, its score may still be computed."""
+
+    def __init__(self, run: Run, step: int, rows: list[dict[str, np.ndarray]], started: float):
+        """Starts to score `rows` on process 0, in a thread; the others have no rows.
+
+        `started` is when the evaluation began, by `time.monotonic`.
+        """
+        self.step, self.rows, self.started = step, rows, started
+        self._run = run
+        self._background: Background[Scores] | None = None
+        if jax.process_index() == 0:
+            self._background = Background(lambda: run.benchmark.score(iter(rows)), "scoring")
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether process 0 has the score; False on the other processes."""
+        return self._background is not None and self._background.is_done
+
+    def scores(self) -> Scores:
+        """Waits for the scores and returns them on every process; all must call it."""
+        with watchdog.during("scoring", self.step):
+            scores = self._background.result() if self._background else None
+            processes.barrier("waiting for host 0 to score")
+            scores = meshes.broadcast(scores)
+        for metric in self._run.metrics:
+            if metric not in scores:
+                name = self._run.settings.benchmark
+                raise DataError(
+                    f"benchmark {name}: score() returned no {metric!r}, which is a target"
+                )
+        return scores
+
+
+def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Iterator[Any]:
+    """Predicts every evaluation example once; yields the rows of each batch, without padding.
+
+    Processes other than 0 yield nothing.
+
+    Raises:
+      DataError: the number of examples is not what the data hold.
+      Preempted: a signal arrived.
+    """
+    shard = jax.process_index(), jax.process_count()
+    benchmark, size = run.benchmark, run.settings.eval_batch_size
+    feed = Feed(benchmark.eval_batches(size, *shard), run.mesh)
+    weights, counted = evaluated_weights(state), 0
+
+    def real_rows(output: dict[str, jax.Array]) -> dict[str, np.ndarray]:
+        nonlocal counted
+        real = np.asarray(output["mask"]) > 0
+        counted += int(real.sum())
+        if shard[0]:
+            return {}
+        return {name: np.asarray(x)[real] for name, x in output.items() if name != "mask"}
+
+    previous = None  # read one batch behind, so that the devices never wait for the host
+    for batch in feed:
+        watchdog.doing("evaluating")
+        if meshes.any_process(preemption.requested()):
+            preemption.raise_stop()
+        output = predict(*weights, batch)
+        if previous is not None:
+            yield real_rows(previous)
+        previous = output
+    if previous is not None:
+        yield real_rows(previous)
+    expected = benchmark.num_examples("eval")
+    if counted != expected:
+        raise DataError(f"evaluation saw {counted:,} examples, the data hold {expected:,}")
+
+
+def begin_evaluation(
+    run: Run, predict: Callable[..., Any], state: TrainState, step: int
+) -> Evaluation:
+    """Predicts every evaluation example and starts to score; errors are those of `predict_all`."""
+    started = time.monotonic()
+    rows = [rows for rows in predict_all(run, predict, state) if rows]
+    return Evaluation(run, step, rows, started)
+
+
+def report_scores(
+    run: Run, reporter: Reporter, step: int, num_examples: int, scores: Scores, seconds: float
+) -> None:
+    """Records the scores of an evaluation; `num_examples` make an epoch."""
+    unit, count = run.benchmark.unit, run.benchmark.num_examples("eval")
+    epoch = step * run.settings.train_batch_size / num_examples
+    row = {"step": step, "epoch": epoch, **scores, "examples": count, "seconds": seconds}
+    headline = run.benchmark.headline(scores)
+    shown = "  ".join(reporter.quantity(name, value, count) for name, value in headline.items())
+    reporter.eval(row, f"EVAL step {step:,}  {shown}  ({count:,} {unit} in {seconds:.1f} s)")
+
+
+class Evaluator:
+    """Evaluates during training; where the benchmark wants it, scores while the devices train."""
+
+    def __init__(
+        self, run: Run, plan: Plan, reporter: Reporter, log: mlperf.Log, predict: Any | None
+    ):
+        """`predict` is the compiled predict step; None in a run that does not evaluate."""
+        self._run, self._plan, self._reporter, self._log = run, plan, reporter, log
+        self._predict = predict
+        self.pending: Evaluation | None = None
+        self.newest = 0  # the newest step that is scored
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the score of the pending evaluation is known to this process."""
+        return self.pending is not None and self.pending.is_ready
+
+    def start(self, step: int, state: TrainState) -> float:
+        """Predicts and starts to score; returns the seconds that the devices could not train."""
+        started = time.monotonic()
+        assert self._predict is not None
+        watchdog.doing("evaluating", step)
+        self._reporter.live(f"step {step:,}: evaluating")
+        self._log.eval_starts(step)
+        self.pending = begin_evaluation(self._run, self._predict, state, step)
+        return time.monotonic() - started
+
+    def finish(self) -> float:
+        """Waits for the pending score and records it; returns the seconds that this took."""
+        started, pending = time.monotonic(), self.pending
+        assert pending is not None
+        scores, self.pending, self.newest = pending.scores(), None, pending.step
+        self._log.eval_ends(pending.step, scores)
+        examples, seconds = self._plan.num_examples, time.monotonic() - pending.started
+        report_scores(self._run, self._reporter, pending.step, examples, scores, seconds)
+        return time.monotonic() - started
+
+
+class Judge:
+    """Decides which steps are evaluated, whether the targets are reached, how the run ended."""
+
+    def __init__(self, run: Run, plan: Plan, reporter: Reporter, evaluating: bool):
+        self._run, self._plan, self._reporter = run, plan, reporter
+        self.evaluating = evaluating
+
+    def scores(self, step: int) -> Scores:
+        """The scores of a step; {} if it was not evaluated."""
+        return self._reporter.history.scores().get(step, {})
+
+    def is_due(self, step: int) -> bool:
+        """Whether a step is evaluated; the last one always is."""
+        last = step == self._plan.recipe.total_steps
+        return self.evaluating and (is_due(self._plan.eval_every, step) or last)
+
+    def lacks_evaluation(self, step: int, saved: int) -> bool:
+        """Whether a restored step should have been evaluated and was not."""
+        return 0 < step == saved and self.is_due(step) and not self.scores(step)
+
+    def is_over(self, step: int) -> bool:
+        """Whether a step ends the run before its last one, because it has reached all targets.
+
+        A target of 0 is none.
+        """
+        targets = [t for t in self._run.benchmark.targets if t.value > 0]
+        if not (targets and self._run.settings.stop_at_target):
+            return False
+        scores = self.scores(step)
+        return all(scores.get(t.metric, -math.inf) >= t.value for t in targets)
+
+    def is_finished(self, step: int) -> bool:
+        """Whether nothing is left to do for a run that is at `step`."""
+        if self.is_over(step):
+            return True
+        done = step >= self._plan.recipe.total_steps
+        return done and (not self.evaluating or bool(self.scores(step)))
+
+    def result(self, step: int) -> str:
+        """How the run ended, in words."""
+        total, scores = self._plan.recipe.total_steps, self.scores(step)
+        number = self._reporter.number
+        text = f"step {step:,} of {total:,}"
+        if step > total:
+            text = f"step {step:,}, beyond the {total:,} that config.train_steps asks for"
+        for target in self._run.benchmark.targets if scores else ():
+            metric, score = target.metric, scores[target.metric]
+            best = self._reporter.history.best(metric)
+            best = step if best is None else best  # every score may be nan
+            met = "reached" if score >= target.value else "NOT reached"
+            goal = f"; target {number(metric, target.value)} {met}" if target.value > 0 else ""
+            highest = number(metric, self.scores(best)[metric])
+            count = self._run.benchmark.num_examples("eval")
+            shown = self._reporter.quantity(metric, score, count)
+            text += f", {shown} (best {highest} at step {best:,}){goal}"
+        return text
+
+
+def since_best(history: History, metric: str, step: int) -> int:
+    """How many of the evaluations up to a step came after the one with the best `metric`."""
+    steps = [known for known in history.scores() if known <= step]
+    best = history.best(metric, among=steps)
+    return sum(best is None or known > best for known in steps)
+
+
+class PatientJudge(Judge):
+    """A `Judge` that ends the run after `patience` evaluations without a better score."""
+
+    def __init__(self, run: Run, plan: Plan, reporter: Reporter, evaluating: bool, patience: int):
+        """Raises ConfigError if `config.patience` would wait for evaluations that never come."""
+        super().__init__(run, plan, reporter, evaluating)
+        self._patience, first = patience, plan.eval_every.next_after(0)
+        if not run.settings.patience:
+            return
+        if not evaluating:
+            raise ConfigError(
+                f"config.patience={patience} needs evaluations, which --mode=train leaves to "
+                "another process: use --mode=train_and_eval or --config.patience=0"
+            )
+        if first is None or first >= plan.recipe.total_steps:
+            raise ConfigError(
+                f"config.patience={patience} needs evaluations before the last step, but "
+                f"config.steps_per_eval={run.settings.steps_per_eval!r} has none: set it to "
+                "'1 epoch', or --config.patience=0"
+            )
+
+    def is_stuck(self, step: int) -> bool:
+        """Whether as many evaluations up to a step had no better score than before."""
+        if not self.scores(step):
+            return False
+        since = since_best(self._reporter.history, self._run.metrics[0], step)
+        return since >= self._patience
+
+    def is_over(self, step: int) -> bool:
+        return super().is_over(step) or self.is_stuck(step)
+
+    def result(self, step: int) -> str:
+        text = super().result(step)
+        if self.is_stuck(step):
+            name = self._run.metrics[0].replace("_", " ")
+            text += f"; stopped because {self._patience} evaluations brought no better {name}"
+        return text

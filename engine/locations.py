@@ -1,0 +1,141 @@
+"""Where a run's results, data and initial weights are, and which paths can be used.
+
+Flags, config keys or the environment name these places. A path is local, or gs://BUCKET/FOLDER.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+from common import foreign
+from common.errors import ConfigError
+
+_WORKDIR_VARIABLES = ("TPU_MODEL_DIR", "PS_MODEL_PATH", "MLP_GCS_MODEL_DIR")
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys:
+    """The config's keys that name folders, or the variables that name them."""
+
+    data_dir: str
+    data_env: str
+    init_from: str
+    init_env: str
+
+
+def workdir(flag: str | None, say: Callable[[str], None]) -> str:
+    """The folder for results: --workdir, else the environment.
+
+    Args:
+      flag: the value of --workdir.
+      say: prints a line for people; the same in the other functions.
+
+    Raises:
+      ConfigError: neither names a folder, or the folder cannot hold results.
+    """
+    variables = {f"${name}": os.environ.get(name) for name in _WORKDIR_VARIABLES}
+    for name, value in {"--workdir": flag, **variables}.items():
+        if value:
+            say(f"workdir: {value} (from {name})")
+            return check_results_folder(value, name)
+    raise ConfigError("where should results go? Give --workdir=DIR or set TPU_MODEL_DIR")
+
+
+def data_dir(config: Any, say: Callable[[str], None]) -> str:
+    """The folder of the data: the config, else the environment, else the recipe's fallback.
+
+    Raises:
+      ConfigError: none of them names a folder, or the folder cannot be one.
+    """
+    from etils import epath
+
+    if config.data_dir:
+        say(f"data: {config.data_dir} (from --config.data_dir or the recipe)")
+        return check_path(config.data_dir, "--config.data_dir")
+    if folder := os.environ.get(config.data_env):
+        say(f"data: {folder} (from ${config.data_env})")
+        return check_path(folder, f"${config.data_env}")
+    staged = os.environ.get("TPU_MODEL_DIR", "").rstrip("/") + "/input_data"
+    if staged != "/input_data" and epath.Path(staged).exists():
+        say(f"data: {staged} (from $TPU_MODEL_DIR)")
+        return staged
+    fallback = config.get("data_fallback")
+    if not fallback:
+        raise ConfigError(
+            f"where are the data? Give --config.data_dir=DIR or set {config.data_env}"
+        )
+    say(
+        f"data: {fallback}: WARNING: these are random images, accuracy will mean nothing. Set "
+        f"--config.data_dir or ${config.data_env} to train on your own"
+    )
+    return fallback
+
+
+def init_from(config: Any, say: Callable[[str], None]) -> str:
+    """The model whose weights the run begins with: the config, else the environment, else ""."""
+    path, source = config.init_from, "--config.init_from"
+    if not path and (path := os.environ.get(config.init_env, "")):
+        source = f"${config.init_env}"
+        say(f"initial weights: {path} (from {source})")
+    if foreign.is_name(path):
+        return foreign.downloads.fetch(path, source)[0]
+    return check_path(path, source)
+
+
+_PARTS = re.compile(r"(?:(\w[\w+.-]*):)?(/*)(.*)", re.S)  # scheme, slashes, rest
+# TensorStore turns a backslash into a slash, and Orbax reads * ? [] as a pattern: checkpoints
+# would seem complete and hold no arrays, or another folder's. Control characters break lines of
+# logs.
+_UNSAFE = re.compile(r"[\\\[\]*?\x00-\x1f\x7f]")
+
+
+def check_path(path: str, source: str) -> str:
+    """Returns a path as the libraries take it: gs:// unchanged, a local one with "~" expanded.
+
+    Args:
+      path: as a person typed it.
+      source: the flag, config key or variable that it is from, for the message.
+
+    Raises:
+      ConfigError: it has another scheme than gs://, or is gs:/ with one slash.
+    """
+    parts = _PARTS.match(path)
+    assert parts is not None  # every text has these parts
+    scheme, slashes, rest = parts.groups("")
+    if scheme == "gs" and slashes == "//" and rest:
+        return path
+    if scheme == "gs":
+        bucket = rest.strip("/") or "BUCKET/FOLDER"
+        raise ConfigError(f"{source}={path}: a bucket has two slashes: gs://{bucket}")
+    if scheme and slashes.startswith("//"):
+        raise ConfigError(
+            f"{source}={path}: {scheme}:// is not supported; use a local folder or "
+            "gs://BUCKET/FOLDER"
+        )
+    return os.path.expanduser(path)
+
+
+def check_results_folder(path: str, source: str) -> str:
+    """Returns the folder for results as `check` does, a local one as an absolute path.
+
+    Raises:
+      ConfigError: what `check` refuses; or a character that would keep checkpoints from being
+        restored.
+    """
+    folder = check_path(path, source)
+    if is_local := "://" not in folder:
+        folder = os.path.abspath(folder)
+    if unsafe := _UNSAFE.search(folder):
+        raise ConfigError(
+            f"{source}={path}: a folder for results cannot have {unsafe[0]!r} in its path, "
+            "because checkpoints there could not be restored; choose another name"
+        )
+    if is_local and any(part.endswith(":") for part in folder.split("/")):
+        raise ConfigError(
+            f"{source}={path}: a local folder cannot end with ':'; choose another name"
+        )
+    return folder

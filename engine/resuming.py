@@ -1,0 +1,259 @@
+"""Begins a run with a checkpoint: its own, which it continues, or that of another model.
+
+It compares the run with the checkpoint and says what differs. Only runs that have a checkpoint, or
+`config.init_from`, load this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from benchmarks.base import Identity
+from common.errors import CheckpointError, DataError, DeviceError
+from common.keys import flat
+from engine import mesh as meshes
+from engine import step
+from engine.cluster import watchdog
+from engine.optim import Parts
+from engine.report.writers import Reporter
+from engine.run import Plan, Programs
+from engine.step import Recipe, TrainState
+from engine.weights import Adoption, Weights, adopt, load_initial_weights, peek
+
+Manifest = Mapping[str, Any]  # what `start.Run.facts` wrote
+Say = Callable[[str], None]  # writes a line for people
+_GONE = ("sam_radius", "sam_every", "colout", "normalization", "head_init_std")  # former keys
+_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
+
+
+class OtherData(DataError):
+    """The data have other classes, or another vocabulary, than the model knows."""
+
+
+def read_weights(programs: Programs, say: Say, state: TrainState) -> Weights:
+    """Reads the weights of the model that `config.init_from` names, and checks that they suit.
+
+    `state` is the run's initial state, or its shapes.
+
+    Raises:
+      UserError: the weights cannot be read, or too few of the arrays fit.
+      OtherData: the weights were trained on other data, see `check_meaning`.
+    """
+    settings, benchmark = programs.settings, programs.benchmark
+    watchdog.doing(f"reading {settings.init_from}")
+    weights = load_initial_weights(settings.init_from, benchmark.uses.read_foreign)
+    new = Parts("init_without", settings.init_without)
+    adoption = adopt(benchmark.adopt, state.params, state.model_state, weights, new)[2]
+    if not settings.mlperf.format:  # its clock runs before the data are touched
+        _check_origin(programs, say, weights, adoption)
+    return weights
+
+
+def adopt_weights(
+    programs: Programs, say: Say, recipe: Recipe, initial: TrainState, weights: Weights
+) -> TrainState:
+    """Puts another model's weights into an initial state.
+
+    Says how many arrays were taken, and writes the names of all arrays to `init_from.txt`.
+
+    Raises:
+      OtherData: with MLPerf's log, as `read_weights` without it.
+    """
+    settings, benchmark = programs.settings, programs.benchmark
+    arrays = jax.tree.map(np.asarray, (initial.params, initial.model_state))
+    new = Parts("init_without", settings.init_without)
+    params, model_state, adoption = adopt(benchmark.adopt, arrays[0], arrays[1], weights, new)
+    say(f"init_from {weights.source}: {adoption.summary}; all names are in init_from.txt")
+    if jax.process_index() == 0:
+        (epath.Path(settings.workdir) / "init_from.txt").write_text(adoption.listing)
+    if settings.mlperf.format and adoption.is_complete:
+        _check_origin(programs, say, weights, adoption)
+    replicated = meshes.replicated(programs.mesh)
+    place = jax.jit(functools.partial(step.state_of, recipe=recipe), out_shardings=replicated)
+    return place(params, model_state)
+
+
+def _check_origin(programs: Programs, say: Say, weights: Weights, adoption: Adoption) -> None:
+    """Raises OtherData if weights that keep their meaning were trained on other data."""
+    settings, data = programs.settings, programs.benchmark.identity("train")
+    # New classes are learnt by a new classifier; all layers of a translator rest on its vocabulary.
+    new_vocabulary = "vocabulary" in data.meaning and not settings.init_without
+    if adoption.is_complete or new_vocabulary:
+        check_meaning(programs, say, peek(settings.init_from) or {}, weights.source, [data])
+
+
+def check_meaning(
+    programs: Programs, say: Say, then: Manifest, source: str, data: Sequence[Identity]
+) -> list[str]:
+    """Compares the run's classes or vocabulary with those that a checkpoint was trained on.
+
+    Args:
+      programs: the run's.
+      say: writes a line for each value that differs.
+      then: the checkpoint's manifest.
+      source: the checkpoint's folder, for messages.
+      data: the identities of the splits that the run needs.
+
+    Returns:
+      A line for each value that differs, which `config.accept_other_data` accepts.
+
+    Raises:
+      OtherData: a value differs, so that the model's numbers would mean something else.
+    """
+    settings = programs.settings
+    lines = [line for split in data for line in other_meaning(then, split.meaning)]
+    # Other libraries name the classes otherwise: "tench" where the records have "n01440764".
+    accepted = settings.accept_other_data or "imported" in then
+    recipe = "" if settings.origin else "--config=RECIPE "  # a report needs none
+    flag = f"{recipe}--config.accept_other_data=True"
+    return refuse_other_data([*dict.fromkeys(lines)], source, say, "" if accepted else flag)
+
+
+def refuse_other_data(lines: list[str], source: str, say: Say, flag: str) -> list[str]:
+    """Refuses what `other_meaning` returned, or says it where no `flag` is missing; returns it.
+
+    Raises:
+      OtherData: there are lines, and the flag `flag` that accepts them was not given.
+    """
+    if lines and flag:
+        raise OtherData(
+            f"{source} was trained on other data: {'; '.join(lines)}. Its numbers would mean "
+            "something else: give the data that it was trained on, or go on knowingly with " + flag
+        )
+    for line in lines:
+        say(f"NOTE {source} knows other data: {line}")
+    return lines
+
+
+def compare_data(
+    programs: Programs, say: Say, then: Manifest, source: str, data: Sequence[Identity]
+) -> list[str]:
+    """As `check_meaning`; says in a NOTE which files or annotations have changed as well."""
+    lines = check_meaning(programs, say, then, source, data)
+    if "data" not in then:
+        say(f"NOTE {source} was written before checkpoints described their data")
+    known = then.get("data", {})
+    for what, now in {what: now for split in data for what, now in split.content.items()}.items():
+        if known.get(what, now) != now:
+            change = f"{what} before: {known[what]}; now: {now}"
+            say(f"NOTE the data have changed since {source}: {change}")
+    return lines
+
+
+@contextlib.contextmanager
+def explained(programs: Programs, source: str, data: Sequence[Identity]) -> Iterator[None]:
+    """Where the arrays of a checkpoint do not fit, says that its classes or vocabulary differ."""
+    try:
+        yield
+    except CheckpointError:
+        check_meaning(programs, lambda line: None, peek(source) or {}, source, data)
+        raise
+
+
+def other_meaning(then: Manifest, now: Mapping[str, Any]) -> list[str]:
+    """A line for each value of `now` that the manifest `then` has otherwise.
+
+    Of lists, such as the names of classes, the line shows the first entry that differs.
+    """
+    lines = []
+    for key, value in json.loads(json.dumps(now)).items():
+        old, value = (_named(entries) for entries in (then.get(key), value))
+        if not old or not value or old == value:  # older programs and imported models know no names
+            continue
+        if isinstance(old, list) and isinstance(value, list):
+            pairs = [*itertools.zip_longest(old, value)]
+            places = [i for i, (before, after) in enumerate(pairs) if before != after]
+            sizes = "" if len(old) == len(value) else f"; {len(old):,} then, {len(value):,} now"
+            key = f"entry {places[0]} of {key} ({len(places)} differ{sizes})"
+            old, value = pairs[places[0]]
+        shown = [_shown(one) for one in (old, value)]
+        lines.append(f"{key}: {shown[0]} in the checkpoint, {shown[1]} in the data")
+    return lines
+
+
+def _shown(value: Any) -> str:
+    """A value in a message, with 12 digits of a SHA-256."""
+    return "nothing" if value is None else _DIGEST.sub(r"\1...", repr(value))
+
+
+def _named(value: Any) -> Any:
+    """A value of `Identity.meaning`; a list without the empty names at its end."""
+    count = len(value) if isinstance(value, list) else 0
+    while count and value[count - 1] == "":
+        count -= 1
+    return value[:count] if isinstance(value, list) else value
+
+
+def note_changes(
+    programs: Programs, say: Say, then: Manifest, now: Manifest, state: TrainState
+) -> None:
+    """Says in a NOTE which settings have changed; `now` are this run's facts.
+
+    Raises:
+      CheckpointError: the run was trained in a way that is gone.
+    """
+    before = then["config"]
+    for key in ("sam_radius", "colout"):
+        if before.get(key):
+            raise CheckpointError(
+                f"the run was trained with config.{key}={before[key]!r}, which this version lacks: "
+                f"--config.init_from={programs.settings.workdir} and another --workdir begin a run "
+                "with its weights"
+            )
+    then = {**then, "config": {key: x for key, x in before.items() if key not in _GONE}}
+    for key in ("config", "num_train_examples"):
+        for change in changes({key: then[key]}, {key: now[key]}):
+            say(f"NOTE {change}")
+    if note := norm_change(programs, then.get("norm_examples"), state):
+        say(f"NOTE {note}")
+
+
+def changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """A line for each key that differs between two trees of JSON values."""
+    old, new = flat(then), flat(json.loads(json.dumps(now)))
+    return [
+        f"{key} was {old.get(key)!r}, is now {new.get(key)!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+
+
+def norm_change(programs: Programs, then: int | None, state: TrainState) -> str:
+    """How BatchNorm's batches differ from those of `then` examples; "" if they do not."""
+    statistics = [x for x in jax.tree.leaves(state.model_state) if x.dtype != jnp.int32]
+    if then in (None, programs.norm_examples) or not statistics:
+        return ""
+    unit, per_pass = programs.benchmark.unit, programs.examples_per_pass
+    try:
+        meshes.group_size(f"{then}/{per_pass}", programs.mesh.size)
+        remedy = f"--config.bn_span={then}/{per_pass} keeps {then}"
+    except DeviceError as error:
+        remedy = str(error)
+    return (
+        f"BatchNorm averaged over {then} {unit} before and averages over {programs.norm_examples} "
+        f"now, which changes the loss a little: {remedy}"
+    )
+
+
+def fix_metrics(reporter: Reporter, plan: Plan, then: Manifest) -> None:
+    """Says what metrics.jsonl has lost; takes lost scores from the newest checkpoint."""
+    history, newest = reporter.history, then["step"]
+    if history.damage:
+        reporter.say(f"NOTE {history.damage}")
+    last = max((row["step"] for row in history.rows if row["split"] == "train"), default=0)
+    due = plan.log_every.next_after(last)
+    if due is not None and due <= newest:
+        reporter.say(f"NOTE metrics.jsonl lacks the training of steps {due} to {newest}")
+    if count := history.mend(then.get("evaluations", [])):
+        reporter.say(f"NOTE {count} scores that it lacked are from checkpoint {newest}")

@@ -1,0 +1,186 @@
+"""Saves a run, restores it, and refuses to save a step that is not finite."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from benchmarks.base import Identity
+from common.errors import UserError
+from engine import resuming
+from engine.checkpoint import Checkpointer
+from engine.cluster import processes, watchdog
+from engine.cluster.guard import Guard
+from engine.report import starts as run_starts
+from engine.report.writers import Reporter
+from engine.run import Plan
+from engine.start import Run, restore_state
+from engine.step import TrainState, checkpoint_items
+
+# The activities of the loop; a run that hangs without input can still be saved.
+INPUT, STEP = "waiting for input", "training"
+
+
+class Diverged(UserError):
+    """The loss or the gradient is not a finite number."""
+
+
+class Position(NamedTuple):
+    """Where a run is: the steps done, the state after them, the totals of the log interval."""
+
+    step: int
+    state: TrainState
+    totals: Any
+
+
+class Saver:
+    """Saves the run and restores it; refuses to save a step that is not finite."""
+
+    def __init__(
+        self, run: Run, plan: Plan, guard: Guard, reporter: Reporter, splits: Sequence[str]
+    ):
+        self._run, self._plan, self._guard, self.reporter = run, plan, guard, reporter
+        self._splits = splits  # those whose data the run needs
+        self._before: dict[str, Any] = {"data": {}, "accepted_data": []}  # of the newest manifest
+        self.abstract = run.programs.abstract_state(plan.recipe)
+        self.abstract_totals = run.programs.abstract_totals(self.abstract)
+        self.checkpoints = Checkpointer(
+            run.checkpoints_dir,
+            keep=run.settings.keep_checkpoints,
+            best=lambda: reporter.history.best(run.metrics[0]),
+        )
+        self._init_from = ""  # the checkpoint that the run's first weights are from
+        self.starts: list[dict[str, Any]] = []  # of the run up to now, see `engine.report.starts`
+        self.report: Callable[[], Any] = lambda: None  # of the log interval that was closed last
+        self.saved = 0  # the newest step that is in a checkpoint or on its way there
+        self.latest: Position | None = None  # for `rescue`
+
+    @functools.cached_property
+    def _data(self) -> list[Identity]:
+        """What the data are; each asks for the sizes of all files, so it is made once."""
+        return [self._run.benchmark.identity(split) for split in self._splits]
+
+    @functools.cached_property
+    def _facts(self) -> dict[str, Any]:
+        """What the manifest says about the run; made late, because it opens the data."""
+        facts = self._run.facts(self._plan.num_examples, data=self._data)
+        return {**facts, "data": {**self._before["data"], **facts["data"]}}
+
+    def find_newest(self) -> int:
+        """The newest checkpoint's step; 0 if there is none.
+
+        Raises:
+          HostError: the hosts see different checkpoints or data.
+          CheckpointError: the checkpoint is another model's.
+        """
+        newest = max(self.checkpoints.steps(), default=0)
+        view = {"newest checkpoint": newest, "training examples": self._plan.num_examples}
+        view |= {"metrics": len(self.reporter.history.rows)}
+        processes.barrier("comparing what the hosts see", view)
+        then: dict[str, Any] = {}
+        if newest:
+            programs, say = self._run.programs, self._run.say
+            source = f"{self.checkpoints.directory}/{newest}"
+            with resuming.explained(programs, source, self._data):
+                then = self.checkpoints.compare(
+                    newest, checkpoint_items(self.abstract, self.abstract_totals)
+                )
+            accepted = resuming.compare_data(programs, say, then, source, self._data)
+            accepted = [*then.get("accepted_data", []), *accepted]
+            self._before = {"data": then.get("data", {}), "accepted_data": accepted}
+            resuming.note_changes(programs, say, then, self._facts, self.abstract)
+            resuming.fix_metrics(self.reporter, self._plan, then)
+            self._init_from = then.get("init_from", "")
+        self.starts = run_starts.past(self._run.settings.workdir, then, self.reporter.history.rows)
+        return newest
+
+    def start(self, position: Position, init_from: str) -> Position:
+        """Notes where the weights are from; drops the metrics of a run without checkpoints."""
+        self._init_from = init_from
+        _ = self._facts  # the files of data are as they were opened; later one may be gone
+        if self.reporter.history.rows:
+            self.reporter.say(
+                "NOTE no checkpoint here: starting at step 0, the old metrics.jsonl is dropped"
+            )
+            self.reporter.cut(0)
+        return position
+
+    def restore(self, step: int) -> Position:
+        """Restores a checkpoint and drops the metrics after its step."""
+        watchdog.doing(f"restoring {self.checkpoints.directory}/{step}", step)
+        position = restore_state(self.checkpoints, step, self.abstract, self.abstract_totals)
+        self.reporter.cut(step)
+        self.saved = step
+        return Position(step, *position)
+
+    def save(self, position: Position) -> float:
+        """Begins to save in the background, unless the step is saved; returns the seconds it took.
+
+        Raises:
+          Diverged: a step since the last checkpoint was not finite.
+        """
+        started, (step, state, totals) = time.monotonic(), position
+        if step != self.saved:
+            self.check(totals)
+            self._guard.check()
+            with watchdog.during(f"saving {self.checkpoints.directory}/{step}", step):
+                facts = {**self._facts, "init_from": self._init_from, "starts": self.starts}
+                facts |= {"accepted_data": self._before["accepted_data"], "saved": time.time()}
+                facts["evaluations"] = self.reporter.history.evaluations()
+                self.checkpoints.save(step, **checkpoint_items(state, totals), facts=facts)
+            self.saved = step
+        return time.monotonic() - started
+
+    def verify(self, position: Position) -> None:
+        """Reads the last checkpoint back and compares it with the state."""
+        self.checkpoints.verify(position.step, checkpoint_items(position.state, position.totals))
+
+    def check(self, totals: Any) -> None:
+        """Raises Diverged if a step in `totals` (None: there are none) was not finite."""
+        if totals is not None and (bad := int(totals["bad_step"])):
+            raise Diverged(explain_divergence(self._run, bad, self.saved))
+
+    def rescue(self) -> str:
+        """Saves the newest step for the watchdog, while the loop hangs; returns what it did."""
+        outcome = "nothing is saved"
+        if self.saved:
+            outcome = f"the last checkpoint is step {self.saved}, if it was complete"
+        if jax.process_count() > 1 or self.latest is None or self.latest.step <= self.saved:
+            return outcome  # with several hosts all would have to save, and one of them hangs
+        if watchdog.activity().what != INPUT:
+            return outcome  # a step has taken the state, or this would disturb the loop
+        self.check(self.report())
+        self.save(self.latest)
+        self.checkpoints.wait()
+        return f"saved step {self.saved:,}"
+
+
+def explain_divergence(run: Run, step: int, saved: int) -> str:
+    """The error for a step that is not finite; `saved` is the newest checkpoint's step."""
+    key = "warmup_steps" if run.settings.schedule.warmup_steps else "warmup_epochs"
+    good = f"checkpoint {saved} is the last good one" if saved else "there is no checkpoint yet"
+    return (
+        f"the loss or the gradient of step {step} is not finite (nan or inf)"
+        f"{_examples_of(run, step)}; {good}. A lower "
+        f"--config.base_learning_rate or a longer --config.{key} often helps"
+    )
+
+
+def _examples_of(run: Run, step: int) -> str:
+    """Which examples a step has seen, in words; a file next to host 0's log lists all of them."""
+    if jax.process_index():
+        return ""  # process 0 names those of all hosts
+    try:
+        ids = run.benchmark.train_ids(run.settings.train_batch_size, step - 1)
+    except Exception:  # the message matters more than its details
+        ids = []
+    if not ids:
+        return ""
+    text = json.dumps({"step": step, "ids": ids, "places": run.benchmark.describe(ids)})
+    path = run.log.note(f"step-{step}.json", text + "\n")
+    return f", its examples are {', '.join(map(str, ids[:4]))} ... (all in {path})"

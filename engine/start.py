@@ -1,0 +1,224 @@
+"""Starts a run: opens its devices, workdir, log and data; makes or restores its state."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+from etils import epath
+from jax.sharding import Mesh
+
+from benchmarks.base import Benchmark, Identity
+from common import console
+from common.data import files
+from common.errors import CheckpointError, one_line
+from engine import compiler, environment, resuming, step
+from engine import mesh as meshes
+from engine.checkpoint import Checkpointer
+from engine.cluster import guard, hostlog, preemption, processes, stalls, watchdog
+from engine.run import Plan, Programs, Settings
+from engine.step import TrainState
+
+if TYPE_CHECKING:
+    from engine.weights import Weights
+
+_log = logging.getLogger("tpu_suite")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run on this process's devices, with its workdir and its log."""
+
+    settings: Settings
+    programs: Programs
+    log: hostlog.HostLog
+
+    @classmethod
+    def open(cls, settings: Settings, trains: bool = True) -> Run:
+        """Checks devices, workdir and batch sizes; opens no data."""
+        console.set_progress_listener(_note_progress)
+        meshes.check_platform()
+        if jax.default_backend() == "cpu":
+            environment.keep_freed_memory()
+        compiler.use_cache(settings.compilation_cache)
+        check_folder(settings.workdir)
+        cache_dir = str(epath.Path(settings.workdir) / "data_index")
+        programs = Programs.make(settings, cache_dir, trains=trains)
+        return cls(settings, programs, hostlog.attach(settings.workdir, jax.process_index()))
+
+    @property
+    def benchmark(self) -> Benchmark:
+        """The benchmark that is trained or evaluated."""
+        return self.programs.benchmark
+
+    @property
+    def mesh(self) -> Mesh:
+        """All devices of the run."""
+        return self.programs.mesh
+
+    @property
+    def title(self) -> str:
+        """What is trained on which devices, for headings."""
+        chips, device = meshes.num_chips(self.mesh), self.mesh.devices.flat[0].device_kind
+        return f"{self.settings.benchmark} on {chips} x {device}"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics of the targets; the first one chooses the best checkpoint."""
+        return tuple(target.metric for target in self.benchmark.targets)
+
+    @property
+    def shown_metrics(self) -> dict[str, Any]:
+        """How a `Reporter` shows the targets' metrics."""
+        percent = tuple(t.metric for t in self.benchmark.targets if t.percent)
+        proportions = self.benchmark.proportions
+        return {"metrics": self.metrics, "percent": percent, "proportions": proportions}
+
+    @property
+    def checkpoints_dir(self) -> str:
+        """The folder of the run's checkpoints."""
+        return str(epath.Path(self.settings.workdir) / "checkpoints")
+
+    def say(self, text: str) -> None:
+        """Writes one line to each host's log and to process 0's terminal."""
+        _log.info("%s", text)
+
+    def count_examples(self, evaluating: bool) -> int:
+        """Opens the data and returns the number of training examples.
+
+        Raises:
+          DataError: the data cannot be used.
+          ConfigError: the hosts have too little memory for the input.
+        """
+        settings, benchmark = self.settings, self.benchmark
+        with watchdog.during("opening the data"):
+            count = processes.first_process_first(lambda: benchmark.num_examples("train"))
+            if evaluating:
+                processes.first_process_first(lambda: benchmark.num_examples("eval"))
+        guard.afford(self.host_bytes("train", *(["eval"] if evaluating else [])), settings.recipe)
+        return count
+
+    def host_bytes(self, *splits: str) -> dict[tuple[str, ...], int]:
+        """What the input of splits needs in this host's memory, see `Benchmark.host_bytes`."""
+        sizes = {"train": self.settings.train_batch_size, "eval": self.settings.eval_batch_size}
+        needed: dict[tuple[str, ...], int] = {}
+        for split in splits:
+            needed |= self.benchmark.host_bytes(split, sizes[split], jax.process_count())
+        return needed
+
+    @contextlib.contextmanager
+    def watched(self, rescue: Callable[[], str] = lambda: "nothing to save") -> Iterator[None]:
+        """Has the watchdog watch the block; `rescue` saves what it can, and says what that was."""
+        dog = guard.start_watchdog(
+            self.settings.limits.watchdog_seconds, self.log, pending_work, rescue
+        )
+        with contextlib.closing(dog):
+            yield
+
+    def facts(
+        self,
+        num_examples: int,
+        metadata: Mapping[str, Any] | None = None,
+        data: Sequence[Identity] = (),
+    ) -> dict[str, Any]:
+        """What the manifest of a checkpoint says about the run.
+
+        Without `metadata` the benchmark gives them, which opens the data; `data` is of its splits.
+        """
+        return {
+            "data": {name: text for split in data for name, text in split.content.items()},
+            "benchmark": self.settings.benchmark,
+            "config": dict(self.settings.recipe),
+            "recipe": dict(self.settings.origin),
+            "num_train_examples": num_examples,
+            "norm_examples": self.programs.norm_examples,
+            "target_metric": self.metrics[0],
+            "target_metrics": list(self.metrics),
+            **(self.benchmark.metadata if metadata is None else metadata),
+        }
+
+
+def check_start(run: Run, abstract: TrainState) -> Weights | None:
+    """The weights of `config.init_from`, which fit a state with the shapes of `abstract`.
+
+    Raises:
+      UserError: they cannot be read or do not fit; or there are none, and the run needs some.
+    """
+    if run.settings.init_from:
+        return resuming.read_weights(run.programs, run.say, abstract)
+    run.programs.check_random_start()
+    return None
+
+
+def first_state(run: Run, plan: Plan, weights: Weights | None = None) -> tuple[TrainState, str]:
+    """The state before the first step; with `config.init_from`, another model's weights in it.
+
+    `weights` are what `check_start` returned; None reads them.
+
+    Returns:
+      (state, the checkpoint that the weights are from or "").
+
+    Raises:
+      CheckpointError: the checkpoint cannot be read, or too few of its arrays fit.
+    """
+    state = run.programs.initial_state(plan.recipe)
+    if run.settings.init_from:
+        weights = weights or resuming.read_weights(run.programs, run.say, state)
+        state = resuming.adopt_weights(run.programs, run.say, plan.recipe, state, weights)
+        return state, weights.source
+    if note := run.settings.lacks_weights:
+        run.say(f"NOTE {note}")
+    return state, ""
+
+
+def _note_progress(text: str) -> None:
+    """Notes what the input does before its first batch; a signal may end the run there."""
+    watchdog.doing(text)
+    preemption.raise_if_requested()
+
+
+def pending_work() -> str:
+    """What this process waits for, in words, for the watchdog."""
+    libraries = stalls.in_libraries(compiler.cache_folder())
+    return "; ".join([*libraries, *processes.others(), *files.unanswered(10.0)])
+
+
+def restore_state(
+    checkpoints: Checkpointer, number: int, state: TrainState, totals: Any
+) -> tuple[TrainState, Any]:
+    """(state, totals) of the checkpoint of a step, for ShapeDtypeStructs of both.
+
+    Raises:
+      CheckpointError: the checkpoint cannot be used, or holds another step.
+    """
+    items = checkpoints.restore(number, step.checkpoint_items(state, totals))
+    totals = items["optimizer"].pop("totals")
+    restored = TrainState(**items["optimizer"], **items["model"])
+    if (inside := int(restored.step)) != number:
+        folder = f"{checkpoints.directory}/{number}"
+        raise CheckpointError(f"{folder} holds step {inside}; delete it to go on before it")
+    return restored, totals
+
+
+def check_folder(path: str, flag: str = "--workdir") -> None:
+    """Makes a folder and writes a file in it, so that a mistake ends the run before it starts.
+
+    Raises:
+      CheckpointError: the folder cannot be made, listed or written to.
+    """
+    try:
+        folder = epath.Path(path)
+        if "://" in path and not epath.Path("/".join(path.split("/")[:3])).exists():
+            raise FileNotFoundError("there is no such bucket")  # TensorFlow would wait for ever
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".write_test.{uuid.uuid4().hex}"  # all hosts do this at once
+        probe.write_text("")
+        next(folder.iterdir(), None)
+        probe.unlink()
+    except Exception as error:  # each file system raises its own types
+        raise CheckpointError(f"cannot write to {flag}={path}: {one_line(error)}") from error

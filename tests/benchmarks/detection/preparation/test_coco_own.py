@@ -1,0 +1,294 @@
+"""`prepare coco` on own images, and the one line for each mistake in input and flags."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from common.errors import UserError
+from scripts import prepare
+from tests.benchmarks.detection.preparation.test_coco import (
+    FLOAT_KEYS,
+    SHARDS,
+    TRAIN,
+    VAL,
+    annotations,
+    image_file,
+    rows,
+    train_id,
+    write_coco,
+)
+from tests.helpers.preparation import leaves
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory):
+    """(folder, arguments) of a small COCO."""
+    folder = tmp_path_factory.mktemp("coco")
+    return folder, [*write_coco(folder), "--subset", "--masks", *SHARDS]
+
+
+def own(folder, change=lambda train, val: None, **flags):
+    """Prepares own images after `change` of both annotations; returns the output folder."""
+    for split, (first, count, _) in (("train", TRAIN), ("val", VAL)):
+        (folder / split / "deep").mkdir(parents=True)
+        for i in range(first, first + count):
+            name, data, _ = image_file(i)
+            (folder / split / ("deep" if i % 2 else "") / name).write_bytes(data)
+    train, val = annotations(*TRAIN), annotations(*VAL)
+    change(train, val)
+    for split, data in (("train", train), ("val", val)):
+        text = data if isinstance(data, str) else json.dumps(data)
+        (folder / f"my {split}.json").write_text(text)
+    values = {"train-images": folder / "train", "val-images": folder / "val"}
+    values |= {"train-annotations": folder / "my train.json", "out": folder / "out"}
+    values |= {"val-annotations": folder / "my val.json"} | flags
+    prepare.make(
+        "coco", [f"--{name}={value}" if value else f"--{name}" for name, value in values.items()]
+    )
+    return folder / "out"
+
+
+def test_own_images_need_no_official_names(tmp_path, capsys):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "notes.txt").write_text("not an image")
+
+    def change(train, _):
+        train["images"][0]["file_name"] = "C\\elsewhere\\0000.jpg".replace("C\\", "")
+        train["annotations"][0]["bbox"] = [-5, -5, 10, 10]  # cut
+        del train["annotations"][0]["iscrowd"], train["annotations"][0]["area"]
+        zero = {"image_id": train_id(2), "category_id": 3, "iscrowd": 0}
+        train["annotations"] += [
+            {"id": 90, "bbox": [5, 5, 0, 9], **zero},
+            {"id": 91, "bbox": [500, 5, 9, 9], **zero},
+            {"id": 92, "bbox": [5, 5, -3, 9], **zero},
+        ]
+
+    out = own(tmp_path, change)
+    names = sorted(path.name for path in out.glob("*.tfrecord"))
+    assert names == ["train-00000-of-00001.tfrecord", "val-00000-of-00001.tfrecord"]
+    row = rows(out, "train")[train_id(0)]
+    assert [row[key] for key in FLOAT_KEYS] == [[0], [0], *([np.float32(5 / n)] for n in (30, 40))]
+    assert row["image/object/area"] == [100]
+    assert len(rows(out, "train")[train_id(2)]["image/object/class/label"]) == 3
+    splits = json.loads((out / "manifest.json").read_text())["splits"]
+    assert splits["val"]["image_ids"] == list(rows(out, "val"))
+    train = splits["train"]
+    assert train["boxes"] == {"dropped": 3, "cut": 1, "per_image": [0, 4, 4, 4]}
+    printed = capsys.readouterr().out
+    assert "train: 4 images without boxes have no record" in printed
+    assert "train: 3 boxes have no area inside of their image" in printed
+    assert "train: 1 boxes were cut at the edge of their image" in printed
+    assert f"{tmp_path}/train holds 1 files that the annotations do not list" in printed
+
+
+def test_a_bad_training_image_is_left_out_and_a_bad_validation_image_is_not(tmp_path, capsys):
+    def wrong(train, _):
+        train["images"][0]["width"] = 41
+        (tmp_path / "a" / "train" / "deep" / "0005.jpg").write_bytes(b"no image")
+
+    out = own(tmp_path / "a", wrong)
+    content = json.loads((out / "manifest.json").read_text())
+    size = "the image is 30x40, in the annotations 30x41 pixels high and wide"
+    assert content["left_out"] == [
+        {"file": "train/0000.jpg", "reason": size},
+        {"file": "train/0005.jpg", "reason": "not an image that can be read"},
+    ]
+    assert content["splits"]["train"]["examples"] == 10 == len(rows(out, "train"))
+    assert "left out: train/0000.jpg: the image is" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"val/0020.jpg: the image .*take image 0 out of .*my val"):
+        own(tmp_path / "b", lambda _, val: val["images"][0].update(height=7))
+
+
+def corners(train, _):
+    widths = {row["id"]: row["width"] for row in train["images"]}
+    for row in train["annotations"]:
+        width, (_, y, _, h) = widths[row["image_id"]], row["bbox"]
+        row["bbox"] = [0.4 * width, y, 0.9 * width, y + h]
+
+
+def half_corners(train, _):
+    whole = json.loads(json.dumps(train))
+    corners(train, _)
+    train["annotations"][1::2] = whole["annotations"][1::2]
+
+
+def some_flat_corners(train, _):
+    corners(train, _)
+    x, y, _, y1 = train["annotations"][0]["bbox"]
+    train["annotations"][0]["bbox"] = [x, y, x, y1]
+
+
+def shares(train, _):
+    for row in train["annotations"]:
+        row["bbox"] = [value / 100 for value in row["bbox"]]
+
+
+def swap(train, val):
+    for data, other in ((train, annotations(*VAL)), (val, annotations(*TRAIN))):
+        data.update(other)
+
+
+def set_(split, key, i, **fields):
+    return lambda train, val: {"train": train, "val": val}[split][key][i].update(fields)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (swap, "6 of the 6 images of .*my train.json are not in .*another set of images"),
+        (set_("train", "images", 2, file_name="no.jpg"), r"1 of the 16 .*\(no.jpg\): get the miss"),
+        (set_("val", "images", 2, file_name="0020.jpg"), "images 0 and 2 are both 0020.jpg"),
+        (corners, r"boxes look like corners .* and read so 100% of the 24 boxes reach"),
+        (half_corners, r"boxes look like corners .*add --trust_boxes if they are right"),
+        (some_flat_corners, "boxes look like corners"),
+        (shares, "boxes look like shares of the image"),
+        (lambda train, _: train["annotations"].clear(), "has no boxes at all"),
+        (lambda _, val: val["annotations"].clear(), "my val.json has no boxes at all"),
+        (lambda _, val: val["categories"].append({"id": 1, "name": "x"}), "for one 1 'x' only in"),
+        (lambda train, _: train.pop("annotations"), "has no list 'annotations'"),
+    ],
+)
+def test_each_mistake_takes_one_line(change, message, tmp_path):
+    with pytest.raises(UserError, match=message) as refusal:
+        own(tmp_path, change)
+    assert "\n" not in str(refusal.value)
+    assert not list(tmp_path.glob("out/*.tfrecord"))
+
+
+def test_boxes_that_are_right_can_be_trusted(tmp_path, capsys):
+    """Each image has one large object, whose box reaches a little beyond the image."""
+
+    def large(train, val):
+        for data in (train, val):
+            data["annotations"] = [
+                {"id": i, "image_id": row["id"], "category_id": 3}
+                | {"bbox": [2, 2, row["width"], row["height"]]}
+                for i, row in enumerate(data["images"])
+            ]
+
+    with pytest.raises(UserError, match="add --trust_boxes if they are right"):
+        own(tmp_path / "a", large)
+    settings = {"trust-boxes": ""}
+    (tmp_path / "b").mkdir()
+    out = own(tmp_path / "b", large, **settings)
+    assert json.loads((out / "manifest.json").read_text())["splits"]["train"]["examples"] == 16
+    printed = capsys.readouterr().out
+    assert "warning: train: 16 boxes were cut at the edge of their image, 100% of all" in printed
+
+
+@pytest.mark.parametrize("fault", ["cut", "no zip", "encrypted", "method", "flipped"])
+def test_a_damaged_archive_takes_one_line(fault, archives, tmp_path):
+    folder, flags = archives
+    path = tmp_path / "train2017.zip"
+    data = bytearray((folder / "train2017.zip").read_bytes())
+    if fault == "cut":
+        data = data[:-60]
+    elif fault == "no zip":
+        data = b"<html>404</html>" * 99
+    elif fault == "flipped":
+        at = data.index(image_file(0)[1])
+        data[at + 40] ^= 1
+    elif fault in ("encrypted", "method"):
+        at = data.rindex(b"PK\1\2", 0, data.index(b"train2017/0005.jpg", data.index(b"PK\1\2")))
+        data[at + (8 if fault == "encrypted" else 10)] = 1 if fault == "encrypted" else 12
+    path.write_bytes(data)
+    command = [f"--train_images={path}", *flags[1:], f"--out={tmp_path}/out"]
+    with pytest.raises(UserError) as refusal:
+        prepare.make("coco", command)
+    expected = {
+        "encrypted": "encrypted",
+        "method": "0005.jpg in an",
+        "flipped": "at train2017/0000",
+    }
+    words = expected.get(fault, "no zip archive")
+    assert "train2017.zip" in str(refusal.value) and words in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--train_images=/no/such.zip"], "there is no /no/such.zip"),
+        (["--annotations=OPEN/instances_train2017.json"], "is no zip or folder; for own images"),
+        (["--annotations=OPEN/train2017"], "holds no instances_train2017.json; for own images"),
+    ],
+)
+def test_a_mistake_on_the_command_line_takes_one_line(change, message, archives, tmp_path, capsys):
+    folder, flags = archives
+    change = [flag.replace("OPEN", f"{folder}/open") for flag in change]
+    code, line = leaves("coco", [*flags, f"--out={tmp_path}/out", *change], capsys)
+    assert code == 2 and message in line
+
+
+def photos(folder, kinds, turned):
+    """Photos 48 high and 64 wide (square if 0) with these orientations, and their annotations.
+
+    A bright object lies in the upright picture, or else in the stored one, at x 4..24, y 5..25.
+    """
+    (folder / "photos").mkdir(exist_ok=True)
+    data = {"images": [], "categories": [{"id": 1, "name": "x"}], "annotations": []}
+    for orientation, square in kinds:
+        number = len(list((folder / "photos").iterdir()))
+        pixels = np.full((64 if square else 48, 64, 3), 40, np.uint8)
+        pixels[5:25, 4:24] = 250
+        image, exif = Image.fromarray(pixels), Image.Exif()
+        exif[0x0112] = orientation
+        if turned:  # what EXIF turns to `pixels`: the inverse of 6 is 8, of the others they are own
+            image.getexif()[0x0112] = {6: 8, 8: 6}.get(orientation, orientation)
+            image = ImageOps.exif_transpose(image)
+        image.save(folder / "photos" / f"{number}.jpg", quality=95, exif=exif)
+        row = {"id": number, "file_name": f"{number}.jpg", "height": len(pixels), "width": 64}
+        data["images"].append(row)
+        box = {"bbox": [4, 5, 20, 20], "category_id": 1}
+        data["annotations"].append({"id": number, "image_id": number, **box})
+    return data
+
+
+def brightness(out):
+    """The mean of the pixels inside the box of each record; 250 is the object."""
+    means = []
+    for row in [*rows(out, "train").values(), *rows(out, "val").values()]:
+        pixels = np.asarray(Image.open(io.BytesIO(row["image/encoded"][0])).convert("L"))
+        sides = np.array([row[key][0] for key in FLOAT_KEYS]) * np.tile(pixels.shape, 2)
+        y0, x0, y1, x1 = sides.round().astype(int)
+        means.append(pixels[y0:y1, x0:x1].mean())
+    return np.array(means)
+
+
+TELLS = [(3, False), (1, False), (6, False), (8, True), (2, False), (5, True)]
+SILENT = [(3, False), (1, False), (8, True), (2, True), (5, True)]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "val", "turned", "flags", "warns"),
+    [
+        (TELLS, TELLS, True, {}, False),
+        (TELLS, TELLS, False, {}, False),
+        (SILENT, SILENT, True, {}, True),
+        (SILENT, SILENT, False, {"exif": "ignore"}, False),
+        (SILENT, SILENT, True, {"exif": "turn"}, False),
+        (SILENT, TELLS, False, {}, True),  # as the other file
+        (TELLS, TELLS, False, {"exif": "turn"}, False),
+        ([(1, False)], [(1, True)], True, {}, False),
+    ],
+)
+def test_one_photo_tells_whether_all_are_turned(kinds, val, turned, flags, warns, tmp_path, capsys):
+    """A size shows it for quarter turns of photos that are not square, and for no others."""
+    for split, mine in (("train", kinds), ("val", val)):
+        (tmp_path / f"{split}.json").write_text(json.dumps(photos(tmp_path, mine, turned)))
+    names = {"train_images": "photos", "train_annotations": "train.json"}
+    names |= {"val_annotations": "val.json", "out": "out"}
+    command = [f"--{flag}={tmp_path}/{name}" for flag, name in names.items()]
+    prepare.make("coco", [*command, *(f"--{flag}={value}" for flag, value in flags.items())])
+    printed = capsys.readouterr().out
+    assert ("warning: train: EXIF turns" in printed) == warns
+    assert ("add --exif=" in printed) == warns and printed.count("EXIF turns 4 photos") <= 2
+    means = brightness(tmp_path / "out")
+    assert len(means) == len(kinds) + len(val)
+    right = means > 245
+    if flags == {"exif": "turn"} and not turned:  # a size that tells still decides of its photo
+        assert right.sum() == sum(row in ((1, False), (6, False)) for row in (*kinds, *val))
+    else:
+        assert right.all(), means

@@ -1,0 +1,102 @@
+"""What a folder's manifest.json spares the reader: counting, classes, names."""
+
+import json
+from typing import Any
+
+import pytest
+
+import benchmarks
+from benchmarks.resnet import records
+from common.errors import ConfigError, DataError
+from common.images import manifest
+from tests.conftest import make_tiny_config
+
+
+@pytest.fixture
+def folder(tiny_records, tmp_path):
+    """The tiny records with a manifest, in a folder of their own."""
+    from pathlib import Path
+
+    splits: dict[str, dict] = {"train": {"shards": []}, "validation": {"shards": []}}
+    for path in sorted(Path(tiny_records).iterdir()):
+        copy = tmp_path / path.name
+        copy.write_bytes(path.read_bytes())
+        split = splits[path.name.partition("-")[0]]
+        count = records._scan_file(str(copy), 1, 4)["count"]
+        row = {"name": path.name, "examples": count, "bytes": copy.stat().st_size}
+        split["shards"].append(row)
+    classes = [{"label": i + 1, "name": name} for i, name in enumerate(["ant", "bee", "cat", "dó"])]
+    content = {"num_label_classes": 4, "classes": classes, "splits": splits}
+    (tmp_path / manifest.NAME).write_text(json.dumps(content))
+    return tmp_path
+
+
+def make(folder, tmp_path_factory, **overrides) -> Any:
+    config = make_tiny_config(str(folder), **{"num_label_classes": 0, **overrides})
+    return benchmarks.load(config.lock(), str(tmp_path_factory.mktemp("cache")))
+
+
+def test_classes_and_counts_without_reading_a_record(folder, tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(records, "_scan_file", None)
+    for data_dir in (str(folder), f"{folder}/"):
+        benchmark = make(data_dir, tmp_path_factory)
+        assert [benchmark.num_examples(split) for split in ("train", "eval")] == [90, 23]
+        assert benchmark.metadata["class_names"] == ["ant", "bee", "cat", "dó"]
+        assert benchmark.model.num_classes == 4
+    more = make(folder, tmp_path_factory, num_label_classes=6)
+    assert more.metadata["class_names"] == ["ant", "bee", "cat", "dó", "", ""]
+    background = make(folder, tmp_path_factory, num_label_classes=1001)
+    assert background.metadata["class_names"][:5] == ["", "ant", "bee", "cat", "dó"]
+
+
+def test_a_check_counts_nevertheless(folder, tmp_path_factory):
+    assert make(folder, tmp_path_factory).check("train") == []
+    content = json.loads((folder / manifest.NAME).read_text())
+    row = content["splits"]["train"]["shards"][1]
+    row["examples"] += 1
+    (folder / manifest.NAME).write_text(json.dumps(content))
+    (line,) = make(folder, tmp_path_factory).check("train")
+    assert f"{folder}/{row['name']}: {row['examples'] - 1} images" in line
+    assert line.endswith(f"manifest.json there are {row['examples']}")
+    data = bytearray((folder / row["name"]).read_bytes())
+    data[200] ^= 1
+    (folder / row["name"]).write_bytes(data)
+    assert make(folder, tmp_path_factory).num_examples("train") == 91
+    with pytest.raises(DataError, match=f"{row['name']}, record 0"):
+        make(folder, tmp_path_factory).check("train")
+
+
+def test_fewer_classes_than_the_data_hold_are_refused(folder, tmp_path_factory):
+    with pytest.raises(ConfigError, match=r"num_label_classes=3, but .* 4 classes: leave it at 0"):
+        _ = make(folder, tmp_path_factory, num_label_classes=3).num_examples("train")
+
+
+@pytest.mark.parametrize("change", ["size", "unknown", "part"])
+def test_files_that_it_does_not_describe_are_read(folder, tmp_path_factory, change):
+    names = sorted(path.name for path in folder.iterdir() if path.name.startswith("train-"))
+    first = folder / names[0]
+    if change == "size":
+        first.write_bytes(first.read_bytes() + (folder / names[1]).read_bytes())
+        (folder / names[1]).write_bytes(b"")
+    elif change == "unknown":
+        for i, name in enumerate(names):
+            (folder / name).rename(folder / f"train-{i:05d}-of-{len(names):05d}.tfrecord")
+    overrides = {"train_files": names[0]} if change == "part" else {}
+    count = make(folder, tmp_path_factory, **overrides).num_examples("train")
+    assert count == {"size": 90, "unknown": 90}.get(change, count)
+    if change == "part":
+        assert 0 < count < 90
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"num_label_classes": 2, "classes": []}'])
+def test_a_foreign_manifest_is_one_line(folder, text, tmp_path_factory):
+    (folder / manifest.NAME).write_text(text)
+    with pytest.raises(DataError, match=r"manifest.json is not one .* move it away") as caught:
+        _ = make(folder, tmp_path_factory).num_examples("train")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_without_a_manifest_it_is_imagenet(tiny_records, tmp_path_factory):
+    benchmark = make(tiny_records, tmp_path_factory)
+    assert benchmark.model.num_classes == 1000
+    assert make("", tmp_path_factory).model.num_classes == 1000  # to compile without data

@@ -1,0 +1,45 @@
+"""predict.py with a model of random weights, which it opens whatever the workdir is."""
+
+import io
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import predict
+from commands import trained
+from engine.weights import Weights
+
+
+@pytest.fixture
+def opens(monkeypatch):
+    """Makes such a model of a benchmark whose keys are `values`, and `changes` where it is used."""
+
+    def opens(benchmark, values, noise, **changes):
+        params, state = benchmark.init(jax.random.key(3))
+        draw = np.random.default_rng(1)  # so that predictions differ
+        params = jax.tree.map(lambda x: x + draw.normal(0, noise, x.shape).astype(x.dtype), params)
+        manifest = {"benchmark": values["benchmark"], "config": values | changes}
+        manifest |= {"num_train_examples": 97, **benchmark.metadata}
+        config, weights = trained.config_of(manifest).lock(), Weights("", params, state)
+        opened = trained.Trained(values["benchmark"], 1, config, manifest, lambda: weights)
+        monkeypatch.setattr(trained, "load", lambda *_, **__: opened)
+        return opened
+
+    return opens
+
+
+@pytest.fixture
+def call(capsysbinary, monkeypatch):
+    """Calls predict.py; returns (exit code, stdout, stderr)."""
+
+    def call(*argv, stdin=b"", is_typed=False):
+        file = io.TextIOWrapper(io.BytesIO(stdin))
+        file.isatty = lambda: is_typed
+        monkeypatch.setattr(sys, "stdin", file)
+        code = predict.main([*map(str, argv), "--workdir=any"])
+        out, err = capsysbinary.readouterr()
+        return code, out.decode(), err.decode()
+
+    return call

@@ -1,0 +1,359 @@
+"""The doctor, with each thing broken in turn."""
+
+import importlib.metadata
+import json
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import types
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import benchmarks
+from commands import doctor
+from common.errors import CheckpointError
+from engine import mesh
+from engine.cluster import guard
+from engine.cluster.hosts import ProcessGroup
+from engine.run import read_settings
+from tests.conftest import make_tiny_config
+
+
+@pytest.fixture
+def diagnose(tiny_records, tmp_path, monkeypatch, capsys):
+    """Runs the doctor on the tiny job with changes: (exit code, {check: [findings]})."""
+    for name in ("TPU_WORKER_HOSTNAMES", "TPU_GRPC_URL", "JAX_COORDINATOR_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(doctor, "_LOCK", str(tmp_path / "lock"))
+
+    def run(workdir=str(tmp_path / "run"), joining=None, **overrides):
+        capsys.readouterr()
+        config = make_tiny_config(**{"data_dir": tiny_records, **overrides})
+        code = doctor.run(read_settings(config, workdir), True, False, joining)
+        by_check = {}
+        for finding in json.loads(capsys.readouterr().out):
+            by_check.setdefault(finding["check"], []).append(finding)
+        return code, by_check
+
+    return run
+
+
+def faults(findings):
+    return {check for check, rows in findings.items() for row in rows if row["status"] == "fail"}
+
+
+def test_nothing_is_wrong(diagnose):
+    code, findings = diagnose()
+    assert code == 0
+    assert not faults(findings)
+    assert {"versions", "devices", "workdir", "data", "memory"} <= findings.keys()
+    assert "90 images to train, 23 to evaluate" in findings["data"][0]["text"]
+    assert "8 x cpu" in findings["devices"][0]["text"]
+    assert "2 per device" in findings["devices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "check", "message"),
+    [
+        ({"data_dir": "/nowhere"}, "data", "'/nowhere': there is no such folder"),
+        ({"num_label_classes": 3}, "data", "num_label_classes"),
+        ({"train_batch_size": 12}, "devices", "train_batch_size=12"),
+        ({"bn_span": 3}, "devices", "bn_span=3"),
+        ({"resnet_depth": 51}, "devices", "resnet_depth=51"),
+    ],
+)
+def test_what_the_config_asks_for_cannot_be(diagnose, overrides, check, message):
+    code, findings = diagnose(**overrides)
+    assert code == 1
+    assert check in faults(findings)
+    assert message in findings[check][0]["text"]
+    assert "\n" not in findings[check][0]["text"]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_finding_is_a_line_with_its_remedy(as_json, monkeypatch, capsys):
+    def fail(case):
+        yield doctor.Finding("ok", "many")
+        raise OSError("gone\nand away")
+
+    slow = doctor.Finding("warn", "slow", "buy")
+    monkeypatch.setattr(doctor, "_CHECKS", {"devices": lambda case: [slow], "data": fail})
+    settings: Any = None
+    assert doctor.run(settings, as_json) == 1
+    out = capsys.readouterr().out
+    if as_json:
+        row = {"status": "fail", "check": "data", "text": "gone", "remedy": "see the message"}
+        assert json.loads(out) == [{**slow._asdict(), "check": "devices"}, row]
+    else:
+        assert out == (
+            "WARN  devices: slow\n       -> buy\nFAIL  data: gone\n       -> see the message\n"
+            "doctor: 1 of 2 checks failed, 1 warned\n"
+        )
+
+
+@pytest.mark.parametrize(
+    ("versions", "chips", "statuses"),
+    [
+        ({"jaxlib": "0.9"}, 0, ["ok"]),
+        ({"jaxlib": "0.9"}, 4, ["ok", "fail"]),
+        ({"jaxlib": "0.9", "libtpu": "1"}, 4, ["ok"]),
+        ({"jaxlib": "0.8", "libtpu": "1"}, 0, ["ok", "warn"]),
+        ({"jaxlib": "0.9", "libtpu": "1", "tensorflow": "2"}, 0, ["ok", "warn"]),
+        ({"jaxlib": "0.9", "libtpu": "1", "tensorflow": "2"}, 4, ["ok", "fail"]),
+    ],
+)
+def test_versions(versions, chips, statuses, monkeypatch):
+    def version(name):
+        if name != "jax" and name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions.get(name, "0.9")
+
+    monkeypatch.delenv("TPU_GRPC_URL", raising=False)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(mesh, "tpu_chips", lambda: chips)
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    case: Any = None
+    first, *rest = findings = list(doctor._versions(case))
+    assert [f.status for f in findings] == statuses and all(f.remedy for f in rest)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")  # its lock has the full tensorflow
+    assert not any("tensorflow is" in f.text for f in doctor._versions(case))
+    text = f", jax 0.9, jaxlib {versions['jaxlib']}, libtpu {versions.get('libtpu', 'absent')}, "
+    assert text in first.text
+
+
+@pytest.mark.parametrize(("size", "statuses"), [(90, ["ok"]), (91, ["ok", "warn"])])
+def test_a_batch_of_more_than_an_epoch(size, statuses):
+    case: Any = types.SimpleNamespace(
+        settings=types.SimpleNamespace(train_batch_size=size),
+        benchmark=types.SimpleNamespace(unit="images", num_examples=lambda split: 90),
+    )
+    assert [finding.status for finding in doctor._data(case)] == statuses
+
+
+@pytest.mark.parametrize(("needed", "status"), [(2_200_000_000, "ok"), (2_200_000_004, "fail")])
+def test_the_input_may_take_four_fifths_of_the_free_memory(needed, status, monkeypatch):
+    case: Any = types.SimpleNamespace(
+        settings=types.SimpleNamespace(
+            train_batch_size=4, eval_batch_size=8, recipe={"train": 1, "eval": 2}
+        ),
+        benchmark=types.SimpleNamespace(host_bytes=lambda split, *_: {(split,): needed // 2}),
+    )
+    monkeypatch.setattr(guard, "memory_free", lambda: 2_750_000_000)
+    (finding,) = doctor._memory(case)
+    assert finding.status == status and ("--config.train" in finding.remedy) == (status == "fail")
+    assert finding.text == "input needs about 2.2 GB of this host, 2.8 GB are free"
+
+
+@pytest.mark.parametrize(
+    ("workdir", "account", "remedy"),
+    [
+        ("/run", "me@x.iam", "choose another --workdir"),
+        ("gs://b", "me@x.iam", "give me@x.iam roles/storage.admin on the bucket"),
+        ("gs://b", "", "give the service account roles/storage.admin on the bucket"),
+    ],
+)
+def test_who_needs_the_right_to_write(workdir, account, remedy, monkeypatch):
+    def refuse(folder):
+        raise CheckpointError(f"cannot write to {folder}")
+
+    monkeypatch.setattr(doctor, "check_folder", refuse)
+    monkeypatch.setattr(doctor, "_account", lambda: account)
+    case: Any = types.SimpleNamespace(settings=types.SimpleNamespace(workdir=workdir))
+    (finding,) = doctor._workdir(case)
+    assert finding == doctor.Finding("fail", f"cannot write to {workdir}", remedy)
+
+
+def test_weights_to_begin_with_are_summed_up(monkeypatch):
+    settings = types.SimpleNamespace(init_from="x", init_without="")
+    benchmark = types.SimpleNamespace(init=lambda key: ({"a": jax.numpy.zeros(2)}, {}), adopt=None)
+    benchmark.uses = types.SimpleNamespace(read_foreign=None)
+    case: Any = types.SimpleNamespace(settings=settings, benchmark=benchmark)
+    monkeypatch.setattr(
+        doctor, "load_initial_weights", lambda path, _: types.SimpleNamespace(source=path)
+    )
+    summary = types.SimpleNamespace(summary="all taken")
+    monkeypatch.setattr(doctor, "adopt", lambda *_: (None, None, summary))
+    (finding,) = doctor._initial_weights(case)
+    assert (finding.status, finding.text) == ("ok", "x: all taken")
+
+
+def test_weights_of_another_library_are_read_as_training_reads_them(diagnose, tmp_path):
+    path = str(tmp_path / "resnet.safetensors")
+    save_file({"fc.weight": np.zeros((4, 8), np.float32)}, path)
+    code, findings = diagnose(init_from=path)
+    (finding,) = findings["initial weights"]
+    assert (code, finding["status"]) == (1, "fail")
+    assert path in finding["text"] and "there is no" not in finding["text"]
+    assert "a file of weights" in finding["remedy"]
+
+
+def test_what_several_checks_need_fails_once(diagnose):
+    _, findings = diagnose(resnet_depth=51)
+    texts = [row["text"] for rows in findings.values() for row in rows if row["status"] == "fail"]
+    assert len(texts) == 1 and "resnet_depth=51" in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "status", "message"),
+    [
+        ({"init_env": "MLP_GCS_RESNET_CHECKPOINT"}, "warn", "begin at random"),
+        ({"freeze": "stem"}, "fail", "config.freeze='stem' would freeze random weights"),
+    ],
+)
+def test_weights_that_the_run_misses_or_refuses(overrides, status, message, diagnose):
+    code, findings = diagnose(**overrides)
+    (finding,) = findings["initial weights"]
+    assert (code, finding["status"]) == (int(status == "fail"), status)
+    assert message in finding["text"]
+
+
+def test_a_run_that_resumes_needs_no_other_weights(diagnose, tmp_path):
+    (tmp_path / "begun" / "checkpoints" / "3").mkdir(parents=True)
+    code, findings = diagnose(freeze="stem", workdir=str(tmp_path / "begun"))
+    assert code == 0 and "initial weights" not in findings
+
+
+def test_a_workdir_that_cannot_be_written(diagnose, tmp_path, monkeypatch):
+    """The doctor leaves nothing behind there, nor in the folder of temporary files."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    code, findings = diagnose(workdir=str(tmp_path / "file" / "run"))
+    assert code == 1
+    assert faults(findings) == {"workdir"}
+    assert str(tmp_path / "file") in findings["workdir"][0]["text"]
+    assert list(temporary.iterdir()) == []
+
+
+def test_too_little_memory(diagnose, monkeypatch):
+    monkeypatch.setattr(
+        "benchmarks.resnet.ResNet.host_bytes",
+        lambda self, split, batch_size, hosts: {("shuffle_buffer_size",): 1 << 50},
+    )
+    code, findings = diagnose()
+    assert code == 1
+    assert faults(findings) == {"memory"}
+    assert "--config.shuffle_buffer_size=64" in findings["memory"][0]["remedy"]
+
+
+def test_the_memory_that_the_input_needs(tiny_records, tmp_path):
+    config = make_tiny_config(tiny_records)
+    stored = sum(path.stat().st_size for path in Path(tiny_records).glob("train-*"))
+    shuffle, batches = 3 * 64 * stored // 90, 8 * 16 * 16 * 16 * 3
+    for hosts in (1, 4):
+        expected = {
+            ("shuffle_buffer_size",): shuffle // hosts,
+            ("train_batch_size", "image_size"): batches // hosts,
+        }
+        benchmark = benchmarks.load(config, str(tmp_path))
+        assert benchmark.host_bytes("train", 16, hosts) == expected
+        expected = {("eval_batch_size", "image_size"): batches // hosts}
+        assert benchmark.host_bytes("eval", 16, hosts) == expected
+
+
+def test_a_tpu_that_cannot_be_used(diagnose, monkeypatch, tmp_path):
+    monkeypatch.setattr(mesh, "tpu_chips", lambda: 4)
+    code, findings = diagnose()
+    assert code == 1
+    assert faults(findings) == {"versions"}  # the test requirements have no libtpu
+    assert "scripts/setup.sh tpu" in findings["versions"][1]["remedy"]
+    monkeypatch.delenv("JAX_PLATFORMS")
+    _, findings = diagnose()
+    assert "4 TPU chip(s) but jax runs on the CPU" in findings["devices"][0]["text"]
+
+
+def test_who_holds_the_tpu(diagnose, monkeypatch, tmp_path):
+    lock = tmp_path / "lock"
+    lock.write_text("")
+    _, findings = diagnose()
+    assert "TPU in use" not in findings  # there is none: a compiler for absent TPUs holds it
+    monkeypatch.setattr(mesh, "tpu_chips", lambda: 4)
+    _, findings = diagnose()
+    assert findings["TPU in use"][0]["status"] == "warn"
+    hold = f"import sys, time; f = open({str(lock)!r}); print('held', flush=True); time.sleep(60)"
+    command = [sys.executable, "-c", hold]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        code, findings = diagnose()
+        process.kill()
+    assert code == 1
+    text = f"by pid {process.pid} ({' '.join(command)[:80]})"
+    assert findings["TPU in use"][0]["text"] == text
+
+
+def test_a_host_that_does_not_come_is_named(diagnose, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setattr(doctor, "_HOSTS_WAIT", 0.3)
+    names = ("127.0.0.1", "10.0.0.7")
+    code, findings = diagnose(joining=(ProcessGroup(f"127.0.0.1:{port}", 2, 0, names), {}))
+    assert code == 1
+    row = findings["hosts"][0]
+    assert "1 of 2 hosts arrived; host 1 (10.0.0.7) did not within" in row["text"]
+    assert f"tcp:{port}" in row["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("shared", "chips", "answers", "texts"),
+    [
+        (True, 0, False, []),
+        (True, 4, True, []),
+        (False, 0, True, ["/shm is missing or cannot be written: programs of several processes"]),
+        (True, 4, False, ["no metadata server: a run does not notice that its VM will be taken"]),
+    ],
+)
+def test_what_a_container_or_another_cloud_lacks(
+    shared, chips, answers, texts, monkeypatch, tmp_path
+):
+    def metadata(path, timeout):
+        if not answers:
+            raise OSError("no route")
+
+    if shared:
+        (tmp_path / "shm").mkdir()
+    monkeypatch.setattr(doctor, "_SHARED", str(tmp_path / "shm"))
+    monkeypatch.setattr(mesh, "tpu_chips", lambda: chips)
+    monkeypatch.setattr(doctor, "vm_metadata", metadata)
+    found = list(doctor._surroundings(None))  # type: ignore[arg-type]
+    assert [finding.status for finding in found] == ["warn"] * len(texts)
+    for finding, text in zip(found, texts, strict=True):
+        assert text in finding.text and finding.remedy
+
+
+def test_old_variables_are_explained(diagnose, monkeypatch):
+    monkeypatch.setenv("TPU_GRPC_URL", "grpc://10.0.0.2:8470")
+    code, findings = diagnose()
+    assert code == 0
+    assert any("a TPU VM does not use it" in row["text"] for row in findings["versions"])
+
+
+def test_the_service_account_is_named(monkeypatch):
+    class Metadata(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked = self.headers.get("Metadata-Flavor"), self.path
+            body = b"me@project.iam" if asked[0] == "Google" else b"refused"
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format, *args):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Metadata) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
+        assert doctor._account() == "me@project.iam"
+        server.shutdown()
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
+    assert doctor._account() == ""

@@ -1,0 +1,195 @@
+"""--mode=doctor --full: records of each family, fit and unfit, and the index that a run reads."""
+
+import importlib
+import json
+import re
+import shutil
+from typing import Any
+
+import pytest
+
+import benchmarks
+from commands import doctor
+from engine.cluster.hosts import ProcessGroup
+from engine.run import read_settings
+from tests.benchmarks.test_benchmarks import TINY
+from tests.helpers.preparation import edit
+
+
+@pytest.fixture
+def records(request, tmp_path, capsys, monkeypatch):
+    """Checks a copy of a family's data, changed by `spoil(folder)`: (config, findings)."""
+
+    def check(name, spoil=lambda folder: None, joining=None):
+        tiny, folder = TINY[name], tmp_path / "data"
+        if not folder.exists():
+            shutil.copytree(request.getfixturevalue(tiny.data), folder)
+        spoil(folder)
+        config = importlib.import_module(tiny.config).get_config()
+        config.update({**tiny.overrides, "data_dir": str(folder)})
+        only = {"records": doctor._records}
+        monkeypatch.setattr(doctor, "_CHECKS", only)
+        capsys.readouterr()
+        doctor.run(read_settings(config, str(tmp_path / "run")), True, True, joining)
+        return config, json.loads(capsys.readouterr().out)
+
+    return check
+
+
+@pytest.mark.parametrize("name", sorted(TINY))
+def test_a_run_reads_the_index_and_counts_nothing(name, records, tmp_path, monkeypatch):
+    config, findings = records(name)
+    assert not any(row["status"] == "fail" for row in findings), findings
+    findings = [row for row in findings if " split is fit: read all " in row["text"]]
+    assert [row["status"] for row in findings] == ["ok", "ok"]
+    for reader in ("common.data.caches.count_records", "benchmarks.ncf.ratings.read"):
+        monkeypatch.setattr(reader, None)
+    monkeypatch.setattr("benchmarks.translation.gnmt.loader._read", None)
+    benchmark = benchmarks.load(config, str(tmp_path / "run" / "data_index"))
+    for split, row in zip(("train", "eval"), findings, strict=True):
+        assert f"read all {benchmark.num_examples(split):,} {benchmark.unit}" in row["text"]
+
+
+def damage(path):
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+
+
+def cut(feature):
+    image = feature["image/encoded"].bytes_list.value
+    image[0] = image[0][: len(image[0]) // 2]
+
+
+def text(key, value):
+    return lambda feature: feature[key].bytes_list.value.__setitem__(0, value)
+
+
+def number(key, value):
+    return lambda feature: feature[key].int64_list.value.__setitem__(0, value)
+
+
+def corner(value):
+    return lambda feature: feature["image/object/bbox/xmax"].float_list.value.__setitem__(0, value)
+
+
+def drop(key):
+    return lambda feature: feature.pop(key)
+
+
+NAME = "image/filename"
+TRAIN = {
+    "resnet": "train-00001-of-00004",
+    "ssd": "train-00002-of-00004.tfrecord",
+    "transformer": "toy_packed-train-00001-of-00004",
+}
+FAULTS: Any = [
+    ("resnet", damage, "is damaged"),
+    ("resnet", number("image/class/label", 5), "its label is 5, outside 1..4"),
+    ("resnet", number("image/class/label", 0), "its label is 0, outside 1..4; labels count"),
+    ("resnet", drop("image/class/label"), "image/class/label"),
+    ("resnet", text("image/encoded", b"<html>"), "is not a JPEG"),
+    ("resnet", cut, "Invalid JPEG data"),
+    ("ssd", damage, "is damaged"),
+    ("ssd", number("image/object/class/label", 4), "category 4 is none of the 4"),
+    ("ssd", drop("image/height"), "image/height"),
+    ("ssd", corner(40.0), "a box has the coordinate 40"),
+    ("ssd", number("image/height", 7), "image/height and image/width are not the size"),
+    ("ssd", number("image/height", 10**9), "image/height and image/width are not the size"),
+    ("ssd", number("image/height", 10**12), "image/height and image/width are not the size"),
+    ("ssd", cut, "Invalid JPEG data"),
+    ("transformer", damage, "is damaged"),
+    ("transformer", number("inputs", 99), "inputs has the id 99"),
+    ("transformer", drop("targets"), "it has no targets"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "message"), FAULTS)
+def test_a_fault_is_named_with_file_and_record(name, change, message, records):
+    """The other split is fit, and is said to be."""
+
+    def spoil(folder):
+        change(folder / file) if change is damage else edit(folder / file, change)
+
+    file = TRAIN[name]
+    _, (train, evaluation, *_) = records(name, spoil)
+    assert (train["status"], evaluation["status"]) == ("fail", "ok")
+    assert f"{file}, record 0" in train["text"] and message in train["text"]
+    assert train["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "lines", "message"),
+    [
+        ("gnmt", "train.tok.clean.bpe.32000.de", "a\n", "train.tok.clean.bpe.32000.de 1"),
+        ("ncf", "ratings.csv", "userId,movieId,rating,timestamp\n1,one,3,4\n", "ratings.csv"),
+        ("languages", "texts.tsv", None, "texts.tsv"),
+    ],
+)
+def test_what_is_no_record_is_read_too(name, file, lines, message, records):
+    def spoil(folder):
+        (folder / file).write_text(lines) if lines else (folder / file).unlink()
+
+    _, findings = records(name, spoil)
+    assert findings[0]["status"] == "fail" and message in findings[0]["text"]
+
+
+def test_a_record_that_was_damaged_after_the_index_was_written(records):
+    file = TRAIN["resnet"]
+    assert [row["status"] for row in records("resnet")[1]] == ["ok", "ok"]
+    _, findings = records("resnet", lambda folder: damage(folder / file))
+    assert findings[0]["status"] == "fail" and file in findings[0]["text"]
+
+
+def test_images_that_occur_several_times_are_named(records):
+    """By class and file; the ones under two labels come first."""
+    taken = []
+
+    def spoil(folder):
+        def take(feature):
+            taken.append([feature[key].bytes_list.value[0] for key in ("image/encoded", NAME)])
+
+        def same(feature):
+            taken.append([feature[NAME].bytes_list.value[0]])
+            feature["image/encoded"].bytes_list.value[0] = taken[0][0]
+
+        edit(folder / TRAIN["resnet"], take)
+        edit(folder / TRAIN["resnet"], same, 1)
+        edit(folder / "validation-00001-of-00002", same)
+
+    _, (train, twice, evaluation, both) = records("resnet", spoil)
+    first, second, third = (row[-1].decode() for row in taken)
+    assert [row["status"] for row in (train, twice, evaluation, both)] == ["ok", "warn"] * 2
+    assert "1 image is there under two labels" in twice["text"] and twice["remedy"]
+    assert re.search(rf": n\d/{first} = n\d/{second}$", twice["text"])
+    assert f"/{third}" in both["text"] and "under two labels" in both["text"]
+
+
+def test_the_first_of_several_hosts_reads_for_all(records):
+    for host, number in ((0, 2), (1, 0)):
+        group = ProcessGroup("127.0.0.1:1", 2, host, ("a", "b"))
+        assert len(records("languages", joining=(group, {}))[1]) == number
+
+
+def test_a_detectors_labels_and_anchors_are_looked_at(records):
+    """The copies of the training boxes, crowds in the annotations, and small anchors."""
+
+    def double(feature):
+        for key in [key for key in feature if key.startswith("image/object/")]:
+            values = getattr(feature[key], feature[key].WhichOneof("kind")).value
+            values.extend(list(values))
+
+    def spoil(folder):
+        edit(folder / TRAIN["ssd"], double)
+        path = folder / "instances_val2017.json"
+        content = json.loads(path.read_text())
+        for row in content["annotations"]:
+            row["iscrowd"] = 1
+        path.write_text(json.dumps(content))
+
+    _, findings = records("ssd", spoil)
+    warnings = [row["text"] for row in findings if row["status"] == "warn"]
+    assert "boxes are copies of others" in warnings[0] and TRAIN["ssd"] in warnings[0]
+    assert "objects are crowds (iscrowd 1)" in warnings[-1]
+    (fits,) = [row for row in findings if "fit no anchor (IoU 0.5)" in row["text"]]
+    assert fits["status"] == "ok" or "config." in fits["remedy"]

@@ -1,0 +1,388 @@
+"""--mode=export: other programs read what it writes, and compute the same."""
+
+import hashlib
+import json
+import pathlib
+import subprocess
+import sys
+import types
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.resnet.use import network
+from benchmarks.uses import Uses
+from commands import export
+from commands.export import onnx
+from common.data import files
+from common.errors import CheckpointError, ConfigError, OutputError
+from common.images import input_spec
+from common.images.input_spec import NAMED
+from engine.checkpoint import Checkpointer
+from engine.step import model_items
+from tests.benchmarks.resnet import networks
+from tests.conftest import make_tiny_config, open_run, plan_of
+
+
+def drawn(tree, seed=0):
+    """The tree with random values that no layer leaves as they are."""
+    draw = np.random.default_rng(seed)
+
+    def values(path, x):
+        name = path[-1].key
+        if name in ("scale", "var"):
+            return draw.uniform(0.5, 1.5, x.shape).astype(np.float32)
+        spread = 0.1 if name in ("mean", "bias") else np.sqrt(2 / np.prod(x.shape[:-1]))
+        return draw.normal(0, spread, x.shape).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(values, tree)
+
+
+def images(size, count=3):
+    return np.random.default_rng(1).integers(0, 256, (count, size, size, 3), np.uint8)
+
+
+def normalised(pixels, spec=NAMED["tensorflow"]):
+    mean, std = np.asarray(spec.mean, np.float32), np.asarray(spec.std, np.float32)
+    return (pixels.astype(np.float32) - mean) / std
+
+
+# The parts of an export, without a model.
+
+
+@pytest.mark.parametrize("names", ["", ",", "savedmodel, zip"])
+def test_formats_are_known_and_in_their_own_order(names):
+    assert export.choose("stablehlo, savedmodel") == ("savedmodel", "stablehlo")
+    with pytest.raises(ConfigError, match=f"^--format={names}: use one or more of "):
+        export.choose(names)
+
+
+def test_an_error_is_a_share_of_the_largest_logit():
+    pixels = np.arange(2)
+
+    def off(together, alone):
+        """A program whose logits are off, for all pictures or for a single one."""
+        return lambda x: reference.logits[: len(x)] + (together if len(x) == 2 else alone)
+
+    reference = export.Reference((), pixels, np.array([[1.0, 2.0], [4.0, -8.0]]))
+    assert reference.error(off(0, 0)) == 0.0
+    assert reference.error(off(0.5, 1)) == 1 / 8
+    assert reference.error(off(-2, 1)) == 2 / 8
+    assert reference.error(off(np.array([3, 0]), 0)) == 3 / 8
+    reference = export.Reference((), pixels, np.zeros((2, 2)))
+    assert reference.error(off(5e-7, 0)) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "mismatch", "remark"),
+    [
+        ("onnx", 0.25, "", ""),
+        ("onnx", 0.26, "", None),
+        ("hf", 0.26, "", None),
+        ("hf", 0.26, "other padding", "other padding; RGB"),  # known, and allowed
+    ],
+)
+def test_a_format_may_be_off_by_the_limit(
+    name, error, mismatch, remark, tmp_path, monkeypatch, capsys
+):
+    def write(content, path):
+        pathlib.Path(path).write_bytes(b"1" * 1_750_000)
+
+    run = lambda pixels: reference.logits[: len(pixels)] + error  # noqa: E731
+    form = export.Format("x", write, lambda content, path: run)
+    monkeypatch.setitem(export.FORMATS, name, form)
+    monkeypatch.setattr(export, "_LIMIT", 0.25)
+    reference = export.Reference((), np.full(2, 1), np.array([[1.0, 0.0], [0.0, 1.0]]))
+    torch = types.SimpleNamespace(mismatch=mismatch, pixels="RGB")
+    content: Any = types.SimpleNamespace(torch=torch)
+    if remark is None:
+        with pytest.raises(OutputError, match=f"^--format={name}: .*nothing is exported$"):
+            export._export(name, content, str(tmp_path), reference)
+        return
+    row = export._export(name, content, str(tmp_path), reference)
+    assert (row["path"], row["error"], row.get("remark", "")) == ("x", error, remark)
+    line = capsys.readouterr().out
+    assert line.startswith(f"{name}: 1.8 MB, off by ")
+    assert line.endswith(f"; {remark}\n" if remark else " of the largest logit\n")
+
+
+@pytest.mark.parametrize(("off", "is_refused"), [(5e-5, False), (2e-4, True)])
+def test_a_savedmodel_serves_what_its_pixels_give(off, is_refused, monkeypatch):
+    pixels = np.zeros((2, 4, 4, 3), np.uint8)
+    served = lambda inputs: {"probabilities": np.full((2, 2), 0.5) + off}  # noqa: E731
+    monkeypatch.setattr(export.stablehlo, "savedmodel_runner", lambda folder: served)
+    of_tensorflow = types.SimpleNamespace(numpy=lambda: np.full((4, 4, 3), 3, np.uint8))
+    monkeypatch.setattr(input_spec, "evaluated", lambda *_, **__: of_tensorflow)
+    reference = export.Reference([b"a", b"b"], pixels + np.uint8(5), np.zeros((2, 2)))
+    portable = types.SimpleNamespace(spec=None, logits=lambda x: jnp.zeros((2, 2)))
+    content: Any = types.SimpleNamespace(portable=portable)
+    if is_refused:
+        with pytest.raises(OutputError, match="serving_default is off by 2.0e-04 in probability$"):
+            reference.check_serving(content, "")
+    else:
+        assert reference.check_serving(content, "") == {
+            "pixel_error_levels": {"largest": 2, "mean": 2.0},
+            "probability_error": pytest.approx(off, rel=1e-3),
+        }
+
+
+def test_only_files_of_the_export_are_deleted(tmp_path):
+    out = tmp_path / "export"
+    names = ("a/b/c", "a/b/d", "a/e/f", "g")
+    for name in (*names, "../other"):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("")
+    for name in ("../other", str(tmp_path / "other"), "a/../../other", "not/here"):
+        export._remove(out, name)
+        assert (tmp_path / "other").exists()
+    left = []
+    for name in names:
+        export._remove(out, name)
+        left.append(sorted(str(p.relative_to(out)) for p in out.rglob("*")))
+    assert left == [
+        ["a", "a/b", "a/b/d", "a/e", "a/e/f", "g"],
+        ["a", "a/e", "a/e/f", "g"],
+        ["g"],
+        [],
+    ]
+    assert out.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "is_one"),
+    [('{"formats": {}, "files": {}}', True), ('{"formats": {}, "files": {}, "step": 3}', True)]
+    + [('{"formats": {}}', False), ("[]", False), ("{", False), (None, False)]
+    + [('{"formats": 7, "files": {}}', False), ('{"formats": {}, "files": ["a", 1]}', False)],
+)
+def test_an_earlier_export_is_known_by_its_list(content, is_one, tmp_path):
+    if content is not None:
+        (tmp_path / "export.json").write_text(content)
+    assert bool(export._earlier(str(tmp_path))) == is_one
+    (tmp_path / "notes.txt").write_text("")
+    if is_one:
+        with export._checked(str(tmp_path)):
+            pass
+    else:
+        with pytest.raises(ConfigError, match=f"^--out={tmp_path} has .* and is no export; give"):
+            export._checked(str(tmp_path)).__enter__()
+
+
+# Networks.
+
+VARIANTS = {
+    "same": ("tensorflow", {}),
+    "space to depth": ("tensorflow", {"space_to_depth": True}),
+    "v1, BGR": ("keras", {"resnet_depth": 50, "resnet_version": "1", "max_pool": "torch"}),
+    "v2, same": ("vgg", {"resnet_version": "2"}),
+    "v2": ("tensorflow", {"resnet_depth": 50, "resnet_version": "2", "max_pool": "torch"}),
+    "D, SE": ("timm_a1", {"deep_stem": True, "squeeze_excite": 0.25, "max_pool": "torch"}),
+    "BlurPool": ("tensorflow", {"blur_pool": True, "num_filters": 16}),
+    "RS": ("timm_a1", {"deep_stem": True, "squeeze_excite": 0.25, "max_pool": "conv"}),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_computes_the_same_as_flax(name, tmp_path):
+    """48 pixels become 3 before the last stage, so that D's mean-pool has an odd size."""
+    spec, keys = VARIANTS[name]
+    keys = {"resnet_depth": 18, **keys}
+    model = networks.make_network(2, 1, 1, 1, classes=5, **keys)
+    spec, pixels = NAMED[spec].at(48), images(48)
+    inputs = normalised(pixels, spec)
+    inputs = inputs[..., ::-1] if spec.channels == "BGR" else inputs
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), inputs, train=False))
+    variables = drawn(shapes)
+    expected = np.asarray(jax.jit(partial(model.apply, train=False))(variables, inputs))
+
+    steps = network.build(networks.keys(**keys), variables, spec)
+    path = str(tmp_path / "model.onnx")
+    onnx.write_classifier(steps, {"key": "value"}, path)
+    computed = onnx.classifier_runner(path)(pixels)
+    np.testing.assert_allclose(computed, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def make_workdir(workdir, records, **overrides):
+    """A workdir with a checkpoint of random weights at step 3."""
+    values = {"image_size": 32, "max_pool": "torch"} | overrides
+    config = make_tiny_config(records, **values)
+    run = open_run(config, workdir)
+    state = run.programs.initial_state(plan_of(config, 90).recipe)
+    items = model_items(state)
+    items = items | {k: drawn(items[k]) for k in ("params", "model_state")}
+    checkpoints = Checkpointer(run.checkpoints_dir, keep=1, best=lambda: None)
+    checkpoints.save(3, items, {"step": np.int32(3)}, run.facts(90))
+    checkpoints.close()
+    return str(workdir), items
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_records, tmp_path_factory):
+    return make_workdir(tmp_path_factory.mktemp("run"), tiny_records)
+
+
+@pytest.fixture(scope="module")
+def exported(trained):
+    export.run(trained[0], "latest", "hf,onnx,savedmodel,stablehlo")
+    return pathlib.Path(trained[0]) / "export"
+
+
+def logits(items, size=32):
+    """By flax, of `images(size)`."""
+    model = networks.make_network(resnet_depth=10, classes=4, max_pool="torch")
+    variables = {"params": items["params"], **items["model_state"]}
+    inputs = normalised(images(size))
+    return np.asarray(jax.jit(partial(model.apply, train=False))(variables, inputs))
+
+
+READER = """
+import sys
+import jax.export, numpy, onnxruntime, safetensors.numpy, tensorflow as tf
+pixels, result = numpy.load("pixels.npy"), {}
+session = onnxruntime.InferenceSession("model.onnx")
+result["onnx"] = session.run(None, {"images": pixels})[0]
+exported = jax.export.deserialize(bytearray(open("model.stablehlo", "rb").read()))
+assert exported.platforms == ("cpu", "tpu", "cuda")
+result["stablehlo"] = exported.call(pixels)
+signatures = tf.saved_model.load("savedmodel/1").signatures
+result["savedmodel"] = signatures["images"](images=tf.constant(pixels))["logits"]
+pngs = [tf.io.encode_png(numpy.kron(p, numpy.ones((4, 4, 1), "u1"))).numpy() for p in pixels]
+served = signatures["serving_default"](image_bytes=tf.constant(pngs))
+result |= {name: served[name] for name in ("classes", "probabilities", "top5_scores")}
+result["names"] = [[name.decode() for name in row] for row in served["top5_names"].numpy()]
+numpy.savez("results.npz", **result)
+assert not [name for name in sys.modules if name in ("models", "commands", "benchmarks")]
+"""
+
+
+@pytest.mark.long
+def test_other_programs_read_it_in_another_process(trained, exported):
+    expected = logits(trained[1])
+    np.save(exported / "pixels.npy", images(32))
+    subprocess.run([sys.executable, "-c", READER], cwd=exported, check=True)
+    results = np.load(exported / "results.npz")
+    for name in ("onnx", "stablehlo", "savedmodel"):
+        np.testing.assert_allclose(results[name], expected, atol=1e-5 * np.abs(expected).max())
+    probabilities = results["probabilities"]
+    assert probabilities.shape == (3, 4)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
+    assert results["classes"].tolist() == probabilities.argmax(axis=1).tolist()
+    assert (np.diff(results["top5_scores"]) <= 0).all()
+    names = json.loads((exported / "export.json").read_text())["labels"]
+    assert results["names"][:, 0].tolist() == [names[i] for i in results["classes"]]
+
+
+def test_the_list_holds_every_file(exported):
+    facts = json.loads((exported / "export.json").read_text())
+    assert facts["benchmark"] == "resnet" and facts["step"] == 3 and "jax" in facts["versions"]
+    for name, entry in facts["files"].items():
+        content = (exported / name).read_bytes()
+        assert entry["sha256"] == hashlib.sha256(content).hexdigest()
+        assert entry["bytes"] == len(content)
+        for secret in (str(exported.parent), str(pathlib.Path(export.__file__).parents[2])):
+            assert secret.encode() not in content, name
+    assert {"README.md", "labels.txt", "input_spec.json", "config.json"} <= facts["files"].keys()
+    assert all(row["error"] < 1e-5 for row in facts["formats"].values())
+
+
+def test_the_same_checkpoint_gives_the_same_bytes(trained, exported, tmp_path):
+    """A SavedModel has numbers of TensorFlow's process in it: see the next test."""
+    export.run(trained[0], "latest", "hf,onnx,stablehlo", str(tmp_path / "again"))
+    for name in ("model.safetensors", "model.onnx", "model.stablehlo", "config.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (exported / name).read_bytes(), name
+
+
+def test_pytorch_names_in_a_width_that_timm_lacks(exported):
+    """transformers' own ResNet has a free width; its names are those of its source."""
+    from safetensors.numpy import load_file
+
+    arrays = load_file(exported / "model.safetensors")
+    assert arrays["resnet.embedder.embedder.convolution.weight"].shape == (4, 3, 7, 7)
+    assert arrays["classifier.1.weight"].shape == (4, 32)
+    config = json.loads((exported / "config.json").read_text())
+    assert config["hidden_sizes"] == [4, 8, 16, 32] and config["layer_type"] == "basic"
+
+
+def test_a_pool_that_pytorch_lacks(tiny_records, tmp_path):
+    workdir, _ = make_workdir(tmp_path, tiny_records, max_pool="same")
+    with pytest.raises(ConfigError, match="pads its max-pool as TensorFlow does"):
+        export.run(workdir, "latest", "hf", str(tmp_path / "out"))
+    assert not (tmp_path / "out" / "export.json").exists()
+    export.run(workdir, "latest", "hf", str(tmp_path / "out"), True)
+    row = json.loads((tmp_path / "out" / "export.json").read_text())["formats"]["hf"]
+    assert row["error"] > 1e-3 and "max-pool" in row["remark"]
+
+
+def test_mistakes_take_one_line(trained, tmp_path, monkeypatch):
+    def attempt(**values):
+        export.run(**{"path": trained[0], "checkpoint": "latest", "formats": "onnx"} | values)
+
+    with pytest.raises(CheckpointError, match="there is no .*/nothing; give a workdir"):
+        attempt(path=str(tmp_path / "nothing"))
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.txt").touch()
+    with pytest.raises(ConfigError, match="has thesis.txt and is no export"):
+        attempt(out=str(tmp_path / "taken"))
+    with monkeypatch.context() as patch:
+        patch.setattr(export.importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(ConfigError, match="needs the package onnx, .*: pip install onnx"):
+            attempt()
+    monkeypatch.setattr("benchmarks.resnet.ResNet.uses", Uses())
+    with pytest.raises(ConfigError, match="benchmark 'resnet', which has no export"):
+        attempt(out=str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("existed", [True, False])
+def test_a_wrong_file_is_deleted_with_a_folder_that_is_new(existed, trained, tmp_path, monkeypatch):
+    good = onnx.write_classifier
+
+    def bad(steps, facts, path):
+        steps.steps[-1].arrays["bias"][0] += 1
+        good(steps, facts, path)
+
+    monkeypatch.setattr(onnx, "write_classifier", bad)
+    out = tmp_path if existed else tmp_path / "out"
+    with pytest.raises(OutputError, match="off by .* nothing is exported"):
+        export.run(trained[0], "latest", "onnx", str(out))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_that_was_cut_short_is_replaced(trained, tmp_path, monkeypatch):
+    request = trained[0], "latest", "onnx", str(tmp_path)
+
+    def fail(path, parts):
+        if path.endswith("model.onnx"):
+            raise OSError("no space left")
+        write(path, parts)
+
+    write = files.write
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write", fail)
+        with pytest.raises(OutputError, match="no space left"):
+            export.run(*request)
+    assert json.loads((tmp_path / "export.json").read_text())["formats"] == {}
+    export.run(*request)
+    assert (tmp_path / "model.onnx").exists()
+
+
+def test_a_diverged_model_is_refused(tiny_records, tmp_path, monkeypatch):
+    def nan(tree):
+        return jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), tree)
+
+    monkeypatch.setattr("tests.commands.test_export.drawn", nan)
+    workdir, _ = make_workdir(tmp_path, tiny_records)
+    with pytest.raises(CheckpointError, match="not finite; the run diverged"):
+        export.run(workdir, "latest", "onnx")
+
+
+def test_a_bucket(trained, gcs):
+    out = gcs.bucket() + "/shared/model"
+    export.run(trained[0], "latest", "onnx", out)
+    files = json.loads(gcs.read(f"{out}/export.json"))["files"]
+    content = gcs.read(f"{out}/model.onnx")
+    assert hashlib.sha256(content).hexdigest() == files["model.onnx"]["sha256"]
+    export.run(trained[0], "latest", "onnx", out)  # replaces it
+    assert sorted(filter(None, gcs.names(out))) == sorted([*files, "export.json"])

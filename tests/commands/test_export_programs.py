@@ -1,0 +1,183 @@
+"""--mode=export of detectors (photos to boxes), translators (ids to ids) and NCF (a score)."""
+
+import dataclasses
+import hashlib
+import io
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from commands import export, trained
+from commands.export import onnx, programs
+from common.errors import CheckpointError, ConfigError
+from engine.weights import Weights
+from tests.commands import test_predict_items, test_predict_sentences
+from tests.commands.test_predict_boxes import (
+    data,  # noqa: F401 (fixtures)
+    model,  # noqa: F401 (fixtures)
+)
+
+translator, ncf = test_predict_sentences.model, test_predict_items.model  # fixtures
+
+
+@pytest.mark.long
+def test_the_program_has_the_pixels_that_evaluation_reads(model):  # noqa: F811
+    uses = model[1].uses
+    for encoded in programs.draw():
+        photo = Image.open(io.BytesIO(encoded)).convert("RGB")
+        file = io.BytesIO()
+        photo.save(file, "JPEG", quality=95)
+        pixels = np.asarray(Image.open(file))
+        height, width = pixels.shape[:2]
+        expected = uses.inputs(file.getvalue(), height, width)
+        leaves = uses.resized(pixels, upright=height > width)
+        for name, values in leaves.items():
+            wanted = expected[name].astype(int)
+            assert values.dtype == expected[name].dtype and values.shape == wanted.shape
+            distance = np.abs(np.asarray(values).astype(int) - wanted)
+            assert distance.max() <= 1 and distance.mean() < 0.05  # of 255 levels: ties of rounding
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["ssd"], indirect=True)
+def test_jax_alone_runs_the_file(model, tmp_path, capsys):  # noqa: F811
+    """In a process of its own, without this program; the photo may have any size."""
+    opened, benchmark = model
+    out = tmp_path / "out"
+    export.run("any", "latest", "stablehlo", str(out))
+    assert "off by 0.0e+00" in capsys.readouterr().out
+    listed = json.loads((out / "export.json").read_text())
+    assert listed["labels"] == ["red", "green", "blue", "grey"]
+    assert set(listed["files"]) == {"README.md", "labels.txt", "model.stablehlo"}
+    photo = np.random.default_rng(0).integers(0, 256, (31, 87, 3), np.uint8)
+    np.save(tmp_path / "photo.npy", photo)
+    code = (
+        "import jax, numpy as np, sys; model = jax.export.deserialize(bytearray(open("
+        "'out/model.stablehlo', 'rb').read())); np.savez('found.npz', "
+        "**jax.jit(model.call)({'photo': np.load('photo.npy')})); print('models' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    found = np.load(tmp_path / "found.npz")
+    batch = {name: x[None] for name, x in benchmark.uses.resized(photo, upright=False).items()}
+    batch["image_id"] = np.zeros(1, np.int32)
+    wanted = jax.jit(benchmark.predict)(opened.params, opened.model_state, batch)
+    assert found["boxes"].shape == (20, 4) and found["score"][0] > 0
+    for name in ("boxes", "class", "score"):
+        np.testing.assert_allclose(found[name], np.asarray(wanted[name][0]), rtol=1e-4, atol=1e-4)
+
+
+def exported(folder, formats=""):
+    """Exports the model that is open; returns the functions of its formats, and export.json."""
+    export.run("any", "latest", formats, str(folder))
+    listed = json.loads((folder / "export.json").read_text())
+    rows = listed["formats"].items()
+    runs = {name: programs.FORMATS[name].runner(f"{folder}/{row['path']}") for name, row in rows}
+    return runs, listed
+
+
+@pytest.mark.parametrize("model", ["ssd"], indirect=True)
+def test_tensorflow_finds_the_same_objects(model, tmp_path):  # noqa: F811
+    opened, benchmark = model
+    runs, listed = exported(tmp_path / "out", "savedmodel")
+    assert "savedmodel/1/saved_model.pb" in listed["files"]
+    (program,) = benchmark.uses.programs(opened.params, opened.model_state).values()
+    photo = np.random.default_rng(0).integers(0, 256, (31, 87, 3), np.uint8)
+    wanted, found = program.compute({"photo": photo}), runs["savedmodel"]({"photo": photo})
+    assert sorted(found) == ["boxes", "class", "score"]
+    for name, values in found.items():
+        assert values.dtype == wanted[name].dtype
+        np.testing.assert_allclose(values, wanted[name], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("translator", ["transformer", "gnmt"], indirect=True)
+def test_translations_do_not_depend_on_the_batch(translator, tmp_path, capsys, request):
+    benchmark, sentences, params = translator
+    name = request.node.callspec.params["translator"]
+    # Each compilation by TensorFlow takes seconds.
+    runs, listed = exported(tmp_path / "out", "" if name == "transformer" else "stablehlo")
+    assert "off by 0.0e+00" in capsys.readouterr().out
+    vocabulary = {"transformer": "vocab.toy.subwords", "gnmt": "vocab.bpe.32000.de"}[name]
+    content = (tmp_path / "out" / vocabulary).read_bytes()
+    assert vocabulary in listed["files"]
+    assert hashlib.sha256(content).hexdigest() == benchmark.metadata["vocabulary"]["digest"]
+    rows = np.zeros((3, benchmark.eval_lengths[-1]), np.int32)
+    for row, sentence in zip(rows, sentences, strict=False):
+        ids = benchmark.uses.encode(sentence)
+        row[: len(ids)] = ids
+    tokens, scores = jax.jit(benchmark.n_best, static_argnums=2)(params, rows, 3)
+    for run in runs.values():
+        found = run({"sources": rows})
+        np.testing.assert_array_equal(found["tokens"], tokens)
+        np.testing.assert_allclose(found["scores"], scores, rtol=1e-5)
+    alone = [runs["stablehlo"]({"sources": rows[i : i + 1]}) for i in range(3)]
+    for name, values in runs["stablehlo"]({"sources": rows}).items():
+        np.testing.assert_array_equal(values, np.concatenate([each[name] for each in alone]))
+
+
+def test_scores_of_users_and_items_by_their_ids(ncf, tmp_path):
+    benchmark, params = ncf
+    runs, _ = exported(tmp_path / "out")
+    lines = (tmp_path / "out" / "items.csv").read_text().splitlines()
+    assert lines[:2] == ["item,title", "5,"] and len(lines) == 1 + len(test_predict_items.ITEMS)
+    users, items = (np.array(ids, np.uint32) for ids in ([8, 155, 9], [115, 5, 5]))
+    expected = np.asarray(benchmark.uses.scores(params, np.array([1, 22])))
+    for run in runs.values():
+        found = run({"user": users, "item": items})["score"]
+        np.testing.assert_allclose(found, [expected[0, 11], expected[1, 0], np.nan], rtol=1e-5)
+
+
+def test_only_a_few_values_may_differ_by_rounding():
+    """A NaN, an infinity and a value of its own differ from all but themselves."""
+    wanted = [{"x": np.array([-np.inf, np.nan, 2.0, 0.0])}]
+    assert programs.difference(wanted, wanted, 1e-3) == (0.0, 0.0)
+    for other in (np.inf, np.nan, 2.0):
+        error, share = programs.difference(
+            [{"x": np.array([-np.inf, np.nan, other, 1.0])}], wanted, 1e-3
+        )
+        assert share == (0.25 if other == 2.0 else 0.5) and not error <= 1e-3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["ssd"], indirect=True)
+@pytest.mark.parametrize("changes", [{}, {"antialias": True, "clip_boxes": False}])
+def test_onnx_has_the_same_detections(model, changes, tmp_path, capsys, monkeypatch):  # noqa: F811
+    pytest.importorskip("onnxruntime")
+    opened = model[0].changed(**changes)
+    monkeypatch.setattr(trained, "load", lambda *_, **__: opened)
+    export.run("any", "latest", "onnx", str(tmp_path / "out"))
+    assert capsys.readouterr().out.startswith("onnx: model.onnx, ")
+    listed = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert set(listed["files"]) == {"README.md", "labels.txt", "model.onnx"}
+    run = onnx.detector_runner(str(tmp_path / "out" / "model.onnx"))
+    (program,) = opened.benchmark.uses.programs(opened.params, opened.model_state).values()
+    for shape, limit in (((64, 64), 1e-5), ((31, 87), onnx.DETECTOR_LIMIT)):
+        photo = np.random.default_rng(5).integers(0, 256, (*shape, 3), np.uint8)
+        results, outputs = dict(run({"photo": photo})), jax.jit(program.compute)({"photo": photo})
+        wanted = {name: np.asarray(x) for name, x in outputs.items()}
+        for name, x in wanted.items():
+            assert (results[name].shape, results[name].dtype) == (x.shape, x.dtype)
+        assert np.sum(wanted["score"] > 0.1) > 3
+        assert onnx.detection_difference(wanted, results, 0.05) <= limit
+        assert (
+            onnx.detection_difference(wanted, results | {"class": results["class"] + 1}, 0.05) == 1
+        )
+
+
+@pytest.mark.parametrize("model", ["ssd"], indirect=True)
+def test_what_cannot_be_exported_is_refused(model, tmp_path):  # noqa: F811
+    opened, _ = model
+    words = "^--format=hf: .* is exported as savedmodel, stablehlo, onnx$"
+    with pytest.raises(ConfigError, match=words):
+        export.run("any", "latest", "stablehlo,hf", str(tmp_path / "out"))
+    assert list(tmp_path.iterdir()) == []
+    values = jax.tree.map(lambda x: x * np.nan, opened.params)
+    diverged = dataclasses.replace(opened, _read=lambda: Weights("ssd", values, {}))
+    with pytest.raises(CheckpointError, match="^ssd: weights are not finite; the run diverged"):
+        programs.write(diverged, {}, str(tmp_path), ())

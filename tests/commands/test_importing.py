@@ -1,0 +1,255 @@
+"""--mode=import and config.init_from with files of other libraries, from the file to the scores."""
+
+import json
+import logging
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import benchmarks
+from benchmarks.resnet import ResNet
+from commands import evaluating, importing, report, trained
+from common.errors import CheckpointError, ConfigError, DataError
+from common.foreign import resnets as foreign
+from configs import ncf
+from engine.run import Programs, make_plan, read_settings
+from engine.start import Run, first_state
+from tests.common.foreign.test_resnets import variables
+from tests.conftest import make_tiny_config
+from tests.test_main import fails_with
+from tests.test_main import run as command
+
+TIMM = {"architecture": "resnet18", "label_names": ["a", "b", "c", "d", "e"]}
+TIMM["pretrained_cfg"] = {
+    **{"input_size": [3, 16, 16], "interpolation": "bicubic", "crop_pct": 0.8},
+    **{"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]},
+}
+
+
+@pytest.fixture(scope="module")
+def backbone(folder, tmp_path_factory):
+    """A file of the same weights without the classifier."""
+    path = str(tmp_path_factory.mktemp("backbone") / "x.safetensors")
+    arrays = safetensors.numpy.load_file(f"{folder}/model.safetensors")
+    arrays = {name: array for name, array in arrays.items() if not name.startswith("fc.")}
+    safetensors.numpy.save_file(arrays, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A narrow ResNet-18 for 5 classes, in timm's form."""
+    folder = tmp_path_factory.mktemp("timm")
+    params, state = variables(18)
+    state = jax.tree.map(lambda x: 1 + x**2, state)  # a variance is not negative
+    arrays = {k: np.ascontiguousarray(v) for k, v in foreign.names(params, state).items()}
+    safetensors.numpy.save_file(arrays, str(folder / "model.safetensors"))
+    (folder / "config.json").write_text(json.dumps(TIMM))
+    return str(folder)
+
+
+def settled(config, workdir, mode="train_and_eval", fixed=()):
+    """(the settings of a run, as main.py makes them; the notes)."""
+    notes = importing.settle(config, str(workdir), mode, fixed)
+    return read_settings(config, str(workdir)), notes
+
+
+def config_of(records="", **overrides):
+    """The tiny recipe, which has another architecture, without a number of classes."""
+    tiny = {"num_label_classes": 0, "num_filters": 6, "image_size": 24, "eval_batch_size": 8}
+    short = {"train_steps": "2", "steps_per_checkpoint": "1", "steps_per_eval": "2"}
+    return make_tiny_config(records, **{**tiny, **short, **overrides})
+
+
+@pytest.fixture(scope="module")
+def imported(folder, tmp_path_factory):
+    """The workdir of the imported model."""
+    workdir = tmp_path_factory.mktemp("imported")
+    settings, _ = settled(config_of(init_from=folder), workdir, "import")
+    importing.run(settings)
+    return workdir
+
+
+def test_what_an_import_writes(imported, folder):
+    model = trained.load(str(imported))
+    expected = {"resnet_depth": 18, "num_filters": 4, "max_pool": "torch", "image_size": 16}
+    expected |= {"num_label_classes": 5, "resnet_version": "1.5"}
+    assert expected.items() <= model.config.to_dict().items()
+    assert (model.step, model.manifest["class_names"]) == (0, list("abcde"))
+    assert model.manifest["imported"]["path"] == f"{folder}/model.safetensors"
+    assert len(model.manifest["imported"]["sha256"]) == 64
+    spec, benchmark = model.manifest["input_spec"], model.benchmark
+    assert isinstance(benchmark, ResNet)
+    assert (spec["size"], spec["resize"], spec["kernel"]) == (16, 20, "bicubic")
+    assert spec == benchmark.input_spec.as_dict() and spec["mean"] == [127.5] * 3
+    back = foreign.names(model.params, model.model_state)
+    original = safetensors.numpy.load_file(f"{folder}/model.safetensors")
+    assert sorted(back) == sorted(original)
+    for name, array in original.items():
+        np.testing.assert_array_equal(back[name], array, strict=True)
+
+
+def test_a_file_is_a_model_like_its_workdir(imported, folder, backbone):
+    file = trained.load_foreign(folder, config_of(), "--model")
+    workdir = trained.load(str(imported))
+    assert file is not None and (file.source, file.step) == (f"{folder}/model.safetensors", 0)
+    assert file.config.image_size == 16 and file.config.num_label_classes == 5
+    for key in ("class_names", "input_spec", "imported", "benchmark"):
+        assert file.manifest[key] == workdir.manifest[key]
+    for mine, theirs in ((file.params, workdir.params), (file.model_state, workdir.model_state)):
+        jax.tree.map(np.testing.assert_array_equal, mine, theirs)
+    assert trained.load_foreign(str(imported), config_of(), "--model") is None
+    with pytest.raises(CheckpointError, match="--model=.*x.safetensors has no classifier"):
+        trained.load_foreign(backbone, config_of(), "--model")
+
+
+def test_its_report_says_where_it_is_from(imported, folder, tiny_records, capsys):
+    settings, _ = settled(config_of(tiny_records), imported, "report")
+    report.report(settings, "latest", "")
+    page = (imported / "report" / "report.html").read_text()
+    assert f"The model was imported from {folder}/model.safetensors (safetensors, SHA-256 " in page
+    for words in ("older program", "stopped", "device hours", "1,281,167"):
+        assert words not in page
+    assert "report.html" in capsys.readouterr().out
+
+
+def test_its_evaluation_needs_no_keys_of_the_architecture(imported, tiny_records):
+    settings, notes = settled(config_of(tiny_records), imported, "eval")
+    assert settings.recipe["num_filters"] == 4 and settings.recipe["image_size"] == 16
+    assert "config.num_filters=4 instead of 6, as the weights want it" in notes
+    scores = evaluating.evaluate(settings, "latest", 0)
+    assert 0 <= scores["top_1_accuracy"] <= 1 and np.isfinite(scores["loss"])
+    _, notes = settled(config_of(), imported, "eval", ["num_filters"])
+    assert not any("num_filters" in note for note in notes)
+
+
+def begun(settings, monkeypatch):
+    """(params, source) of the state that a run begins with."""
+    run = Run.open(settings)
+    plan = make_plan(settings, run.benchmark, 90)
+    # What the arrays were before does not matter here, and takes long to compile.
+    zeros = jax.tree.map(jnp.zeros_like, run.programs.abstract_state(plan.recipe))
+    monkeypatch.setattr(Programs, "initial_state", lambda *_: zeros)
+    state, source = first_state(run, plan)
+    return jax.tree.map(np.asarray, state.params), source
+
+
+def test_a_run_in_that_workdir_begins_with_its_weights(imported, tiny_records, monkeypatch):
+    settings, notes = settled(config_of(tiny_records), imported)
+    assert settings.init_from == f"{imported}/checkpoints/0" and "imported model" in notes[0]
+    assert settings.recipe["image_size"] == 24  # a run may train at another size
+    params, source = begun(settings, monkeypatch)
+    model = trained.load(str(imported))
+    kernels = [x["conv_stem"]["kernel"] for x in (params, model.params)]
+    np.testing.assert_array_equal(*kernels)
+    assert source == settings.init_from
+
+
+def test_a_run_begins_with_foreign_weights(folder, tiny_records, tmp_path, caplog, monkeypatch):
+    config = config_of(tiny_records, init_from=folder, num_label_classes=4)
+    settings, notes = settled(config, tmp_path)
+    assert any("input_spec" in note for note in notes)
+    assert settings.recipe["num_label_classes"] == 4  # the recipe's, not the file's
+    with caplog.at_level(logging.INFO, logger="tpu_suite"):
+        params, source = begun(settings, monkeypatch)
+    assert "2 new (params/head/bias, params/head/kernel)" in caplog.text
+    assert source == f"{folder}/model.safetensors" and params["head"]["bias"].shape == (4,)
+    original = safetensors.numpy.load_file(source)["layer4.1.conv2.weight"]
+    ours = params["stage4_block2"]["conv2"]["kernel"]
+    np.testing.assert_array_equal(ours, original.transpose(2, 3, 1, 0))
+    spec = settings.load_benchmark("").metadata["input_spec"]
+    assert (spec["size"], spec["resize"]) == (24, 30)
+
+
+def test_a_resumed_run_needs_the_weights_no_more(imported, tmp_path):
+    step = tmp_path / "checkpoints" / "7"
+    shutil.copytree(imported / "checkpoints" / "0", step)
+    manifest = json.loads((step / "manifest/metadata").read_text())
+    (step / "manifest/metadata").write_text(json.dumps({**manifest, "step": 7}))
+    settings, _ = settled(config_of(init_from="/gone"), tmp_path)
+    assert settings.recipe["num_filters"] == 4 and settings.init_from == "/gone"
+    assert settled(config_of(), tmp_path)[0].recipe["num_filters"] == 4
+    manifest["config"]["init_from"] = ""  # the run began without another model's weights
+    (step / "manifest/metadata").write_text(json.dumps({**manifest, "step": 7}))
+    settings, notes = settled(config_of(), tmp_path)
+    assert settings.recipe["num_filters"] == 6 and not notes
+
+
+def test_a_new_run_begins_with_the_imported_workdir(imported, tiny_records, tmp_path):
+    settings, _ = settled(config_of(tiny_records, init_from=str(imported)), tmp_path)
+    assert settings.recipe["num_filters"] == 4 and settings.recipe["num_label_classes"] == 0
+    assert json.loads(settings.recipe["input_spec"])["resize"] == 20
+
+
+def test_an_import_never_writes_into_a_run(imported, folder):
+    """All files of a workdir with checkpoints stay, and stay as they are."""
+
+    def content():
+        return {path: path.read_bytes() for path in imported.rglob("*") if path.is_file()}
+
+    before = content()
+    settings, _ = settled(config_of(init_from=folder), imported, "import")
+    with pytest.raises(CheckpointError, match="has checkpoints: import into another folder"):
+        importing.run(settings)
+    assert content() == before
+
+
+def test_imports_that_cannot_be(backbone, imported, tmp_path):
+    no_weights = "is no file or folder of another library's weights"
+    for source in ("", "/not/there", str(imported)):
+        settings, _ = settled(config_of(init_from=source), tmp_path, "import")
+        words = "'/not/there': there is no such" if "not" in source else no_weights
+        with pytest.raises(ConfigError, match=words):
+            importing.run(settings)
+    settings, _ = settled(config_of(init_from=backbone), tmp_path, "import")
+    with pytest.raises(CheckpointError, match="only weights to begin a run with: params/head/b"):
+        importing.run(settings)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_key_that_the_person_gives_is_not_changed(folder, tmp_path):
+    config = config_of(init_from=folder, input_spec="vgg", resnet_depth=34)
+    fixed = ("input_spec", "resnet_depth")
+    settings, notes = settled(config, tmp_path, fixed=fixed)
+    assert (settings.recipe["input_spec"], settings.recipe["resnet_depth"]) == ("vgg", 34)
+    assert not any(key in note for key in fixed for note in notes)
+    benchmark = settings.load_benchmark("")
+    with pytest.raises(ConfigError, match=r"config.resnet_depth=34, but .* has 18"):
+        benchmark.uses.read_foreign(folder)
+
+
+def test_a_benchmark_without_foreign_weights_refuses_them(folder):
+    config = ncf.get_config()
+    config.init_from = folder
+    before = config.to_dict()
+    with pytest.raises(ConfigError, match=f"config.init_from={folder}: .*the benchmark ncf"):
+        importing.settle(config, "", "train", ())
+    assert config.to_dict() == before
+    assert benchmarks.load(config, "").uses.read_foreign(folder) is None
+
+
+@pytest.mark.long
+def test_a_bucket(gcs, folder, tiny_records):
+    bucket = gcs.bucket()
+    gcs.upload(folder, f"{bucket}/timm")
+    config = config_of(init_from=f"{bucket}/timm")
+    importing.run(settled(config, f"{bucket}/model", "import")[0])
+    settings, _ = settled(config_of(tiny_records), f"{bucket}/model", "eval")
+    assert settings.recipe["num_filters"] == 4
+    assert "top_1_accuracy" in evaluating.evaluate(settings, "latest", 0)
+
+
+@pytest.mark.long
+def test_the_command(folder, tmp_path):
+    done = command("--mode=import", f"--workdir={tmp_path}/w", init_from=folder)
+    assert done.returncode == 0, done.stderr
+    assert "5 classes with their names" in done.stdout and f"wrote {tmp_path}/w/ch" in done.stdout
+    (tmp_path / "x.pth").write_bytes(b"PK\x03\x04 no zip")
+    done = command("--mode=import", f"--workdir={tmp_path}/v", init_from=f"{tmp_path}/x.pth")
+    fails_with(done, f"{tmp_path}/x.pth is damaged")
+    with pytest.raises(DataError):
+        importing.settle(config_of(init_from=f"{tmp_path}/x.pth"), "", "train", ())

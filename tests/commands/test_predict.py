@@ -1,0 +1,432 @@
+"""predict.py as a person uses it: pictures in, classes out."""
+
+import csv
+import dataclasses
+import io
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+from safetensors.numpy import save_file
+
+import predict
+from commands import evaluating, trained
+from commands.predict import classes, model, outputs, sources
+from commands.predict.classes import Classes, Row
+from common.foreign import resnets as foreign
+from common.images import photos
+from common.images.input_spec import NAMED, prepare_image
+from engine import mesh as meshes
+from engine.run import read_settings
+from tests.commands.test_trained import (
+    change_manifest,  # noqa: F401 (a fixture)
+    workdir,  # noqa: F401 (a fixture)
+)
+from tests.conftest import make_tiny_config
+
+CLASSES = ["n0", "n1", "n2", "n3"]
+
+
+@pytest.fixture
+def pictures(tiny_records, tmp_path):
+    """The 23 evaluation images as files: pictures/CLASS/NUMBER.jpg."""
+    paths = sorted(pathlib.Path(tiny_records).glob("validation-*"))
+    for i, record in enumerate(tf.data.TFRecordDataset(list(map(str, paths)), buffer_size=9999)):
+        features = tf.train.Example.FromString(record.numpy()).features.feature
+        label = features["image/class/label"].int64_list.value[0]
+        path = tmp_path / "pictures" / f"n{label - 1}" / f"{i}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(features["image/encoded"].bytes_list.value[0])
+    return tmp_path / "pictures"
+
+
+@pytest.fixture
+def call(workdir, capsysbinary):  # noqa: F811
+    """Calls predict.py; returns (exit code, rows of the CSV, stderr)."""
+
+    def call(*argv):
+        code = predict.main([*map(str, argv), f"--workdir={workdir}"])
+        out, err = capsysbinary.readouterr()
+        return code, list(csv.DictReader(io.StringIO(out.decode()))), err.decode()
+
+    return call
+
+
+def refusal(capsys, *argv):
+    with pytest.raises(SystemExit) as caught:
+        predict.main([*map(str, argv)])
+    text = caught.value.code if isinstance(caught.value.code, str) else capsys.readouterr().err
+    assert text.count("\n") <= 1 and caught.value.code not in (0, None)
+    return text
+
+
+@pytest.mark.long
+def test_the_accuracy_is_that_of_evaluation(call, pictures, workdir, tiny_records, monkeypatch):  # noqa: F811
+    config = make_tiny_config(tiny_records, resnet_depth=18, num_filters=2, train_steps="8")
+    config.update({"moving_average_decay": 0.9, "compilation_cache": ""})
+    scores = evaluating.evaluate(read_settings(config, workdir), "4", 0.0)
+    times = iter((100.0, 103.0, 105.5, 115.5))  # the start, loaded, compiled, the end
+    device_times = itertools.count(50.0, 0.5)
+    clock = types.SimpleNamespace(monotonic=lambda: next(times))
+    monkeypatch.setattr(classes, "time", clock)
+    clock = types.SimpleNamespace(perf_counter=lambda: next(device_times))
+    monkeypatch.setattr(sources, "time", clock)
+    code, table, err = call(pictures, "--batch_size=64")
+    assert "loaded in 3.0 s, compiled in 2.5 s" in err
+    assert "23 files in 10.0 s: 2 images/s; alone, reading would reach" in err
+    assert "the devices (8) 46\n" in err
+    assert code == 0 and len(table) == 23
+    right = [row["label_1"] == row["folder_label"] for row in table]
+    assert np.mean(right) == pytest.approx(scores["top_1_accuracy"])
+    assert f"top 1 accuracy {np.mean(right):.2%}: {sum(right)} of 23 files" in err
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@"])
+def test_a_cell_is_the_text_itself(start):
+    known = Classes([f"{start}cat"], 1, "probability")
+    row = known.row(f"{start}x.jpg", np.zeros(1), "")
+    (line,) = list(csv.reader(outputs.lines("csv", iter([row]), known.columns)))[1:]
+    assert line[:4] == [f"{start}x.jpg", f"{start}cat", "1.0", "0"]
+
+
+def test_pictures_share_full_batches_by_their_shape_and_stay_in_order():
+    """Those that cannot be read take no place in a batch."""
+    small, large = ({"x": np.zeros(n, np.uint8)} for n in (2, 3))
+    kinds, sizes = [small, None, small, large, small, small, large, small, large], []
+    every = [sources.Picture(str(i), inputs=kind) for i, kind in enumerate(kinds)]
+
+    class Triples:
+        batch_size = 3
+
+        def __call__(self, examples):
+            sizes.append((len(examples), len(examples[0]["x"])))
+            return {"n": np.arange(len(examples))}
+
+    tally, predictor = sources.Tally(), Triples()
+    results = list(sources.in_batches(iter(every), predictor, tally))  # pyright: ignore
+    assert [picture.path for picture, _ in results] == [picture.path for picture in every]
+    assert [row and int(row["n"]) for _, row in results] == [0, None, 1, 0, 2, 0, 1, 1, 2]
+    assert sizes == [(3, 2), (3, 3), (2, 2)]
+
+
+def test_the_summary_counts_files_errors_and_names_of_folders(capsys):
+    tally, score = sources.Tally(), classes.Score()
+    right = Row("a", "logit", labels=("x",), truth="x")
+    wrong = Row("b", "logit", labels=("x",), truth="y")
+    picture = sources.Picture("a", read_seconds=1.0, decode_seconds=2.0)
+    other = Row("c", "logit", labels=("x",))
+    for row in (right, wrong, other, Row("d", "logit", "empty")):
+        tally.add(picture, row.error)
+        score.add(row)
+    sources.summarize(tally, 10.0, 2, score.line)
+    without = capsys.readouterr().err.splitlines()[0]
+    assert without == "4 files in 10.0 s"  # none reached the devices, so there is no speed
+    tally.device_seconds = 0.5
+    sources.summarize(tally, 10.0, 2, score.line)
+    assert capsys.readouterr().err == (
+        "4 files in 10.0 s: 0 images/s; alone, reading would reach 2 and decoding 1 "
+        "(2 threads), the devices (8) 8\n"
+        "top 1 accuracy 50.00%: 1 of 2 files in folders that are named as classes\n"
+        "1 of 4 files have no prediction; their rows say why\n"
+    )
+
+
+def test_lines_for_people_have_no_control_characters(capsys):
+    model.say("runs/\x1b[31mred: 4 classes")
+    assert capsys.readouterr().err == "runs/\\x1b[31mred: 4 classes\n"
+
+
+@pytest.mark.long
+def test_bits_depend_neither_on_the_batch_nor_on_the_devices(call, pictures, tmp_path, monkeypatch):
+    tables, arrays, make = [], [], meshes.make
+    for devices, batch in ((8, 1), (8, 200), (1, 7)):
+        monkeypatch.setattr(
+            meshes, "make", lambda axes, span, n=devices: make(axes, span, jax.devices()[:n])
+        )
+        out = tmp_path / "features.npy"
+        _, table, _ = call(pictures, "--logits", f"--batch_size={batch}", f"--embeddings={out}")
+        tables.append(table)
+        arrays.append(np.load(out))
+    assert all(table == tables[0] for table in tables)
+    assert all(array.tobytes() == arrays[0].tobytes() for array in arrays)
+    assert arrays[0].shape == (23, 16) and arrays[0].dtype == np.float32
+    assert len(np.unique(arrays[0], axis=0)) > 10
+
+
+def test_cpus_compute_in_float32_whatever_the_run_trained_in(call, pictures, workdir, monkeypatch):  # noqa: F811
+    assert model.choose_precision(trained.load(workdir)).config.precision == "float32"
+    _, exact, _ = call(pictures, "--logits")
+    load = trained.load
+    for precision in ("float32", "bfloat16"):
+        changes = {"precision": precision}
+        monkeypatch.setattr(trained, "load", lambda *a, c=changes, **k: load(*a, **k).changed(**c))
+        assert call(pictures, "--logits")[1] == exact
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert model.choose_precision(trained.load(workdir)).config.precision == "bfloat16"
+
+
+def test_probabilities_are_the_softmax_of_the_logits(call, pictures):
+    _, logits, _ = call(pictures, "--logits", "--top-k=99")
+    _, shares, _ = call(pictures, "--top_k=2")
+    assert "prob_3" not in shares[0] and "logit_5" not in logits[0]
+    for row, share in zip(logits, shares, strict=True):
+        values = np.array([float(row[f"logit_{k}"]) for k in (1, 2, 3, 4)])
+        expected = np.exp(values) / np.sum(np.exp(values))
+        assert list(values) == sorted(values, reverse=True)
+        assert float(share["prob_2"]) == pytest.approx(expected[1], rel=1e-5)
+        indices = [int(row[f"index_{k}"]) for k in (1, 2, 3, 4)]
+        assert sorted(indices) == [0, 1, 2, 3]
+        assert [CLASSES[i] for i in indices] == [row[f"label_{k}"] for k in (1, 2, 3, 4)]
+
+
+def test_every_broken_file_is_a_row(call, pictures, tmp_path):
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    good = (pictures / "n0" / "0.jpg").read_bytes()
+    (folder / "1.jpg").write_bytes(good)
+    (folder / "2.jpg").write_bytes(b"")
+    (folder / "3.jpg").write_bytes(b"hello, world, this is no picture")
+    (folder / "4.jpg").write_bytes(good[: len(good) * 2 // 3])
+    (folder / "5.heic").write_bytes(b"\0\0\0\x20ftypheic" + b"\0" * 50)
+    (folder / "6.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"\0" * 50)
+    (folder / "7.jpg").symlink_to("/not/there")
+    (folder / "8.jpg").write_bytes(good)
+    out = tmp_path / "features.npy"
+    code, table, err = call(folder, f"--embeddings={out}")
+    assert code == 1 and "6 of 8 files have no prediction" in err
+    errors = [row["error"] for row in table]
+    assert [bool(error) for error in errors] == [False, *[True] * 6, False]
+    assert errors[1:3] == ["the file is empty", "not one of JPEG, PNG, WEBP, BMP, GIF, TIFF"]
+    assert errors[6] == "unreadable: No such file or directory"
+    assert table[0]["prob_1"] == table[7]["prob_1"] and table[1]["prob_1"] == ""
+    features = np.load(out)
+    assert np.isnan(features[1:7]).all() and np.isfinite(features[[0, 7]]).all()
+    for name in "18":
+        (folder / f"{name}.jpg").unlink()
+    code, table, _ = call(folder, f"--embeddings={out}", f"--contact_sheet={tmp_path}/sheet.png")
+    assert code == 1 and len(table) == 6 and np.load(out).shape == (6, 0)
+
+
+def test_formats_say_the_same(call, pictures, tmp_path):
+    (pictures / "a.jpg").write_bytes(b"")
+    _, table, _ = call(pictures)
+    contents = {}
+    for form in ("csv", "json", "jsonl"):
+        path = tmp_path / f"out.{form}"
+        assert call(pictures, f"--out={path}")[:2] == (1, [])
+        contents[form] = path.read_text()
+    assert list(csv.DictReader(io.StringIO(contents["csv"]))) == table
+    objects = json.loads(contents["json"])
+    assert objects == [json.loads(line) for line in contents["jsonl"].splitlines()]
+    assert objects[0] == {"path": f"{pictures}/a.jpg", "error": "the file is empty"}
+    for row, item in zip(table[1:], objects[1:], strict=True):
+        assert item["path"] == row["path"] and item["folder_label"] == row["folder_label"]
+        for k, best in enumerate(item["predictions"], 1):
+            printed = row[f"label_{k}"], int(row[f"index_{k}"]), float(row[f"prob_{k}"])
+            assert printed == (best["label"], best["index"], best["probability"])
+    assert json.loads("".join(outputs.lines("json", iter([]), []))) == []
+
+
+def test_sources(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in (
+        *("b/photo_10.JPG", "b/photo_9.jpg", "b/inner/x.png", "b/notes.txt", "b/.hidden.jpg"),
+        *("b/.cache/x.jpg", "[1].jpg", "1.jpg", "c.tif", "d[1]/x.jpg", "d1/y.jpg"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    inside = ["b/inner/x.png", "b/photo_9.jpg", "b/photo_10.JPG"]
+    assert sources.list_files(["b"], []) == (inside, ["b/notes.txt"])
+    assert sources.list_files(["b/", "c.tif"], [])[0] == [*inside, "c.tif"]
+    assert sources.list_files(["[1].jpg"], [])[0] == [
+        "[1].jpg"
+    ]  # a name, not the pattern for 1.jpg
+    assert sources.list_files(["*.jpg"], [])[0] == ["1.jpg", "[1].jpg"]
+    assert sources.list_files(["d[1]/*.jpg"], [])[0] == ["d[1]/x.jpg"]  # such a folder exists
+    assert sources.list_files(["d[12]/*.jpg"], [])[0] == ["d1/y.jpg"]
+    assert sources.list_files(["b/**/*.png", "?"], [])[0] == ["b/inner/x.png", *inside]
+    assert sources.list_files(["-", "c.tif"], ["x y.jpg", "", "z"])[0] == ["x y.jpg", "z", "c.tif"]
+    assert sources.list_files(["b/notes.txt"], [])[0] == ["b/notes.txt"]
+
+
+def test_names_of_files_may_be_anything(call, pictures, tmp_path, capsysbinary):
+    folder = os.fsencode(tmp_path) + b"/odd"
+    os.mkdir(folder)
+    names = [b"bad\xff.jpg", b'new\nline,"quoted".jpg', "фото_照片.jpg".encode(), b"\x1b[31m.jpg"]
+    for name in names:
+        shutil.copy(os.fsencode(pictures / "n0" / "0.jpg"), folder + b"/" + name)
+    code, table, _ = call(os.fsdecode(folder), f"--contact_sheet={tmp_path}/sheet.png")
+    assert code == 0
+    printed = {os.path.basename(row["path"]) for row in table}
+    assert printed == {"bad\\udcff.jpg", 'new\nline,"quoted".jpg', "фото_照片.jpg", "\x1b[31m.jpg"}
+    written = [Row(os.fsdecode(name), "logit", error="x") for name in names]
+    text = list(classes.table(iter(written), Classes(CLASSES, 1, "logit"), ["a" * 30], 80))
+    assert all(line.count("\n") == 1 and "\x1b" not in line for line in text)
+
+
+def test_a_table_for_people():
+    known = Classes(["cat", "a name of many letters, too long"], 2, "probability")
+    row = known.row("folder/dog/" + "x" * 90 + ".jpg", np.array([1, 2], np.float32), "cat")
+    assert row.is_wrong and not known.row("a.jpg", np.array([2, 1], np.float32), "cat").is_wrong
+    other = dataclasses.replace(known, names=["e\u0301te\u0301", "cat"])
+    assert other.row("a.jpg", np.array([1, 2], np.float32), "\u00e9t\u00e9 ").is_wrong
+    assert "has diverged" in known.row("a.jpg", np.array([np.nan, 1], np.float32), "").error
+    header, line = classes.table(iter([row]), known, [row.path], 130)
+    assert header.startswith("file") and len(line) < 150
+    assert line.startswith("…xx") and "a name of many lett…   73.1%" in line
+    assert line.endswith("cat                    26.9%  (folder: cat)\n")
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF", "exif"])
+def test_a_photo_has_the_pixels_of_its_record(tmp_path, kind):
+    draw = np.random.default_rng(1)
+    image = Image.fromarray(draw.integers(0, 256, (40, 60, 3), np.uint8))
+    path = tmp_path / "photo"
+    if kind == "exif":  # stored lying on its side
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        image.save(path, "JPEG", exif=exif)
+    else:
+        image.save(path, kind)
+    spec = NAMED["tensorflow"].at(32)
+    picture = sources.load_picture(
+        str(path), lambda photo: {"x": prepare_image(photo.encoded, spec)}
+    )
+    record = photos.to_jpeg(path.read_bytes(), rotate=True, quality=95)
+    assert (record.height, record.width) == ((60, 40) if kind == "exif" else (40, 60))
+    assert picture.inputs and picture.error == ""
+    expected = prepare_image(record.encoded, spec)
+    np.testing.assert_array_equal(picture.inputs["x"], expected, strict=True)
+
+
+def test_names_come_from_a_file_or_are_numbers(call, pictures, workdir, tmp_path):  # noqa: F811
+    _, known, _ = call(pictures)
+    (tmp_path / "names.txt").write_text("\ufeffred one\r\ngreen\nblue\n\n", encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"has 3 lines, but .* has 4 classes"):
+        call(pictures, f"--labels={tmp_path}/names.txt")
+    (tmp_path / "names.txt").write_text("\ufeffred one\r\ngreen\nblue\nn3\n", encoding="utf-8")
+    _, table, _ = call(pictures, f"--labels={tmp_path}/names.txt")
+    names = dict(zip(CLASSES, ("red one", "green", "blue", "n3"), strict=True))
+    assert [names[row["label_1"]] for row in known] == [row["label_1"] for row in table]
+    (tmp_path / "names.txt").write_text("n0\nn2\nn1\nn3\n")
+    swapped = f"--labels={tmp_path}/names.txt"
+    with pytest.raises(SystemExit, match=r"in another order: line 2 is 'n2', class 2 of .* 'n1'"):
+        call(pictures, swapped)
+    assert call(pictures, swapped, "--accept_other_data")[0] == 0
+    change_manifest(workdir, class_names=[])
+    _, table, err = call(pictures)
+    assert "NOTE the model has no class names" in err and "accuracy" not in err
+    assert [row["label_1"] for row in table] == [row["index_1"] for row in table]
+
+
+def test_contact_sheets(call, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(classes, "PER_SHEET", 10)
+    (pictures / "z.jpg").write_bytes(b"")
+    _, table, _ = call(pictures, f"--contact_sheet={tmp_path}/sheet.png")
+    written = sorted(path.name for path in tmp_path.glob("*.png"))
+    assert written == ["sheet.png", "sheet_2.png", "sheet_3.png"]
+    first, last = (np.asarray(Image.open(tmp_path / written[i])) for i in (0, 2))
+    assert first.shape == (2 * (160 + 52 + 12) + 12, 8 * 172 + 12, 3)
+    assert last.shape == (160 + 52 + 2 * 12, 4 * 172 + 12, 3)
+    for i, row in enumerate(table[:10]):  # a red frame where the class is not the folder's
+        y, x = 12 + i // 8 * 224, 12 + i % 8 * 172
+        is_red = (first[y + 1, x : x + 160] == (0xC0, 0x18, 0x18)).all()
+        assert is_red == (row["label_1"] != row["folder_label"])
+
+
+def test_everything_may_be_in_a_bucket(gcs, workdir, pictures, capsysbinary):  # noqa: F811
+    bucket = gcs.bucket()
+    for root in (pathlib.Path(workdir), pictures):
+        for path in filter(pathlib.Path.is_file, root.rglob("*")):
+            gcs.write(f"{bucket}/{root.name}/{path.relative_to(root)}", path.read_bytes())
+    gcs.write(f"{bucket}/pictures/n0/notes.txt", b"no picture")
+    gcs.write(f"{bucket}/pictures/n0/.hidden/x.jpg", b"")
+    outputs = (f"--out={bucket}/r/x.jsonl", f"--embeddings={bucket}/r/x.npy")
+    paths = (f"{bucket}/pictures/n0", f"{bucket}/pictures/n[1-3]/*.jpg", f"{bucket}/nothing.jpg")
+    outputs += (f"--contact_sheet={bucket}/r/x.png",)
+    code = predict.main([*paths[:2], f"--workdir={bucket}/run", *outputs])
+    assert code == 0 and b"NOTE left out 1 " in capsysbinary.readouterr().err
+    written = filter(None, gcs.names(f"{bucket}/r"))  # and the folder itself
+    assert sorted(written) == ["x.jsonl", "x.npy", "x.png"]
+    remote = [json.loads(line) for line in gcs.read(f"{bucket}/r/x.jsonl").splitlines()]
+    assert predict.main([str(pictures), f"--workdir={workdir}", "--format=jsonl"]) == 0
+    local = [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]
+    assert [row["predictions"] for row in remote] == [row["predictions"] for row in local]
+    assert f"{bucket}/nothing.jpg: " in refusal(capsysbinary, paths[2], f"--workdir={workdir}")
+    other = refusal(capsysbinary, paths[0], f"--workdir={workdir}", "--out=gs://not-here/x.csv")
+    assert "cannot write to --out=gs://not-here" in other
+
+
+def test_mistakes_end_in_one_line(capsys, tmp_path, pictures, workdir):  # noqa: F811
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").write_text("")
+    model = f"--workdir={workdir}"
+    for argv, message in (
+        ([pictures], "one of the arguments --workdir --model is required"),
+        ([model], "name a picture"),
+        ([pictures, model, "--config.input_spec=vgg"], "goes with --model, not --workdir"),
+        (
+            [pictures, f"--model={workdir}", "--config.resnet_version=1"],
+            "--config.resnet_version: ",
+        ),
+        ([pictures, model, "--top_k=0"], "--top_k: must be a whole number of 1 or more"),
+        ([pictures, model, "--out=x.txt"], "--out=x.txt: "),
+        ([pictures, model, "--embeddings=x.csv"], "x.csv: must end with .npy"),
+        ([pictures, model, "--contact-sheet=x.jpg"], "x.jpg: must end with .png"),
+        ([pictures, model, "--out=/proc/x/y.csv"], "cannot write to --out=/proc/x"),
+        ([pictures, model, "--labels=/none"], "--labels=/none cannot be read"),
+        ([pictures, "--model=/none"], "--model=/none: there is no /none; give"),
+        ([pictures, model, "--checkpoint=7"], "--checkpoint=7 is not in"),
+        ([tmp_path / "empty", model], "no such picture or folder of them; the 1 files there have"),
+        (["*.gif", model], "*.gif: there is no such picture"),
+        (["s3://x/y.jpg", model], "SOURCE=s3://x/y.jpg: s3:// is not supported"),
+    ):
+        assert message in refusal(capsys, *argv)
+
+
+def test_no_picture_is_written_over(capsys, pictures, workdir):  # noqa: F811
+    before = (pictures / "n0" / "0.jpg").read_bytes()
+    shutil.copy(pictures / "n0" / "0.jpg", pictures / "sheet.png")
+    flags = f"--workdir={workdir}", f"--contact_sheet={pictures}/sheet.png"
+    assert "sheet.png is one of the inputs" in refusal(capsys, pictures, *flags)
+    assert (pictures / "sheet.png").read_bytes() == before
+
+
+def test_the_weights_of_other_libraries(capsysbinary, pictures, workdir, tmp_path):  # noqa: F811
+    model = trained.load(workdir)
+    arrays = foreign.names(model.params, model.model_state)
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    save_file(arrays, tmp_path / "model.safetensors")
+    argv = [pictures, f"--model={tmp_path}/model.safetensors", "--config.input_spec=nope"]
+    assert "config.input_spec='nope': use one of" in refusal(capsysbinary, *argv)
+    code = predict.main([str(pictures), f"--model={tmp_path}/model.safetensors", "--logits"])
+    out, err = capsysbinary.readouterr()
+    assert b"NOTE" in err and b"'torchvision_v1' is assumed; --config.input_spec takes one" in err
+    assert b"as the weights want it" not in err
+    table = list(csv.DictReader(io.StringIO(out.decode())))
+    assert code == 0 and len(table) == 23 and b"model.safetensors: 4 classes, 224 px" in err
+    assert all(row["label_1"] == row["index_1"] for row in table) and b"no class names" in err
+    argv = [pictures, f"--model={tmp_path}/model.safetensors", "--checkpoint=best"]
+    assert "is a single model" in refusal(capsysbinary, *argv)
+
+
+@pytest.mark.long
+def test_the_command(pictures, workdir):  # noqa: F811
+    """From a shell: paths on stdin, CSV in a pipe, the exit code."""
+    names = [f"{pictures}/n0/0.jpg", "/not/there.jpg"]
+    command = [sys.executable, predict.__file__, "-", f"--workdir={workdir}", "--top_k=1"]
+    done = subprocess.run(command, input="\n".join([*names, ""]), capture_output=True, text=True)
+    table = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert done.returncode == 1 and [row["path"] for row in table] == names, done.stderr
+    assert table[1]["error"] == "unreadable: No such file or directory"
+    assert "Traceback" not in done.stderr and "1 of 2 files have no prediction" in done.stderr

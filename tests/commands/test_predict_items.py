@@ -1,0 +1,164 @@
+"""predict.py with NCF: ids of users in, ids and titles of items out."""
+
+import csv
+import io
+import json
+import pathlib
+import zipfile
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+import pytest
+
+import benchmarks
+from benchmarks.ncf import models, use
+from commands import demo as demos
+from commands import trained
+from common.errors import DataError
+from configs import ncf
+from tests.commands.test_predict import refusal
+
+USERS, ITEMS = [7 * i + 1 for i in range(23)], [10 * i + 5 for i in range(12)]  # ids in the file
+
+
+@pytest.fixture
+def model(tiny_ratings, opens):
+    """(benchmark, parameters) of an NCF, which predict.py opens."""
+    config = ncf.get_config()
+    config.update({"data_dir": tiny_ratings, "min_ratings": 2, "eval_negatives": 10})
+    config.update({"gmf_dim": 3, "mlp_layers": (4, 6, 2), "compilation_cache": ""})
+    values = config.to_dict()
+    benchmark: Any = benchmarks.load(ml_collections.ConfigDict(values).lock(), "")
+    return benchmark, opens(benchmark, values, 1).params
+
+
+def rated(user: int) -> set[int]:
+    """The ids of the items that a user has rated in the file of `tiny_ratings`."""
+    i = USERS.index(user)
+    return {ITEMS[i % 12], ITEMS[(5 * i + 3) % 12]}
+
+
+@pytest.mark.long
+def test_the_scores_are_those_of_evaluation(call, model):
+    """And so are the hits; all items but the user's own are listed, the best first."""
+    benchmark, params = model
+    code, out, err = call(f"--user={','.join(map(str, USERS))}", "--top=99", "--format=json")
+    rows = json.loads(out)
+    assert code == 0 and [row["user"] for row in rows] == USERS and "12 items" in err
+    listed = {row["user"]: {each["item"]: each["score"] for each in row["items"]} for row in rows}
+    for user, scores in listed.items():
+        assert set(scores) == set(ITEMS) - rated(user)
+        assert list(scores.values()) == sorted(scores.values(), reverse=True)
+    (batch,) = benchmark.eval_batches(23, 0, 1)
+    logits = benchmark.logits(params, batch["user"], batch["items"])
+    known = jax.nn.sigmoid(logits[:, 1:])  # the first is held out: the user has rated it
+    for user, items, scores in zip(batch["user"], batch["items"][:, 1:], known, strict=True):
+        own = [listed[USERS[user]][ITEMS[i]] for i in items]
+        np.testing.assert_allclose(own, scores, rtol=1e-5)
+    ranks = models.ranks(logits, batch["items"])
+    best = jax.nn.sigmoid(logits[:, 0])
+    for user, rank, score, items in zip(batch["user"], ranks, best, batch["items"], strict=True):
+        before = [i for i in set(items[1:].tolist()) if listed[USERS[user]][ITEMS[i]] > score]
+        assert rank == len(before)
+
+
+def test_every_format_says_the_same_whatever_the_batch(call, model, tmp_path):
+    (tmp_path / "users.txt").write_text("\ufeff8\r\n\n1, 15\r\n")
+    _, out, _ = call(tmp_path / "users.txt", "--top=3", "--format=jsonl", "--batch_size=1")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["user"] for row in rows] == [8, 1, 15]
+    assert json.loads(call("-", "--top=3", "--format=json", stdin=b"8 1 15")[1]) == rows
+    table = list(csv.DictReader(io.StringIO(call("--user=8,1,15", "--top=3")[1])))
+    flat = [(row["user"], each["item"], each["score"]) for row in rows for each in row["items"]]
+    found = [(int(row["user"]), int(row["item"]), float(row["score"])) for row in table]
+    assert found == flat and [int(row["rank"]) for row in table] == [1, 2, 3] * 3
+
+
+MOVIES = {
+    "movies.csv": 'movieId,title,genres\r\n5,"Élysée, The (1995)",Drama\r\n15,Plain,\r\n'.encode(),
+    "movies.dat": "5::Élysée, The (1995)::Drama\n15::Plain::\n".encode("latin-1"),
+}
+
+
+@pytest.mark.parametrize("name", MOVIES)
+@pytest.mark.parametrize("is_zipped", [False, True])
+def test_titles_are_those_beside_the_ratings(tiny_ratings, tmp_path, name, is_zipped):
+    ratings = pathlib.Path(tiny_ratings, "ratings.csv").read_bytes()
+    files = {"ratings.csv": ratings, name: MOVIES[name]}
+    if is_zipped:
+        with zipfile.ZipFile(tmp_path / "ml-20m.zip", "w") as archive:
+            for member, data in files.items():
+                archive.writestr(f"ml-20m/{member}", data)
+    for member, data in {} if is_zipped else files.items():
+        (tmp_path / member).write_bytes(data)
+    assert use.read_titles(str(tmp_path)) == {5: "Élysée, The (1995)", 15: "Plain"}
+    assert use.read_titles(tiny_ratings) == {}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1"])
+@pytest.mark.parametrize("name", MOVIES)
+def test_titles_have_one_encoding_and_end_at_line_feeds(tiny_ratings, tmp_path, name, encoding):
+    """Å in UTF-8 has the byte 0x85, which is Latin-1's NEL: str.splitlines ends a line there."""
+    (tmp_path / "ratings.csv").write_bytes(pathlib.Path(tiny_ratings, "ratings.csv").read_bytes())
+    expected = {1: "Åsa-Nisse (1949)", 2: "Heat\x85 (1995)", 3: "Élysée"}
+    mark = "," if name.endswith(".csv") else "::"
+    lines = ["id,title,genres"] * (mark == ",")
+    lines += [f"{number}{mark}{title}{mark}Drama" for number, title in expected.items()]
+    (tmp_path / name).write_bytes("".join(f"{line}\r\n" for line in lines).encode(encoding))
+    assert use.read_titles(str(tmp_path)) == expected
+
+
+def test_titles_are_shown_and_may_be_damaged(call, model, tiny_ratings, tmp_path):
+    (tmp_path / "ratings.csv").write_bytes(pathlib.Path(tiny_ratings, "ratings.csv").read_bytes())
+    (tmp_path / "movies.csv").write_bytes(MOVIES["movies.csv"])
+    flags = f"--data_dir={tmp_path}", "--user=22", "--top=99", "--format=json"
+    items = json.loads(call(*flags)[1])[0]["items"]
+    assert {each["item"]: each.get("title") for each in items}[15] == "Plain"
+    (tmp_path / "movies.csv").write_bytes(b"movieId,title\n\xff,x\n")
+    code, out, err = call(*flags)
+    assert code == 0 and "NOTE the items have no titles" in err and "title" not in out
+    (tmp_path / "movies.csv").write_bytes(b"movieId,title\nx\n")
+    with pytest.raises(DataError, match="no list of titles"):
+        use.read_titles(str(tmp_path))
+
+
+def test_unknown_users_have_a_row(call, model):
+    """500 has a single rating in the file, too few for a row of the model."""
+    code, out, err = call("--user=500,x,8,99999999999", "--format=jsonl")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 1 and "3 of 4 users have no items" in err
+    assert [bool(row.get("error")) for row in rows] == [True, True, False, True]
+    assert rows[0] == {"user": 500, "error": "the model does not have this user"}
+    assert len(rows[2]["items"]) == 10 and "no id of a user" in rows[1]["error"]
+
+
+def test_mistakes(model, capsys, tmp_path):
+    (tmp_path / "blank.txt").write_text("\n")
+    ratings = "userId,movieId,rating,timestamp\n" + "".join(
+        f"{user},{item},1.0,{item}\n" for user in (1, 2) for item in (user, 3, 4)
+    )
+    (tmp_path / "ratings.csv").write_text(ratings)
+    for argv, text in [
+        ([], "--user="),
+        (["gone.txt"], "gone.txt: there is no such file"),
+        ([tmp_path / "blank.txt"], "no user is named"),
+        (["--user=8", "--beams=2"], "it has --user, --top, --data_dir"),
+        (["--user=8", "--data_dir=/gone"], "no ratings in '/gone'"),
+        (["--user=8", f"--data_dir={tmp_path}"], "have other users or items than ncf"),
+    ]:
+        capsys.readouterr()  # what the data said when they were read
+        assert text in refusal(capsys, *argv, "--workdir=any"), argv
+
+
+def test_the_page_answers_as_predict_py(model, call):
+    demo = demos.make_demo(trained.load("any"))
+    _, out, _ = call("--user=8", "--top=10", "--format=json")
+    expected = json.loads(out)[0]["items"]
+    found = demo.answer("8").rows
+    assert [int(row[0]) for row in found] == [each["item"] for each in expected]
+    assert [row[2] for row in found] == [f"{each['score']:.1%}" for each in expected]
+    assert demo.answer("2").error == "the model does not have this user"
+    assert demo.answer("x").error == "no id of a user: give a whole number"
+    assert demo.answer(" ").error == "type the id of a user"

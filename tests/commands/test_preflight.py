@@ -1,0 +1,475 @@
+"""Preflight: that it compiles what is run, what it says of a step, and children that die.
+
+The compiler for TPUs is replaced by a program of the tests, but in the test that is marked slow.
+"""
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+import benchmarks
+import train
+from commands import evaluating, preflight
+from commands.preflight import uses_kernels
+from common.errors import ConfigError
+from configs import fake_imagenet, ncf, resnet50
+from engine.aot import flops as aot_flops
+from engine.aot import forecast, hlo, topology
+from engine.aot.forecast import Outcome, Program
+from engine.run import Programs, make_plan, read_settings
+from tests.conftest import make_tiny_config
+from tests.engine.aot.test_forecast import JOB, TRAIN, V3
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def slice_of_this_machine(monkeypatch):
+    """Every slice has this machine's devices."""
+    slice_ = types.SimpleNamespace(devices=jax.devices())
+    monkeypatch.setattr(preflight.topologies, "get_topology_desc", lambda *_, **__: slice_)
+
+
+# What is preflighted is what is run.
+
+
+def preflighted(
+    config: Any, monkeypatch: pytest.MonkeyPatch, steps: tuple[str, ...] = ("train", "predict")
+) -> list[str]:
+    """The steps that preflight would compile for a slice of this machine's devices."""
+    seen = []
+
+    def program(lowered: Any, chip: Any) -> Program:
+        seen.extend(one.as_text() for _, one in lowered)
+        return TRAIN
+
+    monkeypatch.setattr(preflight, "_program", program)
+    monkeypatch.setattr(preflight, "_forward_flops", lambda benchmark: None)
+    outcome = preflight.compiled(read_settings(config), V3, steps, lambda text: None)
+    assert outcome.error == "" and outcome.train and bool(outcome.predict) == ("predict" in steps)
+    return seen
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("overrides", [{}, {"bn_span": 2, "moving_average_decay": 0.9}])
+@pytest.mark.usefixtures("slice_of_this_machine")
+def test_what_is_preflighted_is_what_is_run(overrides, tiny_records, tmp_path, monkeypatch):
+    held = {"num_train_images": 90, "num_eval_images": 23, "train_steps": "2"}
+    config = make_tiny_config(tiny_records, **held, **overrides).lock()
+    ran = []
+
+    class Lowered(Exception):
+        """Both steps are: compiling them would only take time."""
+
+    def record(lowered):
+        ran.extend(one.as_text() for _, one in lowered)
+        if len(ran) == 2:
+            raise Lowered
+        return lambda *arguments: None
+
+    monkeypatch.setattr(train, "CompiledStep", record)
+    monkeypatch.setattr(evaluating, "CompiledStep", record)
+    with pytest.raises(Lowered):
+        train.train_and_evaluate(read_settings(config, str(tmp_path)))
+    assert preflighted(config, monkeypatch) == ran
+    if not overrides:
+        other = make_tiny_config(tiny_records, **held, label_smoothing=0.2).lock()
+        assert preflighted(other, monkeypatch, ("train",))[0] != ran[0]
+
+
+@pytest.mark.long
+def test_neither_data_nor_tensorflow_are_needed():
+    code = """
+    import sys, types
+    sys.modules["tensorflow"] = None  # an import of it raises
+    import jax
+    from configs import resnet50
+    from engine.aot import topology
+    from commands import preflight
+    from engine.run import read_settings
+    slice_ = types.SimpleNamespace(devices=jax.devices())
+    preflight.topologies.get_topology_desc = lambda *_, **__: slice_
+    preflight._program = lambda lowered, chip: None
+    config = resnet50.get_config()
+    config.resnet_depth = 18
+    job = read_settings(config.lock())
+    print(preflight.compiled(job, *topology.parse("v3-8"), ("train", "predict"), print))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "error=''" in done.stdout
+    assert "steps=112603, evaluations=90, forward_flops=3996983296" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "overrides", [{"train_batch_size": 12}, {"bn_span": 3}, {"train_steps": "5 parsecs"}]
+)
+@pytest.mark.usefixtures("slice_of_this_machine")
+def test_what_the_run_would_refuse_is_said_in_its_words(overrides):
+    job = read_settings(make_tiny_config("", **overrides))
+    outcome = preflight.compiled(job, V3, ("train",), print)
+    assert next(iter(overrides)) in outcome.error and "\n" not in outcome.error
+    assert outcome.fits is None
+
+
+@pytest.mark.usefixtures("slice_of_this_machine")
+def test_a_step_that_does_not_fit(monkeypatch):
+    class Full:
+        def compile(self):
+            raise jax.errors.JaxRuntimeError(
+                "RESOURCE_EXHAUSTED: Ran out of memory on HBM (16.02G).\n  and much more"
+            )
+
+    monkeypatch.setattr(Programs, "lower_train", lambda *_: [({}, Full())])
+    outcome = preflight.compiled(read_settings(make_tiny_config("")), V3, ("train",), print)
+    assert outcome.fits is False and outcome.train is None
+    assert outcome.error == "the train step does not fit: Ran out of memory on HBM (16.02G)."
+
+
+LAYOUT = 'INVALID_ARGUMENT: Topology layout "tpu9:3x2" is not divisible by the given (or default) '
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("INVALID_ARGUMENT: Invalid TPU external name: TPU9", "libtpu 1.2 knows no chip tpu9"),
+        (f'{LAYOUT}chips_per_host_bounds "2x2x1"', "tpu9:3x2 is no whole slice for libtpu 1.2"),
+        ("INTERNAL: another fault", "INTERNAL: another fault"),
+    ],
+)
+def test_what_libtpu_does_not_know_is_said_in_one_line(text, message, monkeypatch):
+    def refuse(*_, **__):
+        raise jax.errors.JaxRuntimeError(text)
+
+    monkeypatch.setattr(preflight.topologies, "get_topology_desc", refuse)
+    monkeypatch.setattr(preflight.importlib.metadata, "version", lambda name: "1.2")
+    (one,) = topology.parse_slices("tpu9:3x2")
+    outcome = preflight.compiled(read_settings(make_tiny_config("")), one, ("train",), print)
+    assert outcome.error.startswith(message) and "\n" not in outcome.error
+    assert outcome.fits is None
+
+
+@pytest.mark.usefixtures("slice_of_this_machine")
+def test_libtpu_says_how_many_devices_an_unknown_chip_has(monkeypatch):
+    monkeypatch.setattr(preflight, "_program", lambda lowered, chip: TRAIN)
+    monkeypatch.setattr(preflight, "_forward_flops", lambda benchmark: None)
+    (one,) = topology.parse_slices("tpu9:2x2x1")
+    outcome = preflight.compiled(read_settings(make_tiny_config("")), one, ("train",), print)
+    assert (outcome.error, outcome.topology.name) == ("", "tpu9:2x2x1")
+    assert (outcome.topology.chip.devices, outcome.topology.devices) == (2, 8)
+
+
+def test_the_flops_of_a_training_example():
+    """The same by both ways to normalise; and of NCF, whose prediction ranks 1,000 items."""
+    config = resnet50.get_config()
+    counts = set()
+    for config.batch_norm, config.bn_span in (("gram", 2), ("plain", 1)):
+        counts.add(preflight._forward_flops(benchmarks.load(config, "")))
+    assert counts == {8_178_368_512}  # of ResNet-50's prediction, too
+    config = ncf.get_config()
+    assert preflight._forward_flops(benchmarks.load(config, "")) == 213_248
+
+
+@pytest.mark.parametrize(
+    ("counts", "steps", "flops"),
+    [([10, 21], (), 15), ([10, 20], (3, 1), 12), ([10, None], (), None)],
+)
+def test_the_flops_of_an_example_are_the_mean_over_the_steps_or_shapes(
+    counts, steps, flops, monkeypatch
+):
+    benchmark: Any = types.SimpleNamespace(
+        init=lambda key: ((), ()),
+        loss=None,
+        batch_spec=lambda split, size: [count and count * size for count in counts],
+        stages=lambda: [types.SimpleNamespace(steps=n) for n in steps],
+    )
+    monkeypatch.setattr(aot_flops, "count", lambda loss, params, state, spec, *_, **__: spec)
+    assert preflight._forward_flops(benchmark) == flops
+
+
+@pytest.mark.parametrize(("period", "evaluations"), [("1", 10), ("3", 4), ("11", 1), ("0", 1)])
+def test_the_last_step_is_evaluated_once(period, evaluations):
+    config = ncf.get_config()
+    config.update({"train_batch_size": 4, "train_steps": "10", "steps_per_eval": period})
+    settings = read_settings(config)
+    benchmark: Any = settings.load_benchmark("")
+    programs: Any = types.SimpleNamespace(settings=settings, benchmark=benchmark)
+    job = preflight._job(programs, make_plan(settings, benchmark, 40))
+    assert (job.steps, job.examples, job.evaluations) == (10, 40, evaluations)
+
+
+def test_what_the_compiler_says_of_a_step(monkeypatch):
+    """Outputs that replace arguments take no memory of their own."""
+    now, cost = types.SimpleNamespace(seconds=100.0), hlo.Cost(9, {}, 0, 0, {})
+    sizes = {"argument": 50, "output": 40, "alias": 30, "temp": 20, "generated_code": 10}
+    memory = types.SimpleNamespace(**{f"{name}_size_in_bytes": n for name, n in sizes.items()})
+
+    def compile_in_three_seconds():
+        now.seconds += 3.0
+        return types.SimpleNamespace(
+            memory_analysis=lambda: memory,
+            cost_analysis=lambda: {"flops": 2.0, "bytes accessed": 4.0},
+            as_text=lambda: "HLO",
+        )
+
+    monkeypatch.setattr(preflight.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr(hlo, "cost", lambda text: cost if text == "HLO" else None)
+    step = types.SimpleNamespace(compile=compile_in_three_seconds)
+    assert preflight._program([({}, step), ({}, step)], V3.chip) == Program(
+        *(50, 10, 20, 10, 2.0, 4.0, 9, {}, 0, 0, {}, 6.0)
+    )
+
+
+# Children.
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        (b" \n\n", ""),
+        (b"first\nlast  one\n", ": last one"),
+        (b"why\n@ 0x7f\n*** SIGSEGV\nPC: @ 0x7f\n=== end\nE1121 RAW: x\n", ": why"),
+        (b"why\nhttps://symbolize.stripped_domain/r/?trace=7f,80\n", ": why"),
+        (b"a" * 300, ": " + "a" * 200),
+    ],
+)
+def test_the_last_message_of_a_dead_compiler(output, line):
+    noise = io.BytesIO()
+    noise.write(output)
+    assert preflight._last_line(noise) == line
+
+
+def test_on_a_terminal_the_phase_has_a_clock_of_seconds(capsys, monkeypatch):
+    messages = ["compiling", None, Outcome(V3, 1024)]  # one each second; None is nothing
+    clock = types.SimpleNamespace(seconds=1000.0)
+
+    def poll(seconds):
+        clock.seconds += seconds
+        return messages[0] is not None or messages.pop(0)
+
+    @contextlib.contextmanager
+    def child(noise, worker):
+        line = {"send": lambda task: None, "poll": poll, "recv": lambda: messages.pop(0)}
+        yield None, types.SimpleNamespace(**line)
+
+    monkeypatch.setattr(preflight, "_child", child)
+    monkeypatch.setattr(preflight.time, "monotonic", lambda: clock.seconds)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert preflight.inspect(read_settings(resnet50.get_config()), V3) == Outcome(V3, 1024)
+    lines = [f"compiling ... 0:0{second}" for second in (1, 2, 3)] + ["compiled (0:03)\n"]
+    assert capsys.readouterr().err == "".join(f"\r\x1b[Kv3:2x2: {line}" for line in lines)
+
+
+CHILD = """
+import os, signal, sys, time
+sys.path.insert(0, {root!r})
+from multiprocessing.connection import Connection
+from commands import preflight
+from tests.engine.aot.test_forecast import JOB, PREDICT, TRAIN
+from engine.aot.forecast import Outcome
+
+def compiled(config, one, steps, say, lower):
+    say("compiling the train step")
+    print("noise of libtpu", flush=True)
+    if one.chip.name == "v6e":
+        os.write(2, b"F1121 check failed: x > 0\\n*** SIGSEGV received\\n    @ 0x7f00  f()\\n")
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if one.chip.name == "v5p":
+        raise AssertionError("a fault of this program's")
+    if one.chip.name == "v4":
+        with open({pid!r} + ".part", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename({pid!r} + ".part", {pid!r})
+        time.sleep(600)
+    return Outcome(one, config.train_batch_size, JOB, TRAIN, PREDICT)
+
+preflight.compiled = compiled
+with Connection(int(sys.argv[2])) as line:  # the first argument is the module
+    preflight.work(line)
+"""
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch):
+    """The path of a program that stands in for the child."""
+    path = tmp_path / "child.py"
+    path.write_text(CHILD.format(root=str(ROOT), pid=str(tmp_path / "pid")))
+    monkeypatch.setattr(preflight, "_CHILD", [sys.executable, str(path)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    return path
+
+
+def test_a_compiler_that_dies_is_one_line_and_the_others_go_on(compiler, capfd):
+    config = resnet50.get_config().lock()
+    assert preflight.run(read_settings(config), "v6e-8,v5p-8,v3-8") == 1
+    out, err = capfd.readouterr()
+    message = "the compiler died while compiling the train step: signal 11 (SIGSEGV)"
+    assert f"{message}: F1121 check failed: x > 0\n" in out
+    assert "exit code 1: AssertionError: a fault of this program's\n" in out
+    assert ["v3:2x2", "v3-8", "4", "8", "128"] in [line.split()[:5] for line in out.splitlines()]
+    assert "noise" not in out + err and "0x7f00" not in out + err
+    assert f"v6e:2x4: {message}" in err
+    assert err.count("v3:2x2: compiling the train step ...\n") == 1
+
+
+def test_the_compiler_has_memory_laid_out_in_the_old_way(compiler, capfd):
+    """With the usual layout libtpu 0.0.42.1 dies on train steps for v6e."""
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    if hard == resource.RLIM_INFINITY:  # else an unlimited stack is not allowed here
+        check = "import resource; assert resource.getrlimit(resource.RLIMIT_STACK)[0] == -1\n"
+        compiler.write_text(check + compiler.read_text())
+    assert preflight.run(read_settings(resnet50.get_config().lock()), "v3-8") == 0
+
+
+def test_json(compiler, capfd, monkeypatch):
+    def inspect(config, one):
+        if one.chip.name == "v6e":
+            return Outcome(one, 1024, error="the compiler died: signal 11 (SIGSEGV)", fits=None)
+        return Outcome(one, 1024, JOB, TRAIN, TRAIN)
+
+    monkeypatch.setattr(preflight, "inspect", inspect)
+    config = resnet50.get_config().lock()
+    assert preflight.run(read_settings(config), "v3-8,v6e-8", as_json=True) == 1
+    out = capfd.readouterr().out
+    rows = json.loads(out)
+    assert out.startswith('[\n  {\n    "slice": "v3:2x2",\n')
+    assert [row["slice"] for row in rows] == ["v3:2x2", "v6e:2x4"]
+    assert rows[0]["collectives"] == {"all-reduce": {"count": 3, "bytes": 102_425_264}}
+    assert rows[0]["error"] == "" and rows[0]["fits"] is True
+    assert "SIGSEGV" in rows[1]["error"] and rows[1]["fits"] is None
+
+
+def test_the_largest_batch(compiler, capfd, monkeypatch):
+    def inspect(config, one, steps=("train", "predict")):
+        size = config.train_batch_size
+        if size > 333 * one.devices:
+            return Outcome(one, size, error="Ran out of memory", fits=False)
+        return Outcome(one, size, JOB, TRAIN)
+
+    monkeypatch.setattr(preflight, "inspect", inspect)
+    config = resnet50.get_config()
+    config.train_batch_size = 4000
+    assert preflight.run(read_settings(config.lock()), "v3-8", as_json=True, search=True) == 1
+    out, err = capfd.readouterr()
+    (row,) = json.loads(out)
+    assert row["fits"] is False and row["error"] == "Ran out of memory"
+    assert row["largest_batch_per_device"] == 328  # the last multiple of 8 up to 333
+    assert err.count("trying") <= 6
+    config.train_batch_size = 32
+    config.gradient_accumulation_steps = 2
+    one = Outcome(V3, 32, error="Ran out of memory", fits=False)
+    largest = preflight._with_largest(read_settings(config), one).largest
+    assert largest == 2  # below 4, in two micro-batches
+
+
+@pytest.mark.parametrize(("n", "parts", "unit"), [(8, 1, 1), (9, 1, 8), (24, 3, 3), (25, 3, 24)])
+def test_batches_are_whole_rows_of_memory_where_they_can_be(n, parts, unit, monkeypatch):
+    searches: list[tuple[int, ...]] = []
+    search = lambda fits, *sizes: searches.append(sizes) or 5  # noqa: E731
+    monkeypatch.setattr(preflight, "largest_batch", search)
+    config = resnet50.get_config()
+    config.gradient_accumulation_steps = parts
+    outcome = preflight._with_largest(read_settings(config), Outcome(V3, n * V3.devices))
+    assert outcome.largest == 5 and searches == [(unit, n)]
+
+
+@pytest.mark.parametrize("limit", [7, 8, 100, 1016])
+def test_bisection(limit):
+    tried = []
+    actual = preflight.largest_batch(lambda n: tried.append(n) or n <= limit, 8, 1024)
+    assert actual == min(limit, 1023) // 8 * 8
+    assert len(tried) == len(set(tried)) <= 7
+
+
+def test_without_libtpu(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"^.*bash scripts/setup.sh tpu.*$"):
+        preflight.run(read_settings(resnet50.get_config()), "v3-8")
+
+
+MAIN = """
+import importlib.util, sys
+from commands import preflight
+preflight._CHILD = [sys.executable, sys.argv.pop(1)]
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: name if name == "libtpu" else find_spec(name, *rest)
+import main
+from absl import app
+app.run(main.main, flags_parser=main.parse_flags)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state != "Z"
+
+
+# A signal of each kind: SIGINT is SIGTERM with another code, which test_train.py sees.
+@pytest.mark.parametrize(
+    ("signum", "code", "slices"),
+    [(signal.SIGTERM, 143, "v3-8,v4-8"), (signal.SIGKILL, -signal.SIGKILL, "v4-8")],
+)
+def test_a_signal_ends_the_compiler_as_well(signum, code, slices, compiler, tmp_path):
+    command = [sys.executable, "-c", MAIN, str(compiler), "--mode=preflight", f"--tpu={slices}"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    command.append("--config=configs/resnet50.py")
+    with subprocess.Popen(command, cwd=ROOT, env=env, **pipes) as process:
+        while process.poll() is None and not (tmp_path / "pid").exists():
+            time.sleep(0.05)
+        assert process.poll() is None, process.communicate()
+        child = int((tmp_path / "pid").read_text())
+        process.send_signal(signum)
+        out, _ = process.communicate()
+    assert process.returncode == code, out
+    assert "Traceback" not in out
+    assert ("ms at least" in out) == (signum != signal.SIGKILL)  # what was compiled before
+    while is_alive(child):  # a test that hangs here has failed
+        time.sleep(0.05)
+
+
+# The compiler itself.
+
+
+@pytest.mark.slow
+def test_resnet_50_compiles_for_a_tpu():
+    """XLA's FLOPs leave out the padding that the analytic count has, and add what is no product."""
+    pytest.importorskip("libtpu", reason="libtpu is not installed (requirements-tpu.txt)")
+    outcome = preflight.inspect(read_settings(resnet50.get_config().lock()), V3)
+    assert outcome.error == ""
+    assert outcome.job and outcome.train and outcome.predict and outcome.job.forward_flops
+    analytic = outcome.job.forward_flops * 128
+    assert 0.95 < outcome.train.flops / (3 * analytic) < 1.10
+    images = outcome.predict.flops / outcome.job.forward_flops  # of 128 among 8
+    assert 0.9 < images / 16 < 1.1
+    assert outcome.train.collectives["all-reduce"][1] >= 4 * 25_557_032
+    assert 0.05 < forecast.row(outcome)["step_seconds"] < 0.3
+    assert outcome.train.memory < V3.chip.memory / 2
+
+
+@pytest.mark.parametrize("kernels", ["xla", "pallas"])
+def test_a_kernel_of_the_backward_pass_alone_is_found(kernels):
+    config = fake_imagenet.get_config()
+    config.kernels = kernels
+    config.num_label_classes = 10
+    benchmark = read_settings(config.lock()).load_benchmark("")
+    assert uses_kernels(benchmark) == (kernels == "pallas")

@@ -1,0 +1,323 @@
+"""The report of a run: its figures against others' code, its page against hostile names."""
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn import metrics
+
+import train
+from benchmarks.resnet.records import open_records
+from benchmarks.resnet.use import exhibits
+from benchmarks.resnet.use.exhibits import Predictions
+from commands import report, trained
+from commands.report import page
+from commands.report.record import Examined, Record, Speed
+from common.errors import UserError
+from common.images import manifest
+from engine.cluster import preemption
+from engine.run import read_settings
+from tests.commands.test_trained import STORED
+from tests.conftest import make_tiny_config
+from tests.test_train import stop_at_batch
+
+per_class: Any = metrics.precision_recall_fscore_support  # its stubs know less than it takes
+macro_f1: Any = metrics.f1_score
+ROOT = pathlib.Path(__file__).parents[2]
+HOSTILE = ("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "a & b</td>", "{{ 7*7 }}")
+
+
+@pytest.fixture(scope="module")
+def workdir(tiny_records, tmp_path_factory):
+    """A run of 12 steps that was stopped in between, and resumed."""
+    folder = str(tmp_path_factory.mktemp("runs") / "tiny")
+    origin = {"file": "configs/digits.py", "changes": {"train_steps": ["15 epochs", "12"]}}
+    settings = read_settings(make_tiny_config(tiny_records), folder, origin)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preemption, "_requested", None)
+        preemption.listen(lambda *_: None)
+        stop_at_batch(patch, "train_batches", 7)
+        with pytest.raises(preemption.Preempted):
+            train.train_and_evaluate(settings)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    train.train_and_evaluate(settings)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def resumed(workdir):
+    """The step at which the run was resumed."""
+    first, second = trained.load(workdir).manifest["starts"]
+    assert first["step"] == 0 < second["step"] < 12
+    return second["step"]
+
+
+@pytest.fixture(scope="module")
+def written(workdir):
+    """The folder of the report, as the command without --config writes it."""
+    command = [sys.executable, "main.py", "--mode=report", f"--workdir={workdir}"]
+    env = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # the same scores as here
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    folder = pathlib.Path(workdir) / "report"
+    assert f"report: {folder}/report.html (" in done.stdout and "Traceback" not in done.stderr
+    files = "  more files: confusion.csv, per_class.csv, predictions.csv\n"
+    assert done.stdout.endswith(f" MB)\n{files}")
+    return folder
+
+
+class Parsed(HTMLParser):
+    """The tags, the attributes and the text of a page."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.attributes, self.text = set(), [], ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data):
+        self.text += f" {data}"
+
+
+def assert_harmless(html):
+    """The page runs nothing and loads nothing."""
+    parsed = Parsed(html)
+    assert not parsed.tags & {"script", "link", "iframe", "object", "form", "a", "base"}
+    for name, value in parsed.attributes:
+        assert not name.startswith("on")
+        assert name not in ("src", "href") or value.startswith("data:image/")
+    assert not re.search(r"https?:|url\(|@import", html)
+    assert len(html) < 5e6
+    return parsed
+
+
+def metric_rows(workdir):
+    return list(map(json.loads, pathlib.Path(workdir, "metrics.jsonl").read_text().splitlines()))
+
+
+def table(data):
+    return list(csv.reader(io.StringIO(data.decode())))
+
+
+@pytest.mark.long
+def test_the_page_says_what_the_run_was(written, workdir, resumed):
+    parsed = assert_harmless((written / "report.html").read_text())
+    last = [row for row in metric_rows(workdir) if row["split"] == "eval"][-1]
+    text = " ".join(parsed.text.split())
+    assert f"Top 1 accuracy {100 * last['top_1_accuracy']:.2f} %" in text
+    assert "on 23 images" in text and "evaluated again on 23 images" in text
+    assert "During training this checkpoint had" not in text  # the same score again
+    assert f"resumed at step {resumed}" in text and "It trained for all of its 12 steps." in text
+    assert "train_steps 15 epochs 12" in text and "All other values are those of" in text
+    assert f"python predict.py photo.jpg folder/ --workdir={workdir}" in text
+    assert [alt for name, alt in parsed.attributes if name == "alt"][:3] == [
+        f"{name} over epochs" for name in ("Loss", "Top 1 accuracy", "Learning rate")
+    ]
+
+
+def test_the_files_agree_with_the_records_and_scikit_learn(written, workdir, tiny_records):
+    names, *rows = table((written / "predictions.csv").read_bytes())
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    assert list(columns["label"]) == [f"n{i % 4}" for i in range(23)]
+    right = [a == b for a, b in zip(columns["label"], columns["guess_1"], strict=True)]
+    assert columns["correct"] == tuple(str(int(x)) for x in right)
+    last = metric_rows(workdir)[-1]
+    assert last["split"] == "eval" and np.mean(right) == last["top_1_accuracy"]
+    shares = np.array([columns[f"probability_{i}"] for i in range(1, 5)], float)
+    np.testing.assert_allclose(shares.sum(0), 1, atol=3e-6)
+    assert (np.diff(shares, axis=0) <= 0).all()
+
+    classes = [f"n{i}" for i in range(4)]
+    head, *counts = table((written / "confusion.csv").read_bytes())
+    wanted = metrics.confusion_matrix(columns["label"], columns["guess_1"], labels=classes)
+    assert head[1:] == classes == [row[0] for row in counts]
+    np.testing.assert_array_equal(np.array([row[1:] for row in counts], int), wanted)
+    measured = per_class(columns["label"], columns["guess_1"], labels=classes, zero_division=np.nan)
+    for row in table((written / "per_class.csv").read_bytes())[1:]:
+        precision, recall, f1, support = (column[classes.index(row[0])] for column in measured)
+        np.testing.assert_allclose([float(x) for x in row[2:5]], [precision, recall, f1], atol=1e-6)
+        assert int(row[1]) == support
+
+
+def random_predictions(classes, count, seed=0):
+    """Predictions of `count` examples, half of them right."""
+    draw = np.random.default_rng(seed)
+    logits = draw.normal(size=(count, classes))
+    labels = draw.integers(0, classes, count)
+    logits[np.arange(count // 2), labels[: count // 2]] += 6
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    top = np.argsort(-shares, axis=1)[:, :5]
+    best = np.take_along_axis(shares, top, 1)
+    return Predictions(draw.integers(0, 23, count), labels, top, best, shares[range(count), labels])
+
+
+@pytest.fixture(scope="module")
+def source(tiny_records, tmp_path_factory):
+    cache = str(tmp_path_factory.mktemp("cache") / "index.json")
+    return open_records(tiny_records, "validation-*", 4, cache, "eval")
+
+
+@pytest.mark.parametrize("classes", [2, 10, 1000])
+def test_any_number_of_classes(classes, source, workdir):
+    names = [f"{HOSTILE[i % 4]}{i}" for i in range(classes)]
+    many = dataclasses.replace(source, num_classes=classes, class_names=tuple(names))
+    predictions = random_predictions(classes, 3000)
+    counts = [7] * classes
+    content = manifest.DataManifest(tuple(names), {}, (), {}, tuple(counts), (("<b>", "{{ x }}"),))
+    shown = exhibits.make(predictions, many, content)
+    assert [one.title for one in shown][-1] == "Files left out of the data"
+    assert (shown[0].matrix is None) == (classes > 50)
+    known = {"labels": range(classes), "zero_division": np.nan}
+    measured = per_class(predictions.labels, predictions.guesses, **known)
+    rows = table(shown[1].files["per_class.csv"])[1:]
+    known = np.flatnonzero(measured[3])
+    assert len(rows) == len(known)
+    f1 = [float(row[4]) for row in rows]
+    assert f1 == sorted(f1)
+    by_name = {row[0]: row for row in rows}
+    for i in known:
+        row = by_name[names[i]]
+        expected = [column[i] for column in measured[:3]]
+        np.testing.assert_allclose([float(x) for x in row[2:5]], expected, atol=1e-6)
+        assert row[5] == "7"
+    assert shown[1].rows[-1][0] == "mean over classes"
+    macro = macro_f1(
+        predictions.labels, predictions.guesses, average="macro", labels=known, zero_division=0
+    )
+    assert shown[1].rows[-1][4] == f"{100 * macro:.1f}\u00a0%"
+    html = page.render(record_of(workdir), Examined(12, 3000, {}, shown), None)
+    parsed = assert_harmless(html)
+    assert all(name in parsed.text for name in names[:3])
+    assert "During training this checkpoint had" not in parsed.text
+
+
+def record_of(workdir):
+    return Record.read(trained.settings(workdir))
+
+
+def test_a_file_name_is_only_text(source, workdir):
+    picture = exhibits.make(random_predictions(4, 100), source, None)[3].pictures[0]
+    assert re.fullmatch(r"\d+\.JPEG", picture.caption[-1])
+    hostile = dataclasses.replace(picture, caption=[HOSTILE[1]], flag=HOSTILE[0])
+    shown = [page.Exhibit(title=HOSTILE[0], text=HOSTILE[1], pictures=[hostile])]
+    assert_harmless(page.render(record_of(workdir), Examined(12, 23, {}, shown), None))
+
+
+def test_pictures_never_make_the_page_too_large(workdir):
+    pictures = [page.Picture(bytes([i]) * 500_000, [f"picture {i}"]) for i in range(20)]
+    shown = [page.Exhibit(title="many", pictures=pictures)]
+    html = page.render(record_of(workdir), Examined(12, 23, {}, shown), None)
+    assert 3e6 < len(html) < 5e6 and "picture 0" in html and "picture 19" not in html
+
+
+def test_figures_of_speed_are_those_of_the_rows(workdir, resumed):
+    rows = metric_rows(workdir)
+    speed = Speed.of(record_of(workdir))
+    trained_rows = [row for row in rows if row["split"] == "train"]
+    assert [row["step"] for row in trained_rows] == [2, 4, 6, 8, 10, 12]
+    cut = 2 * (resumed // 2) + 2  # the first row after the resume has fewer steps
+    steps = [cut - resumed if row["step"] == cut else 2 for row in trained_rows]
+    seconds = [row["step_seconds"] * n for row, n in zip(trained_rows, steps, strict=True)]
+    assert speed.training == pytest.approx(sum(seconds))
+    assert speed.chips == 8 and speed.unit == "images" and not math.isnan(speed.compiling)
+    evaluated = [row["seconds"] for row in rows if row["split"] == "eval"]
+    assert speed.evaluating == pytest.approx(sum(evaluated)) and min(evaluated) > 0
+    total = speed.training + speed.evaluating + speed.compiling
+    assert speed.chip_hours == pytest.approx(8 * total / 3600)
+
+
+def test_another_run_stands_beside_it(workdir, tmp_path, capsys):
+    """Its name may hold what matplotlib would take for mathematics."""
+    copy = str(tmp_path / "other$_$")
+    shutil.copytree(workdir, copy)
+    report.report(trained.settings(workdir), "best", copy)
+    html = (pathlib.Path(workdir) / "report" / "report.html").read_text()
+    text = Parsed(html).text
+    assert "compared with other" in text and "best evaluation of other" in text
+    assert "Differences between the runs" not in text  # there are none
+    assert "report.html" in capsys.readouterr().out
+
+
+def test_without_its_data_a_run_still_has_curves(tmp_path):
+    """The stored run is of an older program; its data are gone."""
+    with tarfile.open(STORED) as archive:
+        archive.extractall(tmp_path, filter="data")
+    report.report(trained.settings(str(tmp_path / "run")), "latest", "")
+    parsed = assert_harmless((tmp_path / "run" / "report" / "report.html").read_text())
+    assert "The evaluation data cannot be read" in parsed.text
+    assert ("alt", "Loss over epochs") in parsed.attributes
+    assert "older program" in parsed.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("latest", "/nowhere"), "--compare=/nowhere"), (("7", ""), "--checkpoint=7")],
+)
+def test_mistakes_take_one_line(workdir, arguments, words):
+    with pytest.raises(UserError, match=words) as caught:
+        report.report(trained.settings(workdir), *arguments)
+    assert "\n" not in str(caught.value)
+
+
+JUNK: list[Any] = [None, 10**400, "x\x1b[31m", [5], {"step": {}}]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("benchmark", "config", "num_train_examples", "class_names", "input_spec", "recipe"),
+        *("evaluations", "versions", "data", "imported", "starts", "target_metric"),
+    ],
+)
+def test_a_strange_manifest_is_shown_or_refused_in_one_line(key, workdir, tmp_path, monkeypatch):
+    copy = shutil.copytree(workdir, tmp_path / "run")
+    (copy / "metrics.jsonl").unlink()
+    path = max(copy.glob("checkpoints/*/manifest/metadata"), key=lambda p: int(p.parts[-3]))
+    facts = json.loads(path.read_text())
+    monkeypatch.setattr(page, "draw_charts", lambda *_: [])
+    more = {"recipe": [{"file": 5, "changes": {"a": [1]}}, {"changes": 5}]}.get(key, [])
+    if key == "starts":
+        more = [[{**facts["starts"][0], name: x}] for name in facts["starts"][0] for x in JUNK]
+    absent = {name: value for name, value in facts.items() if name != key}
+    for changed in [absent, *({**facts, key: x} for x in [*JUNK, *([x] for x in JUNK), *more])]:
+        path.write_text(json.dumps(changed))
+        try:
+            record = Record.read(trained.settings(str(copy)))
+            assert_harmless(page.render(record, Examined(12), None))
+        except UserError as error:
+            assert "\n" not in str(error) and "\x1b" not in str(error)
+            assert changed is not absent or f"no {key}" in str(error)
+
+
+def test_rows_may_lack_values_or_have_strange_ones(workdir, tmp_path):
+    copy = shutil.copytree(workdir, tmp_path / "run")
+    rows = metric_rows(copy)
+    strange = []
+    for row in (next(row for row in rows if row["split"] == split) for split in ("train", "eval")):
+        for key in row:
+            strange += [{**row, key: value} for value in JUNK]
+            strange.append({name: value for name, value in row.items() if name != key})
+    lines = "".join(json.dumps(row) + "\n" for row in [*strange, *JUNK, *rows])
+    (copy / "metrics.jsonl").write_text(lines)
+    record = Record.read(trained.settings(str(copy)))
+    assert_harmless(page.render(record, Examined(12), record))
+    assert math.isfinite(Speed.of(record).rate)

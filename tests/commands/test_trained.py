@@ -1,0 +1,193 @@
+"""Trained models are opened by their workdir alone."""
+
+import json
+import pathlib
+import re
+import shutil
+import sys
+import tarfile
+import types
+
+import numpy as np
+import pytest
+
+import commands.predict
+import predict
+from benchmarks.resnet import ResNet
+from commands import demo as demos
+from commands import export, report, trained
+from common.data.shards import Shards
+from common.errors import ConfigError, UserError
+from common.images.input_spec import NAMED
+from engine.run import Programs
+from engine.start import Run
+from engine.weights import load_weights
+
+COMPILES = types.SimpleNamespace(use=lambda *_: sys.exit("compiles"))
+STORED = pathlib.Path(__file__).parents[1] / "data" / "run_of_e107b0f.tar.xz"
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    """A run of an older version of the program: step 4 of a ResNet-18 for 4 classes."""
+    with tarfile.open(STORED) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return str(tmp_path / "run")
+
+
+def change_manifest(workdir, **changes):
+    path = pathlib.Path(workdir) / "checkpoints" / "4" / "manifest" / "metadata"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | changes))
+    return manifest
+
+
+@pytest.mark.parametrize("end", ["", "/", "/checkpoints/4", "/checkpoints/4/"])
+def test_a_workdir_or_a_step_is_a_model(workdir, end):
+    model = trained.load(workdir + end)
+    assert (model.source, model.step) == (f"{workdir}/checkpoints/4", 4)
+    assert model.manifest["class_names"] == ["n0", "n1", "n2", "n3"]
+    weights = load_weights(workdir)  # the run kept an average
+    ours, theirs = (x.params["head"]["kernel"] for x in (model, weights))
+    np.testing.assert_array_equal(ours, theirs, strict=True)
+    assert model.model_state.keys() == {"batch_stats"}
+    assert model.benchmark.unit == "images"
+
+
+def test_a_workdir_does_not_choose_the_folder_of_compiled_programs(workdir):
+    """Whoever can write there could have this machine run programs."""
+    config = change_manifest(workdir)["config"]
+    change_manifest(workdir, config=config | {"compilation_cache": "/somebody/elses"})
+    assert trained.load(workdir).config.compilation_cache == "~/.cache/tpu_suite"
+
+
+def write_names(folder, *names):
+    """The manifest of a data folder whose classes have these names."""
+    rows = [{"label": label, "name": name} for label, name in enumerate(names, 1)]
+    folder.mkdir(exist_ok=True)
+    content = {"classes": rows, "num_label_classes": len(rows), "splits": {}}
+    (folder / "manifest.json").write_text(json.dumps(content))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("names", "difference"),
+    [
+        (("n0", "n1", "n2", "n3"), ""),
+        (("n0", "n2", "n1", "n3"), r"entry 1 .* \(2 differ\): 'n1' in the checkpoint, 'n2' in the"),
+        (("n0", "n1", "n2"), r"entry 3 .* 4 then, 3 now\): 'n3' in the checkpoint, nothing in the"),
+        (("n0", "n1", "n2", "n3", "x"), r"entry 4 .* 4 then, 5 now\): nothing in the .*, 'x' in"),
+    ],
+)
+@pytest.mark.parametrize("use", ["demo", "export", "predict", "report"])
+def test_a_model_is_not_used_where_its_data_have_other_classes(
+    workdir, tmp_path, names, difference, use, monkeypatch
+):
+    config = change_manifest(workdir)["config"]
+    folder = write_names(tmp_path / "data", *names)
+    change_manifest(workdir, config=config | {"data_dir": folder})
+    monkeypatch.setattr(commands.predict, "_format", lambda *_: sys.exit("classes"))
+    monkeypatch.setattr(export, "_prepare", lambda *_: sys.exit("prepares"))
+    monkeypatch.setattr(ResNet, "num_examples", lambda *_: 4)
+    source = types.SimpleNamespace(class_names=names, shards=Shards((), ()))
+    monkeypatch.setattr(ResNet, "source", lambda *_: source)
+    monkeypatch.setattr(Run, "host_bytes", lambda *_: {})
+    monkeypatch.setattr(Programs, "lower_predict", lambda *_: sys.exit("compiles"))
+    monkeypatch.setattr(demos, "compiler", COMPILES)
+    command = {
+        "demo": lambda: demos.make_demo(trained.load(workdir)),
+        "export": lambda: export.run(workdir, "latest", "stablehlo"),
+        "predict": lambda: predict.main(["x.jpg", f"--workdir={workdir}"]),
+        "report": lambda: report.report(trained.settings(workdir), "latest", ""),
+    }[use]
+    with pytest.raises((UserError, SystemExit)) as caught:
+        command()
+    if not difference:
+        assert str(caught.value) in ("classes", "prepares", "compiles")
+        return
+    message = rf"{workdir}/checkpoints/4 was trained on .*{difference}.*accept_other_data"
+    assert re.search(message, str(caught.value))
+
+
+def test_the_page_may_accept_other_classes(workdir, tmp_path, monkeypatch):
+    folder = write_names(tmp_path / "data", "n0", "n2", "n1", "n3")
+    model = trained.load(workdir, data_dir=folder)
+    monkeypatch.setattr(demos, "compiler", COMPILES)
+    with pytest.raises(SystemExit, match="compiles"):
+        demos.make_demo(model, True)
+
+
+def test_other_classes_may_be_accepted_and_an_unreadable_manifest_is_a_note(workdir, tmp_path):
+    folder = write_names(tmp_path / "data", "n0", "n2", "n1", "n3")
+    said: list[str] = []
+    trained.load(workdir, data_dir=folder).check_data(True, said.append)
+    assert len(said) == 1 and "knows other data: entry 1 of class_names" in said[0]
+    (tmp_path / "data/manifest.json").write_bytes(b"[" * 200_000)
+    trained.load(workdir, data_dir=folder).check_data(False, said.append)
+    assert "NOTE the data cannot be compared" in said[1] and "nested too deeply" in said[1]
+    trained.load(workdir, data_dir="gs://nowhere/x").check_data(False, said.append)
+    change_manifest(workdir, imported={})
+    trained.load(workdir, data_dir=folder).check_data(False, said.append)
+    assert len(said) == 2
+
+
+def test_checkpoints_have_names(workdir):
+    assert [trained.load(workdir, name).step for name in ("latest", "best", "4")] == [4, 4, 4]
+
+
+def test_the_number_of_classes_is_that_of_the_checkpoint_not_of_the_data(workdir):
+    config = change_manifest(workdir)["config"]
+    change_manifest(workdir, config=config | {"num_label_classes": 0, "data_dir": "/not/here"})
+    model = trained.load(workdir)
+    assert model.config.num_label_classes == 4
+    assert trained.load(workdir, image_size=24).config.image_size == 24
+    with pytest.raises(AttributeError, match="locked"):
+        model.config.another = 1
+
+
+def test_the_pixels_are_those_of_the_checkpoint_whatever_a_name_means_now(workdir):
+    change_manifest(workdir, input_spec={**NAMED["vgg"].at(32).as_dict(), "resize": 40})
+    model = trained.load(workdir, image_size=32)
+    assert isinstance(model.benchmark, ResNet)
+    spec = model.benchmark.input_spec
+    assert (spec.resize, spec.std) == (40, (1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("names", "count", "expected"),
+    [
+        (["a", "b"], 2, ("a", "b")),
+        (["a", "", "c"], 3, ("a", "1", "c")),
+        (["a", "b", "c"], 4, ()),  # only ImageNet's have a background
+        ([f"n{i}" for i in range(1000)], 1001, ("background", *(f"n{i}" for i in range(1000)))),
+        (["", ""], 2, ()),
+        ([], 2, ()),
+    ],
+)
+def test_names_of_classes(names, count, expected):
+    assert trained.class_names({"class_names": names}, count) == expected
+
+
+def test_mistakes_end_in_one_line(workdir, tmp_path):
+    for path, checkpoint, message in (
+        (tmp_path / "other", "latest", "--workdir=.*other: "),
+        ("s3://bucket/x", "latest", "s3:// is not supported"),
+        (f"{workdir}/checkpoints/5", "latest", r"has the checkpoints \[4\]"),
+        (workdir, "5", r"--checkpoint=5 is not in .*\[4\]"),
+        (workdir, "first", r"--checkpoint=first is not in .*\[4\]"),
+        (f"{workdir}/checkpoints/4", "best", "--checkpoint=best: "),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            trained.load(str(path), checkpoint)
+        assert "\n" not in str(caught.value)
+    change_manifest(workdir, benchmark="chess")
+    with pytest.raises(ConfigError, match="'chess' is not one of"):
+        trained.load(workdir)
+
+
+def test_another_kind_of_model_can_be_refused_before_arrays_are_read(workdir):
+    shutil.rmtree(f"{workdir}/checkpoints/4/model")
+    model = trained.load(workdir, flag="--model")
+    assert model.config.benchmark == "resnet"
+    with pytest.raises(UserError, match="damaged"):
+        _ = model.params

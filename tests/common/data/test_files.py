@@ -1,0 +1,275 @@
+"""Files of records: finding and counting them, keeping counts on disk, writing."""
+
+import re
+import types
+
+import pytest
+
+from common import console
+from common.data import caches, files
+from common.data.shards import tensorflow
+from common.errors import DataError, one_line
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        ("train-*", ["train-0", "train-1"]),
+        ("train-*,train/train-*", ["train-0", "train-1", "train/train-2"]),
+        (" train-1 , train-?, train-1,", ["train-0", "train-1"]),
+        ("{folder}/other-*,train-0", ["other-0", "train-0"]),
+        ("train/*", ["train/train-2"]),
+    ],
+)
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_find(tmp_path, patterns, expected, slash):
+    (tmp_path / "train").mkdir()
+    for name in ("train-1", "train-0", "other-0", "validation-0", "train/train-2"):
+        (tmp_path / name).touch()
+    paths = files.find(f"{tmp_path}{slash}", patterns.format(folder=tmp_path), "records")
+    assert paths == tuple(str(tmp_path / name) for name in expected)
+
+
+FAULTS = {
+    "": "no file there matches",
+    "/absent": "there is no such folder",
+    "/file": "it is a file",
+}
+
+
+@pytest.mark.parametrize("folder", FAULTS)
+def test_find_nothing(tmp_path, folder):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=f"no seeds in '{tmp_path}{folder}': {FAULTS[folder]}"):
+        files.find(f"{tmp_path}{folder}", "a*,b*", "seeds")
+
+
+NAMES = ["set[1]", "a*c", "a?c", "b\\c"]  # each is the pattern of another one's name, too
+OTHERS = ["set1", "abc", "axc", "bc"]
+
+
+@pytest.mark.parametrize("where", ["local", "gs"])
+def test_names_with_signs_of_patterns(tmp_path, request, where):
+    root = str(tmp_path) if where == "local" else request.getfixturevalue("gcs").bucket()
+    names = NAMES if where == "local" else NAMES[:3]
+    for name in (*names, *OTHERS):
+        files.write(f"{root}/{name}/in/train-0", [b"x"])
+        files.write(f"{root}/{name}/v[0]", [b"x"])
+        files.write(f"{root}/{name}/v0", [b"x"])
+    for name in names:
+        folder = f"{root}/{name}"
+        for patterns in ("in/train-*", "*/train-*", "in/train-0", f"{folder}/in/train-*"):
+            assert files.find(folder, patterns, "records") == (f"{folder}/in/train-0",)
+        assert files.find(folder, "v[0]", "file") == (f"{folder}/v[0]",)
+        assert files.find(folder, "v[0-9]", "file") == (f"{folder}/v0",)
+    with pytest.raises(DataError, match="no such folder"):
+        files.find(f"{root}/set[12]", "v0", "file")
+    assert files.find("", f"{root}/set[12]/v0", "file") == (f"{root}/set1/v0",)  # a pattern
+
+
+def never(path):
+    raise AssertionError(f"{path} was read again")
+
+
+def lengths(path):
+    """A `scan` that can be checked without TensorFlow."""
+    with open(path, "rb") as file:
+        return {"count": len(file.read()), "names": {"3": "x"}}
+
+
+@pytest.fixture
+def counted(tmp_path):
+    """Two files that were scanned, and where the results are."""
+    paths = [str(tmp_path / "a"), str(tmp_path / "b")]
+    for i, path in enumerate(paths):
+        with open(path, "wb") as file:
+            file.write(b"." * (i + 1))
+    cache = tmp_path / "made" / "when needed" / "train.json"
+    expected = [{"count": i + 1, "names": {"3": "x"}} for i in range(2)]
+    assert caches.scan_files(paths, lengths, str(cache), {"n": 7}) == expected
+    return paths, cache, expected
+
+
+def test_index_is_kept(counted):
+    paths, cache, expected = counted
+    assert caches.scan_files(paths, never, str(cache), {"n": 7}) == expected
+    assert [file.name for file in cache.parent.iterdir()] == ["train.json"]
+
+
+def test_index_of_other_files_sizes_or_settings_is_made_again(counted):
+    paths, cache, expected = counted
+    for some, settings in [(paths[:1], {"n": 7}), (paths[::-1], {"n": 7}), (paths, {"n": 8})]:
+        with pytest.raises(AssertionError, match="was read again"):
+            caches.scan_files(some, never, str(cache), settings)
+    with open(paths[0], "ab") as file:
+        file.write(b"....")
+    changed = [{**expected[0], "count": 5}, expected[1]]
+    for scan in (lengths, never):  # the new result takes the old one's place
+        assert caches.scan_files(paths, scan, str(cache), {"n": 7}) == changed
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b'{"results": []}'])
+def test_damaged_index_is_made_again(counted, content):
+    paths, cache, expected = counted
+    cache.write_bytes(content)
+    assert caches.scan_files(paths, lengths, str(cache), {"n": 7}) == expected
+    assert caches.scan_files(paths, never, str(cache), {"n": 7}) == expected
+
+
+def test_index_keeps_nothing_of_a_failed_scan(counted, tmp_path):
+    paths, cache, _ = counted
+    other = tmp_path / "other.json"
+
+    def scan(path):
+        raise DataError(f"{path} has a fault")
+
+    with pytest.raises(DataError, match="/a has a fault"):
+        caches.scan_files(paths, scan, str(other), {})
+    assert not other.exists() and cache.exists()
+
+
+def test_index_of_a_file_that_has_gone(tmp_path):
+    path = str(tmp_path / "gone")
+    with pytest.raises(DataError, match=f"^cannot read {path}: .*No such file"):
+        caches.scan_files([path], never, str(tmp_path / "cache.json"), {})
+
+
+def test_write_is_complete_or_absent(tmp_path):
+    path = tmp_path / "made" / "when needed"
+    files.write(str(path), [])
+    assert path.read_bytes() == b""
+
+    def parts():
+        yield b"new"
+        temporary, _ = sorted(path.parent.iterdir())
+        assert re.fullmatch(r"tmp\.when needed\.[0-9a-f]{8}", temporary.name)
+        assert path.read_bytes() == b""
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        files.write(str(path), parts())
+    assert path.read_bytes() == b"" and list(path.parent.iterdir()) == [path]
+    files.write(str(path), [b"new", b"er"])
+    assert path.read_bytes() == b"newer" and list(path.parent.iterdir()) == [path]
+
+
+def test_counting_reports_its_progress(counted, monkeypatch):
+    paths, cache, _ = counted
+    texts = []
+    monkeypatch.setattr(console, "_listener", None)
+    console.set_progress_listener(texts.append)
+    caches.scan_files(paths, lengths, str(cache), {"n": 9})
+    looking, reading, *counts, writing = texts
+    assert f"2 files, {paths[0]} first" in looking
+    assert all(str(cache) in text for text in (reading, writing))
+    assert [text.split(": ")[1] for text in counts] == [f"{n} of 2 files" for n in range(3)]
+
+
+def test_a_listener_may_stop_the_work(counted, monkeypatch):
+    paths, cache, _ = counted
+
+    def stop(text):
+        if "1 of" in text:
+            raise InterruptedError(text)
+
+    monkeypatch.setattr(console, "_listener", stop)
+    with pytest.raises(InterruptedError, match="1 of 2 files"):
+        caches.scan_files(paths, lengths, str(cache), {"n": 9})
+
+
+def test_files_that_do_not_answer_are_named(tmp_path, monkeypatch):
+    """At most 64 are asked, and the time counts for all of them together."""
+    now, waits = types.SimpleNamespace(seconds=50.0), []
+
+    class Thread:
+        def __init__(self, target, args, daemon):
+            self.target, self.path = target, *args
+            assert daemon
+
+        def start(self):
+            if "silent" not in self.path:
+                self.target(self.path)
+
+        def join(self, seconds):
+            waits.append(seconds)
+            now.seconds += 2
+
+    monkeypatch.setattr(files, "time", types.SimpleNamespace(monotonic=lambda: now.seconds))
+    monkeypatch.setattr(files.threading, "Thread", Thread)
+    assert files.unanswered(3) == []
+    paths = [str(tmp_path / name) for name in "ba"]
+    for path in paths:
+        (tmp_path / path).touch()
+    with files.reading(lambda: paths):
+        text = f"reading {tmp_path}/a and 1 more files, which all answer"
+        assert files.unanswered(3) == [text] and waits == [3, 1]
+        waits.clear()
+        paths += [f"silent-{i:02d}" for i in range(66)]
+        four = ", ".join(f"silent-{i:02d}" for i in range(4))
+        assert files.unanswered(3) == [f"{four} did not answer within 3 s"]
+        assert waits == [3, 1, *[0] * 62]
+    assert files.unanswered(3) == []
+
+
+def test_the_one_file_that_matches(tmp_path):
+    for name in ("a-1", "a-2", "a-3", "b"):
+        (tmp_path / name).touch()
+    assert files.find_one("/", f"{tmp_path}/b", "seeds", "seed_file") == f"{tmp_path}/b"
+    with pytest.raises(DataError, match=r"^config.seed_file='a-\*' matches 3 files, .*/a-2: name"):
+        files.find_one(str(tmp_path), "a-*", "seeds", "seed_file")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "missing"),
+    [((0, 1, 2), []), ((1, 2, 3), []), ((1, 2), [0]), ((1, 3), [2]), ((0, 3), [1, 2])],
+)
+def test_missing_numbers_count_from_0_or_1(numbers, missing):
+    assert files.missing_numbers(numbers, 3) == missing
+
+
+def test_bytes_of_records_by_at_most_64_files(tmp_path):
+    """Of 64 files all count; of 65 every other one, 33 of 3 bytes and 2 records each."""
+    paths = [str(tmp_path / str(i)) for i in range(65)]
+    for i, path in enumerate(paths):
+        (tmp_path / path).write_bytes(bytes(3 if i % 2 == 0 else 9))
+    assert files.bytes_of(10, paths, [2, 7] * 32 + [2]) == 10 * 33 * 3 // (33 * 2)
+    assert files.bytes_of(10, paths[:64], [2, 7] * 32) == 10 * 32 * 12 // (32 * 9)
+    assert files.bytes_of(5, paths[:1], [0]) == 15
+
+
+def test_one_line():
+    tf = tensorflow()
+    op = "{{function_node __wrapped__X_device_/job:localhost}} "
+    error = tf.errors.DataLossError(None, None, f"{op}corrupted record at 9 [Op:X] name: \nmore")
+    assert one_line(error) == "corrupted record at 9"
+    assert one_line(ValueError("\n one\ntwo")) == "one"
+    assert one_line(AssertionError()) == "AssertionError"
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["train-00000-of-00003", "train-00002-of-00003"], "1 of 3 files are missing, number 1"),
+        (["train-00000-of-00001", "train-00000-of-00002"], "two sets of shards lie together"),
+        (["train-00001-of-00003", "train-00003-of-00003"], "1 of 3 files are missing, number 2"),
+        (["a/train-00001-of-00002", "b/train-00000-of-00001"], r"a/train-\*: 1 of 2 files"),
+    ],
+)
+def test_a_set_of_shards_that_is_not_whole_is_refused(names, message):
+    with pytest.raises(DataError, match=message):
+        files.check_complete(names)
+
+
+def test_whole_sets_and_other_names_pass():
+    files.check_complete(["a/train-00000-of-00002", "a/train-00001-of-00002"])
+    files.check_complete(["a/train-00000-of-00001", "b/train-00000-of-00001", "more.tfrecord"])
+    # Those of MLPerf's reference for translation count from 1.
+    files.check_complete([f"wmt32k-encoded-train-{k:05d}-of-00003" for k in (1, 2, 3)])
+    files.check_complete(["wmt32k-encoded-dev-00001-of-00001"])
+
+
+def test_unfinished_copies_are_not_read(tmp_path):
+    for name in ("train-00000-of-00001", "train-00000-of-00001.tmp", "train-copy.part"):
+        (tmp_path / name).write_text("")
+    paths = files.find(str(tmp_path), "train-*", "train records")
+    assert paths == (f"{tmp_path}/train-00000-of-00001",)

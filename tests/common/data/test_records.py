@@ -1,0 +1,121 @@
+"""Writing of shards: names, runs, frames, and what else lies in a folder."""
+
+import hashlib
+import os
+import re
+
+import pytest
+
+from common.data import records
+from tests.common.preparation.test_schema import frames
+
+ROWS = [b"", b"one", bytes(range(256)) * 2]
+
+
+def framed(rows=ROWS):
+    return b"".join(map(records.frame, rows))
+
+
+def test_a_frame_by_published_figures():
+    """RFC 3720, appendix B.4: the CRC-32C of 32 zeros is 0x8a9136aa.
+
+    Rotated to the right by 15 bits, and with 0xa282ead8 added, it is 0x0fd7fffa.
+    """
+    assert records.checksum(bytes(32)) == bytes.fromhex("faffd70f")
+    frame = records.frame(bytes(32))
+    assert (len(frame), frame[:8], frame[12:]) == (
+        48,
+        bytes([32, *[0] * 7]),
+        bytes(32) + bytes.fromhex("faffd70f"),
+    )
+    assert frame[8:12] == records.checksum(frame[:8])
+
+
+def test_a_shard_as_it_was_written(tmp_path):
+    path = tmp_path / "x"
+    content = framed()
+    written = records.write_shard(str(path), ROWS)
+    assert written == records.Written(3, len(content), hashlib.sha256(content).hexdigest())
+    assert path.read_bytes() == content and len(content) == 3 * 16 + 3 + 512
+    assert frames(path) == list(records.read_shard(str(path))) == ROWS
+
+
+def test_names_and_runs():
+    assert records.shard_name("train", 0, 1024) == "train-00000-of-01024"
+    assert records.shard_name("validation", 127, 128) == "validation-00127-of-00128"
+    original = [len(run) for run in records.shard_runs(1_281_167, 1024)]
+    assert original == [1252] * 1023 + [371]
+    assert [len(run) for run in records.shard_runs(50_000, 128)] == [391] * 127 + [343]
+    assert [len(run) for run in records.shard_runs(6, 4)] == [1, 2, 1, 2]  # not 2, 2, 2, 0
+    for n, m in [(9, 8), (8, 8), (1, 1), (1437, 8), (1025, 1024)]:
+        runs = records.shard_runs(n, m)
+        assert len(runs) == m and all(runs)
+        assert [i for run in runs for i in run] == list(range(n))
+    for n, m in [(7, 8), (0, 1), (5, 0)]:
+        with pytest.raises(ValueError, match=f"^cannot fill {m} shards with {n} examples$"):
+            records.shard_runs(n, m)
+    for split, i, n in [("test", 0, 1), ("train", 4, 4), ("train", -1, 4), ("test", 4, 4)]:
+        with pytest.raises(ValueError, match=f"^no such shard: {split} {i} of {n}$"):
+            records.shard_name(split, i, n)
+
+
+class Breaking:
+    """20 examples, of which one fails; notes what a reader could see all the while."""
+
+    def __init__(self, folder, at, error):
+        self.folder, self.at, self.error, self.seen = folder, at, error, []
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, i):
+        self.seen.append(set(os.listdir(self.folder)))
+        if i == self.at:
+            raise self.error
+        return b"record %d" % i * 10_000
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("error", [RuntimeError("broken image"), KeyboardInterrupt()])
+def test_interrupted_writing_leaves_no_shard(tmp_path, workers, error):
+    kept = tmp_path / "train-00003-of-00004"
+    kept.write_bytes(b"an older, whole one")
+    examples = Breaking(tmp_path, 17, error)
+    with pytest.raises(type(error)):
+        records.write_shards(str(tmp_path), "train", examples, 4, workers)
+    assert kept.read_bytes() == b"an older, whole one"
+    for path in tmp_path.iterdir():  # others may have been finished; what is there is whole
+        assert path == kept or len(frames(path)) == 5
+    # A process killed at any moment leaves what was there then: whole shards, and tmp.*.
+    names = set().union(*examples.seen) - {kept.name}
+    assert any(name.startswith("tmp.train-00003") for name in names)
+    assert all(re.fullmatch(r"(tmp\.)?train-0000[0-3]-of-00004(\.\w+)?", name) for name in names)
+    assert "train-00003-of-00004" not in names
+
+
+def test_shards_go_where_tensorflow_can_write():
+    out = "ram://bucket/folder"
+    paths = records.write_shards(out, "validation", [b"a", b"b", b"c"], 2)
+    assert paths == [f"{out}/validation-0000{i}-of-00002" for i in (0, 1)]
+    assert [list(records.read_shard(path)) for path in paths] == [[b"a", b"b"], [b"c"]]
+    names = [f"validation-0000{i}-of-00002" for i in (0, 1)]
+    assert records.existing_shards(out) == names
+
+
+def test_other_files_of_a_folder(tmp_path):
+    shards = ["train-00000-of-00002", "val-00001-of-00032.tfrecord", "translate-dev-00000-of-00001"]
+    shards += ["val-00000-of-00002"]  # of COCO, by others
+    unfinished = [f"tmp.{shards[0]}.0123abcd", "tmp.manifest.json.00000000"]
+    stray = ["train-00000-of-00002.bak", "val-1", "validation-x"]
+    others = ["manifest.json", f"tmp.{shards[0]}.0123abc", "notes"]
+    for name in (*shards, *unfinished, *stray, *others):
+        (tmp_path / name).touch()
+    out = str(tmp_path)
+    assert records.existing_shards(out) == sorted(shards)
+    assert records.existing_shards(f"{out}/absent") == records.list_folder(f"{out}/absent") == []
+    assert records.is_folder(out) and not records.is_folder(f"{out}/notes")
+    records.remove_unfinished(out)
+    assert {path.name for path in tmp_path.iterdir()} == {*shards, *stray, *others}
+    (tmp_path / unfinished[0]).touch()
+    records.remove_shards(out)
+    assert {path.name for path in tmp_path.iterdir()} == {*stray, *others}

@@ -1,0 +1,256 @@
+"""Weights by name, against a stand-in for the Hugging Face hub on the loopback.
+
+The real hub is not verified.
+"""
+
+import hashlib
+import http.server
+import json
+import re
+import threading
+
+import ml_collections
+import numpy as np
+import pytest
+import safetensors.numpy
+from huggingface_hub import constants
+from huggingface_hub.utils import _cache_assets
+
+from commands import export
+from common import foreign
+from common.errors import ConfigError, DataError, OutputError
+from common.foreign import downloads, files
+from engine import locations
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+W = {"w": np.arange(6, dtype=np.float32)}
+WEIGHTS = safetensors.numpy.save(W)
+NAME = "hf-hub:timm/tiny.a1"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers as the hub does; `files` are {path: bytes} of each repository."""
+
+    files: dict
+    requests: list
+    cut = 0  # bytes that are missing at the end of an answer
+
+    def log_message(self, format, *arguments):
+        pass
+
+    def answer(self, status, body=b"", **headers):
+        self.send_response(status)
+        for name, value in {"Content-Length": len(body), **headers}.items():
+            self.send_header(name.replace("_", "-"), str(value))
+        self.end_headers()
+        if self.command != "HEAD":
+            left_out = 0 if self.path.startswith("/api/") else self.cut
+            self.wfile.write(body[: len(body) - left_out])
+
+    def json(self, content, status=200):
+        self.answer(status, json.dumps(content).encode(), Content_Type="application/json")
+
+    def do_GET(self):
+        self.requests.append((self.command, self.path))
+        if self.path == "/api/whoami-v2":
+            token = self.headers.get("Authorization", "")
+            return self.json({"name": "me"}, 200 if token == "Bearer good" else 401)
+        if parts := re.fullmatch(r"/api/models/(\w+/[\w.]+)(?:/revision/(\w+))?", self.path):
+            if fault := self.fault(parts[1], parts[2]):
+                return self.answer(fault[0], X_Error_Code=fault[1])
+            return self.json({"id": parts[1], "sha": COMMIT, "siblings": []})
+        if parts := re.fullmatch(r"/api/models/(\w+/[\w.]+)/tree/\w+\?.*", self.path):
+            rows = [
+                {"type": "file", "path": path, "size": len(data), "oid": path}
+                for path, data in self.files[parts[1]].items()
+            ]
+            return self.json(rows)
+        if parts := re.fullmatch(r"/(\w+/[\w.]+)/resolve/(\w+)/(.*)", self.path):
+            if fault := self.fault(parts[1], parts[2]):
+                return self.answer(fault[0], X_Error_Code=fault[1])
+            data = self.files[parts[1]].get(parts[3])
+            if data is None:
+                return self.answer(404, X_Error_Code="EntryNotFound", X_Repo_Commit=COMMIT)
+            etag = f'"{hashlib.sha256(data).hexdigest()}"'
+            return self.answer(200, data, ETag=etag, X_Repo_Commit=COMMIT)
+        if data := self.files.get(self.path):
+            return self.answer(200, data)
+        return self.answer(404)
+
+    do_HEAD = do_GET
+
+    def fault(self, repository, revision):
+        if repository == "timm/gated":
+            return 403, "GatedRepo"
+        if repository not in self.files:
+            return 401, "RepoNotFound"
+        return None if revision in (None, "main", COMMIT) else (404, "RevisionNotFound")
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.requests.append((self.command, self.path))
+        if "/preupload/" in self.path:
+            names = [row["path"] for row in json.loads(body)["files"]]
+            rows = [{"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names]
+            return self.json({"files": rows})
+        if "/commit/" in self.path:
+            self.files["sent"] = [json.loads(line) for line in body.splitlines()]
+        url = f"http://{self.headers['Host']}/me/model"
+        return self.json({"url": url, "commitUrl": url, "commitOid": COMMIT, "warnings": []})
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """The stand-in, which huggingface_hub takes for the hub, with an empty cache."""
+    handler = type("Hub", (Handler,), {"files": {}, "requests": []})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(_cache_assets, "HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setenv("HF_TOKEN", "good")
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    handler.files["timm/tiny.a1"] = {"model.safetensors": WEIGHTS, "config.json": b'{"a": 1}'}
+    yield handler
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_model_of_the_hub(hub, monkeypatch):
+    """It comes once, with its descriptions; then the cache has it, without the hub as well."""
+    download = downloads.fetch(NAME)
+    name, path = download
+    assert name == f"{NAME}@{COMMIT}" and f"/snapshots/{COMMIT}/model.safe" in path
+    assert foreign.find(NAME) == foreign.find(name) == path
+    source = files.read(path)
+    np.testing.assert_array_equal(source.arrays["w"], W["w"])
+    assert source.beside == {"config.json": {"a": 1}}
+    hub.requests.clear()
+    assert downloads.fetch(name) == download and not hub.requests
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert downloads.fetch(name) == downloads.fetch(NAME) == download and not hub.requests
+
+
+def test_the_config_keeps_the_commit(hub, monkeypatch):
+    config = ml_collections.ConfigDict({"init_from": NAME, "init_env": "WEIGHTS"})
+    assert locations.init_from(config, print) == f"{NAME}@{COMMIT}"
+    monkeypatch.setenv("WEIGHTS", NAME)
+    config.init_from = ""
+    assert locations.init_from(config, print) == f"{NAME}@{COMMIT}"
+
+
+def test_weights_of_pytorch_where_there_are_no_others(hub):
+    hub.files["timm/tiny.a1"] = {"pytorch_model.bin": b"PK"}
+    assert downloads.fetch(NAME)[1].endswith(f"/{COMMIT}/pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("hf-hub:timm", ConfigError, r"hf-hub:OWNER/NAME\[@REVISION\]"),
+        ("hf-hub:timm/none", DataError, "Repository Not Found for url: .*/timm/none/"),
+        ("hf-hub:timm/gated", DataError, "Cannot access gated repo for url .*/timm/gated/"),
+        (f"{NAME}@v9", DataError, "Revision Not Found for url: .*/v9"),
+        ("hf-hub:timm/empty", DataError, "has neither model.safetensors nor pytorch_model.bin"),
+    ],
+)
+def test_names_that_the_hub_does_not_give(hub, name, kind, words):
+    hub.files["timm/empty"] = {"README.md": b"x"}
+    with pytest.raises(kind, match=words) as refused:
+        downloads.fetch(name, "--config.init_from")
+    message = str(refused.value)
+    assert message.startswith(f"--config.init_from={name}") and len(message.splitlines()) == 1
+
+
+def test_no_network(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    for is_offline in (False, True):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
+        with pytest.raises(
+            DataError, match=f"{NAME} cannot be downloaded: .* on the local disk"
+        ) as e:
+            downloads.fetch(NAME)
+        assert "`hf download timm/tiny.a1 --local-dir=tiny.a1`" in str(e.value)
+    with pytest.raises(DataError, match="cannot be downloaded: .*refused"):
+        downloads.fetch("http://127.0.0.1:9/tiny-00000000.pth")
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_hub_that_cuts_the_download(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # it tries again a few times
+    hub.files["timm/tiny.a1"] = {"model.safetensors": WEIGHTS}
+    hub.cut = 5
+    with pytest.raises(DataError, match="cannot be downloaded: ") as refused:
+        downloads.fetch(NAME)
+    assert len(str(refused.value).splitlines()) == 1
+    assert not list(tmp_path.rglob("*.safetensors"))
+    hub.cut = 0
+    downloads.fetch(NAME)
+
+
+FILE = f"/models/tiny-{hashlib.sha256(WEIGHTS).hexdigest()[:8]}.safetensors"
+
+
+def test_a_file_whose_name_carries_its_hash(hub, tmp_path):
+    hub.files[FILE] = WEIGHTS
+    address = f"{constants.ENDPOINT}{FILE}"
+    name, path = downloads.fetch(address)
+    assert name == address and path.startswith(str(tmp_path)) and foreign.find(path) == path
+    assert downloads.fetch(address) == (address, path)
+    assert hub.requests == [("GET", FILE)]
+    np.testing.assert_array_equal(files.read(path).arrays["w"], W["w"])
+
+
+@pytest.mark.parametrize(
+    ("name", "cut", "kind", "words"),
+    [
+        ("/tiny-00000000.pth", 0, DataError, "another SHA-256"),
+        (FILE, 5, DataError, "another SHA-256"),
+        ("/gone-00000000.pth", 0, DataError, "404"),
+        ("/tiny.pth", 0, ConfigError, "NAME-HASH.pth"),
+        ("/tiny-0000000.pth", 0, ConfigError, "NAME-HASH.pth"),
+    ],
+)
+def test_files_that_are_not_what_their_name_says(hub, name, cut, kind, words, tmp_path):
+    hub.files |= {"/tiny-00000000.pth": b"x" * 80, FILE: WEIGHTS}
+    hub.cut = cut
+    with pytest.raises(kind, match=words) as refused:
+        downloads.fetch(f"{constants.ENDPOINT}{name}", "--model")
+    message = str(refused.value)
+    assert message.startswith(f"--model={constants.ENDPOINT}{name}") and "\n" not in message
+    assert not list((tmp_path).rglob("tiny*"))
+
+
+def test_an_export_is_sent_with_its_card(hub, tmp_path):
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export/README.md").write_text("---\nlicense: mit\n---\ncard")
+    (tmp_path / "export/model.safetensors").write_bytes(WEIGHTS)
+    export.check_hub("me/model", ("hf", "onnx"))
+    assert export.send_to_hub(str(tmp_path / "export"), "me/model").endswith("/me/model")
+    sent = [row["value"]["path"] for row in hub.files["sent"] if row["key"] == "file"]
+    assert sorted(sent) == ["README.md", "model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("repository", "formats", "token", "words"),
+    [
+        ("model", ("hf",), "good", "give OWNER/NAME"),
+        ("me/model", ("onnx",), "good", "sends the format hf: give --format=hf"),
+        ("me/model", ("hf",), "bad", "knows no login here .*hf auth login"),
+    ],
+)
+def test_what_cannot_be_sent(hub, monkeypatch, repository, formats, token, words):
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(ConfigError, match=words) as refused:
+        export.check_hub(repository, formats)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_hub_that_does_not_take_it(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(OutputError, match="--push=me/model: the hub refuses it: "):
+        export.send_to_hub(str(tmp_path), "me/model")

@@ -1,0 +1,201 @@
+"""Image files with hostile headers, with too many pixels, and with other depths than 8 bits."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from common.data import decoding
+from common.data.shards import tensorflow
+from common.images import photos
+
+
+def encoded(kind, mode="RGB", **more):
+    out = io.BytesIO()
+    image = Image.fromarray(np.arange(3072, dtype=np.uint8).reshape(32, 32, 3))
+    image.convert(mode).save(out, kind, **more)
+    return out.getvalue()
+
+
+def segment(marker, body=b""):
+    return b"\xff" + bytes([marker]) + struct.pack(">H", len(body) + 2) + body
+
+
+def chunk(kind, body=b""):
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png_of_size(width, height):
+    size = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    pixels = zlib.compress(bytes(9999))
+    parts = chunk(b"IHDR", size) + chunk(b"IDAT", pixels) + chunk(b"IEND")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+def tiff(tags):
+    """So many tags that all have the same 100 KB as their value."""
+    entries = struct.pack("<HHII", 256, 3, 1, 8) + struct.pack("<HHII", 257, 3, 1, 8)
+    entries += b"".join(struct.pack("<HHII", 1000 + i, 7, 100_000, 9000) for i in range(tags))
+    return b"II*\0" + struct.pack("<IH", 8, tags + 2) + entries + bytes(120_000)
+
+
+JPEG, GIF, PNG = encoded("JPEG"), encoded("GIF"), encoded("PNG")
+START, END = JPEG[:2], JPEG[2:]  # before and behind the place for further segments
+SCAN = JPEG.index(b"\xff\xda")
+TABLE = 13 + 3 * (2 << (GIF[10] & 7))
+PROGRESSIVE = encoded("JPEG", progressive=True)
+SCANS = PROGRESSIVE.index(b"\xff\xda")
+HOSTILE = {
+    "fill bytes": (START + b"\xff" * 99_999, "65,536 bytes between parts of its header"),
+    "zeros": (JPEG[:SCAN] + bytes(99_999), "65,536 bytes between parts of its header"),
+    "comments": (START + segment(0xFE) * 3000 + END, "more than 2,048 parts"),
+    "EXIF": (START + segment(0xE1, b"Exif\0\0" + bytes(65_000)) * 3 + END, "bytes of EXIF data"),
+    "EXIF of a PNG": (PNG[:33] + chunk(b"eXIf", bytes(1 << 18)) + PNG[33:], "bytes of EXIF data"),
+    "scans": (PROGRESSIVE[:SCANS] + PROGRESSIVE[SCANS:-2] * 99, "more than 500 scans"),
+    "chunks": (PNG[:33] + chunk(b"abCd") * 30_000 + PNG[33:], "too many parts"),
+    "comments of a GIF": (GIF[:TABLE] + b"!\xfe\x01x\0" * 30_000 + GIF[TABLE:], "too many parts"),
+    # Pillow may warn about the tags first, and here a warning is an error.
+    "values of a TIFF": (tiff(90), "the same part too often|Tag data larger than file"),
+    "pixels of a PNG": (
+        png_of_size(31_623, 31_623),
+        "1,000,014,129 pixels, more than the 178,956,970",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_header_takes_one_line(case):
+    data, words = HOSTILE[case]
+    with pytest.raises(photos.BadImage, match=words):
+        photos.convert(data, rotate=True, quality=95)
+
+
+def test_usual_headers_pass():
+    data = START + segment(0xE1, b"Exif\0\0" + bytes(60_000)) + segment(0xE2, bytes(65_000)) * 99
+    data += b"\xff" * 100 + END
+    assert photos.convert(data, rotate=True, quality=95).encoded == data
+    for kind in ("PNG", "GIF", "TIFF", "BMP", "WEBP"):
+        assert photos.convert(encoded(kind), rotate=True, quality=95).change == f"{kind}, not JPEG"
+
+
+def test_the_rest_of_a_jpeg_is_not_copied_for_each_block(monkeypatch):
+    reads = []
+
+    class Counted(photos.ImageFile):
+        def read(self, size=-1, /):
+            reads.append(size)
+            return super().read(size)
+
+    monkeypatch.setattr(photos, "ImageFile", Counted)
+    data = encoded("JPEG", "CMYK")
+    data = data[: data.index(b"\xff\xda") + 14] + b"\xff" * (4 << 20)
+    with pytest.raises(photos.BadImage, match="cut short"):
+        photos.convert(data, rotate=True, quality=95)
+    assert len(reads) < 200  # blocks of 64 KiB would be 64 more than the header's 3 for each part
+    assert max(reads) == len(data)
+
+
+@pytest.mark.parametrize(
+    "data", [png_of_size(31_623, 31_623), png_of_size(8, 8), b"\x89PNG no image"]
+)
+def test_a_record_says_if_its_image_is_too_large(data):
+    tf = tensorflow()
+    value = tf.train.BytesList(value=[b"text", data])
+    feature = {"image/encoded": tf.train.Feature(bytes_list=value)}
+    record = tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+    words = "; 1,000,014,129 pixels, more than the 178,956,970 that are decoded: shrink the image"
+    expected = words if data == png_of_size(31_623, 31_623) else ""
+    assert decoding.size_remark(tf.constant(record)) == expected
+    assert decoding.size_remark(tf.constant([b"x", record]), 1) == expected
+    assert decoding.size_remark(tf.constant(b"no example")) == ""
+
+
+RAMP = np.arange(4096).reshape(64, 64)
+
+
+def file(values, form, **options):
+    out = io.BytesIO()
+    Image.fromarray(values).save(out, form, **options)
+    return out.getvalue()
+
+
+def deep_png(values, kind, sbit=None):
+    """A PNG of 16 bits per channel, which Pillow cannot write in colour."""
+
+    def chunk(name, data):
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
+
+    height, width = values.shape[:2]
+    rows = b"".join(b"\0" + row.tobytes() for row in values.astype(">u2"))
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, 0))
+    depth = chunk(b"sBIT", bytes([sbit])) if sbit else b""
+    pixels = chunk(b"IDAT", zlib.compress(rows))
+    return b"\x89PNG\r\n\x1a\n" + header + depth + pixels + chunk(b"IEND", b"")
+
+
+def colours(*channels):
+    return np.stack(channels, -1)
+
+
+SCALED = {  # file: (values from 0 to 1, what is said of a guess)
+    "8 bits in 32": (file((RAMP % 256).astype(np.int32), "TIFF"), RAMP % 256 / 255, " 8 bits"),
+    "10 bits in 16": (file((RAMP // 4).astype(np.uint16), "PNG"), RAMP // 4 / 1023, "10 bits"),
+    "12 bits in 16": (file(RAMP.astype(np.uint16), "PNG"), RAMP / 4095, "12 bits"),
+    "12 bits, big-endian": (file(RAMP.astype(">u2"), "TIFF"), RAMP / 4095, "12 bits"),
+    "14 bits in 32": (file((RAMP * 4).astype(np.int32), "TIFF"), RAMP * 4 / 16383, "14 bits"),
+    "16 bits": (file((RAMP * 16).astype(np.uint16), "PNG"), RAMP * 16 / 65535, ""),
+    "16 bits of 8, dark": (file((RAMP % 9 * 257).astype(np.uint16), "PNG"), RAMP % 9 / 255, ""),
+    "black": (file(np.zeros((9, 9), np.uint16), "PNG"), np.zeros((9, 9)), ""),
+    "declared by sBIT": (deep_png(RAMP // 8, 0, 12), RAMP // 8 / 4095, ""),
+    "dark, by sBIT": (deep_png(RAMP, 0, 16), RAMP / 65535, ""),
+    "declared by a TIFF": (
+        file((RAMP // 8).astype(np.uint16), "TIFF", tiffinfo={281: 4095}),
+        RAMP // 8 / 4095,
+        "",
+    ),
+    "shares": (file((RAMP / 4095).astype(np.float32), "TIFF"), RAMP / 4095, ""),
+    "float of 8 bits": (file((RAMP % 256).astype(np.float32), "TIFF"), RAMP % 256 / 255, " 8 bits"),
+    "colour": (deep_png(colours(RAMP, RAMP, RAMP), 2), RAMP / 4095, "12 bits"),
+    "colour, opaque": (
+        deep_png(colours(RAMP, RAMP, RAMP, np.full_like(RAMP, 65535)), 6),
+        RAMP / 4095,
+        "12 bits",
+    ),
+    "grey, transparent": (  # over white
+        deep_png(colours(RAMP, np.full_like(RAMP, 0)), 4),
+        np.ones((64, 64)),
+        "12 bits",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_picture_is_scaled_by_its_depth(name):
+    data, expected, guess = SCALED[name]
+    jpeg = photos.to_jpeg(data, rotate=True, quality=100)
+    pixels = np.asarray(Image.open(io.BytesIO(jpeg.encoded)).convert("RGB")).astype(int)
+    assert np.abs(pixels - np.rint(255 * expected)[..., None]).max() <= 3
+    assert jpeg.change.endswith(guess) and bool(guess) == ("taken for" in jpeg.change)
+
+
+def test_16_bits_are_rounded():
+    every = np.arange(65536)
+    np.testing.assert_array_equal(photos._scaled(every, 0)[0], np.rint(every / 257))
+
+
+UNKNOWN = {
+    "more than 16 bits": RAMP.astype(np.int32) * 1000,
+    "negative": RAMP.astype(np.int32) - 5,
+    "no number": np.full((9, 9), np.nan, np.float32),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_picture_without_a_known_range_is_refused(name):
+    with pytest.raises(photos.BadImage, match="pixels from .* to .*save it with 8 or 16 bits"):
+        photos.to_jpeg(file(UNKNOWN[name], "TIFF"), rotate=True, quality=95)

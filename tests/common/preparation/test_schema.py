@@ -1,0 +1,232 @@
+"""Record files as a stranger reads them: framing by hand, then tf.train.Example, then PIL."""
+
+import io
+import re
+import struct
+
+import google_crc32c
+import numpy as np
+import pytest
+from PIL import Image
+
+from common.data import records
+from common.data.shards import tensorflow
+from common.errors import UserError
+from common.preparation import digits as digits_preparation
+from common.preparation import schema
+from scripts import prepare
+from tests.helpers.preparation import leaves
+
+NUMBERS = "image/height", "image/width", "image/channels", "image/class/label"
+TEXTS = "image/colorspace", "image/class/synset", "image/format", "image/filename", "image/encoded"
+SCHEMA = dict.fromkeys(NUMBERS, "int64_list") | dict.fromkeys(TEXTS, "bytes_list")
+FAKE = [
+    "--images=11",
+    "--shards=4",
+    "--validation_images=3",
+    "--validation_shards=2",
+    "--size=40x60",
+]
+
+
+def masked_crc(data):
+    crc = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def frames(path):
+    """The records of one file, every length and checksum verified."""
+    data, at, parsed = path.read_bytes(), 0, []
+    while at < len(data):
+        length, length_crc = struct.unpack_from("<QI", data, at)
+        assert length_crc == masked_crc(data[at : at + 8])
+        record = data[at + 12 : at + 12 + length]
+        assert len(record) == length
+        assert struct.unpack_from("<I", data, at + 12 + length) == (masked_crc(record),)
+        parsed.append(record)
+        at += 16 + length
+    return parsed
+
+
+def parse(record):
+    """One record as {key: value}, its keys, types and single values verified."""
+    message = tensorflow().train.Example.FromString(record)
+    feature = dict(message.features.feature)
+    assert {key: value.WhichOneof("kind") for key, value in feature.items()} == SCHEMA
+    values = {key: getattr(feature[key], kind).value for key, kind in SCHEMA.items()}
+    assert all(len(value) == 1 for value in values.values())
+    return {key: value[0] for key, value in values.items()}
+
+
+def pixels(row):
+    image = Image.open(io.BytesIO(row["image/encoded"]))
+    assert (image.format, image.mode) == ("JPEG", "RGB")
+    assert image.size == (row["image/width"], row["image/height"])
+    fixed = ("image/colorspace", "image/channels", "image/format")
+    assert tuple(row[key] for key in fixed) == (b"RGB", 3, b"JPEG")
+    return np.asarray(image)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def rows(folder, split):
+    return [parse(record) for path in sorted(folder.glob(f"{split}-*")) for record in frames(path)]
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    out = tmp_path_factory.mktemp("digits")
+    prepare.make("digits", ["--out", str(out)])
+    return out
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory):
+    out = tmp_path_factory.mktemp("a folder") / "not yet there"
+    prepare.make("fake", ["--out", str(out), *FAKE])
+    return out
+
+
+def test_example_refuses_what_readers_would_misread():
+    with pytest.raises(ValueError, match="start at 1"):
+        schema.example(b"\xff\xd8", 0, "n0", "a.JPEG", (1, 1))
+    with pytest.raises(ValueError, match="not a JPEG: a.png"):
+        schema.example(b"\x89PNG", 1, "n0", "a.png", (1, 1))
+
+
+def test_fake_imagenet_is_in_the_schema(fake):
+    sizes = {path.name: len(frames(path)) for path in fake.iterdir()}
+    train = {f"train-0000{i}-of-00004": n for i, n in enumerate((3, 3, 3, 2))}
+    assert sizes == train | {f"validation-0000{i}-of-00002": n for i, n in enumerate((2, 1))}
+    examples = rows(fake, "train") + rows(fake, "validation")
+    shapes = {pixels(row).shape for row in examples}
+    assert len(shapes) > 5 and max(map(max, shapes)) <= 80
+    assert len({row["image/filename"] for row in examples}) == 14
+    for row in examples:
+        assert 1 <= row["image/class/label"] <= 1000
+        assert row["image/class/synset"] == b"n%08d" % row["image/class/label"]
+
+
+def test_fake_imagenet_is_a_function_of_its_arguments(fake, tmp_path):
+    last = prepare.make("fake", ["--out", str(tmp_path / "same"), *FAKE])
+    assert last.startswith("wrote 11 train and 3 validation images")
+    assert f"--config.data_dir={tmp_path}/same --workdir=runs/same" in last
+    assert contents(tmp_path / "same") == contents(fake)
+    prepare.make("fake", ["--out", str(tmp_path / "other"), *FAKE, "--seed=1", "--classes=1"])
+    assert contents(tmp_path / "other") != contents(fake)
+    assert {row["image/class/label"] for row in rows(tmp_path / "other", "train")} == {1}
+
+
+def test_fake_imagenet_overwrites_only_when_told(tmp_path):
+    (tmp_path / "train-00000-of-00001").write_bytes(b"precious")
+    (tmp_path / "tmp.train-00001-of-00002.0123abcd").write_bytes(b"of a killed run")
+    (tmp_path / "notes.txt").write_bytes(b"also")
+    with pytest.raises(UserError, match=r"already holds 1 shards .*--overwrite"):
+        prepare.make("fake", ["--out", str(tmp_path), *FAKE])
+    assert (tmp_path / "train-00000-of-00001").read_bytes() == b"precious"
+    prepare.make("fake", ["--out", str(tmp_path), *FAKE, "--overwrite"])
+    assert len(rows(tmp_path, "train")) == 11  # an old shard would match train-* too
+    assert len(list(tmp_path.glob("tmp.*"))) == 0 and (tmp_path / "notes.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "bad, message",
+    [
+        ("--images=0", "--images: must be a whole number of 1 or more"),
+        ("--images=1e6", "got '1e6'"),
+        ("--shards=12", "12 files cannot be filled with 11 --images"),
+        ("--size=375", "got '375'"),
+        ("--seed=-1", "must be a whole number of 0 or more"),
+    ],
+)
+def test_a_bad_argument_takes_one_line(bad, message, tmp_path, capsys):
+    code, line = leaves("fake", ["--out", str(tmp_path), *FAKE, bad], capsys)
+    assert code == 2 and message in line
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("name", "more"), [("fake", FAKE), ("digits", [])])
+def test_an_unwritable_folder_takes_one_line(name, more, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    code, line = leaves(name, ["--out", str(tmp_path / "file" / "x"), *more], capsys)
+    assert code == 1 and "failed: " in line and "file/x" in line
+
+
+def test_digits_are_scikit_learns(digits):
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    rows_by_split = {split: rows(digits, split) for split in records.SPLITS}
+    assert [len(part) for part in rows_by_split.values()] == [1437, 360]
+    assert [len(list(digits.glob(f"{split}-*"))) for split in rows_by_split] == [8, 2]
+    seen = set()
+    for row in rows_by_split["train"] + rows_by_split["validation"]:
+        name = re.fullmatch(rb"digit_(\d)_(\d{4})\.JPEG", row["image/filename"])
+        assert name
+        digit, i = map(int, name.groups())
+        seen.add(i)
+        assert (digit, row["image/class/label"]) == (labels[i], labels[i] + 1)
+        assert row["image/class/synset"] == b"digit_%d" % digit
+        image = pixels(row).astype(float)
+        assert image.shape == (32, 32, 3) and np.ptp(image, axis=-1).max() == 0
+        # The middle of each 4x4 block: the outer pixels blend into the neighbours.
+        small = image[..., 0].reshape(8, 4, 8, 4)[:, 1:3, :, 1:3].mean((1, 3)) * (16 / 255)
+        original = images[i].reshape(8, 8)
+        assert np.abs(small - original).mean() < 0.5
+    assert seen == set(range(1797))
+    # The same share of every digit in both splits.
+    shares = [
+        np.bincount([r["image/class/label"] for r in part], minlength=11)[1:] / len(part)
+        for part in rows_by_split.values()
+    ]
+    np.testing.assert_allclose(shares[0], shares[1], atol=0.002)
+
+
+@pytest.mark.long
+def test_complete_digits_are_left_alone_and_others_mended(digits, tmp_path):
+    whole = contents(digits)
+    for name, data in whole.items():
+        (tmp_path / name).write_bytes(data)
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert "already complete" in prepare.make("digits", ["--out", str(tmp_path)])
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+    first, second = tmp_path / "train-00000-of-00008", tmp_path / "validation-00001-of-00002"
+    swapped = whole["validation-00000-of-00002"]
+    for path, data in ((first, None), (first, whole[first.name][:-9]), (second, swapped)):
+        path.unlink() if data is None else path.write_bytes(data)
+        assert "wrote" in prepare.make("digits", ["--out", str(tmp_path)])
+        assert contents(tmp_path) == whole
+
+
+def test_digits_of_another_jpeg_library_are_complete(tmp_path):
+    [expected] = digits_preparation.examples()["validation"][:1]
+    message = tensorflow().train.Example.FromString(expected)
+    encoded = message.features.feature["image/encoded"].bytes_list
+    other = io.BytesIO()
+    Image.open(io.BytesIO(encoded.value[0])).save(other, "JPEG", quality=97)
+    for data, is_complete in ((other.getvalue(), True), (b"", False)):
+        encoded.value[0] = data
+        records.write_shards(str(tmp_path), "validation", [message.SerializeToString()], 1)
+        path = str(tmp_path / "validation-00000-of-00001")
+        assert digits_preparation.is_complete(path, [expected]) == is_complete
+    message.features.feature["image/object/bbox/label"].int64_list.SetInParent()  # no objects
+    message.features.feature["image/filename"].bytes_list.value[0] = b"000000000139.jpg"
+    records.write_shards(str(tmp_path), "validation", [message.SerializeToString()], 1)
+    with pytest.raises(UserError, match="holds other images"):
+        digits_preparation.is_complete(path, [expected])
+
+
+def test_digits_do_not_replace_other_images(fake, tmp_path):
+    before = contents(fake)
+    with pytest.raises(UserError, match="shard of another data set; choose another --out"):
+        prepare.make("digits", ["--out", str(fake)])
+    assert contents(fake) == before
+    theirs = before["train-00000-of-00004"]
+    for i in range(8):
+        (tmp_path / f"train-0000{i}-of-00008").write_bytes(theirs)
+    with pytest.raises(UserError, match="holds other images; choose another --out"):
+        prepare.make("digits", ["--out", str(tmp_path)])
+    assert (tmp_path / "train-00000-of-00008").read_bytes() == theirs

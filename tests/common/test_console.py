@@ -1,0 +1,45 @@
+"""Progress of long work: to the listener each time, to the log every 10 seconds."""
+
+import types
+
+import pytest
+
+from common import console
+
+
+@pytest.fixture
+def clock(monkeypatch, caplog):
+    """A clock to be set by hand."""
+    now = types.SimpleNamespace(seconds=50.0)
+    monkeypatch.setattr(console.time, "monotonic", lambda: now.seconds)
+    caplog.set_level("INFO", "tpu_suite")
+    return now
+
+
+def test_long_work_is_logged_with_the_time_left(clock, caplog):
+    counting = console.Progress(40)
+    for done, seconds in ((1, 9), (10, 12), (20, 13), (30, 24)):
+        clock.seconds = 50.0 + seconds
+        counting.at(done, f"{done} done")
+    # 10 of 40 took 12 s, 30 took 24 s.
+    assert caplog.messages == ["10 done, 36 s left", "30 done, 8 s left"]
+
+
+def test_the_log_waits_for_more_than_ten_seconds_and_some_work(clock, caplog):
+    counting = console.Progress(8)
+    for done, seconds in ((4, 10.0), (0, 10.2), (2, 10.5)):
+        clock.seconds = 50.0 + seconds
+        counting.log(done, f"{done} of 8")
+    assert caplog.messages == ["2 of 8, 32 s left"]  # 10.5 * 6 / 2
+
+
+def test_only_at_tells_the_listener(clock, monkeypatch):
+    texts = []
+    monkeypatch.setattr(console, "_listener", None)
+    console.report_progress("nobody listens")
+    console.set_progress_listener(texts.append)
+    counting = console.Progress(8)
+    counting.at(1, "one")
+    counting.log(2, "two")
+    console.report_progress("three")
+    assert texts == ["one", "three"]
