@@ -24,7 +24,6 @@ import pytest
 import benchmarks
 import train
 from commands import evaluating, preflight
-from commands.preflight import uses_kernels
 from common.errors import ConfigError
 from configs import fake_imagenet, ncf, resnet50
 from engine.aot import flops as aot_flops
@@ -107,7 +106,7 @@ def test_neither_data_nor_tensorflow_are_needed():
     config = resnet50.get_config()
     config.resnet_depth = 18
     job = read_settings(config.lock())
-    print(preflight.compiled(job, *topology.parse("v3-8"), ("train", "predict"), print))
+    print(preflight.compiled(job, *topology.parse_slices("v3-8"), ("train", "predict"), print))
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -200,6 +199,15 @@ def test_the_flops_of_an_example_are_the_mean_over_the_steps_or_shapes(
     )
     monkeypatch.setattr(aot_flops, "count", lambda loss, params, state, spec, *_, **__: spec)
     assert preflight._forward_flops(benchmark) == flops
+
+
+@pytest.mark.parametrize("kernels", ["xla", "pallas"])
+def test_a_kernel_of_the_backward_pass_alone_is_found(kernels):
+    config = fake_imagenet.get_config()
+    config.kernels = kernels
+    config.num_label_classes = 10
+    benchmark = read_settings(config.lock()).load_benchmark("")
+    assert preflight.uses_kernels(benchmark) == (kernels == "pallas")
 
 
 @pytest.mark.parametrize(("period", "evaluations"), [("1", 10), ("3", 4), ("11", 1), ("0", 1)])
@@ -464,12 +472,3 @@ def test_resnet_50_compiles_for_a_tpu():
     assert outcome.train.collectives["all-reduce"][1] >= 4 * 25_557_032
     assert 0.05 < forecast.row(outcome)["step_seconds"] < 0.3
     assert outcome.train.memory < V3.chip.memory / 2
-
-
-@pytest.mark.parametrize("kernels", ["xla", "pallas"])
-def test_a_kernel_of_the_backward_pass_alone_is_found(kernels):
-    config = fake_imagenet.get_config()
-    config.kernels = kernels
-    config.num_label_classes = 10
-    benchmark = read_settings(config.lock()).load_benchmark("")
-    assert uses_kernels(benchmark) == (kernels == "pallas")
