@@ -34,7 +34,7 @@ def run(request: Request, stdin: Iterable[str]) -> int:
     `stdin` are the lines that the source "-" stands for.
 
     Raises:
-      UserError: a mistake that the person can mend; before any input is read.
+      UserError: a mistake that the user can fix; before any input is read.
     """
     photos.quiet()
     environment.show_log(sys.stderr)

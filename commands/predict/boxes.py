@@ -23,13 +23,26 @@ from PIL import Image, ImageDraw
 from commands import trained
 from commands.predict import fonts, outputs, sources
 from commands.predict.model import Leaves, Predictor, Request, say
-from commands.predict.outputs import FORMATS, cell, cut, json_array, lines, shortest
-from commands.predict.sources import Picture, Tally, path_text, shown
+from commands.predict.outputs import (
+    FORMATS,
+    cell,
+    cut,
+    json_array,
+    lines,
+    path_text,
+    shortest,
+    shown,
+)
+from commands.predict.sources import Picture, Tally
 from common.console import Progress
 from common.images.photos import Jpeg
 from engine import start
 
+COLUMNS = ("path", "label", "category_id", "score", "x", "y", "width", "height", "error")
 _MIN_SCORE = 0.3  # weaker detections are mostly wrong; COCO's score wants them all the same
+_OPACITY = 0.45  # of masks
+_QUALITY = 92  # of the drawings
+_LEAST_SIDE = 640  # pixels of the longer side of a drawing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +246,7 @@ def image_ids(
     return [ids[i] for i in range(len(paths))]
 
 
-COLUMNS = ("path", "label", "category_id", "score", "x", "y", "width", "height", "error")
+# Rows and lines.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -320,9 +333,7 @@ def table(rows: Iterable[Row], width: int) -> Iterator[str]:
             yield f"  {label:24} {each.score:6.1%}  at {x:.0f}, {y:.0f}: {wide:.0f} x {high:.0f}\n"
 
 
-_OPACITY = 0.45  # of masks
-_QUALITY = 92
-_LEAST_SIDE = 640  # pixels of the longer side of a drawing
+# Drawings.
 
 
 def draw_objects(encoded: bytes, objects: Sequence[Object]) -> bytes:
@@ -343,7 +354,7 @@ def draw_objects(encoded: bytes, objects: Sequence[Object]) -> bytes:
     side = max(image.size)
     line = max(2, side // 400)
     for each in reversed(objects):
-        y0, x0, y1, x1 = (times * place for place in each.box)
+        y0, x0, y1, x1 = (times * edge for edge in each.box)
         colour = _colour(each.category_id)
         pen.rectangle((x0, y0, x1, y1), outline=colour, width=line)
         text = f"{fonts.drawable(shown(each.label))} {each.score:.0%}"

@@ -22,14 +22,27 @@ from PIL import Image, ImageDraw
 from commands import trained
 from commands.predict import fonts, outputs, sources
 from commands.predict.model import Predictor, Request, say
-from commands.predict.outputs import FORMATS, cell, cut, lines, name_of, name_width
-from commands.predict.sources import Tally, path_text, shown
+from commands.predict.outputs import (
+    FORMATS,
+    cell,
+    cut,
+    lines,
+    name_of,
+    name_width,
+    path_text,
+    shown,
+)
+from commands.predict.sources import Tally
 from common import limits
 from common.console import Progress
 from common.errors import ConfigError, one_line
 from common.images.input_spec import prepare_image
 from common.text import normal_name, text_lines
 
+PER_SHEET = 80  # pictures on a contact sheet, in rows of 8 columns
+_SHEET_COLUMNS = 8
+_SIDE, _TEXT, _GAP = 160, 52, 12  # pixels: a picture, the lines below it, between pictures
+_INK, _GREY, _RED = "#202020", "#707070", "#c01818"
 _AT_ONCE = 8  # images, see `Predictor`
 
 
@@ -195,13 +208,6 @@ def _write(
         outputs.save(options.embeddings, [_array(features)])
 
 
-def sheets(path: str, total: int) -> list[str]:
-    """The files of the contact sheets for `total` pictures: sheet.png, sheet_2.png, ...; or []."""
-    stem, end = os.path.splitext(path)
-    count = -(-total // PER_SHEET) if path else 0
-    return [f"{stem}_{i}{end}" if i > 1 else path for i in range(1, count + 1)]
-
-
 def _watch(
     options: Options,
     classes: Classes,
@@ -231,6 +237,9 @@ def _array(features: list[np.ndarray | None]) -> bytes:
     file = io.BytesIO()
     np.save(file, np.stack([nothing if row is None else row for row in features]))
     return file.getvalue()
+
+
+# Rows and lines.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,11 +359,7 @@ def table(rows: Iterator[Row], classes: Classes, paths: Sequence[str], width: in
         yield f"{cell(row.path, names):{names}}  {text}{mark}\n"
 
 
-PER_SHEET = 80
-_SHEET_COLUMNS = 8
-_SIDE, _TEXT, _GAP = 160, 52, 12  # pixels: a picture, the lines below it, between pictures
-_INK, _GREY, _RED = "#202020", "#707070", "#c01818"
-_font = functools.partial(fonts.load, 13)
+# Contact sheets.
 
 
 class Tile(NamedTuple):
@@ -362,6 +367,13 @@ class Tile(NamedTuple):
 
     row: Row
     pixels: np.ndarray | None
+
+
+def sheets(path: str, total: int) -> list[str]:
+    """The files of the contact sheets for `total` pictures: sheet.png, sheet_2.png, ...; or []."""
+    stem, end = os.path.splitext(path)
+    count = -(-total // PER_SHEET) if path else 0
+    return [f"{stem}_{i}{end}" if i > 1 else path for i in range(1, count + 1)]
 
 
 def draw_sheet(tiles: Sequence[Tile], classes: Classes) -> bytes:
@@ -405,6 +417,9 @@ def _draw_tile(
     texts.append((_fitting(fonts.drawable(name_of(row.path)), _SIDE), _GREY))
     for i, (text, colour) in enumerate(texts):
         pen.text((x, y + _SIDE + 2 + 16 * i), text, colour, _font(i == 0, text))
+
+
+_font = functools.partial(fonts.load, 13)
 
 
 def _fitting(text: str, width: float) -> str:

@@ -18,10 +18,11 @@ import numpy as np
 from commands import trained
 from commands.predict import outputs, texts
 from commands.predict.model import Predictor, Request, say
-from commands.predict.outputs import FORMATS, cut, lines, shortest
-from commands.predict.sources import shown
+from commands.predict.outputs import FORMATS, cut, lines, shortest, shown
 from common.errors import ConfigError, DataError
 from engine import locations
+
+COLUMNS = ("user", "rank", "item", "title", "score", "error")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +154,7 @@ def _counted(rows: Iterable[Row], tally: dict[str, int]) -> Iterator[Row]:
         yield row
 
 
-COLUMNS = ("user", "rank", "item", "title", "score", "error")
+# Rows and lines.
 
 
 class Item(NamedTuple):

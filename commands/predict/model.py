@@ -19,6 +19,8 @@ from common.errors import visible
 from engine import mesh as meshes
 from engine import step
 
+Leaves = Mapping[str, np.ndarray]  # of one example, or of a batch
+
 
 @dataclasses.dataclass(frozen=True)
 class Request:
@@ -54,11 +56,8 @@ class Request:
 
 
 def say(text: str) -> None:
-    """Writes a line for the person; the standard output has the results."""
+    """Writes a line for the user; the standard output has the results."""
     print(visible(text), file=sys.stderr, flush=True)
-
-
-Leaves = Mapping[str, np.ndarray]  # of one example, or of a batch
 
 
 def choose_precision(model: Trained) -> Trained:

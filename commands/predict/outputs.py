@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from commands.predict.model import say
-from commands.predict.sources import shown
 from common.data import files
 from common.errors import ConfigError, OutputError, is_of_files, one_line
 from common.text import csv_text
@@ -68,6 +67,19 @@ def shortest(value: float) -> float:
     return float(str(np.float32(value)))
 
 
+def shown(path: str) -> str:
+    """A path as text for people: `path_text`, and without control characters."""
+    printable = (
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in path_text(path)
+    )
+    return "".join(printable)
+
+
+def path_text(path: str) -> str:
+    """A path as text for programs; only bytes that are not UTF-8 are written as \\udcXX."""
+    return path.encode(errors="backslashreplace").decode()
+
+
 def cell(path: str, width: int) -> str:
     """The end of a path, which says more than its beginning."""
     text = shown(path)
@@ -95,9 +107,9 @@ def check_apart(paths: Sequence[str], written: Iterable[tuple[str, str]]) -> Non
     Raises:
       ConfigError: one of (flag, path) of the files to write is one of `paths`.
     """
-    places = {_real_path(path) for path in paths}
+    inputs = {_real_path(path) for path in paths}
     for flag, path in written:
-        if path and _real_path(path) in places:
+        if path and _real_path(path) in inputs:
             raise ConfigError(
                 f"--{flag}: {path} is one of the inputs, and would be overwritten; "
                 "write to another folder"

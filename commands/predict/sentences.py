@@ -22,6 +22,7 @@ from commands.predict.texts import Line
 from common.errors import ConfigError
 from engine import locations
 
+COLUMNS = ("line", "source", "translation", "score", "error")
 # Read before the first is translated, so that lines of one length share a batch.
 _LINES = 1024
 _UNKNOWN = 0.2  # the share of unknown words that causes a NOTE
@@ -201,7 +202,7 @@ class Sentences:
             say(f"{self.errors:,} of {self._lines:,} lines have no translation")
 
 
-COLUMNS = ("line", "source", "translation", "score", "error")
+# Rows and lines.
 
 
 class Translation(NamedTuple):

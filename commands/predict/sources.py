@@ -1,6 +1,6 @@
 """Pictures that a user names: files, folders, patterns and gs://, read and predicted in batches.
 
-A file that cannot be used stays in its place, with the reason.
+A file that cannot be used stays among them, with the reason.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 from PIL import Image
 
 from commands.predict.model import Leaves, Predictor, Request, say, shapes
+from commands.predict.outputs import shown
 from common import limits, pools
 from common.data import files
 from common.data.shards import tensorflow
@@ -33,7 +34,7 @@ _QUALITY = 95  # of re-encoded pictures, as where own photos are prepared for tr
 # Names of pictures in a folder. HEIC and AVIF are not read: each gets a row that says so.
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 _SUFFIXES += (".heic", ".heif", ".avif")
-
+_WAITING = 8  # batches of pictures that wait for a batch of another shape to fill
 # Makes the model's inputs of a picture, arrays by name; DataError if it cannot be decoded.
 Prepare = Callable[[Jpeg], Mapping[str, np.ndarray]]
 
@@ -62,6 +63,44 @@ class Picture:
     def folder(self) -> str:
         """The name of the folder that the file lies in."""
         return os.path.basename(os.path.dirname(self.path))
+
+
+@dataclasses.dataclass
+class Tally:
+    """Sums over the files of a run; the seconds of threads are added up."""
+
+    files: int = 0
+    errors: int = 0
+    read_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    device_seconds: float = 0.0
+
+    def add(self, picture: Picture, error: str) -> None:
+        """Counts one file."""
+        self.files += 1
+        self.errors += bool(error)
+        self.read_seconds += picture.read_seconds
+        self.decode_seconds += picture.decode_seconds
+
+
+# Finding the files.
+
+
+def find_pictures(request: Request, stdin: Iterable[str]) -> list[str]:
+    """The paths of all pictures; `stdin` are those that the source "-" stands for.
+
+    Raises:
+      UserError: there is none, or a source cannot be listed.
+    """
+    if not request.sources:
+        raise ConfigError("name a picture, a folder of pictures, or `-` for paths on stdin")
+    paths, others = list_files(request.sources, stdin)
+    if others:
+        name = shown(others[0])
+        say(f"NOTE left out {len(others):,} of the files, not named as pictures, such as {name}")
+    if not paths:
+        raise DataError("no picture is named; `-` reads paths, one per line, from stdin")
+    return paths
 
 
 def list_files(sources: Sequence[str], lines: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -131,17 +170,17 @@ def _of_one(path: str) -> tuple[list[str], list[str]]:
 
 def _walk(folder: str, remote: Any) -> list[str]:
     """All files of a folder at all levels, without hidden files and folders."""
-    files: list[str] = []
+    paths: list[str] = []
 
     def stop(error: OSError) -> None:
         raise error
 
     levels = remote.walk(folder) if remote else os.walk(folder, onerror=stop)
-    for place, folders, names in levels:
+    for level, folders, names in levels:
         folders[:] = [name for name in folders if not name.startswith(".")]
-        if "/." not in place.removeprefix(folder):  # gfile.walk has no pruning
-            files += [os.path.join(place, name) for name in names if not name.startswith(".")]
-    return files
+        if "/." not in level.removeprefix(folder):  # gfile.walk has no pruning
+            paths += [os.path.join(level, name) for name in names if not name.startswith(".")]
+    return paths
 
 
 def natural(path: str) -> list[Any]:
@@ -150,11 +189,7 @@ def natural(path: str) -> list[Any]:
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
-def warm_up(prepare: Prepare) -> Mapping[str, np.ndarray]:
-    """Prepares a picture, because TensorFlow may crash if two threads first use an operation."""
-    blank = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(blank, "JPEG")
-    return prepare(Jpeg(blank.getvalue(), 8, 8, ""))
+# Reading them.
 
 
 def load_picture(path: str, prepare: Prepare) -> Picture:
@@ -205,55 +240,14 @@ def _read(path: str) -> bytes:
         return data
 
 
-def shown(path: str) -> str:
-    """A path as text for people: `exact`, and without control characters."""
-    printable = (
-        c if c.isprintable() else c.encode("unicode_escape").decode() for c in path_text(path)
-    )
-    return "".join(printable)
+# Predicting in batches.
 
 
-def path_text(path: str) -> str:
-    """A path as text for programs; only bytes that are not UTF-8 are written as \\udcXX."""
-    return path.encode(errors="backslashreplace").decode()
-
-
-_WAITING = 8  # batches of pictures that wait for a batch of another shape to fill
-
-
-@dataclasses.dataclass
-class Tally:
-    """Sums over the files of a run; the seconds of threads are added up."""
-
-    files: int = 0
-    errors: int = 0
-    read_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    device_seconds: float = 0.0
-
-    def add(self, picture: Picture, error: str) -> None:
-        """Counts one file."""
-        self.files += 1
-        self.errors += bool(error)
-        self.read_seconds += picture.read_seconds
-        self.decode_seconds += picture.decode_seconds
-
-
-def find_pictures(request: Request, stdin: Iterable[str]) -> list[str]:
-    """The paths of all pictures; `stdin` are those that the source "-" stands for.
-
-    Raises:
-      UserError: there is none, or a source cannot be listed.
-    """
-    if not request.sources:
-        raise ConfigError("name a picture, a folder of pictures, or `-` for paths on stdin")
-    paths, others = list_files(request.sources, stdin)
-    if others:
-        name = shown(others[0])
-        say(f"NOTE left out {len(others):,} of the files, not named as pictures, such as {name}")
-    if not paths:
-        raise DataError("no picture is named; `-` reads paths, one per line, from stdin")
-    return paths
+def warm_up(prepare: Prepare) -> Mapping[str, np.ndarray]:
+    """Prepares a picture, because TensorFlow may crash if two threads first use an operation."""
+    blank = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(blank, "JPEG")
+    return prepare(Jpeg(blank.getvalue(), 8, 8, ""))
 
 
 def predicted(

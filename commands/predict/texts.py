@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from commands.predict.sources import path_text, refusing, shown
+from commands.predict.outputs import path_text, shown
+from commands.predict.sources import refusing
 from common import limits
 from common.data.shards import tensorflow
 from common.errors import DataError
@@ -54,8 +55,8 @@ def files(sources: Sequence[str], what: str) -> list[str]:
         if exists:
             names.append(source)
         elif not what or _LIKE_A_PATH.fullmatch(source):
-            remedy = f"; {what} without a blank can come on stdin" if what else ""
-            raise DataError(f"{shown(source)}: there is no such file{remedy}")
+            hint = f"; {what} without a blank can come on stdin" if what else ""
+            raise DataError(f"{shown(source)}: there is no such file{hint}")
     return names
 
 

@@ -1,4 +1,4 @@
-"""predict.py as a person uses it: pictures in, classes out."""
+"""predict.py as a user sees it: pictures in, classes out."""
 
 import csv
 import dataclasses
