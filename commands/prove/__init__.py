@@ -36,6 +36,28 @@ _SEND = (
     "https://github.com/<OWNER>/<REPO>, or attach it to an issue there"
 )
 _LABELS = {"ok": "ok", "failed": "FAILED", "skipped": "-"}
+_PATH = re.compile(r"\w+://\S+|(?<![\w.])~?(?:/[^\s/:,;'\"()]+)+/?|[A-Za-z]:\\\S+")
+_SECRET = re.compile(r"\S*@\S+|\b(?=\w*\d)(?=\w*[A-Za-z])[\w-]{24,}\b|\b\d{1,3}(?:\.\d{1,3}){3}\b")
+
+
+class Row(NamedTuple):
+    """The outcome of one check.
+
+    Attributes:
+      status: ok, failed or skipped.
+      summary: one line for people.
+      look: what to look at where the check failed, else "".
+      figures: {name: number, text or bool}.
+      programs: {name: SHA-256 of the program's StableHLO text}.
+    """
+
+    name: str
+    status: str
+    summary: str
+    look: str
+    seconds: float
+    figures: dict[str, Any]
+    programs: dict[str, str]
 
 
 def run(workdir: str, short: bool = False, out: str = "", checks: Sequence[Check] = CHECKS) -> int:
@@ -182,28 +204,7 @@ def table(rows: Sequence[Row]) -> str:
     return visible("\n".join(lines))
 
 
-_PATH = re.compile(r"\w+://\S+|(?<![\w.])~?(?:/[^\s/:,;'\"()]+)+/?|[A-Za-z]:\\\S+")
-_SECRET = re.compile(r"\S*@\S+|\b(?=\w*\d)(?=\w*[A-Za-z])[\w-]{24,}\b|\b\d{1,3}(?:\.\d{1,3}){3}\b")
-
-
-class Row(NamedTuple):
-    """The outcome of one check.
-
-    Attributes:
-      status: ok, failed or skipped.
-      summary: one line for people.
-      look: what to look at where the check failed, else "".
-      figures: {name: number, text or bool}.
-      programs: {name: SHA-256 of the program's StableHLO text}.
-    """
-
-    name: str
-    status: str
-    summary: str
-    look: str
-    seconds: float
-    figures: dict[str, Any]
-    programs: dict[str, str]
+# prove.json.
 
 
 def make_record(rows: list[Row], short: bool) -> dict[str, Any]:

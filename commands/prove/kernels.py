@@ -19,6 +19,8 @@ import numpy as np
 from commands.prove.checks import Case, Failed, Result
 from common.layers import boundary, gram_norm
 
+_EPSILON, _AXIS, _SHARES = 1e-5, "shares", 2  # of `check_gram`
+
 
 class Kernel(NamedTuple):
     """A kernel and the plain function that computes the same.
@@ -36,6 +38,9 @@ class Kernel(NamedTuple):
     plain: Callable[..., Any]
     arguments: Callable[[], tuple[Any, ...]]
     tolerance: float
+
+
+# Pallas kernels.
 
 
 def _boundary(images: int, side: int, inner: int, interpret: bool = False) -> Kernel:
@@ -102,7 +107,7 @@ def _timed(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[An
     return result, statistics.median(seconds)
 
 
-_EPSILON, _AXIS, _SHARES = 1e-5, "shares", 2
+# BatchNorm as "gram".
 
 
 def check_gram(case: Case) -> Result:

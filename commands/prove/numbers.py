@@ -36,7 +36,34 @@ from engine.run import make_plan, read_settings
 from engine.step import Recipe
 
 _MODELS_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "models.json")
-ROWS = 8  # of the batch
+_REFERENCE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "reference.json")
+ROWS = 8  # of a batch
+LEAST = 0.02  # an array's error counts in units of its norm, or of this share of the largest norm
+_CHANGES = 2e-4  # the relative error of the optimizer's changes, which no layer makes larger
+_ORDER_TOLERANCE = 1e-3  # of float32 in another order of additions, see `TOLERANCES`
+_DETECTORS = ("ssd", "mask_rcnn")
+Values = dict[str, Any]
+
+
+class Tolerance(NamedTuple):
+    """The relative errors that are allowed: of the loss, of one array, of all arrays together."""
+
+    loss: float
+    array: float
+    together: float
+
+
+# float32: other devices add in another order. Two compilers on a CPU differ by 1.5e-5 in one array,
+# and BatchNorm over 8 images multiplies rounding by about 100. bfloat16 rounds by 0.2 % in each of
+# 10 to 50 layers: on a CPU that moves one array of the ResNet by 60 %, and all together by 25 %. A
+# wrong sign or a missing term is 100 % and more.
+TOLERANCES = {
+    "float32": Tolerance(loss=1e-3, array=2e-3, together=1e-3),
+    "bfloat16": Tolerance(loss=0.05, array=math.inf, together=0.6),
+}
+
+
+# The models.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +88,7 @@ def load_model(name: str, precision: str = "float32") -> Model:
     """Makes a model; its BatchNorm, if it has one, spans all devices.
 
     Args:
-      name: a key of `table()`.
+      name: a key of `model_table()`.
       precision: of the activations, "float32" or "bfloat16", where the benchmark has a choice.
     """
     row = model_table()[name]
@@ -133,7 +160,7 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-_ORDER_TOLERANCE = 1e-3  # of float32 in another order of additions, see `numbers.TOLERANCES`
+# The devices.
 
 
 def describe_devices(case: Case) -> Result:
@@ -198,30 +225,7 @@ def _mesh(count: int) -> Any:
     return meshes.make(BATCH_AXES, 0, jax.devices()[:count])
 
 
-_REFERENCE_FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "reference.json")
-
-
-class Tolerance(NamedTuple):
-    """The relative errors that are allowed: of the loss, of one array, of all arrays together."""
-
-    loss: float
-    array: float
-    together: float
-
-
-# float32: other devices add in another order. Two compilers on a CPU differ by 1.5e-5 in one array,
-# and BatchNorm over 8 images multiplies rounding by about 100. bfloat16 rounds by 0.2 % in each of
-# 10 to 50 layers: on a CPU that moves one array of the ResNet by 60 %, and all together by 25 %. A
-# wrong sign or a missing term is 100 % and more.
-TOLERANCES = {
-    "float32": Tolerance(loss=1e-3, array=2e-3, together=1e-3),
-    "bfloat16": Tolerance(loss=0.05, array=math.inf, together=0.6),
-}
-_CHANGES = 2e-4  # the relative error of the optimizer's changes, which no layer makes larger
-_DETECTORS = ("ssd", "mask_rcnn")
-LEAST = 0.02  # an array's error counts in units of its norm, or of this share of the largest norm
-
-Values = dict[str, Any]
+# The values.
 
 
 def check_values(case: Case) -> Result:

@@ -28,7 +28,7 @@ class Training:
       lowered: the train step, `jax.stages.Lowered`, for the first shape of its batches.
       compiled: the same, compiled.
       compile_seconds: how long that took.
-      state: the `TrainState` after the steps so far.
+      state: the `engine.step.TrainState` after the steps so far.
       totals: those of `engine.step.make_train_step`.
     """
 
