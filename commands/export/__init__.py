@@ -23,8 +23,8 @@ import numpy as np
 from etils import epath
 
 from commands import trained
-from commands.export import formats, programs, stablehlo
-from commands.export.formats import FORMATS, Format, Model
+from commands.export import programs, stablehlo
+from commands.export.formats import FORMATS, Format, Model, card_text
 from commands.trained import Trained
 from common.data import files
 from common.errors import CheckpointError, ConfigError, OutputError, one_line, parse_json, visible
@@ -59,7 +59,7 @@ def run(
       accept_other_data: export also where the data have other classes than the model by now.
 
     Raises:
-      UserError: a mistake that the person can mend; before the model is computed.
+      UserError: a mistake that the user can fix; before the model is computed.
       OutputError: the written model computes something else; it is deleted.
     """
     jax.config.update("jax_platforms", "cpu")  # a run may have the accelerator, and CPUs are exact
@@ -94,7 +94,7 @@ def _classifier(
         rows["savedmodel"] |= reference.check_serving(content, folder)
     spec = content.portable.spec.as_dict()
     _write(f"{folder}/input_spec.json", json.dumps(spec, indent=2) + "\n")
-    _write(f"{folder}/README.md", formats.card_text(content, rows))
+    _write(f"{folder}/README.md", card_text(content, rows))
     return rows, content.class_names
 
 
@@ -330,6 +330,9 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
+# The Hugging Face hub.
+
+
 def check_hub(repository: str, formats: tuple[str, ...]) -> None:
     """Refuses, before anything is computed, what cannot be sent.
 
@@ -368,6 +371,6 @@ def send_to_hub(folder: str, repository: str) -> str:
         hub.HfApi().upload_folder(
             folder_path=folder, repo_id=repository, commit_message="Export of a trained model"
         )
-    except Exception as error:  # as in `check`
+    except Exception as error:  # as in `check_hub`
         raise OutputError(f"--push={repository}: the hub refuses it: {one_line(error)}") from error
     return str(address)

@@ -26,6 +26,10 @@ from commands.trained import Trained
 from common.portable import Portable, TorchForm
 from engine.report.history import History
 
+_RECIPE = (  # keys of the config that say how a model was trained
+    *("train_batch_size", "train_steps", "base_learning_rate", "learning_rate_schedule"),
+    *("weight_decay", "label_smoothing", "moving_average_decay", "seed", "init_from"),
+)
 Run = Callable[[np.ndarray], np.ndarray]  # uint8[b, s, s, 3] -> float32[b, K]
 
 
@@ -126,10 +130,7 @@ FORMATS: Mapping[str, Format] = {
 }
 
 
-_RECIPE = (  # keys of the config that say how a model was trained
-    *("train_batch_size", "train_steps", "base_learning_rate", "learning_rate_schedule"),
-    *("weight_decay", "label_smoothing", "moving_average_decay", "seed", "init_from"),
-)
+# The card.
 
 
 def card_text(model: Model, rows: dict[str, Any]) -> str:

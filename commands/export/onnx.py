@@ -19,8 +19,22 @@ from commands.trained import Trained
 from common.errors import OutputError
 from common.portable import INPUT, Arrays, Network, Program, SingleShot, Step
 
+PATH, _PHOTO = "model.onnx", "photo"
+DETECTOR_OUTPUTS = ("boxes", "class", "score")
+DETECTOR_LIMIT = 1e-3  # a pixel may be rounded to the next of the 255 levels
+DETECTOR_CODE = (
+    "import numpy, onnxruntime",
+    "from PIL import Image, ImageOps",
+    f'session = onnxruntime.InferenceSession("{PATH}")',
+    'photo = numpy.asarray(ImageOps.exif_transpose(Image.open("photo.jpg")).convert("RGB"))',
+    'boxes, classes, scores = session.run(["boxes", "class", "score"], {"photo": photo})',
+)
 _OPSET, _IR_VERSION = 17, 8
 _OPERATORS = {"relu": "Relu", "sigmoid": "Sigmoid", "add": "Add"}
+_END = np.iinfo(np.int64).max  # of a slice: all that remain
+
+
+# Classifiers.
 
 
 def write_classifier(network: Network, facts: Mapping[str, str], path: str) -> None:
@@ -48,6 +62,9 @@ def classifier_runner(path: str) -> Callable[[np.ndarray], np.ndarray]:
     """The function uint8[b, s, s, 3] -> logits of a file; see `session`."""
     computes = session(path)
     return lambda images: computes.run(None, {INPUT: images})[0]
+
+
+# The graph of any network.
 
 
 def session(path: str) -> Any:
@@ -111,16 +128,16 @@ class Graph:
         """Adds the nodes of one step, which reads pixels as `images/nchw`."""
         inputs = [f"{INPUT}/nchw" if name == INPUT else name for name in step.inputs]
         (top, bottom), (left, right) = step.padding
-        places = {"strides": [step.stride] * 2, "pads": [top, left, bottom, right]}
+        placement = {"strides": [step.stride] * 2, "pads": [top, left, bottom, right]}
         arrays, window = step.arrays, [step.window] * 2
         if step.kind == "conv":
             kernel = self.constant(f"{step.name}/kernel", arrays["kernel"].transpose(3, 2, 0, 1))
             bias = self.constant(f"{step.name}/bias", arrays["bias"])
-            self.node("Conv", step.name, [*inputs, kernel, bias], **places)
+            self.node("Conv", step.name, [*inputs, kernel, bias], **placement)
         elif step.kind == "depthwise":
             kernel = arrays["kernel"].transpose(2, 0, 1)[:, None]
             inputs = [*inputs, self.constant(f"{step.name}/kernel", kernel)]
-            self.node("Conv", step.name, inputs, group=len(kernel), **places)
+            self.node("Conv", step.name, inputs, group=len(kernel), **placement)
         elif step.kind == "affine":
             scale, bias = (
                 self.constant(f"{step.name}/{k}", arrays[k][:, None, None])
@@ -129,9 +146,9 @@ class Graph:
             self.node("Mul", f"{step.name}/scaled", [*inputs, scale])
             self.node("Add", step.name, [f"{step.name}/scaled", bias])
         elif step.kind == "max_pool":
-            self.node("MaxPool", step.name, inputs, kernel_shape=window, **places)
+            self.node("MaxPool", step.name, inputs, kernel_shape=window, **placement)
         elif step.kind == "mean_pool":
-            self.node("AveragePool", step.name, inputs, kernel_shape=window, **places)
+            self.node("AveragePool", step.name, inputs, kernel_shape=window, **placement)
         elif step.kind == "global_mean":
             self.node("ReduceMean", step.name, inputs, axes=[2, 3], keepdims=0)
         elif step.kind == "dense":
@@ -164,17 +181,7 @@ class Graph:
         return name
 
 
-DETECTOR_OUTPUTS = ("boxes", "class", "score")
-DETECTOR_LIMIT = 1e-3  # a pixel may be rounded to the next of the 255 levels
-PATH, _PHOTO = "model.onnx", "photo"
-_END = np.iinfo(np.int64).max  # of a slice: all that remain
-DETECTOR_CODE = (
-    "import numpy, onnxruntime",
-    "from PIL import Image, ImageOps",
-    f'session = onnxruntime.InferenceSession("{PATH}")',
-    'photo = numpy.asarray(ImageOps.exif_transpose(Image.open("photo.jpg")).convert("RGB"))',
-    'boxes, classes, scores = session.run(["boxes", "class", "score"], {"photo": photo})',
-)
+# Detectors.
 
 
 def write_detector(model: SingleShot, facts: Mapping[str, str], path: str) -> None:

@@ -24,6 +24,10 @@ _FOLDER = pathlib.Path(__file__).parent
 _PICTURE_BYTES = 3_500_000  # of all pictures in base64, so that the page stays below 5 MB
 _PERCENT = "\u00a0%"  # behind a no-break space
 _SHORT = 30  # letters; a column of such texts is not wrapped
+_SPLITS = {"train": ("training", "#1f6fb2"), "eval": ("evaluation", "#c8591a")}
+_GREEN, _GREY = "#1b7f4b", "#5b6876"
+_MOST_POINTS = 500  # of a line of a chart; nobody sees more
+_MOST_DOTS = 40  # evaluations that have a dot each
 
 
 def render(record: Record, examined: Examined, other: Record | None) -> str:
@@ -319,10 +323,7 @@ def _uses(record: Record) -> list[tuple[str, str]]:
     return [(what, command.replace("{workdir}", workdir)) for what, command in uses.items()]
 
 
-_SPLITS = {"train": ("training", "#1f6fb2"), "eval": ("evaluation", "#c8591a")}
-_GREEN, _GREY = "#1b7f4b", "#5b6876"
-_MOST_POINTS = 500  # of a line; nobody sees more
-_MOST_DOTS = 40  # evaluations that have a dot each
+# Charts.
 
 
 def draw_charts(record: Record, other: Record | None) -> list[tuple[str, str]]:

@@ -73,12 +73,12 @@ class Record:
         """Each start of the run; [] in a run of an older program."""
         rows = run_starts.past(self.settings.workdir, self.manifest)
         return [
-            {name: row[name] if _is_like(row.get(name), x) else x for name, x in _START.items()}
+            {name: row[name] if _fits(row.get(name), x) else x for name, x in _START.items()}
             for row in rows
         ]
 
     @property
-    def cost(self) -> cost.Cost | None:
+    def cost(self) -> run_starts.Cost | None:
         """What the run took; None in a run of an older program."""
         return run_starts.cost_of(self.starts, self.history.rows)
 
@@ -136,7 +136,7 @@ class Record:
         )
 
 
-def _is_like(value: Any, default: Any) -> bool:
+def _fits(value: Any, default: Any) -> bool:
     """Whether a value of the manifest is text, or a number, as its default is."""
     if isinstance(default, str):
         return isinstance(value, str)
