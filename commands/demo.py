@@ -179,8 +179,11 @@ def _predicted(content: bytes, predictor: Any, inputs: Any) -> Iterator[tuple[An
         yield picture, result
 
 
+# The page.
+
+
 def serve(demo: Demo, host: str, port: int, opens: bool) -> None:
-    """Serves the page until Ctrl-C; `opens` shows it in the person's browser."""
+    """Serves the page until Ctrl-C; `opens` shows it in the user's browser."""
     from nicegui import ui  # pyright: ignore[reportMissingImports] (optional)
 
     ui.run(

@@ -1,4 +1,4 @@
-"""--mode=doctor: checks everything that could stop a run at its start, and names the remedies."""
+"""--mode=doctor: checks everything that could stop a run at its start, and says what to do."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class Case:
       settings: those of the run.
       scratch: an empty folder that is deleted afterwards.
       full: as for `run`.
-      joining: as for `run`.
+      hosts: as for `run`.
       failures: the messages of failed checks, so that each is shown once.
     """
 
     settings: Settings
     scratch: str
     full: bool = False
-    joining: Any = None
+    hosts: Any = None
     failures: set[str] = dataclasses.field(default_factory=set)
 
     @functools.cached_property
@@ -83,22 +83,22 @@ class Case:
         return self.settings.load_benchmark(cache)
 
 
-def run(settings: Settings, as_json: bool, full: bool = False, joining: Any = None) -> int:
+def run(settings: Settings, as_json: bool, full: bool = False, hosts: Any = None) -> int:
     """Checks this host for the run that `settings` describe, and prints the findings.
 
     Args:
       settings: the settings of the run, with the folder of its data.
       as_json: print one JSON list instead of lines.
       full: read and check all records, too.
-      joining: (group, facts) for `engine.cluster.processes.join`; None if this host is alone.
+      hosts: (group, facts) for `engine.cluster.processes.join`; None if this host is alone.
 
     Returns:
       The exit code: 1 if a check has failed, else 0.
     """
     rows: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory() as scratch:
-        is_first = not joining or joining[0].index == 0  # one host's index serves all of them
-        case = Case(settings, scratch, full and is_first, joining)
+        is_first = not hosts or hosts[0].index == 0  # one host's index serves all of them
+        case = Case(settings, scratch, full and is_first, hosts)
         for name, check in _CHECKS.items():
             for finding in _guarded(check, case):
                 status, text, remedy = finding
@@ -311,9 +311,9 @@ def _initial_weights(case: Case) -> Iterator[Finding]:
 
 def _hosts(case: Case) -> Iterator[Finding]:
     """The doctors of all hosts join, as the run's processes would."""
-    if not case.joining:
+    if not case.hosts:
         return
-    group, facts = case.joining
+    group, facts = case.hosts
     port = group.address.rpartition(":")[2]
     try:
         processes.join(group, facts, _HOSTS_WAIT, case.settings.limits.host_silence_seconds)

@@ -40,7 +40,7 @@ def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Score
       The scores of the last checkpoint evaluated.
 
     Raises:
-      UserError: a mistake that the person can mend.
+      UserError: a mistake that the user can fix.
       Preempted: a signal arrived.
     """
     with examining(settings, checkpoint, watch_seconds) as examination:
@@ -102,7 +102,8 @@ class Examination:
         """Predicts with a checkpoint; None if the run has deleted it while this process watches.
 
         Raises:
-          CheckpointError: the checkpoint cannot be used; further errors are those of `predict_all`.
+          CheckpointError: the checkpoint cannot be used; further errors are those of
+            `engine.evaluate.predict_all`.
         """
         state = self.restore(step, watching)
         return None if state is None else begin_evaluation(self.run, self.predict, state, step)

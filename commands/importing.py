@@ -32,7 +32,7 @@ def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list
       config: changed in place.
       workdir: "" for a mode without one.
       mode: the value of --mode.
-      fixed: keys that the person has given, which stay.
+      fixed: keys that the user has given, which stay.
 
     Returns:
       Lines for people.

@@ -1,4 +1,4 @@
-"""Loads a trained model for the programs that use it: predict, export, report, translate.
+"""Loads a trained model for what uses it: predict.py, its page to try, --mode=export and report.
 
 A checkpoint's manifest holds the config of its run, so that a workdir alone describes its model.
 """
@@ -157,7 +157,7 @@ def load_foreign(
     Args:
       path: local or gs://; from the flag `flag`.
       recipe: a config for the keys that the weights do not decide.
-      keys: values that the person has given to some of its keys.
+      keys: values that the user has given to some of its keys.
       say: prints a line for people: what the weights do not say, and what is assumed.
 
     Raises:

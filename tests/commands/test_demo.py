@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from ml_collections import ConfigDict
 
-from commands import demo as demos
 from commands import trained
+from commands.demo import make_demo
 from common.errors import ConfigError
 from scripts import demo
 
@@ -42,4 +42,4 @@ def test_a_model_without_answers_is_refused():
         config=ConfigDict({"benchmark": "x"}),
     )
     with pytest.raises(ConfigError, match="run is a model of the benchmark 'x'.*; evaluate it"):
-        demos.make_demo(model)
+        make_demo(model)

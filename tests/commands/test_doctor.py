@@ -35,10 +35,10 @@ def diagnose(tiny_records, tmp_path, monkeypatch, capsys):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(doctor, "_LOCK", str(tmp_path / "lock"))
 
-    def run(workdir=str(tmp_path / "run"), joining=None, **overrides):
+    def run(workdir=str(tmp_path / "run"), hosts=None, **overrides):
         capsys.readouterr()
         config = make_tiny_config(**{"data_dir": tiny_records, **overrides})
-        code = doctor.run(read_settings(config, workdir), True, False, joining)
+        code = doctor.run(read_settings(config, workdir), True, False, hosts)
         by_check = {}
         for finding in json.loads(capsys.readouterr().out):
             by_check.setdefault(finding["check"], []).append(finding)
@@ -297,7 +297,7 @@ def test_a_host_that_does_not_come_is_named(diagnose, monkeypatch):
         port = server.getsockname()[1]
     monkeypatch.setattr(doctor, "_HOSTS_WAIT", 0.3)
     names = ("127.0.0.1", "10.0.0.7")
-    code, findings = diagnose(joining=(ProcessGroup(f"127.0.0.1:{port}", 2, 0, names), {}))
+    code, findings = diagnose(hosts=(ProcessGroup(f"127.0.0.1:{port}", 2, 0, names), {}))
     assert code == 1
     row = findings["hosts"][0]
     assert "1 of 2 hosts arrived; host 1 (10.0.0.7) did not within" in row["text"]

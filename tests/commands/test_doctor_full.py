@@ -20,7 +20,7 @@ from tests.helpers.preparation import edit
 def records(request, tmp_path, capsys, monkeypatch):
     """Checks a copy of a family's data, changed by `spoil(folder)`: (config, findings)."""
 
-    def check(name, spoil=lambda folder: None, joining=None):
+    def check(name, spoil=lambda folder: None, hosts=None):
         tiny, folder = TINY[name], tmp_path / "data"
         if not folder.exists():
             shutil.copytree(request.getfixturevalue(tiny.data), folder)
@@ -30,7 +30,7 @@ def records(request, tmp_path, capsys, monkeypatch):
         only = {"records": doctor._records}
         monkeypatch.setattr(doctor, "_CHECKS", only)
         capsys.readouterr()
-        doctor.run(read_settings(config, str(tmp_path / "run")), True, True, joining)
+        doctor.run(read_settings(config, str(tmp_path / "run")), True, True, hosts)
         return config, json.loads(capsys.readouterr().out)
 
     return check
@@ -168,7 +168,7 @@ def test_images_that_occur_several_times_are_named(records):
 def test_the_first_of_several_hosts_reads_for_all(records):
     for host, number in ((0, 2), (1, 0)):
         group = ProcessGroup("127.0.0.1:1", 2, host, ("a", "b"))
-        assert len(records("languages", joining=(group, {}))[1]) == number
+        assert len(records("languages", hosts=(group, {}))[1]) == number
 
 
 def test_a_detectors_labels_and_anchors_are_looked_at(records):

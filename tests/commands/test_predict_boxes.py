@@ -16,8 +16,8 @@ from PIL import Image
 import benchmarks
 from benchmarks.base import BATCH_AXES
 from benchmarks.detection import coco
-from commands import demo as demos
 from commands import trained
+from commands.demo import make_demo
 from commands.predict import boxes
 from commands.predict.boxes import Object, Row, image_ids
 from commands.predict.sources import Picture
@@ -221,13 +221,13 @@ def test_weak_boxes_of_cocos_results_are_not_drawn(tmp_path):
 
 def test_the_page_answers_as_predict_py(call, model, data):
     assert model  # which trained.load opens
-    demo, photo = demos.make_demo(trained.load("any")), next((data / "photos").glob("*.jpg"))
+    demo, photo = make_demo(trained.load("any")), next((data / "photos").glob("*.jpg"))
     answer = demo.answer(photo.read_bytes())
     _, out, _ = call(photo, "--format=json")
     expected = json.loads(out)[0]["objects"]
     assert [row[0] for row in answer.rows] == [each["label"] for each in expected]
-    places = [[f"{x:.0f}" for x in each["bbox"]] for each in expected]
-    assert [list(row[2:]) for row in answer.rows] == places
+    corners = [[f"{x:.0f}" for x in each["bbox"]] for each in expected]
+    assert [list(row[2:]) for row in answer.rows] == corners
     drawn, size = Image.open(io.BytesIO(answer.picture)).size, Image.open(photo).size
     assert drawn[0] * size[1] == drawn[1] * size[0] and max(drawn) >= 640
     assert "not one of JPEG" in demo.answer(b"no picture").error

@@ -14,8 +14,8 @@ import pytest
 
 import benchmarks
 from benchmarks.ncf import models, use
-from commands import demo as demos
 from commands import trained
+from commands.demo import make_demo
 from common.errors import DataError
 from configs import ncf
 from tests.commands.test_predict import refusal
@@ -153,7 +153,7 @@ def test_mistakes(model, capsys, tmp_path):
 
 
 def test_the_page_answers_as_predict_py(model, call):
-    demo = demos.make_demo(trained.load("any"))
+    demo = make_demo(trained.load("any"))
     _, out, _ = call("--user=8", "--top=10", "--format=json")
     expected = json.loads(out)[0]["items"]
     found = demo.answer("8").rows

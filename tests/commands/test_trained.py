@@ -14,8 +14,7 @@ import pytest
 import commands.predict
 import predict
 from benchmarks.resnet import ResNet
-from commands import demo as demos
-from commands import export, report, trained
+from commands import demo, export, report, trained
 from common.data.shards import Shards
 from common.errors import ConfigError, UserError
 from common.images.input_spec import NAMED
@@ -23,7 +22,7 @@ from engine.run import Programs
 from engine.start import Run
 from engine.weights import load_weights
 
-COMPILES = types.SimpleNamespace(use=lambda *_: sys.exit("compiles"))
+COMPILES = types.SimpleNamespace(use_cache=lambda *_: sys.exit("compiles"))
 STORED = pathlib.Path(__file__).parents[1] / "data" / "run_of_e107b0f.tar.xz"
 
 
@@ -93,9 +92,9 @@ def test_a_model_is_not_used_where_its_data_have_other_classes(
     monkeypatch.setattr(ResNet, "source", lambda *_: source)
     monkeypatch.setattr(Run, "host_bytes", lambda *_: {})
     monkeypatch.setattr(Programs, "lower_predict", lambda *_: sys.exit("compiles"))
-    monkeypatch.setattr(demos, "compiler", COMPILES)
+    monkeypatch.setattr(demo, "compiler", COMPILES)
     command = {
-        "demo": lambda: demos.make_demo(trained.load(workdir)),
+        "demo": lambda: demo.make_demo(trained.load(workdir)),
         "export": lambda: export.run(workdir, "latest", "stablehlo"),
         "predict": lambda: predict.main(["x.jpg", f"--workdir={workdir}"]),
         "report": lambda: report.report(trained.settings(workdir), "latest", ""),
@@ -112,9 +111,9 @@ def test_a_model_is_not_used_where_its_data_have_other_classes(
 def test_the_page_may_accept_other_classes(workdir, tmp_path, monkeypatch):
     folder = write_names(tmp_path / "data", "n0", "n2", "n1", "n3")
     model = trained.load(workdir, data_dir=folder)
-    monkeypatch.setattr(demos, "compiler", COMPILES)
+    monkeypatch.setattr(demo, "compiler", COMPILES)
     with pytest.raises(SystemExit, match="compiles"):
-        demos.make_demo(model, True)
+        demo.make_demo(model, True)
 
 
 def test_other_classes_may_be_accepted_and_an_unreadable_manifest_is_a_note(workdir, tmp_path):
