@@ -1,4 +1,4 @@
-"""Loads a trained model for what uses it: predict.py, its page to try, --mode=export and report.
+"""Loads a trained model for the commands that use it: predict, demo, export and report.
 
 A checkpoint's manifest holds the config of its run, so that a workdir alone describes its model.
 """
