@@ -30,7 +30,7 @@ from common.portable import Arrays, Program
 
 _DRAWN = 9  # images
 _MIN_SCORE = 0.5  # weaker detections would hide the image
-_MEANING = {
+_MEANING = {  # of what a program takes and returns
     "photo": "RGB, of any size; EXIF must be applied",
     "boxes": "y0, x0, y1, x1 in pixels of the photo",
     "class": "the line of labels.txt, counted from 1",

@@ -107,9 +107,12 @@ def adopt(
     Raises:
       CheckpointError: an array of the backbone is missing or of another shape.
     """
-    initial, loaded = params, place_backbone(loaded)
+    initial = params
+    if "backbone" not in loaded["params"]:  # a ResNet's arrays
+        state = {kind: {"backbone": arrays} for kind, arrays in loaded["model_state"].items()}
+        loaded = {"params": {"backbone": loaded["params"]}, "model_state": state}
     params, model_state = merge(params, model_state, loaded)
-    check_complete(loaded, params, model_state, fitting_models(detector.settings.backbone))
+    _check_complete(loaded, params, model_state, _fitting_models(detector.settings.backbone))
     is_abstract = isinstance(jax.tree.leaves(initial)[0], jax.ShapeDtypeStruct)
     if detector.settings.tuning.new_classes:
         its_weights = importlib.import_module(f"{type(detector).__module__}.weights")
@@ -121,15 +124,7 @@ def adopt(
     return params, model_state
 
 
-def place_backbone(loaded: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Puts the arrays of a ResNet below "backbone"; those of a detector stay as they are."""
-    if "backbone" in loaded["params"]:
-        return loaded
-    state = {kind: {"backbone": arrays} for kind, arrays in loaded["model_state"].items()}
-    return {"params": {"backbone": loaded["params"]}, "model_state": state}
-
-
-def fitting_models(backbone: Backbone) -> str:
+def _fitting_models(backbone: Backbone) -> str:
     """The models whose arrays a backbone can take, in words."""
     stages, filters = backbone.resnet_stages, backbone.num_filters
     described = f"config.resnet_stages={stages} and config.num_filters={filters} describe"
@@ -143,11 +138,11 @@ def fitting_models(backbone: Backbone) -> str:
     return f"{source}, or of such a detector"
 
 
-def check_complete(loaded: Mapping[str, Any], params: Any, model_state: Any, source: str) -> None:
+def _check_complete(loaded: Mapping[str, Any], params: Any, model_state: Any, source: str) -> None:
     """Checks that the loaded model has every array of the detector's backbone.
 
     Args:
-      loaded: from `place_backbone`.
+      loaded: {"params", "model_state"} with the arrays of a ResNet below "backbone".
       params, model_state: the detector's.
       source: the models that fit, in words.
 
