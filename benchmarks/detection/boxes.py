@@ -16,9 +16,9 @@ from jax import lax
 
 # The weights of the offsets y, x, log height, log width; Fast R-CNN's targets of unit variance.
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)
-
 LARGEST_LOG = math.log(1000 / 16)  # a decoded side is at most 62.5 times its anchor's
 _SMALLEST_SHARE = 1e-6  # of the anchor's side, so that the logarithm of an empty box is finite
+_COLUMNS = 128  # of the table in which `_takers` marks anchors; the width of a TPU's tile
 
 
 def area(boxes: jax.typing.ArrayLike) -> jax.Array:
@@ -124,9 +124,6 @@ def centred(boxes: jax.typing.ArrayLike) -> tuple[jax.Array, ...]:
     """The centres along y and x, the heights and the widths of boxes."""
     y0, x0, y1, x1 = _coordinates(boxes)
     return (y0 + y1) / 2, (x0 + x1) / 2, y1 - y0, x1 - x0
-
-
-_COLUMNS = 128  # of the table in which `_takers` marks anchors; the width of a TPU's tile
 
 
 class Match(NamedTuple):

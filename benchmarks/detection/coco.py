@@ -24,6 +24,8 @@ from common.errors import DataError, one_line, parse_json
 # Where a folder of records may have the annotations of the evaluation; the second is Google's.
 FILES = "instances_val*.json,raw-data/annotations/instances_val*.json"
 _INT32 = 2**31
+_LARGEST_COORDINATE = 1e9  # of a coordinate in pixels, either way
+_LONGEST_EDGE = 1 << 23  # pixels of a polygon's edge, for which pycocotools takes about a gigabyte
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -271,10 +273,6 @@ def _id_fault(value: Any) -> str:
     if not -_INT32 <= value < _INT32:
         return f"is {value}, which does not fit 32 bits: number them from 1"
     return ""
-
-
-_LARGEST_COORDINATE = 1e9  # of a coordinate in pixels, either way
-_LONGEST_EDGE = 1 << 23  # pixels of a polygon's edge, for which pycocotools takes about a gigabyte
 
 
 def outline_fault(outline: Any, height: int, width: int) -> str:

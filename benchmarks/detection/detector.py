@@ -25,23 +25,10 @@ _FROZEN = "bn_statistics='frozen' keeps the BatchNorm"
 Leaves = dict[str, tuple[tuple[int, ...], Any]]  # name -> (shape of an example, dtype)
 COCO = {"train": 117_266, "eval": 5_000, "classes": 80}  # of 2017; training images with boxes
 
-# The models besides a detector's own that config.init_from may name: see `benchmarks`.
-FOLLOWS = ("resnet",)
-
-
-def check_followed(config: Any, values: Mapping[str, Any]) -> list[str]:
-    """`weights.check_followed`, for `benchmarks.settle_config`."""
-    return weights.check_followed(config, values)
-
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
     """See `benchmarks.restored_config`: the classes are those of the data that it saw."""
     return {**values, "num_classes": len(x)} if (x := manifest.get("categories")) else values
-
-
-def foreign_settings(room: str, path: str) -> tuple[dict[str, Any], list[Any]] | None:
-    """`weights.foreign_settings`, for `benchmarks.settle_config`."""
-    return weights.foreign_settings(room, path)
 
 
 class Detector(RecordBenchmark):

@@ -31,6 +31,8 @@ _LINES = 10  # classes that have a curve of their own
 _WORST = 9  # images
 _SIDE = 480  # of their pixels
 _NAMED = 5  # mistakes below an image
+_COLUMNS = 3  # pairs of images beside each other
+_INCHES = 2.4  # the width of an image
 
 
 def classes(
@@ -228,10 +230,6 @@ def _read_images(source: Any, image_ids: Sequence[int]) -> list[np.ndarray]:
 
 def _percent(share: float) -> str:
     return "–" if math.isnan(share) else f"{100 * share:.1f}\u00a0%"
-
-
-_COLUMNS = 3  # pairs of images beside each other
-_INCHES = 2.4  # the width of an image
 
 
 @dataclasses.dataclass(frozen=True)

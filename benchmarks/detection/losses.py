@@ -45,10 +45,10 @@ def _backward(num_logits: int | None, saved: Any, gradient: jax.Array) -> Any:
     logits, labels, total = saved
     columns = _columns(logits)
     probabilities = jnp.exp(_wide(logits) - total[..., None])
-    slopes = gradient[..., None] * (probabilities - (columns == labels[..., None]))
+    gradients = gradient[..., None] * (probabilities - (columns == labels[..., None]))
     if num_logits is not None:
-        slopes = jnp.where(columns < num_logits, slopes, 0)
-    return slopes.astype(logits.dtype), None
+        gradients = jnp.where(columns < num_logits, gradients, 0)
+    return gradients.astype(logits.dtype), None
 
 
 _cross_entropy.defvjp(_forward, _backward)

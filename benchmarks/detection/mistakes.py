@@ -1,7 +1,7 @@
 """Compares the detections of each image with its true objects: what is missed, and what is false.
 
 The kinds of false detections follow TIDE (Bolya et al. 2020, arXiv:2008.08115). Unlike COCO's
-score, which ranks all detections, this takes the ones that a person would look at: those from a
+score, which ranks all detections, this takes the ones that a user would look at: those from a
 least score on.
 """
 

@@ -28,6 +28,8 @@ MASK = "image/object/mask"
 NO_MASKS = "its objects have no masks: prepare the data with --masks"
 SIDES = ("ymin", "xmin", "ymax", "xmax")
 CROWD = "image/object/is_crowd"
+_OUTSIDE = 0.5  # how far a box may reach beyond the image, as a share of its side
+_log = logging.getLogger("tpu_suite")
 
 
 class Image(NamedTuple):
@@ -156,10 +158,6 @@ def clipped_boxes(parsed: dict[str, Any]) -> tuple[Any, Any]:
     return boxes, kept
 
 
-_log = logging.getLogger("tpu_suite")
-_OUTSIDE = 0.5  # how far a box may reach beyond the image, as a share of its side
-
-
 def open_records(
     data_dir: str,
     patterns: str,
@@ -206,7 +204,7 @@ def open_records(
 def _from_manifest(
     data_dir: str, paths: tuple[str, ...], category_ids: tuple[int, ...], split: str
 ) -> tuple[Source, np.ndarray, int] | None:
-    """As `_scanned`; None without a manifest of these data, or if training images lack a box.
+    """As `_from_scan`; None without a manifest of these data, or if training images lack a box.
 
     Arguments are those of `open_records`.
     """
@@ -349,7 +347,7 @@ def _rows(values: Any) -> list[Any]:
 
 
 def _record_fault(row: dict[str, Any], category_ids: tuple[int, ...]) -> str:
-    """The first fault of a record, with its remedy; "" if it has none."""
+    """The first fault of a record, with its fix; "" if it has none."""
     if not row["image/encoded"].startswith(IMAGE_MAGIC):
         return "it is not a JPEG, PNG, BMP or GIF image"
     labels, sides = row[LABEL], [row[f"image/object/bbox/{side}"] for side in SIDES]

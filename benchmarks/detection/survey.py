@@ -49,8 +49,8 @@ def oddities(objects: Any) -> list[Finding]:
         number = int(np.isin(labels, lost).sum())
         whose = "" if number == total else f" of {len(lost):,} categories, such as {lost[0]},"
         text = f"all {number:,} objects{whose} are crowds (iscrowd 1): no score counts them"
-        remedy = "set iscrowd to 0 where an annotation is of one object"
-        findings.append(("warn", text + ", and Mask R-CNN does not learn them", remedy))
+        fix = "set iscrowd to 0 where an annotation is of one object"
+        findings.append(("warn", text + ", and Mask R-CNN does not learn them", fix))
     single = np.flatnonzero(~objects.crowd)
     columns = np.column_stack([objects.rows, labels, objects.boxes])[single]
     _, first, times = np.unique(columns, axis=0, return_index=True, return_counts=True)

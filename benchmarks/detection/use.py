@@ -1,6 +1,6 @@
 """What a trained detector can be used for: to find objects on photos, and to show what it found.
 
-For other programs it is a function of a photo, see `ops.portable.Program`.
+For other programs it is a function of a photo, see `common.portable.Program`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,13 @@ from common.portable import Arrays, Program
 
 _DRAWN = 9  # images
 _MIN_SCORE = 0.5  # weaker detections would hide the image
+_MEANING = {  # of what a program takes and returns
+    "photo": "RGB, of any size; EXIF must be applied",
+    "boxes": "y0, x0, y1, x1 in pixels of the photo",
+    "class": "the line of labels.txt, counted from 1",
+    "score": "from 0 to 1, the best first; 0 is no detection",
+    "masks": "for each cell of the box the probability of the object, times 255",
+}
 _log = logging.getLogger("tpu_suite")
 
 
@@ -66,9 +73,9 @@ class DetectorUses(Uses):
     }
 
     def __init__(self, benchmark: Any):
-        """`benchmark` is a `detector.Detector`, which imports this module."""
+        """`benchmark` is a `benchmarks.detection.detector.Detector`."""
         self._benchmark = benchmark
-        self._programs: dict[bool, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        self._decoders: dict[bool, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
     def read_foreign(self, path: str) -> Imported | None:
         """The detector's own checkpoints of other libraries, and the files that a ResNet takes."""
@@ -108,13 +115,13 @@ class DetectorUses(Uses):
         Raises:
           DataError: it cannot be decoded.
         """
-        program, plain = self._program(height > width)
-        leaves = run_decoder(program, plain, encoded, np.array([height, width], np.int32))
+        decoder, plain = self._decoder(height > width)
+        leaves = run_decoder(decoder, plain, encoded, np.array([height, width], np.int32))
         return {name: x.numpy() for name, x in leaves.items()} | {"image_id": np.int32(0)}
 
-    def _program(self, upright: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def _decoder(self, upright: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """`leaves` as a graph and as it is, of (encoded, size)."""
-        if upright not in self._programs:
+        if upright not in self._decoders:
             tf = tensorflow()
 
             def plain(encoded: Any, size: Any) -> Any:
@@ -122,8 +129,8 @@ class DetectorUses(Uses):
 
             signature = [tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.int32)]
             graph = tf.function(plain, input_signature=signature, autograph=False)
-            self._programs[upright] = graph, plain
-        return self._programs[upright]
+            self._decoders[upright] = graph, plain
+        return self._decoders[upright]
 
     def leaves(self, image: records.Image, upright: bool) -> dict[str, Any]:
         """The image and the sizes that `predict` takes, as tensors; see `inputs`."""
@@ -223,30 +230,21 @@ def to_json(detections: Mapping[str, Any]) -> bytes:
     return json.dumps(rows).encode()
 
 
-_MEANING = {
-    "photo": "RGB, of any size; EXIF must be applied",
-    "boxes": "y0, x0, y1, x1 in pixels of the photo",
-    "class": "the line of labels.txt, counted from 1",
-    "score": "from 0 to 1, the best first; 0 is no detection",
-    "masks": "for each cell of the box the probability of the object, times 255",
-}
-
-
-def make_program(benchmark: Any, uses: Any, weights: Any, upright: bool) -> Program:
+def make_program(benchmark: Any, uses: DetectorUses, model: Any, upright: bool) -> Program:
     """The program of a detector for wide photos, or for upright ones.
 
     Args:
-      benchmark, uses: the detector and its `benchmarks.detection.use.DetectorUses`.
-      weights: (params, model_state).
+      benchmark, uses: the detector and its uses.
+      model: (params, model_state).
       upright: whether the photos are higher than wide; all are wide where that is the same.
     """
-    weights = jax.tree.map(jnp.asarray, weights)
+    model = jax.tree.map(jnp.asarray, model)
     both = len(benchmark.image_shapes) == 1
 
     def compute(inputs: Arrays) -> Arrays:
         leaves = uses.resized(inputs["photo"], upright)
         batch = {name: x[None] for name, x in leaves.items()} | {"image_id": jnp.zeros(1, int)}
-        row = benchmark.predict(*weights, batch)
+        row = benchmark.predict(*model, batch)
         return {name: row[name][0] for name in _MEANING if name in row}
 
     def examples(pictures: Sequence[bytes]) -> Sequence[Arrays]:

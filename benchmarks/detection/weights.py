@@ -2,7 +2,8 @@
 
 Both may be a run's or another library's. A detector's own module `weights` knows the names and
 layouts of another library's: `MODEL`, `matches(source)`, `SHAPES`, `read_settings(source)` and
-`translate(source, shapes)`. Its `renew_heads` says what stays of the heads for new classes.
+`translate(source, shapes)`. Its `renew_heads` says what stays of the heads for new classes. A
+`detector` here is a `benchmarks.detection.detector.Detector`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import dataclasses
 import importlib
 import shlex
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,15 +25,13 @@ from benchmarks.uses import Imported
 from common import foreign
 from common.errors import CheckpointError, ConfigError, DataError
 from common.foreign import files
+from common.foreign.files import Foreign
 from common.images import input_spec
 from common.trees import by_name
 from models import DEPTHS, BasicBlock, BottleneckBlock
 
-if TYPE_CHECKING:
-    from benchmarks.detection.detector import Detector
-    from common.foreign.files import Foreign
-
-
+# The models besides a detector's own that config.init_from may name: see `benchmarks`.
+FOLLOWS = ("resnet",)
 # What a detector's ResNet is. Other values compute something else with arrays of the same shapes.
 _RESNET_KEYS = {
     **{"resnet_version": "1.5", "deep_stem": False, "squeeze_excite": 0.0, "blur_pool": False},
@@ -90,7 +89,7 @@ def check_followed(config: Any, values: Mapping[str, Any]) -> list[str]:
 
 
 def adopt(
-    detector: Detector,
+    detector: Any,
     merge: Callable[[Any, Any, Any], tuple[Any, Any]],
     params: Any,
     model_state: Any,
@@ -98,7 +97,7 @@ def adopt(
 ) -> tuple[Any, Any]:
     """Takes the arrays of another such detector, or those of a ResNet for the backbone.
 
-    With `config.new_classes`, `renew_heads` of the package's `weights` says what stays of the heads.
+    With `config.new_classes`, the detector's `renew_heads` says what stays of the heads.
 
     Args:
       detector: the one that begins with them.
@@ -108,29 +107,24 @@ def adopt(
     Raises:
       CheckpointError: an array of the backbone is missing or of another shape.
     """
-    initial, loaded = params, place_backbone(loaded)
+    initial = params
+    if "backbone" not in loaded["params"]:  # a ResNet's arrays
+        state = {kind: {"backbone": arrays} for kind, arrays in loaded["model_state"].items()}
+        loaded = {"params": {"backbone": loaded["params"]}, "model_state": state}
     params, model_state = merge(params, model_state, loaded)
-    check_complete(loaded, params, model_state, fitting_models(detector.settings.backbone))
+    _check_complete(loaded, params, model_state, _fitting_models(detector.settings.backbone))
     is_abstract = isinstance(jax.tree.leaves(initial)[0], jax.ShapeDtypeStruct)
     if detector.settings.tuning.new_classes:
-        family = importlib.import_module(f"{type(detector).__module__}.weights")
+        its_weights = importlib.import_module(f"{type(detector).__module__}.weights")
         own = by_name(initial)
         if is_abstract:  # so that these arrays count as taken in part here, too
             own = {name: np.zeros(x.shape, x.dtype) for name, x in own.items()}
-        mine = family.renew_heads(detector, own, by_name(loaded["params"]))
+        mine = its_weights.renew_heads(detector, own, by_name(loaded["params"]))
         params = unflatten_dict(by_name(params) | mine, sep="/")
     return params, model_state
 
 
-def place_backbone(loaded: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Puts the arrays of a ResNet below "backbone"; those of a detector stay as they are."""
-    if "backbone" in loaded["params"]:
-        return loaded
-    state = {kind: {"backbone": arrays} for kind, arrays in loaded["model_state"].items()}
-    return {"params": {"backbone": loaded["params"]}, "model_state": state}
-
-
-def fitting_models(backbone: Backbone) -> str:
+def _fitting_models(backbone: Backbone) -> str:
     """The models whose arrays a backbone can take, in words."""
     stages, filters = backbone.resnet_stages, backbone.num_filters
     described = f"config.resnet_stages={stages} and config.num_filters={filters} describe"
@@ -144,11 +138,11 @@ def fitting_models(backbone: Backbone) -> str:
     return f"{source}, or of such a detector"
 
 
-def check_complete(loaded: Mapping[str, Any], params: Any, model_state: Any, source: str) -> None:
+def _check_complete(loaded: Mapping[str, Any], params: Any, model_state: Any, source: str) -> None:
     """Checks that the loaded model has every array of the detector's backbone.
 
     Args:
-      loaded: from `placed`.
+      loaded: {"params", "model_state"} with the arrays of a ResNet below "backbone".
       params, model_state: the detector's.
       source: the models that fit, in words.
 
@@ -174,11 +168,13 @@ def _backbone_arrays(model: Mapping[str, Any]) -> dict[str, Any]:
     return {name: named[name] for name in names if "/backbone/" in name}
 
 
-def foreign_settings(room: str, path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
+def read_foreign_settings(
+    package: str, path: str
+) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
     """The keys of a detector's own checkpoint and remarks on it; None if `path` is none.
 
     Args:
-      room: the module of the detector, such as "benchmarks.detection.ssd".
+      package: the detector's, such as "benchmarks.detection.ssd".
       path: a file or folder, local or gs://.
 
     Raises:
@@ -186,11 +182,11 @@ def foreign_settings(room: str, path: str) -> tuple[dict[str, Any], list[tuple[s
     """
     if not (file := foreign.find(path)):
         return None
-    own = _module(room, source := files.peek(file))
+    own = _own_weights(package, source := files.peek(file))
     return own.read_settings(source) if own.matches(source) else None
 
 
-def read_foreign(benchmark: Detector, path: str) -> Imported | None:
+def read_foreign(detector: Any, path: str) -> Imported | None:
     """Reads weights with which a detector can begin; None if `path` is no file of weights.
 
     Raises:
@@ -199,17 +195,17 @@ def read_foreign(benchmark: Detector, path: str) -> Imported | None:
     """
     if not (file := foreign.find(path)):
         return None
-    own = _module(type(benchmark).__module__, source := files.read(file))
+    own = _own_weights(type(detector).__module__, source := files.read(file))
     if not own.matches(source):
         resnet = benchmarks.module("resnet")
-        folded = getattr(benchmark.settings.backbone, "space_to_depth", False)
+        folded = getattr(detector.settings.backbone, "space_to_depth", False)
         try:
             return resnet.foreign_weights(source, folded)
         except DataError as error:
             raise DataError(f"{error}; nor is it {own.MODEL}") from error
     values, _ = own.read_settings(source)
-    _check_sizes(f"{file} is {own.MODEL}", benchmark, {key: values[key] for key in own.SHAPES})
-    shapes = _shapes(benchmark, values["num_classes"])
+    _check_sizes(f"{file} is {own.MODEL}", detector, {key: values[key] for key in own.SHAPES})
+    shapes = _shapes(detector, values["num_classes"])
     tree = unflatten_dict(own.translate(source, shapes), sep="/")
     imported = {"path": file, "format": source.format, "sha256": source.sha256}
     # The files do not say it: torchvision and the reference train on these pixels.
@@ -223,13 +219,13 @@ def read_foreign(benchmark: Detector, path: str) -> Imported | None:
     return Imported(file, tree["params"], tree["model_state"], {"imported": imported}, summary)
 
 
-def _module(room: str, source: Foreign) -> Any:
-    """The room's module `weights`; refuses other rooms' detectors."""
-    own = importlib.import_module(f"{room}.weights")
+def _own_weights(package: str, source: Foreign) -> Any:
+    """A detector's module `weights`; refuses the files of other detectors."""
+    own = importlib.import_module(f"{package}.weights")
     if own.matches(source):
         return own
     for name, other in benchmarks.modules().items():
-        if other.startswith(f"{__package__}.") and other != room:
+        if other.startswith(f"{__package__}.") and other != package:
             theirs = importlib.import_module(f"{other}.weights")
             if theirs.matches(source):
                 raise DataError(
@@ -238,9 +234,9 @@ def _module(room: str, source: Foreign) -> Any:
     return own
 
 
-def _check_sizes(subject: str, benchmark: Detector, values: Mapping[str, Any]) -> None:
+def _check_sizes(subject: str, detector: Any, values: Mapping[str, Any]) -> None:
     """Refuses a detector whose arrays have other shapes than the config's, apart from classes."""
-    groups = vars(benchmark.settings).values()
+    groups = vars(detector.settings).values()
     mine = {key: value for group in groups for key, value in vars(group).items()}
     flags = [
         shlex.quote(f"--config.{key}={value!r}")
@@ -251,10 +247,10 @@ def _check_sizes(subject: str, benchmark: Detector, values: Mapping[str, Any]) -
         raise ConfigError(f"{subject} of other sizes than the config's: give {' '.join(flags)}")
 
 
-def _shapes(benchmark: Detector, classes: int) -> dict[str, tuple[int, ...]]:
+def _shapes(detector: Any, classes: int) -> dict[str, tuple[int, ...]]:
     """The shapes of a detector's arrays by path, with another number of classes."""
-    keys = benchmark.settings
+    keys = detector.settings
     keys = dataclasses.replace(keys, data=dataclasses.replace(keys.data, num_classes=classes))
-    params, state = jax.eval_shape(type(benchmark)(keys, "").init, jax.random.key(0))
+    params, state = jax.eval_shape(type(detector)(keys, "").init, jax.random.key(0))
     named = by_name({"params": params, "model_state": state})
     return {path: tuple(leaf.shape) for path, leaf in named.items()}

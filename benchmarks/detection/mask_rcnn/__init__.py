@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,20 +18,30 @@ import numpy as np
 
 import models as resnets
 from benchmarks.base import Benchmark, Group, HostBatch, Target, Terms
-from benchmarks.detection import boxes, detector, survey
-from benchmarks.detection.detector import Detector, Leaves
+from benchmarks.detection import boxes, survey
+from benchmarks.detection.detector import Detector, Leaves, restored
 from benchmarks.detection.mask_rcnn import input_pipeline, losses, models, roi_align
 from benchmarks.detection.mask_rcnn.losses import Objects
 from benchmarks.detection.mask_rcnn.pools import Mix, Pools
 from benchmarks.detection.mask_rcnn.settings import Settings
 from benchmarks.detection.mask_rcnn.use import MaskRcnnUses, MaskScorer
+from benchmarks.detection.weights import FOLLOWS, check_followed, read_foreign_settings
+from benchmarks.uses import Uses
 from common import foreign
 from common.keys import read_config
 from common.layers import space_to_depth
 
-if TYPE_CHECKING:
-    from benchmarks.uses import Uses
-
+__all__ = [
+    "BODY_KEYS",
+    "FOLLOWS",
+    "MODEL_KEYS",
+    "WHOLE_KEYS",
+    "MaskRcnn",
+    "check_followed",
+    "foreign_settings",
+    "make",
+    "restored",
+]
 # What `benchmarks` takes of a Mask R-CNN or a ResNet; of the first; of it as it is.
 MODEL_KEYS = ("max_pool", "space_to_depth", "bn_epsilon", "anchor_grid")
 BODY_KEYS = (
@@ -40,8 +50,7 @@ BODY_KEYS = (
     *("box_pool", "box_features", "mask_pool", "mask_features"),
 )
 WHOLE_KEYS = ("num_classes", "class_numbers", "class_candidates")
-FOLLOWS, check_followed, restored = detector.FOLLOWS, detector.check_followed, detector.restored
-foreign_settings = functools.partial(detector.foreign_settings, __name__)
+foreign_settings = functools.partial(read_foreign_settings, __name__)
 
 
 def make(config: Any, cache_dir: str) -> MaskRcnn:

@@ -101,8 +101,8 @@ def train_batches(
     Yields image uint8[h, H/2, W/2, 12], see `padded`; size float32[h, 2], height and width without
     padding; of the objects boxes float32[h, max_boxes, 4] (y0, x0, y1, x1) in pixels of the resized
     image, classes int32[h, max_boxes] from 1 and masks uint8[h, max_boxes, mask_size^2 / 8], see
-    `packed_masks`, all with zeros at the end; draw int32[h], a seed of the example in this
-    step; id int32[h]; and host_seconds float32[h].
+    `packed_masks`, all with zeros at the end; draw int32[h], a seed of the example in this step; id
+    int32[h]; and host_seconds float32[h].
 
     Raises:
       DataError: the streams cannot be shared by so many hosts; or a record cannot be decoded or has
@@ -251,7 +251,7 @@ def _objects(
 
 
 def masks_of_record(serialized: Any, size: int, mirrored: Any = False) -> Any:
-    """The masks of the single objects of a serialized tf.train.Example, see `packed`."""
+    """The masks of the single objects of a serialized tf.train.Example, see `packed_masks`."""
     tf = tensorflow()
     number = tf.io.FixedLenFeature([], tf.int64)
     features = records.object_features(single=True) | {MASK: tf.io.RaggedFeature(tf.string)}

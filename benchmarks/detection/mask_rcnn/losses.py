@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks.detection import boxes as boxes_
 from benchmarks.detection import selection
+from benchmarks.detection.boxes import Match, area, encode, match
 from benchmarks.detection.losses import cross_entropy, smooth_l1
+from benchmarks.detection.mask_rcnn.models import ANCHOR_WEIGHTS
 from common.hashing import hash32
 
-ANCHOR_WEIGHTS = (1.0, 1.0, 1.0, 1.0)  # of the offsets from anchors, see `boxes.encode`
-_ANCHOR_BETA = 1 / 9  # where smooth L1 of these offsets becomes linear
+_ANCHOR_BETA = 1 / 9  # where smooth L1 of the offsets from anchors becomes linear
 
 
 class Objects(NamedTuple):
@@ -38,7 +38,7 @@ class Objects(NamedTuple):
     @property
     def valid(self) -> jax.Array:
         """bool[b, G]"""
-        return (self.classes > 0) & (boxes_.area(self.boxes) > 0)
+        return (self.classes > 0) & (area(self.boxes) > 0)
 
 
 class Regions(NamedTuple):
@@ -52,6 +52,28 @@ class Regions(NamedTuple):
     def first(self, count: int) -> Regions:
         """The first regions of each image."""
         return Regions(*(x[:, :count] for x in self))
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How many anchors or regions of an image are trained on, and which are positive.
+
+    Attributes:
+      count: of an image.
+      share: of `count` that may be positive at most.
+      positive_iou: at least this IoU with a true box makes a positive.
+      negative_iou: below it one is negative; those between the two are ignored.
+    """
+
+    count: int
+    share: float
+    positive_iou: float
+    negative_iou: float
+
+    @property
+    def positives(self) -> int:
+        """The most positives of an image."""
+        return int(self.count * self.share)
 
 
 def proposal_loss(
@@ -75,7 +97,7 @@ def proposal_loss(
         smooth L1 summed over its positives, both over `rule.count`.
     """
     everything = jnp.concatenate(anchors)
-    found = jax.vmap(lambda b, v: boxes_.match(b, v, everything, rule.positive_iou))(
+    found = jax.vmap(lambda b, v: match(b, v, everything, rule.positive_iou))(
         objects.boxes, objects.valid
     )
     negative = ~found.positive & (found.overlap < rule.negative_iou)
@@ -88,7 +110,7 @@ def proposal_loss(
     # Only the sampled positives, few of many, have offsets to learn.
     place, valid = selection.compact(positive, rule.positives)
     boxes = selection.take(objects.boxes, selection.take(found.box, place))
-    targets = boxes_.encode(boxes, everything[place], ANCHOR_WEIGHTS)
+    targets = encode(boxes, everything[place], ANCHOR_WEIGHTS)
     distance = smooth_l1(selection.take(jnp.concatenate(codes, 1), place) - targets, _ANCHOR_BETA)
     box_loss = jnp.sum(jnp.where(valid[..., None], distance, 0), (1, 2))
     return class_loss / rule.count, box_loss / rule.count
@@ -108,11 +130,11 @@ def sample_regions(
         [proposals, jnp.where(valid[..., None], objects.boxes, 0)], 1
     )  # f32[b, P + G, 4]
 
-    def nearest(boxes: jax.Array, valid: jax.Array, regions: jax.Array) -> boxes_.Match:
-        return boxes_.match(boxes, valid, regions, rule.positive_iou, for_every_box=False)
+    def nearest(boxes: jax.Array, valid: jax.Array, regions: jax.Array) -> Match:
+        return match(boxes, valid, regions, rule.positive_iou, for_every_box=False)
 
     found = jax.vmap(nearest)(objects.boxes, valid, candidates)
-    negative = ~found.positive & (found.overlap < rule.negative_iou) & (boxes_.area(candidates) > 0)
+    negative = ~found.positive & (found.overlap < rule.negative_iou) & (area(candidates) > 0)
     key = fold_key(key, 1)
     positive, negative = draw_balanced(found.positive, negative, rule, key)
     first, is_first = selection.compact(positive, rule.positives)
@@ -151,7 +173,7 @@ def region_loss(
     positive = regions.classes > 0
     # A padding region has no side to measure offsets in.
     own = jnp.where(positive[..., None], regions.boxes, jnp.array([0.0, 0, 1, 1]))
-    targets = boxes_.encode(true, own)
+    targets = encode(true, own)
     mine = jnp.arange(codes.shape[2]) == regions.classes[..., None]
     predicted = jnp.sum(jnp.where(mine[..., None], codes, 0), 2)
     distance = jnp.where(positive[..., None], smooth_l1(predicted - targets), 0)
@@ -178,28 +200,6 @@ def mask_loss(
     entropy = jax.nn.softplus(own) - jnp.where(target, own, 0)
     total = jnp.sum(jnp.where(positive[..., None, None], entropy, 0), (1, 2, 3))
     return total, jnp.sum(positive, 1, dtype=jnp.float32) * side**2
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-    """How many anchors or regions of an image are trained on, and which are positive.
-
-    Attributes:
-      count: of an image.
-      share: of `count` that may be positive at most.
-      positive_iou: at least this IoU with a true box makes a positive.
-      negative_iou: below it one is negative; those between the two are ignored.
-    """
-
-    count: int
-    share: float
-    positive_iou: float
-    negative_iou: float
-
-    @property
-    def positives(self) -> int:
-        """The most positives of an image."""
-        return int(self.count * self.share)
 
 
 def fold_key(key: jax.Array, number: int) -> jax.Array:

@@ -115,7 +115,7 @@ def _warmup_factor(run: Run) -> float:
 
 
 def _breaches(run: Run) -> Iterator[str]:
-    """The values that the closed division forbids, each with the remedy."""
+    """The values that the closed division forbids, each with the fix."""
     recipe, peak, batch = run.recipe, run.learning_rate.peak, run.recipe["train_batch_size"]
     # Of rulesets 2.0.0 and later: fewer than 16 images may have a whole fraction of the rate.
     unit = 0.02 / peak if batch < 16 and peak < 0.02 else peak / 0.02

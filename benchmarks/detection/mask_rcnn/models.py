@@ -22,13 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks.detection import boxes as boxes_
 from benchmarks.detection import selection
+from benchmarks.detection.boxes import clip, decode, nms
 from common.errors import ConfigError
 from models import ResNet
 
 Maps = dict[int, jax.Array]  # level -> [b, h, w, c], a cell for 2**level pixels
 
+ANCHOR_WEIGHTS = (1.0, 1.0, 1.0, 1.0)  # of the offsets from anchors, see `boxes.encode`
 _HE_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "uniform")  # Caffe2's "XavierFill"
 _HE_FAN_OUT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")  # "MSRAFill"
 PADDING = ((1, 1), (1, 1))
@@ -235,9 +236,6 @@ class Layout:
         return grids
 
 
-_ANCHOR_WEIGHTS = (1.0, 1.0, 1.0, 1.0)  # of the offsets from anchors, see `boxes.decode`
-
-
 def propose(
     logits: Sequence[jax.Array],
     codes: Sequence[jax.Array],
@@ -277,7 +275,7 @@ def propose(
     boxes = jnp.stack(
         [jnp.pad(boxes, (*gap, (0, 0))) for (_, boxes), gap in zip(found, gaps, strict=True)], 1
     )
-    kept = boxes_.nms(boxes, iou, inclusive=False)
+    kept = nms(boxes, iou, inclusive=False)
     ranked = jnp.where(kept, top, -jnp.inf).reshape(len(sizes), -1)
     most = min(after, sum(top.shape[1] for top, _ in found))
     best, place = lax.top_k(ranked, most)
@@ -291,5 +289,5 @@ def _best_of_level(
     """(logits f32[b, k], boxes f32[b, k, 4]) of the best anchors of a level, the best first."""
     top, index = selection.top_k(logits.astype(jnp.float32), min(most, logits.shape[1]))
     offsets = jnp.take_along_axis(lax.stop_gradient(codes), index[..., None], 1)
-    boxes = boxes_.decode(offsets.astype(jnp.float32), jnp.asarray(anchors)[index], _ANCHOR_WEIGHTS)
-    return top, boxes_.clip(boxes, sizes[:, :1], sizes[:, 1:])
+    boxes = decode(offsets.astype(jnp.float32), jnp.asarray(anchors)[index], ANCHOR_WEIGHTS)
+    return top, clip(boxes, sizes[:, :1], sizes[:, 1:])

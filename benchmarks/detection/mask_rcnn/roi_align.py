@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks.detection import boxes as boxes_
+from benchmarks.detection.boxes import area
 
 _Maps = tuple[jax.Array, ...]
 _Terms = list[tuple[jax.Array, jax.Array]]
@@ -31,7 +31,7 @@ def levels(boxes: jax.Array, least: int, most: int, canonical: float = 224.0) ->
         boxes: f32[..., R, 4] in pixels. Those without area, or with nan, are of level `least`.
         canonical: the side in pixels of a square box that is of level 4.
     """
-    side = jnp.sqrt(boxes_.area(boxes))
+    side = jnp.sqrt(area(boxes))
     level = jnp.floor(4 + jnp.log2(side / canonical + 1e-6))
     return jnp.where(level > least, jnp.minimum(level, most), least).astype(jnp.int32)
 
@@ -160,14 +160,14 @@ def _forward(maps: _Maps, terms: _Terms):
     return _weighted_sums(maps, terms), (tuple(x[..., :0] for x in maps), terms)
 
 
-def _backward(saved: tuple[_Maps, _Terms], slopes: list[jax.Array]):
+def _backward(saved: tuple[_Maps, _Terms], gradients: list[jax.Array]):
     maps, terms = saved
-    shapes = [(*x.shape[:3], slopes[0].shape[1]) for x in maps]
+    shapes = [(*x.shape[:3], gradients[0].shape[1]) for x in maps]
     ends = np.cumsum([math.prod(shape[:3]) for shape in shapes])
-    total = jnp.zeros((ends[-1], slopes[0].shape[1]), jnp.float32)
-    for (index, weight), slope in zip(terms, slopes, strict=True):
+    total = jnp.zeros((ends[-1], gradients[0].shape[1]), jnp.float32)
+    for (index, weight), gradient in zip(terms, gradients, strict=True):
         for rows, factors in zip(index, weight, strict=True):
-            parts = slope.astype(jnp.float32) * factors[:, None]
+            parts = gradient.astype(jnp.float32) * factors[:, None]
             total = total.at[rows].add(parts, mode="promise_in_bounds")
     levels = zip(jnp.split(total, ends[:-1]), shapes, maps, strict=True)
     return tuple(rows.astype(x.dtype).reshape(shape) for rows, shape, x in levels), None

@@ -21,15 +21,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.base import HostBatch
-from benchmarks.detection import scoring, use
+from benchmarks.detection import scoring
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.mask_rcnn import input_pipeline
 from benchmarks.detection.records import Image
 from benchmarks.detection.scoring import Scorer
-from benchmarks.detection.use import Detections, DetectorUses
+from benchmarks.detection.use import Detections, DetectorUses, photo_sides, scaled_photo
 from common.console import Progress
 from common.data.shards import tensorflow
 from common.layers import space_to_depth
+
+_THRESHOLD = 0.5  # the least value of a mask at an object's pixel
 
 
 class MaskRcnnUses(DetectorUses):
@@ -43,11 +45,11 @@ class MaskRcnnUses(DetectorUses):
         return {"image": pixels, "size": size, "original": tensorflow().cast(image.size, "float32")}
 
     def resized(self, photo: jax.Array, upright: bool) -> dict[str, jax.Array]:
-        keys, original = self._benchmark.settings.images, use.photo_sides(photo)
+        keys, original = self._benchmark.settings.images, photo_sides(photo)
         short, long = keys.image_short / original.min(), keys.image_long / original.max()
         size = jnp.maximum(jnp.round(original * jnp.minimum(short, long)), 1)
         height, width = keys.shapes[-1 if upright else 0]
-        image = use.scaled_photo(photo, (height, width), size / original, antialias=False)
+        image = scaled_photo(photo, (height, width), size / original, antialias=False)
         inside = (jnp.arange(height)[:, None] < size[0]) & (jnp.arange(width) < size[1])
         image = space_to_depth.rearrange(jnp.where(inside[..., None], image, 0)[None])[0]
         return {"image": image, "size": size, "original": original}
@@ -73,29 +75,6 @@ class MaskRcnnUses(DetectorUses):
         height, width = batch["size"][i].astype(int)
         pixels = space_to_depth.restore(batch["image"][i])
         return pixels[:height, :width], batch["original"][i]
-
-
-_THRESHOLD = 0.5
-
-
-def paste_mask(mask: np.ndarray, box: Sequence[float] | np.ndarray, height: int, width: int) -> Any:
-    """The run lengths of an object in an image; no array of the image's size is made.
-
-    Args:
-      mask: float[S, S] from 0 to 1, the probability that a cell of the box is the object.
-      box: (y0, x0, y1, x1) in pixels, finite; it may reach beyond the image.
-      height, width: of the image in pixels.
-
-    Returns:
-      {"size": [height, width], "counts": bytes}, compressed as pycocotools does.
-    """
-    y0, x0, y1, x1 = (float(each) for each in box)
-    first_row, y, y_share = _cells(y0, y1, len(mask), height)
-    first_column, x, x_share = _cells(x0, x1, len(mask), width)
-    padded = np.pad(np.asarray(mask, np.float32), 1).T  # columns first, as COCO's runs go
-    lines = padded[:, y] * (1 - y_share) + padded[:, y + 1] * y_share
-    values = lines[x] * (1 - x_share)[:, None] + lines[x + 1] * x_share[:, None]
-    return _encode(values >= _THRESHOLD, first_row, first_column, height, width)
 
 
 class MaskScorer(Scorer):
@@ -131,6 +110,26 @@ def paste_masks(rows: Sequence[Mapping[str, np.ndarray]], annotations: Annotatio
     column = np.empty(len(outlines), object)
     column[:] = outlines
     return column
+
+
+def paste_mask(mask: np.ndarray, box: Sequence[float] | np.ndarray, height: int, width: int) -> Any:
+    """The run lengths of an object in an image; no array of the image's size is made.
+
+    Args:
+      mask: float[S, S] from 0 to 1, the probability that a cell of the box is the object.
+      box: (y0, x0, y1, x1) in pixels, finite; it may reach beyond the image.
+      height, width: of the image in pixels.
+
+    Returns:
+      {"size": [height, width], "counts": bytes}, compressed as pycocotools does.
+    """
+    y0, x0, y1, x1 = (float(each) for each in box)
+    first_row, y, y_share = _cells(y0, y1, len(mask), height)
+    first_column, x, x_share = _cells(x0, x1, len(mask), width)
+    padded = np.pad(np.asarray(mask, np.float32), 1).T  # columns first, as COCO's runs go
+    lines = padded[:, y] * (1 - y_share) + padded[:, y + 1] * y_share
+    values = lines[x] * (1 - x_share)[:, None] + lines[x + 1] * x_share[:, None]
+    return _encode(values >= _THRESHOLD, first_row, first_column, height, width)
 
 
 def _cells(first: float, last: float, side: int, length: int) -> tuple[int, np.ndarray, np.ndarray]:

@@ -52,6 +52,12 @@ _LAYERS = {
     "mask_head/upsampled": "roi_heads.mask_predictor.conv5_mask",
     "mask_head/mask": "roi_heads.mask_predictor.mask_fcn_logits",
 }
+# By layer: how many features a class has, and whether those of new classes begin as a mean.
+_CLASS_LAYERS = {
+    "box_head/class": (1, False),
+    "box_head/code": (4, True),
+    "mask_head/mask": (1, True),
+}
 
 
 def matches(source: Foreign) -> bool:
@@ -197,18 +203,10 @@ def _ours(path: str, array: np.ndarray, filters: int) -> np.ndarray:
     return array.transpose(2, 3, 1, 0) if array.ndim == 4 else array.T
 
 
-# By layer: how many features a class has, and whether those of new classes begin as a mean.
-_CLASS_LAYERS = {
-    "box_head/class": (1, False),
-    "box_head/code": (4, True),
-    "mask_head/mask": (1, True),
-}
-
-
 def renew_heads(
     detector: Any, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The arrays of a Mask R-CNN's last layers, by path; see SSD's."""
+    """The arrays of a Mask R-CNN's last layers, by path; see `ssd.weights`."""
     del detector
     layers = {}
     for layer, (size, is_mean) in _CLASS_LAYERS.items():
@@ -223,8 +221,8 @@ def _mixed_features(
     """The features of `own` [..., classes * size], with those of `other` that stay."""
     if other is None or other.shape[:-1] != own.shape[:-1]:
         return own
-    mine, theirs = (x.reshape(*x.shape[:-1], -1, size) for x in (own, other))
+    mine, old = (x.reshape(*x.shape[:-1], -1, size) for x in (own, other))
     new = mine[..., 1:, :]
     if is_mean:
-        new = np.broadcast_to(theirs[..., 1:, :].mean(-2, keepdims=True), new.shape)
-    return np.concatenate([theirs[..., :1, :], new], -2).reshape(own.shape)
+        new = np.broadcast_to(old[..., 1:, :].mean(-2, keepdims=True), new.shape)
+    return np.concatenate([old[..., :1, :], new], -2).reshape(own.shape)

@@ -103,8 +103,8 @@ def prepare(args: argparse.Namespace) -> str:
     writing.report(content)
     _warn(content)
     for name, split in splits.items():
-        for _, text, remedy in survey.oddities(split.annotations):
-            print(f"warning: {name}: {text}: {remedy}")
+        for _, text, fix in survey.oddities(split.annotations):
+            print(f"warning: {name}: {text}: {fix}")
     examples = {name: row["examples"] for name, row in content["splits"].items()}
     if not examples["train"]:
         raise UserError("none of the training images can be used")
@@ -141,12 +141,10 @@ def _annotations(
             raise sources.SourceError(f"--{name}_annotations: {own.path} is a folder, not a file")
         return own.path, functools.partial(sources.read_all, own.path, limits.ANNOTATION_BYTES)
     listing, base = listings["annotations"], f"instances_{name}2017.json"
-    remedy = "for own images, give --train_annotations and --val_annotations"
+    fix = "for own images, give --train_annotations and --val_annotations"
     if listing.archive:
         if not listing.path.endswith(".zip"):
-            raise sources.SourceError(
-                f"--annotations: {listing.path} is no zip or folder; {remedy}"
-            )
+            raise sources.SourceError(f"--annotations: {listing.path} is no zip or folder; {fix}")
         member = zips.find(listing.path, base)
         read = functools.partial(zips.read_member, listing.path, member)
         members = [member] if member else []
@@ -156,7 +154,7 @@ def _annotations(
         read = functools.partial(sources.read_all, path, limits.ANNOTATION_BYTES)
     if len(members) != 1:
         fault = f"holds {base} more than once" if members else f"holds no {base}"
-        raise sources.SourceError(f"--annotations: {listing.path} {fault}; {remedy}")
+        raise sources.SourceError(f"--annotations: {listing.path} {fault}; {fix}")
     return f"{listing.path}/{members[0]}", read
 
 

@@ -164,18 +164,18 @@ def check_boxes(annotations: Annotations, trusted: bool = False) -> None:
     beyond = (x + w > width) | (y + h > height)
     corners = (w > x) & (h > y) & (w <= width) & (h <= height)
     number, form = f"of the {len(x):,} boxes", "COCO has [x, y, width, height] in pixels"
-    remedy = "(or add --trust_boxes if they are right)"
+    fix = "(or add --trust_boxes if they are right)"
     seems = corners.mean() >= 1 / 3 and corners.sum() >= 0.9 * (w > x).sum()
     if beyond.sum() >= _FEW and beyond.mean() >= 0.1 and seems:
         raise SourceError(
             f"{annotations.path}: the boxes look like corners [x0, y0, x1, y1], but {form}, and "
             f"read so {beyond.mean():.0%} {number} reach beyond their images: subtract x0 from x1 "
-            f"and y0 from y1 in the file {remedy}"
+            f"and y0 from y1 in the file {fix}"
         )
     if len(x) >= _FEW and np.abs(annotations.boxes).max() <= 1:
         raise SourceError(
             f"{annotations.path}: the boxes look like shares of the image, but {form}, and read so "
-            f"no side {number} is longer than 1 pixel: multiply them by the images' sizes {remedy}"
+            f"no side {number} is longer than 1 pixel: multiply them by the images' sizes {fix}"
         )
 
 
@@ -233,12 +233,10 @@ def locate(annotations: Annotations, source: Source) -> np.ndarray:
     if missing:
         total, first = len(annotations.file_names), ", ".join(missing[:3])
         fault = f"{len(missing):,} of the {total:,} images of {annotations.path} are not in"
-        remedy = "get the missing files, or take them out of the annotations"
+        fix = "get the missing files, or take them out of the annotations"
         if len(missing) > total / 2:
-            remedy = "it seems to be the annotation file of another set of images"
-        raise SourceError(
-            f"{fault} {source.path} ({first}{', ...' * (len(missing) > 3)}): {remedy}"
-        )
+            fix = "it seems to be the annotation file of another set of images"
+        raise SourceError(f"{fault} {source.path} ({first}{', ...' * (len(missing) > 3)}): {fix}")
     return np.array(files, np.int64)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +22,24 @@ from benchmarks.detection.settings import normalize
 from benchmarks.detection.ssd import input_pipeline, losses, models
 from benchmarks.detection.ssd.settings import Settings
 from benchmarks.detection.ssd.use import SsdUses
+from benchmarks.detection.weights import FOLLOWS, check_followed, read_foreign_settings
+from benchmarks.uses import Uses
 from common import foreign
 from common.keys import read_config
 from common.layers import gram_resnet
 from models import BatchNorm
 
-if TYPE_CHECKING:
-    from benchmarks.uses import Uses
-
+__all__ = [
+    "BODY_KEYS",
+    "FOLLOWS",
+    "MODEL_KEYS",
+    "WHOLE_KEYS",
+    "Ssd",
+    "check_followed",
+    "foreign_settings",
+    "make",
+    "restored",
+]
 # What `benchmarks` takes of an SSD or a ResNet; of an SSD; of an SSD used as it is.
 MODEL_KEYS = ("max_pool", "clip_boxes")
 BODY_KEYS = (
@@ -38,8 +48,7 @@ BODY_KEYS = (
     *("box_steps", "box_sides", "box_ratios"),
 )
 WHOLE_KEYS = ("num_classes",)
-FOLLOWS, check_followed = detector.FOLLOWS, detector.check_followed
-foreign_settings = functools.partial(detector.foreign_settings, __name__)
+foreign_settings = functools.partial(read_foreign_settings, __name__)
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 The host draws the crop from the boxes of an image, decodes only the crop, and resizes it. The
 device flips, changes the colours and normalises (`augment`). Training order and augmentation are
-functions of (seed, step), see `ops.order`.
+functions of (seed, step), see `common.data.order`.
 
 To draw a crop, rounds follow each other until one succeeds. A round chooses one of seven with equal
 chances: the whole image, which succeeds; windows without a condition; or windows whose IoU with
@@ -44,7 +44,18 @@ from common.images import pixels
 
 # The largest change of the colours: of torchvision's ColorJitter in the SSD reference of MLPerf.
 _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = 0.125, 0.5, 0.5, 0.05
+# Of red, green and blue in the brightness that people see: ITU-R BT.601.
+_LUMA = np.array([0.299, 0.587, 0.114])
+_YIQ = np.array([_LUMA, [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])  # NTSC
+# A turn of the chroma plane by the angle a is GREY + cos(a) * CHROMA + sin(a) * TURNED.
+_GREY = np.linalg.inv(_YIQ) @ np.diag([1.0, 0, 0]) @ _YIQ
+_CHROMA = np.linalg.inv(_YIQ) @ np.diag([0, 1.0, 1.0]) @ _YIQ
+_TURNED = np.linalg.inv(_YIQ) @ np.array([[0, 0, 0], [0, 0, 1.0], [0, -1.0, 0]]) @ _YIQ
 _FLIP = 4  # the number of a draw that no colour uses
+_ROUNDS = 64  # of a crop, at most
+_CHOICES = 7  # of a round: number 0 is the whole image, the others have a condition on the IoU
+_NO_CONDITION = -1.0
+_MIN_IOU = (_NO_CONDITION, 0.1, 0.3, 0.5, 0.7, 0.9)
 Side = Annotated[int, "[1, 4096]"]
 
 
@@ -54,7 +65,7 @@ class Preprocessing(settings.Preprocessing):
 
     image_size: Side
     crop_side_min: Annotated[float, "(0, 1]"]  # the least side of a crop, as a share of the image's
-    max_samples: Annotated[int, "[1, 1e3]"]  # windows that a round of `crop` tries; MLPerf: 1 or 50
+    max_samples: Annotated[int, "[1, 1e3]"]  # windows that a round of a crop tries; MLPerf: 1, 50
     antialias: bool  # whether resizing averages over the pixels, to train and to evaluate
 
     def resize(self, image: Any) -> Any:
@@ -170,12 +181,6 @@ def _flip(images: jax.Array, boxes: jax.Array, flip: jax.Array) -> tuple[jax.Arr
     return images, boxes
 
 
-_ROUNDS = 64
-_CHOICES = 7  # number 0 is the whole image; the others have a condition on the IoU
-_NO_CONDITION = -1.0
-_MIN_IOU = (_NO_CONDITION, 0.1, 0.3, 0.5, 0.7, 0.9)
-
-
 class CropDraws(NamedTuple):
     """The random numbers of a crop, for the r rounds before the whole image is chosen."""
 
@@ -228,9 +233,9 @@ def cut_boxes(boxes: Any, classes: Any, size: Any, crop: Any, max_boxes: int) ->
     off. Of more than `max_boxes` the largest are kept.
 
     Args:
-      boxes, size: see `window`.
+      boxes, size: see `crop_window`.
       classes: int32[n] from 1.
-      crop: int32[4], from `window`.
+      crop: int32[4], from `crop_window`.
     """
     tf = tensorflow()
     pixels, begin = tf.cast(size, tf.float32), tf.cast(crop[:2], tf.float32)
@@ -259,15 +264,6 @@ def _inside(boxes: Any, low: Any, high: Any) -> Any:
     centres = (boxes[:, :2] + boxes[:, 2:]) / 2
     inside = (centres > low[..., tf.newaxis, :]) & (centres < high[..., tf.newaxis, :])
     return tf.reduce_all(inside, axis=-1)
-
-
-# Of red, green and blue in the brightness that people see: ITU-R BT.601.
-_LUMA = np.array([0.299, 0.587, 0.114])
-_YIQ = np.array([_LUMA, [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])  # NTSC
-# A turn of the chroma plane by the angle a is GREY + cos(a) * CHROMA + sin(a) * TURNED.
-_GREY = np.linalg.inv(_YIQ) @ np.diag([1.0, 0, 0]) @ _YIQ
-_CHROMA = np.linalg.inv(_YIQ) @ np.diag([0, 1.0, 1.0]) @ _YIQ
-_TURNED = np.linalg.inv(_YIQ) @ np.array([[0, 0, 0], [0, 0, 1.0], [0, -1.0, 0]]) @ _YIQ
 
 
 def jitter_colours(

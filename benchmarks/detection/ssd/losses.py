@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.detection import boxes as boxes_
 from benchmarks.detection import selection
+from benchmarks.detection.boxes import area, encode, match, take_by_product
 from benchmarks.detection.losses import cross_entropy, smooth_l1
 
 MATCH_IOU = 0.5  # an anchor with at least this IoU with a true box is positive
@@ -35,8 +35,8 @@ def detection_loss(
     float64, for tests.
 
     Args:
-        codes: float[b, N, 4], the predicted offsets, see `boxes.encode`. A list
-            has float[b, n, 4] of one map after the other.
+        codes: float[b, N, 4], the predicted offsets, see `boxes.encode`. A list has float[b, n, 4]
+            of one map after the other.
         logits: float[b, N, 1 + C], or a list of float[b, n, 1 + C]; class 0 is the background.
         boxes: f32[b, G, 4], the true boxes.
         classes: int32[b, G], 1 .. C. Class 0 marks padding; so does a box without area.
@@ -88,8 +88,8 @@ def _targets(
 
     The offsets of an anchor of class 0 mean nothing.
     """
-    valid = (classes > 0) & (boxes_.area(boxes) > 0)
-    found = boxes_.match(boxes, valid, anchors, MATCH_IOU)
-    taken = boxes_.take_by_product(jnp.concatenate([boxes, classes[:, None]], 1), found.box)
+    valid = (classes > 0) & (area(boxes) > 0)
+    found = match(boxes, valid, anchors, MATCH_IOU)
+    taken = take_by_product(jnp.concatenate([boxes, classes[:, None]], 1), found.box)
     labels = jnp.where(found.positive, taken[:, 4], 0).astype(jnp.int32)
-    return boxes_.encode(taken[:, :4], anchors), labels
+    return encode(taken[:, :4], anchors), labels

@@ -95,7 +95,7 @@ def _keys(run: Run) -> dict[str, Any]:
 
 
 def _breaches(run: Run) -> Iterator[str]:
-    """The values that the closed division forbids from ruleset 0.7 on, each with the remedy."""
+    """The values that the closed division forbids from ruleset 0.7 on, each with the fix."""
     recipe = run.recipe
     drops = tuple(recipe["learning_rate_decay_epochs"])
     factors = [drop / first for drop, first in zip(drops, (40, 50), strict=False)]

@@ -46,6 +46,56 @@ class Extra(NamedTuple):
         return (side + 2 * self.padding - 3) // self.stride + 1
 
 
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The feature maps of a detector and the shapes of their boxes.
+
+    Attributes:
+      image_size: side of the square image in pixels.
+      feature_sizes: side of each feature map in cells.
+      steps: of each map, the distance between the centres of two cells in pixels.
+      scales: of each map, the side of its smaller square in pixels; and one more.
+      aspect_ratios: of each map, width / height of its wide boxes.
+    """
+
+    image_size: int
+    feature_sizes: Sequence[int]
+    steps: Sequence[float]
+    scales: Sequence[float]
+    aspect_ratios: Sequence[Sequence[float]]
+
+    @property
+    def boxes_per_cell(self) -> tuple[int, ...]:
+        """The number of boxes in each cell of each map."""
+        return tuple(2 + 2 * len(ratios) for ratios in self.aspect_ratios)
+
+    @property
+    def count(self) -> int:
+        """The number of boxes of an image."""
+        sizes = zip(self.feature_sizes, self.boxes_per_cell, strict=True)
+        return sum(size**2 * boxes for size, boxes in sizes)
+
+    @property
+    def grids(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """See `benchmarks.detection.survey.Grid`; nothing is larger than the image."""
+        grids = []
+        for k, (size, step) in enumerate(zip(self.feature_sizes, self.steps, strict=True)):
+            shapes = _box_shapes(self.scales[k], self.scales[k + 1], self.aspect_ratios[k])
+            grid = (np.arange(size) + 0.5) * step, np.array(shapes)
+            grids.append(tuple(part.clip(0, self.image_size) for part in grid))
+        return grids
+
+
+# 8,732 boxes on 300 x 300 pixels.
+SSD300 = Layout(
+    image_size=300,
+    feature_sizes=(38, 19, 10, 5, 3, 1),
+    steps=(8, 16, 32, 64, 100, 300),
+    scales=(21, 45, 99, 153, 207, 261, 315),
+    aspect_ratios=((2,), (2, 3), (2, 3), (2, 3), (2,), (2,)),
+)
+
+
 def backbone(stage_sizes: Sequence[int], pool_padding: Any, **kwargs: Any) -> ResNet:
     """The first three stages of a ResNet of basic blocks; the last map has an eighth of the side.
 
@@ -151,56 +201,6 @@ class SSD(nn.Module):
             Head(count, 1 + self.num_classes, dtype, name=f"head{i + 1}")(x)
             for i, (x, count) in enumerate(zip(maps, self.boxes_per_cell, strict=True))
         ]
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """The feature maps of a detector and the shapes of their boxes.
-
-    Attributes:
-      image_size: side of the square image in pixels.
-      feature_sizes: side of each feature map in cells.
-      steps: of each map, the distance between the centres of two cells in pixels.
-      scales: of each map, the side of its smaller square in pixels; and one more.
-      aspect_ratios: of each map, width / height of its wide boxes.
-    """
-
-    image_size: int
-    feature_sizes: Sequence[int]
-    steps: Sequence[float]
-    scales: Sequence[float]
-    aspect_ratios: Sequence[Sequence[float]]
-
-    @property
-    def boxes_per_cell(self) -> tuple[int, ...]:
-        """The number of boxes in each cell of each map."""
-        return tuple(2 + 2 * len(ratios) for ratios in self.aspect_ratios)
-
-    @property
-    def count(self) -> int:
-        """The number of boxes of an image."""
-        sizes = zip(self.feature_sizes, self.boxes_per_cell, strict=True)
-        return sum(size**2 * boxes for size, boxes in sizes)
-
-    @property
-    def grids(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """See `benchmarks.detection.survey.Grid`; nothing is larger than the image."""
-        grids = []
-        for k, (size, step) in enumerate(zip(self.feature_sizes, self.steps, strict=True)):
-            shapes = _box_shapes(self.scales[k], self.scales[k + 1], self.aspect_ratios[k])
-            grid = (np.arange(size) + 0.5) * step, np.array(shapes)
-            grids.append(tuple(part.clip(0, self.image_size) for part in grid))
-        return grids
-
-
-# 8,732 boxes on 300 x 300 pixels.
-SSD300 = Layout(
-    image_size=300,
-    feature_sizes=(38, 19, 10, 5, 3, 1),
-    steps=(8, 16, 32, 64, 100, 300),
-    scales=(21, 45, 99, 153, 207, 261, 315),
-    aspect_ratios=((2,), (2, 3), (2, 3), (2, 3), (2,), (2,)),
-)
 
 
 def default_boxes(layout: Layout) -> np.ndarray:

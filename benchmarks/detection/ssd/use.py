@@ -12,12 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.detection import boxes, settings, use
+from benchmarks.detection import boxes
 from benchmarks.detection.records import Image
+from benchmarks.detection.settings import PIXEL_MEAN, PIXEL_STD
 from benchmarks.detection.ssd import input_pipeline, models
 from benchmarks.detection.ssd.models import PADDING
 from benchmarks.detection.ssd.settings import Settings
-from benchmarks.detection.use import DetectorUses
+from benchmarks.detection.use import DetectorUses, photo_sides, scaled_photo
 from common import portable
 from common.data.shards import tensorflow
 from common.portable import Network, SingleShot
@@ -37,9 +38,9 @@ class SsdUses(DetectorUses):
 
     def resized(self, photo: jax.Array, upright: bool) -> dict[str, jax.Array]:
         del upright
-        keys, size = self._benchmark.settings.images, use.photo_sides(photo)
+        keys, size = self._benchmark.settings.images, photo_sides(photo)
         shape = (keys.image_size, keys.image_size)
-        image = use.scaled_photo(photo, shape, keys.image_size / size, keys.antialias)
+        image = scaled_photo(photo, shape, keys.image_size / size, keys.antialias)
         return {"image": image, "size": size}
 
     def single_shot(self, params: Any, model_state: Any) -> SingleShot:
@@ -92,7 +93,7 @@ class _StepBuilder:
         return [self._biased(f"head{i}", x, 1, PADDING[0][0]) for i, x in enumerate(maps, 1)]
 
     def _backbone(self) -> str:
-        mean, std = np.asarray(settings.PIXEL_MEAN), np.asarray(settings.PIXEL_STD)
+        mean, std = np.asarray(PIXEL_MEAN), np.asarray(PIXEL_STD)
         arrays = {"scale": 1 / std, "bias": -mean / std}
         x = self.network.add("affine", "normalised", portable.INPUT, arrays=arrays)
         x = self._relu(self._folded("", "conv_stem", "bn_stem", x, 2))

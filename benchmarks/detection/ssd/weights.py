@@ -29,6 +29,7 @@ _LEAVES = {"kernel": "weight", "bias": "bias"}
 # What the reference makes of torchvision's children of a ResNet-34
 _STEM = {"conv1": "layer1.0", "bn1": "layer1.1"}
 _STAGES = {"layer1": "layer1.4", "layer2": "layer1.5", "layer3": "layer2.0"}
+_KEPT_FEATURES = 5  # features of a box: its codes and the logit of the background come first
 
 
 def matches(source: Foreign) -> bool:
@@ -134,9 +135,6 @@ def _ours(parts: list[np.ndarray]) -> np.ndarray:
     return np.ascontiguousarray(array.transpose(2, 3, 1, 0) if array.ndim == 4 else array)
 
 
-_KEPT_FEATURES = 5  # features of a box: its codes and the logit of the background come first
-
-
 def renew_heads(
     detector: Any, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
@@ -159,6 +157,6 @@ def _mixed_features(own: np.ndarray, other: np.ndarray | None, boxes: int) -> np
     """The features of `own` [..., boxes * n], of which each box's first come from `other`."""
     if other is None or other.shape[:-1] != own.shape[:-1] or other.shape[-1] % boxes:
         return own
-    mine, theirs = (x.reshape(*x.shape[:-1], boxes, -1) for x in (own, other))
-    columns = [theirs[..., :_KEPT_FEATURES], mine[..., _KEPT_FEATURES:]]
+    new, old = (x.reshape(*x.shape[:-1], boxes, -1) for x in (own, other))
+    columns = [old[..., :_KEPT_FEATURES], new[..., _KEPT_FEATURES:]]
     return np.concatenate(columns, -1).reshape(own.shape)

@@ -8,10 +8,25 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.detection import boxes as boxes_
+from benchmarks.detection.boxes import (
+    WEIGHTS,
+    area,
+    best_detections,
+    clip,
+    decode,
+    encode,
+    iou,
+    match,
+    nms,
+    take_by_product,
+)
 
-AREA, IOU, CLIP = jax.jit(boxes_.area), jax.jit(boxes_.iou), jax.jit(boxes_.clip)
-ENCODE, DECODE = (jax.jit(each, static_argnums=2) for each in (boxes_.encode, boxes_.decode))
+AREA, IOU, CLIP = jax.jit(area), jax.jit(iou), jax.jit(clip)
+ENCODE, DECODE = (jax.jit(each, static_argnums=2) for each in (encode, decode))
+MATCH, TAKE = jax.jit(match), jax.jit(take_by_product)
+NEAREST = jax.jit(partial(match, for_every_box=False))
+KEEP = jax.jit(nms, static_argnames=("threshold", "inclusive"))
+BEST = jax.jit(best_detections, static_argnums=(2, 3, 4, 5))
 
 
 def random_boxes(rng: np.random.Generator, *shape: int, least: float = 0.0) -> np.ndarray:
@@ -61,7 +76,7 @@ def test_iou_of_boxes_that_agree_touch_or_are_empty():
     np.testing.assert_allclose(AREA(others[:2]), [0.16, 0.16], rtol=1e-6)
 
 
-@pytest.mark.parametrize("weights", [boxes_.WEIGHTS, (1.0, 1.0, 1.0, 1.0)])
+@pytest.mark.parametrize("weights", [WEIGHTS, (1.0, 1.0, 1.0, 1.0)])
 @pytest.mark.parametrize("scale", [1, 1344])
 def test_offsets_are_those_of_the_formula_and_lead_back(weights, scale):
     rng = np.random.default_rng(1)
@@ -98,11 +113,6 @@ def test_clipping_cuts_at_the_borders_of_each_image():
     expected = [[[0, 0, 4, 6], [3, 3, 4, 7]], [[1, 1, 2, 2], [0, 0, 0, 0]]]
     np.testing.assert_array_equal(clipped, expected)
     np.testing.assert_array_equal(CLIP(boxes[0], 1, 1), [[0, 0, 1, 1], [1, 1, 1, 1]])
-
-
-MATCH, TAKE = jax.jit(boxes_.match), jax.jit(boxes_.take_by_product)
-NEAREST = jax.jit(partial(boxes_.match, for_every_box=False))
-BOX_IOU = jax.jit(boxes_.iou)
 
 
 def plain_match(
@@ -151,7 +161,7 @@ def test_matches_are_those_of_a_loop(anchors, count):
         if rng.random() < 0.3:
             boxes = (np.round(boxes * 8) / 8).astype(np.float32)  # ties; some without area
         valid = rng.random(count) < 0.8
-        overlaps = np.asarray(BOX_IOU(boxes, places))
+        overlaps = np.asarray(IOU(boxes, places))
         box, positive = plain_match(overlaps, valid, 0.5)
         found = MATCH(boxes, valid, places, 0.5)
         np.testing.assert_array_equal(found.box, box)
@@ -186,7 +196,7 @@ def test_a_batch_is_matched_image_by_image():
     rng = np.random.default_rng(3)
     boxes, valid = random_boxes(rng, 6, 5), rng.random((6, 5)) < 0.7
     anchors = anchor_grid(0.0625, 0.2)  # 512: more than one row of the table of anchors
-    batched = jax.jit(jax.vmap(boxes_.match, (0, 0, None, None)))(boxes, valid, anchors, 0.5)
+    batched = jax.jit(jax.vmap(match, (0, 0, None, None)))(boxes, valid, anchors, 0.5)
     for i in range(6):
         alone = MATCH(boxes[i], valid[i], anchors, 0.5)
         np.testing.assert_array_equal(batched.box[i], alone.box)
@@ -230,14 +240,10 @@ def test_the_parts_of_taken_values_are_those_of_bfloat16(monkeypatch):
 
     monkeypatch.setattr(jnp, "einsum", einsum)
     values = np.random.default_rng(5).normal(size=100).astype(np.float32)
-    boxes_.take_by_product(jnp.asarray(values), jnp.zeros(1, jnp.int32))
+    take_by_product(jnp.asarray(values), jnp.zeros(1, jnp.int32))
     for array in map(np.asarray, operands):
         np.testing.assert_array_equal(array, array.astype(jnp.bfloat16).astype(np.float32))
     np.testing.assert_array_equal(operands[1].sum(0), values)
-
-
-KEEP = jax.jit(boxes_.nms, static_argnames=("threshold", "inclusive"))
-BEST = jax.jit(boxes_.best_detections, static_argnums=(2, 3, 4, 5))
 
 
 def clusters(rng: np.random.Generator, n: int) -> np.ndarray:
@@ -279,7 +285,7 @@ def test_kept_boxes_are_those_of_the_greedy_loop_where_overlaps_tie(inclusive):
     corners = rng.integers(0, 6, (1000, 12, 2))
     sides = rng.integers(1, 4, (1000, 12, 2))
     rows = (np.concatenate([corners, corners + sides], -1) / 8).astype(np.float32)
-    overlaps, other = [np.asarray(BOX_IOU(boxes, boxes)) for boxes in rows], 0
+    overlaps, other = [np.asarray(IOU(boxes, boxes)) for boxes in rows], 0
     for threshold in (0.5, 1.0, 0.0):
         kept = np.asarray(KEEP(rows, threshold, inclusive=inclusive))
         opposite = np.asarray(KEEP(rows, threshold, inclusive=not inclusive))
@@ -323,7 +329,7 @@ def test_rows_are_problems_of_their_own_under_any_leading_dimensions():
     for i in range(3):
         for j in range(4):
             np.testing.assert_array_equal(kept[i, j], KEEP(rows[i, j], 0.5, inclusive=True))
-    mapped = jax.vmap(lambda x: boxes_.nms(x, 0.5, inclusive=True))(rows)
+    mapped = jax.vmap(lambda x: nms(x, 0.5, inclusive=True))(rows)
     np.testing.assert_array_equal(mapped, kept)
 
 

@@ -7,9 +7,8 @@ import json
 from typing import Any
 
 import numpy as np
+import pycocotools.mask
 import pytest
-from pycocotools import mask
-from pycocotools import mask as masks
 
 from benchmarks.detection import coco, records, scoring
 from common import limits
@@ -17,6 +16,13 @@ from common.errors import DataError
 
 IDS = (7, 1_000_000, -3)  # of images; the last one has no objects
 CATEGORIES = (90, 3, 12)  # with gaps, not in order
+TRIANGLE = [0, 0, 4, 0, 4, 4]
+RUNS = {"counts": [50, 50], "size": [10, 10]}
+DAMAGED = "has a segmentation whose runs are damaged"
+NEAR = "no number in or near its 10x10 pixels"
+FAR = (2e9, -2e9, 1e300, 20.5, -11, float("inf"), float("-inf"))
+POINTS = "has a polygon that is not 3 or more points x, y"
+coco_masks: Any = pycocotools.mask  # its types know neither polygons nor what it returns
 
 
 def content():
@@ -199,7 +205,8 @@ def test_masks_score_by_their_pixels():
     data = parse(squares(), masks=True)
     index = scoring.index(data)
     crowd = index.annToRLE(index.anns[4])
-    assert masks.toBbox(crowd).tolist() == [100, 0, 100, 100] and masks.area(crowd) == 100 * 100
+    assert coco_masks.toBbox(crowd).tolist() == [100, 0, 100, 100]
+    assert coco_masks.area(crowd) == 100 * 100
     found = [
         {"image_id": row["image_id"], "category_id": row["category_id"], "score": 0.5}
         | {"segmentation": index.annToRLE(row)}
@@ -207,7 +214,8 @@ def test_masks_score_by_their_pixels():
         if not row["iscrowd"]
     ]
     assert scoring.score(data, found, "segm")["mAP"] == pytest.approx(1)
-    full = {**found[0], "segmentation": masks.encode(np.ones((100, 200), np.uint8, order="F"))}
+    everything = coco_masks.encode(np.ones((100, 200), np.uint8, order="F"))
+    full = {**found[0], "segmentation": everything}
     assert scoring.score(data, [full, *found[1:]], "segm")["mAP"] < 1
     with pytest.raises(ValueError, match="loaded without outlines"):
         scoring.score(parse(squares()), found, "segm")
@@ -348,11 +356,7 @@ def test_ids_have_32_bits():
             parse(spoiled)
 
 
-any_masks: Any = mask  # its types know neither polygons nor what it returns
-old_numpy = pytest.mark.filterwarnings("ignore:__array__ implementation")
-
-
-@old_numpy
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # of an older NumPy
 @pytest.mark.parametrize("seed", range(8))
 def test_polygons_and_runs_become_the_pixels_of_pycocotools(seed):
     draw = np.random.default_rng(seed)
@@ -362,8 +366,8 @@ def test_polygons_and_runs_become_the_pixels_of_pycocotools(seed):
         (draw.uniform(-0.1, 1.1, (int(draw.integers(3, 9)), 2)) * [width, height]).ravel().tolist()
         for _ in range(parts)
     ]
-    runs: Any = any_masks.merge(any_masks.frPyObjects(polygons, height, width))  # pyright: ignore
-    expected = any_masks.decode(runs)
+    runs = coco_masks.merge(coco_masks.frPyObjects(polygons, height, width))
+    expected = coco_masks.decode(runs)
     assert expected.any()
     for outline in (
         polygons,
@@ -373,7 +377,7 @@ def test_polygons_and_runs_become_the_pixels_of_pycocotools(seed):
     ):
         np.testing.assert_array_equal(coco.outline_mask(outline, height, width), expected)
     noise = np.asfortranarray((draw.uniform(size=(height, width)) < 0.5).astype(np.uint8))
-    np.testing.assert_array_equal(coco.outline_mask(any_masks.encode(noise), height, width), noise)
+    np.testing.assert_array_equal(coco.outline_mask(coco_masks.encode(noise), height, width), noise)
     flat = noise.T.ravel()  # column by column
     edges = np.flatnonzero(np.diff(np.concatenate([[0], flat]))).tolist()
     counts = np.diff([0, *edges, flat.size]).tolist()
@@ -393,14 +397,6 @@ def test_only_polygons_become_arrays():
     assert coco.dense_outline([[1, 2.5, 3]]) == [array.array("d", [1, 2.5, 3])]
     for outline in (None, [], [["a"]], {"counts": [1], "size": [1, 1]}, 5, [5], [[10**400]]):
         assert coco.dense_outline(outline) == outline
-
-
-TRIANGLE = [0, 0, 4, 0, 4, 4]
-RUNS = {"counts": [50, 50], "size": [10, 10]}
-DAMAGED = "has a segmentation whose runs are damaged"
-NEAR = "no number in or near its 10x10 pixels"
-FAR = (2e9, -2e9, 1e300, 20.5, -11, float("inf"), float("-inf"))
-POINTS = "has a polygon that is not 3 or more points x, y"
 
 
 @pytest.mark.parametrize(

@@ -6,24 +6,22 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.detection import boxes, coco, records, survey
-from benchmarks.detection.mask_rcnn import models
-from benchmarks.detection.ssd import models as ssd_models
+from benchmarks.detection import boxes, coco, mask_rcnn, records, ssd, survey
 from tests.benchmarks.detection.rows import encode, example, write
 
 LAYOUTS = {
-    "ssd": ssd_models.SSD300,
-    "clipped": dataclasses.replace(ssd_models.SSD300, scales=(21, 45, 99, 153, 207, 400, 500)),
-    "mask_rcnn": models.Layout((3, 4, 5), 5.0, (0.5, 1.0, 1.6)),
-    "corners": models.Layout((3, 4), 5.3, (0.5, 1.0), "corners"),
+    "ssd": ssd.models.SSD300,
+    "clipped": dataclasses.replace(ssd.models.SSD300, scales=(21, 45, 99, 153, 207, 400, 500)),
+    "mask_rcnn": mask_rcnn.models.Layout((3, 4, 5), 5.0, (0.5, 1.0, 1.6)),
+    "corners": mask_rcnn.models.Layout((3, 4), 5.3, (0.5, 1.0), "corners"),
 }
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_best_overlap_is_that_of_all_anchors(name):
     layout, draw = LAYOUTS[name], np.random.default_rng(3)
-    if isinstance(layout, ssd_models.Layout):
-        corners = 300 * ssd_models.box_corners(ssd_models.default_boxes(layout))
+    if isinstance(layout, ssd.models.Layout):
+        corners = 300 * ssd.models.box_corners(ssd.models.default_boxes(layout))
         grids, side = layout.grids, 300
     else:
         corners, grids, side = np.concatenate(layout.corners(160, 160)), layout.grids(160), 160
@@ -71,8 +69,8 @@ A, B = [1, 2, 30, 40], [1, 2, 30, 41]
 def test_labels_that_cannot_be_meant(rows, texts):
     findings = survey.oddities(annotations(*rows))
     assert [status for status, *_ in findings] == ["warn"] * len(texts)
-    for (_, text, remedy), start in zip(findings, texts, strict=True):
-        assert text.startswith(start) and remedy
+    for (_, text, fix), start in zip(findings, texts, strict=True):
+        assert text.startswith(start) and fix
         assert "copies" not in text or f"first in {8 if len(rows) > 3 else 7}.jpg" in text
 
 

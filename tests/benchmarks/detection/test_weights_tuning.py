@@ -21,7 +21,6 @@ from engine import weights as saved
 from engine.optim import Parts
 from engine.run import make_plan, read_settings
 from engine.start import Run, first_state
-from engine.weights import adopt
 
 
 class Case(NamedTuple):
@@ -182,7 +181,7 @@ def test_heads_of_as_many_new_classes_are_taken_in_part(case):
     params, state = jax.eval_shape(detector.init, jax.random.key(0))
     arrays = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), (params, state))
     weights, new = saved.Weights("model", *arrays), Parts("init_without", "")
-    adoption = adopt(detector.adopt, params, state, weights, new)[2]
+    adoption = saved.adopt(detector.adopt, params, state, weights, new)[2]
     heads = {name.removeprefix("params/").rpartition("/")[0] for name in adoption.part}
     assert heads == case.heads and not adoption.is_complete
 

@@ -110,8 +110,8 @@ def ours(case, monkeypatch):
         parts = {name: value / weight for name, (value, weight) in terms.items()}
         return sum(parts.values()), parts
 
-    (_, parts), slopes = jax.jit(jax.value_and_grad(total, has_aux=True))(params)
-    return parts, by_name(slopes)
+    (_, parts), gradients = jax.jit(jax.value_and_grad(total, has_aux=True))(params)
+    return parts, by_name(gradients)
 
 
 class Copy:
@@ -247,18 +247,18 @@ def theirs(case):
     parts["mask"] = parts["mask"] / areas
     total: Any = sum(parts.values())
     total.backward()
-    slopes = {name: x.grad.numpy() for name, x in copy.trained.items()}
-    return {f"{name}_loss": x.item() for name, x in parts.items()}, slopes
+    gradients = {name: x.grad.numpy() for name, x in copy.trained.items()}
+    return {f"{name}_loss": x.item() for name, x in parts.items()}, gradients
 
 
 def test_losses_and_gradients(case, monkeypatch):
     """Measured: losses within 9e-7, gradients within 6e-7 of the largest of their array."""
-    (mine, my_slopes), (other, slopes) = ours(case, monkeypatch), theirs(case)
-    assert mine.keys() == other.keys() and my_slopes.keys() == slopes.keys()
+    (mine, my_gradients), (other, gradients) = ours(case, monkeypatch), theirs(case)
+    assert mine.keys() == other.keys() and my_gradients.keys() == gradients.keys()
     for name, value in other.items():
         assert abs(mine[name] / value - 1) < 1e-5, name
-    for name, slope in slopes.items():
-        assert np.abs(slope).max() > 1e-6, name
+    for name, gradient in gradients.items():
+        assert np.abs(gradient).max() > 1e-6, name
         np.testing.assert_allclose(
-            my_slopes[name], slope, rtol=0, atol=1e-4 * np.abs(slope).max(), err_msg=name
+            my_gradients[name], gradient, rtol=0, atol=1e-4 * np.abs(gradient).max(), err_msg=name
         )

@@ -15,6 +15,9 @@ from configs import mask_rcnn_digits
 from tests.benchmarks.detection.test_boxes import random_boxes
 
 SAMPLE = jax.jit(losses.sample_regions, static_argnums=2)
+DRAW, FOLD = jax.jit(losses.draw_positions), jax.jit(losses.fold_key)
+BALANCED = jax.jit(losses.draw_balanced, static_argnums=2)
+CROP = jax.jit(losses.crop_masks, static_argnums=4)
 KEY = jnp.array([5, 6], jnp.int32)
 
 
@@ -198,8 +201,8 @@ def test_the_loss_of_regions(objects, regions):
     def total(codes):
         return jnp.sum(losses.region_loss(jnp.asarray(logits), codes, regions, objects)[1])
 
-    slopes = np.asarray(jax.jit(jax.grad(total))(codes))
-    touched = {tuple(place) for place in np.argwhere(np.abs(slopes).sum(-1) > 0)}
+    gradients = np.asarray(jax.jit(jax.grad(total))(codes))
+    touched = {tuple(place) for place in np.argwhere(np.abs(gradients).sum(-1) > 0)}
     assert touched == {(0, 0, 2), (0, 1, 1), (1, 0, 3)}  # only the true class's box
 
 
@@ -249,10 +252,6 @@ def test_what_cannot_learn_is_refused():
         config[key] = value
         with pytest.raises(ConfigError, match=f"config.{key}.*{words}"):
             benchmarks.load(config, "")
-
-
-DRAW, FOLD = jax.jit(losses.draw_positions), jax.jit(losses.fold_key)
-BALANCED = jax.jit(losses.draw_balanced, static_argnums=2)
 
 
 def random_keys(rng: np.random.Generator, count: int) -> np.ndarray:
@@ -305,9 +304,6 @@ def test_negatives_take_the_place_of_missing_positives(total, share):
     first = np.minimum(positive.sum(1), int(total * share))
     np.testing.assert_array_equal(drawn.sum(1), first)
     np.testing.assert_array_equal(others.sum(1), np.minimum(negative.sum(1), total - first))
-
-
-CROP = jax.jit(losses.crop_masks, static_argnums=4)
 
 
 @pytest.mark.parametrize("side", [4, 28])

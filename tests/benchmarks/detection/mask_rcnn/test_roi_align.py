@@ -165,8 +165,8 @@ def test_padding_has_finite_features_and_gradients():
     def total(maps: dict, boxes: jax.Array) -> jax.Array:
         return jnp.sum(one(maps, boxes, 2) ** 2)
 
-    value, (slopes, of_boxes) = jit(jax.value_and_grad(total, (0, 1)))(maps, boxes)
-    assert all(np.isfinite(each).all() for each in jax.tree.leaves((value, slopes)))
+    value, (gradients, of_boxes) = jit(jax.value_and_grad(total, (0, 1)))(maps, boxes)
+    assert all(np.isfinite(each).all() for each in jax.tree.leaves((value, gradients)))
     np.testing.assert_array_equal(of_boxes, 0)
 
 
@@ -199,7 +199,7 @@ def test_gradients_are_those_of_the_loops_weights():
         fine, coarse = roi_align.align(maps, groups, canonical=40.0)
         return jnp.sum(fine * factors) + jnp.sum(coarse * factors[:, :20, :1, :1])
 
-    slopes = jit(jax.grad(total))(maps)
+    gradients = jit(jax.grad(total))(maps)
     expected = {level: np.zeros(x.shape) for level, x in maps.items()}
     for i, r in np.ndindex(2, 60):
         level = level_of(boxes[i, r], 3, 5, 40.0)
@@ -207,8 +207,8 @@ def test_gradients_are_those_of_the_loops_weights():
             y, x = weights(boxes[i, r], SHAPES[level], level, size)
             some = factors[i, r, :size, :size].astype(float)
             expected[level][i] += np.einsum("ip,ijc,jq->pqc", y, some, x)
-    for level, slope in slopes.items():
-        np.testing.assert_allclose(slope, expected[level], atol=1e-4)
+    for level, gradient in gradients.items():
+        np.testing.assert_allclose(gradient, expected[level], atol=1e-4)
         assert np.abs(expected[level]).max() > 0.5
 
 
@@ -222,5 +222,5 @@ def test_many_small_slopes_add_up_in_bfloat16():
         assert features.dtype == jnp.bfloat16
         return jnp.sum(features.astype(jnp.float32))
 
-    slopes = np.asarray(jit(jax.grad(total))(maps)[4], np.float32)
-    np.testing.assert_allclose(slopes.ravel(), 1000, rtol=0.01)
+    gradients = np.asarray(jit(jax.grad(total))(maps)[4], np.float32)
+    np.testing.assert_allclose(gradients.ravel(), 1000, rtol=0.01)

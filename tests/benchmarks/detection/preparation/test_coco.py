@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.detection.preparation import coco as prepare_coco
 from benchmarks.detection.preparation import objects
+from benchmarks.detection.preparation.coco import _last_line, _warn, small_data
 from common.data.shards import tensorflow
 from common.errors import UserError
-from common.images import manifest as data_manifest
+from common.images import manifest
 from common.preparation import arguments
 from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet import (
@@ -23,7 +23,7 @@ from tests.benchmarks.resnet.preparation.test_imagenet import (
     picture,
     pixels,
 )
-from tests.common.preparation import test_schema as test_records
+from tests.common.preparation.test_schema import frames
 from tests.conftest import make_recipe
 from tests.helpers.preparation import typed
 
@@ -159,7 +159,7 @@ def test_the_flags(flags, fault, capsys):
 )
 def test_the_schedule_fits_the_number_of_images(masks, images, batch, steps, monkeypatch):
     """60 epochs with the recipe's base rate per image; Google's drops at 2/3 and 5/6 of the run."""
-    recipe, flags = prepare_coco.small_data(images, masks)
+    recipe, flags = small_data(images, masks)
     assert recipe == ("mask_rcnn" if masks else "ssd")
     config = typed(arguments.train_command(recipe, "x", *flags), monkeypatch)[1]
     recipe = make_recipe(config.lock(), images)
@@ -180,7 +180,7 @@ def test_the_last_line_is_the_command(masks, name):
     rows = {"train": {"examples": 117_266, "bytes": 2 * 10**12}}
     rows["val"] = {"examples": 5_000, "bytes": 499_999}
     content = {"splits": rows, "settings": {"masks": masks}, "num_label_classes": 80}
-    line, recipe = prepare_coco._last_line(out, content), "mask_rcnn" if masks else "ssd"
+    line, recipe = _last_line(out, content), "mask_rcnn" if masks else "ssd"
     assert line.startswith("117,266 train and 5,000 val images") and "2,000,000 MB" in line
     assert f"--config=configs/{recipe}.py --config.data_dir={out} " in line
     assert ("--config.init_from=hf-hub:timm/resnet50." in line) == masks
@@ -192,7 +192,7 @@ def test_categories_without_objects_and_many_cut_boxes_are_said(capsys):
     rows = {"images": 5, "with_boxes": 5}
     splits = {"train": {**rows, "boxes": none}, "val": {**rows, "boxes": some}}
     classes = [{"id": i, "name": f"c{i}", "train": int(i > 6), "val": 1} for i in range(1, 9)]
-    prepare_coco._warn({"splits": splits, "classes": classes})
+    _warn({"splits": splits, "classes": classes})
     categories, cut = capsys.readouterr().out.splitlines()
     assert categories.endswith(
         "6 categories have no object in train: 1 c1, 2 c2, 3 c3, 4 c4, 5 c5, and 1 more"
@@ -221,7 +221,7 @@ def rows(folder, split):
     """Records by image id."""
     by_id = {}
     for path in sorted(folder.glob(f"{split}-*")):
-        for record in test_records.frames(path):
+        for record in frames(path):
             row = values(record)
             image_id = int(row["image/source_id"][0])
             assert image_id not in by_id
@@ -320,7 +320,7 @@ def test_the_manifest_says_what_is_there(coco):
     }  # the PNG has no boxes
     assert content["left_out"] == [] and content["annotations"] == "instances_val2017.json"
     paths = [str(out / name) for name in RECORDS]
-    loaded = data_manifest.load(str(out))
+    loaded = manifest.load(str(out))
     assert loaded and loaded.counts(str(out), paths) == (4, 4, 4, 3, 3)
     assert loaded.class_names == ("cat", "Ähre", "owl")
 

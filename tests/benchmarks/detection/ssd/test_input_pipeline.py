@@ -43,6 +43,7 @@ SETTINGS = preprocessing()
 IDS = tuple(range(10, 101, 10))
 MEAN = np.array([0.485, 0.456, 0.406]) * 255
 STDDEV = np.array([0.229, 0.224, 0.225]) * 255
+LUMA = np.array([0.299, 0.587, 0.114])
 
 
 def boxes_of(number):
@@ -329,9 +330,6 @@ def test_augment_is_the_same_on_any_number_of_devices():
     assert len(together[0].sharding.device_set) == 8
     for one, other in zip(alone, together, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-LUMA = np.array([0.299, 0.587, 0.114])
 
 
 def noise(count, height=5, width=7, low=0, high=256):

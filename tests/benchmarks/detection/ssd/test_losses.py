@@ -121,9 +121,9 @@ def test_the_gradient_is_that_of_finite_differences_of_the_formula():
                         moved[which][n, c] += step
                         box, entropy = formula(moved[0], moved[1], targets, labels)
                         values.append(2 * box + entropy)
-                    slope = (values[0] - values[1]) / 2e-6
-                    np.testing.assert_allclose(gradients[which][i, n, c], slope, atol=2e-6)
-                    checked += slope != 0
+                    difference = (values[0] - values[1]) / 2e-6
+                    np.testing.assert_allclose(gradients[which][i, n, c], difference, atol=2e-6)
+                    checked += difference != 0
     assert checked > 50
     assert not gradients[0][2].any() and not gradients[1][2].any()  # an image without boxes
 
