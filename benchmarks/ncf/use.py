@@ -51,7 +51,7 @@ class NcfUses(Uses):
         """`benchmark` is a `benchmarks.ncf.Ncf`, which imports this module."""
         self._benchmark = benchmark
 
-    def check_rows(self, manifest: Mapping[str, Any], source: str) -> None:
+    def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
         """Opens the ratings, whose users and items number the rows of the model's tables.
 
         Args:
@@ -70,9 +70,6 @@ class NcfUses(Uses):
                 f"the ratings in {self._benchmark.settings.data_dir} have other users or items "
                 f"than {source}: give the --data_dir that the model was trained on"
             )
-
-    def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
-        self.check_rows(manifest, source)
 
     def programs(self, params: Any, model_state: Any) -> dict[str, Program]:
         """The probabilities of pairs of a user and an item."""

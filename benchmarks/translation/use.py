@@ -8,7 +8,6 @@ attention of one sentence.
 from __future__ import annotations
 
 import io
-import os
 import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -65,7 +64,7 @@ class TranslatorUses(Uses):
         """`benchmark` is a `translator.Translator`, which imports this module."""
         self._benchmark = benchmark
 
-    def check_vocabulary(self, manifest: Mapping[str, Any], source: str) -> None:
+    def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
         """Opens the vocabulary in the data folder.
 
         Args:
@@ -90,9 +89,6 @@ class TranslatorUses(Uses):
                 f"the vocabulary in {self._benchmark.settings.data_dir} ({here}) is not the one of "
                 f"{source} ({there}): give the --data_dir that the model was trained on"
             )
-
-    def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
-        self.check_vocabulary(manifest, source)
 
     def programs(self, params: Any, model_state: Any) -> dict[str, Program]:
         """The translator with its beam search inside: ids in, ids and scores out."""
@@ -375,20 +371,14 @@ def make_program(benchmark: Any, params: Any) -> Program:
             row[size] = EOS
         return [{"sources": rows}, {"sources": rows[:1]}]
 
-    (vocabulary,) = content = _vocabulary_file(benchmark)
+    folder, pattern = benchmark.settings.data_dir, benchmark.settings.vocabulary_file
+    vocabulary = epath.Path(files.find(folder, pattern, "vocabulary")[0])
     return Program(
         task=f"translates sentences into {benchmark.language!r}. Their ids are those of "
-        f"`{vocabulary}`, which {_READERS[benchmark.vocabulary.kind]}",
+        f"`{vocabulary.name}`, which {_READERS[benchmark.vocabulary.kind]}",
         compute=compute,
         inputs={"sources": (f"batch, {length}", np.int32)},
         meaning=_MEANING,
         examples=examples,
-        files=content,
+        files={vocabulary.name: vocabulary.read_bytes()},
     )
-
-
-def _vocabulary_file(benchmark: Any) -> dict[str, bytes]:
-    """The vocabulary's file by its name."""
-    settings = benchmark.settings
-    path = files.find(settings.data_dir, settings.vocabulary_file, "vocabulary")[0]
-    return {os.path.basename(path): epath.Path(path).read_bytes()}

@@ -173,11 +173,11 @@ class _Corpus:
     def __init__(self, counts: Mapping[str, int]):
         characters = {c for token in (*counts, *RESERVED) for c in token}
         self._alphabet = characters | ESCAPE_CHARACTERS
-        self._tokens, room = [], _CHARACTERS
+        self._tokens, rest = [], _CHARACTERS
         for token, count in counts.items():
             escaped = escape_token(token[:_LONGEST_TOKEN], self._alphabet)[:_LONGEST_TOKEN]
-            room -= len(escaped)
-            if room < 0:
+            rest -= len(escaped)
+            if rest < 0:
                 break
             self._tokens.append((escaped, count))
 
