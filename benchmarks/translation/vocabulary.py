@@ -24,7 +24,7 @@ from etils import epath
 from common.errors import DataError, one_line
 
 PAD, EOS = 0, 1
-RESERVED = ("<pad>", "<EOS>")  # these two, in a file of subwords
+RESERVED = ("<pad>", "<EOS>")  # what a file of subwords calls PAD and EOS
 ESCAPE_CHARACTERS = frozenset("\\_u;0123456789")
 _BPE_START = re.compile(rb"<pad>\r?\n<unk>\r?\n")  # tensor2tensor's files also begin with <pad>
 _BPE_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")  # in a file of subword-nmt; they are no words

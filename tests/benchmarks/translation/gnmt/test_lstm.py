@@ -126,7 +126,7 @@ def test_both_directions_are_those_of_pytorch():
         bias = stacked("bias_ih", own) + stacked("bias_hh", own)
         actual, gradients = pulled(ours, gradient.numpy(), x.detach().numpy(), *arrays, bias)
     np.testing.assert_allclose(actual, wanted.detach().numpy(), rtol=0, atol=1e-12)
-    other = {name: value.grad.numpy() for name, value in theirs.named_parameters()}
-    others = [stacked(name, other) for name in ("weight_ih", "weight_hh", "bias_ih")]
+    of_weights = {name: value.grad.numpy() for name, value in theirs.named_parameters()}
+    others = [stacked(name, of_weights) for name in ("weight_ih", "weight_hh", "bias_ih")]
     for mine, other in zip(gradients, [x.grad.numpy(), *others], strict=True):
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-11)
