@@ -2,7 +2,7 @@
 
 This file joins the other files of this folder into a benchmark: `ratings` reads MovieLens' files
 and indexes them, `input_pipeline` draws batches, `models` is NeuMF and its ranking, `use` what a
-trained model is good for.
+trained model is good for, `mlperf` the rules of MLPerf.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +18,13 @@ import numpy as np
 import optax
 
 from benchmarks.base import Benchmark, HostBatch, Identity, Spec, Target, Terms, mean_scores
-from benchmarks.ncf import models, ratings
+from benchmarks.ncf import models
 from benchmarks.ncf.input_pipeline import Sampler
-from benchmarks.ncf.ratings import ML_20M
+from benchmarks.ncf.ratings import ML_20M, TARGET, Interactions, load_interactions
 from benchmarks.ncf.use import NcfUses
+from benchmarks.uses import Uses
 from common.errors import ConfigError, DataError
 from common.keys import Count, Seed, Share, read_config
-
-if TYPE_CHECKING:
-    from benchmarks.uses import Uses
 
 _PATIENCE = 3  # evaluations without a better score that end a run on other ratings than ml-20m
 
@@ -96,11 +94,11 @@ class Ncf(Benchmark):
     # Data.
 
     @functools.cached_property
-    def data(self) -> ratings.Interactions:
+    def data(self) -> Interactions:
         """Who rated what; DataError if the ratings are not those that the config declares."""
         settings = self.settings
         cache = f"{self._cache_dir}/interactions" if self._cache_dir else ""
-        data = ratings.load_interactions(settings.data_dir, settings.min_ratings, cache)
+        data = load_interactions(settings.data_dir, settings.min_ratings, cache)
         sizes = _sizes(data)
         for key, size in sizes.items():
             if getattr(settings, key) not in (0, size):
@@ -109,7 +107,7 @@ class Ncf(Benchmark):
                     f"config.{key}={getattr(settings, key)}, but {settings.data_dir} holds {size}: "
                     f"is it the right data set? If so, use {flags}, or 0 for each"
                 )
-        if sizes != ML_20M and settings.target == ratings.TARGET:
+        if sizes != ML_20M and settings.target == TARGET:
             self.targets, self.own_patience = (Target(self.targets[0].metric, 0.0),), _PATIENCE
         epoch = data.num_positives * (1 + settings.train_negatives)
         if epoch > np.iinfo(np.int32).max:
@@ -186,7 +184,7 @@ class Ncf(Benchmark):
         if not self.own_patience:
             return []
         return [
-            f"the target of {ratings.TARGET} is for ml-20m, these are other ratings: with "
+            f"the target of {TARGET} is for ml-20m, these are other ratings: with "
             f"config.stop_at_target the run ends when {self.own_patience} evaluations brought no "
             "better score; --config.patience and --config.target change that"
         ]
@@ -235,7 +233,7 @@ class Ncf(Benchmark):
         return NcfUses(self)
 
 
-def _sizes(data: ratings.Interactions) -> dict[str, int]:
+def _sizes(data: Interactions) -> dict[str, int]:
     """The config keys that declare how large the data are, with their numbers."""
     ratings = data.num_positives + data.num_users
     return {"num_users": data.num_users, "num_items": data.num_items, "num_ratings": ratings}

@@ -24,8 +24,10 @@ from pyarrow import csv
 
 from common import console, limits
 from common.data import caches, files
-from common.data.shards import DataError, tensorflow
-from common.errors import one_line
+from common.data.shards import tensorflow
+from common.errors import DataError, one_line
+
+_log = logging.getLogger("tpu_suite")
 
 # The sizes of ml-20m, under the config's keys.
 ML_20M = {"num_users": 138_493, "num_items": 26_744, "num_ratings": 20_000_263}
@@ -38,6 +40,7 @@ FILES = (
 # MLPerf's convert.py writes each user's latest rating there, the others into train-ratings.csv:
 # user, item and a 1 in a row, without a header or a time.
 _CONVERTED = ("train-ratings.csv", "test-ratings.csv")
+_VERSION = 1  # raise it when `index_ratings` makes other arrays from the same file
 _BLOCK = 4 << 20  # bytes that are parsed at a time
 _DAT = "UserID::MovieID::Rating::Timestamp"  # the columns of ml-1m, whose file has no header
 # The columns that are read, as MovieLens or MLPerf's load.py calls them.
@@ -108,9 +111,8 @@ def _read(path: str, width: int) -> list[np.ndarray]:
     tf, batches, count = tensorflow(), [], 0
     try:
         with files.reading(lambda: [path]), _open(path) as (name, file):
-            for batch in _parse(
-                path, name, file, width
-            ):  # copied, so that pyarrow reuses its memory
+            for batch in _parse(path, name, file, width):
+                # Copied, so that pyarrow reuses its memory.
                 batches.append([np.array(column) for column in batch.columns])
                 count += len(batch)
                 console.report_progress(f"reading ratings, {count:,} so far")
@@ -191,10 +193,6 @@ def _parse(path: str, name: str, file: Any, width: int) -> Iterator[pyarrow.Reco
         ) from error
 
 
-_log = logging.getLogger("tpu_suite")
-_VERSION = 1  # raise it when `index` makes other arrays from the same file
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Interactions:
     """Users and items are numbered from 0, in the order of their ids in the file.
@@ -253,7 +251,7 @@ def load_interactions(data_dir: str, min_ratings: int, cache: str) -> Interactio
     whether the cache is used.
 
     Args:
-      data_dir: folder or file, see `ratings.locate`.
+      data_dir: folder or file, see `locate`.
       min_ratings: users with fewer ratings are left out.
       cache: the file that keeps the index, local or gs://; "" for none.
 
@@ -271,7 +269,7 @@ def load_interactions(data_dir: str, min_ratings: int, cache: str) -> Interactio
 
 
 def index_ratings(raw: Ratings, min_ratings: int, path: str) -> Interactions:
-    """Indexes ratings: see `load`. The order of the rows does not matter.
+    """Indexes ratings: see `load_interactions`. The order of the rows does not matter.
 
     A user's repeated rating of an item counts once, with its latest time. If a user's last ratings
     have the same time, the one of the item with the largest id is the latest.

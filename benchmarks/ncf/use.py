@@ -18,18 +18,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.ncf import ratings
 from benchmarks.ncf.models import TOP
-from benchmarks.ncf.ratings import Interactions
+from benchmarks.ncf.ratings import Interactions, locate
 from benchmarks.uses import Bar, Exhibit, Uses
 from common import limits
-from common.data import order
+from common.data.order import even_groups
 from common.data.shards import read_errors, tensorflow
 from common.errors import CheckpointError, DataError, one_line
 from common.portable import Arrays, Program
 from common.text import csv_text, text_lines
 
 _GROUPS = 10  # deciles
+_TITLE_FILES = ("movies.csv", "movies.dat")
+# The inputs and outputs of the program.
+_MEANING = {
+    "user": "ids of users, as in the file of ratings",
+    "item": "ids of items, as in the file of ratings; items.csv lists them",
+    "score": "the probability that the user rates the item; NaN for an unknown id",
+}
 
 
 class NcfUses(Uses):
@@ -45,7 +51,7 @@ class NcfUses(Uses):
         """`benchmark` is a `benchmarks.ncf.Ncf`, which imports this module."""
         self._benchmark = benchmark
 
-    def check_rows(self, manifest: Mapping[str, Any], source: str) -> None:
+    def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
         """Opens the ratings, whose users and items number the rows of the model's tables.
 
         Args:
@@ -64,9 +70,6 @@ class NcfUses(Uses):
                 f"the ratings in {self._benchmark.settings.data_dir} have other users or items "
                 f"than {source}: give the --data_dir that the model was trained on"
             )
-
-    def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
-        self.check_rows(manifest, source)
 
     def programs(self, params: Any, model_state: Any) -> dict[str, Program]:
         """The probabilities of pairs of a user and an item."""
@@ -117,7 +120,7 @@ def popularity(data: Interactions, columns: Mapping[str, np.ndarray]) -> Exhibit
     ratings = np.bincount(data.items, minlength=data.num_items)[data.held_out]
     hit, gain = (columns[f"{name}_at_{TOP}"].astype(np.float64) for name in ("hr", "ndcg"))
     bars, table, mean = [], [], float(hit.mean())
-    for users in order.even_groups(ratings, _GROUPS):
+    for users in even_groups(ratings, _GROUPS):
         least, most = int(ratings[users].min()), int(ratings[users].max())
         label = f"{least:,} to {most:,}" if most > least else f"{least:,}"
         bars.append(Bar(label, float(hit[users].mean()), mean, len(users)))
@@ -141,13 +144,6 @@ def _position(ids: np.ndarray, number: int) -> int | None:
         return None
     i = int(np.searchsorted(ids, number))
     return i if i < len(ids) and ids[i] == number else None
-
-
-_MEANING = {
-    "user": "ids of users, as in the file of ratings",
-    "item": "ids of items, as in the file of ratings; items.csv lists them",
-    "score": "the probability that the user rates the item; NaN for an unknown id",
-}
 
 
 def make_program(benchmark: Any, params: Any, titles: Mapping[int, str]) -> Program:
@@ -190,9 +186,6 @@ def _find_rows(ids: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array
     return rows, ids[rows] == numbers
 
 
-_TITLE_FILES = ("movies.csv", "movies.dat")
-
-
 def read_titles(data_dir: str) -> dict[int, str]:
     """The titles of items by their ids; {} if there is no list where the ratings are.
 
@@ -202,7 +195,7 @@ def read_titles(data_dir: str) -> dict[int, str]:
     Raises:
       DataError: the list cannot be read.
     """
-    path = ratings.locate(data_dir)
+    path = locate(data_dir)
     try:
         name, data = _find_titles(path)
     except (*read_errors(), zipfile.BadZipFile, zlib.error, EOFError) as error:

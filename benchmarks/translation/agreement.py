@@ -88,10 +88,10 @@ def fault(vocabulary: Vocabulary, paths: Sequence[str], is_eval: bool) -> tuple[
     )
     best = max(found, key=lambda shift: found[shift])
     hint = f" ({_SHIFTS[best]}: {found[best]})" if best else ""
-    mend = _LOWER.format(vocabulary.path) if best == -2 else _FIX
+    fix = _LOWER.format(vocabulary.path) if best == -2 else _FIX
     return (
         f"{paths[0]} does not belong to the vocabulary {vocabulary.path}: decoded with it, "
-        f"{found[0]} of the first {len(first)} pairs {test}{hint}; {mend}"
+        f"{found[0]} of the first {len(first)} pairs {test}{hint}; {fix}"
     ), have_text and (max(lines.values()) > half or consistent[0] < most)
 
 

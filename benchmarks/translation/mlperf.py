@@ -1,4 +1,4 @@
-"""What both translators say in MLPerf's logs."""
+"""What both translators say in MLPerf's logs; the `mlperf` of each has the rest."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.mlperf import Entry, Run, only_score
+
+# The key of 'mllog' that says how sentences of more tokens are treated.
+DISCARD = {"max_sequence_length": {"method": "discard"}}
 
 
 def evaluation(scores: Mapping[str, float], form: str) -> Any:
@@ -22,7 +25,3 @@ def adam_tags(run: Run) -> dict[str, Any]:
     """The constants of Adam under the tags of 'v0.5'."""
     names = ("beta1", "beta2", "epsilon")
     return {f"opt_hp_Adam_{name}": run.recipe[f"adam_{name}"] for name in names}
-
-
-# The key of 'mllog' that says how sentences of more tokens are treated.
-DISCARD = {"max_sequence_length": {"method": "discard"}}

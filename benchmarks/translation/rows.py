@@ -26,6 +26,7 @@ from common.errors import DataError, parse_json
 
 SIDES = ("inputs", "targets")
 FEATURES = tuple(f"{side}{part}" for side in SIDES for part in ("", "_segmentation", "_position"))
+MANIFEST_KIND = "translation"
 SCHEMA = "the schema of translation (lists of int64: inputs, targets)"
 
 Row = dict[str, np.ndarray]  # int64[n] by the names of FEATURES; [0] where a record has none
@@ -103,7 +104,7 @@ def usable(paths: Sequence[str], packed: Sequence[bool | None], split: str) -> l
 
 
 def fault(row: Row, packed: bool, vocab_size: int) -> str:
-    """The first fault of a record, with its remedy; "" if it has none."""
+    """The first fault of a record, and how to fix it; "" if it has none."""
     for side in SIDES:
         ids = row[side]
         if not len(ids):
@@ -155,9 +156,6 @@ def any_fault(row: Row, vocab_size: int) -> str:
     return ""
 
 
-MANIFEST_KIND = "translation"
-
-
 class ManifestShard(NamedTuple):
     """One file of records."""
 
@@ -178,7 +176,7 @@ class DataManifest:
     vocab_size: int
     shards: dict[str, ManifestShard]
 
-    def described(self, data_dir: str, paths: Sequence[str]) -> list[ManifestShard] | None:
+    def describe(self, data_dir: str, paths: Sequence[str]) -> list[ManifestShard] | None:
         """The facts of each file; None if a file is not listed or has another size."""
         return files.listed_rows(self.shards, data_dir, paths, lambda row: row.bytes)
 

@@ -7,21 +7,21 @@ import functools
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.base import Benchmark, HostBatch, Identity, Spec, Target
-from benchmarks.translation import agreement, evaluation, rows, search, vocabulary
+from benchmarks.translation import agreement, evaluation, search
+from benchmarks.translation.rows import check_vocabulary
 from benchmarks.translation.use import TranslatorUses
+from benchmarks.translation.vocabulary import Vocabulary, load_vocabulary
+from benchmarks.uses import Uses
 from common.data import files
 from common.errors import ConfigError, DataError
 from common.keys import Count, Seed, Share
-
-if TYPE_CHECKING:
-    from benchmarks.uses import Uses
 
 _log = logging.getLogger("tpu_suite")
 
@@ -65,7 +65,7 @@ class Translator(Benchmark):
 
     scores_in_background = True
 
-    settings: Any  # a `Settings` with the room's own keys
+    settings: Any  # a `Settings` with the package's own keys
     declared: Mapping[str, str]  # by split, the config key that declares the number of examples
     published: Mapping[str, int]  # examples by split, and "vocabulary": entries, in MLPerf
 
@@ -73,7 +73,7 @@ class Translator(Benchmark):
         self.settings, self._cache_dir = settings, cache_dir
         self.targets = (Target("BLEU", settings.target),)
 
-    # What a room adds.
+    # What a package adds.
 
     def count(self, split: str) -> int:
         """The number of examples in the data of a split."""
@@ -113,13 +113,13 @@ class Translator(Benchmark):
     # Data.
 
     @functools.cached_property
-    def vocabulary(self) -> vocabulary.Vocabulary:
+    def vocabulary(self) -> Vocabulary:
         """The vocabulary of the data; of several files, which must be equal, the first."""
         settings = self.settings
         paths = files.find(settings.data_dir, settings.vocabulary_file, "vocabulary")
-        path, loaded = paths[0], vocabulary.load_vocabulary(paths[0])
+        path, loaded = paths[0], load_vocabulary(paths[0])
         for other in paths[1:]:
-            if vocabulary.load_vocabulary(other).digest != loaded.digest:
+            if load_vocabulary(other).digest != loaded.digest:
                 raise DataError(
                     f"config.vocabulary_file={settings.vocabulary_file!r} matches {len(paths)} "
                     f"files that differ, such as {path} and {other}: name one"
@@ -130,7 +130,7 @@ class Translator(Benchmark):
                 f"{loaded.size:,} entries: set it to that number, or to 0, which takes the "
                 "number of the file"
             )
-        rows.check_vocabulary(settings.data_dir, loaded, path)
+        check_vocabulary(settings.data_dir, loaded, path)
         loaded.language = self.language
         return loaded
 
@@ -182,9 +182,9 @@ class Translator(Benchmark):
         return fault
 
     def remarks(self, split: str) -> list[tuple[str, str, str]]:
-        remedy = "compare a translation with its source before a long run"
+        fix = "compare a translation with its source before a long run"
         fault = self._check_vocabulary(split)
-        return [("warn", fault, remedy)] if fault else []
+        return [("warn", fault, fix)] if fault else []
 
     def declared_examples(self, split: str) -> int:
         return getattr(self.settings, self.declared[split])

@@ -8,7 +8,6 @@ attention of one sentence.
 from __future__ import annotations
 
 import io
-import os
 import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,16 +21,33 @@ from etils import epath
 from benchmarks.translation import evaluation
 from benchmarks.translation.vocabulary import EOS, PAD, Words
 from benchmarks.uses import Bar, Exhibit, Picture, Uses
-from common.data import files, order
+from common.data import files
+from common.data.order import even_groups
 from common.errors import CheckpointError, DataError
 from common.portable import Arrays, Program
 from common.text import csv_text
 
 Sentence = tuple[str, str, str]  # source, translation, reference
-_SHOWN = 12  # sentences in the table
+_SHOWN = 12  # sentences in a table
 _WIDTH = 100  # columns of the terminal
+_GROUPS = 6  # of sentences of similar length
 _MOST_SHOWN = 32  # tokens of a sentence whose attention is drawn
+_INCHES, _MOST_INCHES = 0.3, 12.0  # of a cell of the attention, and of the picture
 _MOST_TOKENS = 2048  # of a sentence: the attention of 8 takes about 2 GB in the Transformer (big)
+# Who reads a vocabulary file, by `Vocabulary.kind`.
+_READERS = {
+    "subwords": "tensor2tensor's SubwordTextEncoder reads",
+    "sentencepiece": "sentencepiece reads; add 2 to its ids unless it has 0 for padding and 1 for "
+    "the end",
+    "words": "has a word or a part of one (subword-nmt) per line; the first line is id 3, after "
+    "special ones, and 2 is any other word",
+}
+# The inputs and outputs of the program.
+_MEANING = {
+    "sources": "ids of the words of a sentence, then 1 (EOS), then 0 (PAD) to the end",
+    "tokens": "ids of its translations, the best first; each ends with 1, then 0 to the end",
+    "scores": "the logarithm of the probability over the length penalty; -inf is no translation",
+}
 
 
 class TranslatorUses(Uses):
@@ -48,7 +64,7 @@ class TranslatorUses(Uses):
         """`benchmark` is a `translator.Translator`, which imports this module."""
         self._benchmark = benchmark
 
-    def check_vocabulary(self, manifest: Mapping[str, Any], source: str) -> None:
+    def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
         """Opens the vocabulary in the data folder.
 
         Args:
@@ -73,9 +89,6 @@ class TranslatorUses(Uses):
                 f"the vocabulary in {self._benchmark.settings.data_dir} ({here}) is not the one of "
                 f"{source} ({there}): give the --data_dir that the model was trained on"
             )
-
-    def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
-        self.check_vocabulary(manifest, source)
 
     def programs(self, params: Any, model_state: Any) -> dict[str, Program]:
         """The translator with its beam search inside: ids in, ids and scores out."""
@@ -206,14 +219,14 @@ def sentence_table(sentences: Sequence[Sentence], count: int) -> str:
     """The first `count` sentences in lines of at most 100 characters.
 
     A translation that equals its reference is marked with "=", and its reference left out; all
-    others with "!". The last line counts the exact ones among all of `sentences`.
+    others with "!". The last line counts those that equal it among all of `sentences`.
     """
     lines: list[str] = []
     for source, translation, reference in sentences[:count]:
-        is_exact = translation == reference
+        is_same = translation == reference
         lines += _lines("  source       ", source)
-        lines += _lines(f"{'=' if is_exact else '!'} translation  ", translation)
-        lines += [] if is_exact else _lines("  reference    ", reference)
+        lines += _lines(f"{'=' if is_same else '!'} translation  ", translation)
+        lines += [] if is_same else _lines("  reference    ", reference)
         lines.append("")
     shown = f"; the first {count:,} are above" if count < len(sentences) else ""
     total = f"{_matches(sentences):,} of {len(sentences):,}"
@@ -251,12 +264,6 @@ def _plain(text: str) -> str:
     return " ".join(text.replace("\t", " ").splitlines())
 
 
-_WORST = 12
-_GROUPS = 6
-_INCHES = 0.3  # of a cell of the attention
-_MOST_INCHES = 12.0
-
-
 def sentence_bleu(sentences: Sequence[Sentence]) -> np.ndarray:
     """float64[n], the BLEU of each sentence alone, as a fraction, by sacrebleu.
 
@@ -286,9 +293,12 @@ def worst_sentences(sentences: Sequence[Sentence], scores: np.ndarray) -> Exhibi
     table = csv_text(
         [("sentence", *head), *((i + 1, *row) for i, row in zip(order, rows, strict=True))]
     )
-    files = {"worst.csv": table.encode()}
     return Exhibit(
-        title="Worst sentences", text=text, columns=head, rows=rows[:_WORST], files=files
+        title="Worst sentences",
+        text=text,
+        columns=head,
+        rows=rows[:_SHOWN],
+        files={"worst.csv": table.encode()},
     )
 
 
@@ -299,7 +309,7 @@ def bleu_by_length(sentences: Sequence[Sentence], lengths: np.ndarray) -> Exhibi
         return evaluation.bleu([line for _, line, _ in some], [true for _, _, true in some])
 
     overall, bars, table = bleu(sentences)["BLEU"], [], []
-    for group in order.even_groups(lengths, _GROUPS):
+    for group in even_groups(lengths, _GROUPS):
         scores = bleu([sentences[i] for i in group])
         least, most = int(lengths[group].min()), int(lengths[group].max())
         label = f"{least:,} to {most:,}" if most > least else f"{least:,}"
@@ -322,35 +332,20 @@ def attention_picture(weights: np.ndarray, source: Sequence[str], target: Sequen
 
     width, height = (min(1.6 + _INCHES * len(side), _MOST_INCHES) for side in (source, target))
     figure = Figure(figsize=(max(width, 4.0), max(height, 3.0)), layout="constrained")
-    axis = figure.subplots()
-    image = axis.imshow(weights, cmap="Blues", vmin=0, aspect="auto")
-    for labels, place in ((source, axis.xaxis), (target, axis.yaxis)):
-        place.set_ticks(range(len(labels)), labels, fontsize=8)
-        for label in place.get_ticklabels():
+    axes = figure.subplots()
+    image = axes.imshow(weights, cmap="Blues", vmin=0, aspect="auto")
+    for labels, axis in ((source, axes.xaxis), (target, axes.yaxis)):
+        axis.set_ticks(range(len(labels)), labels, fontsize=8)
+        for label in axis.get_ticklabels():
             label.set_parse_math(False)
-    axis.xaxis.tick_top()
-    axis.tick_params(axis="x", rotation=90)
+    axes.xaxis.tick_top()
+    axes.tick_params(axis="x", rotation=90)
     figure.colorbar(image, shrink=0.8)
     file = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a box stands for it
         figure.savefig(file, format="png", dpi=100)
     return Picture(file.getvalue(), (), wide=True)
-
-
-# Who reads a vocabulary file, by `Vocabulary.kind`.
-_READERS = {
-    "subwords": "tensor2tensor's SubwordTextEncoder reads",
-    "sentencepiece": "sentencepiece reads; add 2 to its ids unless it has 0 for padding and 1 for "
-    "the end",
-    "words": "has a word or a part of one (subword-nmt) per line; the first line is id 3, after "
-    "special ones, and 2 is any other word",
-}
-_MEANING = {
-    "sources": "ids of the words of a sentence, then 1 (EOS), then 0 (PAD) to the end",
-    "tokens": "ids of its translations, the best first; each ends with 1, then 0 to the end",
-    "scores": "the logarithm of the probability over the length penalty; -inf is no translation",
-}
 
 
 def make_program(benchmark: Any, params: Any) -> Program:
@@ -376,20 +371,14 @@ def make_program(benchmark: Any, params: Any) -> Program:
             row[size] = EOS
         return [{"sources": rows}, {"sources": rows[:1]}]
 
-    (vocabulary,) = content = _vocabulary_file(benchmark)
+    folder, pattern = benchmark.settings.data_dir, benchmark.settings.vocabulary_file
+    vocabulary = epath.Path(files.find(folder, pattern, "vocabulary")[0])
     return Program(
         task=f"translates sentences into {benchmark.language!r}. Their ids are those of "
-        f"`{vocabulary}`, which {_READERS[benchmark.vocabulary.kind]}",
+        f"`{vocabulary.name}`, which {_READERS[benchmark.vocabulary.kind]}",
         compute=compute,
         inputs={"sources": (f"batch, {length}", np.int32)},
         meaning=_MEANING,
         examples=examples,
-        files=content,
+        files={vocabulary.name: vocabulary.read_bytes()},
     )
-
-
-def _vocabulary_file(benchmark: Any) -> dict[str, bytes]:
-    """The vocabulary's file by its name."""
-    settings = benchmark.settings
-    path = files.find(settings.data_dir, settings.vocabulary_file, "vocabulary")[0]
-    return {os.path.basename(path): epath.Path(path).read_bytes()}

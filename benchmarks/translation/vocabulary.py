@@ -24,10 +24,16 @@ from etils import epath
 from common.errors import DataError, one_line
 
 PAD, EOS = 0, 1
+RESERVED = ("<pad>", "<EOS>")  # what a file of subwords calls PAD and EOS
+ESCAPE_CHARACTERS = frozenset("\\_u;0123456789")
 _BPE_START = re.compile(rb"<pad>\r?\n<unk>\r?\n")  # tensor2tensor's files also begin with <pad>
 _BPE_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")  # in a file of subword-nmt; they are no words
 _BPE_JOINT = re.compile("@@( |$)")
 _LEAST_LINES = 4  # of a file of subword-nmt
+_TOKENS = re.compile(r"[^\W_]+|[\W_]+")  # \w are the Unicode categories L and N, and "_"
+_ESCAPED = re.compile(r"\\u|\\\\|\\([0-9]+);")
+# Tokens whose ids stay in memory, and the characters of the longest of them: about 80 MB.
+_CACHED, _CACHED_LENGTH = 1 << 18, 40
 
 
 class Vocabulary:
@@ -229,14 +235,6 @@ def _detokenizer(path: str, language: str) -> Callable[[list[str]], str]:
     return MosesDetokenizer(lang=language).detokenize
 
 
-RESERVED = ("<pad>", "<EOS>")  # the first two ids
-_TOKENS = re.compile(r"[^\W_]+|[\W_]+")  # \w are the Unicode categories L and N, and "_"
-_ESCAPED = re.compile(r"\\u|\\\\|\\([0-9]+);")
-ESCAPE_CHARACTERS = frozenset("\\_u;0123456789")
-# Tokens whose ids stay in memory, and the characters of the longest of them: about 80 MB.
-_CACHED, _CACHED_LENGTH = 1 << 18, 40
-
-
 def split_tokens(text: str) -> list[str]:
     """The tokens of a text, without the spaces that are implied."""
     runs = _TOKENS.findall(text)
@@ -245,7 +243,7 @@ def split_tokens(text: str) -> list[str]:
 
 
 def join_tokens(parts: Iterable[str]) -> str:
-    """The text of tokens: the inverse of `tokens`."""
+    """The text of tokens: the inverse of `split_tokens`."""
     joined, was_word = [], False
     for part in parts:
         is_word = part[0].isalnum()
@@ -263,7 +261,7 @@ def escape_token(token: str, alphabet: frozenset[str] | set[str]) -> str:
 
 
 def unescape_token(escaped: str) -> str:
-    """The inverse of `escape`, for a string without the "_" at its end.
+    """The inverse of `escape_token`, for a string without the "_" at its end.
 
     A number that is no character gives U+3013, as in tensor2tensor; so does a surrogate, which no
     file could store.

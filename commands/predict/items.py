@@ -75,7 +75,7 @@ def opened(model: trained.Trained, options: Options, batch_size: int) -> tuple[A
     folder = locations.check_path(options.data_dir or model.config.data_dir, "--data_dir")
     model = model.changed(data_dir=folder)
     uses: Any = model.benchmark.uses
-    uses.check_rows(model.manifest, model.source)
+    uses.check_files(model.manifest, model.source)
 
     def predict(params: Any, model_state: Any, batch: Any) -> Any:
         del model_state

@@ -69,7 +69,7 @@ def opened(model: trained.Trained, options: Options, batch_size: int) -> tuple[A
     model = _changed(model, options)
     benchmark: Any = model.benchmark
     uses = benchmark.uses
-    uses.check_vocabulary(model.manifest, model.source)
+    uses.check_files(model.manifest, model.source)
 
     def predict(params: Any, model_state: Any, batch: Any) -> Any:
         del model_state

@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks.base import HostBatch, Terms
 from benchmarks.translation import translator
-from benchmarks.translation.gnmt import corpus, loader, losses, models, search
-from benchmarks.translation.gnmt.corpus import Corpus
+from benchmarks.translation.gnmt import loader, losses, models, search
+from benchmarks.translation.gnmt.corpus import Buckets, Corpus, bucket_batches
 from benchmarks.translation.translator import Length, Lengths, Translator
 from benchmarks.translation.use import TranslatorUses
 from benchmarks.translation.vocabulary import EOS
@@ -144,16 +144,16 @@ class Gnmt(Translator):
         return sources, corpus.rows(every, 1, int(corpus.lengths[:, 1].max()))
 
     @functools.cached_property
-    def _buckets(self) -> Callable[[int], corpus.Buckets]:
-        settings, lengths = self.settings, self._train.lengths.max(axis=1)
-        make, sizes = corpus.Buckets.make, settings.bucket_lengths
-        return functools.lru_cache(2)(lambda batch: make(lengths, sizes, settings.seed, batch))
+    def _buckets(self) -> Callable[[int], Buckets]:
+        seed, sizes = self.settings.seed, self.settings.bucket_lengths
+        lengths = self._train.lengths.max(axis=1)
+        return functools.lru_cache(2)(lambda batch: Buckets.make(lengths, sizes, seed, batch))
 
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
         plan = self._buckets(batch_size)
-        return corpus.bucket_batches(self._train, plan, shard, num_shards, start_step)
+        return bucket_batches(self._train, plan, shard, num_shards, start_step)
 
     def train_ids(self, batch_size: int, step: int) -> list[int]:
         return self._buckets(batch_size).batch(step).pairs.tolist()

@@ -19,6 +19,9 @@ from common.data.order import hash64
 from common.data.shards import Shards
 from common.errors import DataError
 
+_PAIRS, _BATCHES, _SEEDS = 21, 22, 23  # hashed with the seed, so that draws are independent
+_PLANS = 2  # epochs in memory: two threads may be in two of them
+
 
 class Sentences(NamedTuple):
     """Sentences as ids, EOS included, one after the other.
@@ -111,8 +114,8 @@ class Corpus:
             raise ValueError(f"a sentence of {lengths.max()} tokens does not fit {size}")
         rows = np.zeros((len(which), size), np.int32)
         is_token = np.arange(size) < lengths[:, None]
-        places = self.starts[which, side][:, None] + np.arange(size)
-        rows[is_token] = self.ids[places[is_token]]
+        positions = self.starts[which, side][:, None] + np.arange(size)
+        rows[is_token] = self.ids[positions[is_token]]
         return rows
 
     def describe(self, i: int) -> str:
@@ -126,10 +129,6 @@ class Corpus:
         """The pairs `which`, int64[m], of the same `ids`."""
         arrays = {name: getattr(self, name)[which] for name in ("lengths", "starts", "numbers")}
         return dataclasses.replace(self, **arrays)
-
-
-_PAIRS, _BATCHES, _SEEDS = 21, 22, 23  # hashed with the seed, so that draws are independent
-_PLANS = 2  # epochs in memory: two threads may be in two of them
 
 
 class Batch(NamedTuple):

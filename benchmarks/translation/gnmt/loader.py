@@ -31,6 +31,8 @@ from common.errors import ConfigError, DataError, one_line
 _log = logging.getLogger("tpu_suite")
 _VERSION = 1  # raise it when the same files give other arrays
 _FILLER = 128  # lines after the sentences to evaluate: Google's files are padded to full batches
+_BLOCK = 8 << 20  # bytes of text that are read and looked up at a time
+_LONGEST = 1 << 20  # bytes of a line, and of lines without text; a sentence has 100 to 1,000
 
 
 def load(
@@ -62,8 +64,8 @@ def load(
 
     def read() -> Corpus:
         if split == "train":
-            return _usable(_read(paths, is_text, vocabulary, split, longest), longest)
-        return _checked(_read(paths, is_text, vocabulary, split, None), longest, most)
+            return _select_usable(_read(paths, is_text, vocabulary, split, longest), longest)
+        return _check_sentences(_read(paths, is_text, vocabulary, split, None), longest, most)
 
     cache = f"{cache_dir}/{split}.npz" if cache_dir else ""
     corpus = caches.cached_arrays(Corpus, cache, key, read)
@@ -93,8 +95,8 @@ def _find(settings: Any, split: str) -> tuple[str, ...]:
         return paths
     except DataError as error:
         keys = f"{split}_files, or {split}_source and {split}_target"
-        remedy = f"set --config.data_dir (or {keys}) to where the data are"
-        raise DataError(f"{error}; {remedy}") from error
+        fix = f"set --config.data_dir (or {keys}) to where the data are"
+        raise DataError(f"{error}; {fix}") from error
 
 
 def _read(
@@ -106,7 +108,7 @@ def _read(
     return read_records(paths, split, vocabulary.size, longest)
 
 
-def _usable(corpus: Corpus, longest: int) -> Corpus:
+def _select_usable(corpus: Corpus, longest: int) -> Corpus:
     """The pairs to train on; DataError if there is none."""
     is_usable = ((corpus.lengths > 1) & (corpus.lengths <= longest)).all(axis=1)
     left_out, total = int((~is_usable).sum()), len(corpus)
@@ -122,7 +124,7 @@ def _usable(corpus: Corpus, longest: int) -> Corpus:
     return corpus.take(np.flatnonzero(is_usable))
 
 
-def _checked(corpus: Corpus, longest: int, most: int | None) -> Corpus:
+def _check_sentences(corpus: Corpus, longest: int, most: int | None) -> Corpus:
     """The pairs to evaluate; DataError if they cannot be used."""
     total, first = len(corpus), corpus.paths[0]
     if not total:
@@ -136,19 +138,15 @@ def _checked(corpus: Corpus, longest: int, most: int | None) -> Corpus:
         corpus = corpus.take(np.arange(most))
     lengths = corpus.lengths[:, 0]
     if (lengths == 1).any():
-        place = corpus.describe(int((lengths == 1).argmax()))
-        raise DataError(f"{place}: the sentence to translate is empty; mend the file")
+        name = corpus.describe(int((lengths == 1).argmax()))
+        raise DataError(f"{name}: the sentence to translate is empty; mend the file")
     if lengths.max() > longest:
-        place, size = corpus.describe(int(lengths.argmax())), lengths.max()
+        name, size = corpus.describe(int(lengths.argmax())), lengths.max()
         raise DataError(
-            f"{place}: the sentence has {size} tokens, and the evaluation has room for {longest}: "
+            f"{name}: the sentence has {size} tokens, and the evaluation has room for {longest}: "
             f"set the last of --config.eval_lengths to {size} or more"
         )
     return corpus
-
-
-_BLOCK = 8 << 20  # bytes that are read and looked up at a time
-_LONGEST = 1 << 20  # bytes of a line, and of lines without text; a sentence has 100 to 1,000
 
 
 def read_text(paths: tuple[str, ...], vocabulary: Vocabulary, longest: int | None) -> Corpus:
@@ -248,9 +246,9 @@ def _encode_block(block: bytes, words: Any, dtype: type[np.generic]) -> Sentence
     call, space = compute.call_function, compute.SplitPatternOptions(" ")
     cut = call("split_pattern", [pyarrow.array(lines, pyarrow.binary())], space)
     # index_in has null for an unknown word; several spaces have empty words between them.
-    places = call("index_in", [cut.flatten()], words).fill_null(-1).to_numpy()
+    indices = call("index_in", [cut.flatten()], words).fill_null(-1).to_numpy()
     is_word = call("binary_length", [cut.flatten()]).to_numpy() > 0
-    ids = np.where(places < 0, Words.UNKNOWN, places + Words.FIRST).astype(dtype)[is_word]
+    ids = np.where(indices < 0, Words.UNKNOWN, indices + Words.FIRST).astype(dtype)[is_word]
     counts = np.concatenate([[0], np.cumsum(is_word)])  # words before each cut
     stops = counts[cut.offsets.to_numpy()[1:]]  # for each line: the words up to its end
     lengths = np.diff(stops, prepend=0) + 1
@@ -333,7 +331,7 @@ def _cut_rows(
 ) -> tuple[np.ndarray, list[Any]] | None:
     """The row of each pair of a chunk, and (ids, lengths) of each side; None if there is a fault.
 
-    It only finds that there is one: `_fault` looks at the rows one by one.
+    It only finds that there is one: `_first_fault` looks at the rows one by one.
     """
     keys, sides = [], []
     for side in SIDES:

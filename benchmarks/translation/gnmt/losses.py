@@ -104,16 +104,16 @@ def _forward(rule: _Rule, features: Any, classifier: Any, targets: Any, weights:
         (total, of_kernel, of_bias), (features, targets, weights) = carry, part
         scores = logits(features, kernel, bias, rule.vocab_size)
         each, log_sums = _losses(rule, scores, targets)
-        slopes_at = partial(_gradients, rule, targets, weights, log_sums)
-        slopes = slopes_at(scores).astype(features.dtype)
+        gradients_at = partial(_gradients, rule, targets, weights, log_sums)
+        gradients = gradients_at(scores).astype(features.dtype)
         if of_bias is not None:
-            # On TPUs the barrier has XLA compute the slopes again, where it would store them.
+            # On TPUs the barrier has XLA compute the gradients again, where it would store them.
             again = jax.lax.platform_dependent(
                 scores, tpu=jax.lax.optimization_barrier, default=lambda x: x
             )
-            of_bias += sums.over_first_axes(slopes_at(again).astype(features.dtype), wide)
-        of_kernel += jnp.einsum("tbh,tbv->hv", features, slopes, preferred_element_type=wide)
-        of_features = jnp.einsum("tbv,hv->tbh", slopes, narrow)
+            of_bias += sums.over_first_axes(gradients_at(again).astype(features.dtype), wide)
+        of_kernel += jnp.einsum("tbh,tbv->hv", features, gradients, preferred_element_type=wide)
+        of_features = jnp.einsum("tbv,hv->tbh", gradients, narrow)
         return (total + jnp.sum(each * weights), of_kernel, of_bias), of_features
 
     start = jax.tree.map(lambda x: jnp.zeros(x.shape, wide), (jnp.float32(0), kernel, bias))
@@ -123,8 +123,8 @@ def _forward(rule: _Rule, features: Any, classifier: Any, targets: Any, weights:
     return total, (of_features, of_classifier)
 
 
-def _backward(rule: _Rule, slopes: Any, slope: jax.Array) -> Any:
-    return *jax.tree.map(lambda x: (x * slope).astype(x.dtype), slopes), None, None
+def _backward(rule: _Rule, saved: Any, gradient: jax.Array) -> Any:
+    return *jax.tree.map(lambda x: (x * gradient).astype(x.dtype), saved), None, None
 
 
 _loss.defvjp(_forward, _backward)
@@ -140,8 +140,8 @@ def _gradients(
     rule: _Rule, targets: Any, weights: Any, log_sums: Any, scores: jax.Array
 ) -> jax.Array:
     """The gradient [t, b, Vp] of the weighted losses by the logits `scores`."""
-    slopes = jnp.exp(scores - log_sums[..., None]) - _labels(rule, scores, targets)
-    return slopes * weights[..., None]
+    gradients = jnp.exp(scores - log_sums[..., None]) - _labels(rule, scores, targets)
+    return gradients * weights[..., None]
 
 
 def _labels(rule: _Rule, scores: jax.Array, targets: jax.Array) -> jax.Array:

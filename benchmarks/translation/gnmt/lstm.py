@@ -95,17 +95,17 @@ def _forward(reverse: bool, gates: jax.Array, kernel: Any, bias: Any, alive: Any
     return outputs, (outputs, gates, before, kernel, bias, alive)
 
 
-def _backward(reverse: bool, saved: Any, slopes: jax.Array) -> Any:
+def _backward(reverse: bool, saved: Any, gradients: jax.Array) -> Any:
     """Gradients of the gates, from the last step to the first; the others' from all of them."""
     outputs, gates, before, kernel, bias, alive = saved
     dtype, narrow, wide = outputs.dtype, kernel.astype(outputs.dtype), _wide(outputs)
 
     def retreat(carry: Any, step: Any) -> Any:
-        (dh, dc, gates), (t, slope, c, is_alive) = carry, step
+        (dh, dc, gates), (t, gradient, c, is_alive) = carry, step
         z, gates = _read(gates, t)
         i, f, g, o = _activated(z)
         c = c.astype(wide)
-        dh, dc = (_only(is_alive, x) for x in (dh + slope, dc))
+        dh, dc = (_only(is_alive, x) for x in (dh + gradient, dc))
         reached = jnp.tanh(f * c + i * g)
         dc = dc + dh * o * (1 - reached**2)
         of_i, of_f = dc * g * i * (1 - i), dc * c * f * (1 - f)
@@ -115,13 +115,13 @@ def _backward(reverse: bool, saved: Any, slopes: jax.Array) -> Any:
         return (back, dc * f, _written(gates, t, *parts)), None
 
     zeros = jnp.zeros(outputs.shape[1:], wide)
-    steps = jnp.arange(len(outputs)), slopes, before, alive
-    (_, _, slopes), _ = jax.lax.scan(retreat, (zeros, zeros, gates), steps, reverse=not reverse)
+    steps = jnp.arange(len(outputs)), gradients, before, alive
+    (_, _, of_gates), _ = jax.lax.scan(retreat, (zeros, zeros, gates), steps, reverse=not reverse)
     # The state before the first step is 0.
-    states, later = (outputs[1:], slopes[:-1]) if reverse else (outputs[:-1], slopes[1:])
+    states, later = (outputs[1:], of_gates[:-1]) if reverse else (outputs[:-1], of_gates[1:])
     of_kernel = jnp.einsum("tbh,tbg->hg", states, later, preferred_element_type=wide)
-    of_bias = sums.over_first_axes(slopes, wide)
-    return slopes, of_kernel.astype(kernel.dtype), of_bias.astype(bias.dtype), None
+    of_bias = sums.over_first_axes(of_gates, wide)
+    return of_gates, of_kernel.astype(kernel.dtype), of_bias.astype(bias.dtype), None
 
 
 _lstm.defvjp(_forward, _backward)

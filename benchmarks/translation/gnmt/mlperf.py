@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks import mlperf
 from benchmarks.mlperf import Facts, Run
-from benchmarks.translation import mlperf as shared
 from benchmarks.translation.gnmt import WMT
+from benchmarks.translation.mlperf import DISCARD, adam_tags, entry
 from common.errors import ConfigError
 
 SENTENCES = WMT["eval"]
@@ -29,7 +29,7 @@ _RULES = {
     "length_penalty": 0.6,
     "coverage_penalty": 0.1,
 }
-ENTRY = shared.entry(
+ENTRY = entry(
     name="gnmt",
     recipe="configs/mlperf_gnmt.py:v0.7-2048",
     targets={"mllog": {"BLEU": 0.24}, "v0.5": {"BLEU": 0.218}},
@@ -57,13 +57,13 @@ def facts(run: Run) -> Facts:
       ConfigError: the rules of the form or of the closed division forbid a value.
     """
     mlperf.check_optimizer(run, "GNMT", "adam")
-    logged = mlperf.rows(run, _keys, _tags, shared.DISCARD)
+    logged = mlperf.rows(run, _keys, _tags, DISCARD)
     mlperf.check_closed(run, _breaches(run))
     return Facts(logged)
 
 
 def _breaches(run: Run) -> Iterator[str]:
-    """The values that the closed division forbids, each with the remedy."""
+    """What the closed division forbids, and what it has instead, in words."""
     recipe = run.recipe
     yield from mlperf.other_values(run, _RULES)
     if recipe["warmup_shape"] != "exponential" or recipe["warmup_from"]:
@@ -146,7 +146,7 @@ def _tags(run: Run) -> dict[str, Any]:
         "opt_name": "adam",
         "opt_learning_rate": run.learning_rate.peak,
         "opt_learning_rate_warmup_steps": round(run.learning_rate.warmup_steps),
-        **shared.adam_tags(run),
+        **adam_tags(run),
         "train_checkpoint": None,
         "train_hp_max_sequence_length": recipe["bucket_lengths"][-1],
         "eval_target": 100 * recipe["target"],

@@ -145,18 +145,18 @@ def _scores_forward(*saved: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]
     return _scores(*saved), saved
 
 
-def _scores_backward(saved: tuple[jax.Array, ...], slopes: jax.Array) -> tuple[jax.Array, ...]:
+def _scores_backward(saved: tuple[jax.Array, ...], gradients: jax.Array) -> tuple[jax.Array, ...]:
     query, keys, direction, bias = saved
 
     def add(sums: Any, part: Any) -> Any:
-        (of_keys, of_direction), (query, slopes) = sums, part
-        tanh, slopes = _tanh(query, keys, bias), slopes[..., None]
-        steep = slopes * (1 - tanh**2)  # the gradient by tanh's argument, but for the direction
-        of_query = (jnp.sum(steep, 1) * direction).astype(query.dtype)
-        return (of_keys + steep, of_direction + jnp.sum(slopes * tanh, 1)), of_query
+        (of_keys, of_direction), (query, gradients) = sums, part
+        tanh, gradients = _tanh(query, keys, bias), gradients[..., None]
+        of_sum = gradients * (1 - tanh**2)  # by tanh's argument, but for the direction
+        of_query = (jnp.sum(of_sum, 1) * direction).astype(query.dtype)
+        return (of_keys + of_sum, of_direction + jnp.sum(gradients * tanh, 1)), of_query
 
-    start = jnp.zeros(keys.shape, slopes.dtype), jnp.zeros(query.shape[1:], slopes.dtype)
-    sums, of_query = jax.lax.scan(add, start, (query, slopes), unroll=_AT_ONCE)
+    start = jnp.zeros(keys.shape, gradients.dtype), jnp.zeros(query.shape[1:], gradients.dtype)
+    sums, of_query = jax.lax.scan(add, start, (query, gradients), unroll=_AT_ONCE)
     of_keys, of_direction = sums[0] * direction, jnp.sum(sums[1], 0)
     return of_query, of_keys.astype(keys.dtype), of_direction, jnp.sum(of_keys, (0, 1))
 

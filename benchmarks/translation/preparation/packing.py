@@ -14,6 +14,7 @@ from benchmarks.translation.rows import FEATURES, SIDES
 
 _FULL = 0.01  # of a row that has no more room than this share, which no pair could use
 _AGAIN = 8  # one in so many rows is packed again with the next pairs
+_INT64_LIST = 3  # the field of tf.train.Feature
 
 Pair = tuple[Sequence[int], Sequence[int]]
 
@@ -97,9 +98,6 @@ def _place(sizes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
         room[:, best] -= sizes[pair]
         where[pair] = best
     return where, room[:, :count].T
-
-
-_INT64_LIST = 3  # the field of tf.train.Feature
 
 
 def serialize_example(features: Mapping[str, Iterable[int]]) -> bytes:

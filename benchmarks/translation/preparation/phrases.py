@@ -21,46 +21,24 @@ import re
 from collections.abc import Callable, Iterator
 
 from benchmarks.translation import rows
-from benchmarks.translation.preparation import phrase_values as values
-from benchmarks.translation.preparation import text
+from benchmarks.translation.preparation import phrase_values, text
 from common import console
 from common.data import files
 from common.data.shards import tensorflow
 from common.errors import DataError, parse_json
 from common.preparation import arguments, writing
 
+COUNTS = {"train": 20_000, "eval": 500}
+VOCABULARY, LENGTH = 800, 64  # subwords; tokens of a row
+_RESERVED = 20  # 1 of so many values is for the evaluation
+_TRIES = 1000  # sentences of one pattern
+_ABOUT = "about.json"  # in OUT/raw, written last
+# Folders of earlier versions have this text, whose end was the name of the program.
+_DESCRIPTION = "English sentences with German translations by scripts.data.phrases, version 2"
 _SPACES = str.maketrans(dict.fromkeys("\u00a0\u2009\u202f", " "))  # CLDR has several kinds
 
 
-@dataclasses.dataclass(frozen=True)
-class Phrase:
-    """A sentence in both languages, and the values in it."""
-
-    en: str
-    de: str
-    slots: tuple[values.Slot, ...]
-
-
-def make_phrase(draw: random.Random, pattern: int) -> Phrase:
-    """A sentence by the pattern of this number, with values that `draw` decides."""
-    texts = PATTERNS[pattern]
-    names = re.findall(r"\{(\w+)\}", texts[0])
-    slots = {name: SLOTS[name.rstrip("2")](draw) for name in names}
-    for name in names:  # "from Rome to Rome" is none
-        while name.endswith("2") and slots[name].value == slots[name[:-1]].value:
-            slots[name] = SLOTS[name[:-1]](draw)
-    en = texts[0].format_map({name: slot.en for name, slot in slots.items()})
-    de = texts[1].format_map({name: slot.de for name, slot in slots.items()})
-    return Phrase(_clean(en), _clean(de), tuple(slots.values()))
-
-
-def _clean(text: str) -> str:
-    """With plain spaces; a sentence begins with a capital letter."""
-    text = text.translate(_SPACES)
-    return text[0].upper() + text[1:] if text.endswith((".", "?", "!")) else text
-
-
-def _word_pairs(text: str) -> values.Words:
+def _word_pairs(text: str) -> phrase_values.Words:
     """Words in both languages: "EN=DE, EN=DE"; "NAME" is the same in both."""
     rows = [word.strip().split("=") for word in text.split(",")]
     return [(row[0], row[-1]) for row in rows]
@@ -96,51 +74,50 @@ _GROUPS = _word_pairs(
     "readers=Leser, pupils=Schüler, guests=Gäste, residents=Einwohner, visitors=Besucher, "
     "members=Mitglieder, doctors=Ärzte, children=Kinder"
 )
-_TERRITORIES = values.names(
+_TERRITORIES = phrase_values.names(
     "territories",
     "AT BE BR CA CL CN CU DE DK EE EG ES FI FR GB GR HR HU IE IN IS IT JP KE MA MX NO NZ PE PL PT "
     "RO SE TH TN UG VN ZA",
 )
-_LANGUAGES = values.names(
+_LANGUAGES = phrase_values.names(
     "languages", "cs da de el en es fi fr hu it ja ko nl no pl pt ru sv tr uk"
 )
 
-
-SLOTS: dict[str, Callable[[random.Random], values.Slot]] = {
-    "weekday_date": values.weekday_date,
-    "full_date": functools.partial(values.date, form="full"),
-    "long_date": functools.partial(values.date, form="long"),
-    "numeric_date": values.numeric_date,
-    "day": values.day_of_year,
-    "interval": values.interval,
-    "time": values.time,
-    "spoken_time": values.spoken_time,
-    "past": functools.partial(values.relative, sign=-1),
-    "future": functools.partial(values.relative, sign=1),
-    "duration": values.duration,
-    "count": values.count,
-    "small": functools.partial(values.count, most=99),
-    "decimal": values.decimal,
-    "compact": values.compact,
-    "words": values.words,
-    "year": values.year,
-    "year_in_words": values.year_in_words,
-    "ordinal": values.ordinal,
-    "percent": values.percent,
-    **{kind: functools.partial(values.measure, kind=kind) for kind in values.UNITS},
-    "money": values.money,
-    "temperature": values.temperature,
-    "hours": values.hours,
-    "pages": values.pages,
-    "territories": functools.partial(values.several, words=_TERRITORIES),
-    "language": functools.partial(values.one, words=_LANGUAGES),
-    "city": functools.partial(values.one, words=_CITIES),
-    "event": functools.partial(values.one, words=_EVENTS),
-    "house": functools.partial(values.one, words=_HOUSES),
-    "good": functools.partial(values.one, words=_GOODS),
-    "person": functools.partial(values.one, words=_PEOPLE),
-    "group": functools.partial(values.one, words=_GROUPS),
-    "weekdays": functools.partial(values.one, words=values.weekdays()),
+SLOTS: dict[str, Callable[[random.Random], phrase_values.Slot]] = {
+    "weekday_date": phrase_values.weekday_date,
+    "full_date": functools.partial(phrase_values.date, form="full"),
+    "long_date": functools.partial(phrase_values.date, form="long"),
+    "numeric_date": phrase_values.numeric_date,
+    "day": phrase_values.day_of_year,
+    "interval": phrase_values.interval,
+    "time": phrase_values.time,
+    "spoken_time": phrase_values.spoken_time,
+    "past": functools.partial(phrase_values.relative, sign=-1),
+    "future": functools.partial(phrase_values.relative, sign=1),
+    "duration": phrase_values.duration,
+    "count": phrase_values.count,
+    "small": functools.partial(phrase_values.count, most=99),
+    "decimal": phrase_values.decimal,
+    "compact": phrase_values.compact,
+    "words": phrase_values.words,
+    "year": phrase_values.year,
+    "year_in_words": phrase_values.year_in_words,
+    "ordinal": phrase_values.ordinal,
+    "percent": phrase_values.percent,
+    **{kind: functools.partial(phrase_values.measure, kind=kind) for kind in phrase_values.UNITS},
+    "money": phrase_values.money,
+    "temperature": phrase_values.temperature,
+    "hours": phrase_values.hours,
+    "pages": phrase_values.pages,
+    "territories": functools.partial(phrase_values.several, words=_TERRITORIES),
+    "language": functools.partial(phrase_values.one, words=_LANGUAGES),
+    "city": functools.partial(phrase_values.one, words=_CITIES),
+    "event": functools.partial(phrase_values.one, words=_EVENTS),
+    "house": functools.partial(phrase_values.one, words=_HOUSES),
+    "good": functools.partial(phrase_values.one, words=_GOODS),
+    "person": functools.partial(phrase_values.one, words=_PEOPLE),
+    "group": functools.partial(phrase_values.one, words=_GROUPS),
+    "weekdays": functools.partial(phrase_values.one, words=phrase_values.weekdays()),
 }
 
 PATTERNS = [  # English, German
@@ -203,13 +180,32 @@ PATTERNS = [  # English, German
 ]  # fmt: skip
 
 
-COUNTS = {"train": 20_000, "eval": 500}
-VOCABULARY, LENGTH = 800, 64  # subwords; tokens of a row
-_RESERVED = 20  # 1 of so many values is for the evaluation
-_TRIES = 1000  # sentences of one pattern
-_ABOUT = "about.json"  # in OUT/raw, written last
-# Folders of earlier versions have this text, whose end was the name of the program.
-_DESCRIPTION = "English sentences with German translations by scripts.data.phrases, version 2"
+@dataclasses.dataclass(frozen=True)
+class Phrase:
+    """A sentence in both languages, and the values in it."""
+
+    en: str
+    de: str
+    slots: tuple[phrase_values.Slot, ...]
+
+
+def make_phrase(draw: random.Random, pattern: int) -> Phrase:
+    """A sentence by the pattern of this number, with values that `draw` decides."""
+    texts = PATTERNS[pattern]
+    names = re.findall(r"\{(\w+)\}", texts[0])
+    slots = {name: SLOTS[name.rstrip("2")](draw) for name in names}
+    for name in names:  # "from Rome to Rome" is none
+        while name.endswith("2") and slots[name].value == slots[name[:-1]].value:
+            slots[name] = SLOTS[name[:-1]](draw)
+    en = texts[0].format_map({name: slot.en for name, slot in slots.items()})
+    de = texts[1].format_map({name: slot.de for name, slot in slots.items()})
+    return Phrase(_clean(en), _clean(de), tuple(slots.values()))
+
+
+def _clean(text: str) -> str:
+    """With plain spaces; a sentence begins with a capital letter."""
+    text = text.translate(_SPACES)
+    return text[0].upper() + text[1:] if text.endswith((".", "?", "!")) else text
 
 
 def pairs(split: str, count: int) -> list[tuple[str, str]]:

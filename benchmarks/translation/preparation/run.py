@@ -14,8 +14,7 @@ from typing import Any
 from benchmarks.translation.preparation import packing, shards, sources, vocabularies
 from benchmarks.translation.vocabulary import EOS, Vocabulary
 from common import console, pools
-from common.data import files as storage
-from common.data import records
+from common.data import files, records
 from common.data.shards import tensorflow
 from common.errors import UserError
 from common.preparation import writing
@@ -64,7 +63,7 @@ class Run:
         state, names = self._state, self._names
         state.claim(self._plan, self._args.overwrite)
         state.sweep()
-        vocabulary = vocabularies.existing(state, self._plan, self._source.vocabulary)
+        vocabulary = vocabularies.find(state, self._plan, self._source.vocabulary)
         if vocabulary:
             self._source.use(vocabulary)
         pairs, empty = self._read_eval()  # a fault in them ends the program before the long part
@@ -170,7 +169,7 @@ class Run:
             name = self._names[number]
             with open(job.records, "rb") as file:
                 blocks = iter(lambda: file.read(1 << 20), b"")
-                storage.write(os.path.join(args.out, name), blocks)
+                files.write(os.path.join(args.out, name), blocks)
             self._state.write(f"{name}.json", result)
             os.remove(job.pairs)
             os.remove(job.records)

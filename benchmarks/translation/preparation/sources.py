@@ -24,17 +24,16 @@ from benchmarks.translation import agreement, rows
 from benchmarks.translation.preparation import shards
 from benchmarks.translation.vocabulary import Vocabulary
 from common import limits
-from common.data import files
-from common.data import records as records_files
+from common.data import files, records
 from common.data.shards import record_name, tensorflow
 from common.errors import DataError, one_line
-from common.preparation import sources
-from common.preparation.sources import SourceError, read_at
+from common.preparation.sources import SourceError, open_tar, read_at, tar_members
 from common.text import is_sgm, limited_lines, sgm_sentences
 
 _ARCHIVES = (".tgz", ".tar.gz", ".tar", ".tar.bz2", ".tar.xz")
 _BUFFER = 1 << 20  # bytes of a read
 _COUNTED = 1_000_000  # lines that the longer of two files has more, for the message
+_RECORD_PATTERNS = {"train": "*-train-*", "eval": "*-dev-*,*-dev"}
 _DAMAGE = (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile)
 
 Count = Callable[[int], None]
@@ -111,8 +110,8 @@ def _unzipped(file: Any) -> Any:
 
 def _member(raw: Any, text: Text) -> Any:
     """Opens a member of an archive, without unpacking the archive."""
-    archive = sources.open_tar(raw, "r|*")
-    for info in sources.tar_members(archive):
+    archive = open_tar(raw, "r|*")
+    for info in tar_members(archive):
         if posixpath.normpath(info.name) == text.member and info.isreg():
             file = archive.extractfile(info)
             assert file is not None  # it is a regular file
@@ -160,10 +159,8 @@ def pairs_in(archive: str, source: str, target: str) -> list[tuple[Text, Text]]:
     if not tensorflow().io.gfile.exists(archive):
         raise SourceError(f"there is no {archive}")
     try:
-        with _open(archive, lambda size: None) as raw, sources.open_tar(raw, "r|*") as tar:
-            names = [
-                posixpath.normpath(info.name) for info in sources.tar_members(tar) if info.isreg()
-            ]
+        with _open(archive, lambda size: None) as raw, open_tar(raw, "r|*") as tar:
+            names = [posixpath.normpath(info.name) for info in tar_members(tar) if info.isreg()]
     except _DAMAGE as error:
         fault = one_line(error)
         raise SourceError(f"{archive} is no tar archive, or is damaged: {fault}") from error
@@ -296,14 +293,11 @@ class TextInput:
     def read(
         self, split: str, reading: Reading, count: Count
     ) -> Iterator[tuple[str, str, bytes, bytes]]:
-        """See `read`."""
+        """See `read_texts`."""
         return read_texts(self.pairs[split], reading, count)
 
     def use(self, vocabulary: Vocabulary) -> None:
         """Takes the vocabulary, before `read`; any one fits text."""
-
-
-_RECORD_PATTERNS = {"train": "*-train-*", "eval": "*-dev-*,*-dev"}
 
 
 class RecordInput:
@@ -334,7 +328,7 @@ class RecordInput:
         self._size = 0
 
     def _own_vocabulary(self) -> str:
-        names = [name for name in records_files.list_folder(self._folder) if "vocab" in name]
+        names = [name for name in records.list_folder(self._folder) if "vocab" in name]
         if len(names) != 1:
             raise SourceError(
                 f"{self._folder} holds {len(names)} files named vocab*: give --vocabulary=FILE"
@@ -373,7 +367,7 @@ class RecordInput:
             DataError: a record is damaged, of another schema, or of another vocabulary.
         """
         for path in self._paths[split]:
-            for number, record in enumerate(records_files.read_shard(path)):
+            for number, record in enumerate(records.read_shard(path)):
                 count(len(record) + 16)
                 for pair in _record_pairs(record, record_name(path, number), self._vocabulary.size):
                     reading.pairs += 1

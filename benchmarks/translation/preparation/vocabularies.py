@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.translation import vocabulary as vocabularies
 from benchmarks.translation.vocabulary import (
     ESCAPE_CHARACTERS,
     RESERVED,
     Vocabulary,
     cut_token,
     escape_token,
+    load_vocabulary,
+    parse_vocabulary,
     split_tokens,
 )
 from common.data.order import hash64
@@ -30,6 +31,14 @@ from common.preparation import writing
 FILES = {"subwords": "vocab.subwords", "sentencepiece": "vocab.model"}  # names in OUT, by kind
 _SAMPLE_CHARACTERS = 8_000_000  # of the sample; tensor2tensor takes 6 million of WMT
 _FACTS = "vocabulary.json"
+_ROUNDS = 4  # of refinement, as in tensor2tensor
+_MOST_COUNT = 1000  # the largest minimum count that the search for a size tries
+# Characters of a token that count. One of 5,000 would have 12 million subwords.
+_LONGEST_TOKEN = 100
+# Text without blanks, such as Chinese, has hardly a token twice. These bound what it takes to about
+# a gigabyte; a sample of WMT has less than half as many.
+_CHARACTERS = 3 << 20  # of different tokens; later ones do not count
+_CANDIDATES = 1 << 21  # longer ones are not looked at beyond so many
 
 
 class Sample:
@@ -65,14 +74,14 @@ class Sample:
         return counts
 
 
-def existing(state: writing.State, plan: dict[str, Any], source: str) -> Vocabulary | None:
+def find(state: writing.State, plan: dict[str, Any], source: str) -> Vocabulary | None:
     """The vocabulary of the file `source`, or that of an interrupted run of the same plan.
 
     Raises:
         DataError: the file is no vocabulary, or one of words.
     """
     if source:
-        vocabulary = vocabularies.load_vocabulary(source)
+        vocabulary = load_vocabulary(source)
         if vocabulary.kind not in FILES:
             raise DataError(
                 f"{source} is a vocabulary of tokenized text, which the benchmark gnmt reads as it "
@@ -83,7 +92,7 @@ def existing(state: writing.State, plan: dict[str, Any], source: str) -> Vocabul
         return vocabulary
     path, saved = os.path.join(state.out, FILES["subwords"]), state.read(_FACTS)
     if saved and saved["plan"] == plan and tensorflow().io.gfile.exists(path):
-        vocabulary = vocabularies.load_vocabulary(path)
+        vocabulary = load_vocabulary(path)
         if vocabulary.digest == saved["sha256"]:
             return vocabulary
     return None
@@ -99,7 +108,7 @@ def build(state: writing.State, plan: dict[str, Any], sample: Sample, size: int)
     counts = sample.counts()
     data = learn_subwords(counts, size, lambda text: print(f"  {text}", flush=True)).encode()
     path = os.path.join(state.out, FILES["subwords"])
-    vocabulary = vocabularies.parse_vocabulary(data, path)
+    vocabulary = parse_vocabulary(data, path)
     if vocabulary.size > 2 * size:
         least = len({c for token in counts for c in token})
         raise UserError(
@@ -125,16 +134,6 @@ def _save(out: str, name: str, data: bytes) -> None:
     writing.save(out, name, data)
 
 
-_ROUNDS = 4  # of refinement, as in tensor2tensor
-_MOST_COUNT = 1000  # the largest minimum count that the search for a size tries
-# Characters of a token that count. One of 5,000 would have 12 million subwords.
-_LONGEST_TOKEN = 100
-# Text without blanks, such as Chinese, has hardly a token twice. These bound what it takes to about
-# a gigabyte; a sample of WMT has less than half as many.
-_CHARACTERS = 3 << 20  # of different tokens; later ones do not count
-_CANDIDATES = 1 << 21  # longer ones are not looked at beyond so many
-
-
 def learn_subwords(
     counts: Mapping[str, int], size: int, report: Callable[[str], None] = lambda text: None
 ) -> str:
@@ -145,7 +144,7 @@ def learn_subwords(
     more the first 100 count, and of text without blanks a part: there tensor2tensor differs.
 
     Args:
-      counts: how often each token occurs; see `tokens`.
+      counts: how often each token occurs; see `split_tokens`.
       size: the number of subwords, the reserved ones included; small alphabets may give fewer.
       report: is called with the progress in words.
     """
@@ -174,11 +173,11 @@ class _Corpus:
     def __init__(self, counts: Mapping[str, int]):
         characters = {c for token in (*counts, *RESERVED) for c in token}
         self._alphabet = characters | ESCAPE_CHARACTERS
-        self._tokens, room = [], _CHARACTERS
+        self._tokens, rest = [], _CHARACTERS
         for token, count in counts.items():
             escaped = escape_token(token[:_LONGEST_TOKEN], self._alphabet)[:_LONGEST_TOKEN]
-            room -= len(escaped)
-            if room < 0:
+            rest -= len(escaped)
+            if rest < 0:
                 break
             self._tokens.append((escaped, count))
 

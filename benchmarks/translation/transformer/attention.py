@@ -80,11 +80,11 @@ def _backward(how: Any, saved: Any, gradient: jax.Array) -> Any:
     shares = jnp.sum(scaled.astype(wide) * result.astype(wide), 2) * (1 - rate)
     shares = shares[..., None]  # [b, heads, Lq, 1]
     of_value = jnp.einsum("bhqk,bhdq->bhdk", _kept(how, exponentials, seeds), scaled)
-    slopes = jnp.einsum("bhdq,bhdk->bhqk", scaled, value, preferred_element_type=wide)
-    slopes = exponentials.astype(wide) * (_kept(how, slopes, seeds) - shares)
-    slopes = slopes.astype(query.dtype)
-    of_query = jnp.einsum("bhqk,bhdk->bhdq", slopes, key)
-    of_key = jnp.einsum("bhqk,bhdq->bhdk", slopes, query)
+    of_scores = jnp.einsum("bhdq,bhdk->bhqk", scaled, value, preferred_element_type=wide)
+    of_scores = exponentials.astype(wide) * (_kept(how, of_scores, seeds) - shares)
+    of_scores = of_scores.astype(query.dtype)
+    of_query = jnp.einsum("bhqk,bhdk->bhdq", of_scores, key)
+    of_key = jnp.einsum("bhqk,bhdq->bhdk", of_scores, query)
     return of_query, of_key, of_value, None, None
 
 

@@ -84,12 +84,12 @@ def _backward(how: tuple[int, float], saved: Any, gradient: jax.Array) -> Any:
     features, table, targets, scores, total = saved
     columns = jnp.arange(len(table))
     labels = jnp.where(columns == targets[..., None], 1 - smoothing, smoothing / (vocab_size - 1))
-    slopes = jnp.exp(scores - total[..., None]) - labels
-    slopes = jnp.where(columns < vocab_size, slopes, 0) * gradient[..., None]
-    slopes = slopes.astype(features.dtype)
+    of_scores = jnp.exp(scores - total[..., None]) - labels
+    of_scores = jnp.where(columns < vocab_size, of_scores, 0) * gradient[..., None]
+    of_scores = of_scores.astype(features.dtype)
     wide = jnp.promote_types(features.dtype, jnp.float32)
-    of_features = jnp.einsum("...v,vd->...d", slopes, table.astype(features.dtype))
-    of_table = jnp.einsum("blv,bld->vd", slopes, features, preferred_element_type=wide)
+    of_features = jnp.einsum("...v,vd->...d", of_scores, table.astype(features.dtype))
+    of_table = jnp.einsum("blv,bld->vd", of_scores, features, preferred_element_type=wide)
     return of_features, of_table.astype(table.dtype), None
 
 

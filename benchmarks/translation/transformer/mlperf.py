@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks import mlperf
 from benchmarks.mlperf import Facts, Run
-from benchmarks.translation import mlperf as shared
+from benchmarks.translation.mlperf import DISCARD, adam_tags, entry
 from benchmarks.translation.transformer import WMT
 
 _RULES = {
@@ -19,7 +19,7 @@ _RULES = {
     **{"num_layers": 6, "width": 1024, "mlp_width": 4096, "num_heads": 16},
     **{"dropout": 0.1, "label_smoothing": 0.1},
 }
-ENTRY = shared.entry(
+ENTRY = entry(
     name="transformer",
     recipe="configs/transformer.py",
     targets={"mllog": {"BLEU": 0.25}, "v0.5": {"BLEU": 0.25}},
@@ -48,7 +48,7 @@ def facts(run: Run) -> Facts:
     """
     mlperf.check_optimizer(run, "Transformer", "adam")
     mlperf.check_closed(run, mlperf.other_values(run, _RULES))
-    return Facts(mlperf.rows(run, _keys, _tags, shared.DISCARD))
+    return Facts(mlperf.rows(run, _keys, _tags, DISCARD))
 
 
 def _base_rate(run: Run) -> float:
@@ -88,7 +88,7 @@ def _tags(run: Run) -> dict[str, Any]:
         "opt_name": "adam",
         "opt_learning_rate": _base_rate(run),
         "opt_learning_rate_warmup_steps": round(run.learning_rate.warmup_steps),
-        **shared.adam_tags(run),
+        **adam_tags(run),
         "eval_target": 100 * recipe["target"],
         "model_hp_initializer_gain": 1.0,
         "model_hp_vocab_size": size,

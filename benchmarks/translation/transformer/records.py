@@ -155,7 +155,7 @@ def open_records(
     """
     paths = files.find_shards(data_dir, patterns, split, marker="*")
     described &= split == "train"
-    if described and (source := _described(data_dir, paths, length, vocab_size)):
+    if described and (source := _from_manifest(data_dir, paths, length, vocab_size)):
         return _report(source)
     settings = {"length": length, "vocab_size": vocab_size, "split": split}
     key = {**settings, "facts": 2}  # the form of the results
@@ -192,10 +192,12 @@ def _other_length(path: str, packed_length: int, length: int) -> DataError:
     )
 
 
-def _described(data_dir: str, paths: Sequence[str], length: int, vocab_size: int) -> Records | None:
+def _from_manifest(
+    data_dir: str, paths: Sequence[str], length: int, vocab_size: int
+) -> Records | None:
     """The packed rows for training as the manifest describes them, if it does."""
     content = rows.load_manifest(data_dir) if data_dir else None
-    shards = content.described(data_dir, paths) if content else None
+    shards = content.describe(data_dir, paths) if content else None
     if not content or not shards:
         return None
     if content.length != length:

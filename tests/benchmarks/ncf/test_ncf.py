@@ -16,8 +16,7 @@ from mlperf_compliance import tags
 import benchmarks
 from benchmarks import mlperf
 from benchmarks.ncf import models, use
-from common.data.shards import DataError
-from common.errors import ConfigError
+from common.errors import ConfigError, DataError
 from configs import ncf
 from tests.conftest import make_recipe
 from tests.helpers.mlperf_fixture import mlperf_config, write_run

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks.ncf import ratings
-from common.data.shards import DataError, tensorflow
+from common.data.shards import tensorflow
+from common.errors import DataError
 
 HEADER = "userId,movieId,rating,timestamp"
 
@@ -180,6 +181,9 @@ def test_users_with_few_ratings_are_left_out_and_read_calls(tmp_path, caplog):
     assert message.startswith(f"{len(few)} of {len(users)} users") and "fewer than 20" in message
 
 
+# --- Mistakes.
+
+
 LINES = ["1,5,3.5,100", "1,6,3.5,101", "2,5,1.0,100", "2,7,1.0,90"]
 REFUSED = {
     "no column": ("userId,rating,timestamp\n1,5,7\n", ["line 1", "movieid", "'userId,rating,time"]),
@@ -207,6 +211,15 @@ OTHER_FILES = [  # name, content, words of the message
 ]
 
 
+def assert_refused(folder, *words):
+    with pytest.raises(DataError) as caught:
+        load(folder)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    for word in words:
+        assert word in message
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_mistakes_in_the_file_are_refused_in_one_line(case, tmp_path):
     text, words = REFUSED[case]
@@ -222,15 +235,6 @@ def test_files_of_another_form(name, content, words, tmp_path):
         assert_refused(path, "it is a file", "not end with .csv, .dat")
         assert_refused(tmp_path / "x.csv", "no such file")
         assert_refused(tmp_path / "nowhere", "nowhere", "none of ratings.csv")
-
-
-def assert_refused(folder, *words):
-    with pytest.raises(DataError) as caught:
-        load(folder)
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1
-    for word in words:
-        assert word in message
 
 
 def test_the_row_is_named_in_later_blocks_too(tmp_path, monkeypatch):

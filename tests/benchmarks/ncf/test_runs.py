@@ -9,7 +9,7 @@ import pytest
 
 import benchmarks.ncf
 import train
-from benchmarks.ncf.preparation import ratings as make_ratings
+from benchmarks.ncf.preparation import ratings
 from benchmarks.ncf.ratings import ML_20M
 from common.errors import UserError
 from configs import ncf, ncf_synthetic
@@ -21,16 +21,16 @@ from tests.test_train import assert_same_state, state_on_disk
 
 def test_counts_add_up_and_are_bounded():
     for total, most in ((2000, 500), (3333, 60), (6000, 60), (5990, 60)):
-        counts = make_ratings.spread(total, np.random.default_rng(0).lognormal(0, 1.5, 100), most)
+        counts = ratings.spread(total, np.random.default_rng(0).lognormal(0, 1.5, 100), most)
         assert counts.sum() == total and counts.min() >= 20 and counts.max() <= most
 
 
 def test_picks_are_drawn_as_the_model_says(monkeypatch):
     """Of three items with two drawn: the chance of each set, by hand."""
-    world = make_ratings.World(2, 60, 40, 1, 0)
+    world = ratings.World(2, 60, 40, 1, 0)
     world.counts = np.full(20_000, 2)
     p = [0.2, 0.3, 0.5]
-    monkeypatch.setattr(make_ratings, "_USERS", 20_000)
+    monkeypatch.setattr(ratings, "_USERS", 20_000)
     picks = world.picks(0, np.tile(np.log(np.array(p, np.float32)), (20_000, 1)))
     for a, b in ((0, 1), (0, 2), (1, 2)):
         expected = p[a] * p[b] / (1 - p[a]) + p[b] * p[a] / (1 - p[b])
@@ -40,10 +40,10 @@ def test_picks_are_drawn_as_the_model_says(monkeypatch):
 
 
 def test_the_ceiling_is_chance_if_users_have_no_taste():
-    world = make_ratings.World(600, 1200, 12_000, 1, 0)
+    world = ratings.World(600, 1200, 12_000, 1, 0)
     world._taste[:] = 0
     world._popularity[:] = np.random.default_rng(0).normal(size=1200) * 1e-6
-    actual = make_ratings.baselines(world, np.zeros(1200, np.int64))
+    actual = ratings.baselines(world, np.zeros(1200, np.int64))
     assert actual["popularity_hr_at_10"] == 0  # all the same: ties are lost
     kinds = 1200 * (1 - (1 - 1 / 1200) ** 999)  # different items in 999 draws
     assert actual["ceiling_hr_at_10"] == pytest.approx(10 / (kinds + 1), abs=0.02)

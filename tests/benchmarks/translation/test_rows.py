@@ -36,10 +36,10 @@ def test_everything_that_it_says(tmp_path):
     (tmp_path / "a").write_bytes(b"12")
     (tmp_path / "b").write_bytes(b"1234")
     paths = [f"{tmp_path}/b", f"{tmp_path}/a"]
-    assert loaded.described(f"{tmp_path}/", paths) == [shards["b"], shards["a"]]
-    assert loaded.described(str(tmp_path), [*paths, f"{tmp_path}/c"]) is None
+    assert loaded.describe(f"{tmp_path}/", paths) == [shards["b"], shards["a"]]
+    assert loaded.describe(str(tmp_path), [*paths, f"{tmp_path}/c"]) is None
     (tmp_path / "a").write_bytes(b"123")
-    assert loaded.described(str(tmp_path), paths) is None
+    assert loaded.describe(str(tmp_path), paths) is None
 
 
 def test_none_and_those_of_other_data(tmp_path):

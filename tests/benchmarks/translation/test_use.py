@@ -17,17 +17,26 @@ from PIL import Image
 from benchmarks.translation import use
 from benchmarks.translation.transformer import models
 from benchmarks.translation.vocabulary import EOS
-from tests.benchmarks.translation.test_translators import (  # noqa: F401
-    data,  # noqa: F401
-    make,
-    perfect,
-)
+from tests.benchmarks.translation.test_translators import data, make, perfect  # noqa: F401
 
 ROWS = [
     ("on 3 May", "am 3. Mai", "am 3. Mai"),
     ("at noon", "mittags", "um zwölf Uhr"),
     ("two\tthings\nhere", "", "zwei Dinge"),
 ]
+SENTENCES = [
+    ("a", "the cat sat on the mat today", "the cat sat on the mat"),
+    ("b c", "A dog barked", "a dog barks loudly at night"),
+    ("d e", "", "nothing was translated"),
+    ("f g h", "it is the same", "it is the same"),
+    ("i j k", "wholly different words", "no word of it"),
+    ("l m n o", "the train leaves at noon", "the train leaves at noon today"),
+]
+LENGTHS = np.array([1, 2, 2, 3, 3, 4])
+
+
+def csv_rows(content: bytes) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(content.decode())))
 
 
 def test_exact_translations_are_marked_and_not_repeated():
@@ -67,21 +76,6 @@ def test_the_file_for_programs_has_a_line_for_each_sentence():
         "two things here\t\tzwei Dinge\t0",
         "",
     ]
-
-
-SENTENCES = [
-    ("a", "the cat sat on the mat today", "the cat sat on the mat"),
-    ("b c", "A dog barked", "a dog barks loudly at night"),
-    ("d e", "", "nothing was translated"),
-    ("f g h", "it is the same", "it is the same"),
-    ("i j k", "wholly different words", "no word of it"),
-    ("l m n o", "the train leaves at noon", "the train leaves at noon today"),
-]
-LENGTHS = np.array([1, 2, 2, 3, 3, 4])
-
-
-def csv_rows(content: bytes) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(content.decode())))
 
 
 def test_the_worst_sentences_have_the_lowest_bleu():

@@ -19,6 +19,49 @@ from benchmarks.translation.preparation.vocabularies import learn_subwords
 from common.errors import DataError
 
 TEXT = "the cat sat"
+WORDS = ["the", "cat@@", "s", "s@@", "a", "@-@", "&quot;", ",", "."]
+PLAIN = [  # of German text: what the Moses tokenizer cuts apart and escapes
+    'Er sagte: "Das kostet 5%, nicht mehr!"',
+    "Baden-Württemberg (im Süden) hat 11,1 Mio. Einwohner; und wir?",
+    "A & B sind Möbelhäuser (ja).",
+    "Gehen wir nach Haus, sagt die Nr. 5 - oder nicht.",
+]
+# Built by tensor2tensor 1.15.7 (build_to_target_size(size, counts, 1, 1e3)) from LINES.
+LINES = [
+    "the cat sat on the mat, the cat_2 sat.",
+    "die Katze saß auf der Matte, die Katze saß.",
+    "a back\\slash and the bat sat",
+] * 3
+BUILT = {
+    45: "<pad>_ <EOS>_ _ a t e s h d c \\ ß z u n i b K . , ~ r o m l k f M 2 p S O E > < ; 9 8 7 "
+    "6 5 4 3 1 0",
+    60: "<pad>_ <EOS>_ _ the_ a sat_ \\ u t saß_ s n e die_ d cat_ ba at Katze_ ._ ,~_ r o m l k h "
+    "f c M 2 ß z p i b S O K E > < ; 9 8 7 6 5 4 3 1 0 . , ~",
+}
+# Built by tensor2tensor 1.15.7 from `drawn_lines`: entries, and the SHA-256 of the file.
+LARGE = {
+    100: (100, "1f2e08bfcbe72a171891a456c7e43ec0b635c41c33bea9a0ccf78d61914a82a1"),
+    500: (505, "cdd12db12d43ef564cd0ca3d879f456aae9807d69cd235a54e806b6c72935f2d"),
+    2000: (1606, "da8acd945f36adf73e2a06f39419b2d5b4047d2844200ba604c504f613233774"),
+}
+LARGE_ENCODED = [  # by tensor2tensor, with the vocabulary of 500: line 7 and words of its own
+    *(13, 6, 97, 328, 47, 11, 345, 13, 5, 40, 76, 100, 6, 4, 4, 45, 168, 214, 8, 6, 32, 502, 504),
+    *(7, 489, 266, 501, 495, 55, 474, 124, 124, 67, 483, 481, 134, 476, 7, 489, 106, 133),
+]
+ENCODED = {  # by tensor2tensor, with these vocabularies
+    (45, "the cat sat"): [4, 7, 5, 2, 9, 3, 4, 2, 6, 3, 4, 2],
+    (60, "the cat sat"): [3, 15, 5],
+    (60, "  the  "): [54, 54, 2, 3, 54, 54, 2],
+    (60, "a_b\\c é 😀"): [
+        *(4, 2, 6, 7, 2, 35, 2, 6, 6, 2, 28, 2, 6, 30, 49, 49, 42, 2),
+        *(54, 6, 50, 30, 44, 47, 50, 30, 42, 2),
+    ],
+    (60, "\u00a0x\u2028"): [6, 50, 46, 51, 42, 2, 6, 50, 30, 51, 42, 2, 6, 44, 30, 49, 30, 42, 2],
+}
+
+
+def counts_of(lines):
+    return collections.Counter(token for line in lines for token in vocabulary.split_tokens(line))
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +129,6 @@ def test_other_files_take_one_line(tmp_path, data, words):
 
 
 # Words of subword-nmt.
-
-WORDS = ["the", "cat@@", "s", "s@@", "a", "@-@", "&quot;", ",", "."]
-PLAIN = [  # of German text: what the Moses tokenizer cuts apart and escapes
-    'Er sagte: "Das kostet 5%, nicht mehr!"',
-    "Baden-Württemberg (im Süden) hat 11,1 Mio. Einwohner; und wir?",
-    "A & B sind Möbelhäuser (ja).",
-    "Gehen wir nach Haus, sagt die Nr. 5 - oder nicht.",
-]
 
 
 def load_words(tmp_path, words, specials=("<unk>", "<s>", "</s>"), newline="\n"):
@@ -179,42 +214,7 @@ def test_without_sacremoses_only_decoding_fails(tmp_path, monkeypatch):
         loaded.decode(ids)
 
 
-# Built by tensor2tensor 1.15.7 (build_to_target_size(size, counts, 1, 1e3)) from LINES.
-LINES = [
-    "the cat sat on the mat, the cat_2 sat.",
-    "die Katze saß auf der Matte, die Katze saß.",
-    "a back\\slash and the bat sat",
-] * 3
-BUILT = {
-    45: "<pad>_ <EOS>_ _ a t e s h d c \\ ß z u n i b K . , ~ r o m l k f M 2 p S O E > < ; 9 8 7 "
-    "6 5 4 3 1 0",
-    60: "<pad>_ <EOS>_ _ the_ a sat_ \\ u t saß_ s n e die_ d cat_ ba at Katze_ ._ ,~_ r o m l k h "
-    "f c M 2 ß z p i b S O K E > < ; 9 8 7 6 5 4 3 1 0 . , ~",
-}
-# Built by tensor2tensor 1.15.7 from `drawn_lines`: entries, and the SHA-256 of the file.
-LARGE = {
-    100: (100, "1f2e08bfcbe72a171891a456c7e43ec0b635c41c33bea9a0ccf78d61914a82a1"),
-    500: (505, "cdd12db12d43ef564cd0ca3d879f456aae9807d69cd235a54e806b6c72935f2d"),
-    2000: (1606, "da8acd945f36adf73e2a06f39419b2d5b4047d2844200ba604c504f613233774"),
-}
-LARGE_ENCODED = [  # by tensor2tensor, with the vocabulary of 500: line 7 and words of its own
-    *(13, 6, 97, 328, 47, 11, 345, 13, 5, 40, 76, 100, 6, 4, 4, 45, 168, 214, 8, 6, 32, 502, 504),
-    *(7, 489, 266, 501, 495, 55, 474, 124, 124, 67, 483, 481, 134, 476, 7, 489, 106, 133),
-]
-ENCODED = {  # by tensor2tensor, with these vocabularies
-    (45, "the cat sat"): [4, 7, 5, 2, 9, 3, 4, 2, 6, 3, 4, 2],
-    (60, "the cat sat"): [3, 15, 5],
-    (60, "  the  "): [54, 54, 2, 3, 54, 54, 2],
-    (60, "a_b\\c é 😀"): [
-        *(4, 2, 6, 7, 2, 35, 2, 6, 6, 2, 28, 2, 6, 30, 49, 49, 42, 2),
-        *(54, 6, 50, 30, 44, 47, 50, 30, 42, 2),
-    ],
-    (60, "\u00a0x\u2028"): [6, 50, 46, 51, 42, 2, 6, 50, 30, 51, 42, 2, 6, 44, 30, 49, 30, 42, 2],
-}
-
-
-def counts_of(lines):
-    return collections.Counter(token for line in lines for token in vocabulary.split_tokens(line))
+# Subwords of tensor2tensor.
 
 
 def drawn_lines():

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from benchmarks.translation import vocabulary
-from benchmarks.translation.gnmt import corpus as gnmt_corpus
 from benchmarks.translation.gnmt import loader
+from benchmarks.translation.gnmt.corpus import Buckets, bucket_batches, id_type
 from benchmarks.translation.preparation import packing
 from benchmarks.translation.rows import FEATURES
 from common.data import records as shard_files
@@ -33,6 +33,10 @@ class Patterns(NamedTuple):
 TRAIN = Patterns("train.tok.clean.bpe.32000.en", "train.tok.clean.bpe.32000.de", "")
 EVAL = Patterns("newstest2014.tok.bpe.32000.padded.en", "newstest2014.tok.bpe.32000.padded.de", "")
 RECORDS = {"train": Patterns("", "", "*packed-train*"), "eval": Patterns("", "", "*-dev*")}
+VOCAB = 50  # of the records that a test writes
+# The text that a test writes has words of the vocabulary and others.
+WORDS = ["a", "bc@@", "d", "é", "\u2028", "x\ry", "&quot;"]
+PIECES = [*WORDS, "unknown", "b", "a\u00a0a", "\t", "ü", "<s>"]
 
 
 @pytest.fixture
@@ -75,7 +79,7 @@ def assert_same(one, two):
         assert getattr(value, "dtype", None) == getattr(other, "dtype", None)
 
 
-# --- Text.
+# --- Splits of text.
 
 
 def test_text_to_train_on(tiny_bpe):
@@ -189,7 +193,7 @@ def test_text_in_a_bucket(gcs, tiny_bpe, tmp_path):
         assert sentences(remote, 0) == sentences(local, 0)
 
 
-# --- Records.
+# --- Splits of records.
 
 
 def test_records_to_evaluate(tiny_sentences):
@@ -269,8 +273,8 @@ def test_rows(tiny_bpe):
 
 def test_training_batches(tiny_bpe):
     corpus = load(tiny_bpe)
-    buckets = gnmt_corpus.Buckets.make(corpus.lengths.max(axis=1), (5, 8, 18), 3, 8)
-    batches = gnmt_corpus.bucket_batches(corpus, buckets, 0, 1, start_step=9)
+    buckets = Buckets.make(corpus.lengths.max(axis=1), (5, 8, 18), 3, 8)
+    batches = bucket_batches(corpus, buckets, 0, 1, start_step=9)
     for step, batch in zip(range(9, 25), batches, strict=False):
         size, which, seeds = buckets.batch(step)
         assert {name: (v.shape, v.dtype) for name, v in batch.items()} == {
@@ -284,8 +288,7 @@ def test_training_batches(tiny_bpe):
                 assert row[row > 0].tolist() == sentences(corpus, side)[i]
 
 
-WORDS = ["a", "bc@@", "d", "é", "\u2028", "x\ry", "&quot;"]
-PIECES = [*WORDS, "unknown", "b", "a\u00a0a", "\t", "ü", "<s>"]
+# --- Text as ids.
 
 
 @pytest.fixture(scope="module")
@@ -346,7 +349,7 @@ def test_large_vocabularies_need_wide_ids(tmp_path):
     path.write_text("w0 w69999 w70000\n")
     actual = read_file(path, words)
     assert actual.ids.tolist() == [3, 70_002, 2, 1] and actual.ids.dtype == np.int32
-    assert [gnmt_corpus.id_type(n) for n in (1 << 16, (1 << 16) + 1)] == [np.uint16, np.int32]
+    assert [id_type(n) for n in (1 << 16, (1 << 16) + 1)] == [np.uint16, np.int32]
 
 
 def test_bytes_that_are_not_utf8(tmp_path, monkeypatch, words):
@@ -363,7 +366,7 @@ def test_a_missing_file_takes_one_line(tmp_path, words):
     assert "\n" not in str(caught.value)
 
 
-VOCAB = 50
+# --- Records, of single pairs and of packed rows.
 
 
 def draw_pairs(count, seed=0):

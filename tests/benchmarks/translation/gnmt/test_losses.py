@@ -29,17 +29,17 @@ def written_out(arrays, targets, weights, smoothing):
     """Word by word, over the words alone."""
     features, kernel, bias = arrays
     total = 0.0
-    for place in np.ndindex(targets.shape):
+    for index in np.ndindex(targets.shape):
         scores = [
-            np.dot(features[place], kernel[:, v]) + (0 if bias is None else bias[v])
+            np.dot(features[index], kernel[:, v]) + (0 if bias is None else bias[v])
             for v in range(WORDS)
         ]
         largest = max(scores)
         normalizer = largest + math.log(sum(math.exp(s - largest) for s in scores))
         costs = [normalizer - s for s in scores]
         smooth = sum(costs) / WORDS
-        each = (1 - smoothing) * costs[targets[place]] + smoothing * smooth
-        total += weights[place] * each
+        each = (1 - smoothing) * costs[targets[index]] + smoothing * smooth
+        total += weights[index] * each
     return total
 
 

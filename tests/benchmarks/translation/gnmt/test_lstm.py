@@ -42,9 +42,9 @@ def written_out(gates, kernel, bias, alive=None, reverse=False, xp: Any = np):
 
 
 @partial(jax.jit, static_argnums=0)
-def pulled(function, slopes, *arrays):
+def pulled(function, gradient, *arrays):
     actual, pullback = jax.vjp(function, *arrays)
-    return actual, pullback(slopes)
+    return actual, pullback(gradient)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -53,11 +53,11 @@ def test_the_outputs_and_their_gradients(reverse, masked):
     arrays, how = example(), {"reverse": reverse}
     # Both kinds of padding: behind the last step that is run, and in front of the first one.
     for alive in (alive_to(LENGTHS), alive_to(LENGTHS, True)) if masked else (None,):
-        slopes = np.random.default_rng(1).normal(size=(STEPS, ROWS, WIDTH))
+        gradient = np.random.default_rng(1).normal(size=(STEPS, ROWS, WIDTH))
         with jax.enable_x64(True):
-            ours = pulled(lambda *x, a=alive: lstm(*x, alive=a, **how), slopes, *arrays)
+            ours = pulled(lambda *x, a=alive: lstm(*x, alive=a, **how), gradient, *arrays)
             plain: Any = partial(written_out, alive=alive, **how)
-            theirs = pulled(partial(plain, xp=jnp), slopes, *arrays)
+            theirs = pulled(partial(plain, xp=jnp), gradient, *arrays)
             primal = jax.jit(partial(lstm, alive=alive, **how))(*arrays)
         assert ours[0].dtype == np.float64
         for actual in (primal, ours[0]):
@@ -91,9 +91,8 @@ def test_bfloat16_and_what_is_kept_for_the_backward_pass():
     assert sum(x.size for x in kept) == kernel.size + bias.size + STEPS * ROWS * WIDTH * 6
     of_gates, *of_others = jax.jit(lambda pullback, y: pullback(y))(pullback, jnp.ones_like(actual))
     assert of_gates.dtype == jnp.bfloat16 and all(x.dtype == np.float32 for x in of_others)
-    slopes = np.ones(actual.shape)
     plain = partial(written_out, xp=jnp)
-    _, wanted = pulled(plain, slopes, np.float32(rounded), *others)
+    _, wanted = pulled(plain, np.ones(actual.shape), np.float32(rounded), *others)
     for mine, theirs in zip((of_gates, *of_others), wanted, strict=True):
         scale = np.abs(theirs).max()
         np.testing.assert_allclose(np.float32(mine), theirs, rtol=0, atol=0.02 * scale)
@@ -107,8 +106,8 @@ def test_both_directions_are_those_of_pytorch():
     x = torch.randn(STEPS, ROWS, 5, dtype=torch.float64, requires_grad=True)
     packed = torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor(LENGTHS))
     wanted, _ = torch.nn.utils.rnn.pad_packed_sequence(theirs(packed)[0])
-    slopes = torch.randn_like(wanted)
-    (wanted * slopes).sum().backward()
+    gradient = torch.randn_like(wanted)
+    (wanted * gradient).sum().backward()
     own = {name: value.detach().numpy() for name, value in theirs.named_parameters()}
     alive = alive_to(LENGTHS)
 
@@ -125,9 +124,9 @@ def test_both_directions_are_those_of_pytorch():
     with jax.enable_x64(True):
         arrays = [stacked(name, own) for name in ("weight_ih", "weight_hh")]
         bias = stacked("bias_ih", own) + stacked("bias_hh", own)
-        actual, gradients = pulled(ours, slopes.numpy(), x.detach().numpy(), *arrays, bias)
+        actual, gradients = pulled(ours, gradient.numpy(), x.detach().numpy(), *arrays, bias)
     np.testing.assert_allclose(actual, wanted.detach().numpy(), rtol=0, atol=1e-12)
-    slopes = {name: value.grad.numpy() for name, value in theirs.named_parameters()}
-    others = [stacked(name, slopes) for name in ("weight_ih", "weight_hh", "bias_ih")]
+    of_weights = {name: value.grad.numpy() for name, value in theirs.named_parameters()}
+    others = [stacked(name, of_weights) for name in ("weight_ih", "weight_hh", "bias_ih")]
     for mine, other in zip(gradients, [x.grad.numpy(), *others], strict=True):
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-11)

@@ -159,8 +159,8 @@ def test_logits_loss_and_gradients_are_those_of_the_formulas(rate, has_bias):
         for sign in (1, -1):
             moved = [x + sign * 1e-4 * way if i == number else x for i, x in enumerate(leaves)]
             ends.append(total(jax.tree.unflatten(tree, moved))[0])
-        slope = (ends[0] - ends[1]) / 2e-4
-        np.testing.assert_allclose(np.sum(mine * way), slope, rtol=1e-5, atol=1e-6)
+        expected = (ends[0] - ends[1]) / 2e-4
+        np.testing.assert_allclose(np.sum(mine * way), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_sentence_alone_is_the_same_in_a_long_bucket():

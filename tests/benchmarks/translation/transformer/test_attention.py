@@ -61,7 +61,7 @@ def test_attention_and_its_gradients(rate):
         if rate
         else np.ones(shape)
     )
-    slope = np.random.default_rng(1).normal(size=query.shape)
+    gradient = np.random.default_rng(1).normal(size=query.shape)
     with jax.enable_x64(True):
         arrays = [jnp.asarray(x) for x in (query, key, value)]
 
@@ -75,7 +75,7 @@ def test_attention_and_its_gradients(rate):
         @partial(jax.jit, static_argnums=0)
         def pulled(function, *arrays):
             actual, pullback = jax.vjp(function, *arrays)
-            return actual, pullback(jnp.asarray(slope))
+            return actual, pullback(jnp.asarray(gradient))
 
         actual, gradients = pulled(ours, *arrays)
         _, wanted_gradients = pulled(theirs, *arrays)

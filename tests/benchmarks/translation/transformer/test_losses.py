@@ -23,8 +23,8 @@ def reference(features, table, targets, smoothing):
     """(loss, softmax - targets), both float64, over the words alone."""
     scores = features @ table[:WORDS].T
     soft = np.full((*targets.shape, WORDS), smoothing / (WORDS - 1))
-    for place in np.ndindex(targets.shape):
-        soft[*place, targets[place]] = 1 - smoothing
+    for index in np.ndindex(targets.shape):
+        soft[*index, targets[index]] = 1 - smoothing
     log = scores - scores.max(-1, keepdims=True)
     log -= np.log(np.exp(log).sum(-1, keepdims=True))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -36,7 +36,7 @@ def reference(features, table, targets, smoothing):
 @pytest.mark.parametrize("wide", [False, True])
 def test_the_loss_and_its_gradient(smoothing, wide):
     features, table, targets = example()
-    wanted, slopes = reference(features, table, targets, smoothing)
+    wanted, of_scores = reference(features, table, targets, smoothing)
     weights = np.linspace(0, 2, targets.size).reshape(targets.shape)
     with jax.enable_x64(wide):
         dtype = jnp.float64 if wide else jnp.float32
@@ -50,10 +50,10 @@ def test_the_loss_and_its_gradient(smoothing, wide):
     tolerance: Any = {"rtol": 1e-11, "atol": 1e-12} if wide else {"rtol": 2e-5, "atol": 1e-5}
     assert actual.dtype == dtype
     np.testing.assert_allclose(actual, wanted, **tolerance)
-    slopes = slopes * weights[..., None]
-    np.testing.assert_allclose(gradients[0], slopes @ table[:WORDS], **tolerance)
+    of_scores = of_scores * weights[..., None]
+    np.testing.assert_allclose(gradients[0], of_scores @ table[:WORDS], **tolerance)
     of_table = np.zeros_like(table)
-    of_table[:WORDS] = np.einsum("blv,bld->vd", slopes, features)
+    of_table[:WORDS] = np.einsum("blv,bld->vd", of_scores, features)
     np.testing.assert_allclose(gradients[1], of_table, **tolerance)
 
 

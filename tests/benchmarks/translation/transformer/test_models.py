@@ -42,10 +42,10 @@ def packed(rows, length, gap=0) -> Any:
         for side, texts in zip(SIDES, zip(*pairs, strict=True), strict=True):
             start = 0
             for number, text in enumerate(texts, 1):
-                place = row, slice(start, start + len(text))
-                arrays[side][place] = text
-                arrays[f"{side}_segmentation"][place] = number
-                arrays[f"{side}_position"][place] = np.arange(len(text))
+                span = row, slice(start, start + len(text))
+                arrays[side][span] = text
+                arrays[f"{side}_segmentation"][span] = number
+                arrays[f"{side}_position"][span] = np.arange(len(text))
                 start += len(text) + gap
     return arrays
 
@@ -166,11 +166,11 @@ def test_a_packed_sentence_is_the_same_as_alone(gap):
     assert np.isfinite(logits).all()
     for number, (_, target) in enumerate(pairs):
         row, segment = (0, number + 1) if number < 3 else (1, number - 2)
-        places = together["targets_segmentation"][row] == segment
+        tokens = together["targets_segmentation"][row] == segment
         count = len(target)
         for mine, other in ((logits, logits_alone), (loss, loss_alone)):
             np.testing.assert_allclose(
-                mine[row][places], other[number][:count], rtol=2e-5, atol=2e-5
+                mine[row][tokens], other[number][:count], rtol=2e-5, atol=2e-5
             )
     sums = [
         np.sum(np.where(x["targets"] > 0, y, 0)) for x, y in ((together, loss), (alone, loss_alone))
@@ -181,7 +181,7 @@ def test_a_packed_sentence_is_the_same_as_alone(gap):
 def test_a_sentence_sees_nothing_but_itself():
     """The gradient of one sentence's features by the embeddings of all words of the row.
 
-    Each place has a word of its own, so that the table's gradient tells the places apart.
+    Each position has a word of its own, so that the table's gradient tells them apart.
     """
     rows, model = packed([sentences(3)], 32), tiny(vocab_size=100)
     params = weights(model)
@@ -195,8 +195,8 @@ def test_a_sentence_sees_nothing_but_itself():
         features = model.apply(params, rows, None)[0]
         return jnp.sum(features[used["targets"] == 2] ** 3)
 
-    slopes = np.abs(jax.jit(jax.grad(total))(params)["params"]["embedding"]).max(1)
-    words = set(np.flatnonzero(slopes > 1e-9))
+    gradient = np.abs(jax.jit(jax.grad(total))(params)["params"]["embedding"]).max(1)
+    words = set(np.flatnonzero(gradient > 1e-9))
     sources = {2 + int(i) for i in np.flatnonzero(used["inputs"] == 2)}
     # The last target is only predicted; the first one is predicted from 0, which starts a sentence.
     targets = {40 + int(i) for i in np.flatnonzero(used["targets"] == 2)[:-1]}
@@ -353,8 +353,8 @@ def torch_network(torch, params, rows, masks):
     def embed(ids, position, site):
         frequency = 10000 ** (-torch.arange(WIDTH // 2).double() / (WIDTH // 2 - 1))
         angle = position[..., None] * frequency
-        place = torch.cat([angle.sin(), angle.cos()], -1).float().double()
-        return drop(params["embedding"][ids] * math.sqrt(WIDTH) + place, site)
+        waves = torch.cat([angle.sin(), angle.cos()], -1).float().double()
+        return drop(params["embedding"][ids] * math.sqrt(WIDTH) + waves, site)
 
     segments = {side: rows[f"{side}_segmentation"] for side in SIDES}
     pairs = {
@@ -403,7 +403,7 @@ def test_logits_loss_and_gradients_are_those_of_pytorch(rate, monkeypatch):
     theirs = jax.tree.map(lambda x: torch.tensor(x, requires_grad=True), params)["params"]
     tensors = {name: torch.tensor(x).long() for name, x in rows.items()}
     actual = torch_network(torch, theirs, tensors, masks)
-    real = rows["targets"] > 0  # a place that sees no key gets 0 here, and a mean there
+    real = rows["targets"] > 0  # a position that sees no key gets 0 here, and a mean there
     wanted = actual.detach().numpy()[real]
     np.testing.assert_allclose(np.asarray(logits)[real], wanted, rtol=1e-10, atol=1e-10)
     soft = torch.full((*actual.shape,), 0.1 / (WORDS - 1), dtype=torch.float64)
