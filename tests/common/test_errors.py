@@ -94,6 +94,8 @@ def test_control_characters_do_not_reach_a_terminal(text, shown, capsys):
     assert capsys.readouterr().out == f"{shown}\n"
 
 
+# --- JSON.
+
 NESTED = b"[" * 200_000
 
 

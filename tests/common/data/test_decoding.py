@@ -149,6 +149,9 @@ def test_the_files_of_a_batch_are_known_while_it_is_read(tmp_path, monkeypatch):
     assert names[:3] == [["0"], ["0", "2"], ["2"]]
 
 
+# --- Slices and padding of the evaluation.
+
+
 @pytest.mark.parametrize("total", [0, 1, 2, 5, 6, 7, 23, 24, 25])
 @pytest.mark.parametrize(("batch_size", "hosts"), [(6, 1), (6, 2), (6, 3), (8, 8)])
 def test_each_example_once_in_equally_many_batches(total, batch_size, hosts):

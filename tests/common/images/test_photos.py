@@ -113,6 +113,8 @@ def test_a_record_says_if_its_image_is_too_large(data):
     assert decoding.size_remark(tf.constant(b"no example")) == ""
 
 
+# --- Other depths than 8 bits.
+
 RAMP = np.arange(4096).reshape(64, 64)
 
 
@@ -124,12 +126,6 @@ def file(values, form, **options):
 
 def deep_png(values, kind, sbit=None):
     """A PNG of 16 bits per channel, which Pillow cannot write in colour."""
-
-    def chunk(name, data):
-        return (
-            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        )
-
     height, width = values.shape[:2]
     rows = b"".join(b"\0" + row.tobytes() for row in values.astype(">u2"))
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, 0))
