@@ -6,8 +6,7 @@ import types
 import pytest
 
 from common.data import files
-from common.data.shards import tensorflow
-from common.errors import DataError, one_line
+from common.errors import DataError
 
 
 @pytest.mark.parametrize(
@@ -143,15 +142,6 @@ def test_bytes_of_records_by_at_most_64_files(tmp_path):
     assert files.bytes_of(10, paths, [2, 7] * 32 + [2]) == 10 * 33 * 3 // (33 * 2)
     assert files.bytes_of(10, paths[:64], [2, 7] * 32) == 10 * 32 * 12 // (32 * 9)
     assert files.bytes_of(5, paths[:1], [0]) == 15
-
-
-def test_one_line():
-    tf = tensorflow()
-    op = "{{function_node __wrapped__X_device_/job:localhost}} "
-    error = tf.errors.DataLossError(None, None, f"{op}corrupted record at 9 [Op:X] name: \nmore")
-    assert one_line(error) == "corrupted record at 9"
-    assert one_line(ValueError("\n one\ntwo")) == "one"
-    assert one_line(AssertionError()) == "AssertionError"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.data import decoding
-from common.data.shards import tensorflow
 from common.images import photos
 
 
@@ -96,21 +94,6 @@ def test_the_rest_of_a_jpeg_is_not_copied_for_each_block(monkeypatch):
         photos.convert(data, rotate=True, quality=95)
     assert len(reads) < 200  # blocks of 64 KiB would be 64 more than the header's 3 for each part
     assert max(reads) == len(data)
-
-
-@pytest.mark.parametrize(
-    "data", [png_of_size(31_623, 31_623), png_of_size(8, 8), b"\x89PNG no image"]
-)
-def test_a_record_says_if_its_image_is_too_large(data):
-    tf = tensorflow()
-    value = tf.train.BytesList(value=[b"text", data])
-    feature = {"image/encoded": tf.train.Feature(bytes_list=value)}
-    record = tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
-    words = "; 1,000,014,129 pixels, more than the 178,956,970 that are decoded: shrink the image"
-    expected = words if data == png_of_size(31_623, 31_623) else ""
-    assert decoding.size_remark(tf.constant(record)) == expected
-    assert decoding.size_remark(tf.constant([b"x", record]), 1) == expected
-    assert decoding.size_remark(tf.constant(b"no example")) == ""
 
 
 # --- Other depths than 8 bits.
