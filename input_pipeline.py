@@ -1,9 +1,9 @@
 """Makes batches of uint8 images from labelled records; each host makes its share of a batch.
 
 The host decodes, crops and resizes; the device flips, normalises and casts (`normalize`). Training
-order and augmentation are functions of (seed, step), see `common.data.order`. Windows follow the TensorFlow
-TPU tutorial's ResNet code, unless `config.preprocessing` is 'vgg' or `config.input_spec` names
-another library.
+order and augmentation are functions of (seed, step), see `common.data.order`. Windows follow the
+TensorFlow TPU tutorial's ResNet code, unless `config.preprocessing` is 'vgg' or `config.input_spec`
+names another library.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from common.errors import DataError
 from common.images import input_spec, pixels
 from common.images.input_spec import InputSpec
 
-# How training images are cropped and resized. "exact": `random_window`,
-# bicubic without antialias, as the TensorFlow TPU tutorial (TF2's kernel: half-pixel centres,
-# a = -0.5). "fast": the same, bilinear. "vgg": `random_square`, bilinear without antialias.
+# How training images are cropped and resized. "exact": `random_window`, bicubic without antialias,
+# as the TensorFlow TPU tutorial (TF2's kernel: half-pixel centres, a = -0.5). "fast": the same,
+# bilinear. "vgg": `random_square`, bilinear without antialias.
 KERNELS = {"exact": "bicubic", "fast": "bilinear", "vgg": "bilinear"}
 MODES = tuple(KERNELS)
 
@@ -80,15 +80,15 @@ class Source:
 
 def wrong_label(record: str, label: int, offset: int, num_classes: int) -> DataError:
     """The error for a record, in words, whose label, from 0, is out of range; stored + `offset`."""
-    stored, remedy = label + offset, "mend the record"
+    stored, fix = label + offset, "mend the record"
     if stored == 0:
-        remedy = "labels count from 1: write the records again with each label + 1"
+        fix = "labels count from 1: write the records again with each label + 1"
         if num_classes == 1000:
-            remedy += ", or for 0 as a background class give --config.num_label_classes=1001"
+            fix += ", or for 0 as a background class give --config.num_label_classes=1001"
     elif stored > 0:
-        remedy = f"if it is right, give --config.num_label_classes={label + 1}; else {remedy}"
+        fix = f"if it is right, give --config.num_label_classes={label + 1}; else {fix}"
     return DataError(
-        f"{record}: its label is {stored}, outside {offset}..{num_classes - 1 + offset}; {remedy}"
+        f"{record}: its label is {stored}, outside {offset}..{num_classes - 1 + offset}; {fix}"
     )
 
 

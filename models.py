@@ -171,9 +171,8 @@ class ResNet(nn.Module):
                 stride = self.strides[i] if j == 0 else 1
                 name = f"stage{i + 1}_block{j + 1}"
                 x = self.block(self.num_filters * 2**i, conv, norm, stride, name=name)(x)
-            outputs[f"C{i + 2}"] = jnp.asarray(
-                x
-            )  # blocks may pass on `common.layers.convolutions.Pairs`
+            # Blocks may pass on `common.layers.convolutions.Pairs`.
+            outputs[f"C{i + 2}"] = jnp.asarray(x)
         if self.last:
             outputs[f"C{len(self.stage_sizes) + 1}"] = self.last(x, norm)
         return outputs

@@ -27,10 +27,10 @@ from common.errors import (
     one_line,
     visible,
 )
+from common.trees import Parts
 from engine import mesh as meshes
 from engine.cluster import guard, processes
 from engine.cluster.hosts import vm_metadata
-from engine.optim import Parts
 from engine.run import Programs, Settings
 from engine.start import check_folder
 from engine.weights import adopt, load_initial_weights

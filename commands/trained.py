@@ -164,7 +164,7 @@ def load_foreign(
       UserError: the weights cannot be used.
     """
     is_name = foreign.is_name(path)
-    path = foreign.downloads.fetch(path, flag)[0] if is_name else locations.check_path(path, flag)
+    path = foreign.fetch(path, flag)[0] if is_name else locations.check_path(path, flag)
     config, keys = ml_collections.ConfigDict(recipe), keys or {}
     config.update(keys)
     for note in benchmarks.settle_config(config, path, keys, whole=True, has_recipe=False):

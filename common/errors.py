@@ -1,4 +1,4 @@
-"""What a person can mend, as exceptions; other libraries' errors in one line."""
+"""What a user can fix, as exceptions; other libraries' errors in one line."""
 
 import json
 import re
@@ -18,14 +18,14 @@ RESTART = 75  # exit code EX_TEMPFAIL: the run has no fault, start the same comm
 
 
 class UserError(Exception):
-    """A mistake that the person can mend.
+    """A mistake that the user can fix.
 
-    The message is one line: the value, the place and the remedy. `main.py` prints it without a
+    The message is one line: the value, the place and the fix. `main.py` prints it without a
     stack trace and exits with `code`.
     """
 
     def __init__(self, message: str, code: int = 1):
-        text = visible(message)  # both ends of a long one, because the remedy is at its end
+        text = visible(message)  # both ends of a long one, because the fix is at its end
         super().__init__(text if len(text) < 4000 else f"{text[:2000]} ... {text[-1000:]}")
         self.code = code
 

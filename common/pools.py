@@ -16,6 +16,27 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 
+def cores() -> int:
+    """Returns the number of processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def threads(*paths: str) -> int:
+    """Returns the number of threads: one per core, or more if a path is remote and reads wait."""
+    is_remote = any("://" in path for path in paths)
+    # 256 readers of 50 ms per image read more images than one Python process can handle.
+    return max(cores(), min(8 * cores(), 256)) if is_remote else cores()
+
+
+class Threads(concurrent.futures.ThreadPoolExecutor):
+    """A pool whose `with` waits for its threads at the end, but not after an error."""
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        self.shutdown(wait=kind is None, cancel_futures=kind is not None)
+
+
 def ordered(
     pool: concurrent.futures.Executor, work: Callable[[In], Out], inputs: Iterable[In], ahead: int
 ) -> Iterator[Out]:
@@ -38,30 +59,9 @@ def ordered(
 
 def in_order(work: Callable[[In], Out], inputs: Iterable[In]) -> Iterator[Out]:
     """`ordered` with a thread per core, a few results ahead of the reader."""
-    threads = os.cpu_count() or 1
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        yield from ordered(pool, work, inputs, threads + 2)
-
-
-def cores() -> int:
-    """Returns the number of processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def threads(*paths: str) -> int:
-    """Returns the number of threads: one per core, or more if a path is remote and reads wait."""
-    is_remote = any("://" in path for path in paths)
-    # 256 readers of 50 ms per image read more images than one Python process can handle.
-    return max(cores(), min(8 * cores(), 256)) if is_remote else cores()
-
-
-class Threads(concurrent.futures.ThreadPoolExecutor):
-    """A pool whose `with` waits for its threads at the end, but not after an error."""
-
-    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
-        self.shutdown(wait=kind is None, cancel_futures=kind is not None)
+    workers = os.cpu_count() or 1
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        yield from ordered(pool, work, inputs, workers + 2)
 
 
 def all_done(tasks: list[concurrent.futures.Future], stop: threading.Event) -> None:

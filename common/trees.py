@@ -1,13 +1,52 @@
-"""The arrays of a model by name."""
+"""The arrays of a model by name, and parts of it by the words of these names."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from typing import Any
 
 import jax
+
+from common.errors import ConfigError
 
 
 def by_name(tree: Any) -> dict[str, Any]:
     """{"params/conv_stem/kernel": leaf, ...}."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+class Parts:
+    """Parameters by the names of their parts.
+
+    An entry is a piece of the names that begins at a word: "stem" means "conv_stem/kernel" and
+    "bn_stem/scale", "stage1" means "stage1_block2/conv1/kernel" but not "stage10_block1/...".
+    """
+
+    def __init__(self, key: str, text: str):
+        """`text` is the value of the config's `key`: entries with commas; "" means no parameter."""
+        self._key = key
+        self._entries = [entry.strip() for entry in text.split(",") if entry.strip()]
+        self._patterns = [
+            re.compile(rf"(?<![^/_]){re.escape(entry)}(?!{_same_kind(entry[-1])})")
+            for entry in self._entries
+        ]
+
+    def __contains__(self, name: str) -> bool:
+        return any(pattern.search(name) for pattern in self._patterns)
+
+    def check(self, names: Collection[str]) -> None:
+        """Raises ConfigError if an entry means none of the parameters `names`."""
+        for entry, pattern in zip(self._entries, self._patterns, strict=True):
+            if not any(map(pattern.search, names)):
+                tops = dict.fromkeys(name.partition("/")[0] for name in names)
+                raise ConfigError(
+                    f"config.{self._key}: {entry!r} is no part of the model; its parts are "
+                    f"{', '.join(tops)}, and the words in these names mean all that have them"
+                )
+
+
+def _same_kind(character: str) -> str:
+    """The characters that would continue a word or a number, as a regular expression."""
+    return r"\d" if character.isdigit() else "[a-z]"

@@ -63,7 +63,7 @@ def _initial_weights(config: ml_collections.ConfigDict) -> None:
     config.init_from = ""
     # Parts of the model that begin anew all the same, by name: 'head', 'stage4, head'.
     config.init_without = ""
-    # Parts that never change, by name: 'stem, stage1'. engine/optim.py says what a name means.
+    # Parts that never change, by name: 'stem, stage1'. common/trees.py says what a name means.
     config.freeze = ""
     # The environment variable that holds init_from where that is ''; MLPerf's detectors have
     # MLP_GCS_RESNET_CHECKPOINT.

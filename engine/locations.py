@@ -82,7 +82,7 @@ def init_from(config: Any, say: Callable[[str], None]) -> str:
         source = f"${config.init_env}"
         say(f"initial weights: {path} (from {source})")
     if foreign.is_name(path):
-        return foreign.downloads.fetch(path, source)[0]
+        return foreign.fetch(path, source)[0]
     return check_path(path, source)
 
 

@@ -22,10 +22,10 @@ from etils import epath
 from benchmarks.base import Identity
 from common.errors import CheckpointError, DataError, DeviceError
 from common.keys import flat
+from common.trees import Parts
 from engine import mesh as meshes
 from engine import step
 from engine.cluster import watchdog
-from engine.optim import Parts
 from engine.report.writers import Reporter
 from engine.run import Plan, Programs
 from engine.step import Recipe, TrainState

@@ -24,12 +24,11 @@ from benchmarks.base import BATCH_AXES, Benchmark
 from common import keys
 from common.errors import ConfigError
 from common.keys import BatchSize, Decay, Seed
-from common.trees import by_name
+from common.trees import Parts, by_name
 from engine import compiler, mlperf, optim, schedules, step
 from engine import mesh as meshes
 from engine.cadence import Every, to_steps
 from engine.cluster import guard
-from engine.optim import Parts
 from engine.step import Recipe, TrainState
 
 

@@ -14,10 +14,9 @@ import numpy as np
 from etils import epath
 
 from common.errors import CheckpointError, parse_json, some
-from common.trees import by_name
+from common.trees import Parts, by_name
 from engine.checkpoint import Checkpointer
 from engine.manifest import array_differences, check_manifest, describe_arrays
-from engine.optim import Parts
 
 
 class Weights(NamedTuple):

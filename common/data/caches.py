@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 import numpy as np
 from etils import epath
 
-from common import console
 from common.console import Progress, report_progress
 from common.data import files
 from common.data.shards import READ_BUFFER, read_errors, read_fault, record_name, tensorflow
 from common.errors import DataError, one_line, parse_json
 
 T = TypeVar("T")
+
 _PART = 64 << 20  # bytes that are written at a time
 
 
@@ -124,7 +124,7 @@ def cached_arrays(kind: type[T], path: str, key: str, compute: Callable[[], T]) 
     result = compute()
     content = io.BytesIO()
     np.savez(content, key=np.array(key), **vars(result))
-    console.report_progress(f"writing {path}")
+    report_progress(f"writing {path}")
     view = content.getbuffer()
     files.write(path, (bytes(view[i : i + _PART]) for i in range(0, len(view), _PART)))
     return result
@@ -134,7 +134,7 @@ def _read_arrays(path: str, key: str, names: Sequence[str]) -> dict[str, Any] | 
     """The arrays; None if there is no file, its key is another, or it is damaged."""
     if not epath.Path(path).exists():
         return None
-    console.report_progress(f"reading {path}")
+    report_progress(f"reading {path}")
     try:
         with np.load(io.BytesIO(epath.Path(path).read_bytes())) as arrays:
             return {n: arrays[n] for n in names} if arrays["key"].item() == key else None

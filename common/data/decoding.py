@@ -142,8 +142,8 @@ class Reader:
                 if not fault:  # the second attempt succeeded
                     raise DataError(f"reading the records failed: {read_fault(error)}") from error
                 record = self.shards.where(fault[0])
-                remedy = "mend the file, then start the same command again"
-                raise DataError(f"{record} cannot be used: {fault[1]}; {remedy}") from error
+                fix = "mend the file, then start the same command again"
+                raise DataError(f"{record} cannot be used: {fault[1]}; {fix}") from error
             self.check(batch)
             yield batch
             number += 1
@@ -183,6 +183,27 @@ def _undecodable(records: Any, decode: Decode) -> tuple[int, str] | None:
     return None
 
 
+def size_remark(serialized: Any, *rest: Any) -> str:
+    """Says that an image in a record is too large to be decoded; "" if none is.
+
+    Args:
+      serialized: the tf.train.Example, a string tensor; or several of them [n].
+      rest: begins with the index of the one among several.
+    """
+    record = serialized[rest[0]] if serialized.shape.rank else serialized
+    try:
+        feature = tensorflow().train.Example.FromString(record.numpy()).features.feature
+        values = [data for row in feature.values() for data in row.bytes_list.value]
+        for data in values:
+            if data.startswith(IMAGE_MAGIC):
+                Image.open(io.BytesIO(data)).close()
+    except Image.DecompressionBombError as error:
+        return f"; {limits.too_large(error)}"
+    except Exception:  # no example, or a damaged image: that is the fault
+        return ""
+    return ""
+
+
 def eval_slices(total: int, batch_size: int, shard: int, num_shards: int) -> list[range]:
     """The examples in each of a host's batches; every host has the same number of batches.
 
@@ -203,24 +224,3 @@ def pad_batch(batch: dict[str, np.ndarray], real: int, rows: int) -> dict[str, n
     """The arrays of `batch` with zeros appended up to `rows` rows, and their `mask`."""
     widths = {k: [(0, rows - len(v)), *[(0, 0)] * (v.ndim - 1)] for k, v in batch.items()}
     return {k: np.pad(v, widths[k]) for k, v in batch.items()} | {"mask": mask(real, rows)}
-
-
-def size_remark(serialized: Any, *rest: Any) -> str:
-    """Says that an image in a record is too large to be decoded; "" if none is.
-
-    Args:
-      serialized: the tf.train.Example, a string tensor; or several of them [n].
-      rest: begins with the index of the one among several.
-    """
-    record = serialized[rest[0]] if serialized.shape.rank else serialized
-    try:
-        feature = tensorflow().train.Example.FromString(record.numpy()).features.feature
-        files = [data for row in feature.values() for data in row.bytes_list.value]
-        for data in files:
-            if data.startswith(IMAGE_MAGIC):
-                Image.open(io.BytesIO(data)).close()
-    except Image.DecompressionBombError as error:
-        return f"; {limits.too_large(error)}"
-    except Exception:  # no example, or a damaged image: that is the fault
-        return ""
-    return ""

@@ -22,9 +22,10 @@ from common.data import raw_data
 from common.data.shards import tensorflow
 from common.errors import DataError, one_line
 
-_NUMBERED = r"-(\d+)-of-(\d+)(?:\.tfrecord)?$"  # how the names of shards end
-MANIFEST = "manifest.json"  # of a folder of records: their files, counts and names
 Row = TypeVar("Row")
+
+MANIFEST = "manifest.json"  # of a folder of records: their files, counts and names
+_NUMBERED = r"-(\d+)-of-(\d+)(?:\.tfrecord)?$"  # how the names of shards end
 _PROBED = 64  # files that `unanswered` asks at most
 _reading: dict[str, Callable[[], list[str]]] = {}  # by thread: the files that it reads
 
@@ -166,14 +167,14 @@ def find_shards(data_dir: str, patterns: str, split: str, marker: str = "-*") ->
             check_complete(paths)
         return paths
     except DataError as error:
-        remedy = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
+        fix = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
         folder = data_dir.rstrip("/")
         if "no file there" in str(error) and (
             others := stems(matching_paths(f"{folder}/*-of-*", folder))
         ):
             names = " and ".join(f"{os.path.basename(stem)}-*" for stem in others)
-            remedy = f"there is {names}: name the files with --config.{split}_files"
-        raise DataError(f"{error}; {remedy}") from error
+            fix = f"there is {names}: name the files with --config.{split}_files"
+        raise DataError(f"{error}; {fix}") from error
 
 
 def check_not_empty(paths: Sequence[str], counts: Sequence[int], split: str) -> None:

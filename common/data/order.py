@@ -34,7 +34,7 @@ from common.errors import DataError
 
 _OPEN_FILES = 512  # that all streams together read in turn; each takes memory for its buffers
 _INTERLEAVED = 16  # files that a stream reads in turn, at most
-_ROUNDS = 6
+_ROUNDS = 6  # of `Permutation`
 
 
 def hash64(*words: Any) -> np.ndarray:
@@ -53,7 +53,7 @@ def hash64(*words: Any) -> np.ndarray:
     return mixed
 
 
-def starts(counts: Sequence[int]) -> np.ndarray:
+def first_examples(counts: Sequence[int]) -> np.ndarray:
     """int64[files + 1]: the number of the first example of each file, then the total."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
@@ -91,9 +91,9 @@ def interleave(parts: np.ndarray, slots: int, run: int) -> np.ndarray:
     return runs[np.lexsort((runs[:, 3], runs[:, 4])), :4]
 
 
-def numbers(counts: Sequence[int], parts: np.ndarray) -> np.ndarray:
+def example_numbers(counts: Sequence[int], parts: np.ndarray) -> np.ndarray:
     """int64[k]: the examples in segments, in reading order."""
-    first = starts(counts)
+    first = first_examples(counts)
     runs = [np.arange(take) + first[file] + skip for file, skip, take in parts[:, :3]]
     return np.concatenate([np.zeros(0, np.int64), *runs])
 
@@ -213,26 +213,26 @@ class Order:
             runs = self.runs(stream, epoch)[:, :3]
             for low in range(offset, end - begin, self.block):
                 reads = cut(runs, low, low + self.block)
-                ids = numbers(self.counts, reads)
+                ids = example_numbers(self.counts, reads)
                 rows = np.argsort(hash64(self.seed, 2, epoch, ids), kind="stable")
-                places, copies = self._places(first, len(rows))
+                examples, copies = self._repeated(first, len(rows))
                 drop = max(0, position - first)
-                rows, copies = rows[places[drop:]], copies[drop:]
+                rows, copies = rows[examples[drop:]], copies[drop:]
                 draws = np.arange(3) + 3 * copies[:, None]
                 draws = hash64(self.seed, 3, epoch, ids[rows][:, None], draws)
                 yield Block(reads, rows, ids[rows], (draws >> np.uint64(33)).astype(np.int32))
-                first += len(places)
+                first += len(examples)
             epoch, offset = epoch + 1, 0
 
-    def _places(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def _repeated(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Which of a block's `count` examples its rows have, and which copy of it each row is.
 
         `first` is the number of the block's first row. A step has first copies before second ones.
         """
         number = np.arange(count * self.repeats)
-        places, copies = np.divmod(number, self.repeats)
-        order = np.lexsort((places, copies, (first + number) // self.rows))
-        return places[order], copies[order]
+        examples, copies = np.divmod(number, self.repeats)
+        order = np.lexsort((examples, copies, (first + number) // self.rows))
+        return examples[order], copies[order]
 
     def steps(self, streams: range, step: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Endless (ids int64[n], seeds int32[n, 3]) of the streams' rows from a step on."""

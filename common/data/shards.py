@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from common.data.order import Order, numbers, starts
+from common.data.order import Order, example_numbers, first_examples
 from common.errors import DataError, one_line
 
 READ_BUFFER = 4 << 20  # bytes per open file; hides the latency of object stores
@@ -73,7 +73,7 @@ class Shards:
 
     def place(self, example: int) -> tuple[str, int]:
         """The file of an example, and its record there, counted from 0."""
-        first = starts(self.counts)
+        first = first_examples(self.counts)
         file = int(np.searchsorted(first, example, side="right")) - 1
         record = int(example - first[file])
         for position in self.left_out[file] if self.left_out else ():
@@ -107,7 +107,7 @@ def read_records(shards: Shards, segments: Any, buffer_size: int = READ_BUFFER) 
 
 def read_some(shards: Shards, examples: Sequence[int] | np.ndarray) -> list[bytes]:
     """The serialized records of single examples, in the order of `examples`."""
-    first = starts(shards.counts)
+    first = first_examples(shards.counts)
     numbers = np.asarray(examples, np.int64).reshape(-1)
     files = np.searchsorted(first, numbers, side="right") - 1
     segments = np.stack([files, numbers - first[files], np.ones_like(files)], axis=1)
@@ -122,7 +122,7 @@ def _examples(shards: Shards, file: Any, records: Any) -> Any:
     """The records of a file, by its number as a tensor, without those that are left out."""
     tf = tensorflow()
     positions = tf.constant([p for row in shards.left_out for p in row], tf.int64)
-    ends = tf.constant(starts([len(row) for row in shards.left_out]))
+    ends = tf.constant(first_examples([len(row) for row in shards.left_out]))
     left_out = positions[ends[file] : ends[file + 1]]
     examples = records.enumerate().filter(lambda n, record: tf.reduce_all(left_out != n))
     return examples.map(lambda n, record: record)
@@ -204,5 +204,5 @@ def unreadable(shards: Shards, segments: np.ndarray) -> tuple[int, str] | None:
         fault = one_line(error)
         if "expected to contain" in fault:  # by assert_cardinality
             fault = "its file holds fewer records than when they were counted"
-        return int(numbers(shards.counts, segments)[count]), fault
+        return int(example_numbers(shards.counts, segments)[count]), fault
     return None

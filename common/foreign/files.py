@@ -17,7 +17,7 @@ from etils import epath
 
 from common import limits
 from common.errors import DataError, one_line, parse_json, some
-from common.foreign import checkpoints, downloads, pickles
+from common.foreign import PUBLISHED, checkpoints, pickles
 from common.text import text_lines
 
 _MOST_BYTES = 8 << 30
@@ -89,7 +89,7 @@ def read(path: str) -> Foreign:
             raise DataError(f"{path} has {size:,} bytes: more than {_MOST_BYTES:,} are not read")
         data = file.read_bytes()
         # Beside files of other names the descriptions may be another model's.
-        beside, lines = _beside(file) if file.name in downloads.PUBLISHED else ({}, "")
+        beside, lines = _beside(file) if file.name in PUBLISHED else ({}, "")
     except DataError:
         raise
     except Exception as error:  # gs:// raises TensorFlow's own classes

@@ -35,7 +35,7 @@ _DTYPES = {
     **{"CharStorage": np.dtype("i1"), "ByteStorage": np.dtype("u1")},
     "BoolStorage": np.dtype("?"),
 }
-# Names in training checkpoints that become stand-ins
+# Names in training checkpoints that become stand-ins.
 _HARMLESS = {"argparse.Namespace", "datetime.datetime", "_codecs.encode", "builtins.set"}
 _HARMLESS |= {"__builtin__.set", "collections.defaultdict", "collections.Counter"}
 for _module, _names in {
@@ -72,25 +72,25 @@ def read(data: bytes, path: str) -> tuple[dict[str, np.ndarray], str]:
     try:
         content = _load(data) if data.startswith(b"PK") else _load_old(data)
     except _Forbidden as error:
-        raise DataError(f"{path} is refused: {error}; {error.remedy}") from error
+        raise DataError(f"{path} is refused: {error}; {error.fix}") from error
     except Exception as error:  # a damaged pickle may raise any type
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise DataError(f"{path} is damaged, or no file of PyTorch's ({reason})") from error
-    place, arrays = "", _arrays(content)
+    entry, arrays = "", _arrays(content)
     for key in _ENTRIES:
         if not arrays and isinstance(content, Mapping) and (arrays := _arrays(content.get(key))):
-            place = key
+            entry = key
     if not arrays:
         raise DataError(f"{path} holds no weights by name: {_RESAVE}")
-    return arrays, place
+    return arrays, entry
 
 
 class _Forbidden(Exception):
     """The pickle wants what this reader does not do."""
 
-    def __init__(self, reason: str, remedy: str = _RESAVE):
+    def __init__(self, reason: str, fix: str = _RESAVE):
         super().__init__(reason)
-        self.remedy = remedy
+        self.fix = fix
 
 
 def _load(data: bytes) -> Any:

@@ -108,9 +108,9 @@ def from_dict(values: Any) -> InputSpec:
     names = [field.name for field in dataclasses.fields(InputSpec)]
     if not isinstance(values, dict) or sorted(values) != sorted(names):
         raise DataError(f"an input spec is a JSON object with the keys {', '.join(names)}")
-    for name, (is_valid, remedy) in _CHECKS.items():
+    for name, (is_valid, accepted) in _CHECKS.items():
         if not is_valid(values[name]):
-            raise DataError(f"the input spec's {name}={values[name]!r:.80} must be {remedy}")
+            raise DataError(f"the input spec's {name}={values[name]!r:.80} must be {accepted}")
     size, resize = values["size"], values["resize"]
     if resize and not size <= resize <= 4 * size:
         raise DataError(f"the input spec's resize={resize} must be 0, or {size} to {4 * size}")

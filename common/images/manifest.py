@@ -14,7 +14,7 @@ import numpy as np
 from etils import epath
 
 from common.data import files
-from common.data.files import MANIFEST as NAME
+from common.data.files import MANIFEST
 from common.errors import parse_json
 
 IMAGENET = {"train": 1_281_167, "validation": 50_000}  # images; Russakovsky et al. 2015
@@ -57,7 +57,7 @@ def load(data_dir: str) -> DataManifest | None:
       DataError: the manifest cannot be read or is of another form.
     """
     data = files.read_manifest(data_dir)
-    return None if data is None else parse(data, str(epath.Path(data_dir) / NAME))
+    return None if data is None else parse(data, str(epath.Path(data_dir) / MANIFEST))
 
 
 def parse(data: bytes, path: str) -> DataManifest:

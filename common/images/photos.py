@@ -37,6 +37,10 @@ _READS, _READ_BYTES = 50_000, 512  # reads, and one more for so many bytes; a ch
 _COPIES = 4  # of the file that Pillow may read before the pixels, and 1 MiB; usual is 1
 
 
+class BadImage(ValueError):
+    """The file is no image, or it is damaged; the message has the reason without the name."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Jpeg:
     """An image as a record stores it.
@@ -250,10 +254,6 @@ def _orientation(image: Image.Image) -> Any:
         return Image.Image.getexif(image).get(_ORIENTATION, 1)  # a PNG's own decodes it
     except Exception:  # damaged EXIF data around a whole picture
         return 1
-
-
-class BadImage(ValueError):
-    """The file is no image, or it is damaged; the message has the reason without the name."""
 
 
 class ImageFile(io.BytesIO):

@@ -36,10 +36,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-_FEW_IMAGES = 16  # images; with 32, XLA's own way is as fast on v3, and needs less memory
+_FEW_IMAGES = 16  # with 32, XLA's own way is as fast on v3, and needs less memory
+_FEW_PIXELS = 2  # the largest side of a result that has few pixels
 _WRITES_ZEROS = ("TPU v2", "TPU v3")
 _native = partial(lax.conv_general_dilated, dimension_numbers=("NHWC", "HWIO", "NHWC"))
-_FEW_PIXELS = 2  # the largest side of a result that has few pixels
 
 
 def conv_general_dilated(
@@ -77,7 +77,7 @@ def _is_plain(
     precision: Any = None,
     **others: Any,
 ) -> bool:
-    """Whether the other arguments, besides strides and padding, are those that `_conv` has."""
+    """Whether the arguments besides strides and padding are those of `_conv_with_zeros`."""
     dilations = *(lhs_dilation or ()), *(rhs_dilation or ())
     known = set(others) <= {"dimension_numbers"}
     return known and set(dilations) <= {1} and feature_group_count == 1 and precision is None
@@ -132,19 +132,17 @@ def conv_by_products(
     if not is_point and not is_tiny:
         numbers = ("NHWC", "HWIO", "NHWC")
         return lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=numbers)
-    # The places of the kernel that meet the image anywhere; in a 3x3 kernel on one pixel, one does.
+    # The taps of the kernel that meet the image anywhere; in a 3x3 kernel on one pixel, one does.
     rows, columns = (
         [i for i in range(window) if any(0 <= i + s * o - low < n for o in range(count))]
         for (n, window, s, (low, _)), count in zip(sides, (height, width), strict=True)
     )
-    places = list(itertools.product(rows, columns))
+    taps = list(itertools.product(rows, columns))
     padded = jnp.pad(x, ((0, 0), *padding, (0, 0)))
     ends = strides[0] * (height - 1) + 1, strides[1] * (width - 1) + 1
-    seen = [
-        padded[:, i : i + ends[0] : strides[0], j : j + ends[1] : strides[1]] for i, j in places
-    ]
-    pixels = jnp.concatenate(seen, -1).reshape(-1, len(places) * x.shape[-1])
-    weights = jnp.concatenate([kernel[i, j] for i, j in places])
+    seen = [padded[:, i : i + ends[0] : strides[0], j : j + ends[1] : strides[1]] for i, j in taps]
+    pixels = jnp.concatenate(seen, -1).reshape(-1, len(taps) * x.shape[-1])
+    weights = jnp.concatenate([kernel[i, j] for i, j in taps])
     return (pixels @ weights).reshape(len(x), height, width, -1)
 
 

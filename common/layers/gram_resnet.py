@@ -29,7 +29,7 @@ from common.layers.convolutions import Pairs
 from common.layers.gram_norm import Recomputed, conv_norm, conv_norm_sum, recompute
 
 ONES, ZEROS = nn.initializers.ones, nn.initializers.zeros
-PAIRED = 64  # so many channels fill half of the matrix unit
+PAIRED = 64  # channels, which fill half of the matrix unit
 
 
 def compose(model: Any, fast_stem: Any, fast_block: Any, padding: Any) -> Any:
@@ -248,7 +248,7 @@ def compose_basic(model: Any, padding: Any) -> Any:
 def basic_stem(
     images: jax.Array, features: int, conv: Any, norm: Any, padding: Any
 ) -> jax.Array | Pairs:
-    """`gram_resnet.stem` for `BasicBlock`: in pairs, and with the convolution's output saved."""
+    """`stem` for `BasicBlock`: in pairs, and with the convolution's output saved."""
     conv = partial(conv, features, (7, 7), 2, padding=3)
     is_paired, width = features == PAIRED, 0
 

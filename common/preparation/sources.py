@@ -31,7 +31,7 @@ _READ_AT_ONCE += (tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 
 
 class SourceError(UserError):
-    """The input cannot be used; the message names the file and the remedy."""
+    """The input cannot be used; the message names the file and the fix."""
 
     def __init__(self, message: str):
         super().__init__(message, code=2)
@@ -392,7 +392,7 @@ def open_tar(file: Any, mode: Any) -> tarfile.TarFile:
 
 
 def tar_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The members of a tar that `opened` has opened; tarfile.ReadError if it is damaged."""
+    """The members of a tar that `open_tar` has opened; tarfile.ReadError if it is damaged."""
     with _checked_tar():
         for info in tar:
             if info.size < 0:  # some versions of tarfile would go back for ever

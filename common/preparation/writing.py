@@ -21,10 +21,10 @@ from PIL import features
 from common import console, pools
 from common.data import files as storage
 from common.data import records
+from common.data.files import MANIFEST
 from common.data.shards import tensorflow
 from common.errors import UserError, parse_json, visible
 
-MANIFEST = "manifest.json"
 _STATE = "prepare_state"
 _FACTS = ("examples", "bytes", "sha256")
 

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.translation import rows
 from common import errors
 from common.data import caches
+from common.data.shards import tensorflow
 from common.errors import DataError, OutputError, one_line, parse_json
 from common.images import manifest
 from engine import environment, weights
@@ -48,6 +49,15 @@ XML = "code 404 with body '<?xml?>\n<Error><Message>No such bucket.</Message>\n<
 )
 def test_one_line(error, line):
     assert one_line(error) == line
+
+
+def test_one_line_of_tensorflow():
+    tf = tensorflow()
+    op = "{{function_node __wrapped__X_device_/job:localhost}} "
+    error = tf.errors.DataLossError(None, None, f"{op}corrupted record at 9 [Op:X] name: \nmore")
+    assert one_line(error) == "corrupted record at 9"
+    assert one_line(ValueError("\n one\ntwo")) == "one"
+    assert one_line(AssertionError()) == "AssertionError"
 
 
 def reporting(folder, name):
@@ -93,6 +103,8 @@ def test_control_characters_do_not_reach_a_terminal(text, shown, capsys):
     logging.getLogger("tpu_suite").info("%s", text)
     assert capsys.readouterr().out == f"{shown}\n"
 
+
+# --- JSON.
 
 NESTED = b"[" * 200_000
 

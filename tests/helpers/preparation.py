@@ -1,4 +1,4 @@
-"""Commands that prepare data, called as a person types them, and records that are spoilt."""
+"""Commands that prepare data, called as a user types them, and records that are spoilt."""
 
 import pathlib
 import shlex

@@ -22,7 +22,7 @@ from benchmarks.resnet.settings import Images
 from benchmarks.resnet.sizes import Sizes
 from common.console import Progress
 from common.data.decoding import Batch, Reader, fixed_options
-from common.data.order import Order, numbers
+from common.data.order import Order, example_numbers
 from common.data.shards import tensorflow
 from common.images import pixels
 from input_pipeline import Source, normalize
@@ -134,7 +134,7 @@ class ImageCache:
             shape = tensorflow().shape(image)[:2]
             return {"image": pixels.shrink(image, side), "shape": shape, "label": label}
 
-        ids = [numbers(order.counts, order.runs(stream, 0)) for stream in streams]
+        ids = [example_numbers(order.counts, order.runs(stream, 0)) for stream in streams]
         count, longest = sum(map(len, ids)), max(map(len, ids))
         cache = cls(
             np.sort(np.concatenate(ids)),

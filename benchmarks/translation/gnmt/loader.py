@@ -24,7 +24,7 @@ from benchmarks.translation.rows import SIDES, Columns
 from benchmarks.translation.vocabulary import EOS, Vocabulary, Words
 from common.console import Progress
 from common.data import caches, files
-from common.data.order import starts
+from common.data.order import first_examples
 from common.data.shards import record_name, tensorflow
 from common.errors import ConfigError, DataError, one_line
 
@@ -295,7 +295,9 @@ def read_records(paths: Sequence[str], split: str, vocab_size: int, longest: int
     indices = rows.usable(paths, [file.packed for file in results], split)
     paths, results = tuple(paths[i] for i in indices), [results[i] for i in indices]
     counts = tuple(file.count for file in results)
-    numbers = [file.records + first for file, first in zip(results, starts(counts), strict=False)]
+    numbers = [
+        file.records + first for file, first in zip(results, first_examples(counts), strict=False)
+    ]
     sources, targets = (join_sentences([file.sides[side] for file in results]) for side in range(2))
     return Corpus.make(paths, counts, np.concatenate(numbers), (sources, targets), longest)
 

@@ -27,8 +27,7 @@ from benchmarks.detection.losses import smooth_l1
 from benchmarks.detection.mask_rcnn.losses import Sampling, fold_key
 from benchmarks.detection.settings import normalize
 from common.hashing import hash32
-from common.trees import by_name
-from engine.optim import Parts
+from common.trees import Parts, by_name
 from scripts.bench.peers import Peer
 from scripts.bench.peers.resnet import Trunk
 from scripts.bench.peers.ssd import matched

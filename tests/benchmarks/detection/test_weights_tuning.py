@@ -15,10 +15,9 @@ from benchmarks.detection.mask_rcnn import weights as torchvision
 from benchmarks.detection.ssd import weights as reference
 from commands import evaluating, importing
 from common.errors import ConfigError
-from common.trees import by_name
+from common.trees import Parts, by_name
 from configs import finetune_mask_rcnn, finetune_ssd, mask_rcnn, ssd
 from engine import weights as saved
-from engine.optim import Parts
 from engine.run import make_plan, read_settings
 from engine.start import Run, first_state
 

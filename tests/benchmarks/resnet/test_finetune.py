@@ -23,7 +23,6 @@ from common.preparation import schema
 from engine.checkpoint import Checkpointer
 from engine.cluster import preemption
 from engine.evaluate import PatientJudge
-from engine.optim import Parts
 from engine.report import history
 from engine.run import make_plan, read_settings
 from engine.start import first_state
@@ -81,26 +80,6 @@ def said(caplog):
 
 
 # --- Parts by name.
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("stem", {"conv_stem/kernel", "conv_stem2/kernel", "bn_stem/scale"}),
-        ("stage1", {"stage1_block1/conv1/kernel", "stage1_block2/bn1/bias"}),
-        ("stage1_block2, head", {"stage1_block2/bn1/bias", "head/kernel"}),
-        ("bn1", {"stage1_block2/bn1/bias"}),
-        ("layer_1", {"layer_1/kernel"}),
-        ("", set()),
-    ],
-)
-def test_parts_are_words_of_the_names(text, names):
-    known = {"conv_stem/kernel", "conv_stem2/kernel", "bn_stem/scale", "head/kernel"}
-    known |= {"stage1_block1/conv1/kernel", "stage1_block2/bn1/bias", "stage10_block1/conv1/kernel"}
-    known |= {"layer_1/kernel", "layer_10/kernel", "overhead/kernel", "system/kernel"}
-    parts = Parts("freeze", text)
-    assert {name for name in known if name in parts} == names
-    parts.check(known)
 
 
 def test_a_relative_folder_is_a_model(other, monkeypatch):

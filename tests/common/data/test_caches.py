@@ -1,4 +1,4 @@
-"""Arrays in a file: they are computed once, and again for another key or after damage."""
+"""Results in files: of a scan of each file, and arrays; made once, and again after a change."""
 
 import dataclasses
 import os
@@ -6,7 +6,103 @@ import os
 import numpy as np
 import pytest
 
+from common import console
 from common.data import caches
+from common.errors import DataError
+
+
+def never(path):
+    raise AssertionError(f"{path} was read again")
+
+
+def lengths(path):
+    """A `scan` that can be checked without TensorFlow."""
+    with open(path, "rb") as file:
+        return {"count": len(file.read()), "names": {"3": "x"}}
+
+
+@pytest.fixture
+def counted(tmp_path):
+    """Two files that were scanned, and where the results are."""
+    paths = [str(tmp_path / "a"), str(tmp_path / "b")]
+    for i, path in enumerate(paths):
+        with open(path, "wb") as file:
+            file.write(b"." * (i + 1))
+    cache = tmp_path / "made" / "when needed" / "train.json"
+    expected = [{"count": i + 1, "names": {"3": "x"}} for i in range(2)]
+    assert caches.scan_files(paths, lengths, str(cache), {"n": 7}) == expected
+    return paths, cache, expected
+
+
+def test_index_is_kept(counted):
+    paths, cache, expected = counted
+    assert caches.scan_files(paths, never, str(cache), {"n": 7}) == expected
+    assert [file.name for file in cache.parent.iterdir()] == ["train.json"]
+
+
+def test_index_of_other_files_sizes_or_settings_is_made_again(counted):
+    paths, cache, expected = counted
+    for some, settings in [(paths[:1], {"n": 7}), (paths[::-1], {"n": 7}), (paths, {"n": 8})]:
+        with pytest.raises(AssertionError, match="was read again"):
+            caches.scan_files(some, never, str(cache), settings)
+    with open(paths[0], "ab") as file:
+        file.write(b"....")
+    changed = [{**expected[0], "count": 5}, expected[1]]
+    for scan in (lengths, never):  # the new result takes the old one's place
+        assert caches.scan_files(paths, scan, str(cache), {"n": 7}) == changed
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b'{"results": []}'])
+def test_damaged_index_is_made_again(counted, content):
+    paths, cache, expected = counted
+    cache.write_bytes(content)
+    assert caches.scan_files(paths, lengths, str(cache), {"n": 7}) == expected
+    assert caches.scan_files(paths, never, str(cache), {"n": 7}) == expected
+
+
+def test_index_keeps_nothing_of_a_failed_scan(counted, tmp_path):
+    paths, cache, _ = counted
+    other = tmp_path / "other.json"
+
+    def scan(path):
+        raise DataError(f"{path} has a fault")
+
+    with pytest.raises(DataError, match="/a has a fault"):
+        caches.scan_files(paths, scan, str(other), {})
+    assert not other.exists() and cache.exists()
+
+
+def test_index_of_a_file_that_has_gone(tmp_path):
+    path = str(tmp_path / "gone")
+    with pytest.raises(DataError, match=f"^cannot read {path}: .*No such file"):
+        caches.scan_files([path], never, str(tmp_path / "cache.json"), {})
+
+
+def test_counting_reports_its_progress(counted, monkeypatch):
+    paths, cache, _ = counted
+    texts = []
+    monkeypatch.setattr(console, "_listener", None)
+    console.set_progress_listener(texts.append)
+    caches.scan_files(paths, lengths, str(cache), {"n": 9})
+    looking, reading, *counts, writing = texts
+    assert f"2 files, {paths[0]} first" in looking
+    assert all(str(cache) in text for text in (reading, writing))
+    assert [text.split(": ")[1] for text in counts] == [f"{n} of 2 files" for n in range(3)]
+
+
+def test_a_listener_may_stop_the_work(counted, monkeypatch):
+    paths, cache, _ = counted
+
+    def stop(text):
+        if "1 of" in text:
+            raise InterruptedError(text)
+
+    monkeypatch.setattr(console, "_listener", stop)
+    with pytest.raises(InterruptedError, match="1 of 2 files"):
+        caches.scan_files(paths, lengths, str(cache), {"n": 9})
+
+
+# --- Arrays.
 
 
 @dataclasses.dataclass

@@ -9,8 +9,15 @@ import operator
 import numpy as np
 import pytest
 
-from common.data import order
-from common.data.order import Order, Permutation, hash64, interleave, numbers, segments
+from common.data.order import (
+    Order,
+    Permutation,
+    even_groups,
+    example_numbers,
+    hash64,
+    interleave,
+    segments,
+)
 from common.data.shards import Shards
 from common.errors import DataError
 from configs import resnet50
@@ -113,7 +120,7 @@ def test_place_and_segments_by_counting():
     for begin in range(18):
         for end in range(begin, 18):
             parts = segments(counts, order, begin, end)
-            assert numbers(counts, parts).tolist() == reading[begin:end]
+            assert example_numbers(counts, parts).tolist() == reading[begin:end]
             assert parts.dtype == np.int64 and (parts[:, 2] > 0).all()
 
 
@@ -169,7 +176,7 @@ def test_files_take_turns(slots, run):
     for file, skip, take in parts.tolist():  # each from its beginning to its end, in one slot
         own = runs[runs[:, 0] == file]
         first = 20 * file + skip
-        assert numbers((20,) * 7, own).tolist() == list(range(first, first + take))
+        assert example_numbers((20,) * 7, own).tolist() == list(range(first, first + take))
         assert len(set(own[:, 3])) == 1
 
 
@@ -200,14 +207,14 @@ def test_reads_are_the_whole_blocks_of_a_step(counts, rows, block, interleaved):
     order = Order(counts, 3, 3, rows, block, interleaved=interleaved)
     for step in (0, 1, 2, 7, 30):
         for stream, plain in enumerate(plain_steps(order, step + 1)[step]):
-            ids = numbers(counts, order.reads(range(stream, stream + 1), step)).tolist()
+            ids = example_numbers(counts, order.reads(range(stream, stream + 1), step)).tolist()
             needed = {i for i, _ in plain}
             assert needed <= set(ids)
             # Blocks are whole, and at both ends one is needed.
             assert len(ids) <= len(plain) + 2 * (block - 1)
 
 
-# Repeated augmentation, against the plain order.
+# --- Repeated augmentation, against the plain order.
 
 UNEVEN = (9, 30, 7, 25, 31)
 
@@ -308,6 +315,9 @@ def test_how_many_files_take_turns(files, streams, buffer, interleaved):
     assert order.block == max(1, buffer // streams)
 
 
+# --- Permutations and groups.
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 115, 1000, 4096, 4097, 99_999])
 def test_a_permutation_has_every_number_once(size):
     images = Permutation(size, 3, 1)(np.arange(size))
@@ -352,4 +362,4 @@ def test_permutations_never_change():
     ],
 )
 def test_groups_are_even_and_equal_values_stay_together(values, most, expected):
-    assert [group.tolist() for group in order.even_groups(np.array(values, int), most)] == expected
+    assert [group.tolist() for group in even_groups(np.array(values, int), most)] == expected

@@ -19,7 +19,7 @@ from huggingface_hub.utils import _cache_assets
 from commands import export
 from common import foreign
 from common.errors import ConfigError, DataError, OutputError
-from common.foreign import downloads, files
+from common.foreign import files
 from engine import locations
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -122,7 +122,7 @@ def hub(tmp_path, monkeypatch):
 
 def test_a_model_of_the_hub(hub, monkeypatch):
     """It comes once, with its descriptions; then the cache has it, without the hub as well."""
-    download = downloads.fetch(NAME)
+    download = foreign.fetch(NAME)
     name, path = download
     assert name == f"{NAME}@{COMMIT}" and f"/snapshots/{COMMIT}/model.safe" in path
     assert foreign.find(NAME) == foreign.find(name) == path
@@ -130,9 +130,9 @@ def test_a_model_of_the_hub(hub, monkeypatch):
     np.testing.assert_array_equal(source.arrays["w"], W["w"])
     assert source.beside == {"config.json": {"a": 1}}
     hub.requests.clear()
-    assert downloads.fetch(name) == download and not hub.requests
+    assert foreign.fetch(name) == download and not hub.requests
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert downloads.fetch(name) == downloads.fetch(NAME) == download and not hub.requests
+    assert foreign.fetch(name) == foreign.fetch(NAME) == download and not hub.requests
 
 
 def test_the_config_keeps_the_commit(hub, monkeypatch):
@@ -145,7 +145,7 @@ def test_the_config_keeps_the_commit(hub, monkeypatch):
 
 def test_weights_of_pytorch_where_there_are_no_others(hub):
     hub.files["timm/tiny.a1"] = {"pytorch_model.bin": b"PK"}
-    assert downloads.fetch(NAME)[1].endswith(f"/{COMMIT}/pytorch_model.bin")
+    assert foreign.fetch(NAME)[1].endswith(f"/{COMMIT}/pytorch_model.bin")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_weights_of_pytorch_where_there_are_no_others(hub):
 def test_names_that_the_hub_does_not_give(hub, name, kind, words):
     hub.files["timm/empty"] = {"README.md": b"x"}
     with pytest.raises(kind, match=words) as refused:
-        downloads.fetch(name, "--config.init_from")
+        foreign.fetch(name, "--config.init_from")
     message = str(refused.value)
     assert message.startswith(f"--config.init_from={name}") and len(message.splitlines()) == 1
 
@@ -173,10 +173,10 @@ def test_no_network(hub, tmp_path, monkeypatch):
         with pytest.raises(
             DataError, match=f"{NAME} cannot be downloaded: .* on the local disk"
         ) as e:
-            downloads.fetch(NAME)
+            foreign.fetch(NAME)
         assert "`hf download timm/tiny.a1 --local-dir=tiny.a1`" in str(e.value)
     with pytest.raises(DataError, match="cannot be downloaded: .*refused"):
-        downloads.fetch("http://127.0.0.1:9/tiny-00000000.pth")
+        foreign.fetch("http://127.0.0.1:9/tiny-00000000.pth")
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
@@ -185,11 +185,11 @@ def test_a_hub_that_cuts_the_download(hub, tmp_path, monkeypatch):
     hub.files["timm/tiny.a1"] = {"model.safetensors": WEIGHTS}
     hub.cut = 5
     with pytest.raises(DataError, match="cannot be downloaded: ") as refused:
-        downloads.fetch(NAME)
+        foreign.fetch(NAME)
     assert len(str(refused.value).splitlines()) == 1
     assert not list(tmp_path.rglob("*.safetensors"))
     hub.cut = 0
-    downloads.fetch(NAME)
+    foreign.fetch(NAME)
 
 
 FILE = f"/models/tiny-{hashlib.sha256(WEIGHTS).hexdigest()[:8]}.safetensors"
@@ -198,9 +198,9 @@ FILE = f"/models/tiny-{hashlib.sha256(WEIGHTS).hexdigest()[:8]}.safetensors"
 def test_a_file_whose_name_carries_its_hash(hub, tmp_path):
     hub.files[FILE] = WEIGHTS
     address = f"{constants.ENDPOINT}{FILE}"
-    name, path = downloads.fetch(address)
+    name, path = foreign.fetch(address)
     assert name == address and path.startswith(str(tmp_path)) and foreign.find(path) == path
-    assert downloads.fetch(address) == (address, path)
+    assert foreign.fetch(address) == (address, path)
     assert hub.requests == [("GET", FILE)]
     np.testing.assert_array_equal(files.read(path).arrays["w"], W["w"])
 
@@ -219,7 +219,7 @@ def test_files_that_are_not_what_their_name_says(hub, name, cut, kind, words, tm
     hub.files |= {"/tiny-00000000.pth": b"x" * 80, FILE: WEIGHTS}
     hub.cut = cut
     with pytest.raises(kind, match=words) as refused:
-        downloads.fetch(f"{constants.ENDPOINT}{name}", "--model")
+        foreign.fetch(f"{constants.ENDPOINT}{name}", "--model")
     message = str(refused.value)
     assert message.startswith(f"--model={constants.ENDPOINT}{name}") and "\n" not in message
     assert not list((tmp_path).rglob("tiny*"))

@@ -9,7 +9,7 @@ import pytest
 
 import models
 from common.errors import CheckpointError
-from common.foreign import resnets as foreign
+from common.foreign import resnets
 from common.layers import space_to_depth
 
 
@@ -27,7 +27,7 @@ def variables(depth, **kwargs):
 @pytest.mark.parametrize(("depth", "count"), [(18, 102), (34, 182), (50, 267), (101, 522)])
 def test_as_many_arrays_as_torchvision_without_its_counters(depth, count):
     """torchvision has 122, 218, 320, 626 arrays with one counter for each BatchNorm."""
-    arrays = foreign.names(*variables(depth))
+    arrays = resnets.names(*variables(depth))
     norms = sum(name.endswith("running_mean") for name in arrays)
     assert (len(arrays), len(arrays) + norms) == (
         count,
@@ -37,7 +37,7 @@ def test_as_many_arrays_as_torchvision_without_its_counters(depth, count):
 
 def test_names_and_layouts_of_torchvision():
     params, model_state = variables(50)
-    arrays = foreign.names(params, model_state)
+    arrays = resnets.names(params, model_state)
     kernel = params["conv_stem"]["kernel"]
     for o, i, y, x in itertools.product(range(4), range(3), (0, 6), (2, 5)):
         assert arrays["conv1.weight"][o, i, y, x] == kernel[y, x, i, o]
@@ -60,26 +60,26 @@ def test_a_space_to_depth_stem_becomes_the_plain_one():
     plain = params["conv_stem"]["kernel"]
     folded = np.asarray(space_to_depth.convert_kernel(jnp.asarray(plain)))
     params["conv_stem"] = {"kernel": folded}
-    stem = foreign.names(params, model_state)["conv1.weight"]
+    stem = resnets.names(params, model_state)["conv1.weight"]
     np.testing.assert_array_equal(stem, plain.transpose(3, 2, 0, 1))
     edges = [np.zeros((8, 8, 3, 4), np.float32) for _ in range(2)]
     edges[0][0, 5], edges[1][5, 0] = 1, 1
     for edge in edges:
-        kernel = foreign.unfold_kernel(folded) + edge
+        kernel = resnets.unfold_kernel(folded) + edge
         blocks = kernel.reshape(4, 2, 4, 2, 3, 4).transpose(0, 2, 1, 3, 4, 5).reshape(4, 4, 12, 4)
-        np.testing.assert_array_equal(foreign.unfold_kernel(blocks), kernel)
+        np.testing.assert_array_equal(resnets.unfold_kernel(blocks), kernel)
         params["conv_stem"] = {"kernel": blocks}
         with pytest.raises(CheckpointError, match="it sees 8x8 pixels"):
-            foreign.names(params, model_state)
+            resnets.names(params, model_state)
 
 
 @pytest.mark.parametrize(
     ("family", "expected"),
     [
-        (foreign.PLAIN, "layer2.3.conv1.weight layer2.3.downsample.1.bias fc.weight"),
-        (foreign.DEEP, "layer2.3.conv1.weight layer2.3.downsample.2.bias fc.weight"),
+        (resnets.PLAIN, "layer2.3.conv1.weight layer2.3.downsample.1.bias fc.weight"),
+        (resnets.DEEP, "layer2.3.conv1.weight layer2.3.downsample.2.bias fc.weight"),
         (
-            foreign.HUGGING_FACE,
+            resnets.HUGGING_FACE,
             "resnet.encoder.stages.1.layers.3.layer.0.convolution.weight "
             "resnet.encoder.stages.1.layers.3.shortcut.normalization.bias classifier.1.weight",
         ),
@@ -95,7 +95,7 @@ def test_layouts_of_the_families():
     """PyTorch has the outputs first; a product without pixels may be a convolution there."""
     draw = np.random.default_rng(0)
     conv, dense, bias = (draw.normal(size=shape) for shape in ((3, 5, 2, 4), (2, 4), (4,)))
-    tensorflow, torch = foreign.Family({}, "", (1, 1), {}, is_torch=False), foreign.PLAIN
+    tensorflow, torch = resnets.Family({}, "", (1, 1), {}, is_torch=False), resnets.PLAIN
     for array in (conv, dense, bias):
         assert tensorflow.theirs("x", array) is array
         np.testing.assert_array_equal(tensorflow.ours(array, array.shape), array)

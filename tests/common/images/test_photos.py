@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.data import decoding
-from common.data.shards import tensorflow
 from common.images import photos
 
 
@@ -98,20 +96,7 @@ def test_the_rest_of_a_jpeg_is_not_copied_for_each_block(monkeypatch):
     assert max(reads) == len(data)
 
 
-@pytest.mark.parametrize(
-    "data", [png_of_size(31_623, 31_623), png_of_size(8, 8), b"\x89PNG no image"]
-)
-def test_a_record_says_if_its_image_is_too_large(data):
-    tf = tensorflow()
-    value = tf.train.BytesList(value=[b"text", data])
-    feature = {"image/encoded": tf.train.Feature(bytes_list=value)}
-    record = tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
-    words = "; 1,000,014,129 pixels, more than the 178,956,970 that are decoded: shrink the image"
-    expected = words if data == png_of_size(31_623, 31_623) else ""
-    assert decoding.size_remark(tf.constant(record)) == expected
-    assert decoding.size_remark(tf.constant([b"x", record]), 1) == expected
-    assert decoding.size_remark(tf.constant(b"no example")) == ""
-
+# --- Other depths than 8 bits.
 
 RAMP = np.arange(4096).reshape(64, 64)
 
@@ -124,12 +109,6 @@ def file(values, form, **options):
 
 def deep_png(values, kind, sbit=None):
     """A PNG of 16 bits per channel, which Pillow cannot write in colour."""
-
-    def chunk(name, data):
-        return (
-            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        )
-
     height, width = values.shape[:2]
     rows = b"".join(b"\0" + row.tobytes() for row in values.astype(">u2"))
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, 0))

@@ -18,13 +18,19 @@ from common.layers.convolutions import Pairs
 from tests.common.layers.test_gram_norm import jitted
 from tests.common.layers.test_gram_resnet import compare
 
+NUMBERS = ("NHWC", "HWIO", "NHWC")
+RNG = np.random.default_rng(5)
+
+
+# --- As products of matrices, for CPUs.
+
 FORMS = [
     # (sides of the image, of the kernel, strides, padding), and whether XLA convolves
     ((5, 8), (1, 1), (1, 1), ((0, 0), (0, 0)), False),
     ((5, 8), (1, 1), (2, 2), ((0, 0), (0, 0)), False),
     ((6, 7), (1, 1), (3, 2), ((0, 0), (0, 0)), False),
     ((5, 8), (1, 1), (1, 1), ((1, 0), (0, 2)), True),
-    ((1, 1), (3, 3), (1, 1), ((1, 1), (1, 1)), False),  # one place of the kernel meets the image
+    ((1, 1), (3, 3), (1, 1), ((1, 1), (1, 1)), False),  # one tap of the kernel meets the image
     ((2, 2), (3, 3), (1, 1), ((1, 1), (1, 1)), False),
     ((2, 1), (3, 3), (2, 2), ((0, 1), (1, 1)), False),
     ((4, 3), (3, 3), (2, 2), ((1, 1), (1, 1)), False),
@@ -40,7 +46,7 @@ FORMS = [
 
 
 def by_hand(x, kernel, strides, padding):
-    """The convolution in float64, and its gradients for slopes that are sines."""
+    """The convolution in float64, and its gradients if those of the result are sines."""
     x, kernel = np.asarray(x, np.float64), np.asarray(kernel, np.float64)
     padded = np.pad(x, ((0, 0), *padding, (0, 0)))
     sides = [
@@ -48,7 +54,7 @@ def by_hand(x, kernel, strides, padding):
         for n, window, s in zip(padded.shape[1:3], kernel.shape[:2], strides, strict=True)
     ]
     y = np.zeros((len(x), *sides, kernel.shape[-1]))
-    slopes = np.sin(np.arange(y.size)).reshape(y.shape)
+    of_result = np.sin(np.arange(y.size)).reshape(y.shape)
     of_padded, of_kernel = np.zeros_like(padded), np.zeros_like(kernel)
     for i, j in itertools.product(*map(range, kernel.shape[:2])):
         seen = np.s_[
@@ -57,10 +63,10 @@ def by_hand(x, kernel, strides, padding):
             j : j + strides[1] * (sides[1] - 1) + 1 : strides[1],
         ]
         y += padded[seen] @ kernel[i, j]
-        of_padded[seen] += slopes @ kernel[i, j].T
-        of_kernel[i, j] = np.einsum("bhwc,bhwd->cd", padded[seen], slopes)
+        of_padded[seen] += of_result @ kernel[i, j].T
+        of_kernel[i, j] = np.einsum("bhwc,bhwd->cd", padded[seen], of_result)
     (top, _), (left, _) = padding
-    return y, of_padded[:, top : top + x.shape[1], left : left + x.shape[2]], of_kernel, slopes
+    return y, of_padded[:, top : top + x.shape[1], left : left + x.shape[2]], of_kernel, of_result
 
 
 def drawn(sides, window, dtype):
@@ -73,7 +79,7 @@ def drawn(sides, window, dtype):
 @pytest.mark.parametrize(("sides", "window", "strides", "padding", "convolves"), FORMS)
 def test_values_and_gradients(sides, window, strides, padding, convolves, dtype, tolerance):
     x, kernel = drawn(sides, window, dtype)
-    *wanted, slopes = by_hand(x, kernel, strides, padding)
+    *wanted, of_result = by_hand(x, kernel, strides, padding)
 
     def conv(x, kernel):
         return convolutions.conv_by_products(x, kernel, strides, padding)
@@ -81,7 +87,7 @@ def test_values_and_gradients(sides, window, strides, padding, convolves, dtype,
     @jax.jit
     def found(x, kernel):
         y, pull = jax.vjp(conv, x, kernel)
-        return y, *pull(jnp.asarray(slopes, dtype))
+        return y, *pull(jnp.asarray(of_result, dtype))
 
     for one, other in zip(found(x, kernel), wanted, strict=True):
         assert one.dtype == dtype
@@ -150,10 +156,9 @@ def test_other_arguments_are_left_to_xla(others):
     assert "dot_general" not in text and text.count("stablehlo.convolution") == 1
 
 
-NUMBERS = ("NHWC", "HWIO", "NHWC")
+# --- With strides.
+
 PADDINGS = ["SAME", "VALID", ((1, 1), (1, 1)), ((0, 1), (2, 0))]
-
-
 WINDOWS = [((3, 3), (2, 2)), ((1, 1), (2, 2)), ((2, 4), (2, 1))]
 
 
@@ -172,11 +177,11 @@ def test_the_same_function_and_gradients(kind, window, strides, padding, size, m
     )
     variables = plain.init(jax.random.key(1), x)
 
-    def value_and_slopes(layer):
+    def value_and_gradients(layer):
         y, pull = jax.vjp(layer.apply, variables, x)
         return y, *pull(jnp.sin(jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape))
 
-    found, expected = (jax.tree.leaves(value_and_slopes(layer)) for layer in (mine, plain))
+    found, expected = (jax.tree.leaves(value_and_gradients(layer)) for layer in (mine, plain))
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
@@ -244,13 +249,12 @@ def test_the_kind_of_device_is_that_of_the_mesh():
     assert seen == [jax.devices()[0].device_kind] and convolutions.device_kind() == ""
 
 
-RNG = np.random.default_rng(5)
+# --- In pairs of pixels.
 
 
 def conv(x: Any, kernel: Any, stride: int) -> jax.Array:
-    numbers = ("NHWC", "HWIO", "NHWC")
     sides = ((1, 1), (1, 1))
-    return jax.lax.conv_general_dilated(x, kernel, (stride,) * 2, sides, dimension_numbers=numbers)
+    return lax.conv_general_dilated(x, kernel, (stride,) * 2, sides, dimension_numbers=NUMBERS)
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 6])

@@ -322,6 +322,8 @@ def test_libtpu_compiles_the_sum_of_float32(name):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+# --- Arrays that are computed again.
+
 RNG = np.random.default_rng(7)
 
 

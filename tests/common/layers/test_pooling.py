@@ -17,10 +17,10 @@ def test_as_of_flax_with_ties(shape, padding):
     whole = draw.integers(-50, 50, shape).astype(np.float32)  # sums are exact
 
     @jax.jit
-    def both(x, slopes):
+    def both(x, cotangents):
         want, gradient_of = jax.vjp(lambda x: nn.max_pool(x, (3, 3), (2, 2), padding), x)
         got, gradient_by_us = jax.vjp(lambda x: pooling.max_pool(x, padding), x)
-        y = slopes[:, : want.shape[1], : want.shape[2]]
+        y = cotangents[:, : want.shape[1], : want.shape[2]]
         return want, got, *gradient_of(y), *gradient_by_us(y)
 
     want, got, gradient, ours = both(x, whole)

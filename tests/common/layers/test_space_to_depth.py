@@ -79,12 +79,12 @@ def test_images_may_come_in_blocks(stem, blocked):
     images = make_images(2, 32, 48, 3)
     variables = random_variables(model)
     blocks = space_to_depth.rearrange(jnp.asarray(images))
-    (want, slopes), (got, others) = (
+    (want, gradients), (got, others) = (
         jax.value_and_grad(lambda x, m=m, given=given: apply(m, x, given, False).sum())(variables)
         for m, given in ((model, images), (other_model, blocks))
     )
     np.testing.assert_allclose(got, want, rtol=1e-5)
-    a, b = (x["params"]["conv_stem"]["kernel"] for x in (slopes, others))
+    a, b = (x["params"]["conv_stem"]["kernel"] for x in (gradients, others))
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(a).max())
     begin = model.init(jax.random.key(3), images, False)
     other = other_model.init(jax.random.key(3), blocks, False)

@@ -185,7 +185,7 @@ def test_digits_are_scikit_learns(digits):
 
 
 @pytest.mark.long
-def test_complete_digits_are_left_alone_and_others_mended(digits, tmp_path):
+def test_complete_digits_are_left_alone_and_others_replaced(digits, tmp_path):
     whole = contents(digits)
     for name, data in whole.items():
         (tmp_path / name).write_bytes(data)
