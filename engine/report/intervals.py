@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from common.console import hms
 from engine.mesh import Feed
 from engine.report.writers import Reporter
 
@@ -251,12 +252,3 @@ def fitted_line(cells: Sequence[tuple[int, str]], width: int) -> str:
 def progress_bar(done: int, total: int, width: int = 20) -> str:
     """[#####     ] of `width` characters between the brackets."""
     return f"[{'#' * (width * min(done, total) // total):{width}}]"
-
-
-def hms(seconds: float) -> str:
-    """Seconds as 1:02:03 or 4:05; "?" if they are not finite."""
-    if not math.isfinite(seconds):
-        return "?"
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

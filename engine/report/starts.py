@@ -23,11 +23,11 @@ import psutil
 from etils import epath
 from jax.sharding import Mesh
 
+from common.console import hms
 from common.errors import parse_json
 from engine import mesh as meshes
 from engine.aot import topology
 from engine.cluster import hostlog, stalls, watchdog
-from engine.report.intervals import hms
 
 _DISK, _BUCKET = 5.0, 30.0  # seconds between two notes
 _ROOT = pathlib.Path(__file__).parents[2]

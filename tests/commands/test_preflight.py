@@ -107,7 +107,7 @@ def test_neither_data_nor_tensorflow_are_needed():
     config = resnet50.get_config()
     config.resnet_depth = 18
     job = read_settings(config.lock())
-    print(preflight.compiled(job, *topology.parse("v3-8"), ("train", "predict"), print))
+    print(preflight.compiled(job, *topology.parse_slices("v3-8"), ("train", "predict"), print))
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

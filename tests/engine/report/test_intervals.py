@@ -339,24 +339,6 @@ def test_odd_windows_stay_finite(clock):
     assert clocked.window(1)[0] > 0
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0, "0:00"),
-        (59.4, "0:59"),
-        (59.6, "1:00"),
-        (245, "4:05"),
-        (3599.7, "1:00:00"),
-        (3723, "1:02:03"),
-        (100 * 3600, "100:00:00"),
-        (math.nan, "?"),
-        (math.inf, "?"),
-    ],
-)
-def test_hms(seconds, words):
-    assert intervals.hms(seconds) == words
-
-
 def test_a_line_that_is_too_long_loses_its_least_important_cells():
     cells = [(0, "aaaa"), (2, "bbbb"), (1, "cccc"), (2, "dddd"), (0, "eeee")]
     assert fitted_line(cells, 28) == "aaaa  bbbb  cccc  dddd  eeee"
