@@ -148,6 +148,9 @@ def _attribute(name: str) -> str:
         ) from error
 
 
+# The VM's metadata server.
+
+
 def vm_metadata(path: str, timeout: float) -> str:
     """Asks the VM's metadata server for `path`; waits up to `timeout` seconds.
 

@@ -180,6 +180,9 @@ def test_a_fast_run_has_no_such_line(make_intervals, clock):
     assert len(reporter.lines) == said
 
 
+# The warning about input.
+
+
 class Run:
     """Intervals of 10 s on a host with 8 decoding threads."""
 
@@ -285,6 +288,9 @@ def test_the_part_that_is_slow_is_seen(part, tiny_records, tmp_path, monkeypatch
         warnings.append(bottleneck.interval(now - begun, feed)[1])
         begun = now
     assert f"input-bound: {part}." in "".join(warnings)
+
+
+# The time left, and the line.
 
 
 def test_windows_leave_pauses_out(clock):

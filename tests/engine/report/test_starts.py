@@ -66,6 +66,9 @@ def test_process_0_alone_writes(tmp_path, mesh, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+# What a run took.
+
+
 def start(step=0, seconds=0.0, lost=0, chips=8, device="TPU v5 lite"):
     return {
         **{"step": step, "seconds": seconds, "lost_steps": lost},
