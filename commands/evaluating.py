@@ -190,7 +190,7 @@ def choose(checkpoints: Checkpointer, workdir: str, metric: str, wanted: str) ->
         return steps[-1]
     if wanted == "best":
         history = History(workdir, writes=False)
-        history.mend(checkpoints.manifest(steps[-1]).get("evaluations", []))
+        history.restore(checkpoints.manifest(steps[-1]).get("evaluations", []))
         chosen = history.best(metric)
     else:
         chosen = int(wanted) if wanted.isdigit() else None

@@ -33,11 +33,11 @@ from jax.experimental import topologies
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from benchmarks.base import BATCH_AXES, Benchmark
+from common.console import hms
 from common.errors import ConfigError, UserError, one_line
 from engine.aot import flops, forecast, hlo, kernels, topology
 from engine.aot.forecast import Job, Outcome, Program, Stage
 from engine.aot.topology import Chip, Topology
-from engine.report.intervals import hms
 from engine.run import Plan, Programs, Settings, make_plan, read_settings
 
 _ROWS = 8  # the TPU's memory has rows of 8; other batches per device waste memory

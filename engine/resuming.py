@@ -255,5 +255,5 @@ def fix_metrics(reporter: Reporter, plan: Plan, then: Manifest) -> None:
     due = plan.log_every.next_after(last)
     if due is not None and due <= newest:
         reporter.say(f"NOTE metrics.jsonl lacks the training of steps {due} to {newest}")
-    if count := history.mend(then.get("evaluations", [])):
+    if count := history.restore(then.get("evaluations", [])):
         reporter.say(f"NOTE {count} scores that it lacked are from checkpoint {newest}")

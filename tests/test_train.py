@@ -377,7 +377,7 @@ def test_a_start_that_saves_nothing_is_counted(tiny_records, tmp_path, monkeypat
     assert done > 0 and f", 2 restarts: {done} steps lost; goodput" in caplog.text
     starts = json.loads((tmp_path / "run/starts.json").read_text())
     assert [start.get("lost_steps") for start in starts] == [None, done, None]
-    assert run_starts.past(workdir, {}, rows(workdir))[:2] == starts[:2]
+    assert run_starts.past_starts(workdir, {}, rows(workdir))[:2] == starts[:2]
 
 
 @pytest.mark.parametrize("evaluating_", [True, False])

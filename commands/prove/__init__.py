@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from commands.prove.checks import CHECKS, ROOT, Case, Check
+from common.console import hms
 from common.errors import OutputError, one_line, parse_json, visible
 from engine import locations, manifest
-from engine.report.intervals import hms
 
 _SEND = (
     "Send prove.json as docs/verified/NAME.json in a pull request to "

@@ -15,9 +15,9 @@ import jinja2
 
 from benchmarks.uses import Exhibit, Picture
 from commands.report.record import Examined, Record, Speed
+from common.console import hms
 from common.keys import flat
 from engine.report import history
-from engine.report.intervals import hms
 from engine.report.writers import is_like
 
 _FOLDER = pathlib.Path(__file__).parent

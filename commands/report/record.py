@@ -14,8 +14,8 @@ from commands import evaluating
 from common.errors import DataError
 from engine.checkpoint import Checkpointer
 from engine.evaluate import begin_evaluation, since_best
-from engine.report import starts as run_starts
 from engine.report.history import History
+from engine.report.starts import Cost, cost_of, past_starts, training_seconds
 from engine.report.writers import is_like
 from engine.resuming import OtherData
 from engine.run import Settings, make_plan
@@ -53,7 +53,7 @@ class Record:
         steps = checkpoints.steps()
         manifest = checkpoints.manifest(steps[-1])
         history = History(settings.workdir, writes=False)
-        history.mend(manifest.get("evaluations", []))
+        history.restore(manifest.get("evaluations", []))
         benchmark = settings.load_benchmark(f"{settings.workdir}/data_index")
         plan = make_plan(settings, benchmark, manifest["num_train_examples"])
         return cls(settings, manifest, steps, history, benchmark, plan.recipe.total_steps)
@@ -71,16 +71,16 @@ class Record:
     @property
     def starts(self) -> list[Row]:
         """Each start of the run; [] in a run of an older program."""
-        rows = run_starts.past(self.settings.workdir, self.manifest)
+        rows = past_starts(self.settings.workdir, self.manifest)
         return [
             {name: row[name] if _fits(row.get(name), x) else x for name, x in _START.items()}
             for row in rows
         ]
 
     @property
-    def cost(self) -> run_starts.Cost | None:
+    def cost(self) -> Cost | None:
         """What the run took; None in a run of an older program."""
-        return run_starts.cost_of(self.starts, self.history.rows)
+        return cost_of(self.starts, self.history.rows)
 
     @property
     def imported(self) -> str:
@@ -169,7 +169,7 @@ class Speed:
         suffix = "_per_second_per_chip"
         names = [key.removesuffix(suffix) for row in rows for key in row if key.endswith(suffix)]
         unit = names[0] if names else record.benchmark.unit
-        seconds = run_starts.training_seconds(rows, [start["step"] for start in record.starts])
+        seconds = training_seconds(rows, [start["step"] for start in record.starts])
         waited = [
             took * row.get("input_wait", math.nan) for took, row in zip(seconds, rows, strict=True)
         ]

@@ -24,230 +24,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-_HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
-# The shape may be a tuple with layouts, {3,2,1,0:T(8,128)}; the opcode alone follows a blank.
-_INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (.+?) ([a-z][a-z0-9\-]*)\((.*)$")
-_OPERAND = re.compile(r"%([\w.\-]+)")
-_SCOPES = re.compile(r'op_name="([^"]*)"')
-_CALLED = re.compile(r"\b(?:body|condition|to_apply|calls)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
-_RARELY = re.compile(r"\bone_step_in_(\d+)/cond$")
-_TARGET = re.compile(r'custom_call_target="([^"]+)"')
-
-
-@dataclasses.dataclass(frozen=True)
-class Instruction:
-    """A line of HLO.
-
-    Attributes:
-      name, opcode: as they are there.
-      shape: the type of the result with its layout.
-      line: all of it.
-      operands: the names of what it reads.
-      is_root: whether it is the result of its computation.
-    """
-
-    name: str
-    opcode: str
-    shape: str
-    line: str
-    operands: tuple[str, ...]
-    is_root: bool
-
-    @property
-    def scopes(self) -> str:
-        """The path of scopes that jax gave to it, or ""."""
-        match = _SCOPES.search(self.line)
-        return match[1] if match else ""
-
-    @property
-    def target(self) -> str:
-        """What a custom call calls; "" for other operations."""
-        match = _TARGET.search(self.line) if self.opcode == "custom-call" else None
-        return match[1] if match else ""
-
-    @property
-    def branches(self) -> list[str]:
-        """The computations of which a conditional runs one."""
-        names = ",".join(_BRANCHES.findall(self.line)).split(",")
-        return [name.strip(" %") for name in names if name]
-
-    @property
-    def called(self) -> list[str]:
-        """The computations that it names."""
-        return _CALLED.findall(self.line) + self.branches
-
-    @property
-    def chances(self) -> list[float]:
-        """The probability with which each of `called` runs."""
-        count, rarely = len(self.branches), _RARELY.search(self.scopes)
-        each = [1 / count] * count if count else []
-        if count == 2 and rarely:
-            each = [1 - 1 / int(rarely[1]), 1 / int(rarely[1])]
-        return [1.0] * (len(self.called) - count) + each
-
-
-Computation = Mapping[str, Instruction]  # by name, in the order of the text
-
-
-def parse_computations(text: str) -> tuple[dict[str, dict[str, Instruction]], str | None]:
-    """All computations by name, and the name of the entry."""
-    found: dict[str, dict[str, Instruction]] = {}
-    entry, current = None, {}
-    for line in text.splitlines():
-        if header := _HEADER.match(line):
-            current = found[header[2]] = {}
-            entry = header[2] if header[1] else entry
-        elif match := _INSTRUCTION.match(line):
-            root, name, shape, opcode, rest = match.groups()
-            operands = tuple(_OPERAND.findall(_until_closed(rest)))
-            current[name] = Instruction(name, opcode, shape, line, operands, bool(root))
-    return found, entry
-
-
-def _until_closed(text: str) -> str:
-    """The text up to the parenthesis that closes one before it."""
-    depth = 1
-    for place, character in enumerate(text):
-        depth += (character == "(") - (character == ")")
-        if not depth:
-            return text[:place]
-    return text
-
-
-_ARRAY_AND_LAYOUT = re.compile(r"\b(pred|[a-z]+\d+[a-z0-9]*)\[([\d,]*)\](?:\{([^}]*)\})?")
-_TILE = re.compile(r"T\(([\d,]+)\)")
-_MEMORY = re.compile(r"S\(\d+\)")
-_WITHOUT_TRAFFIC = {
-    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
-    *("partition-id", "replica-id", "while", "call", "conditional", "optimization-barrier"),
-}
-_UNWRITTEN = ("AllocateBuffer", "ConcatBitcast")  # custom calls that move nothing
-_SLICES = ("slice", "dynamic-slice", "gather")
-_SAME_ARRAY = ("bitcast", "reshape", "get-tuple-element", "copy", "convert")  # of the same array
-
-
-def bytes_moved(
-    instruction: Instruction, inside: Computation, computations: Mapping[str, Computation]
-) -> int:
-    """Bytes that an instruction of the computation `inside` moves to and from the HBM in one run.
-
-    Operations that run others, such as loops, count as 0: what they run counts by itself.
-    """
-    opcode = instruction.opcode
-    if opcode in _WITHOUT_TRAFFIC or opcode.endswith("-done") or instruction.target in _UNWRITTEN:
-        return 0
-    body = computations.get(instruction.called[0], {}) if instruction.called else {}
-    if opcode == "fusion":
-        return _moved_by_fusion(instruction, inside, body)
-    if opcode == "async-start":
-        return sum(bytes_moved(inner, body, computations) for inner in body.values())
-    if opcode in ("copy-start", "collective-permute-start"):  # (result, operand, context)
-        return sum(_array_sizes(instruction.shape)[:2])
-    results, operands = sum(_array_sizes(instruction.shape)), _operand_sizes(instruction, inside)
-    if opcode in _SLICES:
-        return results + _selected_size(instruction, inside)
-    if opcode == "dynamic-update-slice":
-        return 2 * sum(operands[1:2])
-    if opcode == "scatter":  # in place: the updates are read, and their places read and written
-        return sum(operands[1:]) + 2 * sum(operands[2:])
-    if opcode.endswith("slice-start"):  # ((operand), result, context)
-        *_, result, _ = _ARRAY_AND_LAYOUT.findall(instruction.shape)
-        return _array_size(*result) + _array_size(*result[:2], _MEMORY.sub("", result[2]))
-    if opcode.endswith("-start"):  # a collective: (operands, results)
-        return results
-    return results + sum(operands)
-
-
-def _array_sizes(shape: str) -> list[int]:
-    """The bytes in the HBM of each array of a shape; 0 for one in another memory."""
-    return [_array_size(*found) for found in _ARRAY_AND_LAYOUT.findall(shape)]
-
-
-@functools.lru_cache(100_000)
-def _array_size(kind: str, sides: str, layout: str) -> int:
-    order, _, tiling = layout.partition(":")
-    if "S(" in tiling and "S(0)" not in tiling:
-        return 0
-    numbers = [int(side) for side in sides.split(",") if side]
-    minor_first = [numbers[int(i)] for i in order.split(",") if i] or numbers[::-1]
-    tile = _TILE.search(tiling)
-    for i, side in enumerate(reversed(tile[1].split(",")) if tile else ()):
-        if i < len(minor_first):
-            minor_first[i] = -(-minor_first[i] // int(side)) * int(side)
-    bits = 8 if kind == "pred" else int(re.findall(r"\d+", kind)[0])
-    return bits * math.prod(minor_first) // 8
-
-
-def _operand_sizes(instruction: Instruction, inside: Computation) -> list[int]:
-    found = [inside[name].shape for name in instruction.operands if name in inside]
-    return [sum(_array_sizes(shape)) for shape in found]
-
-
-def _selected_size(instruction: Instruction, inside: Computation) -> int:
-    """The bytes that a slice or a gather reads: as many as its result has, if they are in HBM."""
-    source = inside.get(instruction.operands[0])
-    if source is None or not sum(_array_sizes(source.shape)):
-        return 0
-    return sum(_array_sizes(_MEMORY.sub("", instruction.shape)))
-
-
-def _moved_by_fusion(fusion: Instruction, inside: Computation, body: Computation) -> int:
-    users: dict[str, list[Instruction]] = {}
-    for inner in body.values():
-        for name in inner.operands:
-            users.setdefault(name, []).append(inner)
-    total, updates = 0, _updated_sizes(body)
-    for name, inner in body.items():
-        if inner.opcode == "parameter":
-            number = int(inner.line.split(" parameter(", 1)[1].split(")", 1)[0])
-            outer = inside.get(fusion.operands[number]) if number < len(fusion.operands) else None
-            if outer is None or not (whole := sum(_array_sizes(outer.shape))):
-                continue
-            total += min(whole, _bytes_read(name, users, body))
-    results = _array_sizes(fusion.shape)
-    for i, size in enumerate(results):
-        total += min(size, updates[i]) if size and i in updates else size
-    return total
-
-
-def _bytes_read(name: str, users: Mapping[str, list[Instruction]], body: Computation) -> int:
-    """The bytes that a fusion reads of a parameter: all, or the slices that it takes."""
-    total = 0
-    for user in users.get(name, []):
-        if user.opcode in _SLICES and user.operands[0] == name:
-            total += _size_anywhere(user.shape)
-        elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
-            continue  # in place: what it does not write, it does not read
-        elif user.opcode in _SAME_ARRAY and not user.is_root:
-            total += _bytes_read(user.name, users, body)
-        else:
-            return _size_anywhere(body[name].shape)
-    return total
-
-
-def _updated_sizes(body: Computation) -> dict[int, int]:
-    """The bytes that are written of those results of a fusion that are updated in place."""
-    root = next((inner for inner in body.values() if inner.is_root), None)
-    if root is None:
-        return {}
-    outputs = root.operands if root.opcode == "tuple" else (root.name,)
-    found = {}
-    for i, name in enumerate(outputs):
-        inner = body.get(name)
-        while inner and inner.opcode in _SAME_ARRAY and inner.operands:
-            inner = body.get(inner.operands[0])
-        if inner and inner.opcode == "dynamic-update-slice":
-            update = body.get(inner.operands[1])
-            found[i] = _size_anywhere(update.shape) if update else 0
-    return found
-
-
-def _size_anywhere(shape: str) -> int:
-    """Bytes of a shape wherever it is: inside of a fusion memories have no meaning."""
-    return sum(_array_sizes(_MEMORY.sub("", shape)))
-
-
+# Cycles, loops and collectives.
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CONSTANT = re.compile(r"= [su]\d+\[\]\S* constant\((\d+)\)")
@@ -261,6 +38,29 @@ _RUNS = {"while", "call", "conditional", "async-start"}  # their callees have cy
 _KERNEL = "tpu_custom_call"  # what a Pallas kernel becomes
 _RANDOM = "rng-bit-generator"
 _BODY = re.compile(r'"body":\s*"([^"]*)"')
+
+# Instructions.
+_HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
+# The shape may be a tuple with layouts, {3,2,1,0:T(8,128)}; the opcode alone follows a blank.
+_INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (.+?) ([a-z][a-z0-9\-]*)\((.*)$")
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_SCOPES = re.compile(r'op_name="([^"]*)"')
+_CALLED = re.compile(r"\b(?:body|condition|to_apply|calls)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_RARELY = re.compile(r"\bone_step_in_(\d+)/cond$")
+_TARGET = re.compile(r'custom_call_target="([^"]+)"')
+
+# Bytes.
+_ARRAY_AND_LAYOUT = re.compile(r"\b(pred|[a-z]+\d+[a-z0-9]*)\[([\d,]*)\](?:\{([^}]*)\})?")
+_TILE = re.compile(r"T\(([\d,]+)\)")
+_MEMORY = re.compile(r"S\(\d+\)")
+_WITHOUT_TRAFFIC = {
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
+    *("partition-id", "replica-id", "while", "call", "conditional", "optimization-barrier"),
+}
+_UNWRITTEN = ("AllocateBuffer", "ConcatBitcast")  # custom calls that move nothing
+_SLICES = ("slice", "dynamic-slice", "gather")
+_SAME_ARRAY = ("bitcast", "reshape", "get-tuple-element", "copy", "convert")  # of the same array
 
 
 class Kernel(NamedTuple):
@@ -296,7 +96,7 @@ class Cost:
       unknown_loops: how many of them have an unknown number of trips; each counts once.
       names: the cycles by the name that jax gave to the operation, its path of scopes:
         (all, those of instructions with a convolution or matrix product).
-      moved: bytes to and from the HBM, see `engine.aot.hlo`.
+      moved: bytes to and from the HBM, see `bytes_moved`.
       kernels: those that `cycles` leaves out.
     """
 
@@ -401,3 +201,212 @@ def _result_bytes(instruction: Instruction) -> int:
     elif instruction.opcode in ("all-gather-start", "all-to-all-start"):  # (operands, results)
         sizes = sizes[len(sizes) // 2 :]
     return sum(sizes)
+
+
+# The instructions of a text.
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """A line of HLO.
+
+    Attributes:
+      name, opcode: as they are there.
+      shape: the type of the result with its layout.
+      line: all of it.
+      operands: the names of what it reads.
+      is_root: whether it is the result of its computation.
+    """
+
+    name: str
+    opcode: str
+    shape: str
+    line: str
+    operands: tuple[str, ...]
+    is_root: bool
+
+    @property
+    def scopes(self) -> str:
+        """The path of scopes that jax gave to it, or ""."""
+        match = _SCOPES.search(self.line)
+        return match[1] if match else ""
+
+    @property
+    def target(self) -> str:
+        """What a custom call calls; "" for other operations."""
+        match = _TARGET.search(self.line) if self.opcode == "custom-call" else None
+        return match[1] if match else ""
+
+    @property
+    def branches(self) -> list[str]:
+        """The computations of which a conditional runs one."""
+        names = ",".join(_BRANCHES.findall(self.line)).split(",")
+        return [name.strip(" %") for name in names if name]
+
+    @property
+    def called(self) -> list[str]:
+        """The computations that it names."""
+        return _CALLED.findall(self.line) + self.branches
+
+    @property
+    def chances(self) -> list[float]:
+        """The probability with which each of `called` runs."""
+        count, rarely = len(self.branches), _RARELY.search(self.scopes)
+        each = [1 / count] * count if count else []
+        if count == 2 and rarely:
+            each = [1 - 1 / int(rarely[1]), 1 / int(rarely[1])]
+        return [1.0] * (len(self.called) - count) + each
+
+
+Computation = Mapping[str, Instruction]  # by name, in the order of the text
+
+
+def parse_computations(text: str) -> tuple[dict[str, dict[str, Instruction]], str | None]:
+    """All computations by name, and the name of the entry."""
+    found: dict[str, dict[str, Instruction]] = {}
+    entry, current = None, {}
+    for line in text.splitlines():
+        if header := _HEADER.match(line):
+            current = found[header[2]] = {}
+            entry = header[2] if header[1] else entry
+        elif match := _INSTRUCTION.match(line):
+            root, name, shape, opcode, rest = match.groups()
+            operands = tuple(_OPERAND.findall(_until_closed(rest)))
+            current[name] = Instruction(name, opcode, shape, line, operands, bool(root))
+    return found, entry
+
+
+def _until_closed(text: str) -> str:
+    """The text up to the parenthesis that closes one before it."""
+    depth = 1
+    for i, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if not depth:
+            return text[:i]
+    return text
+
+
+# Bytes to and from the HBM.
+
+
+def bytes_moved(
+    instruction: Instruction, inside: Computation, computations: Mapping[str, Computation]
+) -> int:
+    """Bytes that an instruction of the computation `inside` moves to and from the HBM in one run.
+
+    Operations that run others, such as loops, count as 0: what they run counts by itself.
+    """
+    opcode = instruction.opcode
+    if opcode in _WITHOUT_TRAFFIC or opcode.endswith("-done") or instruction.target in _UNWRITTEN:
+        return 0
+    body = computations.get(instruction.called[0], {}) if instruction.called else {}
+    if opcode == "fusion":
+        return _moved_by_fusion(instruction, inside, body)
+    if opcode == "async-start":
+        return sum(bytes_moved(inner, body, computations) for inner in body.values())
+    if opcode in ("copy-start", "collective-permute-start"):  # (result, operand, context)
+        return sum(_array_sizes(instruction.shape)[:2])
+    results, operands = sum(_array_sizes(instruction.shape)), _operand_sizes(instruction, inside)
+    if opcode in _SLICES:
+        return results + _selected_size(instruction, inside)
+    if opcode == "dynamic-update-slice":
+        return 2 * sum(operands[1:2])
+    if (
+        opcode == "scatter"
+    ):  # in place: the updates are read, and what they change is read and written
+        return sum(operands[1:]) + 2 * sum(operands[2:])
+    if opcode.endswith("slice-start"):  # ((operand), result, context)
+        *_, result, _ = _ARRAY_AND_LAYOUT.findall(instruction.shape)
+        return _array_size(*result) + _array_size(*result[:2], _MEMORY.sub("", result[2]))
+    if opcode.endswith("-start"):  # a collective: (operands, results)
+        return results
+    return results + sum(operands)
+
+
+def _array_sizes(shape: str) -> list[int]:
+    """The bytes in the HBM of each array of a shape; 0 for one in another memory."""
+    return [_array_size(*found) for found in _ARRAY_AND_LAYOUT.findall(shape)]
+
+
+@functools.lru_cache(100_000)
+def _array_size(kind: str, sides: str, layout: str) -> int:
+    order, _, tiling = layout.partition(":")
+    if "S(" in tiling and "S(0)" not in tiling:
+        return 0
+    numbers = [int(side) for side in sides.split(",") if side]
+    minor_first = [numbers[int(i)] for i in order.split(",") if i] or numbers[::-1]
+    tile = _TILE.search(tiling)
+    for i, side in enumerate(reversed(tile[1].split(",")) if tile else ()):
+        if i < len(minor_first):
+            minor_first[i] = -(-minor_first[i] // int(side)) * int(side)
+    bits = 8 if kind == "pred" else int(re.findall(r"\d+", kind)[0])
+    return bits * math.prod(minor_first) // 8
+
+
+def _operand_sizes(instruction: Instruction, inside: Computation) -> list[int]:
+    found = [inside[name].shape for name in instruction.operands if name in inside]
+    return [sum(_array_sizes(shape)) for shape in found]
+
+
+def _selected_size(instruction: Instruction, inside: Computation) -> int:
+    """The bytes that a slice or a gather reads: as many as its result has, if they are in HBM."""
+    source = inside.get(instruction.operands[0])
+    if source is None or not sum(_array_sizes(source.shape)):
+        return 0
+    return sum(_array_sizes(_MEMORY.sub("", instruction.shape)))
+
+
+def _moved_by_fusion(fusion: Instruction, inside: Computation, body: Computation) -> int:
+    users: dict[str, list[Instruction]] = {}
+    for inner in body.values():
+        for name in inner.operands:
+            users.setdefault(name, []).append(inner)
+    total, updates = 0, _updated_sizes(body)
+    for name, inner in body.items():
+        if inner.opcode == "parameter":
+            number = int(inner.line.split(" parameter(", 1)[1].split(")", 1)[0])
+            outer = inside.get(fusion.operands[number]) if number < len(fusion.operands) else None
+            if outer is None or not (whole := sum(_array_sizes(outer.shape))):
+                continue
+            total += min(whole, _bytes_read(name, users, body))
+    results = _array_sizes(fusion.shape)
+    for i, size in enumerate(results):
+        total += min(size, updates[i]) if size and i in updates else size
+    return total
+
+
+def _bytes_read(name: str, users: Mapping[str, list[Instruction]], body: Computation) -> int:
+    """The bytes that a fusion reads of a parameter: all, or the slices that it takes."""
+    total = 0
+    for user in users.get(name, []):
+        if user.opcode in _SLICES and user.operands[0] == name:
+            total += _size_anywhere(user.shape)
+        elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
+            continue  # in place: what it does not write, it does not read
+        elif user.opcode in _SAME_ARRAY and not user.is_root:
+            total += _bytes_read(user.name, users, body)
+        else:
+            return _size_anywhere(body[name].shape)
+    return total
+
+
+def _updated_sizes(body: Computation) -> dict[int, int]:
+    """The bytes that are written of those results of a fusion that are updated in place."""
+    root = next((inner for inner in body.values() if inner.is_root), None)
+    if root is None:
+        return {}
+    outputs = root.operands if root.opcode == "tuple" else (root.name,)
+    found = {}
+    for i, name in enumerate(outputs):
+        inner = body.get(name)
+        while inner and inner.opcode in _SAME_ARRAY and inner.operands:
+            inner = body.get(inner.operands[0])
+        if inner and inner.opcode == "dynamic-update-slice":
+            update = body.get(inner.operands[1])
+            found[i] = _size_anywhere(update.shape) if update else 0
+    return found
+
+
+def _size_anywhere(shape: str) -> int:
+    """Bytes of a shape wherever it is: inside of a fusion memories have no meaning."""
+    return sum(_array_sizes(_MEMORY.sub("", shape)))

@@ -117,7 +117,8 @@ def priced(cost: hlo.Cost, chip: Chip, bundles: Mapping[str, int | None]) -> hlo
     Args:
       cost: of a program.
       chip: the one that runs it.
-      bundles: of `read`. Without those of a kernel, an equal one's count, else its bytes alone.
+      bundles: of `read_bundles`. A kernel without them has an equal one's count, else its bytes
+        alone.
     """
     known = {kernel.body: bundles[kernel.name] for kernel in cost.kernels if kernel.name in bundles}
     bandwidth = chip.bandwidth / chip.devices

@@ -1,10 +1,13 @@
-"""Describes TPU chips and slices, and reads the names that people give to slices.
+"""Describes TPU chips, slices and their hosts, and reads the names that users give to slices.
 
 Peak, memory and bandwidth: Google's Cloud TPU system architecture pages, per chip. Clock: the
 one at which the chip's matrix units reach that peak (v2 2, v3 4, v4 8, v5e 4 and v5p 8 units of
 128x128, v6e 4 and tpu7x 8 of 256x256, two FLOPs per multiplier and cycle). Price: Google's list
 price on demand in the United States, as of 2025 as far as we know; not verified. That of tpu7x is
 missing: no page of Google's that we could read in November 2026 had it.
+
+vCPUs by machine: Google's pages "Plan TPUs in GKE" and "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x"
+of Cloud TPU's documentation; those of v2, v3 and v4 are not verified.
 """
 
 from __future__ import annotations
@@ -84,6 +87,11 @@ _SPELLING = re.compile(
     r"(tpu\d+[a-z]*|(?:tpu[- ]?)?v\d+[a-z]*)(?:-(\d{1,6})|:(\d{1,4}x\d{1,4}(?:x\d{1,4})?))"
 )
 _HOST = (2, 2, 1)  # the chips of a host, but of slices of one chip and of v5e's and v6e's 2x4
+# vCPUs of a machine by its number of chips. A slice of another number has machines of 4 chips.
+_MACHINES = {
+    **{"v2": {4: 96}, "v3": {4: 96}, "v4": {4: 240}, "v5e": {1: 24, 4: 112, 8: 224}},
+    **{"v5p": {4: 208}, "v6e": {1: 44, 4: 180, 8: 180}, "tpu7x": {4: 224}},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +134,13 @@ class Topology:
         return options
 
 
+def machines(topology: Topology) -> tuple[int, int]:
+    """The number of hosts of a slice and of the vCPUs of each."""
+    sizes = _MACHINES[topology.chip.name]
+    chips = topology.chips if topology.chips in sizes else 4
+    return -(-topology.chips // chips), sizes[chips]
+
+
 def of_kind(kind: str) -> Chip | None:
     """The chip that jax calls `kind`, "TPU v5 lite"; None if it is not known."""
     return CHIPS.get(_KINDS.get(kind, ""))
@@ -155,13 +170,13 @@ def parse_slices(text: str, flag: str = "--tpu") -> list[Topology]:
 
 
 def _one(text: str, flag: str) -> Topology:
-    said = f"{flag}={text}"
+    flag_text = f"{flag}={text}"
     match = _SPELLING.fullmatch(text.lower())
     name = re.sub("^tpu[- ]?(?=v)", "", match[1]) if match else ""
     chip = CHIPS.get(_ALIASES.get(name, name))
     if match is None or (chip is None and match[2]):
         raise ConfigError(
-            f"{said} is no slice that is known: write v5e:4x4 or one of {known()}; several "
+            f"{flag_text} is no slice that is known: write v5e:4x4 or one of {known()}; several "
             "with commas, or all. A newer chip that libtpu knows is written as a grid, tpu9:2x2x1"
         )
     if chip is None:
@@ -171,17 +186,17 @@ def _one(text: str, flag: str) -> Topology:
     if match[2]:
         if int(match[2]) not in chip.sizes:
             sizes = ", ".join(f"{chip.prefix}-{size}" for size in chip.sizes)
-            raise ConfigError(f"{said}: there is no such slice of {chip.name}; use {sizes}")
+            raise ConfigError(f"{flag_text}: there is no such slice of {chip.name}; use {sizes}")
         return _sized(chip, int(match[2]))
-    return _grid(chip, said, tuple(map(int, match[3].split("x"))))
+    return _grid(chip, flag_text, tuple(map(int, match[3].split("x"))))
 
 
-def _grid(chip: Chip, said: str, shape: tuple[int, ...]) -> Topology:
-    """The slice of a known chip with this shape; `said` is the user's flag."""
+def _grid(chip: Chip, flag_text: str, shape: tuple[int, ...]) -> Topology:
+    """The slice of a known chip with this shape; `flag_text` is the user's flag."""
     topology = Topology(chip, (*shape, *(1,) * (chip.dimensions - len(shape))))
     largest = _sized(chip, chip.sizes[-1])
     if len(shape) > chip.dimensions or not 1 <= topology.chips <= largest.chips:
-        raise ConfigError(f"{said}: slices of {chip.name} are grids up to {largest.name}")
+        raise ConfigError(f"{flag_text}: slices of {chip.name} are grids up to {largest.name}")
     alone = chip.sizes == _LITE or chip.name == "tpu7x"
     if any(side % chips for side, chips in zip(topology.shape, _HOST, strict=False)) and not (
         alone and topology.chips == 1
@@ -189,7 +204,7 @@ def _grid(chip: Chip, said: str, shape: tuple[int, ...]) -> Topology:
         host = "x".join(map(str, _HOST[: chip.dimensions]))
         also = f", or {chip.name}:{'x'.join('1' * chip.dimensions)}" if alone else ""
         raise ConfigError(
-            f"{said} is no whole slice: hosts of {chip.name} have {host} chips; use "
+            f"{flag_text} is no whole slice: hosts of {chip.name} have {host} chips; use "
             f"multiples of that{also}"
         )
     return topology

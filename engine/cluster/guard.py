@@ -160,7 +160,7 @@ def afford(needed: Mapping[tuple[str, ...], int], values: Mapping[str, Any]) -> 
 
 
 def less_memory(needed: Mapping[tuple[str, ...], int], values: Mapping[str, Any]) -> str:
-    """The remedy for input that does not fit, with the keys of the largest part; see `afford`."""
+    """The fix for input that does not fit, with the keys of the largest part; see `afford`."""
     keys = max(needed, key=lambda keys: needed[keys], default=())
     if not keys:
         return "use hosts with more memory"

@@ -33,6 +33,8 @@ from engine.cluster.rollcall import DELIVERY, Host, Peer
 
 _TICK = 1.0  # seconds between signs of life
 _LAST = 1 << 30  # the number of the barrier at the end of a run
+_TUNNEL_BYTES = 1 << 16  # of the tunnel, in a message
+_LONGEST_FOLDER = 60  # the longest path of a folder: that of a Unix socket has at most 107 bytes
 _log = logging.getLogger("tpu_suite")
 
 
@@ -211,10 +213,6 @@ class Heartbeat:
         self._has_ended = True
         self._send_all(end=message, code=code)
         return True
-
-
-_TUNNEL_BYTES = 1 << 16  # in a message
-_LONGEST_FOLDER = 60  # the longest path of a folder: that of a Unix socket has at most 107 bytes
 
 
 class Tunnel:

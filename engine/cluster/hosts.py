@@ -21,6 +21,7 @@ from engine.mesh import tpu_chips
 
 # jax 0.8.1 moved its default to a port that Google's firewall rule does not open.
 _PORT = "8476"
+_NOTICE_PERIOD = 5.0  # seconds between two looks for a notice of preemption
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +100,7 @@ def _on_tpu() -> ProcessGroup | None:
     else:
         return None
     # A worker is an address, or NAME:ID:ADDRESS.
-    parts = [entry.split(":") for entry in workers.split(",") if entry]
+    parts = [text.split(":") for text in workers.split(",") if text]
     names = [part[-1 if len(part) > 2 else 0] for part in parts]
     slices = int(_slices("NUM_SLICES") or 1)
     if len(names) * slices < 2:
@@ -147,7 +148,7 @@ def _attribute(name: str) -> str:
         ) from error
 
 
-_NOTICE_PERIOD = 5.0  # seconds between two looks for a notice
+# The VM's metadata server.
 
 
 def vm_metadata(path: str, timeout: float) -> str:

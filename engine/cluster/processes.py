@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import jax
 
@@ -29,8 +29,14 @@ from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hostlog import HostLog
 from engine.cluster.hosts import ProcessGroup
 
-if TYPE_CHECKING:
-    from engine.cluster.heartbeat import Heartbeat
+_ROOT = pathlib.Path(__file__).parents[2]
+_FOLDERS = ("benchmarks", "commands", "common", "engine")  # and the files at the top
+_LOST = re.compile("(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|INTERNAL|UNAVAILABLE|UNKNOWN): ")
+_AGAIN = "; start the same command again on all hosts"
+_log = logging.getLogger("tpu_suite")
+_heartbeat: Heartbeat | None = None  # None in a process that runs alone
+_index = 0  # of this process
+_last_words: Callable[[], None] | None = None  # see `on_failure`
 
 
 def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float) -> None:
@@ -42,11 +48,11 @@ def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float
     Raises:
       HostError: a host is missing, a host differs, or jax cannot start.
     """
+    global _heartbeat, _index
     watchdog.doing("waiting for all hosts to arrive")
     secret = os.fsencode(os.environ.get("RUN_SECRET", ""))
-    end = follow
-    heartbeat = Heartbeat(group, facts, wait=wait, silence=silence, end=end, secret=secret)
-    joined(heartbeat, group.index)
+    heartbeat = Heartbeat(group, facts, wait=wait, silence=silence, end=follow, secret=secret)
+    _heartbeat, _index = heartbeat, group.index
     tunnel = heartbeat.tunnel
     watchdog.doing("starting jax")
     # Its notifier would take SIGTERM away from engine.cluster.preemption.
@@ -68,10 +74,6 @@ def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float
         tunnel.close()
 
 
-_ROOT = pathlib.Path(__file__).parents[2]
-_FOLDERS = ("benchmarks", "commands", "common", "engine")
-
-
 def run_facts(recipe: Mapping[str, Any]) -> dict[str, str]:
     """The configuration, the versions of the libraries and the program; for `join`."""
     versions, digest = manifest.versions(), hashlib.sha256()
@@ -84,20 +86,6 @@ def run_facts(recipe: Mapping[str, Any]) -> dict[str, str]:
         **{f"the version of {name}": versions.get(name, "absent") for name in manifest.LIBRARIES},
         **{f"config.{key}": str(value) for key, value in keys.flat(recipe).items()},
     }
-
-
-_heartbeat: Heartbeat | None = None
-_index = 0
-_last_words: Callable[[], None] | None = None
-_LOST = re.compile("(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|INTERNAL|UNAVAILABLE|UNKNOWN): ")
-_AGAIN = "; start the same command again on all hosts"
-_log = logging.getLogger("tpu_suite")
-
-
-def joined(heartbeat: Heartbeat, index: int) -> None:
-    """From now on, this is process `index` of those that the heartbeat connects."""
-    global _heartbeat, _index
-    _heartbeat, _index = heartbeat, index
 
 
 def is_joined() -> bool:

@@ -25,6 +25,12 @@ from common.errors import RESTART, HostError, one_line, parse_json, visible
 from engine.cluster.hosts import ProcessGroup
 
 MESSAGE_BYTES = 1 << 20  # the longest message
+DELIVERY = 0.2  # seconds in which a last message leaves before its process ends
+_GREETING_SECONDS = 10.0  # for a process to send its greeting
+_PENDING = 64  # connections without a greeting; more than these, or twice the hosts, are closed
+_WARNINGS = 20  # refusals that are logged
+_RETRY = 10.0  # seconds in which host 0 may answer again after it has closed the connection
+_log = logging.getLogger("tpu_suite")
 
 
 @dataclasses.dataclass
@@ -66,14 +72,6 @@ class Peer:
         except ValueError:
             return {}
         return message if isinstance(message, dict) else {} if line else None
-
-
-DELIVERY = 0.2  # seconds in which a last message leaves before its process ends
-_GREETING_SECONDS = 10.0  # for a process to send its greeting
-_PENDING = 64  # connections without a greeting; more than these, or twice the hosts, are closed
-_WARNINGS = 20  # refusals that are logged
-_RETRY = 10.0  # seconds in which host 0 may answer again after it has closed the connection
-_log = logging.getLogger("tpu_suite")
 
 
 class _Refusal(Exception):

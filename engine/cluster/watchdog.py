@@ -22,7 +22,9 @@ from engine.cluster.stalls import within
 
 _TICK = 1.0  # seconds between two checks
 _HURRY = 30.0  # seconds without a sign of life that a run may take after a signal asked it to stop
+_SIGN = 1.0  # seconds between signs of life of work in the background
 _log = logging.getLogger("tpu_suite")
+T = TypeVar("T")
 
 
 class Activity(NamedTuple):
@@ -160,10 +162,6 @@ def stacks() -> str:
             lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
             frame = frame.f_back
     return "\n".join([*lines, ""])
-
-
-T = TypeVar("T")
-_SIGN = 1.0  # seconds between signs of life
 
 
 class Background(threading.Thread, Generic[T]):

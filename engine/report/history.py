@@ -54,10 +54,10 @@ class History:
             self._rewrite()
 
     def evaluations(self) -> list[dict[str, Any]]:
-        """The rows of the evaluations, as JSON values, for `mend`."""
+        """The rows of the evaluations, as JSON values, for `restore`."""
         return [json.loads(_json(row)) for row in self.rows if row["split"] == "eval"]
 
-    def mend(self, evaluations: Sequence[dict[str, Any]]) -> int:
+    def restore(self, evaluations: Sequence[dict[str, Any]]) -> int:
         """Adds the rows of evaluations that the file has lost; returns their number."""
         known = self.scores()
         lost = [row for row in map(_row, evaluations) if row and row["step"] not in known]

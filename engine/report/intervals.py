@@ -13,13 +13,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from common.console import hms
 from engine.mesh import Feed
 from engine.report.writers import Reporter
 
 _FIRST_LINE = 60  # seconds of training without a report
-_SHARE = 0.2  # of the time; less is not worth a warning
-_INTERVALS = 3  # in a row; the first after a start or an evaluation is often slow
-
+_SLOW_SHARE = 0.2  # of the time, waiting for input; less is not worth a warning
+_SLOW_INTERVALS = 3  # in a row; the first after a start or an evaluation is often slow
 _ADVICE = {  # where the benchmark has none
     "reading": "move the data closer (a bucket of this region, a faster disk)",
     "decoding": "use machines with more CPU cores, or store smaller examples",
@@ -53,7 +53,7 @@ class Intervals:
         self._progress = Progress(step, outlook.total_steps)
         self._bottleneck = Bottleneck(outlook.advice)
         self._pending: tuple[int, Any] | None = None  # an interval that is not yet reported
-        self._has_line = False  # whether a person has seen how fast the run is
+        self._has_line = False  # whether the user has seen how fast the run is
 
     def close(self, step: int, totals: Any) -> None:
         """Ends an interval at `step`; `totals` are its sums on the devices."""
@@ -146,7 +146,7 @@ class Bottleneck:
     """Follows a run's input over its log intervals."""
 
     def __init__(self, advice: Mapping[str, str] | None = None, threads: int = 0):
-        """`advice` has remedies, see `benchmarks.base`; 0 decoding `threads`: one per CPU."""
+        """`advice` as in `benchmarks.base.Benchmark`; 0 decoding `threads`: one per CPU."""
         self._advice = _ADVICE | dict(advice or {})
         self._threads = threads or os.cpu_count() or 1
         self._before = (0.0, 0.0, 0.0)
@@ -168,8 +168,8 @@ class Bottleneck:
         )
         self._before = now
         shares = {"input_wait": waited, "input_transfer": copied, "decode_busy": busy}
-        self._slow = self._slow + 1 if waited > _SHARE else 0
-        due = self._slow in [_INTERVALS * 10**k for k in range(6)]
+        self._slow = self._slow + 1 if waited > _SLOW_SHARE else 0
+        due = self._slow in [_SLOW_INTERVALS * 10**k for k in range(6)]
         return shares, self._warning(waited, copied, busy) if due else ""
 
     def _warning(self, waited: float, copied: float, busy: float) -> str:
@@ -251,12 +251,3 @@ def fitted_line(cells: Sequence[tuple[int, str]], width: int) -> str:
 def progress_bar(done: int, total: int, width: int = 20) -> str:
     """[#####     ] of `width` characters between the brackets."""
     return f"[{'#' * (width * min(done, total) // total):{width}}]"
-
-
-def hms(seconds: float) -> str:
-    """Seconds as 1:02:03 or 4:05; "?" if they are not finite."""
-    if not math.isfinite(seconds):
-        return "?"
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

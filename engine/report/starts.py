@@ -23,14 +23,15 @@ import psutil
 from etils import epath
 from jax.sharding import Mesh
 
+from common.console import hms
 from common.errors import parse_json
 from engine import mesh as meshes
 from engine.aot import topology
 from engine.cluster import hostlog, stalls, watchdog
-from engine.report.intervals import hms
 
 _DISK, _BUCKET = 5.0, 30.0  # seconds between two notes
 _ROOT = pathlib.Path(__file__).parents[2]
+Row = Mapping[str, Any]
 
 
 class Record:
@@ -89,9 +90,6 @@ def commit() -> str:
     return ""
 
 
-Row = Mapping[str, Any]
-
-
 @dataclasses.dataclass(frozen=True)
 class Cost:
     """What a run took, over all its starts.
@@ -131,7 +129,7 @@ class Cost:
 
 
 def cost_summary(starts: Sequence[Row], rows: Sequence[Row]) -> str:
-    """The cost of a run up to now, in one line; arguments as of `of`."""
+    """The cost of a run up to now, in one line; arguments as of `cost_of`."""
     cost = cost_of(ended(starts, time.time()), rows)
     if cost is None:
         return "goodput: not known, because an older program began the run"
@@ -174,7 +172,7 @@ def training_seconds(rows: Sequence[Row], begins: Sequence[int]) -> list[float]:
     return seconds
 
 
-def past(workdir: str, manifest: Row, rows: Sequence[Row] = ()) -> list[dict[str, Any]]:
+def past_starts(workdir: str, manifest: Row, rows: Sequence[Row] = ()) -> list[dict[str, Any]]:
     """The starts of a run up to now, each with its "seconds" and "lost_steps" where they are known.
 
     starts.json counts, if it goes on from the manifest: it also has the starts that saved nothing.

@@ -21,8 +21,7 @@ from etils import epath
 
 from common.errors import OutputError, one_line
 from engine.cluster import watchdog
-from engine.report import history
-from engine.report.history import History, writing
+from engine.report.history import History, share_interval, writing
 
 _log = logging.getLogger("tpu_suite")
 _DRAWING_SECONDS = 20.0  # between two drawings of the curves, which take half a second each
@@ -119,7 +118,7 @@ class Reporter:
 
     def quantity(self, name: str, value: float, count: int = 0) -> str:
         """A name and its value in words; a share of a small `count` with its interval."""
-        sure = history.share_interval(value, count) if name in self._proportions else ""
+        sure = share_interval(value, count) if name in self._proportions else ""
         return f"{name.replace('_', ' ')} {self.number(name, value)}{sure}"
 
     def say(self, text: str) -> None:

@@ -136,7 +136,7 @@ def metadata(workdir: str) -> dict[str, Any]:
             raise CheckpointError(f"no complete checkpoint in {checkpoints.directory}")
         manifest = checkpoints.manifest(steps[-1])
     history = History(workdir, writes=False)
-    history.mend(manifest.get("evaluations", []))
+    history.restore(manifest.get("evaluations", []))
     scores = history.scores()
     best = history.best(manifest.get("target_metric", ""))
     rows = [] if best is None else [("", best)]

@@ -22,7 +22,7 @@ import yaml
 
 from common import console, entry
 from common.errors import ConfigError, UserError
-from engine.aot import forecast, topology
+from engine.aot import topology
 
 _MANIFEST = "deploy/jobset.yaml"
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -76,7 +76,7 @@ def manifest(flags: argparse.Namespace) -> dict[str, Any]:
         whole = yaml.safe_load(file)
     whole["metadata"]["name"] = flags.name
     job = whole["spec"]["replicatedJobs"][0]["template"]["spec"]
-    count, _ = forecast.machines(one)
+    count, _ = topology.machines(one)
     job["parallelism"] = job["completions"] = count
     pod = job["template"]["spec"]
     pod["nodeSelector"] = {

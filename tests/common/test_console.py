@@ -1,5 +1,6 @@
-"""Progress of long work: to the listener each time, to the log every 10 seconds."""
+"""Progress of long work: to the listener each time, to the log every 10 seconds; times in words."""
 
+import math
 import types
 
 import pytest
@@ -43,3 +44,21 @@ def test_only_at_tells_the_listener(clock, monkeypatch):
     counting.log(2, "two")
     console.report_progress("three")
     assert texts == ["one", "three"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "0:00"),
+        (59.4, "0:59"),
+        (59.6, "1:00"),
+        (245, "4:05"),
+        (3599.7, "1:00:00"),
+        (3723, "1:02:03"),
+        (100 * 3600, "100:00:00"),
+        (math.nan, "?"),
+        (math.inf, "?"),
+    ],
+)
+def test_hms(seconds, words):
+    assert console.hms(seconds) == words

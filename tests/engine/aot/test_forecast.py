@@ -1,6 +1,6 @@
 """What preflight prints, from numbers as the compiler gave them.
 
-Also the hosts of a slice, and whether they prepare examples as fast as the chips take them.
+Also whether the hosts of a slice prepare examples as fast as the chips take them.
 """
 
 import dataclasses
@@ -173,21 +173,6 @@ def test_a_chip_that_nobody_has_figures_of_is_shown_all_the_same():
     assert ["tpu9:2x2x1", "tpu9-4", "4", "?", "?", "libtpu", "knows"] in [
         line.split()[:7] for line in forecast.tables([row], "images").splitlines()
     ]
-
-
-@pytest.mark.parametrize(
-    ("slice_", "count", "cpus"),
-    [
-        *(("v2-8", 1, 96), ("v3-8", 1, 96), ("v3-32", 4, 96), ("v4-8", 1, 240), ("v4-32", 4, 240)),
-        *(("v5e-1", 1, 24), ("v5e-4", 1, 112), ("v5e-8", 1, 224), ("v5e-16", 4, 112)),
-        *(("v5p-8", 1, 208), ("v5p-16", 2, 208)),
-        *(("v6e-1", 1, 44), ("v6e-4", 1, 180), ("v6e-8", 1, 180), ("v6e-16", 4, 180)),
-        *(("tpu7x-8", 1, 224), ("tpu7x-16", 2, 224)),
-    ],
-)
-def test_the_machines_of_a_slice(slice_, count, cpus):
-    (one,) = topology.parse_slices(slice_)
-    assert forecast.machines(one) == (count, cpus)
 
 
 def test_a_stage_is_fed_or_not():

@@ -129,6 +129,42 @@ def test_a_program_of_this_machine():
     assert cost.moved > 0 and cost == hlo.Cost(0, {}, 0, 0, {}, cost.moved)
 
 
+def test_what_moves_through_the_memory():
+    text = """\
+%dus.1 (p.1: f32[64,128], p.2: f32[8,128], p.3: s32[]) -> f32[64,128] {
+  %p.1 = f32[64,128]{1,0:T(8,128)} parameter(0)
+  %p.2 = f32[8,128]{1,0:T(8,128)} parameter(1)
+  ROOT %d.1 = f32[64,128]{1,0:T(8,128)} dynamic-update-slice(%p.1, %p.2, %p.3, %p.3)
+}
+
+%read.2 (q.1: f32[64,128], q.2: s32[]) -> f32[8,128] {
+  %q.1 = f32[64,128]{1,0:T(8,128)} parameter(0)
+  %s.1 = f32[8,128]{1,0:T(8,128)} dynamic-slice(%q.1, %q.2, %q.2), dynamic_slice_sizes={8,128}
+  ROOT %t.1 = f32[8,128]{1,0:T(8,128)} tanh(%s.1)
+}
+
+ENTRY %main.1 (x.1: f32[64,128], y.1: f32[8,128], i.1: s32[]) -> f32[8,128] {
+  %x.1 = f32[64,128]{1,0:T(8,128)} parameter(0)
+  %y.1 = f32[8,128]{1,0:T(8,128)} parameter(1)
+  %i.1 = s32[]{:T(256)S(2)} parameter(2)
+  %a.1 = f32[64,128]{1,0:T(8,128)} fusion(%x.1, %y.1, %i.1), kind=kLoop, calls=%dus.1
+  %b.1 = f32[8,128]{1,0:T(8,128)S(1)} fusion(%a.1, %i.1), kind=kLoop, calls=%read.2
+  %c.1 = (f32[8,128]{1,0:T(8,128)S(1)}, f32[8,128]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%y.1)
+  %d.1 = f32[8,128]{1,0:T(8,128)S(1)} copy-done(%c.1)
+  %e.1 = ((f32[64,128]{1,0:T(8,128)}), f32[16,128]{1,0:T(8,128)S(1)}, s32[]{:S(2)}) \
+slice-start(%x.1), slice={[0:16], [0:128]}
+  ROOT %n.1 = f32[8,3]{1,0:T(8,128)} negate(%d.1)
+}
+"""
+    block = 8 * 128 * 4
+    # The update is read and written; a slice is read; a copy and a slice go to the core's memory.
+    # The narrow result fills a tile.
+    assert hlo.cost(text).moved == 2 * block + block + block + 2 * block + block
+
+
+# FLOPs.
+
+
 def shaped(*sides):
     return jax.ShapeDtypeStruct(sides, jnp.float32)
 

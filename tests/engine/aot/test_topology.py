@@ -1,9 +1,9 @@
-"""Slices: every spelling, and what is no slice."""
+"""Slices: every spelling, what is no slice, and the machines of each."""
 
 import pytest
 
 from common.errors import ConfigError
-from engine.aot.topology import CHIPS, parse_slices
+from engine.aot.topology import CHIPS, machines, parse_slices
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,21 @@ def test_the_clock_is_that_at_which_the_matrix_units_reach_the_peak():
     for name, (count, side) in units.items():
         chip = CHIPS[name]
         assert chip.clock * count * side * side * 2 == pytest.approx(chip.peak, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("slice_", "count", "cpus"),
+    [
+        *(("v2-8", 1, 96), ("v3-8", 1, 96), ("v3-32", 4, 96), ("v4-8", 1, 240), ("v4-32", 4, 240)),
+        *(("v5e-1", 1, 24), ("v5e-4", 1, 112), ("v5e-8", 1, 224), ("v5e-16", 4, 112)),
+        *(("v5p-8", 1, 208), ("v5p-16", 2, 208)),
+        *(("v6e-1", 1, 44), ("v6e-4", 1, 180), ("v6e-8", 1, 180), ("v6e-16", 4, 180)),
+        *(("tpu7x-8", 1, 224), ("tpu7x-16", 2, 224)),
+    ],
+)
+def test_the_machines_of_a_slice(slice_, count, cpus):
+    (one,) = parse_slices(slice_)
+    assert machines(one) == (count, cpus)
 
 
 def test_what_libtpu_is_told():

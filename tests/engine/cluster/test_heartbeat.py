@@ -193,6 +193,9 @@ def test_a_host_that_hangs_is_noticed_by_its_silence():
     assert "host 1 (" in message and "not been heard of for 3 s" in message and code == RESTART
 
 
+# The tunnel.
+
+
 def path_of(line):
     return line.tunnel.address.removeprefix("unix:")
 

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +82,29 @@ def test_the_last_lines_are_written_while_python_shuts_down(tmp_path, monkeypatc
     monkeypatch.setattr(threading.Thread, "start", refuse)
     log.flush()
     assert (tmp_path / "hosts" / "host-003.log").read_text().endswith("INFO the last line\n")
+
+
+def test_each_host_has_a_log_of_its_own(tmp_path, gcs):
+    log = logging.getLogger("tpu_suite")
+    log.setLevel(logging.INFO)
+    for folder in (str(tmp_path), f"{gcs.bucket()}/run"):
+        for text in ("first", "second"):  # two runs after one another
+            handler = hostlog.attach(folder, 12)
+            assert hostlog.attach(folder, 12) is handler
+            log.info("%s run", text)
+            handler.flush()
+            log.removeHandler(handler)
+        local = Path(folder) / "hosts/host-012.log" if folder.startswith("/") else None
+        text = local.read_text() if local else gcs.read(f"{folder}/hosts/host-012.log").decode()
+        assert [line.split(" INFO ")[1] for line in text.splitlines()] == [
+            "first run",
+            "second run",
+        ]
+
+
+def test_a_log_that_cannot_be_written_stops_nothing(tmp_path):
+    (tmp_path / "hosts").write_text("in the way")
+    handler = hostlog.attach(str(tmp_path), 0)
+    logging.getLogger("tpu_suite").info("still here")
+    assert handler.note("stacks.txt", "x") == ""
+    logging.getLogger("tpu_suite").removeHandler(handler)

@@ -1,4 +1,4 @@
-"""Runs of several real processes on this machine, which share four simulated devices."""
+"""One process of several, and runs of several real ones, which share four simulated devices."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from scripts import prepare
 from tests.test_main import TINY, environment
 from tests.torture import Group, differences, results
 
-# Alone: the other processes are only said to be there.
+# Alone: the test plays the other processes.
 
 
 @pytest.fixture
@@ -163,6 +163,25 @@ def test_jax_notices_a_lost_host_later_than_the_heartbeat(silence, timeout, join
         ),
         "closed",
     ]
+
+
+def test_every_file_of_a_package_is_part_of_the_program(tmp_path, monkeypatch):
+    """But scripts and tests: no run imports them; recipes are compared key by key."""
+    packages = {path.parent.name for path in processes._ROOT.glob("*/__init__.py")}
+    packages -= {"scripts", "tests"}
+    files = ["main.py", "benchmarks/ncf/b.py", *(f"{name}/a.py" for name in sorted(packages))]
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(file)
+    monkeypatch.setattr(processes, "_ROOT", tmp_path)
+    before = processes.run_facts({"seed": 3})
+    assert before["config.seed"] == "3" and processes.run_facts({"seed": 3}) == before
+    name = "the program (SHA-256 of its files)"
+    digests = {before[name]}
+    for file in files:
+        (tmp_path / file).write_text("changed")
+        digests.add(processes.run_facts({"seed": 3})[name])
+    assert len(digests) == 1 + len(files)
 
 
 # Several processes.
@@ -368,15 +387,3 @@ def test_torture_sees_what_differs(calm_run, tmp_path):
             facts.write_text(json.dumps(content))
         assert len(differences(calm, str(other))) == 1, change
     assert not differences(calm, calm)
-
-
-def test_every_file_of_a_package_is_part_of_the_program(tmp_path, monkeypatch):
-    for name in ("main.py", "engine/a.py", "common/a.py", "benchmarks/a.py", "benchmarks/ncf/b.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
-    monkeypatch.setattr(processes, "_ROOT", tmp_path)
-    before = processes.run_facts({"seed": 3})
-    assert before["config.seed"] == "3" and processes.run_facts({"seed": 3}) == before
-    (tmp_path / "benchmarks/ncf/b.py").write_text("changed")
-    name = "the program (SHA-256 of its files)"
-    assert processes.run_facts({"seed": 3})[name] != before[name]

@@ -108,18 +108,18 @@ def test_lost_evaluations_come_back(tmp_path):
         history.add(one)
     saved = json.loads(json.dumps(history.evaluations()), parse_constant=pytest.fail)
     (tmp_path / "metrics.jsonl").write_text(json.dumps(rows[0]) + "\n" + json.dumps(row(8)) + "\n")
-    mended = History(str(tmp_path), writes=True)
-    assert mended.mend(saved) == 1 and mended.mend(saved) == 0
-    assert [(r["split"], r["step"]) for r in mended.rows] == [
+    restored = History(str(tmp_path), writes=True)
+    assert restored.restore(saved) == 1 and restored.restore(saved) == 0
+    assert [(r["split"], r["step"]) for r in restored.rows] == [
         ("train", 2),
         ("eval", 4),
         ("eval", 8),
     ]
-    assert math.isnan(mended.scores()[4]["loss"]) and mended.best("score") == 4
+    assert math.isnan(restored.scores()[4]["loss"]) and restored.best("score") == 4
     empty = tmp_path / "empty"
     empty.mkdir()
     deleted = History(str(empty), writes=True)
-    assert deleted.mend(saved) == 2 and deleted.best("score") == 8
+    assert deleted.restore(saved) == 2 and deleted.best("score") == 8
     assert [r["step"] for r in lines(empty)] == [4, 8]
 
 

@@ -180,6 +180,9 @@ def test_a_fast_run_has_no_such_line(make_intervals, clock):
     assert len(reporter.lines) == said
 
 
+# The warning about input.
+
+
 class Run:
     """Intervals of 10 s on a host with 8 decoding threads."""
 
@@ -287,6 +290,9 @@ def test_the_part_that_is_slow_is_seen(part, tiny_records, tmp_path, monkeypatch
     assert f"input-bound: {part}." in "".join(warnings)
 
 
+# The time left, and the line.
+
+
 def test_windows_leave_pauses_out(clock):
     clocked = Progress(100, 400)
     assert math.isnan(clocked.remaining(100))
@@ -337,24 +343,6 @@ def test_odd_windows_stay_finite(clock):
     clock.seconds += 1.0
     clocked.pause(3.0)  # clocks differ by a little
     assert clocked.window(1)[0] > 0
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0, "0:00"),
-        (59.4, "0:59"),
-        (59.6, "1:00"),
-        (245, "4:05"),
-        (3599.7, "1:00:00"),
-        (3723, "1:02:03"),
-        (100 * 3600, "100:00:00"),
-        (math.nan, "?"),
-        (math.inf, "?"),
-    ],
-)
-def test_hms(seconds, words):
-    assert intervals.hms(seconds) == words
 
 
 def test_a_line_that_is_too_long_loses_its_least_important_cells():

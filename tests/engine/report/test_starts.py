@@ -66,6 +66,9 @@ def test_process_0_alone_writes(tmp_path, mesh, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+# What a run took.
+
+
 def start(step=0, seconds=0.0, lost=0, chips=8, device="TPU v5 lite"):
     return {
         **{"step": step, "seconds": seconds, "lost_steps": lost},
@@ -180,7 +183,7 @@ def noted(begun, seconds=60.0, **more):
 
 def past(folder, starts: Any, manifest: Any, rows=()):
     (folder / "starts.json").write_text(starts if isinstance(starts, str) else json.dumps(starts))
-    return run_starts.past(str(folder), manifest, rows)
+    return run_starts.past_starts(str(folder), manifest, rows)
 
 
 def test_starts_that_saved_nothing_count(tmp_path):
@@ -203,7 +206,7 @@ def test_the_manifest_counts_where_starts_json_does_not_go_on_from_it(tmp_path):
     manifest = {"starts": [noted(1000.0, 2.0)], "saved": 1050.0, "step": 100}
     rows = [train(100, 1.0), train(140, 2.0)]
     expected = [noted(1000.0, 50.0 + 80.0, lost_steps=40)]
-    assert run_starts.past(str(tmp_path), manifest, rows) == expected  # there is none
+    assert run_starts.past_starts(str(tmp_path), manifest, rows) == expected  # there is none
     for other in ([noted(7.0)], [noted(7.0), noted(1000.0)], [], "", "[[", "3", [3], {"a": 1}):
         assert past(tmp_path, other, manifest, rows) == expected, other
     for name in ("step", "begun", "chips", "device", "seconds"):
@@ -213,4 +216,4 @@ def test_the_manifest_counts_where_starts_json_does_not_go_on_from_it(tmp_path):
 
 def test_strange_manifests_have_no_starts(tmp_path):
     for strange in (None, 3, {}, ["x", None]):
-        assert run_starts.past(str(tmp_path), {"starts": strange, "step": 5}) == []
+        assert run_starts.past_starts(str(tmp_path), {"starts": strange, "step": 5}) == []

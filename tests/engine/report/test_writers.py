@@ -21,11 +21,12 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from common.errors import OutputError
-from engine.report import writers as report
+from engine.report import writers
 from engine.report.writers import Profiler, Reporter
 from tests.engine.report.test_history import lines, row
 
 NAN = math.nan
+WANDB_RECIPE = {"benchmark": "resnet", "seed": 3}
 
 
 def test_numbers_and_quantities(tmp_path):
@@ -131,7 +132,9 @@ def test_events_that_cannot_be_written_are_one_line(tmp_path, monkeypatch, caplo
 
 def test_the_curves_are_drawn_again_after_20_seconds(clock, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(report, "draw_curves", lambda rows, *rest: drawn.append((len(rows), *rest)))
+    monkeypatch.setattr(
+        writers, "draw_curves", lambda rows, *rest: drawn.append((len(rows), *rest))
+    )
     reporter = Reporter(str(tmp_path), title="title", metrics=("score",))
     monkeypatch.setattr(reporter, "_record", reporter.history.add)
     rest = (f"{tmp_path}/learning_curves.png", "title", ("score",))
@@ -153,10 +156,10 @@ def test_a_module_that_was_imported_before_stays(known, monkeypatch):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, known, module)
     monkeypatch.setattr(
-        report.importlib, "import_module", lambda name: (name, sys.modules.get(keras))
+        writers.importlib, "import_module", lambda name: (name, sys.modules.get(keras))
     )
     kept = module if known == keras else None  # else an empty module would take its place
-    assert report._metric_writers() == ("clu.metric_writers", kept)
+    assert writers._metric_writers() == ("clu.metric_writers", kept)
     assert sys.modules.get(keras) is kept
 
 
@@ -196,7 +199,7 @@ def test_the_live_line_makes_way(clock, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "stdout", screen)
     monkeypatch.setenv("COLUMNS", "20")
     log = types.SimpleNamespace(info=lambda form, text: screen.write(form % text + "\n"))
-    monkeypatch.setattr(report, "_log", log)
+    monkeypatch.setattr(writers, "_log", log)
     reporter = Reporter(str(tmp_path))
     reporter.say("one")
     reporter.live("a")
@@ -239,7 +242,7 @@ except ImportError:
     print("wanted")
 """
     command = [sys.executable, "-c", program, str(tmp_path)]
-    root = pathlib.Path(report.__file__).parents[2]
+    root = pathlib.Path(writers.__file__).parents[2]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root)
     assert (done.stdout, done.returncode) == ("so far\nwanted\n", 0), done.stderr
     assert [r["step"] for r in lines(tmp_path)] == [1]
@@ -296,8 +299,7 @@ def test_the_steps_that_are_traced(steps, run, traced, monkeypatch, tmp_path):
     assert messages == ({end: text} if end else {})
 
 
-def curve_row(step, split="eval", **values):
-    return {"split": split, "step": step, **values}
+# Curves.
 
 
 @pytest.fixture
@@ -311,7 +313,7 @@ def panels(monkeypatch, tmp_path):
 
     def draw(rows, metrics=("top_1_accuracy",), width=1320):
         path = tmp_path / "curves.png"
-        report.draw_curves(rows, str(path), "a title", metrics)
+        writers.draw_curves(rows, str(path), "a title", metrics)
         assert os.listdir(tmp_path) == ["curves.png"]
         with Image.open(path) as picture:
             assert (picture.format, picture.size) == ("PNG", (width, 396))
@@ -333,13 +335,9 @@ def panels(monkeypatch, tmp_path):
 
 def test_curves_show_every_quantity_in_its_panel(panels):
     rows = [
-        curve_row(
-            1, "train", epoch=0.5, loss=3.0, aux_loss=1.0, learning_rate=0.1, gradient_norm=9.0
-        ),
-        curve_row(
-            2, "train", epoch=1.0, loss=2.0, aux_loss=0.5, learning_rate=0.2, step_seconds=1.0
-        ),
-        curve_row(2, epoch=1.0, loss=2.5, top_1_accuracy=0.25, top_5_accuracy=0.5, seconds=3.0),
+        row(1, "train", epoch=0.5, loss=3.0, aux_loss=1.0, learning_rate=0.1, gradient_norm=9.0),
+        row(2, "train", epoch=1.0, loss=2.0, aux_loss=0.5, learning_rate=0.2, step_seconds=1.0),
+        row(2, epoch=1.0, loss=2.5, top_1_accuracy=0.25, top_5_accuracy=0.5, seconds=3.0),
     ]
     assert panels(rows) == {
         "loss": {
@@ -357,7 +355,7 @@ def test_curves_show_every_quantity_in_its_panel(panels):
 
 @pytest.mark.parametrize("metrics", [("hr_at_10",), ("box_ap", "mask_ap"), ("bleu",)])
 def test_every_target_is_drawn(metrics, panels):
-    rows = [curve_row(2, epoch=1.0, loss=2.5) | dict.fromkeys(metrics, 0.5)]
+    rows = [row(2, epoch=1.0, loss=2.5) | dict.fromkeys(metrics, 0.5)]
     named = [metric.replace("_", " ") for metric in metrics]
     drawn = panels(rows, metrics)
     assert list(drawn) == ["loss", ", ".join(named), "learning rate"]
@@ -369,22 +367,20 @@ def test_without_a_target_there_is_no_panel_for_one(panels):
 
 
 def test_curves_of_a_step_evaluated_again_show_the_last(panels):
-    rows = [
-        curve_row(s, epoch=e, loss=x) for s, e, x in ((4, 2.0, 9.0), (2, 1.0, 7.0), (4, 2.0, 3.0))
-    ]
+    rows = [row(s, epoch=e, loss=x) for s, e, x in ((4, 2.0, 9.0), (2, 1.0, 7.0), (4, 2.0, 3.0))]
     assert panels(rows)["loss"] == {"eval loss": [(1.0, 7.0), (2.0, 3.0)]}
 
 
 def test_curves_of_nothing_and_of_what_is_not_finite(panels):
     assert panels([]) == {"loss": {}, "top 1 accuracy": {}, "learning rate": {}}
     strange = [math.nan, math.inf, 1.0, -math.inf]
-    actual = panels([curve_row(i, "train", epoch=float(i), loss=x) for i, x in enumerate(strange)])
+    actual = panels([row(i, "train", epoch=float(i), loss=x) for i, x in enumerate(strange)])
     np.testing.assert_array_equal(actual["loss"]["train loss"], list(enumerate(strange)))
 
 
 def test_a_picture_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "curves.png"
-    report.draw_curves([], str(path), "before")
+    writers.draw_curves([], str(path), "before")
     before = path.read_bytes()
 
     def half(self, data):
@@ -392,13 +388,13 @@ def test_a_picture_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
             file.write(data[:100])
         raise OSError("No space left")
 
-    monkeypatch.setattr(type(report.epath.Path(path)), "write_bytes", half)
+    monkeypatch.setattr(type(writers.epath.Path(path)), "write_bytes", half)
     with pytest.raises(OSError, match="No space left"):
-        report.draw_curves([curve_row(1, epoch=1.0, loss=1.0)], str(path), "after")
+        writers.draw_curves([row(1, epoch=1.0, loss=1.0)], str(path), "after")
     assert path.read_bytes() == before
 
 
-WANDB_RECIPE = {"benchmark": "resnet", "seed": 3}
+# wandb.
 
 
 @pytest.fixture
@@ -439,7 +435,7 @@ def write_row(workdir):
 def test_wandb_follows_the_events_of_the_run_and_of_its_resumption(wandb, tmp_path, capsys):
     workdir = str(tmp_path / "run_7")
     (tmp_path / "run_7").mkdir()
-    with report.synced_to_wandb(workdir, WANDB_RECIPE, print):
+    with writers.synced_to_wandb(workdir, WANDB_RECIPE, print):
         write_row(workdir)
     (patch, init, events, finish) = wandb.calls
     assert (patch, events, finish) == (("patch", workdir), ("events", workdir), ("finish", 0))
@@ -452,7 +448,7 @@ def test_wandb_follows_the_events_of_the_run_and_of_its_resumption(wandb, tmp_pa
     )
     assert (options["id"], options["resume"], options["dir"]) == (None, "allow", workdir)
     wandb.calls.clear()
-    with pytest.raises(KeyError), report.synced_to_wandb(workdir, WANDB_RECIPE, print):
+    with pytest.raises(KeyError), writers.synced_to_wandb(workdir, WANDB_RECIPE, print):
         raise KeyError
     assert wandb.calls[1][1]["id"] == "new"
     assert wandb.calls[-1] == ("finish", 1)
@@ -461,7 +457,7 @@ def test_wandb_follows_the_events_of_the_run_and_of_its_resumption(wandb, tmp_pa
 
 def test_without_wandb_the_run_goes_on(wandb, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with report.synced_to_wandb(str(tmp_path), WANDB_RECIPE, print):
+    with writers.synced_to_wandb(str(tmp_path), WANDB_RECIPE, print):
         write_row(str(tmp_path))
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("NOTE config.tracker=wandb")
@@ -479,7 +475,7 @@ def test_a_failing_wandb_is_one_line(place, wandb, tmp_path, capsys):
         run = types.SimpleNamespace(id="x", finish=fail)
         wandb.init = fail if place == "init" else lambda **_: run
     done = []
-    with report.synced_to_wandb(str(tmp_path), WANDB_RECIPE, print):
+    with writers.synced_to_wandb(str(tmp_path), WANDB_RECIPE, print):
         done.append(1)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("NOTE config.tracker=wandb: no key; ")
