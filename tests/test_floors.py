@@ -37,10 +37,10 @@ ROWS = {
     "scripts": "main predict train commands engine benchmark seam models input_pipeline common",
 }
 EXCEPTIONS = {  # file: what it may import besides, and why
-    "main.py": "benchmarks",  # asks whether the recipe's benchmark reads a folder of data
+    # Asks whether the recipe's benchmark reads a folder of data; explains flags of the tutorial.
+    "main.py": "benchmarks|resnet_main",
     "predict.py": r"configs\.resnet50|engine\.environment",  # of others' weights; before TensorFlow
     "commands/trained.py": r"configs\._loop",  # the keys of the loop that an older run lacks
-    "engine/recipe.py": "resnet_main",  # explains a command line that is meant for that one
 }
 ONLY_IN = {
     "orbax": ["engine/checkpoint.py"],
@@ -83,7 +83,9 @@ def faults(path: str, source: str) -> list[str]:
     if own not in ROWS:
         return [f"{path} has no floor"]
     neighbours = [
-        f"{room}." for room in benchmarks.modules().values() if not f"{module}.".startswith(room)
+        f"{package}."
+        for package in benchmarks.modules().values()
+        if not f"{module}.".startswith(package)
     ]
     violations = []
     for name in sorted(imports(path, source)):
@@ -92,7 +94,7 @@ def faults(path: str, source: str) -> list[str]:
             continue
         if own == other == "benchmark":  # of the same family, and no neighbour there
             wrong = module.split(".")[1] != name.split(".")[1]
-            wrong |= any(f"{name}.".startswith(room) for room in neighbours)
+            wrong |= any(f"{name}.".startswith(package) for package in neighbours)
         elif other:
             wrong = other not in (own, *ROWS[own].split())
         else:
@@ -160,10 +162,10 @@ def test_a_planted_fault_is_found(path, line, forbidden):
 
 def test_importing_starts_no_device_and_no_tensorflow():
     """With a platform that does not exist, asking jax for a device raises."""
-    rooms = "".join(f", {module}" for module in benchmarks.modules().values())
+    packages = "".join(f", {module}" for module in benchmarks.modules().values())
     code = f"""
 import sys
-import train, engine.evaluate{rooms}
+import train, engine.evaluate{packages}
 print(sorted(name for name in sys.modules if name.split(".")[0] == "tensorflow"))
 import jax
 try:
