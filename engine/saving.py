@@ -16,7 +16,7 @@ from engine import resuming
 from engine.checkpoint import Checkpointer
 from engine.cluster import processes, watchdog
 from engine.cluster.guard import Guard
-from engine.report import starts as run_starts
+from engine.report import starts
 from engine.report.writers import Reporter
 from engine.run import Plan
 from engine.start import Run, restore_state
@@ -96,7 +96,7 @@ class Saver:
             resuming.note_changes(programs, say, then, self._facts, self.abstract)
             resuming.fix_metrics(self.reporter, self._plan, then)
             self._init_from = then.get("init_from", "")
-        self.starts = run_starts.past(self._run.settings.workdir, then, self.reporter.history.rows)
+        self.starts = starts.past(self._run.settings.workdir, then, self.reporter.history.rows)
         return newest
 
     def start(self, position: Position, init_from: str) -> Position:
