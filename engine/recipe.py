@@ -140,8 +140,8 @@ def explain(
             key = word.split("=")[0].removeprefix("--config.")
             if word.startswith("--config.") and key not in known:
                 near = difflib.get_close_matches(key, known, 1)
-                hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(known)}"
-                return f"{path} has no key {key!r}; {hint}"
+                others = f"did you mean {near[0]}?" if near else f"it has: {', '.join(known)}"
+                return f"{path} has no key {key!r}; {others}"
     text = " ".join(str(error).split())
     # A flag with --mode is one of ours that another mode has.
     is_ours = any(word.startswith("--mode") for word in argv)
