@@ -110,18 +110,25 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
             raise ConfigError(f"unexpected argument {rest[1]!r}: values are given as --NAME=VALUE")
         return rest
     except Exception as error:  # of absl, of the recipe's own code, or of these checks
-        sys.exit(f"ERROR: {ConfigError(recipe.explain(argv, error))}")
+        sys.exit(f"ERROR: {ConfigError(recipe.explain(argv, error, _tutorial_hint))}")
     except SystemExit:  # of --help, or of the recipe's own code
         if mistake := recipe.explain(argv, ConfigError("")):
             sys.exit(f"ERROR: {mistake}")
         raise
 
 
+def _tutorial_hint(words: Sequence[str], name: str) -> str:
+    """What to do instead of a flag of the TPU tutorial; "" if the flag is none of them."""
+    import resnet_main  # few command lines need it
+
+    return resnet_main.hint(words, name)
+
+
 def _check_flags() -> None:
     """Refuses a command without the recipe that its mode needs, and flags of other modes.
 
     Raises:
-      ConfigError: with the remedy.
+      ConfigError: with what to do instead.
     """
     config = _CONFIG.value  # the first use of this value loads the file
     mode, chosen = MODES[_MODE.value], f"--mode={_MODE.value}"
@@ -167,6 +174,7 @@ def _host() -> Any:
 def _run(mode: Mode, workdir: str, host: Any) -> int:
     """Runs the mode together with the other processes; a failure of one ends all of them."""
     from engine.cluster import guard, preemption, processes
+    from engine.mesh import explain_full_memory
 
     # Process 0 prints what all of them would print.
     stream = sys.stderr if _JSON.value else sys.stdout  # the other is for programs
@@ -180,17 +188,16 @@ def _run(mode: Mode, workdir: str, host: Any) -> int:
         print(f"{error}; exit code {error.code}", file=sys.stderr)
         code = error.code
     except Exception as error:
-        from engine import mesh
-
-        processes.fail_with(mesh.explain_full_memory(error) or error)
+        processes.fail_with(explain_full_memory(error) or error)
         raise
     processes.finish(code)
 
 
 def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
     """Calls the mode's function; returns the exit code."""
-    from engine import mesh
-    from engine.cluster import processes
+    from engine.cluster.hosts import watch_for_notice
+    from engine.cluster.processes import join, run_facts
+    from engine.mesh import gpu_obstacle, tpu_chips
 
     own = mode.arguments(*(flags.FLAGS[flag].value for flag in mode.flags))
     settings = None if mode.recipe == "refused" else _settings(mode, workdir)
@@ -198,19 +205,15 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
     if settings is not None and mode.hosts != "alone":
         equal = {"workdir": workdir, "mode": _MODE.value}
         if host:  # one host alone has nothing to compare
-            equal |= processes.run_facts(settings.recipe)
+            equal |= run_facts(settings.recipe)
         if mode.hosts == "unjoined":
             arguments.append(host and (host, equal))
         elif host:
-            from engine.cluster import processes
-
             limits = settings.limits
-            processes.join(host, equal, limits.hosts_wait_seconds, limits.host_silence_seconds)
-        if mesh.tpu_chips():
-            from engine.cluster import hosts
-
-            hosts.watch_for_notice()
-        elif mode.hosts == "joined" and (fault := mesh.gpu_obstacle())[0]:
+            join(host, equal, limits.hosts_wait_seconds, limits.host_silence_seconds)
+        if tpu_chips():
+            watch_for_notice()
+        elif mode.hosts == "joined" and (fault := gpu_obstacle())[0]:
             _say(f"NOTE {fault[0]}: {fault[1]}")
     module, _, function = mode.function.partition(":")
     result = getattr(importlib.import_module(module), function)(*arguments)

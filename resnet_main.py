@@ -319,8 +319,10 @@ def hint(words: Sequence[str], about: str) -> str:
 
     Args:
       words: main.py's command line.
-      about: the flag that it has refused, one of `FLAGS`.
+      about: the flag that it has refused; "" is returned if it is none of `FLAGS`.
     """
+    if about not in FLAGS:
+        return ""
     # Modes of main.py that have a flag of the same name.
     own = {"mode": "", "eval_timeout": "", "tpu": "preflight"}
     old = [n for n in FLAGS if n not in own or (own[n] and f"--mode={own[n]}" not in words)]

@@ -1,8 +1,11 @@
 """The training loop of every benchmark: start or resume, train, evaluate, save, stop.
 
 `train_and_evaluate` tells the story of a run from top to bottom; `Loop.train` is the loop over
-steps. Nothing here knows what is being trained: that is `benchmarks.base.Benchmark`. The train step
-is in `engine.step`.
+steps. Four words recur: the `Settings` are what was asked, the `Run` is opened for them, the `Plan`
+is what follows from them in steps, and the `Programs` are what is compiled for them.
+
+Nothing here knows what is being trained: that is `benchmarks.base.Benchmark`. The train step is in
+`engine.step`.
 """
 
 from __future__ import annotations
@@ -20,24 +23,25 @@ import jax
 from etils import epath
 
 from common.errors import DataError
-from engine import compiler, mlperf, mlperf_formats
-from engine import mesh as meshes
+from engine import compiler
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import Guard
 from engine.corruption import DeviceCheck
 from engine.evaluate import Evaluator, Judge, PatientJudge, Scores
-from engine.mesh import Feed
-from engine.report import starts, writers
+from engine.mesh import Feed, num_chips
+from engine.mlperf import Log
+from engine.mlperf_formats import begin_log, declare_examples
 from engine.report.intervals import Intervals, Outlook
-from engine.report.writers import Profiler, Reporter
+from engine.report.starts import Record, cost_summary
+from engine.report.writers import Profiler, Reporter, synced_to_wandb
 from engine.run import Plan, Settings, is_due, make_plan
 from engine.saving import INPUT, STEP, Position, Saver
 from engine.start import Run, check_start, first_state
 from engine.step import CompiledStep
 
 
-class CompiledPrograms(NamedTuple):
-    """The compiled programs of the loop; None where a run does not need them."""
+class Compiled(NamedTuple):
+    """What the loop calls; None where a run does not need it."""
 
     train: Callable[..., Any]
     zeros: Callable[[], Any]
@@ -49,14 +53,14 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
     """Trains in the workdir, from its newest checkpoint if it has one.
 
     Args:
-      settings: the run's; see `run.read_settings`.
+      settings: what was asked; `engine.run.read_settings` makes it from a config.
       evaluating: False leaves evaluation to another process.
 
     Returns:
       The scores of the last evaluation; {} if there was none.
 
     Raises:
-      UserError: a mistake that the person can mend; Diverged, if the loss is not finite.
+      UserError: a mistake that the user can fix; Diverged, if the loss is not finite.
       Preempted: a signal arrived; the run is saved.
     """
     run = Run.open(settings)
@@ -66,11 +70,11 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         saver: Saver | None = None
         exits.enter_context(run.watched(lambda: saver.rescue() if saver else ""))
         if settings.mlperf.format:
-            run = mlperf_formats.declare_examples(run, evaluating)
+            run = declare_examples(run, evaluating)
             settings = run.settings
         log = _mlperf_log(run, evaluating, time.time())
         if settings.tracker and jax.process_index() == 0:
-            exits.enter_context(writers.synced_to_wandb(settings.workdir, settings.recipe, print))
+            exits.enter_context(synced_to_wandb(settings.workdir, settings.recipe, print))
         reporter = Reporter(settings.workdir, title=run.title, **run.shown_metrics)
         _at_the_end(exits, reporter.close)
         profiler = None
@@ -92,11 +96,11 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         weights = None if newest else check_start(run, saver.abstract)
         _introduce(run, plan, reporter)
         log.describe(plan.recipe, saver.abstract.params, run.mesh, plan.eval_every.next_after)
-        record = starts.Record(settings.workdir, saver.starts, newest, run.mesh)
+        record = Record(settings.workdir, saver.starts, newest, run.mesh)
         exits.callback(record.close)
-        compiling = time.monotonic()
-        programs = _compile(run, plan, saver, reporter, evaluating)
-        compiling = time.monotonic() - compiling
+        started = time.monotonic()
+        compiled = _compile(run, plan, saver, reporter, evaluating)
+        compile_seconds = round(time.monotonic() - started, 1)
         initial, source = (None, "") if newest else first_state(run, plan, weights)
         log.run_starts()
         _open_data(run, plan, reporter, evaluating)
@@ -104,12 +108,12 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
             position = saver.restore(newest)
             reporter.say(f"resuming at step {newest:,} from {saver.checkpoints.directory}/{newest}")
         else:
-            position = saver.start(Position(0, initial, programs.zeros()), source)
-        record.note(compile_seconds=round(compiling, 1))  # now metrics.jsonl has no lost steps
+            position = saver.start(Position(0, initial, compiled.zeros()), source)
+        record.note(compile_seconds=compile_seconds)  # now metrics.jsonl has no lost steps
         with preemption.deferred():
             processes.barrier("waiting for the other hosts to compile")
-            evaluator = Evaluator(run, plan, reporter, log, programs.predict)
-            loop = Loop(run, plan, guard, profiler, saver, judge, evaluator, programs)
+            evaluator = Evaluator(run, plan, reporter, log, compiled.predict)
+            loop = Loop(run, plan, guard, profiler, saver, judge, evaluator, compiled)
             position = loop.train(position)
             saver.verify(position)
         _conclude(run, saver, judge.result(position.step), evaluating)
@@ -127,7 +131,7 @@ class Loop:
     saver: Saver
     judge: Judge
     evaluator: Evaluator
-    programs: CompiledPrograms
+    compiled: Compiled
 
     def train(self, start: Position) -> Position:
         """Trains, reports, saves and evaluates until the last step or until the judge ends it."""
@@ -135,7 +139,7 @@ class Loop:
         (step, state, totals), total = start, self.plan.recipe.total_steps
         shard = jax.process_index(), jax.process_count()
         batches = run.benchmark.train_batches(run.settings.train_batch_size, *shard, step)
-        if check := self.programs.check:
+        if check := self.compiled.check:
             batches = check.watch(batches, step)
         feed = Feed(batches, run.mesh)
         intervals = Intervals(
@@ -153,7 +157,7 @@ class Loop:
             if check:
                 check.before(step, state, batch)
             watchdog.doing(STEP, step)
-            state, totals, done = self.programs.train(state, totals, batch)
+            state, totals, done = self.compiled.train(state, totals, batch)
             step += 1
             # Wait for the step before the last: the host stays close, the devices stay busy.
             in_flight = [*in_flight, (done, self.guard.vote(evaluator.is_ready))][-2:]
@@ -164,7 +168,7 @@ class Loop:
                 saver.reporter.say(trace)
             if is_due(self.plan.log_every, step) or step == total:
                 intervals.close(step, totals)
-                totals = self.programs.zeros()
+                totals = self.compiled.zeros()
             position = saver.latest = Position(step, state, totals)
             saves, evaluates = is_due(self.plan.save_every, step), self.judge.is_due(step)
             vote = in_flight[0][1]
@@ -195,10 +199,10 @@ class Loop:
         raise reason
 
 
-def _mlperf_log(run: Run, evaluating: bool, started: float) -> mlperf.Log:
+def _mlperf_log(run: Run, evaluating: bool, started: float) -> Log:
     if not run.settings.mlperf.format:
-        return mlperf.Log()
-    return mlperf_formats.begin_log(run, evaluating, started)
+        return Log()
+    return begin_log(run, evaluating, started)
 
 
 def _judge(run: Run, plan: Plan, reporter: Reporter, evaluating: bool) -> Judge:
@@ -235,9 +239,8 @@ def _introduce(run: Run, plan: Plan, reporter: Reporter) -> None:
     reporter.write("config.json", text + "\n")
 
 
-def _compile(
-    run: Run, plan: Plan, saver: Saver, reporter: Reporter, evaluating: bool
-) -> CompiledPrograms:
+def _compile(run: Run, plan: Plan, saver: Saver, reporter: Reporter, evaluating: bool) -> Compiled:
+    """Compiles what the loop calls, and says how long that took."""
     watchdog.doing("compiling")
     reporter.say("compiling ...")
     reporter.prepare()
@@ -251,7 +254,7 @@ def _compile(
         check = None
         if run.settings.check_devices_every:
             check = DeviceCheck(run, plan.recipe, saver.checkpoints, state)
-    return CompiledPrograms(train, zeros, predict, check)
+    return Compiled(train, zeros, predict, check)
 
 
 def _open_data(run: Run, plan: Plan, reporter: Reporter, evaluating: bool) -> None:
@@ -278,7 +281,7 @@ def _outlook(run: Run, plan: Plan, evaluating: bool) -> Outlook:
         num_examples=plan.num_examples,
         unit=run.benchmark.unit,
         throughput=run.benchmark.throughput,
-        chips=meshes.num_chips(run.mesh),
+        chips=num_chips(run.mesh),
         learning_rate=jax.jit(plan.recipe.learning_rate),
         next_evaluation=plan.eval_every.next_after if evaluating else None,
         advice=run.benchmark.advice,
@@ -292,7 +295,7 @@ def _conclude(run: Run, saver: Saver, result: str, evaluating: bool) -> None:
     files |= {"learning curves": "learning_curves.png"} if evaluating else {}
     for what, name in files.items():
         saver.reporter.say(f"  {what}: {epath.Path(run.settings.workdir) / name}")
-    saver.reporter.say(f"  {starts.cost_summary(saver.starts, saver.reporter.history.rows)}")
+    saver.reporter.say(f"  {cost_summary(saver.starts, saver.reporter.history.rows)}")
 
 
 def _at_the_end(exits: contextlib.ExitStack, close: Callable[[], None]) -> None:

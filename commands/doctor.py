@@ -31,8 +31,8 @@ from common.trees import Parts
 from engine import mesh as meshes
 from engine.cluster import guard, processes
 from engine.cluster.hosts import vm_metadata
+from engine.locations import check_folder
 from engine.run import Programs, Settings
-from engine.start import check_folder
 from engine.weights import adopt, load_initial_weights
 
 _LOCK = "/tmp/libtpu_lockfile"

@@ -227,7 +227,7 @@ class Checkpointer:
         try:
             manifest = self.manifest(step)
         except _Damaged as error:
-            raise CheckpointError(f"{error}; {self._remedy(step, items)}") from error
+            raise CheckpointError(f"{error}; {self._advice(step, items)}") from error
         for name, expected in items.items():
             saved = manifest["tree"].get(name, {})
             lines = list(manifests.array_differences(saved, manifests.describe_arrays(expected)))
@@ -256,9 +256,9 @@ class Checkpointer:
         try:
             return self._restore(step, items, manifest)
         except _Damaged as error:
-            raise CheckpointError(f"{error}; {self._remedy(step, items)}") from error
+            raise CheckpointError(f"{error}; {self._advice(step, items)}") from error
 
-    def _remedy(self, step: int, items: dict[str, Any]) -> str:
+    def _advice(self, step: int, items: dict[str, Any]) -> str:
         """How to go on from the newest intact checkpoint before a damaged one."""
         older = [known for known in reversed(self.steps()) if known < step]
         if jax.process_count() > 1:  # the other hosts do not take part in further reading

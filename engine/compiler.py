@@ -18,6 +18,12 @@ _KIB = {"TPU v5 lite": 32 * 1024, "TPU v5": 48 * 1024, "TPU v5p": 48 * 1024}
 _LIBRARY = "xla_cpu_experimental_ynn_fusion_type"
 _ALL_BUT_CONVOLUTIONS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE"
 
+# Events of jax, and how often each has come (of _SAVED: the sum of its seconds).
+_HITS = "/jax/compilation_cache/cache_hits"
+_MISSES = "/jax/compilation_cache/cache_misses"
+_SAVED = "/jax/compilation_cache/compile_time_saved_sec"
+_counts: dict[str, float] = collections.defaultdict(float)
+
 
 def options(mesh: Mesh, larger_windows: bool = False) -> dict[str, str] | None:
     """The `compiler_options` of `jax.jit` for a program on `mesh`; None: there are none.
@@ -34,12 +40,6 @@ def options(mesh: Mesh, larger_windows: bool = False) -> dict[str, str] | None:
     if kib is None or _LIMIT in os.environ.get("LIBTPU_INIT_ARGS", ""):
         return None
     return {_LIMIT: str(kib)}
-
-
-_HITS = "/jax/compilation_cache/cache_hits"
-_MISSES = "/jax/compilation_cache/cache_misses"
-_SAVED = "/jax/compilation_cache/compile_time_saved_sec"
-_counts: dict[str, float] = collections.defaultdict(float)
 
 
 def use_cache(folder: str) -> None:

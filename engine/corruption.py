@@ -35,6 +35,8 @@ from engine.step import (
 )
 
 CODE = 76  # the exit code of a run whose devices disagree
+AXIS = "device"  # all devices of the run, in the order of its mesh
+_UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # by the bytes of an element
 
 
 class Corrupted(UserError):
@@ -158,10 +160,11 @@ class DeviceCheck:
         ]
         subject = some(names) if certain else f"one of {some(names)}"
         return Corrupted(
-            f"{subject} {what}: step {number + 1:,} is not made. {self._remedy()}", CODE
+            f"{subject} {what}: step {number + 1:,} is not made. {self._advice()}", CODE
         )
 
-    def _remedy(self) -> str:
+    def _advice(self) -> str:
+        """How to go on from the newest checkpoint of a step before which the devices agreed."""
         if self._agreed < 0:
             return "No step was made since this start. Use other devices, then the same command"
         steps = self._checkpoints.steps()
@@ -175,10 +178,6 @@ class DeviceCheck:
         return (
             f"{agreed}, and newer checkpoints may be wrong; {good} is not. {way}, on other devices"
         )
-
-
-AXIS = "device"  # all devices of the run, in the order of its mesh
-_UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # by the bytes of an element
 
 
 def make_state_checksums(mesh: Mesh) -> Any:
@@ -289,7 +288,7 @@ def _checksums(tree: Any) -> jax.Array:
 
 
 def _checksum(x: jax.Array) -> jax.Array:
-    """A checksum u32[] of the bits of an array and their places.
+    """A checksum u32[] of the bits of an array and their positions.
 
     A change of one element always changes it, a change of several with probability 1 - 2^-32: each
     element is mixed by MurmurHash3's finalizer (Appleby), which has an inverse, and the sum modulo
@@ -297,10 +296,10 @@ def _checksum(x: jax.Array) -> jax.Array:
     """
     x = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
     bits = jax.lax.bitcast_convert_type(x, _UNSIGNED[x.dtype.itemsize]).astype(jnp.uint32)
-    place = jnp.uint32(0)
+    position = jnp.uint32(0)
     for axis, size in enumerate(x.shape):
-        place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-    mixed = bits ^ (place * jnp.uint32(0x9E3779B1))
+        position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+    mixed = bits ^ (position * jnp.uint32(0x9E3779B1))
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         mixed = (mixed ^ (mixed >> shift)) * jnp.uint32(factor)
     return jnp.sum(mixed ^ (mixed >> 16), dtype=jnp.uint32)

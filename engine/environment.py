@@ -12,8 +12,6 @@ import os
 import sys
 from typing import Any, TextIO
 
-from absl import logging as absl_logging
-
 from common.errors import visible
 
 DEFAULTS = {
@@ -63,6 +61,8 @@ def show_log(stream: TextIO, level: int = logging.INFO) -> None:
     traceback for each. The failure itself arrives as an exception, and `engine.cluster.hostlog`
     writes these errors to a file.
     """
+    from absl import logging as absl_logging  # not where only the variables are set
+
     absl_logging.set_verbosity(absl_logging.ERROR)
     absl_logging.get_absl_handler().addFilter(lambda record: record.name != "absl")
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)

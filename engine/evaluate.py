@@ -220,13 +220,6 @@ class Judge:
         return text
 
 
-def since_best(history: History, metric: str, step: int) -> int:
-    """How many of the evaluations up to a step came after the one with the best `metric`."""
-    steps = [known for known in history.scores() if known <= step]
-    best = history.best(metric, among=steps)
-    return sum(best is None or known > best for known in steps)
-
-
 class PatientJudge(Judge):
     """A `Judge` that ends the run after `patience` evaluations without a better score."""
 
@@ -264,3 +257,10 @@ class PatientJudge(Judge):
             name = self._run.metrics[0].replace("_", " ")
             text += f"; stopped because {self._patience} evaluations brought no better {name}"
         return text
+
+
+def since_best(history: History, metric: str, step: int) -> int:
+    """How many of the evaluations up to a step came after the one with the best `metric`."""
+    steps = [known for known in history.scores() if known <= step]
+    best = history.best(metric, among=steps)
+    return sum(best is None or known > best for known in steps)

@@ -1,6 +1,6 @@
 """Where a run's results, data and initial weights are, and which paths can be used.
 
-Flags, config keys or the environment name these places. A path is local, or gs://BUCKET/FOLDER.
+Flags, config keys or the environment name them. A path is local, or gs://BUCKET/FOLDER.
 """
 
 from __future__ import annotations
@@ -8,13 +8,21 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import uuid
 from collections.abc import Callable
 from typing import Any
 
+from etils import epath
+
 from common import foreign
-from common.errors import ConfigError
+from common.errors import CheckpointError, ConfigError, one_line
 
 _WORKDIR_VARIABLES = ("TPU_MODEL_DIR", "PS_MODEL_PATH", "MLP_GCS_MODEL_DIR")
+_PARTS = re.compile(r"(?:(\w[\w+.-]*):)?(/*)(.*)", re.S)  # scheme, slashes, rest
+# TensorStore turns a backslash into a slash, and Orbax reads * ? [] as a pattern: checkpoints
+# would seem complete and hold no arrays, or another folder's. Control characters break lines of
+# logs.
+_UNSAFE = re.compile(r"[\\\[\]*?\x00-\x1f\x7f]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +40,7 @@ def workdir(flag: str | None, say: Callable[[str], None]) -> str:
 
     Args:
       flag: the value of --workdir.
-      say: prints a line for people; the same in the other functions.
+      say: prints a line for the user; the same in the other functions.
 
     Raises:
       ConfigError: neither names a folder, or the folder cannot hold results.
@@ -51,8 +59,6 @@ def data_dir(config: Any, say: Callable[[str], None]) -> str:
     Raises:
       ConfigError: none of them names a folder, or the folder cannot be one.
     """
-    from etils import epath
-
     if config.data_dir:
         say(f"data: {config.data_dir} (from --config.data_dir or the recipe)")
         return check_path(config.data_dir, "--config.data_dir")
@@ -86,18 +92,11 @@ def init_from(config: Any, say: Callable[[str], None]) -> str:
     return check_path(path, source)
 
 
-_PARTS = re.compile(r"(?:(\w[\w+.-]*):)?(/*)(.*)", re.S)  # scheme, slashes, rest
-# TensorStore turns a backslash into a slash, and Orbax reads * ? [] as a pattern: checkpoints
-# would seem complete and hold no arrays, or another folder's. Control characters break lines of
-# logs.
-_UNSAFE = re.compile(r"[\\\[\]*?\x00-\x1f\x7f]")
-
-
 def check_path(path: str, source: str) -> str:
     """Returns a path as the libraries take it: gs:// unchanged, a local one with "~" expanded.
 
     Args:
-      path: as a person typed it.
+      path: as the user typed it.
       source: the flag, config key or variable that it is from, for the message.
 
     Raises:
@@ -120,10 +119,10 @@ def check_path(path: str, source: str) -> str:
 
 
 def check_results_folder(path: str, source: str) -> str:
-    """Returns the folder for results as `check` does, a local one as an absolute path.
+    """Returns the folder for results as `check_path` does, a local one as an absolute path.
 
     Raises:
-      ConfigError: what `check` refuses; or a character that would keep checkpoints from being
+      ConfigError: what `check_path` refuses; or a character that would keep checkpoints from being
         restored.
     """
     folder = check_path(path, source)
@@ -139,3 +138,22 @@ def check_results_folder(path: str, source: str) -> str:
             f"{source}={path}: a local folder cannot end with ':'; choose another name"
         )
     return folder
+
+
+def check_folder(path: str, flag: str = "--workdir") -> None:
+    """Makes a folder and writes a file in it, so that a mistake ends the run before it starts.
+
+    Raises:
+      CheckpointError: the folder cannot be made, listed or written to.
+    """
+    try:
+        folder = epath.Path(path)
+        if "://" in path and not epath.Path("/".join(path.split("/")[:3])).exists():
+            raise FileNotFoundError("there is no such bucket")  # TensorFlow would wait for ever
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".write_test.{uuid.uuid4().hex}"  # all hosts do this at once
+        probe.write_text("")
+        next(folder.iterdir(), None)
+        probe.unlink()
+    except Exception as error:  # each file system raises its own types
+        raise CheckpointError(f"cannot write to {flag}={path}: {one_line(error)}") from error

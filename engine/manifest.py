@@ -68,7 +68,7 @@ def checksums(tree: Any) -> dict[str, int | None]:
 
 
 def array_differences(saved: dict[str, str], wanted: dict[str, str]) -> Iterator[str]:
-    """Yields one line for each array that differs between two results of `describe`."""
+    """Yields one line for each array that differs between two results of `describe_arrays`."""
     for name in sorted(saved.keys() | wanted.keys()):
         have, want = saved.get(name, "nothing"), wanted.get(name, "nothing")
         if have != want:

@@ -1,9 +1,8 @@
 """Arranges the devices as a mesh, and moves batches and values between hosts and devices.
 
-It also counts the TPUs and GPUs of this machine, and says why jax cannot open or use them, or that
-the memory of one is full. A span of BatchNorm's statistics may be a number of devices, or a part
-of the images of a forward pass: config.bn_span='64/4096' is as many devices as have 64 of the 4096
-images.
+A span of BatchNorm's statistics may be a number of devices, or a part of the images of a forward
+pass: config.bn_span='64/4096' is as many devices as have 64 of the 4096 images. At the end are the
+TPUs and GPUs of this machine: how many there are, and why jax cannot open or use them.
 """
 
 from __future__ import annotations
@@ -31,50 +30,10 @@ from common.errors import DeviceError, one_line
 _GOOGLE = "0x1ae0"
 _TPUS = ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")  # v2/v3, v4, v5p, v5e, v6e, 7x
 
-
-def open_platform() -> str:
-    """Opens jax's devices; returns the name of their platform.
-
-    Raises:
-      DeviceError: jax cannot open them.
-    """
-    try:
-        return jax.default_backend()
-    except (RuntimeError, AssertionError) as error:  # the latter without a GPU
-        reason = one_line(error) if str(error) else "it finds none"
-        reason = reason.split(" (set JAX_PLATFORMS")[0].rstrip(".")
-        raise DeviceError(
-            f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: jax cannot open these devices "
-            f"({reason}): is another process using them, or is jax for them not installed (bash "
-            "scripts/setup.sh tpu, or cuda)? JAX_PLATFORMS=cpu runs on the CPU"
-        ) from None  # that another host is lost is not the reason
-
-
-def check_platform() -> None:
-    """Refuses to run on the CPU of a machine with TPUs, unless JAX_PLATFORMS=cpu asks for it.
-
-    Raises:
-      DeviceError: this machine has a TPU that jax does not use, or jax cannot open its devices.
-    """
-    platform, wanted = open_platform(), os.environ.get("JAX_PLATFORMS", "").split(",")[0]
-    if wanted != "cpu" and platform == "cpu" and (chips := tpu_chips()):
-        raise DeviceError(
-            f"this machine has {chips} TPU chip(s) but jax runs on the CPU: is another process "
-            "using them, or is jax[tpu] not installed (bash scripts/setup.sh tpu)? Set "
-            "JAX_PLATFORMS=cpu to run on the CPU all the same"
-        )
-
-
-def tpu_chips(devices: str = "/sys/bus/pci/devices") -> int:
-    """Counts the TPU chips on this machine's PCI bus, whether or not a process can use them."""
-    chips = 0
-    for folder in glob.glob(f"{devices}/*"):
-        try:
-            with open(f"{folder}/vendor") as vendor, open(f"{folder}/device") as device:
-                chips += vendor.read().strip() == _GOOGLE and device.read().strip() in _TPUS
-        except OSError:  # the device was removed a moment ago
-            continue
-    return chips
+_NVIDIA_DRIVER = "/proc/driver/nvidia"
+# The oldest driver for each of jax's packages for CUDA.
+_OLDEST_DRIVERS = {"jax-cuda12-plugin": 525, "jax-cuda13-plugin": 580}
+_INSTALL_CUDA = "bash scripts/setup.sh cuda && . .venv/bin/activate"
 
 
 def make(axes: tuple[str, str], span: int | str, devices: Sequence[Any] | None = None) -> Mesh:
@@ -98,8 +57,8 @@ def group_size(span: int | str, count: int) -> int:
     """Converts a span of BatchNorm's statistics to a number of devices.
 
     Args:
-      span: a number of devices, 0 for all devices; or a part of the images such as "64/4096", see
-        `engine.mesh`. A number may be text.
+      span: a number of devices (it may be text), 0 for all devices; or a part of the images of a
+        forward pass, such as "64/4096".
       count: number of devices in the run.
 
     Raises:
@@ -116,6 +75,61 @@ def group_size(span: int | str, count: int) -> int:
             f"{sizes}, or 0 for all devices"
         )
     return size
+
+
+def _image_group_size(span: str, count: int) -> int:
+    """Converts a span such as "64/4096" to a number of devices; `count` is that of the run.
+
+    Raises:
+      DeviceError: the devices cannot be cut into groups of equal size.
+    """
+    images, total = _parse_image_span(span)
+    groups = total // images
+    if count % groups == 0:
+        return count // groups
+    fix = f"use a multiple of {groups} devices"
+    parts = groups // math.gcd(groups, count)
+    if total % (parts * count) == 0:
+        fix += (
+            f", or {parts} times as many micro-batches (config.gradient_accumulation_steps) with"
+            f" config.bn_span={images}/{total // parts}"
+        )
+    raise DeviceError(
+        f"config.bn_span={span}: {count} devices cannot be {groups} groups of equal size, of"
+        f" {images} images each: {fix}"
+    )
+
+
+def check_image_span(span: str, batch_size: int, parts: int) -> None:
+    """Refuses a span such as "64/4096" if a forward pass does not have 4096 images.
+
+    Args:
+      span: as for `group_size`.
+      batch_size: global batch.
+      parts: micro-batches of a step, each of which is one forward pass.
+
+    Raises:
+      DeviceError: batch_size / parts is another number, or the span is invalid.
+    """
+    images, total = _parse_image_span(span)
+    if total * parts != batch_size:
+        micro = f" / {parts} micro-batches" if parts > 1 else ""
+        raise DeviceError(
+            f"config.bn_span={span} is of {total} images, but a forward pass has {batch_size}"
+            f"{micro}: write {images}/{batch_size // max(1, parts)}"
+        )
+
+
+def _parse_image_span(span: str) -> tuple[int, int]:
+    """Parses "64/4096" into (64, 4096)."""
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", span)
+    images, total = map(int, match.groups()) if match else (0, 0)
+    if images < 1 or total < 1 or total % images:
+        raise DeviceError(
+            f"config.bn_span={span}: write a number of devices, 0 for all devices, or a part of the"
+            " images of a forward pass such as 64/4096, where the first number divides the second"
+        )
+    return images, total
 
 
 def check_batch(mesh: Mesh, key: str, batch_size: int, parts: int = 1) -> None:
@@ -223,65 +237,52 @@ class Feed:
         self.waited += time.monotonic() - start
 
 
-def _image_group_size(span: str, count: int) -> int:
-    """Converts a span to a number of devices; `count` is that of the run.
+# --- The devices of this machine.
+
+
+def open_platform() -> str:
+    """Opens jax's devices; returns the name of their platform.
 
     Raises:
-      DeviceError: the devices cannot be cut into groups of equal size.
+      DeviceError: jax cannot open them.
     """
-    images, total = _parse_image_span(span)
-    groups = total // images
-    if count % groups == 0:
-        return count // groups
-    remedy = f"use a multiple of {groups} devices"
-    parts = groups // math.gcd(groups, count)
-    if total % (parts * count) == 0:
-        remedy += (
-            f", or {parts} times as many micro-batches (config.gradient_accumulation_steps) with"
-            f" config.bn_span={images}/{total // parts}"
-        )
-    raise DeviceError(
-        f"config.bn_span={span}: {count} devices cannot be {groups} groups of equal size, of"
-        f" {images} images each: {remedy}"
-    )
+    try:
+        return jax.default_backend()
+    except (RuntimeError, AssertionError) as error:  # the latter without a GPU
+        reason = one_line(error) if str(error) else "it finds none"
+        reason = reason.split(" (set JAX_PLATFORMS")[0].rstrip(".")
+        raise DeviceError(
+            f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}: jax cannot open these devices "
+            f"({reason}): is another process using them, or is jax for them not installed (bash "
+            "scripts/setup.sh tpu, or cuda)? JAX_PLATFORMS=cpu runs on the CPU"
+        ) from None  # that another host is lost is not the reason
 
 
-def check_image_span(span: str, batch_size: int, parts: int) -> None:
-    """Refuses a span such as "64/4096" if a forward pass does not have 4096 images.
-
-    Args:
-      span: as for `group_size`.
-      batch_size: global batch.
-      parts: micro-batches of a step, each of which is one forward pass.
+def check_platform() -> None:
+    """Refuses to run on the CPU of a machine with TPUs, unless JAX_PLATFORMS=cpu asks for it.
 
     Raises:
-      DeviceError: batch_size / parts is another number, or the span is invalid.
+      DeviceError: this machine has a TPU that jax does not use, or jax cannot open its devices.
     """
-    images, total = _parse_image_span(span)
-    if total * parts != batch_size:
-        micro = f" / {parts} micro-batches" if parts > 1 else ""
+    platform, wanted = open_platform(), os.environ.get("JAX_PLATFORMS", "").split(",")[0]
+    if wanted != "cpu" and platform == "cpu" and (chips := tpu_chips()):
         raise DeviceError(
-            f"config.bn_span={span} is of {total} images, but a forward pass has {batch_size}"
-            f"{micro}: write {images}/{batch_size // max(1, parts)}"
+            f"this machine has {chips} TPU chip(s) but jax runs on the CPU: is another process "
+            "using them, or is jax[tpu] not installed (bash scripts/setup.sh tpu)? Set "
+            "JAX_PLATFORMS=cpu to run on the CPU all the same"
         )
 
 
-def _parse_image_span(span: str) -> tuple[int, int]:
-    """Parses "64/4096" into (64, 4096)."""
-    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", span)
-    images, total = map(int, match.groups()) if match else (0, 0)
-    if images < 1 or total < 1 or total % images:
-        raise DeviceError(
-            f"config.bn_span={span}: write a number of devices, 0 for all devices, or a part of the"
-            " images of a forward pass such as 64/4096, where the first number divides the second"
-        )
-    return images, total
-
-
-_NVIDIA_DRIVER = "/proc/driver/nvidia"
-# The oldest driver for each of jax's packages for CUDA.
-_OLDEST_DRIVERS = {"jax-cuda12-plugin": 525, "jax-cuda13-plugin": 580}
-_INSTALL_CUDA = "bash scripts/setup.sh cuda && . .venv/bin/activate"
+def tpu_chips(devices: str = "/sys/bus/pci/devices") -> int:
+    """Counts the TPU chips on this machine's PCI bus, whether or not a process can use them."""
+    chips = 0
+    for folder in glob.glob(f"{devices}/*"):
+        try:
+            with open(f"{folder}/vendor") as vendor, open(f"{folder}/device") as device:
+                chips += vendor.read().strip() == _GOOGLE and device.read().strip() in _TPUS
+        except OSError:  # the device was removed a moment ago
+            continue
+    return chips
 
 
 def count_gpus(driver: str = _NVIDIA_DRIVER) -> int:
@@ -300,26 +301,27 @@ def driver_version(driver: str = _NVIDIA_DRIVER) -> str:
 
 
 def gpu_obstacle(driver: str = _NVIDIA_DRIVER, devices: str = "/dev") -> tuple[str, str]:
-    """Why jax cannot use the GPUs of this machine, and the remedy; ("", "") if nothing is known.
+    """Why jax cannot use the GPUs of this machine, and what to do; ("", "") if nothing is known.
 
     Nobody misses them where JAX_PLATFORMS=cpu asks for the CPU.
     """
-    number, found = count_gpus(driver), driver_version(driver)
+    number, version = count_gpus(driver), driver_version(driver)
     if not number or os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return "", ""
     what = f"this machine has {number} NVIDIA GPU{'s' * (number > 1)}"
-    jax = _installed_version("jax")
+    own = _installed_version("jax")
     plugins = {
         name: _installed_version(name) for name in _OLDEST_DRIVERS if _installed_version(name)
     }
     if not plugins:
         return f"{what}, but jax is installed without CUDA", _INSTALL_CUDA
-    if jax not in plugins.values():
+    if own not in plugins.values():
         (name, other), *_ = plugins.items()
-        return f"{what}, but {name} {other} does not belong to jax {jax}", _INSTALL_CUDA
-    name = next(name for name, own in plugins.items() if own == jax)
-    if found and int(found.partition(".")[0]) < _OLDEST_DRIVERS[name]:
-        text = f"{what}, but the driver {found} is older than {_OLDEST_DRIVERS[name]}, which {name} needs"
+        return f"{what}, but {name} {other} does not belong to jax {own}", _INSTALL_CUDA
+    name = next(name for name, plugin in plugins.items() if plugin == own)
+    oldest = _OLDEST_DRIVERS[name]
+    if version and int(version.partition(".")[0]) < oldest:
+        text = f"{what}, but the driver {version} is older than {oldest}, which {name} needs"
         return text, "install a newer driver, see nvidia-smi"
     if not glob.glob(f"{devices}/nvidia[0-9]*"):
         text = f"{what}, but {devices}/nvidia0 is not there"
@@ -335,7 +337,7 @@ def _installed_version(package: str) -> str:
 
 
 def explain_full_memory(error: BaseException | None) -> DeviceError | None:
-    """The mistake that a person can mend, if `error` or one of its causes is a full memory."""
+    """The mistake that the user can fix, if `error` or one of its causes is a full memory."""
     while error is not None:
         is_of_device = isinstance(error, jax.errors.JaxRuntimeError)
         if is_of_device and str(error).startswith("RESOURCE_EXHAUSTED"):

@@ -1,7 +1,7 @@
 """The interface between the training loop and the log of an MLPerf run.
 
-`Log` writes nothing: most runs have no such log, and they import neither the formats nor mllog.
-`engine.mlperf_formats` writes the log where the config asks for it. See docs/mlperf.md.
+`Log` writes nothing: most runs have no such log. `engine.mlperf_formats` writes it where the config
+asks for it. See docs/mlperf.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NextEval = Callable[[int], int | None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class LogKeys:
     """The keys of `config.mlperf`; configs/_loop.py says what they mean."""
 
     format: Literal["", "mllog", "v0.5"]

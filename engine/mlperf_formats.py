@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -28,10 +28,12 @@ from benchmarks import mlperf as rules
 from common.errors import ConfigError, one_line
 from engine import mesh as meshes
 from engine.cluster import processes
-from engine.mlperf import LOG, Log, NextEval, Settings
+from engine.mlperf import LOG, Log, LogKeys, NextEval
 from engine.run import make_plan, read_settings
 from engine.start import Run
 from engine.step import Recipe
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def declare_examples(run: Run, evaluating: bool) -> Run:
@@ -44,15 +46,10 @@ def declare_examples(run: Run, evaluating: bool) -> Run:
       UserError: the data cannot be used, or a run with this config and workdir cannot be MLPerf's.
     """
     begin_log(run, evaluating, 0.0)  # writes nothing yet
-    settings, subject = run.settings, _subject(run, evaluating)
+    settings, subject = run.settings, Subject.make(run, evaluating)
     recipe = make_plan(settings, run.benchmark, subject.examples["train"] or 1).recipe
     if all(subject.examples.values()):  # forbidden values are found before it reads the data
-        subject.facts(
-            steps=recipe.total_steps,
-            learning_rate=recipe.learning_rate,
-            norm_examples=run.programs.norm_examples,
-            params=run.programs.abstract_state(recipe).params,
-        )
+        subject.facts(recipe, run.programs.abstract_state(recipe).params)
     run.count_examples(evaluating)
     config = ConfigDict(settings.recipe)
     config.update({key: n for key, n in run.benchmark.data_sizes().items() if not config[key]})
@@ -62,116 +59,98 @@ def declare_examples(run: Run, evaluating: bool) -> Run:
     return dataclasses.replace(run, settings=settings, programs=programs)
 
 
-def begin_log(run: Run, evaluating: bool, started: float) -> Log:
-    """The log of a run; `started` is in seconds since 1970.
-
-    Raises:
-      ConfigError: a run with this config and workdir cannot be MLPerf's.
-    """
-    return make_log(_subject(run, evaluating), started)
-
-
-def _subject(run: Run, evaluating: bool) -> Subject:
-    settings, form = run.settings, run.settings.mlperf.format
-    entry, recipe = rules.entry(settings.benchmark), settings.recipe
-    rules.check_form(entry, form)
-    examples = {split: run.benchmark.declared_examples(split) for split in ("train", "eval")}
-    closed = settings.mlperf.division == "closed"
-    return Subject(
-        settings=settings.mlperf,
-        workdir=settings.workdir,
-        seed=settings.seed,
-        batch_size=settings.train_batch_size,
-        accumulation=settings.gradient_accumulation_steps,
-        examples=examples,
-        targets={target.metric: target.value for target in run.benchmark.targets},
-        stops_at_target=settings.stop_at_target,
-        evaluates=evaluating,
-        entry=entry,
-        facts=lambda **known: rules.facts(
-            settings.benchmark, rules.Run(form, closed, recipe, examples, **known)
-        ),
-    )
-
-
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
-
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """The run that a log is about.
+    """What a log is about.
 
     Attributes:
-      settings: `config.mlperf`.
-      workdir: of the run.
-      seed: of the run.
-      batch_size: examples per step over all devices.
-      accumulation: micro-batches per step.
-      examples: {"train": n, "eval": n}.
-      targets: the scores at which the run stops.
-      stops_at_target: whether it does.
-      evaluates: whether the run evaluates.
-      entry: how MLPerf runs the benchmark, a `benchmarks.mlperf.Entry`.
-      facts: makes a `benchmarks.mlperf.Facts` from the keywords steps, learning_rate,
-        norm_examples and params, which are those of `benchmarks.mlperf.Run`.
+      run: the run.
+      evaluates: whether it evaluates.
+      entry: how MLPerf runs its benchmark.
+      examples: {"train": n, "eval": n} as declared; 0 where the data decide.
     """
 
-    settings: Settings
-    workdir: str
-    seed: int
-    batch_size: int
-    accumulation: int
-    examples: Mapping[str, int]
-    targets: Mapping[str, float]
-    stops_at_target: bool
+    run: Run
     evaluates: bool
-    entry: Any
-    facts: Callable[..., Any]
+    entry: rules.Entry
+    examples: Mapping[str, int]
+
+    @classmethod
+    def make(cls, run: Run, evaluates: bool) -> Subject:
+        """Raises ConfigError if MLPerf does not know the benchmark, or not in this format."""
+        entry = rules.entry(run.settings.benchmark)
+        rules.check_form(entry, run.settings.mlperf.format)
+        examples = {split: run.benchmark.declared_examples(split) for split in ("train", "eval")}
+        return cls(run, evaluates, entry, examples)
+
+    @property
+    def keys(self) -> LogKeys:
+        """The keys of `config.mlperf`."""
+        return self.run.settings.mlperf
+
+    @property
+    def targets(self) -> dict[str, float]:
+        """The scores at which the run stops."""
+        return {target.metric: target.value for target in self.run.benchmark.targets}
+
+    def facts(self, recipe: Recipe, params: Any) -> rules.Facts:
+        """What the log says about the benchmark; raises ConfigError if the rules forbid a value."""
+        settings = self.run.settings
+        run = rules.Run(
+            form=self.keys.format,
+            closed=self.keys.division == "closed",
+            recipe=settings.recipe,
+            examples=self.examples,
+            steps=recipe.total_steps,
+            learning_rate=recipe.learning_rate,
+            norm_examples=self.run.programs.norm_examples,
+            params=params,
+        )
+        return rules.facts(settings.benchmark, run)
 
 
-def make_log(subject: Subject, started: float) -> Log:
+def begin_log(run: Run, evaluating: bool, started: float) -> Log:
     """Makes the log of a run.
 
     Args:
-      subject: the run; its workdir must not hold an older one, not even a part of it.
+      run: its workdir must not hold an older run, not even a part of it.
+      evaluating: whether it evaluates.
       started: when initialisation began, in seconds since 1970.
 
     Raises:
       ConfigError: a run with this config and workdir cannot be MLPerf's.
     """
+    subject = Subject.make(run, evaluating)
     _check(subject)
     if jax.process_index() > 0:
         return _Follower(subject)
-    folder = epath.Path(subject.workdir)
-    if (folder / LOG).exists() or any(True for _ in _children(folder / "checkpoints")):
+    folder = epath.Path(run.settings.workdir)
+    checkpoints = folder / "checkpoints"
+    if (folder / LOG).exists() or (checkpoints.exists() and any(checkpoints.iterdir())):
         raise ConfigError(
-            f"--workdir={subject.workdir} holds a run already, and a run of MLPerf may not be "
+            f"--workdir={run.settings.workdir} holds a run already, and a run of MLPerf may not be "
             "resumed: give a new folder, and report the run that was cut short"
         )
-    return _FORMATS[subject.settings.format](subject, started)
+    return _FORMATS[subject.keys.format](subject, started)
 
 
 def _check(subject: Subject) -> None:
     """Refuses what would fail only after hours, or make a log that nobody accepts."""
-    form = f"config.mlperf.format={subject.settings.format!r}"
-    if not subject.settings.org:
+    form = f"config.mlperf.format={subject.keys.format!r}"
+    if not subject.keys.org:
         raise ConfigError(f"config.mlperf.org='': {form} needs the name of who runs this")
     if not subject.evaluates:
         raise ConfigError(f"{form} needs evaluation, and so --mode=train_and_eval")
-    if not subject.stops_at_target:
+    if not subject.run.settings.stop_at_target:
         raise ConfigError(f"{form} needs --config.stop_at_target=True: there the clock stops")
-    for metric, required in subject.entry.targets[subject.settings.format].items():
+    for metric, required in subject.entry.targets[subject.keys.format].items():
         own = subject.targets[metric]
-        if own < required and subject.settings.division == "closed":
+        if own < required and subject.keys.division == "closed":
             raise ConfigError(
                 f"config.target={own:g}: the {metric} of MLPerf's {subject.entry.name} is "
                 f"{required:g}; give --config.target={required:g}, or "
                 "--config.mlperf.division=open"
             )
-
-
-def _children(folder: Any) -> Iterator[Any]:
-    return folder.iterdir() if folder.exists() else iter(())
 
 
 class _Follower(Log):
@@ -181,7 +160,7 @@ class _Follower(Log):
         self._subject, self._cleared = subject, False
 
     def describe(self, recipe: Recipe, params: Any, mesh: Mesh, next_eval: NextEval) -> None:
-        if self._subject.settings.clear_caches:
+        if self._subject.keys.clear_caches:
             failed = not clear_caches()
             processes.barrier("waiting for the other hosts to drop their file caches")
             self._cleared = not meshes.any_process(failed)
@@ -196,7 +175,7 @@ class _Writer(_Follower):
     def __init__(self, subject: Subject, started: float):
         super().__init__(subject)
         self._started, self._is_running = started, False
-        self._file = _File(subject.workdir)
+        self._file = _File(subject.run.settings.workdir)
         self._logger = logging.Logger("tpu_suite.mlperf", logging.INFO)
         self._logger.parent = logging.getLogger("tpu_suite")  # the terminal, the host's log
         self._logger.addHandler(self._file)
@@ -205,21 +184,15 @@ class _Writer(_Follower):
     def describe(self, recipe: Recipe, params: Any, mesh: Mesh, next_eval: NextEval) -> None:
         super().describe(recipe, params, mesh, next_eval)
         subject = self._subject
-        if subject.settings.clear_caches and not self._cleared:
+        if subject.keys.clear_caches and not self._cleared:
             logging.getLogger("tpu_suite").warning(
                 "WARNING the file caches were not dropped on every host: that needs root or sudo "
                 "-n. The log will say so, and scripts.mlperf.check will say FAIL"
             )
         self._chips, self._steps = meshes.num_chips(mesh), recipe.total_steps
         self._next_eval = next_eval
-        per_pass = subject.batch_size // subject.accumulation
-        facts = subject.facts(
-            steps=recipe.total_steps,
-            learning_rate=recipe.learning_rate,
-            norm_examples=per_pass * mesh.devices.shape[1] // mesh.devices.size,
-            params=params,
-        )
-        self._epoch = facts.steps_per_epoch or subject.examples["train"] / subject.batch_size
+        facts, batch_size = subject.facts(recipe, params), subject.run.settings.train_batch_size
+        self._epoch = facts.steps_per_epoch or subject.examples["train"] / batch_size
         self._header(facts)
         self._file.flush()
 
@@ -232,7 +205,7 @@ class _Writer(_Follower):
         self._before_eval(step)
 
     def eval_ends(self, step: int, scores: Mapping[str, float]) -> None:
-        targets, form = self._subject.targets, self._subject.settings.format
+        targets, form = self._subject.targets, self._subject.keys.format
         reached = all(scores[metric] >= value for metric, value in targets.items())
         # JSON has no nan; -1 is what COCO's own score says where no object counts.
         logged = {m: -1.0 if math.isnan(scores[m]) else scores[m] for m in targets}
@@ -297,23 +270,25 @@ class _Mllog(_Writer):
         self._write = MLLogger(logger=self._logger, root_dir=re.escape(_ROOT))
 
     def _header(self, facts: Any) -> None:
-        subject, settings, write = self._subject, self._subject.settings, self._write
+        subject, keys, write = self._subject, self._subject.keys, self._write
+        settings = subject.run.settings
         write.start("init_start", time_ms=int(1e3 * self._started))
         for key, value in {
             "cache_clear": self._cleared,
             "submission_benchmark": subject.entry.name,
-            "submission_org": settings.org,
-            "submission_platform": settings.platform or _platform(),
-            "submission_division": settings.division,
-            "submission_status": settings.status,
+            "submission_org": keys.org,
+            "submission_platform": keys.platform
+            or f"{jax.device_count()}x{jax.devices()[0].device_kind}".replace(" ", "-"),
+            "submission_division": keys.division,
+            "submission_status": keys.status,
             **_machine(self._chips),
-            "global_batch_size": subject.batch_size,
-            "gradient_accumulation_steps": subject.accumulation,
+            "global_batch_size": settings.train_batch_size,
+            "gradient_accumulation_steps": settings.gradient_accumulation_steps,
             "train_samples": subject.examples["train"],
             "eval_samples": subject.examples["eval"],
         }.items():
             write.event(key, value)
-        write.event("seed", subject.seed)
+        write.event("seed", settings.seed)
         for key, value, metadata in facts.rows:
             write.event(key, value, metadata=dict(metadata))
         for name in facts.tensors:
@@ -428,10 +403,6 @@ def clear_caches() -> bool:
             if subprocess.run(command, capture_output=True).returncode == 0:
                 return True
     return False
-
-
-def _platform() -> str:
-    return f"{jax.device_count()}x{jax.devices()[0].device_kind}".replace(" ", "-")
 
 
 def _machine(chips: int) -> dict[str, Any]:

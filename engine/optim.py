@@ -8,7 +8,6 @@ each weight. To add one, write a function `(settings, rate, decayed)` like `sgd`
 from __future__ import annotations
 
 import dataclasses
-import pkgutil
 from typing import Annotated, Any, Literal
 
 import jax
@@ -18,14 +17,6 @@ import optax
 from common.errors import ConfigError
 from common.keys import Decay, NotNegative, Positive
 from engine.schedules import Rate
-
-# By the value of config.optimizer: "module:function", imported where a recipe names it.
-_RULES = {
-    "adam": "engine.optim:adam",
-    "lamb": "engine.optim:lamb",
-    "lars": "engine.optim:lars",
-    "sgd": "engine.optim:sgd",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +63,7 @@ def make(
             f"config.decoupled_decay=True: only 'sgd' has it, not {settings.optimizer!r}"
         )
 
-    rule = pkgutil.resolve_name(_RULES[settings.optimizer])
+    rule = _RULES[settings.optimizer]
 
     def chain(params: Any, factors: Any) -> optax.GradientTransformation:
         mask = decayed(params) if callable(decayed) else decayed
@@ -202,3 +193,6 @@ def lamb(settings: Optimizer, rate: Rate, decayed: Any) -> optax.GradientTransfo
         optax.stateless(lambda updates, params: jax.tree.map(adapt, updates, params, decayed)),
         optax.scale_by_learning_rate(rate),
     )
+
+
+_RULES = {"adam": adam, "lamb": lamb, "lars": lars, "sgd": sgd}  # by config.optimizer

@@ -9,15 +9,15 @@ import os
 import re
 import runpy
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from common import keys
 from common.errors import ConfigError, one_line
 
-_REFUSED = r"Unknown command line flag '(\w+)'|--(\w+) goes with"
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_FOLDER = os.path.join(_ROOT, "configs")
+_UNKNOWN = r"Unknown command line flag '(\w+)'"
+_REFUSED = rf"{_UNKNOWN}|--(\w+) goes with"
+_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "configs")
 
 
 def load(file: str) -> Any:
@@ -60,7 +60,7 @@ def load(file: str) -> Any:
 
 
 def origin(file: str, config: Any) -> dict[str, Any]:
-    """Where a config is from: its file, and the values that differ; see `run.Settings`."""
+    """Where a config is from: its file, and the values that differ; see `engine.run.Settings`."""
     before, after = keys.flat(load(file)), keys.flat(config)
     changed = [key for key in after if before.get(key) != after[key]]
     return {"file": file, "changes": {key: [before.get(key), after[key]] for key in changed}}
@@ -110,8 +110,19 @@ def _two_recipes(argv: Sequence[str]) -> str:
     return f"--config is given {len(files)} times, as {' and '.join(files)}; give it once"
 
 
-def explain(argv: Sequence[str], error: Exception) -> str:
-    """What is wrong with a command line, in one line; `error` is what parsing it raised."""
+def explain(
+    argv: Sequence[str],
+    error: Exception,
+    hint: Callable[[Sequence[str], str], str] = lambda words, name: "",
+) -> str:
+    """What is wrong with a command line, in one line.
+
+    Args:
+      argv: the program and its words.
+      error: what parsing it raised.
+      hint: returns what to do instead of a flag that was refused, from the words and the flag's
+        name; "" if it does not know that flag.
+    """
     if mistake := _two_recipes(argv):
         return mistake
     file = _file(argv)
@@ -129,17 +140,15 @@ def explain(argv: Sequence[str], error: Exception) -> str:
             key = word.split("=")[0].removeprefix("--config.")
             if word.startswith("--config.") and key not in known:
                 near = difflib.get_close_matches(key, known, 1)
-                hint = f"did you mean {near[0]}?" if near else f"it has: {', '.join(known)}"
-                return f"{path} has no key {key!r}; {hint}"
+                others = f"did you mean {near[0]}?" if near else f"it has: {', '.join(known)}"
+                return f"{path} has no key {key!r}; {others}"
     text = " ".join(str(error).split())
-    # A flag with --mode is one of ours that stands in the wrong place.
+    # A flag with --mode is one of ours that another mode has.
     is_ours = any(word.startswith("--mode") for word in argv)
-    foreign = r"Unknown command line flag '(\w+)'" if is_ours else _REFUSED
-    if refused := re.match(foreign, text):
-        import resnet_main  # few command lines need it
-
-        if (name := next(filter(None, refused.groups()))) in resnet_main.FLAGS:
-            return resnet_main.hint(argv[1:], name)
+    if refused := re.match(_UNKNOWN if is_ours else _REFUSED, text):
+        name = next(filter(None, refused.groups()))
+        if answer := hint(argv[1:], name):
+            return answer
         if name in known:
             return f"--{name} is a key of the recipe: give --config.{name}=VALUE"
     return text

@@ -1,7 +1,6 @@
 """Begins a run with a checkpoint: its own, which it continues, or that of another model.
 
-It compares the run with the checkpoint and says what differs. Only runs that have a checkpoint, or
-`config.init_from`, load this module.
+It compares the run with the checkpoint and says what differs.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from engine.run import Plan, Programs
 from engine.step import Recipe, TrainState
 from engine.weights import Adoption, Weights, adopt, load_initial_weights, peek
 
-Manifest = Mapping[str, Any]  # what `start.Run.facts` wrote
-Say = Callable[[str], None]  # writes a line for people
+Manifest = Mapping[str, Any]  # what `engine.start.Run.facts` wrote
+Say = Callable[[str], None]  # writes a line for the user
 _GONE = ("sam_radius", "sam_every", "colout", "normalization", "head_init_std")  # former keys
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 
@@ -80,8 +79,8 @@ def adopt_weights(
     if settings.mlperf.format and adoption.is_complete:
         _check_origin(programs, say, weights, adoption)
     replicated = meshes.replicated(programs.mesh)
-    place = jax.jit(functools.partial(step.state_of, recipe=recipe), out_shardings=replicated)
-    return place(params, model_state)
+    put = jax.jit(functools.partial(step.state_of, recipe=recipe), out_shardings=replicated)
+    return put(params, model_state)
 
 
 def _check_origin(programs: Programs, say: Say, weights: Weights, adoption: Adoption) -> None:
@@ -173,10 +172,10 @@ def other_meaning(then: Manifest, now: Mapping[str, Any]) -> list[str]:
             continue
         if isinstance(old, list) and isinstance(value, list):
             pairs = [*itertools.zip_longest(old, value)]
-            places = [i for i, (before, after) in enumerate(pairs) if before != after]
+            other = [i for i, (before, after) in enumerate(pairs) if before != after]
             sizes = "" if len(old) == len(value) else f"; {len(old):,} then, {len(value):,} now"
-            key = f"entry {places[0]} of {key} ({len(places)} differ{sizes})"
-            old, value = pairs[places[0]]
+            key = f"entry {other[0]} of {key} ({len(other)} differ{sizes})"
+            old, value = pairs[other[0]]
         shown = [_shown(one) for one in (old, value)]
         lines.append(f"{key}: {shown[0]} in the checkpoint, {shown[1]} in the data")
     return lines
@@ -237,12 +236,12 @@ def norm_change(programs: Programs, then: int | None, state: TrainState) -> str:
     unit, per_pass = programs.benchmark.unit, programs.examples_per_pass
     try:
         meshes.group_size(f"{then}/{per_pass}", programs.mesh.size)
-        remedy = f"--config.bn_span={then}/{per_pass} keeps {then}"
+        fix = f"--config.bn_span={then}/{per_pass} keeps {then}"
     except DeviceError as error:
-        remedy = str(error)
+        fix = str(error)
     return (
         f"BatchNorm averaged over {then} {unit} before and averages over {programs.norm_examples} "
-        f"now, which changes the loss a little: {remedy}"
+        f"now, which changes the loss a little: {fix}"
     )
 
 

@@ -25,11 +25,14 @@ from common import keys
 from common.errors import ConfigError
 from common.keys import BatchSize, Decay, Seed
 from common.trees import Parts, by_name
-from engine import compiler, mlperf, optim, schedules, step
+from engine import compiler, optim, schedules, step
 from engine import mesh as meshes
 from engine.cadence import Every, to_steps
 from engine.cluster import guard
+from engine.mlperf import LogKeys
 from engine.step import Recipe, TrainState
+
+_SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +68,7 @@ class LoopKeys:
     check_devices_every: Annotated[int, "[0, 1e9]"]
     limits: guard.Limits
     compilation_cache: str
-    mlperf: mlperf.Settings
+    mlperf: LogKeys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,9 +194,7 @@ def make_plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Pl
 
 def _parts(settings: Settings) -> dict[str, Parts]:
     """The parameters that config keys name, by key; keys that name none are left out."""
-    texts = {key: getattr(settings, key) for key in ("freeze", "init_without")}
-    if not any(texts.values()):
-        return {}
+    texts = {"freeze": settings.freeze, "init_without": settings.init_without}
     return {key: Parts(key, text) for key, text in texts.items() if text}
 
 
@@ -214,9 +215,6 @@ def is_due(every: Every, step: int) -> bool:
         return every.due(step)
     # Hosts' clocks differ; asking each other at every step would cost too much.
     return step % 10 == 0 and bool(meshes.broadcast(every.due(step)))
-
-
-_SEED = jax.ShapeDtypeStruct((), jnp.uint32)
 
 
 @dataclasses.dataclass(frozen=True)

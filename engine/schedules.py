@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import pkgutil
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
@@ -22,6 +21,7 @@ from engine.cadence import list_to_steps, to_steps
 
 # Step (an int or i32[], traced or not) -> rate f32[].
 LearningRate = Callable[[jax.typing.ArrayLike], jax.Array]
+_LONGEST_WARMUP = 1_000_000  # steps; a trial of few steps may end long before its warm-up does
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,17 +53,6 @@ class Schedule:
     decay_steps: str
     end_learning_rate: NotNegative  # the final rate E of 'polynomial'
     polynomial_power: Positive  # the power p of 'polynomial'
-
-
-# By the value of config.learning_rate_schedule: "module:function", imported where it is named.
-_SHAPES = {
-    "cosine": "engine.schedules:cosine",
-    "polynomial": "engine.schedules:polynomial",
-    "rsqrt": "engine.schedules:rsqrt",
-    "step": "engine.schedules:steps",
-}
-
-_LONGEST_WARMUP = 1_000_000  # steps; a trial of few steps may end long before its warm-up does
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +120,7 @@ def make(settings: Schedule, *, batch_size: int, train_steps: int, num_examples:
     if settings.learning_rate_per:
         peak *= batch_size / settings.learning_rate_per
     course = Course(settings, peak, train_steps, sizes)
-    return pkgutil.resolve_name(_SHAPES[settings.learning_rate_schedule])(course)
+    return _SHAPES[settings.learning_rate_schedule](course)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,3 +236,7 @@ def rsqrt(course: Course) -> Rate:
         return jnp.where(count < warmup, rise(count), base / jnp.sqrt(count))
 
     return Rate(rate, peak, warmup)
+
+
+# By config.learning_rate_schedule.
+_SHAPES = {"cosine": cosine, "polynomial": polynomial, "rsqrt": rsqrt, "step": steps}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from etils import epath
@@ -16,16 +15,15 @@ from jax.sharding import Mesh
 from benchmarks.base import Benchmark, Identity
 from common import console
 from common.data import files
-from common.errors import CheckpointError, one_line
+from common.errors import CheckpointError
 from engine import compiler, environment, resuming, step
 from engine import mesh as meshes
 from engine.checkpoint import Checkpointer
 from engine.cluster import guard, hostlog, preemption, processes, stalls, watchdog
+from engine.locations import check_folder
 from engine.run import Plan, Programs, Settings
 from engine.step import TrainState
-
-if TYPE_CHECKING:
-    from engine.weights import Weights
+from engine.weights import Weights
 
 _log = logging.getLogger("tpu_suite")
 
@@ -203,22 +201,3 @@ def restore_state(
         folder = f"{checkpoints.directory}/{number}"
         raise CheckpointError(f"{folder} holds step {inside}; delete it to go on before it")
     return restored, totals
-
-
-def check_folder(path: str, flag: str = "--workdir") -> None:
-    """Makes a folder and writes a file in it, so that a mistake ends the run before it starts.
-
-    Raises:
-      CheckpointError: the folder cannot be made, listed or written to.
-    """
-    try:
-        folder = epath.Path(path)
-        if "://" in path and not epath.Path("/".join(path.split("/")[:3])).exists():
-            raise FileNotFoundError("there is no such bucket")  # TensorFlow would wait for ever
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".write_test.{uuid.uuid4().hex}"  # all hosts do this at once
-        probe.write_text("")
-        next(folder.iterdir(), None)
-        probe.unlink()
-    except Exception as error:  # each file system raises its own types
-        raise CheckpointError(f"cannot write to {flag}={path}: {one_line(error)}") from error

@@ -156,6 +156,89 @@ def _over_devices(x: jax.Array, axes: Any) -> jax.Array:
     return jax.lax.pmax(x, axes)
 
 
+def accumulate(loss: Any, axes: Any, params: Any, model_state: Any, parts: Any) -> Any:
+    """Runs one device's micro-batches through the loss, with one backward pass for each.
+
+    Args:
+      loss: the benchmark's loss.
+      axes: the mesh's axes.
+      params: the parameters.
+      model_state: the model's state before the first micro-batch.
+      parts: (batch, key) with the micro-batches along a new first dimension.
+
+    Returns:
+      (the device's part of the mean gradient, terms of the loss, metrics, new model_state).
+    """
+
+    def weigh(model_state: Any, part: Any) -> Any:
+        terms, _, model_state = loss(params, model_state, *part)
+        return model_state, term_weights(terms)
+
+    first = jax.tree.map(lambda x: x[0], parts)
+    _, names = jax.eval_shape(weigh, model_state, first)
+    if len(names) == 1:  # the gradient of a single term can be divided by its weight afterwards
+        factors = {name: jnp.float32(1) for name in names}
+    else:
+        # The gradient of a term needs the weight in the global batch. This loop computes only the
+        # weights: the compiler removes all else from the forward pass.
+        _, weights = jax.lax.scan(weigh, model_state, parts)
+        factors = term_factors({name: jnp.sum(w) for name, w in weights.items()}, axes)
+
+    def differentiate(model_state: Any, part: Any) -> Any:
+        pullback, terms, metrics, model_state = loss_vjp(loss, params, model_state, *part)
+        return (pullback(factors), terms, metrics), model_state
+
+    def add(carry: Any, part: Any) -> Any:
+        sums, model_state = carry
+        more, model_state = differentiate(model_state, part)
+        return (jax.tree.map(jnp.add, sums, more), model_state), None
+
+    shapes, _ = jax.eval_shape(differentiate, model_state, first)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    (sums, model_state), _ = jax.lax.scan(add, (zeros, model_state), parts)
+    gradients, terms, metrics = sums
+    if len(terms) == 1:
+        ((_, weight),) = terms.values()
+        total = jax.lax.psum(weight, axes)
+        gradients = jax.tree.map(lambda g: g / jnp.where(total, total, 1), gradients)
+    return gradients, terms, metrics, model_state
+
+
+def loss_vjp(loss: Any, params: Any, model_state: Any, batch: Any, key: jax.Array) -> Any:
+    """Returns (function from factors of the terms to the gradient, terms, metrics, model_state)."""
+
+    def evaluate(params: Any) -> Any:
+        terms, *others = loss(params, model_state, batch, key)
+        return {name: value for name, (value, _) in terms.items()}, (terms, *others)
+
+    _, pullback, (terms, metrics, model_state) = jax.vjp(evaluate, params, has_aux=True)
+    return lambda factors: pullback(factors)[0], terms, metrics, model_state
+
+
+def term_weights(terms: Any) -> dict[str, Any]:
+    """The weight of each term."""
+    return {name: weight for name, (_, weight) in terms.items()}
+
+
+def term_factors(weights: dict[str, Any], axes: Any) -> dict[str, Any]:
+    """The factor 1 / weight of each term, with its weight in the global batch."""
+    return {
+        name: weighted_mean(1.0, weight) for name, weight in jax.lax.psum(weights, axes).items()
+    }
+
+
+def weighted_mean(total: Any, weight: jax.Array) -> jax.Array:
+    """Returns total / weight, and 0 where the weight is 0."""
+    return jnp.where(weight == 0, 0.0, total / jnp.where(weight == 0, 1.0, weight))
+
+
+def reported_sums(terms: Any, metrics: Any) -> dict[str, Any]:
+    """What a step reports, {name: (sum f32[], weight f32[])}, from sums over all devices."""
+    value = sum(weighted_mean(value, weight) for value, weight in terms.values())
+    several = terms if len(terms) > 1 else {}
+    return {"loss": (value, jnp.float32(1)), **several, **metrics}
+
+
 def make_train_step(
     loss: Callable[..., Any],
     mesh: Mesh,
@@ -219,6 +302,46 @@ def _every(steps: int, step: jax.Array, then: Callable[[], Any], otherwise: Any)
         return jax.lax.cond((step + 1) % steps == 0, then, lambda: otherwise)
 
 
+def first_average(tree: Any) -> Any:
+    """The average before the first step: a copy with floats in float32.
+
+    In bfloat16 an average with decay 0.999 hardly moves. The step donates its state, and one buffer
+    cannot be donated twice.
+    """
+
+    def copied(x: jax.Array) -> jax.Array:
+        is_float = jnp.issubdtype(x.dtype, jnp.inexact)
+        return jnp.array(x, jnp.float32 if is_float else x.dtype, copy=True)
+
+    return jax.tree.map(copied, tree)
+
+
+def update_average(average: Any, newest: Any, done: jax.Array, decay: float) -> Any:
+    """One update of an average, after `done` others: decay * average + (1 - decay) * newest.
+
+    The memory is short at first: the decay is at most (1 + done) / (10 + done), as with
+    TensorFlow's ExponentialMovingAverage. Later it reaches back about 1 / (1 - decay) updates.
+
+    Args:
+      average: tree of arrays as `first_average` makes it.
+      newest: the same tree of any dtypes. Integers are not averaged: the newest value counts.
+      done: i32[].
+      decay: in [0, 1].
+
+    Returns:
+      The new average.
+    """
+    now = jnp.minimum(decay, (1.0 + done) / (10.0 + done))
+
+    def averaged(old: jax.Array, new: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(new.dtype, jnp.inexact):
+            return new
+        mean: Any = optax.incremental_update(jnp.float32(new), jnp.float32(old), 1.0 - now)
+        return mean
+
+    return jax.tree.map(averaged, average, newest)
+
+
 def totals_spec(loss: Callable[..., Any], mesh: Mesh, state: TrainState, batch: Any) -> Any:
     """Returns the totals of `make_train_step` as ShapeDtypeStructs, for this state and batch."""
 
@@ -238,6 +361,28 @@ def totals_spec(loss: Callable[..., Any], mesh: Mesh, state: TrainState, batch: 
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     extra = {"gradient_norm": (scalar, scalar), "bad_step": jax.ShapeDtypeStruct((), jnp.int32)}
     return meshes.abstract({**shapes, **extra}, meshes.replicated(mesh))
+
+
+def make_predict_step(predict: Callable[..., Any], mesh: Mesh) -> Any:
+    """Returns the jitted predict step (params, model_state, batch) -> rows.
+
+    The rows are {name: [B, ...]}, replicated: the arrays that `predict` returns for each device's
+    share, and the batch's "mask".
+    """
+
+    def on_device(params: Any, model_state: Any, batch: Any) -> Any:
+        return {**predict(params, model_state, batch), "mask": batch["mask"]}
+
+    everywhere, shared = PartitionSpec(), PartitionSpec(mesh.axis_names)
+    sharded = jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=(everywhere, everywhere, shared),
+        out_specs=shared,
+        check_vma=False,
+    )
+    options = compiler.options(mesh)
+    return jax.jit(sharded, out_shardings=meshes.replicated(mesh), compiler_options=options)
 
 
 def lower(step: Any, first: tuple[Any, ...], batches: tuple[Any, ...]) -> list[Any]:
@@ -280,148 +425,3 @@ def _shape(batch: Any) -> tuple[Any, ...]:
 
 def _describe(shape: tuple[Any, ...]) -> str:
     return ", ".join(f"{name}{list(sizes)}" for name, sizes in shape)
-
-
-def make_predict_step(predict: Callable[..., Any], mesh: Mesh) -> Any:
-    """Returns the jitted predict step (params, model_state, batch) -> rows.
-
-    The rows are {name: [B, ...]}, replicated: the arrays that `predict` returns for each device's
-    share, and the batch's "mask".
-    """
-
-    def on_device(params: Any, model_state: Any, batch: Any) -> Any:
-        return {**predict(params, model_state, batch), "mask": batch["mask"]}
-
-    everywhere, shared = PartitionSpec(), PartitionSpec(mesh.axis_names)
-    sharded = jax.shard_map(
-        on_device,
-        mesh=mesh,
-        in_specs=(everywhere, everywhere, shared),
-        out_specs=shared,
-        check_vma=False,
-    )
-    options = compiler.options(mesh)
-    return jax.jit(sharded, out_shardings=meshes.replicated(mesh), compiler_options=options)
-
-
-def accumulate(loss: Any, axes: Any, params: Any, model_state: Any, parts: Any) -> Any:
-    """Runs one device's micro-batches through the loss, with one backward pass for each.
-
-    Args:
-      loss: the benchmark's loss.
-      axes: the mesh's axes.
-      params: the parameters.
-      model_state: the model's state before the first micro-batch.
-      parts: (batch, key) with the micro-batches along a new first dimension.
-
-    Returns:
-      (the device's part of the mean gradient, terms of the loss, metrics, new model_state).
-    """
-
-    def weigh(model_state: Any, part: Any) -> Any:
-        terms, _, model_state = loss(params, model_state, *part)
-        return model_state, term_weights(terms)
-
-    first = jax.tree.map(lambda x: x[0], parts)
-    _, names = jax.eval_shape(weigh, model_state, first)
-    if len(names) == 1:  # the gradient of a single term can be divided by its weight afterwards
-        factors = {name: jnp.float32(1) for name in names}
-    else:
-        # The gradient of a term needs the weight in the global batch. This loop computes only the
-        # weights: the compiler removes all else from the forward pass.
-        _, weights = jax.lax.scan(weigh, model_state, parts)
-        factors = term_factors({name: jnp.sum(w) for name, w in weights.items()}, axes)
-
-    def differentiate(model_state: Any, part: Any) -> Any:
-        pullback, terms, metrics, model_state = loss_vjp(loss, params, model_state, *part)
-        return (pullback(factors), terms, metrics), model_state
-
-    def add(carry: Any, part: Any) -> Any:
-        sums, model_state = carry
-        more, model_state = differentiate(model_state, part)
-        return (jax.tree.map(jnp.add, sums, more), model_state), None
-
-    shapes, _ = jax.eval_shape(differentiate, model_state, first)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    (sums, model_state), _ = jax.lax.scan(add, (zeros, model_state), parts)
-    gradients, terms, metrics = sums
-    if len(terms) == 1:
-        ((_, weight),) = terms.values()
-        total = jax.lax.psum(weight, axes)
-        gradients = jax.tree.map(lambda g: g / jnp.where(total, total, 1), gradients)
-    return gradients, terms, metrics, model_state
-
-
-def reported_sums(terms: Any, metrics: Any) -> dict[str, Any]:
-    """What a step reports, {name: (sum f32[], weight f32[])}, from sums over all devices."""
-    value = sum(weighted_mean(value, weight) for value, weight in terms.values())
-    several = terms if len(terms) > 1 else {}
-    return {"loss": (value, jnp.float32(1)), **several, **metrics}
-
-
-def loss_vjp(loss: Any, params: Any, model_state: Any, batch: Any, key: jax.Array) -> Any:
-    """Returns (function from factors of the terms to the gradient, terms, metrics, model_state)."""
-
-    def evaluate(params: Any) -> Any:
-        terms, *others = loss(params, model_state, batch, key)
-        return {name: value for name, (value, _) in terms.items()}, (terms, *others)
-
-    _, pullback, (terms, metrics, model_state) = jax.vjp(evaluate, params, has_aux=True)
-    return lambda factors: pullback(factors)[0], terms, metrics, model_state
-
-
-def term_weights(terms: Any) -> dict[str, Any]:
-    """The weight of each term."""
-    return {name: weight for name, (_, weight) in terms.items()}
-
-
-def term_factors(weights: dict[str, Any], axes: Any) -> dict[str, Any]:
-    """The factor 1 / weight of each term, with its weight in the global batch."""
-    return {
-        name: weighted_mean(1.0, weight) for name, weight in jax.lax.psum(weights, axes).items()
-    }
-
-
-def weighted_mean(total: Any, weight: jax.Array) -> jax.Array:
-    """Returns total / weight, and 0 where the weight is 0."""
-    return jnp.where(weight == 0, 0.0, total / jnp.where(weight == 0, 1.0, weight))
-
-
-def first_average(tree: Any) -> Any:
-    """The average before the first step: a copy with floats in float32.
-
-    In bfloat16 an average with decay 0.999 hardly moves. The step donates its state, and one buffer
-    cannot be donated twice.
-    """
-
-    def copied(x: jax.Array) -> jax.Array:
-        is_float = jnp.issubdtype(x.dtype, jnp.inexact)
-        return jnp.array(x, jnp.float32 if is_float else x.dtype, copy=True)
-
-    return jax.tree.map(copied, tree)
-
-
-def update_average(average: Any, newest: Any, done: jax.Array, decay: float) -> Any:
-    """One update of an average, after `done` others: decay * average + (1 - decay) * newest.
-
-    The memory is short at first: the decay is at most (1 + done) / (10 + done), as with
-    TensorFlow's ExponentialMovingAverage. Later it reaches back about 1 / (1 - decay) updates.
-
-    Args:
-      average: tree of arrays as `first` makes it.
-      newest: the same tree of any dtypes. Integers are not averaged: the newest value counts.
-      done: i32[].
-      decay: in [0, 1].
-
-    Returns:
-      The new average.
-    """
-    now = jnp.minimum(decay, (1.0 + done) / (10.0 + done))
-
-    def averaged(old: jax.Array, new: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(new.dtype, jnp.inexact):
-            return new
-        mean: Any = optax.incremental_update(jnp.float32(new), jnp.float32(old), 1.0 - now)
-        return mean
-
-    return jax.tree.map(averaged, average, newest)

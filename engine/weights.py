@@ -27,8 +27,23 @@ class Weights(NamedTuple):
     model_state: Any
 
 
+def load_initial_weights(path: str, read_foreign: Callable[[str], Any]) -> Weights:
+    """Loads the weights of a checkpoint, or of another library's file.
+
+    Args:
+      path: the value of `config.init_from`.
+      read_foreign: the benchmark's `read_foreign`.
+
+    Raises:
+      CheckpointError: there is no checkpoint, or it is damaged.
+      DataError: the other library's file cannot be used.
+    """
+    foreign = read_foreign(path)
+    return Weights(*foreign[:3]) if foreign else load_weights(path)
+
+
 def load_weights(path: str) -> Weights:
-    """Loads the weights of a checkpoint; `find` says what `path` may be.
+    """Loads the weights of a checkpoint; `find_checkpoint` says what `path` may be.
 
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged.
@@ -39,20 +54,8 @@ def load_weights(path: str) -> Weights:
     return weights
 
 
-def split_path(path: str) -> tuple[str, int | None]:
-    """The folder of checkpoints that a path means, and the step if it is WORKDIR/checkpoints/STEP.
-
-    A workdir may itself be named as a number.
-    """
-    path = path.rstrip("/")
-    parent, _, last = path.rpartition("/")
-    if last.isdigit() and parent.rpartition("/")[2] == "checkpoints":
-        return parent, int(last)
-    return f"{path}/checkpoints", None
-
-
 def find_checkpoint(path: str, name: str) -> tuple[Checkpointer, int]:
-    """Opens the folder of checkpoints that a person names; returns it with the step to read.
+    """Opens the folder of checkpoints that the user names; returns it with the step to read.
 
     Args:
       path: a workdir, whose newest checkpoint is taken, or WORKDIR/checkpoints/STEP; local or
@@ -77,8 +80,20 @@ def find_checkpoint(path: str, name: str) -> tuple[Checkpointer, int]:
     return checkpoints, step
 
 
+def split_path(path: str) -> tuple[str, int | None]:
+    """The folder of checkpoints that a path means, and the step if it is WORKDIR/checkpoints/STEP.
+
+    A workdir may itself be named as a number.
+    """
+    path = path.rstrip("/")
+    parent, _, last = path.rpartition("/")
+    if last.isdigit() and parent.rpartition("/")[2] == "checkpoints":
+        return parent, int(last)
+    return f"{path}/checkpoints", None
+
+
 def peek(path: str) -> dict[str, Any] | None:
-    """The manifest of the checkpoint that `find` would find; None if there is none.
+    """The manifest of the checkpoint that `find_checkpoint` would find; None if there is none.
 
     This needs no other host and no Orbax. A manifest that cannot be read is None as well: whoever
     restores the checkpoint says why.
@@ -121,7 +136,7 @@ def load_model(checkpoints: Checkpointer, step: int) -> dict[str, Any]:
 
 
 def placeholders(description: dict[str, str]) -> dict[str, Any]:
-    """Returns nested dicts of NumPy arrays with the shapes and dtypes that `describe` wrote.
+    """Returns nested dicts of NumPy arrays with the shapes and dtypes that `describe_arrays` wrote.
 
     Every array is a view of a single zero, so it takes no memory.
     """
@@ -169,21 +184,6 @@ class Adoption(NamedTuple):
         """One line for each array."""
         groups = self._asdict().items()
         return "".join(f"{what}\t{name}\n" for what, names in groups for name in names)
-
-
-def load_initial_weights(path: str, read_foreign: Callable[[str], Any]) -> Weights:
-    """Loads the weights of a checkpoint, or of another library's file.
-
-    Args:
-      path: the value of `config.init_from`.
-      read_foreign: the benchmark's `read_foreign`.
-
-    Raises:
-      CheckpointError: there is no checkpoint, or it is damaged.
-      DataError: the other library's file cannot be used.
-    """
-    foreign = read_foreign(path)
-    return Weights(*foreign[:3]) if foreign else load_weights(path)
 
 
 def adopt(

@@ -37,10 +37,10 @@ ROWS = {
     "scripts": "main predict train commands engine benchmark seam models input_pipeline common",
 }
 EXCEPTIONS = {  # file: what it may import besides, and why
-    "main.py": "benchmarks",  # asks whether the recipe's benchmark reads a folder of data
+    # Asks whether the recipe's benchmark reads a folder of data; explains flags of the tutorial.
+    "main.py": "benchmarks|resnet_main",
     "predict.py": r"configs\.resnet50|engine\.environment",  # of others' weights; before TensorFlow
     "commands/trained.py": r"configs\._loop",  # the keys of the loop that an older run lacks
-    "engine/recipe.py": "resnet_main",  # explains a command line that is meant for that one
 }
 ONLY_IN = {
     "orbax": ["engine/checkpoint.py"],

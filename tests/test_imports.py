@@ -1,8 +1,13 @@
-"""Every module of the program can be imported with the versions that are installed here."""
+"""All modules can be imported with the versions installed here, beside those of a plug-in."""
 
 import pathlib
 import subprocess
 import sys
+
+import pytest
+
+from tests.conftest import FIXTURES
+from tests.test_main import environment
 
 ROOT = pathlib.Path(__file__).parents[1]
 OWN = ("benchmarks", "commands", "common", "configs", "engine", "scripts")
@@ -18,6 +23,34 @@ for name in sys.argv[1:]:
 sys.exit(", ".join(failed) or 0)
 """
 
+# The program keeps main, train, models, input_pipeline, predict, resnet_main and the names of its
+# packages for itself; its other modules are inside of these packages.
+OF_A_PLUG_IN = (
+    *("run", "start", "programs", "saving", "resuming", "evaluate", "recipe", "locations"),
+    *("corruption", "patience", "diverging", "keys", "errors", "entry", "console", "limits"),
+)
+PLUG_IN = f"""
+import importlib
+
+from benchmarks import languages
+
+for name in {OF_A_PLUG_IN}:
+    assert importlib.import_module(name).OWNER == "the plug-in", name
+
+
+def make(config, cache_dir):
+    return languages.make(config, cache_dir)
+"""
+PLUG_IN_RECIPE = """
+from recipes import languages
+
+
+def get_config():
+    config = languages.get_config()
+    config.benchmark = "plug_in"
+    return config
+"""
+
 
 def test_every_module_can_be_imported():
     """In a process of its own: main.py defines flags, and others import TensorFlow."""
@@ -30,3 +63,44 @@ def test_every_module_can_be_imported():
     command = [sys.executable, "-c", PROGRAM, *(name.replace("/", ".") for name in modules)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def run_python(*words, **variables):
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def plug_in(tmp_path):
+    """A folder with a benchmark and its modules, which have names that this program uses inside."""
+    package = tmp_path / "mine/benchmarks/plug_in"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(PLUG_IN)
+    (tmp_path / "mine/plug_in_recipe.py").write_text(PLUG_IN_RECIPE)
+    for name in OF_A_PLUG_IN:
+        (tmp_path / f"mine/{name}.py").write_text('OWNER = "the plug-in"\n')
+    return tmp_path / "mine"
+
+
+def test_the_program_imports_no_module_of_a_plug_in(plug_in):
+    """Even where the plug-in's folder comes before the program's."""
+    for name in OF_A_PLUG_IN:
+        (plug_in / f"{name}.py").write_text(f'raise SystemExit("{name} is shadowed")\n')
+    names = "main, train, predict, resnet_main, models, input_pipeline"
+    run_python("-P", "-c", f"import {names}", PYTHONPATH=f"{plug_in}:{ROOT}")
+
+
+def test_a_plug_in_imports_its_own_modules_and_trains(plug_in, tiny_texts, tmp_path):
+    words = [f"--config={plug_in}/plug_in_recipe.py", f"--workdir={tmp_path}/run"]
+    words += [f"--config.{key}=2" for key in ("train_steps", "steps_per_eval")]
+    words += ["--config.num_train_texts=72", "--config.num_eval_texts=23"]
+    words += [f"--config.data_dir={tiny_texts}"]
+    output = run_python("main.py", *words, PYTHONPATH=f"{plug_in}:{FIXTURES}")
+    assert "finished: step 2 of 2" in output

@@ -1,4 +1,4 @@
-"""The command line, as a person types it: in a process of its own."""
+"""The command line, as a user types it: in a process of its own."""
 
 import importlib
 import inspect
@@ -328,7 +328,7 @@ def test_kill_9_at_random_moments(seed, uninterrupted, tiny_records, tmp_path):
 # What is slow in each phase of a command's start: modules and a name of theirs, or an import.
 PHASES = {
     "imports": "",
-    "the workdir": "start check_folder",
+    "the workdir": "engine.start check_folder",
     "counting": "common.data.files find",
     "restoring": "engine.checkpoint:Checkpointer restore",
 }

@@ -19,7 +19,7 @@ from tests.test_main import TINY, environment, fails_with, run
 
 ROOT = Path(__file__).parents[1]
 
-# The flags that each source defines, with a value that a person may give. They were read in
+# The flags that each source defines, with a value that a user may give. They were read in
 # tensorflow/tpu at 7dc921f, mlcommons/training_results_v0.5 at c71f2e7 (v0.5.0/google, two copies)
 # and Paperspace/tpu-resnet at dcd12be.
 SOURCES = {
@@ -92,6 +92,7 @@ def test_what_main_answers_to_a_flag_of_the_tutorial(name):
     line = recipe.explain(
         ["main.py", "--config=configs/resnet50.py", f"--{TYPED[name]}"],
         flags.UnrecognizedFlagError(name, "x"),
+        resnet_main.hint,
     )
     assert f"--{name}" in line or name == "config_file"
     assert "docs/resnet_main.md" in line and "\n" not in line

@@ -20,7 +20,6 @@ from benchmarks.resnet import ResNet
 from benchmarks.resnet.input.cache import ImageCache
 from commands import evaluating, preflight
 from common.errors import DataError, UserError
-from engine import run as runs
 from engine import saving
 from engine.cadence import Every
 from engine.checkpoint import CheckpointError
@@ -192,8 +191,8 @@ def loop(monkeypatch):
         nothing: Any = types.SimpleNamespace(
             vote=vote, before=lambda step: None, after=lambda step, done: ""
         )
-        programs = train.CompiledPrograms(one_step, lambda: 0, None)
-        training: Any = train.Loop(run, plan, nothing, nothing, saver, judge, evaluator, programs)  # type: ignore[arg-type]
+        compiled = train.Compiled(one_step, lambda: 0, None)
+        training: Any = train.Loop(run, plan, nothing, nothing, saver, judge, evaluator, compiled)  # type: ignore[arg-type]
         return training, events
 
     return make
@@ -331,7 +330,7 @@ def test_mistakes_are_found_before_examples_are_counted(declared, log, counts, r
     """MLPerf's clock runs before the data are touched; other runs check them before compiling."""
     planned: list[int] = []
     counted: list[bool] = []
-    monkeypatch.setattr(runs, "make_plan", lambda settings, benchmark, n: planned.append(n) or n)
+    monkeypatch.setattr(train, "make_plan", lambda settings, benchmark, n: planned.append(n) or n)
     run: Any = types.SimpleNamespace(
         benchmark=types.SimpleNamespace(declared_examples=lambda split: declared),
         settings=types.SimpleNamespace(mlperf=types.SimpleNamespace(format=log)),
@@ -386,7 +385,7 @@ def test_where_the_results_are(evaluating_, tmp_path, monkeypatch):
     run: Any = types.SimpleNamespace(settings=types.SimpleNamespace(workdir=str(tmp_path)))
     reporter = types.SimpleNamespace(say=printed.append, history=types.SimpleNamespace(rows=["r"]))
     saver: Any = types.SimpleNamespace(reporter=reporter, starts=["a start"])
-    monkeypatch.setattr(run_starts, "cost_summary", lambda starts, rows: f"{starts} {rows}")
+    monkeypatch.setattr(train, "cost_summary", lambda starts, rows: f"{starts} {rows}")
     train._conclude(run, saver, "step 9", evaluating_)
     names = ["checkpoints", "metrics.jsonl", *["learning_curves.png"] * evaluating_]
     assert printed[0] == "finished: step 9" and printed[-1] == "  ['a start'] ['r']"
@@ -582,8 +581,8 @@ def test_a_changed_config_is_told(uninterrupted, tiny_records, tmp_path, caplog,
     def ready(loop, start):
         raise Ready
 
-    programs = types.SimpleNamespace(zeros=None, predict=None)
-    monkeypatch.setattr(train, "_compile", lambda *_: programs)
+    compiled = types.SimpleNamespace(zeros=None, predict=None)
+    monkeypatch.setattr(train, "_compile", lambda *_: compiled)
     monkeypatch.setattr(train.Loop, "train", ready)
     workdir, _ = uninterrupted
     shutil.copytree(workdir, tmp_path / "copy")

@@ -30,7 +30,7 @@ from common.data import files
 from common.errors import CheckpointError, ConfigError, OutputError, one_line, parse_json, visible
 from common.images import input_spec
 from common.images.input_spec import prepare_image
-from engine import locations, start, weights
+from engine import locations, weights
 from engine import manifest as manifests
 
 _LIST = "export.json"  # a folder that has it is an export
@@ -127,7 +127,7 @@ def _checked(out: str) -> Iterator[None]:
         other = next((path.name for path in folder.iterdir()), "") if folder.is_dir() else out
         if other:
             raise ConfigError(f"--out={out} has {other} and is no export; give a new folder")
-    start.check_folder(out, "--out")
+    locations.check_folder(out, "--out")
     try:
         yield
     except BaseException:

@@ -21,7 +21,7 @@ from commands.predict.model import Request, choose_precision, say
 from commands.predict.outputs import FORMATS
 from common.errors import ConfigError
 from common.images import photos
-from engine import compiler, environment, locations, start
+from engine import compiler, environment, locations
 from engine import mesh as meshes
 
 # The end of the name of --out that stands for each format; the first that fits counts.
@@ -113,4 +113,4 @@ def _check_output(path: str, flag: str) -> None:
     locations.check_path(path, f"--{flag}")
     if epath.Path(path).is_dir():
         raise ConfigError(f"--{flag}={path} is a folder; name a file in it")
-    start.check_folder(os.path.dirname(path) or ".", f"--{flag}")
+    locations.check_folder(os.path.dirname(path) or ".", f"--{flag}")

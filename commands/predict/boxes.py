@@ -36,7 +36,7 @@ from commands.predict.outputs import (
 from commands.predict.sources import Picture, Tally
 from common.console import Progress
 from common.images.photos import Jpeg
-from engine import start
+from engine.locations import check_folder
 
 COLUMNS = ("path", "label", "category_id", "score", "x", "y", "width", "height", "error")
 _MIN_SCORE = 0.3  # weaker detections are mostly wrong; COCO's score wants them all the same
@@ -149,7 +149,7 @@ class Drawer:
         self._folders = {"draw": options.draw, "masks": options.masks}
         for flag, folder in self._folders.items():
             if folder:
-                start.check_folder(folder, f"--{flag}")
+                check_folder(folder, f"--{flag}")
         self._names: dict[str, str] = {}
 
     def files(self, path: str) -> Iterator[tuple[str, str]]:

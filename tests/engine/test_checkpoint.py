@@ -279,7 +279,7 @@ def test_a_manifest_is_of_its_step(content, problem, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("directory", "writes", "processes", "remedy", "command"),
+    ("directory", "writes", "processes", "fix", "command"),
     [
         ("/r/c", False, 1, "checkpoint 2 is intact", ""),
         ("/r/c", False, 2, "checkpoint 5 comes before it and was not checked", ""),
@@ -294,17 +294,17 @@ def test_a_manifest_is_of_its_step(content, problem, tmp_path):
         ),
     ],
 )
-def test_the_fix_for_a_damaged_step(directory, writes, processes, remedy, command, monkeypatch):
+def test_the_fix_for_a_damaged_step(directory, writes, processes, fix, command, monkeypatch):
     """Steps 7 and 5 are damaged; of several hosts only one would notice, so none looks."""
     checkpointer = bare(directory, writes)
     monkeypatch.setattr(checkpointer, "steps", lambda: [1, 2, 5, 7, 9])
     monkeypatch.setattr(checkpointer, "_is_intact", lambda step, items: step < 5)
     monkeypatch.setattr(jax, "process_count", lambda: processes)
-    text = checkpointer._remedy(7, {})
-    assert text.startswith(remedy) and (f", type {command} and then" in text) == bool(command)
+    text = checkpointer._advice(7, {})
+    assert text.startswith(fix) and (f", type {command} and then" in text) == bool(command)
     monkeypatch.setattr(checkpointer, "_is_intact", lambda step, items: False)
     if processes == 1:
-        assert "(there are [5, 2, 1])" in checkpointer._remedy(7, {})
+        assert "(there are [5, 2, 1])" in checkpointer._advice(7, {})
 
 
 @pytest.mark.parametrize(

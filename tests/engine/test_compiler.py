@@ -5,13 +5,11 @@ Compiled programs between starts are tested in processes of their own, as a user
 
 import collections
 import os
-import pathlib
 import re
 import subprocess
 import sys
 import types
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -27,10 +25,33 @@ from engine.run import Programs, read_settings
 from tests.engine.test_step import linear_loss, put, recipe, vector_init, zeros
 
 LIMIT, LIBRARY = "xla_tpu_scoped_vmem_limit_kib", "xla_cpu_experimental_ynn_fusion_type"
+SHORTEST = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import sys
+import jax, jax.numpy as jnp
+from engine import compiler
+compiler.use_cache(sys.argv[1])
+with compiler.watched(print):
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    jax.jit(lambda x: jnp.tanh(x) @ x).lower(x).compile()
+"""
+STALLED = """
+import os, threading
+import engine.cluster.stalls as stalls
+
+def look():
+    while not (said := stalls.in_libraries(sys.argv[1])):
+        threading.Event().wait(0.1)
+    print(said[0], flush=True)
+    os._exit(0)
+
+threading.Thread(target=look, daemon=True).start()
+"""
 
 
 def mesh_of(kind: str) -> Any:
-    return SimpleNamespace(devices=np.array([[SimpleNamespace(device_kind=kind)]]))
+    return types.SimpleNamespace(devices=np.array([[types.SimpleNamespace(device_kind=kind)]]))
 
 
 @pytest.mark.parametrize(
@@ -101,31 +122,7 @@ def test_benchmarks_choose_larger_windows(config, larger, monkeypatch):
     assert seen == [larger]
 
 
-SHORTEST = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
-ROOT = str(pathlib.Path(__file__).parents[2])
-PROGRAM = """
-import sys
-import jax, jax.numpy as jnp
-from engine import compile_cache
-compile_cache.use(sys.argv[1])
-with compile_cache.watched(print):
-    x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
-    jax.jit(lambda x: jnp.tanh(x) @ x).lower(x).compile()
-"""
-
-
-STALLED = """
-import os, threading
-import engine.cluster.stalls as stalls
-
-def look():
-    while not (said := stalls.in_libraries(sys.argv[1])):
-        threading.Event().wait(0.1)
-    print(said[0], flush=True)
-    os._exit(0)
-
-threading.Thread(target=look, daemon=True).start()
-"""
+# --- Compiled programs between starts.
 
 
 @pytest.fixture

@@ -168,7 +168,7 @@ def test_what_to_go_on_from(steps, advice, monkeypatch):
     check = object.__new__(corruption.DeviceCheck)
     check._agreed, check._checkpoints = 9, object.__new__(Checkpointer)
     monkeypatch.setattr(Checkpointer, "steps", lambda self: steps)
-    assert check._remedy() == f"The devices last agreed after step 9, and {advice}"
+    assert check._advice() == f"The devices last agreed after step 9, and {advice}"
 
 
 def test_one_device_has_nothing_to_compare(tiny_texts, tmp_path):
@@ -196,7 +196,7 @@ def test_every_bit_counts(dtype):
     assert len(sums) == 1 + 3 * len(bits)
 
 
-def test_signs_and_places_count():
+def test_signs_and_positions_count():
     """A plain sum of bits would miss both."""
     x = np.arange(1, 5, dtype=np.float32)
     others = x * [-1, -1, 1, 1], x[::-1], x.reshape(2, 2).T.reshape(4)

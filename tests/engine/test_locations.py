@@ -1,4 +1,4 @@
-"""Paths that a person may type: what each is taken for, and what is refused in one line."""
+"""Paths that a user may type: what each is taken for, and what is refused in one line."""
 
 import concurrent.futures
 import os
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from common.errors import CheckpointError, ConfigError, visible
-from engine import locations, start
+from engine import locations
 from engine.checkpoint import Checkpointer
 
 
@@ -115,7 +115,7 @@ def test_what_is_written_lies_in_the_folder(tmp_path, monkeypatch):
     (tmp_path / ".write_test.77").mkdir()  # so a file of this name cannot be written
     text = re.escape(f"cannot write to --out={tmp_path}: ")
     with pytest.raises(CheckpointError, match=rf"^{text}.*write_test\.77"):
-        start.check_folder(str(tmp_path), "--out")
+        locations.check_folder(str(tmp_path), "--out")
 
 
 @pytest.mark.parametrize("exists", [True, False])
@@ -146,14 +146,14 @@ def test_the_bucket_must_exist(exists, monkeypatch):
         def unlink(self):
             calls.append(("unlink", self.path))
 
-    monkeypatch.setattr(start.epath, "Path", Path)
+    monkeypatch.setattr(locations.epath, "Path", Path)
     probe = "gs://bucket/a/b/.write_test"
     rest = [("mkdir", "gs://bucket/a/b"), ("write_text", probe), ("unlink", probe)]
     if exists:
-        start.check_folder("gs://bucket/a/b")
+        locations.check_folder("gs://bucket/a/b")
     else:
         with pytest.raises(CheckpointError, match="=gs://bucket/a/b: there is no such bucket$"):
-            start.check_folder("gs://bucket/a/b")
+            locations.check_folder("gs://bucket/a/b")
     assert calls == [("exists", "gs://bucket"), *(rest if exists else [])]
 
 
@@ -162,7 +162,7 @@ def test_check_folder_says_what_cannot_be(name, tmp_path):
     (tmp_path / "file").write_text("text")
     path = name if "://" in name else f"{tmp_path}/{name}"
     with pytest.raises(CheckpointError) as caught:
-        start.check_folder(path)
+        locations.check_folder(path)
     assert str(caught.value).startswith(visible(f"cannot write to --workdir={path}: "))
     assert len(str(caught.value).splitlines()) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
@@ -171,5 +171,5 @@ def test_check_folder_says_what_cannot_be(name, tmp_path):
 def test_check_folder_of_many_hosts_at_once(tmp_path):
     folder = str(tmp_path / "new" / "folder")
     with concurrent.futures.ThreadPoolExecutor(16) as hosts:
-        list(hosts.map(start.check_folder, [folder] * 300))
+        list(hosts.map(locations.check_folder, [folder] * 300))
     assert os.listdir(folder) == []

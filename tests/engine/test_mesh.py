@@ -93,10 +93,8 @@ def test_uneven_batches_are_refused_with_a_fix(key, batch_size, parts, unit, nea
     with pytest.raises(DeviceError) as caught:
         meshes.check_batch(mesh, key, batch_size, parts)
     assert str(caught.value).startswith(f"config.{key}={batch_size} cannot be divided among 8 ")
-    remedy = (
-        f"devices{micro} on 1 host(s): use a multiple of {unit}, such as {near[0]} or {near[1]}"
-    )
-    assert str(caught.value).endswith(remedy)
+    fix = f"devices{micro} on 1 host(s): use a multiple of {unit}, such as {near[0]} or {near[1]}"
+    assert str(caught.value).endswith(fix)
     for size in near:
         meshes.check_batch(mesh, key, size, parts)
 
@@ -291,13 +289,16 @@ def test_the_feed_counts(monkeypatch):
     assert math.isnan(feed.worked)
 
 
+# --- The devices of this machine.
+
+
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Sat Sep 23 15:42:01 UTC 2023\n"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (dvs)\n"
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Makes the files of a driver with GPUs; returns what `mesh.gpu_obstacle` says of them."""
+    """Makes the files of a driver with GPUs; returns what `gpu_obstacle` says of them."""
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
 
     def obstacle(packages, number=1, version="535.104.05", form=CLOSED, devices=True):
@@ -328,7 +329,7 @@ def test_nothing_stands_in_the_way(machine, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("packages", "options", "words", "remedy"),
+    ("packages", "options", "words", "fix"),
     [
         (
             plugin(12),
@@ -343,9 +344,9 @@ def test_nothing_stands_in_the_way(machine, monkeypatch):
         (plugin(12), {"devices": False}, "/nvidia0 is not there", "--gpus all"),
     ],
 )
-def test_what_stands_in_the_way(packages, options, words, remedy, machine):
+def test_what_stands_in_the_way(packages, options, words, fix, machine):
     text, advice = machine(packages, **options)
-    assert words in text and remedy in advice
+    assert words in text and fix in advice
 
 
 @pytest.mark.parametrize("name", sorted(prove_numbers.model_table()))

@@ -114,7 +114,7 @@ def made_up_mesh(config: Any, per_chip: int = 1) -> Any:
         types.SimpleNamespace(process_index=0, id=i, coords=(i // per_chip, 0, 0))
         for i in range(groups)
     ]
-    return types.SimpleNamespace(devices=np.array(devices, object).reshape(groups, 1))
+    return types.SimpleNamespace(devices=np.array(devices, object).reshape(groups, 1), size=groups)
 
 
 HOST_LOG: Any = None  # nothing here writes to it
