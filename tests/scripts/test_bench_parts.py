@@ -8,7 +8,6 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 from commands import preflight
-from engine import run as runs
 from scripts.bench import parts
 
 NAMES = {
@@ -75,7 +74,7 @@ def test_the_command(picture, tmp_path, capsys, monkeypatch):
     drawn = []
     monkeypatch.setattr(parts, "draw", lambda tables, path: drawn.append((list(tables), path)))
     monkeypatch.setattr(preflight, "inspect", inspect)
-    monkeypatch.setattr(runs, "read_settings", lambda config: config)
+    monkeypatch.setattr(parts, "read_settings", lambda config: config)
     flags = ["--config=digits", "--batch_per_device=3", "--parts=head,backbone,neck"]
     flags += [f"--picture={picture}"]
     assert parts.main([*flags, "--tpu=v3-8"]) == 0

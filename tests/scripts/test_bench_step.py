@@ -133,11 +133,9 @@ def test_the_median_of_the_steps_without_the_first_two(analysis, monkeypatch):
             train_batches=lambda *arguments: iter([{"image": arguments, "host_seconds": 1.0}]),
         ),
     )
-    fake = types.SimpleNamespace(
-        read=lambda config: config,
-        plan=lambda *_: types.SimpleNamespace(recipe="recipe"),
-    )
-    monkeypatch.setattr(bench_step, "runs", fake)
+    plan = types.SimpleNamespace(recipe="recipe")
+    monkeypatch.setattr(bench_step, "read_settings", lambda config: config)
+    monkeypatch.setattr(bench_step, "make_plan", lambda *_: plan)
     makes = types.SimpleNamespace(make=lambda settings: programs)
     monkeypatch.setattr(bench_step, "Programs", makes)
     monkeypatch.setattr(meshes, "batch_sharding", lambda mesh: mesh)
