@@ -114,9 +114,9 @@ def settle_config(
       config: changed in place.
       model: the manifest of a checkpoint, or a path whose weights may be another library's. Then
         the module's `foreign_settings(path)` returns (values of keys, remarks), or None.
-      fixed: keys that the person has given, which stay.
+      fixed: keys that the user has given, which stay.
       whole: whether the model is used as it is.
-      has_recipe: whether the person has given a recipe, whose keys may differ.
+      has_recipe: whether the user has given a recipe, whose keys may differ.
 
     Returns:
       One line for each key of the recipe that has changed, and the remarks.
@@ -125,18 +125,18 @@ def settle_config(
       ConfigError: the benchmark is unknown, or it cannot begin with this model.
       DataError: the foreign weights cannot be used.
     """
-    room, remarks, values = module(config.benchmark), [], {}
-    whole_keys, is_own = getattr(room, "WHOLE_KEYS", ()), True
+    package, remarks, values = module(config.benchmark), [], {}
+    whole_keys, is_own = getattr(package, "WHOLE_KEYS", ()), True
     if isinstance(model, str):
-        values, remarks, is_own = _foreign_values(room, config, model)
-    elif model["benchmark"] in (config.benchmark, *getattr(room, "FOLLOWS", ())):
+        values, remarks, is_own = _foreign_values(package, config, model)
+    elif model["benchmark"] in (config.benchmark, *getattr(package, "FOLLOWS", ())):
         own = model["config"]
         values = restored_config(model) | {key: own[key] for key in whole_keys if key in own}
         is_own = model["benchmark"] == config.benchmark
         if not is_own:
-            remarks = [(line, "") for line in room.check_followed(config, values)]
-    body_keys = getattr(room, "BODY_KEYS", ()) if is_own else ()
-    keys = (*getattr(room, "MODEL_KEYS", ()), *body_keys, *(whole_keys if whole else ()))
+            remarks = [(line, "") for line in package.check_followed(config, values)]
+    body_keys = getattr(package, "BODY_KEYS", ()) if is_own else ()
+    keys = (*getattr(package, "MODEL_KEYS", ()), *body_keys, *(whole_keys if whole else ()))
     notes = []
     for key in keys:
         if key not in values or key in fixed:
@@ -153,20 +153,20 @@ def settle_config(
 
 
 def _foreign_values(
-    room: Any, config: Any, path: str
+    package: Any, config: Any, path: str
 ) -> tuple[Mapping[str, Any], list[tuple[str, str]], bool]:
-    """(values, remarks, whether they are of the room's own model) of another library's weights.
+    """(values, remarks, whether they are of the package's own model) of another library's weights.
 
-    Else they are of a model that the room follows; empty if `path` is no file of weights.
+    Else they are of a model that the package follows; empty if `path` is no file of weights.
     """
     none = lambda path: None  # noqa: E731
-    if found := getattr(room, "foreign_settings", none)(path):
+    if found := getattr(package, "foreign_settings", none)(path):
         return *found, True
-    for name in getattr(room, "FOLLOWS", ()):
+    for name in getattr(package, "FOLLOWS", ()):
         if found := getattr(module(name), "foreign_settings", none)(path):
             values, remarks = found
             remarks = [(line, key) for line, key in remarks if not key or key in config]
-            followed = [(line, "") for line in room.check_followed(config, values)]
+            followed = [(line, "") for line in package.check_followed(config, values)]
             return values, remarks + followed, False
     if file := foreign.find(path):
         raise ConfigError(

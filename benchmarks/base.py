@@ -19,6 +19,31 @@ import numpy as np
 
 from benchmarks.uses import Uses
 
+# The mesh axes that every batch is sharded over. BatchNorm statistics may span "group".
+BATCH_AXES = ("groups", "group")
+
+Spec = dict[str, jax.ShapeDtypeStruct]
+HostBatch = dict[str, np.ndarray]
+Terms = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum f32[], weight f32[])
+Arrays = Any  # a tree of arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """One quality that a run trains to: `scores[metric] >= value`."""
+
+    metric: str
+    value: float
+    percent: bool = False  # reports show the metric in per cent
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """How the optimizer treats a group of parameters."""
+
+    decayed: bool = False  # whether weight decay applies
+    rate: float = 1.0  # multiplies the learning rate; 0 freezes the parameters
+
 
 class Stage(NamedTuple):
     """The steps of a run that have one kind of training batch."""
@@ -47,7 +72,7 @@ class Hints:
     # Where examples differ in size: (unit, term or metric whose weight counts it), such as
     # ("tokens", "cross_entropy"). Reports then show tokens per second.
     throughput: tuple[str, str] | None = None
-    # Remedies by the part of the input that is too slow ("reading", "decoding", "transfer" or
+    # Fixes by the part of the input that is too slow ("reading", "decoding", "transfer" or
     # "input"), as sentences that name the benchmark's own config keys.
     advice: Mapping[str, str] = {}
 
@@ -56,7 +81,7 @@ class Hints:
         return scores
 
     def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
-        """Sentences about the data that a person should know before they are trained on.
+        """Sentences about the data that a user should know before they are trained on.
 
         `norm_examples` is the number of examples that share the statistics of BatchNorm;
         `evaluating` is whether the evaluation's data may be opened.
@@ -67,7 +92,7 @@ class Hints:
     def remarks(self, split: str) -> list[tuple[str, str, str]]:
         """What a full check says of the records of a split, all of which it could read.
 
-        Each row is ("ok" or "warn", the text, a remedy or "").
+        Each row is ("ok" or "warn", the text, a fix or "").
         """
         del split
         return []
@@ -150,32 +175,6 @@ class Hints:
         """
         del split, batch_size, num_shards
         return {}
-
-
-# The mesh axes that every batch is sharded over. BatchNorm statistics may span "group".
-BATCH_AXES = ("groups", "group")
-
-Spec = dict[str, jax.ShapeDtypeStruct]
-HostBatch = dict[str, np.ndarray]
-Terms = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum f32[], weight f32[])
-Arrays = Any  # a tree of arrays
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """One quality that a run trains to: `scores[metric] >= value`."""
-
-    metric: str
-    value: float
-    percent: bool = False  # reports show the metric in per cent
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """How the optimizer treats a group of parameters."""
-
-    decayed: bool = False  # whether weight decay applies
-    rate: float = 1.0  # multiplies the learning rate; 0 freezes the parameters
 
 
 class Benchmark(Hints):

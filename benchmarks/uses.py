@@ -1,6 +1,6 @@
 """What a trained model can be used for, besides being scored.
 
-`Benchmark.uses` gives the `Uses` of a benchmark. The modes call it. A training run calls it for
+`Benchmark.uses` gives the `Uses` of a benchmark. The commands call it. A training run calls it for
 `config.init_from` only, to read another library's weights.
 """
 
@@ -39,7 +39,7 @@ class Bar:
 class Picture:
     """A JPEG or PNG with a few lines below it; a `flag` is shown as a warning.
 
-    A `wide` picture has two images beside each other, or needs as much room.
+    A `wide` picture has two images beside each other, or needs as much space.
     """
 
     data: bytes
@@ -79,7 +79,7 @@ class Imported(NamedTuple):
 class Uses:
     """The uses of one benchmark's models; every default says that there is no such use."""
 
-    # What predict.py asks the model for: the name of a module in `commands.predict`; "" for nothing.
+    # What predict.py asks the model for: the name of a module of `commands.predict`, or "".
     answers = ""
     # How a trained model is used if predict.py cannot use it, as a sentence.
     hint = "python main.py --mode=eval evaluates it"
@@ -155,8 +155,8 @@ class Uses:
     def read_foreign(self, path: str) -> Imported | None:
         """Reads a file or folder, local or gs://, of another library's weights.
 
-        Returns None if `path` is none, such as a workdir. The module may have
-        `foreign_settings(path)`, see `benchmarks`; this method is called with the
+        Returns None if `path` is none, such as a workdir. The benchmark's package may have
+        `foreign_settings(path)`, see `benchmarks.settle_config`; this method is called with the
         settings that it returns.
 
         Raises:

@@ -71,7 +71,7 @@ def _initial_weights(config: ml_collections.ConfigDict) -> None:
 
 
 def _optimizer(config: ml_collections.ConfigDict) -> None:
-    # The formulas are in engine/optim.py and engine/optim.py.
+    # The formulas are in engine/optim.py.
     config.optimizer = "sgd"  # or 'lars', 'adam', 'lamb'
     config.momentum = 0.9  # of 'sgd' and 'lars'
     config.nesterov = False  # only 'sgd'
@@ -92,7 +92,7 @@ def _optimizer(config: ml_collections.ConfigDict) -> None:
 
 
 def _learning_rate(config: ml_collections.ConfigDict) -> None:
-    # The formulas are in engine/schedules.py, `make`.
+    # The formulas are in engine/schedules.py.
     config.learning_rate_schedule = "step"  # or 'cosine', 'polynomial', 'rsqrt'
     # The peak; 'rsqrt' is base_learning_rate / sqrt(steps), with the model's width ** -0.5 in it.
     config.base_learning_rate = 0.1

@@ -16,7 +16,7 @@ from configs import mask_rcnn
 def get_config() -> ml_collections.ConfigDict:
     """The recipe for COCO with new classes and two rates."""
     config = mask_rcnn.get_config()
-    config.init_env = ""  # the person names a model
+    config.init_env = ""  # the user names a model
     config.new_classes = True  # False: they are those of MODEL, so its heads go on
     config.shuffle_buffer_size = 1024
     config.input_streams = 8

@@ -16,7 +16,7 @@ from configs import ssd
 def get_config() -> ml_collections.ConfigDict:
     """The recipe for COCO with new classes, two rates and statistics that stay."""
     config = ssd.get_config()
-    config.init_env = ""  # the person names a model
+    config.init_env = ""  # the user names a model
     config.new_classes = True  # False: they are those of MODEL, so its heads go on
     config.bn_statistics = "frozen"
     config.shuffle_buffer_size = 2048

@@ -1,6 +1,6 @@
 """The build backend of pyproject.toml, which refuses to build.
 
-A wheel would put modules named `errors`, `run` and `ops` into everybody's site-packages.
+A wheel would put modules named `common`, `engine` and `train` into everybody's site-packages.
 """
 
 import sys

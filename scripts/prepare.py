@@ -80,8 +80,8 @@ def run(name: str, argv: Sequence[str]) -> None:
     except UserError as error:
         fault, code = str(error), error.code
     except (OSError, UnicodeError, tensorflow().errors.OpError) as error:
-        remedy = "remove the cause, and the same command continues"
-        fault, code = f"failed: {one_line(error)}; {remedy}", 1
+        fix = "remove the cause, and the same command continues"
+        fault, code = f"failed: {one_line(error)}; {fix}", 1
     print(f"prepare {name}: {fault}", file=sys.stderr)
     sys.exit(code)
 

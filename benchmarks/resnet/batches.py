@@ -6,7 +6,7 @@ Also what they need of a host: bytes of memory, and CPU time per image.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,16 +14,16 @@ import numpy as np
 import input_pipeline
 from benchmarks.base import HostBatch, Spec
 from benchmarks.resnet.input import cache, regularisation
+from benchmarks.resnet.input.regularisation import Mixed
 from benchmarks.resnet.settings import Images, Settings
+from benchmarks.resnet.sizes import Sizes
 from common.data.order import Order
 from input_pipeline import Source
 
-if TYPE_CHECKING:
-    from benchmarks.resnet.sizes import Sizes
-
-
-# Images; labels int32[b], and those of images mixed in with the share f32[b] of the first, or None.
-Mixed = tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]
+# CPU time per training image, fitted to the rows of docs/performance.md at 128, 160 and 224 pixels:
+# (for each image, for each of its pixels after resizing).
+_MICROSECONDS = {"exact": (1500.0, 0.018), "fast": (1430.0, 0.0077)}
+_MICROSECONDS_CACHED = 230.0  # for an image of 256 x 256 pixels in memory
 
 
 def specs(settings: Settings, split: str, batch_size: int) -> tuple[Spec, ...]:
@@ -87,7 +87,7 @@ def inputs(settings: Settings, batch: Mapping[str, jax.Array], dtype: Any) -> Mi
             pixels = regularisation.augment_images(keys.augmentation, pixels, batch["draw"])
         pixels = input_pipeline.normalize(pixels, batch["flip"], dtype, images.spec)
     if not keys.is_used:
-        return pixels, batch["label"], None, None
+        return Mixed(pixels, batch["label"], None, None)
     return regularisation.erase_and_mix(keys, pixels, batch["label"], batch["draw"])
 
 
@@ -111,12 +111,6 @@ def size_key(settings: Settings, split: str) -> str:
     """The key that decides the size of a split's images."""
     key = "image_sizes" if split == "train" else "eval_image_size"
     return key if getattr(settings.images, key) else "image_size"
-
-
-# CPU time per training image, fitted to the rows of docs/performance.md at 128, 160 and 224 pixels:
-# (for each image, for each of its pixels after resizing).
-_MICROSECONDS = {"exact": (1500.0, 0.018), "fast": (1430.0, 0.0077)}
-_MICROSECONDS_CACHED = 230.0  # for an image of 256 x 256 pixels in memory
 
 
 def input_rates(images: Images) -> tuple[Mapping[str, float], ...]:

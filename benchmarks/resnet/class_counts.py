@@ -48,40 +48,6 @@ def label_counts(source: Source, cache: str) -> np.ndarray:
     return np.sum([row["counts"] for row in rows], axis=0)
 
 
-def few_notes(source: Source, cache: str) -> list[str]:
-    """A sentence about classes with few validation images; [] if there are none."""
-    counts, names = label_counts(source, cache), source.class_names
-    if few := [class_name(names, i) for i in np.flatnonzero(counts < _FEW_PER_CLASS)]:
-        return [
-            f"{_subject(few, len(counts))} fewer than {_FEW_PER_CLASS} validation images: "
-            "their scores are chance, and so is the choice of the best step; prepare the "
-            "data with a larger --validation_fraction"
-        ]
-    return []
-
-
-def class_name(names: tuple[str, ...], i: Any) -> str:
-    """The name of class i, or its number where the data have no names."""
-    return (names[i] if i < len(names) else "") or f"class {i}"
-
-
-def _subject(names: Sequence[str], total: int) -> str:
-    """Subject and verb of a sentence about some of all classes."""
-    return f"{len(names)} ({some(names)}) of {total} classes {'has' if len(names) == 1 else 'have'}"
-
-
-_FEW_IMAGES = 2_000  # below this number, new statistics are worse than those of the first model
-_FEW_SHARED = 10  # images that share statistics: below, these are too noisy
-
-
-def are_few(images: int, norm_examples: int) -> bool:
-    """Whether `config.bn_statistics='auto'` does not change BatchNorm's running statistics.
-
-    `norm_examples` is the number of images of a batch that share statistics.
-    """
-    return images < _FEW_IMAGES or norm_examples < _FEW_SHARED
-
-
 def class_weights(source: Source, cache: str) -> np.ndarray:
     """The weight of each class, f32[K]: n / (K * count), whose mean over the n images is 1.
 
@@ -105,3 +71,25 @@ def weights_note(weights: np.ndarray, names: tuple[str, ...]) -> str:
         f"the loss weighs classes from {weights[low]:.3g} ({class_name(names, low)}) "
         f"to {weights[high]:.3g} ({class_name(names, high)})"
     )
+
+
+def few_notes(source: Source, cache: str) -> list[str]:
+    """A sentence about classes with few validation images; [] if there are none."""
+    counts, names = label_counts(source, cache), source.class_names
+    if few := [class_name(names, i) for i in np.flatnonzero(counts < _FEW_PER_CLASS)]:
+        return [
+            f"{_subject(few, len(counts))} fewer than {_FEW_PER_CLASS} validation images: "
+            "their scores are chance, and so is the choice of the best step; prepare the "
+            "data with a larger --validation_fraction"
+        ]
+    return []
+
+
+def class_name(names: tuple[str, ...], i: Any) -> str:
+    """The name of class i, or its number where the data have no names."""
+    return (names[i] if i < len(names) else "") or f"class {i}"
+
+
+def _subject(names: Sequence[str], total: int) -> str:
+    """Subject and verb of a sentence about some of all classes."""
+    return f"{len(names)} ({some(names)}) of {total} classes {'has' if len(names) == 1 else 'have'}"

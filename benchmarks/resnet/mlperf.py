@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.mlperf import Entry, Facts, Run, check_closed, other_values, rows
-from benchmarks.resnet import IMAGENET
+from benchmarks.resnet.classifier import IMAGENET
 from common.errors import ConfigError
 from common.trees import by_name
 
@@ -39,8 +39,6 @@ ENTRY = Entry(
 )
 _LAYERS = {"conv_stem": "conv0", "bn_stem": "bn0"}
 _KINDS = {"kernel": "weight", "scale": "gamma", "bias": "beta"}
-
-
 # The model, the loss and the input of the closed division.
 _PLAIN: dict[str, Any] = {
     **{"resnet_version": "1.5", "deep_stem": False, "squeeze_excite": 0.0, "blur_pool": False},
@@ -110,7 +108,7 @@ def _keys(run: Run) -> dict[str, Any]:
 
 
 def _breaches(run: Run) -> Iterator[str]:
-    """The values that the closed division forbids from ruleset 0.7 on, each with the remedy."""
+    """The values that the closed division forbids from ruleset 0.7 on, each with a fix."""
     recipe, peak = run.recipe, run.learning_rate.peak
     is_lars, decay = recipe["optimizer"] == "lars", recipe["weight_decay"]
     power = math.log2(decay / 1e-4) if decay > 0 else 0.5

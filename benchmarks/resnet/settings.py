@@ -26,6 +26,8 @@ MODEL_KEYS = (
 )
 WHOLE_KEYS = ("num_label_classes", "image_size", "eval_image_size", "eval_flip")
 
+Fixes = Iterator[tuple[str, str]]  # keys whose values cannot work, each with a fix
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Data:
@@ -119,21 +121,17 @@ class Settings:
 
 
 def check_settings(settings: Settings) -> None:
-    """Raises ConfigError, with a remedy for each key, if values cannot work."""
+    """Raises ConfigError, with a fix for each key, if values cannot work."""
     values = settings.values()
-    remedies = dict(data_fixes(settings)) | architecture.fixes(settings.model)
-    remedies |= dict(image_fixes(settings)) | dict(training_fixes(settings))
-    if remedies:
-        raise ConfigError("; ".join(f"config.{k}={values[k]!r}: {v}" for k, v in remedies.items()))
+    faults = dict(data_fixes(settings)) | architecture.fixes(settings.model)
+    faults |= dict(image_fixes(settings)) | dict(training_fixes(settings))
+    if faults:
+        raise ConfigError("; ".join(f"config.{k}={values[k]!r}: {v}" for k, v in faults.items()))
     try:
         parse_spec(settings.images.input_spec)
     except DataError as error:
         text = settings.images.input_spec
         raise ConfigError(f"config.input_spec={text!r:.80}: {error}") from None
-
-
-# A key whose value cannot work, and a remedy.
-Fixes = Iterator[tuple[str, str]]
 
 
 def data_fixes(settings: Settings) -> Fixes:

@@ -20,7 +20,7 @@ PAIRS = "pairs (fraction, pixels) such as ((0, 128), (0.4, 160), (0.8, 224))"
 
 
 def fault(pairs: Sequence[Sequence[float]]) -> str:
-    """What is wrong with pairs (fraction of the run, pixels), as a remedy; "" if nothing is."""
+    """What is wrong with pairs (fraction of the run, pixels), as a fix; "" if nothing is."""
     if any(len(pair) != 2 for pair in pairs):
         return f"use {PAIRS}"
     fractions, sides = [pair[0] for pair in pairs], [pair[1] for pair in pairs]

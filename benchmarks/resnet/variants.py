@@ -2,33 +2,6 @@
 
 They can be applied to each other's results, as far as `benchmarks.resnet.architecture` says, whose
 table has the keys of the recipe for each.
-
-* v1, the original: bottlenecks stride in their first convolution, as Keras has it. He et al. 2015
-  (arXiv:1512.03385).
-* v2, "pre-activation": BatchNorm and ReLU come before each convolution, and the shortcut is added
-  last. He et al. 2016 (arXiv:1603.05027).
-* stage1_projection, the TPU tutorial's ResNet-18 and 34: a projection in the first block too, where
-  shapes agree. tensorflow/tpu, models/official/resnet/resnet_model.py.
-* deep_stem, ResNet-D: a stem of three convolutions, and shortcuts that take means instead of a
-  stride. He et al. 2018 (arXiv:1812.01187).
-* conv_pool, the stem of ResNet-RS: a convolution with a stride takes the place of the max-pool.
-  Bello et al. 2021 (arXiv:2103.07579).
-* squeeze_excite: each block's branch scales its channels by factors that follow from their means.
-  Hu et al. 2017 (arXiv:1709.01507), with timm's rounding of the width.
-* blur_pool: a low-pass filter before each convolution with a stride, against aliasing. Zhang 2019
-  (arXiv:1904.11486); ffcv-imagenet and Composer for the place of the filter (before the convolution
-  instead of behind it) and for the rule which convolutions get it. The filter is a few shifts and
-  sums. They are fused with the BatchNorm and the ReLU before them, so that the blurred values are
-  stored instead of the sharp ones. Two other forms are dearer: one 5x5 convolution with both
-  kernels in it has 25 / 9 of the work of the 3x3 one, 15 % more for a ResNet-50, and blurs across
-  the edge; a depthwise convolution leaves most of the matrix unit idle. Before a 1x1 convolution
-  only the values that its stride meets are computed.
-* stochastic_depth: a residual block's branch is dropped for some rows of a training batch. Huang et
-  al. 2016 (arXiv:1603.09382). As in timm, each row is drawn on its own, and what stays is scaled in
-  training, so that evaluation needs no factor.
-* pallas, config.kernels = "pallas": one kernel per boundary of two bottlenecks in the backward
-  pass. The function and the variables are those of batch_norm="gram". `ops.layers.boundary` has the
-  kernel and says what it saves.
 """
 
 from __future__ import annotations
@@ -41,16 +14,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import models
 from common.errors import ConfigError
 from common.hashing import hash32
-from common.layers import gram_boundary, gram_resnet
+from common.layers import gram_resnet
 from common.layers.pooling import max_pool
 from models import BasicBlock, Block, ModuleDef, ResNet
 
+MIN_BLUR_CHANNELS = 16  # a convolution of fewer, which is the stem's, is left as it is
+BLUR_KERNEL = np.outer((1, 2, 1), (1, 2, 1)) / 16  # what `blur` convolves with
+_DROP_PATH_SITE = 0x70617468  # apart from other users of the same seeds
+_PALLAS_STAGES = 2  # whose blocks end with a kernel's boundary; arrays of later ones are small
+_WITHOUT_PALLAS = ("TPU v2", "TPU v3")  # the kernels' compiler refuses their products
+
 
 def compose_v1(model: ResNet) -> ResNet:
-    """`model` with the stride of each block in `conv1`; of basic blocks it is there anyway."""
+    """The original: `model` with the stride of each block in `conv1`, as Keras has it.
+
+    In basic blocks it is there anyway. He et al. 2015 (arXiv:1512.03385).
+    """
 
     def block(filters: int, conv: ModuleDef, norm: ModuleDef, stride: int, **others: Any) -> Any:
         strides = {"conv1": stride, "conv2": 1}
@@ -64,7 +45,11 @@ def compose_v1(model: ResNet) -> ResNet:
 
 
 def compose_v2(model: ResNet, padding: Any) -> ResNet:
-    """`model`, which has the parts of v1.5, with blocks of v2; `padding` as in `models.stem`."""
+    """Pre-activation: BatchNorm and ReLU come before each convolution, the shortcut is added last.
+
+    `model` has the parts of v1.5; `padding` is as in `models.stem`. He et al. 2016
+    (arXiv:1603.05027).
+    """
     block = PreBasicBlock if model.block is BasicBlock else PreBottleneckBlock
     return model.clone(stem=partial(bare_stem, padding=padding), block=block, last=final_norm)
 
@@ -116,7 +101,11 @@ class PreBottleneckBlock(PreActivation):
 
 
 def compose_stage1_projection(model: ResNet) -> ResNet:
-    """`model` with a projection in the first block; bottlenecks have one there anyway."""
+    """`model` with a projection in the first block too, where shapes agree.
+
+    Bottlenecks have one there anyway. It is the TPU tutorial's ResNet-18 and 34: tensorflow/tpu,
+    models/official/resnet/resnet_model.py.
+    """
 
     def block(*parts: Any, name: str, **others: Any) -> Any:
         return model.block(*parts, name=name, projects=name == "stage1_block1", **others)
@@ -125,7 +114,11 @@ def compose_stage1_projection(model: ResNet) -> ResNet:
 
 
 def compose_deep_stem(model: ResNet, padding: Any) -> ResNet:
-    """`model` as ResNet-D; `padding` is that of the stem's max-pool, as in `models.stem`."""
+    """ResNet-D: a stem of three convolutions, and shortcuts that take means instead of a stride.
+
+    `padding` is that of the stem's max-pool, as in `models.stem`. He et al. 2018
+    (arXiv:1812.01187).
+    """
 
     def block(filters: int, conv: ModuleDef, *parts: Any, **others: Any) -> Any:
         return model.block(filters, partial(_mean_projection, conv), *parts, **others)
@@ -159,14 +152,17 @@ def mean_pooled(x: jax.Array) -> jax.Array:
 def _mean_projection(
     conv: ModuleDef, features: int, size: tuple[int, int], stride: int = 1, **others: Any
 ) -> Any:
-    """`conv`, but of `pooled` values and without a stride where it is a block's projection."""
+    """`conv`, but of `mean_pooled` values and without a stride where it is a block's projection."""
     if others["name"] != "conv_proj" or stride != 2:
         return conv(features, size, stride, **others)
     return lambda x: conv(features, size, **others)(mean_pooled(x))
 
 
 def compose_conv_pool(model: ResNet, deep: bool) -> ResNet:
-    """`model` with this stem, of three first convolutions (`deep`) or of one."""
+    """The stem of ResNet-RS: a convolution with a stride takes the place of the max-pool.
+
+    Before it come three convolutions (`deep`) or one. Bello et al. 2021 (arXiv:2103.07579).
+    """
     first = deep_convolutions if deep else _plain_convolution
 
     def stem(images: jax.Array, features: int, conv: ModuleDef, norm: ModuleDef) -> jax.Array:
@@ -186,7 +182,10 @@ def _plain_convolution(
 
 
 def compose_squeeze_excite(model: ResNet, ratio: float) -> ResNet:
-    """`model` with a `squeeze_excite` of this ratio at the end of each branch."""
+    """`model` with a `squeeze_excite` of this ratio at the end of each branch.
+
+    Hu et al. 2017 (arXiv:1709.01507), with timm's rounding of the width.
+    """
 
     def block(*parts: Any, rescale: Any = lambda y: y, **others: Any) -> Any:
         return model.block(*parts, rescale=lambda y: rescale(squeeze_excite(y, ratio)), **others)
@@ -202,8 +201,8 @@ def squeeze_excite(x: jax.Array, ratio: float) -> jax.Array:
     channels = x.shape[-1]
 
     def dense(features: int, name: str) -> nn.Dense:
-        exact = jax.lax.Precision.HIGHEST
-        return nn.Dense(features, dtype=jnp.float32, precision=exact, name=name)
+        highest = jax.lax.Precision.HIGHEST
+        return nn.Dense(features, dtype=jnp.float32, precision=highest, name=name)
 
     means = jnp.mean(x, axis=(1, 2), dtype=jnp.float32)
     y = dense(channels, "se_expand")(
@@ -217,8 +216,29 @@ def squeezed_units(channels: int, ratio: float) -> int:
     return max(8, int(channels * ratio + 4) // 8 * 8)
 
 
-MIN_BLUR_CHANNELS = 16  # a convolution of fewer, which is the stem's, is left as it is
-BLUR_KERNEL = np.outer((1, 2, 1), (1, 2, 1)) / 16  # what `blur` convolves with
+def compose_blur_pool(model: ResNet) -> ResNet:
+    """`model` with a `blur` before the convolutions with a stride, against aliasing.
+
+    Zhang 2019 (arXiv:1904.11486); ffcv-imagenet and Composer for the place of the filter (before
+    the convolution instead of behind it) and for the rule which convolutions get it.
+
+    The filter is a few shifts and sums. They are fused with the BatchNorm and the ReLU before them,
+    so that the blurred values are stored instead of the sharp ones. Two other forms are dearer: one
+    5x5 convolution with both kernels in it has 25 / 9 of the work of the 3x3 one, 15 % more for a
+    ResNet-50, and blurs across the edge; a depthwise convolution leaves most of the matrix unit
+    idle. Before a 1x1 convolution only the values that its stride meets are computed.
+    """
+
+    def conv(features: int, size: tuple[int, int], stride: int = 1, **others: Any) -> ModuleDef:
+        def apply(x: jax.Array) -> jax.Array:
+            rest = stride
+            if stride > 1 and x.shape[-1] >= MIN_BLUR_CHANNELS:
+                x, rest = (blur(x, stride), 1) if size == (1, 1) else (blur(x), stride)
+            return model.conv(features, size, rest, **others)(x)
+
+        return apply
+
+    return model.clone(conv=conv)
 
 
 @jax.named_scope("blur")
@@ -236,32 +256,14 @@ def blur(x: jax.Array, stride: int = 1) -> jax.Array:
     return y.astype(x.dtype)
 
 
-def compose_blur_pool(model: ResNet) -> ResNet:
-    """`model` with a blur before the convolutions with a stride."""
-
-    def conv(features: int, size: tuple[int, int], stride: int = 1, **others: Any) -> ModuleDef:
-        def apply(x: jax.Array) -> jax.Array:
-            rest = stride
-            if stride > 1 and x.shape[-1] >= MIN_BLUR_CHANNELS:
-                x, rest = (blur(x, stride), 1) if size == (1, 1) else (blur(x), stride)
-            return model.conv(features, size, rest, **others)(x)
-
-        return apply
-
-    return model.clone(conv=conv)
-
-
-_DROP_PATH_SITE = 0x70617468  # apart from other users of the same seeds
-
-
 def compose_stochastic_depth(model: ResNet, last: float, seeds: jax.Array) -> ResNet:
-    """`model` for the training rows with these seeds, int32[b].
+    """`model` for the training rows with these seeds, int32[b]: some lack a block's branch.
 
-    The last block is dropped with the probability `last`, the first one never.
+    The branch of the last block is dropped with the probability `last`, that of the first one
+    never. Huang et al. 2016 (arXiv:1603.09382). As in timm, each row is drawn on its own, and what
+    stays is scaled in training, so that evaluation needs no factor.
     """
-    names = [
-        f"stage{i}_block{j}" for i, n in enumerate(model.stage_sizes, 1) for j in range(1, n + 1)
-    ]
+    names = _block_names(model)
     numbers = {name: number for number, name in enumerate(names)}
 
     def block(*parts: Any, name: str, **others: Any) -> Any:
@@ -293,28 +295,26 @@ def scale_branch(y: jax.Array, factors: jax.Array) -> jax.Array:
     return wide.astype(y.dtype)
 
 
-_PALLAS_STAGES = 2  # whose blocks end with such a boundary; the arrays of later ones are small
-_WITHOUT_PALLAS = ("TPU v2", "TPU v3")  # the kernels' compiler refuses their products
-
-
 def pallas_fixes(keys: Any) -> dict[str, str]:
-    """A remedy for config.kernels, if the `Architecture` has no form with them."""
+    """A fix for config.kernels, if the `Architecture` has no form with Pallas."""
     has_variant = keys.resnet_version != "1.5" or keys.max_pool == "conv" or keys.blur_pool
     has_variant |= bool(keys.deep_stem or keys.squeeze_excite)
     if keys.resnet_depth >= 50 and keys.batch_norm == "gram" and not has_variant:
         return {}
-    remedy = "needs bottlenecks (50 layers or more), batch_norm='gram' and no variant; use 'xla'"
-    return {"kernels": remedy}
+    fix = "needs bottlenecks (50 layers or more), batch_norm='gram' and no variant; use 'xla'"
+    return {"kernels": fix}
 
 
-def compose_pallas(model: models.ResNet, padding: Any) -> models.ResNet:
-    """`gram_resnet.compose` with these blocks; the arguments are as there.
+def compose_pallas(model: ResNet, padding: Any) -> ResNet:
+    """config.kernels = "pallas": one kernel per boundary of two bottlenecks in the backward pass.
 
-    Where these devices cannot run the kernels, calling the model in training raises a ConfigError.
+    The function and the variables are those of batch_norm="gram"; the arguments are those of
+    `gram_resnet.compose`. `common.layers.boundary` has the kernel and says what it saves. Where
+    these devices cannot run it, calling the model in training raises a ConfigError.
     """
-    names = [
-        f"stage{i}_block{j}" for i, n in enumerate(model.stage_sizes, 1) for j in range(1, n + 1)
-    ]
+    from common.layers import gram_boundary  # imports Pallas, which few runs need
+
+    names = _block_names(model)
     opens = names[: min(sum(model.stage_sizes[:_PALLAS_STAGES]), len(names) - 1)]
 
     def block(*parts: Any, name: str) -> Any:
@@ -327,3 +327,9 @@ def compose_pallas(model: models.ResNet, padding: Any) -> models.ResNet:
         return gram_boundary.BottleneckBlock(*parts, opens=name in opens, name=name)
 
     return gram_resnet.compose(model, gram_resnet.stem, block, padding)
+
+
+def _block_names(model: ResNet) -> list[str]:
+    """The names of the residual blocks, in the order in which images pass them."""
+    sizes = enumerate(model.stage_sizes, 1)
+    return [f"stage{i}_block{j}" for i, n in sizes for j in range(1, n + 1)]

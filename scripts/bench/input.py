@@ -41,8 +41,8 @@ from common import entry
 from common.data import files, records
 from common.data.order import Order
 from common.data.shards import DataError, tensorflow
-from common.images import pixels as images
 from common.images.input_spec import NAMED
+from common.images.pixels import decode, shrink
 from common.preparation import schema
 from engine import environment
 
@@ -254,7 +254,7 @@ def decoded(encoded: Any, size: int) -> Any:
     """A random crop without resizing: the limit of every pipeline that decodes JPEGs."""
     tf = tensorflow()
     seed = tf.random.uniform([2], maxval=1 << 30, dtype=tf.int32)
-    crop = images.decode(
+    crop = decode(
         encoded, lambda h, w: input_pipeline.random_window(h, w, seed, 0.08, size), only_jpeg=True
     )
     return crop[0, 0]
@@ -362,8 +362,8 @@ def _crops(
     """float[size, size, 3] of a window, by each pipeline."""
     tf = tensorflow()
     plain = tf.io.decode_and_crop_jpeg(encoded, window, channels=3)  # the default, fast DCT
-    crop = images.decode(encoded, lambda height, width: window)
-    shrunk = images.shrink(images.decode(encoded), cache).numpy()
+    crop = decode(encoded, lambda height, width: window)
+    shrunk = shrink(decode(encoded), cache).numpy()
     scale = np.tile([cache / photo.height, cache / photo.width], 2)
     device = in_memory.crop_on_device(
         jnp.asarray(shrunk[None]),

@@ -200,10 +200,9 @@ def check(folder: str, ruleset: str) -> list[Verdict]:
     root, verdicts = epath.Path(folder), []
     entries = {entry.name: entry for entry in mlperf.entries().values()}
     sources = [root] if (root / "results").is_dir() else []
-    parts = files.matching_paths(
-        f"{root}/*/{REQUEST_FILE}", str(root)
-    )  # a folder's name is no pattern
-    sources += sorted(epath.Path(path).parent for path in parts)
+    # A folder's name is no pattern.
+    requests = files.matching_paths(f"{root}/*/{REQUEST_FILE}", str(root))
+    sources += sorted(epath.Path(path).parent for path in requests)
     if not sources:
         raise UserError(f"{folder} has no folder results/: give $MLP_GCS_MODEL_DIR of the runs")
     for source in sources:
@@ -234,9 +233,8 @@ def _check_one(source: Any, entries: Mapping[str, Entry], ruleset: str) -> Itera
 def _copy(source: Any, root: Any, system: str, benchmark: str) -> None:
     """Copies the results and the description of one system."""
     inside = f"results/{system}/{benchmark}"
-    for path in map(
-        epath.Path, files.matching_paths(f"{source / inside}/result_*.txt", str(source))
-    ):
+    results = files.matching_paths(f"{source / inside}/result_*.txt", str(source))
+    for path in map(epath.Path, results):
         (root / inside).mkdir(parents=True, exist_ok=True)
         (root / inside / path.name).write_bytes(path.read_bytes())
     description = source / "systems" / f"{system}.json"

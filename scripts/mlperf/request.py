@@ -48,7 +48,7 @@ class Request:
       model_dir: the folder of all runs.
       data_dir: the folder of the data.
       runs: the number of runs.
-      seed: determines the runs' seeds; None until `settle` draws it.
+      seed: determines the runs' seeds; None until `settle_request` draws it.
       flags: of main.py, --config first.
       is_first: whether this host writes the results.
       init_from: the checkpoint that training starts from; "" for none.
@@ -182,9 +182,9 @@ def _with_data(env: Mapping[str, str]) -> list[str]:
     variables = {name: entry.variable for name, entry in mlperf.entries().items()}
     if chosen := [name for name, variable in variables.items() if env.get(variable)]:
         return chosen
-    remedy = f"set one to the folder of the data, and {MODEL_DIR} to {_MEANING} (see --help)"
+    fix = f"set one to the folder of the data, and {MODEL_DIR} to {_MEANING} (see --help)"
     lines = [f"  {name}: {variable}" for name, variable in variables.items()]
-    problem = f"which benchmark? no variable names the data: {remedy}"
+    problem = f"which benchmark? no variable names the data: {fix}"
     raise UserError("\n".join([problem, *lines]))
 
 

@@ -94,7 +94,7 @@ def run(request: Request, children: Children) -> int:
 
 @contextlib.contextmanager
 def _files(folder: Any) -> Iterator[None]:
-    """Turns an error of a file into one line with a remedy."""
+    """Turns an error of a file into one line with a fix."""
     try:
         yield
     except UserError as error:
@@ -136,7 +136,7 @@ def _is_complete(folder: Any) -> bool:
 
 
 def _fix(folder: Any) -> str:
-    """The remedy for a run that has failed."""
+    """The fix for a run that has failed."""
     with _files(folder):
         if _is_complete(folder):
             return " after its clock had stopped: the same command collects it, and continues"
@@ -172,7 +172,7 @@ def _collect(request: Request, index: int, ended: float | None) -> None:
     first, *last = _lines(request.name, folder, result, ended)
     platform = re.sub(r"[^\w.-]", "-", str(result.values.get("submission_platform", "tpu")))
     description = root / "systems" / f"{platform}.json"
-    if not result.is_v05 and not description.exists():  # a person may have completed it
+    if not result.is_v05 and not description.exists():  # a user may have completed it
         text = json.dumps(system.describe(platform, result.values), indent=2)
         write_file(description, f"{text}\n")
     # The result is written last, because a run with a result counts as collected.

@@ -1,6 +1,6 @@
 """Describes this machine for MLPerf: the fields of systems/NAME.json.
 
-A field that the machine cannot tell is "unknown"; a person completes it.
+A field that the machine cannot tell is "unknown"; a user completes it.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ delete() { # with --force a queued resource goes together with its VM
   if [[ -n "$queued" ]] && { queue delete "$name" --force || ! is_missing; }; then return; fi
   cloud delete "$name" || { [[ -n "$queued" ]] && is_missing; }
 }
-to_delete() { # the command that a person types
+to_delete() { # the command that a user types
   local verbs=(tpu-vm delete "$name")
   if [[ -n "$queued" ]]; then verbs=(queued-resources delete "$name" --force); fi
   quoted gcloud compute tpus "${verbs[@]}" "--zone=$zone" ${project:+"--project=$project"}

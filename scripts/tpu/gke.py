@@ -98,7 +98,7 @@ def _check_cluster() -> None:
     """Refuses a machine without kubectl and a cluster without JobSets.
 
     Raises:
-      ConfigError: with the remedy.
+      ConfigError: with the fix.
     """
     if shutil.which("kubectl") is None:
         raise ConfigError("there is no kubectl here: gcloud components install kubectl")

@@ -24,7 +24,7 @@ install() {
 }
 
 # Prints "none -", "running -" or "ended CODE". The code is `lost` if the process left none. It is
-# `rebooted` if the machine has restarted since, because then no person asked for the stop.
+# `rebooted` if the machine has restarted since, because then no user asked for the stop.
 state() {
   local value
   if [[ ! -f "$job/pid" ]]; then

@@ -110,8 +110,8 @@ def test_signal_and_resume_change_nothing(finished, tiny_texts, tmp_path, monkey
 def command(data_dir, workdir, *flags):
     recipe = "--config=tests/fixtures/recipes/languages.py"
     counts = "--config.num_train_texts=72", "--config.num_eval_texts=23"
-    places = f"--config.data_dir={data_dir}", f"--workdir={workdir}"
-    return [sys.executable, "main.py", recipe, *counts, *places, *flags]
+    folders = f"--config.data_dir={data_dir}", f"--workdir={workdir}"
+    return [sys.executable, "main.py", recipe, *counts, *folders, *flags]
 
 
 def own_environment(**more):

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-SCRIPTS = Path(__file__).parent.parent / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 # It appends each call to `asked`; `plan` lists, for each kind of call, the failures in order. It
 # refuses each flag and value that Google's reference of the command does not have.

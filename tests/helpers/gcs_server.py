@@ -138,8 +138,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _read(self, length: int, most: int) -> None:
         while length:
-            room = length if most < 0 else min(length, most - len(self.body))
-            part = self.rfile.read1(min(room, CHUNK)) if room else b""
+            wanted = length if most < 0 else min(length, most - len(self.body))
+            part = self.rfile.read1(min(wanted, CHUNK)) if wanted else b""
             if not part:
                 raise Cut
             self.body += part

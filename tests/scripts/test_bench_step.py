@@ -133,8 +133,8 @@ def test_the_median_of_the_steps_without_the_first_two(analysis, monkeypatch):
             train_batches=lambda *arguments: iter([{"image": arguments, "host_seconds": 1.0}]),
         ),
     )
-    monkeypatch.setattr(bench_step, "read_settings", lambda config: config)
     plan = types.SimpleNamespace(recipe="recipe")
+    monkeypatch.setattr(bench_step, "read_settings", lambda config: config)
     monkeypatch.setattr(bench_step, "make_plan", lambda *_: plan)
     makes = types.SimpleNamespace(make=lambda settings: programs)
     monkeypatch.setattr(bench_step, "Programs", makes)

@@ -1,4 +1,4 @@
-"""The command that a preparation prints last: a person with these data should type it."""
+"""The command that a preparation prints last: a user with these data should type it."""
 
 import importlib
 import io

@@ -81,7 +81,7 @@ def assert_same(gcs, folder, expected):
 
 
 def start(*command, **environment):
-    """A command as a person types it."""
+    """A command as a user types it."""
     return subprocess.Popen(
         [sys.executable, "-m", *command],
         cwd=ROOT,
@@ -258,7 +258,7 @@ def test_environment_of_the_commands(monkeypatch):
     monkeypatch.delenv(names[1], raising=False)
     try:
         environment.set_defaults(GCS_READ_CACHE_BLOCK_SIZE_MB="3")
-        assert [os.environ[name] for name in names] == ["7", "3"]  # a person's own stay
+        assert [os.environ[name] for name in names] == ["7", "3"]  # a user's own stay
     finally:
         os.environ.pop(names[1], None)
 

@@ -59,7 +59,7 @@ def test_slices(kind, label, topology, hosts, chips):
 
 
 def test_the_exit_codes_that_end_a_run():
-    """A person must fix something, or two devices disagree."""
+    """A user must fix something, or two devices disagree."""
     (rule,) = job_of(filled("--type=v6e-1"))["podFailurePolicy"]["rules"]
     assert rule["onExitCodes"]["values"] == [1, 76]
 

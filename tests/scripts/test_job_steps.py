@@ -254,11 +254,11 @@ def ways(request, tmp_path):
     """(source, target) folders; the source holds records and what is none."""
     kinds = request.param.split(" to ")
     bucket = request.getfixturevalue("gcs").bucket() if "gs" in kinds else ""
-    places = [
+    paths = [
         f"{bucket}/{name}" if kind == "gs" else str(tmp_path / name)
         for kind, name in zip(kinds, ("source", "target"), strict=True)
     ]
-    source, target = map(open_folder, places)
+    source, target = map(open_folder, paths)
     more = {"manifest.json": b"{}", "train/train-1": b"1", "prepare_state/x": b"x", "README": b"r"}
     for name, data in {**RECORDS, **more}.items():
         if isinstance(source, LocalFolder):

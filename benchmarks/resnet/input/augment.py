@@ -63,7 +63,7 @@ class Policy:
         """Reads a policy.
 
         Raises:
-          ValueError: `text` is none; the message is the remedy.
+          ValueError: `text` is none; the message is the fix.
         """
         if text == "trivialaugment":
             return Policy("trivial", 1)

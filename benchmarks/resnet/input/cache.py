@@ -188,14 +188,14 @@ def crop_on_device(
     Returns:
       float32[b, size, size, 3] in 0..255.
     """
-    exact = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+    precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
     rows = _weights(window[:, 0], window[:, 2], size, images.shape[1])
     columns = _weights(window[:, 1], window[:, 3], size, images.shape[2])
     columns = jnp.where(flip[:, None, None], columns[:, ::-1], columns)
 
     def product(terms: str, weights: jax.Array, values: jax.Array) -> jax.Array:
         factors = weights.astype(dtype), values.astype(dtype)
-        return jnp.einsum(terms, *factors, precision=exact, preferred_element_type=jnp.float32)
+        return jnp.einsum(terms, *factors, precision=precision, preferred_element_type=jnp.float32)
 
     return product("btx,bsxc->bstc", columns, product("bsy,byxc->bsxc", rows, images))
 

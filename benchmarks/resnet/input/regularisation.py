@@ -25,6 +25,19 @@ from common.hashing import uniform
 
 _DRAW_SITE = 31  # hashed with the seed, apart from the order of the images
 _GROUP = 32  # images of a device that get the same operation of `augmentation`
+_BOTH, _MIXUP, _CUTMIX, _ERASE = range(0x6D6978, 0x6D697C)  # sites of the draws
+_INTERVALS = 4096  # of the table of quantiles
+_ATTEMPTS = 10  # of `erase`, to draw a window that fits
+_AREAS, _RATIOS = (0.02, 0.33), (0.3, 3.3)  # of such a window
+
+
+class Mixed(NamedTuple):
+    """Images, and two labels for each."""
+
+    images: jax.Array  # float[b, h, w, c]
+    labels: jax.Array  # int32[b]
+    others: jax.Array | None  # int32[b]: of the images mixed in; None: nothing was mixed in
+    share: jax.Array | None  # float32[b], in [0, 1]: of the first label
 
 
 def add_draws(batches: Iterator[HostBatch], seed: int, start_step: int) -> Iterator[HostBatch]:
@@ -63,21 +76,6 @@ def _copies(ids: np.ndarray) -> np.ndarray:
     copies = np.empty(len(ids), np.int64)
     copies[order] = np.arange(len(ids)) - np.searchsorted(ordered, ordered)
     return copies
-
-
-_BOTH, _MIXUP, _CUTMIX, _ERASE = range(0x6D6978, 0x6D697C)  # sites of the draws
-_INTERVALS = 4096  # of the table of quantiles
-_ATTEMPTS = 10  # of `erase`, to draw a window that fits
-_AREAS, _RATIOS = (0.02, 0.33), (0.3, 3.3)
-
-
-class Mixed(NamedTuple):
-    """Images, and two labels for each."""
-
-    images: jax.Array  # float[b, h, w, c]
-    labels: jax.Array  # int32[b]
-    others: jax.Array | None  # int32[b]: of the images mixed in; None: nothing was mixed in
-    share: jax.Array | None  # float32[b], in [0, 1]: of the first label
 
 
 @jax.named_scope("mix")
@@ -136,9 +134,9 @@ def _box(shape: tuple[int, ...], seeds: jax.Array, share: jax.Array) -> jax.Arra
 
 
 def _between(size: int, begin: jax.Array, end: jax.Array) -> jax.Array:
-    """bool[b, size]: the places in begin <= i < end, of float32[b] each."""
-    places = jnp.arange(size, dtype=jnp.float32)
-    return (places >= begin[:, None]) & (places < end[:, None])
+    """bool[b, size]: whether begin <= i < end, of float32[b] each."""
+    indices = jnp.arange(size, dtype=jnp.float32)
+    return (indices >= begin[:, None]) & (indices < end[:, None])
 
 
 def _beta(u: jax.Array, alpha: float) -> jax.Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,8 @@ from benchmarks.uses import Exhibit, Imported, Uses
 from common import foreign
 from common.errors import ConfigError
 from common.foreign import files
+from common.foreign.files import Foreign
 from common.portable import Portable
-
-if TYPE_CHECKING:
-    from benchmarks.resnet import ResNet
-    from common.foreign.files import Foreign
 
 
 def foreign_settings(path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
@@ -68,8 +65,11 @@ class ClassifierUses(Uses):
         "--config.init_from={workdir} --config.data_dir=DIR --workdir=NEW",
     }
 
-    def __init__(self, benchmark: ResNet, has_data: bool = True):
-        """`has_data` is whether there are pictures to show."""
+    def __init__(self, benchmark: Any, has_data: bool = True):
+        """`benchmark` is a `classifier.ResNet`, which imports this module.
+
+        `has_data` is whether there are pictures to show.
+        """
         self._benchmark, self._has_data = benchmark, has_data
 
     def data_meaning(self) -> Mapping[str, Any]:
@@ -103,11 +103,11 @@ class ClassifierUses(Uses):
         model = dataclasses.replace(ours.settings.model, precision="float32")
         evaluation = dataclasses.replace(ours.settings.evaluation, eval_flip=False)
         plain = dataclasses.replace(ours.settings, model=model, evaluation=evaluation)
-        exact = type(ours)(plain, ours.cache_dir)
+        precise = type(ours)(plain, ours.cache_dir)
         variables = {"params": params, **model_state}
         classifier = Classifier(model, variables, ours.input_spec)
         return classifier.portable(
-            jax.jit(lambda images: exact.classify(params, model_state, images)["logits"])
+            jax.jit(lambda images: precise.classify(params, model_state, images)["logits"])
         )
 
     def read_foreign(self, path: str) -> Imported | None:

@@ -20,6 +20,14 @@ from common.images.manifest import DataManifest
 from common.text import csv_text
 from input_pipeline import Source
 
+_MATRIX = 50  # classes; of more, the commonest mistakes are listed
+_PAIRS = 30
+_CLASSES = 50  # rows of the table
+_BINS = 10
+_MISTAKES = 24  # pictures
+_LEFT_OUT = 30  # files
+_SIDE = 192  # of a picture, in pixels
+
 
 @dataclasses.dataclass(frozen=True)
 class Predictions:
@@ -145,15 +153,6 @@ def thumbnail(encoded: bytes, side: int) -> bytes:
     file = io.BytesIO()
     image.save(file, "JPEG", quality=85)
     return file.getvalue()
-
-
-_MATRIX = 50  # classes; of more, the commonest mistakes are listed
-_PAIRS = 30
-_CLASSES = 50  # rows of the table
-_BINS = 10
-_MISTAKES = 24  # pictures
-_LEFT_OUT = 30  # files
-_SIDE = 192  # of a picture, in pixels
 
 
 def make(predictions: Predictions, source: Source, content: DataManifest | None) -> list[Exhibit]:
@@ -312,8 +311,8 @@ def _table(
     predictions: Predictions, source: Source, names: Sequence[str], doubtful: np.ndarray
 ) -> bytes:
     """A line for each image: where it is, its label, its five best guesses."""
-    places = range(1, predictions.top.shape[1] + 1)
-    guesses = [f"{what}_{i}" for i in places for what in ("guess", "probability")]
+    ranks = range(1, predictions.top.shape[1] + 1)
+    guesses = [f"{what}_{i}" for i in ranks for what in ("guess", "probability")]
     columns = ["file", "record", "label", "correct", "label_probability", *guesses]
 
     def rows() -> Iterable[list[Any]]:

@@ -26,8 +26,8 @@ def build(keys: Architecture, variables: Any, spec: InputSpec) -> Network:
 
     Args:
       keys: of the recipe, for what the arrays do not show: padding, strides, blurs.
-      variables: its `params` and `batch_stats` as NumPy arrays; pre-activation, D,
-        SE and the convolution instead of a max-pool show in their names.
+      variables: its `params` and `batch_stats` as NumPy arrays; pre-activation, D, SE and the
+        convolution instead of a max-pool show in their names.
       spec: the model's pixels.
     """
     return _Builder(keys, variables, spec).build()
@@ -119,9 +119,8 @@ class _Builder:
             edge = (kernel.shape[0] // 2,) * 2
             padding = (edge, edge)
         if self._keys.blur_pool and stride > 1 and kernel.shape[2] >= variants.MIN_BLUR_CHANNELS:
-            is_1x1 = (
-                kernel.shape[0] == 1
-            )  # its stride goes to the blur, see `variants.compose_blur_pool`
+            # The stride of a 1x1 convolution goes to the blur, see `variants.compose_blur_pool`.
+            is_1x1 = kernel.shape[0] == 1
             x = self._blur(x, _join(block, name), kernel.shape[2], stride if is_1x1 else 1)
             stride = 1 if is_1x1 else stride
         bias = np.zeros(kernel.shape[-1])
@@ -138,8 +137,10 @@ class _Builder:
         """The blur before a convolution."""
         self._size = -(-self._size // stride)
         arrays = {"kernel": np.repeat(variants.BLUR_KERNEL[..., None], channels, axis=-1)}
-        places: dict[str, Any] = {"stride": stride, "padding": ((1, 1), (1, 1))}
-        return self._network.add("depthwise", f"{conv}/blur", x, arrays=arrays, **places)
+        padding = ((1, 1), (1, 1))
+        return self._network.add(
+            "depthwise", f"{conv}/blur", x, arrays=arrays, stride=stride, padding=padding
+        )
 
     def _stem_kernel(self, kernel: np.ndarray) -> tuple[np.ndarray, Padding]:
         """The kernel of the stem on plain RGB pixels, and its padding."""

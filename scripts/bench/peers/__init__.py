@@ -50,11 +50,11 @@ def load(recipe: Mapping[str, Any], benchmark: Any) -> Peer:
 
     Args:
       recipe: the values of the config; of the loop's keys a peer has `freeze` alone.
-      benchmark: what `run.Settings.load_benchmark` makes of it.
+      benchmark: what `engine.run.Settings.load_benchmark` makes of it.
 
     Raises:
       ConfigError: it has none.
     """
     check(recipe)
-    room = importlib.import_module(f"scripts.bench.peers.{recipe['benchmark']}")
-    return room.make(benchmark, recipe["freeze"])
+    package = importlib.import_module(f"{__name__}.{recipe['benchmark']}")
+    return package.make(benchmark, recipe["freeze"])

@@ -34,6 +34,8 @@ from scripts.bench.peers.ssd import matched
 
 _ONES = (1.0, 1.0, 1.0, 1.0)
 _ANCHOR_BETA = 1 / 9
+_AROUND = ((1, 1), (1, 1))
+_conv3x3 = partial(nn.Conv, kernel_size=(3, 3), padding=_AROUND)
 
 
 class Regions(NamedTuple):
@@ -166,10 +168,6 @@ def total_loss(
     pixels, count = jax.vmap(_mask_loss)(outlines, with_masks, boxes, masks)
     mask_loss = jnp.sum(pixels) / jnp.maximum(jnp.sum(count), 1)
     return jnp.mean(anchor_loss + region_loss) + mask_loss
-
-
-_AROUND = ((1, 1), (1, 1))
-_conv3x3 = partial(nn.Conv, kernel_size=(3, 3), padding=_AROUND)
 
 
 class Pyramid(nn.Module):

@@ -1,6 +1,6 @@
 """The train step of a peer, as flax's examples write it: a gradient, averaged over devices.
 
-As a program it compiles the step for a slice, as the child process of `modes.preflight.inspect`.
+As a program it compiles the step for a slice, as the child process of `commands.preflight.inspect`.
 """
 
 from __future__ import annotations

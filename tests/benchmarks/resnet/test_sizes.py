@@ -109,22 +109,22 @@ def test_bytes_that_a_host_holds(monkeypatch):
 
 
 def test_sizes_that_cannot_work():
-    def remedies(**keys: Any) -> dict[str, str]:
+    def fixes(**keys: Any) -> dict[str, str]:
         counts = {"num_train_images": 1, "num_eval_images": 1}
         config = make_tiny_config("", **counts, **keys)
         return dict(settings.image_fixes(read_config(settings.Settings, config)))
 
-    assert remedies() == remedies(space_to_depth=True) == remedies(dataset="fake") == {}
-    assert remedies(decoded_cache=16) == remedies(image_size=15) == {}
+    assert fixes() == fixes(space_to_depth=True) == fixes(dataset="fake") == {}
+    assert fixes(decoded_cache=16) == fixes(image_size=15) == {}
     small = "use 0, or 16, the images' largest size, or more"
-    assert remedies(decoded_cache=15) == {"decoded_cache": small}
-    assert remedies(decoded_cache=15, image_sizes=STAGES, image_size=8) == {"decoded_cache": small}
+    assert fixes(decoded_cache=15) == {"decoded_cache": small}
+    assert fixes(decoded_cache=15, image_sizes=STAGES, image_size=8) == {"decoded_cache": small}
     nothing = {"decoded_cache": "dataset='fake' has nothing to decode"}
-    assert remedies(decoded_cache=40, dataset="fake") == nothing
+    assert fixes(decoded_cache=40, dataset="fake") == nothing
     odd = {"image_sizes": ((0, 8), (0.5, 17)), "image_size": 18, "eval_image_size": 15}
     even = "must be even for space_to_depth"
-    assert remedies(space_to_depth=True, **odd) == {"eval_image_size": even, "image_sizes": even}
-    assert set(remedies(image_sizes=((0.5, 8),), decoded_cache=1)) == {"image_sizes"}
+    assert fixes(space_to_depth=True, **odd) == {"eval_image_size": even, "image_sizes": even}
+    assert set(fixes(image_sizes=((0.5, 8),), decoded_cache=1)) == {"image_sizes"}
 
 
 def assert_equal(one: Any, other: Any) -> None:

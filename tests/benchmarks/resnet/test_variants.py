@@ -21,7 +21,6 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from benchmarks.resnet import variants
 from benchmarks.resnet.architecture import BATCH_NORMS
-from benchmarks.resnet.variants import squeezed_units
 from tests.benchmarks.resnet.networks import make_network
 from tests.common.test_hashing import plain
 from tests.helpers import stable_weights
@@ -206,8 +205,10 @@ def test_a_shortcut_with_means_has_no_stride(stride, side):
     ],
 )
 def test_widths_of_squeeze_and_excitation_are_timms(channels, ratio, units):
-    assert squeezed_units(channels, ratio) == units
+    assert variants.squeezed_units(channels, ratio) == units
 
+
+# Blurs.
 
 BLUR = np.outer([1, 2, 1], [1, 2, 1]) / 16
 
@@ -226,7 +227,7 @@ def convolve(x, kernel, stride, padding):
 
 
 def soften(x):
-    """float64: each channel of [b, h, w, c] convolved with `KERNEL`, with zeros around."""
+    """float64: each channel of [b, h, w, c] convolved with `BLUR`, with zeros around."""
     channels = x.shape[-1]
     return convolve(x, BLUR[..., None, None] * np.eye(channels), 1, 1)
 
@@ -326,6 +327,9 @@ def test_a_blur_has_pytorchs_values_and_gradients():
     np.testing.assert_allclose(result, y.detach().numpy().transpose(0, 2, 3, 1), atol=2e-5)
     grad = images.grad.numpy().transpose(0, 2, 3, 1)
     np.testing.assert_allclose(gradient, grad, rtol=0, atol=2e-5)
+
+
+# Stochastic depth.
 
 
 def drops(seed, rate, block):

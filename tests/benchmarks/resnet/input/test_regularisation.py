@@ -28,6 +28,8 @@ ALL = {
     **{"augmentation": "randaugment:1x6:0.5", "blur_pool": True, "batch_norm": "plain"},
     **{"loss": "bce_sum", "head_bias_from_classes": True},
 }
+SEEDS: Any = np.array([3, -7, 2**31 - 1, 11, 0, 5, 6, 99], np.int32)
+MANY: Any = np.random.default_rng(5).integers(-(2**31), 2**31, 20_000, dtype=np.int32)
 
 
 def make(data_dir: str, cache: Any, **overrides: Any) -> Any:
@@ -129,10 +131,6 @@ def test_all_of_it_trains(tiny_records, tmp_path):
 def test_what_does_not_fit_together_is_refused(overrides, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
         make("", tmp_path, **overrides)
-
-
-SEEDS: Any = np.array([3, -7, 2**31 - 1, 11, 0, 5, 6, 99], np.int32)
-MANY: Any = np.random.default_rng(5).integers(-(2**31), 2**31, 20_000, dtype=np.int32)
 
 
 def pictures(b=8, h=12, w=10, seed=0) -> Any:

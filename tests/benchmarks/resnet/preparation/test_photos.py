@@ -16,7 +16,7 @@ from common.preparation import plan as plans
 from common.preparation import sources
 from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet import encoded, near, picture, pixels, rows
-from tests.common.preparation import test_schema as test_records
+from tests.common.preparation import test_schema
 from tests.helpers.preparation import leaves
 
 
@@ -27,7 +27,7 @@ def parse_own(record):
     text = feature["image/class/text"].bytes_list.value[0]
     assert feature["image/class/text"].WhichOneof("kind") == kind
     del feature["image/class/text"]
-    return {**test_records.parse(message.SerializeToString()), "image/class/text": text}
+    return {**test_schema.parse(message.SerializeToString()), "image/class/text": text}
 
 
 def photos(folder):
@@ -73,7 +73,7 @@ def test_own_photos_of_every_kind(tmp_path, capsys):
     counts = collections.Counter()
     plain = ["train-*", "validation-*"]
     for path in (path for glob in plain for path in (tmp_path / "out").glob(glob)):
-        for row in map(parse_own, test_records.frames(path)):
+        for row in map(parse_own, test_schema.frames(path)):
             counts[row["image/class/label"], row["image/class/text"].decode()] += 1
             assert row["image/class/synset"] == row["image/class/text"]
     assert counts == {(1, "Dogs and cats"): 10, (2, "birds"): 18, (3, "Äpfel"): 10}
@@ -202,7 +202,7 @@ def test_own_validation_folder(tmp_path):
     # The same --out, because no records were written.
     prepare.make("imagenet", [*flags, f"--train={tmp_path}/train"])
     assert len(list((tmp_path / "out").glob("validation-*"))) == 1
-    rest = [parse_own(r) for r in test_records.frames(next(tmp_path.glob("out/validation-*")))]
+    rest = [parse_own(r) for r in test_schema.frames(next(tmp_path.glob("out/validation-*")))]
     assert [row["image/class/text"] for row in rest] == [b"a", b"b"]
 
 

@@ -17,8 +17,7 @@ import pytest
 
 import benchmarks
 import models
-from benchmarks.resnet.use import tensorflow_weights
-from benchmarks.resnet.use import weights as use_weights
+from benchmarks.resnet.use import tensorflow_weights, weights
 from commands import importing, trained
 from common import foreign
 from common.data.shards import tensorflow
@@ -144,7 +143,7 @@ def test_settings_and_logits(depth, version, form, folder):
     source = files.read(prefix)
     assert source.format == "TensorFlow" and len(source.sha256) == 64
     assert not any(part in name for name in source.arrays for part in ("Mom", "Ave", "step"))
-    values, remarks = use_weights.read_settings(source)
+    values, remarks = weights.read_settings(source)
     assert values == {
         **{"resnet_depth": depth, "num_filters": FILTERS, "max_pool": "same", "image_size": 224},
         **{"deep_stem": False, "squeeze_excite": 0.0, "num_label_classes": CLASSES},
@@ -166,14 +165,14 @@ def test_the_backbone_of_ssd_in_a_scope_beside_another(folder):
     source = files.read(prefix)
     others = {"ssd/conv2d/kernel": np.zeros((1, 1, 512, 256)), "ssd/dense/bias": np.zeros(3)}
     source = dataclasses.replace(source, arrays={**others, **source.arrays})
-    values, _ = use_weights.read_settings(source)
+    values, _ = weights.read_settings(source)
     assert "num_label_classes" not in values and values["stage1_projection"] is False
     assert sum("conv2d" in name for name in source.arrays) == 36 + 1
     model, variables = translated(source)
     assert "head" not in variables["params"]
     features: Any = model.apply(variables, jnp.asarray(IMAGES), False, method="features")
     np.testing.assert_allclose(features, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
-    _, line = use_weights.describe(source, values)
+    _, line = weights.describe(source, values)
     assert f"{source.path} (TensorFlow): 180 arrays" in line and "0 classes" in line
 
 
@@ -301,12 +300,9 @@ def test_every_depth_is_recognised(depth, version, projects):
 
 def test_a_space_to_depth_stem_says_what_it_is():
     source = source_of(arrays_of(18, stem=(4, 4, 12, 4)))
-    values, _ = use_weights.read_settings(source)
+    values, _ = weights.read_settings(source)
     assert values["space_to_depth"] is True
-    assert (
-        "ResNet-18 version 1.5 with a space-to-depth stem"
-        in use_weights.describe(source, values)[1]
-    )
+    assert "ResNet-18 version 1.5 with a space-to-depth stem" in weights.describe(source, values)[1]
     _, variables = translated(source)
     assert variables["params"]["conv_stem"]["kernel"].shape == (4, 4, 12, 4)
     with pytest.raises(DataError, match=r"conv2d/kernel \[4, 4, 12, 4\] instead of \[7, 7, 3, 4\]"):
@@ -351,22 +347,22 @@ def test_other_models_are_refused_with_the_first_array(added, removed, words):
 
 
 def test_checkpoints_without_a_resnet(tmp_path, monkeypatch):
-    weights, integers = np.zeros((9, 4), np.float32), np.zeros(3, np.int32)
+    floats, integers = np.zeros((9, 4), np.float32), np.zeros(3, np.int32)
     for arrays, words in (
         (
-            {"bert/embeddings": weights},
+            {"bert/embeddings": floats},
             "has none of the layers .* its arrays are bert/embeddings$",
         ),
         (
-            {"dense/kernel": weights, "conv2d/kernel": integers},
+            {"dense/kernel": floats, "conv2d/kernel": integers},
             "conv2d/kernel has the dtype int32",
         ),
-        ({"dense/kernel": weights}, "no conv2d takes images"),
+        ({"dense/kernel": floats}, "no conv2d takes images"),
     ):
         saved(tmp_path / "x", arrays)
         with pytest.raises(DataError, match=words):
-            use_weights.read_settings(files.read(str(tmp_path / "x")))
-    monkeypatch.setattr(files, "_MOST_BYTES", weights.nbytes - 1)
+            weights.read_settings(files.read(str(tmp_path / "x")))
+    monkeypatch.setattr(files, "_MOST_BYTES", floats.nbytes - 1)
     with pytest.raises(DataError, match="has 144 bytes of layers: more than 143"):
         files.read(str(tmp_path / "x"))
 

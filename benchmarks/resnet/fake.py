@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from benchmarks.base import Benchmark, HostBatch, Spec
-from benchmarks.resnet import ResNet, batches
+from benchmarks.resnet import batches
+from benchmarks.resnet.classifier import ResNet
 from benchmarks.resnet.use import ClassifierUses
+from benchmarks.uses import Uses
 from common.data import decoding
-
-if TYPE_CHECKING:
-    from benchmarks.uses import Uses
 
 
 class FakeImages(ResNet):

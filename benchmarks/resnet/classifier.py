@@ -1,0 +1,350 @@
+"""The classifier: a benchmark of `models.ResNet` on labelled images, with its loss and score.
+
+`benchmarks.base` explains each method.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import input_pipeline
+import models
+from benchmarks.base import (
+    Benchmark,
+    Group,
+    HostBatch,
+    Identity,
+    Spec,
+    Stage,
+    Target,
+    Terms,
+    mean_scores,
+)
+from benchmarks.records import RecordBenchmark
+from benchmarks.resnet import architecture, batches, class_counts, losses, records
+from benchmarks.resnet.settings import Data, Settings
+from benchmarks.resnet.sizes import Sizes
+from benchmarks.resnet.use import ClassifierUses
+from benchmarks.uses import Uses
+from common import foreign
+from common.data.decoding import Reader
+from common.data.order import Order
+from common.data.shards import read_some, tensorflow
+from common.errors import ConfigError
+from common.images import manifest, pixels
+from common.images.input_spec import InputSpec
+from input_pipeline import Source
+
+IMAGENET = {"train": manifest.IMAGENET["train"], "eval": manifest.IMAGENET["validation"]}  # images
+_FEW_EVAL_IMAGES = 2_000  # of an evaluation: it may have classes with very few
+_FEW_IMAGES = 2_000  # below this number, new statistics are worse than those of the first model
+_FEW_SHARED = 10  # images that share statistics: below, these are too noisy
+
+
+class ResNet(RecordBenchmark):
+    """A ResNet that classifies images."""
+
+    proportions = ("top_1_accuracy", "top_5_accuracy")
+    unit = "images"
+    larger_windows = True
+    advice = {
+        "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
+        "--config.input_streams",
+        "decoding": "set --config.preprocessing=fast, or --config.decoded_cache=256 if the hosts "
+        "have the memory; else use a machine with more CPU cores, or store smaller images (not "
+        "photos of many megapixels)",
+    }
+
+    def __init__(self, settings: Settings, cache_dir: str):
+        self.settings, self.cache_dir = settings, cache_dir
+        self.targets = (Target("top_1_accuracy", settings.evaluation.target, percent=True),)
+        self.bn_span = settings.model.bn_span
+        rate = settings.tuning.head_learning_rate
+        heads = {
+            "head decayed": Group(decayed=True, rate=rate),
+            "head not decayed": Group(rate=rate),
+        }
+        self.groups = {**Benchmark.groups, **heads}
+        self._dtype = architecture.PRECISIONS[settings.model.precision]
+        self._sizes: Sizes | None = None
+        self._decoded: list[tuple[Source, np.ndarray]] = []  # splits, their digests and labels
+
+    # Data.
+
+    @property
+    def keys(self) -> Data:
+        return self.settings.data
+
+    def open(self, split: str, described: bool = True) -> Source:
+        return records.open_split(self.keys, split, self.cache_dir, described)
+
+    @property
+    def _train(self) -> Source:
+        return self.source("train")
+
+    def decode_all(self, source: Source) -> None:
+        def whole(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
+            encoded, label = source.parse(serialized)
+            image = pixels.decode(encoded, only_jpeg=only_jpeg)
+            digest = tensorflow().strings.to_hash_bucket_fast(encoded, (1 << 63) - 1)
+            return {"label": label, "size": tensorflow().shape(image)[:2], "digest": digest}
+
+        def check(batch: Any) -> None:
+            source.check(batch)
+            rows.append(np.stack([batch["digest"], batch["label"]]))
+
+        rows = [np.zeros((2, 0), np.int64)]
+        Reader(source.shards, pixels.jpegs_first(whole), check).decode_all()
+        self._decoded.append((source, np.concatenate(rows, 1)))
+
+    def remarks(self, split: str) -> list[tuple[str, str, str]]:
+        """Images that occur several times in the split that `check` read last, or in both."""
+        if not self._decoded:  # such as random images
+            return []
+        sources, rows = zip(*self._decoded, strict=True)
+        ends = np.cumsum([row.shape[1] for row in rows])
+
+        def name(i: int) -> str:
+            k = int(np.searchsorted(ends, i, side="right"))
+            example = i - int(ends[k] - rows[k].shape[1])
+            (record,) = read_some(sources[k].shards, [example])
+            file = sources[k].image(record)[1] or sources[k].shards.where(example)
+            return f"{class_counts.class_name(sources[k].class_names, rows[k][1, example])}/{file}"
+
+        digests, labels = np.concatenate(rows, 1)
+        numbers = np.repeat(np.arange(len(rows)), [row.shape[1] for row in rows])
+        fix = "delete the files that are wrong or too many, and prepare the data again"
+        found = manifest.repeated_images(digests, labels, numbers, name, [len(rows) - 1])
+        return [("warn", f"{split}: {line}", fix) for line in found]
+
+    @functools.cached_property
+    def classes(self) -> int:
+        """The config's number of classes, else the data's, else ImageNet's 1,000."""
+        if self.keys.num_label_classes:
+            return self.keys.num_label_classes
+        if self.keys.dataset.startswith("tfds:"):
+            return self._train.num_classes
+        content = records.data_manifest(self.keys)
+        return len(records.valid_labels(0, len(content.class_names) if content else 0))
+
+    @functools.cached_property
+    def class_weights(self) -> np.ndarray | None:
+        """The weight of each class in the loss, f32[K], of `config.class_weights`."""
+        if not self.settings.objective.class_weights:
+            return None
+        return class_counts.class_weights(self._train, f"{self.cache_dir}/train_labels.json")
+
+    def num_examples(self, split: str) -> int:
+        if split == "train":
+            _ = self.class_weights  # an empty class is refused before anything is compiled
+        return super().num_examples(split)
+
+    def nominal_examples(self, split: str) -> int:
+        return self.declared_examples(split) or IMAGENET[split]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        names = list(self._train.class_names)
+        return {"class_names": names, "input_spec": self.input_spec.as_dict()}
+
+    def identity(self, split: str) -> Identity:
+        names = list(self.source(split).class_names)
+        return super().identity(split)._replace(meaning={"class_names": names} if names else {})
+
+    @property
+    def input_spec(self) -> InputSpec:
+        """How an image becomes what the model expects, at the size of evaluation."""
+        return self.settings.images.spec
+
+    def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
+        return batches.specs(self.settings, split, batch_size)
+
+    def order(self, batch_size: int) -> Order:
+        return batches.order(self.settings, self._train.shards.counts, batch_size)
+
+    def train_batches(
+        self, batch_size: int, shard: int, num_shards: int, start_step: int
+    ) -> Iterator[HostBatch]:
+        order = self.order(batch_size)
+        streams = order.share(shard, num_shards)
+        stream = batches.train(self.settings, self._train, order, streams, start_step, self.sizes)
+        if (weights := self.class_weights) is None:
+            return stream
+        return ({**batch, "weight": weights[batch["label"]]} for batch in stream)
+
+    def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
+        source, images = self.source("eval"), self.settings.images
+        return input_pipeline.eval_batches(source, images, batch_size, shard, num_shards)
+
+    # Forward pass, loss and score.
+
+    @functools.cached_property
+    def model(self) -> models.ResNet:
+        """The network."""
+        return architecture.network(self.settings.model, self.classes)
+
+    def init(self, rng: jax.Array) -> tuple[Any, Any]:
+        size = self.settings.images.image_size
+        inputs = jnp.zeros((1, size, size, 3), self._dtype)
+        variables = self.model.init(rng, inputs, train=False)
+        params: Any = variables["params"]
+        if self.settings.tuning.head_bias_from_classes:  # every class begins at 1 / K
+            bias = jnp.full_like(params["head"]["bias"], -math.log(self.classes))
+            params = {**params, "head": {**params["head"], "bias": bias}}
+        return params, {k: v for k, v in variables.items() if k != "params"}
+
+    def label(self, path: str) -> str:
+        return f"head {super().label(path)}" if path.startswith("head/") else super().label(path)
+
+    def loss(
+        self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array
+    ) -> tuple[Terms, Terms, Any]:
+        """Cross-entropy with label smoothing; `rng` is not used.
+
+        All that is random follows from the leaf "draw", so that it belongs to the example.
+        """
+        del rng
+        inputs, labels, others, share = batches.inputs(self.settings, batch, self._dtype)
+        variables = {"params": params, **model_state}
+        group = 1 if self.bn_span == 1 else jax.lax.axis_size("group")
+        disturbed = self.settings.regularisation
+        apply = architecture.training_apply(
+            self.model, disturbed.drop_path, disturbed.dropout, batch.get("draw")
+        )
+        if self.keeps_statistics(len(inputs) * group):
+            logits: Any = apply(variables, inputs, train=False)
+        else:
+            logits, model_state = apply(variables, inputs, train=True, mutable=["batch_stats"])
+        keys, count = self.settings.objective, jnp.float32(len(logits))
+        terms = losses.cross_entropy(logits, labels, others, share, keys.label_smoothing, keys.loss)
+        if keys.class_weights:  # their mean over the training images is 1
+            terms *= batch["weight"]
+        metrics = losses.accuracies(logits, labels)
+        sums = {name: (jnp.sum(values), count) for name, values in metrics.items()}
+        return {"cross_entropy": (jnp.sum(terms), count)}, sums, model_state
+
+    def predict(
+        self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
+    ) -> dict[str, jax.Array]:
+        """The loss and the best classes of each example, and whether its label is among them."""
+        logits = self.classify(params, model_state, batch["image"])["logits"]
+        labels, smoothing = batch["label"], self.settings.objective.label_smoothing
+        return {
+            "loss": losses.cross_entropy(logits, labels, None, None, smoothing, "softmax"),
+            **losses.accuracies(logits, labels),
+            **losses.best_classes(logits, labels),
+            **{"id": batch["id"], "label": labels},
+        }
+
+    def classify(self, params: Any, model_state: Any, images: jax.Array) -> dict[str, jax.Array]:
+        """Logits, and the features that the last layer makes them from.
+
+        Args:
+          params: the parameters.
+          model_state: the running statistics.
+          images: uint8[b, size, size, 3] RGB of `input_spec`, as
+            `common.images.input_spec.prepare_image` makes them.
+
+        Returns:
+          {"logits": f32[b, K], "features": f32[b, F]}; with `eval_flip` the means over the image
+          and its mirror image.
+        """
+        inputs = input_pipeline.normalize(images, None, self._dtype, self.input_spec)
+        is_doubled = self.settings.evaluation.eval_flip
+        if is_doubled:
+            inputs = jnp.concatenate([inputs, inputs[:, :, ::-1]])
+
+        def both(model: models.ResNet, inputs: jax.Array) -> dict[str, jax.Array]:
+            features = model.features(inputs, train=False)
+            if is_doubled:  # the head is linear, so its mean is that of the logits
+                features = jnp.mean(features.reshape(2, -1, features.shape[-1]), axis=0)
+            return {"logits": model.head(features), "features": features}
+
+        outputs: Any = self.model.apply({"params": params, **model_state}, inputs, method=both)
+        return outputs
+
+    def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
+        names = ("loss", *self.proportions)
+        return mean_scores({name: row[name] for name in names} for row in rows)
+
+    @property
+    def uses(self) -> Uses:
+        return ClassifierUses(self)
+
+    # Hints.
+
+    def keeps_statistics(self, norm_examples: int) -> bool:
+        """Whether training uses BatchNorm's running statistics, and never changes them.
+
+        `norm_examples` is the number of images of a batch that share statistics.
+        """
+        chosen = self.settings.tuning.bn_statistics
+        if chosen != "auto":
+            return chosen == "frozen"
+        images = self.nominal_examples("train")
+        if self.cache_dir:  # --mode=preflight has none, and reads no data
+            images = self.declared_examples("train") or self.num_examples("train")
+        return images < _FEW_IMAGES or norm_examples < _FEW_SHARED
+
+    @property
+    def published(self) -> str:
+        return foreign.RESNET.format(depth=min(max(self.settings.model.resnet_depth, 18), 152))
+
+    def check_random_start(self, norm_examples: int) -> None:
+        """Also refuses "auto" where many images give new statistics: its rates are for a model."""
+        if (chosen := self.settings.tuning.bn_statistics) != "batch":
+            raise ConfigError(
+                f"config.bn_statistics={chosen!r} keeps the statistics of config.init_from, which "
+                f"names no model: give --config.init_from={self.published} or the workdir of a "
+                "run; or, to train from random weights, --config.bn_statistics=batch"
+            )
+
+    def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
+        notes, names = [], self._train.class_names
+        if self.keeps_statistics(norm_examples):
+            notes.append("BatchNorm keeps the statistics of config.init_from")
+        if self.class_weights is not None:
+            notes.append(class_counts.weights_note(self.class_weights, names))
+        if evaluating and self.num_examples("eval") < _FEW_EVAL_IMAGES:
+            cache = f"{self.cache_dir}/eval_labels.json"
+            notes += class_counts.few_notes(self.source("eval"), cache)
+        return [*notes, self.sizes.note()] if self.sizes else notes
+
+    @property
+    def sizes(self) -> Sizes | None:
+        """The size of the training images at each step; None where it is always `image_size`."""
+        if self.settings.images.image_sizes and not self._sizes:
+            raise RuntimeError("image_sizes are parts of a run: its length must be planned first")
+        return self._sizes
+
+    def planned(self, total_steps: int) -> None:
+        if pairs := self.settings.images.image_sizes:
+            self._sizes = Sizes.plan(pairs, total_steps)
+
+    def stages(self) -> tuple[Stage, ...]:
+        if not (sizes := self.sizes):
+            return ()
+        sides = self.settings.images.sides
+        return tuple(Stage(f"{side} pixels", sizes.steps(side)) for side in sides)
+
+    def input_rates(self) -> tuple[Mapping[str, float], ...]:
+        return batches.input_rates(self.settings.images)
+
+    def host_bytes(
+        self, split: str, batch_size: int, num_shards: int
+    ) -> dict[tuple[str, ...], int]:
+        """Eight batches; to train, three blocks of records per stream or all decoded images."""
+        needed = batches.host_bytes(self.settings, split, batch_size, num_shards)
+        if split == "eval":
+            return needed
+        if self.settings.images.decoded_cache:
+            decoded = self.num_examples("train") * batches.image_bytes(self.settings, "train")
+            return needed | {("decoded_cache",): decoded // num_shards}
+        return needed | {("shuffle_buffer_size",): self.held_bytes(num_shards)}
