@@ -287,7 +287,7 @@ def outline_fault(outline: Any, height: int, width: int) -> str:
         if outline.get("size") not in ([height, width], (height, width)):
             return f"has a segmentation of size {outline.get('size')} in {pixels}"
         try:
-            run_lengths(outline["counts"], height * width)
+            _run_lengths(outline["counts"], height * width)
         except ValueError as error:
             return f"has a segmentation whose runs are damaged ({error})"
         return ""
@@ -307,7 +307,7 @@ def outline_fault(outline: Any, height: int, width: int) -> str:
     return ""
 
 
-def run_lengths(counts: Any, total: int) -> list[int]:
+def _run_lengths(counts: Any, total: int) -> list[int]:
     """The lengths of runs outside and inside in turn, from a list or from COCO's compressed text.
 
     Raises:
@@ -374,7 +374,7 @@ def outline_mask(outline: Any, height: int, width: int) -> np.ndarray:
         counts = outline["counts"] if isinstance(outline, dict) else None
         if counts is None:
             counts = masks.merge(masks.frPyObjects(outline_lists(outline), height, width))["counts"]
-        runs = run_lengths(counts, height * width)
+        runs = _run_lengths(counts, height * width)
         inside = np.repeat((np.arange(len(runs)) % 2).astype(np.uint8), runs)
         return inside.reshape(width, height).T  # column by column
     except (TypeError, ValueError, IndexError) as error:

@@ -67,7 +67,7 @@ class Source:
     def image(self, serialized: Any) -> Image:
         """The image of a serialized tf.train.Example."""
         tf = tensorflow()
-        parsed = tf.io.parse_single_example(serialized, image_features())
+        parsed = tf.io.parse_single_example(serialized, _image_features())
         size = tf.stack([parsed["image/height"], parsed["image/width"]])
         return Image(parsed["image/encoded"], tf.cast(size, tf.int32))
 
@@ -130,7 +130,7 @@ def marked_shards(paths: tuple[str, ...], examples: Sequence[np.ndarray]) -> Sha
     return Shards(paths, counts, left_out)
 
 
-def image_features() -> dict[str, Any]:
+def _image_features() -> dict[str, Any]:
     """The features of the image in a record."""
     tf = tensorflow()
     number = tf.io.FixedLenFeature([], tf.int64)
@@ -293,7 +293,7 @@ def _scan_file(
     no box. DataError names the first fault.
     """
     tf = tensorflow()
-    features = image_features() | object_features(masks)
+    features = _image_features() | object_features(masks)
     features |= {MASK: tf.io.RaggedFeature(tf.string)} if masks else {}
     features["image/source_id"] = tf.io.FixedLenFeature([], tf.string, default_value="")
     boxes, upright, ids, flat = [], [], [], 0

@@ -51,10 +51,10 @@ def compose_v2(model: ResNet, padding: Any) -> ResNet:
     (arXiv:1603.05027).
     """
     block = PreBasicBlock if model.block is BasicBlock else PreBottleneckBlock
-    return model.clone(stem=partial(bare_stem, padding=padding), block=block, last=final_norm)
+    return model.clone(stem=partial(_bare_stem, padding=padding), block=block, last=_final_norm)
 
 
-def bare_stem(
+def _bare_stem(
     images: jax.Array, features: int, conv: ModuleDef, norm: ModuleDef, padding: Any
 ) -> jax.Array:
     """`models.stem` without BatchNorm and ReLU, with which each block begins."""
@@ -63,7 +63,7 @@ def bare_stem(
     return max_pool(x, padding)
 
 
-def final_norm(x: jax.Array, norm: ModuleDef) -> jax.Array:
+def _final_norm(x: jax.Array, norm: ModuleDef) -> jax.Array:
     """The BatchNorm and the ReLU after the last block."""
     return nn.relu(norm(name="bn_final")(x))
 
@@ -130,10 +130,10 @@ def deep_stem(
     images: jax.Array, features: int, conv: ModuleDef, norm: ModuleDef, padding: Any
 ) -> jax.Array:
     """`models.stem` with three 3x3 convolutions: [b, H, W, 3] to [b, H / 4, W / 4, features]."""
-    return max_pool(deep_convolutions(images, features, conv, norm), padding)
+    return max_pool(_deep_convolutions(images, features, conv, norm), padding)
 
 
-def deep_convolutions(
+def _deep_convolutions(
     images: jax.Array, features: int, conv: ModuleDef, norm: ModuleDef
 ) -> jax.Array:
     """The stem before its max-pool: [b, H, W, 3] to [b, H / 2, W / 2, features]."""
@@ -144,7 +144,7 @@ def deep_convolutions(
     return x
 
 
-def mean_pooled(x: jax.Array) -> jax.Array:
+def _mean_pooled(x: jax.Array) -> jax.Array:
     """The mean of 2x2 windows at a stride of 2; at odd edges, of the pixels that exist."""
     return nn.avg_pool(x, (2, 2), (2, 2), "SAME", count_include_pad=False)
 
@@ -152,10 +152,10 @@ def mean_pooled(x: jax.Array) -> jax.Array:
 def _mean_projection(
     conv: ModuleDef, features: int, size: tuple[int, int], stride: int = 1, **others: Any
 ) -> Any:
-    """`conv`, but of `mean_pooled` values and without a stride where it is a block's projection."""
+    """`conv`, but of pooled values and without a stride where it is a block's projection."""
     if others["name"] != "conv_proj" or stride != 2:
         return conv(features, size, stride, **others)
-    return lambda x: conv(features, size, **others)(mean_pooled(x))
+    return lambda x: conv(features, size, **others)(_mean_pooled(x))
 
 
 def compose_conv_pool(model: ResNet, deep: bool) -> ResNet:
@@ -163,7 +163,7 @@ def compose_conv_pool(model: ResNet, deep: bool) -> ResNet:
 
     Before it come three convolutions (`deep`) or one. Bello et al. 2021 (arXiv:2103.07579).
     """
-    first = deep_convolutions if deep else _plain_convolution
+    first = _deep_convolutions if deep else _plain_convolution
 
     def stem(images: jax.Array, features: int, conv: ModuleDef, norm: ModuleDef) -> jax.Array:
         x = first(images, features, conv, norm)

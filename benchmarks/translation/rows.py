@@ -26,7 +26,7 @@ from common.errors import DataError, parse_json
 
 SIDES = ("inputs", "targets")
 FEATURES = tuple(f"{side}{part}" for side in SIDES for part in ("", "_segmentation", "_position"))
-MANIFEST_KIND = "translation"
+_MANIFEST_KIND = "translation"
 SCHEMA = "the schema of translation (lists of int64: inputs, targets)"
 
 Row = dict[str, np.ndarray]  # int64[n] by the names of FEATURES; [0] where a record has none
@@ -192,7 +192,7 @@ def load_manifest(data_dir: str) -> DataManifest | None:
         return None
     try:
         content = parse_json(data)
-        if content.get("kind") != MANIFEST_KIND:
+        if content.get("kind") != _MANIFEST_KIND:
             return None
         vocabulary, splits = content["vocabulary"], content["splits"]
         rows = [row for split in splits.values() for row in split["shards"]]

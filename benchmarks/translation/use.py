@@ -180,7 +180,7 @@ class TranslatorUses(Uses):
             return []
         source = sources[i][: lengths[i]]
         weights = self.attention(params, source, target)
-        picture = attention_picture(weights, self._labels(source), self._labels(target))
+        picture = _attention_picture(weights, self._labels(source), self._labels(target))
         text = (
             f"Where the model looks while it writes a translation: {self.attends}. Each row is a "
             "token of the translation, each column one of the source. The sentence is the "
@@ -326,7 +326,9 @@ def bleu_by_length(sentences: Sequence[Sentence], lengths: np.ndarray) -> Exhibi
     )
 
 
-def attention_picture(weights: np.ndarray, source: Sequence[str], target: Sequence[str]) -> Picture:
+def _attention_picture(
+    weights: np.ndarray, source: Sequence[str], target: Sequence[str]
+) -> Picture:
     """A PNG of float[T, S]: how much each token of the translation looks at each of the source."""
     from matplotlib.figure import Figure
 

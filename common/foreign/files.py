@@ -108,7 +108,7 @@ def _parse(data: bytes, path: str) -> tuple[str, Mapping[str, np.ndarray]]:
         # A zip archive; before PyTorch 1.6 a pickle. Keras's archives have no pickle.
         form, (arrays, entry) = "PyTorch", pickles.read(data, path)
     elif data[8:9] == b"{":
-        form, (arrays, entry) = "safetensors", read_safetensors(data, path)
+        form, (arrays, entry) = "safetensors", _read_safetensors(data, path)
     elif epath.Path(f"{path}.meta").exists():
         raise DataError(
             f"{path} is damaged or cut short: {path}.meta says that it is a checkpoint of "
@@ -159,7 +159,7 @@ def _labels(config: Mapping[str, Any], lines: str) -> tuple[str, ...]:
     return tuple(" ".join(name.split()) for name in names)
 
 
-def read_safetensors(data: bytes, path: str) -> tuple[dict[str, np.ndarray], str]:
+def _read_safetensors(data: bytes, path: str) -> tuple[dict[str, np.ndarray], str]:
     """Reads ({name: array}, "") from the bytes of a file; `path` is its name, for messages.
 
     Raises:

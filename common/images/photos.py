@@ -31,7 +31,7 @@ _BARE = {0x01, *range(0xD0, 0xDA)}  # markers without a length
 _SCAN, _APP1 = 0xDA, 0xE1  # the first begins the pixels, the second may have EXIF data
 _SEGMENTS = 2_048  # of a JPEG's header; cameras write 10 to 100, with depth maps some hundreds
 _JUNK_BYTES = 64 << 10  # between segments; the standard allows fill bytes, which nobody writes
-EXIF_BYTES = 128 << 10  # the standard allows 64 KiB; damaged editors write it twice
+_EXIF_BYTES = 128 << 10  # the standard allows 64 KiB; damaged editors write it twice
 _SCANS = 500  # of a progressive JPEG, as in libjpeg-turbo's own tests; usual are 10
 _READS, _READ_BYTES = 50_000, 512  # reads, and one more for so many bytes; a chunk of a PNG takes 3
 _COPIES = 4  # of the file that Pillow may read before the pixels, and 1 MiB; usual is 1
@@ -110,7 +110,7 @@ def convert(data: bytes, rotate: bool, quality: int, grey: bool = True, max_side
             image.decodermaxblock = len(data)
         is_deep = image.mode in ("RGB", "RGBA") and ";16" in str(image.tile[:1])
         image.load()
-        check_exif(image.info)
+        _check_exif(image.info)
         depth, remark = _declared_bits(image, data), ""
         if is_deep and np.asarray(image)[..., :3].max() < 64:
             image, remark = _deep_colours(image, data, depth)
@@ -118,7 +118,7 @@ def convert(data: bytes, rotate: bool, quality: int, grey: bool = True, max_side
         if upright.mode[0] in "IF":  # grey values that Pillow clips above 255
             pixels, remark = _scaled(np.asarray(upright), depth)
             upright = Image.fromarray(pixels)
-        rgb, change = to_rgb(upright), change + remark
+        rgb, change = _to_rgb(upright), change + remark
         if shrinks:
             share = max_side / min(rgb.size)
             width, height = (round(side * share) for side in rgb.size)
@@ -137,7 +137,7 @@ def sizes(data: bytes) -> list[tuple[int, int]]:
         BadImage: the image cannot be opened.
     """
     with _opened(data) as image:
-        check_exif(image.info)
+        _check_exif(image.info)
         size = image.height, image.width
         orientation = 1 if image.format == "TIFF" else _orientation(image)
         seen = size[::-1] if orientation in range(5, 9) else size
@@ -149,7 +149,7 @@ def _opened(data: bytes) -> Iterator[Any]:
     """Opens an image file whose header can be read quickly; all its faults become BadImage."""
     try:
         if data.startswith(b"\xff\xd8"):
-            check_jpeg(data)
+            _check_jpeg(data)
         file = ImageFile(data)
         with Image.open(file, formats=FORMATS) as image:
             file.opened()
@@ -178,7 +178,7 @@ def decode(data: bytes) -> Any:
         raise BadImage("damaged or cut short: it cannot be decoded") from error
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image) -> Image.Image:
     """Converts a Pillow image of 8 bits per channel to mode RGB."""
     if image.has_transparency_data:
         layer = image.convert("RGBA")
@@ -277,7 +277,7 @@ class ImageFile(io.BytesIO):
         return data
 
 
-def check_jpeg(data: bytes) -> None:
+def _check_jpeg(data: bytes) -> None:
     """Raises BadImage if the header of a JPEG has more parts than Pillow reads quickly."""
     if data.count(b"\xff\xda") > _SCANS:
         raise BadImage(f"damaged: more than {_SCANS:,} scans")
@@ -296,13 +296,13 @@ def check_jpeg(data: bytes) -> None:
             if match[1][0] == _APP1 and data[position + 2 : position + 6] == b"Exif":
                 exif += size
             position += size
-        if exif > EXIF_BYTES:
-            raise BadImage(f"damaged: more than {EXIF_BYTES:,} bytes of EXIF data")
+        if exif > _EXIF_BYTES:
+            raise BadImage(f"damaged: more than {_EXIF_BYTES:,} bytes of EXIF data")
     raise BadImage(f"damaged: its header has more than {_SEGMENTS:,} parts")
 
 
-def check_exif(info: Mapping[Any, Any]) -> None:
+def _check_exif(info: Mapping[Any, Any]) -> None:
     """Raises BadImage if Pillow's `info` of an image has more EXIF data than it reads quickly."""
     for key in ("exif", "Raw profile type exif"):
-        if len(info.get(key, b"")) > EXIF_BYTES:
-            raise BadImage(f"damaged: more than {EXIF_BYTES:,} bytes of EXIF data")
+        if len(info.get(key, b"")) > _EXIF_BYTES:
+            raise BadImage(f"damaged: more than {_EXIF_BYTES:,} bytes of EXIF data")

@@ -40,7 +40,7 @@ def compose(model: Any, fast_stem: Any, fast_block: Any, padding: Any) -> Any:
 
     Args:
       model: has the stem of v1.5 with this padding, and basic blocks or bottlenecks.
-      fast_stem: `stem`, or `basic_stem` before basic blocks.
+      fast_stem: `stem`, or `_basic_stem` before basic blocks.
       fast_block: `BottleneckBlock` or `BasicBlock`.
       padding: of the max-pool, as in `models.stem`.
     """
@@ -242,10 +242,10 @@ def compose_basic(model: Any, padding: Any) -> Any:
 
     `padding` is that of the max-pool, as in `models.stem`.
     """
-    return compose(model, basic_stem, BasicBlock, padding)
+    return compose(model, _basic_stem, BasicBlock, padding)
 
 
-def basic_stem(
+def _basic_stem(
     images: jax.Array, features: int, conv: Any, norm: Any, padding: Any
 ) -> jax.Array | Pairs:
     """`stem` for `BasicBlock`: in pairs, and with the convolution's output saved."""

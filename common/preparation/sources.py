@@ -322,7 +322,7 @@ def _members(
     """Yields (name, offset in the file, size) of every regular file of the tar at `start`."""
     archive, last = f"{inside}{path}", ""
     with tensorflow().io.gfile.GFile(path, "rb") as file:
-        window: Any = TarWindow(file, start, file.size() - start if size is None else size)
+        window: Any = _TarWindow(file, start, file.size() - start if size is None else size)
         try:
             with open_tar(window, "r:") as tar:
                 for info in tar_members(tar):
@@ -365,11 +365,11 @@ def read_at(path: str, offset: int, size: int) -> bytes:
             return b""
 
 
-class TarMember(tarfile.TarInfo):
+class _TarMember(tarfile.TarInfo):
     """A member of a tar; tarfile would read a long name or extended attributes of any size."""
 
     @classmethod
-    def frombuf(cls, buf: Any, encoding: str, errors: str) -> TarMember:
+    def frombuf(cls, buf: Any, encoding: str, errors: str) -> _TarMember:
         """See `tarfile.TarInfo.frombuf`; tarfile.ReadError for a size that no tar has."""
         info = super().frombuf(buf, encoding, errors)
         most = limits.TAR_HEADER_BYTES
@@ -388,7 +388,7 @@ def open_tar(file: Any, mode: Any) -> tarfile.TarFile:
       mode: as of `tarfile.open`.
     """
     with _checked_tar():
-        return tarfile.open(fileobj=file, mode=mode, tarinfo=TarMember)
+        return tarfile.open(fileobj=file, mode=mode, tarinfo=_TarMember)
 
 
 def tar_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
@@ -408,7 +408,7 @@ def _checked_tar() -> Iterator[None]:
         raise tarfile.ReadError(one_line(error)) from error
 
 
-class TarWindow:
+class _TarWindow:
     """A part of a file, which tarfile reads as a file."""
 
     def __init__(self, file: Any, start: int, size: int):

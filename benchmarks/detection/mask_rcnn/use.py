@@ -88,11 +88,11 @@ class MaskScorer(Scorer):
 
     def make(self, rows: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """As `Scorer` has them, with the run lengths of each object in "segmentation"."""
-        outlines = paste_masks(rows, self.annotations)
+        outlines = _paste_masks(rows, self.annotations)
         return super().make(rows) | {"segmentation": outlines}
 
 
-def paste_masks(rows: Sequence[Mapping[str, np.ndarray]], annotations: Annotations) -> np.ndarray:
+def _paste_masks(rows: Sequence[Mapping[str, np.ndarray]], annotations: Annotations) -> np.ndarray:
     """object[n], the run lengths of each detection of a score above 0, with "counts" as a str.
 
     `rows` are batches of predictions, see `MaskRcnn.predict`.

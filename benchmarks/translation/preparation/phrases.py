@@ -189,7 +189,7 @@ class Phrase:
     slots: tuple[phrase_values.Slot, ...]
 
 
-def make_phrase(draw: random.Random, pattern: int) -> Phrase:
+def _make_phrase(draw: random.Random, pattern: int) -> Phrase:
     """A sentence by the pattern of this number, with values that `draw` decides."""
     texts = PATTERNS[pattern]
     names = re.findall(r"\{(\w+)\}", texts[0])
@@ -220,7 +220,7 @@ def pairs(split: str, count: int) -> list[tuple[str, str]]:
     while len(texts) < count:
         pattern = next(patterns)
         for _ in range(_TRIES if split == "eval" else 1):  # few sentences have a reserved value
-            phrase = make_phrase(draw, pattern)
+            phrase = _make_phrase(draw, pattern)
             if is_reserved(phrase) == (split == "eval") and phrase.en not in texts:
                 texts[phrase.en] = phrase.de
                 break
@@ -239,7 +239,7 @@ def is_reserved(phrase: Phrase) -> bool:
     return any(_hash(value) % _RESERVED == 0 for value in values)
 
 
-def write_raw(folder: str) -> None:
+def _write_raw(folder: str) -> None:
     """Writes train.en, train.de, eval.en and eval.de, and then about.json."""
     about = {"description": _DESCRIPTION, "libraries": {}, "sha256": {}}
     for library in ("Babel", "num2words"):
@@ -271,7 +271,7 @@ def prepare(args: argparse.Namespace) -> str:
     writing.State(out).refuse_others(is_ours)
     print(f"{sum(COUNTS.values()):,} pairs of sentences into {out}, about 30 s", flush=True)
     if not raw_is_complete:
-        write_raw(folder)
+        _write_raw(folder)
     _prepare(out, folder)
     return f"wrote: {state}"
 

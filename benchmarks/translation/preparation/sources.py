@@ -119,7 +119,7 @@ def _member(raw: Any, text: Text) -> Any:
     raise SourceError(f"{text.path} holds no file {text.member}")
 
 
-def find_texts(argument: str) -> list[Text]:
+def _find_texts(argument: str) -> list[Text]:
     """The files of a comma-separated argument: FILE, FILE.gz, or ARCHIVE.tgz/MEMBER.
 
     Raises:
@@ -179,7 +179,7 @@ def pairs_in(archive: str, source: str, target: str) -> list[tuple[Text, Text]]:
     return [(Text(archive, sides[0][stem]), Text(archive, sides[1][stem])) for stem in stems]
 
 
-def stamp_texts(texts: list[Text]) -> str:
+def _stamp_texts(texts: list[Text]) -> str:
     """A digest of the files' names, sizes, times and ends; it changes with the input."""
     digest, gfile = hashlib.sha256(), tensorflow().io.gfile
     for path in dict.fromkeys(text.path for text in texts):
@@ -190,7 +190,7 @@ def stamp_texts(texts: list[Text]) -> str:
     return digest.hexdigest()
 
 
-def size_of_texts(texts: list[Text]) -> int:
+def _size_of_texts(texts: list[Text]) -> int:
     """The bytes that reading the files takes; an archive counts once for each of its members."""
     gfile = tensorflow().io.gfile
     lengths = {path: gfile.stat(path).length for path in {text.path for text in texts}}
@@ -205,7 +205,7 @@ class Reading:
     empty: int = 0
 
 
-def read_texts(
+def _read_texts(
     pairs: list[tuple[Text, Text]], reading: Reading, count: Count = lambda size: None
 ) -> Iterator[tuple[str, str, bytes, bytes]]:
     """Yields (source, target, raw source, raw target) of the pairs that have both sides.
@@ -269,7 +269,7 @@ class TextInput:
         self.vocabulary = args.vocabulary
         self.pairs: dict[str, list[tuple[Text, Text]]] = {}
         for split in ("train", "eval"):
-            sides = [find_texts(getattr(args, f"{split}_{s}")) for s in ("source", "target")]
+            sides = [_find_texts(getattr(args, f"{split}_{s}")) for s in ("source", "target")]
             self.pairs[split] = list(zip(*sides, strict=True))
         for archive in filter(None, args.train_archives.split(",")):
             print(f"listing {archive}", flush=True)
@@ -281,20 +281,20 @@ class TextInput:
     def stamps(self, split: str) -> dict[str, str]:
         """A digest of each input of "train" or "eval", by its flag."""
         sources, targets = (
-            stamp_texts([pair[side] for pair in self.pairs[split]]) for side in (0, 1)
+            _stamp_texts([pair[side] for pair in self.pairs[split]]) for side in (0, 1)
         )
-        vocabulary = stamp_texts([Text(self.vocabulary)] if self.vocabulary else [])
+        vocabulary = _stamp_texts([Text(self.vocabulary)] if self.vocabulary else [])
         return {f"{split}_source": sources, f"{split}_target": targets, "vocabulary": vocabulary}
 
     def size(self) -> int:
         """The bytes that reading the training pairs takes."""
-        return size_of_texts([text for pair in self.pairs["train"] for text in pair])
+        return _size_of_texts([text for pair in self.pairs["train"] for text in pair])
 
     def read(
         self, split: str, reading: Reading, count: Count
     ) -> Iterator[tuple[str, str, bytes, bytes]]:
-        """See `read_texts`."""
-        return read_texts(self.pairs[split], reading, count)
+        """See `_read_texts`."""
+        return _read_texts(self.pairs[split], reading, count)
 
     def use(self, vocabulary: Vocabulary) -> None:
         """Takes the vocabulary, before `read`; any one fits text."""
@@ -342,7 +342,7 @@ class RecordInput:
             stat = gfile.stat(path)
             digest.update(repr((path, stat.length, stat.mtime_nsec)).encode())
         vocabulary = [Text(self.vocabulary)]
-        return {"records": digest.hexdigest(), "vocabulary": stamp_texts(vocabulary)}
+        return {"records": digest.hexdigest(), "vocabulary": _stamp_texts(vocabulary)}
 
     def size(self) -> int:
         return sum(files.sizes(self._paths["train"]))
