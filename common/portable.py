@@ -152,7 +152,7 @@ class SingleShot:
     Attributes:
       network: from pixels float32[b, s, s, 3] of 0..255 to the maps.
       maps: the steps whose results are float32[b, h, w, n * (4 + L)]: of each box its four offsets,
-        see `benchmarks.detection.boxes.encode`, then its logits.
+        see `benchmarks.detection.boxes.encode_boxes`, then its logits.
       logits: L; the first is that of no object.
       centres, sides: float32[N, 2], of the default boxes.
       weights: of the offsets.

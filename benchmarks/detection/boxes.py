@@ -47,7 +47,7 @@ def iou(a: jax.typing.ArrayLike, b: jax.typing.ArrayLike) -> jax.Array:
     return intersection / jnp.where(union > 0, union, 1)
 
 
-def encode(
+def encode_boxes(
     boxes: jax.typing.ArrayLike,
     anchors: jax.typing.ArrayLike,
     weights: tuple[float, float, float, float] = WEIGHTS,
@@ -75,12 +75,12 @@ def encode(
     return jnp.stack([weight * each for weight, each in zip(weights, offsets, strict=True)], -1)
 
 
-def decode(
+def decode_boxes(
     codes: jax.typing.ArrayLike,
     anchors: jax.typing.ArrayLike,
     weights: tuple[float, float, float, float] = WEIGHTS,
 ) -> jax.Array:
-    """The boxes f32[..., 4] at offsets `codes` from `anchors`; undoes `encode`.
+    """The boxes f32[..., 4] at offsets `codes` from `anchors`; undoes `encode_boxes`.
 
     A box is at most 62.5 times as high and wide as its anchor (1000 / 16, as in Detectron).
     """

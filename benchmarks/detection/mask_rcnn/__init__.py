@@ -239,7 +239,7 @@ class MaskRcnn(Detector):
             valid = boxes.area(proposed) > 0
             found = boxes.best_detections(
                 boxes.clip(
-                    boxes.decode(codes[:, :, 1:], proposed[:, :, None]),
+                    boxes.decode_boxes(codes[:, :, 1:], proposed[:, :, None]),
                     *(size[:, i, None, None] for i in (0, 1)),
                 ),
                 jnp.where(valid[..., None], scores, 0),

@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 
 from benchmarks.detection import selection
-from benchmarks.detection.boxes import Match, area, encode, match
+from benchmarks.detection.boxes import Match, area, encode_boxes, match
 from benchmarks.detection.losses import cross_entropy, smooth_l1
 from benchmarks.detection.mask_rcnn.models import ANCHOR_WEIGHTS
 from common.hashing import hash32
@@ -110,7 +110,7 @@ def proposal_loss(
     # Only the sampled positives, few of many, have offsets to learn.
     place, valid = selection.compact(positive, rule.positives)
     boxes = selection.take(objects.boxes, selection.take(found.box, place))
-    targets = encode(boxes, everything[place], ANCHOR_WEIGHTS)
+    targets = encode_boxes(boxes, everything[place], ANCHOR_WEIGHTS)
     distance = smooth_l1(selection.take(jnp.concatenate(codes, 1), place) - targets, _ANCHOR_BETA)
     box_loss = jnp.sum(jnp.where(valid[..., None], distance, 0), (1, 2))
     return class_loss / rule.count, box_loss / rule.count
@@ -173,7 +173,7 @@ def region_loss(
     positive = regions.classes > 0
     # A padding region has no side to measure offsets in.
     own = jnp.where(positive[..., None], regions.boxes, jnp.array([0.0, 0, 1, 1]))
-    targets = encode(true, own)
+    targets = encode_boxes(true, own)
     mine = jnp.arange(codes.shape[2]) == regions.classes[..., None]
     predicted = jnp.sum(jnp.where(mine[..., None], codes, 0), 2)
     distance = jnp.where(positive[..., None], smooth_l1(predicted - targets), 0)

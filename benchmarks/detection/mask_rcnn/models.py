@@ -23,13 +23,13 @@ import numpy as np
 from jax import lax
 
 from benchmarks.detection import selection
-from benchmarks.detection.boxes import clip, decode, nms
+from benchmarks.detection.boxes import clip, decode_boxes, nms
 from common.errors import ConfigError
 from models import ResNet
 
 Maps = dict[int, jax.Array]  # level -> [b, h, w, c], a cell for 2**level pixels
 
-ANCHOR_WEIGHTS = (1.0, 1.0, 1.0, 1.0)  # of the offsets from anchors, see `boxes.encode`
+ANCHOR_WEIGHTS = (1.0, 1.0, 1.0, 1.0)  # of the offsets from anchors, see `boxes.encode_boxes`
 _HE_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "uniform")  # Caffe2's "XavierFill"
 _HE_FAN_OUT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")  # "MSRAFill"
 PADDING = ((1, 1), (1, 1))
@@ -123,9 +123,9 @@ class BoxHead(nn.Module):
             dense = nn.Dense(features, dtype=self.dtype, kernel_init=_HE_FAN_IN, name=f"dense{i}")
             x = nn.relu(dense(x))
         normal, count = nn.initializers.normal, self.num_logits
-        exact = partial(nn.Dense, dtype=jnp.float32)
-        logits = exact(count, kernel_init=normal(0.01), name="class")(x)
-        codes = exact(4 * count, kernel_init=normal(0.001), name="code")(x)
+        output = partial(nn.Dense, dtype=jnp.float32)
+        logits = output(count, kernel_init=normal(0.01), name="class")(x)
+        codes = output(4 * count, kernel_init=normal(0.001), name="code")(x)
         return logits, codes.reshape(*x.shape[:2], count, 4)
 
 
@@ -289,5 +289,5 @@ def _best_of_level(
     """(logits f32[b, k], boxes f32[b, k, 4]) of the best anchors of a level, the best first."""
     top, index = selection.top_k(logits.astype(jnp.float32), min(most, logits.shape[1]))
     offsets = jnp.take_along_axis(lax.stop_gradient(codes), index[..., None], 1)
-    boxes = decode(offsets.astype(jnp.float32), jnp.asarray(anchors)[index], ANCHOR_WEIGHTS)
+    boxes = decode_boxes(offsets.astype(jnp.float32), jnp.asarray(anchors)[index], ANCHOR_WEIGHTS)
     return top, clip(boxes, sizes[:, :1], sizes[:, 1:])

@@ -210,14 +210,14 @@ def locate(annotations: Annotations, source: Source) -> np.ndarray:
     Raises:
         SourceError: an image is missing, two files fit one image, or one file fits two.
     """
-    exact = {name: i for i, name in enumerate(source.names)}
+    by_path = {name: i for i, name in enumerate(source.names)}
     by_base: dict[str, list[int]] = {}
     for i, name in enumerate(source.names):
         by_base.setdefault(os.path.basename(name), []).append(i)
     files, missing, taken = [], [], {}
     for image_id, name in zip(annotations.image_ids.tolist(), annotations.file_names, strict=True):
         path = normal(name)
-        fits = [exact[path]] if path in exact else by_base.get(os.path.basename(path), [])
+        fits = [by_path[path]] if path in by_path else by_base.get(os.path.basename(path), [])
         fits = [i for i in fits if is_end(path, source.names[i])]
         if len(fits) > 1:
             both = " and ".join(source.names[i] for i in fits[:2])

@@ -178,7 +178,7 @@ class Ssd(Detector):
         outputs: Any = self._model.apply({"params": params, **model_state}, images, train=False)
         codes, logits = models.join(outputs, 1 + self._classes)
         keys = self.settings.detection
-        decoded = boxes.decode(codes, self._anchors)
+        decoded = boxes.decode_boxes(codes, self._anchors)
         found = boxes.best_detections(
             boxes.clip(decoded, 1, 1) if keys.clip_boxes else decoded,
             jax.nn.softmax(logits)[..., 1:],

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.detection import selection
-from benchmarks.detection.boxes import area, encode, match, take_by_product
+from benchmarks.detection.boxes import area, encode_boxes, match, take_by_product
 from benchmarks.detection.losses import cross_entropy, smooth_l1
 
 MATCH_IOU = 0.5  # an anchor with at least this IoU with a true box is positive
@@ -35,8 +35,8 @@ def detection_loss(
     float64, for tests.
 
     Args:
-        codes: float[b, N, 4], the predicted offsets, see `boxes.encode`. A list has float[b, n, 4]
-            of one map after the other.
+        codes: float[b, N, 4], the predicted offsets, see `boxes.encode_boxes`. A list has
+            float[b, n, 4] of one map after the other.
         logits: float[b, N, 1 + C], or a list of float[b, n, 1 + C]; class 0 is the background.
         boxes: f32[b, G, 4], the true boxes.
         classes: int32[b, G], 1 .. C. Class 0 marks padding; so does a box without area.
@@ -92,4 +92,4 @@ def _targets(
     found = match(boxes, valid, anchors, MATCH_IOU)
     taken = take_by_product(jnp.concatenate([boxes, classes[:, None]], 1), found.box)
     labels = jnp.where(found.positive, taken[:, 4], 0).astype(jnp.int32)
-    return encode(taken[:, :4], anchors), labels
+    return encode_boxes(taken[:, :4], anchors), labels

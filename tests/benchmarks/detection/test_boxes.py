@@ -13,8 +13,8 @@ from benchmarks.detection.boxes import (
     area,
     best_detections,
     clip,
-    decode,
-    encode,
+    decode_boxes,
+    encode_boxes,
     iou,
     match,
     nms,
@@ -22,7 +22,7 @@ from benchmarks.detection.boxes import (
 )
 
 AREA, IOU, CLIP = jax.jit(area), jax.jit(iou), jax.jit(clip)
-ENCODE, DECODE = (jax.jit(each, static_argnums=2) for each in (encode, decode))
+ENCODE, DECODE = (jax.jit(each, static_argnums=2) for each in (encode_boxes, decode_boxes))
 MATCH, TAKE = jax.jit(match), jax.jit(take_by_product)
 NEAREST = jax.jit(partial(match, for_every_box=False))
 KEEP = jax.jit(nms, static_argnames=("threshold", "inclusive"))
