@@ -70,7 +70,7 @@ def _parser() -> console.Parser:
     )
     add(
         "--batch_size",
-        type=console.whole(1, 65536),
+        type=console.integer(1, 65536),
         default=8,
         help="inputs at a time (8), rounded up to what the devices take at once; never changes the "
         "results",
@@ -90,7 +90,7 @@ def _add_kinds(parser: console.Parser) -> None:
     for key, text in _KEYS.items():
         add(f"--config.{key}", help=text)
     add = group("classifiers")
-    add("--top_k", type=console.whole(1), help="classes for each picture (5)")
+    add("--top_k", type=console.integer(1), help="classes for each picture (5)")
     add("--logits", action="store_true", help="write logits instead of probabilities")
     add("--embeddings", help="file .npy for the features, float32[files, channels]")
     add("--contact_sheet", help="file .png: the pictures with their classes")
@@ -101,17 +101,17 @@ def _add_kinds(parser: console.Parser) -> None:
         type=console.share,
         help="the least score of a detection (0.3; .coco.json: 0)",
     )
-    add("--max_detections", type=console.whole(1), help="the best of each picture (100)")
+    add("--max_detections", type=console.integer(1), help="the best of each picture (100)")
     add("--draw", help="folder for the pictures with boxes and outlines")
     add("--masks", help="folder for a PNG per picture: the number of the detection at each pixel")
     add = group("translators and recommenders")
     add("--data_dir", help="where the vocabulary or the ratings are, if not where the run had them")
     add = group("translators")
-    add("--beams", type=console.whole(1, 100), help="of the search; default: config.beam_size")
-    add("--n_best", type=console.whole(1, 100), help="translations of each sentence (1)")
+    add("--beams", type=console.integer(1, 100), help="of the search; default: config.beam_size")
+    add("--n_best", type=console.integer(1, 100), help="translations of each sentence (1)")
     add = group("recommenders")
     add("--user", help="ids of users, with commas between; or give a file of them as SOURCE")
-    add("--top", type=console.whole(1), help="items for each user (10)")
+    add("--top", type=console.integer(1), help="items for each user (10)")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -47,7 +47,7 @@ def underscored(argv: Sequence[str]) -> list[str]:
     return [convert(text) if text.startswith("--") and text != "--" else text for text in argv]
 
 
-def whole(least: int, most: int = 10**18) -> Callable[[str], int]:
+def integer(least: int, most: int = 10**18) -> Callable[[str], int]:
     """Returns the type of an argument that is a whole number from `least` to `most`."""
 
     def convert(text: str) -> int:

@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
         help="use the model although its data have other classes by now",
     )
     add("--host", default="127.0.0.1", help="the address; 0.0.0.0 lets other machines in")
-    add("--port", type=console.whole(1, 65535), default=8080, help="of the address")
+    add("--port", type=console.integer(1, 65535), default=8080, help="of the address")
     add("--no_browser", action="store_true", help="opens no browser")
     args = parser.parse_args(console.underscored(sys.argv[1:] if argv is None else argv))
     try:

@@ -266,10 +266,10 @@ def torture(group: Group, calm: str, kills: int, seconds: float, draw: random.Ra
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code: 0 if nothing differs."""
     parser = console.Parser(prog="torture", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--kills", type=console.whole(1), default=20)
-    parser.add_argument("--processes", type=console.whole(1), default=1)
+    parser.add_argument("--kills", type=console.integer(1), default=20)
+    parser.add_argument("--processes", type=console.integer(1), default=1)
     parser.add_argument(
-        "--seed", type=console.whole(0), default=0, help="draws moments and victims"
+        "--seed", type=console.integer(0), default=0, help="draws moments and victims"
     )
     parser.add_argument("--recipe", default=_DIGITS, help="of the job")
     parser.add_argument("--data", default="data/digits", help="folder of the records")

@@ -44,7 +44,7 @@ def is_name(path: str) -> bool:
 
 def describe(file: str) -> str:
     """What a file is that `find` returned, in words."""
-    if checkpoints.is_second(file) or checkpoints.is_first(file):
+    if checkpoints.is_v2(file) or checkpoints.is_v1(file):
         return f"a checkpoint of TensorFlow with the arrays {checkpoints.listed(file)}"
     return f"{file} is a file, as other libraries write their weights"
 

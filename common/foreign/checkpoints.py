@@ -44,11 +44,11 @@ def find(path: str) -> str:
       path: a prefix, or one of a checkpoint's files; local or gs://.
     """
     prefix = _SUFFIX.sub("", path)
-    if is_second(prefix):
+    if is_v2(prefix):
         return prefix
     item = epath.Path(prefix)
     prefix = str(item.parent / _SHARD.sub("", item.name))
-    return prefix if is_first(prefix) else ""
+    return prefix if is_v1(prefix) else ""
 
 
 def newest(folder: epath.Path, names: Collection[str]) -> str:
@@ -73,7 +73,7 @@ def newest(folder: epath.Path, names: Collection[str]) -> str:
     return str(folder / prefixes.pop()) if prefixes else ""
 
 
-def is_first(prefix: str) -> bool:
+def is_v1(prefix: str) -> bool:
     """Whether a prefix is that of a checkpoint of format V1."""
     item = epath.Path(prefix)
     if not item.exists():
@@ -85,7 +85,7 @@ def is_first(prefix: str) -> bool:
         return file.read() == _MAGIC
 
 
-def is_second(prefix: str) -> bool:
+def is_v2(prefix: str) -> bool:
     """Whether a prefix is that of a checkpoint of format V2."""
     return epath.Path(f"{prefix}.index").exists()
 

@@ -81,7 +81,7 @@ def read(path: str) -> Foreign:
     file = epath.Path(path)
     limits.check_file(path)
     try:
-        if checkpoints.is_second(path) or checkpoints.is_first(path):
+        if checkpoints.is_v2(path) or checkpoints.is_v1(path):
             arrays, digest, remark = checkpoints.read(path, _MOST_BYTES)
             _check_finite(path, arrays)
             return Foreign(path, "TensorFlow", digest, arrays, {}, (), remark)

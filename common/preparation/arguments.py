@@ -34,12 +34,12 @@ def add_for_images(parser: console.Parser, shards: dict[str, str], quality: str)
     """
     add = parser.add_argument
     add_out(parser)
-    add("--seed", type=console.whole(0), default=0, help="of the order and the splits (0)")
+    add("--seed", type=console.integer(0), default=0, help="of the order and the splits (0)")
     for flag, usual in shards.items():
-        add(f"--{flag}", type=console.whole(1, console.MOST_SHARDS), metavar="N", help=usual)
-    add("--quality", type=console.whole(1, 100), help=f"of re-encoded JPEGs ({quality})")
+        add(f"--{flag}", type=console.integer(1, console.MOST_SHARDS), metavar="N", help=usual)
+    add("--quality", type=console.integer(1, 100), help=f"of re-encoded JPEGs ({quality})")
     threads = "threads (one per core; 8 each if the input is gs://)"
-    add("--workers", type=console.whole(1, console.MOST_WORKERS), help=threads)
+    add("--workers", type=console.integer(1, console.MOST_WORKERS), help=threads)
     add("--overwrite", action="store_true", help="delete other records in --out first")
 
 

@@ -118,7 +118,7 @@ def _flags(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--config", required=True, metavar="NAME", help="a file in configs/, with :ARGUMENT")
     add("--tpu", required=True, help="slices, named as for --mode=preflight")
-    add("--batch_per_device", type=console.whole(1), required=True, metavar="N")
+    add("--batch_per_device", type=console.integer(1), required=True, metavar="N")
     add("--parts", required=True, metavar="NAMES", help="scopes, with commas between")
     add("--picture", default="", metavar="FILE", help="a .png or .svg to draw")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="of the config")

@@ -167,9 +167,9 @@ def _parser() -> console.Parser:
     file = f"the recipe, in configs/; default: {recipes}"
     parser.add_argument("--config", metavar="FILE[:NAME]", help=file)
     runs = f"default: the number of MLPerf's rules, {counts}"
-    parser.add_argument("--runs", metavar="N", type=console.whole(1, 10_000), help=runs)
+    parser.add_argument("--runs", metavar="N", type=console.integer(1, 10_000), help=runs)
     seed = "determines the runs' seeds; default: random for every folder"
-    parser.add_argument("--seed", metavar="N", type=console.whole(0), help=seed)
+    parser.add_argument("--seed", metavar="N", type=console.integer(0), help=seed)
     return parser
 
 

@@ -250,7 +250,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 if one is invalid."""
     arguments.add_out(parser)
     digits.add_choice(parser)
-    count = console.whole(1, _MOST_IMAGES)
+    count = console.integer(1, _MOST_IMAGES)
     about = f"training images ({COUNTS['train']:,})"
     parser.add_argument("--train_images", type=count, default=0, metavar="N", help=about)
     return parser.parse_args(argv)

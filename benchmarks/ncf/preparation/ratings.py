@@ -177,13 +177,13 @@ def write(args: argparse.Namespace) -> str:
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 and one line if one is invalid."""
-    add, total = parser.add_argument, console.whole(1, 10**9)
+    add, total = parser.add_argument, console.integer(1, 10**9)
     arguments.add_out(parser)
-    add("--users", type=console.whole(1, 10**7), default=4000, metavar="N", help="(4000)")
-    add("--items", type=console.whole(1, 10**7), default=1500, metavar="N", help="(1500)")
+    add("--users", type=console.integer(1, 10**7), default=4000, metavar="N", help="(4000)")
+    add("--items", type=console.integer(1, 10**7), default=1500, metavar="N", help="(1500)")
     add("--ratings", type=total, default=240_000, metavar="N", help="in all (240000)")
-    add("--factors", type=console.whole(1, 1000), default=4, help="of users and items (4)")
-    add("--seed", type=console.whole(0), default=0, help="another seed, other ratings (0)")
+    add("--factors", type=console.integer(1, 1000), default=4, help="of users and items (4)")
+    add("--seed", type=console.integer(0), default=0, help="another seed, other ratings (0)")
     args = parser.parse_args(argv)
     most = args.users * min(args.items // 3, 9000)
     if not LEAST * args.users <= args.ratings <= most:

@@ -66,15 +66,15 @@ def height_width(text: str) -> tuple[int, int]:
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 and one line if one is invalid."""
-    add, images = parser.add_argument, console.whole(1, 10**9)
-    shards, classes = console.whole(1, console.MOST_SHARDS), console.whole(1, 10**7)
+    add, images = parser.add_argument, console.integer(1, 10**9)
+    shards, classes = console.integer(1, console.MOST_SHARDS), console.integer(1, 10**7)
     arguments.add_out(parser)
     add("--images", type=images, default=1024, metavar="N", help="train images (1024)")
     add("--shards", type=shards, default=8, metavar="M", help="train files (8)")
     add("--validation_images", type=images, default=256, metavar="N", help="(256)")
     add("--validation_shards", type=shards, default=2, metavar="M", help="(2)")
     add("--classes", type=classes, default=1000, help="labels are 1..CLASSES (1000)")
-    add("--seed", type=console.whole(0), default=0, help="another seed, other images (0)")
+    add("--seed", type=console.integer(0), default=0, help="another seed, other images (0)")
     add("--size", type=height_width, default=(375, 500), metavar="HxW", help="typical (375x500)")
     add("--overwrite", action="store_true", help="delete the train and validation shards in --out")
     args = parser.parse_args(argv)

@@ -48,7 +48,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     group = "own photos in whose 'CLASS/NAME' it finds the same text stay in one split: '[^_]+_'"
     add("--group", default="", metavar="REGEX", help=group)
     shrunk = "shrink photos whose short side is longer to N pixels, at quality 95 (never)"
-    add("--max_side", type=console.whole(1, 65_535), default=0, metavar="N", help=shrunk)
+    add("--max_side", type=console.integer(1, 65_535), default=0, metavar="N", help=shrunk)
     shards = {"shards": "train files (1024, or by size)", "validation_shards": "(128, or by size)"}
     arguments.add_for_images(parser, shards, "100; own photos 95")
     args = parser.parse_args(argv)

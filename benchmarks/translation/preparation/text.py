@@ -31,7 +31,7 @@ _STEPS = 2500  # of the schedule for small text, in at least 10 and at most 100 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
-    add, sized = parser.add_argument, console.whole(1, 10**6)
+    add, sized = parser.add_argument, console.integer(1, 10**6)
     utf8: dict[str, Any] = {"type": console.path, "default": ""}
     files = "files, with commas between; FILE, FILE.gz, FILE.sgm or ARCHIVE.tgz/MEMBER"
     add("--train_source", **utf8, metavar="FILES", help=files)
@@ -46,13 +46,13 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--vocabulary", **utf8, metavar="FILE", help="t2t's vocab.*.subwords or sentencepiece's")
     size = "to build (32768; for less than 33 MB one for each 1,000 characters)"
     add("--vocabulary_size", type=sized, metavar="N", help=size)
-    row = console.whole(4, 65536)  # as config.row_length
+    row = console.integer(4, 65536)  # as config.row_length
     add("--length", type=row, default=ROW_LENGTH, help="positions of a row (256)")
     add("--max_tokens", type=sized, help="longer training pairs are left out (80)")
-    shards = console.whole(1, console.MOST_SHARDS)
+    shards = console.integer(1, console.MOST_SHARDS)
     add("--shards", type=shards, metavar="N", help="train files (up to 100, by size)")
-    add("--seed", type=console.whole(0, 2**31 - 1), default=0, help="of the order (0)")
-    add("--workers", type=console.whole(1, console.MOST_WORKERS), help="processes (one per core)")
+    add("--seed", type=console.integer(0, 2**31 - 1), default=0, help="of the order (0)")
+    add("--workers", type=console.integer(1, console.MOST_WORKERS), help="processes (one per core)")
     add("--overwrite", action="store_true", help="delete other records in --out first")
     args = parser.parse_args(argv)
     args.max_tokens = args.max_tokens or min(80, args.length)
