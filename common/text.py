@@ -1,9 +1,10 @@
-"""Text in files: its lines, the sentences of .sgm, names that look alike, and tables as CSV."""
+"""Text in files: its lines, the sentences of .sgm, similar names, shares, and tables as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -72,6 +73,11 @@ def limited_lines(file: Any, name: str, kind: type[UserError] = DataError) -> It
                 "it is no text, or damaged; remove them if they are right"
             )
         yield line
+
+
+def percent(share: float) -> str:
+    """A share in per cent with one decimal; a dash for nan."""
+    return "–" if math.isnan(share) else f"{100 * share:.1f}\u00a0%"
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from benchmarks.detection.scoring import Quality
 from benchmarks.uses import Exhibit, Matrix, Picture
 from common.data import shards
 from common.images import pixels
-from common.text import csv_text
+from common.text import csv_text, percent
 
 _MATRIX = 50  # classes; of more, the commonest confusions are listed
 _PAIRS = 30
@@ -58,12 +57,12 @@ def classes(
     for place in order:
         i = int(known[place])
         numbers = [f"{int(column[i]):,}" for column in columns.values()]
-        shares = [_percent(float(ap[place])), _percent(float(ap50[place]))]
+        shares = [percent(float(ap[place])), percent(float(ap50[place]))]
         rows.append([names[i], f"{counts[i]:,}", *shares, *numbers])
     shown = rows[:_CLASSES]
     if len(known):
         totals = [f"{int(column.sum()):,}" for column in columns.values()]
-        means = [_percent(ap.mean()), _percent(ap50.mean())]
+        means = [percent(ap.mean()), percent(ap50.mean())]
         shown.append(["mean over classes", f"{counts.sum():,}", *means, *totals])
     head = ["class", "objects", "AP", "AP50", *columns]
     table = [
@@ -147,7 +146,7 @@ def confusion(annotations: Annotations, judgement: Judgement, min_score: float) 
         title="Confusion",
         text=f"{text} The {len(pairs)} commonest confusions; confusion.csv has all classes.",
         columns=("true class", "taken for", "objects", "of the class"),
-        rows=[(names[a], names[b], f"{n:,}", _percent(n / totals[a])) for a, b, n in pairs],
+        rows=[(names[a], names[b], f"{n:,}", percent(n / totals[a])) for a, b, n in pairs],
         files=files,
     )
 
@@ -226,10 +225,6 @@ def _read_images(source: Any, image_ids: Sequence[int]) -> list[np.ndarray]:
         image.thumbnail((_SIDE, _SIDE))
         images.append(np.asarray(image))
     return images
-
-
-def _percent(share: float) -> str:
-    return "–" if math.isnan(share) else f"{100 * share:.1f}\u00a0%"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,14 +19,12 @@ import PIL
 from PIL import features
 
 from common import console, pools
-from common.data import files as storage
-from common.data import records
-from common.data.files import MANIFEST
+from common.data import files, records
 from common.data.shards import tensorflow
 from common.errors import UserError, parse_json, visible
 
 _STATE = "prepare_state"
-_FACTS = ("examples", "bytes", "sha256")
+FACTS = ("examples", "bytes", "sha256")
 
 
 class State:
@@ -55,7 +53,7 @@ class State:
         if name.endswith(".gz"):
             data = gzip.compress(data, 6, mtime=0)
         self._makedirs()
-        storage.write(os.path.join(self._folder, name), [data])
+        files.write(os.path.join(self._folder, name), [data])
 
     def clear(self) -> None:
         """Deletes the manifest, the state and the shards, in this order."""
@@ -65,7 +63,7 @@ class State:
 
     def remove_manifest(self) -> None:
         """Deletes the manifest, which describes a complete set."""
-        path = os.path.join(self.out, MANIFEST)
+        path = os.path.join(self.out, files.MANIFEST)
         if tensorflow().io.gfile.exists(path):
             tensorflow().io.gfile.remove(path)
 
@@ -108,8 +106,8 @@ class State:
 
     def first_record_file(self) -> str:
         """The name of a shard or manifest in the output folder; '' if it has neither."""
-        manifest = os.path.join(self.out, MANIFEST)
-        names = [MANIFEST] if tensorflow().io.gfile.exists(manifest) else []
+        manifest = os.path.join(self.out, files.MANIFEST)
+        names = [files.MANIFEST] if tensorflow().io.gfile.exists(manifest) else []
         return next(iter([*records.existing_shards(self.out), *names]), "")
 
     def finished(self, names: list[str], key: str) -> dict[str, dict[str, Any]]:
@@ -162,9 +160,9 @@ class Shard:
 def shards(sizes: dict[str, tuple[int, int]], suffix: str = "") -> list[Shard]:
     """Lists the files of splits in order; `sizes` is {split: (examples, files)}."""
     return [
-        Shard(records.shard_name(name, i, files) + suffix, name, rows)
-        for name, (examples, files) in sizes.items()
-        for i, rows in enumerate(records.shard_runs(examples, files))
+        Shard(records.shard_name(name, i, count) + suffix, name, rows)
+        for name, (examples, count) in sizes.items()
+        for i, rows in enumerate(records.shard_runs(examples, count))
     ]
 
 
@@ -238,8 +236,8 @@ class _Writer:
         writers = min(len(unfinished), 16, max(2, self.workers // 4))
         # Every worker has an image to convert while one shard waits for its next image.
         ahead = -(-2 * self.workers // writers) + 1
-        with pools.Threads(self.workers) as pool, pools.Threads(writers) as files:
-            tasks = [files.submit(self._write, shard, pool, ahead) for shard in unfinished]
+        with pools.Threads(self.workers) as pool, pools.Threads(writers) as writer_pool:
+            tasks = [writer_pool.submit(self._write, shard, pool, ahead) for shard in unfinished]
             pools.all_done(tasks, self.stop)
         return {shard.name: task.result() for shard, task in zip(unfinished, tasks, strict=True)}
 
@@ -287,13 +285,13 @@ def split_rows(planned: list[Shard], results: dict[str, dict]) -> dict[str, dict
     """The manifest's rows of splits: examples, bytes and shards."""
     splits = {}
     for name in dict.fromkeys(shard.split for shard in planned):
-        files: list[dict[str, Any]] = [
-            {"name": shard.name, **{key: results[shard.name][key] for key in _FACTS}}
+        shard_rows: list[dict[str, Any]] = [
+            {"name": shard.name, **{key: results[shard.name][key] for key in FACTS}}
             for shard in planned
             if shard.split == name
         ]
-        total = {key: sum(file[key] for file in files) for key in ("examples", "bytes")}
-        splits[name] = {**total, "shards": files}
+        total = {key: sum(row[key] for row in shard_rows) for key in ("examples", "bytes")}
+        splits[name] = {**total, "shards": shard_rows}
     return splits
 
 
@@ -313,8 +311,8 @@ def file_rows(planned: list[Shard], results: dict[str, dict], left_out: list) ->
         for key in ("left_out", "changed")
     }
 
-    def named(files: list) -> list[dict[str, str]]:
-        return [{"file": path, "reason": reason} for path, reason in sorted(map(tuple, files))]
+    def named(pairs: list) -> list[dict[str, str]]:
+        return [{"file": path, "reason": reason} for path, reason in sorted(map(tuple, pairs))]
 
     return {"left_out": named([*left_out, *rows["left_out"]]), "re_encoded": named(rows["changed"])}
 
@@ -326,19 +324,19 @@ def report(content: dict[str, Any]) -> None:
         for row in rows[:20]:
             print(visible(f"{title}: {row['file']}: {row['reason']}"))
         if len(rows) > 20:
-            print(f"{title}: {len(rows) - 20:,} more; all are in {MANIFEST}")
+            print(f"{title}: {len(rows) - 20:,} more; all are in {files.MANIFEST}")
 
 
 def are_complete(out: str, sizes: Mapping[str, int]) -> bool:
     """Whether a folder has the shards with these names and bytes, and no others."""
     if set(sizes) != set(records.existing_shards(out)):
         return False
-    return storage.sizes([os.path.join(out, name) for name in sizes]) == list(sizes.values())
+    return files.sizes([os.path.join(out, name) for name in sizes]) == list(sizes.values())
 
 
 def save_manifest(out: str, content: dict) -> None:
     """Writes manifest.json; see `save`."""
-    save(out, MANIFEST, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
+    save(out, files.MANIFEST, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
 def save(out: str, name: str, data: bytes) -> None:
@@ -348,4 +346,4 @@ def save(out: str, name: str, data: bytes) -> None:
         with gfile.GFile(path, "rb") as file:
             if file.read() == data:
                 return
-    storage.write(path, [data])
+    files.write(path, [data])

@@ -351,7 +351,7 @@ def _is_ours(path: str, kind: Kind) -> bool:
 def _is_complete(out: str, kind: Kind) -> bool:
     """Whether the records that the manifest lists are there, and of this version's images."""
     gfile = tensorflow().io.gfile
-    manifest = os.path.join(out, writing.MANIFEST)
+    manifest = os.path.join(out, files.MANIFEST)
     scored = os.path.join(out, coco.SCORED)
     if not (gfile.exists(manifest) and gfile.exists(scored)):
         return False

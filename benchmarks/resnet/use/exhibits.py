@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from benchmarks.uses import Bar, Exhibit, Matrix, Picture
 from common.data import shards
 from common.images import pixels
 from common.images.manifest import DataManifest
-from common.text import csv_text
+from common.text import csv_text, percent
 from input_pipeline import Source
 
 _MATRIX = 50  # classes; of more, the commonest mistakes are listed
@@ -193,7 +192,7 @@ def _confusion_exhibit(counts: np.ndarray, names: Sequence[str]) -> Exhibit:
         text=f"{wrong:,} of {int(counts.sum()):,} images were taken for another class. The "
         f"{len(pairs)} commonest mistakes; confusion.csv has all {len(names):,} classes.",
         columns=("true class", "taken for", "images", "of the class"),
-        rows=[(names[a], names[b], f"{n:,}", _percent(n / totals[a])) for a, b, n in pairs],
+        rows=[(names[a], names[b], f"{n:,}", percent(n / totals[a])) for a, b, n in pairs],
         files=files,
     )
 
@@ -209,10 +208,10 @@ def _class_exhibit(counts: np.ndarray, names: Sequence[str], trained: Mapping[in
     means = np.nan_to_num(values[known]).mean(axis=0)
     columns = ["class", "images", "precision", "recall", "F1"]
     rows = [
-        [names[i], f"{sizes[i]:,}", *map(_percent, values[i]), _most_taken_for(counts, names, i)]
+        [names[i], f"{sizes[i]:,}", *map(percent, values[i]), _most_taken_for(counts, names, i)]
         for i in order[:_CLASSES]
     ]
-    rows.append(["mean over classes", f"{sum(sizes):,}", *map(_percent, means), ""])
+    rows.append(["mean over classes", f"{sum(sizes):,}", *map(percent, means), ""])
     table: list[list[Any]] = [
         [names[i], sizes[i], *(f"{x:.6f}" for x in values[i]), trained.get(i, "")] for i in order
     ]
@@ -251,8 +250,8 @@ def _calibration_exhibit(predictions: Predictions) -> Exhibit:
     return Exhibit(
         title="Calibration",
         text=f"How often a guess with a given probability is right. The model is {verdict}: "
-        f"its guesses have a mean probability of {_percent(mean)}, and {_percent(accuracy)} are "
-        f"right. The expected calibration error is {_percent(error)} ({_BINS} bins of equal "
+        f"its guesses have a mean probability of {percent(mean)}, and {percent(accuracy)} are "
+        f"right. The expected calibration error is {percent(error)} ({_BINS} bins of equal "
         "width). The mark is where a bar of a perfectly calibrated model ends.",
         bars=[Bar(_range(b), b.accuracy, b.confidence, b.count) for b in bins],
     )
@@ -273,8 +272,8 @@ def _mistake_exhibit(predictions: Predictions, source: Source, names: Sequence[s
         encoded, name = source.image(record)
         guess, label = int(predictions.guesses[i]), int(predictions.labels[i])
         lines = [
-            f"{names[guess]}, {_percent(float(predictions.probabilities[i, 0]))}",
-            f"labelled {names[label]}, {_percent(float(predictions.of_label[i]))}",
+            f"{names[guess]}, {percent(float(predictions.probabilities[i, 0]))}",
+            f"labelled {names[label]}, {percent(float(predictions.of_label[i]))}",
             name,
         ]
         flag = "Is the label wrong?" if doubtful[i] else ""
@@ -334,7 +333,3 @@ def _labelled(names: Sequence[str], counts: np.ndarray) -> Iterable[list[Any]]:
 def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
     """UTF-8 with a line of names, then a line for each row."""
     return csv_text([columns, *rows]).encode()
-
-
-def _percent(share: float) -> str:
-    return "–" if math.isnan(share) else f"{100 * share:.1f}\u00a0%"

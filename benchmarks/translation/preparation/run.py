@@ -25,7 +25,6 @@ _PER_SHARD = 4 << 20  # bytes of input, unless --shards is given
 _LEAST, _MOST = 8, 100  # shards then
 _PER_PROCESS = 2 << 20  # bytes of input that are worth the start of another process
 _TRAIN, _EVAL = records.TEXT_SPLITS
-_FACTS = ("examples", "bytes", "sha256")
 
 Input = sources.TextInput | sources.RecordInput
 Summaries = dict[str, dict[str, Any]]  # of the shards, by name; see `shards.make`
@@ -223,7 +222,7 @@ class Run:
             "tokens": tokens,
             "longest_inputs": max(len(pair[0]) for pair in ids),
         }
-        shard = {"name": name, **{key: result[key] for key in _FACTS}}
+        shard = {"name": name, **{key: result[key] for key in writing.FACTS}}
         total = {key: result[key] for key in ("examples", "bytes")}
         left_out = {"empty": empty}
         return {**total, **facts, "left_out": left_out, "shards": [{**shard, **facts}]}
@@ -248,7 +247,7 @@ class Run:
 def _train_row(summaries: Summaries, empty: int) -> dict[str, Any]:
     """The manifest's row of the training split; `empty` pairs were left out."""
     rows = [{"name": name, **row} for name, row in sorted(summaries.items())]
-    keys = ("name", *_FACTS, "pairs", "tokens", "longest")
+    keys = ("name", *writing.FACTS, "pairs", "tokens", "longest")
     return {
         **{key: sum(row[key] for row in rows) for key in ("examples", "bytes", "pairs")},
         "tokens": [sum(row["tokens"][side] for row in rows) for side in (0, 1)],
