@@ -16,6 +16,7 @@ import numpy as np
 from common.images.input_spec import InputSpec
 
 INPUT = "images"  # the name of the network's input: float32[b, s, s, 3] of pixels in 0..255
+Arrays = Mapping[str, Any]
 Padding = tuple[tuple[int, int], tuple[int, int]]  # ((top, bottom), (left, right))
 _NONE: Padding = ((0, 0), (0, 0))
 
@@ -115,9 +116,6 @@ class Portable:
     network: Network
     logits: Callable[[Any], Any]
     torch: Callable[[tuple[str, ...]], TorchForm]
-
-
-Arrays = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)

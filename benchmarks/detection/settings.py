@@ -15,6 +15,8 @@ import jax.numpy as jnp
 
 from common.keys import Count, Positive, Seed, Share
 
+# Of the pixels 0..255 of ImageNet's training images: red, green, blue.
+PIXEL_MEAN, PIXEL_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 Channels = Annotated[int, "[1, 65536]"]
 
 
@@ -92,10 +94,6 @@ class Settings:
     backbone: Backbone
     tuning: Tuning
     detection: Detection
-
-
-# Of the pixels 0..255 of ImageNet's training images: red, green, blue.
-PIXEL_MEAN, PIXEL_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 
 def normalize(images: jax.Array, dtype: Any) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Writes shards of TFRecords, for the scripts; `common.data.shards` reads them for training.
+"""Names, writes and lists shards of TFRecords, for the scripts; `shards` reads them for training.
 
 A split is the files `train-00000-of-01024` ... or `validation-00000-of-00128` ...; for detection
 `train-00000-of-00256.tfrecord` ... or `val-00000-of-00032.tfrecord` ..., as Google named them; for

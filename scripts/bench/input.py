@@ -40,7 +40,8 @@ from benchmarks.resnet.settings import Images
 from common import entry
 from common.data import files, records
 from common.data.order import Order
-from common.data.shards import DataError, tensorflow
+from common.data.shards import tensorflow
+from common.errors import DataError
 from common.images.input_spec import NAMED
 from common.images.pixels import decode, shrink
 from common.preparation import schema

@@ -15,7 +15,7 @@ from benchmarks.resnet.architecture import Architecture
 from benchmarks.resnet.use import network
 from benchmarks.resnet.variants import squeezed_units
 from common.errors import ConfigError
-from common.foreign import resnets as foreign
+from common.foreign import resnets
 from common.images.input_spec import InputSpec
 from common.portable import Portable, TorchForm
 
@@ -69,13 +69,13 @@ class Classifier:
         faults = [_SAME] if self.keys.max_pool == "same" else []
         faults += [_BACKGROUND] if self._classes == 1001 else []
         if name := self._timm_name():
-            arrays = foreign.names(**self._trees())
+            arrays = resnets.names(**self._trees())
             files = {"config.json": self._timm_config(name, class_names)}
             library = "timm"
         else:
             self._check_native()
             name, library = "ResNetForImageClassification", "transformers"
-            arrays = foreign.renamed(foreign.HUGGING_FACE, **self._trees())
+            arrays = resnets.renamed(resnets.HUGGING_FACE, **self._trees())
             files = {
                 "config.json": self._native_config(class_names),
                 "preprocessor_config.json": self._native_pixels(),

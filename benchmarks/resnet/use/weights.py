@@ -19,8 +19,7 @@ from flax.traverse_util import unflatten_dict
 import models
 from benchmarks.resnet.use import tensorflow_weights
 from common.errors import DataError, one_line, some
-from common.foreign import files
-from common.foreign import resnets as foreign
+from common.foreign import files, resnets
 from common.foreign.files import Foreign
 from common.foreign.resnets import Family
 from common.images import input_spec
@@ -28,7 +27,7 @@ from common.images.input_spec import NAMED, InputSpec
 from common.layers import space_to_depth
 from common.trees import by_name
 
-_FAMILIES = (foreign.PLAIN, foreign.DEEP, foreign.PRE_ACTIVATION, foreign.HUGGING_FACE)
+_FAMILIES = (resnets.PLAIN, resnets.DEEP, resnets.PRE_ACTIVATION, resnets.HUGGING_FACE)
 # The keys without which the arrays are another model's
 ARCHITECTURE = (
     *("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite"),
@@ -62,9 +61,9 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
         return _of_tensorflow(source)
     arrays, family = _arrays(source)
     _check_architecture(source)
-    is_deep = family is foreign.DEEP
+    is_deep = family is resnets.DEEP
     v1 = _hugging_face(source).get("downsample_in_bottleneck", False)
-    version = "2" if family is foreign.PRE_ACTIVATION else "1" if v1 else "1.5"
+    version = "2" if family is resnets.PRE_ACTIVATION else "1" if v1 else "1.5"
     stem = arrays.get(family.name("params/conv_stem3/kernel" if is_deep else _STEM))
     if stem is None or stem.ndim != 4:
         raise DataError(f"{source.path}: its first layer is no convolution of images")
