@@ -213,7 +213,7 @@ def _takers(overlap: jax.Array, best: jax.Array, count: int) -> jax.Array:
 
     Comparing every anchor with every box would take as long as the overlaps themselves. Instead
     the anchors form a table with rows of `_COLUMNS`, and the product of the boxes' rows and columns
-    as one-hot matrices marks the places of the best anchors.
+    as one-hot matrices marks the best anchors.
 
     Args:
         overlap: f32[G], the highest IoU of each true box.

@@ -145,13 +145,13 @@ class Detector(RecordBenchmark):
         return source
 
     def decode_all(self, source: Any) -> None:
-        def whole(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
+        def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
             image = source.image(serialized)
             decoded = pixels.decode(image.encoded, only_jpeg=only_jpeg)
             size = tensorflow().shape(decoded)[:2]
             return {"size": image.checked(size, size)}
 
-        Reader(source.shards, pixels.jpegs_first(whole), source.check).decode_all()
+        Reader(source.shards, pixels.jpegs_first(decode), source.check).decode_all()
 
     def remarks(self, split: str) -> list[survey.Finding]:
         if split == "eval":  # the score reads the objects of the annotations

@@ -97,11 +97,11 @@ def _largest(keys: jax.Array, k: jax.Array, bits: int) -> jax.Array:
     kth = _kth_largest(keys, k, bits)[..., None]
     above, level = keys > kth, keys == kth
     # Of those that are level, the first ones fill up the rest.
-    places = keys.shape[-1] - jnp.arange(keys.shape[-1], dtype=jnp.int32)
+    from_end = keys.shape[-1] - jnp.arange(keys.shape[-1], dtype=jnp.int32)
     rest = k - jnp.sum(above, -1, dtype=jnp.int32)
-    ranked = jnp.where(level, places, 0)
+    ranked = jnp.where(level, from_end, 0)
     last = _kth_largest(ranked, rest, keys.shape[-1].bit_length())[..., None]
-    return above | (level & (places >= last))
+    return above | (level & (from_end >= last))
 
 
 def _kth_largest(keys: jax.Array, k: jax.Array, bits: int) -> jax.Array:

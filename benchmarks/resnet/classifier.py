@@ -90,7 +90,7 @@ class ResNet(RecordBenchmark):
         return self.source("train")
 
     def decode_all(self, source: Source) -> None:
-        def whole(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
+        def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
             encoded, label = source.parse(serialized)
             image = pixels.decode(encoded, only_jpeg=only_jpeg)
             digest = tensorflow().strings.to_hash_bucket_fast(encoded, (1 << 63) - 1)
@@ -101,7 +101,7 @@ class ResNet(RecordBenchmark):
             rows.append(np.stack([batch["digest"], batch["label"]]))
 
         rows = [np.zeros((2, 0), np.int64)]
-        Reader(source.shards, pixels.jpegs_first(whole), check).decode_all()
+        Reader(source.shards, pixels.jpegs_first(decode), check).decode_all()
         self._decoded.append((source, np.concatenate(rows, 1)))
 
     def remarks(self, split: str) -> list[tuple[str, str, str]]:

@@ -310,5 +310,5 @@ def norm_gradient(
 
 
 def _precision(x: jax.Array) -> lax.Precision | None:
-    """Exact for float32, as in `gram_norm`."""
+    """The highest for float32, as in `gram_norm`."""
     return None if x.dtype == jnp.bfloat16 else lax.Precision.HIGHEST

@@ -125,8 +125,8 @@ def _statistics(epsilon: float, axis_name: Any, x: Any, kernel: Any, scale: Any)
     if axis_name is not None:
         mean_x, mean_xx = lax.pmean((mean_x, mean_xx), axis_name)
     covariance = mean_xx - mean_x[:, None] * mean_x
-    mean = _exact_matmul(mean_x, w)
-    products = _exact_matmul(covariance, w)
+    mean = _full_matmul(mean_x, w)
+    products = _full_matmul(covariance, w)
     if x.dtype == wide:  # libtpu dies on the fused sum of such products, for v6e and TPU7x
         products = lax.optimization_barrier(products)
     var = jnp.sum(w * products, 0)
@@ -165,7 +165,7 @@ def pull_back(axis_name: Any, saved: _Saved, dy: Any, known: Any = None) -> Any:
     b = -jnp.matmul(*narrow, precision=_precision(x))
     # The constant follows from the rounded b, so that the rounding error is multiplied by
     # x - mean(x) and not by x.
-    constant = -_exact_matmul(w, factor * u) - _exact_matmul(mean_x, b.astype(wide))
+    constant = -_full_matmul(w, factor * u) - _full_matmul(mean_x, b.astype(wide))
     correction = (conv_1x1(x, b, wide) + constant).astype(x.dtype)
     if product is None:
         product = conv_1x1(dy, (w * factor).T.astype(x.dtype), wide)
@@ -189,7 +189,7 @@ def sum_forward(epsilon: float, axis_name: Any, branches: Any) -> Any:
         w = kernel.astype(x.dtype).astype(mean.dtype)
         scaled = (w * (scale * saved.inverse_std)).astype(x.dtype)
         kernels.append(scaled)
-        offset += bias - _exact_matmul(saved.mean_x, scaled.astype(mean.dtype))
+        offset += bias - _full_matmul(saved.mean_x, scaled.astype(mean.dtype))
         moments.append((mean, var))
         all_saved.append(saved._replace(x=x_again))
     inputs = jnp.concatenate([x.forward for x, *_ in branches], -1)
@@ -211,7 +211,7 @@ _conv_norm_sum.defvjp(sum_forward, _sum_backward)
 
 
 def _precision(x: jax.Array) -> lax.Precision | None:
-    """Exact for float32, which accelerators round to bfloat16 by default.
+    """The highest for float32, which accelerators round to bfloat16 by default.
 
     Moments of rounded values minus the product of unrounded means are no covariance.
     """
@@ -240,7 +240,7 @@ def conv_1x1(x: jax.Array, kernel: jax.Array, dtype: Any) -> jax.Array:
     return lax.dot_general(x, kernel, (((3,), (0,)), ((), ())), preferred_element_type=dtype)
 
 
-def _exact_matmul(x: jax.Array, y: jax.Array) -> jax.Array:
+def _full_matmul(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.matmul(x, y, precision=_HIGHEST)
 
 

@@ -1,8 +1,8 @@
 """The max-pool of a ResNet's stem, with a gradient that is fast on CPUs too.
 
 XLA's gradient of a maximum is a select-and-scatter. On a CPU it becomes a scatter with indices of
-all values, which takes 27 ms for [16, 64, 64, 16] on two cores; the sum over the nine places of a
-window takes 6 ms. Both give the gradient of a window to the first of its largest values.
+all values, which takes 27 ms for [16, 64, 64, 16] on two cores; the sum over the nine positions of
+a window takes 6 ms. Both give the gradient of a window to the first of its largest values.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _scatter(x: jax.Array, gradient: jax.Array, *, padding: Any) -> jax.Array:
 
 
 def _sums(x: jax.Array, gradient: jax.Array, *, padding: Any) -> jax.Array:
-    """The gradient in x as a sum over the places of a window."""
+    """The gradient in x as a sum over the positions of a window."""
     shape = x.shape[1:3]
     if isinstance(padding, str):
         padding = jax.lax.padtype_to_pads(shape, (_SIDE,) * 2, (_STRIDE,) * 2, padding)

@@ -65,8 +65,8 @@ def fitted(examples: int, largest: int, epochs: int, least: int) -> dict[str, An
     devices of most machines, at most `largest`, and no more than the set has. The steps are
     `epochs` epochs, but no fewer than `least`; a tenth of them are the warm-up.
     """
-    eighth, whole = ((n or 1).bit_length() - 1 for n in (examples // 8, examples))
-    batch = min(largest, 1 << min(max(3, eighth), whole))
+    eighth, full = ((n or 1).bit_length() - 1 for n in (examples // 8, examples))
+    batch = min(largest, 1 << min(max(3, eighth), full))
     steps = max(least, math.ceil(epochs * examples / batch))
     values = dict.fromkeys(("train_batch_size", "eval_batch_size"), batch)
     tenths = ("warmup_steps", "steps_per_eval", "steps_per_checkpoint")

@@ -122,9 +122,9 @@ def eval_batches(
 
     def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
         image = source.image(serialized)
-        whole = tf.concat([[0, 0], image.size], axis=0)
+        window = tf.concat([[0, 0], image.size], axis=0)
         return {
-            "image": resized(image, whole, preprocessing, only_jpeg),
+            "image": resized(image, window, preprocessing, only_jpeg),
             "image_id": source.image_id(serialized),
             "size": tf.cast(image.size, tf.float32),
         }
@@ -220,10 +220,10 @@ def crop_window(boxes: Any, size: Any, draws: CropDraws, side_min: float) -> Any
     valid &= tf.reduce_all(_window_iou(boxes, low, high) > least, axis=-1)
     valid &= tf.reduce_any(_inside(boxes, low, high), axis=-1)
     windows = tf.reshape(tf.concat([begin, end - begin], axis=-1), [-1, 4])
-    whole = tf.concat([[0.0, 0.0], pixels], axis=0)[tf.newaxis]
+    full = tf.concat([[0.0, 0.0], pixels], axis=0)[tf.newaxis]
     is_last = tf.concat([tf.reshape(valid, [-1]), [True]], axis=0)
     first = tf.argmax(tf.cast(is_last, tf.int32))
-    return tf.cast(tf.concat([windows, whole], axis=0)[first], tf.int32)
+    return tf.cast(tf.concat([windows, full], axis=0)[first], tf.int32)
 
 
 def cut_boxes(boxes: Any, classes: Any, size: Any, crop: Any, max_boxes: int) -> tuple[Any, Any]:

@@ -31,9 +31,9 @@ class SsdUses(DetectorUses):
     def leaves(self, image: Image, upright: bool) -> dict[str, Any]:
         del upright
         tf = tensorflow()
-        whole = tf.concat([[0, 0], image.size], axis=0)
+        window = tf.concat([[0, 0], image.size], axis=0)
         keys = self._benchmark.settings.images
-        pixels = input_pipeline.resized(image, whole, keys, True)
+        pixels = input_pipeline.resized(image, window, keys, True)
         return {"image": pixels, "size": tf.cast(image.size, tf.float32)}
 
     def resized(self, photo: jax.Array, upright: bool) -> dict[str, jax.Array]:
