@@ -8,7 +8,7 @@ from typing import Any
 import ml_collections
 
 from configs import resnet50
-from configs._named import choose
+from configs._named import choose_recipe
 from configs.recipes import RECIPES
 
 COST = 8.0  # the work of a run in epochs of 32 pixels
@@ -33,7 +33,7 @@ def shrink(digits: ml_collections.ConfigDict, name: str, file: str) -> ml_collec
     Raises:
       UnknownRecipe: there is none of that name; the message lists them.
     """
-    epochs, values = choose({"plain": (0, {}), **RECIPES}, name, file)
+    epochs, values = choose_recipe({"plain": (0, {}), **RECIPES}, name, file)
     digits.num_filters = 16  # a run takes a minute, so that seeds and recipes can be compared
     config = digits if name == "plain" else _scaled(digits, epochs, values)
     run = epochs_at_cost(config)

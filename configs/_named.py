@@ -11,7 +11,7 @@ class UnknownRecipe(KeyError):
         return self.args[0]  # KeyError shows a repr
 
 
-def choose(recipes: Mapping[str, Any], name: str, file: str) -> Any:
+def choose_recipe(recipes: Mapping[str, Any], name: str, file: str) -> Any:
     """The recipe of a name; `file` is that of the recipes, for the message.
 
     Raises:

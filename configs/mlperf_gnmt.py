@@ -9,7 +9,7 @@ from typing import NamedTuple
 import ml_collections
 
 from configs import gnmt
-from configs._named import choose
+from configs._named import choose_recipe
 
 
 class Recipe(NamedTuple):
@@ -55,7 +55,7 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
     Raises:
       UnknownRecipe: there is none of that name; the message lists them.
     """
-    recipe: Recipe = choose(RECIPES, name, "configs/mlperf_gnmt.py")
+    recipe: Recipe = choose_recipe(RECIPES, name, "configs/mlperf_gnmt.py")
     config = gnmt.get_config()
     config.num_eval_sentences = 3_003
     config.vocabulary_size = 32_316

@@ -7,7 +7,7 @@ NAME is a batch size for which MLPerf publishes a reference convergence point (r
 import ml_collections
 
 from configs import mask_rcnn
-from configs._named import choose
+from configs._named import choose_recipe
 
 # By name: batch, peak rate, steps of warm-up, steps of the two drops, and epochs of the whole run,
 # a few more than the published runs needed (docs/mask_rcnn.md).
@@ -32,7 +32,7 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
     Raises:
       UnknownRecipe: there is none of that name; the message lists them.
     """
-    batch, rate, warmup, drops, epochs = choose(RECIPES, name, "configs/mlperf_mask_rcnn.py")
+    batch, rate, warmup, drops, epochs = choose_recipe(RECIPES, name, "configs/mlperf_mask_rcnn.py")
     config = mask_rcnn.get_config()
     config.num_train_images = 117_266
     config.num_eval_images = 5_000

@@ -8,7 +8,7 @@ of ours has verified these recipes.
 import ml_collections
 
 from configs import ssd
-from configs._named import choose
+from configs._named import choose_recipe
 
 # By name: batch, base rate per 32 images, warm-up, epochs of the two drops, weight decay, images
 # that share BatchNorm statistics, and the epoch at which the published runs reached the target.
@@ -32,7 +32,7 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
     Raises:
       UnknownRecipe: there is none of that name; the message lists them.
     """
-    batch, base, warmup, drops, weight_decay, span, reached = choose(
+    batch, base, warmup, drops, weight_decay, span, reached = choose_recipe(
         RECIPES, name, "configs/mlperf_ssd.py"
     )
     config = ssd.get_config()

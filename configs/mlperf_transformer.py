@@ -9,7 +9,7 @@ import math
 import ml_collections
 
 from configs import transformer
-from configs._named import choose
+from configs._named import choose_recipe
 
 # By name: rows in a batch, base rate for any width, warm-up steps, Adam's betas, and the epoch at
 # which the published run reached the target.
@@ -28,7 +28,7 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
     Raises:
       UnknownRecipe: there is none of that name; the message lists them.
     """
-    batch, base, warmup, (beta1, beta2), reached = choose(
+    batch, base, warmup, (beta1, beta2), reached = choose_recipe(
         RECIPES, name, "configs/mlperf_transformer.py"
     )
     config = transformer.get_config()

@@ -9,7 +9,7 @@ from typing import Any
 import ml_collections
 
 from configs import resnet50
-from configs._named import choose
+from configs._named import choose_recipe
 
 _FILE = "configs/recipes.py"
 
@@ -117,7 +117,7 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
     Raises:
       UnknownRecipe: there is none of that name; the message lists them.
     """
-    epochs, values = choose(RECIPES, name, _FILE)
+    epochs, values = choose_recipe(RECIPES, name, _FILE)
     config = resnet50.get_config()
     config.train_steps = f"{epochs} epochs"
     config.schedule_epochs = epochs

@@ -19,10 +19,9 @@ import train
 from benchmarks.resnet import ResNet
 from benchmarks.resnet.input.cache import ImageCache
 from commands import evaluating, preflight
-from common.errors import DataError, UserError
+from common.errors import CheckpointError, DataError, UserError
 from engine import saving
 from engine.cadence import Every
-from engine.checkpoint import CheckpointError
 from engine.cluster import preemption, processes
 from engine.report import starts as run_starts
 from engine.report.history import History

@@ -1,4 +1,4 @@
-"""Finds files of records, writes files, and knows which are being read."""
+"""Finds files of records, reads their manifests, writes files, and knows which are being read."""
 
 from __future__ import annotations
 

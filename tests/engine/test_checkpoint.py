@@ -21,8 +21,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from commands import evaluating
+from common.errors import CheckpointError
 from engine import checkpoint, weights
-from engine.checkpoint import Checkpointer, CheckpointError
+from engine.checkpoint import Checkpointer
 from engine.cluster import stalls
 from engine.report.history import History
 

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from common.errors import CheckpointError
 from engine import checkpoint
-from engine.checkpoint import Checkpointer, CheckpointError
+from engine.checkpoint import Checkpointer
 from tests.engine.test_checkpoint import (
     ROOT,
     abstract,

@@ -5,8 +5,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from common.errors import HostError
 from engine.cluster import hosts
-from engine.cluster.hosts import HostError, ProcessGroup
+from engine.cluster.hosts import ProcessGroup
 
 _VARIABLES = (
     *("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_COORDINATOR_PORT"),
