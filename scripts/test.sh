@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Runs all checks: format, lint, types, tests, on the CPU with 8 simulated devices.
 #
-#   bash scripts/test.sh               everything but the long and the slow tests, about 12 minutes on
+#   bash scripts/test.sh               everything but the long and the slow tests, about 18 minutes on
 #                                      two cores
 #   bash scripts/test.sh -m 'not slow' the long tests, too, which train whole runs: what CI runs, about
-#                                      20 minutes
+#                                      30 minutes
 #   bash scripts/test.sh -k resume     arguments are pytest's; -n0 runs the tests in one process
 #   bash scripts/test.sh -m slow       the tests that kill runs at many more moments and walk all
 #                                      keys of all recipes, an hour

@@ -69,11 +69,11 @@ def log_of_the_program():
 
 # The files that take longest come first, so that no worker is left with one alone.
 LONG = (
-    *("test_benchmarks", "test_processes", "test_train", "test_export_programs", "test_mlperf"),
+    *("test_benchmarks", "test_processes", "test_train", "test_programs", "test_mlperf"),
     *("test_tensorflow_weights", "test_report", "test_translators", "test_main", "test_sizes"),
-    *("test_gcs_faults", "test_boundary", "test_predict_boxes", "test_mlperf_check"),
+    *("test_gcs_faults", "test_boundary", "test_boxes", "test_check"),
     *("test_tpu_run", "test_input_pipeline", "test_checkpoint", "test_tuning", "test_gcs_stalls"),
-    *("test_weights_tuning", "test_gram_resnet", "test_weights", "test_predict_sentences"),
+    *("test_weights_tuning", "test_gram_resnet", "test_weights", "test_sentences"),
 )
 
 

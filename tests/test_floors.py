@@ -38,7 +38,7 @@ ROWS = {
 }
 EXCEPTIONS = {  # file: what it may import besides, and why
     # Asks whether the recipe's benchmark reads a folder of data; explains flags of the tutorial.
-    "main.py": "benchmarks|resnet_main",
+    "main.py": "benchmarks$|resnet_main",
     "predict.py": r"configs\.resnet50|engine\.environment",  # of others' weights; before TensorFlow
     "commands/trained.py": r"configs\._loop",  # the keys of the loop that an older run lacks
 }

@@ -15,7 +15,7 @@ from engine.cluster import hostlog, stalls, watchdog
 from engine.cluster.hostlog import BucketLog
 from engine.run import read_settings
 from tests.conftest import make_tiny_config
-from tests.scripts.test_job_steps import make_run, metrics
+from tests.scripts.job.test_steps import make_run, metrics
 from tests.test_gcs_training import assert_same_results, cloud, rows, steps  # noqa: F401
 from tests.test_main import ROOT, TINY, command, started
 

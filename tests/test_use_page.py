@@ -24,7 +24,7 @@ TINY = {
     "--config.precision=float32 --config.input_streams=2",
     "scripts.prepare": "--shards=2 --validation_shards=1",
 }
-# Models of other benchmarks, which tests/commands/test_predict_*.py make.
+# Models of other benchmarks, which tests/commands/predict makes.
 OTHERS = {f"--workdir=runs/{name}" for name in ("ssd_digits", "phrases", "ncf_synthetic")}
 # And of recipes and data that other tests have: tests/benchmarks/detection/test_weights_tuning.py.
 OTHERS |= {"coco", "text"}

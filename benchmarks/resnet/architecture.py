@@ -62,7 +62,7 @@ def network(keys: Architecture, classes: int) -> models.ResNet:
     )
     # Whether the recipe names a variant, what composes it, and with which arguments. Later ones
     # change the parts of earlier ones.
-    table: tuple[tuple[bool, Callable[..., models.ResNet], tuple[Any, ...]], ...] = (
+    table = (
         (keys.resnet_version == "1", variants.compose_v1, ()),
         (keys.resnet_version == "2", variants.compose_v2, (padding,)),
         (keys.stage1_projection, variants.compose_stage1_projection, ()),
@@ -72,7 +72,9 @@ def network(keys: Architecture, classes: int) -> models.ResNet:
         (keys.blur_pool, variants.compose_blur_pool, ()),
         (keys.kernels == "pallas", variants.compose_pallas, (padding,)),
     )
-    named = [(compose, arguments) for is_named, compose, arguments in table if is_named]
+    named: list[tuple[Callable[..., models.ResNet], tuple[Any, ...]]] = [
+        (compose, arguments) for is_named, compose, arguments in table if is_named
+    ]
     for compose, arguments in named:
         model = compose(model, *arguments)
     if keys.batch_norm == "gram" and not named:
@@ -101,6 +103,7 @@ def training_apply(
       seeds: may be None if both are 0.
     """
     if drop_path:
+        assert seeds is not None
         model = variants.compose_stochastic_depth(model, drop_path, seeds)
     if not dropout:
         return model.apply

@@ -1,4 +1,4 @@
-"""A third benchmark, unlike ResNet and NCF in every way, goes through the whole program.
+"""A benchmark from outside, unlike the six in every way, goes through the complete program.
 
 It lives outside the repository's own folder of benchmarks (tests/fixtures), as docs/tour.md
 builds it, and touches nothing but the protocol.
@@ -215,7 +215,9 @@ def test_another_model_begins_it(finished, tiny_texts, tmp_path, monkeypatch, ca
 def test_the_environment_names_the_other_model(monkeypatch, capsys):
     """The recipe says which variable."""
     monkeypatch.setenv("MLP_GCS_RESNET_CHECKPOINT", "/model")
-    assert locations.init_from(languages.get_config(), print) == "/model"
+    config = languages.get_config()
+    config.init_env = "MLP_GCS_RESNET_CHECKPOINT"
+    assert locations.init_from(config, print) == "/model"
     assert "/model (from $MLP_GCS_RESNET_CHECKPOINT)" in capsys.readouterr().out
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import RECORDS, SHARDS, contents, write_coco
-from tests.scripts.test_gcs_prepare import assert_same
+from tests.benchmarks.resnet.preparation.test_imagenet_gcs import assert_same
 
 SETTINGS = ["--subset", "--masks", *SHARDS]
 

@@ -25,9 +25,9 @@ from common.data.shards import tensorflow
 from common.errors import DataError
 from configs import transformer
 from scripts import prepare
+from tests.benchmarks.resnet.preparation.test_imagenet_gcs import assert_same
 from tests.benchmarks.translation.preparation.test_packing import unpack
 from tests.helpers.preparation import check_data, leaves
-from tests.scripts.test_gcs_prepare import assert_same
 from tests.test_main import ROOT
 
 WORDS = "the cat sat on a mat and saw one small bird_ over there \\ é\u00a0 x\u2028y 😀 ?"

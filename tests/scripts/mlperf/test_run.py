@@ -36,7 +36,7 @@ from tests.helpers.mlperf_fixture import (
 )
 from tests.test_main import environment
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 # --- Starting.

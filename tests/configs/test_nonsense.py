@@ -21,8 +21,8 @@ from engine import mesh as meshes
 from engine.run import make_plan, read_settings
 from scripts import prepare
 from scripts.mlperf import request
+from tests.configs.test_configs import FILES, load
 from tests.fixtures.recipes import languages
-from tests.test_configs import FILES, load
 
 SAMPLE = (
     *("digits", "gnmt_phrases", "languages", "mask_rcnn_digits", "ncf_synthetic", "phrases"),

@@ -16,13 +16,13 @@ from commands import export, trained
 from commands.export import onnx, programs
 from common.errors import CheckpointError, ConfigError
 from engine.weights import Weights
-from tests.commands import test_predict_items, test_predict_sentences
-from tests.commands.test_predict_boxes import (
+from tests.commands.predict import test_items, test_sentences
+from tests.commands.predict.test_boxes import (
     data,  # noqa: F401 (fixtures)
     model,  # noqa: F401 (fixtures)
 )
 
-translator, ncf = test_predict_sentences.model, test_predict_items.model  # fixtures
+translator, ncf = test_sentences.model, test_items.model  # fixtures
 
 
 @pytest.mark.long
@@ -125,7 +125,7 @@ def test_scores_of_users_and_items_by_their_ids(ncf, tmp_path):
     benchmark, params = ncf
     runs, _ = exported(tmp_path / "out")
     lines = (tmp_path / "out" / "items.csv").read_text().splitlines()
-    assert lines[:2] == ["item,title", "5,"] and len(lines) == 1 + len(test_predict_items.ITEMS)
+    assert lines[:2] == ["item,title", "5,"] and len(lines) == 1 + len(test_items.ITEMS)
     users, items = (np.array(ids, np.uint32) for ids in ([8, 155, 9], [115, 5, 5]))
     expected = np.asarray(benchmark.uses.scores(params, np.array([1, 22])))
     for run in runs.values():

@@ -25,7 +25,7 @@ from common.images.photos import Jpeg
 from engine import mesh as meshes
 from engine import step
 from tests.benchmarks.detection import scenes_fixture
-from tests.commands.test_predict import refusal
+from tests.commands.predict.test_predict import refusal
 
 SMALL: dict[str, dict[str, Any]] = {
     "ssd": {"image_size": 64, "max_detections": 20},

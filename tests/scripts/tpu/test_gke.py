@@ -7,7 +7,7 @@ import yaml
 
 from scripts.tpu import gke
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FLAGS = ["--name=resnet", "--image=registry/resnet-tpu:1"]
 COMMAND = ["--", "--config=configs/resnet50.py", "--workdir=gs://b/run"]
 

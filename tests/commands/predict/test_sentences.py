@@ -21,7 +21,7 @@ from commands.predict import texts
 from engine import mesh as meshes
 from engine import step
 from tests.benchmarks.translation.test_translators import configure
-from tests.commands.test_predict import refusal
+from tests.commands.predict.test_predict import refusal
 
 
 @pytest.fixture(params=["transformer", "gnmt"])

@@ -24,7 +24,7 @@ from engine.cadence import Every
 from engine.run import LoopKeys
 from tests.conftest import make_recipe, open_run
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 PARAMETRISED = {
     "digits": ["digits", "digits:mild", "digits:a2"],
     "mlperf_gnmt": ["mlperf_gnmt:v0.5", "mlperf_gnmt:v0.7-2048"],
@@ -267,7 +267,7 @@ BAD: list[tuple[dict[str, Any], str]] = [  # with the key that the message names
 
 @pytest.mark.parametrize(("overrides", "key"), BAD, ids=[",".join(o) for o, _ in BAD])
 def test_what_cannot_work_is_refused_in_one_line(overrides, key, tmp_path):
-    """What one key may be is walked by tests/test_nonsense.py."""
+    """What one key may be is walked by tests/configs/test_nonsense.py."""
     config = load("resnet50", **overrides)
     with pytest.raises(UserError, match=rf"^config\.{key}=.*\Z") as caught:
         open_run(config, str(tmp_path))

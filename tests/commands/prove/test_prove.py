@@ -30,7 +30,7 @@ from engine import start
 from engine import step as steps
 from engine.checkpoint import Checkpointer
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 CASE = Case("", "", short=True, devices=8)
 NCF: Any = {
     **{"num_users": 23, "num_items": 12, "num_ratings": 46, "min_ratings": 2},
@@ -368,7 +368,7 @@ def test_an_unknown_chip_has_no_estimate():
 
 
 def checks(*names, limit=60.0):
-    return [Check(n, f"tests.commands.prove_checks:{n}", f"{n}.py", (1, 1), limit) for n in names]
+    return [Check(n, f"tests.commands.prove.checks:{n}", f"{n}.py", (1, 1), limit) for n in names]
 
 
 @pytest.mark.long

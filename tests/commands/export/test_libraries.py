@@ -10,7 +10,7 @@ import pytest
 
 from commands import export
 from tests.benchmarks.resnet import networks
-from tests.commands.test_export import images, make_workdir, normalised
+from tests.commands.export.test_export import images, make_workdir, normalised
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = pytest.mark.parity

@@ -8,8 +8,8 @@ from configs import digits
 from configs._miniature import COST
 from configs._named import UnknownRecipe
 from configs.recipes import RECIPES
+from tests.configs.test_configs import rates
 from tests.conftest import make_recipe, open_run
-from tests.test_configs import rates
 
 IMAGES = 1437
 SCALED = {

@@ -37,7 +37,7 @@ from tests.test_train import stop_at_batch
 
 per_class: Any = metrics.precision_recall_fscore_support  # its stubs know less than it takes
 macro_f1: Any = metrics.f1_score
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 HOSTILE = ("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "a & b</td>", "{{ 7*7 }}")
 
 

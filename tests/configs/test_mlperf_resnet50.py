@@ -1,4 +1,4 @@
-"""The MLPerf recipes, number by number, against a table of their own; and what is refused."""
+"""ResNet's MLPerf recipes, number by number, against a table of their own; and what is refused."""
 
 import contextlib
 import functools
@@ -18,7 +18,7 @@ from engine.aot.topology import CHIPS, parse_slices
 from engine.cadence import Every
 from tests.conftest import make_programs, make_recipe
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 IMAGES = 1_281_167
 
 # Copied from the tables of reference convergence points of mlperf-logging's ResNet, rulesets 1.0.0

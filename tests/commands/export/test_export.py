@@ -372,7 +372,7 @@ def test_a_diverged_model_is_refused(tiny_records, tmp_path, monkeypatch):
     def nan(tree):
         return jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), tree)
 
-    monkeypatch.setattr("tests.commands.test_export.drawn", nan)
+    monkeypatch.setattr("tests.commands.export.test_export.drawn", nan)
     workdir, _ = make_workdir(tmp_path, tiny_records)
     with pytest.raises(CheckpointError, match="not finite; the run diverged"):
         export.run(workdir, "latest", "onnx")

@@ -18,7 +18,7 @@ from commands import trained
 from commands.demo import make_demo
 from common.errors import DataError
 from configs import ncf
-from tests.commands.test_predict import refusal
+from tests.commands.predict.test_predict import refusal
 
 USERS, ITEMS = [7 * i + 1 for i in range(23)], [10 * i + 5 for i in range(12)]  # ids in the file
 
