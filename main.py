@@ -205,7 +205,7 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
     if settings is not None and mode.hosts != "alone":
         equal = {"workdir": workdir, "mode": _MODE.value}
         if host:  # one host alone has nothing to compare
-            equal |= run_facts(settings.recipe)
+            equal |= run_facts(settings.config)
         if mode.hosts == "unjoined":
             arguments.append(host and (host, equal))
         elif host:

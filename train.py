@@ -74,7 +74,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
             settings = run.settings
         log = _mlperf_log(run, evaluating, time.time())
         if settings.tracker and jax.process_index() == 0:
-            exits.enter_context(synced_to_wandb(settings.workdir, settings.recipe, print))
+            exits.enter_context(synced_to_wandb(settings.workdir, settings.config, print))
         reporter = Reporter(settings.workdir, title=run.title, **run.shown_metrics)
         _at_the_end(exits, reporter.close)
         profiler = None
@@ -235,7 +235,7 @@ def _introduce(run: Run, plan: Plan, reporter: Reporter) -> None:
         reporter.say(f"NOTE the warm-up of {warmup:,.0f} steps does not end within the run")
     epochs = total * size / plan.num_examples
     reporter.say(f"{total:,} steps of {size:,} {unit} = {epochs:.2f} epochs")
-    text = json.dumps(run.settings.recipe, indent=2, sort_keys=True)
+    text = json.dumps(run.settings.config, indent=2, sort_keys=True)
     reporter.write("config.json", text + "\n")
 
 

@@ -98,7 +98,7 @@ class Run:
             count = processes.first_process_first(lambda: benchmark.num_examples("train"))
             if evaluating:
                 processes.first_process_first(lambda: benchmark.num_examples("eval"))
-        guard.afford(self.host_bytes("train", *(["eval"] if evaluating else [])), settings.recipe)
+        guard.afford(self.host_bytes("train", *(["eval"] if evaluating else [])), settings.config)
         return count
 
     def host_bytes(self, *splits: str) -> dict[tuple[str, ...], int]:
@@ -131,7 +131,7 @@ class Run:
         return {
             "data": {name: text for split in data for name, text in split.content.items()},
             "benchmark": self.settings.benchmark,
-            "config": dict(self.settings.recipe),
+            "config": dict(self.settings.config),
             "recipe": dict(self.settings.origin),
             "num_train_examples": num_examples,
             "norm_examples": self.programs.norm_examples,
