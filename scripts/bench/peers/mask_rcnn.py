@@ -22,7 +22,7 @@ import numpy as np
 import optax
 
 from benchmarks.base import Spec
-from benchmarks.detection import boxes as boxes_
+from benchmarks.detection.boxes import area, clip, decode, encode, iou
 from benchmarks.detection.losses import smooth_l1
 from benchmarks.detection.mask_rcnn.losses import Sampling, fold_key
 from benchmarks.detection.settings import normalize
@@ -64,12 +64,12 @@ def sampled(batch: Mapping[str, jax.Array], rule: Sampling, proposals: jax.Array
     """Chooses regions among proposals f32[b, P, 4] and true boxes."""
 
     def of_image(boxes: jax.Array, classes: jax.Array, key: jax.Array, proposals: jax.Array) -> Any:
-        valid = (classes > 0) & (boxes_.area(boxes) > 0)
+        valid = (classes > 0) & (area(boxes) > 0)
         candidates = jnp.concatenate([proposals, jnp.where(valid[:, None], boxes, 0)])
-        overlaps = boxes_.iou(jnp.where(valid[:, None], boxes, 0), candidates)
+        overlaps = iou(jnp.where(valid[:, None], boxes, 0), candidates)
         owner, overlap = jnp.argmax(overlaps, 0), jnp.max(overlaps, 0)
         positive = overlap >= rule.positive_iou
-        negative = ~positive & (overlap < rule.negative_iou) & (boxes_.area(candidates) > 0)
+        negative = ~positive & (overlap < rule.negative_iou) & (area(candidates) > 0)
         positive, negative = _balanced(positive, negative, rule, fold_key(key, 1))
         place = jnp.argsort(jnp.where(positive, 0, jnp.where(negative, 1, 2)), stable=True)
         place = place[: rule.count]
@@ -88,12 +88,12 @@ def sampled(batch: Mapping[str, jax.Array], rule: Sampling, proposals: jax.Array
 def _anchor_loss(logits: Any, codes: Any, anchors: jax.Array, rule: Sampling, truth: Any) -> Any:
     """The loss of an image's anchors: logits [N], codes [N, 4]."""
     boxes, classes, key = truth
-    valid = (classes > 0) & (boxes_.area(boxes) > 0)
+    valid = (classes > 0) & (area(boxes) > 0)
     owner, positive, overlap = matched(boxes, valid, anchors, rule.positive_iou)
     negative = ~positive & (overlap < rule.negative_iou)
     positive, negative = _balanced(positive, negative, rule, fold_key(key, 0))
     entropy = optax.sigmoid_binary_cross_entropy(logits, positive)
-    distance = smooth_l1(codes - boxes_.encode(boxes[owner], anchors, _ONES), _ANCHOR_BETA).sum(-1)
+    distance = smooth_l1(codes - encode(boxes[owner], anchors, _ONES), _ANCHOR_BETA).sum(-1)
     total = jnp.sum(jnp.where(positive | negative, entropy, 0))
     return (total + jnp.sum(jnp.where(positive, distance, 0))) / rule.count
 
@@ -103,7 +103,7 @@ def _region_loss(logits: jax.Array, codes: jax.Array, regions: Regions, boxes: j
     count, positive = len(logits), regions.classes > 0
     entropy = optax.softmax_cross_entropy_with_integer_labels(logits, regions.classes)
     own = jnp.where(positive[:, None], regions.boxes, jnp.array([0.0, 0, 1, 1]))
-    targets = boxes_.encode(boxes[regions.owner], own)
+    targets = encode(boxes[regions.owner], own)
     mine = codes[jnp.arange(count), regions.classes]
     distance = jnp.where(positive, smooth_l1(mine - targets).sum(-1), 0)
     return (jnp.sum(jnp.where(regions.valid, entropy, 0)) + jnp.sum(distance)) / count
@@ -247,13 +247,13 @@ class MaskHead(nn.Module):
 
 def suppressed(boxes: jax.Array, threshold: float) -> jax.Array:
     """Which boxes [n, 4], the best first, greedy suppression keeps: bool[n]."""
-    overlaps = boxes_.iou(boxes, boxes)
+    overlaps = iou(boxes, boxes)
     later = jnp.arange(len(boxes))
 
     def decide(i: jax.Array, kept: jax.Array) -> jax.Array:
         return kept & ~(kept[i] & (overlaps[i] > threshold) & (later > i))
 
-    return jax.lax.fori_loop(0, len(boxes), decide, boxes_.area(boxes) > 0)
+    return jax.lax.fori_loop(0, len(boxes), decide, area(boxes) > 0)
 
 
 def proposals(keys: Any, logits: Any, codes: Any, anchors: Any, sizes: jax.Array) -> jax.Array:
@@ -264,8 +264,8 @@ def proposals(keys: Any, logits: Any, codes: Any, anchors: Any, sizes: jax.Array
         for level, code, corners in zip(logits, codes, anchors, strict=True):
             most = min(keys.proposals_before_nms, len(level))
             top, index = jax.lax.top_k(level, most)
-            boxes = boxes_.decode(code[index], jnp.asarray(corners)[index], _ONES)
-            boxes = boxes_.clip(boxes, *size)
+            boxes = decode(code[index], jnp.asarray(corners)[index], _ONES)
+            boxes = clip(boxes, *size)
             with jax.named_scope("suppression"):
                 kept = suppressed(boxes, keys.proposal_nms_iou)
             scores.append(jnp.where(kept, top, -jnp.inf))
@@ -280,7 +280,7 @@ def proposals(keys: Any, logits: Any, codes: Any, anchors: Any, sizes: jax.Array
 def aligned(maps: dict[int, jax.Array], boxes: jax.Array, size: int, canonical: float) -> jax.Array:
     """RoIAlign: [b, R, size, size, c] of boxes f32[b, R, 4], from the level that fits each."""
     least, most = min(maps), max(maps)
-    side = jnp.sqrt(boxes_.area(boxes))
+    side = jnp.sqrt(area(boxes))
     level = jnp.floor(4 + jnp.log2(side / canonical + 1e-6))
     level = jnp.where(level > least, jnp.minimum(level, most), least).astype(jnp.int32) - least
     shapes = np.array([x.shape[1:3] for x in maps.values()])

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.detection import boxes as boxes_
+from benchmarks.detection.boxes import area, encode, iou
 from benchmarks.detection.ssd import input_pipeline, models
 from scripts.bench.peers import Peer
 from scripts.bench.peers.resnet import Trunk
@@ -57,7 +57,7 @@ def matched(boxes: jax.Array, valid: jax.Array, anchors: jax.Array, threshold: f
 
     `boxes` f32[G, 4], `valid` bool[G]. Each true box also takes its best anchor; a later box wins.
     """
-    overlaps = boxes_.iou(jnp.where(valid[:, None], boxes, 0), anchors)  # [G, N]
+    overlaps = iou(jnp.where(valid[:, None], boxes, 0), anchors)  # [G, N]
     nearest, overlap = jnp.argmax(overlaps, 0), jnp.max(overlaps, 0)
     takes = jnp.max(overlaps, 1) > 0
     taken = jnp.where(takes, jnp.argmax(overlaps, 1), len(anchors))  # beyond the last: dropped
@@ -71,7 +71,7 @@ def detection_loss(
     codes: jax.Array, logits: jax.Array, boxes: jax.Array, classes: jax.Array, anchors: jax.Array
 ) -> jax.Array:
     """The loss f32[] of one image: codes [N, 4], logits [N, C], boxes [G, 4], classes [G]."""
-    valid = (classes > 0) & (boxes_.area(boxes) > 0)
+    valid = (classes > 0) & (area(boxes) > 0)
     owner, positive, _ = matched(boxes, valid, anchors, _MATCH_IOU)
     labels = jnp.where(positive, classes[owner], 0)
     positive = labels > 0
@@ -80,7 +80,7 @@ def detection_loss(
     order = jnp.argsort(jnp.where(positive, -jnp.inf, entropy), descending=True, stable=True)
     rank = jnp.argsort(order)
     counted = positive | (rank < _NEGATIVES * count)
-    distance = optax.huber_loss(codes, boxes_.encode(boxes[owner], anchors), delta=1.0).sum(-1)
+    distance = optax.huber_loss(codes, encode(boxes[owner], anchors), delta=1.0).sum(-1)
     total = jnp.sum(jnp.where(counted, entropy, 0)) + jnp.sum(jnp.where(positive, distance, 0))
     return total / jnp.maximum(count, 1)
 
