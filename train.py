@@ -41,7 +41,7 @@ from engine.step import CompiledStep
 
 
 class Compiled(NamedTuple):
-    """What the loop calls; None where a run does not need it."""
+    """What the loop calls, compiled from `Programs`; None where a run does not need it."""
 
     train: Callable[..., Any]
     zeros: Callable[[], Any]

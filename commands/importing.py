@@ -35,7 +35,7 @@ def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list
       fixed: keys that the user has given, which stay.
 
     Returns:
-      Lines for people.
+      Lines for the user.
 
     Raises:
       DataError: foreign weights cannot be used.

@@ -36,7 +36,7 @@ class Trained:
       source: the folder of the checkpoint.
       step: the training step after which it was written.
       config: the run's config, locked; `config.benchmark` says what the model is for.
-      manifest: what `start.Run.facts` wrote, and "tree", "checksums" and "versions".
+      manifest: what `engine.start.Run.facts` wrote, and "tree", "checksums" and "versions".
     """
 
     source: str
@@ -158,7 +158,7 @@ def load_foreign(
       path: local or gs://; from the flag `flag`.
       recipe: a config for the keys that the weights do not decide.
       keys: values that the user has given to some of its keys.
-      say: prints a line for people: what the weights do not say, and what is assumed.
+      say: prints a line for the user: what the weights do not say, and what is assumed.
 
     Raises:
       UserError: the weights cannot be used.

@@ -1,6 +1,6 @@
 """Finds objects on pictures: what predict.py does with a detector.
 
-Objects become rows for programs, lines for people, and drawings: the photo with boxes, names and
+Objects become rows for programs, lines for the user, and drawings: the photo with boxes, names and
 scores, or the pixels of the masks.
 """
 

@@ -1,6 +1,6 @@
 """Classifies pictures: what predict.py does with a classifier.
 
-Classes become rows for programs, lines for people, and contact sheets: each picture as the model
+Classes become rows for programs, lines for the user, and contact sheets: each picture as the model
 sees it, with its class and probability.
 """
 
@@ -316,7 +316,7 @@ class Classes:
         return ["path", *named, "folder_label", "error"]
 
     def shown(self, value: float) -> str:
-        """A probability or logit as text for people."""
+        """A probability or logit as text for the user."""
         return f"{value:.1%}" if self.kind == "probability" else f"{value:.3f}"
 
     def failed(self, path: str, error: str) -> Row:

@@ -1,6 +1,6 @@
 """Recommends items to users: what predict.py does with NCF.
 
-Items become rows for programs and lines for people.
+Items become rows for programs and lines for the user.
 """
 
 from __future__ import annotations

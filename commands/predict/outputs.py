@@ -68,7 +68,7 @@ def shortest(value: float) -> float:
 
 
 def shown(path: str) -> str:
-    """A path as text for people: `path_text`, and without control characters."""
+    """A path as text for the user: `path_text`, and without control characters."""
     printable = (
         c if c.isprintable() else c.encode("unicode_escape").decode() for c in path_text(path)
     )

@@ -1,6 +1,6 @@
 """Translates sentences: what predict.py does with a translator.
 
-Translations become rows for programs and plain lines for people.
+Translations become rows for programs and plain lines for the user.
 """
 
 from __future__ import annotations
