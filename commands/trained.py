@@ -138,7 +138,8 @@ def settings(workdir: str, flag: str = "--workdir") -> Settings:
     Raises:
       UserError: there is no checkpoint, or its config cannot work here.
     """
-    if (manifest := weights.peek(workdir)) is None:  # it needs neither Orbax nor the other hosts
+    manifest = weights.peek_manifest(workdir)  # it needs neither Orbax nor the other hosts
+    if manifest is None:
         return read_settings(load(workdir, flag=flag).config, workdir)  # this raises the reason
     return read_settings(config_of(manifest).lock(), workdir)
 
