@@ -23,16 +23,15 @@ import jax
 from etils import epath
 
 from common.errors import DataError
-from engine import compiler
+from engine import compiler, mlperf
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import Guard
 from engine.corruption import DeviceCheck
 from engine.evaluate import Evaluator, Judge, PatientJudge, Scores
 from engine.mesh import Feed, num_chips
-from engine.mlperf import Log
 from engine.mlperf_formats import begin_log, declare_examples
 from engine.report.intervals import Intervals, Outlook
-from engine.report.starts import Record, cost_summary
+from engine.report.starts import StartRecord, cost_summary
 from engine.report.writers import Profiler, Reporter, synced_to_wandb
 from engine.run import Plan, Settings, is_due, make_plan
 from engine.saving import INPUT, STEP, Position, Saver
@@ -96,7 +95,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         weights = None if newest else check_start(run, saver.abstract)
         _introduce(run, plan, reporter)
         log.describe(plan.recipe, saver.abstract.params, run.mesh, plan.eval_every.next_after)
-        record = Record(settings.workdir, saver.starts, newest, run.mesh)
+        record = StartRecord(settings.workdir, saver.starts, newest, run.mesh)
         exits.callback(record.close)
         started = time.monotonic()
         compiled = _compile(run, plan, saver, reporter, evaluating)
@@ -199,9 +198,9 @@ class Loop:
         raise reason
 
 
-def _mlperf_log(run: Run, evaluating: bool, started: float) -> Log:
+def _mlperf_log(run: Run, evaluating: bool, started: float) -> mlperf.Log:
     if not run.settings.mlperf.format:
-        return Log()
+        return mlperf.Log()
     return begin_log(run, evaluating, started)
 
 
