@@ -174,18 +174,6 @@ def first_state(run: Run, plan: Plan, weights: Weights | None = None) -> tuple[T
     return state, ""
 
 
-def _note_progress(text: str) -> None:
-    """Notes what the input does before its first batch; a signal may end the run there."""
-    watchdog.doing(text)
-    preemption.raise_if_requested()
-
-
-def pending_work() -> str:
-    """What this process waits for, in words, for the watchdog."""
-    libraries = stalls.in_libraries(compiler.cache_folder())
-    return "; ".join([*libraries, *processes.others(), *files.unanswered(10.0)])
-
-
 def restore_state(
     checkpoints: Checkpointer, number: int, state: TrainState, totals: Any
 ) -> tuple[TrainState, Any]:
@@ -201,3 +189,15 @@ def restore_state(
         folder = f"{checkpoints.directory}/{number}"
         raise CheckpointError(f"{folder} holds step {inside}; delete it to go on before it")
     return restored, totals
+
+
+def _note_progress(text: str) -> None:
+    """Notes what the input does before its first batch; a signal may end the run there."""
+    watchdog.doing(text)
+    preemption.raise_if_requested()
+
+
+def pending_work() -> str:
+    """What this process waits for, in words, for the watchdog."""
+    libraries = stalls.in_libraries(compiler.cache_folder())
+    return "; ".join([*libraries, *processes.others(), *files.unanswered(10.0)])
