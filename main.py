@@ -195,8 +195,8 @@ def _run(mode: Mode, workdir: str, host: Any) -> int:
 
 def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
     """Calls the mode's function; returns the exit code."""
+    from engine.cluster import processes
     from engine.cluster.hosts import watch_for_notice
-    from engine.cluster.processes import join, run_facts
     from engine.mesh import gpu_obstacle, tpu_chips
 
     own = mode.arguments(*(flags.FLAGS[flag].value for flag in mode.flags))
@@ -205,12 +205,13 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
     if settings is not None and mode.hosts != "alone":
         equal = {"workdir": workdir, "mode": _MODE.value}
         if host:  # one host alone has nothing to compare
-            equal |= run_facts(settings.recipe)
+            equal |= processes.run_facts(settings.config)
         if mode.hosts == "unjoined":
             arguments.append(host and (host, equal))
         elif host:
             limits = settings.limits
-            join(host, equal, limits.hosts_wait_seconds, limits.host_silence_seconds)
+            waits = limits.hosts_wait_seconds, limits.host_silence_seconds
+            processes.join(host, equal, *waits)
         if tpu_chips():
             watch_for_notice()
         elif mode.hosts == "joined" and (fault := gpu_obstacle())[0]:

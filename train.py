@@ -23,16 +23,15 @@ import jax
 from etils import epath
 
 from common.errors import DataError
-from engine import compiler
+from engine import compiler, mlperf
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import Guard
 from engine.corruption import DeviceCheck
 from engine.evaluate import Evaluator, Judge, PatientJudge, Scores
 from engine.mesh import Feed, num_chips
-from engine.mlperf import Log
 from engine.mlperf_formats import begin_log, declare_examples
 from engine.report.intervals import Intervals, Outlook
-from engine.report.starts import Record, cost_summary
+from engine.report.starts import StartRecord, cost_summary
 from engine.report.writers import Profiler, Reporter, synced_to_wandb
 from engine.run import Plan, Settings, is_due, make_plan
 from engine.saving import INPUT, STEP, Position, Saver
@@ -41,7 +40,7 @@ from engine.step import CompiledStep
 
 
 class Compiled(NamedTuple):
-    """What the loop calls; None where a run does not need it."""
+    """What the loop calls, compiled from `Programs`; None where a run does not need it."""
 
     train: Callable[..., Any]
     zeros: Callable[[], Any]
@@ -74,7 +73,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
             settings = run.settings
         log = _mlperf_log(run, evaluating, time.time())
         if settings.tracker and jax.process_index() == 0:
-            exits.enter_context(synced_to_wandb(settings.workdir, settings.recipe, print))
+            exits.enter_context(synced_to_wandb(settings.workdir, settings.config, print))
         reporter = Reporter(settings.workdir, title=run.title, **run.shown_metrics)
         _at_the_end(exits, reporter.close)
         profiler = None
@@ -96,7 +95,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         weights = None if newest else check_start(run, saver.abstract)
         _introduce(run, plan, reporter)
         log.describe(plan.recipe, saver.abstract.params, run.mesh, plan.eval_every.next_after)
-        record = Record(settings.workdir, saver.starts, newest, run.mesh)
+        record = StartRecord(settings.workdir, saver.starts, newest, run.mesh)
         exits.callback(record.close)
         started = time.monotonic()
         compiled = _compile(run, plan, saver, reporter, evaluating)
@@ -199,9 +198,9 @@ class Loop:
         raise reason
 
 
-def _mlperf_log(run: Run, evaluating: bool, started: float) -> Log:
+def _mlperf_log(run: Run, evaluating: bool, started: float) -> mlperf.Log:
     if not run.settings.mlperf.format:
-        return Log()
+        return mlperf.Log()
     return begin_log(run, evaluating, started)
 
 
@@ -235,7 +234,7 @@ def _introduce(run: Run, plan: Plan, reporter: Reporter) -> None:
         reporter.say(f"NOTE the warm-up of {warmup:,.0f} steps does not end within the run")
     epochs = total * size / plan.num_examples
     reporter.say(f"{total:,} steps of {size:,} {unit} = {epochs:.2f} epochs")
-    text = json.dumps(run.settings.recipe, indent=2, sort_keys=True)
+    text = json.dumps(run.settings.config, indent=2, sort_keys=True)
     reporter.write("config.json", text + "\n")
 
 

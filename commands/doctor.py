@@ -275,7 +275,7 @@ def _memory(case: Case) -> Iterator[Finding]:
     total, free = sum(needed.values()), guard.memory_free()
     text = f"input needs about {total / 1e9:.1f} GB of this host, {free / 1e9:.1f} GB are free"
     if total > 0.8 * free:
-        yield Finding("fail", text, guard.less_memory(needed, settings.recipe))
+        yield Finding("fail", text, guard.less_memory(needed, settings.config))
     else:
         yield Finding("ok", text)
 

@@ -125,7 +125,7 @@ def examining(settings: Settings, checkpoint: str, wait: float = 0.0) -> Iterato
     run = Run.open(settings, trains=False)
     with run.watched():
         processes.first_process_first(lambda: run.benchmark.num_examples("eval"))
-        afford(run.host_bytes("eval"), settings.recipe)
+        afford(run.host_bytes("eval"), settings.config)
         checkpoints = Checkpointer(run.checkpoints_dir, keep=settings.keep_checkpoints, best=None)
         step = meshes.broadcast(_choose(checkpoints, run, checkpoint, wait))
         then = checkpoints.manifest(step)

@@ -35,14 +35,14 @@ def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list
       fixed: keys that the user has given, which stay.
 
     Returns:
-      Lines for people.
+      Lines for the user.
 
     Raises:
       DataError: foreign weights cannot be used.
     """
     notes = []
     imports, evaluates = mode == "import", mode in ("eval", "report")
-    own = weights.peek(workdir) if workdir and not imports else None
+    own = weights.peek_manifest(workdir) if workdir and not imports else None
     if own is not None and not own.get("step") and not evaluates:
         config.init_from = f"{workdir}/checkpoints/0"
         notes.append("the workdir holds an imported model, with whose weights the run begins")
@@ -51,7 +51,7 @@ def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list
         return notes + benchmarks.settle_config(config, own, fixed, whole=evaluates)
     if not config.init_from:
         return notes
-    other = None if imports else weights.peek(config.init_from)
+    other = None if imports else weights.peek_manifest(config.init_from)
     return notes + benchmarks.settle_config(config, other or config.init_from, fixed, whole=imports)
 
 

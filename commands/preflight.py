@@ -138,7 +138,7 @@ def inspect(
     with tempfile.TemporaryFile() as noise, _child(noise, worker) as (process, connection):
         message = None
         with contextlib.suppress(EOFError, ConnectionError):  # the child has died
-            connection.send((settings.recipe, one.name, steps))
+            connection.send((settings.config, one.name, steps))
             while not isinstance(message, Outcome):
                 is_new = connection.poll(1.0)
                 message = connection.recv() if is_new else phase
@@ -170,7 +170,7 @@ def _with_largest(settings: Settings, outcome: Outcome) -> Outcome:
 
     def fits(batch: int) -> bool:
         _say(f"{outcome.topology.name}: trying {batch} per device")
-        smaller = ml_collections.ConfigDict(settings.recipe)
+        smaller = ml_collections.ConfigDict(settings.config)
         smaller.train_batch_size = batch * devices
         trial = inspect(read_settings(smaller), outcome.topology, ("train",))
         if trial.fits is None:

@@ -36,7 +36,7 @@ class Trained:
       source: the folder of the checkpoint.
       step: the training step after which it was written.
       config: the run's config, locked; `config.benchmark` says what the model is for.
-      manifest: what `start.Run.facts` wrote, and "tree", "checksums" and "versions".
+      manifest: what `engine.start.Run.facts` wrote, and "tree", "checksums" and "versions".
     """
 
     source: str
@@ -138,7 +138,8 @@ def settings(workdir: str, flag: str = "--workdir") -> Settings:
     Raises:
       UserError: there is no checkpoint, or its config cannot work here.
     """
-    if (manifest := weights.peek(workdir)) is None:  # it needs neither Orbax nor the other hosts
+    manifest = weights.peek_manifest(workdir)  # it needs neither Orbax nor the other hosts
+    if manifest is None:
         return read_settings(load(workdir, flag=flag).config, workdir)  # this raises the reason
     return read_settings(config_of(manifest).lock(), workdir)
 
@@ -158,7 +159,7 @@ def load_foreign(
       path: local or gs://; from the flag `flag`.
       recipe: a config for the keys that the weights do not decide.
       keys: values that the user has given to some of its keys.
-      say: prints a line for people: what the weights do not say, and what is assumed.
+      say: prints a line for the user: what the weights do not say, and what is assumed.
 
     Raises:
       UserError: the weights cannot be used.

@@ -51,7 +51,7 @@ def declare_examples(run: Run, evaluating: bool) -> Run:
     if all(subject.examples.values()):  # forbidden values are found before it reads the data
         subject.facts(recipe, run.programs.abstract_state(recipe).params)
     run.count_examples(evaluating)
-    config = ConfigDict(settings.recipe)
+    config = ConfigDict(settings.config)
     config.update({key: n for key, n in run.benchmark.data_sizes().items() if not config[key]})
     settings = read_settings(config.lock(), settings.workdir, settings.origin)
     unopened = settings.load_benchmark(f"{settings.workdir}/data_index")
@@ -99,7 +99,7 @@ class Subject:
         run = rules.Run(
             form=self.keys.format,
             closed=self.keys.division == "closed",
-            recipe=settings.recipe,
+            recipe=settings.config,
             examples=self.examples,
             steps=recipe.total_steps,
             learning_rate=recipe.learning_rate,

@@ -28,7 +28,7 @@ from engine.cluster import watchdog
 from engine.report.writers import Reporter
 from engine.run import Plan, Programs
 from engine.step import Recipe, TrainState
-from engine.weights import Adoption, Weights, adopt, load_initial_weights, peek
+from engine.weights import Adoption, Weights, adopt, load_initial_weights, peek_manifest
 
 Manifest = Mapping[str, Any]  # what `engine.start.Run.facts` wrote
 Say = Callable[[str], None]  # writes a line for the user
@@ -89,7 +89,8 @@ def _check_origin(programs: Programs, say: Say, weights: Weights, adoption: Adop
     # New classes are learnt by a new classifier; all layers of a translator rest on its vocabulary.
     new_vocabulary = "vocabulary" in data.meaning and not settings.init_without
     if adoption.is_complete or new_vocabulary:
-        check_meaning(programs, say, peek(settings.init_from) or {}, weights.source, [data])
+        then = peek_manifest(settings.init_from) or {}
+        check_meaning(programs, say, then, weights.source, [data])
 
 
 def check_meaning(
@@ -156,7 +157,7 @@ def explained(programs: Programs, source: str, data: Sequence[Identity]) -> Iter
     try:
         yield
     except CheckpointError:
-        check_meaning(programs, lambda line: None, peek(source) or {}, source, data)
+        check_meaning(programs, lambda line: None, peek_manifest(source) or {}, source, data)
         raise
 
 

@@ -77,14 +77,14 @@ class Settings(LoopKeys):
 
     Attributes:
       workdir: folder, local or gs://, for everything that the run writes; "" for --mode=preflight.
-      recipe: every value of the config, nested as there: for `config.json` and for checkpoints.
+      config: every value of the config, nested as there: for `config.json` and for checkpoints.
       load_benchmark: makes the benchmark, with a folder that may keep facts about the data.
       origin: {"file": the recipe's file, "changes": {key: [the file's value, this run's]}}; {}
         where it is not known.
     """
 
     workdir: str
-    recipe: Mapping[str, Any]
+    config: Mapping[str, Any]
     load_benchmark: Callable[[str], Benchmark]
     origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -116,7 +116,7 @@ def read_settings(
     return Settings(
         **fields,
         workdir=workdir,
-        recipe=config.to_dict(),
+        config=config.to_dict(),
         load_benchmark=functools.partial(benchmarks.load, config),
         origin=origin or {},
     )

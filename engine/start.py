@@ -98,7 +98,7 @@ class Run:
             count = processes.first_process_first(lambda: benchmark.num_examples("train"))
             if evaluating:
                 processes.first_process_first(lambda: benchmark.num_examples("eval"))
-        guard.afford(self.host_bytes("train", *(["eval"] if evaluating else [])), settings.recipe)
+        guard.afford(self.host_bytes("train", *(["eval"] if evaluating else [])), settings.config)
         return count
 
     def host_bytes(self, *splits: str) -> dict[tuple[str, ...], int]:
@@ -131,7 +131,7 @@ class Run:
         return {
             "data": {name: text for split in data for name, text in split.content.items()},
             "benchmark": self.settings.benchmark,
-            "config": dict(self.settings.recipe),
+            "config": dict(self.settings.config),
             "recipe": dict(self.settings.origin),
             "num_train_examples": num_examples,
             "norm_examples": self.programs.norm_examples,
@@ -174,18 +174,6 @@ def first_state(run: Run, plan: Plan, weights: Weights | None = None) -> tuple[T
     return state, ""
 
 
-def _note_progress(text: str) -> None:
-    """Notes what the input does before its first batch; a signal may end the run there."""
-    watchdog.doing(text)
-    preemption.raise_if_requested()
-
-
-def pending_work() -> str:
-    """What this process waits for, in words, for the watchdog."""
-    libraries = stalls.in_libraries(compiler.cache_folder())
-    return "; ".join([*libraries, *processes.others(), *files.unanswered(10.0)])
-
-
 def restore_state(
     checkpoints: Checkpointer, number: int, state: TrainState, totals: Any
 ) -> tuple[TrainState, Any]:
@@ -201,3 +189,15 @@ def restore_state(
         folder = f"{checkpoints.directory}/{number}"
         raise CheckpointError(f"{folder} holds step {inside}; delete it to go on before it")
     return restored, totals
+
+
+def _note_progress(text: str) -> None:
+    """Notes what the input does before its first batch; a signal may end the run there."""
+    watchdog.doing(text)
+    preemption.raise_if_requested()
+
+
+def pending_work() -> str:
+    """What this process waits for, in words, for the watchdog."""
+    libraries = stalls.in_libraries(compiler.cache_folder())
+    return "; ".join([*libraries, *processes.others(), *files.unanswered(10.0)])

@@ -92,7 +92,7 @@ def split_path(path: str) -> tuple[str, int | None]:
     return f"{path}/checkpoints", None
 
 
-def peek(path: str) -> dict[str, Any] | None:
+def peek_manifest(path: str) -> dict[str, Any] | None:
     """The manifest of the checkpoint that `find_checkpoint` would find; None if there is none.
 
     This needs no other host and no Orbax. A manifest that cannot be read is None as well: whoever

@@ -150,12 +150,12 @@ def test_translations(words, expected):
 )
 def test_lars_has_the_rates_of_the_tutorial(batch, rate, warmup):
     words = ["--enable_lars", f"--train_batch_size={batch}"]
-    recipe = settings(resnet_main.translate(words).arguments).recipe
+    recipe = settings(resnet_main.translate(words).arguments).config
     expected = {"optimizer": "lars", "base_learning_rate": rate, "learning_rate_per": 0}
     expected |= {"learning_rate_schedule": "polynomial", "warmup_steps": f"{warmup} epochs"}
     assert {key: recipe[key] for key in expected} == expected
     faster = settings(resnet_main.translate([*words, "--poly_rate=3"]).arguments)
-    assert faster.recipe["base_learning_rate"] == 3
+    assert faster.config["base_learning_rate"] == 3
 
 
 def test_a_config_file_of_the_tutorial(tmp_path):
@@ -169,7 +169,7 @@ def test_a_config_file_of_the_tutorial(tmp_path):
         "weight_decay: 4.0e-05\nmoving_average_decay: 0.9999\nbn_momentum: 0\n"
     )
     words = resnet_main.translate([f"--config_file={path}", "--train_steps=9"]).arguments
-    recipe = settings(words).recipe
+    recipe = settings(words).config
     expected = {"deep_stem": True, "max_pool": "conv", "squeeze_excite": 0.25, "dropout": 0.25}
     expected |= {"augmentation": "randaugment:2x10", "train_steps": "9", "weight_decay": 4e-5}
     expected |= {"moving_average_decay": 0.9999, "bn_momentum": 0.0, "image_size": 160}

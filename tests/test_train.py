@@ -261,7 +261,7 @@ def test_a_run_is_introduced():
     params = {"w": np.zeros((2, 3)), "b": np.zeros(5)}
     run: Any = types.SimpleNamespace(
         title="a run",
-        settings=types.SimpleNamespace(train_batch_size=1500, recipe={"b": 1, "a": {}}),
+        settings=types.SimpleNamespace(train_batch_size=1500, config={"b": 1, "a": {}}),
         benchmark=types.SimpleNamespace(unit="images"),
         programs=types.SimpleNamespace(
             abstract_state=lambda recipe: types.SimpleNamespace(params=params)

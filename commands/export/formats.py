@@ -30,7 +30,7 @@ _RECIPE = (  # keys of the config that say how a model was trained
     *("train_batch_size", "train_steps", "base_learning_rate", "learning_rate_schedule"),
     *("weight_decay", "label_smoothing", "moving_average_decay", "seed", "init_from"),
 )
-Run = Callable[[np.ndarray], np.ndarray]  # uint8[b, s, s, 3] -> float32[b, K]
+Compute = Callable[[np.ndarray], np.ndarray]  # uint8[b, s, s, 3] -> float32[b, K]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Format:
 
     path: str
     write: Callable[[Model, str], None]
-    runner: Callable[[Model, str], Run]
+    runner: Callable[[Model, str], Compute]
     needs: str = ""
 
 
@@ -85,7 +85,7 @@ def _write_hf(model: Model, path: str) -> None:
             file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def _run_hf(model: Model, path: str) -> Run:
+def _run_hf(model: Model, path: str) -> Compute:
     """The model as an import reads it, by the rules for other libraries' weights."""
     folder = os.path.dirname(path)
     config = ml_collections.ConfigDict(model.trained.config.to_dict())
@@ -108,12 +108,12 @@ def _write_savedmodel(model: Model, path: str) -> None:
     stablehlo.write_classifier(model.exported, model.portable.spec, model.class_names, f"{path}/1")
 
 
-def _run_savedmodel(_: Model, path: str) -> Run:
+def _run_savedmodel(_: Model, path: str) -> Compute:
     run = stablehlo.savedmodel_runner(f"{path}/1", "images")
     return lambda images: run({"images": images})["logits"]
 
 
-def _run_stablehlo(_: Model, path: str) -> Run:
+def _run_stablehlo(_: Model, path: str) -> Compute:
     run = stablehlo.runner(path)
     return lambda images: np.asarray(run(images))
 

@@ -1,6 +1,6 @@
 """Finds objects on pictures: what predict.py does with a detector.
 
-Objects become rows for programs, lines for people, and drawings: the photo with boxes, names and
+Objects become rows for programs, lines for the user, and drawings: the photo with boxes, names and
 scores, or the pixels of the masks.
 """
 
@@ -25,13 +25,13 @@ from commands.predict import fonts, outputs, sources
 from commands.predict.model import Leaves, Predictor, Request, say
 from commands.predict.outputs import (
     FORMATS,
-    cell,
-    cut,
+    format_rows,
     json_array,
-    lines,
+    path_cell,
     path_text,
     shortest,
     shown,
+    text_cell,
 )
 from commands.predict.sources import Picture, Tally
 from common.console import Progress
@@ -199,7 +199,7 @@ def _write(request: Request, paths: Sequence[str], rows: Iterator[Row], uses: An
     if request.form != "coco":
         width = shutil.get_terminal_size().columns
         is_table = request.form == "table"
-        text = table(rows, width) if is_table else lines(request.form, rows, COLUMNS)
+        text = table(rows, width) if is_table else format_rows(request.form, rows, COLUMNS)
         return outputs.write(request.out, text)
     source, listed = uses.listed(paths)
     numbers, odd = image_ids(paths, source, listed), 0
@@ -320,7 +320,7 @@ def coco(row: Row, image_id: int) -> Iterator[dict[str, Any]]:
 def table(rows: Iterable[Row], width: int) -> Iterator[str]:
     """Lines for a terminal of `width` columns: one for each picture, one for each object."""
     for row in rows:
-        name = cell(row.path, max(width - 30, 20))
+        name = path_cell(row.path, max(width - 30, 20))
         if row.error:
             yield f"{name}  ERROR {row.error}\n"
             continue
@@ -329,7 +329,7 @@ def table(rows: Iterable[Row], width: int) -> Iterator[str]:
         yield f"{name}  {row.width} x {row.height}, {found}\n"
         for each in row.objects:
             x, y, wide, high = each.bbox
-            label = cut(shown(each.label), 24)
+            label = text_cell(shown(each.label), 24)
             yield f"  {label:24} {each.score:6.1%}  at {x:.0f}, {y:.0f}: {wide:.0f} x {high:.0f}\n"
 
 

@@ -1,6 +1,6 @@
 """Classifies pictures: what predict.py does with a classifier.
 
-Classes become rows for programs, lines for people, and contact sheets: each picture as the model
+Classes become rows for programs, lines for the user, and contact sheets: each picture as the model
 sees it, with its class and probability.
 """
 
@@ -24,13 +24,13 @@ from commands.predict import fonts, outputs, sources
 from commands.predict.model import Predictor, Request, say
 from commands.predict.outputs import (
     FORMATS,
-    cell,
-    cut,
-    lines,
+    format_rows,
     name_of,
     name_width,
+    path_cell,
     path_text,
     shown,
+    text_cell,
 )
 from commands.predict.sources import Tally
 from common import limits
@@ -202,7 +202,7 @@ def _write(
     if request.form == "table":
         text = table(watched, classes, paths, shutil.get_terminal_size().columns)
     else:
-        text = lines(request.form, watched, classes.columns)
+        text = format_rows(request.form, watched, classes.columns)
     outputs.write(request.out, text)
     if options.embeddings:
         outputs.save(options.embeddings, [_array(features)])
@@ -316,7 +316,7 @@ class Classes:
         return ["path", *named, "folder_label", "error"]
 
     def shown(self, value: float) -> str:
-        """A probability or logit as text for people."""
+        """A probability or logit as text for the user."""
         return f"{value:.1%}" if self.kind == "probability" else f"{value:.3f}"
 
     def failed(self, path: str, error: str) -> Row:
@@ -351,12 +351,12 @@ def table(rows: Iterator[Row], classes: Classes, paths: Sequence[str], width: in
     yield f"{'file':{names}}  {'classes, most probable first'}\n"
     for row in rows:
         ranks = [
-            f"{cut(shown(label), label_width):{label_width}} {classes.shown(value):>7}"
+            f"{text_cell(shown(label), label_width):{label_width}} {classes.shown(value):>7}"
             for label, value in zip(row.labels[:shown_k], row.values, strict=False)
         ]
         text = "  ".join(ranks) if not row.error else f"ERROR {row.error}"
         mark = f"  (folder: {shown(row.truth)})" if row.is_wrong else ""
-        yield f"{cell(row.path, names):{names}}  {text}{mark}\n"
+        yield f"{path_cell(row.path, names):{names}}  {text}{mark}\n"
 
 
 # Contact sheets.

@@ -1,6 +1,6 @@
 """Recommends items to users: what predict.py does with NCF.
 
-Items become rows for programs and lines for people.
+Items become rows for programs and lines for the user.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from commands import trained
 from commands.predict import outputs, texts
 from commands.predict.model import Predictor, Request, say
-from commands.predict.outputs import FORMATS, cut, lines, shortest, shown
+from commands.predict.outputs import FORMATS, format_rows, shortest, shown, text_cell
 from common.errors import ConfigError, DataError
 from engine import locations
 
@@ -60,7 +60,7 @@ def run(request: Request, options: Options, model: trained.Trained, stdin: Itera
     text = (
         table(rows, shutil.get_terminal_size().columns)
         if request.form == "table"
-        else lines(request.form, rows, COLUMNS)
+        else format_rows(request.form, rows, COLUMNS)
     )
     outputs.write(request.out, text)
     if not tally["users"]:
@@ -205,5 +205,5 @@ def table(rows: Iterable[Row], width: int) -> Iterator[str]:
             continue
         yield f"user {row.user}\n"
         for rank, each in enumerate(row.items, 1):
-            title = cut(shown(each.title), max(width - 28, 20))
+            title = text_cell(shown(each.title), max(width - 28, 20))
             yield f"{rank:5}  {each.score:6.1%}  item {each.item:<7}  {title}".rstrip() + "\n"

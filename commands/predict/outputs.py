@@ -38,7 +38,7 @@ class Row(Protocol):
         ...
 
 
-def lines(form: str, rows: Iterable[Row], columns: Sequence[str]) -> Iterator[str]:
+def format_rows(form: str, rows: Iterable[Row], columns: Sequence[str]) -> Iterator[str]:
     """The text of a file in one of `FORMATS`, piece by piece; `columns` are those of a CSV."""
     if form == "csv":
         return _csv(rows, columns)
@@ -68,7 +68,7 @@ def shortest(value: float) -> float:
 
 
 def shown(path: str) -> str:
-    """A path as text for people: `path_text`, and without control characters."""
+    """A path as text for the user: `path_text`, and without control characters."""
     printable = (
         c if c.isprintable() else c.encode("unicode_escape").decode() for c in path_text(path)
     )
@@ -80,13 +80,13 @@ def path_text(path: str) -> str:
     return path.encode(errors="backslashreplace").decode()
 
 
-def cell(path: str, width: int) -> str:
+def path_cell(path: str, width: int) -> str:
     """The end of a path, which says more than its beginning."""
     text = shown(path)
     return text if len(text) <= width else f"…{text[1 - width :]}"
 
 
-def cut(text: str, width: int) -> str:
+def text_cell(text: str, width: int) -> str:
     """The beginning of a text."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
 

@@ -1,6 +1,6 @@
 """Translates sentences: what predict.py does with a translator.
 
-Translations become rows for programs and plain lines for people.
+Translations become rows for programs and plain lines for the user.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from commands import trained
 from commands.predict import outputs, texts
 from commands.predict.model import Predictor, Request, say
-from commands.predict.outputs import FORMATS, lines
+from commands.predict.outputs import FORMATS, format_rows
 from commands.predict.texts import Line
 from common.errors import ConfigError
 from engine import locations
@@ -57,7 +57,7 @@ def run(request: Request, options: Options, model: trained.Trained, stdin: Itera
     text = (
         plain(rows, options.n_best)
         if request.format in ("", "text")
-        else lines(request.format, rows, COLUMNS)
+        else format_rows(request.format, rows, COLUMNS)
     )
     outputs.write(request.out, text)
     translator.summarize()

@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
     Attributes:
       status: ok, failed or skipped.
-      summary: one line for people.
+      summary: one line for the user.
       look: what to look at where the check failed, else "".
       figures: {name: number, text or bool}.
       programs: {name: SHA-256 of the program's StableHLO text}.

@@ -35,7 +35,7 @@ class Result:
     """What a check answers.
 
     Attributes:
-      summary: one line for people.
+      summary: one line for the user.
       figures: {name: number, text or list of them}, for prove.json.
       programs: {name: SHA-256 of the StableHLO text}, of the programs that were compared.
       status: "skipped" where there is nothing to check on these devices.

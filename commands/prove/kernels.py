@@ -26,7 +26,7 @@ class Kernel(NamedTuple):
     """A kernel and the plain function that computes the same.
 
     Attributes:
-      name: for people.
+      name: for the user.
       kernel: a function of arrays that returns a tree of arrays.
       plain: the same without Pallas.
       arguments: makes the arrays.

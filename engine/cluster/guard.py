@@ -69,7 +69,7 @@ class Vote:
 
 
 class Guard:
-    """Open from the start of a training run to its end."""
+    """Holds the workdir's lock while a run trains, and asks after each step whether to stop."""
 
     def __init__(self, workdir: str, mesh: Mesh, host_memory_limit: float):
         """Takes the workdir's lock.

@@ -1,4 +1,4 @@
-"""Keeps the rows of metrics.jsonl, the record of a run.
+"""Keeps the rows of metrics.jsonl, the record of a run; says how sure a share in them is.
 
 Each line is a JSON object whose "split" is "train" or "eval". When a run resumes, the file is cut
 back to the restored step, so that it has neither gaps nor duplicates.

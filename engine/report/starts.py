@@ -34,7 +34,7 @@ _ROOT = pathlib.Path(__file__).parents[2]
 Row = Mapping[str, Any]
 
 
-class Record:
+class StartRecord:
     """The newest start of a run; a thread notes in starts.json how long it lasts.
 
     A start that ends before its first save is in no manifest.

@@ -195,7 +195,6 @@ class Reporter:
             return
         if self._writer is None:
             metric_writers = _metric_writers()
-
             with writing(self._events):
                 writer = metric_writers.SummaryWriter(self._folder)
             self._writer = metric_writers.AsyncWriter(writer)
@@ -307,7 +306,7 @@ class Profiler:
 
 
 @contextlib.contextmanager
-def synced_to_wandb(workdir: str, recipe: Any, say: Callable[[str], None]) -> Iterator[None]:
+def synced_to_wandb(workdir: str, config: Any, say: Callable[[str], None]) -> Iterator[None]:
     """Has wandb read the events that the block writes to the workdir, local or gs://.
 
     wandb notices only writers that are made after its start. Whatever it raises becomes one line,
@@ -317,7 +316,7 @@ def synced_to_wandb(workdir: str, recipe: Any, say: Callable[[str], None]) -> It
     code = 1
     try:
         with watchdog.during("starting wandb"):
-            run = _start_wandb(workdir, recipe)
+            run = _start_wandb(workdir, config)
     except Exception as error:  # of the package, of its server, of the disk
         say(f"NOTE config.tracker=wandb: {one_line(error)}; the run goes on without it")
     try:
@@ -332,17 +331,17 @@ def synced_to_wandb(workdir: str, recipe: Any, say: Callable[[str], None]) -> It
             say(f"NOTE config.tracker=wandb: {one_line(error)}; it may lack the last rows")
 
 
-def _start_wandb(workdir: str, recipe: Any) -> Any:
+def _start_wandb(workdir: str, config: Any) -> Any:
     wandb: Any = importlib.import_module("wandb")  # an optional package
     wandb.tensorboard.patch(root_logdir=workdir)  # else it warns of folders outside its own
     file = epath.Path(workdir) / "wandb_id.txt"
     run = wandb.init(
-        project=os.environ.get("WANDB_PROJECT") or recipe["benchmark"],
+        project=os.environ.get("WANDB_PROJECT") or config["benchmark"],
         name=os.environ.get("WANDB_NAME") or os.path.basename(workdir.rstrip("/")),
         id=file.read_text().strip() if file.exists() else None,
         resume="allow",
         dir=os.environ.get("WANDB_DIR") or (None if "://" in workdir else workdir),
-        config=recipe,
+        config=config,
         sync_tensorboard=True,
         settings={
             **{"console": "off", "login_timeout": 20, "init_timeout": 30},  # seconds

@@ -143,7 +143,7 @@ def test_a_batch_of_more_than_an_epoch(size, statuses):
 def test_the_input_may_take_four_fifths_of_the_free_memory(needed, status, monkeypatch):
     case: Any = types.SimpleNamespace(
         settings=types.SimpleNamespace(
-            train_batch_size=4, eval_batch_size=8, recipe={"train": 1, "eval": 2}
+            train_batch_size=4, eval_batch_size=8, config={"train": 1, "eval": 2}
         ),
         benchmark=types.SimpleNamespace(host_bytes=lambda split, *_: {(split,): needed // 2}),
     )

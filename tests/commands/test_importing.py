@@ -119,7 +119,7 @@ def test_its_report_says_where_it_is_from(imported, folder, tiny_records, capsys
 
 def test_its_evaluation_needs_no_keys_of_the_architecture(imported, tiny_records):
     settings, notes = settled(config_of(tiny_records), imported, "eval")
-    assert settings.recipe["num_filters"] == 4 and settings.recipe["image_size"] == 16
+    assert settings.config["num_filters"] == 4 and settings.config["image_size"] == 16
     assert "config.num_filters=4 instead of 6, as the weights want it" in notes
     scores = evaluating.evaluate(settings, "latest", 0)
     assert 0 <= scores["top_1_accuracy"] <= 1 and np.isfinite(scores["loss"])
@@ -141,7 +141,7 @@ def begun(settings, monkeypatch):
 def test_a_run_in_that_workdir_begins_with_its_weights(imported, tiny_records, monkeypatch):
     settings, notes = settled(config_of(tiny_records), imported)
     assert settings.init_from == f"{imported}/checkpoints/0" and "imported model" in notes[0]
-    assert settings.recipe["image_size"] == 24  # a run may train at another size
+    assert settings.config["image_size"] == 24  # a run may train at another size
     params, source = begun(settings, monkeypatch)
     model = trained.load(str(imported))
     kernels = [x["conv_stem"]["kernel"] for x in (params, model.params)]
@@ -153,7 +153,7 @@ def test_a_run_begins_with_foreign_weights(folder, tiny_records, tmp_path, caplo
     config = config_of(tiny_records, init_from=folder, num_label_classes=4)
     settings, notes = settled(config, tmp_path)
     assert any("input_spec" in note for note in notes)
-    assert settings.recipe["num_label_classes"] == 4  # the recipe's, not the file's
+    assert settings.config["num_label_classes"] == 4  # the recipe's, not the file's
     with caplog.at_level(logging.INFO, logger="tpu_suite"):
         params, source = begun(settings, monkeypatch)
     assert "2 new (params/head/bias, params/head/kernel)" in caplog.text
@@ -171,18 +171,18 @@ def test_a_resumed_run_needs_the_weights_no_more(imported, tmp_path):
     manifest = json.loads((step / "manifest/metadata").read_text())
     (step / "manifest/metadata").write_text(json.dumps({**manifest, "step": 7}))
     settings, _ = settled(config_of(init_from="/gone"), tmp_path)
-    assert settings.recipe["num_filters"] == 4 and settings.init_from == "/gone"
-    assert settled(config_of(), tmp_path)[0].recipe["num_filters"] == 4
+    assert settings.config["num_filters"] == 4 and settings.init_from == "/gone"
+    assert settled(config_of(), tmp_path)[0].config["num_filters"] == 4
     manifest["config"]["init_from"] = ""  # the run began without another model's weights
     (step / "manifest/metadata").write_text(json.dumps({**manifest, "step": 7}))
     settings, notes = settled(config_of(), tmp_path)
-    assert settings.recipe["num_filters"] == 6 and not notes
+    assert settings.config["num_filters"] == 6 and not notes
 
 
 def test_a_new_run_begins_with_the_imported_workdir(imported, tiny_records, tmp_path):
     settings, _ = settled(config_of(tiny_records, init_from=str(imported)), tmp_path)
-    assert settings.recipe["num_filters"] == 4 and settings.recipe["num_label_classes"] == 0
-    assert json.loads(settings.recipe["input_spec"])["resize"] == 20
+    assert settings.config["num_filters"] == 4 and settings.config["num_label_classes"] == 0
+    assert json.loads(settings.config["input_spec"])["resize"] == 20
 
 
 def test_an_import_never_writes_into_a_run(imported, folder):
@@ -215,7 +215,7 @@ def test_a_key_that_the_person_gives_is_not_changed(folder, tmp_path):
     config = config_of(init_from=folder, input_spec="vgg", resnet_depth=34)
     fixed = ("input_spec", "resnet_depth")
     settings, notes = settled(config, tmp_path, fixed=fixed)
-    assert (settings.recipe["input_spec"], settings.recipe["resnet_depth"]) == ("vgg", 34)
+    assert (settings.config["input_spec"], settings.config["resnet_depth"]) == ("vgg", 34)
     assert not any(key in note for key in fixed for note in notes)
     benchmark = settings.load_benchmark("")
     with pytest.raises(ConfigError, match=r"config.resnet_depth=34, but .* has 18"):
@@ -239,7 +239,7 @@ def test_a_bucket(gcs, folder, tiny_records):
     config = config_of(init_from=f"{bucket}/timm")
     importing.run(settled(config, f"{bucket}/model", "import")[0])
     settings, _ = settled(config_of(tiny_records), f"{bucket}/model", "eval")
-    assert settings.recipe["num_filters"] == 4
+    assert settings.config["num_filters"] == 4
     assert "top_1_accuracy" in evaluating.evaluate(settings, "latest", 0)
 
 

@@ -130,7 +130,7 @@ def test_a_nested_manifest_of_data_is_named(tmp_path):
 def test_a_nested_manifest_of_a_checkpoint_is_not_peeked_at(tmp_path):
     (tmp_path / "checkpoints/1/manifest").mkdir(parents=True)
     (tmp_path / "checkpoints/1/manifest/metadata").write_bytes(NESTED)
-    assert weights.peek(str(tmp_path)) is None
+    assert weights.peek_manifest(str(tmp_path)) is None
 
 
 def test_a_nested_index_is_made_anew(tmp_path):

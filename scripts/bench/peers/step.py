@@ -86,7 +86,7 @@ def lower_with_our_options(programs: Programs, plan: Plan) -> list[Any]:
     del plan
     settings, benchmark = programs.settings, programs.benchmark
     options = compiler.options(programs.mesh, benchmark.larger_windows)
-    peer = peers.load(settings.recipe, benchmark)
+    peer = peers.load(settings.config, benchmark)
     return lower_peer(peer, programs.mesh, settings.train_batch_size, options)
 
 

@@ -236,12 +236,12 @@ def old(**values):
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("given", [False, True])
 def test_an_old_ssd_goes_on_with_its_pooling(mode, given, monkeypatch):
-    monkeypatch.setattr(saved, "peek", lambda path: old())
+    monkeypatch.setattr(saved, "peek_manifest", lambda path: old())
     config = ssd.get_config()
     assert config.max_pool == "same"  # Google's
     notes = importing.settle(config, "/workdir", mode, ["max_pool"] if given else [])
     assert config.max_pool == ("same" if given else "torch") and bool(notes) != given
-    monkeypatch.setattr(saved, "peek", lambda path: old(max_pool="same"))
+    monkeypatch.setattr(saved, "peek_manifest", lambda path: old(max_pool="same"))
     config.max_pool = "torch"
     importing.settle(config, "/workdir", mode, [])
     assert config.max_pool == ("same" if mode == "eval" else "torch")

@@ -107,7 +107,7 @@ def test_a_file_is_imported_and_evaluated(case, request, tmp_path):
     write_file(case, case.classes, path)
     workdir = tmp_path / "imported"
     importing.run(settings(configured(case, "", init_from=path), workdir, "import")[0])
-    manifest = saved.peek(str(workdir))
+    manifest = saved.peek_manifest(str(workdir))
     assert manifest and manifest["config"]["num_classes"] == case.classes
     assert manifest["config"]["max_pool"] == "torch" and manifest["imported"]["channels"] == "RGB"
     ready, _ = settings(configured(case, data_dir), workdir, "eval")

@@ -169,7 +169,7 @@ def test_the_counts_follow_from_the_files_before_the_clock(recipe, folder, key, 
     opened = Run.open(read_settings(config.lock(), str(tmp_path / "run")))
     run = mlperf_formats.declare_examples(opened, evaluating=True)
     counted = {key: 90, "num_eval_sentences": 23, "vocabulary_size": entries}
-    assert {name: run.settings.recipe[name] for name in counted} == counted
+    assert {name: run.settings.config[name] for name in counted} == counted
     assert run.benchmark.declared_examples("train") == 90
     for benchmark, is_open in ((opened.benchmark, True), (run.benchmark, False)):
         held = vars(benchmark).keys() & {"_train", "_eval", "_sources", "vocabulary"}

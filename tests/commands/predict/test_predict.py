@@ -95,7 +95,7 @@ def test_the_accuracy_is_that_of_evaluation(call, pictures, workdir, tiny_record
 def test_a_cell_is_the_text_itself(start):
     known = Classes([f"{start}cat"], 1, "probability")
     row = known.row(f"{start}x.jpg", np.zeros(1), "")
-    (line,) = list(csv.reader(outputs.lines("csv", iter([row]), known.columns)))[1:]
+    (line,) = list(csv.reader(outputs.format_rows("csv", iter([row]), known.columns)))[1:]
     assert line[:4] == [f"{start}x.jpg", f"{start}cat", "1.0", "0"]
 
 
@@ -234,7 +234,7 @@ def test_formats_say_the_same(call, pictures, tmp_path):
         for k, best in enumerate(item["predictions"], 1):
             printed = row[f"label_{k}"], int(row[f"index_{k}"]), float(row[f"prob_{k}"])
             assert printed == (best["label"], best["index"], best["probability"])
-    assert json.loads("".join(outputs.lines("json", iter([]), []))) == []
+    assert json.loads("".join(outputs.format_rows("json", iter([]), []))) == []
 
 
 def test_sources(tmp_path, monkeypatch):

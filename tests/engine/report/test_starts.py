@@ -33,7 +33,7 @@ def test_a_start_is_written_when_it_begins_and_when_it_ends(tmp_path, mesh, monk
     clock = {"time": lambda: next(times), "strftime": time.strftime, "gmtime": time.gmtime}
     monkeypatch.setattr(run_starts, "time", types.SimpleNamespace(**clock))
     known: list[Any] = [{"step": 0, "seconds": 7.0}]
-    record = run_starts.Record(str(tmp_path), known, 50, mesh)
+    record = run_starts.StartRecord(str(tmp_path), known, 50, mesh)
     assert written(tmp_path) == known and len(known) == 2
     own = {"step": 50, "begun": 1000.0, "seconds": 10.0, "device": "cpu", "chips": 8}
     assert own.items() <= known[1].items()
@@ -47,22 +47,22 @@ def test_a_thread_notes_how_long_it_lasts(tmp_path, mesh, monkeypatch):
     """So that the end of a killed start is known."""
     monkeypatch.setattr(run_starts, "_DISK", 0.01)
     noted = threading.Semaphore(0)
-    monkeypatch.setattr(run_starts.Record, "note", lambda self: noted.release())
-    record = run_starts.Record(str(tmp_path), [], 0, mesh)
+    monkeypatch.setattr(run_starts.StartRecord, "note", lambda self: noted.release())
+    record = run_starts.StartRecord(str(tmp_path), [], 0, mesh)
     assert all(noted.acquire(timeout=20) for _ in range(3))  # the first one when it began
     record.close()
 
 
 def test_what_cannot_be_written_stops_nothing(tmp_path, mesh):
     known: list[Any] = []
-    record = run_starts.Record(str(tmp_path / "missing"), known, 0, mesh)
+    record = run_starts.StartRecord(str(tmp_path / "missing"), known, 0, mesh)
     record.close()
     assert known[0]["seconds"] > 0 and not (tmp_path / "missing").exists()
 
 
 def test_process_0_alone_writes(tmp_path, mesh, monkeypatch):
     monkeypatch.setattr(run_starts.jax, "process_index", lambda: 1)
-    run_starts.Record(str(tmp_path), [], 0, mesh).close()
+    run_starts.StartRecord(str(tmp_path), [], 0, mesh).close()
     assert not list(tmp_path.iterdir())
 
 

@@ -29,7 +29,7 @@ def programs(name: str, **changes: Any) -> Any:
 def loaded(name: str, **changes: Any) -> tuple[Any, peers.Peer]:
     """A benchmark and its peer."""
     made = programs(name, **changes)
-    return made.benchmark, peers.load(made.settings.recipe, made.benchmark)
+    return made.benchmark, peers.load(made.settings.config, made.benchmark)
 
 
 def initial(benchmark: Any) -> Any:
@@ -229,7 +229,7 @@ def test_a_step_learns_on_several_devices():
     """The state of a step is the next one's, and its parameters change."""
     sizes = {"resnet_depth": 18, "num_filters": 4, "image_size": 16, "num_label_classes": 4}
     made = programs("fake_imagenet", **sizes, train_batch_size=16)
-    peer = peers.load(made.settings.recipe, made.benchmark)
+    peer = peers.load(made.settings.config, made.benchmark)
     (lowered,) = steps.lower_peer(peer, made.mesh, 16, None)
     step, state = (
         lowered[1].compile(),

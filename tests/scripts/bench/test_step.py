@@ -41,7 +41,7 @@ def asked(monkeypatch):
         outcome = forecast.Outcome(place, config.train_batch_size)
         if place.name.startswith("v6e"):
             return forecast.Outcome(place, config.train_batch_size, error="signal 11")
-        plain = config.recipe.get("batch_norm") == "plain"
+        plain = config.config.get("batch_norm") == "plain"
         outcome = forecast.Outcome(
             place, outcome.batch, train=program(188_000_000 if plain else 94_000_000, 3_000_000_000)
         )
@@ -63,7 +63,7 @@ def test_estimates_are_compared_slice_by_slice(asked, capsys):
     assert cells[2][:5] == ["v3:2x2", "plain", "200.0", "1.00", "10.0"]
     assert cells[3][:5] == ["v3:2x2", "gram", "100.0", "0.50", "10.0"]
     assert [row[0] for row in cells[4:]] == ["v5e:2x4"] * 2
-    sizes = {(c.train_batch_size, c.recipe["image_size"]) for _, c in asked}
+    sizes = {(c.train_batch_size, c.config["image_size"]) for _, c in asked}
     assert sizes == {(128, 64)}
 
 
@@ -75,7 +75,7 @@ def test_a_peer_is_compared_slice_by_slice(asked, capsys):
     assert peer["moved"] == 40e9 and ours["cycles"] == 94_000_000
     assert ours["ratio_to_peer"] == pytest.approx(0.75) and ours["temporaries_ratio"] == 0.75
     assert ours["moved_ratio"] == 0.25 and "moved_ratio" not in peer
-    assert {(c.train_batch_size, c.recipe["base_learning_rate"]) for _, c in asked} == {
+    assert {(c.train_batch_size, c.config["base_learning_rate"]) for _, c in asked} == {
         (128, 0.00457)
     }
     assert bench_step.main(flags) == 0
