@@ -206,7 +206,7 @@ def _ours(path: str, array: np.ndarray, filters: int) -> np.ndarray:
 def renew_heads(
     detector: Any, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The arrays of a Mask R-CNN's last layers, by path; see `ssd.weights`."""
+    """The arrays of a Mask R-CNN's last layers, by path, as SSD has them."""
     del detector
     layers = {}
     for layer, (size, is_mean) in _CLASS_LAYERS.items():
