@@ -67,7 +67,7 @@ ALLOWED = {  # by file: the calls
     "commands/predict/sources.py": "glob.* open os.*",
     "commands/predict/texts.py": "open os.path.*",
     "common/data/files.py": ".makedirs os.path.isfile os.path.lexists glob.has_magic",
-    "common/foreign/checkpoints.py": "glob.has_magic os.path.abspath os.symlink shutil.* "
+    "common/foreign/tf_checkpoints.py": "glob.has_magic os.path.abspath os.symlink shutil.* "
     "tempfile.*",
     "common/limits.py": "os.stat",
     "common/preparation/sources.py": "os.* tarfile.open",

@@ -23,7 +23,7 @@ import urllib.request
 from etils import epath
 
 from common.errors import ConfigError, DataError, one_line
-from common.foreign import checkpoints
+from common.foreign import tf_checkpoints
 
 # Published weights that messages and the preparations name; docs/models.md has more.
 RESNET = "hf-hub:timm/resnet{depth}.a1_in1k"  # of depth 18, 34, 50, 101 or 152
@@ -44,8 +44,8 @@ def is_name(path: str) -> bool:
 
 def describe(file: str) -> str:
     """What a file is that `find` returned, in words."""
-    if checkpoints.is_v2(file) or checkpoints.is_v1(file):
-        return f"a checkpoint of TensorFlow with the arrays {checkpoints.listed(file)}"
+    if tf_checkpoints.is_v2(file) or tf_checkpoints.is_v1(file):
+        return f"a checkpoint of TensorFlow with the arrays {tf_checkpoints.listed(file)}"
     return f"{file} is a file, as other libraries write their weights"
 
 
@@ -65,13 +65,13 @@ def find(path: str) -> str:
         folder = epath.Path(path)
         if not folder.is_dir():
             file = path if folder.exists() else ""
-            return file if file and not _PART.search(path) else checkpoints.find(path) or file
+            return file if file and not _PART.search(path) else tf_checkpoints.find(path) or file
         if (folder / "checkpoints").exists():
             return ""
         names = sorted(p.name for p in folder.iterdir())
         files = [name for name in names if name.endswith(_SUFFIXES)]
         if not files and any(_PART.search(name) for name in names):
-            return checkpoints.newest(folder, names)
+            return tf_checkpoints.newest(folder, names)
     except DataError:
         raise
     except Exception as error:  # gs:// raises TensorFlow's own classes

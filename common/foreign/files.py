@@ -17,7 +17,7 @@ from etils import epath
 
 from common import limits
 from common.errors import DataError, one_line, parse_json, some
-from common.foreign import PUBLISHED, checkpoints, pickles
+from common.foreign import PUBLISHED, pickles, tf_checkpoints
 from common.text import text_lines
 
 _MOST_BYTES = 8 << 30
@@ -81,8 +81,8 @@ def read(path: str) -> Foreign:
     file = epath.Path(path)
     limits.check_file(path)
     try:
-        if checkpoints.is_v2(path) or checkpoints.is_v1(path):
-            arrays, digest, remark = checkpoints.read(path, _MOST_BYTES)
+        if tf_checkpoints.is_v2(path) or tf_checkpoints.is_v1(path):
+            arrays, digest, remark = tf_checkpoints.read(path, _MOST_BYTES)
             _check_finite(path, arrays)
             return Foreign(path, "TensorFlow", digest, arrays, {}, (), remark)
         if (size := file.stat().length) > _MOST_BYTES:

@@ -49,7 +49,7 @@ def match(path: str, arrays: Mapping[str, np.ndarray]) -> Match:
 
     Args:
       path: of the checkpoint, for messages.
-      arrays: of its layers, as `common.foreign.checkpoints.read` returns them.
+      arrays: of its layers, as `common.foreign.tf_checkpoints.read` returns them.
 
     Raises:
       DataError: there is none, or several; the message names the first array that does not fit.

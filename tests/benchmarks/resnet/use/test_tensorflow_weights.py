@@ -22,7 +22,7 @@ from commands import importing, trained
 from common import foreign
 from common.data.shards import tensorflow
 from common.errors import ConfigError, DataError
-from common.foreign import checkpoints, files
+from common.foreign import files, tf_checkpoints
 from engine.run import read_settings
 from tests.benchmarks.resnet.use.test_weights import translated
 from tests.conftest import make_tiny_config
@@ -236,7 +236,7 @@ def test_a_folder_whose_name_is_a_pattern(form, tmp_path):
         saved(tmp_path / "model", {"conv2d/kernel": array}, form)
         for file in tmp_path.glob("model*"):
             file.rename(tmp_path / folder / file.name)
-    (found,) = checkpoints.read(f"{tmp_path}/set[1]/model", 1 << 20)[0].values()
+    (found,) = tf_checkpoints.read(f"{tmp_path}/set[1]/model", 1 << 20)[0].values()
     assert found.max() == 2 == found.min()
 
 
