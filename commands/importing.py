@@ -18,7 +18,7 @@ from engine.checkpoint import Checkpointer
 from engine.manifest import array_differences, describe_arrays
 from engine.run import Programs, Settings, make_plan
 from engine.start import Run
-from engine.step import TrainState, model_items, state_of
+from engine.step import model_items, state_of
 
 
 def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list[str]:
@@ -86,7 +86,12 @@ def run(settings: Settings) -> None:
     num_examples = benchmark.nominal_examples("train") or benchmark.num_examples("train")
     recipe = make_plan(settings, benchmark, num_examples).recipe
     state = state_of(imported.params, imported.model_state, recipe)
-    _check_complete(imported.source, state, programs.abstract_state(recipe))
+    wanted = programs.abstract_state(recipe)
+    items = (describe_arrays(model_items(s)) for s in (state, wanted))
+    if lines := list(array_differences(*items)):  # the classifier is missing
+        raise CheckpointError(
+            f"{imported.source} is no complete model, only weights to begin a run with: {lines[0]}"
+        )
     this = Run.open(settings, trains=False)
     this.say(f"read {imported.summary}")
     checkpoints = Checkpointer(this.checkpoints_dir, keep=1, best=lambda: None)
@@ -94,12 +99,3 @@ def run(settings: Settings) -> None:
     checkpoints.save(0, model_items(state), {"step": np.int32(0)}, facts)
     checkpoints.close()
     this.say(f"wrote {folder}/0: --workdir={settings.workdir} is a model now")
-
-
-def _check_complete(source: str, state: TrainState, wanted: TrainState) -> None:
-    """Refuses a model without its classifier."""
-    items = (describe_arrays(model_items(s)) for s in (state, wanted))
-    if lines := list(array_differences(*items)):
-        raise CheckpointError(
-            f"{source} is no complete model, only weights to begin a run with: {lines[0]}"
-        )

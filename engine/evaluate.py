@@ -1,9 +1,11 @@
 """Evaluates a model: predicts every example, scores the predictions, judges the scores.
 
 Every example counts exactly once, whatever the batch size and the number of hosts and devices. The
-devices predict, process 0 scores the rows of all predictions and tells the other processes. A
-`Judge` decides which steps are evaluated and when a run is over; a `PatientJudge` also ends one
-whose scores no longer rise.
+devices predict, process 0 scores the rows of all predictions and tells the other processes.
+
+`examining` opens a checkpoint to evaluate it. In a training run an `Evaluator` evaluates; a `Judge`
+decides which steps, and when the run is over; a `PatientJudge` also ends one whose scores no longer
+rise.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from engine import locations
 from engine.checkpoint import Checkpointer
 from engine.manifest import check_manifest
 from engine.run import Settings, read_settings
-from engine.weights import Weights, read_weights
+from engine.weights import Weights, read_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +128,7 @@ def load(
         if keys:
             given = ", ".join(f"--config.{key}" for key in keys)
             raise ConfigError(f"{given}: {flag}={path} is a model of this program and says it")
-        read = functools.partial(read_weights, checkpoints, step)
+        read = functools.partial(read_step, checkpoints, step)
         return Model(source, step, config_of(manifest).lock(), manifest, read)
     if checkpoint != "latest":
         raise ConfigError(
@@ -187,7 +187,7 @@ def initial_weights(path: str, read_foreign: Callable[[str], Any]) -> Weights:
     if file and (imported := read_foreign(file)):
         return Weights(*imported[:3])
     checkpoints, step = open_checkpoint(path, "config.init_from")
-    weights = read_weights(checkpoints, step)
+    weights = read_step(checkpoints, step)
     checkpoints.close()
     return weights
 

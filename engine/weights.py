@@ -26,7 +26,7 @@ class Weights(NamedTuple):
     model_state: Any
 
 
-def read_weights(checkpoints: Checkpointer, step: int) -> Weights:
+def read_step(checkpoints: Checkpointer, step: int) -> Weights:
     """Reads the weights of one step.
 
     Raises:

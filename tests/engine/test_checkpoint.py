@@ -163,7 +163,7 @@ def test_a_model_without_state_is_read_alone(tmp_path):
         saver.save(step, **on(items, sharding(1, False)), facts={})
     saver.wait()
     for step, ema in enumerate(({}, plain)):
-        found = weights.read_weights(saver, step)
+        found = weights.read_step(saver, step)
         assert found.source == f"{tmp_path}/{step}" and found.model_state == {}
         assert_same(found.params, ema["params"] if ema else params)
     saver.close()

@@ -222,7 +222,8 @@ def test_a_benchmark_without_a_reader_says_what_a_checkpoint_holds(name, tmp_pat
     for path in ("", "/model.ckpt-250000", "/model.ckpt-250000.index"):
         config.init_from = f"{tmp_path}{path}"
         with pytest.raises(ConfigError, match=f"TensorFlow with the arrays {layer}, with which"):
-            importing.settle(config.copy_and_resolve_references(), "", "train", ())
+            importing.settle(config, "", "train", ())
+    assert foreign.find(f"{tmp_path}/model.ckpt-9") == ""
 
 
 @pytest.mark.parametrize("form", [1, 2])
