@@ -225,20 +225,19 @@ def _settings(mode: Mode, workdir: str) -> Any:
     """The run that the command line describes, with the folders of its data and weights."""
     import benchmarks
     from commands import importing
+    from engine import model_source
     from engine.run import read_settings
 
     config = _CONFIG.value
     if config is None:
-        from commands import trained
-
-        return trained.settings(workdir)
+        return model_source.settings(workdir)
     read_settings(config)  # a recipe that lacks keys is refused before they are used
     keys.read_config(locations.Keys, config)
     keys.check("config.data_fallback", config.get("data_fallback", ""), str)
     if mode.reads_data and benchmarks.needs_data_dir(config):
         config.data_dir = locations.data_dir(config, _say)
     if workdir:
-        config.init_from = locations.init_from(config, _say)
+        config.init_from = model_source.init_from(config, _say)
     flag = flags.FLAGS["config"]
     typed = config_flags.get_override_values(flag)
     for line in importing.settle(config, workdir, _MODE.value, typed):

@@ -112,8 +112,9 @@ def settle_config(
 
     Args:
       config: changed in place.
-      model: the manifest of a checkpoint, or a path whose weights may be another library's. Then
-        the module's `foreign_settings(path)` returns (values of keys, remarks), or None.
+      model: the manifest of a checkpoint, or a file that `common.foreign.find` returned. Of that
+        the module's `foreign_settings(file)` returns (values of keys, remarks), or None where it
+        is no model of this benchmark.
       fixed: keys that the user has given, which stay.
       whole: whether the model is used as it is.
       has_recipe: whether the user has given a recipe, whose keys may differ.
@@ -153,24 +154,22 @@ def settle_config(
 
 
 def _foreign_values(
-    package: Any, config: Any, path: str
+    package: Any, config: Any, file: str
 ) -> tuple[Mapping[str, Any], list[tuple[str, str]], bool]:
     """(values, remarks, whether they are of the package's own model) of another library's weights.
 
-    Else they are of a model that the package follows; empty if `path` is no file of weights.
+    Else they are of a model that the package follows.
     """
-    none = lambda path: None  # noqa: E731
-    if found := getattr(package, "foreign_settings", none)(path):
+    none = lambda file: None  # noqa: E731
+    if found := getattr(package, "foreign_settings", none)(file):
         return *found, True
     for name in getattr(package, "FOLLOWS", ()):
-        if found := getattr(module(name), "foreign_settings", none)(path):
+        if found := getattr(module(name), "foreign_settings", none)(file):
             values, remarks = found
             remarks = [(line, key) for line, key in remarks if not key or key in config]
             followed = [(line, "") for line in package.check_followed(config, values)]
             return values, remarks + followed, False
-    if file := foreign.find(path):
-        raise ConfigError(
-            f"config.init_from={path}: {foreign.describe(file)}, with which the benchmark "
-            f"{config.benchmark} cannot begin; give a workdir of its own that has checkpoints"
-        )
-    return {}, [], False
+    raise ConfigError(
+        f"config.init_from={config.init_from}: {foreign.describe(file)}, with which the benchmark "
+        f"{config.benchmark} cannot begin; give a workdir of its own that has checkpoints"
+    )

@@ -152,15 +152,15 @@ class Uses:
         del params, model_state
         return None
 
-    def read_foreign(self, path: str) -> Imported | None:
-        """Reads a file or folder, local or gs://, of another library's weights.
+    def read_foreign(self, file: str) -> Imported | None:
+        """Reads another library's weights; None if the benchmark takes none.
 
-        Returns None if `path` is none, such as a workdir. The benchmark's package may have
-        `foreign_settings(path)`, see `benchmarks.settle_config`; this method is called with the
-        settings that it returns.
+        `file` is one that `common.foreign.find` returned, local or gs://. The benchmark's package
+        may have `foreign_settings(file)`, see `benchmarks.settle_config`; this method is called
+        with the settings that it returns.
 
         Raises:
           DataError: the file cannot be used.
         """
-        del path
+        del file
         return None

@@ -16,14 +16,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from commands import trained
 from commands.predict import boxes, classes, items, sentences, sources, texts
 from commands.predict.model import choose_precision, say
 from commands.predict.sources import Tally
 from common import limits
 from common.errors import ConfigError, UserError, one_line
 from common.images import photos
-from engine import compiler
+from engine import compiler, model_source, resuming
 from engine import mesh as meshes
 
 _N_BEST = 3  # translations of a sentence
@@ -63,7 +62,7 @@ class Demo:
     answer: Callable[..., Answer]
 
 
-def make_demo(model: trained.Trained, accept_other_data: bool = False) -> Demo:
+def make_demo(model: model_source.Model, accept_other_data: bool = False) -> Demo:
     """Loads a model and compiles it.
 
     Raises:
@@ -78,7 +77,7 @@ def make_demo(model: trained.Trained, accept_other_data: bool = False) -> Demo:
             f"{model.source} is a model of the benchmark {model.config.benchmark!r}, for which "
             f"there is no page; {uses.hint}"
         )
-    model.check_data(accept_other_data, say)
+    resuming.check_data(model, accept_other_data, say)
     meshes.check_platform()
     compiler.use_cache(model.config.compilation_cache)
     takes, example, answer = kinds[uses.answers](choose_precision(model))
@@ -99,7 +98,7 @@ def _one_by_one(answer: Callable[..., Answer]) -> Callable[..., Answer]:
     return guarded
 
 
-def _classes(model: trained.Trained) -> tuple[str, str, Callable[..., Answer]]:
+def _classes(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
     names = classes.class_names(classes.Options(), model, False)
     predictor, inputs = classes.opened(model, 1)
     predictor.compile(sources.warm_up(inputs))
@@ -117,7 +116,7 @@ def _classes(model: trained.Trained) -> tuple[str, str, Callable[..., Answer]]:
     return "a photo", "", answer
 
 
-def _boxes(model: trained.Trained) -> tuple[str, str, Callable[..., Answer]]:
+def _boxes(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
     model.check_finite()
     predictor, inputs = boxes.opened(model, 1)
     predictor.compile(sources.warm_up(inputs))
@@ -139,7 +138,7 @@ def _boxes(model: trained.Trained) -> tuple[str, str, Callable[..., Answer]]:
     return "a photo", "", answer
 
 
-def _sentences(model: trained.Trained) -> tuple[str, str, Callable[..., Answer]]:
+def _sentences(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
     best = min(_N_BEST, model.config.beam_size)
     uses, predictor = sentences.opened(model, sentences.Options(n_best=best), 1)
 
@@ -153,7 +152,7 @@ def _sentences(model: trained.Trained) -> tuple[str, str, Callable[..., Answer]]
     return "a sentence", "A sentence.", answer
 
 
-def _items(model: trained.Trained) -> tuple[str, str, Callable[..., Answer]]:
+def _items(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
     uses, predictor = items.opened(model, items.Options(), 1)
 
     def answer(text: str) -> Answer:

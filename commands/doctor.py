@@ -32,8 +32,9 @@ from engine import mesh as meshes
 from engine.cluster import guard, processes
 from engine.cluster.hosts import vm_metadata
 from engine.locations import check_folder
+from engine.model_source import initial_weights
 from engine.run import Programs, Settings
-from engine.weights import adopt, load_initial_weights
+from engine.weights import adopt
 
 _LOCK = "/tmp/libtpu_lockfile"
 _SHARED = "/dev/shm"
@@ -298,7 +299,7 @@ def _initial_weights(case: Case) -> Iterator[Finding]:
             yield Finding("warn", note, remedy)
         return
     try:
-        weights = load_initial_weights(path, case.benchmark.uses.read_foreign)
+        weights = initial_weights(path, case.benchmark.uses.read_foreign)
         shapes = jax.eval_shape(case.benchmark.init, jax.random.key(0))
         params, model_state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
         new = Parts("init_without", case.settings.init_without)

@@ -13,12 +13,12 @@ from etils import epath
 
 import benchmarks
 from common.errors import CheckpointError, ConfigError
-from engine import weights
+from engine import model_source
 from engine.checkpoint import Checkpointer
 from engine.manifest import array_differences, describe_arrays
 from engine.run import Programs, Settings, make_plan
 from engine.start import Run
-from engine.step import TrainState, model_items, state_of
+from engine.step import model_items, state_of
 
 
 def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list[str]:
@@ -42,7 +42,7 @@ def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list
     """
     notes = []
     imports, evaluates = mode == "import", mode in ("eval", "report")
-    own = weights.peek_manifest(workdir) if workdir and not imports else None
+    own = model_source.peek(workdir) if workdir and not imports else None
     if own is not None and not own.get("step") and not evaluates:
         config.init_from = f"{workdir}/checkpoints/0"
         notes.append("the workdir holds an imported model, with whose weights the run begins")
@@ -51,8 +51,10 @@ def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list
         return notes + benchmarks.settle_config(config, own, fixed, whole=evaluates)
     if not config.init_from:
         return notes
-    other = None if imports else weights.peek_manifest(config.init_from)
-    return notes + benchmarks.settle_config(config, other or config.init_from, fixed, whole=imports)
+    path, model = model_source.find(config.init_from, "--config.init_from")
+    if not model and not imports:
+        model = model_source.peek(path)
+    return notes + (benchmarks.settle_config(config, model, fixed, imports) if model else [])
 
 
 def run(settings: Settings) -> None:
@@ -72,9 +74,10 @@ def run(settings: Settings) -> None:
         )
     programs = Programs.make(settings, trains=False)  # the run is opened when all fits
     benchmark = programs.benchmark
-    imported = benchmark.uses.read_foreign(settings.init_from)
-    if imported is None:
-        name, path = f"config.init_from={settings.init_from!r}", settings.init_from
+    path = settings.init_from
+    file = model_source.find(path, "--config.init_from")[1] if path else ""
+    if not file or (imported := benchmark.uses.read_foreign(file)) is None:
+        name = f"config.init_from={path!r}"
         if path and not epath.Path(path).exists():
             raise ConfigError(f"{name}: there is no such file or folder")
         raise ConfigError(
@@ -83,7 +86,12 @@ def run(settings: Settings) -> None:
     num_examples = benchmark.nominal_examples("train") or benchmark.num_examples("train")
     recipe = make_plan(settings, benchmark, num_examples).recipe
     state = state_of(imported.params, imported.model_state, recipe)
-    _check_complete(imported.source, state, programs.abstract_state(recipe))
+    wanted = programs.abstract_state(recipe)
+    items = (describe_arrays(model_items(s)) for s in (state, wanted))
+    if lines := list(array_differences(*items)):  # the classifier is missing
+        raise CheckpointError(
+            f"{imported.source} is no complete model, only weights to begin a run with: {lines[0]}"
+        )
     this = Run.open(settings, trains=False)
     this.say(f"read {imported.summary}")
     checkpoints = Checkpointer(this.checkpoints_dir, keep=1, best=lambda: None)
@@ -91,12 +99,3 @@ def run(settings: Settings) -> None:
     checkpoints.save(0, model_items(state), {"step": np.int32(0)}, facts)
     checkpoints.close()
     this.say(f"wrote {folder}/0: --workdir={settings.workdir} is a model now")
-
-
-def _check_complete(source: str, state: TrainState, wanted: TrainState) -> None:
-    """Refuses a model without its classifier."""
-    items = (describe_arrays(model_items(s)) for s in (state, wanted))
-    if lines := list(array_differences(*items)):
-        raise CheckpointError(
-            f"{source} is no complete model, only weights to begin a run with: {lines[0]}"
-        )

@@ -33,6 +33,7 @@ from common.trees import by_name
 from engine import manifest as manifests
 from engine import mesh
 from engine.cluster import processes, stalls, watchdog
+from engine.report.history import History
 
 _log = logging.getLogger("tpu_suite")
 _MAX_LINES = 8  # differing arrays that a message names
@@ -216,6 +217,31 @@ class Checkpointer:
             problem = f"{self.directory}/{step} was not written by this program or is damaged"
             raise _unreadable(problem, [f"{self.directory}/{step}/manifest"], error) from error
         return manifest
+
+    def choose(self, wanted: str) -> int:
+        """The step that --checkpoint names: latest, best (in the run's own evaluations), a number.
+
+        Raises:
+          CheckpointError: there is no such checkpoint.
+        """
+        steps = self.steps()
+        if not steps:
+            raise CheckpointError(f"no checkpoint in {self.directory}; is --workdir right?")
+        if wanted == "latest":
+            return steps[-1]
+        if wanted == "best":
+            newest = self.manifest(steps[-1])
+            history = History(os.path.dirname(self.directory), writes=False)
+            history.restore(newest.get("evaluations", []))
+            chosen = history.best(newest.get("target_metric", ""))
+        else:
+            chosen = int(wanted) if wanted.isdigit() else None
+        if chosen not in steps:
+            raise CheckpointError(
+                f"--checkpoint={wanted} is not in {self.directory}; use latest, best (if the run "
+                f"evaluated) or one of {steps}"
+            )
+        return chosen
 
     def compare(self, step: int, items: dict[str, Any]) -> dict[str, Any]:
         """Returns a step's manifest if its arrays have the names, shapes and dtypes of `items`.

@@ -1,13 +1,17 @@
 """Evaluates a model: predicts every example, scores the predictions, judges the scores.
 
 Every example counts exactly once, whatever the batch size and the number of hosts and devices. The
-devices predict, process 0 scores the rows of all predictions and tells the other processes. A
-`Judge` decides which steps are evaluated and when a run is over; a `PatientJudge` also ends one
-whose scores no longer rise.
+devices predict, process 0 scores the rows of all predictions and tells the other processes.
+
+`examining` opens a checkpoint to evaluate it. In a training run an `Evaluator` evaluates; a `Judge`
+decides which steps, and when the run is over; a `PatientJudge` also ends one whose scores no longer
+rise.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -15,18 +19,22 @@ from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 
-from common.errors import ConfigError, DataError
+from benchmarks.uses import Exhibit
+from common.errors import CheckpointError, ConfigError, DataError
+from engine import compiler, mlperf, resuming
 from engine import mesh as meshes
-from engine import mlperf
+from engine.checkpoint import Checkpointer
 from engine.cluster import preemption, processes, watchdog
+from engine.cluster.guard import afford
 from engine.cluster.watchdog import Background
 from engine.mesh import Feed
 from engine.report.history import History
 from engine.report.writers import Reporter
-from engine.run import Plan, evaluated_weights, is_due
+from engine.run import Plan, Settings, evaluated_weights, is_due, make_plan
 from engine.start import Run
-from engine.step import TrainState
+from engine.step import CompiledStep, TrainState, model_items
 
 Scores = dict[str, float]
 
@@ -122,6 +130,101 @@ def report_scores(
     headline = run.benchmark.headline(scores)
     shown = "  ".join(reporter.quantity(name, value, count) for name, value in headline.items())
     reporter.eval(row, f"EVAL step {step:,}  {shown}  ({count:,} {unit} in {seconds:.1f} s)")
+
+
+def exhibits(run: Run, evaluation: Evaluation, state: TrainState | None = None) -> list[Exhibit]:
+    """What the benchmark shows of its predictions; [] on processes other than 0.
+
+    With the `state` that has predicted, what the model does inside as well.
+    """
+    if jax.process_index():
+        return []
+    uses, rows = run.benchmark.uses, evaluation.rows
+    with watchdog.during("looking at the predictions", evaluation.step):
+        shown = uses.exhibits(iter(rows))
+        if state is not None:
+            params, model_state = (
+                jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), weights)
+                for weights in evaluated_weights(state)
+            )
+            shown += uses.insights(params, model_state, iter(rows))
+        return shown
+
+
+@dataclasses.dataclass(frozen=True)
+class Examination:
+    """The checkpoints of a run, and the compiled program that predicts with them."""
+
+    run: Run
+    checkpoints: Checkpointer
+    step: int  # the checkpoint that was asked for
+    plan: Plan
+    abstract: TrainState
+    predict: Callable[..., Any]
+
+    def restore(self, step: int, watching: bool = False) -> TrainState | None:
+        """The model of a checkpoint; None if the run has deleted it while this process watches.
+
+        Raises:
+          CheckpointError: the checkpoint cannot be used.
+        """
+        model = None
+        try:
+            model = self.checkpoints.restore(step, {"model": model_items(self.abstract)})["model"]
+        except CheckpointError:
+            if not watching or step in self.checkpoints.steps():
+                raise
+        if meshes.any_process(model is None) or model is None:
+            return None
+        return self.abstract._replace(**model)
+
+
+@contextlib.contextmanager
+def examining(settings: Settings, checkpoint: str, wait: float = 0.0) -> Iterator[Examination]:
+    """Opens the data to evaluate and a checkpoint, and compiles.
+
+    Args:
+      settings: those of the run that wrote the checkpoints.
+      checkpoint: see `Checkpointer.choose`.
+      wait: seconds to wait for a first checkpoint.
+    """
+    folder = epath.Path(settings.workdir) / "checkpoints"
+    if not wait and not folder.exists():  # before anything is made in a mistyped folder
+        raise CheckpointError(f"no checkpoint in {folder}; is --workdir right?")
+    run = Run.open(settings, trains=False)
+    with run.watched():
+        processes.first_process_first(lambda: run.benchmark.num_examples("eval"))
+        afford(run.host_bytes("eval"), settings.config)
+        checkpoints = Checkpointer(run.checkpoints_dir, keep=settings.keep_checkpoints, best=None)
+        if wait and checkpoint == "latest":
+            next_step(checkpoints, -1, wait)
+        step = meshes.broadcast(checkpoints.choose(checkpoint))
+        then, source = checkpoints.manifest(step), f"{checkpoints.directory}/{step}"
+        data = [run.benchmark.identity("eval")]
+        resuming.compare_data(run.programs, run.say, then, source, data)
+        plan = make_plan(settings, run.benchmark, then["num_train_examples"])
+        abstract = run.programs.abstract_state(plan.recipe)
+        with compiler.watched(run.say):
+            predict = CompiledStep(run.programs.lower_predict(abstract))
+        processes.barrier("waiting for the other hosts to compile")
+        yield Examination(run, checkpoints, step, plan, abstract, predict)
+
+
+def next_step(checkpoints: Checkpointer, step: int, seconds: float) -> int | None:
+    """Waits up to `seconds` for a checkpoint after `step`, and returns its step or None.
+
+    Raises:
+      Preempted: a signal arrived.
+    """
+    start = time.monotonic()
+    while True:
+        if newer := [other for other in checkpoints.steps() if other > step]:
+            return newer[0]
+        if time.monotonic() - start > seconds:
+            return None
+        for _ in range(10):
+            preemption.raise_if_requested()
+            time.sleep(0.2)
 
 
 class Evaluator:

@@ -1,4 +1,4 @@
-"""Where a run's results, data and initial weights are, and which paths can be used.
+"""Where a run's results and data are, and which paths can be used.
 
 Flags, config keys or the environment name them. A path is local, or gs://BUCKET/FOLDER.
 """
@@ -14,7 +14,6 @@ from typing import Any
 
 from etils import epath
 
-from common import foreign
 from common.errors import CheckpointError, ConfigError, one_line
 
 _WORKDIR_VARIABLES = ("TPU_MODEL_DIR", "PS_MODEL_PATH", "MLP_GCS_MODEL_DIR")
@@ -79,17 +78,6 @@ def data_dir(config: Any, say: Callable[[str], None]) -> str:
         f"--config.data_dir or ${config.data_env} to train on your own"
     )
     return fallback
-
-
-def init_from(config: Any, say: Callable[[str], None]) -> str:
-    """The model whose weights the run begins with: the config, else the environment, else ""."""
-    path, source = config.init_from, "--config.init_from"
-    if not path and (path := os.environ.get(config.init_env, "")):
-        source = f"${config.init_env}"
-        say(f"initial weights: {path} (from {source})")
-    if foreign.is_name(path):
-        return foreign.fetch(path, source)[0]
-    return check_path(path, source)
 
 
 def check_path(path: str, source: str) -> str:

@@ -25,10 +25,11 @@ from common.trees import Parts
 from engine import mesh as meshes
 from engine import step
 from engine.cluster import watchdog
+from engine.model_source import Model, initial_weights, peek
 from engine.report.writers import Reporter
 from engine.run import Plan, Programs
 from engine.step import Recipe, TrainState
-from engine.weights import Adoption, Weights, adopt, load_initial_weights, peek_manifest
+from engine.weights import Adoption, Weights, adopt
 
 Manifest = Mapping[str, Any]  # what `engine.start.Run.facts` wrote
 Say = Callable[[str], None]  # writes a line for the user
@@ -51,7 +52,7 @@ def read_weights(programs: Programs, say: Say, state: TrainState) -> Weights:
     """
     settings, benchmark = programs.settings, programs.benchmark
     watchdog.doing(f"reading {settings.init_from}")
-    weights = load_initial_weights(settings.init_from, benchmark.uses.read_foreign)
+    weights = initial_weights(settings.init_from, benchmark.uses.read_foreign)
     new = Parts("init_without", settings.init_without)
     adoption = adopt(benchmark.adopt, state.params, state.model_state, weights, new)[2]
     if not settings.mlperf.format:  # its clock runs before the data are touched
@@ -89,7 +90,7 @@ def _check_origin(programs: Programs, say: Say, weights: Weights, adoption: Adop
     # New classes are learnt by a new classifier; all layers of a translator rest on its vocabulary.
     new_vocabulary = "vocabulary" in data.meaning and not settings.init_without
     if adoption.is_complete or new_vocabulary:
-        then = peek_manifest(settings.init_from) or {}
+        then = peek(weights.source) or {}
         check_meaning(programs, say, then, weights.source, [data])
 
 
@@ -136,6 +137,26 @@ def refuse_other_data(lines: list[str], source: str, say: Say, flag: str) -> lis
     return lines
 
 
+def check_data(model: Model, accepted: bool, say: Say) -> None:
+    """Compares a model's classes with those that the folder of its data names now.
+
+    It reads one small file, and none on gs:// for a model that lies elsewhere. An imported model
+    has names of its own.
+
+    Raises:
+      OtherData: they differ, and `accepted` is False.
+    """
+    folder = model.config.get("data_dir", "")
+    if "imported" in model.manifest or ("://" in folder and "://" not in model.source):
+        return
+    try:
+        lines = other_meaning(model.manifest, model.benchmark.uses.data_meaning())
+    except DataError as error:
+        say(f"NOTE the data cannot be compared with the model's: {error}")
+    else:
+        refuse_other_data(lines, model.source, say, "" if accepted else "--accept_other_data")
+
+
 def compare_data(
     programs: Programs, say: Say, then: Manifest, source: str, data: Sequence[Identity]
 ) -> list[str]:
@@ -157,7 +178,7 @@ def explained(programs: Programs, source: str, data: Sequence[Identity]) -> Iter
     try:
         yield
     except CheckpointError:
-        check_meaning(programs, lambda line: None, peek_manifest(source) or {}, source, data)
+        check_meaning(programs, lambda line: None, peek(source) or {}, source, data)
         raise
 
 

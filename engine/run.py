@@ -146,6 +146,8 @@ def make_plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Pl
         return Every.parse(getattr(settings, key), **sizes, name=key)
 
     total = to_steps(settings.train_steps, **sizes, name="train_steps")
+    eval_every = every("steps_per_eval").since(settings.eval_offset, **sizes, name="eval_offset")
+    save_every, log_every = every("steps_per_checkpoint"), every("log_step_count_steps")
     every_average = settings.moving_average_every
     # train.py plans with one example before it counts them.
     if settings.moving_average_decay and every_average > total and num_examples > 1:
@@ -160,7 +162,9 @@ def make_plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Pl
     if clip:  # each device clips its own gradient instead
         optimizer = dataclasses.replace(optimizer, gradient_clip_norm=0.0)
 
-    parts = _parts(settings)
+    # The parameters that config keys name.
+    texts = {"freeze": settings.freeze, "init_without": settings.init_without}
+    parts = {key: Parts(key, text) for key, text in texts.items() if text}
 
     def of_group(attribute: str) -> Callable[[Any], Any]:
         def tree(params: Any) -> Any:
@@ -187,15 +191,7 @@ def make_plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Pl
         ema_every=settings.moving_average_every,
         frozen=lambda params: jax.tree.map(lambda rate: rate == 0, of_group("rate")(params)),
     )
-    eval_every = every("steps_per_eval").since(settings.eval_offset, **sizes, name="eval_offset")
-    save_every, log_every = every("steps_per_checkpoint"), every("log_step_count_steps")
     return Plan(num_examples, recipe, eval_every, save_every, log_every)
-
-
-def _parts(settings: Settings) -> dict[str, Parts]:
-    """The parameters that config keys name, by key; keys that name none are left out."""
-    texts = {"freeze": settings.freeze, "init_without": settings.init_without}
-    return {key: Parts(key, text) for key, text in texts.items() if text}
 
 
 def _group(benchmark: Benchmark, path: Any, frozen: Container[str]) -> base.Group:
@@ -275,9 +271,8 @@ class Programs:
 
     def abstract_state(self, recipe: Recipe) -> TrainState:
         """The state as ShapeDtypeStructs, replicated."""
-        sharding = meshes.replicated(self.mesh)
-        shapes = _initial(self.benchmark.init, recipe, sharding).eval_shape(_SEED)
-        return meshes.abstract(shapes, sharding)
+        shapes = _initial(self.benchmark.init, recipe, self.mesh).eval_shape(_SEED)
+        return meshes.abstract(shapes, meshes.replicated(self.mesh))
 
     def abstract_totals(self, state: TrainState) -> Any:
         """The totals of the train step as ShapeDtypeStructs, replicated."""
@@ -285,7 +280,7 @@ class Programs:
 
     def initial_state(self, recipe: Recipe) -> TrainState:
         """The state before the first step, on the devices."""
-        make = _initial(self.benchmark.init, recipe, meshes.replicated(self.mesh))
+        make = _initial(self.benchmark.init, recipe, self.mesh)
         return make(self.seed(recipe))
 
     def seed(self, recipe: Recipe) -> jax.Array:
@@ -310,14 +305,16 @@ class Programs:
 
     def lower_predict(self, state: TrainState) -> list[Any]:
         """The predict step, lowered for evaluation batches; see `engine.step.lower`."""
+        weights, specs = evaluated_weights(state), self.batch_specs("eval")
         predict_step = step.make_predict_step(self.benchmark.predict, self.mesh)
-        return step.lower(predict_step, evaluated_weights(state), self.batch_specs("eval"))
+        return step.lower(predict_step, weights, specs)
 
 
 @functools.lru_cache(1)
-def _initial(init: Callable[..., Any], recipe: Recipe, sharding: Any) -> Any:
+def _initial(init: Callable[..., Any], recipe: Recipe, mesh: Mesh) -> Any:
     """The jitted function from a seed to the initial state, so that it is traced once."""
-    return jax.jit(functools.partial(step.init_state, init, recipe), out_shardings=sharding)
+    make = functools.partial(step.init_state, init, recipe)
+    return jax.jit(make, out_shardings=meshes.replicated(mesh))
 
 
 def evaluated_weights(state: TrainState) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Loads the weights of another model, for `config.init_from`, and puts them into this one.
+"""Reads the weights of a checkpoint, and puts those of another model into this one.
 
 `Adoption` says which arrays are taken and which are new.
 """
@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from etils import epath
 
-from common.errors import CheckpointError, parse_json, some
+from common.errors import CheckpointError, some
 from common.trees import Parts, by_name
 from engine.checkpoint import Checkpointer
-from engine.manifest import array_differences, check_manifest, describe_arrays
+from engine.manifest import array_differences, describe_arrays
 
 
 class Weights(NamedTuple):
@@ -27,112 +26,19 @@ class Weights(NamedTuple):
     model_state: Any
 
 
-def load_initial_weights(path: str, read_foreign: Callable[[str], Any]) -> Weights:
-    """Loads the weights of a checkpoint, or of another library's file.
-
-    Args:
-      path: the value of `config.init_from`.
-      read_foreign: the benchmark's `read_foreign`.
-
-    Raises:
-      CheckpointError: there is no checkpoint, or it is damaged.
-      DataError: the other library's file cannot be used.
-    """
-    foreign = read_foreign(path)
-    return Weights(*foreign[:3]) if foreign else load_weights(path)
-
-
-def load_weights(path: str) -> Weights:
-    """Loads the weights of a checkpoint; `find_checkpoint` says what `path` may be.
-
-    Raises:
-      CheckpointError: there is no checkpoint, or it is damaged.
-    """
-    checkpoints, step = find_checkpoint(path, "config.init_from")
-    weights = read_step(checkpoints, step)
-    checkpoints.close()
-    return weights
-
-
-def find_checkpoint(path: str, name: str) -> tuple[Checkpointer, int]:
-    """Opens the folder of checkpoints that the user names; returns it with the step to read.
-
-    Args:
-      path: a workdir, whose newest checkpoint is taken, or WORKDIR/checkpoints/STEP; local or
-        gs://.
-      name: the flag or config key that `path` is from, for messages.
-
-    Raises:
-      CheckpointError: there is no such checkpoint.
-    """
-    folder, last = split_path(path)
-    if not epath.Path(folder).exists():
-        missing = folder if epath.Path(path).exists() else path
-        raise CheckpointError(
-            f"{name}={path}: there is no {missing}; give a workdir that has checkpoints, "
-            "WORKDIR/checkpoints/STEP, or weights of another library"
-        )
-    checkpoints = Checkpointer(folder, keep=1, best=None)
-    steps = checkpoints.steps()
-    step = max(steps, default=0) if last is None else last
-    if step not in steps:
-        raise CheckpointError(f"{name}={path}: {folder} has the checkpoints {steps}")
-    return checkpoints, step
-
-
-def split_path(path: str) -> tuple[str, int | None]:
-    """The folder of checkpoints that a path means, and the step if it is WORKDIR/checkpoints/STEP.
-
-    A workdir may itself be named as a number.
-    """
-    path = path.rstrip("/")
-    parent, _, last = path.rpartition("/")
-    if last.isdigit() and parent.rpartition("/")[2] == "checkpoints":
-        return parent, int(last)
-    return f"{path}/checkpoints", None
-
-
-def peek_manifest(path: str) -> dict[str, Any] | None:
-    """The manifest of the checkpoint that `find_checkpoint` would find; None if there is none.
-
-    This needs no other host and no Orbax. A manifest that cannot be read is None as well: whoever
-    restores the checkpoint says why.
-    """
-    parent, step = split_path(path)
-    folder = epath.Path(parent)
-    try:
-        if step is None:
-            step = max(int(p.name) for p in folder.iterdir() if p.name.isdigit())
-        manifest = parse_json((folder / str(step) / "manifest/metadata").read_bytes())
-        check_manifest(manifest)
-        return manifest if {"benchmark", "config"} <= manifest.keys() else None
-    except Exception:  # each file system raises its own types
-        return None
-
-
 def read_step(checkpoints: Checkpointer, step: int) -> Weights:
     """Reads the weights of one step.
 
     Raises:
-      CheckpointError: the checkpoint is damaged.
-    """
-    model = load_model(checkpoints, step)
-    weights = model["ema"] or model
-    source = f"{checkpoints.directory}/{step}"
-    return Weights(source, weights["params"], weights["model_state"])
-
-
-def load_model(checkpoints: Checkpointer, step: int) -> dict[str, Any]:
-    """Loads the item "model" of a step as it was saved, as NumPy arrays.
-
-    Raises:
       CheckpointError: the checkpoint is damaged, or another program wrote it.
     """
-    empty = {"params": {}, "model_state": {}, "ema": {}}
-    model = empty | placeholders(checkpoints.manifest(step)["tree"]["model"])
+    description = checkpoints.manifest(step)["tree"]["model"]
+    model = {"params": {}, "model_state": {}, "ema": {}} | placeholders(description)
     if model["ema"]:
         model["ema"] = {"model_state": {}} | model["ema"]
-    return checkpoints.restore(step, {"model": model})["model"]
+    model = checkpoints.restore(step, {"model": model})["model"]
+    weights, source = model["ema"] or model, f"{checkpoints.directory}/{step}"
+    return Weights(source, weights["params"], weights["model_state"])
 
 
 def placeholders(description: dict[str, str]) -> dict[str, Any]:

@@ -41,11 +41,12 @@ def main(argv: list[str] | None = None) -> None:
             raise ConfigError("the page needs NiceGUI: pip install 'nicegui>=3.18,<4'")
         _check_address(args.host, args.port)
         from commands import demo as demos
-        from commands import trained
+        from engine import model_source
 
         environment.show_log(sys.stderr)
-        changes = {"data_dir": args.data_dir} if args.data_dir else {}
-        model = trained.load(args.workdir, args.checkpoint, **changes)
+        model = model_source.load(args.workdir, args.checkpoint)
+        if args.data_dir:
+            model = model.changed(data_dir=args.data_dir)
         demo = demos.make_demo(model, args.accept_other_data)
     except UserError as error:
         sys.exit(f"demo: {error}")

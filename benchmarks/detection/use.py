@@ -77,9 +77,9 @@ class DetectorUses(Uses):
         self._benchmark = benchmark
         self._decoders: dict[bool, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
-    def read_foreign(self, path: str) -> Imported | None:
+    def read_foreign(self, file: str) -> Imported:
         """The detector's own checkpoints of other libraries, and the files that a ResNet takes."""
-        return weights.read_foreign(self._benchmark, path)
+        return weights.read_foreign(self._benchmark, file)
 
     def data_meaning(self) -> Mapping[str, Any]:
         keys = self._benchmark.keys

@@ -22,7 +22,6 @@ import benchmarks
 from benchmarks.detection import settings
 from benchmarks.detection.settings import Backbone
 from benchmarks.uses import Imported
-from common import foreign
 from common.errors import CheckpointError, ConfigError, DataError
 from common.foreign import files
 from common.foreign.files import Foreign
@@ -169,32 +168,28 @@ def _backbone_arrays(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_foreign_settings(
-    package: str, path: str
+    package: str, file: str
 ) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
-    """The keys of a detector's own checkpoint and remarks on it; None if `path` is none.
+    """The keys of a detector's own checkpoint and remarks on it; None if `file` is none.
 
     Args:
       package: the detector's, such as "benchmarks.detection.ssd".
-      path: a file or folder, local or gs://.
+      file: of another library's weights, local or gs://.
 
     Raises:
       DataError: the file cannot be used.
     """
-    if not (file := foreign.find(path)):
-        return None
     own = _own_weights(package, source := files.peek(file))
     return own.read_settings(source) if own.matches(source) else None
 
 
-def read_foreign(detector: Any, path: str) -> Imported | None:
-    """Reads weights with which a detector can begin; None if `path` is no file of weights.
+def read_foreign(detector: Any, file: str) -> Imported:
+    """Reads weights with which a detector can begin.
 
     Raises:
       DataError: the file holds neither such a detector nor a ResNet, or cannot be used.
       ConfigError: the detector in the file has other sizes than the config's.
     """
-    if not (file := foreign.find(path)):
-        return None
     own = _own_weights(type(detector).__module__, source := files.read(file))
     if not own.matches(source):
         resnet = benchmarks.module("resnet")

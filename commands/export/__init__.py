@@ -22,15 +22,13 @@ import jax
 import numpy as np
 from etils import epath
 
-from commands import trained
 from commands.export import programs, stablehlo
 from commands.export.formats import FORMATS, Format, Model, card_text
-from commands.trained import Trained
 from common.data import files
 from common.errors import CheckpointError, ConfigError, OutputError, one_line, parse_json, visible
 from common.images import input_spec
 from common.images.input_spec import prepare_image
-from engine import locations, weights
+from engine import locations, model_source, resuming
 from engine import manifest as manifests
 
 _LIST = "export.json"  # a folder that has it is an export
@@ -66,10 +64,9 @@ def run(
     chosen = choose(formats or _DEFAULT)
     if push:
         check_hub(push, chosen)
-    model = trained.load(path, checkpoint)
-    model.check_data(accept_other_data, print)
-    default = f"{weights.split_path(path)[0].removesuffix('/checkpoints')}/export"
-    out = locations.check_results_folder(out or default, "--out")
+    model = model_source.load(path, checkpoint)
+    resuming.check_data(model, accept_other_data, print)
+    out = locations.check_results_folder(out or f"{model.workdir}/export", "--out")
     with _checked(out), tempfile.TemporaryDirectory(prefix="export.") as folder:
         if functions := programs.of(model):
             wanted = programs.choose(choose(formats) if formats else (), model)
@@ -84,7 +81,7 @@ def run(
 
 
 def _classifier(
-    model: Trained, chosen: Sequence[str], allow_mismatch: bool, folder: str
+    model: model_source.Model, chosen: Sequence[str], allow_mismatch: bool, folder: str
 ) -> tuple[dict[str, Any], Sequence[str]]:
     """Writes a classifier and its card; returns the facts about each format, and the labels."""
     content = _prepare(model, chosen, allow_mismatch)
@@ -147,7 +144,7 @@ def _earlier(out: str) -> dict[str, Any]:
         return {}
 
 
-def _prepare(model: Trained, chosen: Sequence[str], allow_mismatch: bool) -> Model:
+def _prepare(model: model_source.Model, chosen: Sequence[str], allow_mismatch: bool) -> Model:
     """The model in its portable forms, checked."""
     portable = model.benchmark.uses.portable(model.params, model.model_state)
     if portable is None:
@@ -155,7 +152,7 @@ def _prepare(model: Trained, chosen: Sequence[str], allow_mismatch: bool) -> Mod
             f"{model.source} is a model of the benchmark {model.config.benchmark!r}, which has no "
             "export"
         )
-    names = trained.class_names(model.manifest, len(portable.network.steps[-1].arrays["bias"]))
+    names = model_source.class_names(model.manifest, len(portable.network.steps[-1].arrays["bias"]))
     if not names:
         print("NOTE the model has no class names: numbers stand for them")
     torch = portable.torch(names) if "hf" in chosen else None
@@ -252,7 +249,9 @@ def _export(name: str, content: Model, folder: str, reference: Reference) -> dic
     return {"path": form.path, "error": error} | ({"remark": remark} if remark else {})
 
 
-def _list(model: Trained, rows: dict[str, Any], labels: Sequence[str], folder: str) -> None:
+def _list(
+    model: model_source.Model, rows: dict[str, Any], labels: Sequence[str], folder: str
+) -> None:
     """Writes the names of the classes and the list of what the export is."""
     lines = [" ".join(name.split()) for name in labels]
     if lines:

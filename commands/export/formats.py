@@ -16,14 +16,12 @@ from typing import Any
 
 import jax
 import jinja2
-import ml_collections
 import numpy as np
 from jax import export
 
-import benchmarks
 from commands.export import onnx, stablehlo
-from commands.trained import Trained
 from common.portable import Portable, TorchForm
+from engine import model_source
 from engine.report.history import History
 
 _RECIPE = (  # keys of the config that say how a model was trained
@@ -44,7 +42,7 @@ class Model:
       torch: PyTorch's form where "hf" is wanted.
     """
 
-    trained: Trained
+    trained: model_source.Model
     portable: Portable
     class_names: tuple[str, ...]
     torch: TorchForm | None
@@ -87,13 +85,8 @@ def _write_hf(model: Model, path: str) -> None:
 
 def _run_hf(model: Model, path: str) -> Compute:
     """The model as an import reads it, by the rules for other libraries' weights."""
-    folder = os.path.dirname(path)
-    config = ml_collections.ConfigDict(model.trained.config.to_dict())
-    benchmarks.settle_config(config, folder, (), whole=True)
-    uses = benchmarks.load(config.lock(), "").uses
-    imported = uses.read_foreign(folder)
-    assert imported is not None
-    portable = uses.portable(imported.params, imported.model_state)
+    back = model_source.load(path, recipe=model.trained.config, say=lambda line: None)
+    portable = back.benchmark.uses.portable(back.params, back.model_state)
     assert portable is not None
     return lambda images: np.asarray(portable.logits(images))
 
@@ -168,13 +161,12 @@ def card_text(model: Model, rows: dict[str, Any]) -> str:
     )
 
 
-def _measured(trained: Trained) -> tuple[dict[str, float], int]:
+def _measured(trained: model_source.Model) -> tuple[dict[str, float], int]:
     """(accuracies of this checkpoint, number of images), by the run's evaluation or --mode=eval.
 
     Where there are none, it is ({}, 0).
     """
-    workdir = os.path.dirname(os.path.dirname(trained.source))
-    for folder in (workdir, f"{workdir}/eval"):
+    for folder in (trained.workdir, f"{trained.workdir}/eval"):
         for row in reversed(History(folder, writes=False).rows):
             scores = {name: value for name, value in row.items() if "accuracy" in name}
             if (row["split"], row["step"]) == ("eval", trained.step) and scores:

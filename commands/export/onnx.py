@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from commands.trained import Trained
 from common.errors import OutputError
 from common.portable import INPUT, Arrays, Network, Program, SingleShot, Step
+from engine import model_source
 
 PATH, _PHOTO = "model.onnx", "photo"
 DETECTOR_OUTPUTS = ("boxes", "class", "score")
@@ -219,7 +219,7 @@ def detector_runner(path: str) -> Callable[[Arrays], Arrays]:
 
 
 def export_detector(
-    model: Trained, program: Program, examples: Sequence[Arrays], folder: str
+    model: model_source.Model, program: Program, examples: Sequence[Arrays], folder: str
 ) -> dict[str, Any]:
     """Writes a detector into a folder and checks it against its program in float32.
 

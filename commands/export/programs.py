@@ -15,9 +15,9 @@ from jax import export
 from PIL import Image
 
 from commands.export import onnx, stablehlo
-from commands.trained import Trained
 from common.errors import ConfigError, OutputError
 from common.portable import Arrays, Program
+from engine import model_source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,14 +92,14 @@ def _draw(number: int, height: int, width: int, form: str) -> bytes:
     return file.getvalue()
 
 
-def of(model: Trained) -> Mapping[str, Program]:
+def of(model: model_source.Model) -> Mapping[str, Program]:
     """The programs of a model, in float32; {} if it has none. UserError if a file is missing."""
     uses = model.in_float32().benchmark.uses
     uses.check_files(model.manifest, model.source)
     return uses.programs(model.params, model.model_state)
 
 
-def choose(names: Sequence[str], model: Trained) -> Sequence[str]:
+def choose(names: Sequence[str], model: model_source.Model) -> Sequence[str]:
     """The formats to write: `names`, or without any those of every such model.
 
     Raises:
@@ -117,7 +117,7 @@ def choose(names: Sequence[str], model: Trained) -> Sequence[str]:
 
 
 def write(
-    model: Trained, programs: Mapping[str, Program], folder: str, formats: Sequence[str]
+    model: model_source.Model, programs: Mapping[str, Program], folder: str, formats: Sequence[str]
 ) -> tuple[dict[str, Any], Sequence[str]]:
     """Writes the programs, checks them, and describes them in README.md.
 

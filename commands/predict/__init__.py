@@ -16,12 +16,11 @@ from typing import Any
 
 from etils import epath
 
-from commands import trained
 from commands.predict.model import Request, choose_precision, say
 from commands.predict.outputs import FORMATS
 from common.errors import ConfigError
 from common.images import photos
-from engine import compiler, environment, locations
+from engine import compiler, environment, locations, model_source, resuming
 from engine import mesh as meshes
 
 # The end of the name of --out that stands for each format; the first that fits counts.
@@ -40,7 +39,14 @@ def run(request: Request, stdin: Iterable[str]) -> int:
     environment.show_log(sys.stderr)
     if request.out:
         _check_output(request.out, "out")
-    model = _open(request)
+    model = model_source.load(
+        request.model,
+        request.checkpoint,
+        "--workdir" if request.recipe is None else "--model",
+        request.recipe,
+        request.keys,
+        say,
+    )
     uses = model.benchmark.uses
     if not uses.answers:
         raise ConfigError(
@@ -55,33 +61,14 @@ def run(request: Request, stdin: Iterable[str]) -> int:
                 raise ConfigError(f"--{flag}={path}: must end with {end}")
             _check_output(path, flag)
     if not getattr(options, "labels", ""):
-        model.check_data(request.accept_other_data, say)
+        resuming.check_data(model, request.accept_other_data, say)
     request = dataclasses.replace(request, format=_format(request, kind.Options.formats))
     meshes.check_platform()
     compiler.use_cache(model.config.compilation_cache)
     return kind.run(request, options, choose_precision(model), stdin)
 
 
-def _open(request: Request) -> trained.Trained:
-    if request.recipe is None:
-        return trained.load(request.model, request.checkpoint)
-    recipe, keys = request.recipe, request.keys
-    foreign = trained.load_foreign(request.model, recipe, "--model", keys, say)
-    if foreign and request.checkpoint != "latest":
-        raise ConfigError(
-            f"--checkpoint={request.checkpoint}: --model={request.model} is a single model, not "
-            "the workdir of a run; leave --checkpoint out"
-        )
-    model = foreign or trained.load(request.model, request.checkpoint, "--model")
-    if keys and not foreign:
-        given = ", ".join(f"--config.{key}" for key in keys)
-        raise ConfigError(
-            f"{given}: --model={request.model} is a model of this program and says it"
-        )
-    return model
-
-
-def _options(known: Any, request: Request, model: trained.Trained) -> Any:
+def _options(known: Any, request: Request, model: model_source.Model) -> Any:
     """The flags of one kind of answers; ConfigError for a flag of another kind."""
     names = [field.name for field in dataclasses.fields(known)]
     for flag, value in request.options.items():

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from commands import trained
 from commands.predict import fonts, outputs, sources
 from commands.predict.model import Leaves, Predictor, Request, say
 from commands.predict.outputs import (
@@ -36,6 +35,7 @@ from commands.predict.outputs import (
 from commands.predict.sources import Picture, Tally
 from common.console import Progress
 from common.images.photos import Jpeg
+from engine import model_source
 from engine.locations import check_folder
 
 COLUMNS = ("path", "label", "category_id", "score", "x", "y", "width", "height", "error")
@@ -64,7 +64,7 @@ class Options:
         return 0.0 if form == "coco" else _MIN_SCORE
 
 
-def run(request: Request, options: Options, model: trained.Trained, stdin: Iterable[str]) -> int:
+def run(request: Request, options: Options, model: model_source.Model, stdin: Iterable[str]) -> int:
     """Writes the objects of each picture; see `commands.predict.run`."""
     started = time.monotonic()
     uses: Any = model.benchmark.uses
@@ -93,7 +93,7 @@ def run(request: Request, options: Options, model: trained.Trained, stdin: Itera
     return 1 if tally.errors else 0
 
 
-def opened(model: trained.Trained, batch_size: int) -> tuple[Predictor, sources.Prepare]:
+def opened(model: model_source.Model, batch_size: int) -> tuple[Predictor, sources.Prepare]:
     """The detector of objects on pictures, and what makes its inputs of a photo."""
     benchmark: Any = model.benchmark
     uses = benchmark.uses

@@ -19,7 +19,6 @@ import numpy as np
 from etils import epath
 from PIL import Image, ImageDraw
 
-from commands import trained
 from commands.predict import fonts, outputs, sources
 from commands.predict.model import Predictor, Request, say
 from commands.predict.outputs import (
@@ -38,6 +37,7 @@ from common.console import Progress
 from common.errors import ConfigError, one_line
 from common.images.input_spec import prepare_image
 from common.text import normal_name, text_lines
+from engine import model_source
 
 PER_SHEET = 80  # pictures on a contact sheet, in rows of 8 columns
 _SHEET_COLUMNS = 8
@@ -90,7 +90,7 @@ class Score:
         )
 
 
-def run(request: Request, options: Options, model: trained.Trained, stdin: Iterable[str]) -> int:
+def run(request: Request, options: Options, model: model_source.Model, stdin: Iterable[str]) -> int:
     """Writes the classes of each picture; see `commands.predict.run`."""
     started = time.monotonic()
     classes = class_names(options, model, request.accept_other_data)
@@ -116,7 +116,7 @@ def run(request: Request, options: Options, model: trained.Trained, stdin: Itera
     return 1 if tally.errors else 0
 
 
-def opened(model: trained.Trained, batch_size: int) -> tuple[Predictor, sources.Prepare]:
+def opened(model: model_source.Model, batch_size: int) -> tuple[Predictor, sources.Prepare]:
     """The classifier of pictures, and what makes its inputs of a photo."""
     benchmark: Any = model.benchmark
     spec, classify = benchmark.input_spec, benchmark.uses.classify
@@ -130,7 +130,7 @@ def opened(model: trained.Trained, batch_size: int) -> tuple[Predictor, sources.
     return Predictor(predict, model, batch_size, _AT_ONCE), inputs
 
 
-def class_names(options: Options, model: trained.Trained, accept_other_data: bool) -> Classes:
+def class_names(options: Options, model: model_source.Model, accept_other_data: bool) -> Classes:
     """The names of the model's classes: those of --labels, else its own, else numbers.
 
     Raises:
@@ -138,7 +138,7 @@ def class_names(options: Options, model: trained.Trained, accept_other_data: boo
         the model's own names in another order, and `accept_other_data` is False.
     """
     count = model.config.num_label_classes
-    names = list(trained.class_names(model.manifest, count))
+    names = list(model_source.class_names(model.manifest, count))
     if options.labels:
         limits.check_file(options.labels, ConfigError)
         try:
@@ -160,9 +160,9 @@ def class_names(options: Options, model: trained.Trained, accept_other_data: boo
     return Classes(names, min(options.top_k, count), "logit" if options.logits else "probability")
 
 
-def _check_order(path: str, names: Sequence[str], model: trained.Trained) -> None:
+def _check_order(path: str, names: Sequence[str], model: model_source.Model) -> None:
     """Raises ConfigError if a file of names has a name of the model's own for another class."""
-    own = trained.class_names(model.manifest, len(names))
+    own = model_source.class_names(model.manifest, len(names))
     # Two classes may share a name, such as ImageNet's cranes.
     absent = {mine for mine, name in zip(own, names, strict=False) if name != mine}
     moved = [i for i, name in enumerate(names) if name in absent and name != own[i]]

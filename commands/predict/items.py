@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from commands import trained
 from commands.predict import outputs, texts
 from commands.predict.model import Predictor, Request, say
 from commands.predict.outputs import FORMATS, format_rows, shortest, shown, text_cell
 from common.errors import ConfigError, DataError
-from engine import locations
+from engine import locations, model_source
 
 COLUMNS = ("user", "rank", "item", "title", "score", "error")
 
@@ -37,7 +36,7 @@ class Options:
     data_dir: str = ""
 
 
-def run(request: Request, options: Options, model: trained.Trained, stdin: Iterable[str]) -> int:
+def run(request: Request, options: Options, model: model_source.Model, stdin: Iterable[str]) -> int:
     """Writes the best items for each user; see `commands.predict.run`."""
     del stdin  # `texts` reads it
     started = time.monotonic()
@@ -70,7 +69,7 @@ def run(request: Request, options: Options, model: trained.Trained, stdin: Itera
     return 1 if tally["errors"] else 0
 
 
-def opened(model: trained.Trained, options: Options, batch_size: int) -> tuple[Any, Predictor]:
+def opened(model: model_source.Model, options: Options, batch_size: int) -> tuple[Any, Predictor]:
     """The uses of a recommender, and its scores of all items; UserError as of `run`."""
     folder = locations.check_path(options.data_dir or model.config.data_dir, "--data_dir")
     model = model.changed(data_dir=folder)

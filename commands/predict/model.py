@@ -14,10 +14,10 @@ import jax
 import numpy as np
 
 from benchmarks.base import BATCH_AXES
-from commands.trained import Trained
 from common.errors import visible
 from engine import mesh as meshes
 from engine import step
+from engine.model_source import Model
 
 Leaves = Mapping[str, np.ndarray]  # of one example, or of a batch
 
@@ -29,7 +29,7 @@ class Request:
     Attributes:
       sources: files, folders, patterns, "-", sentences, as the kind of the model takes them.
       model: a workdir or a checkpoint; or a file or folder of another library's weights.
-      recipe, keys: for such weights, see `trained.load_foreign`; None where `model` is a workdir.
+      recipe, keys: for such weights, see `model_source.load`; None where `model` is a workdir.
       format: one of `outputs.FORMATS` or of the kind's own; "" if none was given.
       out: the file of results; "" writes them to the standard output.
       options: the flags that were given of those that single kinds of models have.
@@ -60,7 +60,7 @@ def say(text: str) -> None:
     print(visible(text), file=sys.stderr, flush=True)
 
 
-def choose_precision(model: Trained) -> Trained:
+def choose_precision(model: Model) -> Model:
     """The model in float32 on CPUs, where bfloat16 is no faster; elsewhere as it was trained."""
     return model.in_float32() if jax.default_backend() == "cpu" else model
 
@@ -68,7 +68,7 @@ def choose_precision(model: Trained) -> Trained:
 class Predictor:
     """A trained model on this machine's devices."""
 
-    def __init__(self, predict: Callable[..., Any], model: Trained, batch_size: int, at_once: int):
+    def __init__(self, predict: Callable[..., Any], model: Model, batch_size: int, at_once: int):
         """Reads the weights.
 
         Args:

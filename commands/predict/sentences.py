@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from commands import trained
 from commands.predict import outputs, texts
 from commands.predict.model import Predictor, Request, say
 from commands.predict.outputs import FORMATS, format_rows
 from commands.predict.texts import Line
 from common.errors import ConfigError
-from engine import locations
+from engine import locations, model_source
 
 COLUMNS = ("line", "source", "translation", "score", "error")
 # Read before the first is translated, so that lines of one length share a batch.
@@ -40,7 +39,7 @@ class Options:
     data_dir: str = ""
 
 
-def run(request: Request, options: Options, model: trained.Trained, stdin: Iterable[str]) -> int:
+def run(request: Request, options: Options, model: model_source.Model, stdin: Iterable[str]) -> int:
     """Writes the translations of each line; see `commands.predict.run`."""
     del stdin  # a line is read as bytes, because it may not be text
     started = time.monotonic()
@@ -64,7 +63,7 @@ def run(request: Request, options: Options, model: trained.Trained, stdin: Itera
     return 1 if translator.errors else 0
 
 
-def opened(model: trained.Trained, options: Options, batch_size: int) -> tuple[Any, Predictor]:
+def opened(model: model_source.Model, options: Options, batch_size: int) -> tuple[Any, Predictor]:
     """The uses of a translator, and its search for translations; UserError as of `run`."""
     model = _changed(model, options)
     benchmark: Any = model.benchmark
@@ -79,7 +78,7 @@ def opened(model: trained.Trained, options: Options, batch_size: int) -> tuple[A
     return uses, Predictor(predict, model, batch_size, uses.at_once)
 
 
-def _changed(model: trained.Trained, options: Options) -> trained.Trained:
+def _changed(model: model_source.Model, options: Options) -> model_source.Model:
     """The model with the settings that the flags name; ConfigError if there are too few beams."""
     beams = options.beams or model.config.beam_size
     if options.n_best > beams:

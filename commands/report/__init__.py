@@ -9,10 +9,10 @@ from __future__ import annotations
 import jax
 from etils import epath
 
-from commands import trained
 from commands.report import page
 from commands.report.record import Record, examine
 from common.errors import ConfigError, visible
+from engine import model_source
 from engine.cluster import processes
 from engine.report.history import writing
 from engine.run import Settings
@@ -29,7 +29,7 @@ def report(settings: Settings, checkpoint: str, compared: str) -> None:
     Raises:
       UserError: a mistake of the user's; then nothing is written.
     """
-    other = Record.read(trained.settings(compared, "--compare")) if compared else None
+    other = Record.read(model_source.settings(compared, "--compare")) if compared else None
     if other and other.settings.benchmark != settings.benchmark:
         raise ConfigError(
             f"--compare={compared} is a run of {other.settings.benchmark!r}, and "

@@ -10,10 +10,10 @@ from typing import Any
 
 from benchmarks.base import Benchmark, Target
 from benchmarks.uses import Exhibit
-from commands import evaluating
 from common.errors import DataError
+from engine import model_source
 from engine.checkpoint import Checkpointer
-from engine.evaluate import begin_evaluation, since_best
+from engine.evaluate import begin_evaluation, examining, exhibits, since_best
 from engine.report.history import History
 from engine.report.starts import Cost, cost_of, past_starts, training_seconds
 from engine.report.writers import is_like
@@ -226,19 +226,17 @@ def examine(settings: Settings, checkpoint: str) -> Examined:
       UserError: another mistake than missing data, such as other data; Preempted: a signal arrived.
     """
     try:
-        with evaluating.examining(settings, checkpoint) as examination:
+        with examining(settings, checkpoint) as examination:
             run, step = examination.run, examination.step
             state = examination.restore(step)
             assert state is not None  # only a watcher gets None
             evaluation = begin_evaluation(run, examination.predict, state, step)
             scores = evaluation.scores()
-            shown = evaluating.exhibits(run, evaluation, state)
+            shown = exhibits(run, evaluation, state)
             return Examined(step, run.benchmark.num_examples("eval"), scores, shown)
     except OtherData:
         raise
     except DataError as error:
         fault = str(error)
-    checkpoints = Checkpointer(f"{settings.workdir}/checkpoints", keep=1, best=None)
-    metric = checkpoints.manifest(checkpoints.steps()[-1])["target_metric"]
-    step = evaluating.choose(checkpoints, settings.workdir, metric, checkpoint)
+    _, step = model_source.open_checkpoint(settings.workdir, "--workdir", checkpoint)
     return Examined(step, fault=fault)

@@ -28,6 +28,7 @@ from common.foreign import tf_checkpoints
 # Published weights that messages and the preparations name; docs/models.md has more.
 RESNET = "hf-hub:timm/resnet{depth}.a1_in1k"  # of depth 18, 34, 50, 101 or 152
 MASK_RCNN = "https://download.pytorch.org/models/maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth"
+NAMES = ("hf-hub:", "https://")  # with these begin the names that `fetch` downloads
 _SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".pth.tar")
 # The names of files that together are a checkpoint of TensorFlow.
 _PART = re.compile(r"\.(index|meta)$|-\d{5}-of-\d{5}$")
@@ -37,11 +38,6 @@ _MODEL = re.compile(r"hf-hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 _FILE = re.compile(r"https?://.*/([^/]+-([0-9a-f]{8,64})\.(?:pth|pt|bin|safetensors))")
 
 
-def is_name(path: str) -> bool:
-    """Whether a path is a name of weights, which `fetch` downloads."""
-    return path.startswith(("hf-hub:", "https://"))
-
-
 def describe(file: str) -> str:
     """What a file is that `find` returned, in words."""
     if tf_checkpoints.is_v2(file) or tf_checkpoints.is_v1(file):
@@ -49,18 +45,18 @@ def describe(file: str) -> str:
     return f"{file} is a file, as other libraries write their weights"
 
 
-def find(path: str) -> str:
+def find(path: str, source: str = "") -> str:
     """The file of weights that a path means, local, gs:// or a name; "" if it is none.
 
     A file is one whatever its name. A folder is one if it has a file of weights and no folder
-    `checkpoints`. Of a checkpoint of TensorFlow it is the prefix.
+    `checkpoints`. Of a checkpoint of TensorFlow it is the prefix. `source` is for `fetch`.
 
     Raises:
       DataError: a folder has several files of weights, or cannot be listed, or weights cannot be
         downloaded.
     """
-    if is_name(path):
-        _, path = fetch(path)
+    if path.startswith(NAMES):
+        return fetch(path, source)[1]
     try:
         folder = epath.Path(path)
         if not folder.is_dir():

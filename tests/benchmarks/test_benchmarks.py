@@ -227,9 +227,9 @@ class Module:
     FOLLOWS = ("other",)
 
     @staticmethod
-    def foreign_settings(path):
+    def foreign_settings(file):
         remarks = [("weights are old", ""), ("width is odd", "width")]
-        return None if path == "unknown" else ({"width": 3, "depth": 2}, remarks)
+        return None if file == "unknown" else ({"width": 3, "depth": 2}, remarks)
 
     @staticmethod
     def check_followed(config, values):
@@ -244,7 +244,8 @@ def modules(monkeypatch):
 
 
 def settled(benchmark, model, fixed=(), whole=False):
-    config = ConfigDict({"benchmark": benchmark, "width": 1, "num_classes": 7}).lock()
+    values = {"benchmark": benchmark, "init_from": "a", "width": 1, "num_classes": 7}
+    config = ConfigDict(values).lock()
     notes = benchmarks.settle_config(config, model, fixed, whole)
     values = config.to_dict()
     return [values.get(key) for key in ("width", "depth", "num_classes")], notes
@@ -258,9 +259,11 @@ WIDTH, DEPTH = (
 
 def test_a_config_takes_the_keys_of_another_librarys_weights(modules):
     remarks = ["weights are old", "width is odd"]
-    assert settled("own", "path") == ([3, 2, 7], [WIDTH, DEPTH, *remarks])
-    assert settled("own", "path", {"width"}) == ([1, 2, 7], [DEPTH, remarks[0]])
-    assert settled("own", "unknown") == settled("plain", "path") == ([1, None, 7], [])
+    assert settled("own", "file") == ([3, 2, 7], [WIDTH, DEPTH, *remarks])
+    assert settled("own", "file", {"width"}) == ([1, 2, 7], [DEPTH, remarks[0]])
+    for benchmark, file in (("own", "unknown"), ("plain", "file")):
+        with pytest.raises(ConfigError, match=f"init_from=a: {file} is a file, .* {benchmark} can"):
+            settled(benchmark, file)
 
 
 def test_a_config_takes_the_keys_of_a_checkpoint(modules):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import predict
-from commands import trained
+from engine import model_source
 from engine.weights import Weights
 
 
@@ -22,9 +22,9 @@ def opens(monkeypatch):
         params = jax.tree.map(lambda x: x + draw.normal(0, noise, x.shape).astype(x.dtype), params)
         manifest = {"benchmark": values["benchmark"], "config": values | changes}
         manifest |= {"num_train_examples": 97, **benchmark.metadata}
-        config, weights = trained.config_of(manifest).lock(), Weights("", params, state)
-        opened = trained.Trained(values["benchmark"], 1, config, manifest, lambda: weights)
-        monkeypatch.setattr(trained, "load", lambda *_, **__: opened)
+        config, weights = model_source.config_of(manifest).lock(), Weights("", params, state)
+        opened = model_source.Model(values["benchmark"], 1, config, manifest, lambda: weights)
+        monkeypatch.setattr(model_source, "load", lambda *_, **__: opened)
         return opened
 
     return opens

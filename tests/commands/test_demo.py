@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from ml_collections import ConfigDict
 
-from commands import trained
 from commands.demo import make_demo
 from common.errors import ConfigError
+from engine import model_source
 from scripts import demo
 
 
@@ -19,7 +19,7 @@ def test_a_missing_nicegui_is_one_line_before_a_model_is_read(monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: name != "nicegui" and find_spec(name) or None
     )
-    monkeypatch.setattr(trained, "load", lambda *_: 1 / 0)
+    monkeypatch.setattr(model_source, "load", lambda *_: 1 / 0)
     with pytest.raises(SystemExit) as refused:
         demo.main(["--workdir=nowhere"])
     assert str(refused.value) == "demo: the page needs NiceGUI: pip install 'nicegui>=3.18,<4'"
@@ -27,7 +27,7 @@ def test_a_missing_nicegui_is_one_line_before_a_model_is_read(monkeypatch):
 
 def test_a_port_in_use_is_one_line_before_a_model_is_read(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(trained, "load", lambda *_: 1 / 0)
+    monkeypatch.setattr(model_source, "load", lambda *_: 1 / 0)
     with socket.create_server(("127.0.0.1", 0)) as used:
         port = used.getsockname()[1]
         with pytest.raises(SystemExit, match=f"^demo: --host=127.0.0.1 --port={port}: .*in use.*;"):

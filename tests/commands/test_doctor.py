@@ -178,7 +178,7 @@ def test_weights_to_begin_with_are_summed_up(monkeypatch):
     benchmark.uses = types.SimpleNamespace(read_foreign=None)
     case: Any = types.SimpleNamespace(settings=settings, benchmark=benchmark)
     monkeypatch.setattr(
-        doctor, "load_initial_weights", lambda path, _: types.SimpleNamespace(source=path)
+        doctor, "initial_weights", lambda path, _: types.SimpleNamespace(source=path)
     )
     summary = types.SimpleNamespace(summary="all taken")
     monkeypatch.setattr(doctor, "adopt", lambda *_: (None, None, summary))

@@ -12,10 +12,11 @@ import safetensors.numpy
 
 import benchmarks
 from benchmarks.resnet import ResNet
-from commands import evaluating, importing, report, trained
+from commands import evaluating, importing, report
 from common.errors import CheckpointError, ConfigError, DataError
 from common.foreign import resnets as foreign
 from configs import ncf
+from engine import model_source
 from engine.run import Programs, make_plan, read_settings
 from engine.start import Run, first_state
 from tests.common.foreign.test_resnets import variables
@@ -75,7 +76,7 @@ def imported(folder, tmp_path_factory):
 
 
 def test_what_an_import_writes(imported, folder):
-    model = trained.load(str(imported))
+    model = model_source.load(str(imported))
     expected = {"resnet_depth": 18, "num_filters": 4, "max_pool": "torch", "image_size": 16}
     expected |= {"num_label_classes": 5, "resnet_version": "1.5"}
     assert expected.items() <= model.config.to_dict().items()
@@ -94,17 +95,18 @@ def test_what_an_import_writes(imported, folder):
 
 
 def test_a_file_is_a_model_like_its_workdir(imported, folder, backbone):
-    file = trained.load_foreign(folder, config_of(), "--model")
-    workdir = trained.load(str(imported))
-    assert file is not None and (file.source, file.step) == (f"{folder}/model.safetensors", 0)
+    file = model_source.load(folder, "latest", "--model", config_of())
+    workdir = model_source.load(str(imported))
+    assert (file.source, file.step) == (f"{folder}/model.safetensors", 0)
     assert file.config.image_size == 16 and file.config.num_label_classes == 5
     for key in ("class_names", "input_spec", "imported", "benchmark"):
         assert file.manifest[key] == workdir.manifest[key]
     for mine, theirs in ((file.params, workdir.params), (file.model_state, workdir.model_state)):
         jax.tree.map(np.testing.assert_array_equal, mine, theirs)
-    assert trained.load_foreign(str(imported), config_of(), "--model") is None
+    same = model_source.load(str(imported), "latest", "--model", config_of())
+    assert (same.source, same.config) == (workdir.source, workdir.config)
     with pytest.raises(CheckpointError, match="--model=.*x.safetensors has no classifier"):
-        trained.load_foreign(backbone, config_of(), "--model")
+        model_source.load(backbone, "latest", "--model", config_of())
 
 
 def test_its_report_says_where_it_is_from(imported, folder, tiny_records, capsys):
@@ -143,7 +145,7 @@ def test_a_run_in_that_workdir_begins_with_its_weights(imported, tiny_records, m
     assert settings.init_from == f"{imported}/checkpoints/0" and "imported model" in notes[0]
     assert settings.config["image_size"] == 24  # a run may train at another size
     params, source = begun(settings, monkeypatch)
-    model = trained.load(str(imported))
+    model = model_source.load(str(imported))
     kernels = [x["conv_stem"]["kernel"] for x in (params, model.params)]
     np.testing.assert_array_equal(*kernels)
     assert source == settings.init_from
@@ -219,7 +221,7 @@ def test_a_key_that_the_person_gives_is_not_changed(folder, tmp_path):
     assert not any(key in note for key in fixed for note in notes)
     benchmark = settings.load_benchmark("")
     with pytest.raises(ConfigError, match=r"config.resnet_depth=34, but .* has 18"):
-        benchmark.uses.read_foreign(folder)
+        benchmark.uses.read_foreign(f"{folder}/model.safetensors")
 
 
 def test_a_benchmark_without_foreign_weights_refuses_them(folder):
@@ -229,7 +231,7 @@ def test_a_benchmark_without_foreign_weights_refuses_them(folder):
     with pytest.raises(ConfigError, match=f"config.init_from={folder}: .*the benchmark ncf"):
         importing.settle(config, "", "train", ())
     assert config.to_dict() == before
-    assert benchmarks.load(config, "").uses.read_foreign(folder) is None
+    assert benchmarks.load(config, "").uses.read_foreign(f"{folder}/model.safetensors") is None
 
 
 @pytest.mark.long

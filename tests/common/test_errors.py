@@ -14,7 +14,7 @@ from common.data import caches
 from common.data.shards import tensorflow
 from common.errors import DataError, OutputError, one_line, parse_json
 from common.images import manifest
-from engine import environment, weights
+from engine import environment, model_source
 from engine.cluster import lock
 from engine.report.history import History
 from engine.report.writers import Reporter
@@ -130,7 +130,7 @@ def test_a_nested_manifest_of_data_is_named(tmp_path):
 def test_a_nested_manifest_of_a_checkpoint_is_not_peeked_at(tmp_path):
     (tmp_path / "checkpoints/1/manifest").mkdir(parents=True)
     (tmp_path / "checkpoints/1/manifest/metadata").write_bytes(NESTED)
-    assert weights.peek_manifest(str(tmp_path)) is None
+    assert model_source.peek(str(tmp_path)) is None
 
 
 def test_a_nested_index_is_made_anew(tmp_path):

@@ -20,9 +20,8 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from commands import evaluating
 from common.errors import CheckpointError
-from engine import checkpoint, weights
+from engine import checkpoint, evaluate, weights
 from engine.checkpoint import Checkpointer
 from engine.cluster import stalls
 from engine.report.history import History
@@ -164,7 +163,9 @@ def test_a_model_without_state_is_read_alone(tmp_path):
         saver.save(step, **on(items, sharding(1, False)), facts={})
     saver.wait()
     for step, ema in enumerate(({}, plain)):
-        assert_same(weights.load_model(saver, step), {**plain, "ema": ema})
+        found = weights.read_step(saver, step)
+        assert found.source == f"{tmp_path}/{step}" and found.model_state == {}
+        assert_same(found.params, ema["params"] if ema else params)
     saver.close()
 
 
@@ -319,12 +320,12 @@ def test_a_newer_step_is_waited_for(appears, found, asked, tmp_path, monkeypatch
         now.tenths += round(10 * seconds)
 
     clock = types.SimpleNamespace(monotonic=lambda: now.tenths / 10, sleep=sleep)
-    monkeypatch.setattr(evaluating, "time", clock)
+    monkeypatch.setattr(evaluate, "time", clock)
     stop = types.SimpleNamespace(raise_if_requested=lambda: stops.append(None))
-    monkeypatch.setattr(evaluating, "preemption", stop)
+    monkeypatch.setattr(evaluate, "preemption", stop)
     steps = lambda: [3, 5] + [6, 7] * (now.tenths >= 1000 + 10 * appears)  # noqa: E731
     monkeypatch.setattr(reader, "steps", steps)
-    assert evaluating.next_step(reader, 5, 4.0) == found
+    assert evaluate.next_step(reader, 5, 4.0) == found
     assert len(stops) == asked and now.tenths == 1000 + 2 * asked
 
 

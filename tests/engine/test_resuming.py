@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import pytest
 
 import train
-from commands import evaluating, trained
+from commands import evaluating
 from common.data import files, records
 from common.errors import CheckpointError, ConfigError, DataError
-from engine import resuming
+from engine import model_source, resuming
 from engine.cadence import Every
 from engine.run import Programs, read_settings
 from tests.conftest import make_recipe, make_tiny_config
@@ -287,8 +287,8 @@ def remember(workdir, **values):
 def test_keys_that_are_gone_stop_no_run_that_did_not_use_them(workdir, tiny_records, notes):
     gone = {"sam_radius": 0.0, "sam_every": 1, "colout": 0.0, "normalization": "batch"}
     remember(workdir, **gone, head_init_std=0.01, tracker="mlflow")
-    assert trained.load(str(workdir)).benchmark.targets
-    assert trained.settings(str(workdir)).tracker == ""
+    assert model_source.load(str(workdir)).benchmark.targets
+    assert model_source.settings(str(workdir)).tracker == ""
     train.train_and_evaluate(settings(workdir, tiny_records, train_steps="12"))
     (note,) = notes()
     assert "config.tracker was 'mlflow'" in note
@@ -298,7 +298,7 @@ def test_keys_that_are_gone_stop_no_run_that_did_not_use_them(workdir, tiny_reco
 @pytest.mark.parametrize("key", ["sam_radius", "colout"])
 def test_a_run_that_trained_in_a_way_that_is_gone_is_only_used(key, workdir, tiny_records):
     remember(workdir, **{key: 0.5, "augmentation": "randaugment:1x9:uniform"})
-    assert trained.load(str(workdir)).benchmark.targets
+    assert model_source.load(str(workdir)).benchmark.targets
     with pytest.raises(CheckpointError, match=f"config.{key}=0.5, which this version lacks"):
         train.train_and_evaluate(settings(workdir, tiny_records, train_steps="15"))
 
@@ -306,4 +306,4 @@ def test_a_run_that_trained_in_a_way_that_is_gone_is_only_used(key, workdir, tin
 def test_a_model_with_layers_that_are_gone_is_refused(workdir):
     remember(workdir, normalization="group")
     with pytest.raises(ConfigError, match="normalization='group'"):
-        trained.load(str(workdir))
+        model_source.load(str(workdir))

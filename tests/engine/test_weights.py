@@ -10,9 +10,9 @@ import pytest
 
 import train
 from common.errors import CheckpointError
+from engine import model_source
 from engine.run import make_plan, read_settings
 from engine.start import Run, first_state
-from engine.weights import load_weights
 from tests.conftest import make_tiny_config
 from tests.test_train import fresh_signals, rows, state_on_disk  # noqa: F401 (a fixture)
 
@@ -60,7 +60,7 @@ def test_a_backbone_is_taken_and_the_head_is_new(other, tiny_records, tmp_path, 
 
 
 def test_a_step_may_be_named(other):
-    two, newest = (load_weights(f"{other}{end}") for end in ("/checkpoints/2", "/"))
+    two, newest = (model_source.load(f"{other}{end}") for end in ("/checkpoints/2", "/"))
     assert two.source.endswith("checkpoints/2") and newest.source.endswith("checkpoints/4")
     assert not np.array_equal(two.params["head"]["kernel"], newest.params["head"]["kernel"])
 
@@ -69,7 +69,7 @@ def test_a_step_may_be_named(other):
 def test_averaged_weights_are_taken_where_there_are_some(tiny_records, tmp_path):
     config = make_tiny_config(tiny_records, **SHORT, moving_average_decay=0.9)
     train.train_and_evaluate(read_settings(config, str(tmp_path)))
-    weights = load_weights(str(tmp_path))
+    weights = model_source.load(str(tmp_path))
     average = state_on_disk(str(tmp_path), 4)["['model']['ema']['params']['head']['bias']"]
     np.testing.assert_array_equal(weights.params["head"]["bias"], average)
 
@@ -109,7 +109,7 @@ def test_what_is_no_checkpoint_is_refused(source, words, other, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     path = source.replace("OTHER", other).replace("EMPTY", str(tmp_path))
     with pytest.raises(CheckpointError, match=f"^config.init_from={path}: ") as refused:
-        load_weights(path)
+        model_source.initial_weights(path, lambda file: None)
     assert words in str(refused.value)
 
 

@@ -17,17 +17,14 @@ from benchmarks.resnet.use import exhibits, weights
 from benchmarks.resnet.use.exhibits import Predictions
 from benchmarks.resnet.use.portable import Classifier
 from benchmarks.uses import Exhibit, Imported, Uses
-from common import foreign
 from common.errors import ConfigError
 from common.foreign import files
 from common.foreign.files import Foreign
 from common.portable import Portable
 
 
-def foreign_settings(path: str) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
-    """The keys of a file of another library's weights, with remarks; None if `path` is none."""
-    if not (file := foreign.find(path)):
-        return None
+def foreign_settings(file: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The keys of a file of another library's weights, with remarks."""
     return weights.read_settings(files.peek(file))
 
 
@@ -110,10 +107,8 @@ class ClassifierUses(Uses):
             jax.jit(lambda images: precise.classify(params, model_state, images)["logits"])
         )
 
-    def read_foreign(self, path: str) -> Imported | None:
+    def read_foreign(self, file: str) -> Imported:
         """Weights of torchvision, timm, Hugging Face and TensorFlow."""
-        if not (file := foreign.find(path)):
-            return None
         benchmark, source = self._benchmark, files.read(file)
         values, remarks = weights.read_settings(source)
         if (version := benchmark.settings.model.resnet_version) == "1":

@@ -20,7 +20,7 @@ from common.foreign import files, resnets
 from common.foreign.files import Foreign
 from common.trees import by_name
 from configs import mask_rcnn, ssd
-from engine import weights as saved
+from engine import model_source
 from tests.common.foreign.test_downloads import hub  # noqa: F401 (a fixture)
 
 SMALL = {"num_filters": 2, "pyramid_filters": 4, "box_features": (6, 5), "mask_features": (3,) * 4}
@@ -218,7 +218,6 @@ def test_a_detector_of_other_sizes_names_the_flags(masks, tmp_path):
 
 def test_what_is_no_file_of_weights(tmp_path):
     benchmark, path = load(ssd), str(tmp_path / "x.safetensors")
-    assert benchmark.uses.read_foreign("/nowhere") is None
     safetensors.numpy.save_file({"x": np.zeros(2, np.float32)}, path)
     with pytest.raises(DataError, match="holds no ResNet of .*; nor is it MLPerf's reference SSD"):
         benchmark.uses.read_foreign(path)
@@ -236,12 +235,12 @@ def old(**values):
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("given", [False, True])
 def test_an_old_ssd_goes_on_with_its_pooling(mode, given, monkeypatch):
-    monkeypatch.setattr(saved, "peek_manifest", lambda path: old())
+    monkeypatch.setattr(model_source, "peek", lambda path: old())
     config = ssd.get_config()
     assert config.max_pool == "same"  # Google's
     notes = importing.settle(config, "/workdir", mode, ["max_pool"] if given else [])
     assert config.max_pool == ("same" if given else "torch") and bool(notes) != given
-    monkeypatch.setattr(saved, "peek_manifest", lambda path: old(max_pool="same"))
+    monkeypatch.setattr(model_source, "peek", lambda path: old(max_pool="same"))
     config.max_pool = "torch"
     importing.settle(config, "/workdir", mode, [])
     assert config.max_pool == ("same" if mode == "eval" else "torch")

@@ -17,6 +17,7 @@ from commands import evaluating, importing
 from common.errors import ConfigError
 from common.trees import Parts, by_name
 from configs import finetune_mask_rcnn, finetune_ssd, mask_rcnn, ssd
+from engine import model_source
 from engine import weights as saved
 from engine.run import make_plan, read_settings
 from engine.start import Run, first_state
@@ -107,7 +108,7 @@ def test_a_file_is_imported_and_evaluated(case, request, tmp_path):
     write_file(case, case.classes, path)
     workdir = tmp_path / "imported"
     importing.run(settings(configured(case, "", init_from=path), workdir, "import")[0])
-    manifest = saved.peek_manifest(str(workdir))
+    manifest = model_source.peek(str(workdir))
     assert manifest and manifest["config"]["num_classes"] == case.classes
     assert manifest["config"]["max_pool"] == "torch" and manifest["imported"]["channels"] == "RGB"
     ready, _ = settings(configured(case, data_dir), workdir, "eval")
@@ -135,7 +136,7 @@ def test_a_file_is_fine_tuned(case, request, tmp_path):
     same = settings(config, tmp_path / "same", "train")[0].load_benchmark("")
     shapes = jax.eval_shape(same.init, jax.random.key(0))
     params, state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-    weights = saved.load_initial_weights(path, same.uses.read_foreign)
+    weights = model_source.initial_weights(path, same.uses.read_foreign)
     adopted = saved.adopt(same.adopt, params, state, weights, Parts("init_without", ""))[2]
     assert not adopted.new and not adopted.left
 
@@ -163,7 +164,7 @@ def test_a_model_is_fine_tuned(case, recipe, request, tmp_path):
         name.removeprefix("params/").rpartition("/")[0] for what, name in rows if what == "part"
     }
     assert part == case.heads and "new" not in {what for what, _ in rows}
-    before, after = (saved.load_weights(str(folder)) for folder in (model, workdir))
+    before, after = (model_source.load(str(folder)) for folder in (model, workdir))
     jax.tree.map(np.testing.assert_array_equal, before.model_state, after.model_state)
     same = [
         np.array_equal(value, by_name(after.params)[name])

@@ -20,13 +20,13 @@ from benchmarks.resnet import ResNet
 from common.data import records
 from common.errors import CheckpointError, ConfigError
 from common.preparation import schema
+from engine import model_source
 from engine.checkpoint import Checkpointer
 from engine.cluster import preemption
 from engine.evaluate import PatientJudge
 from engine.report import history
 from engine.run import make_plan, read_settings
 from engine.start import first_state
-from engine.weights import load_weights
 from tests.conftest import make_programs, make_recipe, make_tiny_config, open_run, plan_of
 from tests.test_train import (  # noqa: F401 (a fixture)
     assert_same_state,
@@ -84,7 +84,7 @@ def said(caplog):
 
 def test_a_relative_folder_is_a_model(other, monkeypatch):
     monkeypatch.chdir(pathlib.Path(other).parent)
-    weights = load_weights(pathlib.Path(other).name)
+    weights = model_source.load(pathlib.Path(other).name)
     assert weights.source == f"{other}/checkpoints/2"
     assert weights.params["head"]["kernel"].shape == (32, 4)
 

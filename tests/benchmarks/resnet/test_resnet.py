@@ -14,7 +14,6 @@ import input_pipeline
 from benchmarks import resnet
 from benchmarks.resnet import records, use
 from benchmarks.resnet.use import weights
-from common import foreign
 from common.errors import ConfigError
 from common.foreign import files
 from common.images import input_spec
@@ -213,18 +212,16 @@ def test_which_data_are_read(tiny_records):
 def test_foreign_weights_are_of_the_configs_architecture(monkeypatch):
     benchmark, source = bare(resnet_depth=18, deep_stem=False), object()
     values = {key: getattr(benchmark.settings.model, key) for key in weights.ARCHITECTURE}
-    monkeypatch.setattr(foreign, "find", lambda path: path and f"{path}.pth")
     monkeypatch.setattr(files, "read", lambda file: source)
     monkeypatch.setattr(weights, "read_settings", lambda file: (values, ["a remark"]))
     monkeypatch.setattr(weights, "translate", lambda *_: ("params", "state"))
     monkeypatch.setattr(weights, "describe", lambda *_: ())
     monkeypatch.setattr(use, "Imported", lambda *parts: parts)
-    assert benchmark.uses.read_foreign("") is None and resnet.foreign_settings("") is None
-    assert resnet.foreign_settings("x") == (values, ["a remark"])
-    assert benchmark.uses.read_foreign("x") == ("x.pth", "params", "state")
+    assert resnet.foreign_settings("x.pth") == (values, ["a remark"])
+    assert benchmark.uses.read_foreign("x.pth") == ("x.pth", "params", "state")
     values["deep_stem"] = True
     with pytest.raises(ConfigError, match="^config.deep_stem=False, but x.pth has True$"):
-        benchmark.uses.read_foreign("x")
+        benchmark.uses.read_foreign("x.pth")
 
 
 @pytest.mark.long

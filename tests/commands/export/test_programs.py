@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from commands import export, trained
+from commands import export
 from commands.export import onnx, programs
 from common.errors import CheckpointError, ConfigError
+from engine import model_source
 from engine.weights import Weights
 from tests.commands.predict import test_items, test_sentences
 from tests.commands.predict.test_boxes import (
@@ -150,7 +151,7 @@ def test_only_a_few_values_may_differ_by_rounding():
 def test_onnx_has_the_same_detections(model, changes, tmp_path, capsys, monkeypatch):  # noqa: F811
     pytest.importorskip("onnxruntime")
     opened = model[0].changed(**changes)
-    monkeypatch.setattr(trained, "load", lambda *_, **__: opened)
+    monkeypatch.setattr(model_source, "load", lambda *_, **__: opened)
     export.run("any", "latest", "onnx", str(tmp_path / "out"))
     assert capsys.readouterr().out.startswith("onnx: model.onnx, ")
     listed = json.loads((tmp_path / "out" / "export.json").read_text())

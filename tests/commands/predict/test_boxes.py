@@ -16,14 +16,13 @@ from PIL import Image
 import benchmarks
 from benchmarks.base import BATCH_AXES
 from benchmarks.detection import coco
-from commands import trained
 from commands.demo import make_demo
 from commands.predict import boxes
 from commands.predict.boxes import Object, Row, image_ids
 from commands.predict.sources import Picture
 from common.images.photos import Jpeg
 from engine import mesh as meshes
-from engine import step
+from engine import model_source, step
 from tests.benchmarks.detection import scenes_fixture
 from tests.commands.predict.test_predict import refusal
 
@@ -220,8 +219,8 @@ def test_weak_boxes_of_cocos_results_are_not_drawn(tmp_path):
 
 
 def test_the_page_answers_as_predict_py(call, model, data):
-    assert model  # which trained.load opens
-    demo, photo = make_demo(trained.load("any")), next((data / "photos").glob("*.jpg"))
+    assert model  # which model_source.load opens
+    demo, photo = make_demo(model_source.load("any")), next((data / "photos").glob("*.jpg"))
     answer = demo.answer(photo.read_bytes())
     _, out, _ = call(photo, "--format=json")
     expected = json.loads(out)[0]["objects"]

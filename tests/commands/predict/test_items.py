@@ -14,10 +14,10 @@ import pytest
 
 import benchmarks
 from benchmarks.ncf import models, use
-from commands import trained
 from commands.demo import make_demo
 from common.errors import DataError
 from configs import ncf
+from engine import model_source
 from tests.commands.predict.test_predict import refusal
 
 USERS, ITEMS = [7 * i + 1 for i in range(23)], [10 * i + 5 for i in range(12)]  # ids in the file
@@ -153,7 +153,7 @@ def test_mistakes(model, capsys, tmp_path):
 
 
 def test_the_page_answers_as_predict_py(model, call):
-    demo = make_demo(trained.load("any"))
+    demo = make_demo(model_source.load("any"))
     _, out, _ = call("--user=8", "--top=10", "--format=json")
     expected = json.loads(out)[0]["items"]
     found = demo.answer("8").rows

@@ -20,19 +20,20 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 import predict
-from commands import evaluating, trained
+from commands import evaluating
 from commands.predict import classes, model, outputs, sources
 from commands.predict.classes import Classes, Row
 from common.foreign import resnets as foreign
 from common.images import photos
 from common.images.input_spec import NAMED, prepare_image
 from engine import mesh as meshes
+from engine import model_source
 from engine.run import read_settings
-from tests.commands.test_trained import (
+from tests.conftest import make_tiny_config
+from tests.engine.test_model_source import (
     change_manifest,  # noqa: F401 (a fixture)
     workdir,  # noqa: F401 (a fixture)
 )
-from tests.conftest import make_tiny_config
 
 CLASSES = ["n0", "n1", "n2", "n3"]
 
@@ -164,15 +165,16 @@ def test_bits_depend_neither_on_the_batch_nor_on_the_devices(call, pictures, tmp
 
 
 def test_cpus_compute_in_float32_whatever_the_run_trained_in(call, pictures, workdir, monkeypatch):  # noqa: F811
-    assert model.choose_precision(trained.load(workdir)).config.precision == "float32"
+    assert model.choose_precision(model_source.load(workdir)).config.precision == "float32"
     _, exact, _ = call(pictures, "--logits")
-    load = trained.load
+    load = model_source.load
     for precision in ("float32", "bfloat16"):
         changes = {"precision": precision}
-        monkeypatch.setattr(trained, "load", lambda *a, c=changes, **k: load(*a, **k).changed(**c))
+        changed = lambda *a, c=changes, **k: load(*a, **k).changed(**c)  # noqa: E731
+        monkeypatch.setattr(model_source, "load", changed)
         assert call(pictures, "--logits")[1] == exact
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    assert model.choose_precision(trained.load(workdir)).config.precision == "bfloat16"
+    assert model.choose_precision(model_source.load(workdir)).config.precision == "bfloat16"
 
 
 def test_probabilities_are_the_softmax_of_the_logits(call, pictures):
@@ -403,7 +405,7 @@ def test_no_picture_is_written_over(capsys, pictures, workdir):  # noqa: F811
 
 
 def test_the_weights_of_other_libraries(capsysbinary, pictures, workdir, tmp_path):  # noqa: F811
-    model = trained.load(workdir)
+    model = model_source.load(workdir)
     arrays = foreign.names(model.params, model.model_state)
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     save_file(arrays, tmp_path / "model.safetensors")

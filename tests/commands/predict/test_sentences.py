@@ -15,11 +15,10 @@ from PIL import Image
 import benchmarks
 from benchmarks.base import BATCH_AXES
 from benchmarks.translation.vocabulary import Words
-from commands import trained
 from commands.demo import make_demo
 from commands.predict import texts
 from engine import mesh as meshes
-from engine import step
+from engine import model_source, step
 from tests.benchmarks.translation.test_translators import configure
 from tests.commands.predict.test_predict import refusal
 
@@ -166,7 +165,7 @@ def test_words_are_joined_as_in_their_language():
 
 
 def test_the_page_answers_as_predict_py(model, call):
-    demo = make_demo(trained.load("any"))
+    demo = make_demo(model_source.load("any"))
     _, out, _ = call("a b c", "--n_best=3", "--format=json")
     rows = json.loads(out)[0]["translations"]
     expected = [(each["text"], f"{each['score']:.3f}") for each in rows]

@@ -24,15 +24,16 @@ import train
 from benchmarks.resnet.records import open_records
 from benchmarks.resnet.use import exhibits
 from benchmarks.resnet.use.exhibits import Predictions
-from commands import report, trained
+from commands import report
 from commands.report import page
 from commands.report.record import Examined, Record, Speed
 from common.errors import UserError
 from common.images import manifest
+from engine import model_source
 from engine.cluster import preemption
 from engine.run import read_settings
-from tests.commands.test_trained import STORED
 from tests.conftest import make_tiny_config
+from tests.engine.test_model_source import STORED
 from tests.test_train import stop_at_batch
 
 per_class: Any = metrics.precision_recall_fscore_support  # its stubs know less than it takes
@@ -63,7 +64,7 @@ def workdir(tiny_records, tmp_path_factory):
 @pytest.fixture(scope="module")
 def resumed(workdir):
     """The step at which the run was resumed."""
-    first, second = trained.load(workdir).manifest["starts"]
+    first, second = model_source.load(workdir).manifest["starts"]
     assert first["step"] == 0 < second["step"] < 12
     return second["step"]
 
@@ -211,7 +212,7 @@ def test_any_number_of_classes(classes, source, workdir):
 
 
 def record_of(workdir):
-    return Record.read(trained.settings(workdir))
+    return Record.read(model_source.settings(workdir))
 
 
 def test_a_file_name_is_only_text(source, workdir):
@@ -249,7 +250,7 @@ def test_another_run_stands_beside_it(workdir, tmp_path, capsys):
     """Its name may hold what matplotlib would take for mathematics."""
     copy = str(tmp_path / "other$_$")
     shutil.copytree(workdir, copy)
-    report.report(trained.settings(workdir), "best", copy)
+    report.report(model_source.settings(workdir), "best", copy)
     html = (pathlib.Path(workdir) / "report" / "report.html").read_text()
     text = Parsed(html).text
     assert "compared with other" in text and "best evaluation of other" in text
@@ -261,7 +262,7 @@ def test_without_its_data_a_run_still_has_curves(tmp_path):
     """The stored run is of an older program; its data are gone."""
     with tarfile.open(STORED) as archive:
         archive.extractall(tmp_path, filter="data")
-    report.report(trained.settings(str(tmp_path / "run")), "latest", "")
+    report.report(model_source.settings(str(tmp_path / "run")), "latest", "")
     parsed = assert_harmless((tmp_path / "run" / "report" / "report.html").read_text())
     assert "The evaluation data cannot be read" in parsed.text
     assert ("alt", "Loss over epochs") in parsed.attributes
@@ -274,7 +275,7 @@ def test_without_its_data_a_run_still_has_curves(tmp_path):
 )
 def test_mistakes_take_one_line(workdir, arguments, words):
     with pytest.raises(UserError, match=words) as caught:
-        report.report(trained.settings(workdir), *arguments)
+        report.report(model_source.settings(workdir), *arguments)
     assert "\n" not in str(caught.value)
 
 
@@ -301,7 +302,7 @@ def test_a_strange_manifest_is_shown_or_refused_in_one_line(key, workdir, tmp_pa
     for changed in [absent, *({**facts, key: x} for x in [*JUNK, *([x] for x in JUNK), *more])]:
         path.write_text(json.dumps(changed))
         try:
-            record = Record.read(trained.settings(str(copy)))
+            record = Record.read(model_source.settings(str(copy)))
             assert_harmless(page.render(record, Examined(12), None))
         except UserError as error:
             assert "\n" not in str(error) and "\x1b" not in str(error)
@@ -318,6 +319,6 @@ def test_rows_may_lack_values_or_have_strange_ones(workdir, tmp_path):
             strange.append({name: value for name, value in row.items() if name != key})
     lines = "".join(json.dumps(row) + "\n" for row in [*strange, *JUNK, *rows])
     (copy / "metrics.jsonl").write_text(lines)
-    record = Record.read(trained.settings(str(copy)))
+    record = Record.read(model_source.settings(str(copy)))
     assert_harmless(page.render(record, Examined(12), record))
     assert math.isfinite(Speed.of(record).rate)

@@ -20,7 +20,7 @@ from commands import export
 from common import foreign
 from common.errors import ConfigError, DataError, OutputError
 from common.foreign import files
-from engine import locations
+from engine import model_source
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 W = {"w": np.arange(6, dtype=np.float32)}
@@ -137,10 +137,10 @@ def test_a_model_of_the_hub(hub, monkeypatch):
 
 def test_the_config_keeps_the_commit(hub, monkeypatch):
     config = ml_collections.ConfigDict({"init_from": NAME, "init_env": "WEIGHTS"})
-    assert locations.init_from(config, print) == f"{NAME}@{COMMIT}"
+    assert model_source.init_from(config, print) == f"{NAME}@{COMMIT}"
     monkeypatch.setenv("WEIGHTS", NAME)
     config.init_from = ""
-    assert locations.init_from(config, print) == f"{NAME}@{COMMIT}"
+    assert model_source.init_from(config, print) == f"{NAME}@{COMMIT}"
 
 
 def test_weights_of_pytorch_where_there_are_no_others(hub):

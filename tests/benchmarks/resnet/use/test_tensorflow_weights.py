@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import benchmarks
 import models
 from benchmarks.resnet.use import tensorflow_weights, weights
-from commands import importing, trained
+from commands import importing
 from common import foreign
 from common.data.shards import tensorflow
 from common.errors import ConfigError, DataError
 from common.foreign import files, tf_checkpoints
+from engine import model_source
 from engine.run import read_settings
 from tests.benchmarks.resnet.use.test_weights import translated
 from tests.conftest import make_tiny_config
@@ -220,11 +220,10 @@ def test_a_benchmark_without_a_reader_says_what_a_checkpoint_holds(name, tmp_pat
     )
     config = importlib.import_module(f"configs.{name}").get_config()
     for path in ("", "/model.ckpt-250000", "/model.ckpt-250000.index"):
+        config.init_from = f"{tmp_path}{path}"
         with pytest.raises(ConfigError, match=f"TensorFlow with the arrays {layer}, with which"):
-            benchmarks.settle_config(config, f"{tmp_path}{path}", (), whole=False)
-    assert benchmarks.settle_config(config, f"{tmp_path}/model.ckpt-9", (), whole=False) == []
-    (tmp_path / "w" / "checkpoints").mkdir(parents=True)
-    assert benchmarks.settle_config(config, f"{tmp_path}/w", (), whole=False) == []
+            importing.settle(config, "", "train", ())
+    assert foreign.find(f"{tmp_path}/model.ckpt-9") == ""
 
 
 @pytest.mark.parametrize("form", [1, 2])
@@ -399,12 +398,12 @@ def test_predict_takes_what_a_checkpoint_does_not_say(folder):
     prefix, expected = written(folder, 50, "1", form=1)
     recipe = make_tiny_config("", precision="float32")
     assumed: list[str] = []
-    model = trained.load_foreign(prefix, recipe, "--model", say=assumed.append)
-    assert model is not None and model.config.resnet_version == "1.5"
+    model = model_source.load(prefix, "latest", "--model", recipe, say=assumed.append)
+    assert model.config.resnet_version == "1.5"
     said: list[str] = []
     keys = {"resnet_version": "1", "input_spec": "vgg"}
-    model = trained.load_foreign(prefix, recipe, "--model", keys, said.append)
-    assert model is not None and keys.items() <= model.config.to_dict().items()
+    model = model_source.load(prefix, "latest", "--model", recipe, keys, said.append)
+    assert keys.items() <= model.config.to_dict().items()
     assert assumed[:1] == said and len(assumed) == 3  # the moving averages are left out
     classifier: Any = model.benchmark
     variables = {"params": model.params, **model.model_state}

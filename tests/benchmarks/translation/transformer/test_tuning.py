@@ -14,8 +14,8 @@ from commands import importing
 from common.errors import ConfigError, UserError
 from common.trees import by_name
 from configs import finetune_transformer, transformer
+from engine import model_source
 from engine.run import read_settings
-from engine.weights import load_weights
 from tests.benchmarks.translation import sentences_fixture
 
 SIZES = {"num_layers": 1, "width": 8, "mlp_width": 16, "num_heads": 2}
@@ -51,7 +51,7 @@ def test_a_model_is_fine_tuned(model, tiny_sentences, tmp_path):
     assert {f"config.{key}" for key in SIZES} == {note.partition("=")[0] for note in notes}
     rows = (tmp_path / "run" / "init_from.txt").read_text().splitlines()
     assert rows and {row.partition("\t")[0] for row in rows} == {"taken"}
-    before, after = (load_weights(str(folder)) for folder in (model, tmp_path / "run"))
+    before, after = (model_source.load(str(folder)) for folder in (model, tmp_path / "run"))
     far = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), before.params, after.params)
     assert 0 < max(by_name(far).values()) <= 2e-4  # two steps of Adam with at most 1e-4
 

@@ -14,13 +14,15 @@ import pytest
 import commands.predict
 import predict
 from benchmarks.resnet import ResNet
-from commands import demo, export, report, trained
+from benchmarks.uses import Uses
+from commands import demo, export, report
 from common.data.shards import Shards
 from common.errors import ConfigError, UserError
 from common.images.input_spec import NAMED
+from engine import model_source, resuming
+from engine.model_source import initial_weights
 from engine.run import Programs
 from engine.start import Run
-from engine.weights import load_weights
 
 COMPILES = types.SimpleNamespace(use_cache=lambda *_: sys.exit("compiles"))
 STORED = pathlib.Path(__file__).parents[1] / "data" / "run_of_e107b0f.tar.xz"
@@ -43,10 +45,10 @@ def change_manifest(workdir, **changes):
 
 @pytest.mark.parametrize("end", ["", "/", "/checkpoints/4", "/checkpoints/4/"])
 def test_a_workdir_or_a_step_is_a_model(workdir, end):
-    model = trained.load(workdir + end)
+    model = model_source.load(workdir + end)
     assert (model.source, model.step) == (f"{workdir}/checkpoints/4", 4)
     assert model.manifest["class_names"] == ["n0", "n1", "n2", "n3"]
-    weights = load_weights(workdir)  # the run kept an average
+    weights = initial_weights(workdir, Uses().read_foreign)  # the run kept an average
     ours, theirs = (x.params["head"]["kernel"] for x in (model, weights))
     np.testing.assert_array_equal(ours, theirs, strict=True)
     assert model.model_state.keys() == {"batch_stats"}
@@ -57,7 +59,7 @@ def test_a_workdir_does_not_choose_the_folder_of_compiled_programs(workdir):
     """Whoever can write there could have this machine run programs."""
     config = change_manifest(workdir)["config"]
     change_manifest(workdir, config=config | {"compilation_cache": "/somebody/elses"})
-    assert trained.load(workdir).config.compilation_cache == "~/.cache/tpu_suite"
+    assert model_source.load(workdir).config.compilation_cache == "~/.cache/tpu_suite"
 
 
 def write_names(folder, *names):
@@ -94,10 +96,10 @@ def test_a_model_is_not_used_where_its_data_have_other_classes(
     monkeypatch.setattr(Programs, "lower_predict", lambda *_: sys.exit("compiles"))
     monkeypatch.setattr(demo, "compiler", COMPILES)
     command = {
-        "demo": lambda: demo.make_demo(trained.load(workdir)),
+        "demo": lambda: demo.make_demo(model_source.load(workdir)),
         "export": lambda: export.run(workdir, "latest", "stablehlo"),
         "predict": lambda: predict.main(["x.jpg", f"--workdir={workdir}"]),
-        "report": lambda: report.report(trained.settings(workdir), "latest", ""),
+        "report": lambda: report.report(model_source.settings(workdir), "latest", ""),
     }[use]
     with pytest.raises((UserError, SystemExit)) as caught:
         command()
@@ -110,7 +112,7 @@ def test_a_model_is_not_used_where_its_data_have_other_classes(
 
 def test_the_page_may_accept_other_classes(workdir, tmp_path, monkeypatch):
     folder = write_names(tmp_path / "data", "n0", "n2", "n1", "n3")
-    model = trained.load(workdir, data_dir=folder)
+    model = model_source.load(workdir).changed(data_dir=folder)
     monkeypatch.setattr(demo, "compiler", COMPILES)
     with pytest.raises(SystemExit, match="compiles"):
         demo.make_demo(model, True)
@@ -119,34 +121,35 @@ def test_the_page_may_accept_other_classes(workdir, tmp_path, monkeypatch):
 def test_other_classes_may_be_accepted_and_an_unreadable_manifest_is_a_note(workdir, tmp_path):
     folder = write_names(tmp_path / "data", "n0", "n2", "n1", "n3")
     said: list[str] = []
-    trained.load(workdir, data_dir=folder).check_data(True, said.append)
+    resuming.check_data(model_source.load(workdir).changed(data_dir=folder), True, said.append)
     assert len(said) == 1 and "knows other data: entry 1 of class_names" in said[0]
     (tmp_path / "data/manifest.json").write_bytes(b"[" * 200_000)
-    trained.load(workdir, data_dir=folder).check_data(False, said.append)
+    resuming.check_data(model_source.load(workdir).changed(data_dir=folder), False, said.append)
     assert "NOTE the data cannot be compared" in said[1] and "nested too deeply" in said[1]
-    trained.load(workdir, data_dir="gs://nowhere/x").check_data(False, said.append)
+    elsewhere = model_source.load(workdir).changed(data_dir="gs://nowhere/x")
+    resuming.check_data(elsewhere, False, said.append)
     change_manifest(workdir, imported={})
-    trained.load(workdir, data_dir=folder).check_data(False, said.append)
+    resuming.check_data(model_source.load(workdir).changed(data_dir=folder), False, said.append)
     assert len(said) == 2
 
 
 def test_checkpoints_have_names(workdir):
-    assert [trained.load(workdir, name).step for name in ("latest", "best", "4")] == [4, 4, 4]
+    assert [model_source.load(workdir, name).step for name in ("latest", "best", "4")] == [4, 4, 4]
 
 
 def test_the_number_of_classes_is_that_of_the_checkpoint_not_of_the_data(workdir):
     config = change_manifest(workdir)["config"]
     change_manifest(workdir, config=config | {"num_label_classes": 0, "data_dir": "/not/here"})
-    model = trained.load(workdir)
+    model = model_source.load(workdir)
     assert model.config.num_label_classes == 4
-    assert trained.load(workdir, image_size=24).config.image_size == 24
+    assert model_source.load(workdir).changed(image_size=24).config.image_size == 24
     with pytest.raises(AttributeError, match="locked"):
         model.config.another = 1
 
 
 def test_the_pixels_are_those_of_the_checkpoint_whatever_a_name_means_now(workdir):
     change_manifest(workdir, input_spec={**NAMED["vgg"].at(32).as_dict(), "resize": 40})
-    model = trained.load(workdir, image_size=32)
+    model = model_source.load(workdir).changed(image_size=32)
     assert isinstance(model.benchmark, ResNet)
     spec = model.benchmark.input_spec
     assert (spec.resize, spec.std) == (40, (1.0, 1.0, 1.0))
@@ -164,7 +167,7 @@ def test_the_pixels_are_those_of_the_checkpoint_whatever_a_name_means_now(workdi
     ],
 )
 def test_names_of_classes(names, count, expected):
-    assert trained.class_names({"class_names": names}, count) == expected
+    assert model_source.class_names({"class_names": names}, count) == expected
 
 
 def test_mistakes_end_in_one_line(workdir, tmp_path):
@@ -177,16 +180,16 @@ def test_mistakes_end_in_one_line(workdir, tmp_path):
         (f"{workdir}/checkpoints/4", "best", "--checkpoint=best: "),
     ):
         with pytest.raises(UserError, match=message) as caught:
-            trained.load(str(path), checkpoint)
+            model_source.load(str(path), checkpoint)
         assert "\n" not in str(caught.value)
     change_manifest(workdir, benchmark="chess")
     with pytest.raises(ConfigError, match="'chess' is not one of"):
-        trained.load(workdir)
+        model_source.load(workdir)
 
 
 def test_another_kind_of_model_can_be_refused_before_arrays_are_read(workdir):
     shutil.rmtree(f"{workdir}/checkpoints/4/model")
-    model = trained.load(workdir, flag="--model")
+    model = model_source.load(workdir, flag="--model")
     assert model.config.benchmark == "resnet"
     with pytest.raises(UserError, match="damaged"):
         _ = model.params

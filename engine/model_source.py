@@ -1,0 +1,289 @@
+"""Opens models: says what a path or a name means, and returns what can be built from it.
+
+A path is local or gs://. It means, in this order:
+
+* a file of another library's weights: such a file, a prefix of TensorFlow's, a folder with one, or
+  a name, `hf-hub:OWNER/NAME` or `https://...`, which is downloaded; see `common.foreign`;
+* a checkpoint of this program: WORKDIR/checkpoints/STEP, or WORKDIR, whose newest one it is unless
+  --checkpoint names another. Its manifest holds the config of its run, so that a workdir alone
+  describes its model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+from etils import epath
+
+import benchmarks
+from benchmarks.base import Benchmark
+from common import foreign
+from common.errors import CheckpointError, ConfigError, parse_json
+from configs import _loop
+from engine import locations
+from engine.checkpoint import Checkpointer
+from engine.manifest import check_manifest
+from engine.run import Settings, read_settings
+from engine.weights import Weights, read_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A trained model.
+
+    The manifest is read at once. The benchmark is made and the arrays are read when they are first
+    used, so that a caller can refuse another kind of model before that.
+
+    Attributes:
+      source: the folder of the checkpoint, or the file of another library's weights.
+      step: the training step after which it was written; 0 for a file.
+      config: the run's config, locked; `config.benchmark` says what the model is for.
+      manifest: what `engine.start.Run.facts` wrote, and "tree", "checksums" and "versions", which
+        a file lacks.
+    """
+
+    source: str
+    step: int
+    config: Any
+    manifest: dict[str, Any]
+    _read: Callable[[], Weights]
+
+    @functools.cached_property
+    def benchmark(self) -> Benchmark:
+        """The benchmark with the run's settings; ConfigError if they cannot work here."""
+        return benchmarks.load(self.config, "")
+
+    @property
+    def workdir(self) -> str:
+        """The workdir of the run whose checkpoint it is."""
+        return os.path.dirname(os.path.dirname(self.source))
+
+    def check_finite(self) -> None:
+        """Raises CheckpointError if a weight is not finite, which suppression would not show."""
+        for x in jax.tree.leaves((self.params, self.model_state)):
+            if not np.isfinite(x.astype(np.float32)).all():
+                raise CheckpointError(f"{self.source}: weights are not finite; the run diverged")
+
+    def changed(self, **values: Any) -> Model:
+        """The same model with other values of its config, such as data_dir."""
+        config = ml_collections.ConfigDict(self.config.to_dict())
+        config.update(values)
+        return dataclasses.replace(self, config=config.lock())
+
+    def in_float32(self) -> Model:
+        """The same model, which computes in float32, whatever it was trained in."""
+        return self.changed(precision="float32") if "precision" in self.config else self
+
+    @property
+    def params(self) -> Any:
+        """The parameters as NumPy arrays, averaged if the run averages them.
+
+        Raises:
+          CheckpointError: the checkpoint is damaged.
+        """
+        return self._weights.params
+
+    @property
+    def model_state(self) -> Any:
+        """The rest of the model, such as BatchNorm's statistics; as `params`."""
+        return self._weights.model_state
+
+    @functools.cached_property
+    def _weights(self) -> Weights:
+        return self._read()
+
+
+def load(
+    path: str,
+    checkpoint: str = "latest",
+    flag: str = "--workdir",
+    recipe: Any = None,
+    keys: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = print,
+) -> Model:
+    """Opens a trained model.
+
+    Args:
+      path: of the flag `flag`, see this module; only a checkpoint's where `recipe` is None.
+      checkpoint: of a workdir: "latest", "best" (in the run's own evaluations) or a step.
+      recipe: a config for the keys that another library's weights do not decide.
+      keys: values that the user has given to some of its keys.
+      say: prints a line for the user: what such weights do not say, and what is assumed.
+
+    Raises:
+      UserError: there is no such model, it is damaged or lacks its classifier, its benchmark is
+        unknown, or `checkpoint` or `keys` do not go with it.
+    """
+    path, file = find(path, flag, recipe is not None)
+    if not file:
+        checkpoints, step = open_checkpoint(path.rstrip("/"), flag, checkpoint)
+        manifest, source = checkpoints.manifest(step), f"{checkpoints.directory}/{step}"
+        if keys:
+            given = ", ".join(f"--config.{key}" for key in keys)
+            raise ConfigError(f"{given}: {flag}={path} is a model of this program and says it")
+        read = functools.partial(read_step, checkpoints, step)
+        return Model(source, step, config_of(manifest).lock(), manifest, read)
+    if checkpoint != "latest":
+        raise ConfigError(
+            f"--checkpoint={checkpoint}: {flag}={path} is a single model, not the workdir of a "
+            "run; leave --checkpoint out"
+        )
+    config, keys = ml_collections.ConfigDict(recipe), keys or {}
+    config.update(keys)
+    for note in benchmarks.settle_config(config, file, keys, whole=True, has_recipe=False):
+        say(f"NOTE {note}")
+    imported = benchmarks.load(config.lock(), "").uses.read_foreign(file)
+    assert imported is not None  # `settle_config` refuses what the benchmark cannot read
+    if "head" not in imported.params:
+        raise CheckpointError(f"{flag}={path} has no classifier; --config.init_from takes it")
+    manifest = {"benchmark": config.benchmark, "config": config.to_dict(), **imported.metadata}
+    return Model(imported.source, 0, config, manifest, lambda: Weights(*imported[:3]))
+
+
+def find(path: str, flag: str, files: bool = True) -> tuple[str, str]:
+    """What a path or a name means: (the path as the libraries take it, a file or "").
+
+    The file has another library's weights; without one, the path may mean a checkpoint. No file is
+    looked for where `files` is False.
+
+    Raises:
+      ConfigError: the path or name, of the flag or key `flag`, has a form that is unknown.
+      DataError: a folder has several files of weights, or weights cannot be downloaded.
+    """
+    if not files or not path.startswith(foreign.NAMES):
+        path = locations.check_path(path, flag)
+    return path, foreign.find(path, flag) if files else ""
+
+
+def init_from(config: Any, say: Callable[[str], None]) -> str:
+    """The model whose weights the run begins with: the config, else the environment, else ""."""
+    path, source = config.init_from, "--config.init_from"
+    if not path and (path := os.environ.get(config.init_env, "")):
+        source = f"${config.init_env}"
+        say(f"initial weights: {path} (from {source})")
+    is_name = path.startswith(foreign.NAMES)
+    return foreign.fetch(path, source)[0] if is_name else locations.check_path(path, source)
+
+
+def initial_weights(path: str, read_foreign: Callable[[str], Any]) -> Weights:
+    """Reads the weights of a checkpoint, or of another library's file.
+
+    Args:
+      path: the value of `config.init_from`.
+      read_foreign: the benchmark's `read_foreign`.
+
+    Raises:
+      CheckpointError: there is no checkpoint, or it is damaged.
+      DataError: the other library's file cannot be used.
+    """
+    path, file = find(path, "config.init_from")
+    if file and (imported := read_foreign(file)):
+        return Weights(*imported[:3])
+    checkpoints, step = open_checkpoint(path, "config.init_from")
+    weights = read_step(checkpoints, step)
+    checkpoints.close()
+    return weights
+
+
+def open_checkpoint(path: str, flag: str, checkpoint: str = "latest") -> tuple[Checkpointer, int]:
+    """Opens the folder of checkpoints that a path means; returns it with the step to read.
+
+    Args:
+      path: a workdir or WORKDIR/checkpoints/STEP, of the flag or key `flag`.
+      checkpoint: of a workdir, see `Checkpointer.choose`.
+
+    Raises:
+      CheckpointError: there is no such checkpoint.
+    """
+    folder, step = _split(path)
+    if not epath.Path(folder).exists():
+        missing = folder if epath.Path(path).exists() else path
+        raise CheckpointError(
+            f"{flag}={path}: there is no {missing}; give a workdir that has checkpoints, "
+            "WORKDIR/checkpoints/STEP, or weights of another library"
+        )
+    checkpoints = Checkpointer(folder, keep=1, best=None)
+    if checkpoint != "latest":
+        if step is not None:
+            raise CheckpointError(f"--checkpoint={checkpoint}: {flag}={path} already names a step")
+        return checkpoints, checkpoints.choose(checkpoint)
+    steps = checkpoints.steps()
+    step = max(steps, default=0) if step is None else step
+    if step not in steps:
+        raise CheckpointError(f"{flag}={path}: {folder} has the checkpoints {steps}")
+    return checkpoints, step
+
+
+def peek(path: str) -> dict[str, Any] | None:
+    """The manifest of the checkpoint that `open_checkpoint` would open; None if there is none.
+
+    This needs no other host and no Orbax. A manifest that cannot be read is None as well: whoever
+    restores the checkpoint says why.
+    """
+    parent, step = _split(path)
+    folder = epath.Path(parent)
+    try:
+        if step is None:
+            step = max(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+        manifest = parse_json((folder / str(step) / "manifest/metadata").read_bytes())
+        check_manifest(manifest)
+        return manifest if {"benchmark", "config"} <= manifest.keys() else None
+    except Exception:  # each file system raises its own types
+        return None
+
+
+def _split(path: str) -> tuple[str, int | None]:
+    """The folder of checkpoints that a path means, and the step if it is WORKDIR/checkpoints/STEP.
+
+    A workdir may itself be named as a number.
+    """
+    path = path.rstrip("/")
+    parent, _, last = path.rpartition("/")
+    if last.isdigit() and parent.rpartition("/")[2] == "checkpoints":
+        return parent, int(last)
+    return f"{path}/checkpoints", None
+
+
+def settings(workdir: str, flag: str = "--workdir") -> Settings:
+    """The settings of a run whose config is that of its newest checkpoint.
+
+    Raises:
+      UserError: there is no checkpoint, or its config cannot work here.
+    """
+    if manifest := peek(workdir):
+        return read_settings(config_of(manifest).lock(), workdir)
+    return read_settings(load(workdir, flag=flag).config, workdir)  # this raises the reason
+
+
+def config_of(manifest: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    """The config of the run that wrote a checkpoint; ConfigError if its benchmark is unknown."""
+    values, loop = benchmarks.restored_config(manifest), _loop.get_config().to_dict()
+    # Older runs lack keys of the loop.
+    nested = {key: {**x, **values.get(key, {})} for key, x in loop.items() if isinstance(x, dict)}
+    config = ml_collections.ConfigDict({**loop, **values, **nested})
+    # Whoever can write to that folder could have this machine run programs: it is our own, always.
+    config.compilation_cache = loop["compilation_cache"]
+    config.tracker = ""  # only training has one, and older runs knew others
+    return config
+
+
+def class_names(manifest: Mapping[str, Any], count: int) -> tuple[str, ...]:
+    """The names of a model's classes, numbers where single ones are empty; () if it has none.
+
+    Args:
+      manifest: of the model.
+      count: how many classes it has; of 1,001 the first may be TensorFlow's "background".
+    """
+    names = tuple(manifest.get("class_names", ()))
+    if len(names) == count - 1 == 1000:
+        names = ("background", *names)
+    if len(names) != count or not any(names):
+        return ()
+    return tuple(name or str(i) for i, name in enumerate(names))
