@@ -179,6 +179,7 @@ def drawable(text: str) -> str:
 
 
 _truetype = functools.cache(ImageFont.truetype)
+_say_once = functools.cache(say)
 
 
 @functools.cache
@@ -201,18 +202,12 @@ def _own(bold: bool) -> str:
 
 @functools.cache
 def _other(absent: frozenset[str]) -> str:
-    """A font of this machine with these letters; "" if there is none, which is said."""
+    """A font of this machine with these letters; "" if there is none, which is said once."""
     from matplotlib import font_manager
 
     for font in font_manager.fontManager.ttflist:
         is_boxes = font.name.startswith("Last Resort")  # has all letters; matplotlib brings it
         if not is_boxes and _letters(font.fname) >= absent | _ALWAYS:
             return font.fname
-    _note()
+    _say_once("NOTE no font of this machine has some of the letters: ? stands for them in pictures")
     return ""
-
-
-@functools.cache
-def _note() -> None:
-    """Says once that letters are missing."""
-    say("NOTE no font of this machine has some of the letters: ? stands for them in pictures")

@@ -8,7 +8,7 @@ from commands.predict import drawing
 
 @pytest.fixture(autouse=True)
 def forget():
-    for function in (drawing._other, drawing._note):
+    for function in (drawing._other, drawing._say_once):
         function.cache_clear()
     yield
     drawing._other.cache_clear()
@@ -16,9 +16,8 @@ def forget():
 
 def test_own_font_has_latin_greek_and_cyrillic(capsys):
     text = "Ångström Ωμέγα Щука…"
-    assert drawing.drawable(text) == text and drawing.load_font(13, text=text).path == drawing._own(
-        False
-    )
+    assert drawing.drawable(text) == text
+    assert drawing.load_font(13, text=text).path == drawing._own(False)
     assert capsys.readouterr().err == ""
 
 
