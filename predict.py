@@ -14,6 +14,7 @@ Which flags there are depends on the model; docs/use.md has examples for each ki
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import os
 import signal
@@ -34,6 +35,13 @@ from common.text import limited_lines  # noqa: E402
 
 _NAME = "predict"
 _GENERAL = ("checkpoint", "format", "out", "batch_size", "accept_other_data")  # of all models
+_GROUPS = (  # of flags that only some models have, in the order of --help
+    "classifiers",
+    "detectors",
+    "translators and recommenders",
+    "translators",
+    "recommenders",
+)
 _KEYS = {
     "resnet_version": "1: the first convolution of a bottleneck has its stride; 1.5: the second",
     "input_spec": "how pixels are prepared: a name in docs/models.md, or a JSON object",
@@ -89,29 +97,15 @@ def _add_kinds(parser: console.Parser) -> None:
     add = group("weights of other programs, where these do not say it")
     for key, text in _KEYS.items():
         add(f"--config.{key}", help=text)
-    add = group("classifiers")
-    add("--top_k", type=console.integer(1), help="classes for each picture (5)")
-    add("--logits", action="store_true", help="write logits instead of probabilities")
-    add("--embeddings", help="file .npy for the features, float32[files, channels]")
-    add("--contact_sheet", help="file .png: the pictures with their classes")
-    add("--labels", help="file with a class name per line; default: the model's own")
-    add = group("detectors")
-    add(
-        "--min_score",
-        type=console.share,
-        help="the least score of a detection (0.3; .coco.json: 0)",
-    )
-    add("--max_detections", type=console.integer(1), help="the best of each picture (100)")
-    add("--draw", help="folder for the pictures with boxes and outlines")
-    add("--masks", help="folder for a PNG per picture: the number of the detection at each pixel")
-    add = group("translators and recommenders")
-    add("--data_dir", help="where the vocabulary or the ratings are, if not where the run had them")
-    add = group("translators")
-    add("--beams", type=console.integer(1, 100), help="of the search; default: config.beam_size")
-    add("--n_best", type=console.integer(1, 100), help="translations of each sentence (1)")
-    add = group("recommenders")
-    add("--user", help="ids of users, with commas between; or give a file of them as SOURCE")
-    add("--top", type=console.integer(1), help="items for each user (10)")
+    every = [field for kind in predict.KINDS.values() for field in dataclasses.fields(kind.Options)]
+    for title in _GROUPS:
+        add = group(title)
+        fields = {field.name: field for field in every if field.metadata["group"] == title}
+        for name, field in fields.items():
+            kind = {"type": field.metadata["type"]}
+            if field.default is False:
+                kind = {"action": "store_true"}
+            add(f"--{name}", help=field.metadata["help"], **kind)
 
 
 def main(argv: list[str] | None = None) -> int:

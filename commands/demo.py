@@ -8,17 +8,16 @@ training, shows them; all that the page loads comes from this machine.
 from __future__ import annotations
 
 import base64
-import contextlib
 import dataclasses
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from commands.predict import boxes, classes, items, sentences, sources, texts
-from commands.predict.model import choose_precision, say
-from commands.predict.sources import Tally
+from commands.predict import boxes, classes, drawing, items, sentences, sources, texts
+from commands.predict.model import choose_precision
+from commands.predict.outputs import Row, say
 from common import limits
 from common.errors import ConfigError, UserError, one_line
 from common.images import photos
@@ -99,83 +98,77 @@ def _one_by_one(answer: Callable[..., Answer]) -> Callable[..., Answer]:
 
 
 def _classes(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
-    names = classes.class_names(classes.Options(), model, False)
-    predictor, inputs = classes.opened(model, 1)
-    predictor.compile(sources.warm_up(inputs))
+    classifier = classes.Classifier(model, classes.Options())
+    predicted = _predicted(classifier)
 
     def answer(content: bytes) -> Answer:
-        with _predicted(content, predictor, inputs) as (picture, result):
-            if result is None:
-                return Answer(error=picture.error)
-            row = names.row(picture.path, result["logits"], "")
-            rows = [
-                (label, f"{value:.1%}") for label, value in zip(row.labels, row.values, strict=True)
-            ]
-            return Answer(("class", "probability"), rows, picture.photo.encoded, row.error)
+        picture, row = predicted(content)
+        rows = [(rank.label, f"{rank.value:.1%}") for rank in row.answers]
+        photo = picture.photo.encoded if picture.photo and not picture.error else b""
+        return Answer(("class", "probability"), rows, photo, row.error)
 
     return "a photo", "", answer
 
 
 def _boxes(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
-    model.check_finite()
-    predictor, inputs = boxes.opened(model, 1)
-    predictor.compile(sources.warm_up(inputs))
-    uses, categories = model.benchmark.uses, model.manifest["categories"]
-    finder = boxes.Finder(uses, categories, boxes.Options(), "table")
+    predicted = _predicted(boxes.Detector(model, boxes.Options()))
 
     def answer(content: bytes) -> Answer:
-        with _predicted(content, predictor, inputs) as (picture, result):
-            row = finder.row(picture, result)
-            if row.error:
-                return Answer(error=row.error)
-            rows = [
-                (each.label, f"{each.score:.1%}", *(f"{x:.0f}" for x in each.bbox))
-                for each in row.objects
-            ]
-            drawn = boxes.draw_objects(picture.photo.encoded, row.objects)
-            return Answer(("class", "score", "x", "y", "width", "height"), rows, drawn)
+        picture, row = predicted(content)
+        if row.error or picture.photo is None:
+            return Answer(error=row.error)
+        rows = [
+            (each.label, f"{each.score:.1%}", *(f"{x:.0f}" for x in each.bbox))
+            for each in row.answers
+        ]
+        drawn = drawing.draw_objects(picture.photo.encoded, row.answers)
+        return Answer(("class", "score", "x", "y", "width", "height"), rows, drawn)
 
     return "a photo", "", answer
 
 
+def _predicted(model: sources.PictureModel) -> Callable[[bytes], tuple[sources.Picture, Row]]:
+    """Loads the model; makes of a file's content the picture and its row, as predict.py does."""
+    predictor = model.predictor(1)
+    predictor.compile(model.blank())
+
+    def predicted(content: bytes) -> tuple[sources.Picture, Row]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "photo")  # the browser's name may be too long
+            with open(path, "wb") as file:
+                file.write(content)
+            picture = sources.load_picture(path, model.inputs)
+        ((_, result),) = sources.in_batches([picture], predictor, sources.Tally())
+        return picture, model.row(picture, result)
+
+    return predicted
+
+
 def _sentences(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
     best = min(_N_BEST, model.config.beam_size)
-    uses, predictor = sentences.opened(model, sentences.Options(n_best=best), 1)
+    translator = sentences.Translator(model, sentences.Options(n_best=best), 1)
 
     def answer(text: str) -> Answer:
-        translator = sentences.Sentences(uses, predictor)
         line = texts.Line(" ".join(text.split()))
         (row,) = translator.rows(iter([line]), 1)
-        rows = [(each.text, f"{each.score:.3f}") for each in row.translations]
+        rows = [(each.text, f"{each.score:.3f}") for each in row.answers]
         return Answer(("translation", "score"), rows, error=row.error)
 
     return "a sentence", "A sentence.", answer
 
 
 def _items(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
-    uses, predictor = items.opened(model, items.Options(), 1)
+    recommender = items.Recommender(model, items.Options(top=_TOP), 1)
 
     def answer(text: str) -> Answer:
         users = list(items.user_ids([texts.Line(text)]))[:1]
         if not users:
             return Answer(error="type the id of a user")
-        (row,) = items.best_items(iter(users), _TOP, uses, predictor)
-        rows = [(str(each.item), each.title, f"{each.score:.1%}") for each in row.items]
+        (row,) = recommender.rows(iter(users))
+        rows = [(str(each.item), each.title, f"{each.score:.1%}") for each in row.answers]
         return Answer(("item", "title", "probability"), rows, error=row.error)
 
     return "the id of a user", "1", answer
-
-
-@contextlib.contextmanager
-def _predicted(content: bytes, predictor: Any, inputs: Any) -> Iterator[tuple[Any, Any]]:
-    """The picture and its row, None where the picture has an error, as predict.py has them."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "photo")  # the browser's name may be too long
-        with open(path, "wb") as file:
-            file.write(content)
-        picture = sources.load_picture(path, inputs)
-        ((picture, result),) = sources.in_batches([picture], predictor, Tally())
-        yield picture, result
 
 
 # The page.

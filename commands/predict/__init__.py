@@ -1,28 +1,29 @@
 """Uses a trained model: what predict.py does.
 
 A kind of answers is a module of this folder, named as `Uses.answers` of the benchmarks that give
-it. It has `Options`, the flags of predict.py that it reads, and
+it. It has `Options`, the flags of predict.py that only some models have, and
 `run(request, options, model, stdin)`, which returns the exit code.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from etils import epath
 
-from commands.predict.model import Request, choose_precision, say
-from commands.predict.outputs import FORMATS
+from commands.predict import boxes, classes, items, sentences
+from commands.predict.model import Request, choose_precision
+from commands.predict.outputs import FORMATS, say
 from common.errors import ConfigError
 from common.images import photos
 from engine import compiler, environment, locations, model_source, resuming
 from engine import mesh as meshes
 
+KINDS = {"classes": classes, "boxes": boxes, "sentences": sentences, "items": items}
 # The end of the name of --out that stands for each format; the first that fits counts.
 ENDS = {"coco": ".coco.json", **{form: f".{form}" for form in FORMATS}, "text": ".txt"}
 
@@ -53,8 +54,9 @@ def run(request: Request, stdin: Iterable[str]) -> int:
             f"{model.source} is a model of the benchmark {model.config.benchmark!r}, which "
             f"predict.py cannot use; {uses.hint}"
         )
-    kind = importlib.import_module(f"commands.predict.{uses.answers}")
-    options = _options(kind.Options, request, model)
+    kind: Any = KINDS[uses.answers]
+    options = _options(kind.Options, request.options, model)
+    form = _format(request.format, request.out, kind.Options.formats)
     for flag, end in kind.Options.files:
         if path := getattr(options, flag):
             if end and not path.lower().endswith(end):
@@ -62,37 +64,37 @@ def run(request: Request, stdin: Iterable[str]) -> int:
             _check_output(path, flag)
     if not getattr(options, "labels", ""):
         resuming.check_data(model, request.accept_other_data, say)
-    request = dataclasses.replace(request, format=_format(request, kind.Options.formats))
+    request = dataclasses.replace(request, format=form)
     meshes.check_platform()
     compiler.use_cache(model.config.compilation_cache)
     return kind.run(request, options, choose_precision(model), stdin)
 
 
-def _options(known: Any, request: Request, model: model_source.Model) -> Any:
+def _options(known: Any, given: Mapping[str, Any], model: model_source.Model) -> Any:
     """The flags of one kind of answers; ConfigError for a flag of another kind."""
     names = [field.name for field in dataclasses.fields(known)]
-    for flag, value in request.options.items():
+    for flag, value in given.items():
         if flag not in names:
             raise ConfigError(
                 f"--{flag}={value}: {model.source} is a model of the benchmark "
                 f"{model.config.benchmark!r}, which has no such flag; it has "
                 f"{', '.join(f'--{name}' for name in names)}"
             )
-    return known(**request.options)
+    return known(**given)
 
 
-def _format(request: Request, formats: tuple[str, ...]) -> str:
-    """The format of the results: --format, else by the name of --out, else "".
+def _format(given: str, out: str, formats: tuple[str, ...]) -> str:
+    """The format of the results: `given`, else by the name of `out`, which may be any for text.
 
-    Text may have any name, such as hyp.de.
+    Without both it is text, or else "table" on a terminal and "csv" elsewhere.
     """
-    name, other = request.out.lower(), "text" if request.out and "text" in formats else ""
-    form = request.format or next((form for form, end in ENDS.items() if name.endswith(end)), other)
-    if request.out and not form or form and form not in formats:
+    other = "text" if "text" in formats else ""
+    form = given or next((form for form, end in ENDS.items() if out.lower().endswith(end)), other)
+    if (given or out) and form not in formats:
         ends = ", ".join(ENDS[form] for form in formats)
-        given = f"--format={form}" if request.format else f"--out={request.out}"
-        raise ConfigError(f"{given}: this model's results are files named {ends}")
-    return form
+        flag = f"--format={given}" if given else f"--out={out}"
+        raise ConfigError(f"{flag}: this model's results are files named {ends}")
+    return form or ("table" if sys.stdout.isatty() else "csv")
 
 
 def _check_output(path: str, flag: str) -> None:

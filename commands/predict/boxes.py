@@ -1,48 +1,30 @@
 """Finds objects on pictures: what predict.py does with a detector.
 
-Objects become rows for programs, lines for the user, and drawings: the photo with boxes, names and
-scores, or the pixels of the masks.
+Objects become rows, and drawings: the photo with boxes, names and scores, or the pixels of masks.
 """
 
 from __future__ import annotations
 
-import colorsys
 import dataclasses
 import functools
-import io
 import os
 import re
-import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw
 
-from commands.predict import fonts, outputs, sources
-from commands.predict.model import Leaves, Predictor, Request, say
-from commands.predict.outputs import (
-    FORMATS,
-    format_rows,
-    json_array,
-    path_cell,
-    path_text,
-    shortest,
-    shown,
-    text_cell,
-)
-from commands.predict.sources import Picture, Tally
-from common.console import Progress
+from commands.predict import drawing, outputs, sources
+from commands.predict.model import Leaves, Request, flag
+from commands.predict.outputs import FORMATS, Row, path_cell, say, shortest, text_cell
+from commands.predict.sources import Picture
+from common import console
 from common.images.photos import Jpeg
 from engine import model_source
 from engine.locations import check_folder
 
-COLUMNS = ("path", "label", "category_id", "score", "x", "y", "width", "height", "error")
 _MIN_SCORE = 0.3  # weaker detections are mostly wrong; COCO's score wants them all the same
-_OPACITY = 0.45  # of masks
-_QUALITY = 92  # of the drawings
-_LEAST_SIDE = 640  # pixels of the longer side of a drawing
+_flag = functools.partial(flag, "detectors")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +34,14 @@ class Options:
     formats = (*FORMATS, "coco")
     files = ()  # flags that name a file to write
 
-    min_score: float | None = None
-    max_detections: int = 100
-    draw: str = ""
-    masks: str = ""
+    min_score: float | None = _flag(
+        None, "the least score of a detection (0.3; .coco.json: 0)", console.share
+    )
+    max_detections: int = _flag(100, "the best of each picture (100)", console.integer(1))
+    draw: str = _flag("", "folder for the pictures with boxes and outlines")
+    masks: str = _flag(
+        "", "folder for a PNG per picture: the number of the detection at each pixel"
+    )
 
     def least(self, form: str) -> float:
         """The least score of a detection in this format."""
@@ -64,153 +50,186 @@ class Options:
         return 0.0 if form == "coco" else _MIN_SCORE
 
 
-def run(request: Request, options: Options, model: model_source.Model, stdin: Iterable[str]) -> int:
-    """Writes the objects of each picture; see `commands.predict.run`."""
-    started = time.monotonic()
-    uses: Any = model.benchmark.uses
-    model.check_finite()
-    drawer = Drawer(options)
-    paths = sources.find_pictures(request, stdin)
-    written = [(flag, path) for path in paths for flag, path in drawer.files(path)]
-    outputs.check_apart(paths, [*written, ("out", request.out)])
-
-    predictor, inputs = opened(model, request.batch_size)
-    blank = sources.warm_up(inputs)
-    loaded = time.monotonic()
-    predictor.compile(blank)
-    compiled = time.monotonic()
-    names = [name for _, name in model.manifest["categories"]]
-    say(
-        f"{model.source}: {sum(map(bool, names)):,} classes; loaded in {loaded - started:.1f} s, "
-        f"compiled in {compiled - loaded:.1f} s"
-    )
-    tally = Tally()
-    results = sources.predicted(paths, inputs, predictor, tally, request.threads)
-    found = Finder(uses, model.manifest["categories"], options, request.form)
-    rows = _rows(results, found, drawer, tally, len(paths))
-    _write(request, paths, rows, uses)
-    sources.summarize(tally, time.monotonic() - compiled, request.threads, lambda: "")
-    return 1 if tally.errors else 0
-
-
-def opened(model: model_source.Model, batch_size: int) -> tuple[Predictor, sources.Prepare]:
-    """The detector of objects on pictures, and what makes its inputs of a photo."""
-    benchmark: Any = model.benchmark
-    uses = benchmark.uses
-
-    def predict(params: Any, model_state: Any, batch: Any) -> Any:
-        rows = benchmark.predict(params, model_state, batch)
-        return {name: values for name, values in rows.items() if name != "image_id"}
-
-    def inputs(photo: Jpeg) -> Leaves:
-        return uses.inputs(photo.encoded, photo.height, photo.width)
-
-    return Predictor(predict, model, batch_size, uses.at_once), inputs
-
-
 @dataclasses.dataclass(frozen=True)
-class Finder:
-    """Makes the row of a picture of what the model predicts.
+class Object:
+    """One object.
 
     Attributes:
-      uses: the detector's `benchmarks.detection.use.DetectorUses`.
-      categories: (id, name) of each class; "" where the data had no such class.
+      label: the name of its class.
+      category_id: of its class in the data.
+      score: from 0 to 1.
+      box: (y0, x0, y1, x1) in pixels of the photo.
+      outline: run lengths of its mask, as COCO has them; None without masks.
+      inside: makes bool[height, width], the pixels of the photo in its mask.
     """
 
-    uses: Any
-    categories: Sequence[tuple[int, str]]
-    options: Options
-    form: str
+    label: str
+    category_id: int
+    score: float
+    box: tuple[float, ...]
+    outline: Mapping[str, Any] | None = None
+    inside: Callable[[], np.ndarray] | None = None
 
-    def row(self, picture: Picture, result: Leaves | None) -> Row:
-        """The row of a picture; `result` is None where it has an error."""
-        if result is None or picture.photo is None:
-            return Row(picture.path, error=picture.error)
-        height, width = picture.photo.height, picture.photo.width
-        found = self.uses.detections(result, height, width)
-        objects = []
-        for i, (score, number) in enumerate(zip(found.scores, found.classes, strict=True)):
-            category, name = self.categories[number - 1]
-            outline, inside = None, None
-            if found.outlines:
-                outline, inside = found.outlines[i], functools.partial(found.inside, i)
-            if name and score >= self.options.least(self.form):
-                box = tuple(map(float, found.boxes[i]))
-                objects.append(Object(name, category, float(score), box, outline, inside))
-        return Row(picture.path, height, width, tuple(objects[: self.options.max_detections]))
+    @property
+    def bbox(self) -> list[float]:
+        """x, y, width and height in pixels, as COCO has them."""
+        y0, x0, y1, x1 = self.box
+        return [x0, y0, x1 - x0, y1 - y0]
+
+    @property
+    def segmentation(self) -> dict[str, Any]:
+        """The outline as an entry of COCO's results; {} without masks."""
+        return {"segmentation": self.outline} if self.outline else {}
 
 
-class Drawer:
-    """Writes the pictures with boxes, and the masks, into folders."""
+def run(request: Request, options: Options, model: model_source.Model, stdin: Iterable[str]) -> int:
+    """Writes the objects of each picture; see `commands.predict.run`."""
+    load = functools.partial(Detector, model, options, request.format)
+    return sources.answer(load, request, stdin)
 
-    def __init__(self, options: Options):
-        """Makes the folders; ConfigError if one cannot be written."""
-        self._least = options.least("")
-        self._folders = {"draw": options.draw, "masks": options.masks}
-        for flag, folder in self._folders.items():
+
+class Detector(sources.PictureModel):
+    """Finds the objects on pictures, and writes the pictures with boxes, and the masks."""
+
+    columns = ("path", "label", "category_id", "score", "x", "y", "width", "height", "error")
+
+    def __init__(self, model: model_source.Model, options: Options, form: str = ""):
+        """Makes the folders of drawings.
+
+        Raises:
+          UserError: a weight is not finite, or a folder cannot be written.
+        """
+        super().__init__(model)
+        self._uses: Any = model.benchmark.uses
+        model.check_finite()
+        # (id, name) of each class; "" where the data had no such class
+        self._categories = model.manifest["categories"]
+        self._options, self._form, self.at_once = options, form, self._uses.at_once
+        self._folders = {"draw": (options.draw, ".jpg"), "masks": (options.masks, ".png")}
+        for option, (folder, _) in self._folders.items():
             if folder:
-                check_folder(folder, f"--{flag}")
-        self._names: dict[str, str] = {}
+                check_folder(folder, f"--{option}")
+        self._stems: dict[str, str] = {}  # of the files of drawings, by the path of the picture
 
-    def files(self, path: str) -> Iterator[tuple[str, str]]:
+    @property
+    def summary(self) -> str:
+        return f"{sum(bool(name) for _, name in self._categories):,} classes"
+
+    def files(self, paths: Sequence[str]) -> list[tuple[str, str]]:
+        return [(option, file) for path in paths for option, file in self._files(path)]
+
+    def _files(self, path: str) -> Iterator[tuple[str, str]]:
         """(flag, file) of each file that is written for a picture; two of one name get numbers."""
-        if path not in self._names:
-            stem = os.path.splitext(os.path.basename(path))[0]
-            taken, name, number = set(self._names.values()), stem, 1
+        if path not in self._stems:
+            name = stem = os.path.splitext(os.path.basename(path))[0]
+            taken, number = set(self._stems.values()), 1
             while name in taken:
                 number += 1
                 name = f"{stem}_{number}"
-            self._names[path] = name
-        for flag, folder in self._folders.items():
+            self._stems[path] = name
+        for option, (folder, end) in self._folders.items():
             if folder:
-                end = ".jpg" if flag == "draw" else ".png"
-                yield flag, os.path.join(folder, self._names[path] + end)
+                yield option, os.path.join(folder, self._stems[path] + end)
 
-    def write(self, picture: Picture, row: Row) -> None:
-        """Writes the files of a picture that has no error."""
-        if row.error or picture.photo is None:
-            return
-        for flag, path in self.files(picture.path):
-            if flag == "draw":  # the weak ones, which COCO's score wants, would hide the photo
-                seen = [each for each in row.objects if each.score >= self._least]
-                content = draw_objects(picture.photo.encoded, seen)
+    def predict(self, params: Any, model_state: Any, batch: Any) -> Any:
+        benchmark: Any = self.model.benchmark
+        rows = benchmark.predict(params, model_state, batch)
+        return {name: values for name, values in rows.items() if name != "image_id"}
+
+    def inputs(self, photo: Jpeg) -> Leaves:
+        return self._uses.inputs(photo.encoded, photo.height, photo.width)
+
+    def row(self, picture: Picture, result: Leaves | None) -> Row:
+        if result is None or picture.photo is None:
+            return Row(picture.source, picture.error)
+        height, width = picture.photo.height, picture.photo.width
+        found = self._uses.detections(result, height, width)
+        objects = []
+        for i, (score, number) in enumerate(zip(found.scores, found.classes, strict=True)):
+            category, name = self._categories[number - 1]
+            outline, inside = None, None
+            if found.outlines:
+                outline, inside = found.outlines[i], functools.partial(found.inside, i)
+            if name and score >= self._options.least(self._form):
+                box = tuple(map(float, found.boxes[i]))
+                objects.append(Object(name, category, float(score), box, outline, inside))
+        objects = objects[: self._options.max_detections]
+        self.draw(picture, objects)
+        return make_row(picture, objects)
+
+    def draw(self, picture: Picture, objects: Sequence[Object]) -> None:
+        """Writes the drawings of a picture that could be read."""
+        assert picture.photo is not None
+        for option, path in self._files(picture.path):
+            if option == "draw":  # the weak ones, which COCO's score wants, would hide the photo
+                seen = [each for each in objects if each.score >= self._options.least("")]
+                content = drawing.draw_objects(picture.photo.encoded, seen)
             else:
-                content = draw_masks(row)
+                content = drawing.draw_masks(picture.photo.height, picture.photo.width, objects)
             outputs.save(path, [content], quiet=True)
 
-
-def _rows(
-    results: Iterable[tuple[Picture, Leaves | None]],
-    found: Finder,
-    drawer: Drawer,
-    tally: Tally,
-    total: int,
-) -> Iterator[Row]:
-    progress = Progress(total)
-    for done, (picture, result) in enumerate(results, 1):
-        row = found.row(picture, result)
-        drawer.write(picture, row)
-        tally.add(picture, row.error)
-        progress.log(done, f"{done:,} of {total:,} files")
-        yield row
+    def write(self, request: Request, paths: Sequence[str], rows: Iterator[Row]) -> None:
+        if request.format == "coco":
+            write_coco(request.out, paths, rows, *self._uses.listed(paths))
+        else:
+            outputs.write_rows(request.out, request.format, rows, self.columns, table)
 
 
-def _write(request: Request, paths: Sequence[str], rows: Iterator[Row], uses: Any) -> None:
-    if request.form != "coco":
-        width = shutil.get_terminal_size().columns
-        is_table = request.form == "table"
-        text = table(rows, width) if is_table else format_rows(request.form, rows, COLUMNS)
-        return outputs.write(request.out, text)
-    source, listed = uses.listed(paths)
+def make_row(picture: Picture, objects: Sequence[Object]) -> Row:
+    """The row of a picture with objects, the best first; without any it has one line in a CSV."""
+    assert picture.photo is not None
+    entries, lines = [], []
+    for each in objects:
+        score, bbox = shortest(each.score), list(map(shortest, each.bbox))
+        named = {"label": each.label, "category_id": each.category_id, "score": score}
+        entries.append({**named, "bbox": bbox, **each.segmentation})
+        lines.append(named | dict(zip(("x", "y", "width", "height"), bbox, strict=True)))
+    size = {"height": picture.photo.height, "width": picture.photo.width}
+    return Row(picture.source, "", {**size, "objects": entries}, lines or [{}], objects)
+
+
+def table(rows: Iterable[Row], width: int) -> Iterator[str]:
+    """Lines for a terminal of `width` columns: one for each picture, one for each object."""
+    for row in rows:
+        name = path_cell(row.source["path"], max(width - 30, 20))
+        if row.error:
+            yield f"{name}  ERROR {row.error}\n"
+            continue
+        count = len(row.answers)
+        found = "no objects" if not count else f"{count} object{'s' * (count > 1)}"
+        yield f"{name}  {row.content['width']} x {row.content['height']}, {found}\n"
+        for each in row.answers:
+            x, y, wide, high = each.bbox
+            label = text_cell(each.label, 24)
+            yield f"  {label:24} {each.score:6.1%}  at {x:.0f}, {y:.0f}: {wide:.0f} x {high:.0f}\n"
+
+
+# COCO's form of results.
+
+
+def write_coco(
+    out: str,
+    paths: Sequence[str],
+    rows: Iterable[Row],
+    source: str,
+    listed: Mapping[int, tuple[int, int, int]],
+) -> None:
+    """Writes the objects in COCO's form of results.
+
+    `source` and `listed` are those of `benchmarks.detection.use.DetectorUses.listed`.
+    """
     numbers, odd = image_ids(paths, source, listed), 0
 
     def objects() -> Iterator[dict[str, Any]]:
         nonlocal odd
         for i, (row, number) in enumerate(zip(rows, numbers, strict=True)):
-            odd += i in listed and not row.error and listed[i][1:] != (row.height, row.width)
-            yield from coco(row, number)
+            if i in listed and not row.error:
+                odd += listed[i][1:] != (row.content["height"], row.content["width"])
+            for each in row.answers:
+                values = {"category_id": each.category_id, "score": each.score, "bbox": each.bbox}
+                yield {"image_id": number, **values, **each.segmentation}
 
-    outputs.write(request.out, json_array(objects()))
+    outputs.write(out, outputs.json_array(objects()))
     if odd:
         say(
             f"NOTE {odd:,} pictures have another size in {source}, perhaps because EXIF turns "
@@ -244,146 +263,3 @@ def image_ids(
         say(f"NOTE image_id of {len(others):,} {which}: {text}")
     ids |= dict(zip(others, numbers, strict=True))
     return [ids[i] for i in range(len(paths))]
-
-
-# Rows and lines.
-
-
-@dataclasses.dataclass(frozen=True)
-class Object:
-    """One object.
-
-    Attributes:
-      label: the name of its class.
-      category_id: of its class in the data.
-      score: from 0 to 1.
-      box: (y0, x0, y1, x1) in pixels of the photo.
-      outline: run lengths of its mask, as COCO has them; None without masks.
-      inside: makes bool[height, width], the pixels of the photo in its mask.
-    """
-
-    label: str
-    category_id: int
-    score: float
-    box: tuple[float, ...]
-    outline: Mapping[str, Any] | None = None
-    inside: Callable[[], np.ndarray] | None = None
-
-    @property
-    def bbox(self) -> list[float]:
-        """x, y, width and height in pixels, as COCO has them."""
-        y0, x0, y1, x1 = self.box
-        return [x0, y0, x1 - x0, y1 - y0]
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """The objects on a photo of `height` x `width` pixels, the best first, or an error."""
-
-    path: str
-    height: int = 0
-    width: int = 0
-    objects: tuple[Object, ...] = ()
-    error: str = ""
-
-    def content(self) -> dict[str, Any]:
-        """See `outputs.Row`."""
-        content: dict[str, Any] = {"path": path_text(self.path)}
-        if self.error:
-            return content | {"error": self.error}
-        objects = []
-        for each in self.objects:
-            values = {"label": each.label, "category_id": each.category_id}
-            values |= {"score": shortest(each.score), "bbox": list(map(shortest, each.bbox))}
-            outline = {"segmentation": each.outline} if each.outline else {}
-            objects.append({**values, **outline})
-        return content | {"height": self.height, "width": self.width, "objects": objects}
-
-    def cells(self) -> list[dict[str, Any]]:
-        """See `outputs.Row`: a line for each object; a picture without any has one line."""
-        common = {"path": path_text(self.path), "error": self.error}
-        lines = []
-        for each in self.objects:
-            cells = (each.label, each.category_id, *map(shortest, (each.score, *each.bbox)))
-            lines.append(common | dict(zip(COLUMNS[1:-1], cells, strict=True)))
-        return lines or [common]
-
-
-def coco(row: Row, image_id: int) -> Iterator[dict[str, Any]]:
-    """The objects of a picture in COCO's form of results."""
-    for each in row.objects:
-        values = {"image_id": image_id, "category_id": each.category_id, "score": each.score}
-        outline = {"segmentation": each.outline} if each.outline else {}
-        yield {**values, "bbox": each.bbox, **outline}
-
-
-def table(rows: Iterable[Row], width: int) -> Iterator[str]:
-    """Lines for a terminal of `width` columns: one for each picture, one for each object."""
-    for row in rows:
-        name = path_cell(row.path, max(width - 30, 20))
-        if row.error:
-            yield f"{name}  ERROR {row.error}\n"
-            continue
-        count = len(row.objects)
-        found = "no objects" if not count else f"{count} object{'s' * (count > 1)}"
-        yield f"{name}  {row.width} x {row.height}, {found}\n"
-        for each in row.objects:
-            x, y, wide, high = each.bbox
-            label = text_cell(shown(each.label), 24)
-            yield f"  {label:24} {each.score:6.1%}  at {x:.0f}, {y:.0f}: {wide:.0f} x {high:.0f}\n"
-
-
-# Drawings.
-
-
-def draw_objects(encoded: bytes, objects: Sequence[Object]) -> bytes:
-    """A JPEG of the photo with its objects; the best ones are on top.
-
-    A small photo is enlarged by a whole number, or the names would hide its objects.
-    """
-    image = Image.open(io.BytesIO(encoded)).convert("RGB")
-    pixels = np.asarray(image).copy()
-    for each in reversed(objects):
-        if each.inside:
-            inside = each.inside()
-            colour = np.array(_colour(each.category_id), np.float32)
-            pixels[inside] = (pixels[inside] * (1 - _OPACITY) + colour * _OPACITY).astype(np.uint8)
-    image, times = Image.fromarray(pixels), -(-_LEAST_SIDE // max(image.size))
-    image = image.resize([times * side for side in image.size], Image.Resampling.NEAREST)
-    pen = ImageDraw.Draw(image)
-    side = max(image.size)
-    line = max(2, side // 400)
-    for each in reversed(objects):
-        y0, x0, y1, x1 = (times * edge for edge in each.box)
-        colour = _colour(each.category_id)
-        pen.rectangle((x0, y0, x1, y1), outline=colour, width=line)
-        text = f"{fonts.drawable(shown(each.label))} {each.score:.0%}"
-        font = fonts.load(max(11, side // 50), text=text)
-        left, top, right, bottom = pen.textbbox((x0 + line, y0), text, font)
-        lift = min(bottom - top + 2 * line, max(y0, 0))  # above the box, if there is room
-        pen.rectangle((x0, top - lift, right + line, bottom - lift + line), fill=colour)
-        pen.text((x0 + line, y0 - lift), text, "white", font)
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=_QUALITY)
-    return file.getvalue()
-
-
-def draw_masks(row: Row) -> bytes:
-    """A PNG of the photo's size: at each pixel the rank of its object from 1, best first; else 0.
-
-    8 bits per pixel, or 16 where there are more than 255 objects.
-    """
-    wide = len(row.objects) > 255
-    ranks = np.zeros((row.height, row.width), np.uint16 if wide else np.uint8)
-    for rank, each in reversed(list(enumerate(row.objects, 1))):
-        if each.inside:
-            ranks[each.inside()] = rank
-    file = io.BytesIO()
-    Image.fromarray(ranks).save(file, "PNG")
-    return file.getvalue()
-
-
-def _colour(number: int) -> tuple[int, int, int]:
-    """A dark colour; neighbours of `number` have other hues."""
-    red, green, blue = colorsys.hsv_to_rgb(number * 0.618034 % 1, 0.85, 0.75)
-    return round(255 * red), round(255 * green), round(255 * blue)

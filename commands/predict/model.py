@@ -6,7 +6,7 @@ A `Predictor` computes predictions for batches of fixed shapes, on all devices.
 from __future__ import annotations
 
 import dataclasses
-import sys
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,9 +14,8 @@ import jax
 import numpy as np
 
 from benchmarks.base import BATCH_AXES
-from common.errors import visible
+from engine import locations, step
 from engine import mesh as meshes
-from engine import step
 from engine.model_source import Model
 
 Leaves = Mapping[str, np.ndarray]  # of one example, or of a batch
@@ -49,20 +48,42 @@ class Request:
     threads: int
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    @property
-    def form(self) -> str:
-        """The format of the results: "table" on a terminal, and CSV else, unless one was given."""
-        return self.format or ("csv" if self.out or not sys.stdout.isatty() else "table")
+
+def flag(group: str, default: Any, text: str, kind: Callable[[str], Any] | None = None) -> Any:
+    """A field of a kind's `Options`: a flag that only some kinds of models have.
+
+    Args:
+      group: the title above it in --help.
+      default: False for a flag without a value.
+      text: its help.
+      kind: makes its value of what the user gives.
+    """
+    return dataclasses.field(default=default, metadata={"group": group, "help": text, "type": kind})
 
 
-def say(text: str) -> None:
-    """Writes a line for the user; the standard output has the results."""
-    print(visible(text), file=sys.stderr, flush=True)
+data_dir_flag = functools.partial(
+    flag,
+    "translators and recommenders",
+    "",
+    "where the vocabulary or the ratings are, if not where the run had them",
+)
 
 
 def choose_precision(model: Model) -> Model:
     """The model in float32 on CPUs, where bfloat16 is no faster; elsewhere as it was trained."""
     return model.in_float32() if jax.default_backend() == "cpu" else model
+
+
+def with_data(model: Model, data_dir: str, **changes: Any) -> Model:
+    """The model with the files of `data_dir`, "" for the run's own, and other values of its config.
+
+    Raises:
+      UserError: the model needs a file that is missing or not its own.
+    """
+    folder = locations.check_path(data_dir or model.config.data_dir, "--data_dir")
+    model = model.changed(data_dir=folder, **changes)
+    model.benchmark.uses.check_files(model.manifest, model.source)
+    return model
 
 
 class Predictor:

@@ -1,56 +1,90 @@
-"""Results of predict.py: rows as CSV, JSON and JSON lines, on the standard output or in files.
+"""Answers of predict.py: rows as CSV, JSON, JSON lines and tables, printed or in files.
 
 A file is complete or not there.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from commands.predict.model import say
 from common.data import files
-from common.errors import ConfigError, OutputError, is_of_files, one_line
+from common.errors import ConfigError, OutputError, is_of_files, one_line, visible
 from common.text import csv_text
 
 FORMATS = ("csv", "json", "jsonl")
 
 
-class Row(Protocol):
-    """The result for one input; each kind of models has its own class."""
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The answer for one input.
 
-    @property
-    def error(self) -> str:
-        """Why there is no result, in one line; '' if there is one."""
-        ...
+    Attributes:
+      source: the input, by its names in JSON and in the columns of a CSV.
+      error: why there is no answer, in one line; "" if there is one.
+      content: what the object of a JSON file has besides, if there is an answer.
+      cells: the lines of a CSV, what they have besides: values by column; others are empty.
+      answers: for tables and drawings, the best first, as each kind of models has them.
+    """
 
-    def content(self) -> dict[str, Any]:
+    source: Mapping[str, Any]
+    error: str = ""
+    content: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    cells: Sequence[Mapping[str, Any]] = ({},)
+    answers: Sequence[Any] = ()
+
+    def as_json(self) -> dict[str, Any]:
         """The object of a JSON file."""
-        ...
+        return {**self.source, **({"error": self.error} if self.error else self.content)}
 
-    def cells(self) -> Iterable[dict[str, Any]]:
-        """The lines of a CSV: values by the name of their column; others are empty."""
-        ...
+    def lines(self, columns: Sequence[str]) -> Iterator[list[Any]]:
+        """The lines of a CSV."""
+        for cells in self.cells:
+            values = {**self.source, "error": self.error, **cells}
+            yield [values.get(name, "") for name in columns]
 
 
-def format_rows(form: str, rows: Iterable[Row], columns: Sequence[str]) -> Iterator[str]:
-    """The text of a file in one of `FORMATS`, piece by piece; `columns` are those of a CSV."""
+def say(text: str) -> None:
+    """Writes a line for the user; the standard output has the results."""
+    print(visible(text), file=sys.stderr, flush=True)
+
+
+# Formats.
+
+
+def write_rows(
+    out: str,
+    form: str,
+    rows: Iterable[Row],
+    columns: Sequence[str],
+    table: Callable[[Iterable[Row], int], Iterator[str]],
+) -> None:
+    """Writes rows in one of `FORMATS`, else as `table` for a terminal of that many columns.
+
+    `columns` are those of a CSV; for `out` see `write`.
+    """
     if form == "csv":
-        return _csv(rows, columns)
-    if form == "json":
-        return json_array(row.content() for row in rows)
-    return (f"{json.dumps(row.content(), ensure_ascii=False)}\n" for row in rows)
+        text = _csv(rows, columns)
+    elif form == "json":
+        text = json_array(row.as_json() for row in rows)
+    elif form == "jsonl":
+        text = (f"{json.dumps(row.as_json(), ensure_ascii=False)}\n" for row in rows)
+    else:
+        text = table(rows, shutil.get_terminal_size().columns)
+    write(out, text)
 
 
 def _csv(rows: Iterable[Row], columns: Sequence[str]) -> Iterator[str]:
     yield csv_text([columns])
     for row in rows:
-        yield csv_text([cells.get(name, "") for name in columns] for cells in row.cells())
+        yield csv_text(row.lines(columns))
 
 
 def json_array(objects: Iterable[dict[str, Any]]) -> Iterator[str]:
@@ -67,17 +101,17 @@ def shortest(value: float) -> float:
     return float(str(np.float32(value)))
 
 
+def path_text(path: str) -> str:
+    """A path as text for programs; only bytes that are not UTF-8 are written as \\udcXX."""
+    return path.encode(errors="backslashreplace").decode()
+
+
 def shown(path: str) -> str:
     """A path as text for the user: `path_text`, and without control characters."""
     printable = (
         c if c.isprintable() else c.encode("unicode_escape").decode() for c in path_text(path)
     )
     return "".join(printable)
-
-
-def path_text(path: str) -> str:
-    """A path as text for programs; only bytes that are not UTF-8 are written as \\udcXX."""
-    return path.encode(errors="backslashreplace").decode()
 
 
 def path_cell(path: str, width: int) -> str:
@@ -87,18 +121,12 @@ def path_cell(path: str, width: int) -> str:
 
 
 def text_cell(text: str, width: int) -> str:
-    """The beginning of a text."""
+    """The beginning of a text, without control characters."""
+    text = shown(text)
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
-def name_width(paths: Sequence[str], width: int) -> int:
-    """The columns that the names of files get on a terminal of `width` columns."""
-    return min(max([len(shown(path)) for path in paths], default=4), width // 2, 60)
-
-
-def name_of(path: str) -> str:
-    """The name of a file without its folders, as text."""
-    return shown(os.path.basename(path))
+# Files.
 
 
 def check_apart(paths: Sequence[str], written: Iterable[tuple[str, str]]) -> None:

@@ -1,42 +1,49 @@
-"""Translates sentences: what predict.py does with a translator.
-
-Translations become rows for programs and plain lines for the user.
-"""
+"""Translates sentences: what predict.py does with a translator."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from commands.predict import outputs, texts
-from commands.predict.model import Predictor, Request, say
-from commands.predict.outputs import FORMATS, format_rows
+from commands.predict.model import Predictor, Request, data_dir_flag, flag, with_data
+from commands.predict.outputs import FORMATS, Row, say
 from commands.predict.texts import Line
+from common import console
 from common.errors import ConfigError
-from engine import locations, model_source
+from engine import model_source
 
 COLUMNS = ("line", "source", "translation", "score", "error")
 # Read before the first is translated, so that lines of one length share a batch.
 _LINES = 1024
 _UNKNOWN = 0.2  # the share of unknown words that causes a NOTE
+_flag = functools.partial(flag, "translators")
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The flags of predict.py for translators; 0 and "" are what the run had."""
+    """The flags of predict.py for translators; 0 is what the run had."""
 
     formats = ("text", *FORMATS)
     files = ()  # flags that name a file to write
 
-    beams: int = 0
-    n_best: int = 1
-    data_dir: str = ""
+    beams: int = _flag(0, "of the search; default: config.beam_size", console.integer(1, 100))
+    n_best: int = _flag(1, "translations of each sentence (1)", console.integer(1, 100))
+    data_dir: str = data_dir_flag()
+
+
+class Translation(NamedTuple):
+    """One translation; `score` is that of the search, the logarithm of a probability."""
+
+    text: str
+    score: float
 
 
 def run(request: Request, options: Options, model: model_source.Model, stdin: Iterable[str]) -> int:
@@ -46,60 +53,47 @@ def run(request: Request, options: Options, model: model_source.Model, stdin: It
     sources = request.sources or ["-"]
     names = texts.files(sources, "a sentence")
     outputs.check_apart(names, [("out", request.out)])
-    uses, predictor = opened(model, options, request.batch_size)
+    translator = Translator(model, options, request.batch_size)
     say(f"{model.source}: loaded in {time.monotonic() - started:.1f} s")
     is_typed = "-" in sources and sys.stdin.isatty()
     if is_typed:
         say("type a sentence and press Enter; Ctrl-D ends")
-    translator = Sentences(uses, predictor)
     rows = translator.rows(texts.lines(sources, names), 1 if is_typed else _LINES)
-    text = (
-        plain(rows, options.n_best)
-        if request.format in ("", "text")
-        else format_rows(request.format, rows, COLUMNS)
-    )
-    outputs.write(request.out, text)
+    plain = functools.partial(plain_text, options.n_best)
+    outputs.write_rows(request.out, request.format, rows, COLUMNS, plain)
     translator.summarize()
     return 1 if translator.errors else 0
 
 
-def opened(model: model_source.Model, options: Options, batch_size: int) -> tuple[Any, Predictor]:
-    """The uses of a translator, and its search for translations; UserError as of `run`."""
-    model = _changed(model, options)
-    benchmark: Any = model.benchmark
-    uses = benchmark.uses
-    uses.check_files(model.manifest, model.source)
-
-    def predict(params: Any, model_state: Any, batch: Any) -> Any:
-        del model_state
-        tokens, score = benchmark.n_best(params, batch["inputs"], options.n_best)
-        return {"tokens": tokens, "score": score}
-
-    return uses, Predictor(predict, model, batch_size, uses.at_once)
-
-
-def _changed(model: model_source.Model, options: Options) -> model_source.Model:
-    """The model with the settings that the flags name; ConfigError if there are too few beams."""
-    beams = options.beams or model.config.beam_size
-    if options.n_best > beams:
-        raise ConfigError(
-            f"--n_best={options.n_best}: the search has {beams} beams; give "
-            f"--beams={options.n_best} or more"
-        )
-    folder = locations.check_path(options.data_dir or model.config.data_dir, "--data_dir")
-    return model.changed(beam_size=beams, data_dir=folder)
-
-
-class Sentences:
+class Translator:
     """Translates lines in batches, in their order, and counts.
 
     Attributes:
       errors: lines without a translation that are not empty.
     """
 
-    def __init__(self, uses: Any, predictor: Predictor):
-        """`uses` is a `benchmarks.translation.use.TranslatorUses`."""
-        self._uses, self._predictor = uses, predictor
+    def __init__(self, model: model_source.Model, options: Options, batch_size: int):
+        """Reads the weights.
+
+        Raises:
+          UserError: there are too few beams, or the vocabulary is missing or not the model's.
+        """
+        beams = options.beams or model.config.beam_size
+        if options.n_best > beams:
+            raise ConfigError(
+                f"--n_best={options.n_best}: the search has {beams} beams; give "
+                f"--beams={options.n_best} or more"
+            )
+        model = with_data(model, options.data_dir, beam_size=beams)
+        benchmark: Any = model.benchmark
+
+        def predict(params: Any, model_state: Any, batch: Any) -> Any:
+            del model_state
+            tokens, score = benchmark.n_best(params, batch["inputs"], options.n_best)
+            return {"tokens": tokens, "score": score}
+
+        self._uses = benchmark.uses
+        self._predictor = Predictor(predict, model, batch_size, self._uses.at_once)
         self._lines = self._cut = self.errors = 0
         self._seconds = 0.0  # of translating
         self._said: set[str] = set()
@@ -114,20 +108,19 @@ class Sentences:
             for row in rows:
                 if row.error:
                     self.errors += 1
-                    say(f"line {row.line:,}: {row.error}")
+                    say(f"line {row.source['line']:,}: {row.error}")
             yield from rows
 
     def _translated(self, chunk: Sequence[Line]) -> list[Row]:
-        rows, sentences = [], {}
+        """The rows of some lines; an empty line has neither translations nor an error."""
+        sources, answers, sentences = {}, {}, {}  # by the numbers of lines
+        most = self._uses.most_tokens
         for number, line in enumerate(chunk, self._lines + 1):
             ids = [] if line.error else self._uses.encode(line.text)
             error = line.error
-            if len(ids) > self._uses.most_tokens:
-                error = (
-                    f"{len(ids):,} tokens, more than {self._uses.most_tokens:,}: split it into "
-                    "sentences"
-                )
-            rows.append(Row(number, line.text, error=error))
+            if len(ids) > most:
+                error = f"{len(ids):,} tokens, more than {most:,}: split it into sentences"
+            sources[number], answers[number] = {"line": number, "source": line.text}, error or ()
             if ids and not error:
                 sentences[number] = ids
         self._note(sentences)
@@ -137,22 +130,21 @@ class Sentences:
         for size, numbers in groups.items():
             for begin in range(0, len(numbers), self._predictor.batch_size):
                 batch = numbers[begin : begin + self._predictor.batch_size]
-                for number, row in zip(batch, self._batch(size, batch, sentences), strict=True):
-                    i = number - self._lines - 1
-                    rows[i] = dataclasses.replace(rows[i], **row)
-        return rows
+                answers |= self._batch(size, {number: sentences[number] for number in batch})
+        return [make_row(source, answers[number]) for number, source in sources.items()]
 
     def _batch(
-        self, size: int, batch: Sequence[int], sentences: dict[int, list[int]]
-    ) -> Iterator[dict[str, Any]]:
-        """The fields of the rows of some sentences, whose inputs have `size` tokens."""
+        self, size: int, batch: Mapping[int, Sequence[int]]
+    ) -> dict[int, str | list[Translation]]:
+        """The translations of sentences, by number, or an error; inputs have `size` tokens."""
         inputs = np.zeros((len(batch), size), np.int32)
-        for row, number in zip(inputs, batch, strict=True):
-            row[: len(sentences[number])] = sentences[number]
+        for row, ids in zip(inputs, batch.values(), strict=True):
+            row[: len(ids)] = ids
         results = self._predictor([{"inputs": row} for row in inputs])
+        answers = {}
         for number, every, scores in zip(batch, results["tokens"], results["score"], strict=True):
             if not np.isfinite(scores[0]):
-                yield {"error": "the model's scores are not finite: its run has diverged"}
+                answers[number] = "the model's scores are not finite: its run has diverged"
                 continue
             exist = np.isfinite(scores)
             if self._uses.is_cut(every[0]):
@@ -162,11 +154,11 @@ class Sentences:
                     f"NOTE the translation of line {number:,} reached the model's greatest length "
                     "before its end; it is cut off there",
                 )
-            translations = [
+            answers[number] = [
                 Translation(self._uses.text(tokens), round(float(score), 6))
                 for tokens, score in zip(every[exist], scores[exist], strict=True)
             ]
-            yield {"translations": tuple(translations)}
+        return answers
 
     def _note(self, sentences: dict[int, list[int]]) -> None:
         """Says once if the text is not cut as the training data were, and if a line is long."""
@@ -201,53 +193,24 @@ class Sentences:
             say(f"{self.errors:,} of {self._lines:,} lines have no translation")
 
 
-# Rows and lines.
+def make_row(source: Mapping[str, Any], answer: str | Sequence[Translation]) -> Row:
+    """The row of a line, whose answer is an error or the translations, the best first."""
+    if isinstance(answer, str):
+        return Row(source, answer)
+    content = {"translations": [each._asdict() for each in answer]}
+    lines = [{"translation": each.text, "score": each.score} for each in answer]
+    return Row(source, "", content, lines or [{}], answer)
 
 
-class Translation(NamedTuple):
-    """One translation; `score` is that of the search, the logarithm of a probability."""
-
-    text: str
-    score: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """The translations of a line, the best first, or an error; an empty line has neither.
-
-    `line` counts the lines of all sources from 1.
-    """
-
-    line: int
-    source: str
-    translations: tuple[Translation, ...] = ()
-    error: str = ""
-
-    def content(self) -> dict[str, Any]:
-        """See `outputs.Row`."""
-        content: dict[str, Any] = {"line": self.line, "source": self.source}
-        if self.error:
-            return content | {"error": self.error}
-        return content | {"translations": [each._asdict() for each in self.translations]}
-
-    def cells(self) -> list[dict[str, Any]]:
-        """See `outputs.Row`: a line for each translation; without any there is one line."""
-        common = {"line": self.line, "source": self.source, "error": self.error}
-        cells = [
-            common | {"translation": each.text, "score": each.score} for each in self.translations
-        ]
-        return cells or [common]
-
-
-def plain(rows: Iterable[Row], n_best: int) -> Iterator[str]:
+def plain_text(n_best: int, rows: Iterable[Row], width: int) -> Iterator[str]:
     """`n_best` lines for each row: the text, after its score and a tab if `n_best` is above 1.
 
     A line is empty where there is no translation.
     """
+    del width
     for row in rows:
         texts = [
-            each.text if n_best == 1 else f"{each.score:.4f}\t{each.text}"
-            for each in row.translations
+            each.text if n_best == 1 else f"{each.score:.4f}\t{each.text}" for each in row.answers
         ]
         texts += [""] * (n_best - len(texts))
         yield "".join(f"{text}\n" for text in texts)

@@ -1,4 +1,4 @@
-"""Pictures that a user names: files, folders, patterns and gs://, read and predicted in batches.
+"""Pictures that a user names: files, folders, patterns and gs://, read and answered in batches.
 
 A file that cannot be used stays among them, with the reason.
 """
@@ -12,31 +12,31 @@ import io
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
-import numpy as np
 from PIL import Image
 
-from commands.predict.model import Leaves, Predictor, Request, say, shapes
-from commands.predict.outputs import shown
+from commands.predict import outputs
+from commands.predict.model import Leaves, Predictor, Request, shapes
+from commands.predict.outputs import Row, say, shown
 from common import limits, pools
+from common.console import Progress
 from common.data import files
 from common.data.shards import tensorflow
 from common.errors import ConfigError, DataError, is_of_files, one_line
 from common.images import photos
 from common.images.photos import Jpeg
 from engine import locations
+from engine.model_source import Model
 
 _QUALITY = 95  # of re-encoded pictures, as where own photos are prepared for training
 # Names of pictures in a folder. HEIC and AVIF are not read: each gets a row that says so.
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 _SUFFIXES += (".heic", ".heif", ".avif")
 _WAITING = 8  # batches of pictures that wait for a batch of another shape to fill
-# Makes the model's inputs of a picture, arrays by name; DataError if it cannot be decoded.
-Prepare = Callable[[Jpeg], Mapping[str, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Picture:
     Attributes:
       path: of the file.
       photo: the file as a JPEG, upright; None if it could not be used.
-      inputs: the arrays of `Prepare`; None if the file could not be used.
+      inputs: the arrays of `PictureModel.inputs`; None if the file could not be used.
       error: why it could not be used, in one line.
       read_seconds: of one thread.
       decode_seconds: of one thread, for decoding, cropping and resizing.
@@ -54,70 +54,34 @@ class Picture:
 
     path: str
     photo: Jpeg | None = None
-    inputs: Mapping[str, np.ndarray] | None = None
+    inputs: Leaves | None = None
     error: str = ""
     read_seconds: float = 0.0
     decode_seconds: float = 0.0
 
     @property
-    def folder(self) -> str:
-        """The name of the folder that the file lies in."""
-        return os.path.basename(os.path.dirname(self.path))
-
-
-@dataclasses.dataclass
-class Tally:
-    """Sums over the files of a run; the seconds of threads are added up."""
-
-    files: int = 0
-    errors: int = 0
-    read_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    device_seconds: float = 0.0
-
-    def add(self, picture: Picture, error: str) -> None:
-        """Counts one file."""
-        self.files += 1
-        self.errors += bool(error)
-        self.read_seconds += picture.read_seconds
-        self.decode_seconds += picture.decode_seconds
+    def source(self) -> dict[str, Any]:
+        """See `Row`."""
+        return {"path": outputs.path_text(self.path)}
 
 
 # Finding the files.
 
 
-def find_pictures(request: Request, stdin: Iterable[str]) -> list[str]:
-    """The paths of all pictures; `stdin` are those that the source "-" stands for.
-
-    Raises:
-      UserError: there is none, or a source cannot be listed.
-    """
-    if not request.sources:
-        raise ConfigError("name a picture, a folder of pictures, or `-` for paths on stdin")
-    paths, others = list_files(request.sources, stdin)
-    if others:
-        name = shown(others[0])
-        say(f"NOTE left out {len(others):,} of the files, not named as pictures, such as {name}")
-    if not paths:
-        raise DataError("no picture is named; `-` reads paths, one per line, from stdin")
-    return paths
-
-
-def list_files(sources: Sequence[str], lines: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Lists the files of all sources in their order; those of one source in natural order.
+def find_pictures(sources: Sequence[str], lines: Iterable[str]) -> list[str]:
+    """Lists the pictures of all sources in their order; those of one source in natural order.
 
     Args:
       sources: files, folders (all levels; only names that end as a picture's, hidden ones not),
         patterns with * ? [], or "-", which stands for `lines`. Local or gs://.
       lines: paths of files, one each.
 
-    Returns:
-      (paths, files in the folders whose names do not end as a picture's).
-
     Raises:
-      DataError: a source has no picture, or cannot be listed.
-      ConfigError: a source is neither local nor gs://.
+      DataError: there is no picture, or a source cannot be listed.
+      ConfigError: there is no source, or one is neither local nor gs://.
     """
+    if not sources:
+        raise ConfigError("name a picture, a folder of pictures, or `-` for paths on stdin")
     pictures: list[str] = []
     left_out: list[str] = []
     for source in sources:
@@ -132,7 +96,12 @@ def list_files(sources: Sequence[str], lines: Iterable[str]) -> tuple[list[str],
             raise DataError(f"{shown(source)}: there is no such picture or folder of them{ends}")
         pictures += matches
         left_out += others
-    return pictures, left_out
+    if left_out:
+        name = shown(left_out[0])
+        say(f"NOTE left out {len(left_out):,} of the files, not named as pictures, such as {name}")
+    if not pictures:
+        raise DataError("no picture is named; `-` reads paths, one per line, from stdin")
+    return pictures
 
 
 @contextlib.contextmanager
@@ -192,7 +161,7 @@ def natural(path: str) -> list[Any]:
 # Reading them.
 
 
-def load_picture(path: str, prepare: Prepare) -> Picture:
+def load_picture(path: str, prepare: Callable[[Jpeg], Leaves]) -> Picture:
     """Reads a file and makes the arrays that the model expects; a fault is in the result.
 
     The picture is turned upright and re-encoded as where own photos are prepared for training, so
@@ -204,7 +173,9 @@ def load_picture(path: str, prepare: Prepare) -> Picture:
     except Exception as error:  # each file system raises its own types
         if not (is_of_files(error) or isinstance(error, photos.BadImage)):
             raise
-        text = str(error) if isinstance(error, photos.BadImage) else f"unreadable: {_why(error)}"
+        text = str(error)
+        if not isinstance(error, photos.BadImage):  # the row has the path
+            text = f"unreadable: {getattr(error, 'strerror', None) or one_line(error)}"
         return Picture(path, error=text, read_seconds=time.perf_counter() - started)
     read = time.perf_counter()
     photo, inputs, fault = None, None, ""
@@ -214,11 +185,6 @@ def load_picture(path: str, prepare: Prepare) -> Picture:
     except (photos.BadImage, DataError) as error:
         fault = str(error)
     return Picture(path, photo, inputs, fault, read - started, time.perf_counter() - read)
-
-
-def _why(error: Exception) -> str:
-    """What an error of a file system says, without the path, which the row has."""
-    return getattr(error, "strerror", None) or one_line(error)
 
 
 def _read(path: str) -> bytes:
@@ -240,30 +206,125 @@ def _read(path: str) -> bytes:
         return data
 
 
-# Predicting in batches.
+# Answering in batches.
 
 
-def warm_up(prepare: Prepare) -> Mapping[str, np.ndarray]:
-    """Prepares a picture, because TensorFlow may crash if two threads first use an operation."""
-    blank = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(blank, "JPEG")
-    return prepare(Jpeg(blank.getvalue(), 8, 8, ""))
+class PictureModel:
+    """A model that answers for pictures; classifiers and detectors are subclasses.
+
+    Attributes:
+      columns: of a CSV.
+      at_once: pictures that a device computes at once, see `Predictor`.
+    """
+
+    columns: Sequence[str] = ()
+    at_once = 8
+
+    def __init__(self, model: Model):
+        self.model = model
+
+    @property
+    def summary(self) -> str:
+        """What the line about the loaded model says of it."""
+        raise NotImplementedError
+
+    def files(self, paths: Sequence[str]) -> list[tuple[str, str]]:
+        """(flag, file) of each file that is written for some pictures, besides that of --out."""
+        raise NotImplementedError
+
+    def predict(self, params: Any, model_state: Any, batch: Any) -> Any:
+        """See `Predictor`."""
+        raise NotImplementedError
+
+    def inputs(self, photo: Jpeg) -> Leaves:
+        """The arrays of a batch for one photo; DataError if it cannot be decoded."""
+        raise NotImplementedError
+
+    def row(self, picture: Picture, result: Leaves | None) -> Row:
+        """The row of a picture; `result` is that of `predict`, None where it has an error."""
+        raise NotImplementedError
+
+    def write(self, request: Request, paths: Sequence[str], rows: Iterator[Row]) -> None:
+        """Writes the rows of all pictures."""
+        raise NotImplementedError
+
+    def score(self) -> str:
+        """A line about the pictures so far; "" for none."""
+        return ""
+
+    def predictor(self, batch_size: int) -> Predictor:
+        """Reads the weights."""
+        return Predictor(self.predict, self.model, batch_size, self.at_once)
+
+    def blank(self) -> Leaves:
+        """The arrays of a black picture.
+
+        One thread makes them first: TensorFlow may crash if two first use an operation.
+        """
+        file = io.BytesIO()
+        Image.new("RGB", (8, 8)).save(file, "JPEG")
+        return self.inputs(Jpeg(file.getvalue(), 8, 8, ""))
 
 
-def predicted(
-    paths: Sequence[str], prepare: Prepare, predictor: Predictor, tally: Tally, threads: int
-) -> Iterator[tuple[Picture, Leaves | None]]:
-    """Yields each picture with its row, in order; None where the picture has an error."""
-    with ThreadPoolExecutor(threads) as pool:
-        ahead = 2 * predictor.batch_size + threads
-        pictures = pools.ordered(pool, lambda path: load_picture(path, prepare), paths, ahead)
-        yield from in_batches(pictures, predictor, tally)
+@dataclasses.dataclass
+class Tally:
+    """Sums over the files of a run; the seconds of threads are added up."""
+
+    files: int = 0
+    errors: int = 0
+    read_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    device_seconds: float = 0.0
+
+    def add(self, picture: Picture, error: str) -> None:
+        """Counts one file."""
+        self.files += 1
+        self.errors += bool(error)
+        self.read_seconds += picture.read_seconds
+        self.decode_seconds += picture.decode_seconds
+
+
+def answer(load: Callable[[], PictureModel], request: Request, stdin: Iterable[str]) -> int:
+    """Writes an answer for each picture; see `commands.predict.run`."""
+    started = time.monotonic()
+    model = load()
+    paths = find_pictures(request.sources, stdin)
+    outputs.check_apart(paths, [*model.files(paths), ("out", request.out)])
+    predictor, blank = model.predictor(request.batch_size), model.blank()
+    loaded = time.monotonic()
+    predictor.compile(blank)
+    compiled = time.monotonic()
+    say(
+        f"{model.model.source}: {model.summary}; loaded in {loaded - started:.1f} s, "
+        f"compiled in {compiled - loaded:.1f} s"
+    )
+    tally = Tally()
+
+    def rows() -> Iterator[Row]:
+        progress = Progress(len(paths))
+        with ThreadPoolExecutor(request.threads) as pool:
+            ahead = 2 * predictor.batch_size + request.threads
+            pictures = pools.ordered(
+                pool, lambda path: load_picture(path, model.inputs), paths, ahead
+            )
+            for picture, result in in_batches(pictures, predictor, tally):
+                row = model.row(picture, result)
+                tally.add(picture, row.error)
+                progress.log(tally.files, f"{tally.files:,} of {len(paths):,} files")
+                yield row
+
+    model.write(request, paths, rows())
+    summarize(tally, time.monotonic() - compiled, request.threads, model.score())
+    return 1 if tally.errors else 0
 
 
 def in_batches(
     pictures: Iterable[Picture], predictor: Predictor, tally: Tally
 ) -> Iterator[tuple[Picture, Leaves | None]]:
-    """As `predicted`; pictures of one shape share a batch."""
+    """Yields each picture with its row, in order; None where the picture has an error.
+
+    Pictures of one shape share a batch.
+    """
     waiting: list[list[Any]] = []  # [picture, row or None], in their order
     groups: dict[Any, list[list[Any]]] = {}  # of `waiting`, those without a row, by shape
 
@@ -296,8 +357,8 @@ def in_batches(
     yield from ready()
 
 
-def summarize(tally: Tally, seconds: float, threads: int, score: Callable[[], str]) -> None:
-    """Says how fast it was, the line `score()` unless it is empty, and how many files failed."""
+def summarize(tally: Tally, seconds: float, threads: int, score: str) -> None:
+    """Says how fast it was, the line `score` unless it is empty, and how many files failed."""
 
     def rate(busy: float) -> str:
         return f"{tally.files / max(busy, 1e-9):,.0f}"
@@ -311,7 +372,7 @@ def summarize(tally: Tally, seconds: float, threads: int, score: Callable[[], st
             f"{rate(tally.device_seconds)}"
         )
     say(line)
-    if line := score():
-        say(line)
+    if score:
+        say(score)
     if tally.errors:
         say(f"{tally.errors:,} of {tally.files:,} files have no prediction; their rows say why")

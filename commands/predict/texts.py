@@ -75,18 +75,14 @@ def _size(source: str) -> tuple[bool, int]:
         raise DataError(f"{shown(source)} is a folder: name the files in it")
     if (special := limits.special(source)) == "a pipe":
         return True, 1
-    if special or _is_picture(source):
-        raise DataError(f"{shown(source)} is {special or 'a picture'}, not a file of text")
+    if not special and "://" not in source:
+        with open(source, "rb") as file:
+            head = file.read(16)
+        is_binary = b"\0" in head or head[:1] > b"\x7f"  # "BM" may begin a text, too
+        special = "a picture" if is_binary and photos.looks_like_image(head) else ""
+    if special:
+        raise DataError(f"{shown(source)} is {special}, not a file of text")
     return True, size
-
-
-def _is_picture(source: str) -> bool:
-    if "://" in source:
-        return False
-    with open(source, "rb") as file:
-        head = file.read(16)
-    is_binary = b"\0" in head or head[:1] > b"\x7f"  # "BM" may begin a text, too
-    return is_binary and photos.looks_like_image(head)
 
 
 def lines(sources: Sequence[str], names: Sequence[str]) -> Iterator[Line]:

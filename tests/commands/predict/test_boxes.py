@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import io
 import json
+import types
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from benchmarks.base import BATCH_AXES
 from benchmarks.detection import coco
 from commands.demo import make_demo
 from commands.predict import boxes
-from commands.predict.boxes import Object, Row, image_ids
+from commands.predict.boxes import Object, image_ids
 from commands.predict.sources import Picture
 from common.images.photos import Jpeg
 from engine import mesh as meshes
@@ -208,9 +209,13 @@ def test_weak_boxes_of_cocos_results_are_not_drawn(tmp_path):
     options = boxes.Options(draw=str(tmp_path))
     assert options.least("coco") == 0  # as COCO's score wants them
 
+    uses = types.SimpleNamespace(at_once=8)
+    opened: Any = types.SimpleNamespace(manifest={"categories": []}, check_finite=lambda: None)
+    opened.benchmark = types.SimpleNamespace(uses=uses)
+
     def drawn(objects, **changes):
-        row = Row("in/a.jpg", 48, 64, objects)
-        boxes.Drawer(dataclasses.replace(options, **changes)).write(picture, row)
+        detector = boxes.Detector(opened, dataclasses.replace(options, **changes), "coco")
+        detector.draw(picture, objects)
         return (tmp_path / "a.jpg").read_bytes()
 
     assert drawn((good, weak)) == drawn((good,)) != drawn(())

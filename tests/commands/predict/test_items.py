@@ -76,43 +76,31 @@ def test_every_format_says_the_same_whatever_the_batch(call, model, tmp_path):
     assert found == flat and [int(row["rank"]) for row in table] == [1, 2, 3] * 3
 
 
-MOVIES = {
-    "movies.csv": 'movieId,title,genres\r\n5,"Élysée, The (1995)",Drama\r\n15,Plain,\r\n'.encode(),
-    "movies.dat": "5::Élysée, The (1995)::Drama\n15::Plain::\n".encode("latin-1"),
-}
-
-
-@pytest.mark.parametrize("name", MOVIES)
-@pytest.mark.parametrize("is_zipped", [False, True])
-def test_titles_are_those_beside_the_ratings(tiny_ratings, tmp_path, name, is_zipped):
-    ratings = pathlib.Path(tiny_ratings, "ratings.csv").read_bytes()
-    files = {"ratings.csv": ratings, name: MOVIES[name]}
-    if is_zipped:
-        with zipfile.ZipFile(tmp_path / "ml-20m.zip", "w") as archive:
-            for member, data in files.items():
-                archive.writestr(f"ml-20m/{member}", data)
-    for member, data in {} if is_zipped else files.items():
-        (tmp_path / member).write_bytes(data)
-    assert use.read_titles(str(tmp_path)) == {5: "Élysée, The (1995)", 15: "Plain"}
-    assert use.read_titles(tiny_ratings) == {}
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1"])
-@pytest.mark.parametrize("name", MOVIES)
-def test_titles_have_one_encoding_and_end_at_line_feeds(tiny_ratings, tmp_path, name, encoding):
+@pytest.mark.parametrize("name", ["movies.csv", "movies.dat"])
+@pytest.mark.parametrize("is_zipped", [False, True])
+def test_titles_are_those_beside_the_ratings(tiny_ratings, tmp_path, name, is_zipped, encoding):
     """Å in UTF-8 has the byte 0x85, which is Latin-1's NEL: str.splitlines ends a line there."""
-    (tmp_path / "ratings.csv").write_bytes(pathlib.Path(tiny_ratings, "ratings.csv").read_bytes())
-    expected = {1: "Åsa-Nisse (1949)", 2: "Heat\x85 (1995)", 3: "Élysée"}
-    mark = "," if name.endswith(".csv") else "::"
-    lines = ["id,title,genres"] * (mark == ",")
-    lines += [f"{number}{mark}{title}{mark}Drama" for number, title in expected.items()]
-    (tmp_path / name).write_bytes("".join(f"{line}\r\n" for line in lines).encode(encoding))
+    expected = {1: "Åsa-Nisse (1949)", 2: "Heat\x85 (1995)", 3: "Élysée, The", 15: "Plain"}
+    if name.endswith(".csv"):
+        lines = ["id,title,genres", *(f'{i},"{title}",Drama' for i, title in expected.items())]
+    else:
+        lines = [f"{i}::{title}::Drama" for i, title in expected.items()]
+    files = {"ratings.csv": pathlib.Path(tiny_ratings, "ratings.csv").read_bytes()}
+    files[name] = "".join(f"{line}\r\n" for line in lines).encode(encoding)
+    with zipfile.ZipFile(tmp_path / "ml-20m.zip", "w") as archive:
+        for member, data in files.items():
+            archive.writestr(f"ml-20m/{member}", data)
+            (tmp_path / member).write_bytes(data)
+    for absent in files if is_zipped else ["ml-20m.zip"]:
+        (tmp_path / absent).unlink()
     assert use.read_titles(str(tmp_path)) == expected
+    assert use.read_titles(tiny_ratings) == {}
 
 
 def test_titles_are_shown_and_may_be_damaged(call, model, tiny_ratings, tmp_path):
     (tmp_path / "ratings.csv").write_bytes(pathlib.Path(tiny_ratings, "ratings.csv").read_bytes())
-    (tmp_path / "movies.csv").write_bytes(MOVIES["movies.csv"])
+    (tmp_path / "movies.csv").write_text("movieId,title,genres\n15,Plain,\n")
     flags = f"--data_dir={tmp_path}", "--user=22", "--top=99", "--format=json"
     items = json.loads(call(*flags)[1])[0]["items"]
     assert {each["item"]: each.get("title") for each in items}[15] == "Plain"

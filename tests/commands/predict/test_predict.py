@@ -1,7 +1,6 @@
 """predict.py as a user sees it: pictures in, classes out."""
 
 import csv
-import dataclasses
 import io
 import itertools
 import json
@@ -11,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import types
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 import predict
 from commands import evaluating
 from commands.predict import classes, model, outputs, sources
-from commands.predict.classes import Classes, Row
+from commands.predict.sources import Picture
 from common.foreign import resnets as foreign
 from common.images import photos
 from common.images.input_spec import NAMED, prepare_image
@@ -63,6 +63,19 @@ def call(workdir, capsysbinary):  # noqa: F811
     return call
 
 
+def make_classifier(names, **flags):
+    """A classifier without weights."""
+    config = types.SimpleNamespace(num_label_classes=len(names))
+    opened: Any = types.SimpleNamespace(config=config, manifest={"class_names": names})
+    return classes.Classifier(opened, classes.Options(**flags))
+
+
+def make_row(classifier, path, *logits):
+    """The row of a picture with these logits."""
+    result = {"logits": np.array(logits, np.float32)}
+    return classifier.row(Picture(path, inputs={"image": np.zeros(())}), result)
+
+
 def refusal(capsys, *argv):
     with pytest.raises(SystemExit) as caught:
         predict.main([*map(str, argv)])
@@ -78,9 +91,10 @@ def test_the_accuracy_is_that_of_evaluation(call, pictures, workdir, tiny_record
     scores = evaluating.evaluate(read_settings(config, workdir), "4", 0.0)
     times = iter((100.0, 103.0, 105.5, 115.5))  # the start, loaded, compiled, the end
     device_times = itertools.count(50.0, 0.5)
-    clock = types.SimpleNamespace(monotonic=lambda: next(times))
+    clock = types.SimpleNamespace(
+        monotonic=lambda: next(times), perf_counter=lambda: next(device_times)
+    )
     monkeypatch.setattr(classes, "time", clock)
-    clock = types.SimpleNamespace(perf_counter=lambda: next(device_times))
     monkeypatch.setattr(sources, "time", clock)
     code, table, err = call(pictures, "--batch_size=64")
     assert "loaded in 3.0 s, compiled in 2.5 s" in err
@@ -92,19 +106,20 @@ def test_the_accuracy_is_that_of_evaluation(call, pictures, workdir, tiny_record
     assert f"top 1 accuracy {np.mean(right):.2%}: {sum(right)} of 23 files" in err
 
 
-@pytest.mark.parametrize("start", ["=", "+", "-", "@"])
-def test_a_cell_is_the_text_itself(start):
-    known = Classes([f"{start}cat"], 1, "probability")
-    row = known.row(f"{start}x.jpg", np.zeros(1), "")
-    (line,) = list(csv.reader(outputs.format_rows("csv", iter([row]), known.columns)))[1:]
-    assert line[:4] == [f"{start}x.jpg", f"{start}cat", "1.0", "0"]
+def test_a_cell_is_the_text_itself(capsys):
+    for start in "=+-@":
+        known = make_classifier([f"{start}cat"])
+        row = make_row(known, f"{start}x.jpg", 0)
+        outputs.write_rows("", "csv", [row], known.columns, lambda *_: iter(()))
+        line = list(csv.reader(io.StringIO(capsys.readouterr().out)))[1]
+        assert line[:4] == [f"{start}x.jpg", f"{start}cat", "1.0", "0"]
 
 
 def test_pictures_share_full_batches_by_their_shape_and_stay_in_order():
     """Those that cannot be read take no place in a batch."""
     small, large = ({"x": np.zeros(n, np.uint8)} for n in (2, 3))
     kinds, sizes = [small, None, small, large, small, small, large, small, large], []
-    every = [sources.Picture(str(i), inputs=kind) for i, kind in enumerate(kinds)]
+    every = [Picture(str(i), inputs=kind) for i, kind in enumerate(kinds)]
 
     class Triples:
         batch_size = 3
@@ -121,19 +136,16 @@ def test_pictures_share_full_batches_by_their_shape_and_stay_in_order():
 
 
 def test_the_summary_counts_files_errors_and_names_of_folders(capsys):
-    tally, score = sources.Tally(), classes.Score()
-    right = Row("a", "logit", labels=("x",), truth="x")
-    wrong = Row("b", "logit", labels=("x",), truth="y")
-    picture = sources.Picture("a", read_seconds=1.0, decode_seconds=2.0)
-    other = Row("c", "logit", labels=("x",))
-    for row in (right, wrong, other, Row("d", "logit", "empty")):
+    tally, known = sources.Tally(), make_classifier(["x", "y"])
+    for path in ("x/right", "y/wrong", "z/other", ""):
+        picture = Picture(path, None, {"image": np.zeros(())}, "", 1.0, 2.0)
+        row = make_row(known, path, 2, 1) if path else known.row(Picture("d", error="empty"), None)
         tally.add(picture, row.error)
-        score.add(row)
-    sources.summarize(tally, 10.0, 2, score.line)
+    sources.summarize(tally, 10.0, 2, known.score())
     without = capsys.readouterr().err.splitlines()[0]
     assert without == "4 files in 10.0 s"  # none reached the devices, so there is no speed
     tally.device_seconds = 0.5
-    sources.summarize(tally, 10.0, 2, score.line)
+    sources.summarize(tally, 10.0, 2, known.score())
     assert capsys.readouterr().err == (
         "4 files in 10.0 s: 0 images/s; alone, reading would reach 2 and decoding 1 "
         "(2 threads), the devices (8) 8\n"
@@ -143,7 +155,7 @@ def test_the_summary_counts_files_errors_and_names_of_folders(capsys):
 
 
 def test_lines_for_people_have_no_control_characters(capsys):
-    model.say("runs/\x1b[31mred: 4 classes")
+    outputs.say("runs/\x1b[31mred: 4 classes")
     assert capsys.readouterr().err == "runs/\\x1b[31mred: 4 classes\n"
 
 
@@ -236,10 +248,10 @@ def test_formats_say_the_same(call, pictures, tmp_path):
         for k, best in enumerate(item["predictions"], 1):
             printed = row[f"label_{k}"], int(row[f"index_{k}"]), float(row[f"prob_{k}"])
             assert printed == (best["label"], best["index"], best["probability"])
-    assert json.loads("".join(outputs.format_rows("json", iter([]), []))) == []
+    assert json.loads("".join(outputs.json_array([]))) == []
 
 
-def test_sources(tmp_path, monkeypatch):
+def test_sources(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in (
         *("b/photo_10.JPG", "b/photo_9.jpg", "b/inner/x.png", "b/notes.txt", "b/.hidden.jpg"),
@@ -248,17 +260,21 @@ def test_sources(tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"")
     inside = ["b/inner/x.png", "b/photo_9.jpg", "b/photo_10.JPG"]
-    assert sources.list_files(["b"], []) == (inside, ["b/notes.txt"])
-    assert sources.list_files(["b/", "c.tif"], [])[0] == [*inside, "c.tif"]
-    assert sources.list_files(["[1].jpg"], [])[0] == [
-        "[1].jpg"
-    ]  # a name, not the pattern for 1.jpg
-    assert sources.list_files(["*.jpg"], [])[0] == ["1.jpg", "[1].jpg"]
-    assert sources.list_files(["d[1]/*.jpg"], [])[0] == ["d[1]/x.jpg"]  # such a folder exists
-    assert sources.list_files(["d[12]/*.jpg"], [])[0] == ["d1/y.jpg"]
-    assert sources.list_files(["b/**/*.png", "?"], [])[0] == ["b/inner/x.png", *inside]
-    assert sources.list_files(["-", "c.tif"], ["x y.jpg", "", "z"])[0] == ["x y.jpg", "z", "c.tif"]
-    assert sources.list_files(["b/notes.txt"], [])[0] == ["b/notes.txt"]
+    for names, expected in (
+        (["b"], inside),
+        (["b/", "c.tif"], [*inside, "c.tif"]),
+        (["[1].jpg"], ["[1].jpg"]),  # a name, not the pattern for 1.jpg
+        (["*.jpg"], ["1.jpg", "[1].jpg"]),
+        (["d[1]/*.jpg"], ["d[1]/x.jpg"]),  # such a folder exists
+        (["d[12]/*.jpg"], ["d1/y.jpg"]),
+        (["b/**/*.png", "?"], ["b/inner/x.png", *inside]),
+        (["-", "c.tif"], ["x y.jpg", "z", "c.tif"]),
+        (["b/notes.txt"], ["b/notes.txt"]),
+    ):
+        assert sources.find_pictures(names, ["x y.jpg", "", "z"]) == expected
+    notes = capsys.readouterr().err.splitlines()
+    note = "NOTE left out 1 of the files, not named as pictures, such as b/notes.txt"
+    assert notes == [note, note, note]  # of b, b/ and ?
 
 
 def test_names_of_files_may_be_anything(call, pictures, tmp_path, capsysbinary):
@@ -271,19 +287,21 @@ def test_names_of_files_may_be_anything(call, pictures, tmp_path, capsysbinary):
     assert code == 0
     printed = {os.path.basename(row["path"]) for row in table}
     assert printed == {"bad\\udcff.jpg", 'new\nline,"quoted".jpg', "фото_照片.jpg", "\x1b[31m.jpg"}
-    written = [Row(os.fsdecode(name), "logit", error="x") for name in names]
-    text = list(classes.table(iter(written), Classes(CLASSES, 1, "logit"), ["a" * 30], 80))
+    written = [outputs.Row(Picture(os.fsdecode(name)).source, "x") for name in names]
+    text = list(make_classifier(CLASSES).table(["a" * 30], written, 80))
     assert all(line.count("\n") == 1 and "\x1b" not in line for line in text)
 
 
 def test_a_table_for_people():
-    known = Classes(["cat", "a name of many letters, too long"], 2, "probability")
-    row = known.row("folder/dog/" + "x" * 90 + ".jpg", np.array([1, 2], np.float32), "cat")
-    assert row.is_wrong and not known.row("a.jpg", np.array([2, 1], np.float32), "cat").is_wrong
-    other = dataclasses.replace(known, names=["e\u0301te\u0301", "cat"])
-    assert other.row("a.jpg", np.array([1, 2], np.float32), "\u00e9t\u00e9 ").is_wrong
-    assert "has diverged" in known.row("a.jpg", np.array([np.nan, 1], np.float32), "").error
-    header, line = classes.table(iter([row]), known, [row.path], 130)
+    known = make_classifier(["cat", "a name of many letters, too long"])
+    path = "folder/cat/" + "x" * 90 + ".jpg"
+    row = make_row(known, path, 1, 2)
+    assert classes.other_folder(row) == "cat"
+    assert not classes.other_folder(make_row(known, "cat/a.jpg", 2, 1))
+    accents = make_classifier(["e\u0301te\u0301", "cat"])
+    assert classes.other_folder(make_row(accents, "\u00e9t\u00e9 /a.jpg", 1, 2))
+    assert "has diverged" in make_row(known, "a.jpg", np.nan, 1).error
+    header, line = known.table([path], [row], 130)
     assert header.startswith("file") and len(line) < 150
     assert line.startswith("…xx") and "a name of many lett…   73.1%" in line
     assert line.endswith("cat                    26.9%  (folder: cat)\n")
