@@ -7,9 +7,8 @@ least score on.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,22 +16,14 @@ from benchmarks.detection.coco import Annotations
 
 IOU = 0.5  # from which on a detection is of an object
 _NEAR = 0.1  # from which IoU on it is a misplaced one
-MISSED, CLASS, TWICE, PLACE, NOTHING = (
-    "missed",
-    "another class",
-    "found twice",
-    "misplaced",
-    "no object",
-)
 
 
-@dataclasses.dataclass(frozen=True)
-class Mistake:
+class Mistake(NamedTuple):
     """An object that was missed, or a detection that is false.
 
     Attributes:
       image_id: of the annotations.
-      kind: one of the names above.
+      kind: "missed", "another class", "found twice", "misplaced" or "no object".
       true: the index of the object's category, -1 if there is no object.
       guess: the index of the detection's category, -1 if there is no detection.
       score: of the detection; 0 without one.
@@ -51,9 +42,10 @@ class Mistake:
 
 
 class Judgement(NamedTuple):
-    """The mistakes, and int64[K + 1, K + 1]: how often a category (row) was taken for another one.
+    """The mistakes, the most costly first, and how often a category was taken for another one.
 
-    The last row counts detections where no object was left, the last column missed objects.
+    In int64[K + 1, K + 1] a row is the true category and a column that of the detection. The last
+    row counts detections where no object was left, the last column missed objects.
     """
 
     mistakes: list[Mistake]
@@ -85,15 +77,10 @@ def judge(
       detections: the columns of `scoring.score`.
       min_score: weaker detections only lower the cost of missed objects.
     """
-    size = len(annotations.categories) + 1
-    judgement = Judgement([], np.zeros((size, size), np.int64))
-    for image in _images(annotations, detections):
-        _judge(image, min_score, judgement)
-    return judgement
-
-
-def _images(annotations: Annotations, detections: Mapping[str, np.ndarray]) -> Iterator[_Image]:
     ids = np.asarray([number for number, _ in annotations.categories])
+    judgement = Judgement([], np.zeros((len(ids) + 1, len(ids) + 1), np.int64))
+    true = np.searchsorted(ids, annotations.category_ids)
+    guesses = np.searchsorted(ids, np.asarray(detections["category_id"]))
     boxes = np.asarray(detections["bbox"], np.float64).reshape(-1, 4)
     scores = np.asarray(detections["score"])
     usable = np.flatnonzero(np.isfinite(scores) & np.isfinite(boxes).all(axis=1))
@@ -103,15 +90,11 @@ def _images(annotations: Annotations, detections: Mapping[str, np.ndarray]) -> I
     found = _grouped(np.asarray(detections["image_id"])[usable], image_ids)
     for image_id, own, mine in zip(image_ids.tolist(), objects, found, strict=True):
         mine = usable[mine]
-        yield _Image(
-            image_id,
-            np.searchsorted(ids, annotations.category_ids[own]),
-            annotations.boxes[own],
-            annotations.crowd[own],
-            np.searchsorted(ids, np.asarray(detections["category_id"])[mine]),
-            boxes[mine],
-            scores[mine],
-        )
+        truth = true[own], annotations.boxes[own], annotations.crowd[own]
+        image = _Image(image_id, *truth, guesses[mine], boxes[mine], scores[mine])
+        _judge(image, min_score, judgement)
+    judgement.mistakes.sort(key=lambda mistake: -mistake.cost)
+    return judgement
 
 
 def _grouped(values: np.ndarray, keys: np.ndarray) -> Iterator[np.ndarray]:
@@ -124,7 +107,13 @@ def _grouped(values: np.ndarray, keys: np.ndarray) -> Iterator[np.ndarray]:
 
 def _judge(image: _Image, min_score: float, judgement: Judgement) -> None:
     """Adds the pairs and the mistakes of an image."""
-    overlap = _overlap(image)
+    from pycocotools import mask
+
+    # The IoU of detections and objects; for a crowd, the share of the detection.
+    overlap = np.zeros((len(image.boxes), len(image.true)))
+    if overlap.size:
+        crowd = image.crowd.astype(np.uint8).tolist()
+        overlap[:] = mask.iou(image.boxes, image.true_boxes, crowd)
     same = image.guesses[:, None] == image.true
     strong = int(np.count_nonzero(image.scores >= min_score))
     partner = _pairs(overlap[:strong], same[:strong], ~image.crowd)
@@ -137,31 +126,21 @@ def _judge(image: _Image, min_score: float, judgement: Judgement) -> None:
         if g >= 0:
             true = int(image.true[g])
             if true != guess:
-                kind, cost = CLASS, score + float(lost[g])
+                kind, cost = "another class", score + float(lost[g])
         elif (same[d] & image.crowd & (overlap[d] >= IOU)).any():
             continue
         else:
             near = overlap[d][same[d] & ~image.crowd].max(initial=0)
-            kind = TWICE if near >= IOU else PLACE if near >= _NEAR else NOTHING
+            kind = "misplaced" if near >= _NEAR else "no object"
+            kind = "found twice" if near >= IOU else kind
         counts[true, guess] += 1
         if kind:
             row = Mistake(image.image_id, kind, true, guess, score, cost, image.boxes[d])
             mistakes.append(row)
     for g in np.setdiff1d(np.flatnonzero(~image.crowd), partner).tolist():
         true, box = int(image.true[g]), image.true_boxes[g]
-        mistakes.append(Mistake(image.image_id, MISSED, true, -1, 0.0, float(lost[g]), box))
+        mistakes.append(Mistake(image.image_id, "missed", true, -1, 0.0, float(lost[g]), box))
         counts[true, -1] += 1
-
-
-def _overlap(image: _Image) -> np.ndarray:
-    """float64[m, n]: the IoU of detections and objects; for a crowd, the share of the detection."""
-    from pycocotools import mask
-
-    shape = len(image.boxes), len(image.true)
-    if not all(shape):
-        return np.zeros(shape)
-    ious: Any = mask.iou(image.boxes, image.true_boxes, image.crowd.astype(np.uint8).tolist())
-    return np.asarray(ious)
 
 
 def _pairs(overlap: np.ndarray, same: np.ndarray, free: np.ndarray) -> np.ndarray:
@@ -173,11 +152,3 @@ def _pairs(overlap: np.ndarray, same: np.ndarray, free: np.ndarray) -> np.ndarra
             if len(near) and near[best := int(near.argmax())] >= IOU:
                 partner[d], free[best] = best, False
     return partner
-
-
-def confused(counts: np.ndarray, most: int) -> Sequence[tuple[int, int, int]]:
-    """(category, taken for, how often) of the commonest confusions of two categories."""
-    between = counts[:-1, :-1] * ~np.eye(len(counts) - 1, dtype=bool)
-    order = np.argsort(-between, axis=None, kind="stable")[:most]
-    pairs = zip(*np.unravel_index(order, between.shape), strict=True)
-    return [(int(a), int(b), int(between[a, b])) for a, b in pairs if between[a, b]]
