@@ -215,9 +215,12 @@ def record_of(workdir):
 
 
 def test_a_file_name_is_only_text(source, workdir):
-    picture = exhibits.make(random_predictions(4, 100), source, None)[3].pictures[0]
+    pictures = exhibits.make(random_predictions(4, 100), source, None)[3].pictures
+    guesses = [float(re.sub(r".*, |\u00a0%", "", each.caption[0])) for each in pictures]
+    assert len(set(guesses)) > 9 and guesses == sorted(guesses, reverse=True)  # the worst first
+    picture = pictures[0]
     assert re.fullmatch(r"\d+\.JPEG", picture.caption[-1])
-    hostile = dataclasses.replace(picture, caption=[HOSTILE[1]], flag=HOSTILE[0])
+    hostile = picture._replace(caption=[HOSTILE[1]], flag=HOSTILE[0])
     shown = [page.Exhibit(title=HOSTILE[0], text=HOSTILE[1], pictures=[hostile])]
     assert_harmless(page.render(record_of(workdir), Examined(12, 23, {}, shown), None))
 
@@ -294,11 +297,8 @@ def test_a_strange_manifest_is_shown_or_refused_in_one_line(key, workdir, tmp_pa
     path = max(copy.glob("checkpoints/*/manifest/metadata"), key=lambda p: int(p.parts[-3]))
     facts = json.loads(path.read_text())
     monkeypatch.setattr(page, "draw_charts", lambda *_: [])
-    more = {"recipe": [{"file": 5, "changes": {"a": [1]}}, {"changes": 5}]}.get(key, [])
-    if key == "starts":
-        more = [[{**facts["starts"][0], name: x}] for name in facts["starts"][0] for x in JUNK]
     absent = {name: value for name, value in facts.items() if name != key}
-    for changed in [absent, *({**facts, key: x} for x in [*JUNK, *([x] for x in JUNK), *more])]:
+    for changed in [absent, *({**facts, key: x} for x in [*JUNK, *([x] for x in JUNK[:-1])])]:
         path.write_text(json.dumps(changed))
         try:
             record = Record.read(trained.settings(str(copy)))
