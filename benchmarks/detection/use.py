@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.base import HostBatch
-from benchmarks.detection import coco, exhibits, mistakes, records, weights
+from benchmarks.detection import coco, exhibits, records, weights
 from benchmarks.detection.exhibits import Photo
 from benchmarks.uses import Exhibit, Imported, Picture, Uses
 from common.data.shards import tensorflow
@@ -162,16 +162,15 @@ class DetectorUses(Uses):
         strong = columns["score"] >= exhibits.MIN_SCORE
         strong = {key: values[strong] for key, values in columns.items()}
         quality = scorer.quality(columns)
-        judgement = mistakes.judge(true, columns, exhibits.MIN_SCORE)
+        judgement = exhibits.judge(true, columns)
         source = self._benchmark.source("eval")
+        worst = _drawn("the worst images", lambda: exhibits.worst(true, source, strong, judgement))
         table = {"mistakes.csv": exhibits.mistakes_table(true, judgement)}
         return [
             exhibits.classes(true, quality, judgement),
             _drawn("precision and recall", lambda: exhibits.curves(true, quality)),
             exhibits.confusion(true, judgement),
-            _drawn(
-                "the worst images", lambda: exhibits.worst(true, source, strong, judgement), table
-            ),
+            dataclasses.replace(worst, files=table),
             self._first_images(columns, strong),
         ]
 
@@ -216,16 +215,14 @@ class DetectorUses(Uses):
         return [photo for photo in turns if photo][:_DRAWN]
 
 
-def _drawn(
-    what: str, make: Callable[[], Exhibit], files: Mapping[str, bytes] | None = None
-) -> Exhibit:
-    """An exhibit with pictures, or its fault: its `files` and other exhibits are worth more."""
+def _drawn(what: str, make: Callable[[], Exhibit]) -> Exhibit:
+    """An exhibit with pictures, or its fault: the other exhibits are worth more than it."""
     try:
-        return dataclasses.replace(make(), files=files or {})
+        return make()
     except Exception as error:
         _log.warning("%s cannot be drawn (%s)", what, one_line(error))
-        title, text = what[:1].upper() + what[1:], f"It cannot be drawn: {one_line(error)}."
-        return Exhibit(title=title, text=text, files=files or {})
+        title = what[:1].upper() + what[1:]
+        return Exhibit(title=title, text=f"It cannot be drawn: {one_line(error)}.")
 
 
 def to_json(detections: Mapping[str, Any]) -> bytes:
