@@ -8,17 +8,18 @@ import io
 import math
 import pathlib
 import shlex
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jinja2
 
 from benchmarks.uses import Exhibit, Picture
-from commands.report.record import Examined, Record, Speed
+from commands.report.record import Examined, Record
 from common.console import hms
 from common.keys import flat
 from engine.report import history
-from engine.report.starts import cost_of
+from engine.report.starts import cost_of, training_seconds
 
 _FOLDER = pathlib.Path(__file__).parent
 _PICTURE_BYTES = 3_500_000  # of all pictures in base64, so that the page stays below 5 MB
@@ -152,7 +153,7 @@ def _tables(record: Record, other: Record | None) -> list[Exhibit]:
         for i, start in enumerate(record.starts)
     ]
     return [
-        joined("Speed and cost", _speed_rows, "" if record.imported else losses),
+        joined("Speed and cost", speed_rows, "" if record.imported else losses),
         joined("Data", _data_rows),
         Exhibit(
             title="Changes to the recipe",
@@ -166,27 +167,46 @@ def _tables(record: Record, other: Record | None) -> list[Exhibit]:
     ]
 
 
-def _speed_rows(record: Record) -> dict[str, str]:
-    speed, starts, rows = Speed.of(record), record.starts, {}
-    if speed.chips:
-        rows["devices"] = f"{speed.chips:,}" + (f" ({starts[-1]['device']})" if starts else "")
-    if not math.isnan(speed.rate):
-        chip = f", {speed.rate / speed.chips:,.0f} per device" if speed.chips > 1 else ""
-        rows["throughput, median"] = f"{speed.rate:,.0f} {speed.unit}/s{chip}"
-    if not math.isnan(speed.input_wait):
-        rows["waiting for input"] = f"{speed.input_wait:.0%} of the training time"
-    if speed.training:
-        rows["training"] = _duration(speed.training)
-    if speed.evaluating:
-        rows["evaluation"] = _duration(speed.evaluating)
-    if not math.isnan(speed.compiling):
+def speed_rows(record: Record) -> dict[str, str]:
+    """How fast a run was, as far as its files say so.
+
+    Steps that were lost in a kill and done again are in none of the figures, nor are saving and
+    opening the data.
+    """
+    starts, shown, chips = record.starts, {}, 0
+    rows = record.rows("train")
+    rows = [row for row in rows if math.isfinite(row.get("step_seconds", math.nan))]
+    suffix = "_per_second_per_chip"
+    # "images" or, where examples differ in size, such as "tokens".
+    units = [key.removesuffix(suffix) for row in rows for key in row if key.endswith(suffix)]
+    unit = units[0] if units else record.benchmark.unit
+    rates = [(row.get(f"{unit}_per_second", 0.0), row.get(unit + suffix, 0.0)) for row in rows]
+    rates = [(rate, chip) for rate, chip in rates if rate > 0 and chip > 0]  # not those of nan
+    if rates:
+        chips = round(rates[-1][0] / rates[-1][1])
+        shown["devices"] = f"{chips:,}" + (f" ({starts[-1]['device']})" if starts else "")
+        rate = statistics.median(rate for rate, _ in rates)
+        per_chip = f", {rate / chips:,.0f} per device" if chips > 1 else ""
+        shown["throughput, median"] = f"{rate:,.0f} {unit.replace('_', ' ')}/s{per_chip}"
+    seconds = training_seconds(rows, [start["step"] for start in starts])
+    waits = [row.get("input_wait", math.nan) for row in rows]
+    waited, training = sum(map(math.prod, zip(seconds, waits, strict=True))), sum(seconds)
+    if training and not math.isnan(waited):
+        shown["waiting for input"] = f"{waited / training:.0%} of the training time"
+    evaluations = [row.get("seconds", 0.0) for row in record.rows("eval")]
+    evaluating = sum(seconds for seconds in evaluations if seconds > 0)
+    compiling = sum(start["compile_seconds"] for start in starts)
+    shown |= {"training": _duration(training)} if training else {}
+    shown |= {"evaluation": _duration(evaluating)} if evaluating else {}
+    if starts:
         times = "" if len(starts) == 1 else f", {len(starts)} times"
-        rows["compilation"] = _duration(speed.compiling) + times
+        shown["compilation"] = _duration(compiling) + times
     if cost := cost_of(starts, record.history.rows):
-        rows |= cost.rows()
-    elif speed.chips:
-        rows["device hours"] = f"{speed.chip_hours:,.2f}"
-    return rows
+        shown |= cost.rows()
+    elif chips:
+        hours = chips * (training + evaluating + compiling) / 3600
+        shown["device hours"] = f"{hours:,.2f}"
+    return shown
 
 
 def _data_rows(record: Record) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from common.errors import DataError
 from engine.checkpoint import Checkpointer
 from engine.evaluate import begin_evaluation, since_best
 from engine.report.history import History
-from engine.report.starts import past_starts, training_seconds
+from engine.report.starts import past_starts
 from engine.report.writers import is_like
 from engine.resuming import OtherData
 from engine.run import Settings, make_plan
@@ -118,54 +117,6 @@ class Record:
             f"It is at {step} of {self.total_steps:,}: it was stopped, or it still trains. The "
             "command that started it continues it."
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class Speed:
-    """How fast a run was; nan where its files do not say so. Times are in seconds.
-
-    Steps that were lost in a kill and done again are in none of the figures, nor are saving and
-    opening the data.
-    """
-
-    unit: str  # of the rate: "images" or, where examples differ in size, such as "tokens"
-    rate: float  # the median over the log intervals, of all chips
-    chips: int
-    input_wait: float  # share of the training time
-    training: float
-    evaluating: float
-    compiling: float
-
-    @classmethod
-    def of(cls, record: Record) -> Speed:
-        """Adds up the rows of metrics.jsonl."""
-        rows = record.rows("train")
-        rows = [row for row in rows if math.isfinite(row.get("step_seconds", math.nan))]
-        suffix = "_per_second_per_chip"
-        names = [key.removesuffix(suffix) for row in rows for key in row if key.endswith(suffix)]
-        unit = names[0] if names else record.benchmark.unit
-        rates = [(row.get(f"{unit}_per_second", 0.0), row.get(unit + suffix, 0.0)) for row in rows]
-        rates = [(rate, chip) for rate, chip in rates if rate > 0 and chip > 0]  # not those of nan
-        seconds = training_seconds(rows, [start["step"] for start in record.starts])
-        waits = [row.get("input_wait", math.nan) for row in rows]
-        waited, training = sum(map(math.prod, zip(seconds, waits, strict=True))), sum(seconds)
-        evaluations = [row.get("seconds", 0.0) for row in record.rows("eval")]
-        compiled = [start["compile_seconds"] for start in record.starts]
-        return cls(
-            unit=unit.replace("_", " "),
-            rate=statistics.median(rate for rate, _ in rates) if rates else math.nan,
-            chips=round(rates[-1][0] / rates[-1][1]) if rates else 0,
-            input_wait=waited / training if training else math.nan,
-            training=training,
-            evaluating=sum(seconds for seconds in evaluations if seconds > 0),
-            compiling=sum(compiled) if compiled else math.nan,
-        )
-
-    @property
-    def chip_hours(self) -> float:
-        """Training, evaluation and compilation, times the chips."""
-        known = [self.training, self.evaluating, self.compiling]
-        return self.chips * sum(x for x in known if not math.isnan(x)) / 3600
 
 
 @dataclasses.dataclass(frozen=True)
