@@ -17,16 +17,14 @@ if TYPE_CHECKING:
     from common.portable import Portable, Program, SingleShot
 
 
-@dataclasses.dataclass(frozen=True)
-class Matrix:
+class Matrix(NamedTuple):
     """How often examples of a true class (row) were taken for a class (column); int[K, K]."""
 
     names: Sequence[str]
     counts: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
-class Bar:
+class Bar(NamedTuple):
     """One bar of a chart; `value` and `ideal`, where a mark is drawn, are from 0 to 1."""
 
     label: str
@@ -35,8 +33,7 @@ class Bar:
     count: int  # of the examples behind it
 
 
-@dataclasses.dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """A JPEG or PNG with a few lines below it; a `flag` is shown as a warning.
 
     A `wide` picture has two images beside each other, or needs as much space.

@@ -7,6 +7,6 @@ overlapping detections. `losses` has the terms of the loss, `selection` the hard
 many numbers. To evaluate, `scoring` scores detections with pycocotools against the annotations that
 `coco` reads. `survey` looks for labels that cannot be meant, and for objects that no anchor fits.
 `detector` joins these for both detectors, whose keys are in `settings`. `weights` begins with the
-weights of a ResNet or of another library. `use` finds objects on photos; `mistakes` compares
-detections with the true objects, and `exhibits` shows both. `preparation` writes the records.
+weights of a ResNet or of another library. `use` finds objects on photos; `exhibits` compares
+detections with the true objects, and shows both. `preparation` writes the records.
 """

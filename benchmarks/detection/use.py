@@ -20,7 +20,8 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.base import HostBatch
-from benchmarks.detection import coco, exhibits, mistakes, records, weights
+from benchmarks.detection import coco, exhibits, records, weights
+from benchmarks.detection.exhibits import Photo
 from benchmarks.uses import Exhibit, Imported, Picture, Uses
 from common.data.shards import tensorflow
 from common.errors import UserError, one_line
@@ -29,7 +30,6 @@ from common.images.input_spec import run_decoder
 from common.portable import Arrays, Program
 
 _DRAWN = 9  # images
-_MIN_SCORE = 0.5  # weaker detections would hide the image
 _MEANING = {  # of what a program takes and returns
     "photo": "RGB, of any size; EXIF must be applied",
     "boxes": "y0, x0, y1, x1 in pixels of the photo",
@@ -159,19 +159,22 @@ class DetectorUses(Uses):
         """Classes, confusions, the worst and the first images; detections.json in COCO's form."""
         scorer, true = self._benchmark.scorer, self._benchmark.annotations
         columns = scorer.columns(rows)
-        strong = {key: values[columns["score"] >= _MIN_SCORE] for key, values in columns.items()}
+        strong = columns["score"] >= exhibits.MIN_SCORE
+        strong = {key: values[strong] for key, values in columns.items()}
         quality = scorer.quality(columns)
-        judgement = mistakes.judge(true, columns, _MIN_SCORE)
-        shown = [exhibits.classes(true, quality, judgement, _MIN_SCORE)]
+        judgement = exhibits.judge(true, columns)
         source = self._benchmark.source("eval")
-        shown += _drawn("precision and recall", lambda: exhibits.curves(true, quality))
-        shown.append(exhibits.confusion(true, judgement, _MIN_SCORE))
         worst = _drawn("the worst images", lambda: exhibits.worst(true, source, strong, judgement))
         table = {"mistakes.csv": exhibits.mistakes_table(true, judgement)}
-        shown += [dataclasses.replace(one, files=table) for one in worst]
-        return [*shown, self.first_images(columns, strong)]
+        return [
+            exhibits.classes(true, quality, judgement),
+            _drawn("precision and recall", lambda: exhibits.curves(true, quality)),
+            exhibits.confusion(true, judgement),
+            dataclasses.replace(worst, files=table),
+            self._first_images(columns, strong),
+        ]
 
-    def first_images(
+    def _first_images(
         self, columns: Mapping[str, np.ndarray], strong: Mapping[str, np.ndarray]
     ) -> Exhibit:
         """The first images with their `strong` detections; detections.json has all `columns`."""
@@ -179,14 +182,13 @@ class DetectorUses(Uses):
         files = {"detections.json": to_json(columns)}
         text = (
             "The first images to evaluate, whatever their result: what the model found, and beside "
-            f"it the true boxes. Detections with a score below {_MIN_SCORE} are not drawn; "
+            f"it the true boxes. Detections with a score below {exhibits.MIN_SCORE} are not drawn; "
             "detections.json has all of them."
         )
         try:
-            true = self._benchmark.annotations
-            examples = [exhibits.make_example(*shown, strong, true) for shown in self._first()]
-            pictures = [Picture(exhibits.draw_examples([each]), (), wide=True) for each in examples]
-            files["detections.png"] = exhibits.draw_examples(examples)
+            photos, more = self._first_photos(), (strong, self._benchmark.annotations)
+            pictures = [Picture(exhibits.draw([one], *more), (), wide=True) for one in photos]
+            files["detections.png"] = exhibits.draw(photos, *more)
         except Exception as error:  # of drawing; the detections are worth more than their picture
             text = f"The detections cannot be drawn: {one_line(error)}."
             _log.warning("no detections.png: it cannot be drawn (%s)", one_line(error))
@@ -200,27 +202,27 @@ class DetectorUses(Uses):
         """An image of a batch, uint8[h, w, 3] without padding, and (height, width) at first."""
         return batch["image"][i], batch["size"][i]
 
-    def _first(self) -> list[tuple[int, np.ndarray, np.ndarray]]:
-        """(id, image uint8[h, w, 3], size of the original) of images to draw, of all shapes."""
+    def _first_photos(self) -> list[Photo]:
+        """Images to draw, of all shapes in turn."""
         kinds = [
             [
-                (int(batch["image_id"][i]), *self.shown(batch, i))
+                Photo(int(batch["image_id"][i]), *self.shown(batch, i))
                 for i in np.flatnonzero(batch["mask"] > 0).tolist()
             ]
             for batch in self.first_batches(_DRAWN)
         ]
         turns = itertools.chain.from_iterable(itertools.zip_longest(*kinds))
-        return [shown for shown in turns if shown][:_DRAWN]
+        return [photo for photo in turns if photo][:_DRAWN]
 
 
-def _drawn(what: str, make: Callable[[], Exhibit]) -> list[Exhibit]:
+def _drawn(what: str, make: Callable[[], Exhibit]) -> Exhibit:
     """An exhibit with pictures, or its fault: the other exhibits are worth more than it."""
     try:
-        return [make()]
+        return make()
     except Exception as error:
         _log.warning("%s cannot be drawn (%s)", what, one_line(error))
         title = what[:1].upper() + what[1:]
-        return [Exhibit(title=title, text=f"It cannot be drawn: {one_line(error)}.")]
+        return Exhibit(title=title, text=f"It cannot be drawn: {one_line(error)}.")
 
 
 def to_json(detections: Mapping[str, Any]) -> bytes:

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.exhibits import csv_file
 from benchmarks.ncf.models import TOP
 from benchmarks.ncf.ratings import Interactions, locate
 from benchmarks.uses import Bar, Exhibit, Uses
@@ -134,7 +135,7 @@ def popularity(data: Interactions, columns: Mapping[str, np.ndarray]) -> Exhibit
         "ratings of that item the model was trained on. Each bar has about a tenth of the users, "
         "whose number stands beside it. The mark is the share of all users.",
         bars=bars,
-        files={"popularity.csv": csv_text([head, *table]).encode()},
+        files={"popularity.csv": csv_file(head, table)},
     )
 
 

@@ -7,7 +7,6 @@ attention of one sentence.
 
 from __future__ import annotations
 
-import io
 import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
+from benchmarks.exhibits import csv_file, png
 from benchmarks.translation import evaluation
 from benchmarks.translation.vocabulary import EOS, PAD, Words
 from benchmarks.uses import Bar, Exhibit, Picture, Uses
@@ -25,7 +25,6 @@ from common.data import files
 from common.data.order import even_groups
 from common.errors import CheckpointError, DataError
 from common.portable import Arrays, Program
-from common.text import csv_text
 
 Sentence = tuple[str, str, str]  # source, translation, reference
 _SHOWN = 12  # sentences in a table
@@ -155,7 +154,7 @@ class TranslatorUses(Uses):
         sources = [decode(of_one) for of_one in ids.tolist()]
         sentences = list(zip(sources, translations, self._benchmark.references, strict=True))
         return [
-            worst_sentences(sentences, sentence_bleu(sentences)),
+            worst_sentences(sentences),
             bleu_by_length(sentences, np.count_nonzero(ids > EOS, axis=1)),
             _first_sentences(sentences),
         ]
@@ -167,32 +166,37 @@ class TranslatorUses(Uses):
         del model_state
         sources = self._benchmark.eval_pairs[0]
         lengths = np.count_nonzero(sources, axis=1)
-        best = 0, 0, sources[0]
-        for row in rows:
-            for i, tokens in zip(row["id"].tolist(), row["tokens"], strict=True):
-                sides = lengths[i], np.count_nonzero(tokens)
-                # The longest sentence whose picture can be read; of equal ones the first.
-                longer = (max(sides), -i) > (best[0], -best[1])
-                if min(sides) and max(sides) <= _MOST_SHOWN and longer:
-                    best = max(sides), i, tokens[tokens != PAD]
-        length, i, target = best
-        if not length:
+        targets = {
+            i: tokens[tokens != PAD]
+            for row in rows
+            for i, tokens in zip(row["id"].tolist(), row["tokens"], strict=True)
+        }
+        sizes = {i: (len(target), int(lengths[i])) for i, target in targets.items()}
+        readable = [i for i, size in sizes.items() if min(size) and max(size) <= _MOST_SHOWN]
+        if not readable:
             return []
+        i = max(readable, key=lambda i: (max(sizes[i]), -i))  # of equal ones the first
+        target = targets[i]
         source = sources[i][: lengths[i]]
         weights = self.attention(params, source, target)
-        picture = _attention_picture(weights, self._labels(source), self._labels(target))
+        labels = [
+            ["(end)" if token == EOS else self.text(np.array([token])) for token in side.tolist()]
+            for side in (source, target)
+        ]
         text = (
             f"Where the model looks while it writes a translation: {self.attends}. Each row is a "
             "token of the translation, each column one of the source. The sentence is the "
             f"longest of those with at most {_MOST_SHOWN} tokens."
         )
-        head, sentence = ("source", "translation"), (self.text(source), self.text(target))
         return [
-            Exhibit(title="Attention", text=text, columns=head, rows=[sentence], pictures=[picture])
+            Exhibit(
+                title="Attention",
+                text=text,
+                columns=("source", "translation"),
+                rows=[(self.text(source), self.text(target))],
+                pictures=[_attention_picture(weights, *labels)],
+            )
         ]
-
-    def _labels(self, tokens: np.ndarray) -> list[str]:
-        return ["(end)" if i == EOS else self.text(np.array([i])) for i in tokens.tolist()]
 
 
 def _first_sentences(sentences: Sequence[Sentence]) -> Exhibit:
@@ -240,10 +244,9 @@ def sentence_tsv(sentences: Sequence[Sentence]) -> bytes:
     The columns are source, translation, reference, and exact, which is 1 or 0. Tabs and ends of
     lines within a text become spaces.
     """
-    lines = ["source\ttranslation\treference\texact"]
-    for sentence in sentences:
-        lines.append("\t".join([*map(_plain, sentence), str(_matches([sentence]))]))
-    return ("\n".join(lines) + "\n").encode()
+    rows = [("source", "translation", "reference", "exact")]
+    rows += [(*map(_plain, sentence), str(_matches([sentence]))) for sentence in sentences]
+    return "".join("\t".join(row) + "\n" for row in rows).encode()
 
 
 def _matches(sentences: Sequence[Sentence]) -> int:
@@ -264,8 +267,8 @@ def _plain(text: str) -> str:
     return " ".join(text.replace("\t", " ").splitlines())
 
 
-def sentence_bleu(sentences: Sequence[Sentence]) -> np.ndarray:
-    """float64[n], the BLEU of each sentence alone, as a fraction, by sacrebleu.
+def worst_sentences(sentences: Sequence[Sentence]) -> Exhibit:
+    """The sentences with the lowest BLEU of their own, of equal ones the longest first.
 
     The settings are those of `evaluation.bleu`. Of a short sentence only the n-grams that it can
     have count.
@@ -274,32 +277,21 @@ def sentence_bleu(sentences: Sequence[Sentence]) -> np.ndarray:
 
     metric = BLEU(**evaluation.SETTINGS, effective_order=True, force=True)
     scores = [metric.sentence_score(line, [true]).score for _, line, true in sentences]
-    return np.array(scores, np.float64) / 100
-
-
-def worst_sentences(sentences: Sequence[Sentence], scores: np.ndarray) -> Exhibit:
-    """The sentences with the lowest `scores` float[n], of equal ones the longest first."""
-    words = np.array([len(reference.split()) for _, _, reference in sentences], int)
-    order = np.lexsort((-words, scores)).tolist()
-    order = [i for i in order if sentences[i][1] != sentences[i][2]]
+    words = [len(reference.split()) for _, _, reference in sentences]
+    wrong = [i for i, (_, line, true) in enumerate(sentences) if line != true]
+    wrong.sort(key=lambda i: (scores[i], -words[i]))
     text = "Every translation equals its reference."
-    if order:
+    if wrong:
         text = (
-            f"{len(order):,} translations differ from their reference. These have the lowest BLEU "
+            f"{len(wrong):,} translations differ from their reference. These have the lowest BLEU "
             "of their own, in per cent; among equal ones the longest come first. worst.csv has all."
         )
     head = ("BLEU", "source", "translation", "reference")
-    rows = [(f"{100 * scores[i]:.1f}", *sentences[i]) for i in order]
-    table = csv_text(
-        [("sentence", *head), *((i + 1, *row) for i, row in zip(order, rows, strict=True))]
-    )
-    return Exhibit(
-        title="Worst sentences",
-        text=text,
-        columns=head,
-        rows=rows[:_SHOWN],
-        files={"worst.csv": table.encode()},
-    )
+    rows = [(f"{scores[i]:.1f}", *sentences[i]) for i in wrong]
+    numbered = [(i + 1, *row) for i, row in zip(wrong, rows, strict=True)]
+    files = {"worst.csv": csv_file(("sentence", *head), numbered)}
+    title, shown = "Worst sentences", rows[:_SHOWN]
+    return Exhibit(title=title, text=text, columns=head, rows=shown, files=files)
 
 
 def bleu_by_length(sentences: Sequence[Sentence], lengths: np.ndarray) -> Exhibit:
@@ -322,7 +314,7 @@ def bleu_by_length(sentences: Sequence[Sentence], lengths: np.ndarray) -> Exhibi
         text="Each bar is the BLEU of the sentences whose source has so many tokens of the "
         "vocabulary, and beside it their number. The mark is the BLEU of all sentences.",
         bars=bars,
-        files={"bleu_by_length.csv": csv_text([head, *table]).encode()},
+        files={"bleu_by_length.csv": csv_file(head, table)},
     )
 
 
@@ -343,11 +335,9 @@ def _attention_picture(
     axes.xaxis.tick_top()
     axes.tick_params(axis="x", rotation=90)
     figure.colorbar(image, shrink=0.8)
-    file = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a box stands for it
-        figure.savefig(file, format="png", dpi=100)
-    return Picture(file.getvalue(), (), wide=True)
+        return Picture(png(figure), (), wide=True)
 
 
 def make_program(benchmark: Any, params: Any) -> Program:

@@ -38,19 +38,14 @@ def report(settings: Settings, checkpoint: str, compared: str) -> None:
     examined, record = examine(settings, checkpoint), Record.read(settings)
     if jax.process_index() == 0:
         files = {name: data for shown in examined.exhibits for name, data in shown.files.items()}
-        files["report.html"] = page.render(record, examined, other).encode()
-        _write(epath.Path(settings.workdir) / "report", files)
+        html = page.render(record, examined, other).encode()
+        folder = epath.Path(settings.workdir) / "report"
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        for name, data in {**files, "report.html": html}.items():
+            with writing(folder / name):
+                (folder / name).write_bytes(data)
+        print(visible(f"report: {folder / 'report.html'}"), f"({len(html) / 1e6:.1f} MB)")
+        if files:
+            print(f"  more files: {', '.join(sorted(files))}")
     processes.barrier("waiting for host 0 to write the report")
-
-
-def _write(folder: epath.Path, files: dict[str, bytes]) -> None:
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    for name, data in files.items():
-        with writing(folder / name):
-            (folder / name).write_bytes(data)
-    print(
-        visible(f"report: {folder / 'report.html'}"), f"({len(files['report.html']) / 1e6:.1f} MB)"
-    )
-    if others := sorted(files.keys() - {"report.html"}):
-        print(f"  more files: {', '.join(others)}")

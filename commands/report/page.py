@@ -8,17 +8,18 @@ import io
 import math
 import pathlib
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jinja2
 
 from benchmarks.uses import Exhibit, Picture
-from commands.report.record import Examined, Record, Speed
+from commands.report.record import Examined, Record
 from common.console import hms
 from common.keys import flat
 from engine.report import history
-from engine.report.writers import is_like
+from engine.report.starts import cost_of, training_seconds
 
 _FOLDER = pathlib.Path(__file__).parent
 _PICTURE_BYTES = 3_500_000  # of all pictures in base64, so that the page stays below 5 MB
@@ -39,19 +40,19 @@ def render(record: Record, examined: Examined, other: Record | None) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"kinds": _kinds, "fill": _fill, "shade": _shade}
-    verdict = _verdict(record, examined, other)
+    environment.filters["kinds"] = _kinds
+    config = flat(record.manifest["config"])
     return environment.get_template("report.html").render(
         record=record,
         other=other,
-        verdict=verdict,
+        verdict=_verdict(record, examined, other),
         notes=_notes(record, examined),
         charts=draw_charts(record, other),
         tables=[table for table in _tables(record, other) if table.rows or table.text],
         exhibits=_with_images(examined.exhibits),
         fault=examined.fault,
         uses=_uses(record),
-        config=[(key, _value(value)) for key, value in sorted(flat(_config(record)).items())],
+        config=[(key, _value(value)) for key, value in sorted(config.items())],
         written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
 
@@ -63,44 +64,23 @@ def _verdict(record: Record, examined: Examined, other: Record | None) -> list[d
     """One entry for each target: the score of the evaluated checkpoint, and how it compares."""
     scores = examined.scores or record.history.scores().get(examined.step, {})
     entries = []
-    for target in record.targets:
+    for target in record.benchmark.targets:
         metric, value = target.metric, scores.get(target.metric, math.nan)
         facts, state = [], ""
         if target.value > 0:
-            state = "good" if value >= target.value else "bad"
-            verb, goal = "reaches" if state == "good" else "misses", target.value
-            facts.append(f"{verb} the target of {record.number(metric, goal)}")
-        if metric in record.benchmark.proportions:
-            facts += _interval(value, examined.examples, record.benchmark.unit)
+            state, verb = ("good", "reaches") if value >= target.value else ("bad", "misses")
+            facts.append(f"{verb} the target of {record.number(metric, target.value)}")
+        if metric in record.benchmark.proportions and (
+            interval := history.share_interval(value, examined.examples)
+        ):
+            unit = record.benchmark.unit
+            facts.append(f"{interval.strip(' ()')}{_PERCENT}, on {examined.examples:,} {unit}")
         facts.append(_best(record, metric, ""))
         if other:
-            facts += [_best(other, metric, f" of {other.name}"), *_doubt(record, other, metric)]
+            facts.append(_best(other, metric, f" of {other.name}"))
         score = record.number(metric, value)
-        entries.append({"name": titled(metric), "score": score, "facts": facts, "state": state})
+        entries.append({"name": _titled(metric), "score": score, "facts": facts, "state": state})
     return entries
-
-
-def _doubt(record: Record, other: Record, metric: str) -> list[str]:
-    """Says so where the best scores of two runs may differ by chance alone."""
-    bounds = []
-    for one in (record, other):
-        rows = {row["step"]: row for row in one.rows("eval")}
-        best = rows.get(one.history.best(metric))
-        if best is None or metric not in one.benchmark.proportions:
-            return []
-        if not 0 < best.get("examples", 0) < history.FEW or not 0 <= best[metric] <= 1:
-            return []
-        bounds.append(history.wilson_interval(best[metric], best["examples"]))
-    (low, high), (other_low, other_high) = bounds
-    if other_low > high or low > other_high:
-        return []
-    return ["the 95 % intervals of the two overlap: chance may be the difference"]
-
-
-def _interval(share: float, count: int, unit: str) -> list[str]:
-    """The confidence interval of a share of few examples."""
-    interval = history.share_interval(share, count)
-    return [f"{interval.strip(' ()')}\u00a0%, on {count:,} {unit}"] if interval else []
 
 
 def _best(record: Record, metric: str, of_run: str) -> str:
@@ -120,12 +100,11 @@ def _notes(record: Record, examined: Examined) -> list[str]:
         about = "the imported model, evaluated"
     notes = [record.end, f"This report is about the checkpoint of {about} on {data}."]
     then = record.history.scores().get(examined.step, {})
-    for target in record.targets:
-        old, new = then.get(target.metric), examined.scores.get(target.metric)
-        if old is not None and new is not None and abs(old - new) > 1e-6:
+    for metric in (target.metric for target in record.benchmark.targets):
+        if abs(then.get(metric, math.nan) - examined.scores.get(metric, math.nan)) > 1e-6:
             notes.append(
-                f"During training this checkpoint had a {target.metric.replace('_', ' ')} of "
-                f"{record.number(target.metric, old)}: the data or the devices differ."
+                f"During training this checkpoint had a {metric.replace('_', ' ')} of "
+                f"{record.number(metric, then[metric])}: the data or the devices differ."
             )
     dirty = [start["commit"] for start in record.starts if start["commit"].endswith("-dirty")]
     if dirty:
@@ -138,98 +117,33 @@ def _notes(record: Record, examined: Examined) -> list[str]:
 # Tables of names and values.
 
 
-class Table(NamedTuple):
-    """A table of the page; all its values are text."""
+def _tables(record: Record, other: Record | None) -> list[Exhibit]:
+    runs = [record, other] if other else [record]
+    names = [run.name for run in runs]
 
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    text: str = ""
+    def joined(title: str, rows_of: Callable[[Record], dict[str, str]], text: str = "") -> Exhibit:
+        """A column of values for each run."""
+        values = [rows_of(run) for run in runs]
+        keys = dict.fromkeys(key for column in values for key in column)
+        rows = [(key, *(column.get(key, "–") for column in values)) for key in keys]
+        return Exhibit(title=title, text=text, columns=["", *names] if other else (), rows=rows)
 
-
-def _tables(record: Record, other: Record | None) -> list[Table]:
-    columns = ["", record.name, other.name] if other else []
     losses = (
         "Steps that were lost in a kill and done again do not count, nor do saving checkpoints and "
         "opening the data."
     )
-    speed = _joined(_speed_rows, record, other)
-    return [
-        Table("Speed and cost", columns, speed, "" if record.imported else losses),
-        Table("Data", columns, _joined(_data_rows, record, other)),
-        _config_table(record),
-        *([_differences(record, other)] if other else []),
-        _starts_table(record),
-        Table("Software", columns, _joined(_software_rows, record, other)),
-    ]
-
-
-def _joined(
-    rows_of: Callable[[Record], list[tuple[str, str]]], record: Record, other: Record | None
-) -> list[tuple[str, ...]]:
-    """Rows (name, value), or (name, value, the other run's value)."""
-    if other is None:
-        return list(rows_of(record))
-    first, second = dict(rows_of(record)), dict(rows_of(other))
-    return [(k, first.get(k, "–"), second.get(k, "–")) for k in first | second]
-
-
-def _speed_rows(record: Record) -> list[tuple[str, str]]:
-    speed, starts = Speed.of(record), record.starts
-    device = f" ({starts[-1]['device']})" if starts else ""
-    rows = [("devices", f"{speed.chips:,}{device}")] if speed.chips else []
-    if not math.isnan(speed.rate):
-        chip = f", {speed.rate / speed.chips:,.0f} per device" if speed.chips > 1 else ""
-        rows.append(("throughput, median", f"{speed.rate:,.0f} {speed.unit}/s{chip}"))
-    if not math.isnan(speed.input_wait):
-        rows.append(("waiting for input", f"{speed.input_wait:.0%} of the training time"))
-    known = [("training", speed.training), ("evaluation", speed.evaluating)]
-    rows += [(name, _duration(seconds)) for name, seconds in known if seconds]
-    if not math.isnan(speed.compiling):
-        count = len(starts)
-        times = "" if count == 1 else f", {count} times"
-        rows.append(("compilation", f"{_duration(speed.compiling)}{times}"))
-    if record.cost:
-        return [*rows, *record.cost.rows()]
-    rows += [("device hours", f"{speed.chip_hours:,.2f}")] if speed.chips else []
-    return rows
-
-
-def _data_rows(record: Record) -> list[tuple[str, str]]:
-    evaluated = [row["examples"] for row in record.rows("eval") if "examples" in row]
-    examples = f"{record.manifest['num_train_examples']:,} {record.benchmark.unit}"
-    rows = [] if record.imported else [("training", examples)]
-    rows += [("evaluation", f"{evaluated[-1]:,} {record.benchmark.unit}")] if evaluated else []
-    if names := record.manifest.get("class_names"):
-        rows.append(("classes", f"{len(names):,}"))
-    folder = _config(record).get("data_dir", "")
-    return [*rows, ("folder", folder)] if folder else rows
-
-
-def _config_table(record: Record) -> Table:
     recipe = record.manifest.get("recipe", {})
-    file, changes = str(recipe.get("file", "")), recipe.get("changes", {})
-    changes = changes if isinstance(changes, dict) else {}
-    changes = {
-        key: pair for key, pair in changes.items() if isinstance(pair, list) and len(pair) == 2
-    }
-    text = f"All other values are those of {file}." if file else ""
-    if file and not changes:
-        text = f"The run used {file} as it is."
-    rows = [(key, *map(_value, change)) for key, change in sorted(changes.items())]
-    return Table("Changes to the recipe", ["key", "recipe", "this run"], rows, text)
-
-
-def _differences(record: Record, other: Record) -> Table:
-    """The keys of the config that differ between two runs."""
-    ours, theirs = flat(_config(record)), flat(_config(other))
-    keys = [key for key in sorted(ours | theirs) if ours.get(key) != theirs.get(key)]
-    rows = [(key, _value(ours.get(key)), _value(theirs.get(key))) for key in keys]
-    return Table("Differences between the runs", ["key", record.name, other.name], rows)
-
-
-def _starts_table(record: Record) -> Table:
-    rows = [
+    file, changes = recipe.get("file", ""), recipe.get("changes", {})
+    kept = f"All other values are those of {file}." if changes else f"The run used {file} as it is."
+    changed = [(key, *map(_value, pair)) for key, pair in sorted(changes.items())]
+    differing: list[Exhibit] = []
+    if other:
+        ours, theirs = flat(record.manifest["config"]), flat(other.manifest["config"])
+        pairs = {key: (ours.get(key), theirs.get(key)) for key in sorted(ours | theirs)}
+        rows = [(key, *map(_value, pair)) for key, pair in pairs.items() if pair[0] != pair[1]]
+        title = "Differences between the runs"
+        differing.append(Exhibit(title=title, columns=["key", *names], rows=rows))
+    starts = [
         (
             f"resumed at step {start['step']:,}" if i or start["step"] else "start",
             start["time"].replace("T", " ")[:16] + " UTC",
@@ -238,61 +152,104 @@ def _starts_table(record: Record) -> Table:
         )
         for i, start in enumerate(record.starts)
     ]
-    return Table("Starts", ["", "time", "devices", "commit"], rows)
-
-
-def _software_rows(record: Record) -> list[tuple[str, str]]:
     return [
-        (name, str(version))
-        for name, version in sorted(record.manifest.get("versions", {}).items())
+        joined("Speed and cost", speed_rows, "" if record.imported else losses),
+        joined("Data", _data_rows),
+        Exhibit(
+            title="Changes to the recipe",
+            text=kept if file else "",
+            columns=["key", "recipe", "this run"],
+            rows=changed,
+        ),
+        *differing,
+        Exhibit(title="Starts", columns=["", "time", "devices", "commit"], rows=starts),
+        joined("Software", _software_rows),
     ]
 
 
-def _config(record: Record) -> Mapping[str, Any]:
-    return record.manifest["config"]
+def speed_rows(record: Record) -> dict[str, str]:
+    """How fast a run was, as far as its files say so.
+
+    Steps that were lost in a kill and done again are in none of the figures, nor are saving and
+    opening the data.
+    """
+    starts, shown, chips = record.starts, {}, 0
+    rows = record.rows("train")
+    rows = [row for row in rows if math.isfinite(row.get("step_seconds", math.nan))]
+    suffix = "_per_second_per_chip"
+    # "images" or, where examples differ in size, such as "tokens".
+    units = [key.removesuffix(suffix) for row in rows for key in row if key.endswith(suffix)]
+    unit = units[0] if units else record.benchmark.unit
+    rates = [(row.get(f"{unit}_per_second", 0.0), row.get(unit + suffix, 0.0)) for row in rows]
+    rates = [(rate, chip) for rate, chip in rates if rate > 0 and chip > 0]  # not those of nan
+    if rates:
+        chips = round(rates[-1][0] / rates[-1][1])
+        shown["devices"] = f"{chips:,}" + (f" ({starts[-1]['device']})" if starts else "")
+        rate = statistics.median(rate for rate, _ in rates)
+        per_chip = f", {rate / chips:,.0f} per device" if chips > 1 else ""
+        shown["throughput, median"] = f"{rate:,.0f} {unit.replace('_', ' ')}/s{per_chip}"
+    seconds = training_seconds(rows, [start["step"] for start in starts])
+    waits = [row.get("input_wait", math.nan) for row in rows]
+    waited, training = sum(map(math.prod, zip(seconds, waits, strict=True))), sum(seconds)
+    if training and not math.isnan(waited):
+        shown["waiting for input"] = f"{waited / training:.0%} of the training time"
+    evaluations = [row.get("seconds", 0.0) for row in record.rows("eval")]
+    evaluating = sum(seconds for seconds in evaluations if seconds > 0)
+    compiling = sum(start["compile_seconds"] for start in starts)
+    shown |= {"training": _duration(training)} if training else {}
+    shown |= {"evaluation": _duration(evaluating)} if evaluating else {}
+    if starts:
+        times = "" if len(starts) == 1 else f", {len(starts)} times"
+        shown["compilation"] = _duration(compiling) + times
+    if cost := cost_of(starts, record.history.rows):
+        shown |= cost.rows()
+    elif chips:
+        hours = chips * (training + evaluating + compiling) / 3600
+        shown["device hours"] = f"{hours:,.2f}"
+    return shown
+
+
+def _data_rows(record: Record) -> dict[str, str]:
+    manifest, unit, rows = record.manifest, record.benchmark.unit, {}
+    if not record.imported:
+        rows["training"] = f"{manifest['num_train_examples']:,} {unit}"
+    if evaluated := [row["examples"] for row in record.rows("eval") if "examples" in row]:
+        rows["evaluation"] = f"{evaluated[-1]:,} {unit}"
+    if names := manifest.get("class_names"):
+        rows["classes"] = f"{len(names):,}"
+    if folder := manifest["config"].get("data_dir"):
+        rows["folder"] = folder
+    return rows
+
+
+def _software_rows(record: Record) -> dict[str, str]:
+    versions = record.manifest.get("versions", {})
+    return {name: str(version) for name, version in sorted(versions.items())}
 
 
 def _value(value: Any) -> str:
     return "''" if value == "" else str(value)
 
 
-def _kinds(rows: Sequence[Sequence[str]]) -> list[str]:
-    """How each column of a table is shown: a class of the style sheet."""
-    return [_kind([text for text in column if text]) for column in zip(*rows, strict=True)]
-
-
-def _kind(texts: Sequence[str]) -> str:
-    if texts and all(_is_number(text) for text in texts):
-        return "share" if any(text.endswith(_PERCENT) for text in texts) else "number"
-    return "short" if max(map(len, texts), default=0) <= _SHORT else ""
-
-
-def _is_number(text: str) -> bool:
-    return text.removesuffix(_PERCENT).replace(",", "").replace(".", "").isdigit() or text == "–"
-
-
-def _fill(text: str) -> str:
-    """The style of a cell with a percentage: a bar below it, as long as the share."""
-    if not text.endswith(_PERCENT):
-        return ""
-    share = float(text.removesuffix(_PERCENT))
-    return f"background-image: linear-gradient(90deg, #9cc3e4 {share}%, #edf0f3 {share}%)"
-
-
 def _duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else hms(seconds)
 
 
+def _kinds(rows: Sequence[Sequence[str]]) -> list[str]:
+    """How each column of a table is shown: a class of the style sheet."""
+    kinds = []
+    for column in zip(*rows, strict=True):
+        texts = [text for text in column if text]
+        numbers = [text.removesuffix(_PERCENT).replace(",", "").replace(".", "") for text in texts]
+        if texts and all(text.isdigit() or text == "–" for text in numbers):
+            is_share = any(text.endswith(_PERCENT) for text in texts)
+            kinds.append("share" if is_share else "number")
+        else:
+            kinds.append("short" if max(map(len, texts), default=0) <= _SHORT else "")
+    return kinds
+
+
 # Exhibits and commands.
-
-
-def _shade(count: int, total: int, right: bool) -> str:
-    """The style of a cell of the confusion matrix: the stronger, the more of its row it holds."""
-    share = count / total
-    strength = 0.12 + 0.78 * (share if right else min(1.0, 3 * share))
-    colour = "31, 111, 178" if right else "200, 89, 26"
-    text = "; color: #fff" if strength > 0.55 else ""
-    return f"background: rgba({colour}, {strength:.2f}){text}"
 
 
 def _with_images(exhibits: Sequence[Exhibit]) -> list[tuple[Exhibit, list[tuple[Picture, str]]]]:
@@ -312,10 +269,8 @@ def _with_images(exhibits: Sequence[Exhibit]) -> list[tuple[Exhibit, list[tuple[
 
 def _uses(record: Record) -> list[tuple[str, str]]:
     """Commands that use the model: (what for, the command)."""
-    workdir = shlex.quote(record.settings.workdir)
-    recipe = str(record.manifest.get("recipe", {}).get("file", ""))
-    uses = dict(record.benchmark.uses.commands)
-    if recipe:
+    workdir, uses = shlex.quote(record.settings.workdir), dict(record.benchmark.uses.commands)
+    if recipe := record.manifest.get("recipe", {}).get("file"):
         uses["evaluate again"] = (
             f"python main.py --config={shlex.quote(recipe)} --mode=eval --workdir={{workdir}}"
         )
@@ -331,16 +286,16 @@ def draw_charts(record: Record, other: Record | None) -> list[tuple[str, str]]:
 
     The lines of `other` are dotted. A metric without values has no chart.
     """
-    metrics = ["loss", *(target.metric for target in record.targets), "learning_rate"]
-    charts = ((titled(metric), _chart(record, other, metric)) for metric in metrics)
-    return [
-        (title, f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}")
-        for title, svg in charts
-        if svg
-    ]
+    targets = [target.metric for target in record.benchmark.targets]
+    charts = []
+    for metric in ("loss", *targets, "learning_rate"):
+        if svg := _chart(record, other, metric):
+            uri = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+            charts.append((_titled(metric), uri))
+    return charts
 
 
-def titled(metric: str) -> str:
+def _titled(metric: str) -> str:
     """The name of a metric as a heading; one with capitals, such as mAP, stays as it is."""
     words = metric.replace("_", " ")
     return words.capitalize() if words.islower() else words
@@ -371,11 +326,11 @@ def _chart(record: Record, other: Record | None, metric: str) -> bytes:
     for i, step in enumerate(resumes):
         text = f"resumed at step {step:,}" if len(resumes) == 1 else f"{len(resumes)} resumes"
         axes.axvline(record.epoch(step), color=_GREY, linestyle="--", label="" if i else text)
-    for target in record.targets:
+    for target in record.benchmark.targets:
         if target.metric == metric and target.value > 0:
             text = f"target {record.number(metric, target.value)}"
             axes.axhline(target.value, color=_GREEN, linestyle="--", label=text)
-    if is_like(metric, [target.metric for target in record.targets if target.percent]):
+    if record.is_percent(metric):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlabel("epoch")
     axes.set_xlim(left=0)

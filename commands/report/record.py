@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.base import Benchmark, Target
+from benchmarks.base import Benchmark
 from benchmarks.uses import Exhibit
 from common.errors import DataError
 from engine import model_source
 from engine.checkpoint import Checkpointer
 from engine.evaluate import begin_evaluation, examining, exhibits, since_best
 from engine.report.history import History
-from engine.report.starts import Cost, cost_of, past_starts, training_seconds
+from engine.report.starts import past_starts
 from engine.report.writers import is_like
 from engine.resuming import OtherData
 from engine.run import Settings, make_plan
 
 Row = dict[str, Any]
-# What a report says of a start that `engine.report.starts` did not describe so.
-_START: Row = {"step": 0, "time": "", "compile_seconds": 0.0, "device": "unknown device"}
-_START |= {"chips": 1, "commit": "", "seconds": 0.0, "lost_steps": 0}
+# What a start lacks that an older program recorded, or that ended while it compiled.
+_START: Row = {"compile_seconds": 0.0, "seconds": 0.0, "lost_steps": 0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,54 +31,36 @@ class Record:
     Attributes:
       settings: those of the run.
       manifest: of the newest checkpoint.
-      checkpoints: the steps of its checkpoints.
       history: the rows of metrics.jsonl; scores that it has lost are from the manifest.
+      starts: each start of the run; [] in a run of an older program.
       benchmark: with the run's settings.
       total_steps: that the config asks for.
     """
 
     settings: Settings
     manifest: Mapping[str, Any]
-    checkpoints: Sequence[int]
     history: History
+    starts: Sequence[Row]
     benchmark: Benchmark
     total_steps: int
 
     @classmethod
     def read(cls, settings: Settings) -> Record:
-        """Raises UserError if there is no checkpoint, or the config cannot work."""
-        checkpoints = Checkpointer(f"{settings.workdir}/checkpoints", keep=1, best=None)
-        steps = checkpoints.steps()
-        manifest = checkpoints.manifest(steps[-1])
-        history = History(settings.workdir, writes=False)
+        """Raises UserError if the config cannot work."""
+        workdir = settings.workdir
+        checkpoints = Checkpointer(f"{workdir}/checkpoints", keep=1, best=None)
+        manifest = checkpoints.manifest(checkpoints.steps()[-1])
+        history = History(workdir, writes=False)
         history.restore(manifest.get("evaluations", []))
-        benchmark = settings.load_benchmark(f"{settings.workdir}/data_index")
+        starts = [_START | row for row in past_starts(workdir, manifest)]
+        benchmark = settings.load_benchmark(f"{workdir}/data_index")
         plan = make_plan(settings, benchmark, manifest["num_train_examples"])
-        return cls(settings, manifest, steps, history, benchmark, plan.recipe.total_steps)
-
-    @property
-    def targets(self) -> Sequence[Target]:
-        """What the run trains to."""
-        return self.benchmark.targets
+        return cls(settings, manifest, history, starts, benchmark, plan.recipe.total_steps)
 
     @property
     def name(self) -> str:
         """The last part of the workdir."""
         return self.settings.workdir.rstrip("/").rpartition("/")[2]
-
-    @property
-    def starts(self) -> list[Row]:
-        """Each start of the run; [] in a run of an older program."""
-        rows = past_starts(self.settings.workdir, self.manifest)
-        return [
-            {name: row[name] if _fits(row.get(name), x) else x for name, x in _START.items()}
-            for row in rows
-        ]
-
-    @property
-    def cost(self) -> Cost | None:
-        """What the run took; None in a run of an older program."""
-        return cost_of(self.starts, self.history.rows)
 
     @property
     def imported(self) -> str:
@@ -104,96 +84,39 @@ class Record:
         """The rows of the training intervals ("train") or of the evaluations ("eval")."""
         return [row for row in self.history.rows if row["split"] == split]
 
+    def is_percent(self, name: str) -> bool:
+        """Whether a metric is written in per cent."""
+        return is_like(name, [target.metric for target in self.benchmark.targets if target.percent])
+
     def number(self, name: str, value: float) -> str:
         """A value in words, in per cent if its metric is written so."""
-        percent = [target.metric for target in self.targets if target.percent]
         if not math.isfinite(value):
             return "not defined"  # as mAP without an object to find
-        return f"{100 * value:.2f}\u00a0%" if is_like(name, percent) else f"{value:.4f}"
+        return f"{100 * value:.2f}\u00a0%" if self.is_percent(name) else f"{value:.4f}"
 
     @property
     def end(self) -> str:
         """How the run ended, in words."""
         if self.imported:
             return f"The model was imported from {self.imported}. It has not trained here."
-        scores = self.history.scores().get(self.step, {})
-        targets = [t for t in self.targets if t.value > 0]
+        scores, step = self.history.scores().get(self.step, {}), f"step {self.step:,}"
+        targets = [t for t in self.benchmark.targets if t.value > 0]
         met = targets and all(scores.get(t.metric, -math.inf) >= t.value for t in targets)
         if self.settings.stop_at_target and met and self.step < self.total_steps:
-            return f"It stopped at step {self.step:,} because it had reached its target."
+            return f"It stopped at {step} because it had reached its target."
         patience = self.settings.patience or self.benchmark.own_patience
-        metric = self.targets[0].metric
+        metric = self.benchmark.targets[0].metric
         if patience and scores and since_best(self.history, metric, self.step) >= patience:
             return (
-                f"It stopped at step {self.step:,} because {patience} evaluations brought no "
-                f"better {metric.replace('_', ' ')}."
+                f"It stopped at {step} because {patience} evaluations brought no better "
+                f"{metric.replace('_', ' ')}."
             )
         if self.step >= self.total_steps:
             return f"It trained for all of its {self.total_steps:,} steps."
         return (
-            f"It is at step {self.step:,} of {self.total_steps:,}: it was stopped, or it still "
-            "trains. The command that started it continues it."
+            f"It is at {step} of {self.total_steps:,}: it was stopped, or it still trains. The "
+            "command that started it continues it."
         )
-
-
-def _fits(value: Any, default: Any) -> bool:
-    """Whether a value of the manifest is text, or a number, as its default is."""
-    if isinstance(default, str):
-        return isinstance(value, str)
-    whole = isinstance(default, int)
-    return isinstance(value, int if whole else int | float) and 0 <= value < 1e15
-
-
-@dataclasses.dataclass(frozen=True)
-class Speed:
-    """How fast a run was; nan where its files do not say so. Times are in seconds.
-
-    Steps that were lost in a kill and done again are in none of the figures, nor are saving and
-    opening the data.
-    """
-
-    unit: str  # of the rate: "images" or, where examples differ in size, such as "tokens"
-    rate: float  # the median over the log intervals, of all chips
-    chips: int
-    input_wait: float  # share of the training time
-    training: float
-    evaluating: float
-    compiling: float
-
-    @classmethod
-    def of(cls, record: Record) -> Speed:
-        """Adds up the rows of metrics.jsonl."""
-        rows = [
-            row for row in record.rows("train") if math.isfinite(row.get("step_seconds", math.nan))
-        ]
-        suffix = "_per_second_per_chip"
-        names = [key.removesuffix(suffix) for row in rows for key in row if key.endswith(suffix)]
-        unit = names[0] if names else record.benchmark.unit
-        seconds = training_seconds(rows, [start["step"] for start in record.starts])
-        waited = [
-            took * row.get("input_wait", math.nan) for took, row in zip(seconds, rows, strict=True)
-        ]
-        pairs = [(row.get(f"{unit}_per_second", 0.0), row.get(unit + suffix, 0.0)) for row in rows]
-        pairs = [(rate, chip) for rate, chip in pairs if rate > 0 and chip > 0]  # not those of nan
-        rates, per_chip = [rate for rate, _ in pairs], [chip for _, chip in pairs]
-        training = sum(seconds)
-        taken = [row.get("seconds", 0.0) for row in record.rows("eval")]
-        compiled = [start["compile_seconds"] for start in record.starts]
-        return cls(
-            unit=unit.replace("_", " "),
-            rate=statistics.median(rates) if rates else math.nan,
-            chips=round(rates[-1] / per_chip[-1]) if rates else 0,
-            input_wait=sum(waited) / training if training else math.nan,
-            training=training,
-            evaluating=sum(seconds for seconds in taken if seconds > 0),
-            compiling=sum(compiled) if compiled else math.nan,
-        )
-
-    @property
-    def chip_hours(self) -> float:
-        """Training, evaluation and compilation, times the chips."""
-        known = [self.training, self.evaluating, self.compiling]
-        return self.chips * sum(x for x in known if not math.isnan(x)) / 3600
 
 
 @dataclasses.dataclass(frozen=True)

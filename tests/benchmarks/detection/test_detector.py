@@ -82,17 +82,17 @@ def test_pictures_are_drawn_without_padding(outliner, monkeypatch):
         "masks": np.full((3, 1, 4, 4), 255, np.uint8),
     }
     shown = []
-    draw = exhibits.draw_examples
-    monkeypatch.setattr(exhibits, "draw_examples", lambda some: shown.append(some) or draw(some))
+    draw = exhibits.draw
+    monkeypatch.setattr(exhibits, "draw", lambda *some: shown.append(some[0]) or draw(*some))
     exhibit = outliner.uses.exhibits(iter([rows]))[-1]
     assert len(exhibit.pictures) == 9 and "detections.png" in exhibit.files
     drawn = Image.open(io.BytesIO(exhibit.pictures[0].data))
     assert drawn.format == "PNG"
-    assert {example.size for example in shown[-1]} == {(48, 64), (64, 48)}
-    for example in shown[-1]:
-        height, width = example.size
-        assert example.image.shape == (height // 2, width // 2, 3)
-        assert example.image.all(axis=-1).mean() > 0.9  # padding is black
+    assert {tuple(photo.size) for photo in shown[-1]} == {(48, 64), (64, 48)}
+    for photo in shown[-1]:
+        height, width = photo.size
+        assert photo.pixels.shape == (height // 2, width // 2, 3)
+        assert photo.pixels.all(axis=-1).mean() > 0.9  # padding is black
 
 
 def test_the_columns_of_the_same_rows_are_made_once(detector, monkeypatch):

@@ -79,7 +79,7 @@ def test_the_file_for_programs_has_a_line_for_each_sentence():
 
 
 def test_the_worst_sentences_have_the_lowest_bleu():
-    shown = use.worst_sentences(SENTENCES, use.sentence_bleu(SENTENCES))
+    shown = use.worst_sentences(SENTENCES)
     rows = csv_rows(shown.files["worst.csv"])
     assert [int(row["sentence"]) for row in rows] == [5, 3, 2, 1, 6]  # of equal ones the longest
     scores = [float(row["BLEU"]) for row in rows]
@@ -94,7 +94,7 @@ def test_the_worst_sentences_have_the_lowest_bleu():
 
 def test_no_translation_is_wrong():
     right = [(source, true, true) for source, _, true in SENTENCES]
-    shown = use.worst_sentences(right, use.sentence_bleu(right))
+    shown = use.worst_sentences(right)
     assert shown.rows == [] and shown.text == "Every translation equals its reference."
 
 

@@ -54,7 +54,7 @@ def test_a_perfect_detector_scores_1(tiny_scenes):
 
 
 def test_nothing_found_scores_0(tiny_scenes, monkeypatch):
-    monkeypatch.setattr("benchmarks.detection.exhibits.draw_examples", lambda _: b"")
+    monkeypatch.setattr("benchmarks.detection.exhibits.draw", lambda *_: b"")
     benchmark = make(tiny_scenes)
     rows = [row | {"score": 0 * row["score"]} for row in perfect_rows(benchmark)]
     assert benchmark.score(iter(rows))["mAP"] == 0
@@ -87,7 +87,7 @@ def test_detections_outlive_a_picture_that_cannot_be_drawn(tiny_scenes, monkeypa
     def fail(*_):
         raise ValueError("no font")
 
-    monkeypatch.setattr("benchmarks.detection.exhibits.draw_examples", fail)
+    monkeypatch.setattr("benchmarks.detection.exhibits.draw", fail)
     benchmark = make(tiny_scenes)
     exhibit = benchmark.uses.exhibits(perfect_rows(benchmark))[-1]
     files = exhibit.files

@@ -17,7 +17,7 @@ def test_calibration_is_guos():
         if mine:
             gap = np.mean([correct[k] for k in mine]) - np.mean([confidence[k] for k in mine])
             wanted += len(mine) / 500 * abs(gap)
-    error, bins = exhibits.calibration(confidence, correct, 10)
+    error, bins = exhibits.calibration_bins(confidence, correct)
     assert error == pytest.approx(wanted, abs=1e-9)
     assert sum(one.count for one in bins) == 500
 
@@ -31,10 +31,3 @@ def test_a_label_is_doubtful_where_the_model_is_as_sure_as_of_right_ones():
         of_label=np.array([0.9, 0.7, 0.15, 0.25]),
     )  # class 0 has 0.8 on average for its own examples
     assert exhibits.doubtful_labels(predictions, 2).tolist() == [False, False, True, False]
-    assert exhibits.worst_mistakes(predictions).tolist() == [2, 3]
-
-
-def test_confused_pairs_are_the_commonest_mistakes():
-    counts = np.array([[5, 2, 0], [7, 1, 1], [0, 0, 9]])
-    assert exhibits.confused_pairs(counts, 2) == [(1, 0, 7), (0, 1, 2)]
-    assert len(exhibits.confused_pairs(counts, 9)) == 3
