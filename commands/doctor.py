@@ -35,6 +35,7 @@ from engine.weights import adopt, load_initial_weights
 
 _LOCK = "/tmp/libtpu_lockfile"
 _SHARED = "/dev/shm"
+_ACCOUNT = "instance/service-accounts/default/email"  # of the VM, at its metadata server
 _HOSTS_WAIT = 60.0  # seconds to wait for the doctors of the other hosts
 _LABELS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 
@@ -159,12 +160,9 @@ def _surroundings(case: Case) -> Iterator[Finding]:
         text = f"{_SHARED} is missing or cannot be written: programs of several processes fail"
         remedy = "docker run --shm-size=1g; in Kubernetes an emptyDir of medium Memory"
         yield Finding("warn", text, remedy)
-    if meshes.tpu_chips():
-        try:
-            vm_metadata("instance/id", 2)
-        except OSError:
-            text = "no metadata server: a run does not notice that its VM will be taken away"
-            yield Finding("warn", text, "save often: --config.steps_per_checkpoint=500")
+    if meshes.tpu_chips() and not _metadata("instance/id"):
+        text = "no metadata server: a run does not notice that its VM will be taken away"
+        yield Finding("warn", text, "save often: --config.steps_per_checkpoint=500")
 
 
 def _gpus(case: Case) -> Iterator[Finding]:
@@ -205,7 +203,7 @@ def _workdir(case: Case) -> Iterator[Finding]:
     except CheckpointError as error:
         remedy = "choose another --workdir"
         if workdir.startswith("gs://"):
-            who = _account() or "the service account"
+            who = _metadata(_ACCOUNT) or "the service account"
             remedy = f"give {who} roles/storage.admin on the bucket"
         yield Finding("fail", str(error), remedy)
     else:
@@ -217,7 +215,7 @@ def _data(case: Case) -> Iterator[Finding]:
     try:
         train, held_out = benchmark.num_examples("train"), benchmark.num_examples("eval")
     except DataError as error:
-        who = _account() if "gs://" in str(error) else ""
+        who = _metadata(_ACCOUNT) if "gs://" in str(error) else ""
         reader = f"; {who} needs roles/storage.objectViewer there" if who else ""
         remedy = "set --config.data_dir, mend that, or prepare the data again"
         yield Finding("fail", str(error), f"{remedy}{reader}")
@@ -299,10 +297,10 @@ def _hosts(case: Case) -> Iterator[Finding]:
         yield Finding("ok", f"{group.count} arrived at {group.address} and agree")
 
 
-def _account() -> str:
-    """This VM's service account; "" where there is no metadata server."""
+def _metadata(path: str) -> str:
+    """What this VM's metadata server says; "" where there is none."""
     try:
-        return vm_metadata("instance/service-accounts/default/email", 2)
+        return vm_metadata(path, 2)
     except OSError:
         return ""
 

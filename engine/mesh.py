@@ -310,9 +310,7 @@ def gpu_obstacle(driver: str = _NVIDIA_DRIVER, devices: str = "/dev") -> tuple[s
         return "", ""
     what = f"this machine has {number} NVIDIA GPU{'s' * (number > 1)}"
     own = installed_version("jax")
-    plugins = {
-        name: installed_version(name) for name in _OLDEST_DRIVERS if installed_version(name)
-    }
+    plugins = {name: installed_version(name) for name in _OLDEST_DRIVERS if installed_version(name)}
     if not plugins:
         return f"{what}, but jax is installed without CUDA", _INSTALL_CUDA
     if own not in plugins.values():
