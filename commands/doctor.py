@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import glob
-import importlib.metadata
 import json
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import jax
-import numpy as np
 from etils import epath
 
-from benchmarks.base import BATCH_AXES, Benchmark
+from benchmarks.base import Benchmark
 from common.errors import (
     CheckpointError,
     ConfigError,
@@ -38,6 +36,7 @@ from engine.weights import adopt
 
 _LOCK = "/tmp/libtpu_lockfile"
 _SHARED = "/dev/shm"
+_ACCOUNT = "instance/service-accounts/default/email"  # of the VM, at its metadata server
 _HOSTS_WAIT = 60.0  # seconds to wait for the doctors of the other hosts
 _LABELS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 
@@ -55,18 +54,14 @@ class Case:
     """The run that the checks are about.
 
     Attributes:
-      settings: those of the run.
+      settings, full, hosts: as for `run`; `full` on the first host alone.
       scratch: an empty folder that is deleted afterwards.
-      full: as for `run`.
-      hosts: as for `run`.
-      failures: the messages of failed checks, so that each is shown once.
     """
 
     settings: Settings
     scratch: str
     full: bool = False
     hosts: Any = None
-    failures: set[str] = dataclasses.field(default_factory=set)
 
     @functools.cached_property
     def benchmark(self) -> Benchmark:
@@ -97,16 +92,20 @@ def run(settings: Settings, as_json: bool, full: bool = False, hosts: Any = None
       The exit code: 1 if a check has failed, else 0.
     """
     rows: list[dict[str, str]] = []
+    failures: set[str] = set()
     with tempfile.TemporaryDirectory() as scratch:
         is_first = not hosts or hosts[0].index == 0  # one host's index serves all of them
         case = Case(settings, scratch, full and is_first, hosts)
         for name, check in _CHECKS.items():
-            for finding in _guarded(check, case):
-                status, text, remedy = finding
+            try:
+                findings = list(check(case))
+            except Exception as error:  # each file system has errors of its own
+                findings = [Finding("fail", one_line(error), "see the message")]
+            for status, text, remedy in findings:
+                if status == "fail" and text in failures:  # of what several checks need
+                    continue
                 if status == "fail":
-                    if text in case.failures:  # of what several checks need
-                        continue
-                    case.failures.add(text)
+                    failures.add(text)
                 rows.append({"status": status, "check": name, "text": text, "remedy": remedy})
                 if not as_json:
                     hint = f"\n       -> {remedy}" if remedy else ""
@@ -119,21 +118,8 @@ def run(settings: Settings, as_json: bool, full: bool = False, hosts: Any = None
     return 1 if failed else 0
 
 
-def _guarded(check: Callable[[Case], Iterator[Finding]], case: Case) -> list[Finding]:
-    """The findings of a check; an exception of the check is a finding, too."""
-    try:
-        return list(check(case))
-    except Exception as error:  # each file system has errors of its own
-        return [Finding("fail", one_line(error), "see the message")]
-
-
 def _versions(case: Case) -> Iterator[Finding]:
-    def version(library: str) -> str:
-        try:
-            return importlib.metadata.version(library)
-        except importlib.metadata.PackageNotFoundError:
-            return ""
-
+    version = meshes.installed_version
     names = ("jax", "jaxlib", "libtpu", "flax", "orbax-checkpoint", "tensorflow-cpu")
     versions = ", ".join(f"{name} {version(name) or 'absent'}" for name in names)
     yield Finding("ok", f"Python {platform.python_version()}, {versions}")
@@ -159,7 +145,7 @@ def _versions(case: Case) -> Iterator[Finding]:
 def _tpu_in_use(case: Case) -> Iterator[Finding]:
     if not meshes.tpu_chips():  # the lock file of a compiler for absent TPUs does not matter
         return
-    if holders := _holders(("/dev/accel", "/dev/vfio/", _LOCK)):
+    if holders := _holders("/dev/accel", "/dev/vfio/", _LOCK):
         remedy = "stop that process (kill PID), or wait until it has ended"
         yield Finding("fail", f"by {'; '.join(holders)}", remedy)
     elif os.path.exists(_LOCK):
@@ -175,12 +161,9 @@ def _surroundings(case: Case) -> Iterator[Finding]:
         text = f"{_SHARED} is missing or cannot be written: programs of several processes fail"
         remedy = "docker run --shm-size=1g; in Kubernetes an emptyDir of medium Memory"
         yield Finding("warn", text, remedy)
-    if meshes.tpu_chips():
-        try:
-            vm_metadata("instance/id", 2)
-        except OSError:
-            text = "no metadata server: a run does not notice that its VM will be taken away"
-            yield Finding("warn", text, "save often: --config.steps_per_checkpoint=500")
+    if meshes.tpu_chips() and not _metadata("instance/id"):
+        text = "no metadata server: a run does not notice that its VM will be taken away"
+        yield Finding("warn", text, "save often: --config.steps_per_checkpoint=500")
 
 
 def _gpus(case: Case) -> Iterator[Finding]:
@@ -190,7 +173,7 @@ def _gpus(case: Case) -> Iterator[Finding]:
         yield Finding("warn", text, remedy) if text else Finding("ok", fine)
 
 
-def _holders(paths: tuple[str, ...]) -> list[str]:
+def _holders(*paths: str) -> list[str]:
     """Other processes that have such a file open, as "pid N (command)"."""
     holders = set()
     for descriptor in glob.glob("/proc/[0-9]*/fd/*"):
@@ -206,13 +189,9 @@ def _holders(paths: tuple[str, ...]) -> list[str]:
 
 def _devices(case: Case) -> Iterator[Finding]:
     meshes.check_platform()
-    settings, benchmark = case.settings, case.benchmark
-    mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
-    accumulation = settings.gradient_accumulation_steps
-    meshes.check_batch(mesh, "train_batch_size", settings.train_batch_size, accumulation)
-    meshes.check_batch(mesh, "eval_batch_size", settings.eval_batch_size)
+    mesh = Programs.make(case.settings).mesh
     kind, chips = mesh.devices.flat[0].device_kind, meshes.num_chips(mesh)
-    share = settings.train_batch_size // mesh.size
+    share = case.settings.train_batch_size // mesh.size
     text = f"{mesh.size} x {kind} ({chips} chips, {jax.process_count()} hosts), {share} per device"
     memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     yield Finding("ok", text + (f", {memory / 2**30:.1f} GiB each" if memory else ""))
@@ -225,11 +204,11 @@ def _workdir(case: Case) -> Iterator[Finding]:
     except CheckpointError as error:
         remedy = "choose another --workdir"
         if workdir.startswith("gs://"):
-            who = _account() or "the service account"
+            who = _metadata(_ACCOUNT) or "the service account"
             remedy = f"give {who} roles/storage.admin on the bucket"
         yield Finding("fail", str(error), remedy)
-        return
-    yield Finding("ok", f"{workdir} can be written, listed and deleted in")
+    else:
+        yield Finding("ok", f"{workdir} can be written, listed and deleted in")
 
 
 def _data(case: Case) -> Iterator[Finding]:
@@ -237,7 +216,7 @@ def _data(case: Case) -> Iterator[Finding]:
     try:
         train, held_out = benchmark.num_examples("train"), benchmark.num_examples("eval")
     except DataError as error:
-        who = _account() if "gs://" in str(error) else ""
+        who = _metadata(_ACCOUNT) if "gs://" in str(error) else ""
         reader = f"; {who} needs roles/storage.objectViewer there" if who else ""
         remedy = "set --config.data_dir, mend that, or prepare the data again"
         yield Finding("fail", str(error), f"{remedy}{reader}")
@@ -266,13 +245,9 @@ def _records(case: Case) -> Iterator[Finding]:
 
 
 def _memory(case: Case) -> Iterator[Finding]:
-    settings, benchmark = case.settings, case.benchmark
-    try:
-        hosts = jax.process_count()
-        needed = benchmark.host_bytes("train", settings.train_batch_size, hosts)
-        needed |= benchmark.host_bytes("eval", settings.eval_batch_size, hosts)
-    except DataError:  # a finding of `_data`
-        return
+    settings, benchmark, hosts = case.settings, case.benchmark, jax.process_count()
+    needed = benchmark.host_bytes("train", settings.train_batch_size, hosts)
+    needed |= benchmark.host_bytes("eval", settings.eval_batch_size, hosts)
     total, free = sum(needed.values()), guard.memory_free()
     text = f"input needs about {total / 1e9:.1f} GB of this host, {free / 1e9:.1f} GB are free"
     if total > 0.8 * free:
@@ -283,31 +258,29 @@ def _memory(case: Case) -> Iterator[Finding]:
 
 def _initial_weights(case: Case) -> Iterator[Finding]:
     remedy = "set --config.init_from to a workdir, one of its checkpoints, or a file of weights"
-    if not (path := case.settings.init_from):
-        steps = epath.Path(case.settings.workdir) / "checkpoints"
-        try:
-            if steps.exists() and any(step.name.isdigit() for step in steps.iterdir()):
-                return  # the run resumes with weights of its own
-        except Exception:  # each file system has errors of its own; a finding of `_workdir`
-            return
-        try:
-            Programs.make(case.settings).check_random_start()
-        except ConfigError as error:
-            yield Finding("fail", str(error), remedy)
-            return
-        if note := case.settings.lacks_weights:
-            yield Finding("warn", note, remedy)
-        return
+    settings, benchmark = case.settings, case.benchmark
     try:
-        weights = initial_weights(path, case.benchmark.uses.read_foreign)
-        shapes = jax.eval_shape(case.benchmark.init, jax.random.key(0))
-        params, model_state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-        new = Parts("init_without", case.settings.init_without)
-        adoption = adopt(case.benchmark.adopt, params, model_state, weights, new)[2]
+        if settings.init_from:
+            weights = initial_weights(settings.init_from, benchmark.uses.read_foreign)
+            shapes = jax.eval_shape(benchmark.init, jax.random.key(0))
+            new = Parts("init_without", settings.init_without)
+            adoption = adopt(benchmark.adopt, *shapes, weights, new)[2]
+            yield Finding("ok", f"{weights.source}: {adoption.summary}")
+        elif not _has_begun(settings.workdir):
+            Programs.make(settings).check_random_start()
+            if note := settings.lacks_weights:
+                yield Finding("warn", note, remedy)
     except (CheckpointError, ConfigError, DataError) as error:
         yield Finding("fail", str(error), remedy)
-        return
-    yield Finding("ok", f"{weights.source}: {adoption.summary}")
+
+
+def _has_begun(workdir: str) -> bool:
+    """Whether a run resumes from a checkpoint of its own; or that is not known."""
+    steps = epath.Path(workdir) / "checkpoints"
+    try:
+        return steps.exists() and any(step.name.isdigit() for step in steps.iterdir())
+    except Exception:  # each file system has errors of its own; a finding of `_workdir`
+        return True
 
 
 def _hosts(case: Case) -> Iterator[Finding]:
@@ -321,14 +294,14 @@ def _hosts(case: Case) -> Iterator[Finding]:
     except HostError as error:
         remedy = f"start the doctor on all hosts at once, and open tcp:{port} between them"
         yield Finding("fail", str(error), remedy)
-        return
-    yield Finding("ok", f"{group.count} arrived at {group.address} and agree")
+    else:
+        yield Finding("ok", f"{group.count} arrived at {group.address} and agree")
 
 
-def _account() -> str:
-    """This VM's service account; "" where there is no metadata server."""
+def _metadata(path: str) -> str:
+    """What this VM's metadata server says; "" where there is none."""
     try:
-        return vm_metadata("instance/service-accounts/default/email", 2)
+        return vm_metadata(path, 2)
     except OSError:
         return ""
 

@@ -27,7 +27,6 @@ from multiprocessing.connection import Connection
 from typing import IO, Any
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 from jax.experimental import topologies
 from jax.sharding import AbstractMesh, PartitionSpec
@@ -35,7 +34,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from benchmarks.base import BATCH_AXES, Benchmark
 from common.console import hms
 from common.errors import ConfigError, UserError, one_line
-from engine.aot import flops, forecast, hlo, kernels, topology
+from engine.aot import forecast, hlo, kernels, topology
 from engine.aot.forecast import Job, Outcome, Program, Stage
 from engine.aot.topology import Chip, Topology
 from engine.run import Plan, Programs, Settings, make_plan, read_settings
@@ -53,7 +52,7 @@ _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-_EXAMPLES = 1009  # a prime, for the count of FLOPs per example
+_EXAMPLES = 1009  # a prime, for `hlo.count_flops`
 
 
 def run(
@@ -146,45 +145,31 @@ def inspect(
                 _progress(one, phase, start, is_new and message is phase)
         if not isinstance(message, Outcome):
             code = process.wait()
-            reason = f"exit code {code}" if code >= 0 else _signal(-code)
+            name = signal.Signals(-code).name if code < 0 else ""
+            reason = f"signal {-code} ({name})" if name else f"exit code {code}"
             error = f"the compiler died while {phase}: {reason}{_last_line(noise)}"
             message = Outcome(one, settings.train_batch_size, error=error, fits=None)
     _say(f"{one.name}: {message.error or 'compiled'} ({hms(time.monotonic() - start)})")
     return message
 
 
-def largest_batch(fits: Callable[[int], bool], unit: int, beyond: int) -> int:
-    """Finds the largest multiple of `unit` below `beyond` that fits, by bisection; 0 if none."""
-    low, high = 0, -(-beyond // unit)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle * unit) else (low, middle)
-    return low * unit
-
-
 def _with_largest(settings: Settings, outcome: Outcome) -> Outcome:
-    """The outcome with the largest batch per device that fits."""
+    """The outcome with the largest batch per device that fits, found by bisection; 0 if none."""
     devices, parts = outcome.topology.devices, settings.gradient_accumulation_steps
     share = outcome.batch // devices
     unit = math.lcm(_ROWS, parts) if share > math.lcm(_ROWS, parts) else parts
-
-    def fits(batch: int) -> bool:
-        _say(f"{outcome.topology.name}: trying {batch} per device")
+    fits, too_large = 0, -(-share // unit)  # in units
+    while too_large - fits > 1:
+        middle = (fits + too_large) // 2
+        _say(f"{outcome.topology.name}: trying {middle * unit} per device")
         smaller = ml_collections.ConfigDict(settings.config)
-        smaller.train_batch_size = batch * devices
+        smaller.train_batch_size = middle * unit * devices
         trial = inspect(read_settings(smaller), outcome.topology, ("train",))
-        if trial.fits is None:
-            raise _Undecided(f"the search for a smaller batch ended at {batch}: {trial.error}")
-        return trial.fits
-
-    try:
-        return dataclasses.replace(outcome, largest=largest_batch(fits, unit, share))
-    except _Undecided as error:
-        return dataclasses.replace(outcome, error=f"{outcome.error}; {error}")
-
-
-class _Undecided(RuntimeError):
-    """The compiler failed without saying whether a batch fits."""
+        if trial.fits is None:  # the compiler failed otherwise
+            error = f"the search for a smaller batch ended at {middle * unit}: {trial.error}"
+            return dataclasses.replace(outcome, error=f"{outcome.error}; {error}")
+        fits, too_large = (middle, too_large) if trial.fits else (fits, middle)
+    return dataclasses.replace(outcome, largest=fits * unit)
 
 
 @contextlib.contextmanager
@@ -210,10 +195,6 @@ def _child(noise: IO[bytes], worker: str) -> Iterator[tuple[subprocess.Popen[byt
         finally:
             process.kill()
             process.wait()
-
-
-def _signal(number: int) -> str:
-    return f"signal {number} ({signal.Signals(number).name})"
 
 
 def _last_line(noise: IO[bytes]) -> str:
@@ -282,7 +263,7 @@ def compiled(
     """Compiles in this process, which libtpu may crash; see `inspect`."""
     outcome, done, step = Outcome(one, settings.train_batch_size), {}, ""
     try:
-        if uses_kernels(settings.load_benchmark("")):
+        if settings.config.get("kernels") == "pallas":
             kernels.ask_for_bundles()  # before libtpu is loaded
         devices = _devices(one)
         if not one.chip.devices:
@@ -386,41 +367,17 @@ def _job(programs: Programs, plan: Plan) -> Job:
     )
 
 
-# What a loss computes.
-
-
-def uses_kernels(benchmark: Benchmark) -> bool:
-    """Whether the loss or its gradient runs a Pallas kernel, on any device."""
-    return any(kernels.are_in(_gradient(loss), *traced) for loss, *traced in _losses(benchmark))
-
-
-def _gradient(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """The gradient of the sum of all that a loss returns, by its first argument."""
-
-    def total(*arguments: Any) -> Any:
-        leaves = jax.tree.leaves(loss(*arguments))
-        return sum(jnp.sum(x) for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact))
-
-    return jax.grad(total)
-
-
 def _forward_flops(benchmark: Benchmark) -> int | None:
     """FLOPs of one training example's forward pass; the mean over the steps or batch shapes."""
-    counts = [flops.count(*traced, examples=_EXAMPLES) for traced in _losses(benchmark)]
+    key, mesh = jax.random.key(0), AbstractMesh((1,) * len(BATCH_AXES), BATCH_AXES)
+    weights, everywhere = jax.eval_shape(benchmark.init, key), PartitionSpec()
+    how: Any = {"in_specs": everywhere, "out_specs": everywhere, "check_vma": False}
+    loss = jax.shard_map(benchmark.loss, mesh=mesh, **how)
+    specs = benchmark.batch_spec("train", _EXAMPLES)
+    counts = [hlo.count_flops(loss, *weights, spec, key, examples=_EXAMPLES) for spec in specs]
     steps = [stage.steps for stage in benchmark.stages()] or [1] * len(counts)
     known = [n * count for n, count in zip(steps, counts, strict=True) if count is not None]
     return sum(known) // (sum(steps) * _EXAMPLES) if len(known) == len(counts) else None
-
-
-def _losses(benchmark: Benchmark) -> Iterator[tuple[Any, ...]]:
-    """The loss of a device and its arguments, for each kind of batch, of `_EXAMPLES` examples."""
-    key, mesh = jax.random.key(0), AbstractMesh((1,) * len(BATCH_AXES), BATCH_AXES)
-    weights = jax.eval_shape(benchmark.init, key)
-    everywhere = PartitionSpec()
-    how: Any = {"in_specs": everywhere, "out_specs": everywhere, "check_vma": False}
-    loss = jax.shard_map(benchmark.loss, mesh=mesh, **how)
-    for spec in benchmark.batch_spec("train", _EXAMPLES):
-        yield loss, *weights, spec, key
 
 
 if __name__ == "__main__":

@@ -309,10 +309,8 @@ def gpu_obstacle(driver: str = _NVIDIA_DRIVER, devices: str = "/dev") -> tuple[s
     if not number or os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return "", ""
     what = f"this machine has {number} NVIDIA GPU{'s' * (number > 1)}"
-    own = _installed_version("jax")
-    plugins = {
-        name: _installed_version(name) for name in _OLDEST_DRIVERS if _installed_version(name)
-    }
+    own = installed_version("jax")
+    plugins = {name: installed_version(name) for name in _OLDEST_DRIVERS if installed_version(name)}
     if not plugins:
         return f"{what}, but jax is installed without CUDA", _INSTALL_CUDA
     if own not in plugins.values():
@@ -329,7 +327,7 @@ def gpu_obstacle(driver: str = _NVIDIA_DRIVER, devices: str = "/dev") -> tuple[s
     return "", ""
 
 
-def _installed_version(package: str) -> str:
+def installed_version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -32,16 +32,14 @@ _INPUT_SHARE = 0.75
 InputRates = Mapping[str, float]
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program(hlo.Cost):
     """What the compiler says of one step, for one run on one device.
 
     Attributes:
       arguments, temporaries, code: bytes of HBM; outputs that replace arguments are in arguments.
       outputs: bytes of HBM of further results.
       flops, traffic: XLA's cost analysis: operations, and bytes read and written.
-      cycles, collectives, loops, unknown_loops, names, moved, kernels: as in
-        `engine.aot.hlo.Cost`.
       seconds: that compiling took.
     """
 
@@ -51,14 +49,7 @@ class Program:
     code: int
     flops: float
     traffic: float
-    cycles: int
-    collectives: dict[str, tuple[int, int]]
-    loops: int
-    unknown_loops: int
-    names: dict[str, tuple[int, int]]
     seconds: float
-    moved: int = 0
-    kernels: tuple[hlo.Kernel, ...] = ()
 
     @property
     def memory(self) -> int:
@@ -107,7 +98,7 @@ class Job:
       batch, eval_batch: examples per step over all devices.
       examples, eval_examples: in one epoch and in one evaluation.
       steps, evaluations: of the whole run.
-      forward_flops: of one example's loss, by `engine.aot.flops`; None if not known.
+      forward_flops: of one example's loss, by `engine.aot.hlo.count_flops`; None if not known.
       input_rates: as in `benchmarks.base`.
     """
 
@@ -184,16 +175,24 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
         "kernel_notes": kernels.notes(train.kernels, chip.clock),
         "compile_seconds": train.seconds + predict.seconds,
     }
-    numbers |= _speed(topology, job, train) | _time(topology, job, train, predict)
-    numbers["price"] = chip.price
+    numbers |= _speed(topology, job, train)
+    step = numbers["step_seconds"]
+    evaluation = math.ceil(job.eval_examples / job.eval_batch) * predict.cycles / chip.clock
+    run = job.steps * step + job.evaluations * evaluation
+    numbers |= {
+        "epoch_seconds": job.examples / job.batch * step,
+        "evaluation_seconds": evaluation,
+        "run_seconds": run,
+        "chip_hours": topology.chips * run / 3600,
+        "price": chip.price,
+    }
     if outcome.stages:
         numbers["stages"] = [_stage(stage, job, topology) for stage in outcome.stages]
     for part in (numbers, *numbers.get("stages", ())):
         part["dollars"] = part["chip_hours"] * numbers["price"]
     if job.input_rates and chip.sizes:  # else its hosts are not known
         stages = numbers.get("stages", [numbers | {"name": ""}])
-        needs = [(stage["name"], stage["examples_per_second"]) for stage in stages]
-        numbers["input"] = _input_supply(topology, needs, job.input_rates)
+        numbers["input"] = _input(topology, stages, job.input_rates)
     return numbers
 
 
@@ -231,35 +230,21 @@ def _speed(topology: Topology, job: Job, train: Program) -> dict[str, Any]:
     return numbers | {"bound": bound, "bound_seconds": bounds[bound]}
 
 
-def _time(topology: Topology, job: Job, train: Program, predict: Program) -> dict[str, Any]:
-    step, clock = train.cycles / topology.chip.clock, topology.chip.clock
-    evaluation = math.ceil(job.eval_examples / job.eval_batch) * predict.cycles / clock
-    run = job.steps * step + job.evaluations * evaluation
-    return {
-        "epoch_seconds": job.examples / job.batch * step,
-        "evaluation_seconds": evaluation,
-        "run_seconds": run,
-        "chip_hours": topology.chips * run / 3600,
-    }
-
-
-def _input_supply(
-    topology: Topology, needs: Sequence[tuple[str, float]], rates: Sequence[InputRates]
+def _input(
+    topology: Topology, stages: Sequence[dict[str, Any]], rates: Sequence[InputRates]
 ) -> dict[str, Any]:
-    """What the hosts prepare, ready for JSON; all numbers are examples per second of the slice.
-
-    Args:
-      topology: the slice.
-      needs: (name, what the chips take) of each stage of the run; the only one has no name.
-      rates: of each stage.
-    """
+    """What the hosts prepare for each stage, in examples per second of the slice."""
     hosts, cpus = machines(topology)
     seconds = hosts * cpus * _INPUT_SHARE
-    stages = [
-        {"name": name, "needed": need, "prepared": {k: v * seconds for k, v in one.items()}}
-        for (name, need), one in zip(needs, rates, strict=True)
+    supply = [
+        {
+            "name": stage["name"],
+            "needed": stage["examples_per_second"],
+            "prepared": {setting: rate * seconds for setting, rate in one.items()},
+        }
+        for stage, one in zip(stages, rates, strict=True)
     ]
-    return {"hosts": hosts, "cpus_per_host": cpus, "stages": stages}
+    return {"hosts": hosts, "cpus_per_host": cpus, "stages": supply}
 
 
 def plain(value: Any) -> Any:
@@ -274,16 +259,15 @@ def plain(value: Any) -> Any:
 def tables(rows: Sequence[dict[str, Any]], unit: str) -> str:
     """Rows of `row` as tables of memory, speed and time; `unit` is what an example is called."""
     done = [r for r in rows if "step_seconds" in r]
-    parts = [_grid("memory per device, GiB", _memory_table(rows))]
-    if done:
-        parts += [_grid("one train step", _speed_table(done, unit))]
-        staged = [r for r in done if "stages" in r]
-        if staged:
-            parts += [_grid("the stages of the run", _stage_table(staged, unit))]
-        if fed := [r for r in done if "input" in r]:
-            title = f"{unit}/s that the hosts prepare, by setting: do they feed the chips?"
-            parts += [_grid(title, _input_table(fed, unit))]
-        parts += [_grid("the run", _time_table(done))]
+    fed = f"{unit}/s that the hosts prepare, by setting: do they feed the chips?"
+    grids = {
+        "memory per device, GiB": _memory_table(rows),
+        "one train step": _speed_table(done, unit),
+        "the stages of the run": _stage_table(done, unit),
+        fed: _input_table([r for r in done if "input" in r], unit),
+        "the run": _time_table(done),
+    }
+    parts = [_grid(title, lines) for title, lines in grids.items() if len(lines) > 1]
     parts += [
         f"{r['slice']}: not known of its chips: {', '.join(r['missing'])}. What needs "
         f"{'it' if len(r['missing']) == 1 else 'them'} shows ?"
@@ -301,24 +285,24 @@ def tables(rows: Sequence[dict[str, Any]], unit: str) -> str:
     return "\n\n".join(parts)
 
 
+def _text(value: float | None, form: str, unit: float = 1) -> str:
+    """A number of units in this form; "?" if it is not known."""
+    return "?" if value is None or math.isnan(value) else format(value / unit, form)
+
+
 def _memory_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
     head = ["slice", "type", "chips", "devices", "batch", "arguments", "temporaries", "program"]
     lines = [[*head, "total", "of", "fits"]]
     for r in rows:
         line = [r["slice"], r["accelerator_type"], str(r["chips"])]
-        line += [_text(r["devices"], "d"), _text(r["batch_per_device"], "d")]
+        line += [_text(r[name], ".0f") for name in ("devices", "batch_per_device")]
         if r["error"]:
             lines.append([*line, r["error"] + _largest(r)])
             continue
         names = ("memory_arguments", "memory_temporaries", "memory_program", "memory")
-        sizes = [_text(r[name] / _GIB, ".2f") for name in (*names, "memory_available")]
+        sizes = [_text(r[name], ".2f", _GIB) for name in (*names, "memory_available")]
         lines.append([*line, *sizes, "yes"])
     return lines
-
-
-def _text(value: float, form: str) -> str:
-    """A number in this form; "?" if it is nan."""
-    return "?" if math.isnan(value) else format(value, form)
 
 
 def _largest(r: dict[str, Any]) -> str:
@@ -332,20 +316,21 @@ def _speed_table(rows: Sequence[dict[str, Any]], unit: str) -> list[list[str]]:
     head = ["slice", "ms", f"{unit}/s", "per chip", "TFLOP", "model TFLOP", "of peak"]
     lines = [[*head, "GB moved", "bound by", "ms at least", "collectives"]]
     for r in rows:
-        known = r["bound"] is not None
+        per_device = r["flops_per_device"], r["bytes_per_device"]
+        flops, moved = (value and value * r["devices"] for value in per_device)
+        least = r.get("bound_seconds")
         together = ", ".join(
             f"{c['count']} {kind} {c['bytes'] / 1e6:.1f} MB" for kind, c in r["collectives"].items()
         )
-        model, share = r["model_flops_per_step"], r["share_of_peak"]
         lines.append(
             [
                 *(r["slice"], _text(1e3 * r["step_seconds"], ".1f")),
                 _text(r["examples_per_second"], ",.0f"),
                 _text(r["examples_per_second_per_chip"], ",.0f"),
-                f"{r['flops_per_device'] * r['devices'] / 1e12:.1f}" if known else "?",
-                *(("?", "?") if model is None else (f"{model / 1e12:.1f}", _text(share, ".0%"))),
-                f"{r['bytes_per_device'] * r['devices'] / 1e9:.0f}" if known else "?",
-                *((r["bound"], _text(1e3 * r["bound_seconds"], ".1f")) if known else ("?", "?")),
+                *(_text(x, ".1f", 1e12) for x in (flops, r["model_flops_per_step"])),
+                _text(r["share_of_peak"], ".0%"),
+                _text(moved, ".0f", 1e9),
+                *(r["bound"] or "?", _text(least and 1e3 * least, ".1f")),
                 together or "none",
             ]
         )
@@ -355,13 +340,11 @@ def _speed_table(rows: Sequence[dict[str, Any]], unit: str) -> list[list[str]]:
 def _stage_table(rows: Sequence[dict[str, Any]], unit: str) -> list[list[str]]:
     lines = [["slice", "stage", "steps", "ms", f"{unit}/s", "GiB per device", "time", "USD"]]
     for r in rows:
-        for stage in r["stages"]:
-            speed = (
-                _text(1e3 * stage["step_seconds"], ".1f"),
-                _text(stage["examples_per_second"], ",.0f"),
-            )
-            memory, time = f"{stage['memory'] / _GIB:.2f}", hms(stage["seconds"])
-            line = [r["slice"], stage["name"], f"{stage['steps']:,}", *speed, memory, time]
+        for stage in r.get("stages", ()):
+            line = [r["slice"], stage["name"], f"{stage['steps']:,}"]
+            line += [_text(1e3 * stage["step_seconds"], ".1f")]
+            line += [_text(stage["examples_per_second"], ",.0f")]
+            line += [_text(stage["memory"], ".2f", _GIB), hms(stage["seconds"])]
             lines.append([*line, _text(stage["dollars"], ",.2f")])
     return lines
 
@@ -396,16 +379,15 @@ def _time_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
 def _grid(title: str, lines: list[list[str]]) -> str:
     """Lays lines out in aligned columns; the last cell of a short line may run on."""
     count = len(lines[0])
-    full = [line for line in lines if len(line) == count]
-    shorts = [[*line[:-1], *[""] * (count + 1 - len(line))] for line in lines if line not in full]
-    widths = [max(map(len, column)) for column in zip(*full, *shorts, strict=True)]
+    widths = [
+        max(len(line[i]) for line in lines if len(line) == count or i < len(line) - 1)
+        for i in range(count)
+    ]
     texts = [title]
     for line in lines:
         cells = [
-            cell.ljust(width) if i == 0 or i == count - 1 else cell.rjust(width)
+            cell.ljust(width) if i in (0, len(line) - 1) else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(line, widths, strict=False))
         ]
-        if len(line) < count:
-            cells[-1] = line[-1]
         texts.append("  ".join(cells).rstrip())
     return "\n".join(texts)

@@ -1,4 +1,4 @@
-"""Reads from the optimised HLO text of a compiled program what it costs.
+"""Reads from the optimised HLO text of a compiled program what it costs; counts FLOPs in jaxprs.
 
 The TPU's compiler writes its own estimate, `"estimated_cycles":"N"`, into the backend config of
 each instruction that runs on the cores; collectives have none. Instructions inside fusions have
@@ -21,15 +21,16 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
 
 # Cycles, loops and collectives.
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CONSTANT = re.compile(r"= [su]\d+\[\]\S* constant\((\d+)\)")
 _CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
-_ARRAY = re.compile(r"\b(pred|[a-z]+\d+[a-z0-9]*)\[([\d,]*)\]")
 _COLLECTIVES = (
     *("all-reduce", "all-gather", "reduce-scatter"),
     *("all-to-all", "collective-permute", "collective-broadcast"),
@@ -131,13 +132,14 @@ def cost(text: str) -> Cost:
             if on_its_own:
                 size, runs = bytes_moved(instruction, inside, found), chance * times
                 moved += runs * size
-                if body := _kernel(instruction, found):
+                fused = [*_with_fused(instruction, found)]
+                if body := next(filter(None, map(_kernel, fused)), ""):
                     kernels.append(Kernel(instruction.name, instruction.scopes, runs, size, body))
                 elif match := _CYCLES.search(instruction.line):
                     spent, scopes = runs * int(match[1]), instruction.scopes
                     cycles += spent
                     before = names.get(scopes, (0.0, 0.0))
-                    product = spent * _multiplies(instruction, found)
+                    product = spent * any(x.opcode in ("convolution", "dot") for x in fused)
                     names[scopes] = before[0] + spent, before[1] + product
             kind = instruction.opcode.removesuffix("-start")
             if kind in _COLLECTIVES:
@@ -150,32 +152,35 @@ def cost(text: str) -> Cost:
             runs_others = on_its_own and instruction.opcode in _RUNS
             called = zip(instruction.called, instruction.chances, strict=True)
             waiting += [(one, times * (trips or 1), chance * of, runs_others) for one, of in called]
-    whole = {name: (round(all_), round(products)) for name, (all_, products) in names.items()}
-    return Cost(*(round(cycles), collectives, loops, unknown, whole), round(moved), tuple(kernels))
+    return Cost(
+        cycles=round(cycles),
+        collectives=collectives,
+        loops=loops,
+        unknown_loops=unknown,
+        names={name: (round(all_), round(product)) for name, (all_, product) in names.items()},
+        moved=round(moved),
+        kernels=tuple(kernels),
+    )
 
 
-def _kernel(instruction: Instruction, found: dict[str, dict[str, Instruction]]) -> str:
-    """What an instruction runs that gets no cycles, alone or in a fusion: its code; else ""."""
+def _with_fused(
+    instruction: Instruction, found: dict[str, dict[str, Instruction]]
+) -> Iterator[Instruction]:
+    """An instruction, and those that it fuses."""
+    yield instruction
+    if instruction.opcode == "fusion":
+        for called in instruction.called:
+            for inner in found.get(called, {}).values():
+                yield from _with_fused(inner, found)
+
+
+def _kernel(instruction: Instruction) -> str:
+    """The code of an instruction that gets no cycles; "" for others."""
     if instruction.opcode == _RANDOM:
         return f"{_RANDOM} {instruction.shape}"
-    if instruction.target == _KERNEL:
-        match = _BODY.search(instruction.line)
-        return match[1] if match else instruction.name
-    if instruction.opcode == "fusion":
-        inner = [x for name in instruction.called for x in found.get(name, {}).values()]
-        return next((body for x in inner if (body := _kernel(x, found))), "")
-    return ""
-
-
-def _multiplies(instruction: Instruction, found: dict[str, dict[str, Instruction]]) -> bool:
-    """Whether an instruction, or what it fuses, has a convolution or matrix product."""
-    if instruction.opcode in ("convolution", "dot"):
-        return True
-    return instruction.opcode == "fusion" and any(
-        _multiplies(inner, found)
-        for called in instruction.called
-        for inner in found.get(called, {}).values()
-    )
+    match = _BODY.search(instruction.line)
+    is_kernel = instruction.target == _KERNEL
+    return (match[1] if match else instruction.name) if is_kernel else ""
 
 
 def _trips(loop: Instruction, found: dict[str, dict[str, Instruction]]) -> int | None:
@@ -191,11 +196,8 @@ def _trips(loop: Instruction, found: dict[str, dict[str, Instruction]]) -> int |
 
 def _result_bytes(instruction: Instruction) -> int:
     """Size of what a collective gives to this device."""
-    arrays = [
-        (8 if kind == "pred" else int(re.findall(r"\d+", kind)[0]), filter(None, sides.split(",")))
-        for kind, sides in _ARRAY.findall(instruction.shape)
-    ]
-    sizes = [bits * math.prod(map(int, sides)) // 8 for bits, sides in arrays]
+    arrays = _ARRAY_AND_LAYOUT.findall(instruction.shape)
+    sizes = [_array_size(kind, sides, "") for kind, sides, _ in arrays]  # without padding to tiles
     if instruction.opcode == "collective-permute-start":  # (operand, result, two contexts)
         sizes = sizes[1:2]
     elif instruction.opcode in ("all-gather-start", "all-to-all-start"):  # (operands, results)
@@ -306,14 +308,13 @@ def bytes_moved(
         return sum(bytes_moved(inner, body, computations) for inner in body.values())
     if opcode in ("copy-start", "collective-permute-start"):  # (result, operand, context)
         return sum(_array_sizes(instruction.shape)[:2])
-    results, operands = sum(_array_sizes(instruction.shape)), _operand_sizes(instruction, inside)
-    if opcode in _SLICES:
-        return results + _selected_size(instruction, inside)
+    results = _size(instruction.shape)
+    operands = [_size(inside[x].shape) if x in inside else 0 for x in instruction.operands]
+    if opcode in _SLICES:  # reads as many bytes as its result has, if they are in the HBM
+        return results + (_size_anywhere(instruction.shape) if operands[0] else 0)
     if opcode == "dynamic-update-slice":
         return 2 * sum(operands[1:2])
-    if (
-        opcode == "scatter"
-    ):  # in place: the updates are read, and what they change is read and written
+    if opcode == "scatter":  # in place: reads the updates; reads and writes what they change
         return sum(operands[1:]) + 2 * sum(operands[2:])
     if opcode.endswith("slice-start"):  # ((operand), result, context)
         *_, result, _ = _ARRAY_AND_LAYOUT.findall(instruction.shape)
@@ -321,6 +322,16 @@ def bytes_moved(
     if opcode.endswith("-start"):  # a collective: (operands, results)
         return results
     return results + sum(operands)
+
+
+def _size(shape: str) -> int:
+    """The bytes of a shape in the HBM."""
+    return sum(_array_sizes(shape))
+
+
+def _size_anywhere(shape: str) -> int:
+    """Bytes of a shape wherever it is: inside of a fusion memories have no meaning."""
+    return _size(_MEMORY.sub("", shape))
 
 
 def _array_sizes(shape: str) -> list[int]:
@@ -343,36 +354,21 @@ def _array_size(kind: str, sides: str, layout: str) -> int:
     return bits * math.prod(minor_first) // 8
 
 
-def _operand_sizes(instruction: Instruction, inside: Computation) -> list[int]:
-    found = [inside[name].shape for name in instruction.operands if name in inside]
-    return [sum(_array_sizes(shape)) for shape in found]
-
-
-def _selected_size(instruction: Instruction, inside: Computation) -> int:
-    """The bytes that a slice or a gather reads: as many as its result has, if they are in HBM."""
-    source = inside.get(instruction.operands[0])
-    if source is None or not sum(_array_sizes(source.shape)):
-        return 0
-    return sum(_array_sizes(_MEMORY.sub("", instruction.shape)))
-
-
 def _moved_by_fusion(fusion: Instruction, inside: Computation, body: Computation) -> int:
     users: dict[str, list[Instruction]] = {}
     for inner in body.values():
         for name in inner.operands:
             users.setdefault(name, []).append(inner)
-    total, updates = 0, _updated_sizes(body)
+    total = 0
     for name, inner in body.items():
         if inner.opcode == "parameter":
             number = int(inner.line.split(" parameter(", 1)[1].split(")", 1)[0])
             outer = inside.get(fusion.operands[number]) if number < len(fusion.operands) else None
-            if outer is None or not (whole := sum(_array_sizes(outer.shape))):
-                continue
-            total += min(whole, _bytes_read(name, users, body))
-    results = _array_sizes(fusion.shape)
-    for i, size in enumerate(results):
-        total += min(size, updates[i]) if size and i in updates else size
-    return total
+            if outer and (whole := _size(outer.shape)):
+                total += min(whole, _bytes_read(name, users, body))
+    updates = _updated_sizes(body)
+    results = enumerate(_array_sizes(fusion.shape))
+    return total + sum(min(size, updates.get(i, size)) for i, size in results)
 
 
 def _bytes_read(name: str, users: Mapping[str, list[Instruction]], body: Computation) -> int:
@@ -407,6 +403,60 @@ def _updated_sizes(body: Computation) -> dict[int, int]:
     return found
 
 
-def _size_anywhere(shape: str) -> int:
-    """Bytes of a shape wherever it is: inside of a fusion memories have no meaning."""
-    return sum(_array_sizes(_MEMORY.sub("", shape)))
+# FLOPs of a function by its definition, on any hardware.
+
+
+def count_flops(function: Callable[..., Any], *arguments: Any, examples: int = 1) -> int | None:
+    """Counts the FLOPs of the convolutions and matrix products in `function(*arguments)`.
+
+    A multiplication and an addition are two; padding counts as if it were data.
+
+    Args:
+      function: anything that jax can trace.
+      arguments: trees of arrays or ShapeDtypeStructs.
+      examples: the batch size. Only products whose result has rows for each example are counted,
+        not those that sum over examples, such as BatchNorm's statistics by Gram matrices. A result
+        has such rows if `examples` divides its size, so choose a large prime.
+
+    Returns:
+      The count; None where it depends on the data, as with a `while_loop`.
+    """
+    return _flops(jax.make_jaxpr(function)(*arguments).jaxpr, examples)
+
+
+def _flops(jaxpr: Any, examples: int) -> int | None:
+    total = 0
+    for equation in jaxpr.eqns:
+        name, parameters = equation.primitive.name, equation.params
+        parts = [_flops(part, examples) for part in _inner(parameters.values())]
+        if name == "while" or None in parts:
+            return None
+        known = [part for part in parts if part is not None]
+        platforms = parameters.get("branches_platforms")
+        if platforms and None in platforms:  # the definition; the others are for some hardware
+            total += known[platforms.index(None)]
+        elif name == "cond":
+            total += max(known)
+        else:
+            total += sum(known) * parameters.get("length", 1) if name == "scan" else sum(known)
+        out: Any = equation.outvars[0].aval if equation.outvars else None
+        if name not in ("dot_general", "conv_general_dilated") or math.prod(out.shape) % examples:
+            continue
+        if name == "dot_general":
+            (contracting, _), _ = parameters["dimension_numbers"]
+            sides = equation.invars[0].aval.shape
+            total += 2 * math.prod(out.shape) * math.prod(sides[i] for i in contracting)
+        else:
+            numbers, kernel = parameters["dimension_numbers"], equation.invars[1].aval.shape
+            window = math.prod(kernel) // kernel[numbers.rhs_spec[0]]  # its input features, too
+            total += 2 * math.prod(out.shape) * window
+    return total
+
+
+def _inner(parameters: Any) -> Iterator[Any]:
+    """The functions that an equation calls."""
+    for parameter in parameters:
+        for part in parameter if isinstance(parameter, (list, tuple)) else (parameter,):
+            jaxpr = getattr(part, "jaxpr", part)  # with or without its constants
+            if hasattr(jaxpr, "eqns"):
+                yield jaxpr

@@ -14,12 +14,9 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-import jax
-
-from engine.aot import flops, hlo
+from engine.aot import hlo
 from engine.aot.topology import Chip
 
 FOLDER = "KERNEL_BUNDLES_FOLDER"
@@ -44,30 +41,17 @@ def ask_for_bundles() -> None:
         os.environ["LIBTPU_INIT_ARGS"] = f"{arguments} {_DUMP.format(folder)}".strip()
 
 
-def are_in(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether a function that jax can trace runs a Pallas kernel."""
-    return _has_kernel(jax.make_jaxpr(function)(*arguments).jaxpr)
-
-
-def _has_kernel(jaxpr: Any) -> bool:
-    return any(
-        equation.primitive.name == "pallas_call"
-        or any(_has_kernel(part) for part in flops.inner(equation.params.values()))
-        for equation in jaxpr.eqns
-    )
-
-
 def read_bundles() -> dict[str, int | None]:
     """The bundles of each operation in the folder that `FOLDER` names, by its name; see `issued`.
 
     Of several programs' operations with one name, it is that of the newest.
     """
-    found = {}
     folder = os.environ.get(FOLDER)
-    for path in sorted(pathlib.Path(folder).iterdir()) if folder else ():
-        if (match := _FILE.fullmatch(path.name)) and "schedule-analysis" not in path.name:
-            found[match[1]] = issued(path.read_text(errors="replace"))
-    return found
+    return {
+        match[1]: issued(path.read_text(errors="replace"))
+        for path in (sorted(pathlib.Path(folder).iterdir()) if folder else ())
+        if (match := _FILE.fullmatch(path.name))
+    }
 
 
 def issued(text: str) -> int | None:

@@ -26,7 +26,6 @@ import train
 from commands import evaluating, preflight
 from common.errors import ConfigError
 from configs import fake_imagenet, ncf, resnet50
-from engine.aot import flops as aot_flops
 from engine.aot import forecast, hlo, topology
 from engine.aot.forecast import Outcome, Program
 from engine.run import Programs, make_plan, read_settings
@@ -197,17 +196,23 @@ def test_the_flops_of_an_example_are_the_mean_over_the_steps_or_shapes(
         batch_spec=lambda split, size: [count and count * size for count in counts],
         stages=lambda: [types.SimpleNamespace(steps=n) for n in steps],
     )
-    monkeypatch.setattr(aot_flops, "count", lambda loss, params, state, spec, *_, **__: spec)
+    monkeypatch.setattr(hlo, "count_flops", lambda loss, params, state, spec, *_, **__: spec)
     assert preflight._forward_flops(benchmark) == flops
 
 
 @pytest.mark.parametrize("kernels", ["xla", "pallas"])
-def test_a_kernel_of_the_backward_pass_alone_is_found(kernels):
+def test_bundles_of_kernels_are_asked_for_before_libtpu_is_loaded(kernels, monkeypatch):
+    asked = []
+
+    def load(*_, **__):
+        raise RuntimeError(f"asked {len(asked)} times")
+
+    monkeypatch.setattr(preflight.kernels, "ask_for_bundles", lambda: asked.append(True))
+    monkeypatch.setattr(preflight.topologies, "get_topology_desc", load)
     config = fake_imagenet.get_config()
     config.kernels = kernels
-    config.num_label_classes = 10
-    benchmark = read_settings(config.lock()).load_benchmark("")
-    assert preflight.uses_kernels(benchmark) == (kernels == "pallas")
+    outcome = preflight.compiled(read_settings(config.lock()), V3, ("train",), print)
+    assert outcome.error == f"asked {int(kernels == 'pallas')} times"
 
 
 @pytest.mark.parametrize(("period", "evaluations"), [("1", 10), ("3", 4), ("11", 1), ("0", 1)])
@@ -239,7 +244,9 @@ def test_what_the_compiler_says_of_a_step(monkeypatch):
     monkeypatch.setattr(hlo, "cost", lambda text: cost if text == "HLO" else None)
     step = types.SimpleNamespace(compile=compile_in_three_seconds)
     assert preflight._program([({}, step), ({}, step)], V3.chip) == Program(
-        *(50, 10, 20, 10, 2.0, 4.0, 9, {}, 0, 0, {}, 6.0)
+        **{"arguments": 50, "outputs": 10, "temporaries": 20, "code": 10, "seconds": 6.0},
+        **{"flops": 2.0, "traffic": 4.0},
+        **vars(cost),
     )
 
 
@@ -378,30 +385,38 @@ def test_the_largest_batch(compiler, capfd, monkeypatch):
     assert row["fits"] is False and row["error"] == "Ran out of memory"
     assert row["largest_batch_per_device"] == 328  # the last multiple of 8 up to 333
     assert err.count("trying") <= 6
-    config.train_batch_size = 32
-    config.gradient_accumulation_steps = 2
-    one = Outcome(V3, 32, error="Ran out of memory", fits=False)
-    largest = preflight._with_largest(read_settings(config), one).largest
-    assert largest == 2  # below 4, in two micro-batches
 
 
-@pytest.mark.parametrize(("n", "parts", "unit"), [(8, 1, 1), (9, 1, 8), (24, 3, 3), (25, 3, 24)])
-def test_batches_are_whole_rows_of_memory_where_they_can_be(n, parts, unit, monkeypatch):
-    searches: list[tuple[int, ...]] = []
-    search = lambda fits, *sizes: searches.append(sizes) or 5  # noqa: E731
-    monkeypatch.setattr(preflight, "largest_batch", search)
+@pytest.mark.parametrize(
+    ("share", "parts", "limit", "largest"),
+    [
+        *((1024, 1, limit, min(limit, 1023) // 8 * 8) for limit in (7, 8, 100, 1016)),
+        # Whole rows of memory and whole micro-batches, where they can be.
+        *((4, 2, 99, 2), (8, 1, 99, 7), (9, 1, 99, 8), (24, 3, 99, 21), (25, 3, 99, 24)),
+    ],
+)
+def test_the_search_is_a_bisection(share, parts, limit, largest, monkeypatch):
+    tried = []
+
+    def inspect(settings, one, steps):
+        tried.append(settings.train_batch_size // one.devices)
+        return Outcome(one, settings.train_batch_size, fits=tried[-1] <= limit)
+
+    monkeypatch.setattr(preflight, "inspect", inspect)
     config = resnet50.get_config()
     config.gradient_accumulation_steps = parts
-    outcome = preflight._with_largest(read_settings(config), Outcome(V3, n * V3.devices))
-    assert outcome.largest == 5 and searches == [(unit, n)]
-
-
-@pytest.mark.parametrize("limit", [7, 8, 100, 1016])
-def test_bisection(limit):
-    tried = []
-    actual = preflight.largest_batch(lambda n: tried.append(n) or n <= limit, 8, 1024)
-    assert actual == min(limit, 1023) // 8 * 8
+    outcome = preflight._with_largest(read_settings(config), Outcome(V3, share * V3.devices))
+    assert outcome.largest == largest
     assert len(tried) == len(set(tried)) <= 7
+
+
+def test_a_search_whose_compiler_dies_says_where(monkeypatch):
+    died = Outcome(V3, 512, error="signal 11", fits=None)
+    monkeypatch.setattr(preflight, "inspect", lambda *_: died)
+    full = Outcome(V3, 1024, error="full", fits=False)
+    outcome = preflight._with_largest(read_settings(resnet50.get_config()), full)
+    assert outcome.error == "full; the search for a smaller batch ended at 64: signal 11"
+    assert outcome.largest is None and outcome.fits is False
 
 
 def test_without_libtpu(monkeypatch):

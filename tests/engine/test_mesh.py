@@ -311,7 +311,7 @@ def machine(tmp_path, monkeypatch):
         if number:
             (driver / "version").write_text(form.format(version))
         packages = {"jax": "0.12.0", **packages}
-        monkeypatch.setattr(meshes, "_installed_version", lambda name: packages.get(name, ""))
+        monkeypatch.setattr(meshes, "installed_version", lambda name: packages.get(name, ""))
         return meshes.gpu_obstacle(str(driver), str(dev))
 
     return obstacle

@@ -2,10 +2,7 @@
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 import pytest
-from jax.experimental import pallas
 
 from engine.aot import hlo, kernels, topology
 
@@ -134,16 +131,3 @@ def test_libtpu_is_asked_and_its_files_are_read(tmp_path, monkeypatch):
     (tmp_path / "180-odd-name-01-final_bundles.txt").write_text("?")
     (tmp_path / "179-TLP-hlo.txt").write_text("?")
     assert kernels.read_bundles() == {"k.3": ISSUED, "odd-name": None}
-
-
-def test_kernels_in_a_function_are_found():
-    def double(x):
-        def body(ref, out):
-            out[...] = 2 * ref[...]
-
-        return pallas.pallas_call(body, out_shape=x, interpret=True)(x)
-
-    x = jax.ShapeDtypeStruct((8, 128), jnp.float32)
-    assert kernels.are_in(double, x)
-    assert kernels.are_in(jax.jit(lambda x: jax.lax.cond(x[0, 0] > 0, double, lambda y: y, x)), x)
-    assert not kernels.are_in(jnp.tanh, x)
