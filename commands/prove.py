@@ -47,7 +47,7 @@ class Check(NamedTuple):
 
     Attributes:
       name: for the table and for prove.json.
-      tests: what pytest runs of it: a file of tests, or one test.
+      tests: files, of which the tests that are marked `device` run, or one test.
       look: what to look at where it fails.
       seconds: about how long it takes on two CPU cores with --short, and on one TPU chip without.
       limit: seconds after which it is stopped.
@@ -70,7 +70,7 @@ CHECKS = (
     ),
     Check(
         "values",
-        "tests/device/test_values.py::test_values",
+        "tests/device/test_values.py::test_values tests/engine/test_schedules.py",
         "the versions of jax and of the driver; then the layers of the named model",
         (55, 120),
     ),
@@ -248,7 +248,7 @@ def _run_one(check: Check, case: Case) -> Row:
         words += ["-o", option]
     with open(f"{_file(case.folder, check.name)}.log", "wb") as log:
         process = subprocess.Popen(
-            [*words, "-p", "no:cacheprovider", check.tests],
+            [*words, "-p", "no:cacheprovider", *check.tests.split()],
             cwd=_ROOT,
             env=_environment(case),
             stdin=subprocess.DEVNULL,
@@ -287,14 +287,16 @@ def _environment(case: Case) -> dict[str, str]:
 def _read(report: str) -> tuple[str, str, dict[str, Any], dict[str, str]]:
     """(status, summary, figures, programs) of the tests in pytest's report in JUnit's format."""
     failures, skips, summaries, figures, programs = [], [], [], {}, {}
-    for test in ElementTree.parse(report).iter("testcase"):
+    tests = list(ElementTree.parse(report).iter("testcase"))
+    for test in tests:
+        name = f"{test.get('name')}: " if len(tests) > 1 else ""
         for outcome in test:
             message = outcome.get("message", "")
             if message == "collection failure":  # the text ends with the exception
                 message = (outcome.text or "").strip().rpartition("\n")[2].lstrip("E ")
             message = message.removeprefix("AssertionError: ").removeprefix("Failed: ")
             if outcome.tag in ("failure", "error"):
-                failures.append(message.partition("\n")[0][:1000])
+                failures.append(name + (message.strip() or "failed").splitlines()[0][:1000])
             elif outcome.tag == "skipped":
                 skips.append(message)
         for answer in test.iter("property"):
