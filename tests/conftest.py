@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import importlib.metadata
+import json
 import logging
 import os
 import pathlib
@@ -11,45 +12,65 @@ import time
 
 import pytest
 
+from engine import environment
 from tests.helpers.gcs_fixture import (
     gcs,  # noqa: F401
     gcs_process,  # noqa: F401
 )
 
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
-_FLAGS = ["--xla_force_host_platform_device_count=8"]
-if importlib.metadata.version("jaxlib").startswith("0.10."):
-    # XLA's older code generator compiles a tiny run in a third of the time. Later jaxlibs lack it.
-    _FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
-for _flag in _FLAGS:
-    if _flag not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_flag}".strip()
-
-# torch imports triton, whose import crashes if TensorFlow's came before. Parity tests have both.
-with contextlib.suppress(ImportError):
-    importlib.import_module("triton")
-
-# Compiling takes most of a tiny run.
-os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-# One compilation serves all tests and the commands they start. A size makes jax lock the folder.
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
-os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(16 << 30)
+# --mode=prove runs tests that are marked `device` on the devices of the machine, as they are.
+ON_DEVICE = "PROVE" in os.environ
+if ON_DEVICE:
+    environment.set_defaults()
+else:
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
+    _FLAGS = ["--xla_force_host_platform_device_count=8"]
+    if importlib.metadata.version("jaxlib").startswith("0.10."):
+        # XLA's older code generator compiles a tiny run in a third of the time.
+        _FLAGS += [
+            "--xla_cpu_use_fusion_emitters=false",
+            "--xla_cpu_parallel_codegen_split_count=1",
+        ]
+    for _flag in _FLAGS:
+        if _flag not in os.environ.get("XLA_FLAGS", ""):
+            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_flag}".strip()
+    # Compiling takes most of a tiny run.
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    # One compilation serves all tests and the commands they start. A size makes jax lock the
+    # folder.
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(16 << 30)
+    # torch imports triton, whose import crashes if TensorFlow's came before. Parity tests have
+    # both.
+    with contextlib.suppress(ImportError):
+        importlib.import_module("triton")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def compilation_cache(tmp_path_factory):
     """Keeps compiled programs for the session, in all of its processes and their children."""
+    if ON_DEVICE:  # --mode=prove has named a folder
+        return
     import jax
-
-    from engine import environment
 
     environment.keep_freed_memory()  # as a run on CPUs does
     base = tmp_path_factory.getbasetemp()
     folder = str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
     jax.config.update("jax_compilation_cache_dir", folder)
+
+
+@pytest.fixture
+def answer(record_property):
+    """Records what --mode=prove shows of a test: a line, {figure: value}, {program: SHA-256}."""
+
+    def record(summary, figures=None, programs=None):
+        content = {"summary": summary, "figures": figures or {}, "programs": programs or {}}
+        record_property("answer", json.dumps(content))
+
+    return record
 
 
 @pytest.fixture(autouse=True)

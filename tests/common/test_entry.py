@@ -14,7 +14,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Its parent reads what it has sent, and then ends it or takes no notice of how it ends.
-INTERNAL = {"commands/preflight.py", "commands/prove/numbers.py", "scripts/bench/peers/step.py"}
+INTERNAL = {"commands/preflight.py", "scripts/bench/peers/step.py"}
 
 
 def start(code: str, *words: str, redirect: str = "", **options) -> subprocess.Popen:

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from benchmarks.base import BATCH_AXES
-from commands.prove import numbers as prove_numbers
 from common.errors import DeviceError
 from engine import mesh as meshes
 from engine import step
+from tests.device import models
 
 
 @pytest.mark.parametrize(
@@ -349,14 +349,14 @@ def test_what_stands_in_the_way(packages, options, words, fix, machine):
     assert words in text and fix in advice
 
 
-@pytest.mark.parametrize("name", sorted(prove_numbers.model_table()))
+@pytest.mark.parametrize("name", sorted(models.table()))
 def test_the_gradient_can_be_lowered_for_a_gpu(name):
-    model = prove_numbers.load_model(name, "bfloat16")
+    model = models.load(name, "bfloat16")
 
     def loss(params, state, batch, rng):
         return model.benchmark.loss(params, state, batch, rng)
 
-    traced = jax.jit(step.make_gradients(loss, prove_numbers._one(), 1)).trace(
+    traced = jax.jit(step.make_gradients(loss, models.one_device(), 1)).trace(
         model.params, model.model_state, model.batch, jax.random.key(0)
     )
     text = traced.lower(lowering_platforms=("cuda",)).as_text()

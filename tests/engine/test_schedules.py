@@ -28,6 +28,14 @@ def rates_of(schedule, steps):
     return np.asarray(jax.jit(jax.vmap(schedule))(jnp.asarray(steps, jnp.int32)))
 
 
+def assert_close(rates, expected, rtol, atol=0.0):
+    """Accelerators may compute powers and cosines with fewer digits (not verified on a chip)."""
+    if jax.default_backend() != "cpu":
+        rtol, atol = max(rtol, 1e-4), max(atol, 1e-5 * np.max(expected))
+    np.testing.assert_allclose(rates, expected, rtol=rtol, atol=atol)
+
+
+@pytest.mark.device
 @pytest.mark.parametrize("train_steps", [900, 28_148, 45_000, STEPS, 437_850])
 def test_step_recipe_is_stretched_to_the_run(train_steps):
     rate = make_rate(train_steps, batch_size=1024, **RECIPE)
@@ -37,11 +45,11 @@ def test_step_recipe_is_stretched_to_the_run(train_steps):
         0.4 * min(1, t / warmup) * 0.1 ** sum(t >= boundary for boundary in boundaries)
         for t in steps.tolist()
     ]
-    np.testing.assert_allclose(rates_of(rate, steps), expected, rtol=1e-6, atol=1e-7)
+    assert_close(rates_of(rate, steps), expected, 1e-6, 1e-7)
     assert (rate.peak, rate.warmup_steps, rate.decay_steps) == (0.4, warmup, 0)
     for i, boundary in enumerate(boundaries):
         before, after = rates_of(rate, [boundary - 1, boundary])
-        np.testing.assert_allclose([before, after], [0.4 * 0.1**i, 0.4 * 0.1 ** (i + 1)], rtol=1e-6)
+        assert_close([before, after], [0.4 * 0.1**i, 0.4 * 0.1 ** (i + 1)], 1e-6)
 
 
 def test_boundaries_that_fall_together_all_count():
@@ -80,6 +88,7 @@ def test_steps_are_not_stretched(name):
         np.testing.assert_allclose(rates_of(rate, [149, 150, 180]), [1, 0.1, 0.01], rtol=1e-6)
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("warmup", [0, 100])
 def test_cosine_closed_form(warmup):
     peak, total = 0.8, 1100
@@ -92,9 +101,10 @@ def test_cosine_closed_form(warmup):
     ]
     keys = {"base_learning_rate": peak, "warmup_steps": str(warmup)}
     rate = make_rate(total, learning_rate_schedule="cosine", **keys)
-    np.testing.assert_allclose(rates_of(rate, steps), expected, rtol=1e-5, atol=2e-7)
+    assert_close(rates_of(rate, steps), expected, 1e-5, 2e-7)
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("power", [1.0, 2.0, 3.5])
 @pytest.mark.parametrize("warmup", [0, 100, 651.75])
 def test_polynomial_closed_form(warmup, power):
@@ -110,7 +120,7 @@ def test_polynomial_closed_form(warmup, power):
     keys |= {"end_learning_rate": end, "polynomial_power": power}
     rate = make_rate(train_steps, learning_rate_schedule="polynomial", **keys)
     computed = rates_of(rate, steps)
-    np.testing.assert_allclose(computed, expected, rtol=1e-4, atol=1e-6 * peak)
+    assert_close(computed, expected, 1e-4, 1e-6 * peak)
     assert computed[-1] == np.float32(end)
     assert (rate.peak, rate.warmup_steps, rate.decay_steps) == (peak, warmup, decay)
 
@@ -176,6 +186,7 @@ def test_a_polynomial_run_that_ends_in_the_warmup_has_a_last_step():
     assert (rate.warmup_steps, rate.decay_steps) == (6, 1)
 
 
+@pytest.mark.device
 @pytest.mark.parametrize(
     ("warmup", "peak"), [(0, 8.0), (1, 8.0), (2, 8 / math.sqrt(2)), (4, 4.0), (25, 1.6)]
 )
@@ -186,7 +197,7 @@ def test_rsqrt_closed_form(warmup, peak):
     counts = np.arange(1, 1001)
     falling = 8 / np.sqrt(counts)
     expected = np.where(counts < warmup, peak * counts / max(warmup, 1), falling)
-    np.testing.assert_allclose(rates_of(rate, counts - 1), expected, rtol=1e-5)
+    assert_close(rates_of(rate, counts - 1), expected, 1e-5)
     assert (rate.peak, rate.warmup_steps) == (pytest.approx(peak), warmup)
 
 

@@ -175,6 +175,33 @@ def test_spans_on_eight_devices(axis_name, kind):
     assert_close(actual, expected, 1e-9)
 
 
+@pytest.mark.device
+def test_two_shares_in_float32(answer):
+    """As this device multiplies, with common statistics of the shares, which may be one device's.
+
+    CPUs train in the plain form: other checks of --mode=prove do not show there what this computes.
+    """
+    for ours, definition, branches in LAYERS.values():
+        arguments, _, weights = draw((8, 6, 5, 8), 16, branches=branches)
+        axes = [0, None, None, None] * branches
+        for i in range(0, len(arguments), 4):
+            arguments[i] = arguments[i].reshape(2, 4, *arguments[i].shape[1:])
+        weights = weights.reshape(2, 4, *weights.shape[1:])
+
+        def computed(layer, axes=axes, arguments=arguments, weights=weights):
+            layer = functools.partial(layer, axis_name="shares")
+            each = functools.partial(outputs_and_gradients, layer)
+            shares = jax.vmap(each, (axes, 0), axis_name="shares")
+            with jax.default_matmul_precision("highest"):
+                return jax.jit(shares)(arguments, weights)
+
+        names = ("y", "mean", "var", *gradient_names(arguments))
+        for name, got, want in zip(names, computed(ours), computed(definition), strict=True):
+            error = np.abs(got - want).max() / np.abs(want).max()
+            assert error <= 1e-4, f"BatchNorm of moments differs in {name} by {error:.2g}"
+    answer("outputs and gradients of 1x1 convolutions are those of BatchNorm's definition")
+
+
 CONDITIONS = {
     "usual": lambda x: x,
     "large mean": lambda x: 30 + x,

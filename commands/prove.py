@@ -1,4 +1,4 @@
-"""--mode=prove: checks on the devices of this machine what the tests check on CPUs.
+"""--mode=prove: tests that are marked `device`, on the devices of this machine instead of CPUs.
 
 It needs no recipe, no data and no network. docs/prove.md says what each check compares. prove.json
 has the results, without names of people or hosts, paths and tokens.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import getpass
+import importlib.util
 import json
 import math
 import os
@@ -23,21 +24,119 @@ import time
 import uuid
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 from etils import epath
 
-from commands.prove.checks import CHECKS, ROOT, Case, Check
 from common.console import hms
-from common.errors import OutputError, one_line, parse_json, visible
+from common.errors import ConfigError, OutputError, one_line, parse_json, visible
 from engine import locations, manifest
 
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _SEND = (
     "Send prove.json as docs/verified/NAME.json in a pull request to "
     "https://github.com/<OWNER>/<REPO>, or attach it to an issue there"
 )
-_LABELS = {"ok": "ok", "failed": "FAILED", "skipped": "-"}
+_LABELS = {"ok": "ok", "failed": "FAILED", "skipped": "skipped"}
 _PATH = re.compile(r"\w+://\S+|(?<![\w.])~?(?:/[^\s/:,;'\"()]+)+/?|[A-Za-z]:\\\S+")
 _SECRET = re.compile(r"\S*@\S+|\b(?=\w*\d)(?=\w*[A-Za-z])[\w-]{24,}\b|\b\d{1,3}(?:\.\d{1,3}){3}\b")
+
+
+class Check(NamedTuple):
+    """Tests that are one row of the table; they run in a process of their own.
+
+    Attributes:
+      name: for the table and for prove.json.
+      tests: files, of which the tests that are marked `device` run, or one test.
+      look: what to look at where it fails.
+      seconds: about how long it takes on two CPU cores with --short, and on one TPU chip without.
+      limit: seconds after which it is stopped.
+    """
+
+    name: str
+    tests: str
+    look: str
+    seconds: tuple[float, float]
+    limit: float = 1800.0
+
+
+_SPEED = "the batch per device and the memory, docs/preflight.md"
+CHECKS = (
+    Check(
+        "devices",
+        "tests/device/test_values.py::test_the_devices_of_this_machine_are_used",
+        "python main.py --mode=doctor with a recipe; does another process use the devices?",
+        (5, 15),
+    ),
+    Check(
+        "values",
+        "tests/device/test_values.py::test_values tests/engine/test_schedules.py",
+        "the versions of jax and of the driver; then the layers of the named model",
+        (55, 120),
+    ),
+    Check(
+        "all devices as one",
+        "tests/device/test_values.py::test_all_devices_are_as_one",
+        "the links between the devices, and engine/step.py",
+        (45, 90),
+    ),
+    Check(
+        "kill -9 and resume",
+        "tests/device/test_runs.py::test_kill_and_resume",
+        "the check's log; engine/checkpoint.py, the disk or the bucket",
+        (80, 90),
+    ),
+    Check(
+        "exact evaluation",
+        "tests/device/test_runs.py::test_every_image_is_evaluated_once",
+        "engine/evaluate.py, and eval_batches of the benchmark",
+        (10, 30),
+    ),
+    Check(
+        "save while training",
+        "tests/device/test_runs.py::test_a_save_while_training_goes_on",
+        "engine/checkpoint.py, the disk or the bucket",
+        (35, 60),
+    ),
+    Check(
+        "BatchNorm's form gram",
+        "tests/common/layers/test_gram_norm.py",
+        "common/layers/gram_norm.py",
+        (6, 15),
+    ),
+    Check(
+        "Pallas kernels",
+        "tests/common/layers/test_boundary.py",
+        "the named kernel and its plain form",
+        (6, 60),
+    ),
+    Check("speed: ResNet-50", "tests/device/test_speed.py::test_resnet50", _SPEED, (25, 240)),
+    Check("speed: SSD", "tests/device/test_speed.py::test_ssd", _SPEED, (45, 240)),
+    Check("speed: Transformer", "tests/device/test_speed.py::test_transformer", _SPEED, (12, 240)),
+    Check(
+        "input of the host",
+        "tests/device/test_speed.py::test_input_of_the_host",
+        "TensorFlow, the disk and the number of CPU cores",
+        (15, 30),
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What a test gets, by its fixture `case`: the environment variable PROVE has it as JSON.
+
+    Attributes:
+      folder: a local folder of this proof, with the data that it makes and its compiled programs.
+      workdir: the folder, local or gs://, for the workdirs of runs.
+      short: whether the test should take as little time as possible.
+      devices: how many devices there are, for tests that leave them to other processes.
+    """
+
+    folder: str
+    workdir: str
+    short: bool
+    devices: int = 1
 
 
 class Row(NamedTuple):
@@ -74,9 +173,19 @@ def run(workdir: str, short: bool = False, out: str = "", checks: Sequence[Check
       The exit code: 1 if a check failed, else 0.
 
     Raises:
-      ConfigError: the folder of prove.json is none for results.
+      ConfigError: the folder of prove.json is none for results; pytest or the tests are missing.
       OutputError: prove.json cannot be written.
     """
+    if importlib.util.find_spec("pytest") is None:
+        raise ConfigError(
+            "--mode=prove runs tests, and pytest is not installed: bash scripts/setup.sh tpu "
+            "(or cuda, or dev), or pip install pytest"
+        )
+    if not os.path.isdir(f"{_ROOT}/tests"):
+        raise ConfigError(
+            "--mode=prove runs tests, and this copy of the program has no folder tests: "
+            "use a clone of the repository"
+        )
     target = _target(out or workdir or ".", "--workdir" if workdir and not out else "--out")
     with tempfile.TemporaryDirectory(prefix="prove.", ignore_cleanup_errors=True) as folder:
         runs = f"{workdir}/prove-{uuid.uuid4().hex[:8]}" if workdir else folder
@@ -132,22 +241,23 @@ def _run_all(case: Case, checks: Sequence[Check]) -> list[Row]:
 
 def _run_one(check: Check, case: Case) -> Row:
     """Runs a check in a process of its own, which is stopped with all that it has started."""
-    started, answer = time.monotonic(), f"{case.folder}/answer.json"
-    request = {"check": list(check), "case": dataclasses.asdict(case), "answer": answer}
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(answer)
-    with open(_log(case.folder, check.name), "wb") as log:
+    started, report = time.monotonic(), f"{_file(case.folder, check.name)}.xml"
+    words = [sys.executable, "-m", "pytest", "-q", "-m", "device", f"--junitxml={report}"]
+    # A warning of another version of a library is no fault of this machine.
+    for option in ("addopts=", "filterwarnings=default", "junit_family=xunit1"):
+        words += ["-o", option]
+    with open(f"{_file(case.folder, check.name)}.log", "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "commands.prove.child"],
-            cwd=ROOT,
-            env=_environment(case.folder),
-            stdin=subprocess.PIPE,
+            [*words, "-p", "no:cacheprovider", *check.tests.split()],
+            cwd=_ROOT,
+            env=_environment(case),
+            stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,  # Ctrl-C reaches only this process, which ends the other
         )
         try:
-            process.communicate(json.dumps(request).encode(), timeout=check.limit)
+            process.wait(check.limit)
             reason = f"the check's process ended with {_ending(process.returncode)}"
         except subprocess.TimeoutExpired:
             reason = f"not done after {hms(check.limit)}"
@@ -155,31 +265,57 @@ def _run_one(check: Check, case: Case) -> Row:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    result: dict[str, Any] = {"status": "failed", "summary": reason}
-    with contextlib.suppress(OSError, ValueError), open(answer, "rb") as file:
-        result = parse_json(file.read())
-    look = check.look if result["status"] == "failed" else ""
-    figures, programs = result.get("figures", {}), result.get("programs", {})
+    status, summary, figures, programs = "failed", reason, {}, {}
+    with contextlib.suppress(OSError, ElementTree.ParseError):  # a crash leaves no report
+        status, summary, figures, programs = _read(report)
+    look = check.look if status == "failed" else ""
     seconds = time.monotonic() - started
-    return Row(check.name, result["status"], result["summary"], look, seconds, figures, programs)
+    return Row(check.name, status, summary, look, seconds, figures, programs)
 
 
-def _environment(folder: str) -> dict[str, str]:
+def _environment(case: Case) -> dict[str, str]:
     """The environment of a check: one cache of compiled programs for all of them."""
-    cache = {
-        "JAX_COMPILATION_CACHE_DIR": f"{folder}/compiled",
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return own | {
+        "JAX_COMPILATION_CACHE_DIR": f"{case.folder}/compiled",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "PROVE": json.dumps(dataclasses.asdict(case)),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # of whatever else is installed
     }
-    return os.environ | cache
+
+
+def _read(report: str) -> tuple[str, str, dict[str, Any], dict[str, str]]:
+    """(status, summary, figures, programs) of the tests in pytest's report in JUnit's format."""
+    failures, skips, summaries, figures, programs = [], [], [], {}, {}
+    tests = list(ElementTree.parse(report).iter("testcase"))
+    for test in tests:
+        name = f"{test.get('name')}: " if len(tests) > 1 else ""
+        for outcome in test:
+            message = outcome.get("message", "")
+            if message == "collection failure":  # the text ends with the exception
+                message = (outcome.text or "").strip().rpartition("\n")[2].lstrip("E ")
+            message = message.removeprefix("AssertionError: ").removeprefix("Failed: ")
+            if outcome.tag in ("failure", "error"):
+                failures.append(name + (message.strip() or "failed").splitlines()[0][:1000])
+            elif outcome.tag == "skipped":
+                skips.append(message)
+        for answer in test.iter("property"):
+            content = parse_json(answer.get("value", ""))
+            summaries.append(content["summary"])
+            figures |= content["figures"]
+            programs |= content["programs"]
+    if failures or not (summaries or skips):
+        return "failed", (failures or ["no test ran"])[0], figures, programs
+    return "ok" if summaries else "skipped", "; ".join(summaries or skips), figures, programs
 
 
 def _ending(code: int) -> str:
     return f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
 
 
-def _log(folder: str, name: str) -> str:
+def _file(folder: str, name: str) -> str:
     words = "".join(letter if letter.isalnum() else "_" for letter in name)
-    return f"{folder}/{words}.log"
+    return f"{folder}/{words}"
 
 
 def _keep_logs(folder: str, rows: Sequence[Row]) -> None:
@@ -189,7 +325,7 @@ def _keep_logs(folder: str, rows: Sequence[Row]) -> None:
         kept = tempfile.mkdtemp(prefix="prove_logs.")
         for name in failed:
             with contextlib.suppress(OSError):
-                os.replace(_log(folder, name), _log(kept, name))
+                os.replace(f"{_file(folder, name)}.log", f"{_file(kept, name)}.log")
         print(f"\nlogs of the failed checks: {kept}")
 
 
@@ -265,6 +401,6 @@ def _commit() -> str:
 
 def _git(*words: str) -> str:
     done = subprocess.run(
-        ["git", "-C", ROOT, *words], capture_output=True, text=True, timeout=30, check=False
+        ["git", "-C", _ROOT, *words], capture_output=True, text=True, timeout=30, check=False
     )
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,26 +1,23 @@
 """Measures the train step and its memory beside preflight's forecast, and the host's input."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import statistics
 import time
-from typing import Any
 
 import jax
+import pytest
 
 from commands import preflight
-from commands.prove import training
-from commands.prove.checks import Case, Failed, Result, digest, make_images
 from common.errors import UserError
 from engine.aot import topology
-from engine.run import Settings
+from tests.device import models, training
 
+pytestmark = [pytest.mark.device, pytest.mark.slow]
 # Examples per device: those of preflight for the recipe's batch on 8 devices.
-_BATCHES = {"resnet50": 128, "ssd": 128, "transformer": 64}
+BATCHES = {"resnet50": 128, "ssd": 128, "transformer": 64}
 # On CPUs, and with --short, the models are smaller.
-_SMALL: dict[str, dict[str, Any]] = {
+SMALL = {
     "resnet50": {"image_size": 64, "num_filters": 16, "precision": "float32"},
     "ssd": {"num_filters": 8, "precision": "float32", "batch_norm": "plain"},
     "transformer": {
@@ -28,29 +25,24 @@ _SMALL: dict[str, dict[str, Any]] = {
         **{"vocabulary_size": 4000, "precision": "float32"},
     },
 }
-_INPUT_SECONDS = {True: 5.0, False: 20.0}  # of the measurement, by --short
 
 
-def resnet50(case: Case) -> Result:
-    """Times ResNet-50's train step."""
-    recipe = "fake_imagenet"  # with ImageNet's counts, so that no data are asked for
-    return _measure(case, "resnet50", recipe)
+def test_resnet50(case, answer):
+    measure(case, answer, "resnet50", "fake_imagenet")  # with ImageNet's counts: asks for no data
 
 
-def ssd(case: Case) -> Result:
-    """Times SSD's train step."""
-    return _measure(case, "ssd", "ssd")
+def test_ssd(case, answer):
+    measure(case, answer, "ssd", "ssd")
 
 
-def transformer(case: Case) -> Result:
-    """Times the Transformer's train step."""
-    return _measure(case, "transformer", "transformer")
+def test_transformer(case, answer):
+    measure(case, answer, "transformer", "transformer")
 
 
-def host_input(case: Case) -> Result:
-    """Measures how many images per second the host reads, decodes, crops and resizes."""
-    folder = make_images(case, "large_images", 256, 8, "375x500")
-    changes: dict[str, Any] = {"data_dir": folder, "num_label_classes": 4, "input_streams": 8}
+def test_input_of_the_host(case, answer):
+    """How many images per second the host reads, decodes, crops and resizes."""
+    folder = training.make_images(case, "large_images", 256, 8, "375x500")
+    changes = {"data_dir": folder, "num_label_classes": 4, "input_streams": 8}
     changes |= {"shuffle_buffer_size": 256, "train_batch_size": 64, "eval_batch_size": 64}
     benchmark = training.settings("resnet50", **changes).load_benchmark(f"{case.folder}/index")
     benchmark.num_examples("train")
@@ -58,35 +50,31 @@ def host_input(case: Case) -> Result:
     for _ in itertools.islice(batches, 4):  # until all threads work
         pass
     started, images, seconds = time.monotonic(), 0, 0.0
-    while seconds < _INPUT_SECONDS[case.short]:
+    while seconds < (5.0 if case.short else 20.0):
         images += len(next(batches)["image"])
         seconds = time.monotonic() - started
     rate, cores = images / seconds, len(os.sched_getaffinity(0))
-    figures = {
-        "images_per_second": rate,
-        "cores": cores,
-        "images_per_second_per_core": rate / cores,
-    }
-    text = f"{rate:,.0f} images/s of 375x500 to 224x224 pixels on {cores} cores"
-    return Result(text, figures)
+    figures = {"images_per_second": rate, "cores": cores}
+    figures |= {"images_per_second_per_core": rate / cores}
+    answer(f"{rate:,.0f} images/s of 375x500 to 224x224 pixels on {cores} cores", figures)
 
 
-def _measure(case: Case, name: str, recipe: str) -> Result:
+def measure(case, answer, name, recipe):
+    """Times the train step of a recipe."""
     devices, backend = jax.device_count(), jax.default_backend()
     is_small = case.short or backend == "cpu"
-    per_device = 1 if backend == "cpu" else _BATCHES[name]
-    changes: dict[str, Any] = dict(_SMALL[name]) if is_small else {}
+    per_device = 1 if backend == "cpu" else BATCHES[name]
+    changes = dict(SMALL[name]) if is_small else {}
     changes |= {"train_batch_size": per_device * devices, "eval_batch_size": devices}
     settings = training.settings(recipe, **changes)
     trained = training.Training(settings)
     count = 3 if is_small else 20
     warm, *seconds = [trained.step() for _ in range(count + 1)]
-    if int(trained.state.step) != count + 1:
-        raise Failed(f"after {count + 1} steps the state says {int(trained.state.step)}")
+    assert int(trained.state.step) == count + 1, f"the state says {int(trained.state.step)} steps"
     memory = trained.compiled.memory_analysis()
     arguments, temporaries = memory.argument_size_in_bytes, memory.temp_size_in_bytes
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    step_seconds, unit = statistics.median(seconds), trained.programs.benchmark.unit
+    step_seconds = statistics.median(seconds)
     figures = {
         "batch_per_device": per_device,
         "small": is_small,
@@ -99,16 +87,17 @@ def _measure(case: Case, name: str, recipe: str) -> Result:
     if peak := (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"):
         figures["peak_bytes_per_device"] = peak
     figures |= estimate(settings, jax.devices()[0].device_kind, devices)
-    text = f"{1e3 * step_seconds:,.1f} ms, {figures['examples_per_second']:,.0f} {unit}/s"
-    text += f", {per_device} per device" + (", small model" if is_small else "")
+    rate = f"{figures['examples_per_second']:,.0f} {trained.programs.benchmark.unit}/s"
+    text = f"{1e3 * step_seconds:,.1f} ms, {rate}, {per_device} per device"
+    text += ", small model" if is_small else ""
     if "estimated_step_seconds" in figures:
         text += f"; preflight: {1e3 * figures['estimated_step_seconds']:,.1f} ms"
-    if peak and "forecast_bytes_per_device" in figures:
-        text += f"; memory {peak / 2**30:.2f} GiB of {_gib(figures)} forecast"
-    return Result(text, figures, {f"{name} step": digest(trained.lowered)})
+    if peak and (forecast := figures.get("forecast_bytes_per_device")):
+        text += f"; memory {peak / 2**30:.2f} GiB of {forecast / 2**30:.2f} GiB forecast"
+    answer(text, figures, {f"{name} step": models.digest(trained.lowered)})
 
 
-def estimate(settings: Settings, kind: str, devices: int) -> dict[str, Any]:
+def estimate(settings, kind, devices):
     """Preflight's forecast for a run on the TPU that jax calls `kind`.
 
     Returns:
@@ -129,7 +118,3 @@ def estimate(settings: Settings, kind: str, devices: int) -> dict[str, Any]:
         "estimated_step_seconds": outcome.train.cycles / one.chip.clock,
         "forecast_bytes_per_device": outcome.train.memory,
     }
-
-
-def _gib(figures: dict[str, Any]) -> str:
-    return f"{figures['forecast_bytes_per_device'] / 2**30:.2f} GiB"

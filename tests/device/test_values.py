@@ -1,0 +1,81 @@
+"""Small models compute what is stored, and all devices what one does."""
+
+import importlib
+import math
+
+import jax
+import pytest
+
+from benchmarks.base import BATCH_AXES
+from engine import mesh as meshes
+from tests.device import models
+
+DETECTORS = ("ssd", "mask_rcnn")  # they take long to compile
+
+
+@pytest.mark.device
+def test_the_devices_of_this_machine_are_used(answer):
+    meshes.check_platform()
+    devices = jax.devices()
+    kind, chips = devices[0].device_kind, meshes.num_chips(meshes.make(BATCH_AXES, 1))
+    memory = (devices[0].memory_stats() or {}).get("bytes_limit")
+    figures = {"kind": kind, "platform": devices[0].platform, "count": len(devices)}
+    figures |= {"chips": chips} if devices[0].platform == "tpu" else {}
+    figures |= {"memory_bytes": memory} if memory else {}
+    answer(f"{len(devices)} x {kind}", figures)
+
+
+@pytest.mark.device
+@pytest.mark.long
+def test_values(case, answer):
+    """Loss, statistics, gradients, the optimizer's changes: on one device, as they are stored.
+
+    The short form leaves out the detectors in bfloat16.
+    """
+    figures, programs = {}, {}
+    for name, stored in models.reference().items():
+        for precision, tolerance in models.TOLERANCES.items():
+            if case.short and precision == "bfloat16" and name in DETECTORS:
+                continue
+            key = f"{name} {precision}"
+            model = models.load(name, precision)
+            values, programs[key] = models.compute(model, models.one_device(), precision)
+            if precision == "float32":
+                values["changes"] = models.changes(model)
+            figures[key] = models.compare(key, values, stored, tolerance)[1]
+    worst = {
+        precision: max(error for key, error in figures.items() if key.endswith(precision))
+        for precision in models.TOLERANCES
+    }
+    text = ", ".join(f"{error:.1e} in {precision}" for precision, error in worst.items())
+    answer(f"largest relative error {text}", figures, programs)
+
+
+@pytest.mark.device
+@pytest.mark.long
+def test_all_devices_are_as_one(answer):
+    """The batch of every model on all devices and on one of them, in float32."""
+    count = math.gcd(models.ROWS, 1 << (jax.device_count().bit_length() - 1))
+    if count == 1:
+        pytest.skip("there is one device")
+    errors, programs = {}, {}
+    for name in models.table():
+        model = models.load(name)
+        one, _ = models.compute(model, models.one_device())
+        mesh = meshes.make(BATCH_AXES, 0, jax.devices()[:count])
+        many, programs[name] = models.compute(model, mesh)
+        errors[name] = models.compare(f"{name} on {count} devices", many, one, models.ORDER)[0]
+    text = f"{count} of {jax.device_count()} devices" if count < jax.device_count() else "all"
+    text += f" = 1; largest relative error {max(errors.values()):.1e}"
+    answer(text, {"devices": count, **errors}, programs)
+
+
+def test_the_models_have_all_optimizers_and_dropout():
+    """Else a fault there would go unnoticed."""
+    names = set()
+    for row in models.table().values():
+        config = importlib.import_module(f"configs.{row['recipe']}").get_config()
+        names.add(row["changes"].get("optimizer", config.optimizer))
+    assert names == {"sgd", "lars", "lamb", "adam"}
+    for name in ("transformer", "gnmt"):
+        assert models.table()[name]["changes"]["dropout"] > 0

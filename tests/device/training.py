@@ -1,0 +1,119 @@
+"""A train step on a batch of random values, and small runs on random images."""
+
+import importlib
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+import pytest
+
+from commands.prove import Case
+from common.trees import by_name
+from engine.run import Programs, Settings, make_plan, read_settings
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def settings(recipe: str, workdir: str = "", **changes: Any) -> Settings:
+    """The settings of a run with the recipe `configs/RECIPE.py` and other values of its keys."""
+    config: ml_collections.ConfigDict = importlib.import_module(f"configs.{recipe}").get_config()
+    config.update({"compilation_cache": "", **changes})
+    return read_settings(config.lock(), workdir)
+
+
+def recipe_of(run_settings: Settings, benchmark: Any) -> Any:
+    """The recipe of a run, for as many examples as its data are said to have."""
+    examples = benchmark.declared_examples("train") or benchmark.nominal_examples("train")
+    return make_plan(run_settings, benchmark, examples).recipe
+
+
+class Training:
+    """The compiled train step of a run, with a state and a batch of random values on the devices.
+
+    Attributes:
+      lowered: the train step, `jax.stages.Lowered`, for the first shape of its batches.
+      compile_seconds: how long its compilation took.
+      state, totals: those of `engine.step.make_train_step` after the steps so far.
+    """
+
+    def __init__(self, run_settings: Settings):
+        """Compiles the step and draws the weights and the batch."""
+        self.programs = programs = Programs.make(run_settings)
+        recipe = recipe_of(run_settings, programs.benchmark)
+        self.abstract = programs.abstract_state(recipe)
+        self.abstract_totals = programs.abstract_totals(self.abstract)
+        started = time.monotonic()
+        self.lowered = programs.lower_train(recipe, self.abstract, self.abstract_totals)[0][1]
+        self.compiled = self.lowered.compile()
+        self.compile_seconds = time.monotonic() - started
+        self.state = programs.initial_state(recipe)
+        self.totals = programs.zeros(self.abstract_totals)()
+        self._seed = programs.seed(recipe)
+        draw = np.random.default_rng(0)
+
+        def values(x: Any) -> jax.Array:
+            if np.issubdtype(x.dtype, np.floating):
+                array = draw.uniform(0, 1, x.shape)
+            else:  # of labels and tokens every model knows 0 and 1
+                array = draw.integers(0, 256 if x.dtype == np.uint8 else 2, x.shape)
+            return jax.device_put(array.astype(x.dtype), x.sharding)
+
+        self._batch = jax.tree.map(values, programs.batch_specs("train")[0])
+
+    def step(self) -> float:
+        """Runs one step to its end; returns its seconds."""
+        started = time.monotonic()
+        self.state, self.totals, loss = self.compiled(
+            self._seed, self.state, self.totals, self._batch
+        )
+        jax.block_until_ready((loss, self.state))
+        return time.monotonic() - started
+
+
+def make_images(case: Case, name: str, train: int, held_out: int, size: str) -> str:
+    """Writes records of random images, unless an earlier check has; returns their folder.
+
+    Args:
+      case: the proof.
+      name: of the folder.
+      train: number of images to train from.
+      held_out: number of images to evaluate.
+      size: "HxW", in pixels.
+    """
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("no TensorFlow")
+    folder = f"{case.folder}/{name}"
+    if not os.path.exists(f"{folder}/.complete"):
+        arguments = [f"--out={folder}", f"--images={train}", "--shards=8", "--overwrite"]
+        arguments += [f"--validation_images={held_out}", "--classes=4", f"--size={size}"]
+        command([sys.executable, "-m", "scripts.prepare", "fake", *arguments])
+        pathlib.Path(f"{folder}/.complete").touch()
+    return folder
+
+
+def command(words: list[str]) -> str:
+    """Runs a command of this repository, which has to end well, and returns its output."""
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    print(done.stdout, done.stderr, sep="\n", flush=True)  # the check's log
+    lines = [line for line in (done.stdout + "\n" + done.stderr).splitlines() if line.strip()]
+    problem = f"{words[1]} ended with exit code {done.returncode}: {lines[-1:]}"
+    assert done.returncode == 0, problem
+    return done.stdout
+
+
+def bits(tree: Any) -> dict[str, bytes]:
+    """{"params/conv/kernel": the bytes of the array, ...}: copies."""
+    return {name: np.asarray(x).tobytes() for name, x in by_name(tree).items()}
+
+
+def assert_same_bits(what: str, one: dict[str, bytes], other: dict[str, bytes]) -> None:
+    """Compares two results of `bits`."""
+    names = [name for name in one.keys() | other.keys() if one.get(name) != other.get(name)]
+    assert not names, f"{what} has other bits in {', '.join(sorted(names)[:3])}"
