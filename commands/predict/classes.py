@@ -46,7 +46,7 @@ class Rank(NamedTuple):
     """A class, its number from 0, and its probability or logit."""
 
     label: str
-    index: int
+    number: int
     value: float
 
 
@@ -109,7 +109,7 @@ class Classifier(sources.PictureModel):
         self._named += bool(truth)
         self._right += bool(truth) and not folder
         if self._options.embeddings:
-            self._features.append(result and result["features"])
+            self._features.append(None if result is None else result["features"])
         if self._options.contact_sheet:
             label, value = "", ""
             if row.answers:
@@ -130,10 +130,10 @@ class Classifier(sources.PictureModel):
         ranks = [Rank(self._names[i], i, float(f"{values[i]:.{digits}g}")) for i in best]
         folder = normal_name(os.path.basename(os.path.dirname(picture.path)))
         truth = next((name for name in self._names if normal_name(name) == folder), "")
-        predictions = [{"label": r.label, "index": r.index, kind: r.value} for r in ranks]
+        predictions = [{"label": r.label, "index": r.number, kind: r.value} for r in ranks]
         cells: dict[str, Any] = {"folder_label": truth}
         for number, rank in enumerate(ranks):
-            values = (rank.label, rank.value, rank.index)
+            values = (rank.label, rank.value, rank.number)
             cells |= zip(self._columns(number), values, strict=True)
         content = {"predictions": predictions, **({"folder_label": truth} if truth else {})}
         return Row(picture.source, "", content, [cells], ranks)

@@ -212,12 +212,9 @@ def _read(path: str) -> bytes:
 class PictureModel:
     """A model that answers for pictures; classifiers and detectors are subclasses.
 
-    Attributes:
-      columns: of a CSV.
-      at_once: pictures that a device computes at once, see `Predictor`.
+    `at_once` pictures are computed at once by a device, see `Predictor`.
     """
 
-    columns: Sequence[str] = ()
     at_once = 8
 
     def __init__(self, model: Model):
