@@ -24,7 +24,8 @@ class Matrix(NamedTuple):
     counts: np.ndarray
 
 
-class Bar(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Bar:
     """One bar of a chart; `value` and `ideal`, where a mark is drawn, are from 0 to 1."""
 
     label: str

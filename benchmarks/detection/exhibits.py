@@ -372,7 +372,8 @@ def draw(
     for photo, left, right in zip(photos, axes.flat[::2], axes.flat[1::2], strict=False):
         mine = found["image_id"] == photo.image_id
         own = annotations.image_ids[annotations.rows] == photo.image_id
-        true = {"bbox": annotations.boxes[own], "category_id": annotations.category_ids[own]}
+        true: dict[str, Any] = {"bbox": annotations.boxes[own]}
+        true["category_id"] = annotations.category_ids[own]
         if "segmentation" in found:
             true["segmentation"] = [annotations.outlines[i] for i in np.flatnonzero(own)]
         _draw_objects(left, photo, {key: values[mine] for key, values in found.items()}, names)

@@ -192,7 +192,7 @@ def _mistakes(predictions: Predictions, source: Source, names: Sequence[str]) ->
     read = shards.read_some(source.shards, predictions.ids[shown])
     for i, record in zip(shown, read, strict=True):
         encoded, name = source.image(record)
-        guess, label = names[predictions.guesses[i]], names[predictions.labels[i]]
+        guess, label = names[int(predictions.guesses[i])], names[int(predictions.labels[i])]
         lines = [
             f"{guess}, {percent(float(predictions.probabilities[i, 0]))}",
             f"labelled {label}, {percent(float(predictions.of_label[i]))}",
@@ -231,9 +231,10 @@ def _table(
     rows: list[list[Any]] = []
     for i in np.argsort(predictions.ids, kind="stable").tolist():
         path, record = source.shards.place(int(predictions.ids[i]))
-        row = [path.rpartition("/")[2], record, names[predictions.labels[i]]]
+        row = [path.rpartition("/")[2], record, names[int(predictions.labels[i])]]
         row += [int(predictions.correct[i]), f"{predictions.of_label[i]:.6f}"]
-        for label, share in zip(predictions.top[i], predictions.probabilities[i], strict=True):
+        top = zip(predictions.top[i].tolist(), predictions.probabilities[i], strict=True)
+        for label, share in top:
             row += [names[label], f"{share:.6f}"]
         rows.append([*row, int(doubtful[i])])
     return csv_file([*columns, "doubtful_label"], rows)
