@@ -264,9 +264,9 @@ def _initial_weights(case: Case) -> Iterator[Finding]:
     try:
         if settings.init_from:
             weights = load_initial_weights(settings.init_from, benchmark.uses.read_foreign)
-            shapes = jax.eval_shape(benchmark.init, jax.random.key(0))
+            params, model_state = jax.eval_shape(benchmark.init, jax.random.key(0))
             new = Parts("init_without", settings.init_without)
-            adoption = adopt(benchmark.adopt, *shapes, weights, new)[2]
+            adoption = adopt(benchmark.adopt, params, model_state, weights, new)[2]
             yield Finding("ok", f"{weights.source}: {adoption.summary}")
         elif not _has_begun(settings.workdir):
             Programs.make(settings).check_random_start()
