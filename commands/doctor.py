@@ -64,19 +64,24 @@ class Case:
     hosts: Any = None
 
     @functools.cached_property
-    def benchmark(self) -> Benchmark:
-        """The run's benchmark; its data index goes to the workdir or to the scratch folder.
+    def cache(self) -> str:
+        """The folder of the data's index: the workdir's if that can be written.
 
         A full check begins without the index of an earlier one: records may be damaged since then.
         """
         try:
             check_folder(self.settings.workdir)
-            cache = str(epath.Path(self.settings.workdir) / "data_index")
-            if self.full and epath.Path(cache).exists():
-                epath.Path(cache).rmtree()
         except CheckpointError:
-            cache = self.scratch
-        return self.settings.load_benchmark(cache)
+            return self.scratch
+        cache = epath.Path(self.settings.workdir) / "data_index"
+        if self.full and cache.exists():
+            cache.rmtree()
+        return str(cache)
+
+    @functools.cached_property
+    def benchmark(self) -> Benchmark:
+        """The run's benchmark."""
+        return self.settings.load_benchmark(self.cache)
 
 
 def run(settings: Settings, as_json: bool, full: bool = False, hosts: Any = None) -> int:
@@ -92,7 +97,6 @@ def run(settings: Settings, as_json: bool, full: bool = False, hosts: Any = None
       The exit code: 1 if a check has failed, else 0.
     """
     rows: list[dict[str, str]] = []
-    failures: set[str] = set()
     with tempfile.TemporaryDirectory() as scratch:
         is_first = not hosts or hosts[0].index == 0  # one host's index serves all of them
         case = Case(settings, scratch, full and is_first, hosts)
@@ -102,10 +106,9 @@ def run(settings: Settings, as_json: bool, full: bool = False, hosts: Any = None
             except Exception as error:  # each file system has errors of its own
                 findings = [Finding("fail", one_line(error), "see the message")]
             for status, text, remedy in findings:
+                failures = [row["text"] for row in rows if row["status"] == "fail"]
                 if status == "fail" and text in failures:  # of what several checks need
                     continue
-                if status == "fail":
-                    failures.add(text)
                 rows.append({"status": status, "check": name, "text": text, "remedy": remedy})
                 if not as_json:
                     hint = f"\n       -> {remedy}" if remedy else ""
@@ -189,7 +192,7 @@ def _holders(*paths: str) -> list[str]:
 
 def _devices(case: Case) -> Iterator[Finding]:
     meshes.check_platform()
-    mesh = Programs.make(case.settings).mesh
+    mesh = Programs.make(case.settings, case.cache).mesh
     kind, chips = mesh.devices.flat[0].device_kind, meshes.num_chips(mesh)
     share = case.settings.train_batch_size // mesh.size
     text = f"{mesh.size} x {kind} ({chips} chips, {jax.process_count()} hosts), {share} per device"
@@ -262,9 +265,9 @@ def _initial_weights(case: Case) -> Iterator[Finding]:
     try:
         if settings.init_from:
             weights = initial_weights(settings.init_from, benchmark.uses.read_foreign)
-            shapes = jax.eval_shape(benchmark.init, jax.random.key(0))
+            params, model_state = jax.eval_shape(benchmark.init, jax.random.key(0))
             new = Parts("init_without", settings.init_without)
-            adoption = adopt(benchmark.adopt, *shapes, weights, new)[2]
+            adoption = adopt(benchmark.adopt, params, model_state, weights, new)[2]
             yield Finding("ok", f"{weights.source}: {adoption.summary}")
         elif not _has_begun(settings.workdir):
             Programs.make(settings).check_random_start()

@@ -261,7 +261,8 @@ def compiled(
     lower: Callable[..., list[Any]] = lower_train,
 ) -> Outcome:
     """Compiles in this process, which libtpu may crash; see `inspect`."""
-    outcome, done, step = Outcome(one, settings.train_batch_size), {}, ""
+    outcome, step = Outcome(one, settings.train_batch_size), ""
+    done: dict[str, Any] = {}
     try:
         if settings.config.get("kernels") == "pallas":
             kernels.ask_for_bundles()  # before libtpu is loaded
@@ -277,10 +278,14 @@ def compiled(
         for step in steps:
             say(f"compiling the {step} step")
             if step == "train":
-                done |= _train(programs.benchmark, lower(programs, plan), outcome.topology.chip)
+                lowered, stages = lower(programs, plan), benchmark.stages()
             else:
-                state = programs.abstract_state(plan.recipe)
-                done[step] = _program(programs.lower_predict(state), outcome.topology.chip)
+                lowered, stages = programs.lower_predict(programs.abstract_state(plan.recipe)), ()
+            parts = [_program(program, outcome.topology.chip) for _, program in lowered]
+            done[step] = forecast.combine(parts, [stage.steps for stage in stages])
+            if stages:
+                rows = zip(stages, parts, strict=True)
+                done["stages"] = tuple(Stage(stage.name, stage.steps, p) for stage, p in rows)
         return dataclasses.replace(outcome, job=job, **done)
     except jax.errors.JaxRuntimeError as error:
         text, fits = one_line(error), None
@@ -311,40 +316,23 @@ def _devices(one: Topology) -> Any:
         raise
 
 
-def _train(benchmark: Benchmark, lowered: list[Any], chip: Chip) -> dict[str, Any]:
-    """The attributes `train` and `stages` of an outcome."""
-    if not (stages := benchmark.stages()):
-        return {"train": _program(lowered, chip)}
-    parts = [
-        Stage(stage.name, stage.steps, _program([one], chip))
-        for stage, one in zip(stages, lowered, strict=True)
-    ]
-    train = forecast.combine([part.program for part in parts], [part.steps for part in parts])
-    return {"train": train, "stages": tuple(parts)}
-
-
-def _program(lowered: list[Any], chip: Chip) -> Program:
-    """Compiles a step for each shape of its batches."""
-    programs = []
-    for _, program in lowered:
-        start = time.monotonic()
-        compiled_step = program.compile()
-        memory, analysis = compiled_step.memory_analysis(), compiled_step.cost_analysis()
-        seconds = time.monotonic() - start
-        cost = kernels.priced(hlo.cost(compiled_step.as_text()), chip, kernels.read_bundles())
-        programs.append(
-            Program(
-                arguments=memory.argument_size_in_bytes,
-                outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
-                temporaries=memory.temp_size_in_bytes,
-                code=memory.generated_code_size_in_bytes,
-                flops=analysis["flops"],
-                traffic=analysis["bytes accessed"],
-                seconds=seconds,
-                **vars(cost),
-            )
-        )
-    return forecast.combine(programs)
+def _program(lowered: Any, chip: Chip) -> Program:
+    """Compiles a step for one shape of its batches."""
+    start = time.monotonic()
+    step = lowered.compile()
+    memory, analysis = step.memory_analysis(), step.cost_analysis()
+    seconds = time.monotonic() - start
+    cost = kernels.priced(hlo.cost(step.as_text()), chip, kernels.read_bundles())
+    return Program(
+        arguments=memory.argument_size_in_bytes,
+        outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes,
+        flops=analysis["flops"],
+        traffic=analysis["bytes accessed"],
+        seconds=seconds,
+        **vars(cost),
+    )
 
 
 def _job(programs: Programs, plan: Plan) -> Job:
