@@ -27,45 +27,17 @@ SMALL = {
 }
 
 
-def test_resnet50(case, answer):
-    measure(case, answer, "resnet50", "fake_imagenet")  # with ImageNet's counts: asks for no data
-
-
-def test_ssd(case, answer):
-    measure(case, answer, "ssd", "ssd")
-
-
-def test_transformer(case, answer):
-    measure(case, answer, "transformer", "transformer")
-
-
-def test_input_of_the_host(case, answer):
-    """How many images per second the host reads, decodes, crops and resizes."""
-    folder = training.make_images(case, "large_images", 256, 8, "375x500")
-    changes = {"data_dir": folder, "num_label_classes": 4, "input_streams": 8}
-    changes |= {"shuffle_buffer_size": 256, "train_batch_size": 64, "eval_batch_size": 64}
-    benchmark = training.settings("resnet50", **changes).load_benchmark(f"{case.folder}/index")
-    benchmark.num_examples("train")
-    batches = benchmark.train_batches(64, 0, 1, 0)
-    for _ in itertools.islice(batches, 4):  # until all threads work
-        pass
-    started, images, seconds = time.monotonic(), 0, 0.0
-    while seconds < (5.0 if case.short else 20.0):
-        images += len(next(batches)["image"])
-        seconds = time.monotonic() - started
-    rate, cores = images / seconds, len(os.sched_getaffinity(0))
-    figures = {"images_per_second": rate, "cores": cores}
-    figures |= {"images_per_second_per_core": rate / cores}
-    answer(f"{rate:,.0f} images/s of 375x500 to 224x224 pixels on {cores} cores", figures)
-
-
-def measure(case, answer, name, recipe):
-    """Times the train step of a recipe."""
+@pytest.mark.parametrize("name", BATCHES)
+def test_train_step(name, case, answer):
+    """Its time and memory, without input."""
     devices, backend = jax.device_count(), jax.default_backend()
     is_small = case.short or backend == "cpu"
     per_device = 1 if backend == "cpu" else BATCHES[name]
     changes = dict(SMALL[name]) if is_small else {}
     changes |= {"train_batch_size": per_device * devices, "eval_batch_size": devices}
+    recipe = {"resnet50": "fake_imagenet"}.get(
+        name, name
+    )  # with ImageNet's counts: asks for no data
     settings = training.settings(recipe, **changes)
     trained = training.Training(settings)
     count = 3 if is_small else 20
@@ -95,6 +67,26 @@ def measure(case, answer, name, recipe):
     if peak and (forecast := figures.get("forecast_bytes_per_device")):
         text += f"; memory {peak / 2**30:.2f} GiB of {forecast / 2**30:.2f} GiB forecast"
     answer(text, figures, {f"{name} step": models.digest(trained.lowered)})
+
+
+def test_input_of_the_host(case, answer):
+    """How many images per second the host reads, decodes, crops and resizes."""
+    folder = training.make_images(case, "large_images", 256, 8, "375x500")
+    changes = {"data_dir": folder, "num_label_classes": 4, "input_streams": 8}
+    changes |= {"shuffle_buffer_size": 256, "train_batch_size": 64, "eval_batch_size": 64}
+    benchmark = training.settings("resnet50", **changes).load_benchmark(f"{case.folder}/index")
+    benchmark.num_examples("train")
+    batches = benchmark.train_batches(64, 0, 1, 0)
+    for _ in itertools.islice(batches, 4):  # until all threads work
+        pass
+    started, images, seconds = time.monotonic(), 0, 0.0
+    while seconds < (5.0 if case.short else 20.0):
+        images += len(next(batches)["image"])
+        seconds = time.monotonic() - started
+    rate, cores = images / seconds, len(os.sched_getaffinity(0))
+    figures = {"images_per_second": rate, "cores": cores}
+    figures |= {"images_per_second_per_core": rate / cores}
+    answer(f"{rate:,.0f} images/s of 375x500 to 224x224 pixels on {cores} cores", figures)
 
 
 def estimate(settings, kind, devices):

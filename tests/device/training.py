@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from commands.prove import Case
-from common.trees import by_name
 from engine.run import Programs, Settings, make_plan, read_settings
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -102,18 +101,6 @@ def command(words: list[str]) -> str:
     """Runs a command of this repository, which has to end well, and returns its output."""
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr, sep="\n", flush=True)  # the check's log
-    lines = [line for line in (done.stdout + "\n" + done.stderr).splitlines() if line.strip()]
-    problem = f"{words[1]} ended with exit code {done.returncode}: {lines[-1:]}"
-    assert done.returncode == 0, problem
+    *_, last = ["no output", *f"{done.stdout}\n{done.stderr}".strip().splitlines()]
+    assert done.returncode == 0, f"{words[1]} ended with exit code {done.returncode}: {last}"
     return done.stdout
-
-
-def bits(tree: Any) -> dict[str, bytes]:
-    """{"params/conv/kernel": the bytes of the array, ...}: copies."""
-    return {name: np.asarray(x).tobytes() for name, x in by_name(tree).items()}
-
-
-def assert_same_bits(what: str, one: dict[str, bytes], other: dict[str, bytes]) -> None:
-    """Compares two results of `bits`."""
-    names = [name for name in one.keys() | other.keys() if one.get(name) != other.get(name)]
-    assert not names, f"{what} has other bits in {', '.join(sorted(names)[:3])}"
