@@ -130,11 +130,6 @@ def load(
             raise ConfigError(f"{given}: {flag}={path} is a model of this program and says it")
         read = functools.partial(read_step, checkpoints, step)
         return Model(source, step, config_of(manifest).lock(), manifest, read)
-    if checkpoint != "latest":
-        raise ConfigError(
-            f"--checkpoint={checkpoint}: {flag}={path} is a single model, not the workdir of a "
-            "run; leave --checkpoint out"
-        )
     config, keys = ml_collections.ConfigDict(recipe), keys or {}
     config.update(keys)
     for note in benchmarks.settle_config(config, file, keys, whole=True, has_recipe=False):
@@ -143,6 +138,11 @@ def load(
     assert imported is not None  # `settle_config` refuses what the benchmark cannot read
     if "head" not in imported.params:
         raise CheckpointError(f"{flag}={path} has no classifier; --config.init_from takes it")
+    if checkpoint != "latest":
+        raise ConfigError(
+            f"--checkpoint={checkpoint}: {flag}={path} is a single model, not the workdir of a "
+            "run; leave --checkpoint out"
+        )
     manifest = {"benchmark": config.benchmark, "config": config.to_dict(), **imported.metadata}
     return Model(imported.source, 0, config, manifest, lambda: Weights(*imported[:3]))
 
