@@ -29,7 +29,7 @@ environment.set_defaults(TF_CPP_MIN_LOG_LEVEL="3")
 
 from commands import predict  # noqa: E402
 from commands.predict.model import Request  # noqa: E402
-from common import console, pools  # noqa: E402
+from common import console  # noqa: E402
 from common.errors import UserError  # noqa: E402 (the environment decides how libraries start)
 from common.text import limited_lines  # noqa: E402
 
@@ -122,7 +122,6 @@ def main(argv: list[str] | None = None) -> int:
         model=workdir or model,
         recipe=None if workdir else _recipe(),
         keys=keys,
-        threads=pools.threads(*sources),
         **{name: given.pop(name) for name in _GENERAL},
         options=given,
     )

@@ -57,11 +57,12 @@ def run(request: Request, stdin: Iterable[str]) -> int:
     kind: Any = KINDS[uses.answers]
     options = _options(kind.Options, request.options, model)
     form = _format(request.format, request.out, kind.Options.formats)
-    for flag, end in kind.Options.files:
-        if path := getattr(options, flag):
-            if end and not path.lower().endswith(end):
-                raise ConfigError(f"--{flag}={path}: must end with {end}")
-            _check_output(path, flag)
+    for field in dataclasses.fields(options):
+        path, end = getattr(options, field.name), field.metadata["end"]
+        if end and path:
+            if not path.lower().endswith(end):
+                raise ConfigError(f"--{field.name}={path}: must end with {end}")
+            _check_output(path, field.name)
     if not getattr(options, "labels", ""):
         resuming.check_data(model, request.accept_other_data, say)
     request = dataclasses.replace(request, format=form)

@@ -32,7 +32,6 @@ class Options:
     """The flags of predict.py for detectors."""
 
     formats = (*FORMATS, "coco")
-    files = ()  # flags that name a file to write
 
     min_score: float | None = _flag(
         None, "the least score of a detection (0.3; .coco.json: 0)", console.share

@@ -33,12 +33,11 @@ class Options:
     """The flags of predict.py for classifiers."""
 
     formats = FORMATS
-    files = (("embeddings", ".npy"), ("contact_sheet", ".png"))  # flags that name a file to write
 
     top_k: int = _flag(5, "classes for each picture (5)", console.integer(1))
     logits: bool = _flag(False, "write logits instead of probabilities")
-    embeddings: str = _flag("", "file .npy for the features, float32[files, channels]")
-    contact_sheet: str = _flag("", "file .png: the pictures with their classes")
+    embeddings: str = _flag("", "file .npy for the features, float32[files, channels]", end=".npy")
+    contact_sheet: str = _flag("", "file .png: the pictures with their classes", end=".png")
     labels: str = _flag("", "file with a class name per line; default: the model's own")
 
 

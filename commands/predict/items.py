@@ -28,7 +28,6 @@ class Options:
     """The flags of predict.py for recommenders."""
 
     formats = FORMATS
-    files = ()  # flags that name a file to write
 
     user: str = _flag("", "ids of users, with commas between; or give a file of them as SOURCE")
     top: int = _flag(10, "items for each user (10)", console.integer(1))

@@ -33,7 +33,6 @@ class Request:
       out: the file of results; "" writes them to the standard output.
       options: the flags that were given of those that single kinds of models have.
       accept_other_data: use a model also where its data have other classes by now.
-      threads: that read and decode.
     """
 
     sources: Sequence[str]
@@ -45,11 +44,12 @@ class Request:
     out: str
     batch_size: int
     accept_other_data: bool
-    threads: int
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def flag(group: str, default: Any, text: str, kind: Callable[[str], Any] | None = None) -> Any:
+def flag(
+    group: str, default: Any, text: str, kind: Callable[[str], Any] | None = None, end: str = ""
+) -> Any:
     """A field of a kind's `Options`: a flag that only some kinds of models have.
 
     Args:
@@ -57,8 +57,10 @@ def flag(group: str, default: Any, text: str, kind: Callable[[str], Any] | None 
       default: False for a flag without a value.
       text: its help.
       kind: makes its value of what the user gives.
+      end: of the name of the file to write that the flag names; "" for another flag.
     """
-    return dataclasses.field(default=default, metadata={"group": group, "help": text, "type": kind})
+    metadata = {"group": group, "help": text, "type": kind, "end": end}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 data_dir_flag = functools.partial(

@@ -32,7 +32,6 @@ class Options:
     """The flags of predict.py for translators; 0 is what the run had."""
 
     formats = ("text", *FORMATS)
-    files = ()  # flags that name a file to write
 
     beams: int = _flag(0, "of the search; default: config.beam_size", console.integer(1, 100))
     n_best: int = _flag(1, "translations of each sentence (1)", console.integer(1, 100))

@@ -295,12 +295,12 @@ def answer(load: Callable[[], PictureModel], request: Request, stdin: Iterable[s
         f"{model.model.source}: {model.summary}; loaded in {loaded - started:.1f} s, "
         f"compiled in {compiled - loaded:.1f} s"
     )
-    tally = Tally()
+    tally, threads = Tally(), pools.threads(*request.sources)
 
     def rows() -> Iterator[Row]:
         progress = Progress(len(paths))
-        with ThreadPoolExecutor(request.threads) as pool:
-            ahead = 2 * predictor.batch_size + request.threads
+        with ThreadPoolExecutor(threads) as pool:
+            ahead = 2 * predictor.batch_size + threads
             pictures = pools.ordered(
                 pool, lambda path: load_picture(path, model.inputs), paths, ahead
             )
@@ -311,7 +311,7 @@ def answer(load: Callable[[], PictureModel], request: Request, stdin: Iterable[s
                 yield row
 
     model.write(request, paths, rows())
-    summarize(tally, time.monotonic() - compiled, request.threads, model.score())
+    summarize(tally, time.monotonic() - compiled, threads, model.score())
     return 1 if tally.errors else 0
 
 
