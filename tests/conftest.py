@@ -1,4 +1,4 @@
-"""Eight simulated devices for every test; set before anything imports jax."""
+"""Eight simulated devices for every test, unless --mode=prove runs it; set before jax is there."""
 
 import contextlib
 import importlib

@@ -6,6 +6,7 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -116,7 +117,8 @@ def test_a_save_while_training_goes_on(case, answer):
     """Saves a step while the next ones, which reuse its memory, are computed; then reads it."""
     small = case.short or jax.default_backend() == "cpu"
     devices = jax.device_count()
-    changes = {"train_batch_size": (2 if small else 64) * devices, "eval_batch_size": devices}
+    changes: Any = {"train_batch_size": (2 if small else 64) * devices}
+    changes |= {"eval_batch_size": devices}
     if small:
         changes |= {"num_filters": 16, "image_size": 64, "precision": "float32"}
     trained = training.Training(training.settings("fake_imagenet", **changes))
