@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 if TYPE_CHECKING:
-    from common.portable import Portable, Program, SingleShot
+    from common.portable import Portable, Program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,14 +143,6 @@ class Uses:
         """
         del params, model_state
         return {}
-
-    def single_shot(self, params: Any, model_state: Any) -> SingleShot | None:
-        """A detector of one stage as plain steps, besides its programs; None for other models.
-
-        The arrays are NumPy's.
-        """
-        del params, model_state
-        return None
 
     def read_foreign(self, path: str) -> Imported | None:
         """Reads a file or folder, local or gs://, of another library's weights.
