@@ -33,8 +33,8 @@ class Graph:
         self._nodes: list[Any] = []
         self._constants: list[Any] = []
 
-    def write(self, inputs: Ends, outputs: Ends, facts: Mapping[str, str], path: str) -> None:
-        """Writes the graph as a file; `facts` are its metadata."""
+    def encode(self, inputs: Ends, outputs: Ends, facts: Mapping[str, str]) -> bytes:
+        """The content of a file; `facts` are its metadata."""
         helper = self._onnx.helper
         ends = [
             [
@@ -53,8 +53,7 @@ class Graph:
         )
         helper.set_model_props(model, dict(facts))
         self._onnx.checker.check_model(model, full_check=True)
-        with open(path, "wb") as file:
-            file.write(model.SerializeToString(deterministic=True))
+        return model.SerializeToString(deterministic=True)
 
     def node(self, operator: str, name: str, inputs: Sequence[str], **attributes: Any) -> str:
         """Adds a node with one result, which has its name; returns the name."""

@@ -23,7 +23,7 @@ from etils import epath
 
 from commands import trained
 from commands.export import classifiers, programs
-from commands.export.formats import DEFAULTS, PATHS, files_in, write_text
+from commands.export.formats import DEFAULTS, PATHS, files_in
 from commands.trained import Trained
 from common.data import files
 from common.errors import ConfigError, OutputError, one_line, parse_json, visible
@@ -127,7 +127,7 @@ def _list(model: Trained, rows: dict[str, Any], labels: Sequence[str], folder: s
     """Writes the names of the classes and the list of what the export is."""
     if labels:
         lines = [" ".join(name.split()) for name in labels]
-        write_text(f"{folder}/labels.txt", "\n".join([*lines, ""]))
+        pathlib.Path(folder, "labels.txt").write_text("\n".join([*lines, ""]), encoding="utf-8")
     facts = {
         "benchmark": model.config.benchmark,
         "step": model.step,
@@ -137,7 +137,7 @@ def _list(model: Trained, rows: dict[str, Any], labels: Sequence[str], folder: s
         "files": {os.path.relpath(path, folder): _digest(path) for path in files_in(folder)},
         "versions": manifests.versions(),
     }
-    write_text(f"{folder}/{_LIST}", json.dumps(facts, indent=2) + "\n")
+    pathlib.Path(folder, _LIST).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
 def _digest(path: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import os
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,7 +73,7 @@ class Classifier:
             safetensors.save_file(dict(self.torch.arrays), path, {"format": "pt"})
             for file, content in self.torch.files.items():
                 text = json.dumps(content, indent=2, ensure_ascii=False)
-                formats.write_text(f"{os.path.dirname(path)}/{file}", text + "\n")
+                pathlib.Path(path).with_name(file).write_text(text + "\n", encoding="utf-8")
             return
         spec = self.portable.spec
         facts = {
@@ -182,8 +183,8 @@ def write(
     if "savedmodel" in names:
         rows["savedmodel"] |= content.check_serving(f"{folder}/{formats.PATHS['savedmodel']}")
     spec = json.dumps(portable.spec.as_dict(), indent=2)
-    formats.write_text(f"{folder}/input_spec.json", spec + "\n")
-    formats.write_text(f"{folder}/README.md", card_text(content, rows))
+    pathlib.Path(folder, "input_spec.json").write_text(spec + "\n", encoding="utf-8")
+    pathlib.Path(folder, "README.md").write_text(card_text(content, rows), encoding="utf-8")
     return rows, labels
 
 

@@ -64,13 +64,8 @@ def write(
     Raises:
       ConfigError: the program has operations that TensorFlow's StableHLO does not have.
     """
-    if name == "onnx":
-        assert draw is not None
-        graph = Graph()
-        graph.write(*draw(graph), facts, path)
-        return
-    assert program is not None
     if name == "savedmodel":
+        assert program is not None
         signatures = _classify(program, *classes) if classes else _serve(program)
         tf, folder = tensorflow(), f"{path}/1"
         module = tf.Module()
@@ -78,9 +73,15 @@ def write(
         tf.saved_model.save(module, folder, signatures=signatures)
         with contextlib.suppress(FileNotFoundError):  # a random number that no reader needs
             os.remove(f"{folder}/fingerprint.pb")
+        return
+    if name == "onnx":
+        assert draw is not None
+        graph = Graph()
+        content = graph.encode(*draw(graph), facts)
     else:
-        with open(path, "wb") as file:
-            file.write(program.serialize())
+        assert program is not None
+        content = program.serialize()
+    pathlib.Path(path).write_bytes(content)
 
 
 def read(name: str, path: str, signature: str = "serving_default") -> Callable[[Any], Any]:
@@ -88,8 +89,7 @@ def read(name: str, path: str, signature: str = "serving_default") -> Callable[[
     if name == "onnx":
         return _read_onnx(path)
     if name == "stablehlo":
-        with open(path, "rb") as file:
-            return jax.jit(export.deserialize(bytearray(file.read())).call)
+        return jax.jit(export.deserialize(bytearray(pathlib.Path(path).read_bytes())).call)
     tf = tensorflow()
     serve = tf.saved_model.load(f"{path}/1").signatures[signature]
 
@@ -227,11 +227,6 @@ def files_in(path: str) -> list[str]:
 def megabytes(path: str) -> float:
     """The size of a file, or of all files in a folder."""
     return sum(map(os.path.getsize, files_in(path))) / 1e6
-
-
-def write_text(path: str, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 def filled(name: str, **values: Any) -> str:

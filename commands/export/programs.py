@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -97,10 +98,9 @@ def write(
                 rows[f"{name}_{suffix}" if suffix else name] = row
         shown.append({"paths": paths, "program": program, "arrays": _arrays(program, checks[0])})
         for file, content in program.files.items():
-            with open(f"{folder}/{file}", "wb") as out:
-                out.write(content)
+            pathlib.Path(folder, file).write_bytes(content)
     text = formats.filled("program.md", model=model, programs=shown)
-    formats.write_text(f"{folder}/README.md", text)
+    pathlib.Path(folder, "README.md").write_text(text, encoding="utf-8")
     return rows, labels
 
 
