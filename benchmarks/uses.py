@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 if TYPE_CHECKING:
-    from common.portable import Portable, Program, SingleShot
+    from common.portable import Portable, Program
 
 
 class Matrix(NamedTuple):
@@ -141,14 +141,6 @@ class Uses:
         """
         del params, model_state
         return {}
-
-    def single_shot(self, params: Any, model_state: Any) -> SingleShot | None:
-        """A detector of one stage as plain steps, besides its programs; None for other models.
-
-        The arrays are NumPy's.
-        """
-        del params, model_state
-        return None
 
     def read_foreign(self, file: str) -> Imported | None:
         """Reads another library's weights; None if the benchmark takes none.

@@ -164,11 +164,11 @@ def make_program(benchmark: Any, params: Any, titles: Mapping[int, str]) -> Prog
         logits = benchmark.logits(params, user, item[:, None])[:, 0]
         return {"score": jnp.where(is_user & is_item, jax.nn.sigmoid(logits), jnp.nan)}
 
-    def examples(pictures: Sequence[bytes]) -> Sequence[Arrays]:
+    def examples(pictures: Sequence[bytes]) -> Sequence[tuple[Arrays, None]]:
         del pictures
         draw = np.random.default_rng(0)
         pairs = {"user": draw.choice(users, 16), "item": draw.choice(items, 16)}
-        return [pairs, {name: ids[:1] for name, ids in pairs.items()}]
+        return [(pairs, None), ({name: ids[:1] for name, ids in pairs.items()}, None)]
 
     rows = [(item, titles.get(item, "")) for item in items.tolist()]
     return Program(

@@ -354,14 +354,14 @@ def make_program(benchmark: Any, params: Any) -> Program:
         tokens, scores = jax.lax.map(translate, inputs["sources"])
         return {"tokens": tokens, "scores": scores}
 
-    def examples(pictures: Sequence[bytes]) -> Sequence[Arrays]:
+    def examples(pictures: Sequence[bytes]) -> Sequence[tuple[Arrays, None]]:
         del pictures
         draw = np.random.default_rng(0)
         rows = np.zeros((3, length), np.int32)
         for row, size in zip(rows, (1, length // 4, length // 2), strict=True):
             row[:size] = draw.integers(EOS + 1, benchmark.vocabulary_size, size)
             row[size] = EOS
-        return [{"sources": rows}, {"sources": rows[:1]}]
+        return [({"sources": rows}, None), ({"sources": rows[:1]}, None)]
 
     folder, pattern = benchmark.settings.data_dir, benchmark.settings.vocabulary_file
     vocabulary = epath.Path(files.find(folder, pattern, "vocabulary")[0])

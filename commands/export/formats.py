@@ -1,133 +1,236 @@
-"""The formats of classifiers: how each is written, read back and run, and the model card.
+"""Writes programs of jax as StableHLO and as TensorFlow's SavedModels, and graphs as ONNX.
 
-The card is card.md, filled in; its front matter is for Hugging Face.
+All of them are read back by the programs that users have. A SavedModel runs StableHLO.
+
+A StableHLO file is for CPUs, TPUs and GPUs; a newer jax of the next six months reads it as well, an
+older one does not. jax writes a newer StableHLO than TensorFlow of the same day reads, but it can
+write older ones too.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import json
+import contextlib
 import os
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jinja2
-import numpy as np
 from jax import export
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
 
-from commands.export import onnx, stablehlo
-from common.portable import Portable, TorchForm
-from engine import model_source
-from engine.report.history import History
+from common.data.shards import tensorflow
+from common.errors import ConfigError, one_line
+from common.images import input_spec
+from common.images.input_spec import InputSpec
+from common.onnx_graph import Ends, Graph
+from common.portable import Arrays
 
-_RECIPE = (  # keys of the config that say how a model was trained
-    *("train_batch_size", "train_steps", "base_learning_rate", "learning_rate_schedule"),
-    *("weight_decay", "label_smoothing", "moving_average_decay", "seed", "init_from"),
-)
-Compute = Callable[[np.ndarray], np.ndarray]  # uint8[b, s, s, 3] -> float32[b, K]
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """What the formats are written from.
-
-    Attributes:
-      trained: the checkpoint.
-      portable: its model.
-      class_names: of the logits; () are none.
-      torch: PyTorch's form where "hf" is wanted.
-    """
-
-    trained: model_source.Model
-    portable: Portable
-    class_names: tuple[str, ...]
-    torch: TorchForm | None
-
-    @functools.cached_property
-    def exported(self) -> export.Exported:
-        """The function uint8[b, s, s, 3] -> logits of any batch, with its weights."""
-        (batch,), size = export.symbolic_shape("batch"), self.portable.spec.size
-        pixels = jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
-        return stablehlo.exported(self.portable.logits, pixels)
-
-
-@dataclasses.dataclass(frozen=True)
-class Format:
-    """One format.
-
-    Attributes:
-      path: the file or folder that it has in the export.
-      write: writes it to a local path.
-      runner: reads it back; returns the function that it computes.
-      needs: a package that not everyone has, or "".
-    """
-
-    path: str
-    write: Callable[[Model, str], None]
-    runner: Callable[[Model, str], Compute]
-    needs: str = ""
-
-
-def _write_hf(model: Model, path: str) -> None:
-    from safetensors import numpy as safetensors
-
-    form = model.torch
-    assert form is not None
-    safetensors.save_file(dict(form.arrays), path, {"format": "pt"})
-    for name, content in form.files.items():
-        with open(f"{os.path.dirname(path)}/{name}", "w", encoding="utf-8") as file:
-            file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-
-
-def _run_hf(model: Model, path: str) -> Compute:
-    """The model as an import reads it, by the rules for other libraries' weights."""
-    back = model_source.load(path, recipe=model.trained.config, say=lambda line: None)
-    portable = back.benchmark.uses.portable(back.params, back.model_state)
-    assert portable is not None
-    return lambda images: np.asarray(portable.logits(images))
-
-
-def _write_onnx(model: Model, path: str) -> None:
-    spec = json.dumps(model.portable.spec.as_dict())
-    names = json.dumps(model.class_names)
-    onnx.write_classifier(model.portable.network, {"input_spec": spec, "class_names": names}, path)
-
-
-def _write_savedmodel(model: Model, path: str) -> None:
-    stablehlo.write_classifier(model.exported, model.portable.spec, model.class_names, f"{path}/1")
-
-
-def _run_savedmodel(_: Model, path: str) -> Compute:
-    run = stablehlo.savedmodel_runner(f"{path}/1", "images")
-    return lambda images: run({"images": images})["logits"]
-
-
-def _run_stablehlo(_: Model, path: str) -> Compute:
-    run = stablehlo.runner(path)
-    return lambda images: np.asarray(run(images))
-
-
-FORMATS: Mapping[str, Format] = {
-    "hf": Format("model.safetensors", _write_hf, _run_hf),
-    "onnx": Format("model.onnx", _write_onnx, lambda _, path: onnx.classifier_runner(path), "onnx"),
-    "savedmodel": Format("savedmodel", _write_savedmodel, _run_savedmodel),
-    "stablehlo": Format(
-        "model.stablehlo",
-        lambda model, path: stablehlo.write(model.exported, path),
-        _run_stablehlo,
-    ),
+DEFAULTS = ("savedmodel", "stablehlo")
+PATHS = {  # the file or folder that a format has in an export, in the order of the formats
+    "hf": "model.safetensors",
+    "onnx": "model.onnx",
+    "savedmodel": "savedmodel",
+    "stablehlo": "model.stablehlo",
 }
+Draw = Callable[[Graph], tuple[Ends, Ends]]
+_PLATFORMS = ("cpu", "tpu", "cuda")
+_LOCATIONS = "jax_traceback_in_locations_limit"
+_VERSION = "1.13.0"  # of StableHLO: what TensorFlow 2.21 reads
+_CONVENTION = 9  # how arguments are passed; the one of TensorFlow 2.14 and newer
 
 
-# The card.
+def write(
+    name: str,
+    path: str,
+    program: export.Exported | None,
+    draw: Draw | None,
+    facts: Mapping[str, str],
+    classes: tuple[InputSpec, Sequence[str]] | None = None,
+) -> None:
+    """Writes a model as "onnx", "savedmodel" or "stablehlo".
+
+    Args:
+      name: of the format.
+      path: the new file or folder; the model of a SavedModel is in its version 1.
+      program: the model as jax exports it, not for ONNX; its dimensions may be symbolic.
+      draw: the same as a graph of ONNX, see `Program.draw`.
+      facts: the metadata of ONNX.
+      classes: of a classifier how an encoded image becomes pixels, and the names; () are numbers.
+
+    Raises:
+      ConfigError: the program has operations that TensorFlow's StableHLO does not have.
+    """
+    if name == "savedmodel":
+        assert program is not None
+        signatures = _classify(program, *classes) if classes else _serve(program)
+        tf, folder = tensorflow(), f"{path}/1"
+        module = tf.Module()
+        module.functions = list(signatures.values())
+        tf.saved_model.save(module, folder, signatures=signatures)
+        with contextlib.suppress(FileNotFoundError):  # a random number that no reader needs
+            os.remove(f"{folder}/fingerprint.pb")
+        return
+    if name == "onnx":
+        assert draw is not None
+        graph = Graph()
+        content = graph.encode(*draw(graph), facts)
+    else:
+        assert program is not None
+        content = program.serialize()
+    pathlib.Path(path).write_bytes(content)
 
 
-def card_text(model: Model, rows: dict[str, Any]) -> str:
-    """The card of an export; `rows` are the facts about each format."""
+def read(name: str, path: str, signature: str = "serving_default") -> Callable[[Any], Any]:
+    """Loads the function that `write` wrote; `signature` is of a SavedModel."""
+    if name == "onnx":
+        return _read_onnx(path)
+    if name == "stablehlo":
+        return jax.jit(export.deserialize(bytearray(pathlib.Path(path).read_bytes())).call)
+    tf = tensorflow()
+    serve = tf.saved_model.load(f"{path}/1").signatures[signature]
+
+    def run(inputs: Arrays) -> Arrays:
+        results = serve(**{name: tf.constant(x) for name, x in inputs.items()})
+        return {name: x.numpy() for name, x in results.items()}
+
+    return run
+
+
+def exported(compute: Any, specs: Any) -> export.Exported:
+    """A function of arrays of these shapes, which may be symbolic, without the paths of our code.
+
+    Args:
+      compute: the jitted function.
+      specs: of its argument.
+    """
+    limit = jax.config.values[_LOCATIONS]
+    jax.config.update(_LOCATIONS, 0)
+    try:
+        return export.export(compute, platforms=_PLATFORMS)(specs)
+    finally:
+        jax.config.update(_LOCATIONS, limit)
+
+
+def _serve(program: export.Exported) -> dict[str, Any]:
+    """A function of a dict of arrays to another as the signature serving_default."""
+    tf, call = tensorflow(), _operation(program)
+    (inputs,), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
+    names = sorted(jax.tree.unflatten(program.out_tree, program.out_avals))
+
+    @tf.function(autograph=False)
+    def serve(**arrays: Any) -> Any:
+        return dict(zip(names, call([arrays[name] for name in sorted(inputs)]), strict=True))
+
+    specs = {name: tf.TensorSpec(_sides(x), x.dtype.name, name) for name, x in inputs.items()}
+    return {"serving_default": serve.get_concrete_function(**specs)}
+
+
+def _classify(program: export.Exported, spec: InputSpec, labels: Sequence[str]) -> dict[str, Any]:
+    """A function uint8[b, s, s, 3] -> float32[b, K] as TensorFlow Serving's clients call it.
+
+    The signatures are:
+      serving_default: `image_bytes` string[b], encoded images, -> `classes` int64[b],
+        `probabilities` float32[b, K], `top5_names` string[b, 5], `top5_scores` float32[b, 5].
+      images: `images` uint8[b, s, s, 3], RGB -> `logits` float32[b, K].
+    """
+    tf, call = tensorflow(), _operation(program)
+    shape, count = (_sides(x) for x in (program.in_avals[0], program.out_avals[0]))
+    names = tf.constant(list(labels) or [str(i) for i in range(count[1] or 0)])
+
+    # A function of its own, because both signatures would otherwise have a copy of the weights.
+    @tf.function(input_signature=[tf.TensorSpec(shape, tf.uint8, "images")], autograph=False)
+    def logits(images: Any) -> Any:
+        return {"logits": call([images])[0]}
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, "image_bytes")], autograph=False)
+    def classify(image_bytes: Any) -> Any:
+        prepared = tf.map_fn(
+            lambda image: input_spec.evaluated(image, spec, is_portable=True),
+            image_bytes,
+            fn_output_signature=tf.TensorSpec(shape[1:], tf.uint8),
+        )
+        probabilities = tf.nn.softmax(logits(prepared)["logits"])
+        scores, indices = tf.math.top_k(probabilities, min(5, len(names)))
+        return {
+            "classes": tf.argmax(probabilities, axis=-1),
+            "probabilities": probabilities,
+            "top5_names": tf.gather(names, indices),
+            "top5_scores": scores,
+        }
+
+    return {"serving_default": classify, "images": logits}
+
+
+def _operation(program: export.Exported) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A program as one operation of TensorFlow, from its flat inputs to its flat outputs."""
+    tensorflow()
+    from tensorflow.compiler.tf2xla.python import xla  # `tf.raw_ops` lacks this operation
+
+    code, outputs = _older(program), program.out_avals
+    call: Any = xla.call_module
+    return lambda inputs: call(
+        inputs,
+        version=_CONVENTION,
+        module=code,
+        Tout=[x.dtype.name for x in outputs],
+        Sout=[_sides(x) for x in outputs],
+        platforms=[name.upper() for name in program.platforms],
+    )
+
+
+def _older(program: export.Exported) -> bytes:
+    """The program's StableHLO of `_VERSION`."""
+    context = ir.Context()
+    stablehlo.register_dialect(context)
+    with context:
+        try:
+            code = program.mlir_module_serialized
+            module = stablehlo.deserialize_portable_artifact(context, code)
+            return stablehlo.serialize_portable_artifact(module, _VERSION)
+        except Exception as error:  # of MLIR
+            raise ConfigError(
+                f"--format=savedmodel: StableHLO {_VERSION}, which TensorFlow reads, lacks an "
+                f"operation of this model: {one_line(error)}"
+            ) from error
+
+
+def _read_onnx(path: str) -> Callable[[Arrays], Arrays]:
+    """Loads the function that a file holds.
+
+    onnxruntime computes where it is installed; else the reference implementation of `onnx`.
+    """
+    session: Any
+    try:
+        import onnxruntime
+    except ImportError:
+        from onnx.reference import ReferenceEvaluator
+
+        session = ReferenceEvaluator(path)
+        names = session.output_names
+    else:
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+    return lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+
+def files_in(path: str) -> list[str]:
+    """A file, or all files in a folder, sorted."""
+    if os.path.isfile(path):
+        return [path]
+    return sorted(f"{folder}/{name}" for folder, _, names in os.walk(path) for name in names)
+
+
+def megabytes(path: str) -> float:
+    """The size of a file, or of all files in a folder."""
+    return sum(map(os.path.getsize, files_in(path))) / 1e6
+
+
+def filled(name: str, **values: Any) -> str:
+    """A template of this folder with its values; the filter `safe_text` is for texts of users."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
         trim_blocks=True,
@@ -136,45 +239,14 @@ def card_text(model: Model, rows: dict[str, Any]) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["safe_text"] = _safe
-    trained, config = model.trained, model.trained.config
-    scores, evaluated = _measured(trained)
-    metrics = [{"type": name, "value": round(value, 6)} for name, value in scores.items()]
-    results = {
-        "task": {"type": "image-classification"},
-        "dataset": {"name": "evaluation split"},
-        "metrics": metrics,
-    }
-    return environment.get_template("card.md").render(
-        trained=trained,
-        config=config,
-        recipe=[key for key in _RECIPE if key in config],
-        labels=model.class_names,
-        count=len(model.portable.network.steps[-1].arrays["bias"]),
-        size=model.portable.spec.size,
-        spec=json.dumps(model.portable.spec.as_dict(), indent=2),
-        torch=model.torch,
-        rows=rows,
-        scores=scores,
-        evaluated=evaluated,
-        metrics=json.dumps(list(scores)),
-        index=json.dumps([{"name": str(config.benchmark), "results": [results]}]),
-    )
-
-
-def _measured(trained: model_source.Model) -> tuple[dict[str, float], int]:
-    """(accuracies of this checkpoint, number of images), by the run's evaluation or --mode=eval.
-
-    Where there are none, it is ({}, 0).
-    """
-    for folder in (trained.workdir, f"{trained.workdir}/eval"):
-        for row in reversed(History(folder, writes=False).rows):
-            scores = {name: value for name, value in row.items() if "accuracy" in name}
-            if (row["split"], row["step"]) == ("eval", trained.step) and scores:
-                return scores, int(row["examples"])
-    return {}, 0
+    return environment.get_template(name).render(values)
 
 
 def _safe(value: str) -> str:
     """Text as Markdown shows it, in one line and without effect."""
     line = " ".join(value.split())
     return re.sub(r"([\\`*_{}\[\]<>#|!&~])", r"\\\1", line)
+
+
+def _sides(array: Any) -> list[int | None]:
+    return [side if isinstance(side, int) else None for side in array.shape]

@@ -1,12 +1,15 @@
-"""Writes a model that is no classifier as a function, its weights and its search inside."""
+"""Writes a model that is no classifier as a function, its weights and its search inside.
+
+README.md beside it is program.md, filled in.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import io
+import json
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,61 +17,17 @@ import numpy as np
 from jax import export
 from PIL import Image
 
-from commands.export import onnx, stablehlo
+from commands.export import formats
 from common.errors import ConfigError, OutputError
 from common.portable import Arrays, Program
 from engine import model_source
 
-
-@dataclasses.dataclass(frozen=True)
-class _Format:
-    """One format.
-
-    Attributes:
-      path: the file or folder; "{}" is the program's name.
-      write: writes it to a local path.
-      runner: reads it back; returns the function that it computes.
-      code: lines of Python that run it, of its path and the program's arguments.
-      limit: the largest difference that is accepted, as a share of the largest value of an output.
-      share: of an output, how many values may be off by more: another compiler rounds in another
-        way, which changes the order of what is nearly equal.
-      checks: how many examples are computed; each shape is compiled, in TensorFlow for seconds.
-    """
-
-    path: str
-    write: Callable[[export.Exported, str], None]
-    runner: Callable[[str], Callable[[Arrays], Arrays]]
-    code: str
-    limit: float
-    share: float = 0.0
-    checks: int | None = None
-
-
-FORMATS: Mapping[str, _Format] = {
-    "savedmodel": _Format(
-        path="savedmodel{}",
-        write=lambda exported, path: stablehlo.write_savedmodel(exported, f"{path}/1"),
-        runner=lambda path: stablehlo.savedmodel_runner(f"{path}/1"),
-        code="""import tensorflow as tf  # 2.21 or newer
-model = tf.saved_model.load("{path}/1")
-outputs = model.signatures["serving_default"]({keywords})
-""",
-        limit=1e-4,
-        share=0.1,
-        checks=2,
-    ),
-    "stablehlo": _Format(
-        path="model{}.stablehlo",
-        write=stablehlo.write,
-        runner=stablehlo.runner,
-        code="""import jax
-data = open("{path}", "rb").read()
-model = jax.export.deserialize(bytearray(data))
-outputs = jax.jit(model.call)({entries})  # on CPU, TPU or GPU
-""",
-        limit=1e-5,
-    ),
-}
+FORMATS = (*formats.DEFAULTS, "onnx")
+_SHARE = 0.1  # of the values of an output that a SavedModel may reorder
+PREDICTED_LIMIT = 1e-3  # of what predict.py says, in score or as a share of the largest side
+# The largest difference that is accepted, as a share of the largest value of an output.
+_LIMITS = {"savedmodel": 1e-4, "stablehlo": 1e-5, "onnx": PREDICTED_LIMIT}
+Check = tuple[Arrays, Arrays, Arrays | None]  # inputs, the program's outputs, predict.py's
 
 
 # The pictures that an export is checked with: drawn, always the same, and of several sizes.
@@ -99,65 +58,50 @@ def of(model: model_source.Model) -> Mapping[str, Program]:
     return uses.programs(model.params, model.model_state)
 
 
-def choose(names: Sequence[str], model: model_source.Model) -> Sequence[str]:
-    """The formats to write: `names`, or without any those of every such model.
-
-    Raises:
-      ConfigError: the model does not have one of `names`.
-    """
-    known = tuple(FORMATS)
-    if model.benchmark.uses.single_shot(model.params, model.model_state):
-        known = (*known, "onnx")
-    if other := [name for name in names if name not in known]:
-        raise ConfigError(
-            f"--format={','.join(other)}: {model.source} is a model of the benchmark "
-            f"{model.config.benchmark!r}, which is exported as {', '.join(known)}"
-        )
-    return names or tuple(FORMATS)
-
-
 def write(
-    model: model_source.Model, programs: Mapping[str, Program], folder: str, formats: Sequence[str]
+    model: model_source.Model, programs: Mapping[str, Program], names: Sequence[str], folder: str
 ) -> tuple[dict[str, Any], Sequence[str]]:
     """Writes the programs, checks them, and describes them in README.md.
 
     Args:
       model: the checkpoint.
       programs: of it, see `of`.
+      names: of the formats; () are those of every such model.
       folder: local.
-      formats: names that `choose` returns.
 
     Returns:
       The facts about each file, and the names of the classes.
 
     Raises:
+      ConfigError: the model does not have one of the formats.
       OutputError: what was written computes something else.
       CheckpointError: the weights are not finite.
     """
+    known = [name for name in FORMATS if name != "onnx" or any(p.draw for p in programs.values())]
+    if other := [name for name in names if name not in known]:
+        raise ConfigError(
+            f"--format={','.join(other)}: {model.source} is a model of the benchmark "
+            f"{model.config.benchmark!r}, which is exported as {', '.join(known)}"
+        )
     model.check_finite()
-    rows, parts = {}, [f"# {model.config.benchmark}, step {model.step:,}", ""]
-    for name, program in programs.items():
-        suffix, exported = f"_{name}" if name else "", _exported(program)
-        examples = program.examples(draw())
-        wanted = [jax.jit(program.compute)(inputs) for inputs in examples]
-        codes = {}
-        for key, form in FORMATS.items():
-            if key in formats:
-                path = form.path.format(suffix)
-                form.write(exported, f"{folder}/{path}")
-                error = _check(key, f"{folder}/{path}", examples, wanted)
-                rows[key + suffix] = {"path": path, "error": error}
-                codes[path] = _filled(form, path, program)
-        if "onnx" in formats:
-            rows["onnx"] = onnx.export_detector(model, program, examples, folder)
-            codes[onnx.PATH] = onnx.DETECTOR_CODE
-        parts += _described(program, codes, examples[0])
+    labels = [name for _, name in model.manifest.get("categories", ())]
+    rows, shown = {}, []
+    for suffix, program in programs.items():
+        exported, checks, paths = _exported(program), _checks(program), {}
+        for name in FORMATS:
+            if name in (names or formats.DEFAULTS):
+                stem, *end = formats.PATHS[name].split(".")
+                paths[name] = ".".join([f"{stem}_{suffix}" if suffix else stem, *end])
+                path, facts = f"{folder}/{paths[name]}", {"class_names": json.dumps(labels)}
+                formats.write(name, path, exported, program.draw, facts)
+                row = {"path": paths[name], "error": _check(name, path, program, checks)}
+                rows[f"{name}_{suffix}" if suffix else name] = row
+        shown.append({"paths": paths, "program": program, "arrays": _arrays(program, checks[0])})
         for file, content in program.files.items():
-            with open(f"{folder}/{file}", "wb") as out:
-                out.write(content)
-    with open(f"{folder}/README.md", "w", encoding="utf-8") as file:
-        file.write("\n".join(parts))
-    return rows, [name for _, name in model.manifest.get("categories", ())]
+            pathlib.Path(folder, file).write_bytes(content)
+    text = formats.filled("program.md", model=model, programs=shown)
+    pathlib.Path(folder, "README.md").write_text(text, encoding="utf-8")
+    return rows, labels
 
 
 def _exported(program: Program) -> export.Exported:
@@ -166,26 +110,53 @@ def _exported(program: Program) -> export.Exported:
         name: jax.ShapeDtypeStruct(export.symbolic_shape(shape, scope=scope), dtype)
         for name, (shape, dtype) in program.inputs.items()
     }
-    return stablehlo.exported(jax.jit(program.compute), specs)
+    return formats.exported(jax.jit(program.compute), specs)
 
 
-def _check(key: str, path: str, examples: Sequence[Arrays], wanted: Sequence[Arrays]) -> float:
+def _checks(program: Program) -> list[Check]:
+    """The examples; OutputError if the program computes something else than predict.py."""
+    compute, checks = jax.jit(program.compute), []
+    for inputs, predicted in program.examples(draw()):
+        outputs = compute(inputs)
+        if program.distance and predicted is not None:
+            error = program.distance(predicted, outputs)
+            if not error <= PREDICTED_LIMIT:
+                raise OutputError(
+                    f"the program to export is off by {error:.1e} of what predict.py computes, "
+                    f"more than {PREDICTED_LIMIT:.0e}; nothing is exported"
+                )
+        checks.append((inputs, outputs, predicted))
+    return checks
+
+
+def _check(name: str, path: str, program: Program, checks: Sequence[Check]) -> float:
     """Runs what was written, and prints its size and its largest error, which it returns.
+
+    Another compiler rounds in another way, which changes the order of what is nearly equal: of a
+    SavedModel a share of the values may be off, and ONNX is compared by the program's distance.
 
     Raises:
       OutputError: the error is too large.
     """
-    form = FORMATS[key]
-    run, examples = form.runner(path), examples[: form.checks]
-    error, share = difference([run(inputs) for inputs in examples], wanted, form.limit)
-    if share > form.share:
+    if name == "savedmodel":
+        checks = checks[:2]  # TensorFlow compiles each shape for seconds
+    run, limit, share = formats.read(name, path), _LIMITS[name], 0.0
+    results = [run(inputs) for inputs, *_ in checks]
+    if name == "onnx" and program.distance:
+        wanted = [predicted or outputs for _, outputs, predicted in checks]
+        error = max(map(program.distance, wanted, results))
+        is_off = not error <= limit
+    else:
+        error, share = difference(results, [outputs for _, outputs, _ in checks], limit)
+        is_off = share > (_SHARE if name == "savedmodel" else 0)
+    if is_off:
         raise OutputError(
-            f"--format={key}: what was written is off by {error:.1e} of the largest value of an "
-            f"output, more than {form.limit:.0e}; nothing is exported"
+            f"--format={name}: what was written is off by {error:.1e} of the largest value of an "
+            f"output, more than {limit:.0e}; nothing is exported"
         )
     remark = f", where rounding changes an order ({share:.1%} of the values)" if share else ""
-    size = f"{os.path.basename(path)}, {_megabytes(path):.1f} MB"
-    print(f"{key}: {size}, off by {error:.1e} of the largest value{remark}")
+    size = f"{os.path.basename(path)}, {formats.megabytes(path):.1f} MB"
+    print(f"{name}: {size}, off by {error:.1e} of the largest value{remark}")
     return error
 
 
@@ -210,38 +181,13 @@ def difference(
     return float(np.max(errors)), max(shares)  # NaN if one is
 
 
-def _described(program: Program, codes: Mapping[str, Sequence[str]], inputs: Arrays) -> list[str]:
-    """The part of README.md about one program: its arrays, and the code that runs each file."""
-    outputs: Any = jax.eval_shape(program.compute, inputs)
-    batch = {len(x) for x in inputs.values()} if _is_batched(program) else ()
-    shapes = {name: (shape, np.dtype(x).name) for name, (shape, x) in program.inputs.items()}
+def _arrays(program: Program, check: Check) -> dict[str, tuple[str, str]]:
+    """(dtype, shape) of each input and output; "batch" is the number of examples in `check`."""
+    inputs, outputs, _ = check
+    is_batched = all(shape.startswith("batch") for shape, _ in program.inputs.values())
+    batch = {len(x) for x in inputs.values()} if is_batched else ()
+    arrays = {name: (np.dtype(x).name, shape) for name, (shape, x) in program.inputs.items()}
     for name, x in outputs.items():
         sides = ["batch" if i == 0 and side in batch else side for i, side in enumerate(x.shape)]
-        shapes[name] = ", ".join(map(str, sides)), x.dtype.name
-    table = [
-        f"| `{name}` | {dtype}[{shape}] | {program.meaning[name]} |"
-        for name, (shape, dtype) in shapes.items()
-    ]
-    lines = [f"## {', '.join(codes)}", "", f"It {program.task}.", ""]
-    lines += ["| name | array | meaning |", "|---|---|---|", *table, ""]
-    for code in codes.values():
-        lines += ["```python", *code, "```", ""]
-    return lines
-
-
-def _is_batched(program: Program) -> bool:
-    return all(shape.startswith("batch") for shape, _ in program.inputs.values())
-
-
-def _filled(form: _Format, path: str, program: Program) -> list[str]:
-    """The lines of Python that run a format of a program."""
-    entries = ", ".join(f'"{name}": {name}' for name in program.inputs)
-    keywords = ", ".join(f"{name}=tf.constant({name})" for name in program.inputs)
-    code = form.code.replace("{path}", path).replace("{entries}", f"{{{entries}}}")
-    return code.replace("{keywords}", keywords).rstrip().split("\n")
-
-
-def _megabytes(path: str) -> float:
-    """The size of a file, or of all files in a folder."""
-    paths = [pathlib.Path(path), *pathlib.Path(path).rglob("*")]
-    return sum(each.stat().st_size for each in paths if each.is_file()) / 1e6
+        arrays[name] = x.dtype.name, ", ".join(map(str, sides))
+    return arrays

@@ -49,7 +49,7 @@ class MaskRcnnUses(DetectorUses):
         short, long = keys.image_short / original.min(), keys.image_long / original.max()
         size = jnp.maximum(jnp.round(original * jnp.minimum(short, long)), 1)
         height, width = keys.shapes[-1 if upright else 0]
-        image = scaled_photo(photo, (height, width), size / original, antialias=False)
+        image = scaled_photo(photo, (height, width), size)
         inside = (jnp.arange(height)[:, None] < size[0]) & (jnp.arange(width) < size[1])
         image = space_to_depth.rearrange(jnp.where(inside[..., None], image, 0)[None])[0]
         return {"image": image, "size": size, "original": original}

@@ -1,12 +1,14 @@
-"""What a trained SSD can be used for: as any detector, and as plain steps.
+"""What a trained SSD can be used for: as any detector, and as an ONNX graph.
 
-Plain steps are for formats that have none of jax's operations.
+The graph takes a photo of any size and gives boxes in its pixels: resizing and suppression are
+inside, the program's own rules in ONNX's operations.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,10 +21,14 @@ from benchmarks.detection.ssd import input_pipeline, models
 from benchmarks.detection.ssd.models import PADDING
 from benchmarks.detection.ssd.settings import Settings
 from benchmarks.detection.use import DetectorUses, photo_sides, scaled_photo
-from common import portable
 from common.data.shards import tensorflow
-from common.portable import Network, SingleShot
+from common.onnx_graph import PIXELS, Ends, Graph, Resnet
+from common.portable import Program
+from common.trees import by_name
 from models import EPSILON
+
+_PHOTO = "photo"
+_END = np.iinfo(np.int64).max  # of a slice: all that remain
 
 
 class SsdUses(DetectorUses):
@@ -40,102 +46,208 @@ class SsdUses(DetectorUses):
         del upright
         keys, size = self._benchmark.settings.images, photo_sides(photo)
         shape = (keys.image_size, keys.image_size)
-        image = scaled_photo(photo, shape, keys.image_size / size, keys.antialias)
+        image = scaled_photo(photo, shape, shape, keys.antialias)
         return {"image": image, "size": size}
 
-    def single_shot(self, params: Any, model_state: Any) -> SingleShot:
-        return plain_steps(self._benchmark.settings, params, model_state)
+    def programs(self, params: Any, model_state: Any) -> dict[str, Program]:
+        (program,) = super().programs(params, model_state).values()
+        settings, statistics = self._benchmark.settings, model_state["batch_stats"]["backbone"]
+        draw = functools.partial(draw_detector, settings, params, statistics)
+        return {"": dataclasses.replace(program, draw=draw)}
 
 
-def plain_steps(settings: Settings, params: Any, model_state: Any) -> SingleShot:
-    """The plain form of an SSD; BatchNorm is folded into the convolutions.
+def draw_detector(
+    settings: Settings, params: Any, statistics: Any, graph: Graph
+) -> tuple[Ends, Ends]:
+    """Adds an SSD to a graph, from `photo` uint8[height, width, 3] to D detections, best first.
+
+    The outputs are `boxes` float32[D, 4], `class` int32[D] and `score` float32[D].
 
     Args:
       settings: of the recipe.
-      params, model_state: NumPy arrays.
+      params, statistics: of the model and of its backbone's BatchNorms, NumPy arrays.
+      graph: an empty one.
     """
-    keys, layout = settings.detection, settings.maps.layout
-    corners = models.box_corners(models.default_boxes(layout)).astype(np.float32)
-    steps = _StepBuilder(settings, params, model_state["batch_stats"]["backbone"])
-    y, x, height, width = (np.asarray(each) for each in boxes.centred(corners))
-    return SingleShot(
-        network=steps.network,
-        maps=steps.maps(),
-        logits=len(params["head1"]["bias"]) // layout.boxes_per_cell[0] - 4,
-        centres=np.stack([y, x], -1),
-        sides=np.stack([height, width], -1),
-        weights=boxes.WEIGHTS,
-        largest_log=boxes.LARGEST_LOG,
-        clips=keys.clip_boxes,
-        antialias=settings.images.antialias,
-        min_score=keys.min_score,
-        iou=keys.nms_iou,
-        most=keys.max_detections,
-    )
+    drawing = _Drawing(graph, settings)
+    drawing.resize()
+    maps = drawing.maps(params, statistics)
+    classes = len(params["head1"]["bias"]) // settings.maps.layout.boxes_per_cell[0] - 4
+    count = drawing.suppress(*drawing.boxes(drawing.rows(maps, classes)), classes - 1)
+    outputs = {"boxes": (np.float32, [count, 4]), "class": (np.int32, [count])}
+    photo = {_PHOTO: (np.uint8, ["height", "width", 3])}
+    return photo, {**outputs, "score": (np.float32, [count])}
 
 
-class _StepBuilder:
-    """Adds the steps of one model."""
+class _Drawing:
+    """Draws the parts of one SSD. The result of a node has its name."""
 
-    def __init__(self, settings: Settings, params: Any, statistics: Any):
-        self._settings, self._params, self._statistics = settings, params, statistics
-        self.network = Network(settings.images.image_size)
+    def __init__(self, graph: Graph, settings: Settings):
+        self._graph, self._settings = graph, settings
+        self._keys, self._size = settings.detection, settings.images.image_size
 
-    def maps(self) -> list[str]:
-        """Adds all steps; returns the names of the heads."""
-        x = self._backbone()
+    def resize(self) -> None:
+        """The pixels that the network reads, see `benchmarks.detection.use.scaled_photo`."""
+        graph, node = self._graph, self._graph.node
+        node("Shape", "photo/shape", [_PHOTO])
+        node("Cast", "photo/lengths", ["photo/shape"], to=graph.types.FLOAT)
+        node("Cast", "photo/float", [_PHOTO], to=graph.types.FLOAT)
+        node("Transpose", "photo/chw", ["photo/float"], perm=[2, 0, 1])
+        for name, value in (("zero", 0), ("half", 0.5), ("one", 1), ("size", self._size)):
+            graph.constant(name, value)
+        if self._settings.images.antialias:
+            node("MatMul", "resized/rows", [self._weights("rows", 0), "photo/chw"])
+            node("Transpose", "columns/turned", [self._weights("columns", 1)], perm=[1, 0])
+            resized = node("MatMul", "resized", ["resized/rows", "columns/turned"])
+        else:
+            resized = self._between("rows", self._between("columns", "photo/chw", 1), 0)
+        node("Add", "resized/half", [resized, "half"])
+        node("Floor", "resized/rounded", ["resized/half"])
+        node("Unsqueeze", PIXELS, ["resized/rounded", graph.integers("resized/axis", 0)])
+
+    def _places(self, name: str, axis: int, *shape: int) -> str:
+        """Where the middles of the resized pixels are in the photo, float32[shape]."""
+        graph, node = self._graph, self._graph.node
+        index = graph.constant(f"{name}/axis", axis, np.int64)
+        length = node("Gather", f"{name}/length", ["photo/lengths", index], axis=0)
+        if self._settings.images.antialias:
+            node("Div", f"{name}/scale", ["size", length])
+            step = node("Div", f"{name}/step", ["one", f"{name}/scale"])
+        else:
+            step = node("Div", f"{name}/step", [length, "size"])
+        middles = graph.constant(f"{name}/middles", np.arange(self._size).reshape(shape) + 0.5)
+        node("Mul", f"{name}/places", [middles, step])
+        return node("Sub", f"{name}/samples", [f"{name}/places", "half"])
+
+    def _between(self, name: str, x: str, axis: int) -> str:
+        """float32[3, height, width] of another size along an axis, between two neighbours."""
+        graph, node = self._graph, self._graph.node
+        places = self._places(name, axis, -1)
+        first = node("Floor", f"{name}/floor", [places])
+        share = node("Sub", f"{name}/share", [places, first])
+        if axis == 0:
+            share = node("Unsqueeze", f"{name}/shares", [share, graph.integers(f"{name}/axes", 1)])
+        first = node("Max", f"{name}/first", [first, "zero"])
+        node("Sub", f"{name}/end", [f"{name}/length", "one"])
+        last = node("Min", f"{name}/last", [node("Ceil", f"{name}/ceil", [places]), f"{name}/end"])
+        sides = []
+        for index in (first, last):
+            whole = node("Cast", f"{index}/index", [index], to=graph.types.INT64)
+            sides.append(node("Gather", f"{index}/values", [x, whole], axis=axis + 1))
+        node("Sub", f"{name}/difference", sides[::-1])
+        node("Mul", f"{name}/moves", [f"{name}/difference", share])
+        return node("Add", f"{name}/resized", [sides[0], f"{name}/moves"])
+
+    def _weights(self, name: str, axis: int) -> str:
+        """float32[s, length]: what each pixel of the photo adds to each of the resized image."""
+        node, samples = self._graph.node, self._places(name, axis, -1, 1)
+        node("Range", f"{name}/pixels", ["zero", f"{name}/length", "one"])
+        node("Sub", f"{name}/offsets", [samples, f"{name}/pixels"])
+        distance = node("Abs", f"{name}/distance", [f"{name}/offsets"])
+        node("Max", f"{name}/width", [f"{name}/step", "one"])
+        node("Div", f"{name}/share", [distance, f"{name}/width"])
+        node("Sub", f"{name}/slope", ["one", f"{name}/share"])
+        node("Relu", f"{name}/triangle", [f"{name}/slope"])
+        axes = self._graph.integers(f"{name}/axes", 1)
+        node("ReduceSum", f"{name}/sum", [f"{name}/triangle", axes], keepdims=1)
+        return node("Div", f"{name}/weights", [f"{name}/triangle", f"{name}/sum"])
+
+    def maps(self, params: Any, statistics: Any) -> list[str]:
+        """Adds the network; returns its heads."""
+        graph, settings = self._graph, self._settings
+        arrays = by_name(params["backbone"]), by_name(statistics)
+        layers = Resnet(graph, self._size, *arrays, EPSILON)
+        pool, is_strided = settings.backbone.pool_padding, "stage2_block1".__eq__
+        x = layers.backbone((PIXEL_MEAN, PIXEL_STD), pool, is_strided)
+
+        def conv(name: str, x: str, stride: int, edge: int) -> str:
+            kernel, bias = (params[name][key] for key in ("kernel", "bias"))
+            return graph.conv(name, x, kernel, bias, stride, ((edge, edge), (edge, edge)))
+
         maps = [x]
-        for i, extra in enumerate(self._settings.maps.extras, 1):
-            names = f"extra{i}_conv1", f"extra{i}_conv2"
-            x = self._relu(self._biased(names[0], x, 1, 0))
-            x = self._relu(self._biased(names[1], x, extra.stride, extra.padding))
+        for i, extra in enumerate(settings.maps.extras, 1):
+            x = graph.relu(conv(f"extra{i}_conv1", x, 1, 0))
+            x = graph.relu(conv(f"extra{i}_conv2", x, extra.stride, extra.padding))
             maps.append(x)
-        return [self._biased(f"head{i}", x, 1, PADDING[0][0]) for i, x in enumerate(maps, 1)]
+        return [conv(f"head{i}", x, 1, PADDING[0][0]) for i, x in enumerate(maps, 1)]
 
-    def _backbone(self) -> str:
-        mean, std = np.asarray(PIXEL_MEAN), np.asarray(PIXEL_STD)
-        arrays = {"scale": 1 / std, "bias": -mean / std}
-        x = self.network.add("affine", "normalised", portable.INPUT, arrays=arrays)
-        x = self._relu(self._folded("", "conv_stem", "bn_stem", x, 2))
-        padding = self._settings.backbone.pool_padding
-        if isinstance(padding, str):
-            padding = portable.same_padding(-(-self.network.size // 2), 3, 2)
-        x = self.network.add("max_pool", "max_pool", x, window=3, stride=2, padding=padding)
-        blocks = [name for name in self._params["backbone"] if name.startswith("stage")]
-        for name in sorted(blocks, key=lambda name: [*map(int, re.findall(r"\d+", name))]):
-            x = self._block(name, x, 2 if name == "stage2_block1" else 1)
-        return x
+    def rows(self, maps: Sequence[str], classes: int) -> str:
+        """float32[N, 4 + C]: the offsets and the logits of each default box."""
+        node, rows = self._graph.node, []
+        shape = self._graph.integers("maps/shape", -1, 4 + classes)
+        for name in maps:
+            node("Transpose", f"{name}/last", [name], perm=[0, 2, 3, 1])
+            rows.append(node("Reshape", f"{name}/rows", [f"{name}/last", shape]))
+        return node("Concat", "maps", rows, axis=0)
 
-    def _block(self, block: str, x: str, stride: int) -> str:
-        """A basic block, see `models.BasicBlock`."""
-        shortcut = x
-        if "conv_proj" in self._params["backbone"][block]:
-            shortcut = self._folded(block, "conv_proj", "bn_proj", x, stride)
-        y = self._relu(self._folded(block, "conv1", "bn1", x, stride))
-        y = self._folded(block, "conv2", "bn2", y, 1)
-        return self._relu(self.network.add("add", f"{block}/sum", y, shortcut))
+    def boxes(self, rows: str) -> tuple[str, str]:
+        """Boxes float32[N, 4] and scores float32[C - 1, N], without the logit of no object."""
+        node, constant = self._graph.node, self._graph.constant
+        corners = models.box_corners(models.default_boxes(self._settings.maps.layout))
+        y, x, height, width = map(np.asarray, boxes.centred(corners.astype(np.float32)))
+        sizes = np.stack([height, width], -1)
+        node("Softmax", "probabilities", [self._columns("logits", rows, 4, _END)], axis=-1)
+        objects = self._columns("objects", "probabilities", 1, _END)
+        scores = node("Transpose", "scores", [objects], perm=[1, 0])
+        weights = constant("weights", boxes.WEIGHTS)
+        node("Div", "offsets", [self._columns("codes", rows, 0, 4), weights])
+        sides = constant("default/sides", sizes)
+        node("Mul", "moves", [self._columns("shares", "offsets", 0, 2), sides])
+        node("Add", "centres", [constant("default/centres", np.stack([y, x], -1)), "moves"])
+        largest = constant("largest_log", boxes.LARGEST_LOG)
+        node("Min", "logarithms", [self._columns("logs", "offsets", 2, 4), largest])
+        node("Exp", "growth", ["logarithms"])
+        node("Mul", "halves", [constant("default/halves", sizes / 2), "growth"])
+        node("Sub", "firsts", ["centres", "halves"])
+        node("Add", "lasts", ["centres", "halves"])
+        corners = node("Concat", "corners", ["firsts", "lasts"], axis=1)
+        if self._keys.clip_boxes:
+            corners = node("Clip", "clipped", [corners, "zero", "one"])
+        return corners, scores
 
-    def _folded(self, block: str, name: str, norm: str, x: str, stride: int) -> str:
-        """A convolution of the backbone and the BatchNorm that follows it."""
-        params, statistics = self._params["backbone"], self._statistics
-        if block:
-            params, statistics = params[block], statistics[block]
-        learned, running = _wide(params[norm]), _wide(statistics[norm])
-        scale = learned["scale"] / np.sqrt(running["var"] + EPSILON)
-        kernel = np.asarray(params[name]["kernel"], np.float64)
-        arrays = {"kernel": kernel * scale, "bias": learned["bias"] - running["mean"] * scale}
-        return self._conv(f"{block}/{name}" if block else name, x, arrays, stride, len(kernel) // 2)
+    def suppress(self, boxes: str, scores: str, classes: int) -> int:
+        """The outputs, see `benchmarks.detection.boxes.best_detections`; returns their number."""
+        graph, node, constant = self._graph, self._graph.node, self._graph.constant
+        keys, layout = self._keys, self._settings.maps.layout
+        of_class = min(keys.max_detections, len(models.default_boxes(layout)))
+        most = min(keys.max_detections, classes * of_class)
+        number = graph.integers("of_class", of_class)
+        graph.nodes("TopK", ["top", "top/boxes"], [scores, number], axis=1)
+        node("Gather", "top/all", [boxes, "top/boxes"], axis=0)
+        node("Greater", "is_scored", ["top", constant("min_score", keys.min_score)])
+        node("Unsqueeze", "is_scored/boxes", ["is_scored", graph.integers("is_scored/axis", 2)])
+        node("Where", "candidates", ["is_scored/boxes", "top/all", "zero"])
+        # A box without area has the score 0, which takes no part.
+        first = self._columns("candidates/first", "candidates", 0, 2, axis=2)
+        last = self._columns("candidates/last", "candidates", 2, 4, axis=2)
+        node("Sub", "candidates/sides", [last, first])
+        node("ReduceMin", "candidates/side", ["candidates/sides"], axes=[2], keepdims=0)
+        node("Greater", "has_area", ["candidates/side", "zero"])
+        node("Where", "weighed", ["has_area", "top", "zero"])
+        node("Unsqueeze", "weighed/classes", ["weighed", graph.integers("weighed/axis", 1)])
+        # ONNX drops a box whose overlap is larger than the limit, we one with the limit itself.
+        limit = constant("iou", [np.nextafter(np.float32(keys.nms_iou), np.float32(0))])
+        rules = [number, limit, constant("no_score", np.zeros(1))]
+        node("NonMaxSuppression", "chosen", ["candidates", "weighed/classes", *rules])
+        node("Gather", "chosen/places", ["chosen", graph.integers("chosen/columns", 0, 2)], axis=1)
+        node("GatherND", "chosen/scores", ["weighed", "chosen/places"])
+        nothing = constant("nothing", np.zeros((classes, of_class)))
+        node("ScatterND", "kept", [nothing, "chosen/places", "chosen/scores"])
+        node("Reshape", "kept/flat", ["kept", graph.integers("flat", -1)])
+        best = ["kept/flat", graph.integers("most", most)]
+        graph.nodes("TopK", ["score", "places"], best, axis=0)
+        # The boxes and classes of the places.
+        node("Div", "class/index", ["places", graph.integers("class/size", of_class)])
+        node("Add", "class/number", ["class/index", graph.integers("class/first", 1)])
+        node("Cast", "class", ["class/number"], to=graph.types.INT32)
+        node("Reshape", "candidates/flat", ["candidates", graph.integers("boxes/shape", -1, 4)])
+        node("Gather", "boxes/shares", ["candidates/flat", "places"], axis=0)
+        corners = graph.integers("photo/corners", 0, 1, 0, 1)
+        node("Gather", "photo/pixels", ["photo/lengths", corners], axis=0)
+        node("Mul", "boxes", ["boxes/shares", "photo/pixels"])
+        return most
 
-    def _biased(self, name: str, x: str, stride: int, padding: int) -> str:
-        return self._conv(name, x, self._params[name], stride, padding)
-
-    def _conv(self, name: str, x: str, arrays: Mapping[str, Any], stride: int, edge: int) -> str:
-        values: dict[str, Any] = {"stride": stride, "padding": ((edge, edge), (edge, edge))}
-        return self.network.add("conv", name, x, arrays=arrays, **values)
-
-    def _relu(self, x: str) -> str:
-        return self.network.add("relu", f"{x}/relu", x)
-
-
-def _wide(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    return {name: np.asarray(x, np.float64) for name, x in arrays.items()}
+    def _columns(self, name: str, x: str, first: int, end: int, axis: int = 1) -> str:
+        """A slice of x."""
+        graph = self._graph
+        ends = [graph.integers(f"{name}/{k}", v) for k, v in (("from", first), ("to", end))]
+        return graph.node("Slice", name, [x, *ends, graph.integers(f"{name}/axis", axis)])

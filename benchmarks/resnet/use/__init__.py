@@ -92,7 +92,7 @@ class ClassifierUses(Uses):
         return exhibits.make(Predictions(*columns), benchmark.source("eval"), content)
 
     def portable(self, params: Any, model_state: Any) -> Portable:
-        """Plain steps, and the names of PyTorch; its logits are computed in float32.
+        """The forms of `Classifier`; its logits are computed in float32.
 
         `eval_flip` has no part in it.
         """

@@ -1,23 +1,24 @@
-"""A trained ResNet in the forms that other programs read: plain steps, and PyTorch's names."""
+"""A trained ResNet in the forms that other programs read: an ONNX graph, and PyTorch's names."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import models
-from benchmarks.resnet.architecture import Architecture
-from benchmarks.resnet.use import network
-from benchmarks.resnet.variants import squeezed_units
+from benchmarks.resnet import variants
+from benchmarks.resnet.architecture import MAX_POOLS, Architecture
 from common.errors import ConfigError
 from common.foreign import resnets
 from common.images.input_spec import InputSpec
+from common.onnx_graph import INPUT, PIXELS, Ends, Graph, Resnet
 from common.portable import Portable, TorchForm
+from common.trees import by_name
 
 # The depths for which timm has an architecture: plain, D, SE, SE and D, and v2.
 _TIMM = {
@@ -48,13 +49,33 @@ class Classifier:
 
     def portable(self, logits: Callable[[Any], Any]) -> Portable:
         """The forms; see `Portable`, also for `logits`."""
-        steps = network.build(self.keys, self.variables, self.spec)
         spec = dataclasses.replace(self.spec, channels="RGB")  # the first layer is turned round
-        return Portable(spec, steps, logits, self._torch)
+        return Portable(spec, self.classes, logits, self.draw, self._torch)
 
-    @functools.cached_property
-    def _classes(self) -> int:
+    @property
+    def classes(self) -> int:
         return len(self.variables["params"]["head"]["bias"])
+
+    def draw(self, graph: Graph) -> tuple[Ends, Ends]:
+        """Adds the network to a graph, see `Portable`."""
+        graph.node("Cast", f"{INPUT}/float", [INPUT], to=graph.types.FLOAT)
+        graph.node("Transpose", PIXELS, [f"{INPUT}/float"], perm=[0, 3, 1, 2])
+        keys, spec = self.keys, self.spec
+        layers = Resnet(
+            graph,
+            spec.size,
+            by_name(self.variables["params"]),
+            by_name(self.variables["batch_stats"]),
+            models.EPSILON,
+            is_version_1=keys.resnet_version == "1",
+            is_bgr=spec.channels == "BGR",
+            blur=(variants.BLUR_KERNEL, variants.MIN_BLUR_CHANNELS) if keys.blur_pool else None,
+        )
+        is_strided = re.compile(r"stage(?!1_)\d+_block1").fullmatch
+        x = layers.backbone((spec.mean, spec.std), MAX_POOLS[keys.max_pool], is_strided)
+        layers.dense(layers.global_mean("features", x), "head", "logits")
+        pixels = {INPUT: (np.uint8, ["batch", spec.size, spec.size, 3])}
+        return pixels, {"logits": (np.float32, ["batch", self.classes])}
 
     @property
     def _is_bottleneck(self) -> bool:
@@ -66,43 +87,38 @@ class Classifier:
 
     def _torch(self, class_names: tuple[str, ...]) -> TorchForm:
         """See `Portable.torch`: timm's form where timm has the model, else transformers'."""
+        params, state = self.variables["params"], {**self.variables}
+        del state["params"]
         faults = [_SAME] if self.keys.max_pool == "same" else []
-        faults += [_BACKGROUND] if self._classes == 1001 else []
+        faults += [_BACKGROUND] if self.classes == 1001 else []
         if name := self._timm_name():
-            arrays = resnets.names(**self._trees())
+            arrays, library = resnets.names(params, state), "timm"
             files = {"config.json": self._timm_config(name, class_names)}
-            library = "timm"
         else:
             self._check_native()
             name, library = "ResNetForImageClassification", "transformers"
-            arrays = resnets.renamed(resnets.HUGGING_FACE, **self._trees())
+            arrays = resnets.renamed(resnets.HUGGING_FACE, params, state)
             files = {
                 "config.json": self._native_config(class_names),
                 "preprocessor_config.json": self._native_pixels(),
             }
-        if self.spec.channels == "BGR":
-            _reverse_stem(arrays)
+        if self.spec.channels == "BGR":  # the stem is to take RGB
+            stem = next(k for k, x in arrays.items() if x.ndim == 4 and x.shape[1] == 3)
+            arrays[stem] = arrays[stem][:, ::-1]
         arrays = {k: np.ascontiguousarray(v, np.float32) for k, v in arrays.items()}
-        arrays |= _counters(arrays)
-        return TorchForm(arrays, files, library, name, "; ".join(faults), self._pixels(library))
-
-    def _pixels(self, library: str) -> str:
-        """How the library's pixels differ from the model's, in words."""
-        ways = {
-            "without antialiasing": not self.spec.antialias,
-            "after the crop instead of before it": not self.spec.resize,
-        }
-        if not (own := " and ".join(way for way, differs in ways.items() if differs)):
-            return ""
-        return f"{library} resizes photos otherwise: the model has learnt from photos resized {own}"
-
-    def _trees(self) -> dict[str, Any]:
-        state = {name: tree for name, tree in self.variables.items() if name != "params"}
-        return {"params": self.variables["params"], "model_state": state}
+        # The batches that PyTorch's BatchNorm counts; transformers reports their absence.
+        norms = [k.removesuffix("running_mean") for k in arrays if k.endswith("running_mean")]
+        arrays |= {f"{norm}num_batches_tracked": np.zeros((), np.int64) for norm in norms}
+        spec, own = self.spec, []
+        own += [] if spec.antialias else ["without antialiasing"]
+        own += [] if spec.resize else ["after the crop instead of before it"]
+        pixels = f"{library} resizes photos otherwise: the model has learnt from photos resized "
+        pixels = pixels + " and ".join(own) if own else ""
+        return TorchForm(arrays, files, library, name, "; ".join(faults), pixels)
 
     def _timm_name(self) -> str:
         """The name of timm's architecture; "" where it has none."""
-        keys, depth = self.keys, self.keys.resnet_depth
+        keys, depth, params = self.keys, self.keys.resnet_depth, self.variables["params"]
         form, depths = _TIMM[keys.deep_stem, bool(keys.squeeze_excite)]
         has_pool, share = keys.max_pool != "conv", 1 / 16
         if keys.blur_pool or self._projects_first or not (has_pool or keys.deep_stem):
@@ -111,7 +127,7 @@ class Classifier:
             form, depths = _TIMM_V2
         elif not has_pool:
             (form, depths), share = _TIMM_RS, 1 / 4
-        ratios = {_is_squeezed(block, share) for block in _blocks(self.variables["params"])}
+        ratios = {_is_squeezed(x, share) for name, x in params.items() if name.startswith("stage")}
         ratios |= set() if has_pool else {bool(keys.squeeze_excite)}
         strides_later = keys.resnet_version != "1" or not self._is_bottleneck
         fits = keys.num_filters == 64 and strides_later and ratios <= {True}
@@ -137,7 +153,7 @@ class Classifier:
         stem = "conv1.0" if self.keys.deep_stem else "conv1"
         return {
             "architecture": architecture,
-            "num_classes": self._classes,
+            "num_classes": self.classes,
             "num_features": features,
             **({"label_names": list(class_names)} if class_names else {}),
             "pretrained_cfg": {
@@ -147,7 +163,7 @@ class Classifier:
                 "crop_mode": "center",
                 "mean": _shares(spec.mean),
                 "std": _shares(spec.std),
-                "num_classes": self._classes,
+                "num_classes": self.classes,
                 "pool_size": [-(-spec.size // 32)] * 2,
                 "first_conv": "stem.conv" if version_2 else stem,
                 "classifier": "head.fc" if version_2 else "fc",
@@ -157,7 +173,7 @@ class Classifier:
 
     def _native_config(self, class_names: Sequence[str]) -> dict[str, Any]:
         width, last = self.keys.num_filters, 4 if self._is_bottleneck else 1
-        labels = class_names or [str(i) for i in range(self._classes)]
+        labels = class_names or [str(i) for i in range(self.classes)]
         return {
             "architectures": ["ResNetForImageClassification"],
             "model_type": "resnet",
@@ -191,29 +207,12 @@ class Classifier:
         }
 
 
-def _blocks(params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [params[name] for name in params if name.startswith("stage")]
-
-
 def _is_squeezed(block: Mapping[str, Any], share: float) -> bool:
     """Whether squeeze and excitation has the width of this share of the channels, or is absent."""
     if "se_reduce" not in block:
         return True
     channels = len(block["se_expand"]["bias"])
-    return len(block["se_reduce"]["bias"]) == squeezed_units(channels, share)
-
-
-def _reverse_stem(arrays: dict[str, np.ndarray]) -> None:
-    """Makes the stem take RGB instead of BGR."""
-    name = next(name for name, array in arrays.items() if array.ndim == 4 and array.shape[1] == 3)
-    arrays[name] = arrays[name][:, ::-1]
-
-
-def _counters(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The number of batches that PyTorch's BatchNorm counts; transformers reports its absence."""
-    end = "running_mean"
-    norms = [name.removesuffix(end) for name in arrays if name.endswith(end)]
-    return {f"{norm}num_batches_tracked": np.zeros((), np.int64) for norm in norms}
+    return len(block["se_reduce"]["bias"]) == variants.squeezed_units(channels, share)
 
 
 def _shares(levels: Sequence[float]) -> list[float]:

@@ -14,14 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.resnet.use import network
+from benchmarks.resnet.use import portable
 from benchmarks.uses import Uses
 from commands import export
-from commands.export import onnx
+from commands.export import classifiers, formats
+from commands.export.classifiers import Classifier
 from common.data import files
 from common.errors import CheckpointError, ConfigError, OutputError
 from common.images import input_spec
 from common.images.input_spec import NAMED
+from common.onnx_graph import Graph
 from engine.checkpoint import Checkpointer
 from engine.step import model_items
 from tests.benchmarks.resnet import networks
@@ -61,20 +63,22 @@ def test_formats_are_known_and_in_their_own_order(names):
         export.choose(names)
 
 
-def test_an_error_is_a_share_of_the_largest_logit():
-    pixels = np.arange(2)
+def classifier(images, logits, encoded=(), model: Any = None):
+    return Classifier(Any, model, (), None, encoded, images, logits)
 
+
+def test_an_error_is_a_share_of_the_largest_logit():
     def off(together, alone):
         """A program whose logits are off, for all pictures or for a single one."""
-        return lambda x: reference.logits[: len(x)] + (together if len(x) == 2 else alone)
+        return lambda x: content.logits[: len(x)] + (together if len(x) == 2 else alone)
 
-    reference = export.Reference((), pixels, np.array([[1.0, 2.0], [4.0, -8.0]]))
-    assert reference.error(off(0, 0)) == 0.0
-    assert reference.error(off(0.5, 1)) == 1 / 8
-    assert reference.error(off(-2, 1)) == 2 / 8
-    assert reference.error(off(np.array([3, 0]), 0)) == 3 / 8
-    reference = export.Reference((), pixels, np.zeros((2, 2)))
-    assert reference.error(off(5e-7, 0)) == pytest.approx(0.5)
+    content = classifier(np.arange(2), np.array([[1.0, 2.0], [4.0, -8.0]]))
+    assert content.error(off(0, 0)) == 0.0
+    assert content.error(off(0.5, 1)) == 1 / 8
+    assert content.error(off(-2, 1)) == 2 / 8
+    assert content.error(off(np.array([3, 0]), 0)) == 3 / 8
+    content = classifier(np.arange(2), np.zeros((2, 2)))
+    assert content.error(off(5e-7, 0)) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -89,22 +93,20 @@ def test_an_error_is_a_share_of_the_largest_logit():
 def test_a_format_may_be_off_by_the_limit(
     name, error, mismatch, remark, tmp_path, monkeypatch, capsys
 ):
-    def write(content, path):
+    def write(name, path):
         pathlib.Path(path).write_bytes(b"1" * 1_750_000)
 
-    run = lambda pixels: reference.logits[: len(pixels)] + error  # noqa: E731
-    form = export.Format("x", write, lambda content, path: run)
-    monkeypatch.setitem(export.FORMATS, name, form)
-    monkeypatch.setattr(export, "_LIMIT", 0.25)
-    reference = export.Reference((), np.full(2, 1), np.array([[1.0, 0.0], [0.0, 1.0]]))
+    monkeypatch.setattr(classifiers, "_LIMIT", 0.25)
     torch = types.SimpleNamespace(mismatch=mismatch, pixels="RGB")
-    content: Any = types.SimpleNamespace(torch=torch)
+    content: Any = types.SimpleNamespace(torch=torch, write=write, error=lambda run: run)
+    content.read = lambda name, path: error
     if remark is None:
         with pytest.raises(OutputError, match=f"^--format={name}: .*nothing is exported$"):
-            export._export(name, content, str(tmp_path), reference)
+            classifiers._export(name, content, str(tmp_path))
         return
-    row = export._export(name, content, str(tmp_path), reference)
-    assert (row["path"], row["error"], row.get("remark", "")) == ("x", error, remark)
+    row = classifiers._export(name, content, str(tmp_path))
+    assert (row["path"], row["error"]) == (formats.PATHS[name], error)
+    assert row.get("remark", "") == remark
     line = capsys.readouterr().out
     assert line.startswith(f"{name}: 1.8 MB, off by ")
     assert line.endswith(f"; {remark}\n" if remark else " of the largest logit\n")
@@ -114,17 +116,16 @@ def test_a_format_may_be_off_by_the_limit(
 def test_a_savedmodel_serves_what_its_pixels_give(off, is_refused, monkeypatch):
     pixels = np.zeros((2, 4, 4, 3), np.uint8)
     served = lambda inputs: {"probabilities": np.full((2, 2), 0.5) + off}  # noqa: E731
-    monkeypatch.setattr(export.stablehlo, "savedmodel_runner", lambda folder: served)
+    monkeypatch.setattr(formats, "read", lambda name, path: served)
     of_tensorflow = types.SimpleNamespace(numpy=lambda: np.full((4, 4, 3), 3, np.uint8))
     monkeypatch.setattr(input_spec, "evaluated", lambda *_, **__: of_tensorflow)
-    reference = export.Reference([b"a", b"b"], pixels + np.uint8(5), np.zeros((2, 2)))
-    portable = types.SimpleNamespace(spec=None, logits=lambda x: jnp.zeros((2, 2)))
-    content: Any = types.SimpleNamespace(portable=portable)
+    model = types.SimpleNamespace(spec=None, logits=lambda x: jnp.zeros((2, 2)))
+    content = classifier(pixels + np.uint8(5), np.zeros((2, 2)), [b"a", b"b"], model)
     if is_refused:
         with pytest.raises(OutputError, match="serving_default is off by 2.0e-04 in probability$"):
-            reference.check_serving(content, "")
+            content.check_serving("")
     else:
-        assert reference.check_serving(content, "") == {
+        assert content.check_serving("") == {
             "pixel_error_levels": {"largest": 2, "mean": 2.0},
             "probability_error": pytest.approx(off, rel=1e-3),
         }
@@ -198,10 +199,10 @@ def test_every_variant_computes_the_same_as_flax(name, tmp_path):
     variables = drawn(shapes)
     expected = np.asarray(jax.jit(partial(model.apply, train=False))(variables, inputs))
 
-    steps = network.build(networks.keys(**keys), variables, spec)
     path = str(tmp_path / "model.onnx")
-    onnx.write_classifier(steps, {"key": "value"}, path)
-    computed = onnx.classifier_runner(path)(pixels)
+    model = portable.Classifier(networks.keys(**keys), variables, spec)
+    formats.write("onnx", path, None, model.draw, {"key": "value"})
+    computed = formats.read("onnx", path)({"images": pixels})["logits"]
     np.testing.assert_allclose(computed, expected, atol=1e-5 * np.abs(expected).max())
 
 
@@ -337,13 +338,12 @@ def test_mistakes_take_one_line(trained, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("existed", [True, False])
 def test_a_wrong_file_is_deleted_with_a_folder_that_is_new(existed, trained, tmp_path, monkeypatch):
-    good = onnx.write_classifier
+    good = Graph.constant
 
-    def bad(steps, facts, path):
-        steps.steps[-1].arrays["bias"][0] += 1
-        good(steps, facts, path)
+    def bad(graph, name, array, *args):
+        return good(graph, name, array + (name == "logits/bias"), *args)
 
-    monkeypatch.setattr(onnx, "write_classifier", bad)
+    monkeypatch.setattr(Graph, "constant", bad)
     out = tmp_path if existed else tmp_path / "out"
     with pytest.raises(OutputError, match="off by .* nothing is exported"):
         export.run(trained[0], "latest", "onnx", str(out))

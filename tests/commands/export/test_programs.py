@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-import io
+import importlib
 import json
 import subprocess
 import sys
@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import benchmarks
+from benchmarks.detection.use import distance, scaled_photo
 from commands import export
-from commands.export import onnx, programs
+from commands.export import formats, programs
 from common.errors import CheckpointError, ConfigError
+from common.images import pixels
 from engine import model_source
 from engine.weights import Weights
 from tests.commands.predict import test_items, test_sentences
@@ -26,22 +29,65 @@ from tests.commands.predict.test_boxes import (
 translator, ncf = test_sentences.model, test_items.model  # fixtures
 
 
+def photo(height, width):
+    """A JPEG with edges, waves and noise."""
+    return programs._draw(3, height, width, "JPEG")
+
+
 @pytest.mark.long
 def test_the_program_has_the_pixels_that_evaluation_reads(model):  # noqa: F811
+    """Equal ones, also where rounding must break ties."""
     uses = model[1].uses
-    for encoded in programs.draw():
-        photo = Image.open(io.BytesIO(encoded)).convert("RGB")
-        file = io.BytesIO()
-        photo.save(file, "JPEG", quality=95)
-        pixels = np.asarray(Image.open(file))
-        height, width = pixels.shape[:2]
-        expected = uses.inputs(file.getvalue(), height, width)
-        leaves = uses.resized(pixels, upright=height > width)
-        for name, values in leaves.items():
-            wanted = expected[name].astype(int)
-            assert values.dtype == expected[name].dtype and values.shape == wanted.shape
-            distance = np.abs(np.asarray(values).astype(int) - wanted)
-            assert distance.max() <= 1 and distance.mean() < 0.05  # of 255 levels: ties of rounding
+    for height, width in ((480, 640), (640, 480), (375, 500), (500, 333), (31, 87), (64, 64)):
+        encoded = photo(height, width)
+        expected = uses.inputs(encoded, height, width)
+        upright = height > width
+        resized = jax.jit(uses.resized, static_argnums=1)
+        for name, values in resized(pixels.decode(encoded).numpy(), upright).items():
+            assert values.dtype == expected[name].dtype
+            np.testing.assert_array_equal(values, expected[name])
+
+
+@pytest.mark.parametrize(("size", "antialias"), [(300, False), (300, True), (77, True)])
+def test_resizing_rounds_as_tensorflow_does(size, antialias):
+    resize = jax.jit(lambda photo: scaled_photo(photo, (size, size), (size, size), antialias))
+    draw = np.random.default_rng(0)
+    for shape in ((480, 640), (375, 500), (500, 333), (31, 87), (300, 300), (1, 2), (900, 5)):
+        image = draw.integers(0, 256, (*shape, 3), np.uint8)
+        smooth = pixels.shrink if antialias else None
+        wanted = smooth(image, size) if smooth else pixels.sample(image, [size] * 2, "bilinear")
+        np.testing.assert_array_equal(resize(image), wanted)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("antialias", [False, True])
+def test_every_format_of_an_ssd_finds_what_predict_finds(data, opens, call, antialias, tmp_path):  # noqa: F811
+    """A photo of 640 x 480, by predict.py and by the programs that read the files."""
+    pytest.importorskip("onnxruntime")
+    config = importlib.import_module("configs.ssd_digits").get_config()
+    # 480 to 64 pixels: between two pixels are quarters, and a sum of them often ends with a half.
+    values = {"image_size": 64, "max_detections": 20, "num_classes": 0, "antialias": antialias}
+    config.update({**values, "data_dir": str(data), "compilation_cache": ""})
+    benchmark = benchmarks.load(config.copy_and_resolve_references().lock(), "")
+    opens(benchmark, config.to_dict(), 0.05, data_dir="/not/here")
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(photo(480, 640))
+    code, text, _ = call(path, "--format=jsonl", "--min_score=0.06")
+    objects = json.loads(text)["objects"]
+    assert code == 0 and len(objects) > 5
+    out = tmp_path / "out"
+    export.run("any", "latest", "savedmodel,stablehlo,onnx", str(out))
+    labels = (out / "labels.txt").read_text().splitlines()
+    image = np.asarray(Image.open(path).convert("RGB"))
+    for name in programs.FORMATS:
+        results = formats.read(name, str(out / formats.PATHS[name]))({"photo": image})
+        found = {key: np.asarray(x) for key, x in results.items()}
+        for each in objects:
+            x, y, width, height = each["bbox"]
+            off = np.abs(found["boxes"] - [y, x, y + height, x + width]).max(axis=1) / 640
+            off = np.maximum(off, np.abs(found["score"] - each["score"]))
+            off[found["class"] != 1 + labels.index(each["label"])] = 1
+            assert off.min() < 0.001, name
 
 
 @pytest.mark.long
@@ -79,7 +125,7 @@ def exported(folder, formats=""):
     export.run("any", "latest", formats, str(folder))
     listed = json.loads((folder / "export.json").read_text())
     rows = listed["formats"].items()
-    runs = {name: programs.FORMATS[name].runner(f"{folder}/{row['path']}") for name, row in rows}
+    runs = {name: formats.read(name, f"{folder}/{row['path']}") for name, row in rows}
     return runs, listed
 
 
@@ -156,19 +202,17 @@ def test_onnx_has_the_same_detections(model, changes, tmp_path, capsys, monkeypa
     assert capsys.readouterr().out.startswith("onnx: model.onnx, ")
     listed = json.loads((tmp_path / "out" / "export.json").read_text())
     assert set(listed["files"]) == {"README.md", "labels.txt", "model.onnx"}
-    run = onnx.detector_runner(str(tmp_path / "out" / "model.onnx"))
+    run = formats.read("onnx", str(tmp_path / "out" / "model.onnx"))
     (program,) = opened.benchmark.uses.programs(opened.params, opened.model_state).values()
-    for shape, limit in (((64, 64), 1e-5), ((31, 87), onnx.DETECTOR_LIMIT)):
+    for shape, limit in (((64, 64), 1e-5), ((31, 87), programs.PREDICTED_LIMIT)):
         photo = np.random.default_rng(5).integers(0, 256, (*shape, 3), np.uint8)
         results, outputs = dict(run({"photo": photo})), jax.jit(program.compute)({"photo": photo})
         wanted = {name: np.asarray(x) for name, x in outputs.items()}
         for name, x in wanted.items():
             assert (results[name].shape, results[name].dtype) == (x.shape, x.dtype)
         assert np.sum(wanted["score"] > 0.1) > 3
-        assert onnx.detection_difference(wanted, results, 0.05) <= limit
-        assert (
-            onnx.detection_difference(wanted, results | {"class": results["class"] + 1}, 0.05) == 1
-        )
+        assert distance(wanted, results, 0.05) <= limit
+        assert distance(wanted, results | {"class": results["class"] + 1}, 0.05) == 1
 
 
 @pytest.mark.parametrize("model", ["ssd"], indirect=True)
@@ -181,4 +225,4 @@ def test_what_cannot_be_exported_is_refused(model, tmp_path):  # noqa: F811
     values = jax.tree.map(lambda x: x * np.nan, opened.params)
     diverged = dataclasses.replace(opened, _read=lambda: Weights("ssd", values, {}))
     with pytest.raises(CheckpointError, match="^ssd: weights are not finite; the run diverged"):
-        programs.write(diverged, {}, str(tmp_path), ())
+        programs.write(diverged, {}, (), str(tmp_path))
