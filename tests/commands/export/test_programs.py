@@ -120,9 +120,9 @@ def test_jax_alone_runs_the_file(model, tmp_path, capsys):  # noqa: F811
         np.testing.assert_allclose(found[name], np.asarray(wanted[name][0]), rtol=1e-4, atol=1e-4)
 
 
-def exported(folder, formats=""):
+def exported(folder, names=""):
     """Exports the model that is open; returns the functions of its formats, and export.json."""
-    export.run("any", "latest", formats, str(folder))
+    export.run("any", "latest", names, str(folder))
     listed = json.loads((folder / "export.json").read_text())
     rows = listed["formats"].items()
     runs = {name: formats.read(name, f"{folder}/{row['path']}") for name, row in rows}
