@@ -30,7 +30,7 @@ def confused_classes(counts: np.ndarray, names: Sequence[str]) -> list[tuple[str
     size = len(names)
     between = counts[:size, :size] * ~np.eye(size, dtype=bool)
     order = np.argsort(-between, axis=None, kind="stable")[:_PAIRS]
-    pairs = [divmod(cell, size) for cell in order.tolist()]
+    pairs = [divmod(int(cell), size) for cell in order]
     return [
         (names[a], names[b], f"{between[a, b]:,}", percent(between[a, b] / counts[a].sum()))
         for a, b in pairs

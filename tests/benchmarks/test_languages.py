@@ -20,7 +20,7 @@ import train
 from benchmarks.languages import Languages  # type: ignore[import-not-found]
 from commands import doctor
 from common.errors import CheckpointError
-from engine import locations
+from engine import model_source
 from engine.cluster import watchdog
 from engine.run import make_plan, read_settings
 from engine.start import Run, first_state
@@ -217,7 +217,7 @@ def test_the_environment_names_the_other_model(monkeypatch, capsys):
     monkeypatch.setenv("MLP_GCS_RESNET_CHECKPOINT", "/model")
     config = languages.get_config()
     config.init_env = "MLP_GCS_RESNET_CHECKPOINT"
-    assert locations.init_from(config, print) == "/model"
+    assert model_source.init_from(config, print) == "/model"
     assert "/model (from $MLP_GCS_RESNET_CHECKPOINT)" in capsys.readouterr().out
 
 
