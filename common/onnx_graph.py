@@ -29,7 +29,7 @@ class Graph:
         import onnx  # an optional package; --format is checked for it
 
         self.types = onnx.TensorProto
-        self._onnx = onnx
+        self._onnx: Any = onnx
         self._nodes: list[Any] = []
         self._constants: list[Any] = []
 
@@ -221,7 +221,7 @@ class Resnet:
     def _conv(self, x: str, name: str, norm: str, stride: int) -> str:
         """A convolution with a BatchNorm that may follow it, and the blur that may precede it."""
         kernel = np.asarray(self.params[f"{name}/kernel"], np.float64)
-        edge = (len(kernel) // 2,) * 2
+        edge = len(kernel) // 2, len(kernel) // 2
         if name == "conv_stem":
             if kernel.shape[2] == 12:  # space-to-depth, whose windows begin one pixel earlier
                 kernel, edge = unfold_kernel(kernel), (4, 2)

@@ -64,7 +64,8 @@ def test_formats_are_known_and_in_their_own_order(names):
 
 
 def classifier(images, logits, encoded=(), model: Any = None):
-    return Classifier(Any, model, (), None, encoded, images, logits)
+    trained: Any = None
+    return Classifier(trained, model, (), None, encoded, images, logits)
 
 
 def test_an_error_is_a_share_of_the_largest_logit():
@@ -200,8 +201,8 @@ def test_every_variant_computes_the_same_as_flax(name, tmp_path):
     expected = np.asarray(jax.jit(partial(model.apply, train=False))(variables, inputs))
 
     path = str(tmp_path / "model.onnx")
-    model = portable.Classifier(networks.keys(**keys), variables, spec)
-    formats.write("onnx", path, None, model.draw, {"key": "value"})
+    draw = portable.Classifier(networks.keys(**keys), variables, spec).draw
+    formats.write("onnx", path, None, draw, {"key": "value"})
     computed = formats.read("onnx", path)({"images": pixels})["logits"]
     np.testing.assert_allclose(computed, expected, atol=1e-5 * np.abs(expected).max())
 
