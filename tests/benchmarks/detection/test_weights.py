@@ -154,10 +154,11 @@ def resnet(folder, depth, family=None, **beside):
     )
     theirs = resnets.renamed(family or resnets.PLAIN, params, state)
     theirs = {name: np.ascontiguousarray(array) for name, array in theirs.items()}
-    safetensors.numpy.save_file(theirs, str(folder / "model.safetensors"))
+    path = str(folder / "model.safetensors")
+    safetensors.numpy.save_file(theirs, path)
     for name, content in beside.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
-    return str(folder), params
+    return path, params
 
 
 TIMM = {"input_size": [3, 224, 224], "interpolation": "bicubic", "crop_pct": 0.95}
