@@ -94,7 +94,6 @@ def test_the_accuracy_is_that_of_evaluation(call, pictures, workdir, tiny_record
     clock = types.SimpleNamespace(
         monotonic=lambda: next(times), perf_counter=lambda: next(device_times)
     )
-    monkeypatch.setattr(classes, "time", clock)
     monkeypatch.setattr(sources, "time", clock)
     code, table, err = call(pictures, "--batch_size=64")
     assert "loaded in 3.0 s, compiled in 2.5 s" in err
