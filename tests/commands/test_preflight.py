@@ -23,7 +23,7 @@ import pytest
 
 import benchmarks
 import train
-from commands import evaluating, preflight
+from commands import preflight
 from common.errors import ConfigError
 from configs import fake_imagenet, ncf, resnet50
 from engine.aot import forecast, hlo, topology
@@ -80,7 +80,6 @@ def test_what_is_preflighted_is_what_is_run(overrides, tiny_records, tmp_path, m
         return lambda *arguments: None
 
     monkeypatch.setattr(train, "CompiledStep", record)
-    monkeypatch.setattr(evaluating, "CompiledStep", record)
     with pytest.raises(Lowered):
         train.train_and_evaluate(read_settings(config, str(tmp_path)))
     assert preflighted(config, monkeypatch) == ran
