@@ -98,14 +98,14 @@ def _one_by_one(answer: Callable[..., Answer]) -> Callable[..., Answer]:
 
 
 def _classes(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
-    classifier = classes.Classifier(model, classes.Options())
-    predicted = _predicted(classifier)
+    predicted = _predicted(classes.Classifier(model, classes.Options()))
 
     def answer(content: bytes) -> Answer:
         picture, row = predicted(content)
+        if row.error or picture.photo is None:
+            return Answer(error=row.error)
         rows = [(rank.label, f"{rank.value:.1%}") for rank in row.answers]
-        photo = picture.photo.encoded if picture.photo and not picture.error else b""
-        return Answer(("class", "probability"), rows, photo, row.error)
+        return Answer(("class", "probability"), rows, picture.photo.encoded)
 
     return "a photo", "", answer
 

@@ -51,9 +51,8 @@ def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list
         return notes + benchmarks.settle_config(config, own, fixed, whole=evaluates)
     if not config.init_from:
         return notes
-    path, model = model_source.find(config.init_from, "--config.init_from")
-    if not model and not imports:
-        model = model_source.peek(path)
+    path, file = model_source.find(config.init_from, "--config.init_from")
+    model = file or (None if imports else model_source.peek(path))
     return notes + (benchmarks.settle_config(config, model, fixed, imports) if model else [])
 
 

@@ -210,11 +210,11 @@ def open_checkpoint(path: str, flag: str, checkpoint: str = "latest") -> tuple[C
             "WORKDIR/checkpoints/STEP, or weights of another library"
         )
     checkpoints = Checkpointer(folder, keep=1, best=None)
-    if checkpoint != "latest":
+    steps = checkpoints.steps()
+    if steps and checkpoint != "latest":
         if step is not None:
             raise CheckpointError(f"--checkpoint={checkpoint}: {flag}={path} already names a step")
         return checkpoints, checkpoints.choose(checkpoint)
-    steps = checkpoints.steps()
     step = max(steps, default=0) if step is None else step
     if step not in steps:
         raise CheckpointError(f"{flag}={path}: {folder} has the checkpoints {steps}")

@@ -104,10 +104,10 @@ class Detector(sources.PictureModel):
         # (id, name) of each class; "" where the data had no such class
         self._categories = model.manifest["categories"]
         self._options, self._form, self.at_once = options, form, self._uses.at_once
-        self._folders = {"draw": (options.draw, ".jpg"), "masks": (options.masks, ".png")}
+        folders = {"draw": (options.draw, ".jpg"), "masks": (options.masks, ".png")}
+        self._folders = {option: each for option, each in folders.items() if each[0]}
         for option, (folder, _) in self._folders.items():
-            if folder:
-                check_folder(folder, f"--{option}")
+            check_folder(folder, f"--{option}")
         self._stems: dict[str, str] = {}  # of the files of drawings, by the path of the picture
 
     @property
@@ -119,7 +119,7 @@ class Detector(sources.PictureModel):
 
     def _files(self, path: str) -> Iterator[tuple[str, str]]:
         """(flag, file) of each file that is written for a picture; two of one name get numbers."""
-        if path not in self._stems:
+        if self._folders and path not in self._stems:
             name = stem = os.path.splitext(os.path.basename(path))[0]
             taken, number = set(self._stems.values()), 1
             while name in taken:
@@ -127,8 +127,7 @@ class Detector(sources.PictureModel):
                 name = f"{stem}_{number}"
             self._stems[path] = name
         for option, (folder, end) in self._folders.items():
-            if folder:
-                yield option, os.path.join(folder, self._stems[path] + end)
+            yield option, os.path.join(folder, self._stems[path] + end)
 
     def predict(self, params: Any, model_state: Any, batch: Any) -> Any:
         benchmark: Any = self.model.benchmark

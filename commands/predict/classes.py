@@ -89,8 +89,8 @@ class Classifier(sources.PictureModel):
         path = self._options.contact_sheet
         stem, end = os.path.splitext(path)
         count = -(-len(paths) // PER_SHEET) if path else 0
-        every = [f"{stem}_{i}{end}" if i > 1 else path for i in range(1, count + 1)]
-        return [("contact_sheet", path) for path in every]
+        every = range(1, count + 1)
+        return [("contact_sheet", f"{stem}_{i}{end}" if i > 1 else path) for i in every]
 
     def predict(self, params: Any, model_state: Any, batch: Any) -> Any:
         return self.model.benchmark.uses.classify(params, model_state, batch["image"])
@@ -110,10 +110,9 @@ class Classifier(sources.PictureModel):
         if self._options.embeddings:
             self._features.append(None if result is None else result["features"])
         if self._options.contact_sheet:
-            label, value = "", ""
-            if row.answers:
-                label, value = row.answers[0].label, self._shown(row.answers[0].value)
-            self._tiles.append(Tile(picture.path, row.error, pixels, label, value, folder))
+            best = row.answers[0] if row.answers else Rank("", 0, 0.0)
+            value = self._shown(best.value)
+            self._tiles.append(Tile(picture.path, row.error, pixels, best.label, value, folder))
         return row
 
     def _ranked(self, picture: Picture, logits: np.ndarray) -> Row:

@@ -44,12 +44,6 @@ class Row:
         """The object of a JSON file."""
         return {**self.source, **({"error": self.error} if self.error else self.content)}
 
-    def lines(self, columns: Sequence[str]) -> Iterator[list[Any]]:
-        """The lines of a CSV."""
-        for cells in self.cells:
-            values = {**self.source, "error": self.error, **cells}
-            yield [values.get(name, "") for name in columns]
-
 
 def say(text: str) -> None:
     """Writes a line for the user; the standard output has the results."""
@@ -84,7 +78,8 @@ def write_rows(
 def _csv(rows: Iterable[Row], columns: Sequence[str]) -> Iterator[str]:
     yield csv_text([columns])
     for row in rows:
-        yield csv_text(row.lines(columns))
+        lines = ({**row.source, "error": row.error, **cells} for cells in row.cells)
+        yield csv_text([values.get(name, "") for name in columns] for values in lines)
 
 
 def json_array(objects: Iterable[dict[str, Any]]) -> Iterator[str]:

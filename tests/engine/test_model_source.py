@@ -17,7 +17,7 @@ from benchmarks.resnet import ResNet
 from benchmarks.uses import Uses
 from commands import demo, export, report
 from common.data.shards import Shards
-from common.errors import ConfigError, UserError
+from common.errors import CheckpointError, ConfigError, UserError
 from common.images.input_spec import NAMED
 from engine import model_source, resuming
 from engine.model_source import initial_weights
@@ -55,6 +55,18 @@ def test_a_workdir_or_a_step_is_a_model(workdir, end):
     assert model.benchmark.unit == "images"
 
 
+@pytest.mark.parametrize("recipe", [None, {}])  # of --workdir, and of --model
+def test_a_workdir_may_be_named_as_a_number_and_have_weights_beside_its_checkpoints(
+    workdir, tmp_path, recipe
+):
+    own = pathlib.Path(workdir).rename(tmp_path / "7")
+    (own / "model.safetensors").touch()
+    (tmp_path / "8/checkpoints").mkdir(parents=True)
+    assert model_source.load(f"{own}/", recipe=recipe).source == f"{own}/checkpoints/4"
+    with pytest.raises(CheckpointError, match=r"^--model=.*/8: .* has the checkpoints \[\]$"):
+        model_source.load(f"{tmp_path}/8", "best", "--model", recipe)
+
+
 def test_a_workdir_does_not_choose_the_folder_of_compiled_programs(workdir):
     """Whoever can write there could have this machine run programs."""
     config = change_manifest(workdir)["config"]
@@ -88,7 +100,7 @@ def test_a_model_is_not_used_where_its_data_have_other_classes(
     folder = write_names(tmp_path / "data", *names)
     change_manifest(workdir, config=config | {"data_dir": folder})
     monkeypatch.setattr(commands.predict, "compiler", COMPILES)
-    monkeypatch.setattr(export, "_prepare", lambda *_: sys.exit("prepares"))
+    monkeypatch.setattr(export.programs, "of", lambda *_: sys.exit("prepares"))
     monkeypatch.setattr(ResNet, "num_examples", lambda *_: 4)
     source = types.SimpleNamespace(class_names=names, shards=Shards((), ()))
     monkeypatch.setattr(ResNet, "source", lambda *_: source)

@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 
 import predict
 from commands import evaluating
-from commands.predict import classes, model, outputs, sources
+from commands.predict import classes, drawing, model, outputs, sources
 from commands.predict.sources import Picture
 from common.foreign import resnets as foreign
 from common.images import photos
@@ -94,7 +94,6 @@ def test_the_accuracy_is_that_of_evaluation(call, pictures, workdir, tiny_record
     clock = types.SimpleNamespace(
         monotonic=lambda: next(times), perf_counter=lambda: next(device_times)
     )
-    monkeypatch.setattr(classes, "time", clock)
     monkeypatch.setattr(sources, "time", clock)
     code, table, err = call(pictures, "--batch_size=64")
     assert "loaded in 3.0 s, compiled in 2.5 s" in err
@@ -300,7 +299,9 @@ def test_a_table_for_people():
     assert not classes.other_folder(make_row(known, "cat/a.jpg", 2, 1))
     accents = make_classifier(["e\u0301te\u0301", "cat"])
     assert classes.other_folder(make_row(accents, "\u00e9t\u00e9 /a.jpg", 1, 2))
-    assert "has diverged" in make_row(known, "a.jpg", np.nan, 1).error
+    diverged = make_classifier(["cat"], contact_sheet="sheet.png")
+    assert "has diverged" in make_row(diverged, "a.jpg", np.nan).error
+    assert drawing.draw_sheet(diverged._tiles)
     header, line = known.table([path], [row], 130)
     assert header.startswith("file") and len(line) < 150
     assert line.startswith("…xx") and "a name of many lett…   73.1%" in line
