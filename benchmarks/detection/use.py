@@ -271,11 +271,17 @@ def make_program(benchmark: Any, uses: DetectorUses, model: Any, upright: bool) 
 
 
 def distance(wanted: Arrays, found: Arrays, min_score: float) -> float:
-    """How far a detection is off its match at most, in score or as a share of the largest side.
+    """How far a detection of either is off its match in the other at most.
 
-    Detections whose scores are equal but for rounding may be in another order; one at `min_score`,
-    or at the end of a full list, may be missing.
+    It is a difference in score, or in box as a share of the largest side; NaN if one is. Detections
+    whose scores are equal but for rounding may be in another order; one at `min_score`, or at the
+    end of a full list, may be missing.
     """
+    off = [_off(*pair, min_score) for pair in ((wanted, found), (found, wanted))]
+    return float(np.max(off))
+
+
+def _off(wanted: Arrays, found: Arrays, min_score: float) -> float:
     score, boxes, classes = (
         np.asarray(wanted[name])[:, None] for name in ("score", "boxes", "class")
     )

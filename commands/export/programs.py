@@ -144,7 +144,7 @@ def _check(name: str, path: str, program: Program, checks: Sequence[Check]) -> f
     results = [run(inputs) for inputs, *_ in checks]
     if name == "onnx" and program.distance:
         wanted = [predicted or outputs for _, outputs, predicted in checks]
-        error = max(map(program.distance, wanted, results))
+        error = float(np.max([*map(program.distance, wanted, results)]))
         is_off = not error <= limit
     else:
         error, share = difference(results, [outputs for _, outputs, _ in checks], limit)

@@ -191,6 +191,18 @@ def test_only_a_few_values_may_differ_by_rounding():
         assert share == (0.25 if other == 2.0 else 0.5) and not error <= 1e-3
 
 
+def test_a_detection_too_many_is_off_too():
+    """So that an export without suppression is noticed; a weak one may come and go."""
+    boxes, classes, scores = np.zeros((3, 4)), np.array([1, 0, 0]), np.array([0.9, 0, 0])
+    boxes[0, 2:] = 4
+    one = {"boxes": boxes, "class": classes, "score": scores}
+    for score, is_off in ((0.8, True), (0.0505, False)):
+        two = one | {"class": np.array([1, 1, 0]), "score": np.array([0.9, score, 0])}
+        for pair in ((one, two), (two, one)):
+            assert (distance(*pair, min_score=0.05) > 0.5) == is_off
+    assert not distance(one, one | {"score": scores * np.nan}, 0.05) <= 1
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("model", ["ssd"], indirect=True)
 @pytest.mark.parametrize("changes", [{}, {"antialias": True, "clip_boxes": False}])
