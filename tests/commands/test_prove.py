@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 SAMPLES = "tests/device/samples.py"
 
 
-def checks(*names, limit=60.0):
+def checks(*names, limit=600.0):
     return [Check(n, f"{SAMPLES}::test_{n}", f"{n}.py", (1, 1), limit) for n in names]
 
 
