@@ -38,6 +38,7 @@ _SEND = (
     "https://github.com/<OWNER>/<REPO>, or attach it to an issue there"
 )
 _LABELS = {"ok": "ok", "failed": "FAILED", "skipped": "skipped"}
+_KIND = re.compile(r"^AssertionError: |^(\w+\.)+(?=\w+: )")  # or the module of an exception
 _PATH = re.compile(r"\w+://\S+|(?<![\w.])~?(?:/[^\s/:,;'\"()]+)+/?|[A-Za-z]:\\\S+")
 _SECRET = re.compile(r"\S*@\S+|\b(?=\w*\d)(?=\w*[A-Za-z])[\w-]{24,}\b|\b\d{1,3}(?:\.\d{1,3}){3}\b")
 
@@ -243,7 +244,8 @@ def _run_all(case: Case, checks: Sequence[Check]) -> list[Row]:
 def _run_one(check: Check, case: Case) -> Row:
     """Runs a check in a process of its own, which is stopped with all that it has started."""
     started, report = time.monotonic(), f"{_file(case.folder, check.name)}.xml"
-    words = [sys.executable, "-m", "pytest", "-q", "-m", "device", f"--junitxml={report}"]
+    words = [sys.executable, "-m", "pytest", "-m", "device", f"--junitxml={report}"]
+    words += ["-q", "--capture=no"]  # else a crash takes along what was printed before
     # A warning of another version of a library is no fault of this machine.
     for option in ("addopts=", "filterwarnings=default", "junit_family=xunit1"):
         words += ["-o", option]
@@ -276,7 +278,9 @@ def _run_one(check: Check, case: Case) -> Row:
 
 def _environment(case: Case) -> dict[str, str]:
     """The environment of a check: one cache of compiled programs for all of them."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    # Without assertions, which PYTHONOPTIMIZE leaves out, nothing would fail.
+    others = "PYTEST_", "PYTHONOPTIMIZE"
+    own = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     return own | {
         "JAX_COMPILATION_CACHE_DIR": f"{case.folder}/compiled",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -294,8 +298,8 @@ def _read(report: str) -> tuple[str, str, dict[str, Any], dict[str, str]]:
         for outcome in test:
             message = outcome.get("message", "")
             if message == "collection failure":  # the text ends with the exception
-                message = (outcome.text or "").strip().rpartition("\n")[2].lstrip("E ")
-            message = message.removeprefix("AssertionError: ").removeprefix("Failed: ")
+                message = (outcome.text or "").strip().rpartition("\n")[2].removeprefix("E").strip()
+            message = _KIND.sub("", message)
             if outcome.tag in ("failure", "error"):
                 failures.append(name + (message.strip() or "failed").splitlines()[0][:1000])
             elif outcome.tag == "skipped":

@@ -28,7 +28,8 @@ else:
     os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
     _FLAGS = ["--xla_force_host_platform_device_count=8"]
     if importlib.metadata.version("jaxlib").startswith("0.10."):
-        # XLA's older code generator compiles a tiny run in a third of the time.
+        # XLA's older code generator compiles a tiny run in a third of the time; later jaxlibs lack
+        # it.
         _FLAGS += [
             "--xla_cpu_use_fusion_emitters=false",
             "--xla_cpu_parallel_codegen_split_count=1",
@@ -38,12 +39,10 @@ else:
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_flag}".strip()
     # Compiling takes most of a tiny run.
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-    # One compilation serves all tests and the commands they start. A size makes jax lock the
-    # folder.
+    # One compilation serves all tests and their commands. A size makes jax lock the folder.
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
     os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(16 << 30)
-    # torch imports triton, whose import crashes if TensorFlow's came before. Parity tests have
-    # both.
+    # Parity tests have torch, which imports triton, whose import crashes after TensorFlow's.
     with contextlib.suppress(ImportError):
         importlib.import_module("triton")
 

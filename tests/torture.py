@@ -36,6 +36,7 @@ import psutil
 from etils import epath
 
 from common import console
+from common.errors import some
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _DIGITS = "configs/digits.py"
@@ -130,13 +131,13 @@ class Group:
 
 
 def results(workdir: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(rows of metrics.jsonl without what the clock decides, checksums of all steps)."""
+    """(rows of metrics.jsonl without what the clock decides, {step: {array: checksum}})."""
     root = epath.Path(workdir)
     rows = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
-    sums = {
-        folder.name: json.loads((folder / "manifest" / "metadata").read_text())["checksums"]
-        for folder in sorted((root / "checkpoints").iterdir())
-    }
+    sums = {}
+    for folder in sorted((root / "checkpoints").iterdir()):
+        items = json.loads((folder / "manifest" / "metadata").read_text())["checksums"].items()
+        sums[folder.name] = {f"{item}/{name}": x for item, row in items for name, x in row.items()}
     return [{k: v for k, v in r.items() if not any(c in k for c in _CLOCK)} for r in rows], sums
 
 
@@ -156,8 +157,9 @@ def differences(calm: str, other: str, told: bool = False) -> list[str]:
     if sums.keys() != other_sums.keys() and not (told and newer):
         found.append(f"checkpoints {sorted(other_sums)} instead of {sorted(sums)}")
     for step in sums.keys() & other_sums.keys():
-        if sums[step] != other_sums[step]:
-            found.append(f"the arrays of checkpoint {step} are not the same")
+        one, two = sums[step], other_sums[step]
+        if names := [name for name in one | two if one.get(name) != two.get(name)]:
+            found.append(f"checkpoint {step} has other bits in {some(names)}")
     for i in range(max(len(rows), len(other_rows))):
         pair = [r[i] if i < len(r) else None for r in (rows, other_rows)]
         if pair[0] != pair[1]:

@@ -6,6 +6,8 @@ import time
 
 import pytest
 
+from common.errors import DataError
+
 pytestmark = pytest.mark.device
 
 
@@ -24,7 +26,7 @@ def test_fails():
 
 
 def test_raises():
-    raise OSError("no space in /home/someone/secret/file")
+    raise DataError("no space in /home/someone/secret/file")
 
 
 def test_crashes():

@@ -1,6 +1,7 @@
 """Small models compute what is stored, and all devices what one does."""
 
 import importlib
+import json
 import math
 
 import jax
@@ -68,6 +69,30 @@ def test_all_devices_are_as_one(answer):
     text = f"{count} of {jax.device_count()} devices" if count < jax.device_count() else "all"
     text += f" = 1; largest relative error {max(errors.values()):.1e}"
     answer(text, {"devices": count, **errors}, programs)
+
+
+def negative(values):
+    values["arrays"] = {name: [-x for x in array] for name, array in values["arrays"].items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda new: new["sums"].update(loss=[math.nan, 1.0]), "the loss is nan instead"),
+        (lambda new: new["sums"].update(loss=[0.9, 1.0]), "the loss is 0.9 instead of"),
+        (lambda new: new["arrays"].popitem(), "has other arrays"),
+        (lambda new: new.update(changes=[1.01 * x for x in new["changes"]]), "the optimizer's"),
+        (negative, "all gradients together"),
+    ],
+)
+def test_other_values_are_noticed(change, message):
+    """By the tolerance of bfloat16, too."""
+    stored = models.reference()["ncf"]
+    new = json.loads(json.dumps(stored))
+    assert models.compare("ncf", new, stored, models.TOLERANCES["bfloat16"]) == (0, 0)
+    change(new)
+    with pytest.raises(AssertionError, match=f"^ncf.*{message}"):
+        models.compare("ncf", new, stored, models.TOLERANCES["bfloat16"])
 
 
 def test_the_models_have_all_optimizers_and_dropout():
