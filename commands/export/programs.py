@@ -85,11 +85,12 @@ def write(
         )
     model.check_finite()
     labels = [name for _, name in model.manifest.get("categories", ())]
-    rows, shown = {}, []
+    chosen, rows, shown = names or formats.DEFAULTS, {}, []
     for suffix, program in programs.items():
-        exported, checks, paths = _exported(program), _checks(program), {}
+        exported = None if tuple(chosen) == ("onnx",) else _exported(program)
+        checks, paths = _checks(program), {}
         for name in FORMATS:
-            if name in (names or formats.DEFAULTS):
+            if name in chosen:
                 stem, *end = formats.PATHS[name].split(".")
                 paths[name] = ".".join([f"{stem}_{suffix}" if suffix else stem, *end])
                 path, facts = f"{folder}/{paths[name]}", {"class_names": json.dumps(labels)}
