@@ -109,6 +109,7 @@ class Detector(sources.PictureModel):
         for option, (folder, _) in self._folders.items():
             check_folder(folder, f"--{option}")
         self._stems: dict[str, str] = {}  # of the files of drawings, by the path of the picture
+        self._taken: set[str] = set()  # all of them
 
     @property
     def summary(self) -> str:
@@ -121,10 +122,11 @@ class Detector(sources.PictureModel):
         """(flag, file) of each file that is written for a picture; two of one name get numbers."""
         if self._folders and path not in self._stems:
             name = stem = os.path.splitext(os.path.basename(path))[0]
-            taken, number = set(self._stems.values()), 1
-            while name in taken:
+            number = 1
+            while name in self._taken:
                 number += 1
                 name = f"{stem}_{number}"
+            self._taken.add(name)
             self._stems[path] = name
         for option, (folder, end) in self._folders.items():
             yield option, os.path.join(folder, self._stems[path] + end)
