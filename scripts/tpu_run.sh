@@ -15,10 +15,8 @@
 #
 # The same command again joins a run in progress. Environment, all in seconds:
 #   TPU_RUN_POLL=20   between two questions to the workers
-#   TPU_RUN_WAITS     before each new try where capacity, ssh or Google's API fails; after the last
-#                     it gives up. Default "30 60 120 240 480 900 900 900 900 900": an hour and a half
-#   TPU_RUN_GRACE=300 how long the other workers may go on after one has failed. Then they get
-#                     SIGTERM, and after the same time again SIGKILL
+#   TPU_RUN_WAITS="30 60 120 240 480 900 900 900 900 900"   between tries where capacity, ssh or the API fails
+#   TPU_RUN_GRACE=300 until the other workers of a failed one get SIGTERM, and then until SIGKILL
 set -euo pipefail
 
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
@@ -148,7 +146,7 @@ provide() { # brings the VM from its known state to READY, and creates it if nee
   ((!stops)) || finish 143
   [[ "${kind##*/}" == "$type" ]] || fail "$name is a ${kind##*/}, not a $type: give another --name or --type"
 }
-deploy() { # copies the code and installs the packages
+start() { # copies the code, installs the packages and starts the command
   local unpack='mkdir -p tpu_run && cd tpu_run && rm -rf code.new && mkdir code.new' new
   unpack+=' && tar -xzf ../tpu_run_code.tgz -C code.new && rm -rf code && mv code.new code'
   if [[ -z "$dry_run" ]]; then
@@ -160,9 +158,8 @@ deploy() { # copies the code and installs the packages
   fi
   say "copying what git tracks ($logs/code.tgz) to $hosts worker(s), and installing"
   reach "cannot copy to $name" cloud scp "$logs/code.tgz" "$name:tpu_run_code.tgz" --worker=all &&
-    reach "cannot install on $name" everywhere "($unpack && bash code/scripts/tpu/worker.sh install) || exit 64"
-}
-launch() {
+    reach "cannot install on $name" everywhere "($unpack && bash code/scripts/tpu/worker.sh install) || exit 64" ||
+    return
   ((!stops)) || finish 143
   id="$begun-$((++attempt))"
   say "starting: $command"
@@ -171,11 +168,9 @@ launch() {
 
 # The functions of the waiting loop avoid $(...), because bash can lose a SIGINT at its end.
 census() { # writes $scratch/states, "STATE CODE ID TOKEN" per worker; fails unless each answers
-  local answers
   everywhere "$worker status 2>/dev/null || echo @status \$(hostname) none - - -" || return
   sort -u "$scratch/out" | sed -n 's/^@status [^ ]* //p' >"$scratch/states"
-  read -r answers < <(wc -l <"$scratch/states")
-  ((answers == hosts))
+  awk -v hosts="$hosts" 'END { exit NR != hosts }' "$scratch/states"
 }
 running() { grep -q '^running ' "$scratch/states"; } # whether any worker runs a job
 stream() { # copies the new lines of worker 0, which is process 0, to the terminal and to $log
@@ -213,14 +208,6 @@ verdict() { # the most informative exit code of the workers
          $2 == 143 || $2 == 130 ? 3 : $2 == 0 ? 1 : 5
          if (rank > best) { best = rank; code = $2 } }
        END { print best == 6 ? "gone" : code == "lost" ? 137 : code }' "$scratch/states"
-}
-going_away() { # gcloud may report a preemption later than the processes notice it
-  for i in 1 2 3; do
-    look_again
-    [[ "$state" == READY ]] || return 0
-    ((i == 3)) || pause "$poll"
-  done
-  return 1
 }
 detach() {
   local verbs=(tpu-vm delete "$name")
@@ -271,7 +258,7 @@ fi
 
 while :; do
   code=gone
-  if [[ -n "$id" ]] || { provide && deploy && launch; }; then
+  if [[ -n "$id" ]] || { provide && start; }; then
     if [[ -z "$dry_run" ]]; then
       log="$logs/$id/worker-0.log"
       mkdir -p -- "$logs/$id"
@@ -283,7 +270,10 @@ while :; do
   case "$code" in
     0 | 1) finish "$code" ;;
     gone | 75) ((!stops)) || finish 143 ;;
-    *) if ((stops)) || ! going_away; then finish "$code"; fi ;;
+    *) # gcloud may report a preemption later than the processes notice it
+      if ((!stops)); then pause "$poll" && pause "$poll" && look_again; fi
+      if ((stops)) || [[ "$state" == READY ]]; then finish "$code"; fi
+      ;;
   esac
   step="$(sed -n 's|^step \([0-9,]*\)/.*|\1|p' "$log" | tail -n 1 | tr -d ,)"
   if ((${step:--1} > best)); then best="$step" restarts=0; fi

@@ -1,9 +1,9 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# Asks the Cloud TPU API for tpu_run.sh, which sets name, zone, type, version, spot, queued, project,
-# waits, dry_run and scratch.
+# Asks the Cloud TPU API for tpu_run.sh, which sets name, zone, type, hosts, version, spot, queued,
+# project, waits, dry_run and scratch.
 
 stops=0 # the number of requests to stop
-made='' # in a dry run: whether the VM would exist by now
+vm="ABSENT,,$hosts," # in a dry run: what gcloud would say of the VM
 
 pause() {
   sleep "$1" &
@@ -31,13 +31,10 @@ ask() { # ARGUMENTS... of gcloud: the answer is in $scratch/out and $scratch/err
 cloud() { ask tpu-vm "$@"; }
 queue() { ask queued-resources "$@"; }
 pretend() { # gcloud's answer in a dry run: no VM exists at first, and every command succeeds
-  local i
   case "$1" in
-    *' create '*) made=yes ;;
-    *' describe '*) if [[ -n "$made" ]]; then echo "READY,$type,$hosts,tpu_run"; else echo ABSENT,,0,; fi ;;
-    *' --worker=all '*' status '*)
-      for ((i = 0; i < hosts; i++)); do echo "@status host$i ended 0 $id $token"; done
-      ;;
+    *' create '*) vm="READY,$type,$hosts,tpu_run" ;;
+    *' describe '*) echo "$vm" ;;
+    *' --worker=all '*' status '*) seq -f "@status host%g ended 0 $id $token" "$hosts" ;;
   esac
 }
 reason() { # gcloud's last error and the lines that explain it, as one line
@@ -46,34 +43,33 @@ reason() { # gcloud's last error and the lines that explain it, as one line
 is_missing() { grep -q -e NOT_FOUND -e 'was not found' "$scratch/err"; } # by gcloud's last answer
 # Sets state (ABSENT without a VM), kind, maker, hosts of a VM, and of WAITING and FAILED the detail.
 look() {
-  local format='csv[no-heading](state,acceleratorType,networkEndpoints.len(),labels.made_by)' count
-  if ask tpu-vm describe "$name" --format="$format"; then
-    IFS=, read -r state kind count maker <"$scratch/out"
-  elif is_missing; then
-    state=ABSENT kind='' maker=''
+  local fields='state,acceleratorType,networkEndpoints.len(),labels.made_by'
+  if cloud describe "$name" --format="csv[no-heading]($fields)"; then
+    IFS=, read -r state kind hosts maker <"$scratch/out"
   else
-    return 1
+    state=ABSENT kind='' maker=''
+    is_missing || return
   fi
-  if [[ "$state" != ABSENT ]]; then hosts="$count"; elif [[ -n "$queued" ]]; then look_at_queue; fi
+  [[ "$state" != ABSENT || -z "$queued" ]] || look_at_queue
 }
 look_at_queue() { # a queued resource has no VM before it is ACTIVE, and after its VM was preempted
-  local node='tpu.nodeSpec[0].node' why
-  if queue describe "$name" --format="csv[no-heading](state.state,$node.acceleratorType,$node.labels.made_by,\
-state.failedData.error.message)"; then
-    IFS=, read -r state kind maker why <"$scratch/out"
-    case "$state" in
-      ABSENT | SUSPENDED) ;;
-      FAILED) detail="its queued resource failed: ${why:-without a reason}" ;;
-      *) detail="queued: $state" state=WAITING ;;
-    esac
-  else
+  local node='tpu.nodeSpec[0].node' fields why
+  fields="state.state,$node.acceleratorType,$node.labels.made_by,state.failedData.error.message"
+  queue describe "$name" --format="csv[no-heading]($fields)" || {
     is_missing
-  fi
+    return
+  }
+  IFS=, read -r state kind maker why <"$scratch/out"
+  case "$state" in
+    ABSENT | SUSPENDED) ;;
+    FAILED) detail="its queued resource failed: ${why:-without a reason}" ;;
+    *) detail="queued: $state" state=WAITING ;;
+  esac
 }
 create() {
-  local command=(cloud create "$name") image=--version
-  if [[ -n "$queued" ]]; then command=(queue create "$name" "--node-id=$name") image=--runtime-version; fi
-  "${command[@]}" "--accelerator-type=$type" "$image=$version" --labels=made_by=tpu_run ${spot:+--spot}
+  local start=(cloud create "$name") image=--version
+  if [[ -n "$queued" ]]; then start=(queue create "$name" "--node-id=$name") image=--runtime-version; fi
+  "${start[@]}" "--accelerator-type=$type" "$image=$version" --labels=made_by=tpu_run ${spot:+--spot}
 }
 delete() { # with --force a queued resource goes together with its VM
   if [[ -n "$queued" ]] && { queue delete "$name" --force || ! is_missing; }; then return; fi

@@ -16,12 +16,6 @@ boot=/proc/sys/kernel/random/boot_id
 
 say() { printf 'tpu_worker %s: %s\n' "$(hostname)" "$*"; }
 
-install() {
-  exec 9>"$home/lock"
-  flock 9
-  VENV="$venv" bash "$code/scripts/setup.sh" tpu
-}
-
 # Prints "none -", "running -" or "ended CODE". The code is `lost` if the process left none. It is
 # `rebooted` if the machine has restarted since, because then no user asked for the stop.
 state() {
@@ -30,19 +24,15 @@ state() {
     echo none -
     return
   fi
-  if kill -0 "$(cat "$job/pid")" 2>/dev/null; then alive=yes; fi # before its code is read
+  ! kill -0 "$(cat "$job/pid")" 2>/dev/null || alive=yes # before its code is read
   code="$(cat "$job/exit_code" 2>/dev/null)" || true
   if [[ "$code" != [01] && "$(cat "$boot")" != "$(cat "$job/boot")" ]]; then code=rebooted; fi
   if [[ -z "$code" && -n "$alive" ]]; then echo running -; else echo "ended ${code:-lost}"; fi
 }
 
-status() { echo "@status $(hostname) $(state) $(cat "$job/id" 2>/dev/null || echo - -)"; }
-
 start() { # ID TOKEN COMMAND...
   local id="$1 $2"
   shift 2
-  exec 9>"$home/lock"
-  flock 9
   if [[ -f "$job/pid" && "$(cat "$job/id")" == "$id" ]]; then return; fi
   if [[ "$(state)" == running* ]]; then
     say "another command is running here"
@@ -82,8 +72,10 @@ log() { # SEEN
 }
 
 mkdir -p -- "$home"
+case "$1" in install | start) exec 9>"$home/lock" && flock 9 ;; esac
 case "$1" in
-  install | status) "$1" ;;
+  install) VENV="$venv" bash "$code/scripts/setup.sh" tpu ;;
   start | run | log) "$@" ;;
+  status) echo "@status $(hostname) $(state) $(cat "$job/id" 2>/dev/null || echo - -)" ;;
   signal) if [[ "$(state)" == running* ]]; then kill -s "$2" -- "-$(cat "$job/pid")"; fi ;;
 esac

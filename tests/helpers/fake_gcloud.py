@@ -16,7 +16,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 # It appends each call to `asked`; `plan` lists, for each kind of call, the failures in order. It
 # refuses each flag and value that Google's reference of the command does not have.
 GCLOUD = r"""
-import json, os, pathlib, re, shutil, signal, subprocess, sys, time
+import contextlib, json, os, pathlib, re, shutil, signal, subprocess, sys, time
 
 fake = pathlib.Path(os.environ["FAKE"])
 with open(fake / "asked", "a") as file:
@@ -66,16 +66,13 @@ plan = load("plan")
 
 def next_of(what):
     event = plan[what].pop(0) if plan.get(what) else ""
-    (fake / "plan.new").write_text(json.dumps(plan))
-    os.rename(fake / "plan.new", fake / "plan")
+    (fake / "plan").write_text(json.dumps(plan))
     return event
 
 def kill_all():
     for pid in fake.glob("worker*/tpu_run/job/pid"):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(int(pid.read_text()), signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 def remove_vm():
     kill_all()
@@ -132,16 +129,12 @@ else:
     for home in chosen:
         home.mkdir(exist_ok=True)
         if verb == "scp":
-            source, target = (str(home / w.partition(":")[2]) if ":" in w else w for w in words)
-            shutil.copy(source, target)
+            shutil.copy(*(home / w.partition(":")[2] if ":" in w else w for w in words))
             continue
-        path = f"{fake}/remote:" + os.environ["PATH"]
-        env = {**os.environ, "HOME": str(home), "PATH": path}
+        env = {**os.environ, "HOME": str(home), "PATH": f"{fake}/remote:" + os.environ["PATH"]}
         codes.append(subprocess.run(["bash", "-c", command], cwd=home, env=env).returncode)
-        codes += [0]
-    while kind == "start" and "wait" in plan and not all(
-        (home / "tpu_run/job/exit_code").exists() for home in chosen
-    ):
+    ends = [home / "tpu_run/job/exit_code" for home in chosen]
+    while kind == "start" and "wait" in plan and not all(end.exists() for end in ends):
         time.sleep(0.01)
     sys.exit(next((code for code in codes if code), 0))
 """
@@ -244,12 +237,9 @@ class Place:
         path = self.fake / "asked"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def verbs(self):
-        return [call[4] for call in self.asked()]
-
-    def changes(self):
-        """Of the calls those that make or remove something."""
-        return [verb for verb in self.verbs() if verb in ("create", "delete")]
+    def verbs(self, *among):
+        """The verbs of all calls, or those of a few."""
+        return [call[4] for call in self.asked() if not among or call[4] in among]
 
     def questions(self, kind):
         return sum(f"worker.sh {kind} " in " ".join(call) for call in self.asked())

@@ -141,7 +141,7 @@ def test_capacity_is_waited_for_and_other_refusals_are_not(place):
 def test_a_preempted_vm_is_made_anew_and_the_run_goes_on(place, flags, event):
     place.set({"status": ["", event]}, UNTIL_TOLD, 'echo "step 9/9  x"; exit 0')
     place.succeeds("--spot", *flags)
-    assert place.changes() == ["create", "delete"] * 2
+    assert place.verbs("create", "delete") == ["create", "delete"] * 2
     assert place.runs() == place.runs(1) == len(place.logs(0)) == 2
     assert place.left() == set()
 
@@ -223,7 +223,7 @@ def test_vms_of_others_of_another_type_or_state_are_left_alone(place):
         place.vm(state, kind=kind, labels="tpu_run")
         code, out = place.run()
         assert code == 1 and words in out
-    assert place.left() == {"vm"} and place.changes() == []
+    assert place.left() == {"vm"} and place.verbs("create", "delete") == []
     place.vm("PREEMPTED")
     place.succeeds("--recreate")
     assert place.left() == set()
@@ -336,7 +336,7 @@ def test_a_queued_resource_is_waited_for_and_taken_away_at_the_end(place):
         *("--runtime-version=tpu-ubuntu2204-base", "--labels=made_by=tpu_run", "--spot"),
         *("--zone=us-central1-a", "--project=p", "--quiet"),
     ]
-    assert place.changes() == ["create", "delete"]
+    assert place.verbs("create", "delete") == ["create", "delete"]
     assert place.runs() == place.runs(1) == 1 and place.left() == set()
 
 
@@ -361,5 +361,8 @@ def test_who_stops_while_queued_takes_the_request_back(place):
 def test_a_vm_that_was_not_queued_is_deleted_all_the_same(place):
     place.vm(labels="tpu_run")
     place.succeeds("--queued")
-    assert place.changes() == ["delete", "delete"]  # of the request, which is missing
+    assert place.verbs("create", "delete") == [
+        "delete",
+        "delete",
+    ]  # of the request, which is missing
     assert place.left() == set()
