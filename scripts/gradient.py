@@ -262,13 +262,11 @@ def metadata(workdir: str) -> dict[str, Any]:
     history.restore(manifest.get("evaluations", []))
     scores = history.scores()
     best = history.best(manifest.get("target_metric", ""))
-    rows = [] if best is None else [("", best)]
-    rows += [("last_", max(scores))] if scores else []
     metrics = []
-    for prefix, step in rows:
-        for name, value in {**scores[step], "step": step}.items():
-            if math.isfinite(value):  # JSON has no nan
-                metrics.append({"name": prefix + name, "numberValue": value})
+    for prefix, step in (("", best), ("last_", max(scores, default=None))):
+        values = {} if step is None else {**scores[step], "step": step}
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        metrics += [{"name": prefix + name, "numberValue": finite[name]} for name in finite]
     return {"metrics": metrics}
 
 
@@ -393,12 +391,11 @@ def _is_remote(path: epath.Path) -> bool:
 
 
 def _read(path: epath.Path) -> dict[str, Any]:
-    """A JSON document; {} if it is missing or no object."""
+    """A JSON document; {} if it is missing or damaged."""
     try:
-        value = parse_json(path.read_text())
+        return parse_json(path.read_text())
     except (FileNotFoundError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _write(path: epath.Path, content: dict[str, Any]) -> None:

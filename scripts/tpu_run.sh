@@ -15,7 +15,8 @@
 #
 # The same command again joins a run in progress. Environment, all in seconds:
 #   TPU_RUN_POLL=20   between two questions to the workers
-#   TPU_RUN_WAITS="30 60 120 240 480 900 900 900 900 900"   between tries where capacity, ssh or the API fails
+#   TPU_RUN_WAITS     between tries where capacity, ssh or Google's API fails; after the last it gives
+#                     up. By default "30 60 120 240 480 900 900 900 900 900": an hour and a half
 #   TPU_RUN_GRACE=300 until the other workers of a failed one get SIGTERM, and then until SIGKILL
 set -euo pipefail
 
