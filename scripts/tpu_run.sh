@@ -39,12 +39,11 @@ fail() {
   exit 1
 }
 quoted() { # quotes words for a shell, here or on a worker
-  local word quote="'\\''" plain='^[A-Za-z0-9_./:=,@%+-]+$' sep=''
+  local word quote="'\\''" plain='^[A-Za-z0-9_./:=,@%+-]+$' words=()
   for word in "$@"; do
-    if [[ ! "$word" =~ $plain ]]; then word="'${word//\'/"$quote"}'"; fi
-    printf '%s%s' "$sep" "$word"
-    sep=' '
+    if [[ "$word" =~ $plain ]]; then words+=("$word"); else words+=("'${word//\'/"$quote"}'"); fi
   done
+  printf '%s' "${words[*]}"
 }
 
 # ---- the arguments
@@ -197,18 +196,16 @@ watch() { # waits until every worker has ended; fails if the VM is lost
     pause "$poll"
   done
 }
-collect() {
+collect() { # fetches the logs, and sets code to the most informative exit code of the workers
   for ((i = 0; i < hosts; i++)); do
     cloud scp "$name:tpu_run/job/log" "$logs/$id/worker-$i.log" "--worker=$i" ||
       say "could not fetch the log of worker $i: $(reason)"
   done
   say "logs: $logs/$id"
-}
-verdict() { # the most informative exit code of the workers
-  awk '{ rank = $2 == 1 ? 8 : $2 == 75 ? 7 : $2 == "rebooted" || $2 == "-" ? 6 : $2 == "lost" ? 4 : \
+  code="$(awk '{ rank = $2 == 1 ? 8 : $2 == 75 ? 7 : $2 == "rebooted" || $2 == "-" ? 6 : $2 == "lost" ? 4 : \
          $2 == 143 || $2 == 130 ? 3 : $2 == 0 ? 1 : 5
          if (rank > best) { best = rank; code = $2 } }
-       END { print best == 6 ? "gone" : code == "lost" ? 137 : code }' "$scratch/states"
+       END { print best == 6 ? "gone" : code == "lost" ? 137 : code }' "$scratch/states")"
 }
 detach() {
   local verbs=(tpu-vm delete "$name")
@@ -265,7 +262,7 @@ while :; do
       mkdir -p -- "$logs/$id"
       touch -- "$log"
     fi
-    if watch; then collect && code="$(verdict)"; fi
+    if watch; then collect; fi
   fi
   say "ended: $code"
   case "$code" in

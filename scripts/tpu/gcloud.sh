@@ -5,10 +5,7 @@
 stops=0 # the number of requests to stop
 vm="ABSENT,,$hosts," # in a dry run: what gcloud would say of the VM
 
-pause() {
-  sleep "$1" &
-  wait $! || true
-}
+pause() { sleep "$1" & wait $! || true; }
 ask() { # ARGUMENTS... of gcloud: the answer is in $scratch/out and $scratch/err
   set -- gcloud compute tpus "$@" "--zone=$zone" ${project:+"--project=$project"} --quiet
   if [[ -n "$dry_run" ]]; then
@@ -55,10 +52,7 @@ look() {
 look_at_queue() { # a queued resource has no VM before it is ACTIVE, and after its VM was preempted
   local node='tpu.nodeSpec[0].node' fields why
   fields="state.state,$node.acceleratorType,$node.labels.made_by,state.failedData.error.message"
-  queue describe "$name" --format="csv[no-heading]($fields)" || {
-    is_missing
-    return
-  }
+  queue describe "$name" --format="csv[no-heading]($fields)" || { is_missing; return; }
   IFS=, read -r state kind maker why <"$scratch/out"
   case "$state" in
     ABSENT | SUSPENDED) ;;

@@ -20,10 +20,7 @@ say() { printf 'tpu_worker %s: %s\n' "$(hostname)" "$*"; }
 # `rebooted` if the machine has restarted since, because then no user asked for the stop.
 state() {
   local code='' alive=''
-  if [[ ! -f "$job/pid" ]]; then
-    echo none -
-    return
-  fi
+  [[ -f "$job/pid" ]] || { echo none -; return; }
   ! kill -0 "$(cat "$job/pid")" 2>/dev/null || alive=yes # before its code is read
   code="$(cat "$job/exit_code" 2>/dev/null)" || true
   if [[ "$code" != [01] && "$(cat "$boot")" != "$(cat "$job/boot")" ]]; then code=rebooted; fi
