@@ -26,4 +26,4 @@ if [[ -z "$python" ]]; then
   SETUP_CALLER=gradient_job.sh bash scripts/setup.sh
   python="${VENV:-$PWD/.venv}/bin/python"
 fi
-exec "$python" -m scripts.job.run "$@"
+exec "$python" -m scripts.gradient "$@"

@@ -8,8 +8,6 @@
 #   --version=IMAGE   the runtime; default: the one that Google names for the type
 #   --spot            a VM that costs less and may be taken away at any time
 #   --queued          asks by a queued resource, and waits until Google has the VM
-#   --compute_engine  asks Compute Engine instead of the Cloud TPU API, for v5litepod (up to 8), v5p,
-#                     v6e and tpu7x; for tpu7x always
 #   --keep            leave the VM at the end; else it is deleted if this script created it
 #   --recreate        also delete a preempted VM of this name that this script did not create
 #   --max_restarts=N  give up after N restarts in a row that brought no new step; default 10
@@ -17,18 +15,17 @@
 #
 # The same command again joins a run in progress. Environment, all in seconds:
 #   TPU_RUN_POLL=20   between two questions to the workers
-#   TPU_RUN_WAITS     before each new try where capacity, ssh or Google's API fails; after the last
-#                     it gives up. Default "30 60 120 240 480 900 900 900 900 900": an hour and a half
-#   TPU_RUN_GRACE=300 how long the other workers may go on after one has failed. Then they get
-#                     SIGTERM, and after the same time again SIGKILL
+#   TPU_RUN_WAITS     between tries where capacity, ssh or Google's API fails; after the last it gives
+#                     up. By default "30 60 120 240 480 900 900 900 900 900": an hour and a half
+#   TPU_RUN_GRACE=300 until the other workers of a failed one get SIGTERM, and then until SIGKILL
 set -euo pipefail
 
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 worker='bash tpu_run/code/scripts/tpu/worker.sh'
 poll="${TPU_RUN_POLL:-20}" grace="${TPU_RUN_GRACE:-300}"
 read -ra waits <<<"${TPU_RUN_WAITS:-30 60 120 240 480 900 900 900 900 900}"
-name='' zone='' type='' project='' version='' spot='' queued='' compute_engine=''
-keep='' recreate='' dry_run='' max_restarts=10
+name='' zone='' type='' project='' version='' spot='' queued='' keep='' recreate='' dry_run=''
+max_restarts=10
 scratch="$(mktemp -d)"
 : >"$scratch/err"
 trap 'rm -rf -- "$scratch"' EXIT
@@ -42,12 +39,11 @@ fail() {
   exit 1
 }
 quoted() { # quotes words for a shell, here or on a worker
-  local word quote="'\\''" plain='^[A-Za-z0-9_./:=,@%+-]+$' sep=''
+  local word quote="'\\''" plain='^[A-Za-z0-9_./:=,@%+-]+$' words=()
   for word in "$@"; do
-    if [[ ! "$word" =~ $plain ]]; then word="'${word//\'/"$quote"}'"; fi
-    printf '%s%s' "$sep" "$word"
-    sep=' '
+    if [[ "$word" =~ $plain ]]; then words+=("$word"); else words+=("'${word//\'/"$quote"}'"); fi
   done
+  printf '%s' "${words[*]}"
 }
 
 # ---- the arguments
@@ -58,7 +54,7 @@ while (($#)); do
       flag="${1%%=*}"
       printf -v "${flag#--}" '%s' "${1#*=}"
       ;;
-    --spot | --queued | --compute_engine | --keep | --recreate | --dry_run) printf -v "${1#--}" yes ;;
+    --spot | --queued | --keep | --recreate | --dry_run) printf -v "${1#--}" yes ;;
     -h | --help) exec sed -n '2,/^set /{s/^# \{0,1\}//;/^set /d;p}' "scripts/${BASH_SOURCE[0]##*/}" ;;
     --) break ;;
     *) fail "unknown argument '$1': flags are --name=VALUE (see --help); the command comes after --" ;;
@@ -71,35 +67,26 @@ shift
   fail "--name='$name': give the VM a name of lower-case letters, digits and hyphens, such as --name=resnet"
 [[ -n "$zone" ]] || fail "no zone: give --zone=us-central1-a (where you have quota for the type)"
 type="${type/#v5e-/v5litepod-}"
-size="${type#*-}" # types v2 to v4, v5p and tpu7x count cores, two per chip
-[[ "$type" =~ ^(v2|v3|v4|v5p|v5litepod|v6e|tpu7x)-[1-9][0-9]{0,4}$ ]] &&
+size="${type#*-}" hosts=1
+[[ "$type" != tpu7x-* ]] || fail "--type='$type': the Cloud TPU API has no TPU7x; take GKE, see docs/launch.md"
+[[ "$type" =~ ^(v2|v3|v4|v5p|v5litepod|v6e)-[1-9][0-9]{0,4}$ ]] &&
   { ((size % 8 == 0)) || [[ "$type" =~ ^(v5litepod|v6e)-[14]$ ]]; } ||
-  fail "--type='$type': there is no such slice; give v2-8, v3-32, v4-16, v5p-8, v5litepod-16, v6e-8, tpu7x-8 or the like"
+  fail "--type='$type': there is no such slice; give v2-8, v3-32, v4-16, v5p-8, v5litepod-16, v6e-8 or the like"
 [[ "$max_restarts" =~ ^[0-9]+$ ]] || fail "--max_restarts=$max_restarts: give a whole number, such as 10"
-if [[ "$type" == tpu7x-* ]]; then compute_engine=yes; fi # the Cloud TPU API gets fixes only
-case "${compute_engine:+compute_engine}$type" in
-  compute_engine*) ;; # see compute.sh
+if ((size > 8)); then # types v2 to v4 and v5p count cores, two per chip
+  case "$type" in v5litepod-* | v6e-*) hosts=$((size / 4)) ;; *) hosts=$((size / 8)) ;; esac
+fi
+case "$type" in
   v5litepod-*) : "${version:=v2-alpha-tpuv5-lite}" ;;
   v5p-*) : "${version:=v2-alpha-tpuv5}" ;;
   v6e-*) : "${version:=v2-alpha-tpuv6e}" ;;
   *) : "${version:=tpu-ubuntu2204-base}" ;;
 esac
-expected_hosts=1
-if ((size > 8)); then
-  case "$type" in v5litepod-* | v6e-*) expected_hosts=$((size / 4)) ;; *) expected_hosts=$((size / 8)) ;; esac
-fi
 
-workdir="${TPU_MODEL_DIR:-${MLP_GCS_MODEL_DIR:-}}" previous='' trains=''
-for word in "$@"; do
-  case "$word" in
-    --workdir=* | -workdir=* | --model_dir=*) workdir="${word#*=}" ;;
-    main.py | */main.py | resnet_main.py | */resnet_main.py) trains=yes ;;
-    *) case "$previous" in --workdir | -workdir | --model_dir) workdir="$word" ;; esac ;;
-  esac
-  previous="$word"
-done
-if [[ -n "$trains" && "$workdir" != gs://* ]]; then
-  [[ "$expected_hosts" == 1 ]] ||
+workdir="${TPU_MODEL_DIR:-${MLP_GCS_MODEL_DIR:-}}"
+if [[ "$*" =~ \ --?(workdir|model_dir)[=\ ]([^\ ]*) ]]; then workdir="${BASH_REMATCH[2]}"; fi
+if [[ " $* " =~ [\ /](resnet_)?main\.py\  && "$workdir" != gs://* ]]; then
+  ((hosts == 1)) ||
     fail "workdir '$workdir': $type has several hosts, which share only gs://; give --workdir=gs://BUCKET/RUN"
   [[ -n "$keep" ]] ||
     fail "workdir '$workdir' would be deleted with the VM: give --workdir=gs://BUCKET/RUN, or --keep"
@@ -120,95 +107,79 @@ token="$(cksum <<<"$command" | cut -d ' ' -f 1)" # identifies this command on th
 
 # shellcheck source=scripts/tpu/gcloud.sh
 . scripts/tpu/gcloud.sh
-# shellcheck source=scripts/tpu/compute.sh
-if [[ -n "$compute_engine" ]]; then . scripts/tpu/compute.sh; fi
 
 # ---- the steps of a run
 
 provide() { # brings the VM from its known state to READY, and creates it if needed
-  local left=("${waits[@]}") steps=0 moved note told=''
-  while ((!stops)); do
-    note="$name is $state" moved=
+  local left=("${waits[@]}") steps=0 trouble told=''
+  while [[ "$state" != READY ]] && ((!stops)); do
+    trouble=''
     case "$state" in
-      READY)
-        [[ "${kind##*/}" == "$wanted" ]] || fail "$name is a ${kind##*/}, not a $wanted: give another --name or --type"
-        return
-        ;;
       ABSENT)
         say "creating $name: $type, $version${spot:+, spot}${queued:+, queued}"
-        if create; then moved=yes; else
-          note="cannot create $name: $(reason)"
-          grep -i -e capacity -e stockout -e exhausted <<<"$note" | grep -qvi quota || fail "$note"
-        fi
+        create || trouble="cannot create $name: $(reason)"
+        [[ -z "$trouble" ]] ||
+          grep -i -e capacity -e stockout -e exhausted <<<"$trouble" | grep -qvi quota || fail "$trouble"
         ;;
       WAITING) # Google keeps the request, so there is nothing to ask again and no end
         if [[ "$detail" != "$told" ]]; then say "$name is $detail; Ctrl-C takes the request back"; fi
-        told="$detail" moved=yes
+        told="$detail" steps=0
         pause "$poll"
         ;;
-      FAILED)
-        say "$name: $detail"
-        finish 1
-        ;;
+      FAILED) finish 1 "$name: $detail" ;;
       PREEMPTED | TERMINATED | SUSPENDED)
         [[ "$maker" == tpu_run || -n "$recreate" ]] ||
           fail "$name is $state, and this script did not create it: delete it, or give --recreate"
         say "deleting $name, which is $state"
-        if delete; then moved=yes; else note="cannot delete $name: $(reason)"; fi
+        delete || trouble="cannot delete $name: $(reason)"
         ;;
       STOPPED | HIDDEN) fail "$name is $state; first: gcloud compute tpus tpu-vm start $name --zone=$zone" ;;
+      *) trouble="$name is $state" ;;
     esac
     # A VM that is preempted right after its creation must not be created without pause.
-    if [[ -z "$moved" ]] || { [[ "$state" != WAITING ]] && ((++steps > 4)); }; then
-      ((${#left[@]})) || fail "$note; gave up after ${#waits[@]} waits"
-      say "$note; again in ${left[0]} s (${#left[@]} tries left)"
-      pause "${left[0]}"
-      left=("${left[@]:1}")
+    if [[ -n "$trouble" ]] || ((++steps > 4)); then
+      : "${trouble:="$name is $state"}"
+      pause_or_fail "$trouble" " (${#left[@]} tries left)" || fail "$trouble; gave up after ${#waits[@]} waits"
     fi
     look_again
   done
-  finish 143
+  ((!stops)) || finish 143
+  [[ "${kind##*/}" == "$type" ]] || fail "$name is a ${kind##*/}, not a $type: give another --name or --type"
 }
-deploy() { # copies the code and installs the packages
-  local unpack='mkdir -p tpu_run && cd tpu_run && rm -rf code.new && mkdir code.new'
+start() { # copies the code, installs the packages and starts the command
+  local unpack='mkdir -p tpu_run && cd tpu_run && rm -rf code.new && mkdir code.new' new
   unpack+=' && tar -xzf ../tpu_run_code.tgz -C code.new && rm -rf code && mv code.new code'
   if [[ -z "$dry_run" ]]; then
-    local new
     new="$(git ls-files --others --exclude-standard | grep -vc '^logs/')" || true
     ((new == 0)) || say "WARNING: $new new files are not copied, because git does not track them (git add)"
     git ls-files -z | while IFS= read -r -d '' file; do # without deleted files
       if [[ -f "$file" || -L "$file" ]]; then printf '%s\0' "$file"; fi
     done | tar --null -T - -czf "$logs/code.tgz" || fail "cannot write $logs/code.tgz"
-    (umask 077 && head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$logs/secret") ||
-      fail "cannot write $logs/secret"
   fi
   say "copying what git tracks ($logs/code.tgz) to $hosts worker(s), and installing"
-  reach "cannot copy to $name" send "$logs/code.tgz" tpu_run_code.tgz &&
-    # A file, because gcloud writes the arguments of its commands to its own logs.
-    reach "cannot copy to $name" send "$logs/secret" tpu_run_secret &&
-    reach "cannot install on $name" everywhere "($unpack && bash code/scripts/tpu/worker.sh install) || exit 64"
-}
-
-launch() {
+  reach "cannot copy to $name" cloud scp "$logs/code.tgz" "$name:tpu_run_code.tgz" --worker=all &&
+    reach "cannot install on $name" everywhere "($unpack && bash code/scripts/tpu/worker.sh install) || exit 64" ||
+    return
   ((!stops)) || finish 143
   id="$begun-$((++attempt))"
   say "starting: $command"
   reach "cannot start on $name" everywhere "$worker start $id $token $command || exit 64"
 }
 
-speak() { # NUMBER of the worker whose log says the steps
-  speaker="$1" log="$logs/$id/worker-$1.log"
-  touch -- "$log"
+# The functions of the waiting loop avoid $(...), because bash can lose a SIGINT at its end.
+census() { # writes $scratch/states, "STATE CODE ID TOKEN" per worker; fails unless each answers
+  everywhere "$worker status 2>/dev/null || echo @status \$(hostname) none - - -" || return
+  sort -u "$scratch/out" | sed -n 's/^@status [^ ]* //p' >"$scratch/states"
+  awk -v hosts="$hosts" 'END { exit NR != hosts }' "$scratch/states"
 }
-stream() { # copies the new lines of worker $speaker to the terminal and to $log
+running() { grep -q '^running ' "$scratch/states"; } # whether any worker runs a job
+stream() { # copies the new lines of worker 0, which is process 0, to the terminal and to $log
   local seen
-  grep -q '^step ' -- "$log" || find_speaker
   read -r seen < <(wc -l <"$log")
-  on_worker "$speaker" "$worker log $seen" || return 0
+  cloud ssh "$name" --worker=0 --command="$worker log $seen" || return 0
   awk '$0 == "@@tpu_run log@@" { text = ""; next } { text = text $0 "\n" } END { printf "%s", text }' \
     "$scratch/out" | tee -a -- "$log"
 }
-
 watch() { # waits until every worker has ended; fails if the VM is lost
   local failed_at='' sent=0 kill_with=(TERM KILL)
   while :; do
@@ -217,7 +188,7 @@ watch() { # waits until every worker has ended; fails if the VM is lost
     stream
     running || return 0
     # The other workers may wait for the failed one forever.
-    if ((!stops)) && cut -d ' ' -f 2 <<<"$states" | grep -qvx -e - -e 0; then : "${failed_at:=$SECONDS}"; fi
+    if ((!stops)) && cut -d ' ' -f 2 "$scratch/states" | grep -qvx -e - -e 0; then : "${failed_at:=$SECONDS}"; fi
     if [[ -n "$failed_at" ]] && ((sent < 2 && SECONDS - failed_at >= grace * (sent + 1))); then
       say "a worker has failed; the others get SIG${kill_with[sent]}"
       if everywhere "$worker signal ${kill_with[sent]}"; then sent=$((sent + 1)); fi
@@ -225,43 +196,30 @@ watch() { # waits until every worker has ended; fails if the VM is lost
     pause "$poll"
   done
 }
-
-collect() {
+collect() { # fetches the logs, and sets code to the most informative exit code of the workers
   for ((i = 0; i < hosts; i++)); do
-    fetch "$i" tpu_run/job/log "$logs/$id/worker-$i.log" ||
+    cloud scp "$name:tpu_run/job/log" "$logs/$id/worker-$i.log" "--worker=$i" ||
       say "could not fetch the log of worker $i: $(reason)"
   done
   say "logs: $logs/$id"
-}
-
-verdict() { # the most informative exit code of the workers
-  awk '{ rank = $2 == 1 ? 8 : $2 == 75 ? 7 : $2 == "rebooted" || $2 == "-" ? 6 : $2 == "lost" ? 4 : \
+  code="$(awk '{ rank = $2 == 1 ? 8 : $2 == 75 ? 7 : $2 == "rebooted" || $2 == "-" ? 6 : $2 == "lost" ? 4 : \
          $2 == 143 || $2 == 130 ? 3 : $2 == 0 ? 1 : 5
          if (rank > best) { best = rank; code = $2 } }
-       END { print best == 6 ? "gone" : code == "lost" ? 137 : code }' <<<"$states"
+       END { print best == 6 ? "gone" : code == "lost" ? 137 : code }' "$scratch/states")"
 }
-
-going_away() { # gcloud may report a preemption later than the processes notice it
-  for i in 1 2 3; do
-    look_again
-    [[ "$state" == READY ]] || return 0
-    if ((i < 3)); then pause "$poll"; fi
-  done
-  return 1
-}
-
 detach() {
+  local verbs=(tpu-vm delete "$name")
+  if [[ -n "$queued" ]]; then verbs=(queued-resources delete "$name" --force); fi
   say "$1"
   say "$name and its processes are left running. The same command joins the run again; or delete it:"
-  say "$(to_delete)"
+  say "$(quoted gcloud compute tpus "${verbs[@]}" "--zone=$zone" ${project:+"--project=$project"})"
   exit 130
 }
-
-finish() { # CODE
+finish() { # CODE [MESSAGE]
+  if [[ -n "${2:-}" ]]; then say "$2"; fi
   if [[ -z "$keep" && "$maker" == tpu_run ]]; then
     say "deleting $name"
-    retry "cannot delete $name" delete ||
-      say "WARNING: $name is still there and costs money: $(reason)"
+    retry "cannot delete $name" delete || say "WARNING: $name is still there and costs money: $(reason)"
   elif [[ "$state" != ABSENT ]]; then
     say "$name is still there and costs money"
   fi
@@ -270,19 +228,15 @@ finish() { # CODE
 
 # ---- the run
 
-logs="logs/$name" log="$scratch/log" id='' hosts="$expected_hosts"
-attempt=0 restarts=0 best=-1 speaker=0
+logs="logs/$name" log="$scratch/log" id='' attempt=0 restarts=0 best=-1
 : >"$log"
 if [[ -z "$dry_run" ]]; then
   mkdir -p -- "$logs"
-  if ! (set -C && echo $$ >"$logs/pid") 2>/dev/null; then
-    other="$(cat -- "$logs/pid")"
-    if kill -0 "$other" 2>/dev/null; then
-      fail "process $other on this machine looks after $name; to watch it: tail -f $logs/*/worker-0.log"
-    fi
-    echo $$ >"$logs/pid"
-  fi
-  trap 'rm -rf -- "$scratch" "$logs/pid" "$logs/secret"' EXIT
+  other="$(cat -- "$logs/pid" 2>/dev/null)" || true
+  [[ -z "$other" ]] || ! kill -0 "$other" 2>/dev/null ||
+    fail "process $other on this machine looks after $name; to watch it: tail -f $logs/*/worker-0.log"
+  echo $$ >"$logs/pid"
+  trap 'rm -rf -- "$scratch" "$logs/pid"' EXIT
 fi
 # Two runs within one second, or a clock that was set back, must not share a folder of logs.
 while begun="$(date +%Y%m%d-%H%M%S)" && compgen -G "$logs/$begun-*" >/dev/null; do sleep 0.1; done
@@ -294,7 +248,7 @@ trap asked INT TERM
 
 look || fail "cannot ask for $name: $(reason)"
 if [[ "$state" == READY ]] && reach "no answer from $name" census && running; then
-  read -r _ _ id its_token <<<"$(grep '^running' <<<"$states" | head -n 1)"
+  read -r _ _ id its_token <<<"$(grep -m 1 '^running' "$scratch/states")"
   [[ "$its_token" == "$token" ]] ||
     fail "$name is busy with another command: wait for it, or stop it on all workers with: $worker signal TERM"
   say "joining the run in progress"
@@ -302,28 +256,26 @@ fi
 
 while :; do
   code=gone
-  if [[ -n "$id" ]] || { provide && deploy && launch; }; then
+  if [[ -n "$id" ]] || { provide && start; }; then
     if [[ -z "$dry_run" ]]; then
+      log="$logs/$id/worker-0.log"
       mkdir -p -- "$logs/$id"
-      speak 0
+      touch -- "$log"
     fi
-    if watch; then
-      collect
-      code="$(verdict)"
-    fi
+    if watch; then collect; fi
   fi
   say "ended: $code"
   case "$code" in
     0 | 1) finish "$code" ;;
     gone | 75) ((!stops)) || finish 143 ;;
-    *) if ((stops)) || ! going_away; then finish "$code"; fi ;;
+    *) # gcloud may report a preemption later than the processes notice it
+      if ((!stops)); then pause "$poll" && pause "$poll" && look_again; fi
+      if ((stops)) || [[ "$state" == READY ]]; then finish "$code"; fi
+      ;;
   esac
   step="$(sed -n 's|^step \([0-9,]*\)/.*|\1|p' "$log" | tail -n 1 | tr -d ,)"
   if ((${step:--1} > best)); then best="$step" restarts=0; fi
-  if ((restarts++ >= max_restarts)); then
-    say "gave up: no new step after $max_restarts restart(s)"
-    finish 1
-  fi
+  ((restarts++ < max_restarts)) || finish 1 "gave up: no new step after $max_restarts restart(s)"
   say "restarting, for the ${restarts}. time since step $((best < 0 ? 0 : best))"
   id=''
   look_again

@@ -15,7 +15,7 @@ from engine.cluster import hostlog, stalls, watchdog
 from engine.cluster.hostlog import BucketLog
 from engine.run import read_settings
 from tests.conftest import make_tiny_config
-from tests.scripts.job.test_steps import make_run, metrics
+from tests.scripts.test_gradient import make_run, metrics
 from tests.test_gcs_training import assert_same_results, cloud, rows, steps  # noqa: F401
 from tests.test_main import ROOT, TINY, command, started
 
@@ -172,9 +172,9 @@ def test_finishing_a_job_ends(request_, name, gcs):
     gcs.fault(request_, delay=3600.0, times=-1)
     limits = {"GCS_REQUEST_IDLE_TIMEOUT_SECS": "1", "GCS_RETRY_CONFIG_MAX_RETRIES": "2"}
     done = subprocess.run(
-        [sys.executable, "-m", "scripts.job.steps", "finish", model_dir],
+        [sys.executable, "-m", "scripts.gradient", "finish"],
         cwd=ROOT,
-        env={**os.environ, **limits},
+        env={**os.environ, **limits, "TPU_MODEL_DIR": model_dir},
         capture_output=True,
         text=True,
     )

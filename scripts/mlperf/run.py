@@ -24,7 +24,7 @@ from common import entry
 from common.errors import UserError, one_line
 from engine import environment
 from engine.mlperf import LOG
-from scripts.job.run import Children
+from scripts.gradient import Children
 from scripts.mlperf import logs, system
 from scripts.mlperf.request import Request, command_line, parse_requests, settle_request, write_file
 

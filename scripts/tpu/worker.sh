@@ -16,46 +16,25 @@ boot=/proc/sys/kernel/random/boot_id
 
 say() { printf 'tpu_worker %s: %s\n' "$(hostname)" "$*"; }
 
-install() {
-  exec 9>"$home/lock"
-  flock 9
-  [[ -f "$venv/.setup-stamp" ]] || rm -rf -- "$venv" # of an older program
-  VENV="$venv" bash "$code/scripts/setup.sh" tpu
-}
-
 # Prints "none -", "running -" or "ended CODE". The code is `lost` if the process left none. It is
 # `rebooted` if the machine has restarted since, because then no user asked for the stop.
 state() {
-  local value
-  if [[ ! -f "$job/pid" ]]; then
-    echo none -
-  elif value="$(cat "$job/exit_code" 2>/dev/null)" && [[ "$value" == [01] ]]; then
-    echo ended "$value"
-  elif [[ "$(cat "$boot")" != "$(cat "$job/boot")" ]]; then
-    echo ended rebooted
-  elif [[ -n "$value" ]]; then
-    echo ended "$value"
-  elif kill -0 "$(cat "$job/pid")" 2>/dev/null; then
-    echo running -
-  else
-    echo ended "$(cat "$job/exit_code" 2>/dev/null || echo lost)"
-  fi
+  local code='' alive=''
+  [[ -f "$job/pid" ]] || { echo none -; return; }
+  ! kill -0 "$(cat "$job/pid")" 2>/dev/null || alive=yes # before its code is read
+  code="$(cat "$job/exit_code" 2>/dev/null)" || true
+  if [[ "$code" != [01] && "$(cat "$boot")" != "$(cat "$job/boot")" ]]; then code=rebooted; fi
+  if [[ -z "$code" && -n "$alive" ]]; then echo running -; else echo "ended ${code:-lost}"; fi
 }
-
-status() { echo "@status $(hostname) $(state) $(cat "$job/id" 2>/dev/null || echo - -)"; }
 
 start() { # ID TOKEN COMMAND...
   local id="$1 $2"
   shift 2
-  exec 9>"$home/lock"
-  flock 9
   if [[ -f "$job/pid" && "$(cat "$job/id")" == "$id" ]]; then return; fi
   if [[ "$(state)" == running* ]]; then
     say "another command is running here"
     return 3
   fi
-  export RUN_SECRET # the environment of a process, unlike its arguments, is not public
-  RUN_SECRET="$(cat -- "$HOME/tpu_run_secret")"
   rm -rf -- "$job"
   mkdir -- "$job"
   printf '%s\n' "$id" >"$job/id"
@@ -83,18 +62,17 @@ run() { # COMMAND...
 
 # Prints complete lines only. If gcloud repeats the command, the mark shows where the answer begins.
 log() { # SEEN
+  local line
   printf '\n@@tpu_run log@@\n'
   [[ -f "$job/log" ]] || return 0
-  local count
-  count="$(tail -n "+$(($1 + 1))" -- "$job/log" | wc -l)"
-  tail -n "+$(($1 + 1))" -- "$job/log" | head -n "$count" || true # head may leave tail unread
+  tail -n "+$(($1 + 1))" -- "$job/log" | while IFS= read -r line; do printf '%s\n' "$line"; done
 }
 
-send() { if [[ "$(state)" == running* ]]; then kill -s "$1" -- "-$(cat "$job/pid")"; fi; }
-
 mkdir -p -- "$home"
+case "$1" in install | start) exec 9>"$home/lock" && flock 9 ;; esac
 case "$1" in
-  install | status) "$1" ;;
+  install) VENV="$venv" bash "$code/scripts/setup.sh" tpu ;;
   start | run | log) "$@" ;;
-  signal) send "$2" ;;
+  status) echo "@status $(hostname) $(state) $(cat "$job/id" 2>/dev/null || echo - -)" ;;
+  signal) if [[ "$(state)" == running* ]]; then kill -s "$2" -- "-$(cat "$job/pid")"; fi ;;
 esac

@@ -16,7 +16,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 # It appends each call to `asked`; `plan` lists, for each kind of call, the failures in order. It
 # refuses each flag and value that Google's reference of the command does not have.
 GCLOUD = r"""
-import fcntl, json, os, pathlib, re, shutil, signal, subprocess, sys, time
+import contextlib, json, os, pathlib, re, shutil, signal, subprocess, sys, time
 
 fake = pathlib.Path(os.environ["FAKE"])
 with open(fake / "asked", "a") as file:
@@ -26,62 +26,53 @@ def quit(code, text):
     print(text, file=sys.stderr)
     sys.exit(code)
 
-words = [a for a in sys.argv[1:] if not a.startswith("-")]
+# What Google's reference (November 2026) has of each command: its flags that are used here, with
+# the form of each value. Those with ? may be left out.
+zone, worker = {"zone": "[a-z0-9-]+"}, {"worker": "all|[0-9]+"}
+format = {"format": r"csv\[no-heading\]\([\w.(),\[\]]+\)"}
+new = {"accelerator-type": "[a-z0-9]+-[0-9]+", "labels": "[a-z_]+=[a-z_]+", "spot": "?"} | zone
+commands = {
+    "tpu-vm create": {"version": ".+"} | new,
+    "tpu-vm describe": zone | format,
+    "tpu-vm delete": zone,
+    "tpu-vm ssh": zone | worker | {"command": ".+"},
+    "tpu-vm scp": zone | worker,
+    "queued-resources create": {"runtime-version": ".+", "node-id": "[a-z0-9-]+"} | new,
+    "queued-resources describe": zone | format,
+    "queued-resources delete": zone | {"force": "?"},
+}
+compute, tpus, what, verb, *words = [a for a in sys.argv[1:] if not a.startswith("--")]
 flags = dict(a[2:].partition("=")[::2] for a in sys.argv[1:] if a.startswith("--"))
-commands = json.loads((fake / "commands").read_text())
-name = max((c for c in commands if " ".join(words).startswith(c + " ")), key=len, default="")
-if not name:
-    quit(2, f"ERROR: Invalid choice: {words}")
-positional, required, optional = commands[name]
-words = words[len(name.split()):]
-for flag in required:
-    if flag not in flags:
-        quit(2, f"ERROR: ({name}) argument --{flag}: Must be specified.")
-for flag, value in flags.items():
-    form = {**required, **optional, "project": "[a-z0-9-]+", "quiet": ""}.get(flag)
-    if form is None or re.fullmatch(form, value, re.DOTALL) is None:
-        quit(2, f"ERROR: ({name}) unrecognized arguments: --{flag}={value}")
-if len(words) != positional or any(a.startswith("-") and a[:2] != "--" for a in sys.argv[1:]):
-    quit(2, f"ERROR: ({name}) unrecognized arguments: {words}")
+forms = commands[f"{what} {verb}"] | {"project": "?[a-z0-9-]+", "quiet": ""}
+wrong = [f for f, form in forms.items() if f not in flags and form[:1] != "?"] + [
+    f for f in flags if not re.fullmatch(forms.get(f, "(?!)").lstrip("?"), flags[f], re.DOTALL)
+]
+if wrong or (compute, tpus) != ("compute", "tpus") or len(words) != 1 + (verb == "scp"):
+    quit(2, f"ERROR: unrecognized or missing arguments: {wrong} {words}")
 
-verb = name.split()[-1]
-verb = {"workload-policy": "create"}.get(verb, verb)
-parts = "queued", "instances", "templates", "managed", "policies"
-part = next((p for p in parts if p in name), "")
-command = flags.get("command", "")
+queued, command = what == "queued-resources", flags.get("command", "")
 steps = [s for s in ("install", "start", "status", "log", "signal") if f"worker.sh {s}" in command]
-kind = steps[0] if steps else f"{part} {verb}".strip()
-homes = [fake / f"worker{i}" for i in range(int(os.environ["HOSTS"]))]
+kind = steps[0] if steps else f"queued {verb}" if queued else verb
+homes = [fake / "worker0", fake / "worker1"]
 
-def file_of(what):
-    return fake / {"queued": "queue", "templates": "template", "policies": "policy"}.get(what, "vm")
+def load(what):
+    return json.loads((fake / what).read_text()) if (fake / what).exists() else None
 
-def load(what=""):
-    return json.loads(file_of(what).read_text()) if file_of(what).exists() else None
+def save(what, **changes):
+    (fake / what).write_text(json.dumps({**(load(what) or {}), **changes}))
 
-def save(what="", **changes):
-    file_of(what).write_text(json.dumps({**(load(what) or {}), **changes}))
+vm, queue = load("vm"), load("queue")
+plan = load("plan")
 
-vm = load()
-with open(fake / "lock", "w") as lock:  # the instances of a group are called at once
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    plan = json.loads((fake / "plan").read_text())
-    event = plan[kind].pop(0) if plan.get(kind) else ""
-    new = json.dumps(plan)
-    (fake / "plan.new").write_text(new)
-    os.rename(fake / "plan.new", fake / "plan")
+def next_of(what):
+    event = plan[what].pop(0) if plan.get(what) else ""
+    (fake / "plan").write_text(json.dumps(plan))
+    return event
 
 def kill_all():
     for pid in fake.glob("worker*/tpu_run/job/pid"):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(int(pid.read_text()), signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-
-def restart():
-    kill_all()
-    for home in homes:
-        (home / "tpu_run/job/boot").write_text("another")
 
 def remove_vm():
     kill_all()
@@ -89,159 +80,64 @@ def remove_vm():
     for home in homes:
         shutil.rmtree(home, ignore_errors=True)
 
-if event in ("PREEMPTED", "REPAIRING", "TERMINATED"):
-    restart()
-    for home in homes if event != "REPAIRING" else []:
-        shutil.rmtree(home)
-    save(state=event)
-    quit(1, f"ERROR: {event}")
-elif event == "SUSPENDED":
+event = next_of(kind)
+if event in ("reboot", "REPAIRING"):
+    kill_all()
+    for home in homes:
+        (home / "tpu_run/job/boot").write_text("another")
+elif event in ("PREEMPTED", "SUSPENDED"):
     remove_vm()
-    save("queued", state=event)
+if event in ("PREEMPTED", "REPAIRING", "SUSPENDED"):
+    save("queue" if event == "SUSPENDED" else "vm", **{**(vm or {}), "state": event})
     quit(1, f"ERROR: {event}")
-elif event == "reboot":
-    restart()
-elif event:
+elif event and event != "reboot":
     code, _, text = event.partition(" ")
     quit(int(code), f"ERROR: ({verb}) {text}")
 
-missing = "was not found" if part and part != "queued" else "NOT_FOUND: Resource was not found"
 if verb == "create":
-    if file_of(part).exists():
+    if queue if queued else vm:
         quit(1, "ERROR: ALREADY_EXISTS")
-    made = {"state": "READY", "labels": flags.get("labels", flags.get("description", ""))}
-    made["labels"] = made["labels"].partition("=")[2]
-    made["type"] = flags.get("accelerator-type", flags.get("machine-type", flags.get("size")))
-    if part == "queued" and plan.get("queue states"):
-        made["state"] = plan["queue states"].pop(0)
-        (fake / "plan").write_text(json.dumps(plan))
-    elif part == "queued":
-        save(**made)
-        made["state"] = "ACTIVE"
-    elif part == "managed" and not (load("templates") and load("policies")):
-        quit(1, "ERROR: the template or the policy was not found")
-    save(part, **made)
-    sys.exit(0)
-if load(part) is None and not (part == "" and verb in ("ssh", "scp") and vm):
-    quit(1, f"ERROR: {missing}")
-if verb == "describe":
-    one = load(part)
-    if part == "queued":
-        print(one["state"], one["type"], one["labels"], one.get("why", ""), sep=",")
-        if plan.get("queue states"):
-            one["state"] = plan["queue states"].pop(0)
-            (fake / "plan").write_text(json.dumps(plan))
-            save("queued", **one)
-            if one["state"] == "ACTIVE":
-                save(state="READY", type=one["type"], labels=one["labels"])
-    elif part == "instances":
-        state = {"READY": "RUNNING"}.get(one["state"], one["state"])
-        print(state, one["type"], one["labels"], sep=",")
-    elif part == "managed":
-        print(one["type"], f"made_by={one['labels']}" if one["labels"] else "", sep=",")
-    else:
-        print(one["state"], one["type"], len(homes), one["labels"], sep=",")
-        if one["state"] == "REPAIRING":
-            save(state="READY")
-elif verb == "list-instances":
-    states = plan["group states"].pop(0) if plan.get("group states") else ""
-    (fake / "plan").write_text(json.dumps(plan))
-    state = {"READY": "RUNNING"}.get(vm["state"], vm["state"])
-    for i in reversed(range(len(homes))):  # not by name
-        print(f"{words[0]}-{'ab'[i]}{i}x", states or f"{state},NONE", sep=",")
+    made = {"type": flags["accelerator-type"], "labels": flags["labels"].partition("=")[2]}
+    state = next_of("queue states") or "ACTIVE" if queued else ""
+    if queued:
+        save("queue", state=state, **made)
+    if state in ("", "ACTIVE"):
+        save("vm", state="READY", **made)
+elif not (queue if queued else vm):
+    quit(1, "ERROR: NOT_FOUND: Resource was not found")
+elif verb == "describe" and queued:
+    print(queue["state"], queue["type"], queue["labels"], "", sep=",")
+    if state := next_of("queue states"):
+        save("queue", state=state)
+        if state == "ACTIVE":
+            save("vm", state="READY", type=queue["type"], labels=queue["labels"])
+elif verb == "describe":
+    print(vm["state"], vm["type"], len(homes), vm["labels"], sep=",")
+    if vm["state"] == "REPAIRING":
+        save("vm", state="READY")
 elif verb == "delete":
-    if part in ("", "instances", "managed"):
-        remove_vm()
-    elif part == "queued":
-        if load() and "force" not in flags:
-            quit(1, "ERROR: the queued resource has nodes")
-        remove_vm()
-        file_of(part).unlink()
-    elif (part == "templates" and vm) or (part == "policies" and load("templates")):
-        quit(1, "ERROR: it is in use")
-    else:
-        file_of(part).unlink()
+    if queued and "force" not in flags:
+        quit(1, "ERROR: the queued resource has nodes")
+    remove_vm()
+    if queued:
+        (fake / "queue").unlink()
 elif vm["state"] != "READY":
     quit(1, "ERROR: TPU is in an unusable state")
 else:
-    if "worker" in flags:
-        chosen = homes if flags["worker"] == "all" else [homes[int(flags["worker"])]]
-    else:
-        place = next(w for w in words if ":" in w).partition(":")[0] if verb == "scp" else words[0]
-        number = re.fullmatch(r"resnet(?:-[ab]([0-9])x)?", place)
-        chosen = [homes[int(number[1] or 0)]]
+    chosen = homes if flags["worker"] == "all" else [homes[int(flags["worker"])]]
     codes = []
     for home in chosen:
         home.mkdir(exist_ok=True)
         if verb == "scp":
-            source, target = (str(home / w.partition(":")[2]) if ":" in w else w for w in words)
-            shutil.copy(source, target)
+            shutil.copy(*(home / w.partition(":")[2] if ":" in w else w for w in words))
             continue
-        path = f"{fake}/remote:" + os.environ["PATH"]
-        env = {**os.environ, "HOME": str(home), "PATH": path}
+        env = {**os.environ, "HOME": str(home), "PATH": f"{fake}/remote:" + os.environ["PATH"]}
         codes.append(subprocess.run(["bash", "-c", command], cwd=home, env=env).returncode)
-        codes += [0]
-    while kind == "start" and "wait" in plan and not all(
-        (home / "tpu_run/job/exit_code").exists() for home in chosen
-    ):
+    ends = [home / "tpu_run/job/exit_code" for home in chosen]
+    while kind == "start" and "wait" in plan and not all(end.exists() for end in ends):
         time.sleep(0.01)
     sys.exit(next((code for code in codes if code), 0))
 """
-
-_ZONE, _LABELS, _TEXT = {"zone": "[a-z0-9-]+"}, "[a-z_]+=[a-z_]+", ".+"
-_FORMAT = {"format": r"csv\[no-heading\]\([\w.(),\[\]]+\)"}
-_MACHINE = {
-    "machine-type": "ct5lp-hightpu-[148]t|ct5p-hightpu-4t|ct6e-standard-[148]t|tpu7x-standard-4t",
-    "image-family": "ubuntu-accel-2204-amd64-tpu-v5e-v5p-v6e|ubuntu-accel-2404-amd64-tpu-tpu7x",
-    "image-project": "ubuntu-os-accelerator-images",
-    "maintenance-policy": "TERMINATE",
-}
-_MORE = {
-    **{"boot-disk-size": "[0-9]+GB", "scopes": "cloud-platform", "labels": _LABELS},
-    **{"provisioning-model": "SPOT", "instance-termination-action": "STOP|DELETE"},
-}
-_TPUS = "compute tpus tpu-vm", "compute tpus queued-resources"
-# What Google's reference (November 2026) has of each command: the number of its positional
-# arguments, the flags that it needs and the others that are used here, with the form of each value.
-COMMANDS = {
-    f"{_TPUS[0]} create": (
-        *(1, {"version": _TEXT} | _ZONE),
-        {"accelerator-type": "[a-z0-9]+-[0-9]+", "labels": _LABELS, "spot": ""},
-    ),
-    f"{_TPUS[0]} describe": (1, _ZONE, _FORMAT),
-    f"{_TPUS[0]} delete": (1, _ZONE, {}),
-    f"{_TPUS[0]} ssh": (1, _ZONE, {"worker": "all|[0-9]+", "command": _TEXT}),
-    f"{_TPUS[0]} scp": (2, _ZONE, {"worker": "all|[0-9]+"}),
-    f"{_TPUS[1]} create": (
-        *(1, {"runtime-version": _TEXT, "accelerator-type": "[a-z0-9]+-[0-9]+"} | _ZONE),
-        {"node-id": "[a-z0-9-]+", "labels": _LABELS, "spot": ""},
-    ),
-    f"{_TPUS[1]} describe": (1, _ZONE, _FORMAT),
-    f"{_TPUS[1]} delete": (1, _ZONE, {"force": ""}),
-    "compute instances create": (1, _ZONE | _MACHINE, _MORE),
-    "compute instances describe": (1, _ZONE, _FORMAT),
-    "compute instances delete": (1, _ZONE, {}),
-    "compute instance-templates create": (1, _MACHINE, _MORE),
-    "compute instance-templates delete": (1, {}, {}),
-    "compute resource-policies create workload-policy": (
-        *(1, {"type": "HIGH_THROUGHPUT|HIGH_AVAILABILITY", "region": "[a-z]+-[a-z0-9]+"}),
-        {"accelerator-topology": "[0-9]+(x[0-9]+){1,2}"},
-    ),
-    "compute resource-policies delete": (1, {"region": "[a-z]+-[a-z0-9]+"}, {}),
-    "compute instance-groups managed create": (
-        *(1, {"size": "[0-9]+", "template": "[a-z0-9-]+"} | _ZONE),
-        {
-            **{"description": _TEXT, "target-size-policy-mode": "bulk|individual"},
-            "default-action-on-vm-failure": "do-nothing|repair",
-            "workload-policy": "projects/[^/]+/regions/[^/]+/resourcePolicies/[^/]+",
-        },
-    ),
-    "compute instance-groups managed describe": (1, _ZONE, _FORMAT),
-    "compute instance-groups managed list-instances": (1, _ZONE, _FORMAT),
-    "compute instance-groups managed delete": (1, _ZONE, {}),
-    "compute ssh": (1, _ZONE, {"command": _TEXT}),
-    "compute scp": (2, _ZONE, {}),
-}
 
 # The program that is run: the n-th start on a worker does what line n of `jobs` says.
 MAIN = r"""
@@ -252,24 +148,12 @@ env | grep -E '^(LD_PRELOAD|MLP_|TPU_MODEL)' || true
 eval "$(sed -n "$(wc -l <"$me")p" "$FAKE/jobs")"
 """
 
-REMOTE = {
-    "hostname": 'basename "$HOME"',
-    "ldconfig": 'cat "$FAKE/libraries"',
-    "python3": r"""
-case "$*" in
-  *python_version*) echo 3.12.1 ;;
-  *_base_executable*) echo "$0" ;;
-  "-m venv "*) mkdir -p "$3/bin" && cp "$FAKE/venv_python" "$3/bin/python" ;;
-esac""",
-}
-VENV_PYTHON = r"""
-if [[ "$1" == -m ]]; then
-  echo "$@" >>"$FAKE/pip-$(hostname)"
-elif [[ "$1" == - ]]; then
-  cat "${@:3}" | cksum
-else
-  exec bash "$@"
-fi
+# Instead of scripts/setup.sh, which has tests of its own: an interpreter that is a shell.
+SETUP = r"""
+echo "$@" >>"$FAKE/setup-$(hostname)"
+mkdir -p "$VENV/bin"
+printf '#!/bin/sh\nexec bash "$@"\n' >"$VENV/bin/python"
+chmod +x "$VENV/bin/python"
 """
 UNTIL_TOLD = 'trap "exit 143" TERM; echo "step 3/9  x"; while :; do sleep 0.02; done'
 WORKDIR = "--workdir=gs://bucket/run"
@@ -286,20 +170,15 @@ class Place:
         self.fake, self.repository = folder / "fake", folder / "a clone"
         for path in (self.fake / "bin", self.fake / "remote", self.repository / "scripts/tpu"):
             path.mkdir(parents=True)
-        tpu = ("tpu/gcloud.sh", "tpu/compute.sh", "tpu/worker.sh")
-        for name in ("tpu_run.sh", "setup.sh", "usage.sh", "find_python.sh", *tpu):
+        for name in ("tpu_run.sh", "tpu/gcloud.sh", "tpu/worker.sh"):
             shutil.copy(SCRIPTS / name, self.repository / "scripts" / name)
         self.write("main.py", MAIN)
-        self.write("requirements-tpu.txt", "nothing\n")
+        self.write("scripts/setup.sh", SETUP)
         (self.fake / "gcloud.py").write_text(GCLOUD)
-        (self.fake / "commands").write_text(json.dumps(COMMANDS))
-        self.program(
-            "bin/gcloud",
-            f'exec {shlex.join([sys.executable, "-IS", f"{self.fake}/gcloud.py"])} "$@"',
-        )
-        for name, text in REMOTE.items():
-            self.program(f"remote/{name}", text)
-        self.program("venv_python", VENV_PYTHON)
+        python = shlex.join([sys.executable, "-IS", f"{self.fake}/gcloud.py"])
+        self.program("bin/gcloud", f'exec {python} "$@"')
+        self.program("remote/hostname", 'basename "$HOME"')
+        self.program("remote/ldconfig", 'cat "$FAKE/libraries"')
         (self.fake / "libraries").write_text("")
         self.git("init", "-q")
         self.git("add", ".")
@@ -322,36 +201,22 @@ class Place:
 
     def left(self):
         """What is still there and costs money or stands in the way of a next run."""
-        return {
-            what for what in ("vm", "queue", "template", "policy") if (self.fake / what).exists()
-        }
+        return {what for what in ("vm", "queue") if (self.fake / what).exists()}
 
     def vm(self, state="READY", labels="", kind="v4-16"):
         (self.fake / "vm").write_text(json.dumps({"state": state, "type": kind, "labels": labels}))
 
-    def there(self):
-        return (self.fake / "vm").exists()
-
-    def arguments(self, *flags, command=("python", "main.py", WORKDIR), kind="v4-16"):
-        return [
-            *("bash", "scripts/tpu_run.sh", "--name=resnet", "--zone=us-central1-a"),
-            *(f"--type={kind}", *flags, "--", *command),
-        ]
-
-    def environment(self, **extra):
-        path = f"{self.fake}/bin:{os.environ['PATH']}"
-        ours = {"FAKE": str(self.fake), "HOSTS": "2", "PATH": path}
-        ours |= {"TPU_RUN_WAITS": "0.01 0.02 0.03"}
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLP_", "TPU_"))}
-        return kept | ours | {"TPU_RUN_POLL": "0.05", "TPU_RUN_GRACE": "0"} | extra
-
-    def start(self, *flags, env=None, **options):
+    def start(self, *flags, env=None, command=("python", "main.py", WORKDIR), kind="v4-16"):
         # A shell has what it runs in the background ignore SIGINT, and so would all its children.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLP_", "TPU_"))}
+        ours = {"FAKE": str(self.fake), "PATH": f"{self.fake}/bin:{os.environ['PATH']}"}
+        ours |= {"TPU_RUN_WAITS": "0.01 0.02 0.03", "TPU_RUN_POLL": "0.05", "TPU_RUN_GRACE": "0"}
+        script = ["bash", "scripts/tpu_run.sh", "--name=resnet", "--zone=us-central1-a"]
         return subprocess.Popen(
-            self.arguments(*flags, **options),
+            [*script, f"--type={kind}", *flags, "--", *command],
             cwd=self.repository,
-            env=self.environment(**(env or {})),
+            env=kept | ours | (env or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -372,8 +237,9 @@ class Place:
         path = self.fake / "asked"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def verbs(self):
-        return [call[4] for call in self.asked()]
+    def verbs(self, *among):
+        """The verbs of all calls, or those of a few."""
+        return [call[4] for call in self.asked() if not among or call[4] in among]
 
     def questions(self, kind):
         return sum(f"worker.sh {kind} " in " ".join(call) for call in self.asked())
@@ -391,13 +257,6 @@ class Place:
         command = ["bash", "-c", echo + shown]
         read = subprocess.run(command, capture_output=True, text=True, check=True)
         return timeless(part.split("\0")[:-1] for part in read.stdout.split("\1\0")[:-1])
-
-    def refuses(self, flags, words, **options):
-        """One line that has all words, before Google is asked anything."""
-        code, out = self.run(*flags, **options)
-        assert code == 1 and len(out.splitlines()) == 1, out
-        assert all(word in out for word in words), out
-        assert self.asked() == []
 
     def wait_for(self, condition, process):
         while not condition() and process.poll() is None:

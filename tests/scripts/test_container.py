@@ -1,7 +1,8 @@
-"""The Dockerfile: hadolint, what it must have, and that it copies all of the program."""
+"""The Dockerfile: hadolint, what it must have, what it copies; and the file for SkyPilot."""
 
 import fnmatch
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,3 +63,36 @@ def test_all_of_the_program_is_copied():
                 left_out.add(parts[0])
     programs = {name for name in left_out if name[0] != "." and not name.endswith(".md")}
     assert programs == {"Dockerfile", "docs", "gradient"}  # --mode=prove runs tests
+
+
+# What SkyPilot's own schema of a task allows (November 2026), as far as it is used here.
+TASK = {"name", "workdir", "num_nodes", "resources", "envs", "setup", "run"}
+RESOURCES = {"infra", "accelerators", "accelerator_args", "use_spot", "job_recovery"}
+
+
+@pytest.mark.parametrize("hardware", ["tpu", "gpu"])
+def test_the_file_for_skypilot(hardware, tmp_path):
+    """As it is, and with the lines for GPUs at its end instead."""
+    text = (ROOT / "deploy" / "skypilot.yaml").read_text()
+    task = yaml.safe_load(text)
+    if hardware == "gpu":
+        comments = text[text.index("# num_nodes") :]
+        task |= yaml.safe_load(re.sub("^# ?", "", comments, flags=re.MULTILINE))
+    assert set(task) <= TASK and set(task["resources"]) <= RESOURCES
+    assert all(isinstance(value, str) for value in (task["setup"], task["run"]))
+    assert set(task["resources"].get("accelerator_args", {})) <= {"runtime_version"}
+    assert task["resources"]["accelerators"] == {"tpu": "tpu-v6e-16", "gpu": "H100:8"}[hardware]
+    assert task["resources"]["use_spot"] is True
+    assert task["resources"]["job_recovery"] == {"recover_on_exit_codes": [75, 143]}
+    # Both commands are a shell's, and the flags and variables are main.py's.
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    python = tmp_path / ".venv/bin/python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    sky = {"NODE_IPS": "10.0.0.2\n10.0.0.3", "NUM_NODES": "2", "NODE_RANK": "1"}
+    env = {**{f"SKYPILOT_{k}": v for k, v in sky.items()}, "PATH": os.environ["PATH"]}
+    command = ["bash", "-c", task["run"]]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    flags = ["--coordinator=10.0.0.2:8476", "--num_processes=2", "--process_id=1"]
+    expected = ["main.py", "--config=configs/resnet50.py", *(flags if hardware == "gpu" else [])]
+    assert done.stdout.splitlines() == expected

@@ -1,43 +1,47 @@
-"""scripts/gradient_job.sh as a host runs it, on disk and on gs://; and what gradient/ holds."""
+"""A job under Gradient's contract: its steps, what it stages and deletes, on disk and on gs://."""
 
 import json
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import sys
-from typing import IO
+from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
-import yaml
+import tensorflow as tf
+from etils import epath
 
+from benchmarks import mlperf as rules
 from common.errors import UserError
-from scripts.job import run as gradient_job
-from scripts.job.run import Children, Request, parse_request
-from tests.test_gcs_training import rows as rows_on_gs
-from tests.test_gcs_training import steps as steps_on_gs
+from engine.checkpoint import Checkpointer
+from scripts import gradient
+from scripts.gradient import ALREADY_FINISHED, Children, parse_request
 from tests.test_main import ROOT, TINY, environment, wait_for
 from tests.test_train import assert_same_state, rows, state_on_disk
 
-Log = int | IO[str]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 ENV = {"VIRTUAL_ENV": sys.prefix, "TPU_NAME": "tpu-7", "TPU_GRPC_URL": "grpc://10.0.0.2:8470"}
 FLAGS = ["--config=configs/digits.py", *(f"--config.{k}={v}" for k, v in TINY.items())]
 
 
-def start(model_dir, *flags, log: Log = subprocess.PIPE, **env):
+def start(model_dir, log, **env):
     return subprocess.Popen(
-        ["bash", str(ROOT / "scripts" / "gradient_job.sh"), *FLAGS, *flags],
+        ["bash", str(ROOT / "scripts" / "gradient_job.sh"), *FLAGS],
         cwd="/",
-        env=environment(**{**ENV, "TPU_MODEL_DIR": model_dir, **env}),
+        env=environment(**{**ENV, "TPU_MODEL_DIR": str(model_dir), **env}),
         stdout=log,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
-def run(model_dir, *flags, **env):
-    process = start(model_dir, *flags, **env)
+def run(model_dir, **env):
+    process = start(model_dir, subprocess.PIPE, **env)
     output, _ = process.communicate()
     return process.returncode, output
 
@@ -48,74 +52,57 @@ def learned(metrics):
     return [{k: row[k] for k in keys if k in row} for row in metrics]
 
 
-def metadata_of(metrics):
-    """What gradient-model-metadata.json must say of these rows of metrics.jsonl."""
+def put(path, data):
+    """Writes a file on disk or on gs://."""
+    path = epath.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["disk", "gs"])
+def test_a_job(kind, gcs, calm_run, tiny_records, tmp_path):
+    """On disk it is stopped by a signal and typed again; on gs:// it stages its input."""
+    data = f"{gcs.bucket('read')}/records"
+    model_dir = epath.Path(f"{gcs.bucket()}/some/job" if kind == "gs" else tmp_path / "model")
+    out = model_dir / "output_data"
+    put(model_dir / "input_data2/train-0", b"not ours")
+    if kind == "gs":
+        gcs.upload(tiny_records, data)
+        put(model_dir / "input_data/a train#1/x", b"staged by somebody else")
+        code, output = run(model_dir, STAGE_FROM=data)
+        assert code == 0 and "staging 6 of 6 files" in output, output
+        assert len(gcs.names(data)) == 6
+    else:
+        shutil.copytree(tiny_records, model_dir / "input_data")
+        with open(tmp_path / "log", "w") as log:
+            process = start(model_dir, log)
+            wait_for(process, out / "metrics.jsonl", '"step": 2')
+            process.send_signal(signal.SIGTERM)
+            code = process.wait()
+        output = (tmp_path / "log").read_text()
+        assert code == 143, output
+        assert f"training ended with exit code 143: nothing was deleted; {model_dir}" in output
+        assert output.count("TPU_GRPC_URL") == 1
+        assert sorted(os.listdir(model_dir / "input_data")) == sorted(os.listdir(tiny_records))
+        code, output = run(model_dir)
+        assert code == 0 and "resuming at step" in output, output
+    assert_same_state(state_on_disk(calm_run[0], 12), state_on_disk(out, 12))
+    metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert learned(metrics) == learned(rows(calm_run[0]))
+    left = [name for name in gradient.files(model_dir) if not name.startswith("output_data/")]
+    assert left == ["input_data2/train-0"]
     evals = [row for row in metrics if row["split"] == "eval"]
     best = max(evals, key=lambda row: (row["top_1_accuracy"], -row["step"]))
     names = ("loss", "top_1_accuracy", "top_5_accuracy", "step")
-    return best["step"], {
-        **{name: best[name] for name in names},
-        **{f"last_{name}": evals[-1][name] for name in names},
-    }
-
-
-def as_dict(metadata):
-    assert [set(row) for row in metadata["metrics"]] == [{"name", "numberValue"}] * 8
-    return {row["name"]: row["numberValue"] for row in metadata["metrics"]}
-
-
-@pytest.mark.slow
-def test_a_job_on_disk_stopped_by_a_signal_and_typed_again(calm_run, tiny_records, tmp_path):
-    model_dir = tmp_path / "model"
-    shutil.copytree(tiny_records, model_dir / "input_data")
-    (model_dir / "input_data2").mkdir()
-    (model_dir / "input_data2" / "train-0").write_text("not ours")
-    out = model_dir / "output_data"
-    with open(tmp_path / "log", "w") as log:
-        process = start(str(model_dir), log=log)
-        wait_for(process, out / "metrics.jsonl", '"step": 2')
-        process.send_signal(signal.SIGTERM)
-        code = process.wait()
-    output = (tmp_path / "log").read_text()
-    assert code == 143, output
-    assert f"training ended with exit code 143: nothing was deleted; {model_dir}" in output
-    assert output.count("TPU_GRPC_URL") == 1
-    assert sorted(os.listdir(model_dir / "input_data")) == sorted(os.listdir(tiny_records))
-    code, output = run(str(model_dir))
-    assert code == 0 and "resuming at step" in output, output
-    metrics = rows(out)
-    assert_same_state(state_on_disk(calm_run[0], 12), state_on_disk(out, 12))
-    assert learned(metrics) == learned(rows(calm_run[0]))
-    assert sorted(os.listdir(model_dir)) == ["input_data2", "output_data"]
-    assert os.listdir(model_dir / "input_data2") == ["train-0"]
-    best, expected = metadata_of(metrics)
-    assert as_dict(json.loads((out / "gradient-model-metadata.json").read_text())) == expected
-    assert {best, 12} <= (kept := set(map(int, os.listdir(out / "checkpoints"))))
-    assert len(kept) <= 2
-    code, output = run(str(model_dir))
+    expected = {name: best[name] for name in names}
+    expected |= {f"last_{name}": evals[-1][name] for name in names}
+    written = json.loads((out / gradient.METADATA).read_text())["metrics"]
+    assert {row["name"]: row["numberValue"] for row in written} == expected
+    kept = {int(path.name) for path in (out / "checkpoints").iterdir()}
+    assert {best["step"], 12} <= kept and len(kept) <= 2
+    code, output = run(model_dir, STAGE_FROM=data if kind == "gs" else "")
     assert code == 0 and output.startswith("job: already finished") and output.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_a_job_on_gs_that_stages_its_input(gcs, calm_run, tiny_records):
-    data, model_dir = gcs.bucket("read"), f"{gcs.bucket()}/some/job"
-    gcs.upload(tiny_records, f"{data}/records")
-    gcs.write(f"{model_dir}/input_data2/train-0", b"not ours")
-    gcs.write(f"{model_dir}/input_data/a train#1//x", b"staged by somebody else")
-    code, output = run(model_dir, STAGE_FROM=f"{data}/records")
-    assert code == 0 and "staging 6 of 6 files" in output, output
-    out = f"{model_dir}/output_data"
-    metrics = rows_on_gs(gcs, out)
-    assert learned(metrics) == learned(rows(calm_run[0]))
-    assert_same_state(state_on_disk(calm_run[0], 12), state_on_disk(out, 12))
-    names = [name for name in gcs.names(model_dir) if not name.startswith("output_data/")]
-    assert names == ["input_data2/train-0"]
-    best, expected = metadata_of(metrics)
-    assert as_dict(json.loads(gcs.read(f"{out}/gradient-model-metadata.json"))) == expected
-    assert {best, 12} <= set(kept := steps_on_gs(gcs, out)) and len(kept) <= 2
-    assert len(gcs.names(f"{data}/records")) == 6
-    code, output = run(model_dir, STAGE_FROM=f"{data}/records")
-    assert code == 0 and "already finished" in output, output
 
 
 @pytest.mark.parametrize(
@@ -124,9 +111,9 @@ def test_a_job_on_gs_that_stages_its_input(gcs, calm_run, tiny_records):
         ([], {"TPU_MODEL_DIR": " "}, "TPU_MODEL_DIR is not set"),
         *(
             ([], {"TPU_MODEL_DIR": place}, place)
-            for place in ("gs:///x", "gs://b//x", "gs://bk/x/../y", "s3://b/x", "model", __file__)
+            for place in ("gs:///x", "gs:/b/x", "s3://b/x", "model", __file__)
         ),
-        ([], {"STAGE_FROM": "records"}, "STAGE_FROM: 'records'"),
+        ([], {"STAGE_FROM": "records"}, "STAGE_FROM=records"),
         ([], {"KEEP_INPUT": "2"}, "KEEP_INPUT=2"),
         ([], {"EXPORT_MODEL": "yes"}, "EXPORT_MODEL=yes"),
         ([], {"TPU_WORKER_HOSTNAMES": "a,b"}, "2 hosts"),
@@ -144,18 +131,19 @@ def test_refusals_before_anything_is_done(flags, env, word):
 
 def test_the_parent_of_the_steps_imports_no_jax():
     """It lives as long as the training, and jax would change the environment of its children."""
-    code = "import sys, scripts.job.run; print('jax' in sys.modules)"
+    code = "import sys, scripts.gradient; print('jax' in sys.modules)"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
 
 def test_what_the_environment_asks_for():
-    asked = parse_request(["--config.seed=1"], {"TPU_MODEL_DIR": "gs://bucket/", "KEEP_INPUT": "0"})
-    flags = ["--config=configs/resnet50.py", "--config.seed=1"]
-    assert asked == Request("gs://bucket", flags, False, "")
-    asked = parse_request(["--config", "x.py"], {"TPU_MODEL_DIR": "/m", "STAGE_FROM": "/r"})
-    assert asked == Request("/m", ["--config", "x.py"], False, "/r")
+    asked = parse_request(["--config=c.py"], {"TPU_MODEL_DIR": "gs://bucket/", "KEEP_INPUT": "0"})
+    assert (str(asked.output), asked.flags) == ("gs://bucket/output_data", ["--config=c.py"])
+    assert (asked.keep_input, asked.stage_from, asked.exports) == (False, "", False)
+    asked = parse_request(["--config.seed=1"], {"TPU_MODEL_DIR": "/m/", "STAGE_FROM": "/r"})
+    assert (str(asked.input), asked.stage_from) == ("/m/input_data", "/r")
+    assert asked.flags == ["--config=configs/resnet50.py", "--config.seed=1"]
 
 
 class Scripted(Children):
@@ -171,43 +159,37 @@ class Scripted(Children):
 
 
 @pytest.mark.parametrize(
-    ("codes", "code", "words"),
+    ("codes", "exports", "code", "words"),
     [
-        *(([1], 1, "preparing ended with exit code 1"), ([3], 0, "")),
-        ([0, 1], 1, "the doctor ended with exit code 1"),
-        ([0, 0, 143], 143, "training ended with exit code 143"),
-        ([0, 0, 0, 137], 137, "finishing ended with exit code 137"),
-        ([0, 0, 0, 0], 0, ""),
+        *(([1], "", 1, "preparing ended with exit code 1"), ([3], "", 0, "")),
+        ([0, 1], "", 1, "the doctor ended with exit code 1"),
+        ([0, 0, 143], "", 143, "training ended with exit code 143"),
+        ([0, 0, 0, 1], "1", 1, "exporting ended with exit code 1"),
+        ([0, 0, 0, 137], "", 137, "finishing ended with exit code 137"),
+        *(([0, 0, 0, 0], "", 0, ""), ([0, 0, 0, 0, 0], "1", 0, "")),
     ],
 )
-def test_the_order_of_the_steps_and_their_exit_codes(codes, code, words, capfd, monkeypatch):
+def test_the_order_of_the_steps_and_their_exit_codes(
+    codes, exports, code, words, capfd, monkeypatch
+):
     monkeypatch.setenv("TPU_GRPC_URL", "grpc://x")
     children = Scripted(*codes)
-    request = Request("/m", ["--config=c.py"], True, "/r")
-    assert gradient_job.run(request, children) == code
+    request = parse_request(["--config=c.py"], {"TPU_MODEL_DIR": "/m", "EXPORT_MODEL": exports})
+    assert gradient.run(request, children) == code
     error = capfd.readouterr().err
     assert words in error and error.count("\n") == bool(code)
     ours = ["--workdir=/m/output_data", "--config.data_dir=/m/input_data"]
     ours.append("--config.keep_checkpoints=1")
-    steps, flags = ["-m", "scripts.job.steps"], ["--", "--config=c.py"]
+    this, flags = ["-m", "scripts.gradient"], ["--config=c.py"]
     assert [command for command, _ in children.commands] == [
-        [*steps, "begin", "/m", "--keep_input", "--stage_from=/r", *flags],
-        ["main.py", "--config=c.py", *ours, "--mode=doctor"],
-        ["main.py", "--config=c.py", *ours, "--mode=train_and_eval"],
-        [*steps, "finish", "/m", "--keep_input", *flags],
+        [*this, "begin", *flags],
+        ["main.py", *flags, *ours, "--mode=doctor"],
+        ["main.py", *flags, *ours, "--mode=train_and_eval"],
+        *([["main.py", "--mode=export", "--format=savedmodel", ours[0]]] if exports else []),
+        [*this, "finish", *flags],
     ][: len(codes)]
     has_url = ["TPU_GRPC_URL" in env for _, env in children.commands]
-    assert has_url == [True, False, True, True][: len(codes)]
-
-
-@pytest.mark.parametrize(("codes", "code"), [([0, 0, 0, 0, 0], 0), ([0, 0, 0, 1], 1)])
-def test_a_job_that_exports(codes, code, capfd):
-    env = {"TPU_MODEL_DIR": "/m", "EXPORT_MODEL": "1"}
-    children = Scripted(*codes)
-    assert gradient_job.run(parse_request(["--config=c.py"], env), children) == code
-    export = ["main.py", "--mode=export", "--format=savedmodel", "--workdir=/m/output_data"]
-    assert children.commands[3][0] == export
-    assert ("exporting ended with exit code 1" in capfd.readouterr().err) == bool(code)
+    assert has_url == [True, False, True, True, True][: len(codes)]
 
 
 def test_signals_go_to_the_child_and_stop_what_follows():
@@ -227,76 +209,219 @@ def test_signals_go_to_the_child_and_stop_what_follows():
             signal.signal(signum, handler)
 
 
-# What gradient/ holds.
+# Before and after training.
 
 
-def executable(path, text):
-    path.write_text(text)
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+FLAGS_8 = ["--config=configs/digits.py", "--config.train_steps=8"]
+DATA = rules.entry("resnet").files
+RECORDS = {"train-00000-of-00002": b"one", "train-00001-of-00002": b"two", "validation-0": b"v"}
+SCORES = {2: 0.2, 4: 0.9, 6: 0.9, 8: None}  # two equals, the earlier counts; the last is nan
 
 
-def test_the_job_command_expands_on_the_jobs_host(tmp_path):
-    """Its shell has other values; the platform's command is played by a script that records."""
-    here, there, workspace = tmp_path / "here", tmp_path / "there", tmp_path / "workspace"
-    for folder in (here, there / "bin", workspace / "scripts"):
-        folder.mkdir(parents=True)
-    executable(here / "paperspace", f'#!/bin/sh\nprintf "%s\\0" "$@" > {tmp_path}/arguments\n')
-    path = f"{here}:{os.environ['PATH']}"
-    wrong = {"PATH": path, "TPU_MODEL_DIR": "gs://mine", "TPU_NAME": "mine"}
-    command = ["bash", str(ROOT / "gradient" / "job_command.sh")]
-    subprocess.run(command, env=environment(**wrong), check=True)
-    words = (tmp_path / "arguments").read_text().split("\0")[:-1]
-    assert words[:4] == ["jobs", "create", "--machineType", "TPU"]
-    job = words[words.index("--command") + 1]
-    assert words[words.index("--workspace") + 1] == "git+https://github.com/<OWNER>/<REPO>.git"
-
-    # The host: a stub of the interpreter stands where the active venv's would.
-    for name in ("gradient_job.sh", "find_python.sh", "usage.sh"):
-        shutil.copy(ROOT / "scripts" / name, workspace / "scripts")
-    stub = '#!/bin/sh\n[ "$1" = -c ] || echo "$TPU_MODEL_DIR $@"\n'
-    executable(there / "bin" / "python", stub)
-    env = environment(**{**ENV, "VIRTUAL_ENV": str(there), "TPU_MODEL_DIR": "gs://a b/job"})
-    command = ["bash", "-c", job]
-    done = subprocess.run(command, cwd=workspace, env=env, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [
-        "TPU_NAME=tpu-7 TPU_GRPC_URL=grpc://10.0.0.2:8470 TPU_MODEL_DIR=gs://a b/job",
-        "gs://a b/job -m scripts.job.run --config=configs/resnet50.py",
-    ]
+def make_run(workdir):
+    """Checkpoints 4 and 8, of one array each."""
+    item = {"w": jnp.arange(4.0)}
+    checkpoints = Checkpointer(f"{workdir}/checkpoints", keep=2, best=lambda: None)
+    for step in (4, 8):
+        checkpoints.save(step, item, item, {"target_metric": "accuracy"})
+    checkpoints.close()
 
 
-def test_a_bare_host_installs_the_packages_first(tmp_path):
-    """Of two interpreters: python3 has no packages; what the installation makes is used."""
-    (tmp_path / "scripts").mkdir()
-    for name in ("gradient_job.sh", "find_python.sh", "usage.sh"):
-        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
-    executable(tmp_path / "python3", "#!/bin/sh\nexit 1\n")
-    script = "mkdir -p .venv/bin; printf '#!/bin/sh\\necho runs \"$@\"' > .venv/bin/python"
-    setup = f'echo setup "$@"; {script}; chmod +x .venv/bin/python\n'
-    (tmp_path / "scripts" / "setup.sh").write_text(setup)
-    command = ["bash", str(tmp_path / "scripts" / "gradient_job.sh"), "--config=a b.py"]
-    path = f"{tmp_path}:{os.environ['PATH']}"
-
-    def start(**env):
-        env = environment(PATH=path, VIRTUAL_ENV="", **env)
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
-        return done.returncode, done.stdout.splitlines(), done.stderr
-
-    code, lines, error = start()
-    assert (code, lines) == (1, []) and error.startswith("ERROR: TPU_MODEL_DIR is not set")
-    setup = "setup"  # for what the machine has
-    trains = "runs -m scripts.job.run --config=a b.py"
-    assert start(TPU_MODEL_DIR="/m") == (0, [setup, trains], "")
-    assert start(TPU_MODEL_DIR="/m") == (0, [trains], "")
+def metrics():
+    rows = [{"split": "train", "step": 8, "loss": 1.0}]
+    rows += [{"split": "eval", "step": k, "accuracy": v, "loss": 1.0} for k, v in SCORES.items()]
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def test_the_workflow_is_what_its_documentation_shows():
-    flow = yaml.safe_load((ROOT / "gradient" / "workflow.yaml").read_text())
-    job = flow["jobs"]["train"]
-    assert (job["uses"], job["needs"]) == ("container@v1", ["code"])
-    assert job["inputs"]["repository"] == "code.outputs.repository"
-    flag, script = job["with"]["args"]
-    assert flag == "-c" and subprocess.run(["bash", "-n", "-c", script]).returncode == 0
-    for word in ("/inputs/records", "/outputs/model", "scripts/gradient_job.sh"):
-        assert word in script
-    parse_request([], job["env"])
+def job(model_dir, flags=FLAGS_8, **env):
+    return parse_request(flags, {"TPU_MODEL_DIR": str(model_dir), **env})
+
+
+def tree(path):
+    """{relative path: bytes} of everything below a local folder."""
+    paths = [p for p in Path(path).rglob("*") if p.is_file()]
+    return {str(p.relative_to(path)): p.read_bytes() for p in paths}
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A model folder on disk whose run has just ended, and neighbours of its input."""
+    model_dir = tmp_path / "model"
+    put(model_dir / "output_data/metrics.jsonl", metrics().encode())
+    make_run(model_dir / "output_data")
+    for name, data in {**RECORDS, "deeper/still/x": b"x"}.items():
+        put(model_dir / "input_data" / name, data)
+    (model_dir / "input_data/empty").mkdir()
+    for neighbour in ("input_data2/a", "input_data_old/input_data/b", "input_data.txt", "other"):
+        put(model_dir / neighbour, b"not ours")
+    assert gradient.begin(job(model_dir)) == 0
+    return model_dir
+
+
+def others(model_dir):
+    return {k: v for k, v in tree(model_dir).items() if not k.startswith(("input_data/", "output"))}
+
+
+def test_finishing_on_disk(trained, capsys):
+    before = others(trained)
+    gradient.finish(job(trained))
+    assert "deleted the staged input" in (output := capsys.readouterr().out)
+    assert "4 files, 0.0 MB" in output
+    assert not os.path.lexists(trained / "input_data")
+    assert others(trained) == before
+    assert json.loads((trained / "output_data/gradient-model-metadata.json").read_text()) == {
+        "metrics": [
+            {"name": "accuracy", "numberValue": 0.9},
+            {"name": "loss", "numberValue": 1.0},
+            {"name": "step", "numberValue": 4},
+            {"name": "last_loss", "numberValue": 1.0},  # its accuracy is nan
+            {"name": "last_step", "numberValue": 8},
+        ]
+    }
+    assert gradient.begin(job(trained, STAGE_FROM="/nowhere")) == ALREADY_FINISHED  # stages nothing
+    assert "already finished" in capsys.readouterr().out
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("moment", ["metadata", "_clear_input", "remove", "rmdir"])
+def test_killed_while_finishing_the_same_command_completes(moment, trained, monkeypatch):
+    def killed(*args, **kwargs):
+        raise Killed
+
+    before = others(trained)
+    with monkeypatch.context() as patch:
+        patch.setattr(gradient if hasattr(gradient, moment) else os, moment, killed)
+        with pytest.raises(Killed):
+            gradient.finish(job(trained))
+    if moment == "metadata":  # main.py would say: already finished
+        assert len(tree(trained / "input_data")) == 4
+        assert gradient.begin(job(trained)) == 0
+        gradient.finish(job(trained))
+    else:
+        assert gradient.begin(job(trained)) == ALREADY_FINISHED
+    assert not os.path.lexists(trained / "input_data")
+    assert others(trained) == before
+    assert (trained / "output_data" / gradient.METADATA).exists()
+
+
+def test_input_that_came_after_the_job_began_is_never_deleted(trained, capsys):
+    put(trained / "input_data/notes", b"mine")
+    gradient.finish(job(trained))
+    assert "such as 'notes', came after the job began" in capsys.readouterr().out
+    assert len(tree(trained / "input_data")) == 5
+    (trained / "input_data/notes").unlink()
+    gradient.finish(job(trained, KEEP_INPUT="1"))
+    assert "KEEP_INPUT=1" in capsys.readouterr().out
+    put(trained / "input_data/train-00000-of-00002", b"new")
+    assert gradient.begin(job(trained)) == ALREADY_FINISHED
+    assert "such as 'train-00000-of-00002', came after" in capsys.readouterr().out
+    assert len(tree(trained / "input_data")) == 4
+    assert gradient.begin(job(trained, [*FLAGS_8, "--config.seed=1"])) == 0
+    assert "other flags: --config=configs/digits.py" in capsys.readouterr().out
+
+
+def test_links_and_mounts_are_not_followed(trained, tmp_path, monkeypatch, capsys):
+    elsewhere, folder = tmp_path / "elsewhere", trained / "input_data"
+    put(elsewhere / "precious", b"precious")
+    (folder / "folder").symlink_to(elsewhere)
+    (folder / "file").symlink_to(elsewhere / "precious")
+    assert gradient.begin(job(trained)) == 0
+    table = tmp_path / "mounts"
+    point = f"{os.path.realpath(trained)}/input_data/a\\040b"
+    table.write_text(f"ext4 / ext4 rw 0 0\next4 {point} ext4 rw 0 0\n")
+    monkeypatch.setattr(gradient, "_MOUNTS", str(table))
+    gradient.finish(job(trained))
+    assert "/input_data/a b is a mounted file system" in capsys.readouterr().out
+    assert len(gradient.files(epath.Path(folder))) == 6
+    monkeypatch.undo()
+    assert gradient.begin(job(trained)) == ALREADY_FINISHED
+    assert not os.path.lexists(folder)
+    folder.symlink_to(elsewhere)
+    gradient.finish(job(trained))
+    assert "is not deleted: " in (out := capsys.readouterr().out) and "a symbolic link" in out
+    with pytest.raises(UserError, match="cannot stage: .* symbolic link"):
+        gradient.stage(epath.Path(tmp_path / "elsewhere2"), epath.Path(folder), DATA)
+    assert folder.is_symlink() and tree(elsewhere) == {"precious": b"precious"}
+
+
+@pytest.mark.long
+def test_finishing_on_gs_deletes_these_objects_and_no_other(gcs):
+    model_dir = f"{gcs.bucket()}/job"
+    gcs.write(f"{model_dir}/output_data/metrics.jsonl", metrics().encode())
+    make_run(f"{model_dir}/output_data")
+    neighbours = ["input_data", "input_data2/a", "input_data_old/input_data/b", "up"]
+    for name in neighbours:
+        gcs.write(f"{model_dir}/{name}", b"not ours")
+    names = {" ", "x y#?%2F%", "é.*", "input_data/nested", "train-0"}
+    for name in ("", *names):  # the first marks a folder
+        gcs.write(f"{model_dir}/input_data/{name}", b"data")
+    request = job(model_dir)
+    assert set(gradient.files(request.input)) == names
+    assert gradient.begin(request) == 0
+    gcs.fault("DELETE .*/input_data/train-0", status=403)
+    with pytest.raises(tf.errors.PermissionDeniedError, match="because a test wants it"):
+        gradient.finish(request)
+    assert gradient.begin(request) == ALREADY_FINISHED
+    left = [n for n in gcs.names(model_dir) if not n.startswith("output_data/")]
+    assert sorted(left) == sorted(neighbours)
+    assert json.loads(gcs.read(f"{model_dir}/output_data/{gradient.METADATA}"))
+
+
+@pytest.mark.parametrize("kinds", ["disk disk", "disk gs", "gs disk", "gs gs"])
+def test_staging_goes_on_where_it_was(kinds, gcs, tmp_path, capsys):
+    source, target = (
+        epath.Path(f"{gcs.bucket()}/{name}" if kind == "gs" else tmp_path / name)
+        for kind, name in zip(kinds.split(), ("source", "target"), strict=True)
+    )
+    expected = {**RECORDS, "manifest.json": b"{}", "train/train-1": b"1"}
+    for name, data in {**expected, "prepare_state/x": b"x", "README": b"r"}.items():
+        put(source / name, data)
+    gradient.stage(source, target, DATA)
+    assert {name: (target / name).read_bytes() for name in gradient.files(target)} == expected
+    assert "staging 5 of 5 files" in (output := capsys.readouterr().out)
+    assert "2 other files" in output
+    put(target / "validation-0", b"w")  # the same size
+    (target / "train/train-1").unlink()
+    gradient.stage(source, target, DATA)
+    assert "staging 1 of 5 files" in capsys.readouterr().out
+    assert set(gradient.files(target)) == set(expected)
+    assert (target / "validation-0").read_bytes() == b"w"
+
+
+def test_the_benchmark_of_the_recipe_chooses_what_is_staged(tmp_path):
+    """NCF reads ratings; records beside them stay where they are."""
+    for name in ("ratings.csv", "ml-20m/ratings.csv", "other/ratings.csv", "train-0"):
+        put(tmp_path / "data" / name, b"data")
+    for config, expected in (
+        (["--config=configs/ncf.py"], {"ratings.csv", "ml-20m/ratings.csv"}),
+        (["--seed=1", "-config", "configs/ncf.py"], {"ratings.csv", "ml-20m/ratings.csv"}),
+        (["--config=configs/mlperf_resnet50.py:1632"], {"train-0"}),
+    ):
+        request = job(tmp_path / config[-1], config, STAGE_FROM=str(tmp_path / "data"))
+        assert gradient.begin(request) == 0
+        assert set(gradient.files(request.input)) == expected
+    with pytest.raises(UserError, match="--config=configs/nothing.py is no recipe"):
+        gradient.begin(job(tmp_path, ["--config=configs/nothing.py"], STAGE_FROM="/nowhere"))
+
+
+def test_staging_refuses(tmp_path, monkeypatch):
+    target, other = (epath.Path(tmp_path / name) for name in ("input_data", "input_data2"))
+    put(target / "in/train-0", b"")
+    put(other / "validation-0", b"")
+    for source in (target, target / "in"):
+        with pytest.raises(UserError, match="is the input folder itself, or a folder in it"):
+            gradient.stage(source, target, DATA)
+    with pytest.raises(UserError, match="holds no files train-"):
+        gradient.stage(other, target, DATA)
+    put(other / "train-0", b"data")
+
+    def full(source, target):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(UserError, match="cannot stage .*input_data2/.*: No space left"):
+        gradient.stage(other, target, DATA)
+    assert set(gradient.files(target)) == {"in/train-0"}

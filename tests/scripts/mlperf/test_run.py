@@ -18,7 +18,7 @@ from benchmarks import mlperf as rules
 from benchmarks.resnet import mlperf as resnet_mlperf
 from common.errors import UserError
 from engine import mlperf
-from scripts.job.run import Children
+from scripts.gradient import Children
 from scripts.mlperf import check as mlperf_check
 from scripts.mlperf import logs as mlperf_logs
 from scripts.mlperf import request as mlperf_request
