@@ -6,12 +6,9 @@ A process that runs alone waits for nobody.
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import ctypes
 import logging
-import os
-import pathlib
 import platform
-import re
 import signal
 import sys
 import time
@@ -24,14 +21,12 @@ import jax
 from common import entry, keys
 from common.errors import RESTART, HostError, UserError, is_of_files, one_line
 from engine import manifest
-from engine.cluster import stalls, watchdog
+from engine.cluster import watchdog
 from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hostlog import HostLog
 from engine.cluster.hosts import ProcessGroup
+from engine.report import starts
 
-_ROOT = pathlib.Path(__file__).parents[2]
-_FOLDERS = ("benchmarks", "commands", "common", "engine")  # and the files at the top
-_LOST = re.compile("(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|INTERNAL|UNAVAILABLE|UNKNOWN): ")
 _AGAIN = "; start the same command again on all hosts"
 _log = logging.getLogger("tpu_suite")
 _heartbeat: Heartbeat | None = None  # None in a process that runs alone
@@ -42,27 +37,27 @@ _last_words: Callable[[], None] | None = None  # see `on_failure`
 def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float) -> None:
     """Waits for the other hosts, compares `facts`, and starts jax on all of them together.
 
-    Call it before anything asks for devices. `Heartbeat` describes the arguments; the secret of the
-    run is $RUN_SECRET.
+    Call it before anything asks for devices. `Heartbeat` describes the arguments.
 
     Raises:
       HostError: a host is missing, a host differs, or jax cannot start.
     """
     global _heartbeat, _index
     watchdog.doing("waiting for all hosts to arrive")
-    secret = os.fsencode(os.environ.get("RUN_SECRET", ""))
-    heartbeat = Heartbeat(group, facts, wait=wait, silence=silence, end=follow, secret=secret)
-    _heartbeat, _index = heartbeat, group.index
-    tunnel = heartbeat.tunnel
+    _heartbeat = Heartbeat(group, facts, wait=wait, silence=silence, end=follow)
+    _index = group.index
     watchdog.doing("starting jax")
+    # jax aborts as soon as it does not reach host 0. sleep(6), 6 being SIGABRT, delays this: within
+    # these seconds the heartbeat ends the process with the name of the lost host and code 75.
+    libc = ctypes.CDLL(None)
+    libc.signal(signal.SIGABRT, libc.sleep)
     # Its notifier would take SIGTERM away from engine.cluster.preemption.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
-            tunnel.address,
+            group.address,
             group.count,
             group.index,
-            coordinator_bind_address=tunnel.address,
             initialization_timeout=round(wait),
             # Our heartbeat notices earlier; jax's own way to end is to abort with a C++ stack.
             heartbeat_timeout_seconds=max(100, round(3 * silence)),
@@ -70,19 +65,14 @@ def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float
         )
     except RuntimeError as error:
         raise HostError(f"jax cannot start on {group.count} hosts: {error}") from error
-    finally:
-        tunnel.close()
 
 
 def run_facts(recipe: Mapping[str, Any]) -> dict[str, str]:
-    """The configuration, the versions of the libraries and the program; for `join`."""
-    versions, digest = manifest.versions(), hashlib.sha256()
-    sources = [path for folder in _FOLDERS for path in (_ROOT / folder).rglob("*.py")]
-    for path in [*sorted(_ROOT.glob("*.py")), *sorted(sources)]:
-        digest.update(path.read_bytes())
+    """The configuration, the versions of the libraries and the commit; for `join`."""
+    versions = manifest.versions()
     return {
         "Python": platform.python_version(),
-        "the program (SHA-256 of its files)": digest.hexdigest()[:12],
+        "the program's commit": starts.commit(),
         **{f"the version of {name}": versions.get(name, "absent") for name in manifest.LIBRARIES},
         **{f"config.{key}": str(value) for key, value in keys.flat(recipe).items()},
     }
@@ -134,6 +124,8 @@ def finish(code: int) -> NoReturn:
         signal.signal(signum, signal.SIG_IGN)  # too late
     if _heartbeat:
         watchdog.doing("ending")
+        _heartbeat.barrier()
+        jax.distributed.shutdown()  # no process aborts when host 0 has gone
         _heartbeat.leave()
     elif code == 0:
         sys.exit(0)  # the ordinary way, which waits for threads
@@ -165,9 +157,9 @@ def fail_with(error: Exception) -> None:
         time.sleep(_heartbeat.silence + 5.0)
         follow(one_line(error), RESTART)
     elif isinstance(error, UserError):
-        fail(str(error), RESTART if stalls.is_no_answer(error) else error.code)
+        fail(str(error), RESTART if watchdog.is_no_answer(error) else error.code)
     elif is_of_files(error):
-        fail(one_line(error), RESTART if stalls.is_no_answer(error) else 1)
+        fail(one_line(error), RESTART if watchdog.is_no_answer(error) else 1)
     elif _heartbeat:
         traceback.print_exc()
         fail(f"{type(error).__name__}: {one_line(error)}", 1)
@@ -176,11 +168,9 @@ def fail_with(error: Exception) -> None:
 def _lost_host_may_explain(error: BaseException | None) -> bool:
     """Whether jax failed, in a step or in a save, for another reason than lack of memory."""
     while error is not None:
-        text = str(error)
         if isinstance(error, jax.errors.JaxRuntimeError):
-            return not text.startswith("RESOURCE_EXHAUSTED")
-        # Of a program that jax starts while the connection is lost; TensorStore's look alike.
-        if isinstance(error, ValueError) and _LOST.match(text) and "tensorstore" not in text:
+            return not str(error).startswith("RESOURCE_EXHAUSTED")
+        if isinstance(error, ValueError) and "Gloo" in str(error):  # how jax's programs begin
             return True
         error = error.__cause__
     return False

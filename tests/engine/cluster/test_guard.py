@@ -132,21 +132,6 @@ def test_process_0_has_the_lock(process, tmp_path, monkeypatch):
     guarded.close()
 
 
-@pytest.mark.parametrize(("signum", "code"), [(None, 75), (15, 143), (2, 130), (1, 143)])
-def test_the_watchdog_ends_the_process_with_the_code_of_a_restart(signum, code, monkeypatch):
-    failures, made = [], []
-    monkeypatch.setattr(preemption, "_requested", signum)
-    monkeypatch.setattr(processes, "fail", lambda *args: failures.append(args))
-    monkeypatch.setattr(guard, "Watchdog", lambda *args: made.append(args))
-    log: Any = object()
-    guard.start_watchdog(60.0, log, lambda: "why", lambda: "saved")
-    ((seconds, the_log, explain, rescue, leave, others, requested),) = made
-    assert (seconds, the_log, explain(), rescue()) == (60.0, log, "why", "saved")
-    assert others is processes.others and requested is preemption.requested
-    leave("nothing moved")
-    assert failures == [("nothing moved", code)]
-
-
 def test_memory_that_is_full_elsewhere(watching, monkeypatch):
     watching, memory = watching
     monkeypatch.setattr(jax, "process_count", lambda: 2)

@@ -5,10 +5,13 @@ import queue
 import signal
 import threading
 import time
+import types
+from typing import Any
 
 import pytest
 
-from engine.cluster import hostlog, watchdog
+from engine import start
+from engine.cluster import hostlog, preemption, processes, watchdog
 from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hosts import ProcessGroup
 from engine.cluster.watchdog import Watchdog, doing
@@ -22,7 +25,7 @@ def dog(tmp_path):
     """A watchdog without a thread, whose clock a test moves; and the reasons why it ended runs."""
     ended = []
     watching = Watchdog(
-        *(0.0, hostlog.attach(str(tmp_path), 3)),
+        *(0.0, hostlog.attach(str(tmp_path), 3).note),
         explain=lambda: "gs://b/train-1 did not answer",
         rescue=lambda: "saved step 7",
         leave=ended.append,
@@ -67,7 +70,7 @@ def test_the_stacks_of_all_threads_are_written():
 
 def test_the_start_is_a_sign_of_life(caplog, dog, monkeypatch):
     dog, ended = dog
-    monkeypatch.setattr(dog._log, "note", lambda name, text: "")
+    monkeypatch.setattr(dog, "_note", lambda name, text: "")
     assert [dog._has_ended(1.0) for _ in range(21)] == [False] * 20 + [True] and len(ended) == 1
     assert "The stacks of all threads are in (not written); " in caplog.text
 
@@ -78,7 +81,7 @@ def test_explaining_and_saving_may_take_a_while(seconds, patience, dog, monkeypa
     calls = []
     monkeypatch.setattr(watchdog, "within", lambda work, limit: calls.append(limit) or work())
     dog._seconds = seconds
-    dog._end()
+    assert dog._has_ended(1e6)
     assert calls == [30.0, patience] and len(ended) == 1
 
 
@@ -135,8 +138,8 @@ def test_a_run_of_slow_steps_that_was_asked_to_stop_may_end_its_step(dog):
 def test_the_thread_watches_the_clock(tmp_path):
     ended = queue.Queue()
     doing("training")
-    log = hostlog.attach(str(tmp_path), 0)
-    Watchdog(0.1, log, explain=str, rescue=lambda: "saved", leave=ended.put)
+    note = hostlog.attach(str(tmp_path), 0).note
+    Watchdog(0.1, note, explain=str, rescue=lambda: "saved", leave=ended.put)
     assert "training" in ended.get()  # a test that hangs here has failed
 
 
@@ -152,7 +155,7 @@ def test_a_rescue_that_fails_does_not_keep_the_process(fault, dog, monkeypatch):
     within = watchdog.within
     monkeypatch.setattr(watchdog, "within", lambda work, _: within(work, 1.0))
     dog._rescue = rescue
-    dog._end()
+    assert dog._has_ended(1e6)
     expected = {"raises": "the disk is gone", "hangs": "nothing more could be saved"}
     assert expected[fault] in ended[0]
 
@@ -161,7 +164,7 @@ STOPPED = """
 import sys
 from engine.cluster import hostlog, watchdog
 from engine.cluster.watchdog import Watchdog
-dog = Watchdog(8.0, hostlog.attach(sys.argv[1], 0), explain=str, rescue=str, leave=print)
+dog = Watchdog(8.0, hostlog.attach(sys.argv[1], 0).note, explain=str, rescue=str, leave=print)
 look = dog._has_ended
 dog._has_ended = lambda passed: print(passed, flush=True) or look(passed)
 sys.stdin.read()
@@ -210,6 +213,22 @@ def test_a_long_score_on_host_0_is_a_sign_of_life_on_the_others(dog):
         assert dog._has_ended(1000.0)  # host 0 was silent
         heartbeat._has_ended = True
         process.stdin.close()
+
+
+@pytest.mark.parametrize(("signum", "code"), [(None, 75), (15, 143), (2, 130), (1, 143)])
+def test_a_run_that_hangs_ends_with_the_code_of_a_restart(signum, code, monkeypatch):
+    failures, made = [], []
+    monkeypatch.setattr(preemption, "_requested", signum)
+    monkeypatch.setattr(processes, "fail", lambda *args: failures.append(args))
+    dog = types.SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(watchdog, "Watchdog", lambda *_, **more: made.append(more) or dog)
+    limits = types.SimpleNamespace(watchdog_seconds=60.0)
+    run: Any = types.SimpleNamespace(
+        settings=types.SimpleNamespace(limits=limits), log=types.SimpleNamespace(note=str)
+    )
+    with start.Run.watched(run):
+        made[0]["leave"]("nothing moved")
+    assert failures == [("nothing moved", code)]
 
 
 def test_the_activity_before_counts_again():
