@@ -125,7 +125,8 @@ def finish(code: int) -> NoReturn:
     if _heartbeat:
         watchdog.doing("ending")
         _heartbeat.barrier()
-        jax.distributed.shutdown()  # no process aborts when host 0 has gone
+        with contextlib.suppress(RuntimeError):  # if not, jax aborts where host 0 ends first
+            jax.distributed.shutdown()
         _heartbeat.leave()
     elif code == 0:
         sys.exit(0)  # the ordinary way, which waits for threads
@@ -139,7 +140,17 @@ def fail(message: str, code: int) -> NoReturn:
     signal is no ERROR, and code 1 is left out.
     """
     try:
-        _announce(message, code)
+        with contextlib.suppress(Exception):
+            if _last_words is not None:
+                _last_words()
+        kind = "ERROR: " if code < 128 else ""
+        line = f"{kind}{message}{f'; exit code {code}' if code != 1 else ''}"
+        with contextlib.suppress(Exception):  # the terminal may be gone
+            print(line, file=sys.stderr, flush=True)
+        record = logging.LogRecord("tpu_suite", logging.ERROR, "", 0, "%s", (line,), None)
+        for handler in _log.handlers:
+            if isinstance(handler, HostLog):
+                handler.handle(record)
         if _heartbeat:
             _heartbeat.fail(message, code)
     finally:  # even if a signal interrupts the message
@@ -170,7 +181,7 @@ def _lost_host_may_explain(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, jax.errors.JaxRuntimeError):
             return not str(error).startswith("RESOURCE_EXHAUSTED")
-        if isinstance(error, ValueError) and "Gloo" in str(error):  # how jax's programs begin
+        if "Gloo" in str(error):  # a ValueError, where a program begins
             return True
         error = error.__cause__
     return False
@@ -179,20 +190,6 @@ def _lost_host_may_explain(error: BaseException | None) -> bool:
 def follow(message: str, code: int) -> NoReturn:
     """Ends this process because another host cannot go on."""
     fail(message.removesuffix(_AGAIN) + _AGAIN * (code == RESTART), code)
-
-
-def _announce(message: str, code: int) -> None:
-    with contextlib.suppress(Exception):
-        if _last_words is not None:
-            _last_words()
-    kind = "ERROR: " if code < 128 else ""
-    line = f"{kind}{message}{f'; exit code {code}' if code != 1 else ''}"
-    with contextlib.suppress(Exception):  # the terminal may be gone
-        print(line, file=sys.stderr, flush=True)
-    record = logging.LogRecord("tpu_suite", logging.ERROR, "", 0, "%s", (line,), None)
-    for handler in _log.handlers:
-        if isinstance(handler, HostLog):
-            handler.handle(record)
 
 
 def _exit_now(code: int) -> NoReturn:

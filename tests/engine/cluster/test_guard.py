@@ -4,7 +4,6 @@ import types
 from typing import Any
 
 import jax
-import numpy as np
 import psutil
 import pytest
 
@@ -97,19 +96,6 @@ def test_each_answer_of_a_vote(processes, watching, monkeypatch):
     vote = watching.vote(score_ready=True)
     assert isinstance(vote.stop, preemption.Preempted) and vote.stop.agreed
     assert vote.stop.code == 143 and vote.score_ready
-
-
-def test_a_vote_is_read_on_a_device_of_this_host(watching, monkeypatch):
-    watching, _ = watching
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-
-    def any_of(answers):
-        rows = np.asarray(answers)
-        assert rows.shape == (jax.local_device_count(), 3)
-        return types.SimpleNamespace(addressable_data=lambda index: [rows.any(0)][index])
-
-    monkeypatch.setattr(watching, "_any", any_of)
-    assert watching.vote(score_ready=True).read() == [False, False, True]
 
 
 @pytest.mark.parametrize("process", [0, 1])

@@ -3,9 +3,7 @@
 import asyncio
 import json
 import logging
-import os
 import queue
-import signal
 import socket
 import threading
 import time
@@ -20,12 +18,9 @@ from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hosts import ProcessGroup
 from tests.engine.cluster.meeting import (
     FACTS,
-    LINES,
     ME,
     RollCall,
     Run,
-    child,
-    free_port,
     hang_up,
     in_threads,
 )
@@ -274,27 +269,3 @@ def test_a_host_that_fails_sends_the_reason():
     for index in (0, 1):
         assert run.news[index].get() == (f"host 2 ({ME}): the disk is full", 1)
     assert run.news[2].empty()
-
-
-HANGING = """
-import sys
-from engine.cluster.heartbeat import Heartbeat
-from engine.cluster.hosts import ProcessGroup
-group = ProcessGroup(sys.argv[1], 2, 1)
-line = Heartbeat(group, {}, wait=600.0, silence=300.0, end=lambda message, code: print(message))
-print("here", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.long
-def test_a_host_that_hangs_is_noticed_by_its_silence():
-    address, news = f"127.0.0.1:{free_port()}", queue.Queue()
-    with child(HANGING, address) as process:
-        group, end = ProcessGroup(address, 2, 0), lambda *message: news.put(message)
-        LINES.append(Heartbeat(group, {}, wait=60.0, silence=3.0, end=end))
-        process.stdout.readline()
-        os.kill(process.pid, signal.SIGSTOP)
-        message, code = news.get()
-        process.kill()  # which the reader notices
-    assert "host 1 (" in message and "not been heard of for 3 s" in message and code == RESTART

@@ -142,29 +142,6 @@ def test_how_long_a_silent_run_is_waited_for(age, waited, monkeypatch):
     assert writes == [(0, 1000.0), (7, 1000.0 + waited)]
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_what_is_read_of_a_lock(is_there, monkeypatch):
-    blob = types.SimpleNamespace(
-        updated=types.SimpleNamespace(timestamp=lambda: 990.0),
-        download_as_bytes=lambda timeout: other(),
-        generation=7,
-    )
-    bucket = types.SimpleNamespace(
-        blob=lambda name: types.SimpleNamespace(
-            upload_from_string=lambda *_, **more: None, generation=5
-        ),
-        get_blob=lambda name, timeout: blob if is_there else None,
-    )
-    monkeypatch.setattr(
-        "google.cloud.storage.Client", lambda: types.SimpleNamespace(bucket=lambda name: bucket)
-    )
-    ours = take("gs://bucket/run")
-    assert isinstance(ours, BucketLock)
-    ours.close()
-    monkeypatch.setattr(lock, "time", types.SimpleNamespace(time=lambda: 1000.0))
-    assert ours._read() == ((json.loads(other()), 7, 10.0) if is_there else ({}, 0, 0.0))
-
-
 def test_a_silent_run_counts_as_dead(folder, gcs, monkeypatch):
     monkeypatch.setattr(lock, "_SIGN", 0.5)
     monkeypatch.setattr(lock, "_SILENCE", 2.0)

@@ -1,8 +1,6 @@
-"""The watchdog by its own clock, and with another host."""
+"""The watchdog by its own clock."""
 
-import os
 import queue
-import signal
 import threading
 import time
 import types
@@ -12,10 +10,7 @@ import pytest
 
 from engine import start
 from engine.cluster import hostlog, preemption, processes, watchdog
-from engine.cluster.heartbeat import Heartbeat
-from engine.cluster.hosts import ProcessGroup
 from engine.cluster.watchdog import Watchdog, doing
-from tests.engine.cluster.meeting import child, free_port
 
 SECONDS = 10.0
 
@@ -66,13 +61,6 @@ def test_the_stacks_of_all_threads_are_written():
         thread.join()
     assert text.count(" in worker\n") == 120
     assert " in test_the_stacks_of_all_threads_are_written\n" in text
-
-
-def test_the_start_is_a_sign_of_life(caplog, dog, monkeypatch):
-    dog, ended = dog
-    monkeypatch.setattr(dog, "_note", lambda name, text: "")
-    assert [dog._has_ended(1.0) for _ in range(21)] == [False] * 20 + [True] and len(ended) == 1
-    assert "The stacks of all threads are in (not written); " in caplog.text
 
 
 @pytest.mark.parametrize(("seconds", "patience"), [(10.0, 30.0), (100.0, 100.0)])
@@ -158,61 +146,6 @@ def test_a_rescue_that_fails_does_not_keep_the_process(fault, dog, monkeypatch):
     assert dog._has_ended(1e6)
     expected = {"raises": "the disk is gone", "hangs": "nothing more could be saved"}
     assert expected[fault] in ended[0]
-
-
-STOPPED = """
-import sys
-from engine.cluster import hostlog, watchdog
-from engine.cluster.watchdog import Watchdog
-dog = Watchdog(8.0, hostlog.attach(sys.argv[1], 0).note, explain=str, rescue=str, leave=print)
-look = dog._has_ended
-dog._has_ended = lambda passed: print(passed, flush=True) or look(passed)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.long
-def test_a_process_that_was_stopped_has_not_been_idle(tmp_path):
-    with child(STOPPED, str(tmp_path)) as process:
-        process.stdout.readline()
-        os.kill(process.pid, signal.SIGSTOP)
-        time.sleep(5)
-        os.kill(process.pid, signal.SIGCONT)
-        passed = [float(process.stdout.readline()) for _ in range(2)]
-        process.stdin.close()
-    assert max(passed) <= 2 * watchdog._TICK
-
-
-SCORES = """
-import sys
-from engine.cluster.heartbeat import Heartbeat
-from engine.cluster.hosts import ProcessGroup
-from engine.cluster.watchdog import doing
-Heartbeat(ProcessGroup(sys.argv[1], 2, 0), {}, wait=600.0, silence=600.0, end=print)
-for line in sys.stdin:
-    doing(line.strip())
-"""
-
-
-@pytest.mark.long
-def test_a_long_score_on_host_0_is_a_sign_of_life_on_the_others(dog):
-    """Host 0 tells its progress to host 1, which only waits and does not end."""
-    port = free_port()
-    with child(SCORES, f"127.0.0.1:{port}") as process:
-        group = ProcessGroup(f"127.0.0.1:{port}", 2, 1)
-        heartbeat = Heartbeat(group, {}, wait=600.0, silence=600.0, end=lambda *_: None)
-        dog, ended = dog
-        dog._others = lambda: [host.activity for host in heartbeat.hosts.values()]
-        doing("waiting for host 0 to compute the score")
-        for done in range(3):
-            assert not any(dog._has_ended(1.0) for _ in range(10))
-            print(f"computing the score: {done + 1} of 3 images", file=process.stdin, flush=True)
-            while f"{done + 1} of 3" not in heartbeat.hosts[0].activity:
-                time.sleep(0.05)
-        assert not dog._has_ended(19.0) and not ended
-        assert dog._has_ended(1000.0)  # host 0 was silent
-        heartbeat._has_ended = True
-        process.stdin.close()
 
 
 @pytest.mark.parametrize(("signum", "code"), [(None, 75), (15, 143), (2, 130), (1, 143)])
