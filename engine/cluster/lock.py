@@ -109,8 +109,7 @@ class BucketLock:
         owner, generation, age = self._read()
         is_here = owner.get("machine") == self._me["machine"]
         is_dead = not owner or (is_here and not psutil.pid_exists(owner["pid"]))
-        # A live run writes within one period; the clocks of the two hosts may differ.
-        waiting = time.monotonic() + max(1.25 * _SIGN, min(_SILENCE, _SILENCE - age))
+        waiting = time.monotonic() + _patience(age)
         while not is_dead and self._read()[1] == generation:
             is_dead = time.monotonic() > waiting
             time.sleep(_SIGN / 10)
@@ -150,6 +149,12 @@ class BucketLock:
                     deleted = f"{self._path} was deleted"
                     lost(str(_taken(self._path, owner)) if generation else deleted)
                     return
+
+
+def _patience(age: float) -> float:
+    """Seconds to wait for a sign of life of a run whose last one is `age` seconds old."""
+    # A live run writes within one period; the clocks of the two hosts may differ.
+    return max(1.25 * _SIGN, min(_SILENCE, _SILENCE - age))
 
 
 def owner(content: str | bytes) -> dict[str, Any]:

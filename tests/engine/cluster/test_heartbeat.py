@@ -160,7 +160,8 @@ def bare(index=0, count=2, messages=()):
         receive=receive,
         writer=types.SimpleNamespace(close=lambda: None),
     )
-    line._peers = dict.fromkeys([0] if index else list(range(1, count)), peer)
+    peers: list[int] = [0] if index else list(range(1, count))
+    line._peers = dict.fromkeys(peers, peer)  # type: ignore
     return line, events
 
 
