@@ -32,7 +32,7 @@ from common.errors import RESTART, CheckpointError, one_line
 from common.trees import by_name
 from engine import manifest as manifests
 from engine import mesh
-from engine.cluster import processes, stalls, watchdog
+from engine.cluster import processes, watchdog
 from engine.report.history import History
 
 _log = logging.getLogger("tpu_suite")
@@ -91,7 +91,7 @@ class _Damaged(CheckpointError):
 
 def _unreadable(problem: str, paths: Sequence[str], error: Exception) -> CheckpointError:
     """The error of a step that cannot be read; it may be intact if gs:// does not answer."""
-    if reason := stalls.no_answer(error, paths):
+    if reason := watchdog.no_answer(error, paths):
         return CheckpointError(f"cannot read {paths[0]}, which may be intact: {reason}", RESTART)
     return _Damaged(f"{problem}: {one_line(error)}")
 

@@ -15,11 +15,11 @@ from jax.sharding import Mesh
 from benchmarks.base import Benchmark, Identity
 from common import console
 from common.data import files
-from common.errors import CheckpointError
+from common.errors import RESTART, CheckpointError
 from engine import compiler, environment, resuming, step
 from engine import mesh as meshes
 from engine.checkpoint import Checkpointer
-from engine.cluster import guard, hostlog, preemption, processes, stalls, watchdog
+from engine.cluster import guard, hostlog, preemption, processes, watchdog
 from engine.locations import check_folder
 from engine.run import Plan, Programs, Settings
 from engine.step import TrainState
@@ -112,8 +112,19 @@ class Run:
     @contextlib.contextmanager
     def watched(self, rescue: Callable[[], str] = lambda: "nothing to save") -> Iterator[None]:
         """Has the watchdog watch the block; `rescue` saves what it can, and says what that was."""
-        dog = guard.start_watchdog(
-            self.settings.limits.watchdog_seconds, self.log, pending_work, rescue
+
+        def leave(reason: str) -> None:
+            stop = preemption.Preempted(preemption.signum())
+            processes.fail(reason, stop.code if preemption.requested() else RESTART)
+
+        dog = watchdog.Watchdog(
+            self.settings.limits.watchdog_seconds,
+            self.log.note,
+            explain=pending_work,
+            rescue=rescue,
+            leave=leave,
+            others=processes.others,
+            hurry=preemption.requested,
         )
         with contextlib.closing(dog):
             yield
@@ -199,5 +210,5 @@ def _note_progress(text: str) -> None:
 
 def pending_work() -> str:
     """What this process waits for, in words, for the watchdog."""
-    libraries = stalls.in_libraries(compiler.cache_folder())
+    libraries = watchdog.in_libraries(compiler.cache_folder())
     return "; ".join([*libraries, *processes.others(), *files.unanswered(10.0)])

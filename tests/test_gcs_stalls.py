@@ -11,7 +11,7 @@ import time
 import pytest
 
 import train
-from engine.cluster import hostlog, stalls, watchdog
+from engine.cluster import hostlog, watchdog
 from engine.cluster.hostlog import BucketLog
 from engine.run import read_settings
 from tests.conftest import make_tiny_config
@@ -36,7 +36,7 @@ def stalling(gcs, phases):
     def look():
         news = time.monotonic()
         while not ended.wait(0.2):
-            activities = "; ".join([str(watchdog.activity()), *stalls.in_libraries("")])
+            activities = "; ".join([str(watchdog.activity()), *watchdog.in_libraries("")])
             for pattern in gcs.struck():
                 if phases[pattern] in activities:
                     gcs.clear_faults(pattern)

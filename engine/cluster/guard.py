@@ -1,4 +1,4 @@
-"""Guards a run: the lock of its workdir, its memory, its watchdog, the hosts' vote to stop."""
+"""Guards a run: the lock of its workdir, its memory, the hosts' vote to stop."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from jax.sharding import Mesh
 from common.errors import RESTART, ConfigError
 from engine import mesh as meshes
 from engine.cluster import lock, preemption, processes
-from engine.cluster.hostlog import HostLog
-from engine.cluster.watchdog import Watchdog
 
 _MEMORY_PERIOD = 2.0  # seconds between two readings of the memory
 
@@ -78,7 +76,7 @@ class Guard:
           LockError: another run has the lock.
         """
         self._limit, self._mesh = host_memory_limit, mesh
-        self._lock: lock.Lock | None = None
+        self._lock = None
         if jax.process_index() == 0:
             self._lock = lock.take(workdir, lost=lambda message: processes.fail(message, 1))
         self._memory_used, self._memory_time = 0.0, -_MEMORY_PERIOD
@@ -129,18 +127,6 @@ class Guard:
         return self._memory_used > self._limit
 
 
-def start_watchdog(
-    seconds: float, log: HostLog, explain: Callable[[], str], rescue: Callable[[], str]
-) -> Watchdog:
-    """Watches this process as one of a run; the arguments are those of `Watchdog`."""
-
-    def leave(reason: str) -> None:
-        stop = preemption.Preempted(preemption.signum())
-        processes.fail(reason, stop.code if preemption.requested() else RESTART)
-
-    return Watchdog(seconds, log, explain, rescue, leave, processes.others, preemption.requested)
-
-
 def afford(needed: Mapping[tuple[str, ...], int], values: Mapping[str, Any]) -> None:
     """Refuses input that needs more memory than this host has.
 
@@ -169,10 +155,7 @@ def less_memory(needed: Mapping[tuple[str, ...], int], values: Mapping[str, Any]
 
 
 def memory_used(cgroup: str = "/sys/fs/cgroup") -> float:
-    """The used share of memory, of the machine or of the container, whichever is fuller.
-
-    Files that the kernel keeps in memory only for speed do not count.
-    """
+    """The used share of memory, of the machine or of the container, whichever is fuller."""
     return max(1 - free / total for free, total in _memory(cgroup))
 
 
@@ -182,7 +165,10 @@ def memory_free(cgroup: str = "/sys/fs/cgroup") -> int:
 
 
 def _memory(cgroup: str) -> list[tuple[int, int]]:
-    """(free, total) bytes of the machine and, if it has a limit, of the container."""
+    """(free, total) bytes of the machine and, if it has a limit, of the container.
+
+    Files that the kernel keeps in memory only for speed are free.
+    """
     folder, machine = epath.Path(cgroup), psutil.virtual_memory()
     memory = [(machine.available, machine.total)]
     with contextlib.suppress(OSError, KeyError, ValueError):  # "max" is no number: no limit

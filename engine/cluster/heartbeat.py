@@ -1,41 +1,81 @@
 """Connects all hosts of a run through host 0, so that a lost host ends the others with one line.
 
-A closed connection shows that a host's process has died, and silence shows that a host hangs. A
-host that fails sends the reason. jax's own service would abort the other processes with a C++
-stack, after minutes or at once (docs/design.md).
+At the start host 0 listens on the port of the run until the last host has arrived; afterwards jax's
+coordinator has that port. Each host greets with its number, its name and its facts, and the facts
+must be host 0's. Whatever else comes is refused, and host 0 goes on waiting.
 
-`rollcall` makes the connections. They also carry those of jax's own service (`Tunnel`), which knows
-no secret: any program that reaches its port may end the run. So it listens on a Unix socket in a
-folder that only this user can open, and so do the tunnels of the other hosts. A message
-{"jax": n, "data": ...} has bytes of connection n of a host, in base64; without data, the connection
-is closed.
+During the run a closed connection shows that a host's process has died, and silence shows that a
+host hangs. A host that fails sends the reason. jax's own service would abort the other processes
+with a C++ stack, after minutes or at once (docs/design.md).
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import itertools
+import dataclasses
+import json
 import logging
-import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from common.errors import RESTART
-from engine.cluster import rollcall, watchdog
+from common.errors import RESTART, HostError, one_line, parse_json
+from engine.cluster import watchdog
 from engine.cluster.hosts import ProcessGroup
-from engine.cluster.rollcall import DELIVERY, Host, Peer
 
 _TICK = 1.0  # seconds between signs of life
+_DELIVERY = 0.2  # seconds in which a last message leaves before its process ends
+_GREETING_SECONDS = 10.0  # for a process to send its greeting
 _LAST = 1 << 30  # the number of the barrier at the end of a run
-_TUNNEL_BYTES = 1 << 16  # of the tunnel, in a message
-_LONGEST_FOLDER = 60  # the longest path of a folder: that of a Unix socket has at most 107 bytes
+_MESSAGE_BYTES = 1 << 20  # the longest message
 _log = logging.getLogger("tpu_suite")
+
+
+@dataclasses.dataclass
+class Host:
+    """One host as the others know it."""
+
+    index: int
+    name: str
+    activity: str = "starting"
+    silent: float = 0.0  # seconds
+    barriers: int = 0  # the number of barriers it has reached, as host 0 counts them
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)  # for host 0 to compare
+
+    def __str__(self) -> str:
+        return f"host {self.index} ({self.name})"
+
+    def difference(self, first: Host) -> str:
+        """The first fact in which this host differs from host 0, in words; "" if none does."""
+        for key in sorted(self.facts.keys() | first.facts.keys()):
+            there, here = self.facts.get(key, "nothing"), first.facts.get(key, "nothing")
+            if there != here:
+                return f"{self} differs: {key} is {there} there and {here} on host 0"
+        return ""
+
+
+class Peer:
+    """The connection to another process: JSON messages, one per line."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self.reader, self.writer = reader, writer
+
+    @property
+    def is_closed(self) -> bool:
+        return self.reader.at_eof() or self.writer.is_closing()
+
+    def send(self, **message: Any) -> None:
+        self.writer.write(json.dumps(message).encode() + b"\n")
+
+    async def receive(self) -> dict[str, Any] | None:
+        """The next message; None if the connection is closed, or another program sends there."""
+        with contextlib.suppress(OSError, ValueError):
+            message = parse_json(await self.reader.readline())
+            return message if isinstance(message, dict) else None
+        return None
 
 
 class Heartbeat:
@@ -52,9 +92,8 @@ class Heartbeat:
         wait: float,
         silence: float,
         end: Callable[[str, int], None],
-        secret: bytes = b"",
     ):
-        """Waits until all hosts have checked in with the same facts.
+        """Waits until all hosts have arrived with the same facts.
 
         Args:
           group: the processes of the run.
@@ -63,29 +102,29 @@ class Heartbeat:
           silence: seconds without a sign of life after which a host counts as dead.
           end: called once, in a thread, with (message, exit code) when another host cannot go on;
             should end this process.
-          secret: the same on all hosts; host 0 ignores processes with another secret.
 
         Raises:
-          HostError: a host did not check in in time, its facts or its secret differ, or two
-            processes of the run have the same number.
+          HostError: a host did not arrive in time; or host 0 refuses this one, whose facts differ
+            or whose number another process has.
         """
-        self._group, self.silence, self._end, self._secret = group, silence, end, secret
+        self._group, self.silence, self._end = group, silence, end
         self._me = Host(group.index, socket.gethostname(), facts=facts)
         self.hosts = {group.index: self._me}
         self._peers: dict[int, Peer] = {}  # by host; on host 0 all others, elsewhere host 0
+        self._refused: dict[str, str] = {}  # on host 0: why it refused a process, by its address
+        self._is_complete = asyncio.Event()  # on host 0: all hosts have arrived
         self._has_ended = False
         self._passed = 0  # the number of barriers that all hosts have reached
         self._is_passed = asyncio.Event()  # the barrier that this host has reached last
-        self._damaged: set[int] = set()  # hosts that have sent a damaged message
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._run, daemon=True, name="heartbeat").start()
+        threading.Thread(target=self._loop.run_forever, daemon=True, name="heartbeat").start()
         self._call(self._start(wait))
 
     def fail(self, message: str, code: int) -> None:
         """Ends all other processes with this message and exit code."""
         if not self._has_ended:
             self._loop.call_soon_threadsafe(self._end_others, f"{self._me}: {message}", code)
-            time.sleep(DELIVERY)
+            time.sleep(_DELIVERY)
 
     def barrier(self, facts: dict[str, Any] | None = None) -> None:
         """Waits until every host has called it as often as this one.
@@ -99,31 +138,124 @@ class Heartbeat:
         """Waits until every host calls it; afterwards a closed connection means nothing."""
         self._call(self._reach(_LAST, {}))
         if self._group.index == 0:
-            time.sleep(DELIVERY)
-
-    def _run(self) -> None:
-        self._loop.run_forever()
+            time.sleep(_DELIVERY)
 
     def _call(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs a coroutine in the thread of the connections, and waits for it."""
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
+    # The start of a run.
+
     async def _start(self, wait: float) -> None:
-        """Waits until all hosts have arrived, and begins to listen to them."""
-        group, me = self._group, self._me
-        if group.index == 0:
-            roll = rollcall.RollCall(group, me, self._secret)
-            await roll.run(wait)
-            self.hosts, self._peers = roll.hosts, roll.peers
+        if self._group.index == 0:
+            await self._gather(wait)
+            names = [self.hosts[index].name for index in range(self._group.count)]
+            self._send_all(names=names)
         else:
-            self._peers[0], names = await rollcall.check_in(group, me, self._secret, wait)
-            self.hosts = {i: Host(i, name) for i, name in enumerate(names)}
-            self._me = self.hosts[group.index]
-        self.tunnel = Tunnel()
-        if group.index:
-            await self.tunnel.open(self._peers[0])
+            names = await self._check_in(wait)
+            self.hosts = {index: Host(index, name) for index, name in enumerate(names)}
+            self._me = self.hosts[self._group.index]
         works = [self._beat(), *(self._listen(index) for index in self._peers)]
         self._tasks = [asyncio.create_task(work) for work in works]
+
+    async def _gather(self, wait: float) -> None:
+        """On host 0: waits until all other hosts have arrived."""
+        count, port = self._group.count, int(self._group.address.rpartition(":")[2])
+        try:
+            server = await asyncio.start_server(
+                self._greet, "0.0.0.0", port, limit=_MESSAGE_BYTES, backlog=max(count, 256)
+            )
+        except OSError as error:
+            raise HostError(
+                f"host 0 cannot listen on port {port} ({error}): does another run use it? Choose "
+                "another port with JAX_COORDINATOR_PORT"
+            ) from error
+        try:
+            await asyncio.wait_for(self._is_complete.wait(), wait)
+        except TimeoutError as error:
+            self._drop_lost()
+            names = self._group.names or ("?",) * count
+            missing = [f"host {i} ({names[i]})" for i in range(count) if i not in self.hosts]
+            refused = [
+                f"; a process at {at} was refused: {why}" for at, why in self._refused.items()
+            ]
+            message = (
+                f"{len(self.hosts)} of {count} hosts arrived; {', '.join(missing)} did not within "
+                f"{wait:.0f} s{''.join(refused[:3])}. Start the same command on every host "
+                "(gcloud: --worker=all)"
+            )
+            self._send_all(end=message, code=RESTART)
+            await asyncio.sleep(_DELIVERY)
+            for peer in self._peers.values():
+                peer.writer.close()
+            raise HostError(message, RESTART) from error
+        finally:
+            server.close()
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """On host 0: adds the host that greets on this connection, or refuses the process."""
+        peer = Peer(reader, writer)
+        try:
+            greeting: Any = await asyncio.wait_for(peer.receive(), _GREETING_SECONDS)
+            host = Host(greeting["index"], greeting["name"], facts=greeting["facts"])
+            reason = self._admit(host, peer)
+        except (TimeoutError, KeyError, TypeError, AttributeError):
+            reason = "it sent no valid greeting in time"
+        if reason:
+            address = (writer.get_extra_info("peername") or "?")[0]
+            if self._refused.get(address) != reason:
+                self._refused[address] = reason
+                line = f"ignored {address}, which tried to join this run: {reason}"
+                _log.warning("WARNING %s", line)
+            peer.send(end=f"{self._me} refuses this process: {reason}", code=1)
+            writer.close()
+
+    def _admit(self, host: Host, peer: Peer) -> str:
+        """On host 0: adds a host; returns "", or the reason why its process is refused."""
+        self._drop_lost()
+        if text := host.difference(self._me):
+            return text
+        if not 0 < host.index < self._group.count or host.index in self.hosts:
+            return f"two processes, or too many, call themselves {host}"
+        self.hosts[host.index], self._peers[host.index] = host, peer
+        if len(self.hosts) == self._group.count:
+            self._is_complete.set()
+        return ""
+
+    def _drop_lost(self) -> None:
+        """On host 0: forgets hosts that have closed their connection: they may come again."""
+        for index in [i for i, peer in self._peers.items() if peer.is_closed]:
+            self._peers.pop(index).writer.close()
+            del self.hosts[index]
+
+    async def _check_in(self, wait: float) -> list[str]:
+        """On the other hosts: greets host 0; returns the names of all hosts at the start."""
+        me, (address, _, port) = self._me, self._group.address.rpartition(":")
+        until = time.monotonic() + wait
+        while True:
+            answer, reason = None, "it has closed the connection"
+            try:
+                async with asyncio.timeout(5.0):
+                    peer = Peer(*await asyncio.open_connection(address, port, limit=_MESSAGE_BYTES))
+                peer.send(index=me.index, name=me.name, facts=me.facts)
+                # Host 0 waits as long, and may have started so much later.
+                answer = await asyncio.wait_for(peer.receive(), 2 * wait)
+                if answer and "names" in answer:
+                    self._peers[0] = peer
+                    return answer["names"]
+                peer.writer.close()
+            except OSError as error:
+                reason = one_line(error)
+            if answer and "end" in answer:
+                raise HostError(answer["end"], answer["code"])
+            if time.monotonic() > until:
+                raise HostError(
+                    f"host 0 does not answer at {address}:{port} within {wait:.0f} s ({reason}): "
+                    f"does the same command run there, and does the firewall open TCP port {port} "
+                    "between the hosts?",
+                    RESTART,
+                )
+            await asyncio.sleep(0.5)  # host 0 may start, or start again
 
     # During a run.
 
@@ -145,15 +277,13 @@ class Heartbeat:
             host = self.hosts[index]
             host.silent += _TICK  # no clock: a process that was itself stopped blames nobody
             if host.silent > self.silence:
-                self._lose(host, f"has not been heard of for {self.silence:.0f} s")
+                reason = f"has not been heard of for {self.silence:.0f} s"
+                self._follow(f"{host} {reason}; it was {host.activity}", RESTART)
 
     async def _listen(self, index: int) -> None:
         host, peer = self.hosts[index], self._peers[index]
         while (message := await peer.receive()) is not None:
             host.silent = 0.0
-            if not message and index not in self._damaged:
-                self._damaged.add(index)
-                _log.warning("WARNING ignored a damaged message of %s", host)
             for other, activity in message.get("activities", ()):
                 if other != self._group.index:
                     self.hosts[other].activity = activity
@@ -162,14 +292,13 @@ class Heartbeat:
                 self._open_barrier()
             if "passed" in message:
                 self._pass(message["passed"])
-            if "jax" in message:
-                await self.tunnel.receive(index, peer, message)
             if "end" in message:
                 self._follow(message["end"], message["code"])
         peer.writer.close()
         if self._group.index and self._me.barriers == _LAST:
             self._pass(_LAST)  # host 0 has ended, and so may this one
-        self._lose(host, "is gone: its process has ended or its machine is lost")
+        reason = "is gone: its process has ended or its machine is lost"
+        self._follow(f"{host} {reason}; it was {host.activity}", RESTART)
 
     async def _reach(self, number: int, facts: dict[str, Any]) -> None:
         """Waits at the barrier of this number until host 0 knows that all hosts reached it."""
@@ -185,8 +314,8 @@ class Heartbeat:
         if self._group.index or reached <= self._passed:
             return
         for _, host in sorted(self.hosts.items()):
-            if text := rollcall.difference(host.facts, self._me.facts):
-                self._follow(f"{host} differs: {text}: do all hosts see the same files?", 1)
+            if text := host.difference(self._me):
+                self._follow(f"{text}: do all hosts see the same files?", 1)
                 return
         self._send_all(passed=reached)
         self._pass(reached)
@@ -197,14 +326,12 @@ class Heartbeat:
 
     # The end of a run.
 
-    def _lose(self, host: Host, reason: str) -> None:
-        self._follow(f"{host} {reason}; it was {host.activity}", RESTART)
-
     def _follow(self, message: str, code: int) -> None:
         """Ends this process and all others."""
         if self._end_others(message, code):
             # On host 0 the message must leave first.
-            self._loop.call_later(0 if self._group.index else DELIVERY, self._end, message, code)
+            delay = 0 if self._group.index else _DELIVERY
+            self._loop.call_later(delay, self._end, message, code)
 
     def _end_others(self, message: str, code: int) -> bool:
         """Sends the reason to end to all others; False if the run has ended already."""
@@ -213,61 +340,3 @@ class Heartbeat:
         self._has_ended = True
         self._send_all(end=message, code=code)
         return True
-
-
-class Tunnel:
-    """One host's end of the connections; `address` is that of jax's service for this process."""
-
-    def __init__(self) -> None:
-        parent = tempfile.gettempdir()
-        self._folder = tempfile.mkdtemp(
-            prefix="jax-", dir="/tmp" if len(parent) > _LONGEST_FOLDER else None
-        )
-        self._path = f"{self._folder}/service"
-        self.address = f"unix:{self._path}"
-        self._writers: dict[tuple[int, int], asyncio.StreamWriter] = {}  # by host and number
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def open(self, peer: Peer) -> None:
-        """On the other hosts: takes the place of jax's service, which runs on host 0."""
-        numbers = itertools.count()
-
-        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            number = next(numbers)
-            self._writers[0, number] = writer
-            await self._send(peer, number, reader)
-
-        self._server = await asyncio.start_unix_server(accept, self._path)
-
-    async def receive(self, host: int, peer: Peer, message: dict[str, Any]) -> None:
-        """Passes a message of `host` on; on host 0 its first one opens a connection."""
-        number, data = message["jax"], base64.b64decode(message["data"])
-        writer = self._writers.get((host, number))
-        if writer is None and data and host != 0:
-            try:
-                reader, writer = await asyncio.open_unix_connection(self._path)
-            except OSError:  # jax's service has not begun: the client will try again
-                peer.send(jax=number, data="")
-                return
-            self._writers[host, number] = writer
-            task = asyncio.create_task(self._send(peer, number, reader))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        if writer and data:
-            writer.write(data)
-        elif writer:
-            del self._writers[host, number]
-            writer.close()
-
-    async def _send(self, peer: Peer, number: int, reader: asyncio.StreamReader) -> None:
-        """Sends what jax writes into a connection, until jax closes it."""
-        # A lost host is the heartbeat's business: jax, which would abort, must not learn of it.
-        with contextlib.suppress(OSError):
-            while data := await reader.read(_TUNNEL_BYTES):
-                peer.send(jax=number, data=base64.b64encode(data).decode())
-                await peer.writer.drain()
-            peer.send(jax=number, data="")
-
-    def close(self) -> None:
-        """Removes the sockets: connections that are open stay, and there will be no others."""
-        shutil.rmtree(self._folder, ignore_errors=True)

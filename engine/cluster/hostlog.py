@@ -10,7 +10,7 @@ import time
 from etils import epath
 
 from common.errors import one_line
-from engine.cluster.stalls import within
+from engine.cluster.watchdog import within
 
 PATIENCE = 10.0  # seconds that gs:// may keep a thread that has something more important to do
 _PERIOD = 30.0  # seconds between uploads: gs:// cannot append, so each one writes the whole file
@@ -27,18 +27,19 @@ class HostLog(logging.Handler):
         self.workdir = workdir
         self.path = epath.Path(workdir) / "hosts" / f"host-{index:03d}.log"
         self.text = ""
-        self.written = 0  # characters of the text that are in the file
+        self._is_open = False  # a log that cannot be read must not be replaced
         self._writing = threading.Lock()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.open()
+            self.text = self.earlier()
             self._is_open = True
         except Exception as error:  # each file system has errors of its own
-            self._is_open = False  # a log that cannot be read must not be replaced
             _log.warning("WARNING no log in %s: %s", self.path, one_line(error))
+        self.written = len(self.text)  # characters of the text that are in the file
 
-    def open(self) -> None:
-        """Prepares to write where an earlier run has stopped."""
+    def earlier(self) -> str:
+        """Text of an earlier run that `save` must write again."""
+        return ""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Adds a line."""
@@ -54,11 +55,10 @@ class HostLog(logging.Handler):
         path = self.path.with_suffix(f".{name}")
 
         def write() -> str:
-            try:
+            with contextlib.suppress(Exception):  # the caller has something more important to say
                 path.write_text(text)
-            except Exception:  # the caller has something more important to report
-                return ""
-            return str(path)
+                return str(path)
+            return ""
 
         return within(write, PATIENCE)
 
@@ -80,15 +80,11 @@ class HostLog(logging.Handler):
 class BucketLog(HostLog):
     """A host's log on gs://; a thread uploads it."""
 
-    def __init__(self, workdir: str, index: int):
-        self._uploaded = 0.0  # time.monotonic() of the last upload
-        self._upload: threading.Thread | None = None
-        super().__init__(workdir, index)
+    _uploaded = 0.0  # time.monotonic() of the last upload
+    _upload: threading.Thread | None = None
 
-    def open(self) -> None:
-        if self.path.exists():
-            self.text = self.path.read_text()
-            self.written = len(self.text)
+    def earlier(self) -> str:
+        return self.path.read_text() if self.path.exists() else ""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Adds a line. It is uploaded within half a minute, warnings at once."""
@@ -121,13 +117,12 @@ class BucketLog(HostLog):
 
 def attach(workdir: str, index: int) -> HostLog:
     """Sends the program's log and Orbax's errors to host `index`'s file; twice, the same log."""
-    for handler in _log.handlers:
-        if isinstance(handler, HostLog):
-            if handler.workdir == workdir:
-                return handler
-            for logger in (_log, _LIBRARIES):
-                logger.removeHandler(handler)
-            handler.flush()
+    for handler in [h for h in _log.handlers if isinstance(h, HostLog)]:
+        if handler.workdir == workdir:
+            return handler
+        for logger in (_log, _LIBRARIES):
+            logger.removeHandler(handler)
+        handler.flush()
     handler = (BucketLog if "://" in workdir else HostLog)(workdir, index)
     for logger in (_log, _LIBRARIES):
         logger.addHandler(handler)

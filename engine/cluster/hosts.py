@@ -65,14 +65,11 @@ def find(
             f"{' and '.join(missing)} missing: a run of several processes needs all of "
             f"{', '.join(values)}"
         )
-    host, colon, port = address.rpartition(":")
-    if not (host and colon and _is_port(port)):
-        raise HostError(
-            f"--coordinator={address}: must be host:port with a port from 1 to 65535, such as "
-            f"10.0.0.2:{_PORT}"
-        )
-    are_numbers = all(re.fullmatch("[0-9]{1,5}", number) for number in (count, index))
-    if not (are_numbers and int(index) < int(count)):
+    host, _, port = address.rpartition(":")
+    if not host:
+        raise HostError(f"--coordinator={address}: must be host:port, such as 10.0.0.2:{_PORT}")
+    _check_port(f"--coordinator={address}", port)
+    if not (count.isdecimal() and index.isdecimal() and int(index) < int(count) < 100_000):
         raise HostError(
             f"--process_id={index}: must be from 0 to --num_processes={count} less 1, of at most "
             "99,999 processes"
@@ -80,29 +77,29 @@ def find(
     return ProcessGroup(address, int(count), int(index)) if int(count) > 1 else None
 
 
-def _is_port(text: str) -> bool:
-    return bool(re.fullmatch("[0-9]{1,5}", text)) and 1 <= int(text) <= 65535
+def _check_port(setting: str, port: str) -> None:
+    if not (re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
+        raise HostError(f"{setting}: must have a port from 1 to 65535, such as {_PORT}")
 
 
 def _on_tpu() -> ProcessGroup | None:
     """The processes of a TPU slice, or of several slices that work together."""
-    if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
+    environment = dict(os.environ)
+    if environment.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return None
-    workers = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES", "")
-    if workers:  # Kubernetes
-        worker = os.environ.get("TPU_WORKER_ID", "0")
-    elif tpu_chips() and not os.environ.get("TPU_SKIP_MDS_QUERY"):
+    on_vm = bool(tpu_chips()) and not environment.get("TPU_SKIP_MDS_QUERY")
+    vm = _tpu_env() if on_vm else {}
+    workers = environment.get("TPU_PROCESS_ADDRESSES") or environment.get("TPU_WORKER_HOSTNAMES")
+    worker = environment.get("TPU_WORKER_ID", "0")
+    if not workers and on_vm:  # all others are of Kubernetes
         workers = _attribute("worker-network-endpoints")
         # Compute Engine's own instances have no attribute agent-worker-number.
-        worker = _attribute("agent-worker-number") or (
-            _tpu_env("WORKER_ID") or _tpu_env("TPU_WORKER_ID") if "," in workers else ""
-        )
-    else:
-        return None
+        worker = _attribute("agent-worker-number") or vm.get("WORKER_ID") or vm.get("TPU_WORKER_ID")
     # A worker is an address, or NAME:ID:ADDRESS.
-    parts = [text.split(":") for text in workers.split(",") if text]
+    parts = [text.split(":") for text in (workers or "").split(",") if text]
     names = [part[-1 if len(part) > 2 else 0] for part in parts]
-    slices = int(_slices("NUM_SLICES") or 1)
+    several = vm | environment  # what Google calls Megascale
+    slices = int(several.get("MEGASCALE_NUM_SLICES") or 1)
     if len(names) * slices < 2:
         return None
     if len(names) > 1 and not worker:
@@ -110,29 +107,18 @@ def _on_tpu() -> ProcessGroup | None:
             f"the VM's metadata name {len(names)} hosts and not which of them this one is: set "
             "--coordinator, --num_processes and --process_id"
         )
-    first = _slices("COORDINATOR_ADDRESS").partition(":")[0] or names[0]
+    first = several.get("MEGASCALE_COORDINATOR_ADDRESS", "").partition(":")[0] or names[0]
     port = os.environ.setdefault("JAX_COORDINATOR_PORT", _PORT)
-    if not _is_port(port):
-        raise HostError(
-            f"JAX_COORDINATOR_PORT={port}: must be a port from 1 to 65535, such as {_PORT}"
-        )
-    index = int(_slices("SLICE_ID") or 0) * len(names) + int(worker or 0)
+    _check_port(f"JAX_COORDINATOR_PORT={port}", port)
+    index = int(several.get("MEGASCALE_SLICE_ID") or 0) * len(names) + int(worker or 0)
     known = tuple(names) if slices == 1 else ()
     return ProcessGroup(f"{first}:{port}", len(names) * slices, index, known)
 
 
-def _slices(name: str) -> str:
-    """A MEGASCALE variable (several slices) from the environment or the VM's metadata, or ""."""
-    name = f"MEGASCALE_{name}"
-    if name in os.environ or not tpu_chips():
-        return os.environ.get(name, "")
-    return _tpu_env(name)
-
-
-def _tpu_env(name: str) -> str:
-    """A line of the VM's attribute tpu-env, "NAME: 'VALUE'"; "" if it has none of this name."""
+def _tpu_env() -> dict[str, str]:
+    """The VM's attribute tpu-env, whose lines are "NAME: 'VALUE'"."""
     lines = (line.partition(":") for line in _attribute("tpu-env").splitlines())
-    return next((v.strip().strip("'") for key, _, v in lines if key.strip() == name), "")
+    return {name.strip(): value.strip().strip("'") for name, _, value in lines}
 
 
 def _attribute(name: str) -> str:
@@ -171,15 +157,15 @@ def watch_for_notice() -> None:
 
     Source: Compute Engine's metadata keys `preempted` and `maintenance-event`.
     """
-    threading.Thread(target=_watch_for_notice, daemon=True, name="cloud notice").start()
 
+    def watch() -> None:
+        while not preemption.requested():
+            for key, quiet in (("preempted", "FALSE"), ("maintenance-event", "NONE")):
+                with contextlib.suppress(OSError):
+                    if (notice := vm_metadata(f"instance/{key}", 10)) not in ("", quiet):
+                        entry.note(f"\nthis VM's {key} is {notice}\n")
+                        os.kill(os.getpid(), signal.SIGTERM)
+                        return
+            time.sleep(_NOTICE_PERIOD)
 
-def _watch_for_notice() -> None:
-    while not preemption.requested():
-        for key, quiet in (("preempted", "FALSE"), ("maintenance-event", "NONE")):
-            with contextlib.suppress(OSError):
-                if (notice := vm_metadata(f"instance/{key}", 10)) not in ("", quiet):
-                    entry.note(f"\nthis VM's {key} is {notice}\n")
-                    os.kill(os.getpid(), signal.SIGTERM)
-                    return
-        time.sleep(_NOTICE_PERIOD)
+    threading.Thread(target=watch, daemon=True, name="cloud notice").start()

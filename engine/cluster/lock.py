@@ -12,7 +12,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable
-from typing import IO, Any, Protocol
+from typing import Any
 
 import psutil
 from etils import epath
@@ -27,20 +27,10 @@ class LockError(UserError):
     """Another run has the workdir; the message names its process and host."""
 
 
-class Lock(Protocol):
-    """The right to write in a workdir, until it is closed or the process dies."""
-
-    def check(self) -> None:
-        """Raises LockError if the workdir no longer belongs to this run."""
-        ...
-
-    def close(self) -> None:
-        """Gives the lock back."""
-        ...
-
-
-def take(workdir: str, lost: Callable[[str], None] = lambda message: None) -> Lock:
-    """Takes the lock of a workdir.
+def take(
+    workdir: str, lost: Callable[[str], None] = lambda message: None
+) -> LocalLock | BucketLock:
+    """Takes the lock of a workdir, until it is closed or the process dies.
 
     Args:
       workdir: the run's folder, local or gs://.
@@ -62,19 +52,17 @@ class LocalLock:
     """A lock on a local disk, which the kernel holds for the process."""
 
     def __init__(self, path: epath.Path):
-        """Takes the lock; LockError if another process has it."""
         self._path = path
-        file = open(path, "a+")  # noqa: SIM115 (the lock is held while it is open)
+        self._file = open(path, "a+")  # noqa: SIM115 (the lock is held while it is open)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            with file:
+            with self._file as file:
                 file.seek(0)
-                raise taken(path, owner(file.read())) from None
-        file.truncate(0)
-        file.write(json.dumps(this_process()))
-        file.flush()
-        self._file: IO[str] = file
+                raise _taken(path, owner(file.read())) from None
+        self._file.truncate(0)
+        self._file.write(json.dumps(_this_process()))
+        self._file.flush()
 
     def check(self) -> None:
         """Raises LockError if the lock's file, and perhaps the workdir, was replaced."""
@@ -96,8 +84,7 @@ class BucketLock:
     """
 
     def __init__(self, path: epath.Path, lost: Callable[[str], None]):
-        """Takes the lock; LockError if another process has it. `lost` as of `take`."""
-        self._path, self._me = path, this_process()
+        self._path, self._me = path, _this_process()
         self._generation = 0  # of the object, as this run wrote it last
         self._closed = threading.Event()
         with warnings.catch_warnings(action="ignore"):  # about what only gRPC needs
@@ -114,32 +101,28 @@ class BucketLock:
     def close(self) -> None:
         self._closed.set()
         with contextlib.suppress(Exception):
-            self._bucket.blob(self._name).delete(
-                if_generation_match=self._generation, timeout=_SIGN
-            )
+            blob = self._bucket.blob(self._name)
+            blob.delete(if_generation_match=self._generation, timeout=_SIGN)
 
     def _replace(self) -> None:
         """Replaces the lock of a process that is dead."""
         owner, generation, age = self._read()
         is_here = owner.get("machine") == self._me["machine"]
         is_dead = not owner or (is_here and not psutil.pid_exists(owner["pid"]))
-        # A live run writes within one period; the clocks of the two hosts may differ.
-        waiting = time.monotonic() + max(1.25 * _SIGN, min(_SILENCE, _SILENCE - age))
+        waiting = time.monotonic() + _patience(age)
         while not is_dead and self._read()[1] == generation:
             is_dead = time.monotonic() > waiting
             time.sleep(_SIGN / 10)
         if not self._write(generation) and not self._write(0):  # 0: the owner has given it back
-            raise taken(self._path, self._read()[0])
+            raise _taken(self._path, self._read()[0])
 
     def _write(self, generation: int) -> bool:
         """Writes the lock if the object is still of this generation; 0: if there is no object."""
         from google.api_core.exceptions import PreconditionFailed
 
-        blob = self._bucket.blob(self._name)
+        blob, text = self._bucket.blob(self._name), json.dumps(self._me)
         try:
-            blob.upload_from_string(
-                json.dumps(self._me), if_generation_match=generation, timeout=_SIGN
-            )
+            blob.upload_from_string(text, if_generation_match=generation, timeout=_SIGN)
             self._generation = blob.generation
         except PreconditionFailed:
             owner, present, _ = self._read()
@@ -163,24 +146,15 @@ class BucketLock:
             with contextlib.suppress(Exception):  # the next attempt may get through
                 if not self._write(self._generation) and not self._closed.is_set():
                     owner, generation, _ = self._read()
-                    by = str(taken(self._path, owner))
-                    lost(by if generation else f"{self._path} was deleted")
+                    deleted = f"{self._path} was deleted"
+                    lost(str(_taken(self._path, owner)) if generation else deleted)
                     return
 
 
-def taken(path: epath.Path, owner: dict[str, Any]) -> LockError:
-    """The error for a lock that another process has."""
-    name = "process {pid} on {host}".format(**owner) if owner else "another process"
-    return LockError(
-        f"{name} trains in {path.parent} already: wait until it has ended, stop it, or use another "
-        "--workdir"
-    )
-
-
-def this_process() -> dict[str, Any]:
-    """What a lock says about its owner."""
-    host, token = socket.gethostname(), uuid.uuid4().hex
-    return {"host": host, "pid": os.getpid(), "machine": _machine(), "token": token}
+def _patience(age: float) -> float:
+    """Seconds to wait for a sign of life of a run whose last one is `age` seconds old."""
+    # A live run writes within one period; the clocks of the two hosts may differ.
+    return max(1.25 * _SIGN, min(_SILENCE, _SILENCE - age))
 
 
 def owner(content: str | bytes) -> dict[str, Any]:
@@ -191,8 +165,17 @@ def owner(content: str | bytes) -> dict[str, Any]:
     return {}
 
 
-def _machine() -> str:
-    """The machine in which process ids are unique: the kernel's start and the container."""
+def _taken(path: epath.Path, owner: dict[str, Any]) -> LockError:
+    name = "process {pid} on {host}".format(**owner) if owner else "another process"
+    return LockError(
+        f"{name} trains in {path.parent} already: wait until it has ended, stop it, or use another "
+        "--workdir"
+    )
+
+
+def _this_process() -> dict[str, Any]:
+    """What a lock says about its owner; in `machine`, process ids are unique."""
+    host = machine = socket.gethostname()
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    return socket.gethostname()
+        machine = f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"  # and the container
+    return {"host": host, "pid": os.getpid(), "machine": machine, "token": uuid.uuid4().hex}

@@ -19,7 +19,6 @@ from types import FrameType
 from common import entry
 
 _GRACE = 3.0  # seconds for the main thread to end by itself
-_THREAD = "signals"
 _requested: int | None = None  # the first signal that arrived
 _handled = -math.inf  # when the Python handler last ran
 _deferred = 0  # how many `deferred` blocks are open
@@ -49,18 +48,17 @@ def listen(leave: Callable[[int, str], None]) -> None:
     """
     global _leave
     _leave = leave
-    if not any(thread.name == _THREAD for thread in threading.enumerate()):
+    if not any(thread.name == "signals" for thread in threading.enumerate()):
         receiver, sender = os.pipe()
         os.set_blocking(sender, False)
         signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
-        threading.Thread(target=_watch, args=(receiver,), daemon=True, name=_THREAD).start()
+        threading.Thread(target=_watch, args=(receiver,), daemon=True, name="signals").start()
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
             signal.signal(signum, _handle)
 
 
 def _watch(receiver: int) -> None:
-    """Ends the process if the Python handler does not run within `_GRACE` after a signal."""
     while True:
         signum, arrived = os.read(receiver, 1)[0], time.monotonic()
         if signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -6,12 +6,9 @@ A process that runs alone waits for nobody.
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import ctypes
 import logging
-import os
-import pathlib
 import platform
-import re
 import signal
 import sys
 import time
@@ -24,14 +21,12 @@ import jax
 from common import entry, keys
 from common.errors import RESTART, HostError, UserError, is_of_files, one_line
 from engine import manifest
-from engine.cluster import stalls, watchdog
+from engine.cluster import watchdog
 from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hostlog import HostLog
 from engine.cluster.hosts import ProcessGroup
+from engine.report import starts
 
-_ROOT = pathlib.Path(__file__).parents[2]
-_FOLDERS = ("benchmarks", "commands", "common", "engine")  # and the files at the top
-_LOST = re.compile("(ABORTED|CANCELLED|DATA_LOSS|DEADLINE_EXCEEDED|INTERNAL|UNAVAILABLE|UNKNOWN): ")
 _AGAIN = "; start the same command again on all hosts"
 _log = logging.getLogger("tpu_suite")
 _heartbeat: Heartbeat | None = None  # None in a process that runs alone
@@ -42,27 +37,27 @@ _last_words: Callable[[], None] | None = None  # see `on_failure`
 def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float) -> None:
     """Waits for the other hosts, compares `facts`, and starts jax on all of them together.
 
-    Call it before anything asks for devices. `Heartbeat` describes the arguments; the secret of the
-    run is $RUN_SECRET.
+    Call it before anything asks for devices. `Heartbeat` describes the arguments.
 
     Raises:
       HostError: a host is missing, a host differs, or jax cannot start.
     """
     global _heartbeat, _index
     watchdog.doing("waiting for all hosts to arrive")
-    secret = os.fsencode(os.environ.get("RUN_SECRET", ""))
-    heartbeat = Heartbeat(group, facts, wait=wait, silence=silence, end=follow, secret=secret)
-    _heartbeat, _index = heartbeat, group.index
-    tunnel = heartbeat.tunnel
+    _heartbeat = Heartbeat(group, facts, wait=wait, silence=silence, end=follow)
+    _index = group.index
     watchdog.doing("starting jax")
+    # jax aborts as soon as it does not reach host 0. sleep(6), 6 being SIGABRT, delays this: within
+    # these seconds the heartbeat ends the process with the name of the lost host and code 75.
+    libc = ctypes.CDLL(None)
+    libc.signal(signal.SIGABRT, libc.sleep)
     # Its notifier would take SIGTERM away from engine.cluster.preemption.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
-            tunnel.address,
+            group.address,
             group.count,
             group.index,
-            coordinator_bind_address=tunnel.address,
             initialization_timeout=round(wait),
             # Our heartbeat notices earlier; jax's own way to end is to abort with a C++ stack.
             heartbeat_timeout_seconds=max(100, round(3 * silence)),
@@ -70,19 +65,14 @@ def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float
         )
     except RuntimeError as error:
         raise HostError(f"jax cannot start on {group.count} hosts: {error}") from error
-    finally:
-        tunnel.close()
 
 
 def run_facts(recipe: Mapping[str, Any]) -> dict[str, str]:
-    """The configuration, the versions of the libraries and the program; for `join`."""
-    versions, digest = manifest.versions(), hashlib.sha256()
-    sources = [path for folder in _FOLDERS for path in (_ROOT / folder).rglob("*.py")]
-    for path in [*sorted(_ROOT.glob("*.py")), *sorted(sources)]:
-        digest.update(path.read_bytes())
+    """The configuration, the versions of the libraries and the commit; for `join`."""
+    versions = manifest.versions()
     return {
         "Python": platform.python_version(),
-        "the program (SHA-256 of its files)": digest.hexdigest()[:12],
+        "the program's commit": starts.commit(),
         **{f"the version of {name}": versions.get(name, "absent") for name in manifest.LIBRARIES},
         **{f"config.{key}": str(value) for key, value in keys.flat(recipe).items()},
     }
@@ -134,6 +124,9 @@ def finish(code: int) -> NoReturn:
         signal.signal(signum, signal.SIG_IGN)  # too late
     if _heartbeat:
         watchdog.doing("ending")
+        _heartbeat.barrier()
+        with contextlib.suppress(RuntimeError):  # if not, jax aborts where host 0 ends first
+            jax.distributed.shutdown()
         _heartbeat.leave()
     elif code == 0:
         sys.exit(0)  # the ordinary way, which waits for threads
@@ -147,7 +140,17 @@ def fail(message: str, code: int) -> NoReturn:
     signal is no ERROR, and code 1 is left out.
     """
     try:
-        _announce(message, code)
+        with contextlib.suppress(Exception):
+            if _last_words is not None:
+                _last_words()
+        kind = "ERROR: " if code < 128 else ""
+        line = f"{kind}{message}{f'; exit code {code}' if code != 1 else ''}"
+        with contextlib.suppress(Exception):  # the terminal may be gone
+            print(line, file=sys.stderr, flush=True)
+        record = logging.LogRecord("tpu_suite", logging.ERROR, "", 0, "%s", (line,), None)
+        for handler in _log.handlers:
+            if isinstance(handler, HostLog):
+                handler.handle(record)
         if _heartbeat:
             _heartbeat.fail(message, code)
     finally:  # even if a signal interrupts the message
@@ -165,9 +168,9 @@ def fail_with(error: Exception) -> None:
         time.sleep(_heartbeat.silence + 5.0)
         follow(one_line(error), RESTART)
     elif isinstance(error, UserError):
-        fail(str(error), RESTART if stalls.is_no_answer(error) else error.code)
+        fail(str(error), RESTART if watchdog.is_no_answer(error) else error.code)
     elif is_of_files(error):
-        fail(one_line(error), RESTART if stalls.is_no_answer(error) else 1)
+        fail(one_line(error), RESTART if watchdog.is_no_answer(error) else 1)
     elif _heartbeat:
         traceback.print_exc()
         fail(f"{type(error).__name__}: {one_line(error)}", 1)
@@ -176,11 +179,9 @@ def fail_with(error: Exception) -> None:
 def _lost_host_may_explain(error: BaseException | None) -> bool:
     """Whether jax failed, in a step or in a save, for another reason than lack of memory."""
     while error is not None:
-        text = str(error)
         if isinstance(error, jax.errors.JaxRuntimeError):
-            return not text.startswith("RESOURCE_EXHAUSTED")
-        # Of a program that jax starts while the connection is lost; TensorStore's look alike.
-        if isinstance(error, ValueError) and _LOST.match(text) and "tensorstore" not in text:
+            return not str(error).startswith("RESOURCE_EXHAUSTED")
+        if "Gloo" in str(error):  # a ValueError, where a program begins
             return True
         error = error.__cause__
     return False
@@ -189,20 +190,6 @@ def _lost_host_may_explain(error: BaseException | None) -> bool:
 def follow(message: str, code: int) -> NoReturn:
     """Ends this process because another host cannot go on."""
     fail(message.removesuffix(_AGAIN) + _AGAIN * (code == RESTART), code)
-
-
-def _announce(message: str, code: int) -> None:
-    with contextlib.suppress(Exception):
-        if _last_words is not None:
-            _last_words()
-    kind = "ERROR: " if code < 128 else ""
-    line = f"{kind}{message}{f'; exit code {code}' if code != 1 else ''}"
-    with contextlib.suppress(Exception):  # the terminal may be gone
-        print(line, file=sys.stderr, flush=True)
-    record = logging.LogRecord("tpu_suite", logging.ERROR, "", 0, "%s", (line,), None)
-    for handler in _log.handlers:
-        if isinstance(handler, HostLog):
-            handler.handle(record)
 
 
 def _exit_now(code: int) -> NoReturn:

@@ -1,7 +1,7 @@
 """Knows what this process is doing, and ends a run in which nothing happens any more.
 
-`Background` runs host-side work in a thread, and shows the watchdog whether the thread computes or
-hangs.
+A write to a gs:// that is silent may never return. `within` limits such a call. `Background` runs
+work in a thread, and shows the watchdog whether the thread computes or hangs.
 """
 
 from __future__ import annotations
@@ -9,20 +9,30 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import logging
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import psutil
+from etils import epath
 
-from engine.cluster.hostlog import HostLog
-from engine.cluster.stalls import within
+from common.errors import one_line
 
 _TICK = 1.0  # seconds between two checks
 _HURRY = 30.0  # seconds without a sign of life that a run may take after a signal asked it to stop
 _SIGN = 1.0  # seconds between signs of life of work in the background
+# What TensorFlow and Google's client raise after their last attempt; TensorStore's text.
+_GAVE_UP = ("AbortedError", "UnavailableError", "DeadlineExceededError", "RetryError")
+_GAVE_UP_TEXT = re.compile(r"(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED): ")
+# What a thread does inside a module of a library that tells nobody what it waits for.
+_MODULES = {
+    "jax._src.compilation_cache": "reading or writing the compiled programs in {cache}",
+    "orbax.checkpoint._src.path.deleter": "deleting checkpoints that newer ones replace",
+}
 _log = logging.getLogger("tpu_suite")
 T = TypeVar("T")
 
@@ -74,7 +84,7 @@ class Watchdog:
     def __init__(
         self,
         seconds: float,
-        log: HostLog,
+        note: Callable[[str, str], str],
         explain: Callable[[], str],
         rescue: Callable[[], str],
         leave: Callable[[str], None],
@@ -86,7 +96,7 @@ class Watchdog:
         Args:
           seconds: time without a sign of life after which a warning comes and the stacks of all
             threads are written; after twice this time the run ends. 0 watches nothing.
-          log: this host's log; the stacks go into a file next to it.
+          note: writes the file of a name and a text next to this host's log; returns its path.
           explain: describes what the process waits for; may take a while.
           rescue: saves what can be saved and describes what it saved.
           leave: ends the process; its argument is the reason.
@@ -94,7 +104,7 @@ class Watchdog:
           hurry: whether the run was asked to stop. Then it ends after 30 s, or twice the longest
             time that the same activity has taken, such as a step, unless it is writing.
         """
-        self._seconds, self._log = seconds, log
+        self._seconds, self._note = seconds, note
         self._explain, self._rescue, self._leave = explain, rescue, leave
         self._others, self._hurry = others, hurry
         self._seen, self._idle = self._signs(), 0.0
@@ -124,14 +134,16 @@ class Watchdog:
             self._seen, self._idle, self._what = signs, 0.0, _activity.what
             return False
         before, self._idle = self._idle, self._idle + passed
-        is_writing = _activity.what.startswith(("writing", "saving"))
-        in_hurry = self._hurry() and not is_writing
-        hurry = min(max(_HURRY, 2 * self._longest.get(_activity.what, 0.0)), self._seconds)
-        if self._idle > (hurry if in_hurry else 2 * self._seconds):
-            self._end()
+        limit = 2 * self._seconds
+        if self._hurry() and not _activity.what.startswith(("writing", "saving")):
+            limit = min(max(_HURRY, 2 * self._longest.get(_activity.what, 0.0)), self._seconds)
+        if self._idle > limit:
+            state = self._state()
+            saved = within(self._rescue, max(self._seconds, 30.0)) or "nothing more could be saved"
+            self._leave(f"nothing has happened for {self._idle:.0f} s: {state}; {saved}")
             return True
         if before <= self._seconds < self._idle:
-            path = self._log.note("stacks.txt", stacks()) or "(not written)"
+            path = self._note("stacks.txt", stacks()) or "(not written)"
             _log.warning(
                 "WARNING nothing has happened for %.0f s: %s. The stacks of all threads are in %s; "
                 "after as long again the run ends",
@@ -145,27 +157,26 @@ class Watchdog:
     def _state(self) -> str:
         return "; ".join(filter(None, (str(_activity), within(self._explain, 30.0))))
 
-    def _end(self) -> None:
-        state = self._state()
-        saved = within(self._rescue, max(self._seconds, 30.0)) or "nothing more could be saved"
-        self._leave(f"nothing has happened for {self._idle:.0f} s: {state}; {saved}")
-
 
 def stacks() -> str:
-    """The Python stacks of all threads of this process, the newest call first."""
+    """The Python stacks of all threads of this process, the newest call last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    lines = []
-    for ident, frame in sys._current_frames().items():  # faulthandler leaves out all after 100
-        lines.append(f"Thread 0x{ident:016x} ({names.get(ident, 'of a library')}):")
-        while frame is not None:
-            code = frame.f_code
-            lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
-            frame = frame.f_back
-    return "\n".join([*lines, ""])
+    return "\n".join(  # faulthandler leaves out all threads after the 100th
+        f"Thread 0x{ident:016x} ({names.get(ident, 'of a library')}):\n"
+        + "".join(traceback.format_stack(frame))
+        for ident, frame in sys._current_frames().items()
+    )
+
+
+def in_libraries(cache: str) -> list[str]:
+    """What the threads of this process do inside libraries; `cache` has the compiled programs."""
+    stacks = map(traceback.walk_stack, sys._current_frames().values())
+    modules = {frame.f_globals.get("__name__") for stack in stacks for frame, _ in stack}
+    return [text.format(cache=cache) for name, text in _MODULES.items() if name in modules]
 
 
 class Background(threading.Thread, Generic[T]):
-    """Runs `work` in a thread, from its construction on."""
+    """Runs `work` in a thread, from its construction on; the thread keeps no process alive."""
 
     def __init__(self, work: Callable[[], T], name: str):
         super().__init__(name=name, daemon=True)
@@ -204,3 +215,44 @@ class Background(threading.Thread, Generic[T]):
             used = {t.id: t.user_time + t.system_time for t in psutil.Process().threads()}
             return used.get(self.native_id or 0, 0.0)
         return time.monotonic()
+
+
+# Calls that may never return.
+
+
+def within(work: Callable[[], str], seconds: float) -> str:
+    """The result of `work`, what it raised in parentheses, or "" if it takes too long."""
+    thread = Background(work, "limited")
+    thread.join(seconds)
+    if not thread.is_done:
+        return ""
+    try:
+        return thread.result()
+    except Exception as error:
+        return f"({one_line(error)})"
+
+
+def is_no_answer(error: BaseException | None) -> bool:
+    """Whether an exception, or its cause, says that a service did not answer, after many tries."""
+    while error is not None:
+        is_text = isinstance(error, ValueError) and bool(_GAVE_UP_TEXT.match(str(error)))
+        if is_text or type(error).__name__ in _GAVE_UP:
+            return True
+        error = error.__cause__
+    return False
+
+
+def no_answer(error: Exception, paths: Iterable[str]) -> str:
+    """Why gs:// does not answer for one of the paths, after an `error` at reading; "" if it does.
+
+    Some libraries take a folder of gs:// for missing where they get no answer.
+    """
+    if is_no_answer(error):
+        return one_line(error)
+    for path in paths:
+        try:
+            epath.Path(path).stat()
+        except Exception as reason:  # TensorFlow's, which may be NotFoundError
+            if is_no_answer(reason):
+                return one_line(reason)
+    return ""

@@ -27,7 +27,7 @@ from common.console import hms
 from common.errors import parse_json
 from engine import mesh as meshes
 from engine.aot import topology
-from engine.cluster import hostlog, stalls, watchdog
+from engine.cluster import hostlog, watchdog
 
 _DISK, _BUCKET = 5.0, 30.0  # seconds between two notes
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -61,7 +61,7 @@ class StartRecord:
         """Adds facts about the start; process 0 writes them, or gives up after 10 s."""
         self._own |= {**facts, "seconds": round(time.time() - self._own["begun"], 1)}
         if jax.process_index() == 0:
-            stalls.within(self._write, hostlog.PATIENCE)
+            watchdog.within(self._write, hostlog.PATIENCE)
 
     def close(self) -> None:
         """Notes the end of the start."""

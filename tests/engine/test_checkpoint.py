@@ -23,7 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from common.errors import CheckpointError
 from engine import checkpoint, evaluate, weights
 from engine.checkpoint import Checkpointer
-from engine.cluster import stalls
+from engine.cluster import watchdog
 from engine.report.history import History
 
 # Where Orbax fails, it leaves coroutines and reads behind that nobody awaits.
@@ -365,11 +365,11 @@ def test_a_failed_write_does_not_wait_for_the_other_hosts(monkeypatch):
 
 
 def test_a_bucket_that_does_not_answer_is_no_damage(monkeypatch):
-    monkeypatch.setattr(stalls, "no_answer", lambda error, paths: f"{len(paths)} tries")
+    monkeypatch.setattr(watchdog, "no_answer", lambda error, paths: f"{len(paths)} tries")
     error = checkpoint._unreadable("gs://b/3 is damaged", ["gs://b/3", "gs://b/4"], OSError("x"))
     assert str(error) == "cannot read gs://b/3, which may be intact: 2 tries"
     assert error.code == 75 and not isinstance(error, checkpoint._Damaged)
-    monkeypatch.setattr(stalls, "no_answer", lambda error, paths: "")
+    monkeypatch.setattr(watchdog, "no_answer", lambda error, paths: "")
     error = checkpoint._unreadable("gs://b/3 is damaged", ["gs://b/3"], OSError("x"))
     assert str(error) == "gs://b/3 is damaged: x" and isinstance(error, checkpoint._Damaged)
 

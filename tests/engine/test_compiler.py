@@ -38,10 +38,10 @@ with compiler.watched(print):
 """
 STALLED = """
 import os, threading
-import engine.cluster.stalls as stalls
+from engine.cluster import watchdog
 
 def look():
-    while not (said := stalls.in_libraries(sys.argv[1])):
+    while not (said := watchdog.in_libraries(sys.argv[1])):
         threading.Event().wait(0.1)
     print(said[0], flush=True)
     os._exit(0)

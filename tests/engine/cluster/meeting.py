@@ -1,7 +1,6 @@
 """Runs whose hosts are threads of this process; tests may also play strangers."""
 
 import contextlib
-import json
 import pathlib
 import queue
 import socket
@@ -15,6 +14,7 @@ from common.errors import HostError
 from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hosts import ProcessGroup
 
+LINES: list[Heartbeat] = []  # of all tests: collected as garbage, they would warn
 FACTS = {"config.seed": "0", "workdir": "gs://b/run"}
 ME, ROOT = socket.gethostname(), pathlib.Path(__file__).parents[3]
 
@@ -47,40 +47,33 @@ def in_threads(*works):
     return [results[index] for index in range(len(works))]  # an error in a thread fails here
 
 
-def leave(*lines):
-    """All hosts have met, and leave."""
-    for line in lines:
-        assert isinstance(line, Heartbeat), line
-    in_threads(*(line.leave for line in lines))
-
-
 class Run:
     """A run whose hosts are threads of this process; the test may also play strangers."""
 
-    def __init__(self, count=2, secret=b"", wait=600.0):
-        self.count, self.secret, self.wait, self.port = count, secret, wait, free_port()
+    def __init__(self, count=2, wait=600.0):
+        self.count, self.wait, self.port = count, wait, free_port()
         self.news: list[queue.Queue[tuple[str, int]]] = [queue.Queue() for _ in range(count)]
 
-    def join(self, index, facts=None, secret=None):
+    def join(self, index, **facts):
         """The heartbeat of a host, or the error that ends it."""
         names = tuple(f"t{i}" for i in range(self.count))
         try:
-            return Heartbeat(
+            line = Heartbeat(
                 ProcessGroup(f"127.0.0.1:{self.port}", self.count, index, names),
-                FACTS | (facts or {}),
+                FACTS | {f"config.{key}": value for key, value in facts.items()},
                 wait=self.wait,
                 silence=600.0,
                 end=lambda *end: self.news[index].put(end),
-                secret=self.secret if secret is None else secret,
             )
         except HostError as error:
             return error
+        LINES.append(line)
+        return line
 
-    def meet(self, facts=None, absent=()):
-        """The heartbeats, or errors, of all hosts that come; `facts` are those of the last one."""
+    def meet(self, absent=()) -> Any:
+        """The heartbeats, or errors, of all hosts that come."""
         come = [index for index in range(self.count) if index not in absent]
-        last = come[-1]
-        return in_threads(*(lambda i=i: self.join(i, facts if i == last else None) for i in come))
+        return in_threads(*(lambda i=i: self.join(i) for i in come))
 
     def connect(self):
         """A connection to host 0, as a stranger opens it."""
@@ -96,8 +89,7 @@ class Run:
             stranger.makefile("r") as answers,
             contextlib.suppress(ConnectionError),  # host 0 need not read all of the line
         ):
-            challenge = json.loads(answers.readline())["challenge"]
-            stranger.sendall(line if isinstance(line, bytes) else line(challenge))
+            stranger.sendall(line)
             return answers.read()
         return ""
 
@@ -105,14 +97,15 @@ class Run:
 class RollCall(Run):
     """A run whose host 0 waits for the others."""
 
-    def __init__(self, count=2, secret=b"", wait=600.0):
-        super().__init__(count, secret, wait)
-        self.first: queue.Queue[Heartbeat | HostError] = queue.Queue()
+    def __init__(self, count=2, wait=600.0):
+        super().__init__(count, wait)
+        self.first: queue.Queue[Any] = queue.Queue()
         threading.Thread(target=lambda: self.first.put(self.join(0)), daemon=True).start()
 
     def complete(self):
-        """Host 1 arrives, and both leave."""
-        leave(self.join(1), self.first.get())
+        """The other hosts arrive, and all leave."""
+        lines: Any = in_threads(*(lambda i=i: self.join(i) for i in range(1, self.count)))
+        in_threads(*(line.leave for line in (*lines, self.first.get())))
 
 
 def hang_up(heartbeat):

@@ -4,7 +4,6 @@ import types
 from typing import Any
 
 import jax
-import numpy as np
 import psutil
 import pytest
 
@@ -99,19 +98,6 @@ def test_each_answer_of_a_vote(processes, watching, monkeypatch):
     assert vote.stop.code == 143 and vote.score_ready
 
 
-def test_a_vote_is_read_on_a_device_of_this_host(watching, monkeypatch):
-    watching, _ = watching
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-
-    def any_of(answers):
-        rows = np.asarray(answers)
-        assert rows.shape == (jax.local_device_count(), 3)
-        return types.SimpleNamespace(addressable_data=lambda index: [rows.any(0)][index])
-
-    monkeypatch.setattr(watching, "_any", any_of)
-    assert watching.vote(score_ready=True).read() == [False, False, True]
-
-
 @pytest.mark.parametrize("process", [0, 1])
 def test_process_0_has_the_lock(process, tmp_path, monkeypatch):
     locks, failures = [], []
@@ -130,21 +116,6 @@ def test_process_0_has_the_lock(process, tmp_path, monkeypatch):
         assert folder == str(tmp_path)
         assert failures == ["checked", ("another run took it", 1)]
     guarded.close()
-
-
-@pytest.mark.parametrize(("signum", "code"), [(None, 75), (15, 143), (2, 130), (1, 143)])
-def test_the_watchdog_ends_the_process_with_the_code_of_a_restart(signum, code, monkeypatch):
-    failures, made = [], []
-    monkeypatch.setattr(preemption, "_requested", signum)
-    monkeypatch.setattr(processes, "fail", lambda *args: failures.append(args))
-    monkeypatch.setattr(guard, "Watchdog", lambda *args: made.append(args))
-    log: Any = object()
-    guard.start_watchdog(60.0, log, lambda: "why", lambda: "saved")
-    ((seconds, the_log, explain, rescue, leave, others, requested),) = made
-    assert (seconds, the_log, explain(), rescue()) == (60.0, log, "why", "saved")
-    assert others is processes.others and requested is preemption.requested
-    leave("nothing moved")
-    assert failures == [("nothing moved", code)]
 
 
 def test_memory_that_is_full_elsewhere(watching, monkeypatch):

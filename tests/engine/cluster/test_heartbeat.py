@@ -1,31 +1,144 @@
-"""Barriers, the news of lost hosts, and the tunnel; each host is a thread or a process.
-
-Through the tunnel go connections of jax's service, here of an echo.
-"""
+"""Hosts meet, whatever comes to their port, and learn of lost ones; each is a thread or process."""
 
 import asyncio
-import os
+import json
+import logging
 import queue
-import signal
 import socket
-import stat
 import threading
 import time
 import types
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from common.errors import RESTART
-from engine.cluster import heartbeat as heartbeat_module
-from engine.cluster import watchdog
-from engine.cluster.heartbeat import Heartbeat, Tunnel
+from common.errors import RESTART, HostError
+from engine.cluster import heartbeat, watchdog
+from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hosts import ProcessGroup
-from tests.engine.cluster.meeting import ME, Run, child, free_port, hang_up, in_threads
-from tests.engine.cluster.test_rollcall import nested
+from tests.engine.cluster.meeting import (
+    FACTS,
+    ME,
+    RollCall,
+    Run,
+    hang_up,
+    in_threads,
+)
 
-# Without connections.
+
+@pytest.fixture
+def log():
+    """The lines that host 0 logs."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("tpu_suite").addHandler(handler)
+    yield lines
+    logging.getLogger("tpu_suite").removeHandler(handler)
+
+
+# The start of a run.
+
+
+def test_a_missing_host_is_named_on_all():
+    (error,) = {str(error) for error in Run(4, wait=3.0).meet(absent=(2,))}
+    assert "3 of 4 hosts arrived; host 2 (t2) did not within 3 s" in error
+
+
+def test_a_missing_first_host():
+    (error,) = Run(wait=0.6).meet(absent=(0,))
+    assert "host 0 does not answer at 127.0.0.1:" in str(error) and "firewall" in str(error)
+    assert error.code == RESTART
+
+
+def test_a_host_that_would_run_something_else_ends_and_host_0_waits_for_the_right_one(log):
+    run = RollCall(wait=4.0)
+    error, reason = run.join(1, seed="7"), f"host 1 ({ME}) differs: config.seed is 7 there and 0 on"
+    assert isinstance(error, HostError) and error.code == 1
+    assert str(error).startswith(f"host 0 ({ME}) refuses this process: {reason} host 0")
+    assert log[0].startswith(f"WARNING ignored 127.0.0.1, which tried to join this run: {reason}")
+    first = run.first.get()
+    assert isinstance(first, HostError) and first.code == RESTART
+    assert f"did not within 4 s; a process at 127.0.0.1 was refused: {reason}" in str(first)
+
+
+def test_a_fact_that_only_one_host_has(log):
+    run = RollCall()
+    assert "config.more is 1 there and nothing on host 0" in str(run.join(1, more="1"))
+    run.complete()
+
+
+def greeting(index, **changes):
+    return json.dumps({"index": index, "name": "x", "facts": FACTS, **changes}).encode() + b"\n"
+
+
+@pytest.mark.parametrize("index", [-1, 0, 2])
+def test_a_number_that_is_taken_or_too_large(index, log):
+    run = RollCall()
+    answer, text = json.loads(run.send(greeting(index))), f"call themselves host {index} (x)"
+    assert text in answer["end"] and answer["code"] == 1
+    run.complete()
+    assert len(log) == 1 and text in log[0]
+
+
+def test_two_processes_of_one_number(log):
+    run = RollCall(3)
+    with run.connect() as host, host.makefile("r") as answers:
+        host.sendall(greeting(1))
+        assert "call themselves host 1 (x)" in run.send(greeting(1))
+        lines = run.join(2), run.first.get()
+        assert all(isinstance(line, Heartbeat) for line in lines)
+        assert "names" in answers.readline()
+
+
+def test_what_other_programs_send_is_ignored_and_named_once(log):
+    run = RollCall()
+    for line in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"\xff\n", b"{}\n", b"x" * (3 << 20)):
+        run.send(line)
+    run.send(greeting("1"))
+    run.send(greeting(1, facts=[]))
+    run.complete()
+    assert log == [
+        "WARNING ignored 127.0.0.1, which tried to join this run: it sent no valid greeting in time"
+    ]
+
+
+def test_a_program_that_sends_nothing_is_ignored(log, monkeypatch):
+    monkeypatch.setattr(heartbeat, "_GREETING_SECONDS", 1.0)
+    run = RollCall()
+    with run.connect() as stranger:
+        assert "no valid greeting" in stranger.makefile("r").readline()
+    monkeypatch.setattr(heartbeat, "_GREETING_SECONDS", 600.0)
+    run.complete()
+
+
+def test_a_host_that_dies_while_others_wait_may_come_again():
+    run = RollCall(3)
+    with run.connect() as process:
+        process.sendall(greeting(1))
+        time.sleep(0.2)
+    run.complete()
+
+
+def test_a_host_comes_again_when_host_0_hangs_up_or_starts_again():
+    run, results = Run(), queue.Queue()
+    with socket.create_server(("127.0.0.1", run.port)) as server:
+        threading.Thread(target=lambda: results.put(run.join(1)), daemon=True).start()
+        connection, _ = server.accept()
+        connection.sendall(b"\x00\x00\x12")  # of jax's coordinator, whose run ends
+        connection.close()
+    lines: Any = run.join(0), results.get()
+    in_threads(*(line.leave for line in lines))
+
+
+def test_a_port_that_is_taken():
+    run = Run()
+    with socket.create_server(("", run.port)):
+        error = run.join(0)
+    assert f"host 0 cannot listen on port {run.port} (" in str(error)
+
+
+# During a run, without connections.
 
 
 def bare(index=0, count=2, messages=()):
@@ -38,9 +151,9 @@ def bare(index=0, count=2, messages=()):
 
     line._group = ProcessGroup("127.0.0.1:1", count, index)
     line.silence, line._end = 3.0, lambda *end: events.append(("end", *end))
-    line._has_ended, line._passed, line._damaged = False, 0, set()
+    line._has_ended, line._passed = False, 0
     line._loop = types.SimpleNamespace(call_later=lambda _, end, *why: end(*why))  # type: ignore
-    line.hosts = {i: heartbeat_module.Host(i, f"t{i}") for i in range(count)}
+    line.hosts = {i: heartbeat.Host(i, f"t{i}") for i in range(count)}
     line._me = line.hosts[index]
     peer: Any = types.SimpleNamespace(
         send=lambda **message: events.append(message),
@@ -90,6 +203,8 @@ def test_all_arrive_pass_barriers_and_leave():
     run = Run(4)
     lines = run.meet()
     assert [str(lines[2].hosts[i]) for i in range(4)] == [f"host {i} ({ME})" for i in range(4)]
+    with pytest.raises(ConnectionRefusedError):  # host 0 listens no more
+        socket.create_connection(("127.0.0.1", run.port))
 
     def work(line):
         for number in range(200):
@@ -135,18 +250,6 @@ def test_facts_that_differ_at_a_barrier_end_all():
         assert "training examples is 91 there and 90 on host 0: do all hosts see" in message
 
 
-@pytest.mark.parametrize("sender", [0, 1])
-def test_damaged_messages_during_a_run_are_ignored(sender, log):
-    run = Run()
-    lines = run.meet()
-    (peer,) = lines[sender]._peers.values()
-    for line in (nested(100_000), b"x" * (3 << 20), b"[]", b"\xff", b""):
-        lines[sender]._loop.call_soon_threadsafe(peer.writer.write, line + b"\n")
-    in_threads(*(line.leave for line in lines))
-    assert all(news.empty() for news in run.news)
-    assert log == [f"WARNING ignored a damaged message of host {sender} ({ME})"]
-
-
 @pytest.mark.parametrize(("lost", "leaving"), [(0, None), (1, None), (1, 0)])
 def test_all_others_learn_of_a_host_that_dies(lost, leaving):
     """Also a host that waits for all others at the end of the run."""
@@ -167,128 +270,3 @@ def test_a_host_that_fails_sends_the_reason():
     for index in (0, 1):
         assert run.news[index].get() == (f"host 2 ({ME}): the disk is full", 1)
     assert run.news[2].empty()
-
-
-HANGING = """
-import sys
-from engine.cluster.heartbeat import Heartbeat
-from engine.cluster.hosts import ProcessGroup
-group = ProcessGroup(sys.argv[1], 2, 1)
-line = Heartbeat(group, {}, wait=600.0, silence=300.0, end=lambda message, code: print(message))
-print("here", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.long
-def test_a_host_that_hangs_is_noticed_by_its_silence():
-    address, news = f"127.0.0.1:{free_port()}", queue.Queue()
-    with child(HANGING, address) as process:
-        group, end = ProcessGroup(address, 2, 0), lambda *message: news.put(message)
-        Heartbeat(group, {}, wait=60.0, silence=3.0, end=end)
-        process.stdout.readline()
-        os.kill(process.pid, signal.SIGSTOP)
-        message, code = news.get()
-        process.kill()  # which the reader notices
-    assert "host 1 (" in message and "not been heard of for 3 s" in message and code == RESTART
-
-
-# The tunnel.
-
-
-def path_of(line):
-    return line.tunnel.address.removeprefix("unix:")
-
-
-def connect(line):
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(path_of(line))
-    return connection
-
-
-def serve(line):
-    """An echo in the place of jax's service on host 0."""
-    server = socket.socket(socket.AF_UNIX)
-    server.bind(path_of(line))
-    server.listen()
-
-    def echo(connection):
-        with connection:
-            while data := connection.recv(1 << 16):
-                connection.sendall(data)
-
-    def accept():
-        while True:
-            try:
-                connection = server.accept()[0]
-            except OSError:
-                return
-            threading.Thread(target=echo, args=(connection,), daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    return server
-
-
-def receive(connection, count):
-    """So many bytes; fewer if the connection ends."""
-    data = b""
-    while len(data) < count and (more := connection.recv(1 << 16)):
-        data += more
-    return data
-
-
-def test_hosts_reach_the_service_over_several_connections():
-    lines = Run(3).meet()
-    with serve(lines[0]), connect(lines[1]) as first, connect(lines[1]) as second:
-        with connect(lines[2]) as third:
-            for number, connection in enumerate((first, second, third)):
-                data = os.urandom(1000) * 3000 + bytes([number])  # more than a message holds
-                thread = threading.Thread(target=connection.sendall, args=(data,))
-                thread.start()
-                assert receive(connection, len(data)) == data
-                thread.join()
-        first.shutdown(socket.SHUT_WR)
-        assert receive(first, 1) == b""  # the echo has ended, and so has this side
-        second.sendall(b"still here")
-        assert receive(second, 10) == b"still here"
-    in_threads(*(line.leave for line in lines))
-
-
-def test_a_client_may_come_before_the_service():
-    lines = Run(2).meet()
-    with connect(lines[1]) as early:
-        early.sendall(b"x")
-        assert receive(early, 1) == b""
-    with serve(lines[0]), connect(lines[1]) as again:
-        again.sendall(b"x")
-        assert receive(again, 1) == b"x"
-    in_threads(*(line.leave for line in lines))
-
-
-@pytest.mark.parametrize("lost", [0, 1])
-def test_jax_does_not_learn_of_a_lost_host(lost):
-    """It would abort the process before the heartbeat has named the host."""
-    run = Run(2)
-    lines = run.meet()
-    with serve(lines[0]), connect(lines[1]) as connection:
-        connection.sendall(b"x")
-        assert receive(connection, 1) == b"x"
-        hang_up(lines[lost])
-        assert "is gone" in run.news[1 - lost].get()[0]
-        connection.settimeout(0.5)
-        with pytest.raises(TimeoutError):
-            connection.recv(1)
-
-
-def test_only_this_user_can_open_the_socket_and_it_goes(monkeypatch, tmp_path):
-    tunnel = Tunnel()
-    folder = Path(tunnel.address.removeprefix("unix:")).parent
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    tunnel.close()
-    assert not folder.exists()
-    long = tmp_path / ("x" * 100)
-    long.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(long))
-    tunnel = Tunnel()
-    assert len(tunnel.address) < 100
-    tunnel.close()

@@ -5,7 +5,6 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import tempfile
 import time
 import types
@@ -32,7 +31,7 @@ def joined(monkeypatch):
     fake = types.SimpleNamespace(
         silence=40.0,
         hosts={1: host, 0: types.SimpleNamespace(activity="counting")},
-        barrier=lambda facts: events.append(("barrier", facts)),
+        barrier=lambda facts=None: events.append(("barrier", facts)),
         leave=lambda: events.append(("leave",)),
         fail=lambda *arguments: events.append(("fail", *arguments)),
     )
@@ -123,8 +122,9 @@ def test_process_0_works_before_the_others(index, joined, monkeypatch):
 
 @pytest.mark.parametrize("code", [0, RESTART])
 def test_processes_that_finish_leave_together(code, joined, monkeypatch):
+    monkeypatch.setattr(jax.distributed, "shutdown", lambda: joined.append("shutdown"))
     processes.finish(code)
-    assert joined == [("leave",), ("exit", code)]
+    assert joined == [("barrier", None), "shutdown", ("leave",), ("exit", code)]
     joined.clear()
     monkeypatch.setattr(processes, "_heartbeat", None)
     if code:
@@ -138,50 +138,36 @@ def test_processes_that_finish_leave_together(code, joined, monkeypatch):
 
 @pytest.mark.parametrize(("silence", "timeout"), [(20.0, 100), (40.0, 120)])
 def test_jax_notices_a_lost_host_later_than_the_heartbeat(silence, timeout, joined, monkeypatch):
-    calls, tunnel = (
-        [],
-        types.SimpleNamespace(address="unix:/x", close=lambda: calls.append("closed")),
-    )
-    monkeypatch.setattr(
-        processes, "Heartbeat", lambda *_, **__: types.SimpleNamespace(tunnel=tunnel)
-    )
+    """And jax's abort waits for it."""
+    calls = []
+    libc = types.SimpleNamespace(signal=lambda *arguments: calls.append(arguments), sleep="sleep")
+    monkeypatch.setattr(processes.ctypes, "CDLL", lambda name: libc)
+    monkeypatch.setattr(processes, "Heartbeat", lambda *_, **__: None)
     monkeypatch.setattr(jax.config, "update", lambda *arguments: calls.append(arguments))
     monkeypatch.setattr(
         jax.distributed, "initialize", lambda *where, **more: calls.append((where, more))
     )
     processes.join(ProcessGroup("10.0.0.2:8476", 2, 1), {}, 300.4, silence)
     assert calls == [
+        (signal.SIGABRT, "sleep"),
         ("jax_enable_preemption_service", False),
         (
-            ("unix:/x", 2, 1),
+            ("10.0.0.2:8476", 2, 1),
             {
-                "coordinator_bind_address": "unix:/x",
                 "initialization_timeout": 300,
                 "heartbeat_timeout_seconds": timeout,
                 "shutdown_timeout_seconds": 60,
             },
         ),
-        "closed",
     ]
 
 
-def test_every_file_of_a_package_is_part_of_the_program(tmp_path, monkeypatch):
-    """But scripts and tests: no run imports them; recipes are compared key by key."""
-    packages = {path.parent.name for path in processes._ROOT.glob("*/__init__.py")}
-    packages -= {"scripts", "tests"}
-    files = ["main.py", "benchmarks/ncf/b.py", *(f"{name}/a.py" for name in sorted(packages))]
-    for file in files:
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text(file)
-    monkeypatch.setattr(processes, "_ROOT", tmp_path)
-    before = processes.run_facts({"seed": 3})
-    assert before["config.seed"] == "3" and processes.run_facts({"seed": 3}) == before
-    name = "the program (SHA-256 of its files)"
-    digests = {before[name]}
-    for file in files:
-        (tmp_path / file).write_text("changed")
-        digests.add(processes.run_facts({"seed": 3})[name])
-    assert len(digests) == 1 + len(files)
+def test_the_facts_of_a_run(monkeypatch):
+    monkeypatch.setattr(processes.starts, "commit", lambda: "0123-dirty")
+    facts = processes.run_facts({"seed": 3, "mlperf": {"format": ""}})
+    assert (facts["config.seed"], facts["config.mlperf.format"]) == ("3", "")
+    assert facts["the version of jax"] == jax.__version__
+    assert facts["the program's commit"] == "0123-dirty"
 
 
 # Several processes.
@@ -267,8 +253,6 @@ def test_evaluation_and_doctor(calm):
 def test_kill_9_of_one_stops_the_other_and_loses_nothing(victim, calm, tmp_path):
     group = Group(str(tmp_path / "run"), calm.arguments, 2).start()
     until(group, 0, "step 4/12")
-    with pytest.raises(ConnectionRefusedError):  # no stranger reaches the run any more
-        socket.create_connection(group.address)
     group.processes[victim].kill()
     codes = group.wait()
     assert codes[victim] == -signal.SIGKILL and codes[1 - victim] == RESTART, codes
@@ -327,22 +311,17 @@ def test_an_evaluation_that_hangs_ends(calm, tmp_path):
     assert any(name.endswith("stacks.txt") for name in os.listdir(f"{workdir}/hosts"))
 
 
-@pytest.mark.parametrize("secret", ["of this run", pytest.param("", marks=pytest.mark.slow)])
-def test_hosts_that_disagree_do_not_start(secret, tiny_records, tmp_path, monkeypatch):
-    """Without a secret host 1 may be a stranger, for whom host 0 does not end with 1."""
-    monkeypatch.setenv("RUN_SECRET", secret)
+def test_a_host_that_disagrees_ends_and_is_named(tiny_records, tmp_path):
     group = Group(str(tmp_path / "run"), flags(tiny_records, hosts_wait_seconds=60), 2)
     group.start(each=[[], ["--config.seed=1"]])
-    if not secret:
-        group.processes[1].wait()
-        until(group, 0, "config.seed is 1 there and 0 on host 0")
-        group.processes[0].send_signal(signal.SIGTERM)
-    finished(group, 1 if secret else 143, 1)
-    for index in (0, 1) if secret else (1,):
-        (error,) = [line for line in group.said(index).splitlines() if line.startswith("ERROR")]
-        text = "config.seed is 1 there and 0 on host 0" if secret else "settings differ"
-        assert text in error and "host 0 (" in error or "host 1 (" in error
-        assert "Traceback" not in group.said(index)
+    group.processes[1].wait()
+    reason = "differs: config.seed is 1 there and 0 on host 0"
+    until(group, 0, reason)
+    group.processes[0].send_signal(signal.SIGTERM)
+    finished(group, 143, 1)
+    (error,) = [line for line in group.said(1).splitlines() if line.startswith("ERROR")]
+    assert "host 0 (" in error and "host 1 (" in error and reason in error
+    assert "Traceback" not in group.said(0) + group.said(1)
 
 
 @pytest.mark.long

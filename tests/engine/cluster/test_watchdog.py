@@ -1,18 +1,16 @@
-"""The watchdog by its own clock, and with another host."""
+"""The watchdog by its own clock."""
 
-import os
 import queue
-import signal
 import threading
 import time
+import types
+from typing import Any
 
 import pytest
 
-from engine.cluster import hostlog, watchdog
-from engine.cluster.heartbeat import Heartbeat
-from engine.cluster.hosts import ProcessGroup
+from engine import start
+from engine.cluster import hostlog, preemption, processes, watchdog
 from engine.cluster.watchdog import Watchdog, doing
-from tests.engine.cluster.meeting import child, free_port
 
 SECONDS = 10.0
 
@@ -22,7 +20,7 @@ def dog(tmp_path):
     """A watchdog without a thread, whose clock a test moves; and the reasons why it ended runs."""
     ended = []
     watching = Watchdog(
-        *(0.0, hostlog.attach(str(tmp_path), 3)),
+        *(0.0, hostlog.attach(str(tmp_path), 3).note),
         explain=lambda: "gs://b/train-1 did not answer",
         rescue=lambda: "saved step 7",
         leave=ended.append,
@@ -65,20 +63,13 @@ def test_the_stacks_of_all_threads_are_written():
     assert " in test_the_stacks_of_all_threads_are_written\n" in text
 
 
-def test_the_start_is_a_sign_of_life(caplog, dog, monkeypatch):
-    dog, ended = dog
-    monkeypatch.setattr(dog._log, "note", lambda name, text: "")
-    assert [dog._has_ended(1.0) for _ in range(21)] == [False] * 20 + [True] and len(ended) == 1
-    assert "The stacks of all threads are in (not written); " in caplog.text
-
-
 @pytest.mark.parametrize(("seconds", "patience"), [(10.0, 30.0), (100.0, 100.0)])
 def test_explaining_and_saving_may_take_a_while(seconds, patience, dog, monkeypatch):
     dog, ended = dog
     calls = []
     monkeypatch.setattr(watchdog, "within", lambda work, limit: calls.append(limit) or work())
     dog._seconds = seconds
-    dog._end()
+    assert dog._has_ended(1e6)
     assert calls == [30.0, patience] and len(ended) == 1
 
 
@@ -135,8 +126,8 @@ def test_a_run_of_slow_steps_that_was_asked_to_stop_may_end_its_step(dog):
 def test_the_thread_watches_the_clock(tmp_path):
     ended = queue.Queue()
     doing("training")
-    log = hostlog.attach(str(tmp_path), 0)
-    Watchdog(0.1, log, explain=str, rescue=lambda: "saved", leave=ended.put)
+    note = hostlog.attach(str(tmp_path), 0).note
+    Watchdog(0.1, note, explain=str, rescue=lambda: "saved", leave=ended.put)
     assert "training" in ended.get()  # a test that hangs here has failed
 
 
@@ -152,64 +143,25 @@ def test_a_rescue_that_fails_does_not_keep_the_process(fault, dog, monkeypatch):
     within = watchdog.within
     monkeypatch.setattr(watchdog, "within", lambda work, _: within(work, 1.0))
     dog._rescue = rescue
-    dog._end()
+    assert dog._has_ended(1e6)
     expected = {"raises": "the disk is gone", "hangs": "nothing more could be saved"}
     assert expected[fault] in ended[0]
 
 
-STOPPED = """
-import sys
-from engine.cluster import hostlog, watchdog
-from engine.cluster.watchdog import Watchdog
-dog = Watchdog(8.0, hostlog.attach(sys.argv[1], 0), explain=str, rescue=str, leave=print)
-look = dog._has_ended
-dog._has_ended = lambda passed: print(passed, flush=True) or look(passed)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.long
-def test_a_process_that_was_stopped_has_not_been_idle(tmp_path):
-    with child(STOPPED, str(tmp_path)) as process:
-        process.stdout.readline()
-        os.kill(process.pid, signal.SIGSTOP)
-        time.sleep(5)
-        os.kill(process.pid, signal.SIGCONT)
-        passed = [float(process.stdout.readline()) for _ in range(2)]
-        process.stdin.close()
-    assert max(passed) <= 2 * watchdog._TICK
-
-
-SCORES = """
-import sys
-from engine.cluster.heartbeat import Heartbeat
-from engine.cluster.hosts import ProcessGroup
-from engine.cluster.watchdog import doing
-Heartbeat(ProcessGroup(sys.argv[1], 2, 0), {}, wait=600.0, silence=600.0, end=print)
-for line in sys.stdin:
-    doing(line.strip())
-"""
-
-
-@pytest.mark.long
-def test_a_long_score_on_host_0_is_a_sign_of_life_on_the_others(dog):
-    """Host 0 tells its progress to host 1, which only waits and does not end."""
-    port = free_port()
-    with child(SCORES, f"127.0.0.1:{port}") as process:
-        group = ProcessGroup(f"127.0.0.1:{port}", 2, 1)
-        heartbeat = Heartbeat(group, {}, wait=600.0, silence=600.0, end=lambda *_: None)
-        dog, ended = dog
-        dog._others = lambda: [host.activity for host in heartbeat.hosts.values()]
-        doing("waiting for host 0 to compute the score")
-        for done in range(3):
-            assert not any(dog._has_ended(1.0) for _ in range(10))
-            print(f"computing the score: {done + 1} of 3 images", file=process.stdin, flush=True)
-            while f"{done + 1} of 3" not in heartbeat.hosts[0].activity:
-                time.sleep(0.05)
-        assert not dog._has_ended(19.0) and not ended
-        assert dog._has_ended(1000.0)  # host 0 was silent
-        heartbeat._has_ended = True
-        process.stdin.close()
+@pytest.mark.parametrize(("signum", "code"), [(None, 75), (15, 143), (2, 130), (1, 143)])
+def test_a_run_that_hangs_ends_with_the_code_of_a_restart(signum, code, monkeypatch):
+    failures, made = [], []
+    monkeypatch.setattr(preemption, "_requested", signum)
+    monkeypatch.setattr(processes, "fail", lambda *args: failures.append(args))
+    dog = types.SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(watchdog, "Watchdog", lambda *_, **more: made.append(more) or dog)
+    limits = types.SimpleNamespace(watchdog_seconds=60.0)
+    run: Any = types.SimpleNamespace(
+        settings=types.SimpleNamespace(limits=limits), log=types.SimpleNamespace(note=str)
+    )
+    with start.Run.watched(run):
+        made[0]["leave"]("nothing moved")
+    assert failures == [("nothing moved", code)]
 
 
 def test_the_activity_before_counts_again():
