@@ -11,21 +11,19 @@ continues. See docs/data.md.
 
 import argparse
 import dataclasses
-import functools
-import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks.detection import survey
 from benchmarks.detection.coco import Annotations
-from benchmarks.detection.preparation import objects, zips
+from benchmarks.detection.preparation import objects
 from common import console, foreign, limits
 from common.data import records
 from common.errors import UserError
-from common.preparation import arguments, plan, sources, writing
+from common.preparation import arguments, sources, writing
 
 KIND = "detection"  # in the manifest
 SCORED = "instances_val2017.json"  # in OUT, whatever the name of the input
@@ -76,30 +74,28 @@ def prepare(args: argparse.Namespace) -> str:
         UserError: a mistake of the user's.
         tf.errors.OpError: reading or writing failed.
     """
-    state, settings = writing.State(args.out), _settings(args)
+    settings = _settings(args)
     flags = ("train_images", "val_images", "annotations", "train_annotations", "val_annotations")
     paths = {flag: getattr(args, flag) for flag in flags}
     listings = sources.list_inputs(paths, args.workers, zipped=True)
     stamps = {flag: listing.stamp for flag, listing in listings.items()}
-    state.claim({"settings": settings, "input": stamps}, args.overwrite)
-    splits = _plan(args, listings)
+    writing.State(args.out).claim({"settings": settings, "input": stamps}, args.overwrite)
+    splits, scored = _plan(args, listings)
     official = args.annotations and not args.subset
-    if official:
-        counts = objects.counts(splits, splits["train"].with_boxes, len(splits["val"].files))
-        plan.check_counts(counts, objects.COCO, "COCO 2017", "the input", args.out)
-    key = json.dumps([settings, stamps, *(name for name in splits if splits[name].turn)])
-    planned = writing.shards(
-        {name: (len(split.order), split.shards) for name, split in splits.items()},
-        records.DETECTION_SUFFIX,
-    )
+
+    def check(train: int, val: int, subject: str) -> None:
+        if official:
+            counts = objects.counts(splits["train"], train, val)
+            writing.check_counts(counts, objects.COCO, "COCO 2017", subject, args.out)
 
     def make(name: str, k: int) -> writing.Example:
         return objects.example(splits[name], args.masks, args.quality, k)
 
-    results = writing.write(args.out, planned, make, key, args.workers)
-    scored = _annotations("val", listings)[1]()
+    check(splits["train"].with_boxes, len(splits["val"].files), "the input")
+    sizes = {name: (len(split.order), split.shards) for name, split in splits.items()}
+    results = writing.write(args.out, sizes, make, args.workers, records.DETECTION_SUFFIX)
     sources.check_unchanged(listings, args.workers)
-    content = _manifest(splits, settings, planned, results)
+    content = _manifest(splits, settings, results)
     writing.report(content)
     _warn(content)
     for name, split in splits.items():
@@ -108,9 +104,7 @@ def prepare(args: argparse.Namespace) -> str:
     examples = {name: row["examples"] for name, row in content["splits"].items()}
     if not examples["train"]:
         raise UserError("none of the training images can be used")
-    if official:
-        counts = objects.counts(splits, examples["train"], examples["val"])
-        plan.check_counts(counts, objects.COCO, "COCO 2017", "the output", args.out)
+    check(examples["train"], examples["val"], "the output")
     writing.save(args.out, SCORED, scored)
     writing.save_manifest(args.out, content)
     return _last_line(args.out, content)
@@ -128,10 +122,8 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _annotations(
-    name: str, listings: dict[str, sources.Listing]
-) -> tuple[str, Callable[[], bytes]]:
-    """(name in messages, what reads the file) of a split's annotations.
+def _read_annotations(name: str, listings: dict[str, sources.Listing]) -> tuple[str, bytes]:
+    """(name in messages, content) of a split's annotations.
 
     Raises:
         SourceError: the input is not of that form, or the file is missing or there twice.
@@ -139,41 +131,34 @@ def _annotations(
     if own := listings.get(f"{name}_annotations"):
         if not own.archive:
             raise sources.SourceError(f"--{name}_annotations: {own.path} is a folder, not a file")
-        return own.path, functools.partial(sources.read_all, own.path, limits.ANNOTATION_BYTES)
+        return own.path, sources.read_all(own.path, limits.ANNOTATION_BYTES)
     listing, base = listings["annotations"], f"instances_{name}2017.json"
-    fix = "for own images, give --train_annotations and --val_annotations"
-    if listing.archive:
-        if not listing.path.endswith(".zip"):
-            raise sources.SourceError(f"--annotations: {listing.path} is no zip or folder; {fix}")
-        member = zips.find(listing.path, base)
-        read = functools.partial(zips.read_member, listing.path, member)
-        members = [member] if member else []
-    else:
-        members = [file for file, _ in listing.files if os.path.basename(file) == base]
-        path = os.path.join(listing.path, *members[:1])
-        read = functools.partial(sources.read_all, path, limits.ANNOTATION_BYTES)
-    if len(members) != 1:
-        fault = f"holds {base} more than once" if members else f"holds no {base}"
-        raise sources.SourceError(f"--annotations: {listing.path} {fault}; {fix}")
-    return f"{listing.path}/{members[0]}", read
+    path, fix = listing.path, "for own images, give --train_annotations and --val_annotations"
+    if listing.archive and not path.endswith(".zip"):
+        raise sources.SourceError(f"--annotations: {path} is no zip or folder; {fix}")
+    source = sources.all_files(listing)
+    rows = [i for i, file in enumerate(source.files) if os.path.basename(file.name) == base]
+    if len(rows) != 1:
+        fault = f"holds {base} more than once" if rows else f"holds no {base}"
+        raise sources.SourceError(f"--annotations: {path} {fault}; {fix}")
+    file = source.files[rows[0]].name
+    return f"{path}/{file}", source.read(rows[0], limits.ANNOTATION_BYTES)
 
 
 def _plan(
     args: argparse.Namespace, listings: dict[str, sources.Listing]
-) -> dict[str, objects.Split]:
-    """Reads the annotations, finds the images, and plans both splits; prints their sizes."""
-    annotations = {}
+) -> tuple[dict[str, objects.Split], bytes]:
+    """Plans both splits, prints their sizes, and returns the file of the val annotations, too."""
+    annotations, data = {}, b""
     for name in records.DETECTION_SPLITS:
-        path, read = _annotations(name, listings)
+        path, data = _read_annotations(name, listings)
         print(f"reading {path}", flush=True)
-        annotations[name] = Annotations.parse(read(), path, args.masks)
+        annotations[name] = Annotations.parse(data, path, args.masks)
         objects.check_boxes(annotations[name], args.trust_boxes)
     objects.check_categories(*annotations.values())
-    indexes = {}
-    for listing in (listings["train_images"], listings["val_images"]):
-        if listing.path not in indexes:
-            indexes[listing.path] = zips.index(listing.path) if listing.archive else listing.all()
-    splits, unused = {}, {path: set(range(len(i.names))) for path, i in indexes.items()}
+    images = {listings[flag].path: listings[flag] for flag in ("train_images", "val_images")}
+    indexes = {path: sources.all_files(listing) for path, listing in images.items()}
+    splits, unused = {}, {path: set(range(len(i.files))) for path, i in indexes.items()}
     for name, number in zip(annotations, (args.shards, args.val_shards), strict=True):
         path = listings[f"{name}_images"].path
         shards = (number or 0, _USUAL[name] if args.annotations else 0)
@@ -188,7 +173,7 @@ def _plan(
     for path, rows in unused.items():
         if rows:
             print(f"{path} holds {len(rows):,} files that the annotations do not list")
-    return _turned(args, splits)
+    return _turned(args, splits), data
 
 
 def _turned(args: argparse.Namespace, splits: dict[str, objects.Split]) -> dict[str, objects.Split]:
@@ -218,14 +203,11 @@ def _turned(args: argparse.Namespace, splits: dict[str, objects.Split]) -> dict[
 
 
 def _manifest(
-    splits: dict[str, objects.Split],
-    settings: dict[str, Any],
-    planned: list[writing.Shard],
-    results: dict[str, dict],
+    splits: dict[str, objects.Split], settings: dict[str, Any], results: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """The content of manifest.json: a function of the input, the seed and the settings."""
-    counts = writing.label_counts(planned, results)
-    rows = writing.split_rows(planned, results)
+    counts = writing.label_counts(results)
+    rows = writing.split_rows(results)
     for name, split in splits.items():
         boxes: dict[str, Any] = {
             "dropped": int((~split.boxes.has_area).sum()),
@@ -250,7 +232,7 @@ def _manifest(
         "annotations": SCORED,
         "splits": rows,
         "classes": classes,
-        **writing.file_rows(planned, results, []),
+        **writing.file_rows(results),
     }
 
 

@@ -13,7 +13,7 @@ from benchmarks.detection.coco import Annotations, is_end, normal
 from common import pools
 from common.errors import UserError
 from common.images import photos
-from common.preparation import plan, schema, writing
+from common.preparation import schema, writing
 from common.preparation.sources import Source, SourceError
 
 COCO = {  # of 2017
@@ -115,14 +115,13 @@ def plan_split(
     if name == "train":
         order = np.flatnonzero(np.diff(starts))
         ids = annotations.image_ids.tolist()
-        keys = {row: plan.draw(seed, name, str(ids[row])) for row in order.tolist()}
-        order = np.array(sorted(keys, key=keys.__getitem__), np.int64)
+        order = order[writing.shuffled(seed, name, [str(ids[row]) for row in order])]
     if not len(objects):
         raise SourceError(f"{annotations.path} has no box with an area inside of its image")
     number, usual = shards
-    plan.check_shards(number, len(order), "shards" if name == "train" else "val_shards")
-    size = int(source.sizes[files[order]].sum())
-    number = number or plan.num_shards(len(order), size, usual)
+    flag = "shards" if name == "train" else "val_shards"
+    size = sum(source.files[i].size for i in files[order])
+    number = writing.num_shards(number, flag, len(order), size, usual)
     return Split(name, annotations, source, files, order, boxes, objects, starts, number)
 
 
@@ -191,9 +190,8 @@ def check_categories(train: Annotations, val: Annotations) -> None:
         )
 
 
-def counts(splits: dict[str, Split], with_boxes: int, val_images: int) -> dict[str, int]:
+def counts(train: Split, with_boxes: int, val_images: int) -> dict[str, int]:
     """The numbers to compare with COCO's; the last two are those of the plan or of the output."""
-    train = splits["train"]
     return {
         "train images": len(train.files),
         "train images with boxes": with_boxes,
@@ -210,24 +208,25 @@ def locate(annotations: Annotations, source: Source) -> np.ndarray:
     Raises:
         SourceError: an image is missing, two files fit one image, or one file fits two.
     """
-    by_path = {name: i for i, name in enumerate(source.names)}
+    names = [file.name for file in source.files]
+    by_path = {name: i for i, name in enumerate(names)}
     by_base: dict[str, list[int]] = {}
-    for i, name in enumerate(source.names):
+    for i, name in enumerate(names):
         by_base.setdefault(os.path.basename(name), []).append(i)
     files, missing, taken = [], [], {}
     for image_id, name in zip(annotations.image_ids.tolist(), annotations.file_names, strict=True):
         path = normal(name)
         fits = [by_path[path]] if path in by_path else by_base.get(os.path.basename(path), [])
-        fits = [i for i in fits if is_end(path, source.names[i])]
+        fits = [i for i in fits if is_end(path, names[i])]
         if len(fits) > 1:
-            both = " and ".join(source.names[i] for i in fits[:2])
+            both = " and ".join(names[i] for i in fits[:2])
             raise SourceError(f"{source.path}: image {image_id} ({name}) may be {both}")
         if not fits:
             missing.append(name)
         elif taken.setdefault(fits[0], image_id) != image_id:
             raise SourceError(
                 f"{annotations.path}: images {taken[fits[0]]} and {image_id} are both "
-                f"{source.names[fits[0]]} in {source.path}"
+                f"{names[fits[0]]} in {source.path}"
             )
         files += fits
     if missing:
