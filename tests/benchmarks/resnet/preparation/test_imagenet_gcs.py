@@ -73,22 +73,6 @@ def assert_same(gcs, folder, expected):
     assert not [name for name in gcs.names(folder) if "tmp." in name]
 
 
-@pytest.mark.long
-def test_archives_become_the_bytes_of_a_local_run(gcs, raw, local, capsys):
-    out = gcs.bucket("objects")  # as roles/storage.objectAdmin has it
-    prepare.make("imagenet", [*archives(raw), f"--out={out}/some/folder/", "--workers=16"])
-    assert_same(gcs, f"{out}/some/folder", local[1])
-    assert set(local[1]) == {*RECORDS, "manifest.json"}
-    before = len(gcs.log())
-    prepare.make("imagenet", [*archives(raw), f"--out={out}/some/folder"])
-    assert "continuing: 7 of 7 shards" in capsys.readouterr().out
-    again = [request for request, _, _ in gcs.log()[before:]]
-    assert again and not [line for line in again if not line.startswith("GET ")]
-    root = gcs.bucket()  # a bucket itself asks for more, storage.buckets.get
-    prepare.make("imagenet", [*archives(raw), f"--out={root}"])
-    assert_same(gcs, root, local[1])
-
-
 @pytest.mark.parametrize(
     ("request_", "finished"),
     [
