@@ -33,21 +33,6 @@ PREPARATIONS = {
 _COMMAND = "python -m scripts.prepare"
 
 
-def usage() -> str:
-    """The names of all preparations, with a line about each."""
-    width = max(map(len, PREPARATIONS))
-    return "\n".join(
-        [
-            f"usage: {_COMMAND} NAME [arguments]",
-            "",
-            *(f"  {name:<{width}}  {text}" for name, (_, text) in PREPARATIONS.items()),
-            "",
-            f"{_COMMAND} NAME --help lists the arguments of one; docs/data.md explains them.",
-            "python main.py --mode=doctor --full checks a folder of records, see docs/data.md.",
-        ]
-    )
-
-
 def parse(name: str, argv: Sequence[str]) -> argparse.Namespace:
     """The arguments of a preparation; exits with status 2 and one line if one is invalid."""
     module = importlib.import_module(PREPARATIONS[name][0])
@@ -90,7 +75,12 @@ def main(argv: Sequence[str]) -> None:
     """Runs the preparation that the first argument names with the other arguments."""
     name, *rest = argv or [""]
     if name in ("", "-h", "--help"):
-        print(usage())
+        width = max(map(len, PREPARATIONS))
+        print(f"usage: {_COMMAND} NAME [arguments]\n")
+        for each, (_, text) in PREPARATIONS.items():
+            print(f"  {each:<{width}}  {text}")
+        print(f"\n{_COMMAND} NAME --help lists the arguments of one; docs/data.md explains them.")
+        print("python main.py --mode=doctor --full checks a folder of records, see docs/data.md.")
         sys.exit(0 if name else 2)
     if name not in PREPARATIONS:
         print(f"prepare: there is no {name!r}; choose {', '.join(PREPARATIONS)}", file=sys.stderr)

@@ -61,7 +61,6 @@ class Run:
         """
         state, names = self._state, self._names
         state.claim(self._plan, self._args.overwrite)
-        state.sweep()
         vocabulary = vocabularies.find(state, self._plan, self._source.vocabulary)
         if vocabulary:
             self._source.use(vocabulary)
@@ -211,8 +210,8 @@ class Run:
         if not result:
             self._state.remove_manifest()
             rows = (packing.serialize_example({"inputs": a, "targets": b}) for a, b in ids)
-            written = dataclasses.asdict(records.write_shard(os.path.join(out, name), rows))
-            result = {"key": self._eval_key, **written, "examples": written["count"]}
+            written = records.write_shard(os.path.join(out, name), rows)
+            result = {"key": self._eval_key, **written}
             self._state.write(f"{name}.json", result)
         for file, lines in raw.items():
             writing.save(out, file, b"".join(lines))

@@ -27,7 +27,7 @@ from common import limits
 from common.data import files, records
 from common.data.shards import record_name, tensorflow
 from common.errors import DataError, one_line
-from common.preparation.sources import SourceError, open_tar, read_at, tar_members
+from common.preparation.sources import SourceError, read_at
 from common.text import is_sgm, limited_lines, sgm_sentences
 
 _ARCHIVES = (".tgz", ".tar.gz", ".tar", ".tar.bz2", ".tar.xz")
@@ -110,8 +110,8 @@ def _unzipped(file: Any) -> Any:
 
 def _member(raw: Any, text: Text) -> Any:
     """Opens a member of an archive, without unpacking the archive."""
-    archive = open_tar(raw, "r|*")
-    for info in tar_members(archive):
+    archive = tarfile.open(fileobj=raw, mode="r|*")  # noqa: SIM115 (its file is returned)
+    for info in archive:
         if posixpath.normpath(info.name) == text.member and info.isreg():
             file = archive.extractfile(info)
             assert file is not None  # it is a regular file
@@ -159,8 +159,8 @@ def pairs_in(archive: str, source: str, target: str) -> list[tuple[Text, Text]]:
     if not tensorflow().io.gfile.exists(archive):
         raise SourceError(f"there is no {archive}")
     try:
-        with _open(archive, lambda size: None) as raw, open_tar(raw, "r|*") as tar:
-            names = [posixpath.normpath(info.name) for info in tar_members(tar) if info.isreg()]
+        with _open(archive, lambda size: None) as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
+            names = [posixpath.normpath(info.name) for info in tar if info.isreg()]
     except _DAMAGE as error:
         fault = one_line(error)
         raise SourceError(f"{archive} is no tar archive, or is damaged: {fault}") from error

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.resnet.preparation import imagenet as preparation
 from common.errors import UserError
-from common.preparation import plan as plans
 from common.preparation import writing
 from scripts import prepare
 from tests.common.preparation import test_schema
@@ -234,8 +234,8 @@ def test_an_input_that_changes_meanwhile_gives_no_manifest(imagenet, tmp_path, m
     arguments, *_ = write_imagenet(tmp_path)
     write = writing.write
 
-    def change(*args):
-        results = write(*args)
+    def change(*args, **options):
+        results = write(*args, **options)
         os.utime(tmp_path / "ILSVRC2012_img_val.tar", (1, 1))
         return results
 
@@ -252,7 +252,7 @@ def test_imagenet_must_be_whole(imagenet, tmp_path, monkeypatch, capsys):
         prepare.make("imagenet", [*flags, f"--out={tmp_path}/out"])
     assert not list((tmp_path / "out").glob("train-*"))  # refused before anything is written
     counts = {"train images": 48, "validation images": 20, "classes": 4}
-    monkeypatch.setattr(plans, "IMAGENET", counts)
+    monkeypatch.setattr(preparation, "IMAGENET", counts)
     prepare.make("imagenet", [*flags, f"--out={tmp_path}/out"])
     assert contents(tmp_path / "out") == contents(imagenet[-1])
 
