@@ -12,6 +12,7 @@ item among 999 others, and writes both to baselines.json. The same arguments giv
 import argparse
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -120,6 +121,7 @@ def baselines(world: World, popularity: np.ndarray) -> dict[str, float]:
 
 def prepare(args: argparse.Namespace) -> str:
     """Writes ratings.csv and baselines.json; returns the last line to print."""
+    started = time.monotonic()
     world = World(args.users, args.items, args.ratings, args.factors, args.seed)
     popularity, rated = np.zeros(world.items, np.int64), np.zeros(world.items, bool)
     progress = console.ProgressBar("writing", world.users, "users")
@@ -141,9 +143,9 @@ def prepare(args: argparse.Namespace) -> str:
     counts = {"users": args.users, "items": np.count_nonzero(rated), "ratings": args.ratings}
     keys = arguments.keys(**{f"num_{name}": count for name, count in counts.items()})
     return (
-        f"wrote {args.ratings:,} ratings by {args.users:,} users of {counts['items']:,} items. "
-        f"HR@10 is {metrics['popularity_hr_at_10']:.3f} by popularity, "
-        f"{metrics['ceiling_hr_at_10']:.3f} at best; train on them: "
+        f"wrote {args.ratings:,} ratings by {args.users:,} users of {counts['items']:,} items "
+        f"({time.monotonic() - started:.0f} s). HR@10 is {metrics['popularity_hr_at_10']:.3f} by "
+        f"popularity, {metrics['ceiling_hr_at_10']:.3f} at best; train on them: "
         f"{arguments.train_command('ncf_synthetic', args.out, *keys)}"
     )
 

@@ -10,13 +10,14 @@ same files.
 import argparse
 import io
 import re
+import time
 from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
 
 from common import console, pools
-from common.data import records
+from common.data import files, records
 from common.errors import UserError
 from common.preparation import arguments, schema
 
@@ -92,16 +93,19 @@ def prepare(args: argparse.Namespace) -> str:
             "add --overwrite to delete them"
         )
     records.remove_shards(args.out)
+    started, size = time.monotonic(), 0
     counts = ((args.images, args.shards), (args.validation_images, args.validation_shards))
     for split, (number, shards) in zip(records.SPLITS, counts, strict=True):
         print(f"{split}: {number:,} images in {shards:,} shards into {args.out}", flush=True)
         images = FakeImages(args, split, number)
         try:
-            records.write_shards(args.out, split, images, shards, pools.cores())
+            paths = records.write_shards(args.out, split, images, shards, pools.cores())
         except KeyboardInterrupt:
             raise UserError(f"stopped; {args.out} is incomplete", code=130) from None
         images.progress.close()
+        size += sum(files.sizes(paths))
     return (
-        f"wrote {args.images:,} train and {args.validation_images:,} validation images; train on "
-        f"them: {arguments.train_command('resnet50', args.out)}"
+        f"wrote {args.images:,} train and {args.validation_images:,} validation images "
+        f"({size / 1e6:,.0f} MB, {time.monotonic() - started:.0f} s); train on them: "
+        f"{arguments.train_command('resnet50', args.out)}"
     )
