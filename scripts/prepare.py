@@ -6,6 +6,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from common import console, entry
 from common.data.shards import tensorflow
@@ -14,32 +15,33 @@ from common.images import photos
 from common.preparation import arguments
 from engine import environment
 
-# By name: a module with prepare(args), and parse(parser, argv) if it has more arguments than --out;
-# and what it makes.
+# By name: the package whose `preparation` has a module of this name, with prepare(args), and
+# parse(parser, argv) if it has more arguments than --out; and what it makes.
 PREPARATIONS = {
-    "imagenet": ("benchmarks.resnet.preparation.imagenet", "records of ImageNet, or of own photos"),
-    "coco": ("benchmarks.detection.preparation.coco", "records of COCO, or of own images"),
-    "text": ("benchmarks.translation.preparation.text", "records of parallel text"),
-    "digits": ("common.preparation.digits", "handwritten digits"),
-    "digit_scenes": (
-        "benchmarks.detection.preparation.digit_scenes",
-        "images of digits, with boxes",
-    ),
-    "digit_masks": ("benchmarks.detection.preparation.digit_masks", "images of digits, with masks"),
-    "phrases": ("benchmarks.translation.preparation.phrases", "sentences in English and German"),
-    "ratings": ("benchmarks.ncf.preparation.ratings", "made-up ratings of films"),
-    "fake": ("benchmarks.resnet.preparation.fake", "random images, for trials"),
+    "imagenet": ("benchmarks.resnet", "records of ImageNet, or of own photos"),
+    "coco": ("benchmarks.detection", "records of COCO, or of own images"),
+    "text": ("benchmarks.translation", "records of parallel text"),
+    "digits": ("common", "handwritten digits"),
+    "digit_scenes": ("benchmarks.detection", "images of digits, with boxes"),
+    "digit_masks": ("benchmarks.detection", "images of digits, with masks"),
+    "phrases": ("benchmarks.translation", "sentences in English and German"),
+    "ratings": ("benchmarks.ncf", "made-up ratings of films"),
+    "fake": ("benchmarks.resnet", "random images, for trials"),
 }
 _COMMAND = "python -m scripts.prepare"
 
 
 def parse(name: str, argv: Sequence[str]) -> argparse.Namespace:
     """The arguments of a preparation; exits with status 2 and one line if one is invalid."""
-    module = importlib.import_module(PREPARATIONS[name][0])
+    module = _module(name)
     about = console.summary(module.__doc__)
     parser = console.Parser(prog=f"{_COMMAND} {name}", description=about)
     parse_own = getattr(module, "parse", arguments.parse_out)
     return parse_own(parser, console.underscored(argv))
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"{PREPARATIONS[name][0]}.preparation.{name}")
 
 
 def make(name: str, argv: Sequence[str]) -> str:
@@ -52,7 +54,7 @@ def make(name: str, argv: Sequence[str]) -> str:
     args = parse(name, argv)
     print(f"prepare {name}: starting TensorFlow, up to 10 s", flush=True)
     photos.quiet()
-    return importlib.import_module(PREPARATIONS[name][0]).prepare(args)
+    return _module(name).prepare(args)
 
 
 def run(name: str, argv: Sequence[str]) -> None:

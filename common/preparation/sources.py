@@ -111,13 +111,9 @@ class Source:
 def list_input(path: str, workers: int, zipped: bool = False) -> Source:
     """Lists a folder recursively without its hidden files; of an archive it finds no files yet.
 
-    Args:
-        path: of the archive or folder, local or gs://.
-        workers: threads that list.
-        zipped: whether the archive may be a zip.
-
     Raises:
-        SourceError: the path does not exist, or the archive is compressed.
+        SourceError: the path does not exist, or the archive is compressed and no zip, or not
+            `zipped`.
     """
     path = path if path.endswith("://") else path.rstrip("/") or "/"
     try:
@@ -218,10 +214,7 @@ def _ends(path: str, size: int, zipped: bool) -> bytes:
 def images(source: Source, sniff: bool, workers: int) -> Source:
     """The images of a folder or a tar; the other files become `skipped`.
 
-    Args:
-        source: the result of `list_input`.
-        sniff: whether the first bytes of a file say that it is an image; else its name does.
-        workers: threads that read.
+    With `sniff` the first bytes of a file say that it is an image, else its name does.
 
     Raises:
         SourceError: the archive is damaged, cut short, or no tar.
@@ -249,17 +242,18 @@ def images(source: Source, sniff: bool, workers: int) -> Source:
                 kept.append(file)
     if not source.archive:
         progress.close()
-    kept = _sorted(source.path, kept)
-    return dataclasses.replace(source, files=kept, skipped=tuple(sorted(skipped)))
+    return _with_files(source, kept, tuple(sorted(skipped)))
 
 
-def _sorted(path: str, files: list[File]) -> list[File]:
-    """The files sorted by name; SourceError if an archive holds one twice."""
+def _with_files(
+    source: Source, files: list[File], skipped: tuple[tuple[str, str], ...] = ()
+) -> Source:
+    """The source with these files, sorted; SourceError if an archive holds one twice."""
     files = sorted(files, key=lambda file: file.name)
     for file, after in itertools.pairwise(files):
         if file.name == after.name:
-            raise SourceError(f"{path} holds {file.name} more than once")
-    return files
+            raise SourceError(f"{source.path} holds {file.name} more than once")
+    return dataclasses.replace(source, files=files, skipped=skipped)
 
 
 def _tar_files(path: str, workers: int) -> list[File]:
@@ -317,33 +311,27 @@ def all_files(source: Source) -> Source:
     """
     if not source.archive:
         return source
-    path = source.path
+    path, files = source.path, []
     try:
         with tensorflow().io.gfile.GFile(path, "rb") as file, zipfile.ZipFile(file) as archive:
-            infos = archive.infolist()
+            infos = [info for info in archive.infolist() if not info.is_dir()]
     except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
         fault = "is cut short, damaged or no zip archive"
         raise SourceError(f"{path} {fault} ({one_line(error)}): mend or replace it") from error
-    files = []
     for info in infos:
-        name = _zip_name(info)
-        if info.is_dir() or any(map(_is_hidden, name.removeprefix("./").split("/"))):
+        name, method = info.filename, info.compress_type
+        if not info.flag_bits & 0x800:  # some archivers write UTF-8 and do not say so
+            with contextlib.suppress(UnicodeError):
+                name = name.encode("cp437").decode()
+        if any(map(_is_hidden, name.removeprefix("./").split("/"))):
             continue
         if info.flag_bits & 1:
             raise SourceError(f"{path} is encrypted ({name}): unpack it, and give the folder")
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            fault = f"in an unusual way (method {info.compress_type})"
+        if method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            fault = f"in an unusual way (method {method})"
             raise SourceError(f"{path} packs {name} {fault}: unpack it, and give the folder")
         files.append(File(name, info.file_size, info))
-    return dataclasses.replace(source, files=_sorted(path, files))
-
-
-def _zip_name(info: zipfile.ZipInfo) -> str:
-    """The name of a member; some archivers write UTF-8 and do not say so."""
-    if not info.flag_bits & 0x800:
-        with contextlib.suppress(UnicodeError):
-            return info.filename.encode("cp437").decode()
-    return info.filename
+    return _with_files(source, files)
 
 
 def read_all(path: str, most: int) -> bytes:
