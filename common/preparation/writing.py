@@ -274,11 +274,19 @@ def report(content: dict[str, Any]) -> None:
             print(f"{title}: {len(rows) - 20:,} more; all are in {files.MANIFEST}")
 
 
-def are_complete(out: str, sizes: Mapping[str, int]) -> bool:
-    """Whether a folder has the shards with these names and bytes, and no others."""
-    if set(sizes) != set(records.existing_shards(out)):
+def is_complete(out: str, *others: str) -> bool:
+    """Whether a folder has the shards that its manifest lists, no other ones, and `others`."""
+    if not all(tensorflow().io.gfile.exists(os.path.join(out, name)) for name in others):
         return False
-    return files.sizes([os.path.join(out, name) for name in sizes]) == list(sizes.values())
+    try:
+        content = parse_json(files.read_manifest(out) or b"{}")
+    except ValueError:  # damaged
+        return False
+    shards = [row for split in content.get("splits", {}).values() for row in split["shards"]]
+    if {row["name"] for row in shards} != set(records.existing_shards(out)):
+        return False
+    sizes = files.sizes([os.path.join(out, row["name"]) for row in shards])
+    return bool(shards) and sizes == [row["bytes"] for row in shards]
 
 
 def save_manifest(out: str, content: dict) -> None:

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.detection.preparation import coco
-from benchmarks.translation.preparation import phrases
+from benchmarks.translation.preparation import phrases, text
 from common import foreign
 from common.preparation import arguments
 from engine.run import read_settings
@@ -121,7 +121,7 @@ def test_many_photos_train_from_random_weights(tmp_path, monkeypatch):
 
 
 def test_phrases_have_their_recipe(tmp_path, monkeypatch):
-    monkeypatch.setattr(phrases, "_raw_state", lambda folder: (True, True))
-    monkeypatch.setattr(phrases, "_has_records", lambda out: True)
+    monkeypatch.setattr(phrases, "_write_raw", lambda folder: None)
+    monkeypatch.setattr(text, "prepare", lambda args: "")
     words, config = typed(prepare.make("phrases", [f"--out={tmp_path}"]), monkeypatch)
     assert "--config=configs/phrases.py" in words and config.data_dir == str(tmp_path)
