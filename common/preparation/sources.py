@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import os
 import struct
 import tarfile
@@ -45,17 +46,23 @@ class File(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """The files of one archive or folder, sorted by name.
+    """An archive or a folder.
 
     Attributes:
         path: of the archive or folder, local or gs://.
-        files: with the names 'class/file', or 'file' where there are no classes.
+        files: sorted, with the names 'class/file', or 'file' where there are no classes.
+        stamp: a digest of names, sizes and modification times; it changes with the input.
+        archive: whether the path is an archive.
+        folders: the names of the folders in a folder, those without files too.
         skipped: (name, reason) of the files that are no images.
     """
 
     path: str
     files: list[File]
-    skipped: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    stamp: str = ""
+    archive: bool = False
+    folders: tuple[str, ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
 
     def class_name(self, i: int) -> str:
         """Returns the class of the i-th image, '' where there are no classes."""
@@ -85,51 +92,28 @@ class Source:
         return data
 
     def _unzip(self, info: zipfile.ZipInfo) -> bytes:
+        tf = tensorflow()
         try:
-            with tensorflow().io.gfile.GFile(self.path, "rb") as file:
+            with tf.io.gfile.GFile(self.path, "rb") as file:
                 file.seek(info.header_offset)
                 sizes = struct.unpack("<26x2H", file.read(30))  # of the name and of more fields
                 file.seek(info.header_offset + 30 + sum(sizes))
                 data = file.read(info.compress_size)
             if info.compress_type == zipfile.ZIP_DEFLATED:
                 data = zlib.decompress(data, -15)
-            if zlib.crc32(data) != info.CRC:
-                raise zlib.error("another checksum")
-        except (zlib.error, struct.error, tensorflow().errors.OutOfRangeError) as error:
-            fault = f"{self.path} is damaged at {info.filename}"
-            raise UserError(f"{fault}: mend or replace it") from error
-        return data
+            if zlib.crc32(data) == info.CRC:
+                return data
+        except (zlib.error, struct.error, tf.errors.OutOfRangeError):
+            pass
+        raise UserError(f"{self.path} is damaged at {info.filename}: mend or replace it")
 
 
-@dataclasses.dataclass(frozen=True)
-class Listing:
-    """An archive or folder before its files are read.
-
-    Attributes:
-        path: of the archive or folder, local or gs://.
-        archive: whether the path is an archive.
-        stamp: a digest of names, sizes and modification times; it changes with the input.
-        files: of a folder, sorted; [] for an archive.
-        folders: the names of the folders in a folder, those without files too.
-    """
-
-    path: str
-    archive: bool
-    stamp: str
-    files: list[File]
-    folders: tuple[str, ...] = ()
-
-
-def list_input(path: str, workers: int, zipped: bool = False) -> Listing:
-    """Stats an archive, or lists a folder recursively without its hidden files.
-
-    Args:
-        path: of the archive or folder, local or gs://.
-        workers: threads that list.
-        zipped: whether the archive may be a zip.
+def list_input(path: str, workers: int, zipped: bool = False) -> Source:
+    """Lists a folder recursively without its hidden files; of an archive it finds no files yet.
 
     Raises:
-        SourceError: the path does not exist, or the archive is compressed.
+        SourceError: the path does not exist, or the archive is compressed and no zip, or not
+            `zipped`.
     """
     path = path if path.endswith("://") else path.rstrip("/") or "/"
     try:
@@ -138,27 +122,27 @@ def list_input(path: str, workers: int, zipped: bool = False) -> Listing:
         raise SourceError(f"there is no {path}") from error
     if not stat.is_directory:
         ends = _ends(path, stat.length, zipped)
-        return Listing(path, True, _digest([("", stat.length, stat.mtime_nsec, ends)]), [])
+        return Source(path, [], _digest([("", stat.length, stat.mtime_nsec, ends)]), archive=True)
     with pools.Threads(workers) as pool:
         rows = sorted(_walk(path, pool))
-    files = [row for row in rows if not row[0].endswith("/")]
     folders = tuple(name[:-1] for name, *_ in rows if name.endswith("/"))
-    return Listing(path, False, _digest(files), [File(*row[:2]) for row in files], folders)
+    rows = [row for row in rows if not row[0].endswith("/")]
+    return Source(path, [File(*row[:2]) for row in rows], _digest(rows), folders=folders)
 
 
 def list_inputs(
     paths: Mapping[str, str | None], workers: int, zipped: bool = False
-) -> dict[str, Listing]:
-    """The listings of the inputs by their flags, see `list_input`; each path is listed once."""
+) -> dict[str, Source]:
+    """The inputs by their flags, see `list_input`; each path is listed once."""
     list_once = functools.cache(lambda path: list_input(path, workers, zipped))
     return {flag: list_once(path) for flag, path in paths.items() if path}
 
 
-def check_unchanged(listings: Mapping[str, Listing], workers: int) -> None:
+def check_unchanged(inputs: Mapping[str, Source], workers: int) -> None:
     """Raises UserError if an input is another one than when it was listed."""
-    paths = {flag: listing.path for flag, listing in listings.items()}
-    for flag, listing in list_inputs(paths, workers, zipped=True).items():
-        if listing.stamp != listings[flag].stamp:
+    paths = {flag: source.path for flag, source in inputs.items()}
+    for flag, source in list_inputs(paths, workers, zipped=True).items():
+        if source.stamp != inputs[flag].stamp:
             raise UserError(f"--{flag} changed while it was read; start again with --overwrite")
 
 
@@ -227,30 +211,27 @@ def _ends(path: str, size: int, zipped: bool) -> bytes:
     return head + tail
 
 
-def index(listing: Listing, sniff: bool, workers: int) -> Source:
-    """Finds the images of a folder or a tar.
+def images(source: Source, sniff: bool, workers: int) -> Source:
+    """The images of a folder or a tar; the other files become `skipped`.
 
-    Args:
-        listing: the result of `list_input`.
-        sniff: whether the first bytes of a file say that it is an image; else its name does.
-        workers: threads that read.
+    With `sniff` the first bytes of a file say that it is an image, else its name does.
 
     Raises:
         SourceError: the archive is damaged, cut short, or no tar.
     """
-    files = _tar_files(listing.path, workers) if listing.archive else listing.files
+    files = _tar_files(source.path, workers) if source.archive else source.files
 
     def fault(file: File) -> str:
         if not file.size:
-            return "empty" if listing.archive else "an empty file"
+            return "empty" if source.archive else "an empty file"
         if not sniff:
             return "" if file.name.lower().endswith(SUFFIXES) else "not named .JPEG"
-        head = read_at(os.path.join(listing.path, file.name), 0, 16)
+        head = read_at(os.path.join(source.path, file.name), 0, 16)
         known = photos.looks_like_image(head)
         return "" if known else "not a JPEG, PNG, WebP, BMP, GIF or TIFF image"
 
-    images, skipped = [], []
-    progress = console.ProgressBar(f"looking at {listing.path}", len(files), "files")
+    kept, skipped = [], []
+    progress = console.ProgressBar(f"looking at {source.path}", len(files), "files")
     with pools.Threads(workers) as pool:
         faults = pools.ordered(pool, fault, files, 4 * workers) if sniff else map(fault, files)
         for file, reason in zip(files, faults, strict=True):
@@ -258,57 +239,47 @@ def index(listing: Listing, sniff: bool, workers: int) -> Source:
             if reason:
                 skipped.append((file.name, reason))
             else:
-                images.append(file)
-    if not listing.archive:
+                kept.append(file)
+    if not source.archive:
         progress.close()
-    return Source(listing.path, _sorted(listing.path, images), sorted(skipped))
+    return _with_files(source, kept, tuple(sorted(skipped)))
 
 
-def _sorted(path: str, files: list[File]) -> list[File]:
-    """The files sorted by name; SourceError if an archive holds one twice."""
+def _with_files(
+    source: Source, files: list[File], skipped: tuple[tuple[str, str], ...] = ()
+) -> Source:
+    """The source with these files, sorted; SourceError if an archive holds one twice."""
     files = sorted(files, key=lambda file: file.name)
-    for file, after in zip(files, files[1:], strict=False):
+    for file, after in itertools.pairwise(files):
         if file.name == after.name:
-            raise SourceError(f"{path} holds {file.name} more than once")
-    return files
+            raise SourceError(f"{source.path} holds {file.name} more than once")
+    return dataclasses.replace(source, files=files, skipped=skipped)
 
 
 def _tar_files(path: str, workers: int) -> list[File]:
-    """The files 'class/file' of a tar; the class is the folder, or the inner tar 'class.tar'."""
-    inner, files = [], []
-    for name, size, place in _members(path, 0, None):
-        folder, base = os.path.split(name)
-        label = os.path.basename(folder)
-        if base.endswith(".tar") and base[0] != ".":
-            inner.append(File(base, size, place))
-        elif base[0] != ".":
-            files.append(File(f"{label}/{base}" if label else base, size, place))
-
-    def nested(tar: File) -> list[File]:
-        members = _members(path, tar.place, tar.size, f"{tar.name} in ")
-        rows = [(os.path.basename(name), size, place) for name, size, place in members]
-        label = tar.name.removesuffix(".tar")
-        return [
-            File(f"{label}/{base}", size, place) for base, size, place in rows if base[0] != "."
-        ]
-
+    """The files of a tar and of its inner tars."""
+    members = [*_members(path)]
+    files = [file for file in members if not file.name.endswith(".tar")]
+    inner = [file for file in members if file.name.endswith(".tar")]
+    progress = console.ProgressBar(f"indexing {path}", len(inner), "inner archives")
     with pools.Threads(workers) as pool:
-        progress = console.ProgressBar(f"indexing {path}", len(inner), "inner archives")
-        for members in pools.ordered(pool, nested, inner, 4 * workers):
+        nested = pools.ordered(pool, lambda tar: [*_members(path, tar)], inner, 4 * workers)
+        for members in nested:
             progress.add(1, sum(file.size for file in members))
             files += members
-        if inner:
-            progress.close()
+    if inner:
+        progress.close()
     return files
 
 
-def _members(path: str, start: int, size: int | None, inside: str = "") -> Iterator[File]:
-    """Yields every regular file of the tar that begins at `start` and has `size` bytes."""
-    archive, last = f"{inside}{path}", ""
-    with tensorflow().io.gfile.GFile(path, "rb") as file:
-        end = file.size() if size is None else start + size
+def _members(path: str, inner: File | None = None) -> Iterator[File]:
+    """Yields the files 'class/file' of a tar: the class is the folder, or the inner tar's name."""
+    tf, start, last = tensorflow(), inner.place if inner else 0, ""
+    label = os.path.basename(inner.name).removesuffix(".tar") if inner else ""
+    archive = f"{label}.tar in {path}" if inner else path
+    with tf.io.gfile.GFile(path, "rb") as file:
+        end = start + inner.size if inner else file.size()
         file.seek(start)
-        tar_faults = (tarfile.TarError, ValueError, tensorflow().errors.OutOfRangeError)
         try:
             with tarfile.open(fileobj=file, mode="r:") as tar:
                 for info in tar:
@@ -318,52 +289,49 @@ def _members(path: str, start: int, size: int | None, inside: str = "") -> Itera
                     if not console.is_utf8(last):
                         name = os.fsencode(last)
                         raise SourceError(f"{archive} holds {name!r}, whose name is not UTF-8")
-                    if info.isreg():
-                        yield File(last, info.size, info.offset_data)
-                # tarfile takes damage, or the end of the file, for the end of the tar.
-                is_cut = tar.offset + 512 > end or read_at(path, tar.offset, 512) != bytes(512)
-        except tar_faults as error:
+                    folder, base = os.path.split(last)
+                    folder = label or os.path.basename(folder)
+                    if info.isreg() and not base.startswith("."):
+                        name = f"{folder}/{base}" if folder else base
+                        yield File(name, info.size, info.offset_data)
+            # tarfile takes damage, or the end of the file, for the end of the tar.
+            is_cut = tar.offset + 512 > end or read_at(path, tar.offset, 512) != bytes(512)
+        except (tarfile.TarError, ValueError, tf.errors.OutOfRangeError) as error:
             fault = f"cut short or damaged after {last}" if last else "no tar archive"
             raise SourceError(f"{archive} is {fault}: {one_line(error)}") from error
-        if is_cut:
-            raise SourceError(f"{archive} is cut short or damaged after {last or 'its start'}")
+    if is_cut:
+        raise SourceError(f"{archive} is cut short or damaged after {last or 'its start'}")
 
 
-def all_files(listing: Listing) -> Source:
+def all_files(source: Source) -> Source:
     """All files of a folder or a zip, but hidden ones.
 
     Raises:
         SourceError: the archive is no zip, cut short, encrypted, or packed in an unusual way.
     """
-    if not listing.archive:
-        return Source(listing.path, listing.files)
-    path = listing.path
+    if not source.archive:
+        return source
+    path, files = source.path, []
     try:
         with tensorflow().io.gfile.GFile(path, "rb") as file, zipfile.ZipFile(file) as archive:
-            infos = archive.infolist()
+            infos = [info for info in archive.infolist() if not info.is_dir()]
     except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
         fault = "is cut short, damaged or no zip archive"
         raise SourceError(f"{path} {fault} ({one_line(error)}): mend or replace it") from error
-    files = []
     for info in infos:
-        name = _zip_name(info)
-        if info.is_dir() or any(map(_is_hidden, name.removeprefix("./").split("/"))):
+        name, method = info.filename, info.compress_type
+        if not info.flag_bits & 0x800:  # some archivers write UTF-8 and do not say so
+            with contextlib.suppress(UnicodeError):
+                name = name.encode("cp437").decode()
+        if any(map(_is_hidden, name.removeprefix("./").split("/"))):
             continue
         if info.flag_bits & 1:
             raise SourceError(f"{path} is encrypted ({name}): unpack it, and give the folder")
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            fault = f"in an unusual way (method {info.compress_type})"
+        if method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            fault = f"in an unusual way (method {method})"
             raise SourceError(f"{path} packs {name} {fault}: unpack it, and give the folder")
         files.append(File(name, info.file_size, info))
-    return Source(path, _sorted(path, files))
-
-
-def _zip_name(info: zipfile.ZipInfo) -> str:
-    """The name of a member; some archivers write UTF-8 and do not say so."""
-    if not info.flag_bits & 0x800:
-        with contextlib.suppress(UnicodeError):
-            return info.filename.encode("cp437").decode()
-    return info.filename
+    return _with_files(source, files)
 
 
 def read_all(path: str, most: int) -> bytes:

@@ -5,7 +5,6 @@ shard, which becomes a part of the manifest. A shard without its summary is writ
 """
 
 import collections
-import dataclasses
 import functools
 import hashlib
 import json
@@ -26,6 +25,10 @@ from common.preparation.sources import SourceError
 
 _SHARD_BYTES = 128 << 20  # large enough for object stores, small enough for a shuffle of files
 FACTS = ("examples", "bytes", "sha256")  # of a shard
+
+# A record, or b"" if the image cannot be used; the labels to count; and rows of the shard's summary
+# by their lists: "left_out" or "changed": [path, reason], "digests": [digest, label, path].
+Example = tuple[bytes, Sequence[int], dict[str, list]]
 
 
 class State:
@@ -48,14 +51,10 @@ class State:
         files.write(os.path.join(self._folder, name), [json.dumps(content).encode()])
 
     def claim(self, plan: dict[str, dict[str, Any]], overwrite: bool) -> None:
-        """Writes plan.json, and deletes partial files of an interrupted run.
-
-        Args:
-            plan: {"settings": {...}, "input": {flag: stamp}}, JSON.
-            overwrite: deletes the records of another plan.
+        """Writes plan.json, {"settings": {...}, "input": {flag: stamp}}, and deletes partial files.
 
         Raises:
-            UserError: the folder holds records of another plan.
+            UserError: the folder holds records of another plan, which only `overwrite` deletes.
         """
         gfile = tensorflow().io.gfile
         old, existing = self.read("plan.json"), self._first_file()
@@ -95,9 +94,9 @@ class State:
 
     def _first_file(self) -> str:
         """The name of a shard or manifest in the output folder; '' if it has neither."""
-        names = records.list_folder(self.out)
-        manifest = [files.MANIFEST] if files.MANIFEST in names else []
-        return next(iter([*records.existing_shards(self.out), *manifest]), "")
+        if shards := records.existing_shards(self.out):
+            return shards[0]
+        return files.MANIFEST if files.MANIFEST in records.list_folder(self.out) else ""
 
     def finished(self, names: Sequence[str], key: str | None = None) -> dict[str, dict[str, Any]]:
         """The summaries of the finished shards by name; `key` as in `summary`."""
@@ -116,27 +115,6 @@ class State:
         if not result or key not in (None, result.get("key")) or not gfile.exists(path):
             return None
         return result if gfile.stat(path).length == result["bytes"] else None
-
-
-@dataclasses.dataclass(frozen=True)
-class Example:
-    """One image as a record.
-
-    Attributes:
-        record: the serialized example; b'' if the image cannot be used.
-        labels: of the image or of its objects; the manifest counts them.
-        path: the file's name in the manifest.
-        fault: why the image cannot be used; '' if it can.
-        change: why the image was re-encoded; '' if it was not.
-        digest: of the image, where equal ones are looked for.
-    """
-
-    record: bytes
-    labels: tuple[int, ...]
-    path: str
-    fault: str = ""
-    change: str = ""
-    digest: str = ""
 
 
 def write(
@@ -160,8 +138,7 @@ def write(
 
     Returns:
         The summary of each shard in order: {"split", "name", "examples", "bytes", "sha256",
-        "classes": {label: number}, "left_out": [[path, reason]], "changed": [[path, reason]],
-        "digests": [[digest, label, path]]}.
+        "classes": {label: number}, "left_out", "changed", "digests"}, see `Example`.
 
     Raises:
         tf.errors.OpError, UserError: the input cannot be read, or the output cannot be written.
@@ -181,25 +158,22 @@ def write(
     def write_one(name: str) -> None:
         split, rows = planned[name]
         classes: collections.Counter[int] = collections.Counter()
-        notes: dict[str, list] = {"left_out": [], "changed": [], "digests": []}
+        lists: dict[str, list] = {"left_out": [], "changed": [], "digests": []}
 
         def serialized() -> Iterator[bytes]:
-            for one in pools.ordered(pool, functools.partial(make, split), rows, ahead):
+            examples = pools.ordered(pool, functools.partial(make, split), rows, ahead)
+            for record, labels, notes in examples:
                 if stop.is_set():
                     raise InterruptedError("another shard failed")
-                progress.add(1, len(one.record))
-                if one.fault:
-                    notes["left_out"].append([one.path, one.fault])
-                    continue
-                if one.change:
-                    notes["changed"].append([one.path, one.change])
-                if one.digest:
-                    notes["digests"].append([one.digest, one.labels[0], one.path])
-                classes.update(one.labels)
-                yield one.record
+                progress.add(1, len(record))
+                classes.update(labels)
+                for key, row in notes.items():
+                    lists[key].append(row)
+                if record:
+                    yield record
 
         written = records.write_shard(os.path.join(out, name), serialized())
-        results[name] = written | {"classes": {str(k): classes[k] for k in sorted(classes)}} | notes
+        results[name] = written | {"classes": {str(k): classes[k] for k in sorted(classes)}} | lists
         state.write(f"{name}.json", results[name])
 
     if unfinished:
@@ -212,30 +186,18 @@ def write(
     return [{"split": split, "name": n, **results[n]} for n, (split, _) in planned.items()]
 
 
-def draw(seed: int, purpose: str, name: str) -> bytes:
-    """Random bytes: a function of the arguments, on any machine and with any library."""
-    text = f"{seed} {purpose} {name}"
-    return hashlib.sha256(text.encode(errors="backslashreplace")).digest()
-
-
 def shuffled(seed: int, purpose: str, names: Sequence[str]) -> np.ndarray:
-    """int64[n], an order of the names that `draw` decides."""
-    keys = [draw(seed, purpose, name) for name in names]
+    """int64[n], an order of names: the same on any machine and with any library."""
+    texts = (f"{seed} {purpose} {name}".encode(errors="backslashreplace") for name in names)
+    keys = [hashlib.sha256(text).digest() for text in texts]
     return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
 
 
 def num_shards(asked: int, flag: str, examples: int, size: int, usual: int) -> int:
-    """The number of files of a split.
+    """The number of files: `asked` by --`flag`, or `usual`, or else by the `size` in bytes.
 
-    Args:
-        asked: by --`flag`; 0 if it was not.
-        flag: for the message.
-        examples: of the split.
-        size: their bytes.
-        usual: the number of a published set, unless 0 or too many for the examples.
-
-    Raises:
-        SourceError: there are fewer examples than files.
+    0 is no number, and sets that are too small for `usual` have another. SourceError if there are
+    fewer examples than files.
     """
     if asked > examples:
         raise SourceError(f"--{flag}: {asked:,} files cannot be filled with {examples:,} images")
@@ -248,14 +210,9 @@ def num_shards(asked: int, flag: str, examples: int, size: int, usual: int) -> i
 def check_counts(
     counts: dict[str, int], expected: dict[str, int], name: str, subject: str, out: str
 ) -> None:
-    """Raises UserError if a published data set is not complete.
+    """Raises UserError if `subject`, the input or the output, is not the complete data set `name`.
 
-    Args:
-        counts: how many there are, by what is counted.
-        expected: how many there should be.
-        name: of the data set.
-        subject: what was counted, "the input" or "the output".
-        out: the output folder.
+    `counts` and `expected` say how many there are and should be, by what is counted.
     """
     differences = ", ".join(
         f"{counts[key]:,} {key} instead of {number:,}"
@@ -274,35 +231,37 @@ def tools() -> dict[str, str]:
     return {"pillow": PIL.__version__, "libjpeg": str(features.version("libjpeg_turbo"))}
 
 
-def split_rows(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The manifest's rows of splits: examples, bytes and shards."""
+def manifest(
+    head: dict[str, Any],
+    classes: dict[int, dict[str, Any]],
+    results: Sequence[dict[str, Any]],
+    left_out: Iterable[tuple[str, str]] = (),
+) -> dict[str, Any]:
+    """The content of manifest.json.
+
+    Args:
+        head: goes in front.
+        classes: what is said of each label in the examples; its number in each split follows.
+        results: of `write`.
+        left_out: (path, reason) of more files than `write` left out.
+    """
     splits: dict[str, dict[str, Any]] = {}
+    counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+    pairs: dict[str, list] = {"left_out": [*left_out], "re_encoded": []}
     for row in results:
         split = splits.setdefault(row["split"], {"examples": 0, "bytes": 0, "shards": []})
         split["shards"].append({key: row[key] for key in ("name", *FACTS)})
         for key in ("examples", "bytes"):
             split[key] += row[key]
-    return splits
-
-
-def label_counts(results: Sequence[dict[str, Any]]) -> dict[str, collections.Counter]:
-    """How often each label occurs, by split."""
-    counts = {row["split"]: collections.Counter() for row in results}
-    for row in results:
         counts[row["split"]].update({int(label): n for label, n in row["classes"].items()})
-    return counts
-
-
-def file_rows(results: Sequence[dict[str, Any]], left_out: Iterable = ()) -> dict[str, list]:
-    """The manifest's rows of files that were left out, `left_out` too, or re-encoded."""
-    pairs = {"left_out": [*left_out], "re_encoded": []}
-    for row in results:
         pairs["left_out"] += row["left_out"]
         pairs["re_encoded"] += row["changed"]
-    return {
-        key: [{"file": path, "reason": reason} for path, reason in sorted(map(tuple, rows))]
-        for key, rows in pairs.items()
+    rows = [facts | {s: counts[s][label] for s in splits} for label, facts in classes.items()]
+    files_ = {
+        key: [{"file": path, "reason": reason} for path, reason in sorted(map(tuple, pair))]
+        for key, pair in pairs.items()
     }
+    return {**head, "splits": splits, "classes": rows, **files_}
 
 
 def report(content: dict[str, Any]) -> None:

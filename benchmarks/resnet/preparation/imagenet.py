@@ -53,8 +53,8 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     shrunk = "shrink photos whose short side is longer to N pixels, at quality 95 (never)"
     add("--max_side", type=console.integer(1, 65_535), default=0, metavar="N", help=shrunk)
     shards = {"shards": "train files (1024, or by size)", "validation_shards": "(128, or by size)"}
-    arguments.add_for_images(parser, shards, "100; own photos 95")
-    args = parser.parse_args(argv)
+    quality = "100; own photos 95"
+    args = arguments.parse_images(parser, argv, shards, quality, ("train", "validation"))
     own = args.layout == "folder"
     if not own and not args.validation:
         parser.error("--layout=imagenet needs --validation; for own photos give --layout=folder")
@@ -73,7 +73,6 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     if not 0 < args.validation_fraction < 1:
         parser.error("argument --validation_fraction: must be between 0 and 1")
     args.quality = args.quality or (95 if own or args.max_side else 100)
-    arguments.check_images(parser, args, ("train", "validation"))
     return args
 
 
@@ -86,18 +85,18 @@ def prepare(args: argparse.Namespace) -> str:
     """
     settings, own, workers = _settings(args), args.layout == "folder", args.workers
     lines = plan.read_labels(args.validation_labels) if args.validation_labels else []
-    listings = sources.list_inputs({"train": args.train, "validation": args.validation}, workers)
-    for name, listing in listings.items():
-        if own and listing.archive:
-            raise sources.SourceError(f"--{name}: {listing.path} is no folder")
-    stamps = {name: listing.stamp for name, listing in listings.items()}
+    inputs = sources.list_inputs({"train": args.train, "validation": args.validation}, workers)
+    for name, source in inputs.items():
+        if own and source.archive:
+            raise sources.SourceError(f"--{name}: {source.path} is no folder")
+    stamps = {name: source.stamp for name, source in inputs.items()}
     if lines:
         stamps["validation_labels"] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     writing.State(args.out).claim({"settings": settings, "input": stamps}, args.overwrite)
-    images = {name: sources.index(listing, own, workers) for name, listing in listings.items()}
+    images = {name: sources.images(source, own, workers) for name, source in inputs.items()}
     for name, source in images.items():
         named = {source.class_name(i) for i in range(len(source.files))}
-        if empty := [folder for folder in listings[name].folders if folder not in named]:
+        if empty := [folder for folder in source.folders if folder not in named]:
             print(visible(f"warning: --{name}: the folders {some(empty)} have no image: no class"))
     classes, splits = plan.make(images["train"], images.get("validation"), lines, settings, own)
     official = not own and not args.subset
@@ -113,8 +112,11 @@ def prepare(args: argparse.Namespace) -> str:
         return _example(args, classes, splits[name], k)
 
     results = writing.write(args.out, sizes, make, workers)
-    sources.check_unchanged(listings, workers)
-    content = _manifest(classes, splits, settings, results)
+    sources.check_unchanged(inputs, workers)
+    head = {"format": 1, "num_label_classes": len(classes), "settings": settings}
+    rows = {i: {"label": i, "name": name} for i, name in enumerate(classes, 1)}
+    left_out = {row for split in splits.values() for row in split.left_out()}
+    content = writing.manifest(head, rows, results, left_out)
     writing.report(content)
     _warn(content, results)
     written = {f"{name} images": row["examples"] for name, row in content["splits"].items()}
@@ -125,28 +127,6 @@ def prepare(args: argparse.Namespace) -> str:
         writing.check_counts(written, IMAGENET, "ImageNet", "the output", args.out)
     writing.save_manifest(args.out, content)
     return _last_line(args.out, content)
-
-
-def _manifest(
-    classes: list[str],
-    splits: dict[str, plan.Split],
-    settings: dict[str, Any],
-    results: list[dict[str, Any]],
-) -> dict[str, Any]:
-    """The content of manifest.json: a function of the input, the seed and the settings."""
-    counts = writing.label_counts(results)
-    left_out = {row for split in splits.values() for row in split.left_out()}
-    return {
-        "format": 1,
-        "num_label_classes": len(classes),
-        "settings": settings,
-        "splits": writing.split_rows(results),
-        "classes": [
-            {"label": label, "name": name} | {split: counts[split][label] for split in splits}
-            for label, name in enumerate(classes, 1)
-        ],
-        **writing.file_rows(results, left_out),
-    }
 
 
 def _warn(content: dict[str, Any], results: list[dict[str, Any]]) -> None:
@@ -188,11 +168,14 @@ def _example(
     try:
         jpeg = photos.to_jpeg(split.source.read(i), own, args.quality, max_side=args.max_side)
     except photos.BadImage as error:
-        return writing.Example(b"", (label,), path, fault=str(error))
+        return b"", (), {"left_out": [path, str(error)]}
     file, size = os.path.basename(path), (jpeg.height, jpeg.width)
     record = schema.example(jpeg.encoded, label, name, file, size, name if own else "")
-    digest = hashlib.blake2b(jpeg.encoded, digest_size=8).hexdigest() if own else ""
-    return writing.Example(record, (label,), path, change=jpeg.change, digest=digest)
+    notes = {"changed": [path, jpeg.change]} if jpeg.change else {}
+    if own:
+        digest = hashlib.blake2b(jpeg.encoded, digest_size=8).hexdigest()
+        notes["digests"] = [digest, label, path]
+    return record, (label,), notes
 
 
 def _pixels(out: str, shard: str) -> int:

@@ -40,10 +40,10 @@ class Split:
 
     def left_out(self) -> list[tuple[str, str]]:
         """(path, reason) of the files that are no images or have no class."""
-        rows, used = self.source.skipped, set(self.rows.tolist())
+        rows, used = [*self.source.skipped], set(self.rows.tolist())
         for i, file in enumerate(self.source.files):
             if "/" not in file.name and i not in used:
-                rows = [*rows, (file.name, "lies outside of the class folders")]
+                rows.append((file.name, "lies outside of the class folders"))
         return [(f"{self.origin}/{name}", reason) for name, reason in rows]
 
 

@@ -44,11 +44,9 @@ def coco_flags(folder, *more):
 
 # Preparation, its arguments, the recipe, the model to begin with, the batch, the size of images.
 CASES = {
-    "57 photos": ("imagenet", lambda f: photos(f, 19, (40, 300)), "finetune", RESNET, 8, 64),
     "245 photos": ("imagenet", lambda f: photos(f, 81, (230, 300)), "finetune", RESNET, 16, 224),
     "32 pixels": ("imagenet", lambda f: photos(f, 25, (32, 32)), "finetune", RESNET, 8, 64),
     "160 pixels": ("imagenet", lambda f: photos(f, 9, (160, 161)), "finetune", RESNET, 8, 160),
-    "9 photos": ("imagenet", lambda f: photos(f, 3, (300, 300)), "finetune", RESNET, 4, 224),
     "boxes": (
         *("coco", coco_flags, "finetune_ssd"),
         *(foreign.RESNET.format(depth=34), 8, 300),

@@ -13,7 +13,6 @@ from common.data import records
 from common.data.shards import tensorflow
 from common.errors import UserError
 from common.preparation import digits as digits_preparation
-from common.preparation import schema
 from scripts import prepare
 from tests.helpers.preparation import leaves
 
@@ -87,13 +86,6 @@ def fake(tmp_path_factory):
     out = tmp_path_factory.mktemp("a folder") / "not yet there"
     prepare.make("fake", ["--out", str(out), *FAKE])
     return out
-
-
-def test_example_refuses_what_readers_would_misread():
-    with pytest.raises(ValueError, match="start at 1"):
-        schema.example(b"\xff\xd8", 0, "n0", "a.JPEG", (1, 1))
-    with pytest.raises(ValueError, match="not a JPEG: a.png"):
-        schema.example(b"\x89PNG", 1, "n0", "a.png", (1, 1))
 
 
 def test_fake_imagenet_is_in_the_schema(fake):

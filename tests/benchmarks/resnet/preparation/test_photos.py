@@ -71,8 +71,7 @@ def test_own_photos_of_every_kind(tmp_path, capsys):
     output = capsys.readouterr().out + line
     train, rest = (rows(tmp_path / "out", split, parse_own) for split in records.SPLITS)
     counts = collections.Counter()
-    plain = ["train-*", "validation-*"]
-    for path in (path for glob in plain for path in (tmp_path / "out").glob(glob)):
+    for path in (tmp_path / "out").glob("*-of-*"):
         for row in map(parse_own, test_schema.frames(path)):
             counts[row["image/class/label"], row["image/class/text"].decode()] += 1
             assert row["image/class/synset"] == row["image/class/text"]
@@ -123,8 +122,6 @@ def test_a_long_short_side_is_shrunk(tmp_path, capsys):
         assert near(actual, expected, 16) and np.abs(actual - expected).mean() < 2, name
     sizes = {name: (row["image/width"], row["image/height"]) for name, row in both.items()}
     assert sizes[b"tall.png"] == (20, 30) and sizes[b"turned.jpg"] == sizes[b"wide.jpg"] == (30, 20)
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert manifest["settings"]["max_side"] == 20
     assert "short side above --max_side" in capsys.readouterr().out
     with pytest.raises(UserError, match="max_side"):
         prepare.make("imagenet", flags)
@@ -220,7 +217,6 @@ def test_own_validation_folder(tmp_path):
 def test_names_and_links_that_cannot_be_read_take_one_line(spoil, words, tmp_path, capsys):
     photos = tmp_path / "photos"
     (photos / "cats").mkdir(parents=True)
-    (photos / "cats" / "1.jpg").write_bytes(encoded(picture(1)))
     spoil(photos / "cats")
     command = ["--layout=folder", f"--train={photos}", f"--out={tmp_path}/records", "--workers=2"]
     code, line = leaves("imagenet", command, capsys)
