@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from common.data import records
 from configs import resnet50
 from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet import (
@@ -20,10 +19,6 @@ from tests.helpers.preparation import check_data, leaves
 from tests.test_main import ROOT
 
 SETTINGS = ["--subset", "--shards=5", "--validation_shards=2"]
-RECORDS = [
-    *(records.shard_name("train", i, 5) for i in range(5)),
-    *(records.shard_name("validation", i, 2) for i in range(2)),
-]
 PHOTOS = {  # names that mean something in an address, a shell or a format
     "50%": ["100%25.jpg", "1.jpg", "2.jpg"],
     "Dogs & cats #2": ["a b.jpg", "sub folder/why?.jpg", "semi;colon+plus=1.jpg"],
