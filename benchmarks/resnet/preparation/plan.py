@@ -88,9 +88,8 @@ def make(
     splits = {}
     for name, (source, origin, rows, labels) in parts.items():
         flag = "shards" if name == "train" else "validation_shards"
-        size = sum(source.files[i].size for i in rows)
         usual = 0 if own else _SHARDS[name]
-        shards = writing.num_shards(settings[flag], flag, len(rows), size, usual)
+        shards = writing.num_shards(settings[flag], flag, source, rows, usual)
         splits[name] = Split(source, origin, rows, labels, shards)
     return classes, splits
 
