@@ -18,7 +18,6 @@ EMPTY_LINES = 1_000_000  # in a row; real text has a few
 # A member of an archive may expand without limit up to this size, and beyond it to this multiple
 # of its packed size. Images expand by a few percent, JSON about tenfold, zeros a thousandfold.
 FREE_BYTES, EXPANSION = 64 << 20, 100
-TAR_HEADER_BYTES = 1 << 20  # of a long name or of extended attributes in a tar; a path has 4 KiB
 
 _SPECIAL = {
     "a pipe": stat.S_ISFIFO,

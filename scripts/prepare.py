@@ -6,6 +6,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from common import console, entry
 from common.data.shards import tensorflow
@@ -14,47 +15,33 @@ from common.images import photos
 from common.preparation import arguments
 from engine import environment
 
-# By name: a module with prepare(args), and parse(parser, argv) if it has more arguments than --out;
-# and what it makes.
+# By name: the package whose `preparation` has a module of this name, with prepare(args), and
+# parse(parser, argv) if it has more arguments than --out; and what it makes.
 PREPARATIONS = {
-    "imagenet": ("benchmarks.resnet.preparation.imagenet", "records of ImageNet, or of own photos"),
-    "coco": ("benchmarks.detection.preparation.coco", "records of COCO, or of own images"),
-    "text": ("benchmarks.translation.preparation.text", "records of parallel text"),
-    "digits": ("common.preparation.digits", "handwritten digits"),
-    "digit_scenes": (
-        "benchmarks.detection.preparation.digit_scenes",
-        "images of digits, with boxes",
-    ),
-    "digit_masks": ("benchmarks.detection.preparation.digit_masks", "images of digits, with masks"),
-    "phrases": ("benchmarks.translation.preparation.phrases", "sentences in English and German"),
-    "ratings": ("benchmarks.ncf.preparation.ratings", "made-up ratings of films"),
-    "fake": ("benchmarks.resnet.preparation.fake", "random images, for trials"),
+    "imagenet": ("benchmarks.resnet", "records of ImageNet, or of own photos"),
+    "coco": ("benchmarks.detection", "records of COCO, or of own images"),
+    "text": ("benchmarks.translation", "records of parallel text"),
+    "digits": ("common", "handwritten digits"),
+    "digit_scenes": ("benchmarks.detection", "images of digits, with boxes"),
+    "digit_masks": ("benchmarks.detection", "images of digits, with masks"),
+    "phrases": ("benchmarks.translation", "sentences in English and German"),
+    "ratings": ("benchmarks.ncf", "made-up ratings of films"),
+    "fake": ("benchmarks.resnet", "random images, for trials"),
 }
 _COMMAND = "python -m scripts.prepare"
 
 
-def usage() -> str:
-    """The names of all preparations, with a line about each."""
-    width = max(map(len, PREPARATIONS))
-    return "\n".join(
-        [
-            f"usage: {_COMMAND} NAME [arguments]",
-            "",
-            *(f"  {name:<{width}}  {text}" for name, (_, text) in PREPARATIONS.items()),
-            "",
-            f"{_COMMAND} NAME --help lists the arguments of one; docs/data.md explains them.",
-            "python main.py --mode=doctor --full checks a folder of records, see docs/data.md.",
-        ]
-    )
-
-
 def parse(name: str, argv: Sequence[str]) -> argparse.Namespace:
     """The arguments of a preparation; exits with status 2 and one line if one is invalid."""
-    module = importlib.import_module(PREPARATIONS[name][0])
+    module = _module(name)
     about = console.summary(module.__doc__)
     parser = console.Parser(prog=f"{_COMMAND} {name}", description=about)
     parse_own = getattr(module, "parse", arguments.parse_out)
     return parse_own(parser, console.underscored(argv))
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"{PREPARATIONS[name][0]}.preparation.{name}")
 
 
 def make(name: str, argv: Sequence[str]) -> str:
@@ -67,7 +54,7 @@ def make(name: str, argv: Sequence[str]) -> str:
     args = parse(name, argv)
     print(f"prepare {name}: starting TensorFlow, up to 10 s", flush=True)
     photos.quiet()
-    return importlib.import_module(PREPARATIONS[name][0]).prepare(args)
+    return _module(name).prepare(args)
 
 
 def run(name: str, argv: Sequence[str]) -> None:
@@ -90,7 +77,12 @@ def main(argv: Sequence[str]) -> None:
     """Runs the preparation that the first argument names with the other arguments."""
     name, *rest = argv or [""]
     if name in ("", "-h", "--help"):
-        print(usage())
+        width = max(map(len, PREPARATIONS))
+        print(f"usage: {_COMMAND} NAME [arguments]\n")
+        for each, (_, text) in PREPARATIONS.items():
+            print(f"  {each:<{width}}  {text}")
+        print(f"\n{_COMMAND} NAME --help lists the arguments of one; docs/data.md explains them.")
+        print("python main.py --mode=doctor --full checks a folder of records, see docs/data.md.")
         sys.exit(0 if name else 2)
     if name not in PREPARATIONS:
         print(f"prepare: there is no {name!r}; choose {', '.join(PREPARATIONS)}", file=sys.stderr)

@@ -42,7 +42,8 @@ class Vocabulary:
     Attributes:
       kind: "subwords", "sentencepiece" or "words".
       size: the number of ids, PAD and EOS included.
-      digest: SHA-256 of the file's content, in hexadecimal.
+      data: the file's content.
+      digest: its SHA-256 in hexadecimal.
       path: of the file.
       language: ISO 639-1 code of the texts that `decode` makes.
       unknown: the id of any text that it has no entry for; None if it has one for each.
@@ -54,7 +55,7 @@ class Vocabulary:
     unknown: int | None = None
 
     def __init__(self, data: bytes, path: str):
-        self.digest, self.path = hashlib.sha256(data).hexdigest(), path
+        self.data, self.digest, self.path = data, hashlib.sha256(data).hexdigest(), path
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without EOS; none is PAD or EOS."""

@@ -259,6 +259,16 @@ def write(path: str, parts: Iterable[bytes]) -> None:
         raise
 
 
+def read(path: str) -> bytes | None:
+    """The content of a local or gs:// file; None if it does not exist."""
+    tf = tensorflow()
+    try:
+        with tf.io.gfile.GFile(path, "rb") as file:
+            return file.read()
+    except tf.errors.NotFoundError:
+        return None
+
+
 def read_manifest(data_dir: str) -> bytes | None:
     """The manifest of a folder, local or gs://; None if it has none. DataError if unreadable."""
     path = epath.Path(data_dir) / MANIFEST

@@ -7,7 +7,6 @@ translation `translate_packed-train-00000-of-00100` ... and `translate-dev-00000
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 import os
@@ -15,7 +14,7 @@ import re
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent import futures
-from typing import Protocol
+from typing import Any, Protocol
 
 import google_crc32c
 
@@ -33,15 +32,6 @@ _SHARD = (
 )
 _BESIDE = r"manifest\.json|instances_val2017\.json|vocab\.\w+|(?:sources|references)\.txt"
 _UNFINISHED = rf"tmp\.({_SHARD}|{_BESIDE})\.[0-9a-f]{{8}}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Written:
-    """The content of a file that was just written; `sha256` is in hexadecimal."""
-
-    count: int
-    bytes: int
-    sha256: str
 
 
 class Examples(Protocol):
@@ -161,8 +151,12 @@ def write_shards(
     return paths
 
 
-def write_shard(path: str, examples: Iterable[bytes]) -> Written:
-    """Writes one TFRecord file, complete or not at all: see `common.data.files.write`."""
+def write_shard(path: str, examples: Iterable[bytes]) -> dict[str, Any]:
+    """Writes one TFRecord file, complete or not at all: see `common.data.files.write`.
+
+    Returns:
+      Its {"examples": number, "bytes": number, "sha256": in hexadecimal}.
+    """
     count = size = 0
     digest = hashlib.sha256()
 
@@ -175,7 +169,7 @@ def write_shard(path: str, examples: Iterable[bytes]) -> Written:
             yield data
 
     files.write(path, frames())
-    return Written(count, size, digest.hexdigest())
+    return {"examples": count, "bytes": size, "sha256": digest.hexdigest()}
 
 
 def frame(record: bytes) -> bytes:

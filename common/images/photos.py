@@ -1,18 +1,12 @@
-"""Converts any image file into the RGB JPEG of a record, after a look at its header.
-
-Pillow takes any time for the header of a hostile file: it reads headers with Python code, byte by
-byte where markers are missing, and copies the EXIF data or the comment so far for each further part
-of it: 16 MB took 100 s.
-"""
+"""Converts any image file into the RGB JPEG of a record."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import io
-import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,15 +20,6 @@ _JPEG = ("JPEG", "MPO")  # the latter is some cameras' JPEG, with more pictures 
 _ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
 _DEPTHS = (8, 10, 12, 14, 16)  # bits that sensors have, in files of 16 or 32 bits per channel
 _BITS_PER_SAMPLE, _MAX_SAMPLE_VALUE = 258, 281  # tags of a TIFF
-_MARKER = re.compile(rb"\xff([^\x00\xff])")  # of a JPEG; fill bytes may stand before it
-_BARE = {0x01, *range(0xD0, 0xDA)}  # markers without a length
-_SCAN, _APP1 = 0xDA, 0xE1  # the first begins the pixels, the second may have EXIF data
-_SEGMENTS = 2_048  # of a JPEG's header; cameras write 10 to 100, with depth maps some hundreds
-_JUNK_BYTES = 64 << 10  # between segments; the standard allows fill bytes, which nobody writes
-_EXIF_BYTES = 128 << 10  # the standard allows 64 KiB; damaged editors write it twice
-_SCANS = 500  # of a progressive JPEG, as in libjpeg-turbo's own tests; usual are 10
-_READS, _READ_BYTES = 50_000, 512  # reads, and one more for so many bytes; a chunk of a PNG takes 3
-_COPIES = 4  # of the file that Pillow may read before the pixels, and 1 MiB; usual is 1
 
 
 class BadImage(ValueError):
@@ -106,11 +91,8 @@ def convert(data: bytes, rotate: bool, quality: int, grey: bool = True, max_side
             change = change or "short side above --max_side"
         if not change:
             return Jpeg(data, image.height, image.width, "")
-        if image.format in _JPEG:  # else Pillow may copy the rest of the file for each block
-            image.decodermaxblock = len(data)
         is_deep = image.mode in ("RGB", "RGBA") and ";16" in str(image.tile[:1])
         image.load()
-        _check_exif(image.info)
         depth, remark = _declared_bits(image, data), ""
         if is_deep and np.asarray(image)[..., :3].max() < 64:
             image, remark = _deep_colours(image, data, depth)
@@ -137,7 +119,6 @@ def sizes(data: bytes) -> list[tuple[int, int]]:
         BadImage: the image cannot be opened.
     """
     with _opened(data) as image:
-        _check_exif(image.info)
         size = image.height, image.width
         orientation = 1 if image.format == "TIFF" else _orientation(image)
         seen = size[::-1] if orientation in range(5, 9) else size
@@ -146,13 +127,9 @@ def sizes(data: bytes) -> list[tuple[int, int]]:
 
 @contextlib.contextmanager
 def _opened(data: bytes) -> Iterator[Any]:
-    """Opens an image file whose header can be read quickly; all its faults become BadImage."""
+    """Opens an image file; all its faults become BadImage."""
     try:
-        if data.startswith(b"\xff\xd8"):
-            _check_jpeg(data)
-        file = ImageFile(data)
-        with Image.open(file, formats=FORMATS) as image:
-            file.opened()
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             yield image
     except BadImage:
         raise
@@ -254,55 +231,3 @@ def _orientation(image: Image.Image) -> Any:
         return Image.Image.getexif(image).get(_ORIENTATION, 1)  # a PNG's own decodes it
     except Exception:  # damaged EXIF data around a whole picture
         return 1
-
-
-class ImageFile(io.BytesIO):
-    """An image file in memory that raises BadImage if Pillow reads it in too many parts."""
-
-    def __init__(self, data: bytes):
-        super().__init__(data)
-        self._reads = _READS + len(data) // _READ_BYTES
-        self._left = _COPIES * len(data) + (1 << 20)  # bytes
-
-    def opened(self) -> None:
-        """From now on bytes may be read again: strips of a TIFF are, 64 KiB for each."""
-        self._left = 1 << 62
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        data = super().read(size)
-        self._reads -= 1
-        self._left -= len(data)
-        if min(self._reads, self._left) < 0:
-            raise BadImage("damaged: it has too many parts, or lists the same part too often")
-        return data
-
-
-def _check_jpeg(data: bytes) -> None:
-    """Raises BadImage if the header of a JPEG has more parts than Pillow reads quickly."""
-    if data.count(b"\xff\xda") > _SCANS:
-        raise BadImage(f"damaged: more than {_SCANS:,} scans")
-    position, junk, exif = 2, 0, 0
-    for _ in range(_SEGMENTS):
-        end = min(position + _JUNK_BYTES + 2, len(data))
-        match = _MARKER.search(data, position, end)
-        junk += (match.start() if match else end) - position
-        if junk > _JUNK_BYTES:
-            raise BadImage(f"damaged: more than {_JUNK_BYTES:,} bytes between parts of its header")
-        if match is None or match[1][0] == _SCAN:
-            return
-        position = match.end()
-        if match[1][0] not in _BARE:
-            size = int.from_bytes(data[position : position + 2], "big")
-            if match[1][0] == _APP1 and data[position + 2 : position + 6] == b"Exif":
-                exif += size
-            position += size
-        if exif > _EXIF_BYTES:
-            raise BadImage(f"damaged: more than {_EXIF_BYTES:,} bytes of EXIF data")
-    raise BadImage(f"damaged: its header has more than {_SEGMENTS:,} parts")
-
-
-def _check_exif(info: Mapping[Any, Any]) -> None:
-    """Raises BadImage if Pillow's `info` of an image has more EXIF data than it reads quickly."""
-    for key in ("exif", "Raw profile type exif"):
-        if len(info.get(key, b"")) > _EXIF_BYTES:
-            raise BadImage(f"damaged: more than {_EXIF_BYTES:,} bytes of EXIF data")

@@ -24,13 +24,17 @@ def parse_out(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace
     return parser.parse_args(argv)
 
 
-def add_for_images(parser: console.Parser, shards: dict[str, str], quality: str) -> None:
-    """Adds the arguments of preparations of images.
+def parse_images(
+    parser: console.Parser,
+    argv: Sequence[str],
+    shards: dict[str, str],
+    quality: str,
+    flags: Sequence[str],
+) -> argparse.Namespace:
+    """Adds the arguments that preparations of images share, and parses all.
 
-    Args:
-        parser: gets the arguments.
-        shards: for each argument with a number of files, the usual number in words.
-        quality: of re-encoded JPEGs, unless --quality says another, in words.
+    The usual `shards` (by the argument for the number of files) and `quality` are in words. An
+    output inside of an input is refused; `flags` are the arguments with paths of images.
     """
     add = parser.add_argument
     add_out(parser)
@@ -41,21 +45,13 @@ def add_for_images(parser: console.Parser, shards: dict[str, str], quality: str)
     threads = "threads (one per core; 8 each if the input is gs://)"
     add("--workers", type=console.integer(1, console.MOST_WORKERS), help=threads)
     add("--overwrite", action="store_true", help="delete other records in --out first")
-
-
-def check_images(parser: console.Parser, args: argparse.Namespace, flags: Sequence[str]) -> None:
-    """Refuses an output inside of an input, and chooses the number of threads.
-
-    Args:
-        parser: reports the mistake.
-        args: the arguments; `workers` is filled in.
-        flags: the arguments with paths of images, which may be None.
-    """
+    args = parser.parse_args(argv)
     inputs = {flag: getattr(args, flag) for flag in flags if getattr(args, flag)}
     for flag, path in inputs.items():
         if f"{args.out.rstrip('/')}/".startswith(f"{path.rstrip('/')}/"):
             parser.error(f"--out must not be in --{flag}: {args.out}")
     args.workers = args.workers or pools.threads(*inputs.values())
+    return args
 
 
 def fitted(examples: int, largest: int, epochs: int, least: int) -> dict[str, Any]:

@@ -1,38 +1,13 @@
 """The TFRecord schemas of the TPU tutorials: one `tf.train.Example` per image.
 
 In ImageNet's, labels count from 1, because 0 is reserved for a background class; readers subtract
-1. In COCO's (`create_coco_tf_record.py`), labels are the category ids of the annotations.
+1. COCO's (`create_coco_tf_record.py`) is in `benchmarks/detection/preparation/objects.py`.
 """
 
-import dataclasses
-import hashlib
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
 from common.data.shards import tensorflow
-
-
-@dataclasses.dataclass(frozen=True)
-class Objects:
-    """The n objects of an image.
-
-    Attributes:
-        boxes: float32[n, 4]: y0, x0, y1, x1 as shares of the image.
-        labels: the category ids.
-        texts: the categories' names.
-        crowd: whether an object is a crowd.
-        areas: of the outlines, in square pixels.
-        masks: of each object a PNG of the image's size, 1 inside; None leaves them out.
-    """
-
-    boxes: np.ndarray
-    labels: list[int]
-    texts: list[str]
-    crowd: list[bool]
-    areas: list[float]
-    masks: list[bytes] | None
 
 
 def example(
@@ -52,14 +27,9 @@ def example(
         filename: of the original image, without folders.
         size: height and width in pixels.
         text: the class in words; with '' the example has no image/class/text.
-
-    Raises:
-        ValueError: the label is below 1, or the image is no JPEG.
     """
-    if label < 1:
-        raise ValueError(f"labels start at 1, got {label} ({filename})")
     feature = {
-        **_image(encoded, size, filename, b"JPEG"),
+        **image(encoded, size, filename, b"JPEG"),
         "image/colorspace": strings([b"RGB"]),
         "image/channels": ints([3]),
         "image/class/label": ints([label]),
@@ -70,41 +40,8 @@ def example(
     return serialize(feature)
 
 
-def detection_example(
-    encoded: bytes, size: tuple[int, int], image_id: int, filename: str, objects: Objects
-) -> bytes:
-    """Serializes one image with its objects; the same arguments give the same bytes.
-
-    Args:
-        encoded: an RGB image as JPEG.
-        size: height and width in pixels.
-        image_id: of the annotations.
-        filename: of the annotations.
-        objects: none is no fault.
-
-    Raises:
-        ValueError: the image is no JPEG.
-    """
-    feature = {
-        **_image(encoded, size, filename, b"jpeg"),
-        "image/source_id": strings([str(image_id).encode()]),
-        "image/key/sha256": strings([hashlib.sha256(encoded).hexdigest().encode()]),
-        "image/object/class/label": ints(objects.labels),
-        "image/object/class/text": strings([text.encode() for text in objects.texts]),
-        "image/object/is_crowd": ints(map(int, objects.crowd)),
-        "image/object/area": _floats(objects.areas),
-    }
-    for i, name in enumerate(("ymin", "xmin", "ymax", "xmax")):
-        feature[f"image/object/bbox/{name}"] = _floats(objects.boxes[:, i].tolist())
-    if objects.masks is not None:
-        feature["image/object/mask"] = strings(objects.masks)
-    return serialize(feature)
-
-
-def _image(encoded: bytes, size: tuple[int, int], filename: str, form: bytes) -> dict[str, Any]:
-    """What both schemas say of an image; ValueError if it is no JPEG."""
-    if not encoded.startswith(b"\xff\xd8"):
-        raise ValueError(f"not a JPEG: {filename}")
+def image(encoded: bytes, size: tuple[int, int], filename: str, form: bytes) -> dict[str, Any]:
+    """The features that both schemas have of an image."""
     return {
         "image/height": ints([size[0]]),
         "image/width": ints([size[1]]),
@@ -120,7 +57,8 @@ def ints(values: Iterable[int]) -> Any:
     return train.Feature(int64_list=train.Int64List(value=values))
 
 
-def _floats(values: Iterable[float]) -> Any:
+def floats(values: Iterable[float]) -> Any:
+    """A feature of real numbers."""
     train = tensorflow().train
     return train.Feature(float_list=train.FloatList(value=values))
 

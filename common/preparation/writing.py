@@ -1,20 +1,19 @@
-"""Writes the planned shards that are not finished yet, and then the manifest.
+"""Plans the shards of a data set, writes those that are missing, and describes them in a manifest.
 
-The output folder has the state: `prepare_state/` holds the settings, the index of the input, and a
-summary of each finished shard. A shard without a summary is written again.
+OUT/prepare_state/ has plan.json, which says what the folder is for, and a summary of each finished
+shard, which becomes a part of the manifest. A shard without its summary is written again.
 """
 
 import collections
-import dataclasses
 import functools
-import gzip
+import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent import futures
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import PIL
 from PIL import features
 
@@ -22,9 +21,14 @@ from common import console, pools
 from common.data import files, records
 from common.data.shards import tensorflow
 from common.errors import UserError, parse_json, visible
+from common.preparation.sources import Source, SourceError
 
-_STATE = "prepare_state"
-FACTS = ("examples", "bytes", "sha256")
+_SHARD_BYTES = 128 << 20  # large enough for object stores, small enough for a shuffle of files
+FACTS = ("examples", "bytes", "sha256")  # of a shard
+
+# A record, or b"" if the image cannot be used; the labels to count; and rows of the shard's summary
+# by their lists: "left_out" or "changed": [path, reason], "digests": [digest, label, path].
+Example = tuple[bytes, Sequence[int], dict[str, list]]
 
 
 class State:
@@ -33,33 +37,47 @@ class State:
     def __init__(self, out: str):
         """`out` is the output folder; it need not exist."""
         self.out = out
-        self._folder = os.path.join(out, _STATE)
+        self._folder = os.path.join(out, "prepare_state")
 
     def read(self, name: str) -> Any:
         """Reads the JSON document `name`; None if it is missing or damaged."""
-        gfile, path = tensorflow().io.gfile, os.path.join(self._folder, name)
-        if not gfile.exists(path):
-            return None
-        with gfile.GFile(path, "rb") as file:
-            data = file.read()
         try:
-            return parse_json(gzip.decompress(data) if name.endswith(".gz") else data)
-        except (ValueError, OSError, EOFError):  # damaged
+            return parse_json(files.read(os.path.join(self._folder, name)) or b"null")
+        except ValueError:
             return None
 
     def write(self, name: str, content: Any) -> None:
-        """Writes the JSON document `name`, compressed if the name ends with .gz."""
-        data = json.dumps(content).encode()
-        if name.endswith(".gz"):
-            data = gzip.compress(data, 6, mtime=0)
-        self._makedirs()
-        files.write(os.path.join(self._folder, name), [data])
+        """Writes the JSON document `name`."""
+        files.write(os.path.join(self._folder, name), [json.dumps(content).encode()])
 
-    def clear(self) -> None:
-        """Deletes the manifest, the state and the shards, in this order."""
-        self.remove_manifest()
-        self.forget()
-        records.remove_shards(self.out)
+    def claim(self, plan: dict[str, dict[str, Any]], overwrite: bool) -> None:
+        """Writes plan.json, {"settings": {...}, "input": {flag: stamp}}, and deletes partial files.
+
+        Raises:
+            UserError: the folder holds records of another plan, which only `overwrite` deletes.
+        """
+        gfile = tensorflow().io.gfile
+        old, existing = self.read("plan.json"), self._first_file()
+        if existing and old != plan and not overwrite:
+            if old is None:
+                fault = f"already holds {existing}"
+            else:
+                before, after = ({**p["settings"], **p["input"]} for p in (old, plan))
+                keys = sorted({*before, *after})
+                changed = [f"--{key}" for key in keys if before.get(key) != after.get(key)]
+                changes = f"(changed: {', '.join(changed)})"
+                fault = f"holds shards of another input or other settings {changes}"
+            raise UserError(f"{self.out} {fault}; choose another --out, or --overwrite")
+        if old != plan:
+            self.remove_manifest()
+            if gfile.exists(self._folder):
+                gfile.rmtree(self._folder)
+            records.remove_shards(self.out)
+            self.write("plan.json", plan)
+        records.remove_unfinished(self.out)
+        for name in records.list_folder(self._folder):
+            if name.startswith("tmp."):
+                gfile.remove(os.path.join(self._folder, name))
 
     def remove_manifest(self) -> None:
         """Deletes the manifest, which describes a complete set."""
@@ -67,213 +85,146 @@ class State:
         if tensorflow().io.gfile.exists(path):
             tensorflow().io.gfile.remove(path)
 
-    def claim(self, plan: dict[str, dict[str, Any]], overwrite: bool) -> None:
-        """Writes plan.json, which says what the folder is for.
-
-        Args:
-            plan: {"settings": {...}, "input": {flag: stamp}}, JSON.
-            overwrite: deletes the records of another plan.
-
-        Raises:
-            UserError: the folder holds records, or shards of another plan.
-        """
-        old, existing = self.read("plan.json"), self.first_record_file()
-        if overwrite and existing and old != plan:  # else this is an interrupted --overwrite
-            self.clear()
-            old, existing = None, ""
-        if existing and old is None:
-            raise UserError(
-                f"{self.out} already holds {existing}; choose another --out, or --overwrite"
-            )
-        if existing and old and old != plan:
-            changed = [
-                key
-                for part in ("settings", "input")
-                for key in sorted({*plan[part], *old.get(part, {})})
-                if plan[part].get(key) != old.get(part, {}).get(key)
-            ]
-            raise UserError(
-                f"{self.out} holds shards of another input or other settings (changed: "
-                f"{', '.join(f'--{key}' for key in changed)}); choose another --out, or --overwrite"
-            )
-        if old != plan:
-            self.write("plan.json", plan)
-
-    def forget(self) -> None:
-        """Deletes the state."""
-        if tensorflow().io.gfile.exists(self._folder):
-            tensorflow().io.gfile.rmtree(self._folder)
-
-    def first_record_file(self) -> str:
-        """The name of a shard or manifest in the output folder; '' if it has neither."""
-        manifest = os.path.join(self.out, files.MANIFEST)
-        names = [files.MANIFEST] if tensorflow().io.gfile.exists(manifest) else []
-        return next(iter([*records.existing_shards(self.out), *names]), "")
-
-    def finished(self, names: list[str], key: str) -> dict[str, dict[str, Any]]:
-        """The summaries of the shards that were finished with this key, by name."""
-        with pools.Threads(16) as pool:
-            summaries = list(pool.map(lambda name: self.summary(name, key), names))
-        finished = {name: row for name, row in zip(names, summaries, strict=True) if row}
-        if finished:
-            print(
-                f"continuing: {len(finished):,} of {len(names):,} shards are finished", flush=True
-            )
-        return finished
-
-    def summary(self, name: str, key: str) -> dict[str, Any] | None:
-        """The summary of a shard; None unless the shard was finished with this key."""
-        gfile, path = tensorflow().io.gfile, os.path.join(self.out, name)
-        result = self.read(f"{name}.json")
-        if not result or result["key"] != key or not gfile.exists(path):
-            return None
-        return result if gfile.stat(path).length == result["bytes"] else None
-
     def refuse_others(self, is_ours: bool) -> None:
         """Raises UserError if the folder has records, unless they are of a set that may go."""
-        if not is_ours and (file := self.first_record_file()):
+        if not is_ours and (file := self._first_file()):
             raise UserError(
                 f"{self.out} already holds {file} of another data set; choose another --out"
             )
 
-    def sweep(self) -> None:
-        """Deletes partial files of interrupted writers in the output folder and in the state."""
-        records.remove_unfinished(self.out)
-        for name in records.list_folder(self._folder):
-            if name.startswith("tmp."):
-                tensorflow().io.gfile.remove(os.path.join(self._folder, name))
+    def _first_file(self) -> str:
+        """The name of a shard or manifest in the output folder; '' if it has neither."""
+        if shards := records.existing_shards(self.out):
+            return shards[0]
+        return files.MANIFEST if files.MANIFEST in records.list_folder(self.out) else ""
 
-    def _makedirs(self) -> None:
-        if "://" not in self._folder:  # see common.data.files.write
-            tensorflow().io.gfile.makedirs(self._folder)
+    def finished(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """The summaries of the finished shards, by name."""
+        gfile = tensorflow().io.gfile
 
+        def summary(name: str) -> dict[str, Any] | None:
+            path, row = os.path.join(self.out, name), self.read(f"{name}.json")
+            is_finished = row and gfile.exists(path) and gfile.stat(path).length == row["bytes"]
+            return row if is_finished else None
 
-@dataclasses.dataclass(frozen=True)
-class Shard:
-    """One file of the plan and the rows of its split that it holds."""
-
-    name: str
-    split: str
-    rows: range
-
-
-def shards(sizes: dict[str, tuple[int, int]], suffix: str = "") -> list[Shard]:
-    """Lists the files of splits in order; `sizes` is {split: (examples, files)}."""
-    return [
-        Shard(records.shard_name(name, i, count) + suffix, name, rows)
-        for name, (examples, count) in sizes.items()
-        for i, rows in enumerate(records.shard_runs(examples, count))
-    ]
-
-
-@dataclasses.dataclass(frozen=True)
-class Example:
-    """One image as a record.
-
-    Attributes:
-        record: the serialized example; b'' if the image cannot be used.
-        labels: of the image or of its objects; the manifest counts them.
-        path: the file's name in the manifest.
-        fault: why the image cannot be used; '' if it can.
-        change: why the image was re-encoded; '' if it was not.
-        digest: of the image, where equal ones are looked for.
-    """
-
-    record: bytes
-    labels: tuple[int, ...]
-    path: str
-    fault: str = ""
-    change: str = ""
-    digest: str = ""
+        with pools.Threads(16) as pool:
+            rows = zip(names, pool.map(summary, names), strict=True)
+            finished = {name: row for name, row in rows if row}
+        if finished:
+            counts = f"{len(finished):,} of {len(names):,}"
+            print(f"continuing: {counts} shards are finished", flush=True)
+        return finished
 
 
 def write(
-    out: str, planned: list[Shard], make: Callable[[str, int], Example], key: str, workers: int
-) -> dict[str, dict]:
-    """Writes the shards that are not finished yet.
+    out: str,
+    splits: Mapping[str, tuple[int, int]],
+    make: Callable[[str, int], Example],
+    workers: int,
+    suffix: str = "",
+) -> list[dict[str, Any]]:
+    """Writes the shards that are not finished yet, in a folder that was claimed.
+
+    Conversion spends its time outside of Python's lock (file reads, libjpeg). Threads therefore use
+    all cores, and one TensorFlow serves them.
 
     Args:
         out: the output folder.
-        planned: all shards.
+        splits: {split: (examples, files)}, in order.
         make: reads and converts the k-th image of a split; threads call it.
-        key: the plan's digest; a shard that was finished with another key is written again.
         workers: threads that read and convert images.
+        suffix: of the names of the shards.
 
     Returns:
-        The summary of each shard by its name: {"examples", "bytes", "sha256",
-        "classes": {label: number}, "left_out": [[path, reason]], "changed": [[path, reason]]}.
+        The summary of each shard in order: {"split", "name", "examples", "bytes", "sha256",
+        "classes": {label: number}, "left_out", "changed", "digests"}, see `Example`.
 
     Raises:
         tf.errors.OpError, UserError: the input cannot be read, or the output cannot be written.
     """
-    state = State(out)
-    state.sweep()
-    results = state.finished([shard.name for shard in planned], key)
-    unfinished = [shard for shard in planned if shard.name not in results]
-    if not unfinished:
-        return results
-    state.remove_manifest()
-    progress = console.ProgressBar("writing", sum(len(shard.rows) for shard in unfinished))
-    results |= _Writer(state, make, key, workers, progress).run(unfinished)
-    progress.close()
-    return results
+    state, stop = State(out), threading.Event()
+    planned = {
+        records.shard_name(split, i, count) + suffix: (split, rows)
+        for split, (examples, count) in splits.items()
+        for i, rows in enumerate(records.shard_runs(examples, count))
+    }
+    results = state.finished(list(planned))
+    unfinished = [name for name in planned if name not in results]
+    # Every worker has an image to convert while one shard waits for its next image.
+    writers = max(1, min(len(unfinished), 16, max(2, workers // 4)))
+    ahead = -(-2 * workers // writers) + 1
 
+    def write_one(name: str) -> None:
+        split, rows = planned[name]
+        classes: collections.Counter[int] = collections.Counter()
+        lists: dict[str, list] = {"left_out": [], "changed": [], "digests": []}
 
-class _Writer:
-    """Writes shards in a few threads, with a pool of threads that read and convert the images.
-
-    Conversion spends its time outside of Python's lock (file reads, libjpeg). Threads therefore use
-    all cores, and one TensorFlow serves them.
-    """
-
-    def __init__(self, state: State, make: Callable, key: str, workers: int, progress):
-        self.state, self.make, self.key = state, make, key
-        self.workers, self.progress = workers, progress
-        self.stop = threading.Event()
-
-    def run(self, unfinished: list[Shard]) -> dict[str, dict]:
-        """Writes shards; returns their summaries as `write` does."""
-        writers = min(len(unfinished), 16, max(2, self.workers // 4))
-        # Every worker has an image to convert while one shard waits for its next image.
-        ahead = -(-2 * self.workers // writers) + 1
-        with pools.Threads(self.workers) as pool, pools.Threads(writers) as writer_pool:
-            tasks = [writer_pool.submit(self._write, shard, pool, ahead) for shard in unfinished]
-            pools.all_done(tasks, self.stop)
-        return {shard.name: task.result() for shard, task in zip(unfinished, tasks, strict=True)}
-
-    def _write(self, shard: Shard, pool: futures.Executor, ahead: int) -> dict:
-        classes, left_out, changed = collections.Counter(), [], []
-        digests = []
-
-        def examples() -> Iterator[bytes]:
-            convert = functools.partial(self.make, shard.split)
-            for one in pools.ordered(pool, convert, shard.rows, ahead):
-                if self.stop.is_set():
+        def serialized() -> Iterator[bytes]:
+            examples = pools.ordered(pool, functools.partial(make, split), rows, ahead)
+            for record, labels, notes in examples:
+                if stop.is_set():
                     raise InterruptedError("another shard failed")
-                self.progress.add(1, len(one.record))
-                if one.fault:
-                    left_out.append([one.path, one.fault])
-                    continue
-                if one.change:
-                    changed.append([one.path, one.change])
-                if one.digest:
-                    digests.append([one.digest, one.labels[0], one.path])
-                classes.update(one.labels)
-                yield one.record
+                progress.add(1, len(record))
+                classes.update(labels)
+                for key, row in notes.items():
+                    lists[key].append(row)
+                if record:
+                    yield record
 
-        written = records.write_shard(os.path.join(self.state.out, shard.name), examples())
-        result = {
-            "key": self.key,
-            "examples": written.count,
-            "bytes": written.bytes,
-            "sha256": written.sha256,
-            "classes": {str(label): number for label, number in sorted(classes.items())},
-            "left_out": left_out,
-            "changed": changed,
-            "digests": digests,
-        }
-        self.state.write(f"{shard.name}.json", result)
-        return result
+        written = records.write_shard(os.path.join(out, name), serialized())
+        results[name] = written | {"classes": {str(k): classes[k] for k in sorted(classes)}} | lists
+        state.write(f"{name}.json", results[name])
+
+    if unfinished:
+        state.remove_manifest()
+        progress = console.ProgressBar("writing", sum(len(planned[n][1]) for n in unfinished))
+        with pools.Threads(workers) as pool, pools.Threads(writers) as writer_pool:
+            tasks = [writer_pool.submit(write_one, name) for name in unfinished]
+            pools.all_done(tasks, stop)
+        progress.close()
+    return [{"split": split, "name": n, **results[n]} for n, (split, _) in planned.items()]
+
+
+def shuffled(seed: int, purpose: str, names: Sequence[str]) -> np.ndarray:
+    """int64[n], an order of names: the same on any machine and with any library."""
+    texts = (f"{seed} {purpose} {name}".encode(errors="backslashreplace") for name in names)
+    keys = [hashlib.sha256(text).digest() for text in texts]
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+
+
+def num_shards(asked: int, flag: str, source: Source, rows: np.ndarray, usual: int) -> int:
+    """The number of files for the images `rows`: `asked` by --`flag`, or `usual`, or by their size.
+
+    0 is no number, and sets that are too small for `usual` have another. SourceError if there are
+    fewer images than files.
+    """
+    examples = len(rows)
+    if asked > examples:
+        raise SourceError(f"--{flag}: {asked:,} files cannot be filled with {examples:,} images")
+    if asked or (usual and examples >= 64 * usual):
+        return asked or usual
+    # Several, so that hosts can share even a small set, but no file per image.
+    by_size = -(-sum(source.files[i].size for i in rows) // _SHARD_BYTES)
+    return min(max(8, by_size), max(1, examples // 16))
+
+
+def check_counts(
+    counts: dict[str, int], expected: dict[str, int], name: str, subject: str, out: str
+) -> None:
+    """Raises UserError if `subject`, the input or the output, is not the complete data set `name`.
+
+    `counts` and `expected` say how many there are and should be, by what is counted.
+    """
+    differences = ", ".join(
+        f"{counts[key]:,} {key} instead of {number:,}"
+        for key, number in expected.items()
+        if counts[key] != number
+    )
+    if differences:
+        raise UserError(
+            f"{subject} is not {name}: {differences}; get the missing files, or add --subset for a "
+            f"part of {name} (no manifest.json was written to {out})"
+        )
 
 
 def tools() -> dict[str, str]:
@@ -281,40 +232,37 @@ def tools() -> dict[str, str]:
     return {"pillow": PIL.__version__, "libjpeg": str(features.version("libjpeg_turbo"))}
 
 
-def split_rows(planned: list[Shard], results: dict[str, dict]) -> dict[str, dict[str, Any]]:
-    """The manifest's rows of splits: examples, bytes and shards."""
-    splits = {}
-    for name in dict.fromkeys(shard.split for shard in planned):
-        shard_rows: list[dict[str, Any]] = [
-            {"name": shard.name, **{key: results[shard.name][key] for key in FACTS}}
-            for shard in planned
-            if shard.split == name
-        ]
-        total = {key: sum(row[key] for row in shard_rows) for key in ("examples", "bytes")}
-        splits[name] = {**total, "shards": shard_rows}
-    return splits
+def manifest(
+    head: dict[str, Any],
+    classes: dict[int, dict[str, Any]],
+    results: Sequence[dict[str, Any]],
+    left_out: Iterable[tuple[str, str]] = (),
+) -> dict[str, Any]:
+    """The content of manifest.json.
 
-
-def label_counts(planned: list[Shard], results: dict[str, dict]) -> dict[str, collections.Counter]:
-    """How often each label occurs, by split."""
-    counts = {shard.split: collections.Counter() for shard in planned}
-    for shard in planned:
-        for label, number in results[shard.name]["classes"].items():
-            counts[shard.split][int(label)] += number
-    return counts
-
-
-def file_rows(planned: list[Shard], results: dict[str, dict], left_out: list) -> dict[str, list]:
-    """The manifest's rows of files that were left out, `left_out` too, or re-encoded."""
-    rows = {
-        key: [row for s in planned for row in results[s.name][key]]
-        for key in ("left_out", "changed")
+    Args:
+        head: goes in front.
+        classes: what is said of each label in the examples; its number in each split follows.
+        results: of `write`.
+        left_out: (path, reason) of more files than `write` left out.
+    """
+    splits: dict[str, dict[str, Any]] = {}
+    counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+    pairs: dict[str, list] = {"left_out": [*left_out], "re_encoded": []}
+    for row in results:
+        split = splits.setdefault(row["split"], {"examples": 0, "bytes": 0, "shards": []})
+        split["shards"].append({key: row[key] for key in ("name", *FACTS)})
+        for key in ("examples", "bytes"):
+            split[key] += row[key]
+        counts[row["split"]].update({int(label): n for label, n in row["classes"].items()})
+        pairs["left_out"] += row["left_out"]
+        pairs["re_encoded"] += row["changed"]
+    rows = [facts | {s: counts[s][label] for s in splits} for label, facts in classes.items()]
+    files_ = {
+        key: [{"file": path, "reason": reason} for path, reason in sorted(map(tuple, pair))]
+        for key, pair in pairs.items()
     }
-
-    def named(pairs: list) -> list[dict[str, str]]:
-        return [{"file": path, "reason": reason} for path, reason in sorted(map(tuple, pairs))]
-
-    return {"left_out": named([*left_out, *rows["left_out"]]), "re_encoded": named(rows["changed"])}
+    return {**head, "splits": splits, "classes": rows, **files_}
 
 
 def report(content: dict[str, Any]) -> None:
@@ -327,11 +275,19 @@ def report(content: dict[str, Any]) -> None:
             print(f"{title}: {len(rows) - 20:,} more; all are in {files.MANIFEST}")
 
 
-def are_complete(out: str, sizes: Mapping[str, int]) -> bool:
-    """Whether a folder has the shards with these names and bytes, and no others."""
-    if set(sizes) != set(records.existing_shards(out)):
+def is_complete(out: str, *others: str) -> bool:
+    """Whether a folder has the shards that its manifest lists, no other ones, and `others`."""
+    if not all(tensorflow().io.gfile.exists(os.path.join(out, name)) for name in others):
         return False
-    return files.sizes([os.path.join(out, name) for name in sizes]) == list(sizes.values())
+    try:
+        content = parse_json(files.read_manifest(out) or b"{}")
+    except ValueError:  # damaged
+        return False
+    shards = [row for split in content.get("splits", {}).values() for row in split["shards"]]
+    if {row["name"] for row in shards} != set(records.existing_shards(out)):
+        return False
+    sizes = files.sizes([os.path.join(out, row["name"]) for row in shards])
+    return bool(shards) and sizes == [row["bytes"] for row in shards]
 
 
 def save_manifest(out: str, content: dict) -> None:
@@ -341,9 +297,6 @@ def save_manifest(out: str, content: dict) -> None:
 
 def save(out: str, name: str, data: bytes) -> None:
     """Writes a file completely or not at all, unless it has this content already."""
-    path, gfile = os.path.join(out, name), tensorflow().io.gfile
-    if gfile.exists(path):
-        with gfile.GFile(path, "rb") as file:
-            if file.read() == data:
-                return
-    files.write(path, [data])
+    path = os.path.join(out, name)
+    if files.read(path) != data:
+        files.write(path, [data])

@@ -12,7 +12,6 @@ continues. See docs/data.md.
 import argparse
 import dataclasses
 import functools
-import json
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,11 +20,11 @@ import numpy as np
 
 from benchmarks.detection import survey
 from benchmarks.detection.coco import Annotations
-from benchmarks.detection.preparation import objects, zips
+from benchmarks.detection.preparation import objects
 from common import console, foreign, limits
 from common.data import records
 from common.errors import UserError
-from common.preparation import arguments, plan, sources, writing
+from common.preparation import arguments, sources, writing
 
 KIND = "detection"  # in the manifest
 SCORED = "instances_val2017.json"  # in OUT, whatever the name of the input
@@ -48,8 +47,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     exif = "whether the boxes are on photos as EXIF turns them, where no photo's size tells (turn)"
     add("--exif", choices=("turn", "ignore"), help=exif)
     shards = {"shards": "train files (256, or by size)", "val_shards": "(32, or by size)"}
-    arguments.add_for_images(parser, shards, "95")
-    args = parser.parse_args(argv)
+    args = arguments.parse_images(parser, argv, shards, "95", ("train_images", "val_images"))
     own = args.train_annotations or args.val_annotations
     if bool(own) == bool(args.annotations):
         parser.error(
@@ -65,7 +63,6 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     if not args.val_images:
         parser.error("the following arguments are required: --val_images")
     args.quality = args.quality or 95
-    arguments.check_images(parser, args, ("train_images", "val_images"))
     return args
 
 
@@ -76,30 +73,31 @@ def prepare(args: argparse.Namespace) -> str:
         UserError: a mistake of the user's.
         tf.errors.OpError: reading or writing failed.
     """
-    state, settings = writing.State(args.out), _settings(args)
+    settings = _settings(args)
     flags = ("train_images", "val_images", "annotations", "train_annotations", "val_annotations")
     paths = {flag: getattr(args, flag) for flag in flags}
-    listings = sources.list_inputs(paths, args.workers, zipped=True)
-    stamps = {flag: listing.stamp for flag, listing in listings.items()}
-    state.claim({"settings": settings, "input": stamps}, args.overwrite)
-    splits = _plan(args, listings)
+    inputs = sources.list_inputs(paths, args.workers, zipped=True)
+    stamps = {flag: source.stamp for flag, source in inputs.items()}
+    writing.State(args.out).claim({"settings": settings, "input": stamps}, args.overwrite)
+    splits = _plan(args, inputs)
+    categories = splits["train"].annotations.categories
     official = args.annotations and not args.subset
-    if official:
-        counts = objects.counts(splits, splits["train"].with_boxes, len(splits["val"].files))
-        plan.check_counts(counts, objects.COCO, "COCO 2017", "the input", args.out)
-    key = json.dumps([settings, stamps, *(name for name in splits if splits[name].turn)])
-    planned = writing.shards(
-        {name: (len(split.order), split.shards) for name, split in splits.items()},
-        records.DETECTION_SUFFIX,
-    )
+
+    def check(train: int, val: int, subject: str) -> None:
+        if official:
+            row = len(splits["train"].files), train, val, len(categories)
+            counts = dict(zip(objects.COCO, row, strict=True))
+            writing.check_counts(counts, objects.COCO, "COCO 2017", subject, args.out)
 
     def make(name: str, k: int) -> writing.Example:
         return objects.example(splits[name], args.masks, args.quality, k)
 
-    results = writing.write(args.out, planned, make, key, args.workers)
-    scored = _annotations("val", listings)[1]()
-    sources.check_unchanged(listings, args.workers)
-    content = _manifest(splits, settings, planned, results)
+    check(splits["train"].with_boxes, len(splits["val"].files), "the input")
+    sizes = {name: (len(split.order), split.shards) for name, split in splits.items()}
+    results = writing.write(args.out, sizes, make, args.workers, records.DETECTION_SUFFIX)
+    scored = _annotations("val", inputs)[1]()
+    sources.check_unchanged(inputs, args.workers)
+    content = _manifest(splits, settings, results)
     writing.report(content)
     _warn(content)
     for name, split in splits.items():
@@ -108,9 +106,7 @@ def prepare(args: argparse.Namespace) -> str:
     examples = {name: row["examples"] for name, row in content["splits"].items()}
     if not examples["train"]:
         raise UserError("none of the training images can be used")
-    if official:
-        counts = objects.counts(splits, examples["train"], examples["val"])
-        plan.check_counts(counts, objects.COCO, "COCO 2017", "the output", args.out)
+    check(examples["train"], examples["val"], "the output")
     writing.save(args.out, SCORED, scored)
     writing.save_manifest(args.out, content)
     return _last_line(args.out, content)
@@ -128,56 +124,45 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _annotations(
-    name: str, listings: dict[str, sources.Listing]
-) -> tuple[str, Callable[[], bytes]]:
+def _annotations(name: str, inputs: dict[str, sources.Source]) -> tuple[str, Callable[[], bytes]]:
     """(name in messages, what reads the file) of a split's annotations.
 
     Raises:
         SourceError: the input is not of that form, or the file is missing or there twice.
     """
-    if own := listings.get(f"{name}_annotations"):
+    if own := inputs.get(f"{name}_annotations"):
         if not own.archive:
             raise sources.SourceError(f"--{name}_annotations: {own.path} is a folder, not a file")
         return own.path, functools.partial(sources.read_all, own.path, limits.ANNOTATION_BYTES)
-    listing, base = listings["annotations"], f"instances_{name}2017.json"
+    path, base = inputs["annotations"].path, f"instances_{name}2017.json"
     fix = "for own images, give --train_annotations and --val_annotations"
-    if listing.archive:
-        if not listing.path.endswith(".zip"):
-            raise sources.SourceError(f"--annotations: {listing.path} is no zip or folder; {fix}")
-        member = zips.find(listing.path, base)
-        read = functools.partial(zips.read_member, listing.path, member)
-        members = [member] if member else []
-    else:
-        members = [file for file, _ in listing.files if os.path.basename(file) == base]
-        path = os.path.join(listing.path, *members[:1])
-        read = functools.partial(sources.read_all, path, limits.ANNOTATION_BYTES)
-    if len(members) != 1:
-        fault = f"holds {base} more than once" if members else f"holds no {base}"
-        raise sources.SourceError(f"--annotations: {listing.path} {fault}; {fix}")
-    return f"{listing.path}/{members[0]}", read
+    if inputs["annotations"].archive and not path.endswith(".zip"):
+        raise sources.SourceError(f"--annotations: {path} is no zip or folder; {fix}")
+    source = sources.all_files(inputs["annotations"])
+    rows = [i for i, file in enumerate(source.files) if os.path.basename(file.name) == base]
+    if len(rows) != 1:
+        fault = f"holds {base} more than once" if rows else f"holds no {base}"
+        raise sources.SourceError(f"--annotations: {path} {fault}; {fix}")
+    read = functools.partial(source.read, rows[0], limits.ANNOTATION_BYTES)
+    return f"{path}/{source.files[rows[0]].name}", read
 
 
-def _plan(
-    args: argparse.Namespace, listings: dict[str, sources.Listing]
-) -> dict[str, objects.Split]:
+def _plan(args: argparse.Namespace, inputs: dict[str, sources.Source]) -> dict[str, objects.Split]:
     """Reads the annotations, finds the images, and plans both splits; prints their sizes."""
     annotations = {}
     for name in records.DETECTION_SPLITS:
-        path, read = _annotations(name, listings)
+        path, read = _annotations(name, inputs)
         print(f"reading {path}", flush=True)
         annotations[name] = Annotations.parse(read(), path, args.masks)
         objects.check_boxes(annotations[name], args.trust_boxes)
     objects.check_categories(*annotations.values())
-    indexes = {}
-    for listing in (listings["train_images"], listings["val_images"]):
-        if listing.path not in indexes:
-            indexes[listing.path] = zips.index(listing.path) if listing.archive else listing.all()
-    splits, unused = {}, {path: set(range(len(i.names))) for path, i in indexes.items()}
+    images = {inputs[flag].path: inputs[flag] for flag in ("train_images", "val_images")}
+    images = {path: sources.all_files(source) for path, source in images.items()}
+    splits, unused = {}, {path: set(range(len(i.files))) for path, i in images.items()}
     for name, number in zip(annotations, (args.shards, args.val_shards), strict=True):
-        path = listings[f"{name}_images"].path
+        path = inputs[f"{name}_images"].path
         shards = (number or 0, _USUAL[name] if args.annotations else 0)
-        split = objects.plan_split(name, annotations[name], indexes[path], args.seed, shards)
+        split = objects.plan_split(name, annotations[name], images[path], args.seed, shards)
         splits[name] = split
         unused[path] -= set(split.files.tolist())
         print(
@@ -218,40 +203,26 @@ def _turned(args: argparse.Namespace, splits: dict[str, objects.Split]) -> dict[
 
 
 def _manifest(
-    splits: dict[str, objects.Split],
-    settings: dict[str, Any],
-    planned: list[writing.Shard],
-    results: dict[str, dict],
+    splits: dict[str, objects.Split], settings: dict[str, Any], results: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """The content of manifest.json: a function of the input, the seed and the settings."""
-    counts = writing.label_counts(planned, results)
-    rows = writing.split_rows(planned, results)
+    categories = splits["train"].annotations.categories
+    head = {"format": 1, "kind": KIND, "num_label_classes": len(categories)}
+    head |= {"settings": settings, "annotations": SCORED}
+    rows = {
+        number: {"label": label, "id": number, "name": name}
+        for label, (number, name) in enumerate(categories, 1)
+    }
+    content = writing.manifest(head, rows, results)
     for name, split in splits.items():
-        boxes: dict[str, Any] = {
-            "dropped": int((~split.boxes.has_area).sum()),
-            "cut": split.boxes.cut,
-        }
+        boxes = {"dropped": len(split.shares) - len(split.objects), "cut": split.cut}
         # Entry k is the number of records with k boxes; training needs no other scan of them.
         boxes["per_image"] = np.bincount(np.diff(split.starts)[split.order]).tolist()
-        if name == "val":  # evaluation needs no scan of the records either
-            rows[name]["image_ids"] = split.annotations.image_ids[split.order].tolist()
         facts = {"images": len(split.files), "with_boxes": split.with_boxes, "boxes": boxes}
-        rows[name] = facts | rows[name]
-    classes = [
-        {"label": label, "id": number, "name": category}
-        | {name: counts[name][number] for name in splits}
-        for label, (number, category) in enumerate(splits["train"].annotations.categories, 1)
-    ]
-    return {
-        "format": 1,
-        "kind": KIND,
-        "num_label_classes": len(classes),
-        "settings": settings,
-        "annotations": SCORED,
-        "splits": rows,
-        "classes": classes,
-        **writing.file_rows(planned, results, []),
-    }
+        content["splits"][name] = facts | content["splits"][name]
+    ids = splits["val"].annotations.image_ids[splits["val"].order]
+    content["splits"]["val"]["image_ids"] = ids.tolist()  # evaluation needs no scan either
+    return content
 
 
 def _warn(content: dict[str, Any]) -> None:

@@ -1,9 +1,12 @@
-"""Plans records of images with objects: which file an image is, and which boxes it gets."""
+"""Plans and makes records of images with objects: which file an image is, which boxes it gets.
+
+The keys are those of Google's `create_coco_tf_record.py`; labels are the annotations' category ids.
+"""
 
 import dataclasses
+import hashlib
 import io
 import os
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -13,7 +16,7 @@ from benchmarks.detection.coco import Annotations, is_end, normal
 from common import pools
 from common.errors import UserError
 from common.images import photos
-from common.preparation import plan, schema, writing
+from common.preparation import schema, writing
 from common.preparation.sources import Source, SourceError
 
 COCO = {  # of 2017
@@ -26,45 +29,19 @@ _FEW = 3  # boxes that are no reason to suspect a file
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Boxes:
-    """The boxes of all m objects of a file as records have them.
-
-    Attributes:
-        shares: float32[m, 4]: y0, x0, y1, x1 as shares of the image, cut at its edge.
-        has_area: bool[m], whether any area is left.
-        cut: how many of these reached more than a pixel beyond the image.
-    """
-
-    shares: np.ndarray
-    has_area: np.ndarray
-    cut: int
-
-    @classmethod
-    def of(cls, annotations: Annotations) -> "Boxes":
-        """Cuts the boxes of a file, and drops those without an area inside the image."""
-        limit = annotations.sizes[annotations.rows]
-        low, size = annotations.boxes[:, 1::-1], annotations.boxes[:, 3:1:-1]
-        high = low + size
-        shares = np.concatenate([low.clip(0, limit) / limit, high.clip(0, limit) / limit], 1)
-        shares = shares.astype(np.float32)  # a box may be too thin for this type
-        has_area = np.logical_and(size > 0, shares[:, 2:] > shares[:, :2]).all(axis=1)
-        beyond = np.logical_or(low < -1, high > limit + 1).any(axis=1)
-        return cls(shares, np.asarray(has_area), int((has_area & beyond).sum()))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class Split:
     """One split.
 
     Attributes:
         name: 'train' or 'val'.
-        annotations: of its images.
+        annotations: of its n images with m objects.
         source: the image files.
-        files: int64[n], the index in the source of each image of the annotations.
-        order: int64[k], the images that get a record, in the order of writing.
-        boxes: of all objects.
-        objects: int64[o], the objects with a box, sorted by image.
+        files: int64[n], the index in the source of each image.
+        shares: float32[m, 4], the boxes: y0, x0, y1, x1 as shares of the image, cut at its edge.
+        objects: int64[o], the objects whose box has an area left, sorted by image.
         starts: int64[n + 1], where those of each image begin in `objects`.
+        cut: how many of these reached more than a pixel beyond the image.
+        order: int64[k], the images that get a record, in the order of writing.
         shards: the number of files.
         turn: whether EXIF turns a photo whose size does not tell.
     """
@@ -73,16 +50,13 @@ class Split:
     annotations: Annotations
     source: Source
     files: np.ndarray
-    order: np.ndarray
-    boxes: Boxes
+    shares: np.ndarray
     objects: np.ndarray
     starts: np.ndarray
+    cut: int
+    order: np.ndarray
     shards: int
     turn: bool = False
-
-    def of(self, row: int) -> np.ndarray:
-        """The objects of an image, in the order of the file."""
-        return self.objects[self.starts[row] : self.starts[row + 1]]
 
     @property
     def with_boxes(self) -> int:
@@ -95,35 +69,33 @@ def plan_split(
 ) -> Split:
     """Plans a split; training leaves out images without boxes, and shuffles the others.
 
-    Args:
-        name: 'train' or 'val'.
-        annotations: of its images.
-        source: the image files.
-        seed: of the order of training.
-        shards: the number of files (0: chosen here), and the usual number of a large set or 0.
+    The `seed` is that of the order; `shards` are the number of files that is asked for, or 0, and
+    the usual number of a large set, or 0.
 
     Raises:
         SourceError: no image has a box, an image is missing, or there are more files than images.
     """
     files = locate(annotations, source)
-    boxes = Boxes.of(annotations)
-    objects = np.flatnonzero(boxes.has_area)
-    objects = objects[np.argsort(annotations.rows[objects], kind="stable")]
-    bounds = np.arange(len(files) + 1)
-    starts = np.searchsorted(annotations.rows[objects], bounds)
-    order = np.arange(len(files))
-    if name == "train":
-        order = np.flatnonzero(np.diff(starts))
-        ids = annotations.image_ids.tolist()
-        keys = {row: plan.draw(seed, name, str(ids[row])) for row in order.tolist()}
-        order = np.array(sorted(keys, key=keys.__getitem__), np.int64)
+    limit = annotations.sizes[annotations.rows]
+    low, size = annotations.boxes[:, 1::-1], annotations.boxes[:, 3:1:-1]
+    high = low + size
+    shares = np.concatenate([low.clip(0, limit) / limit, high.clip(0, limit) / limit], 1)
+    shares = shares.astype(np.float32)  # a box may be too thin for this type
+    has_area = np.logical_and(size > 0, shares[:, 2:] > shares[:, :2]).all(axis=1)
+    beyond = np.logical_or(low < -1, high > limit + 1).any(axis=1)
+    objects = np.flatnonzero(has_area)
     if not len(objects):
         raise SourceError(f"{annotations.path} has no box with an area inside of its image")
-    number, usual = shards
-    plan.check_shards(number, len(order), "shards" if name == "train" else "val_shards")
-    size = int(source.sizes[files[order]].sum())
-    number = number or plan.num_shards(len(order), size, usual)
-    return Split(name, annotations, source, files, order, boxes, objects, starts, number)
+    objects = objects[np.argsort(annotations.rows[objects], kind="stable")]
+    starts = np.searchsorted(annotations.rows[objects], np.arange(len(files) + 1))
+    order, flag = np.arange(len(files)), "val_shards"
+    if name == "train":
+        order, flag = np.flatnonzero(np.diff(starts)), "shards"
+        ids = annotations.image_ids[order].tolist()
+        order = order[writing.shuffled(seed, name, [*map(str, ids)])]
+    number = writing.num_shards(shards[0], flag, source, files[order], shards[1])
+    cut = int((has_area & beyond).sum())
+    return Split(name, annotations, source, files, shares, objects, starts, cut, order, number)
 
 
 def turned(split: Split, workers: int) -> tuple[bool | None, int]:
@@ -191,17 +163,6 @@ def check_categories(train: Annotations, val: Annotations) -> None:
         )
 
 
-def counts(splits: dict[str, Split], with_boxes: int, val_images: int) -> dict[str, int]:
-    """The numbers to compare with COCO's; the last two are those of the plan or of the output."""
-    train = splits["train"]
-    return {
-        "train images": len(train.files),
-        "train images with boxes": with_boxes,
-        "val images": val_images,
-        "categories": len(train.annotations.categories),
-    }
-
-
 def locate(annotations: Annotations, source: Source) -> np.ndarray:
     """int64[n], the index in the source of each image.
 
@@ -210,24 +171,25 @@ def locate(annotations: Annotations, source: Source) -> np.ndarray:
     Raises:
         SourceError: an image is missing, two files fit one image, or one file fits two.
     """
-    by_path = {name: i for i, name in enumerate(source.names)}
+    names = [file.name for file in source.files]
+    by_path = {name: i for i, name in enumerate(names)}
     by_base: dict[str, list[int]] = {}
-    for i, name in enumerate(source.names):
+    for i, name in enumerate(names):
         by_base.setdefault(os.path.basename(name), []).append(i)
     files, missing, taken = [], [], {}
     for image_id, name in zip(annotations.image_ids.tolist(), annotations.file_names, strict=True):
         path = normal(name)
         fits = [by_path[path]] if path in by_path else by_base.get(os.path.basename(path), [])
-        fits = [i for i in fits if is_end(path, source.names[i])]
+        fits = [i for i in fits if is_end(path, names[i])]
         if len(fits) > 1:
-            both = " and ".join(source.names[i] for i in fits[:2])
+            both = " and ".join(names[i] for i in fits[:2])
             raise SourceError(f"{source.path}: image {image_id} ({name}) may be {both}")
         if not fits:
             missing.append(name)
         elif taken.setdefault(fits[0], image_id) != image_id:
             raise SourceError(
                 f"{annotations.path}: images {taken[fits[0]]} and {image_id} are both "
-                f"{source.names[fits[0]]} in {source.path}"
+                f"{names[fits[0]]} in {source.path}"
             )
         files += fits
     if missing:
@@ -248,20 +210,34 @@ def example(split: Split, masks: bool, quality: int, k: int) -> writing.Example:
     """
     row, data = int(split.order[k]), split.annotations
     image_id, name = int(data.image_ids[row]), data.file_names[row]
-    path = f"{split.name}/{name}"
-    height, width = data.sizes[row].tolist()
+    path, size = f"{split.name}/{name}", tuple(data.sizes[row].tolist())
+    objects = split.objects[split.starts[row] : split.starts[row + 1]]
     try:
-        content = split.source.read(int(split.files[row]))
-        jpeg = _jpeg(content, (height, width), quality, split.turn)
-        objects = _objects(split, row, masks)
-    except (photos.BadImage, ValueError) as error:
+        jpeg = _jpeg(split.source.read(int(split.files[row])), size, quality, split.turn)
+        outlines = [data.outlines[i] for i in objects] if masks else []
+        pngs = [_png(coco.outline_mask(outline, *size)) for outline in outlines]
+    except (photos.BadImage, ValueError) as error:  # or an outline cannot be drawn
         if split.name == "val":
             raise UserError(
                 f"{path}: {error}; mend it, or take image {image_id} out of {data.path}"
             ) from error
-        return writing.Example(b"", (), path, fault=str(error))
-    record = schema.detection_example(jpeg.encoded, (height, width), image_id, name, objects)
-    return writing.Example(record, tuple(objects.labels), path, change=jpeg.change)
+        return b"", (), {"left_out": [path, str(error)]}
+    names, labels = dict(data.categories), data.category_ids[objects].tolist()
+    feature = {
+        **schema.image(jpeg.encoded, size, name, b"jpeg"),
+        "image/source_id": schema.strings([str(image_id).encode()]),
+        "image/key/sha256": schema.strings([hashlib.sha256(jpeg.encoded).hexdigest().encode()]),
+        "image/object/class/label": schema.ints(labels),
+        "image/object/class/text": schema.strings([names[label].encode() for label in labels]),
+        "image/object/is_crowd": schema.ints(data.crowd[objects].astype(int).tolist()),
+        "image/object/area": schema.floats(data.areas[objects].tolist()),
+    }
+    for i, side in enumerate(("ymin", "xmin", "ymax", "xmax")):
+        feature[f"image/object/bbox/{side}"] = schema.floats(split.shares[objects, i].tolist())
+    if masks:
+        feature["image/object/mask"] = schema.strings(pngs)
+    notes = {"changed": [path, jpeg.change]} if jpeg.change else {}
+    return schema.serialize(feature), labels, notes
 
 
 def _jpeg(data: bytes, size: tuple[int, int], quality: int, turn: bool) -> photos.Jpeg:
@@ -275,23 +251,8 @@ def _jpeg(data: bytes, size: tuple[int, int], quality: int, turn: bool) -> photo
     return jpeg
 
 
-def _objects(split: Split, row: int, masks: bool) -> schema.Objects:
-    """The objects of an image; ValueError if the outline of one cannot be drawn."""
-    data, rows = split.annotations, split.of(row)
-    labels = data.category_ids[rows].tolist()
-    names = dict(data.categories)
-    size: Any = data.sizes[row].tolist()
-    return schema.Objects(
-        split.boxes.shares[rows],
-        labels,
-        [names[label] for label in labels],
-        data.crowd[rows].tolist(),
-        data.areas[rows].tolist(),
-        [_png(coco.outline_mask(data.outlines[i], *size)) for i in rows] if masks else None,
-    )
-
-
 def _png(mask: np.ndarray) -> bytes:
+    """A mask as PNG of the image's size, 1 inside."""
     out = io.BytesIO()
     Image.fromarray(mask).save(out, "PNG")
     return out.getvalue()

@@ -10,7 +10,6 @@ continues. See docs/data.md.
 """
 
 import argparse
-import functools
 import hashlib
 import itertools
 import math
@@ -21,14 +20,18 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.resnet.preparation import plan
 from common import console, foreign
 from common.data import records
 from common.data.shards import tensorflow
 from common.errors import UserError, some, visible
 from common.images import manifest, photos
 from common.preparation import arguments, schema, sources, writing
-from common.preparation import plan as plans
 
+IMAGENET = {
+    **{f"{split} images": number for split, number in manifest.IMAGENET.items()},
+    "classes": 1_000,
+}
 _SAMPLE = 100  # images whose sizes stand for all
 _USUAL_SIDE = 224  # pixels, in the recipes
 
@@ -50,8 +53,8 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     shrunk = "shrink photos whose short side is longer to N pixels, at quality 95 (never)"
     add("--max_side", type=console.integer(1, 65_535), default=0, metavar="N", help=shrunk)
     shards = {"shards": "train files (1024, or by size)", "validation_shards": "(128, or by size)"}
-    arguments.add_for_images(parser, shards, "100; own photos 95")
-    args = parser.parse_args(argv)
+    quality = "100; own photos 95"
+    args = arguments.parse_images(parser, argv, shards, quality, ("train", "validation"))
     own = args.layout == "folder"
     if not own and not args.validation:
         parser.error("--layout=imagenet needs --validation; for own photos give --layout=folder")
@@ -70,7 +73,6 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     if not 0 < args.validation_fraction < 1:
         parser.error("argument --validation_fraction: must be between 0 and 1")
     args.quality = args.quality or (95 if own or args.max_side else 100)
-    arguments.check_images(parser, args, ("train", "validation"))
     return args
 
 
@@ -81,60 +83,62 @@ def prepare(args: argparse.Namespace) -> str:
         UserError: a mistake of the user's.
         tf.errors.OpError: reading or writing failed.
     """
-    state, settings = writing.State(args.out), _settings(args)
-    listings, labels = _list_inputs(args)
-    stamps = {name: listing.stamp for name, listing in listings.items()}
-    if labels:
-        stamps["validation_labels"] = hashlib.sha256("\n".join(labels).encode()).hexdigest()
-    state.claim({"settings": settings, "input": stamps}, args.overwrite)
-    images_by_split = _index(state, listings, args)
-    for name, source in images_by_split.items():
-        named = {source.class_name(i) for i in range(len(source.names))}
-        if empty := [folder for folder in listings[name].folders if folder not in named]:
+    settings, own, workers = _settings(args), args.layout == "folder", args.workers
+    lines = plan.read_labels(args.validation_labels) if args.validation_labels else []
+    inputs = sources.list_inputs({"train": args.train, "validation": args.validation}, workers)
+    for name, source in inputs.items():
+        if own and source.archive:
+            raise sources.SourceError(f"--{name}: {source.path} is no folder")
+    stamps = {name: source.stamp for name, source in inputs.items()}
+    if lines:
+        stamps["validation_labels"] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    writing.State(args.out).claim({"settings": settings, "input": stamps}, args.overwrite)
+    images = {name: sources.images(source, own, workers) for name, source in inputs.items()}
+    for name, source in images.items():
+        named = {source.class_name(i) for i in range(len(source.files))}
+        if empty := [folder for folder in source.folders if folder not in named]:
             print(visible(f"warning: --{name}: the folders {some(empty)} have no image: no class"))
-    own = args.layout == "folder"
-    train, validation = images_by_split["train"], images_by_split.get("validation")
-    plan = plans.make(train, validation, labels, settings, own)
-    if not own and not args.subset:
-        plans.check_counts(_planned_counts(plan), plans.IMAGENET, "ImageNet", "the input", args.out)
-    for name, split in plan.splits.items():
+    classes, splits = plan.make(images["train"], images.get("validation"), lines, settings)
+    official = not own and not args.subset
+    if official:
+        counts = {f"{name} images": len(split.rows) for name, split in splits.items()}
+        counts["classes"] = len(classes)
+        writing.check_counts(counts, IMAGENET, "ImageNet", "the input", args.out)
+    for name, split in splits.items():
         print(f"{name}: {len(split.rows):,} images, {split.shards:,} shards", flush=True)
-    encoding = ("quality", "tools", "max_side")
-    key = plans.digest(plan, {key: settings[key] for key in encoding if key in settings})
-    planned = writing.shards({n: (len(s.rows), s.shards) for n, s in plan.splits.items()})
-    make = functools.partial(_example, plan, args.quality, args.max_side)
-    results = writing.write(args.out, planned, make, key, args.workers)
-    sources.check_unchanged(listings, args.workers)
-    content = _manifest(plan, settings, planned, results)
+    sizes = {name: (len(split.rows), split.shards) for name, split in splits.items()}
+
+    def make(name: str, k: int) -> writing.Example:
+        return _example(args, classes, splits[name], k)
+
+    results = writing.write(args.out, sizes, make, workers)
+    sources.check_unchanged(inputs, workers)
+    head = {"format": 1, "num_label_classes": len(classes), "settings": settings}
+    rows = {i: {"label": i, "name": name} for i, name in enumerate(classes, 1)}
+    left_out = {row for split in splits.values() for row in split.left_out()}
+    content = writing.manifest(head, rows, results, left_out)
     writing.report(content)
-    _warn_of_repeats(planned, results)
-    warn(content)
-    if not content["splits"]["train"]["examples"]:
+    _warn(content, results)
+    written = {f"{name} images": row["examples"] for name, row in content["splits"].items()}
+    if not written["train images"]:
         raise UserError("none of the training images can be used")
-    if not own and not args.subset:
-        plans.check_counts(
-            _written_counts(content), plans.IMAGENET, "ImageNet", "the output", args.out
-        )
+    if official:
+        written["classes"] = sum(bool(row["train"]) for row in content["classes"])
+        writing.check_counts(written, IMAGENET, "ImageNet", "the output", args.out)
     writing.save_manifest(args.out, content)
     return _last_line(args.out, content)
 
 
-def warn(content: dict[str, Any]) -> None:
-    """Prints a line for each split in which a class has no image."""
-    for split in content["splits"]:
-        empty = [row["name"] for row in content["classes"] if not row[split]]
-        if empty:
-            print(f"warning: {len(empty):,} classes have no {split} image: {', '.join(empty[:5])}")
-
-
-def _warn_of_repeats(planned: Sequence[writing.Shard], results: dict[str, dict]) -> None:
-    rows = [
-        (*row, shard.split) for shard in planned for row in results[shard.name].get("digests", ())
-    ]
-    if rows:
-        digests, labels, paths, splits = map(np.array, zip(*rows, strict=True))
+def _warn(content: dict[str, Any], results: list[dict[str, Any]]) -> None:
+    """Prints which images there are several times, and the splits in which a class has no image."""
+    seen = [(*row, shard["split"]) for shard in results for row in shard.get("digests", ())]
+    if seen:
+        digests, labels, paths, splits = map(np.array, zip(*seen, strict=True))
         for line in manifest.repeated_images(digests, labels, splits, lambda i: str(paths[i])):
             print(visible(f"warning: {line}"))
+    for split in content["splits"]:
+        if empty := [row["name"] for row in content["classes"] if not row[split]]:
+            print(f"warning: {len(empty):,} classes have no {split} image: {', '.join(empty[:5])}")
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -152,83 +156,26 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _list_inputs(args: argparse.Namespace) -> tuple[dict[str, sources.Listing], list[str]]:
-    """The listings of the inputs by split, and the lines of --validation_labels."""
-    labels = plans.read_labels(args.validation_labels) if args.validation_labels else []
-    if args.validation_labels and not labels:
-        raise sources.SourceError(f"{args.validation_labels} is empty")
-    paths = {"train": args.train, "validation": args.validation}
-    listings = sources.list_inputs(paths, args.workers)
-    for name, listing in listings.items():
-        if args.layout == "folder" and listing.archive:
-            raise sources.SourceError(f"--{name}: {listing.path} is no folder")
-    return listings, labels
-
-
-def _index(
-    state: writing.State, listings: dict[str, sources.Listing], args: argparse.Namespace
-) -> dict[str, sources.Source]:
-    """The images of each input, from the index in the state if that is of the same input."""
-    images_by_split = {}
-    for name, listing in listings.items():
-        file = f"index-{name}.json.gz"
-        cached = state.read(file)
-        if cached and cached["stamp"] == listing.stamp:
-            images_by_split[name] = sources.Source.from_json(listing.path, cached)
-            continue
-        source = sources.index(listing, args.layout == "folder", args.workers)
-        state.write(file, source.to_json() | {"stamp": listing.stamp})
-        images_by_split[name] = source
-    return images_by_split
-
-
 def _example(
-    plan: plans.Plan, quality: int, max_side: int, split_name: str, k: int
+    args: argparse.Namespace, classes: list[str], split: plan.Split, k: int
 ) -> writing.Example:
-    """Reads and converts the k-th image of a split."""
-    split = plan.splits[split_name]
-    i, label = int(split.rows[k]), int(split.labels[k])
-    path = plans.file_label(plan, split, split.source.names[i])
+    """Reads and converts the k-th image of a split.
+
+    Own photos are turned upright and have image/class/text; ImageNet's images have neither.
+    """
+    i, label, own = int(split.rows[k]), int(split.labels[k]), args.layout == "folder"
+    path, name = f"{split.origin}/{split.source.files[i].name}", classes[label - 1]
     try:
-        content = split.source.read(i)
-        jpeg = photos.to_jpeg(content, plan.own, quality, max_side=max_side)
+        jpeg = photos.to_jpeg(split.source.read(i), own, args.quality, max_side=args.max_side)
     except photos.BadImage as error:
-        return writing.Example(b"", (label,), path, fault=str(error))
-    name = plan.classes[label - 1]
+        return b"", (), {"left_out": [path, str(error)]}
     file, size = os.path.basename(path), (jpeg.height, jpeg.width)
-    text = name if plan.own else ""
-    record = schema.example(jpeg.encoded, label, name, file, size, text)
-    digest = hashlib.blake2b(jpeg.encoded, digest_size=8).hexdigest() if plan.own else ""
-    return writing.Example(record, (label,), path, change=jpeg.change, digest=digest)
-
-
-def _manifest(
-    plan: plans.Plan, settings: dict, planned: list[writing.Shard], results: dict[str, dict]
-) -> dict[str, Any]:
-    """The content of manifest.json: a function of the input, the seed and the settings."""
-    counts = writing.label_counts(planned, results)
-    classes = [
-        {"label": label, "name": name} | {split: counts[split][label] for split in plan.splits}
-        for label, name in enumerate(plan.classes, 1)
-    ]
-    return {
-        "format": 1,
-        "num_label_classes": len(plan.classes),
-        "settings": settings,
-        "splits": writing.split_rows(planned, results),
-        "classes": classes,
-        **writing.file_rows(planned, results, plans.left_out(plan)),
-    }
-
-
-def _planned_counts(plan: plans.Plan) -> dict[str, int]:
-    splits = {f"{name} images": len(split.rows) for name, split in plan.splits.items()}
-    return splits | {"classes": len(plan.classes)}
-
-
-def _written_counts(content: dict[str, Any]) -> dict[str, int]:
-    splits = {f"{name} images": row["examples"] for name, row in content["splits"].items()}
-    return splits | {"classes": sum(bool(row["train"]) for row in content["classes"])}
+    record = schema.example(jpeg.encoded, label, name, file, size, name if own else "")
+    notes: dict[str, list] = {"changed": [path, jpeg.change]} if jpeg.change else {}
+    if own:
+        digest = hashlib.blake2b(jpeg.encoded, digest_size=8).hexdigest()
+        notes["digests"] = [digest, label, path]
+    return record, (label,), notes
 
 
 def _pixels(out: str, shard: str) -> int:

@@ -1,8 +1,4 @@
-"""Packs pairs of sentences into rows of fixed length, which a model reads without waste.
-
-The bytes of a row's tf.train.Example are written without TensorFlow: processes that prepare text
-would otherwise spend seconds and 500 MB each on its import.
-"""
+"""Packs pairs of sentences into rows of fixed length, which a model reads without waste."""
 
 from __future__ import annotations
 
@@ -11,16 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from benchmarks.translation.rows import FEATURES, SIDES
+from common.data.shards import tensorflow
 
 _FULL = 0.01  # of a row that has no more room than this share, which no pair could use
 _AGAIN = 8  # one in so many rows is packed again with the next pairs
-_INT64_LIST = 3  # the field of tf.train.Feature
 
 Pair = tuple[Sequence[int], Sequence[int]]
 
 
-def pack(pairs: Iterable[Pair], length: int, open_rows: int = 256) -> Iterator[dict]:
-    """Packs pairs of (source ids, target ids), with EOS, into rows.
+def pack(pairs: Iterable[Pair], length: int, open_rows: int = 256) -> Iterator[list[Pair]]:
+    """Deals pairs of (source ids, target ids), with EOS, to rows; yields the pairs of each row.
 
     As many pairs as fill `open_rows` rows are placed together, the longest first, each into the
     row in which it leaves the least room. Pairs of rows that stay emptiest come again with the
@@ -30,10 +26,6 @@ def pack(pairs: Iterable[Pair], length: int, open_rows: int = 256) -> Iterator[d
       pairs: each side has 1 to `length` ids.
       length: positions of a row, of each side.
       open_rows: more rows at a time fill better; 1,000 pairs take about 50 ms.
-
-    Yields:
-      {"inputs", "inputs_segmentation", "inputs_position", and the same of "targets"}: int64[length]
-      each. Segments count from 1, positions from 0 in each segment; 0 is padding.
 
     Raises:
       ValueError: a side of a pair is empty or longer than `length`.
@@ -48,14 +40,17 @@ def pack(pairs: Iterable[Pair], length: int, open_rows: int = 256) -> Iterator[d
         if size >= open_rows * length:
             rows, pool = _split(pool, length, open_rows // _AGAIN)
             size = sum(max(map(len, pair)) for pair in pool)
-            for members in rows:
-                yield row(members, length)
-    for members in _split(pool, length, 0)[0]:
-        yield row(members, length)
+            yield from rows
+    yield from _split(pool, length, 0)[0]
 
 
 def row(pairs: Sequence[Pair], length: int) -> dict[str, np.ndarray]:
-    """One row of these pairs in this order, as of `pack`."""
+    """One row of these pairs in this order.
+
+    Returns:
+      {"inputs", "inputs_segmentation", "inputs_position", and the same of "targets"}: int64[length]
+      each. Segments count from 1, positions from 0 in each segment; 0 is padding.
+    """
     features = {name: np.zeros(length, np.int64) for name in FEATURES}
     for which, side in enumerate(SIDES):
         begin = 0
@@ -100,34 +95,14 @@ def _place(sizes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     return where, room[:, :count].T
 
 
-def serialize_example(features: Mapping[str, Iterable[int]]) -> bytes:
-    """The serialized tf.train.Example of lists of integers of 0 or more, by name.
+def serialize_example(features: Mapping[str, Sequence[int] | np.ndarray]) -> bytes:
+    """The serialized tf.train.Example of lists of integers, in the order of their names.
 
-    The names are in order, as in TensorFlow's deterministic form.
+    The order of protobuf's own maps changes with its version.
     """
-    entries = []
+    train, entries = tensorflow().train, []
     for name in sorted(features):
-        numbers = _varints(np.asarray(features[name], np.int64))
-        feature = _field(_INT64_LIST, _field(1, numbers) if numbers else b"")
-        entries.append(_field(1, _field(1, name.encode()) + _field(2, feature)))
-    return _field(1, b"".join(entries))
-
-
-def _field(number: int, data: bytes) -> bytes:
-    """A field of a protocol buffer that has a length."""
-    size, head = len(data), [number << 3 | 2]
-    while size > 127:
-        head.append(size & 127 | 128)
-        size >>= 7
-    return bytes([*head, size]) + data
-
-
-def _varints(values: np.ndarray) -> bytes:
-    """Integers in the base-128 form of protocol buffers, the low digits first."""
-    width = -(-int(values.max(initial=0)).bit_length() // 7)
-    if width <= 1:
-        return values.astype(np.uint8).tobytes()
-    digits = values[:, None] >> (7 * np.arange(width))
-    is_used = digits > 0
-    is_used[:, 0] = True
-    return (digits & 127 | (digits > 127) << 7).astype(np.uint8)[is_used].tobytes()
+        feature = train.Feature(int64_list=train.Int64List(value=features[name]))
+        entries.append(train.Features(feature={name: feature}).SerializeToString())
+    # An Example is one field of bytes, stored as that of a BytesList.
+    return train.BytesList(value=[b"".join(entries)]).SerializeToString()

@@ -1,211 +1,323 @@
-"""Makes the shards of packed pairs in processes; the pairs wait in local files, one per shard.
+"""Makes the shards of a preparation of pairs, and the content of its manifest.
 
-The processes do not import TensorFlow; the main process writes their results to the output.
+The training pairs are read once and wait in a temporary file until the vocabulary is known. Then
+processes encode, shuffle and pack the pairs of one shard each, and this process writes the rows,
+one shard after the other. Memory holds the pairs of a few shards, and 12 bytes for each other pair.
 """
 
-import dataclasses
-import hashlib
+import argparse
+import array
+import collections
+import functools
 import multiprocessing
 import os
+import pickle
 import signal
-import struct
+import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import unicodedata
+from collections.abc import Iterable, Sequence
 from concurrent import futures
 from concurrent.futures import process
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-from benchmarks.translation.preparation import packing
-from benchmarks.translation.vocabulary import EOS, Vocabulary, load_vocabulary
+from benchmarks.translation.preparation import packing, sources, vocabularies
+from benchmarks.translation.rows import SIDES
+from benchmarks.translation.vocabulary import EOS, Vocabulary, parse_vocabulary
+from common import console, pools
 from common.data import records
 from common.data.order import hash64
 from common.errors import UserError
+from common.preparation import writing
 
-OPEN_ROWS = 512
-_BUFFERED = 32 << 20  # bytes of pairs in memory before they go to the files
-_HEAD = struct.Struct("<II")
-_vocabularies: dict[str, Vocabulary] = {}  # of this process, by path
+SOURCES, REFERENCES = "sources.txt", "references.txt"  # raw lines of the evaluation
+_VOCABULARY = 1000, 32768  # subwords, the least and the most, unless --vocabulary_size is given
+_SAMPLE = 8_000_000  # characters to build it from; tensor2tensor takes 6 million of WMT
+_PER_SHARD = 4 << 20  # bytes of input, unless --shards is given
+_LEAST, _MOST = 8, 100  # shards then
+_PER_PROCESS = 2 << 20  # bytes of input that are worth the start of another process
+_OPEN_ROWS = 512
+_TRAIN, _EVAL = records.TEXT_SPLITS
+
+Input = sources.TextInput | sources.RecordInput
+Job = tuple[int, list[bytes]]  # the number of a shard, and its pairs, pickled
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """One shard to make.
+def make(args: argparse.Namespace, source: Input) -> tuple[dict[str, Any], int]:
+    """Writes what is not finished yet, except the manifest.
 
-    Attributes:
-        pairs: the local file with its pairs.
-        vocabulary: local path; "" if the pairs are ids already.
-        length: positions of a row.
-        max_tokens: pairs with more on a side are left out, EOS included.
-        seed: of the order.
-        number: of the shard.
+    Returns:
+        The manifest's content, a function of the input, the seed and the settings; and the number
+        of pairs in the shards that this run has made.
     """
+    state, vocabulary = writing.State(args.out), source.vocabulary
+    count = args.shards or min(_MOST, max(_LEAST, source.size // _PER_SHARD))
+    settings: dict[str, Any] = {
+        "length": args.length,
+        "max_tokens": args.max_tokens,
+        "shards": count,
+        "seed": args.seed,
+        "vocabulary_size": 0 if vocabulary else args.vocabulary_size or _vocabulary_size(source),
+        "tools": {"unicode": unicodedata.unidata_version},
+    }
+    stamps = source.stamps()
+    state.claim({"settings": settings, "input": stamps}, args.overwrite)
+    evaluation = [*source.read("eval")]  # a fault in it ends the program before the long part
+    if not any(evaluation):
+        raise UserError("the evaluation files hold no pair with text on both sides")
+    print(f"eval: {sum(map(bool, evaluation)):,} pairs", flush=True)
+    state.remove_manifest()  # it describes a complete set
 
-    pairs: str
-    vocabulary: str
-    length: int
-    max_tokens: int
-    seed: int
-    number: int
+    names = [records.shard_name(_TRAIN, k, count) for k in range(count)]
+    summaries, reading = state.finished(names), state.read("reading.json")
+    wanted = [k for k, name in enumerate(names) if name not in summaries]
+    if vocabulary:
+        vocabularies.save(args.out, vocabulary)
+    else:
+        vocabulary = vocabularies.load_saved(state)
+    if wanted or not vocabulary or not reading:
+        with tempfile.TemporaryFile(dir=None if "://" in args.out else args.out) as file:
+            spool = Spool(file)
+            reading = {"empty": _read(source, spool)}
+            if source.stamps() != stamps:
+                raise UserError("the training files changed while they were read: start again")
+            if not vocabulary:
+                texts = spool.sample(args.seed)
+                vocabulary = vocabularies.build(state, texts, settings["vocabulary_size"])
+            state.write("reading.json", reading)
+            workers = max(1, min(args.workers, len(wanted), source.size // _PER_PROCESS))
+            summaries |= _write_shards(args, spool, vocabulary, names, wanted, workers)
+    if not any(row["pairs"] for row in summaries.values()):
+        raise UserError(f"all training pairs have more than --max_tokens={args.max_tokens} tokens")
+    splits = {
+        "train": _describe_train(summaries, reading["empty"]),
+        "eval": _write_eval(args.out, vocabulary, evaluation),
+    }
+    content = {
+        "format": 1,
+        "kind": "translation",
+        "length": args.length,
+        "vocabulary": {
+            "file": vocabularies.FILES[vocabulary.kind],
+            "kind": vocabulary.kind,
+            "size": vocabulary.size,
+            "sha256": vocabulary.digest,
+        },
+        "settings": settings,
+        "splits": splits,
+    }
+    return content, sum(summaries[names[k]]["pairs"] for k in wanted)
 
-    @property
-    def records(self) -> str:
-        """The local file that takes the records."""
-        return f"{self.pairs}.records"
+
+def _vocabulary_size(source: Input) -> int:
+    """The size of the vocabulary that fits the text.
+
+    It is that of WMT, but beside the different characters at most one for each 1,000 characters
+    of text: a subword has about four, so that each occurs 250 times, enough to learn it.
+    """
+    if source.size >= 1000 * _VOCABULARY[1]:
+        return _VOCABULARY[1]
+    counts: collections.Counter[str] = collections.Counter()
+    for pair in filter(None, source.read("train")):
+        counts.update("".join(pair))
+    size = counts.total() // 1000 + len(counts)
+    return min(max(size, _VOCABULARY[0]), _VOCABULARY[1])
 
 
 class Spool:
-    """Deals pairs to local files, one for each shard, so that the shards are equally large.
+    """Pairs in a temporary file, numbered in the order in which they came."""
 
-    Of each `shards` consecutive pairs every shard gets one, in an order drawn from the seed.
-    """
+    def __init__(self, file: IO[bytes]):
+        """`file` is empty. The system deletes a `tempfile.TemporaryFile` of a killed program."""
+        self._file = file
+        self._starts, self._sizes = array.array("Q", [0]), array.array("I")  # bytes; characters
 
-    def __init__(self, folder: str, shards: int, seed: int, wanted: Iterable[int]):
-        """wanted: the numbers of the shards whose pairs are needed."""
-        self._folder, self._shards, self._seed = folder, shards, seed
-        self._parts: dict[int, list[bytes]] = {number: [] for number in wanted}
-        self._size = self._count = 0
-        self._deal = np.zeros(0, np.int64)
+    def __len__(self) -> int:
+        return len(self._sizes)
 
-    def path(self, number: int) -> str:
-        """The file of a shard's pairs."""
-        return os.path.join(self._folder, f"pairs-{number:05d}")
-
-    def add(self, source: bytes, target: bytes) -> None:
+    def add(self, pair: Sequence[sources.Side]) -> None:
         """Adds the next pair."""
-        position = self._count % (self._shards * 1024)
-        if not position:
-            groups = self._count // self._shards + np.arange(1024)[:, None]
-            draws = hash64(self._seed, 1, groups, np.arange(self._shards))
-            self._deal = draws.argsort(axis=1).ravel()
-        self._count += 1
-        parts = self._parts.get(int(self._deal[position]))
-        if parts is None:
-            return
-        parts += (_HEAD.pack(len(source), len(target)), source, target)
-        self._size += len(source) + len(target)
-        if self._size > _BUFFERED:
-            self.flush()
+        size = self._file.write(pickle.dumps(pair))
+        self._starts.append(self._starts[-1] + size)
+        self._sizes.append(sum(map(len, pair)))
 
-    def flush(self) -> None:
-        """Writes what is in memory."""
-        for number, parts in self._parts.items():
-            with open(self.path(number), "ab") as file:
-                file.writelines(parts)
-            parts.clear()
-        self._size = 0
+    def read(self, numbers: Iterable[int]) -> list[bytes]:
+        """The pairs with these numbers, pickled."""
+        self._file.flush()
+        file, starts = self._file.fileno(), self._starts
+        return [os.pread(file, starts[i + 1] - starts[i], starts[i]) for i in numbers]
+
+    def sample(self, seed: int) -> list[str]:
+        """The texts of a part of the pairs, drawn by a hash of their numbers, of bounded size."""
+        sizes, most = np.array(self._sizes), 1 << 64
+        draws = hash64(seed, 4, np.arange(len(sizes)))
+        chosen = np.arange(len(sizes))
+        while sizes[chosen].sum() > _SAMPLE and len(chosen) > 1:
+            most = most * 9 // 10
+            chosen = np.flatnonzero(draws < most)
+        return [text for data in self.read(chosen) for text in pickle.loads(data)]
+
+    def deal(self, shards: int, seed: int) -> np.ndarray:
+        """The shard int64[n] of each pair, so that the shards are equally large.
+
+        Of each `shards` consecutive pairs every shard gets one, in an order drawn from the seed.
+        """
+        groups = np.arange(-(-len(self) // shards))[:, None]
+        draws = hash64(seed, 1, groups, np.arange(shards))
+        return draws.argsort(axis=1).ravel()[: len(self)]
 
 
-def read(path: str) -> Iterator[tuple[bytes, bytes]]:
-    """The pairs in a file of `Spool`."""
-    with open(path, "rb") as file:
-        while head := file.read(_HEAD.size):
-            source, target = _HEAD.unpack(head)
-            yield file.read(source), file.read(target)
+def _read(source: Input, spool: Spool) -> int:
+    """Takes the training pairs into the spool; returns how many had an empty side."""
+    progress = console.ProgressBar("reading", 0, "pairs", source.size)
+    empty = 0
+    for pair in source.read("train", lambda size: progress.add(0, size)):
+        if pair:
+            progress.add(1)
+            spool.add(pair)
+        else:
+            empty += 1
+    progress.close()
+    if not len(spool):
+        raise UserError("the training files hold no pair with text on both sides")
+    return empty
 
 
-def make(job: Job) -> dict[str, Any]:
-    """Encodes, shuffles and packs the pairs of a shard, and writes its records locally.
+def _write_shards(
+    args: argparse.Namespace,
+    spool: Spool,
+    vocabulary: Vocabulary,
+    names: Sequence[str],
+    wanted: Sequence[int],
+    workers: int,
+) -> dict[str, dict[str, Any]]:
+    """Makes the shards with the numbers `wanted`; returns their summaries by name."""
+    state, summaries = writing.State(args.out), {}
+    owners = spool.deal(len(names), args.seed)
+    jobs = ((k, spool.read(np.flatnonzero(owners == k))) for k in wanted)
+    work = functools.partial(make_shard, vocabulary.data, args.length, args.max_tokens, args.seed)
+    progress = console.ProgressBar("packing", int(np.isin(owners, wanted).sum()), "pairs")
+    pool = _start_pool(workers)
+    try:
+        made = pools.ordered(pool, work, jobs, workers + 1)
+        for k, (facts, rows) in zip(wanted, made, strict=True):
+            features = (packing.row(pairs, args.length) for pairs in rows)
+            path = os.path.join(args.out, names[k])
+            written = records.write_shard(path, map(packing.serialize_example, features))
+            summaries[names[k]] = written | facts
+            state.write(f"{names[k]}.json", summaries[names[k]])
+            progress.add(facts["pairs"] + facts["long"], written["bytes"])
+    except process.BrokenProcessPool as error:
+        raise UserError(
+            f"one of --workers={workers} processes was killed, perhaps for lack of memory: take "
+            "fewer, and the same command continues"
+        ) from error
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    progress.close()
+    return summaries
+
+
+def make_shard(
+    vocabulary: bytes, length: int, max_tokens: int, seed: int, job: Job
+) -> tuple[dict[str, Any], list[list[packing.Pair]]]:
+    """Encodes, shuffles and packs the pairs of a shard.
+
+    Args:
+        vocabulary: the content of its file.
+        length: positions of a row.
+        max_tokens: pairs with more on a side are left out, EOS included.
+        seed: of the order.
+        job: see `Job`.
 
     Returns:
-        {"examples", "bytes", "sha256", "pairs", "tokens": [inputs, targets], "long": left out,
-        "longest": tokens of the longest side that was seen, "read": pairs}.
+        {"pairs", "tokens": [inputs, targets], "long": left out, "longest": tokens of the longest
+        side that was seen}; and the pairs of each row.
     """
-    encode = encoder(job.vocabulary)
-    pairs, long, longest = [], 0, 0
-    for pair in read(job.pairs):
-        ids = tuple(map(encode, pair))
+    number, data = job
+    pairs, longest, loaded = [], 0, _parse(vocabulary)
+    for pair in map(pickle.loads, data):
+        ids = [encode(side, loaded) for side in pair]
         most = max(map(len, ids))
         longest = max(longest, most)
-        if most > job.max_tokens:
-            long += 1
-        else:
+        if most <= max_tokens:
             pairs.append(ids)
-    tokens = [sum(len(pair[side]) for pair in pairs) for side in (0, 1)]
-    facts = {"pairs": len(pairs), "tokens": tokens, "long": long, "longest": longest}
-    shuffled = (pairs[i] for i in _permutation(len(pairs), job.seed, 2, job.number))
-    packed = packing.pack(shuffled, job.length, OPEN_ROWS)
-    rows = [packing.serialize_example(row) for row in packed]
-    digest, size = hashlib.sha256(), 0
-    with open(job.records, "wb") as file:
-        for i in _permutation(len(rows), job.seed, 3, job.number):
-            frame = records.frame(rows[i])
-            digest.update(frame)
-            size += file.write(frame)
-    written = {"examples": len(rows), "bytes": size, "sha256": digest.hexdigest()}
-    return {**written, **facts, "read": len(pairs) + long}
+    facts = {
+        "pairs": len(pairs),
+        "tokens": [sum(len(pair[side]) for pair in pairs) for side in (0, 1)],
+        "long": len(data) - len(pairs),
+        "longest": longest,
+    }
+    shuffled = (pairs[i] for i in _permutation(len(pairs), seed, 2, number))
+    rows = [*packing.pack(shuffled, length, _OPEN_ROWS)]
+    return facts, [rows[i] for i in _permutation(len(rows), seed, 3, number)]
 
 
-def encoder(vocabulary: str) -> Callable[[bytes], list[int]]:
-    """What makes the ids, with EOS, of a side of a pair; `vocabulary` as in `Job`."""
-    if not vocabulary:
-        return lambda data: np.frombuffer(data, "<i4").tolist()
-    if vocabulary not in _vocabularies:
-        _vocabularies[vocabulary] = load_vocabulary(vocabulary)
-    encode = _vocabularies[vocabulary].encode
-    return lambda data: [*encode(data.decode().strip()), EOS]
+@functools.lru_cache(1)
+def _parse(vocabulary: bytes) -> Vocabulary:
+    return parse_vocabulary(vocabulary, "the vocabulary")
 
 
-def as_bytes(ids: np.ndarray) -> bytes:
-    """Ids, with EOS, as a side of a pair."""
-    return ids.astype("<i4").tobytes()
+def encode(side: sources.Side, vocabulary: Vocabulary) -> list[int]:
+    """The ids of a side of a pair, with EOS."""
+    return [*vocabulary.encode(side.strip()), EOS] if isinstance(side, str) else side
 
 
 def _permutation(size: int, *key: int) -> list[int]:
     return hash64(*key, np.arange(size)).argsort(kind="stable").tolist()
 
 
-class Pool:
+def _start_pool(workers: int) -> futures.Executor:
     """Processes that make shards; one worker is a thread of this process."""
-
-    def __init__(self, workers: int):
-        """Starts the processes.
-
-        Raises:
-          UserError: this machine, perhaps a container, has no shared memory for them.
-        """
-        self._workers, self._pool = workers, futures.ThreadPoolExecutor(1)
-        if workers > 1:
-            # TensorFlow's threads do not survive a fork.
-            context = multiprocessing.get_context("spawn")
-            try:
-                self._pool = futures.ProcessPoolExecutor(workers, context, _start)
-            except OSError as error:  # processes share semaphores there
-                raise UserError(
-                    f"--workers={workers}: several processes need /dev/shm ({error.strerror}): "
-                    "give the container one (docker run --shm-size=1g), or take --workers=1"
-                ) from error
-
-    def make(self, job: Job) -> dict[str, Any]:
-        """`make`, called by threads.
-
-        Raises:
-            UserError: a process ended before its shard was made.
-        """
-        try:
-            return self._pool.submit(make, job).result()
-        except process.BrokenProcessPool as error:
-            raise UserError(
-                f"one of --workers={self._workers} processes was killed, perhaps for lack of "
-                "memory: take fewer, and the same command continues"
-            ) from error
-
-    def __enter__(self) -> "Pool":
-        return self
-
-    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
-        self._pool.shutdown(wait=kind is None, cancel_futures=True)
+    if workers == 1:
+        return futures.ThreadPoolExecutor(1)
+    # TensorFlow's threads do not survive a fork.
+    return futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start)
 
 
 def _start() -> None:
     """Ends a worker with the main process; Ctrl-C is the main process's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
 
     def watch() -> None:
-        if parent:
+        if parent := multiprocessing.parent_process():
             parent.join()
             os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _write_eval(out: str, vocabulary: Vocabulary, pairs: Sequence[Any]) -> dict[str, Any]:
+    """Writes the records and the raw lines of the evaluation; returns the manifest's row."""
+    full = [pair for pair in pairs if pair]
+    for name, sides in zip((SOURCES, REFERENCES), zip(*full, strict=True), strict=True):
+        texts = (side if isinstance(side, str) else vocabulary.decode(side) for side in sides)
+        lines = [text.replace("\n", " ") + "\n" for text in texts]
+        writing.save(out, name, "".join(lines).encode())
+    ids = [[encode(side, vocabulary) for side in pair] for pair in full]
+    examples = (packing.serialize_example(dict(zip(SIDES, pair, strict=True))) for pair in ids)
+    name = records.shard_name(_EVAL, 0, 1)
+    written = records.write_shard(os.path.join(out, name), examples)
+    facts = {
+        "pairs": len(ids),
+        "tokens": [sum(len(pair[side]) for pair in ids) for side in (0, 1)],
+        "longest_inputs": max(len(pair[0]) for pair in ids),
+    }
+    total = {key: written[key] for key in ("examples", "bytes")}
+    left_out = {"empty": len(pairs) - len(full)}
+    return {**total, **facts, "left_out": left_out, "shards": [{"name": name, **written, **facts}]}
+
+
+def _describe_train(summaries: dict[str, dict[str, Any]], empty: int) -> dict[str, Any]:
+    """The manifest's row of the training split; `empty` pairs were left out."""
+    rows = [{"name": name, **row} for name, row in sorted(summaries.items())]
+    keys = ("name", *writing.FACTS, "pairs", "tokens", "longest")
+    return {
+        **{key: sum(row[key] for row in rows) for key in ("examples", "bytes", "pairs")},
+        "tokens": [sum(row["tokens"][side] for row in rows) for side in (0, 1)],
+        "longest": max(row["longest"] for row in rows),
+        "left_out": {"empty": empty, "long": sum(row["long"] for row in rows)},
+        "shards": [{key: row[key] for key in keys} for row in rows],
+    }

@@ -5,7 +5,6 @@ or MLPerf's reference's.
 """
 
 import argparse
-import dataclasses
 import gzip
 import hashlib
 import io
@@ -16,31 +15,31 @@ import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from benchmarks.translation import agreement, rows
-from benchmarks.translation.preparation import shards
-from benchmarks.translation.vocabulary import Vocabulary
+from benchmarks.translation.vocabulary import Vocabulary, Words, load_vocabulary
 from common import limits
 from common.data import files, records
 from common.data.shards import record_name, tensorflow
 from common.errors import DataError, one_line
-from common.preparation.sources import SourceError, open_tar, read_at, tar_members
+from common.preparation.sources import SourceError, read_at
 from common.text import is_sgm, limited_lines, sgm_sentences
 
-_ARCHIVES = (".tgz", ".tar.gz", ".tar", ".tar.bz2", ".tar.xz")
+_ARCHIVE = r"(.+?\.(?:tgz|tar|tar\.gz|tar\.bz2|tar\.xz))"
 _BUFFER = 1 << 20  # bytes of a read
-_COUNTED = 1_000_000  # lines that the longer of two files has more, for the message
 _RECORD_PATTERNS = {"train": "*-train-*", "eval": "*-dev-*,*-dev"}
 _DAMAGE = (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile)
 
-Count = Callable[[int], None]
+Count = Callable[[int], Any]  # gets the number of bytes of each read
+Side = str | list[int]  # of a pair: its text, or its ids with EOS
 
 
-@dataclasses.dataclass(frozen=True)
-class Text:
+def _ignore(size: int) -> None:
+    """The `Count` of those who show no progress."""
+
+
+class Text(NamedTuple):
     """One file of lines; with a `member`, it is in the archive at `path`."""
 
     path: str
@@ -51,11 +50,8 @@ class Text:
         """The file in messages."""
         return f"{self.path}/{self.member}" if self.member else self.path
 
-    def lines(self, count: Count = lambda size: None) -> Iterator[bytes]:
+    def lines(self, count: Count = _ignore) -> Iterator[bytes]:
         r"""Yields the lines without "\n", which alone ends a line; of an .sgm its segments.
-
-        Args:
-            count: gets the number of bytes of each read, of the archive or file.
 
         Raises:
             SourceError: the file is damaged, or beyond one of `common.limits`.
@@ -63,21 +59,28 @@ class Text:
         """
         try:
             with _open(self.path, count) as raw:
-                opened = _member(raw, self) if self.member else raw
-                with _unzipped(opened) as file:
-                    if is_sgm(self.name.removesuffix(".gz")):
-                        yield from sgm_sentences(file, self.name, SourceError)
-                    else:
-                        yield from self._split(file)
+                file = self._find_member(raw) if self.member else raw
+                if file.peek(2)[:2] == b"\x1f\x8b":
+                    file = gzip.GzipFile(fileobj=file)
+                if is_sgm(self.name.removesuffix(".gz")):
+                    yield from sgm_sentences(file, self.name, SourceError)
+                    return
+                for i, line in enumerate(limited_lines(file, self.name, SourceError)):
+                    yield line.removeprefix(b"" if i else b"\xef\xbb\xbf").removesuffix(b"\n")
         except _DAMAGE as error:
             raise SourceError(f"{self.name} is damaged or cut short: {one_line(error)}") from error
 
-    def _split(self, file: Any) -> Iterator[bytes]:
-        for i, line in enumerate(limited_lines(file, self.name, SourceError)):
-            yield line.removeprefix(b"" if i else b"\xef\xbb\xbf").removesuffix(b"\n")
+    def _find_member(self, raw: Any) -> Any:
+        """Opens the member, without unpacking the archive."""
+        archive = tarfile.open(fileobj=raw, mode="r|*")  # noqa: SIM115 (its member is read)
+        for info in archive:
+            if posixpath.normpath(info.name) == self.member and info.isreg():
+                return archive.extractfile(info)
+        raise SourceError(f"{self.path} holds no file {self.member}")
 
 
 def _open(path: str, count: Count) -> io.BufferedReader:
+    limits.check_file(path, SourceError)
     return io.BufferedReader(_File(path, count), _BUFFER)
 
 
@@ -85,7 +88,6 @@ class _File(io.RawIOBase):
     """A local or gs:// file; counts the bytes that are read."""
 
     def __init__(self, path: str, count: Count):
-        limits.check_file(path, SourceError)
         self._file, self._count = tensorflow().io.gfile.GFile(path, "rb"), count
 
     def readable(self) -> bool:
@@ -97,27 +99,6 @@ class _File(io.RawIOBase):
         self._count(len(data))
         return len(data)
 
-    def close(self) -> None:
-        if not self.closed:
-            self._file.close()
-        super().close()
-
-
-def _unzipped(file: Any) -> Any:
-    """The file itself, or its content if it is a gzip."""
-    return gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
-
-
-def _member(raw: Any, text: Text) -> Any:
-    """Opens a member of an archive, without unpacking the archive."""
-    archive = open_tar(raw, "r|*")
-    for info in tar_members(archive):
-        if posixpath.normpath(info.name) == text.member and info.isreg():
-            file = archive.extractfile(info)
-            assert file is not None  # it is a regular file
-            return file
-    raise SourceError(f"{text.path} holds no file {text.member}")
-
 
 def _find_texts(argument: str) -> list[Text]:
     """The files of a comma-separated argument: FILE, FILE.gz, or ARCHIVE.tgz/MEMBER.
@@ -127,25 +108,18 @@ def _find_texts(argument: str) -> list[Text]:
     """
     gfile, texts = tensorflow().io.gfile, []
     for path in filter(None, argument.split(",")):
-        archive, member = _split_member(path)
-        if not gfile.exists(archive):
-            raise SourceError(f"there is no {archive}")
-        if gfile.isdir(archive):
-            raise SourceError(f"{archive} is a folder; give files of text")
-        if not member and archive.endswith(_ARCHIVES):
+        match = re.fullmatch(f"{_ARCHIVE}/(.+)", path)
+        text = Text(match[1], posixpath.normpath(match[2])) if match else Text(path)
+        if not gfile.exists(text.path):
+            raise SourceError(f"there is no {text.path}")
+        if gfile.isdir(text.path):
+            raise SourceError(f"{text.path} is a folder; give files of text")
+        if not match and re.fullmatch(_ARCHIVE, path):
             raise SourceError(
-                f"{archive} is an archive: give {archive}/MEMBER, or --train_archives={archive}"
+                f"{path} is an archive: give {path}/MEMBER, or --train_archives={path}"
             )
-        texts.append(Text(archive, member))
+        texts.append(text)
     return texts
-
-
-def _split_member(path: str) -> tuple[str, str]:
-    for suffix in _ARCHIVES:
-        archive, slash, member = path.partition(f"{suffix}/")
-        if slash and member:
-            return archive + suffix, posixpath.normpath(member)
-    return path, ""
 
 
 def pairs_in(archive: str, source: str, target: str) -> list[tuple[Text, Text]]:
@@ -159,8 +133,8 @@ def pairs_in(archive: str, source: str, target: str) -> list[tuple[Text, Text]]:
     if not tensorflow().io.gfile.exists(archive):
         raise SourceError(f"there is no {archive}")
     try:
-        with _open(archive, lambda size: None) as raw, open_tar(raw, "r|*") as tar:
-            names = [posixpath.normpath(info.name) for info in tar_members(tar) if info.isreg()]
+        with _open(archive, _ignore) as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
+            names = [posixpath.normpath(info.name) for info in tar if info.isreg()]
     except _DAMAGE as error:
         fault = one_line(error)
         raise SourceError(f"{archive} is no tar archive, or is damaged: {fault}") from error
@@ -179,7 +153,7 @@ def pairs_in(archive: str, source: str, target: str) -> list[tuple[Text, Text]]:
     return [(Text(archive, sides[0][stem]), Text(archive, sides[1][stem])) for stem in stems]
 
 
-def _stamp_texts(texts: list[Text]) -> str:
+def _stamp(texts: list[Text]) -> str:
     """A digest of the files' names, sizes, times and ends; it changes with the input."""
     digest, gfile = hashlib.sha256(), tensorflow().io.gfile
     for path in dict.fromkeys(text.path for text in texts):
@@ -190,52 +164,76 @@ def _stamp_texts(texts: list[Text]) -> str:
     return digest.hexdigest()
 
 
-def _size_of_texts(texts: list[Text]) -> int:
-    """The bytes that reading the files takes; an archive counts once for each of its members."""
-    gfile = tensorflow().io.gfile
-    lengths = {path: gfile.stat(path).length for path in {text.path for text in texts}}
-    return sum(lengths[text.path] for text in texts)
+def _load(path: str) -> Vocabulary:
+    """A vocabulary for plain text, from a file; DataError if it is none."""
+    vocabulary = load_vocabulary(path)
+    if isinstance(vocabulary, Words):
+        raise DataError(
+            f"{path} is a vocabulary of tokenized text, which the benchmark gnmt reads as it is; "
+            "to prepare plain text, give subwords of tensor2tensor or a sentencepiece model"
+        )
+    return vocabulary
 
 
-@dataclasses.dataclass
-class Reading:
-    """What one pass over pairs of files has seen: pairs of lines, and those with an empty side."""
+class TextInput:
+    """Files of text as an input.
 
-    pairs: int = 0
-    empty: int = 0
-
-
-def _read_texts(
-    pairs: list[tuple[Text, Text]], reading: Reading, count: Count = lambda size: None
-) -> Iterator[tuple[str, str, bytes, bytes]]:
-    """Yields (source, target, raw source, raw target) of the pairs that have both sides.
-
-    The texts are without space at their ends, as in tensor2tensor.
-
-    Args:
-        pairs: source and target files, which belong together line by line.
-        reading: takes the counts.
-        count: see `Text.lines`.
-
-    Raises:
-        SourceError: the numbers of lines differ, or a line is not UTF-8.
+    Attributes:
+        vocabulary: the one to use; None if it is to be built.
+        size: bytes that reading the training pairs takes; archives count for each member.
     """
-    for texts in pairs:
-        lines = itertools.zip_longest(*(text.lines(count) for text in texts))
-        for number, (left, right) in enumerate(lines, 1):
-            if left is None or right is None:
-                raise SourceError(_difference(texts, number, left is None, lines))
-            reading.pairs += 1
-            source, target = _text(left, texts[0], number), _text(right, texts[1], number)
-            if source and target:
-                yield source, target, left, right
-            else:
-                reading.empty += 1
+
+    def __init__(self, args: argparse.Namespace):
+        self._pairs: dict[str, list[tuple[Text, Text]]] = {}
+        for split in ("train", "eval"):
+            sides = [_find_texts(getattr(args, f"{split}_{s}")) for s in ("source", "target")]
+            self._pairs[split] = list(zip(*sides, strict=True))
+        train = self._pairs["train"]
+        for archive in filter(None, args.train_archives.split(",")):
+            print(f"listing {archive}", flush=True)
+            train += pairs_in(archive, args.source_language, args.target_language)
+        for source, target in train:
+            print(f"train: {source.name} and {target.name}", flush=True)
+        self._own = [Text(args.vocabulary)] if args.vocabulary else []
+        self.vocabulary = _load(args.vocabulary) if args.vocabulary else None
+        self.size = sum(files.sizes([text.path for pair in train for text in pair]))
+
+    def stamps(self) -> dict[str, str]:
+        """A digest of each input of the training rows, by its flag."""
+        sides = zip(*self._pairs["train"], strict=True)
+        sources, targets = (_stamp([*side]) for side in sides)
+        return {"train_source": sources, "train_target": targets, "vocabulary": _stamp(self._own)}
+
+    def read(self, split: str, count: Count = _ignore) -> Iterator[tuple[str, str] | None]:
+        """Yields the pairs of a split, or None for one with an empty side.
+
+        Those to train on are without space at their ends, as in tensor2tensor.
+
+        Raises:
+            SourceError: the numbers of lines differ, or a line is not UTF-8.
+        """
+        for texts in self._pairs[split]:
+            lines = itertools.zip_longest(*(text.lines(count) for text in texts))
+            for number, pair in enumerate(lines, 1):
+                if None in pair:
+                    total = number + sum(1 for _ in lines)
+                    counts = [number - 1 if line is None else total for line in pair]
+                    raise SourceError(
+                        f"{texts[0].name} has {counts[0]:,} lines and {texts[1].name} "
+                        f"{counts[1]:,}: line i of one must be the translation of line i of the "
+                        "other"
+                    )
+                raw = [_decode(*side, number) for side in zip(pair, texts, strict=True)]
+                source, target = map(str.strip, raw)
+                if not (source and target):
+                    yield None
+                else:
+                    yield (source, target) if split == "train" else (raw[0], raw[1])
 
 
-def _text(line: bytes, text: Text, number: int) -> str:
+def _decode(line: bytes, text: Text, number: int) -> str:
     try:
-        return line.decode().strip()
+        return line.decode()
     except UnicodeDecodeError as error:
         raise SourceError(
             f"{text.name}, line {number} is not UTF-8 (byte 0x{line[error.start]:02x} at position "
@@ -243,125 +241,50 @@ def _text(line: bytes, text: Text, number: int) -> str:
         ) from error
 
 
-def _difference(texts: tuple[Text, Text], number: int, first: bool, rest: Iterator) -> str:
-    """The message for two files of which the first (or second) has only `number` - 1 lines."""
-    more = number + sum(1 for _ in itertools.islice(rest, _COUNTED))
-    least = "at least " * (more == number + _COUNTED)
-    counts = [f"{number - 1:,}", f"{least}{more:,}"]
-    left, right = counts if first else counts[::-1]
-    return (
-        f"{texts[0].name} has {left} lines and {texts[1].name} {right}: line i of one must be the "
-        "translation of line i of the other"
-    )
-
-
-class TextInput:
-    """Files of text as an input.
-
-    Attributes:
-        is_ids: whether pairs are ids, not text.
-        vocabulary: path of a vocabulary to use; "" if it is to be built.
-    """
-
-    is_ids = False
-
-    def __init__(self, args: argparse.Namespace):
-        self.vocabulary = args.vocabulary
-        self.pairs: dict[str, list[tuple[Text, Text]]] = {}
-        for split in ("train", "eval"):
-            sides = [_find_texts(getattr(args, f"{split}_{s}")) for s in ("source", "target")]
-            self.pairs[split] = list(zip(*sides, strict=True))
-        for archive in filter(None, args.train_archives.split(",")):
-            print(f"listing {archive}", flush=True)
-            pairs = pairs_in(archive, args.source_language, args.target_language)
-            self.pairs["train"] += pairs
-        for source, target in self.pairs["train"]:
-            print(f"train: {source.name} and {target.name}", flush=True)
-
-    def stamps(self, split: str) -> dict[str, str]:
-        """A digest of each input of "train" or "eval", by its flag."""
-        sources, targets = (
-            _stamp_texts([pair[side] for pair in self.pairs[split]]) for side in (0, 1)
-        )
-        vocabulary = _stamp_texts([Text(self.vocabulary)] if self.vocabulary else [])
-        return {f"{split}_source": sources, f"{split}_target": targets, "vocabulary": vocabulary}
-
-    def size(self) -> int:
-        """The bytes that reading the training pairs takes."""
-        return _size_of_texts([text for pair in self.pairs["train"] for text in pair])
-
-    def read(
-        self, split: str, reading: Reading, count: Count
-    ) -> Iterator[tuple[str, str, bytes, bytes]]:
-        """See `_read_texts`."""
-        return _read_texts(self.pairs[split], reading, count)
-
-    def use(self, vocabulary: Vocabulary) -> None:
-        """Takes the vocabulary, before `read`; any one fits text."""
-
-
 class RecordInput:
     """A folder of records, each a pair of ids or a packed row of them; see `TextInput`."""
 
-    is_ids = True
-
     def __init__(self, args: argparse.Namespace):
-        """Raises SourceError if the folder lacks a vocabulary, or one complete set of a split."""
-        self._folder = args.records
-        try:
-            self._paths = {
-                split: files.find(args.records, patterns, f"{split} records")
-                for split, patterns in _RECORD_PATTERNS.items()
-            }
-            for paths in self._paths.values():
+        folder, self._paths = args.records, {}
+        for split, patterns in _RECORD_PATTERNS.items():
+            try:
+                paths = self._paths[split] = files.find(folder, patterns, f"{split} records")
                 files.check_complete(paths)
-        except DataError as error:
-            raise SourceError(str(error)) from error
-        for split, paths in self._paths.items():
+            except DataError as error:
+                raise SourceError(str(error)) from error
             if len(sets := files.stems(paths)) > 1:
                 names = " and ".join(f"{os.path.basename(stem)}-*" for stem in sets[:2])
                 raise SourceError(
-                    f"{args.records} holds {len(sets)} sets of {split} records, {names}, and every "
-                    "pair would be taken from each: keep one set in the folder"
+                    f"{folder} holds {len(sets)} sets of {split} records, {names}, and every pair "
+                    "would be taken from each: keep one set in the folder"
                 )
-        self.vocabulary = args.vocabulary or self._own_vocabulary()
-        self._size = 0
-
-    def _own_vocabulary(self) -> str:
-        names = [name for name in records.list_folder(self._folder) if "vocab" in name]
-        if len(names) != 1:
-            raise SourceError(
-                f"{self._folder} holds {len(names)} files named vocab*: give --vocabulary=FILE"
-            )
-        return os.path.join(self._folder, names[0])
-
-    def stamps(self, split: str) -> dict[str, str]:
-        gfile = tensorflow().io.gfile
-        digest = hashlib.sha256()
-        for path in self._paths[split]:
-            stat = gfile.stat(path)
-            digest.update(repr((path, stat.length, stat.mtime_nsec)).encode())
-        vocabulary = [Text(self.vocabulary)]
-        return {"records": digest.hexdigest(), "vocabulary": _stamp_texts(vocabulary)}
-
-    def size(self) -> int:
-        return sum(files.sizes(self._paths["train"]))
-
-    def use(self, vocabulary: Vocabulary) -> None:
-        """Raises DataError if the manifest or the ids say that the records have another one."""
-        rows.check_vocabulary(self._folder, vocabulary, self.vocabulary)
+        self._own = args.vocabulary
+        if not self._own:
+            names = [name for name in records.list_folder(folder) if "vocab" in name]
+            if len(names) != 1:
+                raise SourceError(
+                    f"{folder} holds {len(names)} files named vocab*: give --vocabulary=FILE"
+                )
+            self._own = os.path.join(folder, names[0])
+        self.vocabulary = _load(self._own)
+        rows.check_vocabulary(folder, self.vocabulary, self._own)
         for split, paths in self._paths.items():
-            fault, is_certain = agreement.fault(vocabulary, paths, split == "eval")
+            fault, is_certain = agreement.fault(self.vocabulary, paths, split == "eval")
             if is_certain:
                 raise DataError(fault)
             if fault:
                 print(f"warning: {fault}", flush=True)
-        self._vocabulary = vocabulary
+        self.size = sum(files.sizes(self._paths["train"]))
 
-    def read(
-        self, split: str, reading: Reading, count: Count
-    ) -> Iterator[tuple[str, str, bytes, bytes]]:
-        """Yields (source, target, ids, ids); the texts only of split "eval".
+    def stamps(self) -> dict[str, str]:
+        digest = hashlib.sha256()
+        for path in self._paths["train"]:
+            stat = tensorflow().io.gfile.stat(path)
+            digest.update(repr((path, stat.length, stat.mtime_nsec)).encode())
+        return {"records": digest.hexdigest(), "vocabulary": _stamp([Text(self._own)])}
+
+    def read(self, split: str, count: Count = _ignore) -> Iterator[list[list[int]]]:
+        """Yields the ids of both sides, with EOS, of each pair.
 
         Raises:
             DataError: a record is damaged, of another schema, or of another vocabulary.
@@ -369,18 +292,9 @@ class RecordInput:
         for path in self._paths[split]:
             for number, record in enumerate(records.read_shard(path)):
                 count(len(record) + 16)
-                for pair in _record_pairs(record, record_name(path, number), self._vocabulary.size):
-                    reading.pairs += 1
-                    texts = ("", "")
-                    if split == "eval":
-                        texts = tuple(self._vocabulary.decode(ids.tolist()) for ids in pair)
-                    left, right = map(shards.as_bytes, pair)
-                    yield texts[0], texts[1], left, right
-
-
-def _record_pairs(record: bytes, name: str, vocab_size: int) -> Iterator[list[np.ndarray]]:
-    """The pairs of ids in a record."""
-    row = rows.of_record(record, name)
-    if fault := rows.any_fault(row, vocab_size):
-        raise DataError(f"{name}: {fault}")
-    yield from rows.pairs(row)
+                name = record_name(path, number)
+                row = rows.of_record(record, name)
+                if fault := rows.any_fault(row, self.vocabulary.size):
+                    raise DataError(f"{name}: {fault}")
+                for pair in rows.pairs(row):
+                    yield [ids.tolist() for ids in pair]

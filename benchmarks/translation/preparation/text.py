@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.translation.preparation import run, sources
+from benchmarks.translation.preparation import shards, sources
 from common import console, pools
 from common.preparation import arguments, writing
 
@@ -49,8 +49,8 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     row = console.integer(4, 65536)  # as config.row_length
     add("--length", type=row, default=ROW_LENGTH, help="positions of a row (256)")
     add("--max_tokens", type=sized, help="longer training pairs are left out (80)")
-    shards = console.integer(1, console.MOST_SHARDS)
-    add("--shards", type=shards, metavar="N", help="train files (up to 100, by size)")
+    files_of_split = console.integer(1, console.MOST_SHARDS)
+    add("--shards", type=files_of_split, metavar="N", help="train files (up to 100, by size)")
     add("--seed", type=console.integer(0, 2**31 - 1), default=0, help="of the order (0)")
     add("--workers", type=console.integer(1, console.MOST_WORKERS), help="processes (one per core)")
     add("--overwrite", action="store_true", help="delete other records in --out first")
@@ -91,7 +91,7 @@ def prepare(args: argparse.Namespace) -> str:
     """
     source = sources.RecordInput(args) if args.records else sources.TextInput(args)
     begin = time.monotonic()
-    content, packed = run.Run(args, source).run()
+    content, packed = shards.make(args, source)
     _report(content, args)
     seconds = time.monotonic() - begin
     if packed:

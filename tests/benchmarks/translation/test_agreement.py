@@ -61,7 +61,7 @@ def write(folder, made_with, file, packed=False):
         pairs = encoded(made_with, split)
         rows = [{"inputs": source, "targets": target} for source, target in pairs]
         if packed and split == "train":
-            rows = list(packing.pack(pairs, 128))
+            rows = [packing.row(members, 128) for members in packing.pack(pairs, 128)]
         records.write_shard(f"{folder}/{name}", map(packing.serialize_example, rows))
     (folder / "vocab.ende.32768").write_bytes(file)
 

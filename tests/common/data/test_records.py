@@ -35,7 +35,8 @@ def test_a_shard_as_it_was_written(tmp_path):
     path = tmp_path / "x"
     content = framed()
     written = records.write_shard(str(path), ROWS)
-    assert written == records.Written(3, len(content), hashlib.sha256(content).hexdigest())
+    digest = hashlib.sha256(content).hexdigest()
+    assert written == {"examples": 3, "bytes": len(content), "sha256": digest}
     assert path.read_bytes() == content and len(content) == 3 * 16 + 3 + 512
     assert frames(path) == list(records.read_shard(str(path))) == ROWS
 

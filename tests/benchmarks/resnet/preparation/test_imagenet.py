@@ -1,20 +1,18 @@
 """`prepare imagenet` on archives of the original form and on own photos, read back by hand."""
 
+import hashlib
 import io
 import json
 import os
-import signal
-import subprocess
-import sys
 import tarfile
-import time
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.resnet.preparation import imagenet as preparation
 from common.errors import UserError
-from common.preparation import plan as plans
+from common.images import photos
 from common.preparation import writing
 from scripts import prepare
 from tests.common.preparation import test_schema
@@ -146,8 +144,6 @@ def test_archives_become_the_originals_schema(imagenet):
 
 
 def test_manifest_says_what_is_there(imagenet):
-    import hashlib
-
     *_, out = imagenet
     manifest = json.loads((out / "manifest.json").read_text())
     for split, n, shards in (("train", 48, 5), ("validation", 20, 2)):
@@ -159,8 +155,8 @@ def test_manifest_says_what_is_there(imagenet):
             assert len(data) == shard["bytes"]
             assert len(test_schema.frames(out / shard["name"])) == shard["examples"]
     assert manifest["num_label_classes"] == 4 and manifest["settings"]["seed"] == 0
-    assert [row["name"] for row in manifest["classes"]] == SYNSETS
-    assert [row["train"] for row in manifest["classes"]] == [IMAGES] * 4
+    classes = [(row["label"], row["name"], row["train"]) for row in manifest["classes"]]
+    assert classes == [(i, name, IMAGES) for i, name in enumerate(SYNSETS, 1)]
     assert sum(row["validation"] for row in manifest["classes"]) == 20
     assert {row["file"]: row["reason"] for row in manifest["re_encoded"]} == {
         "train/n02105855/n02105855_3.JPEG": "PNG, not JPEG",
@@ -184,7 +180,7 @@ def test_extracted_folders_and_one_worker_give_the_same_bytes(imagenet, tmp_path
     assert contents(tmp_path / "out") == contents(out)
 
 
-def test_finished_is_left_alone_and_missing_is_mended(imagenet, capsys):
+def test_finished_is_left_alone_and_missing_is_replaced(imagenet, capsys):
     flags, *_, out = imagenet
     expected, times = contents(out), {path: path.stat().st_mtime_ns for path in out.iterdir()}
     again = [*flags, f"--out={out}"]
@@ -200,9 +196,28 @@ def test_finished_is_left_alone_and_missing_is_mended(imagenet, capsys):
     assert same.stat().st_mtime_ns == times[same]
 
 
-def test_another_input_or_setting_is_refused_and_never_mixed(imagenet, tmp_path, capsys):
+def test_an_interrupted_run_goes_on_to_the_same_bytes(imagenet, tmp_path, monkeypatch):
+    flags, *_, out = imagenet
+    command, convert, left = [*flags, f"--out={tmp_path}", "--workers=1"], photos.to_jpeg, [30]
+
+    def stop(*args, **options):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return convert(*args, **options)
+
+    monkeypatch.setattr(photos, "to_jpeg", stop)
+    with pytest.raises(KeyboardInterrupt):
+        prepare.make("imagenet", command)
+    monkeypatch.undo()
+    finished = contents(tmp_path)
+    assert 1 <= len(finished) < 5 and finished.items() <= contents(out).items()
+    prepare.make("imagenet", command)
+    assert contents(tmp_path) == contents(out)
+
+
+def test_another_input_or_setting_is_refused_and_never_mixed(tmp_path):
     arguments, *_ = write_imagenet(tmp_path)
-    flags, *_, first = imagenet
     command = [*arguments, "--subset", "--shards=5", "--validation_shards=2"]
     command += [f"--out={tmp_path}/out"]
     prepare.make("imagenet", command)
@@ -211,14 +226,10 @@ def test_another_input_or_setting_is_refused_and_never_mixed(imagenet, tmp_path,
         prepare.make("imagenet", [*command, "--seed=1", "--shards=4"])
     labels = tmp_path / "synset_labels.txt"
     labels.write_text(labels.read_text().replace(SYNSETS[0], SYNSETS[1]))
-    (tmp_path / "out" / "train-00001-of-00005").unlink()  # as if interrupted
-    with pytest.raises(UserError, match=r"changed: --validation_labels\)"):
-        prepare.make("imagenet", command)
-    del before["train-00001-of-00005"]
-    assert contents(tmp_path / "out") == before
     os.utime(tmp_path / "ILSVRC2012_img_train.tar", (1, 1))
     with pytest.raises(UserError, match="changed: --train, --validation_labels"):
         prepare.make("imagenet", command)
+    assert contents(tmp_path / "out") == before
     prepare.make("imagenet", [*command, "--overwrite", "--shards=3"])
     names = sorted(contents(tmp_path / "out"))
     assert names[1:4] == [f"train-0000{i}-of-00003" for i in range(3)] and len(names) == 6
@@ -230,12 +241,12 @@ def test_another_input_or_setting_is_refused_and_never_mixed(imagenet, tmp_path,
     assert contents(other) == {"train-00000-of-00001": b"precious"}
 
 
-def test_an_input_that_changes_meanwhile_gives_no_manifest(imagenet, tmp_path, monkeypatch):
+def test_an_input_that_changes_meanwhile_gives_no_manifest(tmp_path, monkeypatch):
     arguments, *_ = write_imagenet(tmp_path)
     write = writing.write
 
-    def change(*args):
-        results = write(*args)
+    def change(*args, **options):
+        results = write(*args, **options)
         os.utime(tmp_path / "ILSVRC2012_img_val.tar", (1, 1))
         return results
 
@@ -245,14 +256,14 @@ def test_an_input_that_changes_meanwhile_gives_no_manifest(imagenet, tmp_path, m
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_imagenet_must_be_whole(imagenet, tmp_path, monkeypatch, capsys):
+def test_imagenet_must_be_complete(imagenet, tmp_path, monkeypatch):
     flags = [flag for flag in imagenet[0] if flag != "--subset"]
     counts = "48 train images instead of 1,281,167, 20 validation images instead of 50,000"
     with pytest.raises(UserError, match=f"{counts}, 4 classes instead of 1,000; "):
         prepare.make("imagenet", [*flags, f"--out={tmp_path}/out"])
     assert not list((tmp_path / "out").glob("train-*"))  # refused before anything is written
     counts = {"train images": 48, "validation images": 20, "classes": 4}
-    monkeypatch.setattr(plans, "IMAGENET", counts)
+    monkeypatch.setattr(preparation, "IMAGENET", counts)
     prepare.make("imagenet", [*flags, f"--out={tmp_path}/out"])
     assert contents(tmp_path / "out") == contents(imagenet[-1])
 
@@ -281,66 +292,22 @@ def test_a_damaged_archive_takes_one_line(fault, tmp_path, capsys):
         ("--train=/no/such.tar", "there is no /no/such.tar"),
         ("--validation=", "needs --validation"),
         ("--shards=100", "--shards: 100 files cannot be filled with 48 images"),
-        ("--quality=101", "100 or less"),
         ("--validation_fraction=0.2", "not both"),
         ("LABELS short", "has 1 lines for the 20 images"),
         ("LABELS numbers", "no class '490' is among the training images; lines must be synsets"),
         ("LABELS none", "has no class folders: give --validation_labels"),
+        ("--out=RAW/records", "--out must not be in --train: "),  # later it would be read as input
     ],
 )
 def test_a_mistake_takes_one_line(change, message, imagenet, tmp_path, capsys):
-    command = [*imagenet[0], f"--out={tmp_path}/out", change]
+    command = [*imagenet[0], f"--out={tmp_path}/out", change.replace("RAW", str(tmp_path))]
     if change.startswith("LABELS"):
-        (tmp_path / "labels").write_text(
-            {"short": "n1\n", "numbers": "490\n" * 20}.get(change[7:], "")
-        )
+        lines = {"short": "n1\n", "numbers": "490\n" * 20}.get(change[7:], "")
+        (tmp_path / "labels").write_text(lines)
         command = [*command[:2], *command[3:-1]]
-        command += [] if "none" in change else [f"--validation_labels={tmp_path}/labels"]
+        command += [f"--validation_labels={tmp_path}/labels"] if lines else []
+    elif "RAW" in change:
+        command += [f"--train={tmp_path}/"]
     code, line = leaves("imagenet", command, capsys)
     assert code == 2 and message in line
     assert not [path for path in tmp_path.glob("out/*") if path.name != "prepare_state"]
-
-
-def test_output_inside_the_input_is_refused(tmp_path, capsys):
-    """Else the next preparation would read the records as photos."""
-    command = ["--layout=folder", f"--train={tmp_path}/", f"--out={tmp_path}/records"]
-    code, line = leaves("imagenet", command, capsys)
-    assert code == 2 and f"--out must not be in --train: {tmp_path}/records" in line
-    assert not list(tmp_path.iterdir())
-
-
-def test_kill_9_and_again_gives_the_same_bytes(imagenet, tmp_path):
-    """The child is slowed down, so that some shards are finished and others half written."""
-    flags, *_, out = imagenet
-    code = """
-import sys, time
-from common.images import photos
-from scripts import prepare
-convert = photos.to_jpeg
-def slow(*args, **options):
-    time.sleep(0.05)
-    return convert(*args, **options)
-photos.to_jpeg = slow
-prepare.make("imagenet", sys.argv[1:])
-"""
-    command = [*flags, f"--out={tmp_path}/out", "--workers=2"]
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *command],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as child:
-        while not list(tmp_path.glob("out/prepare_state/train-*")):
-            assert child.poll() is None
-            time.sleep(0.01)
-        time.sleep(0.2)
-        os.kill(child.pid, signal.SIGKILL)
-    finished = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out/train-*")}
-    assert 1 <= len(finished) < 5 and list(tmp_path.glob("out/tmp.*"))
-    assert not (tmp_path / "out" / "manifest.json").exists()
-    for path in finished:
-        assert path.read_bytes() == (out / path.name).read_bytes()
-    prepare.make("imagenet", command)
-    assert contents(tmp_path / "out") == contents(out)
-    states = [path.name for path in tmp_path.glob("out/prepare_state/train-*")]
-    assert len(states) == 5

@@ -1,7 +1,5 @@
 """`prepare imagenet` from gs:// to gs://, over Google's protocol."""
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -9,12 +7,7 @@ import time
 
 import pytest
 
-import train
-from common.data import records
-from common.errors import DataError
 from configs import resnet50
-from engine import environment
-from engine.run import read_settings
 from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet import (
     contents,
@@ -22,15 +15,10 @@ from tests.benchmarks.resnet.preparation.test_imagenet import (
     picture,
     write_imagenet,
 )
-from tests.conftest import make_tiny_config
 from tests.helpers.preparation import check_data, leaves
 from tests.test_main import ROOT
 
 SETTINGS = ["--subset", "--shards=5", "--validation_shards=2"]
-RECORDS = [
-    *(records.shard_name("train", i, 5) for i in range(5)),
-    *(records.shard_name("validation", i, 2) for i in range(2)),
-]
 PHOTOS = {  # names that mean something in an address, a shell or a format
     "50%": ["100%25.jpg", "1.jpg", "2.jpg"],
     "Dogs & cats #2": ["a b.jpg", "sub folder/why?.jpg", "semi;colon+plus=1.jpg"],
@@ -80,60 +68,26 @@ def assert_same(gcs, folder, expected):
     assert not [name for name in gcs.names(folder) if "tmp." in name]
 
 
-def start(*command, **environment):
-    """A command as a user types it."""
-    return subprocess.Popen(
-        [sys.executable, "-m", *command],
-        cwd=ROOT,
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-@pytest.mark.long
-def test_archives_become_the_bytes_of_a_local_run(gcs, raw, local, capsys):
-    out = gcs.bucket("objects")  # as roles/storage.objectAdmin has it
-    prepare.make("imagenet", [*archives(raw), f"--out={out}/some/folder/", "--workers=16"])
-    assert_same(gcs, f"{out}/some/folder", local[1])
-    assert set(local[1]) == {*RECORDS, "manifest.json"}
-    changed = json.loads(local[1]["manifest.json"])["re_encoded"]
-    assert {row["reason"] for row in changed} == {"PNG, not JPEG", "CMYK colours"}
-    before = len(gcs.log())
-    prepare.make("imagenet", [*archives(raw), f"--out={out}/some/folder"])
-    assert "continuing: 7 of 7 shards" in capsys.readouterr().out
-    again = [request for request, _, _ in gcs.log()[before:]]
-    assert again and not [line for line in again if not line.startswith("GET ")]
-    root = gcs.bucket()  # a bucket itself asks for more, storage.buckets.get
-    prepare.make("imagenet", [*archives(raw), f"--out={root}"])
-    assert_same(gcs, root, local[1])
-
-
 @pytest.mark.parametrize(
     ("request_", "finished"),
     [
         ("PUT .*name=out/tmp.train-00002", []),
         pytest.param("POST .*tmp.train-00001.*/rewriteTo/", [], marks=pytest.mark.slow),
-        pytest.param("DELETE .*/out/tmp.train-00001", ["train-00001"], marks=pytest.mark.slow),
-        pytest.param("PUT .*prepare_state/tmp.index-train", [], marks=pytest.mark.slow),
         pytest.param("PUT .*state/tmp.train-00003", ["train-00003"], marks=pytest.mark.slow),
-        pytest.param("PUT .*name=out/tmp.manifest", RECORDS, marks=pytest.mark.slow),
-        pytest.param("GET /bucket.*train.tar", [], marks=pytest.mark.slow),
     ],
-    ids=["shard", "rename", "clean-up", "index", "state", "manifest", "read"],
+    ids=["shard", "rename", "state"],
 )
 def test_kill_9_in_the_middle_of_a_request(request_, finished, gcs, raw, local):
     """The request waits at the server; the process dies; the same command goes on."""
     out = f"{gcs.bucket()}/out"
     command = [*archives(raw), f"--out={out}"]
     gcs.fault(request_, delay=600.0)
-    process = start("scripts.prepare", "imagenet", *command)
+    words = [sys.executable, "-m", "scripts.prepare", "imagenet", *command]
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL)
     while process.poll() is None and gcs.hits() == [0]:
         time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    output, _ = process.communicate()
-    assert gcs.hits() == [1] and process.returncode == -signal.SIGKILL, output
+    process.kill()
+    assert gcs.hits() == [1] and process.wait() == -signal.SIGKILL
     gcs.clear_faults()
     left = result(gcs, out)
     complete = {name: data for name, data in left.items() if not name.startswith("tmp.")}
@@ -141,64 +95,6 @@ def test_kill_9_in_the_middle_of_a_request(request_, finished, gcs, raw, local):
     assert {name.split("-of-")[0] for name in finished} <= {n.split("-of-")[0] for n in complete}
     prepare.make("imagenet", command)
     assert_same(gcs, out, local[1])
-
-
-def test_what_a_killed_run_left_is_swept_up(gcs, raw, local):
-    out = f"{gcs.bucket()}/out"
-    command = [*archives(raw), f"--out={out}"]
-    prepare.make("imagenet", command)
-    gcs.delete(f"{out}/train-00003-of-00005")
-    gcs.delete(f"{out}/manifest.json")
-    for name in ("tmp.train-00003-of-00005", "tmp.manifest.json", "prepare_state/tmp.plan.json"):
-        gcs.write(f"{out}/{name}.0123abcd", b"half a file")
-    prepare.make("imagenet", command)
-    assert_same(gcs, out, local[1])
-
-
-@pytest.mark.slow
-def test_a_bad_day_changes_nothing(gcs, raw, local, tmp_path):
-    out = f"{gcs.bucket()}/out"
-    faults = [
-        ("GET .*o/raw/ILSVRC2012_img_val", {"status": 503, "times": 2}),  # the size of a file
-        ("GET /bucket.*synset_labels", {"cut_response": 20, "times": 2}),
-        ("GET /bucket.*img_train", {"status": 503, "times": 3}),
-        ("GET /bucket.*img_train", {"status": 429, "times": 2}),
-        ("GET /bucket.*img_train", {"cut_response": 3000, "times": 2}),
-        ("GET /bucket.*img_val", {"reset": True, "times": 2}),
-        ("GET /bucket.*img_val", {"lose_response": True}),
-        ("GET .*prefix=out/", {"status": 500}),
-        ("GET .*o/out/prepare_state/plan", {"reset": True}),
-        ("POST .*prepare_state/tmp.plan.*/rewriteTo/", {"lose_response": True}),
-        ("POST .*name=out/tmp.train-00000", {"status": 429, "times": 3}),
-        ("PUT .*name=out/tmp.train-00000", {"status": 503}),
-        ("PUT .*name=out/tmp.train-00001", {"cut_request": 5000}),
-        ("PUT .*name=out/tmp.train-00002", {"lose_response": True}),
-        ("PUT .*name=out/tmp.train-00003", {"reset": True}),
-        ("POST .*tmp.train-00004.*/rewriteTo/", {"status": 503, "times": 2}),
-        ("POST .*tmp.validation-00000.*/rewriteTo/", {"lose_response": True}),
-        ("DELETE .*/out/tmp.train-00000", {"lose_response": True}),
-        ("DELETE .*/out/tmp.train-00001", {"status": 503, "times": 2}),
-        ("PUT .*name=out/tmp.manifest", {"lose_response": True}),
-        ("POST .*out/tmp.manifest.*/rewriteTo/", {"reset": True}),
-    ]
-    for pattern, kind in faults:
-        gcs.fault(pattern, **kind)
-    prepare.make("imagenet", [*archives(raw), f"--out={out}"])
-    struck = list(zip([pattern for pattern, _ in faults], gcs.hits(), strict=True))
-    assert all(hits for _, hits in struck), struck
-    assert_same(gcs, out, local[1])
-    gcs.clear_faults()
-    reading = [
-        ("GET .*o/out/train-00000", {"status": 503, "times": 2}),
-        ("GET /bucket.*out/train-00001", {"status": 429, "times": 2}),
-        ("GET /bucket.*out/train-00002", {"cut_response": 500, "times": 2}),
-        ("GET /bucket.*out/train-00003", {"reset": True, "times": 2}),
-        ("GET /bucket.*out/manifest", {"lose_response": True}),
-    ]
-    for pattern, kind in reading:
-        gcs.fault(pattern, **kind)
-    assert all(check_data(resnet50.get_config(), out, tmp_path))
-    assert all(gcs.hits()), gcs.hits()
 
 
 @pytest.mark.parametrize(
@@ -226,50 +122,6 @@ def test_a_bucket_that_cannot_be_used_takes_one_line(where, mode, code, words, g
     assert "{" not in line and "HTTP request" not in line
 
 
-def test_damage_is_found(gcs, local, tmp_path):
-    folder = f"{gcs.bucket('read')}/records"
-    for name, data in local[1].items():
-        gcs.write(f"{folder}/{name}", data)
-    gcs.write(f"{folder}/train-00001-of-00005", local[1]["train-00001-of-00005"][:-100])
-    with pytest.raises(DataError, match=f"{folder}/train-00001-of-00005, record .* is damaged"):
-        check_data(resnet50.get_config(), folder, tmp_path)
-
-
-@pytest.mark.long
-def test_a_connection_that_stands_still_ends_in_a_line_with_the_object(gcs, raw):
-    """TensorFlow's limits are shortened, as anybody may."""
-    out = f"{gcs.bucket()}/out"
-    gcs.fault("PUT .*name=out/tmp.train-00002", delay=600.0, times=-1)
-    short = {"GCS_REQUEST_IDLE_TIMEOUT_SECS": "1", "GCS_RETRY_CONFIG_MAX_RETRIES": "1"}
-    short["TF_CPP_MIN_LOG_LEVEL"] = "3"  # the commands' own
-    preparing = start("scripts.prepare", "imagenet", *archives(raw), f"--out={out}", **short)
-    output, _ = preparing.communicate()
-    last = output.splitlines()[-1]
-    assert preparing.returncode == 1 and "stood still" in last, output
-    assert f"{out}/tmp.train-00002-of-00005." in last and "Traceback" not in output
-    assert not [name for name in result(gcs, out) if name.endswith("train-00002-of-00005")]
-    assert not [name for name in gcs.names(out) if name == "manifest.json"]
-
-
-def test_environment_of_the_commands(monkeypatch):
-    names = ("GCS_REQUEST_IDLE_TIMEOUT_SECS", "GCS_READ_CACHE_BLOCK_SIZE_MB")
-    for name in environment.DEFAULTS:
-        monkeypatch.setenv(name, "7")
-    monkeypatch.delenv(names[1], raising=False)
-    try:
-        environment.set_defaults(GCS_READ_CACHE_BLOCK_SIZE_MB="3")
-        assert [os.environ[name] for name in names] == ["7", "3"]  # a user's own stay
-    finally:
-        os.environ.pop(names[1], None)
-
-
-def trained(data, workdir):
-    """The scores of three steps on records."""
-    once = {"train_steps": "3", "steps_per_eval": "3", "steps_per_checkpoint": "3"}
-    config = make_tiny_config(data, **once)
-    return train.train_and_evaluate(read_settings(config, workdir))
-
-
 @pytest.mark.long
 def test_own_photos_with_odd_names(gcs, tmp_path, capsys):
     bucket = gcs.bucket()
@@ -288,7 +140,6 @@ def test_own_photos_with_odd_names(gcs, tmp_path, capsys):
     assert "--config.train_batch_size=8 " in prepare.make("imagenet", command)
     assert_same(gcs, f"{bucket}/own", contents(tmp_path / "own"))
     assert sum(check_data(resnet50.get_config(), f"{bucket}/own", tmp_path)) == len(names)
-    assert "top_1_accuracy" in trained(f"{bucket}/own", f"{bucket}/run")
     gcs.write(f"{bucket}/my photos/cats//nameless.jpg", encoded(picture(99)))
     command = [*flags, f"--train={bucket}/my photos/", f"--out={bucket}/again"]
     code, line = leaves("imagenet", command, capsys)

@@ -1,23 +1,19 @@
 """`prepare text` on files, archives and records, read back by hand; faults; continuation."""
 
-import dataclasses
 import gzip
 import io
 import json
-import shutil
 import signal
 import subprocess
 import sys
 import tarfile
 import time
-from typing import Any
 
 import numpy as np
 import pytest
 
-import benchmarks
 from benchmarks.translation import vocabulary
-from benchmarks.translation.preparation import packing, sources
+from benchmarks.translation.preparation import packing
 from benchmarks.translation.rows import SIDES
 from benchmarks.translation.transformer import records
 from common.data import records as shard_files
@@ -138,16 +134,12 @@ def test_training_and_the_doctor_read_them(made, tmp_path):
         opened[split] = records.open_records(str(out), patterns[split], cache, split, length, size)
     assert opened["train"].packed and opened["train"].fill > 0.5
     assert opened["eval"].shards.total == len(EVAL)
-    config = small()
-    assert check_data(config, out, tmp_path) == (opened["train"].shards.total, len(EVAL))
-    benchmark: Any = benchmarks.load(config, str(tmp_path))
-    scanned = benchmark.open("train", described=False)
-    assert scanned == dataclasses.replace(opened["train"], shards=scanned.shards)
+    assert check_data(small(), out, tmp_path) == (opened["train"].shards.total, len(EVAL))
 
 
 def test_the_same_bytes_in_processes_and_after_an_interruption(made, tmp_path, monkeypatch, capsys):
     folder, arguments, out = made
-    monkeypatch.setattr("benchmarks.translation.preparation.run._PER_PROCESS", 1)
+    monkeypatch.setattr("benchmarks.translation.preparation.shards._PER_PROCESS", 1)
     again = [*arguments, f"--out={tmp_path}/out", "--workers=2"]
     prepare.make("text", again)
     expected, state = contents(out), tmp_path / "out" / "prepare_state"
@@ -156,14 +148,12 @@ def test_the_same_bytes_in_processes_and_after_an_interruption(made, tmp_path, m
     (tmp_path / "out" / NAMES[1]).unlink()
     (state / f"{NAMES[2]}.json").unlink()
     (tmp_path / "out" / f"tmp.{NAMES[1]}.0123abcd").write_bytes(b"half")
-    (state / "pairs.left").mkdir()
-    times = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in (NAMES[0], DEV)}
+    time_before = (tmp_path / "out" / NAMES[0]).stat().st_mtime_ns
     capsys.readouterr()
     prepare.make("text", again[:-1])
     assert "continuing: 1 of 3 shards are finished" in capsys.readouterr().out
     assert contents(tmp_path / "out") == expected
-    assert times == {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in times}
-    assert not [path for path in state.iterdir() if path.name.startswith("pairs.")]
+    assert (tmp_path / "out" / NAMES[0]).stat().st_mtime_ns == time_before
     prepare.make("text", again[:-1])
     assert "continuing: 3 of 3 shards" in capsys.readouterr().out
     assert contents(tmp_path / "out") == expected
@@ -173,40 +163,45 @@ ONE_SHARD = """
 import sys, time
 from benchmarks.translation.preparation import shards
 from scripts import prepare
-calls, make = [], shards.make
+calls, write = [], shards.records.write_shard
 
-def first(job):
-    calls.append(job)
-    return make(job) if len(calls) == 1 else time.sleep(600)
+def first(*arguments):
+    calls.append(arguments)
+    return write(*arguments) if len(calls) == 1 else time.sleep(600)
 
-shards.make = first
+shards.records.write_shard, shards._PER_PROCESS = first, 1
 prepare.make("text", sys.argv[1:])
 """
 
 
 @pytest.mark.long
-def test_a_killed_run_continues(made, tmp_path, capsys):
+def test_a_killed_run_leaves_no_process_and_continues(made, tmp_path, capsys):
     _, arguments, out = made
-    command = [sys.executable, "-c", ONE_SHARD, *arguments, f"--out={tmp_path}/out"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    again = [*arguments, f"--out={tmp_path}/out"]
+    command = [sys.executable, "-c", ONE_SHARD, *again, "--workers=2"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     state = tmp_path / "out" / "prepare_state"
     while process.poll() is None and not list(state.glob("translate_packed-train-*.json")):
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.communicate()  # until its workers, which have its output, have ended, too
     assert process.returncode == -signal.SIGKILL
+    assert set(contents(tmp_path / "out")) == {NAMES[0], "vocab.subwords"}
     capsys.readouterr()
-    prepare.make("text", [*arguments, f"--out={tmp_path}/out"])
+    prepare.make("text", again)
     assert "continuing: 1 of 3 shards are finished" in capsys.readouterr().out
     assert contents(tmp_path / "out") == contents(out)
 
 
-def write_archive(path, members):
-    with tarfile.open(path, "w:gz") as archive:
-        for name, data in members.items():
+def archive(members):
+    """The bytes of a .tgz."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as tar:
+        for name, content in members.items():
             info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return data.getvalue()
 
 
 def sgm(lines):
@@ -217,20 +212,18 @@ def sgm(lines):
 def test_archives_gzip_and_sgm_give_the_same_records(made, tmp_path):
     folder, _, out = made
     source, target = ((folder / f"train.{language}").read_bytes() for language in ("en", "de"))
-    write_archive(
-        tmp_path / "train.tgz",
-        {
-            "training/x.cs-en.en": b"not this one\n",
-            "training/._x.de-en.de": b"\xff",
-            "training/x.de-en.de": target,
-            "./training/x.de-en.en.gz": gzip.compress(source),
-        },
-    )
+    train = {
+        "training/x.cs-en.en": b"not this one\n",
+        "training/._x.de-en.de": b"\xff",
+        "training/x.de-en.de": target,
+        "./training/x.de-en.en.gz": gzip.compress(source),
+    }
+    (tmp_path / "train.tgz").write_bytes(archive(train))
     dev = {
         f"dev/t-src.{language}.sgm": sgm(p[side] for p in EVAL)
         for side, language in enumerate(("en", "de"))
     }
-    write_archive(tmp_path / "dev.tgz", dev)
+    (tmp_path / "dev.tgz").write_bytes(archive(dev))
     prepare.make(
         "text",
         [
@@ -271,70 +264,27 @@ def test_records_of_others_are_packed(made, tmp_path):
 
 def test_records_of_others_must_be_one_complete_set(made, tmp_path, capsys):
     _, _, out = made
-    command = [f"--records={tmp_path}", f"--out={tmp_path}/out"]
-
-    def refusal():
-        code, line = leaves("text", command, capsys)
-        assert code == 2
-        return line
-
     for name in (*NAMES, DEV, "vocab.subwords"):
         (tmp_path / name).write_bytes((out / name).read_bytes())
-    other = tmp_path / "translate_ende_wmt32k-train-00001-of-00001"
-    shard_files.write_shard(str(other), [])
-    words = f"2 sets of train records, {other.name[:-15]}-* and translate_packed-train-*"
-    assert words in refusal()
-    other.unlink()
+
+    def refusal(*flags):
+        return leaves("text", [f"--records={tmp_path}", f"--out={tmp_path}/out", *flags], capsys)[1]
+
+    other = (out / "vocab.subwords").read_bytes().replace(b"'the_'", b"'eht_'")
+    (tmp_path / "other").write_bytes(other)
+    (tmp_path / "manifest.json").write_bytes((out / "manifest.json").read_bytes())
+    words = "other is not the vocabulary of the records in"
+    assert words in refusal(f"--vocabulary={tmp_path}/other")
+    shard_files.write_shard(f"{tmp_path}/other-train-00001-of-00001", [])
+    assert "2 sets of train records, other-train-* and translate_packed-train-*" in refusal()
+    (tmp_path / "other-train-00001-of-00001").unlink()
     (tmp_path / NAMES[1]).unlink()
     assert "translate_packed-train-*: 1 of 3 files are missing, number 1 first" in refusal()
     names = [f"{side}_segmentation" for side in SIDES]
     rows = [row | {name: 2 * row[name] for name in names} for row in rows_of(out / NAMES[1])]
     shard_files.write_shard(str(tmp_path / NAMES[1]), map(packing.serialize_example, rows))
-    _, line = leaves("text", command, capsys)
+    line = refusal()
     assert f"{NAMES[1]}, record 0" in line and "segments of inputs do not count from 1" in line
-
-
-def test_other_faults_of_the_input(tmp_path, capsys, made):
-    arguments = [*write_text(tmp_path), f"--out={tmp_path}/out"]
-    (tmp_path / "vocab").write_bytes(b"the\n")
-    _, line = leaves("text", [*arguments, f"--vocabulary={tmp_path}/vocab"], capsys)
-    assert "vocab is no vocabulary: give a file" in line
-    write_lines(tmp_path / "vocab", ["<unk>", "<s>", "</s>", "the", "cat"])
-    _, line = leaves("text", [*arguments, f"--vocabulary={tmp_path}/vocab"], capsys)
-    assert "vocab is a vocabulary of tokenized text" in line
-    write_archive(tmp_path / "a.tgz", {"x.fr": b"a\n"})
-    archives = [a for a in arguments if "train" not in a]
-    _, line = leaves("text", [*archives, f"--train_archives={tmp_path}/a.tgz"], capsys)
-    assert "holds no files NAME.en and NAME.de (it holds x.fr ...)" in line
-    _, line = leaves("text", [*archives, f"--train_archives={tmp_path}/eval.en"], capsys)
-    assert "is no tar archive" in line
-    with pytest.raises(sources.SourceError, match="holds no file y"):
-        list(sources.Text(f"{tmp_path}/a.tgz", "y").lines())
-    _, line = leaves("text", [*arguments, "--max_tokens=1"], capsys)
-    assert "all training pairs have more than --max_tokens=1" in line
-    other = tmp_path / "vocab.other"
-    other.write_bytes((made[2] / "vocab.subwords").read_bytes().replace(b"'the_'", b"'eht_'"))
-    packing = [f"--records={made[2]}", f"--out={tmp_path}/p", f"--vocabulary={other}"]
-    _, line = leaves("text", packing, capsys)
-    assert "is not the vocabulary of the records in" in line
-
-
-def test_the_doctor_names_faults(made, tmp_path):
-    _, _, out = made
-    folder = tmp_path / "records"
-    shutil.copytree(out, folder)
-    row = {"inputs": [5, 1], "inputs_segmentation": [1, 1], "inputs_position": [0, 2]}
-    row |= {name.replace("in", "tar", 1).replace("puts", "gets"): v for name, v in row.items()}
-    shard_files.write_shard(str(folder / NAMES[0]), [packing.serialize_example(row)])
-    fault = f"{NAMES[0]}, record 0 .* the positions of segment 1 of inputs do not count from 0"
-    with pytest.raises(DataError, match=fault):
-        check_data(small(), folder, tmp_path)
-    (folder / "references.txt").write_text("one\n")
-    with pytest.raises(DataError, match="references.txt has 1 lines"):
-        benchmarks.load(small(data_dir=str(folder)), str(tmp_path)).check("eval")
-    (folder / NAMES[1]).unlink()
-    with pytest.raises(DataError, match="1 of 3 files are missing"):
-        check_data(small(), folder, tmp_path)
 
 
 def test_from_and_to_gs(gcs, made):

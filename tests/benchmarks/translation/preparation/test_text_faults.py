@@ -12,6 +12,7 @@ from tests.benchmarks.translation.preparation.test_text import (
     DEV,
     EVAL,
     NAMES,
+    archive,
     contents,
     rows_of,
     write_lines,
@@ -86,25 +87,36 @@ def test_the_values_are_those_of_the_config():
     assert config.eval_lengths == text.EVAL_LENGTHS
 
 
+VOCABULARY, ARCHIVE = ("--vocabulary=FOLDER/new",), ("--train_archives=FOLDER/new",)
+MEMBER = ("--eval_source=FOLDER/a.tgz/x.fr", "--eval_target=FOLDER/a.tgz/y")
+
+
 @pytest.mark.parametrize(
-    ("name", "data", "words"),
+    ("name", "data", "flags", "words"),
     [
-        ("train.de", b"a\nb\n", "has 200 lines and FOLDER/train.de 2: line i"),
-        ("train.de", None, "there is no FOLDER/train.de"),
-        ("eval.en", b"a\nb\xffc\n", "eval.en, line 2 is not UTF-8 (byte 0xff at position 1)"),
-        ("train.en", b"\n" * 200, "hold no pair with text on both sides"),
-        ("train.en", b"x" * (1 << 20) + b"\n", "FOLDER/train.en, line 1 is longer than 1 MiB"),
-        ("train.en", gzip.compress(b"a\n" * 9999, mtime=0)[:-9], "train.en is damaged"),
+        ("train.de", b"a\nb\n", (), "train.en has 200 lines and FOLDER/train.de 2: line i"),
+        ("train.de", None, (), "there is no FOLDER/train.de"),
+        ("eval.en", b"a\nb\xffc\n", (), "eval.en, line 2 is not UTF-8 (byte 0xff at position 1)"),
+        ("train.en", b"\n" * 200, (), "hold no pair with text on both sides"),
+        ("train.en", b"x" * (1 << 20) + b"\n", (), "FOLDER/train.en, line 1 is longer than 1 MiB"),
+        ("train.en", gzip.compress(b"a\n" * 9999, mtime=0)[:-9], (), "train.en is damaged"),
+        ("new", b"the\n", VOCABULARY, "FOLDER/new is no vocabulary: give a file"),
+        ("new", b"<unk>\n<s>\n</s>\nthe\n", VOCABULARY, "new is a vocabulary of tokenized text"),
+        ("new", archive({"x.fr": b"a\n"}), ARCHIVE, "NAME.en and NAME.de (it holds x.fr ...)"),
+        ("new", b"text\n" * 999, ARCHIVE, "FOLDER/new is no tar archive"),
+        ("a.tgz", archive({"x.fr": b"a\n"}), MEMBER, "FOLDER/a.tgz holds no file y"),
+        ("new", b"", ("--max_tokens=1",), "all training pairs have more than --max_tokens=1"),
     ],
 )
-def test_a_fault_takes_one_line(tmp_path, capsys, name, data, words):
+def test_a_fault_takes_one_line(tmp_path, capsys, name, data, flags, words):
     arguments = write_text(tmp_path)
     path = tmp_path / name
     path.write_bytes(data) if data is not None else path.unlink()
-    code, line = leaves("text", [*arguments, f"--out={tmp_path}/out"], capsys)
+    flags = [flag.replace("FOLDER", str(tmp_path)) for flag in flags]
+    code, line = leaves("text", [*arguments, *flags, f"--out={tmp_path}/out"], capsys)
     assert code in (1, 2) and words in line.replace(str(tmp_path), "FOLDER"), line
     assert not (tmp_path / "out" / "manifest.json").exists()
-    assert not list((tmp_path / "out").glob("*-train-*"))
+    assert "--max_tokens=1" in flags or not list((tmp_path / "out").glob("*-train-*"))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def write(path, rows):
 
 
 def packed_rows(pairs=PAIRS, length=LENGTH):
-    return list(packing.pack(pairs, length))
+    return [packing.row(members, length) for members in packing.pack(pairs, length)]
 
 
 def single(pair):

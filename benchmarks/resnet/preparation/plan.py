@@ -1,0 +1,191 @@
+"""Decides which image goes into which split, in which order and with which label."""
+
+import collections
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from common import limits
+from common.data import records
+from common.data.shards import tensorflow
+from common.preparation import writing
+from common.preparation.sources import Source, SourceError, read_all
+from common.text import normal_name, text_lines
+
+_SHARDS = {"train": 1024, "validation": 128}  # of ImageNet
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """One split, in the order of writing.
+
+    Attributes:
+        source: the images.
+        origin: 'train' or 'validation', the flag of the source.
+        rows: int64[n], the index in the source of the k-th image.
+        labels: int32[n], the label of the k-th image, from 1.
+        shards: the number of files.
+    """
+
+    source: Source
+    origin: str
+    rows: np.ndarray
+    labels: np.ndarray
+    shards: int
+
+    def left_out(self) -> list[tuple[str, str]]:
+        """(path, reason) of the files that are no images or have no class."""
+        rows, used = [*self.source.skipped], set(self.rows.tolist())
+        for i, file in enumerate(self.source.files):
+            if "/" not in file.name and i not in used:
+                rows.append((file.name, "lies outside of the class folders"))
+        return [(f"{self.origin}/{name}", reason) for name, reason in rows]
+
+
+def make(
+    train: Source, validation: Source | None, lines: Sequence[str], settings: dict[str, Any]
+) -> tuple[list[str], dict[str, Split]]:
+    """Plans a data set: its class names in the order of their labels from 1, and its splits.
+
+    Args:
+        train: images in classes.
+        validation: images in classes, or without classes for `lines`; None takes a share of
+            `train`.
+        lines: the class name of each image of `validation`, in the order of the file names.
+        settings: layout ("folder": no number of files is usual), seed, validation_fraction, shards
+            and validation_shards (0: chosen here); with `group`, images in whose names this pattern
+            finds the same text stay in one split.
+
+    Raises:
+        SourceError: images without a class, classes without images, or labels that do not fit.
+    """
+    classes = _classes(train)
+    numbers = {normal_name(name): i for i, name in enumerate(classes, 1)}
+    rows, labels = _labelled(train, numbers)
+    seed = settings["seed"]
+    if validation is None:
+        names = [train.files[i].name for i in rows]
+        groups = _groups(names, settings.get("group", ""))
+        share = _validation_share(groups, labels, settings["validation_fraction"], seed)
+        if not share.any():
+            fault = "no class has two images (with --group: two groups)"
+            raise SourceError(f"{train.path}: {fault}, so no image is left for validation")
+        parts = {"validation": (train, "train", rows[share], labels[share])}
+        rows, labels = rows[~share], labels[~share]
+    else:
+        parts = {"validation": (validation, "validation", *_labelled(validation, numbers, lines))}
+    order = writing.shuffled(seed, "train", [train.files[i].name for i in rows])
+    parts = {"train": (train, "train", rows[order], labels[order]), **parts}
+    splits = {}
+    for name, (source, origin, rows, labels) in parts.items():
+        flag = "shards" if name == "train" else "validation_shards"
+        usual = 0 if settings["layout"] == "folder" else _SHARDS[name]
+        shards = writing.num_shards(settings[flag], flag, source, rows, usual)
+        splits[name] = Split(source, origin, rows, labels, shards)
+    return classes, splits
+
+
+def _classes(train: Source) -> list[str]:
+    """The sorted names of the classes."""
+    classes = sorted({train.class_name(i) for i in range(len(train.files))} - {""})
+    if not classes:
+        raise SourceError(f"{train.path} holds no images in class folders (CLASS/NAME.jpg)")
+    if {c.lower() for c in classes} <= {"train", "val", "valid", "validation", "test"}:
+        raise SourceError(
+            f"{train.path} holds splits ({', '.join(classes)}), not classes: "
+            f"give --train={os.path.join(train.path, classes[-1])} and so on"
+        )
+    seen: dict[str, str] = {}
+    for name in classes:
+        if (first := seen.setdefault(normal_name(name), name)) != name:
+            raise SourceError(
+                f"{train.path} holds the folders {ascii(first)} and {ascii(name)}, whose names "
+                "look alike: rename one, or put their images into one folder"
+            )
+    return classes
+
+
+def _labelled(
+    source: Source, numbers: dict[str, int], lines: Sequence[str] = ()
+) -> tuple[np.ndarray, np.ndarray]:
+    """(rows, labels) of the images with a class, which is the folder, or else in `lines`."""
+    names = [source.class_name(i) for i in range(len(source.files))]
+    if not names:
+        raise SourceError(f"{source.path} holds no images")
+    if lines and len(set(names)) > 1:
+        raise SourceError(f"{source.path} has class folders: leave out --validation_labels")
+    if lines and len(lines) != len(names):
+        raise SourceError(
+            f"--validation_labels has {len(lines):,} lines for the {len(names):,} images "
+            f"in {source.path}"
+        )
+    rows = [i for i, name in enumerate(names) if name or lines]
+    if not rows:
+        raise SourceError(f"{source.path} has no class folders: give --validation_labels")
+    names = lines or names
+    for i in rows:
+        if normal_name(names[i]) not in numbers:
+            origin = f"line {i + 1} of --validation_labels" if lines else source.path
+            hint = "; lines must be synsets such as n01440764" if names[i].isdigit() else ""
+            raise SourceError(f"{origin}: no class '{names[i]}' is among the training images{hint}")
+    labels = [numbers[normal_name(names[i])] for i in rows]
+    return np.array(rows, np.int64), np.array(labels, np.int32)
+
+
+def _groups(names: list[str], pattern: str) -> list[str]:
+    """The group of each image: its own name without a pattern."""
+    if not pattern:
+        return names
+    matches = [re.search(pattern, name) for name in names]
+    if None in matches:
+        name = names[matches.index(None)]
+        raise SourceError(f"--group={pattern}: the pattern finds nothing in {name}")
+    return [match[min(1, match.re.groups)] or "" for match in matches if match]
+
+
+def _validation_share(
+    groups: list[str], labels: np.ndarray, fraction: float, seed: int
+) -> np.ndarray:
+    """bool[n]: which images are for validation: complete groups, a share of each class or more.
+
+    A class of two groups gives at least one of them, and keeps at least one image for training.
+    """
+    is_validation, rows = np.zeros(len(labels), bool), collections.defaultdict(list)
+    for k, group in enumerate(groups):
+        rows[group].append(k)
+    left = np.bincount(labels)  # by label, how many stay for training
+    for label in range(1, len(left)):
+        members = np.flatnonzero(labels == label)
+        number = max(1, math.floor(fraction * len(members) + 0.5))
+        names = sorted({groups[k] for k in members})
+        for i in writing.shuffled(seed, "validation", names):
+            if len(members) - left[label] >= number:
+                break
+            mine = rows[names[i]]
+            counts = np.bincount(labels[mine], minlength=len(left))
+            if not is_validation[mine[0]] and np.all((counts < left) | (counts == 0)):
+                is_validation[mine] = True
+                left -= counts
+    return is_validation
+
+
+def read_labels(path: str) -> list[str]:
+    """Reads a file with one class name per line.
+
+    Raises:
+        SourceError: the file does not exist, is empty, or is not text.
+    """
+    if not tensorflow().io.gfile.exists(path) or records.is_folder(path):
+        raise SourceError(f"there is no file {path}")
+    try:
+        lines = text_lines(read_all(path, limits.TEXT_BYTES).decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{path} is no text file") from error
+    if not lines:
+        raise SourceError(f"{path} is empty")
+    return lines
