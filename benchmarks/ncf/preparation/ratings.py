@@ -109,7 +109,7 @@ def baselines(world: World, popularity: np.ndarray) -> dict[str, float]:
             free = np.setdiff1d(np.arange(world.items), items)
             others = np.unique(draw.choice(free, _OTHERS))
             for name, ranking in (("ceiling", own), ("popularity", popularity)):
-                ranks[name].append(np.sum(ranking[others] >= ranking[items[-1]]))
+                ranks[name].append(int(np.sum(ranking[others] >= ranking[items[-1]])))
     metrics = {}
     for name, rank in ranks.items():
         rank = np.array(rank)

@@ -84,19 +84,19 @@ class Slot(NamedTuple):
     parts: tuple[str, ...] = ()
 
 
-def _both(write: Callable[..., str], *args: Any, en: str = "en", **options: Any) -> list[str]:
+def _both(write: Callable[..., str], *args: Any, en: str = "en", **options: Any) -> tuple[str, str]:
     """What a function of Babel or num2words writes in English and in German."""
-    return [write(*args, locale=locale, **options) for locale in (en, "de")]
+    return write(*args, locale=en, **options), write(*args, locale="de", **options)
 
 
 def _in_words(number: int, locale: str, to: str = "cardinal") -> str:
     return num2words(number, lang=locale, to=to)
 
 
-def _list(pairs: Iterable[Iterable[str]]) -> list[str]:
+def _list(pairs: Iterable[tuple[str, str]]) -> tuple[str, str]:
     """A list of words, such as "A, B and C", in English and in German."""
-    sides = zip(("en", "de"), zip(*pairs, strict=True), strict=True)
-    return [lists.format_list(side, "standard", locale) for locale, side in sides]
+    en, de = zip(*pairs, strict=True)
+    return lists.format_list(en, "standard", "en"), lists.format_list(de, "standard", "de")
 
 
 def _integer(draw: Random, most: int) -> int:
@@ -148,7 +148,7 @@ def _spoken_time(draw: Random, kind: str) -> Slot:
     hour, minute = draw.randrange(24), draw.randrange(0, 60, 5)
     this, after = (_both(_in_words, n) for n in ((hour + 11) % 12 + 1, hour % 12 + 1))
     if (this[1], minute) == ("eins", 0):
-        this[1] = "ein"  # Uhr
+        this = (this[0], "ein")  # Uhr
     forms, suffixes = WORDS["minute"][minute // 5], WORDS["daytime"][bisect(_DAYTIMES, hour)]
     en, de = (f"{forms[i].format(this[i], next=after[i])} {suffixes[i]}" for i in range(2))
     return Slot(en, de, f"time {hour:02}:{minute:02}")
@@ -191,7 +191,7 @@ def _number(draw: Random, kind: str) -> Slot:
             texts = _both(_in_words, number, to="year")
         case _:  # year
             number = draw.randrange(1700, 2050)
-            texts = [str(number), str(number)]
+            texts = str(number), str(number)
     # Too many sentences need the small numbers.
     return Slot(*texts, f"number {number}", is_open=number >= 100 or number != int(number))
 
@@ -200,15 +200,15 @@ def _amount(draw: Random, kind: str) -> Slot:
     match kind:
         case "ordinal":
             value = draw.randrange(2, 100)
-            texts = [num2words(value, to="ordinal_num"), f"{value}."]
+            texts = num2words(value, to="ordinal_num"), f"{value}."
             if draw.random() >= 0.5:
                 texts = _both(_in_words, value, to="ordinal")
         case "pages":
             first = draw.randrange(1, 900)
             last = first + draw.randrange(1, 90)
-            texts, value = [f"{first} to {last}", f"{first} bis {last}"], f"{first} {last}"
+            texts = f"{first} to {last}", f"{first} bis {last}"
             parts = tuple(f"number {page}" for page in (first, last) if page >= 100)
-            return Slot(*texts, f"pages {value}", parts=parts)
+            return Slot(*texts, f"pages {first} {last}", parts=parts)
         case "percent":
             value = draw.randrange(1, 1000) / 10
             share = round(value / 100, 3)
