@@ -1,7 +1,7 @@
 """The names and layouts of ResNet's arrays in torchvision, timm, Hugging Face and TensorFlow.
 
-One table serves both directions: an export renames our arrays with it, and an import asks it where
-each of our arrays is in the file.
+One table serves both directions: an export renames our arrays with it, and `files.adapt` asks it
+where each of our arrays is in a file.
 """
 
 from __future__ import annotations
@@ -16,12 +16,24 @@ import numpy as np
 from common.errors import CheckpointError
 from common.trees import by_name
 
-_TORCH = {
+LEAVES = {
     **{"kernel": "weight", "scale": "weight", "bias": "bias"},
     **{"mean": "running_mean", "var": "running_var"},
 }
 _TF = {"kernel": "kernel", "bias": "bias"}
 _TF_NORM = {"scale": "gamma", "bias": "beta", "mean": "moving_mean", "var": "moving_variance"}
+_DENSE = ("fc.weight", "classifier.1.weight")  # timm has 1x1 convolutions for our other products
+
+
+def split(path: str) -> tuple[str, str]:
+    """("stage1_block1/conv1", "kernel") of "params/stage1_block1/conv1/kernel"."""
+    module, _, leaf = re.sub("^(params|model_state/batch_stats)/", "", path).rpartition("/")
+    return module, leaf
+
+
+def torch_layout(array: np.ndarray) -> np.ndarray:
+    """Our kernel in PyTorch's layout: OIHW or [outputs, inputs]; other arrays as they are."""
+    return array.transpose(3, 2, 0, 1) if array.ndim == 4 else array.T
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +50,9 @@ class Family:
     """
 
     outside: Mapping[str, str]
-    block: str
-    first: tuple[int, int]
-    inside: Mapping[str, str]
+    block: str = ""
+    first: tuple[int, int] = (0, 0)
+    inside: Mapping[str, str] = dataclasses.field(default_factory=dict)
     is_torch: bool = True
 
     def name(self, path: str) -> str:
@@ -49,41 +61,29 @@ class Family:
         Raises:
           KeyError: the family has no such array.
         """
-        module, _, leaf = re.sub("^(params|model_state/batch_stats)/", "", path).rpartition("/")
-        if module in self.outside:
-            theirs = self.outside[module]
-        elif inner := re.fullmatch(r"stage(\d+)_block(\d+)/(\w+)", module):
+        module, leaf = split(path)
+        if inner := re.fullmatch(r"stage(\d+)_block(\d+)/(\w+)", module) if self.block else None:
             stage, block = (int(inner[i + 1]) - 1 + self.first[i] for i in (0, 1))
             theirs = self.block.format(stage=stage, block=block) + self.inside[inner[3]]
         else:
-            raise KeyError(path)
+            theirs = self.outside[module]
         if self.is_torch:
-            return f"{theirs}.{_TORCH[leaf]}"
-        is_norm = "batch_normalization" in theirs
-        return f"{theirs}/{(_TF_NORM if is_norm else _TF)[leaf]}"
+            return f"{theirs}.{LEAVES[leaf]}"
+        return f"{theirs}/{(_TF_NORM if 'batch_normalization' in theirs else _TF)[leaf]}"
 
-    def theirs(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Our array, which they call `name`, in their layout."""
-        if not self.is_torch or array.ndim < 2:
-            return array
-        if array.ndim == 4:
-            return array.transpose(3, 2, 0, 1)
-        is_dense = name in ("fc.weight", "classifier.1.weight")
-        return array.T if is_dense else array.T[..., None, None]  # timm has 1x1 convolutions there
-
-    def ours(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Their array in our layout and of our shape: the inverse of `theirs`."""
-        if self.is_torch and array.ndim == 4:
-            array = array.transpose(2, 3, 1, 0)
-        elif self.is_torch and array.ndim == 2:
-            array = array.T
-        return array.reshape(shape)
+    def theirs(self, path: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        """Our array by their name and in their layout."""
+        name = self.name(path)
+        if self.is_torch:
+            is_conv = array.ndim == 2 and name not in _DENSE
+            array = torch_layout(array[None, None] if is_conv else array)
+        return {name: array}
 
 
 _CONVS = {f"conv{k}": f"conv{k}" for k in (1, 2, 3)}
 _NORMS = {f"bn{k}": f"bn{k}" for k in (1, 2, 3)}
 _SE = {"se_reduce": "se.fc1", "se_expand": "se.fc2"}
-_HF, _HF_STEM = "resnet.encoder.stages.{stage}.layers.{block}.", "resnet.embedder.embedder."
+_HF_STEM = "resnet.embedder.embedder."
 
 # torchvision, and timm's resnet*, seresnet*
 PLAIN = Family(
@@ -107,8 +107,7 @@ DEEP = dataclasses.replace(
 PRE_ACTIVATION = Family(
     {"conv_stem": "stem.conv", "bn_final": "norm", "head": "head.fc"},
     "stages.{stage}.blocks.{block}.",
-    (0, 0),
-    _CONVS | {f"bn{k}": f"norm{k}" for k in (1, 2, 3)} | {"conv_proj": "downsample.conv"},
+    inside=_CONVS | {f"bn{k}": f"norm{k}" for k in (1, 2, 3)} | {"conv_proj": "downsample.conv"},
 )
 HUGGING_FACE = Family(
     {
@@ -116,9 +115,8 @@ HUGGING_FACE = Family(
         "bn_stem": f"{_HF_STEM}normalization",
         "head": "classifier.1",
     },
-    _HF,
-    (0, 0),
-    {
+    "resnet.encoder.stages.{stage}.layers.{block}.",
+    inside={
         **{f"conv{k}": f"layer.{k - 1}.convolution" for k in (1, 2, 3)},
         **{f"bn{k}": f"layer.{k - 1}.normalization" for k in (1, 2, 3)},
         **{"conv_proj": "shortcut.convolution", "bn_proj": "shortcut.normalization"},
@@ -137,8 +135,7 @@ def renamed(family: Family, params: Any, model_state: Any) -> dict[str, np.ndarr
     for path, array in by_name({"params": params, "model_state": model_state}).items():
         if path == "params/conv_stem/kernel" and array.shape[:2] == (4, 4):
             array = _plain_stem(array)
-        name = family.name(path)
-        arrays[name] = family.theirs(name, array)
+        arrays |= family.theirs(path, array)
     return arrays
 
 
@@ -155,12 +152,8 @@ def names(params: Any, model_state: Any) -> dict[str, np.ndarray]:
     Raises:
       CheckpointError: a space-to-depth stem was trained beyond the 7x7 pixels of the plain one.
     """
-    family = PLAIN
-    if "bn_final" in params:
-        family = PRE_ACTIVATION
-    elif "conv_stem2" in params:
-        family = DEEP
-    return renamed(family, params, model_state)
+    deep = DEEP if "conv_stem2" in params else PLAIN
+    return renamed(PRE_ACTIVATION if "bn_final" in params else deep, params, model_state)
 
 
 def _plain_stem(kernel: np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Detectors of other libraries from their file to scores: imported, evaluated, fine-tuned."""
 
+import functools
 import json
 from typing import Any, NamedTuple
 
@@ -85,14 +86,16 @@ def write_file(case, classes, path):
     shapes = {
         k: tuple(x.shape) for k, x in by_name({"params": params, "model_state": state}).items()
     }
-    of_ssd = case.recipe is ssd
-    theirs = reference.theirs(shapes, classes) if of_ssd else torchvision.theirs(shapes)
+    if case.recipe is ssd:
+        theirs = functools.partial(reference.theirs, classes=classes)
+    else:
+        theirs = functools.partial(torchvision.theirs, filters=config.pyramid_filters)
     draw, arrays = np.random.default_rng(1), {}
-    for name, shape in theirs.items():
-        scale = (2 / max(np.prod(shape[1:]), 1)) ** 0.5 if len(shape) > 1 else 0.1
-        values = draw.normal(0, scale, shape) + name.endswith(("running_var", "bn1.weight"))
-        arrays[name] = np.abs(values) if name.endswith("running_var") else values
-    safetensors.numpy.save_file({k: v.astype(np.float32) for k, v in arrays.items()}, path)
+    for path, shape in shapes.items():
+        scale = (2 / max(np.prod(shape[:-1]), 1)) ** 0.5 if len(shape) > 1 else 0.1
+        values = draw.normal(0, scale, shape) + path.endswith(("/var", "bn1/scale"))
+        arrays |= theirs(path, np.abs(values) if path.endswith("/var") else values)
+    safetensors.numpy.save_file({k: np.ascontiguousarray(v, "f") for k, v in arrays.items()}, path)
 
 
 def settings(config, workdir, mode):
