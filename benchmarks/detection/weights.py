@@ -1,14 +1,15 @@
 """The weights that a detector begins with: a ResNet's for its backbone, or those of a detector.
 
 Both may be a run's or another library's. A detector's own module `weights` knows the names and
-layouts of another library's: `MODEL`, `matches(source)`, `SHAPES`, `read_settings(source)` and
-`translate(source, shapes)`. Its `renew_heads` says what stays of the heads for new classes. A
-`detector` here is a `benchmarks.detection.detector.Detector`.
+layouts of another library's: `MODEL`, `matches(source)`, `FORMER`, `SHAPES`,
+`read_settings(source)` and `theirs(path, array, values)`. Its `renew_heads` says what stays of the
+heads for new classes. A `detector` here is a `benchmarks.detection.detector.Detector`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import shlex
 from collections.abc import Callable, Mapping
@@ -153,7 +154,7 @@ def read_foreign_settings(package: str, file: str) -> Settings | None:
     source = files.peek(file)
     own = importlib.import_module(f"{package}.weights")
     if own.matches(source):
-        return _settings(own, source)
+        return described(own, source)[1:]
     for name, other in benchmarks.modules().items():
         if other.startswith(f"{__package__}."):
             theirs = importlib.import_module(f"{other}.weights")
@@ -162,10 +163,16 @@ def read_foreign_settings(package: str, file: str) -> Settings | None:
     return None
 
 
-def _settings(own: Any, source: Foreign) -> Settings:
-    """`read_settings` of a detector's module `weights`."""
+def described(own: Any, source: Foreign) -> tuple[Mapping[str, np.ndarray], *Settings]:
+    """A file's arrays by the names of today, and what a module `weights` reads from them.
+
+    Raises:
+      DataError: it holds another detector, or an incomplete one.
+    """
+    rows = ((*name.rpartition("."), array) for name, array in source.arrays.items())
+    arrays = {f"{own.FORMER.get(layer, layer)}{dot}{leaf}": x for layer, dot, leaf, x in rows}
     try:
-        return own.read_settings(source)
+        return arrays, *own.read_settings(dataclasses.replace(source, arrays=arrays))
     except (KeyError, ValueError) as error:
         raise DataError(
             f"{source.path} is {own.MODEL}, but incomplete: it lacks {error}"
@@ -187,7 +194,7 @@ def read_foreign(detector: Any, file: str) -> Imported:
             return benchmarks.module("resnet").foreign_weights(source, folded)
         except DataError as error:
             raise DataError(f"{error}; nor is it {own.MODEL}") from error
-    values, _ = _settings(own, source)
+    arrays, values, _ = described(own, source)
     keys = detector.settings
     mine = {key: value for group in vars(keys).values() for key, value in vars(group).items()}
     flags = [
@@ -205,7 +212,8 @@ def read_foreign(detector: Any, file: str) -> Imported:
     params, state = jax.eval_shape(type(detector)(keys, "").init, jax.random.key(0))
     named = by_name({"params": params, "model_state": state})
     shapes = {path: tuple(leaf.shape) for path, leaf in named.items()}
-    tree = unflatten_dict(own.translate(source, shapes), sep="/")
+    layout = functools.partial(own.theirs, values=values)
+    tree = unflatten_dict(files.adapt(file, arrays, shapes, layout), sep="/")
     imported = {"path": file, "format": source.format, "sha256": source.sha256}
     # The files do not say it: torchvision and the reference train on these pixels.
     imported |= {"mean": settings.PIXEL_MEAN, "std": settings.PIXEL_STD, "channels": "RGB"}

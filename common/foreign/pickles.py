@@ -122,13 +122,9 @@ def _load_old(file: io.BytesIO) -> Any:
     for key in keys:
         values = storages[key]
         count = int.from_bytes(file.read(8), "little")
-        elements = file.read(values.nbytes)
-        if count != values.size or len(elements) != values.nbytes:
-            raise ValueError(
-                f"its storage {key} has {count:,} elements in {len(elements):,} bytes, not "
-                f"{values.size:,} in {values.nbytes:,}"
-            )
-        values[...] = np.frombuffer(elements, values.dtype)
+        if count != values.size:
+            raise ValueError(f"its storage {key} has {count:,} elements, not {values.size:,}")
+        values[...] = np.frombuffer(file.read(values.nbytes), values.dtype)
     return content
 
 

@@ -43,15 +43,14 @@ class Family:
     Attributes:
       outside: {our module: theirs} outside the blocks; in TensorFlow's checkpoints, where names do
         not follow a rule, of all modules.
-      block: what comes before the names inside a block; a format of `stage` and `block`.
-      first: their number of the first stage, and of the first block in a stage.
+      block: what comes before the names inside a block: a format of `stage`, which counts from 1,
+        and of `stage0` and `block0`, which count from 0.
       inside: {our module: theirs} inside a block.
       is_torch: leaves and layouts are PyTorch's (OIHW), else TensorFlow's (as ours).
     """
 
     outside: Mapping[str, str]
     block: str = ""
-    first: tuple[int, int] = (0, 0)
     inside: Mapping[str, str] = dataclasses.field(default_factory=dict)
     is_torch: bool = True
 
@@ -62,9 +61,10 @@ class Family:
           KeyError: the family has no such array.
         """
         module, leaf = split(path)
-        if inner := re.fullmatch(r"stage(\d+)_block(\d+)/(\w+)", module) if self.block else None:
-            stage, block = (int(inner[i + 1]) - 1 + self.first[i] for i in (0, 1))
-            theirs = self.block.format(stage=stage, block=block) + self.inside[inner[3]]
+        if self.block and (inner := re.fullmatch(r"stage(\d+)_block(\d+)/(\w+)", module)):
+            stage, block = int(inner[1]), int(inner[2])
+            before = self.block.format(stage=stage, stage0=stage - 1, block0=block - 1)
+            theirs = before + self.inside[inner[3]]
         else:
             theirs = self.outside[module]
         if self.is_torch:
@@ -88,8 +88,7 @@ _HF_STEM = "resnet.embedder.embedder."
 # torchvision, and timm's resnet*, seresnet*
 PLAIN = Family(
     {"conv_stem": "conv1", "bn_stem": "bn1", "head": "fc"},
-    "layer{stage}.{block}.",
-    (1, 0),
+    "layer{stage}.{block0}.",
     _CONVS | _NORMS | _SE | {"conv_proj": "downsample.0", "bn_proj": "downsample.1"},
 )
 # timm's resnet*d, resnetrs*: of the stem's three convolutions only the last BatchNorm has the plain
@@ -106,8 +105,8 @@ DEEP = dataclasses.replace(
 # timm's resnetv2_*
 PRE_ACTIVATION = Family(
     {"conv_stem": "stem.conv", "bn_final": "norm", "head": "head.fc"},
-    "stages.{stage}.blocks.{block}.",
-    inside=_CONVS | {f"bn{k}": f"norm{k}" for k in (1, 2, 3)} | {"conv_proj": "downsample.conv"},
+    "stages.{stage0}.blocks.{block0}.",
+    _CONVS | {f"bn{k}": f"norm{k}" for k in (1, 2, 3)} | {"conv_proj": "downsample.conv"},
 )
 HUGGING_FACE = Family(
     {
@@ -115,8 +114,8 @@ HUGGING_FACE = Family(
         "bn_stem": f"{_HF_STEM}normalization",
         "head": "classifier.1",
     },
-    "resnet.encoder.stages.{stage}.layers.{block}.",
-    inside={
+    "resnet.encoder.stages.{stage0}.layers.{block0}.",
+    {
         **{f"conv{k}": f"layer.{k - 1}.convolution" for k in (1, 2, 3)},
         **{f"bn{k}": f"layer.{k - 1}.normalization" for k in (1, 2, 3)},
         **{"conv_proj": "shortcut.convolution", "bn_proj": "shortcut.normalization"},
@@ -124,36 +123,30 @@ HUGGING_FACE = Family(
 )
 
 
-def renamed(family: Family, params: Any, model_state: Any) -> dict[str, np.ndarray]:
-    """{their name: array in their layout} of a model; arrays keep their dtype and are views.
+def names(params: Any, model_state: Any, family: Family | None = None) -> dict[str, np.ndarray]:
+    """{their name: array in their layout} of our model; arrays keep their dtype and are views.
+
+    The stem's kernel is always that of the plain stem. Arrays of BatchNorm's counters are left out:
+    PyTorch's strict load does without them.
+
+    Args:
+      params, model_state: of the benchmark, as NumPy arrays.
+      family: torchvision's and timm's by default, whose variant shows in the arrays: timm's
+        resnetv2 and resnet*d have names of their own.
 
     Raises:
       KeyError: the family has no name for an array.
       CheckpointError: a space-to-depth stem was trained beyond the 7x7 pixels of the plain one.
     """
+    if family is None:
+        deep = DEEP if "conv_stem2" in params else PLAIN
+        family = PRE_ACTIVATION if "bn_final" in params else deep
     arrays = {}
     for path, array in by_name({"params": params, "model_state": model_state}).items():
         if path == "params/conv_stem/kernel" and array.shape[:2] == (4, 4):
             array = _plain_stem(array)
         arrays |= family.theirs(path, array)
     return arrays
-
-
-def names(params: Any, model_state: Any) -> dict[str, np.ndarray]:
-    """{PyTorch's name: array in PyTorch's layout} of our model, for torchvision and timm.
-
-    The variant shows in the arrays: timm's resnetv2 and resnet*d have names of their own. The
-    stem's kernel is always that of the plain stem. Arrays of BatchNorm's counters are left out:
-    a strict load does without them.
-
-    Args:
-      params, model_state: of the benchmark, as NumPy arrays.
-
-    Raises:
-      CheckpointError: a space-to-depth stem was trained beyond the 7x7 pixels of the plain one.
-    """
-    deep = DEEP if "conv_stem2" in params else PLAIN
-    return renamed(PRE_ACTIVATION if "bn_final" in params else deep, params, model_state)
 
 
 def _plain_stem(kernel: np.ndarray) -> np.ndarray:

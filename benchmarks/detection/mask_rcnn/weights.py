@@ -11,7 +11,6 @@ before.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from common.errors import DataError
-from common.foreign import files
 from common.foreign.files import Foreign
 from common.foreign.resnets import LEAVES, PLAIN, split, torch_layout
 
@@ -48,7 +46,7 @@ _LAYERS = {
     "mask_head/mask": "roi_heads.mask_predictor.mask_fcn_logits",
 }
 # How torchvision before 0.13 named some of these layers
-_FORMER = {
+FORMER = {
     "rpn.head.conv": "rpn.head.conv.0.0",
     **{f"backbone.fpn.inner_blocks.{i}": f"backbone.fpn.inner_blocks.{i}.0" for i in range(4)},
     **{f"backbone.fpn.layer_blocks.{i}": f"backbone.fpn.layer_blocks.{i}.0" for i in range(4)},
@@ -67,12 +65,6 @@ def matches(source: Foreign) -> bool:
     return any(name.startswith("backbone.fpn.") for name in source.arrays)
 
 
-def arrays_of(source: Foreign) -> dict[str, np.ndarray]:
-    """The arrays of a file by torchvision's names of today."""
-    rows = ((*name.rpartition("."), array) for name, array in source.arrays.items())
-    return {f"{_FORMER.get(layer, layer)}{dot}{leaf}": array for layer, dot, leaf, array in rows}
-
-
 def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """The values of the config's keys that describe the model in a file, and (remark, key) pairs.
 
@@ -80,7 +72,7 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
       DataError: the file has another detector of torchvision's.
       KeyError, ValueError: what is missing.
     """
-    arrays, remarks = arrays_of(source), []
+    arrays, remarks = source.arrays, []
     if "rpn.head.conv.1.0.weight" in arrays:
         raise DataError(
             f"{source.path} is torchvision's maskrcnn_resnet50_fpn_v2, whose pyramid and heads "
@@ -122,10 +114,10 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
     }, remarks
 
 
-def theirs(path: str, array: np.ndarray, filters: int) -> dict[str, np.ndarray]:
+def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Our array, such as "params/box_head/dense1/kernel", by torchvision's name and layout.
 
-    `filters` are the channels of the pyramid.
+    `values` are those of `read_settings`.
 
     Raises:
       KeyError: torchvision has no such array.
@@ -139,18 +131,11 @@ def theirs(path: str, array: np.ndarray, filters: int) -> dict[str, np.ndarray]:
     else:
         array = torch_layout(array)
     if module == "box_head/dense1" and leaf == "kernel":  # our channels come last
-        side = round((array.shape[1] / filters) ** 0.5)
+        side, filters = values["box_pool"], values["pyramid_filters"]
         array = array.reshape(-1, side, side, filters).transpose(0, 3, 1, 2).reshape(array.shape)
     if module.endswith("_head/code"):  # the four numbers of a box are side by side
         array = array.reshape(-1, 4, *array.shape[1:])[:, _SWAPPED].reshape(array.shape)
     return {f"{_LAYERS[module]}.{LEAVES[leaf]}": array}
-
-
-def translate(source: Foreign, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """The arrays of a file by our paths; `shapes` and errors are those of `files.adapt`."""
-    (filters,) = shapes["params/proposal_head/conv/bias"]
-    layout = functools.partial(theirs, filters=filters)
-    return files.adapt(source.path, arrays_of(source), shapes, layout)
 
 
 def renew_heads(

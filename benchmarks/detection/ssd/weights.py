@@ -10,13 +10,11 @@ For other classes, the heads keep the boxes and the background.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from common.foreign import files
 from common.foreign.files import Foreign
 from common.foreign.resnets import LEAVES, PLAIN, split, torch_layout
 
@@ -30,6 +28,7 @@ _CHILDREN = {"conv1": "layer1.0", "bn1": "layer1.1", **_STAGES}
 _EXTRAS = {
     f"extra{i + 1}_conv{k + 1}": f"additional_blocks.{i}.{2 * k}" for i in range(5) for k in (0, 1)
 }
+FORMER: Mapping[str, str] = {}  # older names of layers, which the reference does not have
 _KEPT_FEATURES = 5  # features of a box: its codes and the logit of the background come first
 
 
@@ -68,11 +67,11 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
     }, []
 
 
-def theirs(path: str, array: np.ndarray, classes: int) -> dict[str, np.ndarray]:
+def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Our array, such as "params/extra1_conv1/kernel", by the reference's names and layout.
 
     An array of a head becomes two: of the codes and of the classes, both with the shapes of the
-    boxes last, while we have them first.
+    boxes last, while we have them first. `values` are those of `read_settings`.
 
     Raises:
       KeyError: the reference has no such array.
@@ -86,15 +85,9 @@ def theirs(path: str, array: np.ndarray, classes: int) -> dict[str, np.ndarray]:
     if not module.startswith("head"):
         return {f"{_EXTRAS[module]}.{LEAVES[leaf]}": array}
     end = f"{int(module.removeprefix('head')) - 1}.{LEAVES[leaf]}"
-    features = array.reshape(-1, 5 + classes, *array.shape[1:]).swapaxes(0, 1)
+    features = array.reshape(-1, 5 + values["num_classes"], *array.shape[1:]).swapaxes(0, 1)
     parts = {"loc": features[:4][_SWAPPED], "conf": features[4:]}
     return {f"{name}.{end}": x.reshape(-1, *array.shape[1:]) for name, x in parts.items()}
-
-
-def translate(source: Foreign, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """The arrays of a file by our paths; `shapes` and errors are those of `files.adapt`."""
-    layout = functools.partial(theirs, classes=read_settings(source)[0]["num_classes"])
-    return files.adapt(source.path, source.arrays, shapes, layout)
 
 
 def renew_heads(

@@ -33,12 +33,20 @@ def shapes(benchmark):
     return {k: tuple(x.shape) for k, x in by_name({"params": params, "model_state": state}).items()}
 
 
-def written(theirs, shapes, draw):
+def written(module, shapes, draw, **values):
     """A detector's random arrays, by the names and in the layouts of another library."""
     arrays = {}
     for path, shape in shapes.items():
-        arrays |= theirs(path, draw.normal(size=shape).astype(np.float32))
+        arrays |= module.theirs(path, draw.normal(size=shape).astype(np.float32), values)
     return arrays
+
+
+def read(module, arrays, **own):
+    """(our arrays, keys, remarks) of a file with these arrays."""
+    found, values, remarks = weights.described(module, source(arrays))
+    shaped = shapes(load(ssd if module is reference else mask_rcnn, **own))
+    layout = functools.partial(module.theirs, values=values)
+    return files.adapt("m.pth", found, shaped, layout), values, remarks
 
 
 def load(module, **values) -> Any:
@@ -51,20 +59,22 @@ def load(module, **values) -> Any:
 def masks():
     """Arrays with torchvision's names, of a small Mask R-CNN of COCO's 91 classes."""
     draw, own = np.random.default_rng(0), shapes(load(mask_rcnn, num_classes=90, **SMALL))
-    return written(lambda path, x: torchvision.theirs(path, x, 4), own, draw)
+    return written(torchvision, own, draw, pyramid_filters=4, box_pool=7)
 
 
 def source(arrays, sha256="0"):
     return Foreign("m.pth", "PyTorch", sha256, arrays, {}, ())
 
 
-def test_the_settings_of_torchvision_s_mask_rcnn(masks):
-    values, remarks = torchvision.read_settings(source(masks))
+@pytest.mark.parametrize(
+    ("sha256", "epsilon", "remarked"), [("0", 1e-5, ["bn_epsilon"]), ("bf2d0c1e55", 0, [])]
+)
+def test_the_settings_of_torchvision_s_mask_rcnn(sha256, epsilon, remarked, masks):
+    values, remarks = torchvision.read_settings(source(masks, sha256))
     assert values.items() >= {**SMALL, "num_classes": 90, "class_numbers": "ids"}.items()
     assert values["resnet_stages"] == (3, 4, 6, 3) and values["anchor_grid"] == "corners"
-    assert values["box_pool"] == 7 and values["bn_epsilon"] == 1e-5 and "bn_epsilon" in remarks[0]
-    values, remarks = torchvision.read_settings(source(masks, "bf2d0c1e55"))
-    assert values["bn_epsilon"] == 0 and remarks == []
+    assert values["box_pool"] == 7 and values["bn_epsilon"] == epsilon
+    assert [key for _, key in remarks] == remarked
 
 
 def test_torchvision_s_names_before_0_13(masks):
@@ -75,8 +85,7 @@ def test_torchvision_s_names_before_0_13(masks):
         for name, array in masks.items()
     }
     assert former.keys() != masks.keys()
-    today = torchvision.arrays_of(source(former))
-    assert today.keys() == masks.keys()
+    assert weights.described(torchvision, source(former))[0].keys() == masks.keys()
 
 
 @pytest.mark.parametrize(
@@ -94,11 +103,9 @@ def test_torchvision_s_names_before_0_13(masks):
     ],
 )
 def test_other_files_are_refused(masks, change, words):
-    file = source({k: v for k, v in (masks | change).items() if v is not None})
+    arrays = {k: v for k, v in (masks | change).items() if v is not None}
     with pytest.raises(DataError, match=words) as refused:
-        values, _ = weights._settings(torchvision, file)
-        keys = {key: values[key] for key in (*SMALL, "num_classes")}
-        torchvision.translate(file, shapes(load(mask_rcnn, **keys)))
+        read(torchvision, arrays, num_classes=90, **SMALL)
     assert "\n" not in str(refused.value)
 
 
@@ -136,14 +143,12 @@ def test_the_heads_of_the_reference_s_ssd():
     sizes = {"num_filters": 4, "extra_squeezed": (2,) * 5, "extra_filters": (8, 8, 4, 4, 4)}
     benchmark = load(ssd, num_classes=2, **sizes)
     own = shapes(benchmark)
-    layout = functools.partial(reference.theirs, classes=2)
-    arrays = written(layout, own, np.random.default_rng(0))
+    arrays = written(reference, own, np.random.default_rng(0), num_classes=2)
     arrays |= {"loc.0.bias": np.arange(16.0), "conf.0.bias": 100 + np.arange(12.0)}
-    found = reference.translate(source(arrays), own)
+    found, values, _ = read(reference, arrays, num_classes=2, **sizes)
     assert {k: v.shape for k, v in found.items()} == own
     bias = found["params/head1/bias"].reshape(4, 7)  # a row for each of the four shapes
     np.testing.assert_array_equal(bias[1], [5, 1, 13, 9, 101, 105, 109])
-    values, _ = reference.read_settings(source(arrays))
     assert values.items() >= {"num_classes": 2, "clip_boxes": False, **sizes}.items()
     assert (values["max_pool"], values["resnet_stages"]) == ("torch", (3, 4, 6))
     assert {"model.layer1.0.weight", "model.layer2.0.5.bn2.running_var"} <= {*arrays}
@@ -158,7 +163,7 @@ def resnet(folder, depth, family=None, **beside):
         lambda x: draw.normal(size=x.shape).astype(np.float32),
         jax.eval_shape(made.init, jax.random.key(0)),
     )
-    theirs = resnets.renamed(family or resnets.PLAIN, params, state)
+    theirs = resnets.names(params, state, family)
     theirs = {name: np.ascontiguousarray(array) for name, array in theirs.items()}
     path = str(folder / "model.safetensors")
     safetensors.numpy.save_file(theirs, path)

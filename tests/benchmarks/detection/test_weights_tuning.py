@@ -1,6 +1,5 @@
 """Detectors of other libraries from their file to scores: imported, evaluated, fine-tuned."""
 
-import functools
 import json
 from typing import Any, NamedTuple
 
@@ -29,6 +28,7 @@ class Case(NamedTuple):
 
     Attributes:
       recipe: a module in configs.
+      weights: the module that knows the other library's names.
       data: the fixture of records, whose 4 categories have ids up to 90.
       sizes: keys that the file decides.
       own: keys of the run.
@@ -37,6 +37,7 @@ class Case(NamedTuple):
     """
 
     recipe: Any
+    weights: Any
     data: str
     sizes: dict[str, Any]
     own: dict[str, Any]
@@ -48,6 +49,7 @@ EXTRAS = {"extra_squeezed": (4,) * 5, "extra_filters": (8, 8, 4, 4, 4)}
 CASES = [
     Case(
         ssd,
+        reference,
         "tiny_scenes",
         {"resnet_stages": (1, 1, 1), "num_filters": 4, **EXTRAS},
         {"crop_side_min": 0.3, "max_samples": 3, "max_boxes": 6},
@@ -56,6 +58,7 @@ CASES = [
     ),
     Case(
         mask_rcnn,
+        torchvision,
         "tiny_masks",
         {"resnet_stages": (1, 1, 1, 1), "resnet_bottleneck": False, "num_filters": 4}
         | {"pyramid_filters": 8, "box_features": (6, 5), "mask_features": (3, 3)},
@@ -86,15 +89,12 @@ def write_file(case, classes, path):
     shapes = {
         k: tuple(x.shape) for k, x in by_name({"params": params, "model_state": state}).items()
     }
-    if case.recipe is ssd:
-        theirs = functools.partial(reference.theirs, classes=classes)
-    else:
-        theirs = functools.partial(torchvision.theirs, filters=config.pyramid_filters)
     draw, arrays = np.random.default_rng(1), {}
     for path, shape in shapes.items():
         scale = (2 / max(np.prod(shape[:-1]), 1)) ** 0.5 if len(shape) > 1 else 0.1
         values = draw.normal(0, scale, shape) + path.endswith(("/var", "bn1/scale"))
-        arrays |= theirs(path, np.abs(values) if path.endswith("/var") else values)
+        values = np.abs(values) if path.endswith("/var") else values
+        arrays |= case.weights.theirs(path, values, config.to_dict())
     safetensors.numpy.save_file({k: np.ascontiguousarray(v, "f") for k, v in arrays.items()}, path)
 
 

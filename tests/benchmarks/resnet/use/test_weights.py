@@ -106,7 +106,7 @@ def test_and_back_bit_for_bit(name):
     _, variables = translated(source)
     params, state = variables["params"], {"batch_stats": variables["batch_stats"]}
     family = foreign.HUGGING_FACE if name.startswith("Hugging") else None
-    back = foreign.renamed(family, params, state) if family else foreign.names(params, state)
+    back = foreign.names(params, state, family)
     assert sorted(back) == sorted(source.arrays)
     for key, array in source.arrays.items():
         np.testing.assert_array_equal(back[key], array, strict=True)
