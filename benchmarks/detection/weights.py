@@ -30,7 +30,7 @@ from common.images import input_spec
 from common.trees import by_name
 from models import DEPTHS, BasicBlock, BottleneckBlock
 
-Settings = tuple[dict[str, Any], list[tuple[str, str]]]  # keys' values, (remark, key) pairs
+Described = tuple[dict[str, Any], list[tuple[str, str]]]  # keys' values, (remark, key) pairs
 # The models besides a detector's own that config.init_from may name: see `benchmarks`.
 FOLLOWS = ("resnet",)
 # What a detector's ResNet is. Other values compute something else with arrays of the same shapes.
@@ -131,17 +131,15 @@ def adopt(
 
 def _fitting_models(backbone: Backbone) -> str:
     """The ResNets whose arrays a backbone can take, in words."""
-    stages, filters = backbone.resnet_stages, backbone.num_filters
-    described = f"config.resnet_stages={stages} and config.num_filters={filters} describe"
-    if getattr(backbone, "resnet_bottleneck", False):
-        return f"--config=configs/resnet50.py (or the ResNet that {described})"
+    is_wide = getattr(backbone, "resnet_bottleneck", False)
+    depth, blocks = ("", "") if is_wide else (" --config.resnet_depth=34", " of basic blocks")
     return (
-        "--config=configs/resnet50.py --config.resnet_depth=34 (or the ResNet of basic blocks "
-        f"that {described})"
+        f"--config=configs/resnet50.py{depth} (or the ResNet{blocks} that config.resnet_stages="
+        f"{backbone.resnet_stages} and config.num_filters={backbone.num_filters} describe)"
     )
 
 
-def read_foreign_settings(package: str, file: str) -> Settings | None:
+def read_foreign_settings(package: str, file: str) -> Described | None:
     """The keys of a detector's own checkpoint and remarks on it; None if `file` is none.
 
     Args:
@@ -163,7 +161,7 @@ def read_foreign_settings(package: str, file: str) -> Settings | None:
     return None
 
 
-def described(own: Any, source: Foreign) -> tuple[Mapping[str, np.ndarray], *Settings]:
+def described(own: Any, source: Foreign) -> tuple[Mapping[str, np.ndarray], *Described]:
     """A file's arrays by the names of today, and what a module `weights` reads from them.
 
     Raises:

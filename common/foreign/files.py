@@ -81,8 +81,11 @@ def read(path: str) -> Foreign:
         return source
     limits.check_file(path)
     try:
-        is_tensorflow = tf_checkpoints.is_one(path)
-        source = _read_tensorflow(path) if is_tensorflow else _read_file(epath.Path(path))
+        if tf_checkpoints.is_one(path):
+            arrays, digest, remark = tf_checkpoints.read(path)
+            source = Foreign(path, "TensorFlow", digest, arrays, remark=remark)
+        else:
+            source = _read_file(epath.Path(path))
     except DataError:
         raise
     except Exception as error:  # gs:// raises TensorFlow's own classes
@@ -94,11 +97,6 @@ def read(path: str) -> Foreign:
         if array.dtype.kind not in "iub" and not np.isfinite(np.asarray(array, np.float32)).all():
             raise DataError(f"{path}: {name} has values that are not finite")
     return dataclasses.replace(source, arrays=arrays)
-
-
-def _read_tensorflow(path: str) -> Foreign:
-    arrays, digest, remark = tf_checkpoints.read(path)
-    return Foreign(path, "TensorFlow", digest, arrays, remark=remark)
 
 
 def _read_file(file: epath.Path) -> Foreign:

@@ -23,7 +23,6 @@ from common.foreign.files import Foreign
 from common.trees import by_name
 from configs import mask_rcnn, ssd
 from engine import model_source
-from tests.common.foreign.test_downloads import hub  # noqa: F401 (a fixture)
 
 SMALL = {"num_filters": 2, "pyramid_filters": 4, "box_features": (6, 5), "mask_features": (3,) * 4}
 
@@ -63,7 +62,14 @@ def masks():
 
 
 def source(arrays, sha256="0"):
-    return Foreign("m.pth", "PyTorch", sha256, arrays, {}, ())
+    return Foreign("m.pth", "PyTorch", sha256, arrays)
+
+
+def saved(arrays, folder):
+    """The path of a file with these arrays."""
+    path = str(folder / "model.safetensors")
+    safetensors.numpy.save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, path)
+    return path
 
 
 @pytest.mark.parametrize(
@@ -111,9 +117,8 @@ def test_other_files_are_refused(masks, change, words):
 
 def test_a_file_becomes_a_model_and_a_start(masks, tmp_path):
     """With COCO's class numbers for use as it is; a new training has its own classes."""
-    path = str(tmp_path / "m.safetensors")
     half = {k: v.astype(ml_dtypes.bfloat16) if v.ndim == 2 else v for k, v in masks.items()}
-    safetensors.numpy.save_file({k: np.ascontiguousarray(v) for k, v in half.items()}, path)
+    path = saved(half, tmp_path)
     config = mask_rcnn.get_config()
     notes = benchmarks.settle_config(config, path, (), whole=True)
     assert "config.anchor_grid='corners' instead of 'centres', as the weights want it" in notes
@@ -163,13 +168,9 @@ def resnet(folder, depth, family=None, **beside):
         lambda x: draw.normal(size=x.shape).astype(np.float32),
         jax.eval_shape(made.init, jax.random.key(0)),
     )
-    theirs = resnets.names(params, state, family)
-    theirs = {name: np.ascontiguousarray(array) for name, array in theirs.items()}
-    path = str(folder / "model.safetensors")
-    safetensors.numpy.save_file(theirs, path)
     for name, content in beside.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
-    return path, params
+    return saved(resnets.names(params, state, family), folder), params
 
 
 TIMM = {"input_size": [3, 224, 224], "interpolation": "bicubic", "crop_pct": 0.95}
@@ -212,27 +213,16 @@ def test_a_file_of_a_resnet_is_a_backbone(
     np.testing.assert_array_equal(kernel, params["stage2_block1"]["conv_proj"]["kernel"])
 
 
-def test_another_detector_s_file_names_its_recipe(masks, tmp_path):
-    path = str(tmp_path / "m.safetensors")
-    safetensors.numpy.save_file({k: np.ascontiguousarray(v) for k, v in masks.items()}, path)
+def test_files_that_a_detector_cannot_take(masks, tmp_path):
+    """Those of another detector, of other sizes, and of neither a detector nor a ResNet."""
+    path = saved(masks, tmp_path)
     with pytest.raises(DataError, match=r"is torchvision's .* --config=configs/mask_rcnn.py takes"):
         benchmarks.settle_config(ssd.get_config(), path, (), whole=False)
-
-
-def test_a_detector_of_other_sizes_names_the_flags(masks, tmp_path):
-    path = str(tmp_path / "m.safetensors")
-    safetensors.numpy.save_file({k: np.ascontiguousarray(v) for k, v in masks.items()}, path)
-    with pytest.raises(
-        ConfigError, match=r"give .*num_filters=2 .*'--config.box_features=\(6, 5\)'"
-    ):
+    with pytest.raises(ConfigError, match=r"give .*num_filters=2 .*box_features=\(6, 5\)"):
         load(mask_rcnn).uses.read_foreign(path)
-
-
-def test_what_is_no_file_of_weights(tmp_path):
-    benchmark, path = load(ssd), str(tmp_path / "x.safetensors")
-    safetensors.numpy.save_file({"x": np.zeros(2, np.float32)}, path)
+    path = saved({"x": np.zeros(2, np.float32)}, tmp_path)
     with pytest.raises(DataError, match="holds no ResNet of .*; nor is it MLPerf's reference SSD"):
-        benchmark.uses.read_foreign(path)
+        load(ssd).uses.read_foreign(path)
 
 
 # SSDs before config.max_pool existed.

@@ -196,7 +196,7 @@ def test_a_download_that_is_cut_off(hub, tmp_path, monkeypatch):
     foreign.fetch(NAME)
     assert (path := foreign.fetch(address)[1]).startswith(str(tmp_path))
     hub.requests.clear()
-    assert foreign.fetch(address) == (address, path) and foreign.find(address) == path
+    assert foreign.fetch(address) == (address, path) and foreign.find(path) == path
     np.testing.assert_array_equal(files.read(path).arrays["w"], W["w"])
     assert not hub.requests
 

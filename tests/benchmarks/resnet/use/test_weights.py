@@ -64,7 +64,7 @@ def source_of(name, arrays=None, **beside):
     if name == "Hugging Face v1":
         beside = {"config.json": {**HF_CONFIG, "downsample_in_bottleneck": True}}
     arrays = arrays_of(name) if arrays is None else arrays
-    return Foreign(f"{name}.safetensors", "safetensors", "0" * 64, arrays, beside, ())
+    return Foreign(f"{name}.safetensors", "safetensors", "0" * 64, arrays, beside)
 
 
 def model_of(values, **kwargs):
@@ -210,7 +210,7 @@ def test_pixels_are_those_of_the_files_beside(beside, expected):
 
 def test_the_second_weights_of_torchvision_are_known_by_their_digest():
     arrays = arrays_of("torchvision resnet18")
-    source = Foreign("x.pth", "PyTorch", "11ad3fa6" + "0" * 56, arrays, {}, ())
+    source = Foreign("x.pth", "PyTorch", "11ad3fa6" + "0" * 56, arrays)
     assert weights.read_settings(source)[0]["input_spec"] == "torchvision_v2"
 
 
