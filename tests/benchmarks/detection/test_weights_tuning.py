@@ -90,12 +90,13 @@ def write_file(case, classes, path):
         k: tuple(x.shape) for k, x in by_name({"params": params, "model_state": state}).items()
     }
     draw, arrays = np.random.default_rng(1), {}
-    for path, shape in shapes.items():
-        scale = (2 / max(np.prod(shape[:-1]), 1)) ** 0.5 if len(shape) > 1 else 0.1
-        values = draw.normal(0, scale, shape) + path.endswith(("/var", "bn1/scale"))
-        values = np.abs(values) if path.endswith("/var") else values
-        arrays |= case.weights.theirs(path, values, config.to_dict())
-    safetensors.numpy.save_file({k: np.ascontiguousarray(v, "f") for k, v in arrays.items()}, path)
+    for ours, shape in shapes.items():
+        arrays |= case.weights.theirs(ours, np.zeros(shape), config.to_dict())
+    for name, shape in {name: zeros.shape for name, zeros in arrays.items()}.items():
+        scale = (2 / max(np.prod(shape[1:]), 1)) ** 0.5 if len(shape) > 1 else 0.1
+        values = draw.normal(0, scale, shape) + name.endswith(("running_var", "bn1.weight"))
+        arrays[name] = np.abs(values) if name.endswith("running_var") else values
+    safetensors.numpy.save_file({k: v.astype(np.float32) for k, v in arrays.items()}, path)
 
 
 def settings(config, workdir, mode):
