@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import unflatten_dict
 
 from common.errors import CheckpointError, some
 from common.trees import Parts, by_name
@@ -46,12 +45,16 @@ def placeholders(description: dict[str, str]) -> dict[str, Any]:
 
     Every array is a view of a single zero, so it takes no memory.
     """
-    arrays = {}
+    tree: dict[str, Any] = {}
     for name, text in description.items():
         dtype, _, shape = text.removesuffix("]").partition("[")
         sizes = tuple(map(int, filter(None, shape.split(","))))
-        arrays[name] = np.broadcast_to(np.zeros((), jnp.dtype(dtype)), sizes)
-    return unflatten_dict(arrays, sep="/")
+        *parents, leaf = name.split("/")
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[leaf] = np.broadcast_to(np.zeros((), jnp.dtype(dtype)), sizes)
+    return tree
 
 
 class Adoption(NamedTuple):
