@@ -75,13 +75,12 @@ def run(settings: Settings) -> None:
     benchmark = programs.benchmark
     path = settings.init_from
     file = model_source.find(path, "--config.init_from")[1] if path else ""
-    if not file or (imported := benchmark.uses.read_foreign(file)) is None:
-        name = f"config.init_from={path!r}"
+    imported = benchmark.uses.read_foreign(file) if file else None
+    if imported is None:
+        problem = " is no file or folder of another library's weights, which --mode=import reads"
         if path and not epath.Path(path).exists():
-            raise ConfigError(f"{name}: there is no such file or folder")
-        raise ConfigError(
-            f"{name} is no file or folder of another library's weights, which --mode=import reads"
-        )
+            problem = ": there is no such file or folder"
+        raise ConfigError(f"config.init_from={path!r}{problem}")
     num_examples = benchmark.nominal_examples("train") or benchmark.num_examples("train")
     recipe = make_plan(settings, benchmark, num_examples).recipe
     state = state_of(imported.params, imported.model_state, recipe)

@@ -15,7 +15,6 @@ import numpy as np
 from common.errors import CheckpointError, some
 from common.trees import Parts, by_name
 from engine.checkpoint import Checkpointer
-from engine.manifest import array_differences, describe_arrays
 
 
 class Weights(NamedTuple):
@@ -75,15 +74,13 @@ class Adoption(NamedTuple):
     @property
     def summary(self) -> str:
         """One line."""
-
-        def listed(names: list[str]) -> str:
-            return f" ({some(names)})" if names else ""
-
-        part = f"{len(self.part)} taken in part{listed(self.part)}, " if self.part else ""
-        return (
-            f"{len(self.taken)} arrays taken, {part}{len(self.new)} new{listed(self.new)}, "
-            f"{len(self.left)} left{listed(self.left)}"
-        )
+        counts = {"taken in part": self.part, "new": self.new, "left": self.left}
+        parts = [f"{len(self.taken)} arrays taken"] + [
+            f"{len(names)} {what}" + (f" ({some(names)})" if names else "")
+            for what, names in counts.items()
+            if names or what != "taken in part"
+        ]
+        return ", ".join(parts)
 
     @property
     def listing(self) -> str:
@@ -112,7 +109,7 @@ def adopt(
       (params, model_state, adoption).
 
     Raises:
-      CheckpointError: too few of the arrays fit, or `merge` made arrays of another shape.
+      CheckpointError: too few of the arrays fit.
     """
     theirs = {"params": weights.params, "model_state": weights.model_state}
     ours = {"params": params, "model_state": model_state}
@@ -126,9 +123,6 @@ def adopt(
         ),
         *(ours, mixed),
     )
-    wrong = list(array_differences(describe_arrays(mixed), describe_arrays(ours)))
-    if wrong:
-        raise CheckpointError(f"config.init_from={weights.source}: {wrong[0]}")
     before, after, others = by_name(ours), by_name(mixed), by_name(theirs)
     used, known = ({id(leaf) for leaf in leaves.values()} for leaves in (after, others))
     groups: dict[str, list[str]] = {"taken": [], "part": [], "new": []}
@@ -136,10 +130,9 @@ def adopt(
         kind = "new" if leaf is before[name] else "taken" if id(leaf) in known else "part"
         groups[kind].append(name)
     left = [name for name, leaf in others.items() if id(leaf) not in used]
-    adoption = Adoption(**groups, left=left)
-    if not any(name.startswith("params/") for name in adoption.taken):
+    if not any(name.startswith("params/") for name in groups["taken"]):
         raise CheckpointError(
-            f"config.init_from={weights.source}: none of its {len(adoption.left)} arrays has the "
-            "name and the shape of a parameter of this model; is it another architecture?"
+            f"config.init_from={weights.source}: none of its {len(left)} arrays has the name and "
+            "the shape of a parameter of this model; is it another architecture?"
         )
-    return mixed["params"], mixed["model_state"], adoption
+    return mixed["params"], mixed["model_state"], Adoption(**groups, left=left)

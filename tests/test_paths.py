@@ -46,7 +46,7 @@ ALLOWED = {  # by file: the calls
     "commands/export/*": "os.* pathlib.Path tempfile.*",
     "commands/preflight.py": "tempfile.*",
     "commands/prove.py": "open os.* tempfile.*",
-    "common/foreign/__init__.py": "pathlib.Path shutil.copyfileobj tempfile.*",
+    "common/foreign/__init__.py": "pathlib.Path",
     "scripts/bench/input.py": "os.makedirs tempfile.* .makedirs",
     "scripts/mlperf/check.py": "tempfile.*",
     "scripts/mlperf/system.py": "open shutil.disk_usage",

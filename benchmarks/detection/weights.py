@@ -1,14 +1,15 @@
 """The weights that a detector begins with: a ResNet's for its backbone, or those of a detector.
 
 Both may be a run's or another library's. A detector's own module `weights` knows the names and
-layouts of another library's: `MODEL`, `matches(source)`, `SHAPES`, `read_settings(source)` and
-`translate(source, shapes)`. Its `renew_heads` says what stays of the heads for new classes. A
-`detector` here is a `benchmarks.detection.detector.Detector`.
+layouts of another library's: `MODEL`, `matches(source)`, `FORMER`, `SHAPES`,
+`read_settings(source)` and `theirs(path, array, values)`. Its `renew_heads` says what stays of the
+heads for new classes. A `detector` here is a `benchmarks.detection.detector.Detector`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import shlex
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ from common.images import input_spec
 from common.trees import by_name
 from models import DEPTHS, BasicBlock, BottleneckBlock
 
+Described = tuple[dict[str, Any], list[tuple[str, str]]]  # keys' values, (remark, key) pairs
 # The models besides a detector's own that config.init_from may name: see `benchmarks`.
 FOLLOWS = ("resnet",)
 # What a detector's ResNet is. Other values compute something else with arrays of the same shapes.
@@ -73,11 +75,8 @@ def check_followed(config: Any, values: Mapping[str, Any]) -> list[str]:
         )
     spec = input_spec.parse_spec(values.get("input_spec", "tensorflow"))
     # Size and resizing are the detector's own.
-    for field, own in (
-        ("mean", settings.PIXEL_MEAN),
-        ("std", settings.PIXEL_STD),
-        ("channels", "RGB"),
-    ):
+    pixels = {"mean": settings.PIXEL_MEAN, "std": settings.PIXEL_STD, "channels": "RGB"}
+    for field, own in pixels.items():
         if (value := getattr(spec, field)) != own:
             raise ConfigError(
                 f"{name} is a ResNet whose input_spec has {field}={value}, but a detector gives "
@@ -106,70 +105,41 @@ def adopt(
     Raises:
       CheckpointError: an array of the backbone is missing or of another shape.
     """
-    initial = params
+    own = by_name(params)
     if "backbone" not in loaded["params"]:  # a ResNet's arrays
         state = {kind: {"backbone": arrays} for kind, arrays in loaded["model_state"].items()}
         loaded = {"params": {"backbone": loaded["params"]}, "model_state": state}
     params, model_state = merge(params, model_state, loaded)
-    _check_complete(loaded, params, model_state, _fitting_models(detector.settings.backbone))
-    is_abstract = isinstance(jax.tree.leaves(initial)[0], jax.ShapeDtypeStruct)
+    theirs = by_name(loaded)
+    for name, mine in (by_name({"params": params}) | by_name({"model_state": model_state})).items():
+        other = theirs.get(name)
+        if "/backbone/" in name and (other is None or other.shape != mine.shape):
+            has = "is missing" if other is None else f"has the shape {other.shape}"
+            raise CheckpointError(
+                f"{name} {has}, the backbone needs {mine.shape}: give a workdir of "
+                f"{_fitting_models(detector.settings.backbone)}, or of such a detector"
+            )
     if detector.settings.tuning.new_classes:
-        its_weights = importlib.import_module(f"{type(detector).__module__}.weights")
-        own = by_name(initial)
-        if is_abstract:  # so that these arrays count as taken in part here, too
+        if isinstance(next(iter(own.values())), jax.ShapeDtypeStruct):
+            # So that these arrays count as taken in part here, too
             own = {name: np.zeros(x.shape, x.dtype) for name, x in own.items()}
+        its_weights = importlib.import_module(f"{type(detector).__module__}.weights")
         mine = its_weights.renew_heads(detector, own, by_name(loaded["params"]))
         params = unflatten_dict(by_name(params) | mine, sep="/")
     return params, model_state
 
 
 def _fitting_models(backbone: Backbone) -> str:
-    """The models whose arrays a backbone can take, in words."""
-    stages, filters = backbone.resnet_stages, backbone.num_filters
-    described = f"config.resnet_stages={stages} and config.num_filters={filters} describe"
-    if getattr(backbone, "resnet_bottleneck", False):
-        source = f"--config=configs/resnet50.py (or the ResNet that {described})"
-    else:
-        source = (
-            "--config=configs/resnet50.py --config.resnet_depth=34 (or the ResNet of basic blocks "
-            f"that {described})"
-        )
-    return f"{source}, or of such a detector"
-
-
-def _check_complete(loaded: Mapping[str, Any], params: Any, model_state: Any, source: str) -> None:
-    """Checks that the loaded model has every array of the detector's backbone.
-
-    Args:
-      loaded: {"params", "model_state"} with the arrays of a ResNet below "backbone".
-      params, model_state: the detector's.
-      source: the models that fit, in words.
-
-    Raises:
-      CheckpointError: an array of the backbone is missing or of another shape.
-    """
-    theirs, ours = (
-        _backbone_arrays(loaded),
-        _backbone_arrays({"params": params, "model_state": model_state}),
+    """The ResNets whose arrays a backbone can take, in words."""
+    is_wide = getattr(backbone, "resnet_bottleneck", False)
+    depth, blocks = ("", "") if is_wide else (" --config.resnet_depth=34", " of basic blocks")
+    return (
+        f"--config=configs/resnet50.py{depth} (or the ResNet{blocks} that config.resnet_stages="
+        f"{backbone.resnet_stages} and config.num_filters={backbone.num_filters} describe)"
     )
-    for name, mine in ours.items():
-        if (other := theirs.get(name)) is None or other.shape != mine.shape:
-            has = "is missing" if other is None else f"has the shape {other.shape}"
-            raise CheckpointError(
-                f"{name} {has}, the backbone needs {mine.shape}: give a workdir of {source}"
-            )
 
 
-def _backbone_arrays(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays of the backbone by name, "params/backbone/conv_stem/kernel" and so on first."""
-    named = by_name(model)
-    names = sorted(named, key=lambda name: name.startswith("model_state"))
-    return {name: named[name] for name in names if "/backbone/" in name}
-
-
-def read_foreign_settings(
-    package: str, file: str
-) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
+def read_foreign_settings(package: str, file: str) -> Described | None:
     """The keys of a detector's own checkpoint and remarks on it; None if `file` is none.
 
     Args:
@@ -179,8 +149,32 @@ def read_foreign_settings(
     Raises:
       DataError: the file cannot be used.
     """
-    own = _own_weights(package, source := files.peek(file))
-    return own.read_settings(source) if own.matches(source) else None
+    source = files.peek(file)
+    own = importlib.import_module(f"{package}.weights")
+    if own.matches(source):
+        return described(own, source)[1:]
+    for name, other in benchmarks.modules().items():
+        if other.startswith(f"{__package__}."):
+            theirs = importlib.import_module(f"{other}.weights")
+            if theirs.matches(source):
+                raise DataError(f"{file} is {theirs.MODEL}, which --config=configs/{name}.py takes")
+    return None
+
+
+def described(own: Any, source: Foreign) -> tuple[Mapping[str, np.ndarray], *Described]:
+    """A file's arrays by the names of today, and what a module `weights` reads from them.
+
+    Raises:
+      DataError: it holds another detector, or an incomplete one.
+    """
+    rows = ((*name.rpartition("."), array) for name, array in source.arrays.items())
+    arrays = {f"{own.FORMER.get(layer, layer)}{dot}{leaf}": x for layer, dot, leaf, x in rows}
+    try:
+        return arrays, *own.read_settings(dataclasses.replace(source, arrays=arrays))
+    except (KeyError, ValueError) as error:
+        raise DataError(
+            f"{source.path} is {own.MODEL}, but incomplete: it lacks {error}"
+        ) from error
 
 
 def read_foreign(detector: Any, file: str) -> Imported:
@@ -190,18 +184,34 @@ def read_foreign(detector: Any, file: str) -> Imported:
       DataError: the file holds neither such a detector nor a ResNet, or cannot be used.
       ConfigError: the detector in the file has other sizes than the config's.
     """
-    own = _own_weights(type(detector).__module__, source := files.read(file))
+    source = files.read(file)
+    own = importlib.import_module(f"{type(detector).__module__}.weights")
     if not own.matches(source):
-        resnet = benchmarks.module("resnet")
         folded = getattr(detector.settings.backbone, "space_to_depth", False)
         try:
-            return resnet.foreign_weights(source, folded)
+            return benchmarks.module("resnet").foreign_weights(source, folded)
         except DataError as error:
             raise DataError(f"{error}; nor is it {own.MODEL}") from error
-    values, _ = own.read_settings(source)
-    _check_sizes(f"{file} is {own.MODEL}", detector, {key: values[key] for key in own.SHAPES})
-    shapes = _shapes(detector, values["num_classes"])
-    tree = unflatten_dict(own.translate(source, shapes), sep="/")
+    arrays, values, _ = described(own, source)
+    keys = detector.settings
+    mine = {key: value for group in vars(keys).values() for key, value in vars(group).items()}
+    flags = [
+        shlex.quote(f"--config.{key}={value!r}")
+        for key in own.SHAPES
+        if key in mine and mine[key] != (value := values[key])
+    ]
+    if flags:
+        raise ConfigError(
+            f"{file} is {own.MODEL} of other sizes than the config's: give {' '.join(flags)}"
+        )
+    keys = dataclasses.replace(
+        keys, data=dataclasses.replace(keys.data, num_classes=values["num_classes"])
+    )
+    params, state = jax.eval_shape(type(detector)(keys, "").init, jax.random.key(0))
+    named = by_name({"params": params, "model_state": state})
+    shapes = {path: tuple(leaf.shape) for path, leaf in named.items()}
+    layout = functools.partial(own.theirs, values=values)
+    tree = unflatten_dict(files.adapt(file, arrays, shapes, layout), sep="/")
     imported = {"path": file, "format": source.format, "sha256": source.sha256}
     # The files do not say it: torchvision and the reference train on these pixels.
     imported |= {"mean": settings.PIXEL_MEAN, "std": settings.PIXEL_STD, "channels": "RGB"}
@@ -212,40 +222,3 @@ def read_foreign(detector: Any, file: str) -> Imported:
         f"{settings.PIXEL_MEAN} and deviation {settings.PIXEL_STD}, SHA-256 {source.sha256[:12]}"
     )
     return Imported(file, tree["params"], tree["model_state"], {"imported": imported}, summary)
-
-
-def _own_weights(package: str, source: Foreign) -> Any:
-    """A detector's module `weights`; refuses the files of other detectors."""
-    own = importlib.import_module(f"{package}.weights")
-    if own.matches(source):
-        return own
-    for name, other in benchmarks.modules().items():
-        if other.startswith(f"{__package__}.") and other != package:
-            theirs = importlib.import_module(f"{other}.weights")
-            if theirs.matches(source):
-                raise DataError(
-                    f"{source.path} is {theirs.MODEL}, which --config=configs/{name}.py takes"
-                )
-    return own
-
-
-def _check_sizes(subject: str, detector: Any, values: Mapping[str, Any]) -> None:
-    """Refuses a detector whose arrays have other shapes than the config's, apart from classes."""
-    groups = vars(detector.settings).values()
-    mine = {key: value for group in groups for key, value in vars(group).items()}
-    flags = [
-        shlex.quote(f"--config.{key}={value!r}")
-        for key, value in values.items()
-        if key in mine and value != (tuple(mine[key]) if isinstance(value, tuple) else mine[key])
-    ]
-    if flags:
-        raise ConfigError(f"{subject} of other sizes than the config's: give {' '.join(flags)}")
-
-
-def _shapes(detector: Any, classes: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of a detector's arrays by path, with another number of classes."""
-    keys = detector.settings
-    keys = dataclasses.replace(keys, data=dataclasses.replace(keys.data, num_classes=classes))
-    params, state = jax.eval_shape(type(detector)(keys, "").init, jax.random.key(0))
-    named = by_name({"params": params, "model_state": state})
-    return {path: tuple(leaf.shape) for path, leaf in named.items()}

@@ -1,14 +1,15 @@
 """Reads a file of weights: arrays by the names that they have in it, and the JSON beside it.
 
-`check_arrays` and `finite_floats` check that the arrays are those of a model, before any is used.
+`adapt` puts the arrays into the places of a model's.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -17,11 +18,10 @@ from etils import epath
 
 from common import limits
 from common.errors import DataError, one_line, parse_json, some
-from common.foreign import PUBLISHED, pickles, tf_checkpoints
+from common.foreign import BESIDE, PUBLISHED, pickles, tf_checkpoints
 from common.text import text_lines
 
 _MOST_BYTES = 8 << 30
-_BESIDE = ("config.json", "preprocessor_config.json", "input_spec.json")
 _SAFETENSORS_DTYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
     **{"F16": np.dtype("<f2"), "F32": np.dtype("<f4"), "F64": np.dtype("<f8")},
@@ -38,7 +38,8 @@ class Foreign:
       format: "safetensors", "PyTorch" or "TensorFlow"; with the entry of a training checkpoint.
       sha256: of the file, in hexadecimal digits; of the arrays that were read from a checkpoint of
         TensorFlow.
-      arrays: {name in the file: array}; they cannot be written to.
+      arrays: {name in the file: array}, without PyTorch's counters of batches; all are finite in
+        float32.
       beside: {name: content} of JSON files beside it: config.json, preprocessor_config.json and
         input_spec.json, where there are some.
       labels: the names of the classes in order; () if none are known.
@@ -49,8 +50,8 @@ class Foreign:
     format: str
     sha256: str
     arrays: Mapping[str, np.ndarray]
-    beside: Mapping[str, Any]
-    labels: tuple[str, ...]
+    beside: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    labels: tuple[str, ...] = ()
     remark: str = ""
 
 
@@ -78,37 +79,39 @@ def read(path: str) -> Foreign:
     """
     if source := _peeked.pop(path, None):
         return source
-    file = epath.Path(path)
     limits.check_file(path)
     try:
-        if tf_checkpoints.is_v2(path) or tf_checkpoints.is_v1(path):
-            arrays, digest, remark = tf_checkpoints.read(path, _MOST_BYTES)
-            _check_finite(path, arrays)
-            return Foreign(path, "TensorFlow", digest, arrays, {}, (), remark)
-        if (size := file.stat().length) > _MOST_BYTES:
-            raise DataError(f"{path} has {size:,} bytes: more than {_MOST_BYTES:,} are not read")
-        data = file.read_bytes()
-        # Beside files of other names the descriptions may be another model's.
-        beside, lines = _beside(file) if file.name in PUBLISHED else ({}, "")
+        if tf_checkpoints.is_one(path):
+            arrays, digest, remark = tf_checkpoints.read(path)
+            source = Foreign(path, "TensorFlow", digest, arrays, remark=remark)
+        else:
+            source = _read_file(epath.Path(path))
     except DataError:
         raise
     except Exception as error:  # gs:// raises TensorFlow's own classes
         raise DataError(f"cannot read {path}: {one_line(error)}") from error
-    form, arrays = _parse(data, path)
+    arrays = {k: v for k, v in source.arrays.items() if not k.endswith("num_batches_tracked")}
     if not arrays:
         raise DataError(f"{path} holds no arrays")
-    _check_finite(path, arrays)
-    labels = _labels(beside.get("config.json", {}), lines)
-    return Foreign(path, form, hashlib.sha256(data).hexdigest(), arrays, beside, labels)
+    for name, array in arrays.items():
+        if array.dtype.kind not in "iub" and not np.isfinite(np.asarray(array, np.float32)).all():
+            raise DataError(f"{path}: {name} has values that are not finite")
+    return dataclasses.replace(source, arrays=arrays)
 
 
-def _parse(data: bytes, path: str) -> tuple[str, Mapping[str, np.ndarray]]:
-    """(format, arrays), by what the file begins with."""
+def _read_file(file: epath.Path) -> Foreign:
+    path = str(file)
+    if (size := file.stat().length) > _MOST_BYTES:
+        raise DataError(f"{path} has {size:,} bytes: more than {_MOST_BYTES:,} are not read")
+    data = file.read_bytes()
+    # Beside files of other names the descriptions may be another model's.
+    beside, lines = _beside(file) if file.name in PUBLISHED else ({}, "")
     if data.startswith((b"PK", b"\x80\x02")) and not path.endswith(".keras"):
         # A zip archive; before PyTorch 1.6 a pickle. Keras's archives have no pickle.
-        form, (arrays, entry) = "PyTorch", pickles.read(data, path)
+        arrays, entry = pickles.read(data, path)
+        form = f"PyTorch, entry {entry!r}" if entry else "PyTorch"
     elif data[8:9] == b"{":
-        form, (arrays, entry) = "safetensors", _read_safetensors(data, path)
+        form, arrays = "safetensors", _read_safetensors(data, path)
     elif epath.Path(f"{path}.meta").exists():
         raise DataError(
             f"{path} is damaged or cut short: {path}.meta says that it is a checkpoint of "
@@ -119,20 +122,14 @@ def _parse(data: bytes, path: str) -> tuple[str, Mapping[str, np.ndarray]]:
             f"{path} is no file of weights that can be read: use .safetensors, PyTorch's .pth or "
             ".pt, or a checkpoint of TensorFlow"
         )
-    return f"{form}, entry {entry!r}" if entry else form, arrays
-
-
-def _check_finite(path: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Refuses a file before anything is written; `finite_floats` sees what float32 cannot hold."""
-    for name, array in arrays.items():
-        if array.dtype.kind not in "iub":
-            finite_floats(path, name, array)
+    labels = _labels(beside.get("config.json", {}), lines)
+    return Foreign(path, form, hashlib.sha256(data).hexdigest(), arrays, beside, labels)
 
 
 def _beside(file: epath.Path) -> tuple[dict[str, Any], str]:
     """The JSON files beside the weights, and the text of labels.txt."""
     contents = {}
-    for other in (file.parent / name for name in _BESIDE):
+    for other in (file.parent / name for name in BESIDE):
         if other.exists():
             try:
                 contents[other.name] = parse_json(other.read_bytes())
@@ -159,12 +156,7 @@ def _labels(config: Mapping[str, Any], lines: str) -> tuple[str, ...]:
     return tuple(" ".join(name.split()) for name in names)
 
 
-def _read_safetensors(data: bytes, path: str) -> tuple[dict[str, np.ndarray], str]:
-    """Reads ({name: array}, "") from the bytes of a file; `path` is its name, for messages.
-
-    Raises:
-      DataError: the header is damaged or does not match the data, or a dtype is not supported.
-    """
+def _read_safetensors(data: bytes, path: str) -> dict[str, np.ndarray]:
     import safetensors
 
     try:
@@ -173,35 +165,48 @@ def _read_safetensors(data: bytes, path: str) -> tuple[dict[str, np.ndarray], st
         raise DataError(f"{path} is damaged: {one_line(error)}") from error
     arrays = {}
     for name, row in rows.items():
-        if row["dtype"] not in _SAFETENSORS_DTYPES:
+        if (dtype := _SAFETENSORS_DTYPES.get(row["dtype"])) is None:
             raise DataError(f"{path}: {name} has the dtype {row['dtype']}; save it as F32")
-        arrays[name] = np.frombuffer(row["data"], _SAFETENSORS_DTYPES[row["dtype"]]).reshape(
-            row["shape"]
-        )
-    return arrays, ""
+        arrays[name] = np.frombuffer(row["data"], dtype).reshape(row["shape"])
+    return arrays
 
 
-def check_arrays(
-    path: str, arrays: Mapping[str, np.ndarray], wanted: Mapping[str, tuple[int, ...]]
-) -> None:
-    """Refuses arrays that are not those of a model.
+def adapt(
+    path: str,
+    arrays: Mapping[str, np.ndarray],
+    shapes: Mapping[str, tuple[int, ...]],
+    theirs: Callable[[str, np.ndarray], Mapping[str, np.ndarray]],
+) -> dict[str, np.ndarray]:
+    """Puts a file's arrays into the places of a model's.
+
+    The model's arrays are filled with the numbers of their values; `theirs` carries these numbers
+    to the places of the values in the file.
 
     Args:
       path: the file, for messages.
       arrays: what it holds, by name.
-      wanted: the names and shapes of the model's arrays, as the file has them.
+      shapes: of the model's arrays, by our path such as "params/head/kernel".
+      theirs: returns one of our arrays, of a path, as the file has it: {name: array} in the
+        library's layout, of several names where the library splits it.
+
+    Returns:
+      {our path: float32 array}.
 
     Raises:
       DataError: an array is missing, is unknown, has another shape, or holds whole numbers.
     """
-    common = {name: arrays[name] for name in wanted if name in arrays}
-    faults: dict[str, Iterable[str]] = {
-        "lacks": [name for name in wanted if name not in arrays],
-        "has unknown arrays:": [name for name in arrays if name not in wanted],
+    places: dict[str, tuple[str, np.ndarray]] = {}
+    for ours, shape in shapes.items():
+        numbers = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
+        places |= {name: (ours, array) for name, array in theirs(ours, numbers).items()}
+    common = {name: arrays[name] for name in places if name in arrays}
+    faults = {
+        "lacks": [name for name in places if name not in arrays],
+        "has unknown arrays:": [name for name in arrays if name not in places],
         "has other shapes:": [
-            f"{name} {list(array.shape)} instead of {list(wanted[name])}"
+            f"{name} {list(array.shape)} instead of {list(places[name][1].shape)}"
             for name, array in common.items()
-            if array.shape != wanted[name]
+            if array.shape != places[name][1].shape
         ],
         "has no weights, but whole numbers, in": [
             name for name, array in common.items() if array.dtype.kind in "iub"
@@ -209,15 +214,7 @@ def check_arrays(
     }
     if text := "; it ".join(f"{what} {some(names)}" for what, names in faults.items() if names):
         raise DataError(f"{path} is another model than its names say: it {text}")
-
-
-def finite_floats(path: str, name: str, array: np.ndarray) -> np.ndarray:
-    """An array as float32.
-
-    Raises:
-      DataError: it has values that are not finite.
-    """
-    values = np.asarray(array, np.float32)
-    if not np.isfinite(values).all():
-        raise DataError(f"{path}: {name} has values that are not finite")
+    values = {ours: np.empty(shape, np.float32) for ours, shape in shapes.items()}
+    for name, (ours, numbers) in places.items():
+        values[ours].reshape(-1)[numbers] = arrays[name]
     return values

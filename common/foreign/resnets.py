@@ -1,7 +1,7 @@
 """The names and layouts of ResNet's arrays in torchvision, timm, Hugging Face and TensorFlow.
 
-One table serves both directions: an export renames our arrays with it, and an import asks it where
-each of our arrays is in the file.
+One table serves both directions: an export renames our arrays with it, and `files.adapt` asks it
+where each of our arrays is in a file.
 """
 
 from __future__ import annotations
@@ -16,12 +16,24 @@ import numpy as np
 from common.errors import CheckpointError
 from common.trees import by_name
 
-_TORCH = {
+LEAVES = {
     **{"kernel": "weight", "scale": "weight", "bias": "bias"},
     **{"mean": "running_mean", "var": "running_var"},
 }
 _TF = {"kernel": "kernel", "bias": "bias"}
 _TF_NORM = {"scale": "gamma", "bias": "beta", "mean": "moving_mean", "var": "moving_variance"}
+_DENSE = ("fc.weight", "classifier.1.weight")  # timm has 1x1 convolutions for our other products
+
+
+def split(path: str) -> tuple[str, str]:
+    """("stage1_block1/conv1", "kernel") of "params/stage1_block1/conv1/kernel"."""
+    module, _, leaf = re.sub("^(params|model_state/batch_stats)/", "", path).rpartition("/")
+    return module, leaf
+
+
+def torch_layout(array: np.ndarray) -> np.ndarray:
+    """Our kernel in PyTorch's layout: OIHW or [outputs, inputs]; other arrays as they are."""
+    return array.transpose(3, 2, 0, 1) if array.ndim == 4 else array.T
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +43,15 @@ class Family:
     Attributes:
       outside: {our module: theirs} outside the blocks; in TensorFlow's checkpoints, where names do
         not follow a rule, of all modules.
-      block: what comes before the names inside a block; a format of `stage` and `block`.
-      first: their number of the first stage, and of the first block in a stage.
+      block: what comes before the names inside a block: a format of `stage`, which counts from 1,
+        and of `stage0` and `block0`, which count from 0.
       inside: {our module: theirs} inside a block.
       is_torch: leaves and layouts are PyTorch's (OIHW), else TensorFlow's (as ours).
     """
 
     outside: Mapping[str, str]
-    block: str
-    first: tuple[int, int]
-    inside: Mapping[str, str]
+    block: str = ""
+    inside: Mapping[str, str] = dataclasses.field(default_factory=dict)
     is_torch: bool = True
 
     def name(self, path: str) -> str:
@@ -49,47 +60,35 @@ class Family:
         Raises:
           KeyError: the family has no such array.
         """
-        module, _, leaf = re.sub("^(params|model_state/batch_stats)/", "", path).rpartition("/")
-        if module in self.outside:
-            theirs = self.outside[module]
-        elif inner := re.fullmatch(r"stage(\d+)_block(\d+)/(\w+)", module):
-            stage, block = (int(inner[i + 1]) - 1 + self.first[i] for i in (0, 1))
-            theirs = self.block.format(stage=stage, block=block) + self.inside[inner[3]]
+        module, leaf = split(path)
+        if self.block and (inner := re.fullmatch(r"stage(\d+)_block(\d+)/(\w+)", module)):
+            stage, block = int(inner[1]), int(inner[2])
+            before = self.block.format(stage=stage, stage0=stage - 1, block0=block - 1)
+            theirs = before + self.inside[inner[3]]
         else:
-            raise KeyError(path)
+            theirs = self.outside[module]
         if self.is_torch:
-            return f"{theirs}.{_TORCH[leaf]}"
-        is_norm = "batch_normalization" in theirs
-        return f"{theirs}/{(_TF_NORM if is_norm else _TF)[leaf]}"
+            return f"{theirs}.{LEAVES[leaf]}"
+        return f"{theirs}/{(_TF_NORM if 'batch_normalization' in theirs else _TF)[leaf]}"
 
-    def theirs(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Our array, which they call `name`, in their layout."""
-        if not self.is_torch or array.ndim < 2:
-            return array
-        if array.ndim == 4:
-            return array.transpose(3, 2, 0, 1)
-        is_dense = name in ("fc.weight", "classifier.1.weight")
-        return array.T if is_dense else array.T[..., None, None]  # timm has 1x1 convolutions there
-
-    def ours(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Their array in our layout and of our shape: the inverse of `theirs`."""
-        if self.is_torch and array.ndim == 4:
-            array = array.transpose(2, 3, 1, 0)
-        elif self.is_torch and array.ndim == 2:
-            array = array.T
-        return array.reshape(shape)
+    def theirs(self, path: str, array: np.ndarray) -> dict[str, np.ndarray]:
+        """Our array by their name and in their layout."""
+        name = self.name(path)
+        if self.is_torch:
+            is_conv = array.ndim == 2 and name not in _DENSE
+            array = torch_layout(array[None, None] if is_conv else array)
+        return {name: array}
 
 
 _CONVS = {f"conv{k}": f"conv{k}" for k in (1, 2, 3)}
 _NORMS = {f"bn{k}": f"bn{k}" for k in (1, 2, 3)}
 _SE = {"se_reduce": "se.fc1", "se_expand": "se.fc2"}
-_HF, _HF_STEM = "resnet.encoder.stages.{stage}.layers.{block}.", "resnet.embedder.embedder."
+_HF_STEM = "resnet.embedder.embedder."
 
 # torchvision, and timm's resnet*, seresnet*
 PLAIN = Family(
     {"conv_stem": "conv1", "bn_stem": "bn1", "head": "fc"},
-    "layer{stage}.{block}.",
-    (1, 0),
+    "layer{stage}.{block0}.",
     _CONVS | _NORMS | _SE | {"conv_proj": "downsample.0", "bn_proj": "downsample.1"},
 )
 # timm's resnet*d, resnetrs*: of the stem's three convolutions only the last BatchNorm has the plain
@@ -106,8 +105,7 @@ DEEP = dataclasses.replace(
 # timm's resnetv2_*
 PRE_ACTIVATION = Family(
     {"conv_stem": "stem.conv", "bn_final": "norm", "head": "head.fc"},
-    "stages.{stage}.blocks.{block}.",
-    (0, 0),
+    "stages.{stage0}.blocks.{block0}.",
     _CONVS | {f"bn{k}": f"norm{k}" for k in (1, 2, 3)} | {"conv_proj": "downsample.conv"},
 )
 HUGGING_FACE = Family(
@@ -116,8 +114,7 @@ HUGGING_FACE = Family(
         "bn_stem": f"{_HF_STEM}normalization",
         "head": "classifier.1",
     },
-    _HF,
-    (0, 0),
+    "resnet.encoder.stages.{stage0}.layers.{block0}.",
     {
         **{f"conv{k}": f"layer.{k - 1}.convolution" for k in (1, 2, 3)},
         **{f"bn{k}": f"layer.{k - 1}.normalization" for k in (1, 2, 3)},
@@ -126,41 +123,30 @@ HUGGING_FACE = Family(
 )
 
 
-def renamed(family: Family, params: Any, model_state: Any) -> dict[str, np.ndarray]:
-    """{their name: array in their layout} of a model; arrays keep their dtype and are views.
+def names(params: Any, model_state: Any, family: Family | None = None) -> dict[str, np.ndarray]:
+    """{their name: array in their layout} of our model; arrays keep their dtype and are views.
+
+    The stem's kernel is always that of the plain stem. Arrays of BatchNorm's counters are left out:
+    PyTorch's strict load does without them.
+
+    Args:
+      params, model_state: of the benchmark, as NumPy arrays.
+      family: torchvision's and timm's by default, whose variant shows in the arrays: timm's
+        resnetv2 and resnet*d have names of their own.
 
     Raises:
       KeyError: the family has no name for an array.
       CheckpointError: a space-to-depth stem was trained beyond the 7x7 pixels of the plain one.
     """
+    if family is None:
+        deep = DEEP if "conv_stem2" in params else PLAIN
+        family = PRE_ACTIVATION if "bn_final" in params else deep
     arrays = {}
     for path, array in by_name({"params": params, "model_state": model_state}).items():
         if path == "params/conv_stem/kernel" and array.shape[:2] == (4, 4):
             array = _plain_stem(array)
-        name = family.name(path)
-        arrays[name] = family.theirs(name, array)
+        arrays |= family.theirs(path, array)
     return arrays
-
-
-def names(params: Any, model_state: Any) -> dict[str, np.ndarray]:
-    """{PyTorch's name: array in PyTorch's layout} of our model, for torchvision and timm.
-
-    The variant shows in the arrays: timm's resnetv2 and resnet*d have names of their own. The
-    stem's kernel is always that of the plain stem. Arrays of BatchNorm's counters are left out:
-    a strict load does without them.
-
-    Args:
-      params, model_state: of the benchmark, as NumPy arrays.
-
-    Raises:
-      CheckpointError: a space-to-depth stem was trained beyond the 7x7 pixels of the plain one.
-    """
-    family = PLAIN
-    if "bn_final" in params:
-        family = PRE_ACTIVATION
-    elif "conv_stem2" in params:
-        family = DEEP
-    return renamed(family, params, model_state)
 
 
 def _plain_stem(kernel: np.ndarray) -> np.ndarray:

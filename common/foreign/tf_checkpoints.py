@@ -26,15 +26,14 @@ from common.data.shards import tensorflow
 from common.errors import DataError, one_line, some
 
 _MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"  # a V1 checkpoint ends with it, as LevelDB's tables do
-_SUFFIX = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
-_SHARD = re.compile(r"-\d{5}-of-\d{5}$")  # of V1
+# What the names of a checkpoint's files have after its prefix; the last is a shard of V1.
+_SUFFIX = re.compile(r"(\.index|\.meta|\.data-\d{5}-of-\d{5}|-\d{5}-of-\d{5})$")
 _LATEST = re.compile(r'^model_checkpoint_path:\s*"(.*)"\s*$', re.MULTILINE)
 # Layers by the names that TensorFlow gives them; "tower/conv2d_3/kernel/Momentum" is none of them.
 _ARRAY = re.compile(
     r"(?:.+/)?(conv2d(_\d+)?/kernel|dense(_\d+)?/(kernel|bias)"
     r"|batch_normalization(_\d+)?/(gamma|beta|moving_mean|moving_variance))"
 )
-_AVERAGE = "/ExponentialMovingAverage"
 
 
 def find(path: str) -> str:
@@ -44,11 +43,7 @@ def find(path: str) -> str:
       path: a prefix, or one of a checkpoint's files; local or gs://.
     """
     prefix = _SUFFIX.sub("", path)
-    if is_v2(prefix):
-        return prefix
-    item = epath.Path(prefix)
-    prefix = str(item.parent / _SHARD.sub("", item.name))
-    return prefix if is_v1(prefix) else ""
+    return prefix if is_one(prefix) else ""
 
 
 def newest(folder: epath.Path, names: Collection[str]) -> str:
@@ -60,10 +55,10 @@ def newest(folder: epath.Path, names: Collection[str]) -> str:
       DataError: it names none of them, or is missing.
     """
     bare = {_SUFFIX.sub("", name) for name in names if _SUFFIX.search(name)}
-    shards = {_SHARD.sub("", name) for name in names}
-    prefixes = {p for p in bare if f"{p}.index" in names or p in names or p in shards}
+    shards = {name.rpartition("-of-")[0] for name in names}
+    prefixes = {p for p in bare if {f"{p}.index", p} & {*names} or f"{p}-00000" in shards}
     state = folder / "checkpoint"
-    if state.name in names and (latest := _LATEST.search(state.read_text())):
+    if prefixes and state.name in names and (latest := _LATEST.search(state.read_text())):
         name = latest[1].rpartition("/")[2]  # the folder may have moved
         if name not in prefixes:
             raise DataError(f"{folder} lacks {name}, the checkpoint that {state} names")
@@ -73,24 +68,21 @@ def newest(folder: epath.Path, names: Collection[str]) -> str:
     return str(folder / prefixes.pop()) if prefixes else ""
 
 
-def is_v1(prefix: str) -> bool:
-    """Whether a prefix is that of a checkpoint of format V1."""
+def is_one(prefix: str) -> bool:
+    """Whether a prefix is that of a checkpoint, of either format."""
     item = epath.Path(prefix)
+    if epath.Path(f"{prefix}.index").exists():
+        return True
     if not item.exists():
         return bool(matching_paths(f"{prefix}-?????-of-?????", prefix))
-    if (size := item.stat().length) < len(_MAGIC):
+    if item.is_dir() or (size := item.stat().length) < len(_MAGIC):
         return False
     with item.open("rb") as file:
         file.seek(size - len(_MAGIC))
         return file.read() == _MAGIC
 
 
-def is_v2(prefix: str) -> bool:
-    """Whether a prefix is that of a checkpoint of format V2."""
-    return epath.Path(f"{prefix}.index").exists()
-
-
-def read(prefix: str, most_bytes: int) -> tuple[dict[str, np.ndarray], str, str]:
+def read(prefix: str) -> tuple[dict[str, np.ndarray], str, str]:
     """Reads the arrays of the layers in a checkpoint that `find` returned.
 
     Returns:
@@ -98,26 +90,24 @@ def read(prefix: str, most_bytes: int) -> tuple[dict[str, np.ndarray], str, str]
       ""). The digest covers names, dtypes, shapes and values.
 
     Raises:
-      DataError: the checkpoint is damaged, has no arrays of layers, or more than `most_bytes`.
+      DataError: the checkpoint is damaged, or has no arrays of layers.
     """
-    reader, shapes, dtypes = _opened(prefix)
+    reader, shapes = _opened(prefix)
     names = sorted(name for name in shapes if _ARRAY.fullmatch(name))
     if not names:
         raise DataError(
             f"{prefix} has none of the layers conv2d, batch_normalization and dense: its arrays "
             f"are {listed(prefix)}"
         )
-    if odd := [name for name in names if not dtypes[name].is_floating]:
-        raise DataError(f"{prefix}: {odd[0]} has the dtype {dtypes[odd[0]].name}: it is no weight")
-    size = sum(int(np.prod(shapes[name])) * dtypes[name].size for name in names)
-    if size > most_bytes:
-        raise DataError(f"{prefix} has {size:,} bytes of layers: more than {most_bytes:,}")
     arrays, digest = {}, hashlib.sha256()
     for name in names:
-        array = arrays[name] = _array(reader, prefix, name)
+        try:
+            array = arrays[name] = np.atleast_1d(reader.get_tensor(name))
+        except Exception as error:  # a missing, short or changed file of values
+            raise DataError(f"{prefix} is damaged: {name}: {one_line(error)}") from error
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
         digest.update(array.tobytes())
-    has_averages = any(name + _AVERAGE in shapes for name in names)
+    has_averages = any(f"{name}/ExponentialMovingAverage" in shapes for name in names)
     remark = f"{prefix} also has moving averages of its weights, which are not taken"
     return arrays, digest.hexdigest(), remark if has_averages else ""
 
@@ -127,11 +117,11 @@ def listed(prefix: str) -> str:
     return some(sorted(name for name, shape in _opened(prefix)[1].items() if shape))
 
 
-def _opened(prefix: str) -> tuple[Any, dict[str, list[int]], dict[str, Any]]:
-    """TensorFlow's reader of a checkpoint, and the shapes and dtypes of its arrays by name."""
+def _opened(prefix: str) -> tuple[Any, dict[str, list[int]]]:
+    """TensorFlow's reader of a checkpoint, and the shapes of its arrays by name."""
     try:
         reader: Any = tensorflow().train.load_checkpoint(_plain(prefix))
-        return reader, reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+        return reader, reader.get_variable_to_shape_map()
     except Exception as error:  # TensorFlow's own classes, RuntimeError and others
         raise DataError(f"{prefix} is damaged: {one_line(error)}") from error
 
@@ -146,10 +136,3 @@ def _plain(prefix: str) -> str:
     for path in matching_paths(f"{prefix}*", prefix):
         os.symlink(os.path.abspath(path), f"{folder}/model{path.removeprefix(prefix)}")
     return f"{folder}/model"
-
-
-def _array(reader: Any, prefix: str, name: str) -> np.ndarray:
-    try:
-        return np.atleast_1d(reader.get_tensor(name))
-    except Exception as error:  # a missing, short or changed file of values
-        raise DataError(f"{prefix} is damaged: {name}: {one_line(error)}") from error

@@ -97,7 +97,7 @@ class Classifier:
         else:
             self._check_native()
             name, library = "ResNetForImageClassification", "transformers"
-            arrays = resnets.renamed(resnets.HUGGING_FACE, params, state)
+            arrays = resnets.names(params, state, resnets.HUGGING_FACE)
             files = {
                 "config.json": self._native_config(class_names),
                 "preprocessor_config.json": self._native_pixels(),

@@ -7,11 +7,10 @@ follows from the shapes in this order.
 
 from __future__ import annotations
 
-import collections
 import itertools
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,64 +18,55 @@ import models
 from common.errors import DataError, some
 from common.foreign.resnets import Family
 
-_NAME = re.compile(r"((?:.+/)?)((?:conv2d|batch_normalization|dense)(?:_(\d+))?)/\w+")
+_NAME = re.compile(
+    r"(?P<layer>(?P<scope>(.+/)?)(?P<kind>conv2d|batch_normalization|dense)(_(?P<number>\d+))?)"
+    r"/(?P<leaf>\w+)"
+)
 _STEMS = {3: (7, 7, 3), 12: (4, 4, 12)}  # by channels of the input; 12 are blocks of 2x2 pixels
 
 Shape = tuple[int, ...]
 Layers = list[tuple[str, Shape]]  # (module or layer, shape of its kernel or scale) in order
 
 
-class Match(NamedTuple):
-    """The ResNet that a checkpoint holds.
-
-    Attributes:
-      arrays: its arrays, by their names in the checkpoint.
-      family: their names.
-      depth: a key of `models.DEPTHS`.
-      version: "2", or "1.5"; version "1" has the same arrays as the latter.
-      stage1_projection: whether the first block of a network of basic blocks has a projection.
-    """
-
-    arrays: dict[str, np.ndarray]
-    family: Family
-    depth: int
-    version: str
-    stage1_projection: bool
-
-
-def match(path: str, arrays: Mapping[str, np.ndarray]) -> Match:
-    """Recognises the ResNet.
+def match(
+    path: str, arrays: Mapping[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], Family, dict[str, Any]]:
+    """Recognises the ResNet that a checkpoint holds.
 
     Args:
       path: of the checkpoint, for messages.
       arrays: of its layers, as `common.foreign.tf_checkpoints.read` returns them.
 
+    Returns:
+      (its arrays by their names in the checkpoint, their names, the config's keys that they
+      decide). Version "1" has the same arrays as "1.5".
+
     Raises:
       DataError: there is none, or several; the message names the first array that does not fit.
     """
     scope = _scope(path, arrays)
-    arrays = {name: x for name, x in arrays.items() if _parts(name)[0] == scope}
-    convs, norms = _ordered(arrays, "conv2d", "kernel"), _ordered(arrays, "batch_norm", "gamma")
-    best, most = None, -1
-    for depth, version, projects in itertools.product(models.DEPTHS, ("1.5", "2"), (False, True)):
-        known = expected(depth, version, projects, convs[0][1])
-        agreeing = sum(map(_agreeing, known, (convs, norms)))
-        if agreeing > most:
-            best, most = (depth, version, projects, known), agreeing
-    assert best is not None
-    depth, version, projects, known = best
-    network = f"a ResNet-{depth} of version {version}"
-    for theirs, ours, leaf in zip((convs, norms), known, ("kernel", "gamma"), strict=True):
-        if fault := _fault(theirs, ours, leaf, network):
+    arrays = {name: x for name, x in arrays.items() if _parts(name)["scope"] == scope}
+    convs, norms = (_ordered(arrays, kind) for kind in ("conv2d", "batch_normalization"))
+    stem = convs[0][1]
+    candidates = itertools.product(models.DEPTHS, ("1.5", "2"), (False, True))
+    known = {candidate: expected(*candidate, stem) for candidate in candidates}
+    best = max(known, key=lambda c: sum(map(_first_difference, (convs, norms), known[c])))
+    depth, version, projects = best
+    layers = {}
+    for theirs, ours, leaf in zip((convs, norms), known[best], ("kernel", "gamma"), strict=True):
+        if fault := _fault(theirs, ours, leaf, f"a ResNet-{depth} of version {version}"):
             raise DataError(f"{path} holds no ResNet that is known here: {fault}")
-    layers = {
-        module: layer
-        for theirs, ours in zip((convs, norms), known, strict=True)
-        for (layer, _), (module, _) in zip(theirs, ours, strict=True)
+        pairs = zip(theirs, ours, strict=True)
+        layers |= {module: layer for (layer, _), (module, _) in pairs}
+    layers["head"] = next((layer for layer, _ in _ordered(arrays, "dense")), f"{scope}dense")
+    values: dict[str, Any] = {
+        **{"resnet_depth": depth, "num_filters": stem[3], "resnet_version": version},
+        **{"deep_stem": False, "squeeze_excite": 0.0, "stage1_projection": projects},
+        "max_pool": "same",
     }
-    layers["head"] = f"{scope}{next((n for n in _layers(arrays, 'dense')), 'dense')}"
-    family = Family(layers, "", (1, 1), {}, is_torch=False)
-    return Match(arrays, family, depth, version, projects)
+    if stem[2] == 12:
+        values["space_to_depth"] = True
+    return arrays, Family(layers, is_torch=False), values
 
 
 def expected(
@@ -85,7 +75,7 @@ def expected(
     """The convolutions and the BatchNorms of a ResNet in the order in which TensorFlow makes them.
 
     Args:
-      depth, version, stage1_projection: as in `Match`.
+      depth, version, stage1_projection: values of the config's keys.
       stem: the shape of the first kernel; its last number is that of the filters.
     """
     sizes, block = models.DEPTHS[depth]
@@ -109,22 +99,22 @@ def expected(
     return convs, norms
 
 
-def _parts(name: str) -> tuple[str, str, int]:
-    """The scope of an array, its layer in it, and the number in the layer's name."""
+def _parts(name: str) -> re.Match[str]:
+    """The parts of an array's name; they are those of `_NAME`."""
     parts = _NAME.fullmatch(name)
     assert parts is not None
-    return parts[1], parts[2], int(parts[3] or 0)
+    return parts
 
 
 def _scope(path: str, arrays: Mapping[str, np.ndarray]) -> str:
     """What comes before the layers' names in the model of images: "", "resnet34/" and so on."""
-    firsts: dict[str, list[tuple[int, str]]] = collections.defaultdict(list)
-    for name in arrays:
-        scope, layer, number = _parts(name)
-        if layer.startswith("conv2d"):
-            firsts[scope].append((number, name))
-    stems = {scope: arrays[min(names)[1]] for scope, names in firsts.items()}
-    scopes = [s for s, stem in stems.items() if stem.ndim == 4 and stem.shape[2] in _STEMS]
+    stems: dict[str, tuple[int, np.ndarray]] = {}  # by scope, the convolution of the first number
+    for name, array in arrays.items():
+        parts = _parts(name)
+        scope, number = parts["scope"], int(parts["number"] or 0)
+        if parts["kind"] == "conv2d" and (scope not in stems or number < stems[scope][0]):
+            stems[scope] = number, array
+    scopes = [s for s, (_, x) in stems.items() if x.ndim == 4 and x.shape[2] in _STEMS]
     if len(scopes) == 1:
         return scopes[0]
     if scopes:
@@ -133,41 +123,36 @@ def _scope(path: str, arrays: Mapping[str, np.ndarray]) -> str:
     raise DataError(f"{path} holds no ResNet: no conv2d takes images, its arrays are {shown}")
 
 
-def _layers(arrays: Mapping[str, np.ndarray], kind: str) -> list[str]:
-    """The layers of a kind in the order in which they were made, without their scope."""
-    layers = {(number, layer) for _, layer, number in map(_parts, arrays) if layer.startswith(kind)}
-    return [layer for _, layer in sorted(layers)]
+def _ordered(arrays: Mapping[str, np.ndarray], kind: str) -> Layers:
+    """The layers of a kind in the order in which they were made, with their scope."""
+    layers: dict[tuple[int, str], Shape] = {}
+    for name, array in arrays.items():
+        parts = _parts(name)
+        if parts["kind"] == kind:
+            layer = int(parts["number"] or 0), parts["layer"]
+            is_main = parts["leaf"] in ("kernel", "gamma")
+            layers[layer] = array.shape if is_main else layers.get(layer, ())
+    return [(layer, shape) for (_, layer), shape in sorted(layers.items())]
 
 
-def _ordered(arrays: Mapping[str, np.ndarray], kind: str, leaf: str) -> Layers:
-    """The layers of a kind, with their scope and the shapes of their arrays `leaf`."""
-    scope = _parts(next(iter(arrays)))[0]
-    names = [f"{scope}{layer}" for layer in _layers(arrays, kind)]
-    shapes = {name: array.shape for name, array in arrays.items()}
-    return [(name, shapes.get(f"{name}/{leaf}", ())) for name in names]
-
-
-def _agreeing(ours: Layers, theirs: Layers) -> int:
-    """How many layers agree before the first that differs; one more if all do, and no more come."""
-    count = 0
-    for (_, mine), (_, other) in zip(ours, theirs, strict=False):
-        if mine != other:
-            return count
-        count += 1
-    return count + (len(ours) == len(theirs))
+def _first_difference(theirs: Layers, ours: Layers) -> int:
+    """The number of the first layer whose shape differs; one more than there are if none does."""
+    pairs = itertools.zip_longest(theirs, ours, fillvalue=("", None))
+    return next((i for i, ((_, a), (_, b)) in enumerate(pairs) if a != b), len(ours) + 1)
 
 
 def _fault(theirs: Layers, ours: Layers, leaf: str, network: str) -> str:
     """How the first layer that does not fit differs; "" if all fit."""
-    for (layer, shape), (module, wanted) in zip(theirs, ours, strict=False):
-        if shape != wanted:
-            return (
-                f"{layer}/{leaf} has the shape {list(shape)}, where {network} has {module} "
-                f"{list(wanted)}"
-            )
-    if len(theirs) < len(ours):
-        module, wanted = ours[len(theirs)]
-        return f"after {theirs[-1][0]} it lacks {module} {list(wanted)} of {network}"
-    if len(theirs) > len(ours):
-        return f"{theirs[len(ours)][0]} is one more than {network} has"
-    return ""
+    first = _first_difference(theirs, ours)
+    if first > len(ours):
+        return ""
+    if first == len(ours):
+        return f"{theirs[first][0]} is one more than {network} has"
+    module, wanted = ours[first]
+    if first == len(theirs):
+        after = f"after {theirs[-1][0]} " if theirs else ""
+        return f"{after}it lacks {module} {list(wanted)} of {network}"
+    layer, shape = theirs[first]
+    return (
+        f"{layer}/{leaf} has the shape {list(shape)}, where {network} has {module} {list(wanted)}"
+    )

@@ -1,6 +1,7 @@
 """Detectors' own checkpoints of other libraries, ResNets as backbones, and old SSDs' pooling."""
 
 import dataclasses
+import functools
 import importlib
 import json
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import safetensors.numpy
 
 import benchmarks
+from benchmarks.detection import weights
 from benchmarks.detection.mask_rcnn import weights as torchvision
 from benchmarks.detection.ssd import weights as reference
 from commands import importing
@@ -21,7 +23,6 @@ from common.foreign.files import Foreign
 from common.trees import by_name
 from configs import mask_rcnn, ssd
 from engine import model_source
-from tests.common.foreign.test_downloads import hub  # noqa: F401 (a fixture)
 
 SMALL = {"num_filters": 2, "pyramid_filters": 4, "box_features": (6, 5), "mask_features": (3,) * 4}
 
@@ -29,6 +30,22 @@ SMALL = {"num_filters": 2, "pyramid_filters": 4, "box_features": (6, 5), "mask_f
 def shapes(benchmark):
     params, state = jax.eval_shape(benchmark.init, jax.random.key(0))
     return {k: tuple(x.shape) for k, x in by_name({"params": params, "model_state": state}).items()}
+
+
+def written(module, shapes, draw, **values):
+    """A detector's random arrays, by the names and in the layouts of another library."""
+    arrays = {}
+    for path, shape in shapes.items():
+        arrays |= module.theirs(path, draw.normal(size=shape).astype(np.float32), values)
+    return arrays
+
+
+def read(module, arrays, **own):
+    """(our arrays, keys, remarks) of a file with these arrays."""
+    found, values, remarks = weights.described(module, source(arrays))
+    shaped = shapes(load(ssd if module is reference else mask_rcnn, **own))
+    layout = functools.partial(module.theirs, values=values)
+    return files.adapt("m.pth", found, shaped, layout), values, remarks
 
 
 def load(module, **values) -> Any:
@@ -41,22 +58,29 @@ def load(module, **values) -> Any:
 def masks():
     """Arrays with torchvision's names, of a small Mask R-CNN of COCO's 91 classes."""
     draw, own = np.random.default_rng(0), shapes(load(mask_rcnn, num_classes=90, **SMALL))
-    theirs = torchvision.theirs(own).items()
-    arrays = {k: draw.normal(size=shape).astype(np.float32) for k, shape in theirs}
-    return arrays | {"backbone.body.bn1.num_batches_tracked": np.int64(3)}
+    return written(torchvision, own, draw, pyramid_filters=4, box_pool=7)
 
 
 def source(arrays, sha256="0"):
-    return Foreign("m.pth", "PyTorch", sha256, arrays, {}, ())
+    return Foreign("m.pth", "PyTorch", sha256, arrays)
 
 
-def test_the_settings_of_torchvision_s_mask_rcnn(masks):
-    values, remarks = torchvision.read_settings(source(masks))
+def saved(arrays, folder):
+    """The path of a file with these arrays."""
+    path = str(folder / "model.safetensors")
+    safetensors.numpy.save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("sha256", "epsilon", "remarked"), [("0", 1e-5, ["bn_epsilon"]), ("bf2d0c1e55", 0, [])]
+)
+def test_the_settings_of_torchvision_s_mask_rcnn(sha256, epsilon, remarked, masks):
+    values, remarks = torchvision.read_settings(source(masks, sha256))
     assert values.items() >= {**SMALL, "num_classes": 90, "class_numbers": "ids"}.items()
     assert values["resnet_stages"] == (3, 4, 6, 3) and values["anchor_grid"] == "corners"
-    assert values["box_pool"] == 7 and values["bn_epsilon"] == 1e-5 and "bn_epsilon" in remarks[0]
-    values, remarks = torchvision.read_settings(source(masks, "bf2d0c1e55"))
-    assert values["bn_epsilon"] == 0 and remarks == []
+    assert values["box_pool"] == 7 and values["bn_epsilon"] == epsilon
+    assert [key for _, key in remarks] == remarked
 
 
 def test_torchvision_s_names_before_0_13(masks):
@@ -67,8 +91,7 @@ def test_torchvision_s_names_before_0_13(masks):
         for name, array in masks.items()
     }
     assert former.keys() != masks.keys()
-    today = torchvision.arrays_of(source(former))
-    assert today.keys() == {k for k in masks if "tracked" not in k}
+    assert weights.described(torchvision, source(former))[0].keys() == masks.keys()
 
 
 @pytest.mark.parametrize(
@@ -83,23 +106,19 @@ def test_torchvision_s_names_before_0_13(masks):
         ({"extra": np.zeros(2)}, "unknown arrays: extra"),
         ({"backbone.body.bn1.bias": np.zeros(3, "f")}, r"bn1.bias \[3\] instead of \[2\]"),
         ({"backbone.body.bn1.bias": np.zeros(2, "i4")}, "whole numbers, in backbone.body.bn1"),
-        ({"backbone.body.bn1.bias": np.full(2, np.nan)}, "bn1.bias has values that are not finite"),
     ],
 )
 def test_other_files_are_refused(masks, change, words):
-    file = source({k: v for k, v in (masks | change).items() if v is not None})
+    arrays = {k: v for k, v in (masks | change).items() if v is not None}
     with pytest.raises(DataError, match=words) as refused:
-        values, _ = torchvision.read_settings(file)
-        keys = {key: values[key] for key in (*SMALL, "num_classes")}
-        torchvision.translate(file, shapes(load(mask_rcnn, **keys)))
+        read(torchvision, arrays, num_classes=90, **SMALL)
     assert "\n" not in str(refused.value)
 
 
 def test_a_file_becomes_a_model_and_a_start(masks, tmp_path):
     """With COCO's class numbers for use as it is; a new training has its own classes."""
-    path = str(tmp_path / "m.safetensors")
     half = {k: v.astype(ml_dtypes.bfloat16) if v.ndim == 2 else v for k, v in masks.items()}
-    safetensors.numpy.save_file({k: np.ascontiguousarray(v) for k, v in half.items()}, path)
+    path = saved(half, tmp_path)
     config = mask_rcnn.get_config()
     notes = benchmarks.settle_config(config, path, (), whole=True)
     assert "config.anchor_grid='corners' instead of 'centres', as the weights want it" in notes
@@ -129,19 +148,16 @@ def test_the_heads_of_the_reference_s_ssd():
     sizes = {"num_filters": 4, "extra_squeezed": (2,) * 5, "extra_filters": (8, 8, 4, 4, 4)}
     benchmark = load(ssd, num_classes=2, **sizes)
     own = shapes(benchmark)
-    arrays = {k: np.ones(shape, np.float32) for k, shape in reference.theirs(own, 2).items()}
+    arrays = written(reference, own, np.random.default_rng(0), num_classes=2)
     arrays |= {"loc.0.bias": np.arange(16.0), "conf.0.bias": 100 + np.arange(12.0)}
-    found = reference.translate(source(arrays), own)
+    found, values, _ = read(reference, arrays, num_classes=2, **sizes)
     assert {k: v.shape for k, v in found.items()} == own
     bias = found["params/head1/bias"].reshape(4, 7)  # a row for each of the four shapes
     np.testing.assert_array_equal(bias[1], [5, 1, 13, 9, 101, 105, 109])
-    values, _ = reference.read_settings(source(arrays))
     assert values.items() >= {"num_classes": 2, "clip_boxes": False, **sizes}.items()
     assert (values["max_pool"], values["resnet_stages"]) == ("torch", (3, 4, 6))
-    names = [name for path in shapes(benchmark) for name in reference.names(path)]
-    assert len({*names}) == len(names)
-    assert {"model.layer1.0.weight", "model.layer2.0.5.bn2.running_var"} <= {*names}
-    assert {"additional_blocks.4.2.bias", "model.layer1.5.0.downsample.1.weight"} <= {*names}
+    assert {"model.layer1.0.weight", "model.layer2.0.5.bn2.running_var"} <= {*arrays}
+    assert {"additional_blocks.4.2.bias", "model.layer1.5.0.downsample.1.weight"} <= {*arrays}
 
 
 def resnet(folder, depth, family=None, **beside):
@@ -152,13 +168,9 @@ def resnet(folder, depth, family=None, **beside):
         lambda x: draw.normal(size=x.shape).astype(np.float32),
         jax.eval_shape(made.init, jax.random.key(0)),
     )
-    theirs = resnets.renamed(family or resnets.PLAIN, params, state)
-    theirs = {name: np.ascontiguousarray(array) for name, array in theirs.items()}
-    path = str(folder / "model.safetensors")
-    safetensors.numpy.save_file(theirs, path)
     for name, content in beside.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
-    return path, params
+    return saved(resnets.names(params, state, family), folder), params
 
 
 TIMM = {"input_size": [3, 224, 224], "interpolation": "bicubic", "crop_pct": 0.95}
@@ -181,8 +193,8 @@ def test_a_file_of_a_resnet_is_a_backbone(
     module, depth, family, config, words, tmp_path, monkeypatch
 ):
     """The start reads the file once."""
-    parsed, parse = [], files._parse
-    monkeypatch.setattr(files, "_parse", lambda *args: parsed.append(args[1]) or parse(*args))
+    parsed, read = [], files._read_file
+    monkeypatch.setattr(files, "_read_file", lambda file: parsed.append(file) or read(file))
     path, params = resnet(tmp_path, depth, family, config=config)
     config = module.get_config()
     config.update({"init_from": path, "num_filters": 4})
@@ -201,27 +213,16 @@ def test_a_file_of_a_resnet_is_a_backbone(
     np.testing.assert_array_equal(kernel, params["stage2_block1"]["conv_proj"]["kernel"])
 
 
-def test_another_detector_s_file_names_its_recipe(masks, tmp_path):
-    path = str(tmp_path / "m.safetensors")
-    safetensors.numpy.save_file({k: v for k, v in masks.items() if v.ndim}, path)
+def test_files_that_a_detector_cannot_take(masks, tmp_path):
+    """Those of another detector, of other sizes, and of neither a detector nor a ResNet."""
+    path = saved(masks, tmp_path)
     with pytest.raises(DataError, match=r"is torchvision's .* --config=configs/mask_rcnn.py takes"):
         benchmarks.settle_config(ssd.get_config(), path, (), whole=False)
-
-
-def test_a_detector_of_other_sizes_names_the_flags(masks, tmp_path):
-    path = str(tmp_path / "m.safetensors")
-    safetensors.numpy.save_file({k: v for k, v in masks.items() if v.ndim}, path)
-    with pytest.raises(
-        ConfigError, match=r"give .*num_filters=2 .*'--config.box_features=\(6, 5\)'"
-    ):
+    with pytest.raises(ConfigError, match=r"give .*num_filters=2 .*box_features=\(6, 5\)"):
         load(mask_rcnn).uses.read_foreign(path)
-
-
-def test_what_is_no_file_of_weights(tmp_path):
-    benchmark, path = load(ssd), str(tmp_path / "x.safetensors")
-    safetensors.numpy.save_file({"x": np.zeros(2, np.float32)}, path)
+    path = saved({"x": np.zeros(2, np.float32)}, tmp_path)
     with pytest.raises(DataError, match="holds no ResNet of .*; nor is it MLPerf's reference SSD"):
-        benchmark.uses.read_foreign(path)
+        load(ssd).uses.read_foreign(path)
 
 
 # SSDs before config.max_pool existed.

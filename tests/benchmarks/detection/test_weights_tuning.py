@@ -28,6 +28,7 @@ class Case(NamedTuple):
 
     Attributes:
       recipe: a module in configs.
+      weights: the module that knows the other library's names.
       data: the fixture of records, whose 4 categories have ids up to 90.
       sizes: keys that the file decides.
       own: keys of the run.
@@ -36,6 +37,7 @@ class Case(NamedTuple):
     """
 
     recipe: Any
+    weights: Any
     data: str
     sizes: dict[str, Any]
     own: dict[str, Any]
@@ -47,6 +49,7 @@ EXTRAS = {"extra_squeezed": (4,) * 5, "extra_filters": (8, 8, 4, 4, 4)}
 CASES = [
     Case(
         ssd,
+        reference,
         "tiny_scenes",
         {"resnet_stages": (1, 1, 1), "num_filters": 4, **EXTRAS},
         {"crop_side_min": 0.3, "max_samples": 3, "max_boxes": 6},
@@ -55,6 +58,7 @@ CASES = [
     ),
     Case(
         mask_rcnn,
+        torchvision,
         "tiny_masks",
         {"resnet_stages": (1, 1, 1, 1), "resnet_bottleneck": False, "num_filters": 4}
         | {"pyramid_filters": 8, "box_features": (6, 5), "mask_features": (3, 3)},
@@ -85,10 +89,10 @@ def write_file(case, classes, path):
     shapes = {
         k: tuple(x.shape) for k, x in by_name({"params": params, "model_state": state}).items()
     }
-    of_ssd = case.recipe is ssd
-    theirs = reference.theirs(shapes, classes) if of_ssd else torchvision.theirs(shapes)
     draw, arrays = np.random.default_rng(1), {}
-    for name, shape in theirs.items():
+    for ours, shape in shapes.items():
+        arrays |= case.weights.theirs(ours, np.zeros(shape), config.to_dict())
+    for name, shape in {name: zeros.shape for name, zeros in arrays.items()}.items():
         scale = (2 / max(np.prod(shape[1:]), 1)) ** 0.5 if len(shape) > 1 else 0.1
         values = draw.normal(0, scale, shape) + name.endswith(("running_var", "bn1.weight"))
         arrays[name] = np.abs(values) if name.endswith("running_var") else values

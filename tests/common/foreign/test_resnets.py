@@ -1,6 +1,4 @@
-"""The names of ResNet's arrays in other libraries."""
-
-import itertools
+"""The names of ResNet's arrays: benchmarks/resnet/use/test_weights.py has the libraries' own."""
 
 import jax
 import jax.numpy as jnp
@@ -24,37 +22,6 @@ def variables(depth, **kwargs):
     return made["params"], {"batch_stats": made["batch_stats"]}
 
 
-@pytest.mark.parametrize(("depth", "count"), [(18, 102), (34, 182), (50, 267), (101, 522)])
-def test_as_many_arrays_as_torchvision_without_its_counters(depth, count):
-    """torchvision has 122, 218, 320, 626 arrays with one counter for each BatchNorm."""
-    arrays = resnets.names(*variables(depth))
-    norms = sum(name.endswith("running_mean") for name in arrays)
-    assert (len(arrays), len(arrays) + norms) == (
-        count,
-        {18: 122, 34: 218, 50: 320, 101: 626}[depth],
-    )
-
-
-def test_names_and_layouts_of_torchvision():
-    params, model_state = variables(50)
-    arrays = resnets.names(params, model_state)
-    kernel = params["conv_stem"]["kernel"]
-    for o, i, y, x in itertools.product(range(4), range(3), (0, 6), (2, 5)):
-        assert arrays["conv1.weight"][o, i, y, x] == kernel[y, x, i, o]
-    stage2 = params["stage2_block1"]
-    assert arrays["layer2.0.downsample.0.weight"].shape == (32, 16, 1, 1)
-    for name, ours in {
-        "fc.weight": params["head"]["kernel"].T,
-        "fc.bias": params["head"]["bias"],
-        "bn1.weight": params["bn_stem"]["scale"],
-        "layer2.0.bn3.bias": stage2["bn3"]["bias"],
-        "layer2.0.downsample.1.weight": stage2["bn_proj"]["scale"],
-        "layer3.5.bn2.running_var": model_state["batch_stats"]["stage3_block6"]["bn2"]["var"],
-        "layer3.5.bn2.running_mean": model_state["batch_stats"]["stage3_block6"]["bn2"]["mean"],
-    }.items():
-        np.testing.assert_array_equal(arrays[name], ours)
-
-
 def test_a_space_to_depth_stem_becomes_the_plain_one():
     params, model_state = variables(18)
     plain = params["conv_stem"]["kernel"]
@@ -73,39 +40,25 @@ def test_a_space_to_depth_stem_becomes_the_plain_one():
             resnets.names(params, model_state)
 
 
-@pytest.mark.parametrize(
-    ("family", "expected"),
-    [
-        (resnets.PLAIN, "layer2.3.conv1.weight layer2.3.downsample.1.bias fc.weight"),
-        (resnets.DEEP, "layer2.3.conv1.weight layer2.3.downsample.2.bias fc.weight"),
-        (
-            resnets.HUGGING_FACE,
-            "resnet.encoder.stages.1.layers.3.layer.0.convolution.weight "
-            "resnet.encoder.stages.1.layers.3.shortcut.normalization.bias classifier.1.weight",
-        ),
-    ],
-    ids=["plain", "deep", "Hugging Face"],
-)
-def test_names_of_the_families(family, expected):
-    paths = ("stage2_block4/conv1/kernel", "stage2_block4/bn_proj/bias", "head/kernel")
-    assert [family.name(f"params/{path}") for path in paths] == expected.split()
-
-
 def test_layouts_of_the_families():
     """PyTorch has the outputs first; a product without pixels may be a convolution there."""
     draw = np.random.default_rng(0)
     conv, dense, bias = (draw.normal(size=shape) for shape in ((3, 5, 2, 4), (2, 4), (4,)))
-    tensorflow, torch = resnets.Family({}, "", (1, 1), {}, is_torch=False), resnets.PLAIN
-    for array in (conv, dense, bias):
-        assert tensorflow.theirs("x", array) is array
-        np.testing.assert_array_equal(tensorflow.ours(array, array.shape), array)
-    for name, array, expected in (
-        ("conv1.weight", conv, np.moveaxis(conv, (3, 2), (0, 1))),
-        ("fc.weight", dense, dense.T),
-        ("classifier.1.weight", dense, dense.T),
-        ("se.fc1.weight", dense, dense.T.reshape(4, 2, 1, 1)),
-        ("fc.bias", bias, bias),
+    tensorflow = resnets.Family({"head": "dense"}, is_torch=False)
+    assert tensorflow.theirs("params/head/kernel", dense)["dense/kernel"] is dense
+    for family, path, array, name, expected in (
+        (
+            resnets.PLAIN,
+            "conv_stem/kernel",
+            conv,
+            "conv1.weight",
+            np.moveaxis(conv, (3, 2), (0, 1)),
+        ),
+        (resnets.PLAIN, "head/kernel", dense, "fc.weight", dense.T),
+        (resnets.HUGGING_FACE, "head/kernel", dense, "classifier.1.weight", dense.T),
+        (resnets.PRE_ACTIVATION, "head/kernel", dense, "head.fc.weight", dense.T[..., None, None]),
+        (resnets.PLAIN, "head/bias", bias, "fc.bias", bias),
     ):
-        theirs = torch.theirs(name, array)
-        np.testing.assert_array_equal(theirs, expected, strict=True)
-        np.testing.assert_array_equal(torch.ours(theirs, array.shape), array, strict=True)
+        theirs = family.theirs(f"params/{path}", array)
+        np.testing.assert_array_equal(theirs.pop(name), expected, strict=True)
+        assert not theirs

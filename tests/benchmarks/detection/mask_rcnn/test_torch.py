@@ -11,6 +11,8 @@ from flax.traverse_util import unflatten_dict
 
 import benchmarks
 from benchmarks.detection.mask_rcnn import models, weights
+from benchmarks.detection.weights import described
+from common.foreign import files
 from common.foreign.files import Foreign
 from common.layers import space_to_depth
 from common.trees import by_name
@@ -58,9 +60,10 @@ def ours(network):
     state = {"batch_stats": shapes["batch_stats"]}
     named = by_name({"params": shapes["params"], "model_state": state})
     arrays = {name: array.numpy() for name, array in network.state_dict().items()}
-    found = weights.translate(
-        Foreign("", "", "", arrays, {}, ()), {k: v.shape for k, v in named.items()}
-    )
+    arrays = {k: v for k, v in arrays.items() if not k.endswith("num_batches_tracked")}
+    arrays, values, _ = described(weights, Foreign("", "", "", arrays))
+    layout = partial(weights.theirs, values=values)
+    found = files.adapt("", arrays, {k: v.shape for k, v in named.items()}, layout)
     tree = unflatten_dict(found, sep="/")
     return model.bind({"params": tree["params"], **tree["model_state"]})
 

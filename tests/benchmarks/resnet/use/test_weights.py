@@ -56,14 +56,15 @@ def seeded(name, shape):
 
 @functools.cache
 def arrays_of(name):
-    return {k: seeded(k, tuple(shape)) for k, shape in STORED[name]["arrays"].items()}
+    shapes = STORED[name]["arrays"].items()
+    return {k: seeded(k, tuple(shape)) for k, shape in shapes if not k.endswith("batches_tracked")}
 
 
 def source_of(name, arrays=None, **beside):
     if name == "Hugging Face v1":
         beside = {"config.json": {**HF_CONFIG, "downsample_in_bottleneck": True}}
     arrays = arrays_of(name) if arrays is None else arrays
-    return Foreign(f"{name}.safetensors", "safetensors", "0" * 64, arrays, beside, ())
+    return Foreign(f"{name}.safetensors", "safetensors", "0" * 64, arrays, beside)
 
 
 def model_of(values, **kwargs):
@@ -105,22 +106,16 @@ def test_and_back_bit_for_bit(name):
     _, variables = translated(source)
     params, state = variables["params"], {"batch_stats": variables["batch_stats"]}
     family = foreign.HUGGING_FACE if name.startswith("Hugging") else None
-    back = foreign.renamed(family, params, state) if family else foreign.names(params, state)
-    expected = {k: v for k, v in source.arrays.items() if not k.endswith("num_batches_tracked")}
-    assert sorted(back) == sorted(expected)
-    for key, array in expected.items():
+    back = foreign.names(params, state, family)
+    assert sorted(back) == sorted(source.arrays)
+    for key, array in source.arrays.items():
         np.testing.assert_array_equal(back[key], array, strict=True)
 
 
 def test_a_space_to_depth_stem_takes_the_plain_kernel():
     source = source_of("torchvision resnet18")
-    values, _ = weights.read_settings(source)
-    model = model_of(values, space_to_depth=True)
-    shapes = jax.eval_shape(
-        lambda: model.init(jax.random.key(0), jnp.zeros((1, 64, 64, 3)), train=False)
-    )
-    state = {"batch_stats": shapes["batch_stats"]}
-    params, state = weights.translate(source, shapes["params"], state)
+    _, variables = translated(source, space_to_depth=True)
+    params, state = variables["params"], {"batch_stats": variables["batch_stats"]}
     assert params["conv_stem"]["kernel"].shape == (4, 4, 12, 64)
     stem = foreign.names(params, state)["conv1.weight"]
     np.testing.assert_array_equal(stem, source.arrays["conv1.weight"])
@@ -152,10 +147,9 @@ CHANGES = [  # (arrays put in, arrays taken out, words of the refusal)
     ({"maxpool.0.weight": W, "aux.x": W}, [], "unknown arrays: maxpool.0.weight, aux.x$"),
     ({"fc.weight": W}, [], r"other shapes: fc.weight \[2, 3\] instead of \[7, 512\]"),
     ({"bn1.bias": W[0, 0]}, [], r"bn1.bias \[\] instead of \[64\]"),
-    ({"bn1.bias": np.full(64, np.nan)}, [], "bn1.bias has values that are not finite"),
     ({"bn1.bias": np.zeros(64, np.int8)}, [], "whole numbers, in bn1.bias"),
     ({"layer4.2.conv1.weight": W}, [], r"stages of \(2, 2, 2, 3\) basic blocks: no ResNet"),
-    ({"layer9.0.conv1.weight": W}, [], r"stages of \(2, 2, 2, 2, 1\) basic blocks"),
+    ({"layer9.0.conv1.weight": W}, [], "unknown arrays: layer9.0.conv1.weight"),
     ({"conv1.weight": W[0]}, [], "first layer is no convolution"),
     ({"layer1.0.conv3.weight": W}, [], "2, 2, 2, 2. bottleneck blocks: no ResNet"),
 ]
@@ -190,7 +184,6 @@ def without(values, *keys):
         ({"config.json": {"pretrained_cfg": TIMM}}, "timm_a1"),
         ({"config.json": {"pretrained_cfg": {**TIMM, "input_size": [3, 160, 160]}}}, "timm_a3"),
         ({"preprocessor_config.json": CONVNEXT}, BICUBIC_256),
-        ({"preprocessor_config.json": {**CONVNEXT, "resample": 2}}, "torchvision_v1"),
         ({"preprocessor_config.json": without(CONVNEXT, "crop_pct", "resample")}, BICUBIC_256),
         ({"preprocessor_config.json": {**CONVNEXT, "size": 224}}, BICUBIC_256),  # microsoft's
         (
@@ -201,7 +194,6 @@ def without(values, *keys):
             {"preprocessor_config.json": {**CONVNEXT, "crop_size": {"height": 192, "width": 192}}},
             {**BICUBIC_256, "size": 192, "resize": 224},
         ),
-        ({"config.json": {"pretrained_cfg": without(TIMM, "crop_pct")}}, BICUBIC_256),
         (
             {"config.json": {"pretrained_cfg": {**TIMM, "mean": [0.1234567891, 0, 1]}}},
             {**BICUBIC_256, "resize": 235, "mean": [31.481481, 0.0, 255.0]},
@@ -218,20 +210,20 @@ def test_pixels_are_those_of_the_files_beside(beside, expected):
 
 def test_the_second_weights_of_torchvision_are_known_by_their_digest():
     arrays = arrays_of("torchvision resnet18")
-    source = Foreign("x.pth", "PyTorch", "11ad3fa6" + "0" * 56, arrays, {}, ())
+    source = Foreign("x.pth", "PyTorch", "11ad3fa6" + "0" * 56, arrays)
     assert weights.read_settings(source)[0]["input_spec"] == "torchvision_v2"
 
 
 @pytest.mark.parametrize(
     ("beside", "words"),
     [
-        ({"config.json": {"architecture": "resnetblur50"}}, "architecture 'resnetblur50' is not"),
+        *(
+            ({"config.json": {"architecture": name}}, f"architecture '{name}' is not supported")
+            for name in ("resnetblur50", "resnetv2_50d_gn", "resnetv2_50x1_bit", "resnet50_gn")
+        ),
         ({"config.json": {"architecture": "x" * 81}}, f"architecture '{'x' * 80}' is not"),
         ({"config.json": {**HF_CONFIG, "hidden_act": "gelu"}}, "hidden_act='gelu' in config.json"),
         ({"config.json": {"pretrained_cfg": {**TIMM, "crop_mode": "squash"}}}, "mode='squash'"),
-        ({"config.json": {"pretrained_cfg": {**TIMM, "mean": "x"}}}, "remove these files and give"),
-        ({"config.json": {"pretrained_cfg": {"input_size": []}}}, "remove these files and give"),
-        ({"config.json": {"pretrained_cfg": {**TIMM, "crop_pct": 0}}}, "remove these files"),
         ({"preprocessor_config.json": {"size": 3}}, "remove these files and give"),
         ({"preprocessor_config.json": {**CONVNEXT, "size": {"shortest_edge": 384}}}, "squeezed"),
         ({"input_spec.json": {"size": 3}}, "input spec is a JSON object with the keys"),
@@ -244,18 +236,7 @@ def test_what_is_not_supported_is_told(beside, words):
     assert "torchvision resnet18.safetensors" in str(refused.value)
 
 
-def test_the_ratio_of_squeeze_and_excite():
-    family = foreign.PLAIN
-    key = family.name("params/stage4_block1/se_reduce/kernel")
-    ratios = [
-        weights._squeeze_excite({key: np.zeros(shape)}, family)
-        for shape in ((4, 16, 1, 1), (4, 16), (4,))
-    ]
-    assert [*ratios, weights._squeeze_excite({}, family)] == [0.25, 0.25, 0, 0]
-    assert weights._squeeze_excite({key: np.zeros((4, 16))}, foreign.HUGGING_FACE) == 0
-
-
-@pytest.mark.parametrize("labels", [(), tuple("abcdefg"), ("too", "few")])
+@pytest.mark.parametrize("labels", [tuple("abcdefg"), ("too", "few")])
 def test_what_is_said_of_a_file(labels):
     source = dataclasses.replace(
         source_of("torchvision resnet18"), sha256="0123456789abcdef" * 4, labels=labels
@@ -271,20 +252,6 @@ def test_what_is_said_of_a_file(labels):
     assert f"102 arrays, {11_689_512 - 993 * 513:,} parameters, ResNet-18 version 1.5" in line
     named = "with their names" if len(labels) == 7 else "without names"
     assert f"7 classes {named}" in line and line.endswith(" 0123456789ab")
-    _, line = weights.describe(source, without(values, "num_label_classes"))
-    assert "0 classes without names" in line
-
-
-def timm_source(arrays, architecture):
-    beside = {"config.json": {"architecture": architecture}}
-    return Foreign("model.safetensors", "safetensors", "0" * 64, arrays, beside, ())
-
-
-@pytest.mark.parametrize("architecture", ["resnetv2_50d_gn", "resnetv2_50x1_bit", "resnet50_gn"])
-def test_models_with_group_normalization_are_refused(architecture):
-    arrays = {"stem.conv.weight": np.zeros((64, 3, 7, 7), np.float32)}
-    with pytest.raises(DataError, match=f"architecture '{architecture}' is not supported"):
-        weights.read_settings(timm_source(arrays, architecture))
 
 
 def names_in_the_table():
@@ -304,6 +271,7 @@ def test_every_name_of_the_page_is_timms_and_fits():
         with torch.device("meta"):
             state = timm.create_model(architecture, num_classes=7).state_dict()
         arrays = {k: np.broadcast_to(np.float32(0), v.shape) for k, v in state.items()}
-        values, _ = weights.read_settings(timm_source(arrays, architecture))
+        beside = {"config.json": {"architecture": architecture}}
+        values, _ = weights.read_settings(source_of(architecture, arrays, **beside))
         depth = re.search(r"resnet(?:v2_|rs)?(\d+)", architecture)
         assert depth and values["resnet_depth"] == int(depth[1]), architecture
