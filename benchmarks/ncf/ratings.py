@@ -69,8 +69,7 @@ def locate(data_dir: str) -> str:
     try:
         for path in paths:
             if tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path):
-                if "://" not in path and not os.path.isfile(path):  # reading might never end
-                    raise DataError(f"{path} is a pipe or a device: save its content as a file")
+                limits.check_file(path)
                 return path
         is_other_file = not is_file and tf.io.gfile.exists(folder) and not tf.io.gfile.isdir(folder)
     except tf.errors.OpError as error:
@@ -132,16 +131,10 @@ def _open(path: str) -> Iterator[tuple[str, Any]]:
         if not path.endswith(".zip"):
             yield path, file
             return
-        if file.read(4) != b"PK\3\4":
-            raise DataError(f"{path} is not a zip file: pack or copy it again")
-        file.seek(0)
         with zipfile.ZipFile(file) as archive:
             names = [n for n in archive.namelist() if n.endswith(("ratings.csv", "ratings.dat"))]
             if not names:
                 raise DataError(f"{path} contains no ratings.csv or ratings.dat")
-            info = archive.getinfo(names[0])
-            if fault := limits.expansion(info.compress_size, info.file_size):
-                raise DataError(f"{path}: {names[0]} {fault}")
             with archive.open(names[0]) as text:
                 yield names[0], text
 
@@ -189,7 +182,7 @@ def _parse(path: str, name: str, file: Any, width: int) -> Iterator[pyarrow.Reco
         )
     except pyarrow.ArrowInvalid as error:
         raise DataError(
-            f"{path} has a row that is not {header[:80]}; mend the row: {one_line(error)}"
+            f"{path} has a row that is not {header[:80]}; correct the row: {one_line(error)}"
         ) from error
 
 

@@ -14,11 +14,10 @@ import argparse
 import io
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from PIL import Image
 
 from common import console
@@ -32,16 +31,6 @@ SIZE = 32  # pixels, height and width
 SHARDS = {"train": 8, "validation": 2}
 NUM_VALIDATION = 360
 _USUAL_BATCH = 64  # of configs/digits.py
-_FIX = "choose another --out, or empty the folder"
-
-
-def jpeg(digit: np.ndarray) -> bytes:
-    """Encodes a digit f64[8, 8] of 0..16 as a JPEG of 32x32 with 3 equal channels."""
-    grey = Image.fromarray(np.round(digit * (255 / 16)).astype(np.uint8))
-    smooth = grey.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
-    out = io.BytesIO()
-    smooth.convert("RGB").save(out, "JPEG", quality=95)
-    return out.getvalue()
 
 
 def load() -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
@@ -68,89 +57,71 @@ def examples(chosen: range = range(10), per_class: int = 0) -> dict[str, list[by
         per_class: so many training images of each, in the order of the complete split; 0 all.
     """
     images, digits, rows = load()
-    chosen_rows = {
-        split: numbers[np.isin(digits[numbers], chosen)] for split, numbers in rows.items()
-    }
+    rows = {split: numbers[np.isin(digits[numbers], chosen)] for split, numbers in rows.items()}
     if per_class:
-        train = chosen_rows["train"]
+        train = rows["train"]
         first = [train[digits[train] == digit][:per_class] for digit in chosen]
-        chosen_rows["train"] = train[np.isin(train, np.concatenate(first))]
+        rows["train"] = train[np.isin(train, np.concatenate(first))]
 
     def serialize(i: int) -> bytes:
-        digit = int(digits[i])
+        digit, jpeg = int(digits[i]), io.BytesIO()
+        grey = Image.fromarray(np.round(images[i] * (255 / 16)).astype(np.uint8))
+        smooth = grey.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
+        smooth.convert("RGB").save(jpeg, "JPEG", quality=95)
         name, label = f"digit_{digit}_{i:04d}.JPEG", digit - chosen.start + 1
-        return schema.example(jpeg(images[i]), label, f"digit_{digit}", name, (SIZE, SIZE))
+        return schema.example(jpeg.getvalue(), label, f"digit_{digit}", name, (SIZE, SIZE))
 
-    return {split: [serialize(i) for i in chosen_rows[split]] for split in ("train", "validation")}
-
-
-def is_complete(path: str, expected: list[bytes]) -> bool:
-    """Whether the shard at a path holds the expected examples; False if it is damaged.
-
-    The pixels are not compared, because other JPEG libraries round differently.
-
-    Raises:
-        UserError: the shard holds other images than digits, which must not be replaced.
-    """
-    facts = []
-    try:
-        for example in records.read_shard(path):
-            facts.append(_facts(example))
-            names = facts[-1].get("image/filename")
-            if not names or not names[0].startswith(b"digit_"):
-                raise UserError(f"{path} holds other images; {_FIX}")
-    except tensorflow().errors.DataLossError:
-        return False
-    return facts == [_facts(example) for example in expected]
-
-
-def _facts(serialized: bytes) -> dict[str, list[Any]]:
-    """The values of an example by their keys; of its image, only whether it has bytes."""
-    try:
-        feature = tensorflow().train.Example.FromString(serialized).features.feature
-    except DecodeError:
-        return {}
-    kinds = {key: value.WhichOneof("kind") for key, value in feature.items()}
-    facts = {key: list(getattr(feature[key], kind).value) for key, kind in kinds.items() if kind}
-    return {**facts, "image/encoded": list(map(bool, facts.get("image/encoded", [])))}
+    return {split: list(map(serialize, numbers)) for split, numbers in rows.items()}
 
 
 def make(out: str, splits: dict[str, list[bytes]]) -> bool:
-    """Writes the `examples` that are missing or damaged; returns whether it wrote any.
+    """Writes the shards of `examples` that are missing, or of other digits; whether there were any.
 
     Raises:
         UserError: the folder holds shards of other images.
     """
-    present = set(records.existing_shards(out))
-    names = {records.shard_name(s, i, n) for s, n in SHARDS.items() for i in range(n)}
-    if foreign := present - names:
-        path = os.path.join(out, min(foreign))
-        raise UserError(f"{path} is a shard of another data set; {_FIX}")
-    todo = []
-    for split, num_shards in SHARDS.items():
-        runs = records.shard_runs(len(splits[split]), num_shards)
-        names = [records.shard_name(split, i, num_shards) for i in range(num_shards)]
-        complete = [
-            is_complete(os.path.join(out, name), [splits[split][i] for i in run])
-            for name, run in zip(names, runs, strict=True)
-            if name in present
-        ]
-        if len(complete) < num_shards or not all(complete):
-            todo.append(split)
-    for split in todo:
-        records.write_shards(out, split, splits[split], SHARDS[split])
-    return bool(todo)
+    existing = records.existing_shards(out)
+    expected = {
+        records.shard_name(split, i, count): splits[split][run.start : run.stop]
+        for split, count in SHARDS.items()
+        for i, run in enumerate(records.shard_runs(len(splits[split]), count))
+    }
+    others, missing = [name for name in existing if name not in expected], []
+    for name, serialized in expected.items():
+        try:
+            images = _facts(records.read_shard(os.path.join(out, name))) if name in existing else []
+        except tensorflow().errors.DataLossError:  # cut short
+            images = []
+        if not all(file.startswith(b"digit_") for file, _ in images):
+            others.append(name)
+        elif images != _facts(serialized):
+            missing.append(name)
+    if others:
+        path = os.path.join(out, others[0])
+        raise UserError(f"{path} holds other images; choose another --out, or empty the folder")
+    for name in missing:
+        records.write_shard(os.path.join(out, name), expected[name])
+    return bool(missing)
+
+
+def _facts(examples: Iterable[bytes]) -> list[tuple[bytes, int]]:
+    """The name and the label of each image; the pixels depend on the version of libjpeg."""
+    tf = tensorflow()
+    features = {
+        "image/filename": tf.io.FixedLenFeature([], tf.string, ""),
+        "image/class/label": tf.io.FixedLenFeature([], tf.int64, 0),
+    }
+    columns = tf.io.parse_example([*examples], features)
+    return list(zip(*(columns[key].numpy().tolist() for key in features), strict=True))
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 if one is invalid."""
     arguments.add_out(parser)
     add_choice(parser)
-    parser.add_argument("--per_class", type=int, default=0, help="training images of each (all)")
-    args = parser.parse_args(argv)
-    if args.per_class and not 2 <= args.per_class <= 100:
-        parser.error(f"argument --per_class: must be from 2 to 100, got {args.per_class}")
-    return args
+    per_class = console.integer(2, 100)
+    parser.add_argument("--per_class", type=per_class, default=0, help="train images of each (all)")
+    return parser.parse_args(argv)
 
 
 def prepare(args: argparse.Namespace) -> str:

@@ -98,23 +98,22 @@ class State:
             return shards[0]
         return files.MANIFEST if files.MANIFEST in records.list_folder(self.out) else ""
 
-    def finished(self, names: Sequence[str], key: str | None = None) -> dict[str, dict[str, Any]]:
-        """The summaries of the finished shards by name; `key` as in `summary`."""
+    def finished(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """The summaries of the finished shards, by name."""
+        gfile = tensorflow().io.gfile
+
+        def summary(name: str) -> dict[str, Any] | None:
+            path, row = os.path.join(self.out, name), self.read(f"{name}.json")
+            is_finished = row and gfile.exists(path) and gfile.stat(path).length == row["bytes"]
+            return row if is_finished else None
+
         with pools.Threads(16) as pool:
-            rows = list(pool.map(lambda name: self.summary(name, key), names))
-        finished = {name: row for name, row in zip(names, rows, strict=True) if row}
+            rows = zip(names, pool.map(summary, names), strict=True)
+            finished = {name: row for name, row in rows if row}
         if finished:
             counts = f"{len(finished):,} of {len(names):,}"
             print(f"continuing: {counts} shards are finished", flush=True)
         return finished
-
-    def summary(self, name: str, key: str | None = None) -> dict[str, Any] | None:
-        """The summary of a shard; None if it is not finished, or with another key than `key`."""
-        gfile, path = tensorflow().io.gfile, os.path.join(self.out, name)
-        result = self.read(f"{name}.json")
-        if not result or key not in (None, result.get("key")) or not gfile.exists(path):
-            return None
-        return result if gfile.stat(path).length == result["bytes"] else None
 
 
 def write(
@@ -274,11 +273,19 @@ def report(content: dict[str, Any]) -> None:
             print(f"{title}: {len(rows) - 20:,} more; all are in {files.MANIFEST}")
 
 
-def are_complete(out: str, sizes: Mapping[str, int]) -> bool:
-    """Whether a folder has the shards with these names and bytes, and no others."""
-    if set(sizes) != set(records.existing_shards(out)):
+def is_complete(out: str, *others: str) -> bool:
+    """Whether a folder has the shards that its manifest lists, no other ones, and `others`."""
+    if not all(tensorflow().io.gfile.exists(os.path.join(out, name)) for name in others):
         return False
-    return files.sizes([os.path.join(out, name) for name in sizes]) == list(sizes.values())
+    try:
+        content = parse_json(files.read_manifest(out) or b"{}")
+    except ValueError:  # damaged
+        return False
+    shards = [row for split in content.get("splits", {}).values() for row in split["shards"]]
+    if {row["name"] for row in shards} != set(records.existing_shards(out)):
+        return False
+    sizes = files.sizes([os.path.join(out, row["name"]) for row in shards])
+    return bool(shards) and sizes == [row["bytes"] for row in shards]
 
 
 def save_manifest(out: str, content: dict) -> None:

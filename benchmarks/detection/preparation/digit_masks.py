@@ -22,4 +22,4 @@ KIND = digit_scenes.Kind(
 
 def prepare(args: argparse.Namespace) -> str:
     """Makes the images that are missing, and their records; returns the last line to print."""
-    return digit_scenes.make(args.out, digit_scenes.chosen(KIND, args))
+    return digit_scenes.prepare(args, KIND)

@@ -14,13 +14,12 @@ makes another number of training images: a small task for fine-tuning.
 """
 
 import argparse
-import dataclasses
 import functools
 import io
 import json
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -28,13 +27,10 @@ from PIL import Image, ImageDraw
 from benchmarks.detection.preparation import coco
 from common import console, pools
 from common.data import files
-from common.data.shards import tensorflow
-from common.errors import parse_json
 from common.preparation import arguments, digits, writing
 
 SIDE = 128  # pixels, height and width
 COUNTS = {"train": 6000, "val": 300}
-_MOST_IMAGES = 100_000  # for training
 CATEGORY_IDS = (3, 7, 12, 18, 25, 33, 42, 52, 63, 75)  # of the digits 0 to 9
 _SIDES = (0.25, 0.5)  # heights of digits, as shares of SIDE
 _INK = 0.5  # a pixel with so much ink belongs to the digit
@@ -42,41 +38,20 @@ _OVERLAP = 0.15  # largest share of the smaller of two boxes
 _TRIES = 20  # places for a digit
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """A set of images.
 
     Attributes:
         seed: of the images.
         sizes: their heights and widths; image i has the one of number i modulo their count.
-        about: the info of the annotations; the first 24 characters of its description are no other
-            set's.
+        info: of the annotations; the first 24 characters of its description are no other set's.
         masks: whether the records have them.
-        digits: on the images; they are the categories.
-        train_images: how many; 0 for those of `COUNTS`.
     """
 
     seed: int
     sizes: tuple[tuple[int, int], ...]
-    about: dict[str, Any]
+    info: dict[str, Any]
     masks: bool
-    digits: range = range(10)
-    train_images: int = 0
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The images of each split."""
-        return {**COUNTS, "train": self.train_images or COUNTS["train"]}
-
-    @property
-    def info(self) -> dict[str, Any]:
-        """`about`, and what was chosen otherwise than by default."""
-        chosen = {}
-        if self.digits != range(10):
-            chosen["digits"] = [*self.digits]
-        if self.train_images:
-            chosen["train_images"] = self.train_images
-        return {**self.about, **chosen}
 
 
 SQUARE = Kind(
@@ -110,7 +85,7 @@ class Scene:
                 inside = np.zeros(self._size, bool)
                 inside[y : y + tile.shape[0], x : x + tile.shape[1]] = tile >= _INK
                 self._paint(tile, y, x)
-                self._annotate(inside, box, category)
+                self._annotate(inside, category)
                 return
 
     def add_crowd(self, inks: list[np.ndarray], category: int) -> None:
@@ -124,14 +99,7 @@ class Scene:
             x = left + int(self._draw.integers(0, side - tile.shape[1]))
             self._paint(tile, y, x)
             inside[y : y + tile.shape[0], x : x + tile.shape[1]] = True
-        self._annotate(inside, _box(inside), category, crowd=True)
-
-    def jpeg(self) -> bytes:
-        """The image as a file."""
-        out = io.BytesIO()
-        pixels = self.pixels.clip(0, 255).round().astype(np.uint8)
-        Image.fromarray(pixels).save(out, "JPEG", quality=90)
-        return out.getvalue()
+        self._annotate(inside, category, crowd=True)
 
     def _paint(self, tile: np.ndarray, y: int, x: int) -> None:
         """Paints a digit in a colour that stands out."""
@@ -140,15 +108,14 @@ class Scene:
         colour = self._draw.uniform(low, low + 80, 3)
         part += tile[..., None] * (colour - part)
 
-    def _annotate(
-        self, inside: np.ndarray, box: list[float], category: int, crowd: bool = False
-    ) -> None:
+    def _annotate(self, inside: np.ndarray, category: int, crowd: bool = False) -> None:
+        """Adds the object that covers bool[height, width], as COCO describes it."""
         edges = np.flatnonzero(np.diff(inside.T.ravel(), prepend=False, append=not inside[-1, -1]))
         counts = np.diff(edges, prepend=0).tolist()  # of pixels outside and inside in turn
         self.objects.append(
             {
                 "category_id": CATEGORY_IDS[category],
-                "bbox": box,
+                "bbox": _box(inside),
                 "area": float(inside.sum()),
                 "iscrowd": int(crowd),
                 "segmentation": {"counts": counts, "size": [*self._size]},
@@ -169,9 +136,10 @@ def scene(
         kind: the set that the image is of.
     """
     draw = np.random.default_rng((kind.seed, list(COUNTS).index(split), i))
-    image = Scene(draw, _size(kind, i))
+    image = Scene(draw, kind.sizes[i % len(kind.sizes)])
     if split == "val" and draw.uniform() < 0.1:
-        digit = kind.digits[int(draw.integers(len(kind.digits)))]
+        present = np.unique(classes)
+        digit = int(present[draw.integers(len(present))])
         members = draw.choice(np.flatnonzero(classes == digit), 15)
         image.add_crowd([inks[row] for row in members], digit)
     for row in draw.integers(0, len(inks), int(draw.integers(1, 7))):
@@ -186,84 +154,91 @@ def ink(image: np.ndarray) -> np.ndarray:
     return share[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
 
 
-def write_coco(folder: str, kind: Kind = SQUARE) -> None:
+def write_coco(
+    folder: str, kind: Kind, counts: dict[str, int], info: dict[str, Any], chosen: range
+) -> None:
     """Writes the images to FOLDER/train and FOLDER/val, and then FOLDER/instances_*.json."""
     images, classes, rows = digits.load()
-    gfile = tensorflow().io.gfile
-    progress = console.ProgressBar("drawing", sum(kind.counts.values()))
+    progress = console.ProgressBar("drawing", sum(counts.values()))
+
+    def draw(i: int, split: str, inks: list[np.ndarray], classes: np.ndarray) -> dict[str, Any]:
+        """Writes an image; returns its row, and those of its objects under "objects"."""
+        image = scene(split, i, inks, classes, kind)
+        jpeg, number = io.BytesIO(), 139 + 37 * i  # with gaps, as COCO's
+        pixels = Image.fromarray(image.pixels.clip(0, 255).round().astype(np.uint8))
+        pixels.save(jpeg, "JPEG", quality=90)
+        name = f"{number:012d}.jpg"
+        files.write(os.path.join(folder, split, name), [jpeg.getvalue()])
+        progress.add()
+        height, width, _ = image.pixels.shape
+        row = {"id": number, "file_name": name, "height": height, "width": width}
+        return row | {"objects": [{"image_id": number, **one} for one in image.objects]}
+
     with pools.Threads(pools.threads(folder)) as pool:
-        for split, count in kind.counts.items():
+        for split, count in counts.items():
             mine = rows["train" if split == "train" else "validation"]
-            mine = mine[np.isin(classes[mine], kind.digits)]
+            mine = mine[np.isin(classes[mine], chosen)]
             inks = [ink(images[row]) for row in mine]
-            folder_of_split = os.path.join(folder, split)
-            if "://" not in folder:  # object stores have no folders
-                gfile.makedirs(folder_of_split)
-
-            def one(i: int, split: str, inks: list, classes: np.ndarray, path: str) -> list[dict]:
-                image = scene(split, i, inks, classes, kind)
-                with gfile.GFile(os.path.join(path, _file_name(i)), "wb") as file:
-                    file.write(image.jpeg())
-                progress.add()
-                return image.objects
-
-            make = functools.partial(
-                one, split=split, inks=inks, classes=classes[mine], path=folder_of_split
-            )
-            objects = list(pools.ordered(pool, make, range(count), 64))
-            text = json.dumps(_annotations(objects, kind))
-            files.write(os.path.join(folder, f"instances_{split}.json"), [text.encode()])
+            one = functools.partial(draw, split=split, inks=inks, classes=classes[mine])
+            drawn = list(pools.ordered(pool, one, range(count), 64))
+            objects = [row for image in drawn for row in image.pop("objects")]
+            content = {
+                "info": info,
+                "images": drawn,
+                "categories": [
+                    {"id": CATEGORY_IDS[digit], "name": str(digit), "supercategory": "digit"}
+                    for digit in chosen
+                ],
+                "annotations": [{"id": i, **row} for i, row in enumerate(objects, 1)],
+            }
+            path = os.path.join(folder, f"instances_{split}.json")
+            files.write(path, [json.dumps(content).encode()])
     progress.close()
-
-
-def make(out: str, kind: Kind = SQUARE) -> str:
-    """Makes what is missing; returns the last line to print.
-
-    Raises:
-        UserError: the folder holds other records.
-    """
-    folder = os.path.join(out, "coco")
-    counts = kind.counts
-    recipe = "mask_rcnn_digits" if kind.masks else "ssd_digits"
-    keys: dict[str, Any] = {"num_classes": len(kind.digits)}
-    if counts["train"] < COUNTS["train"] // 2:
-        keys |= arguments.fitted(counts["train"], largest=8, epochs=10, least=200)
-    state = (
-        f"{counts['train']:,} train and {counts['val']:,} val images are in {out}; train on them: "
-        f"{arguments.train_command(recipe, out, *arguments.keys(**keys))}"
-    )
-    if _is_complete(out, kind):
-        return f"already complete: {state}"
-    is_ours = _is_ours(os.path.join(folder, "instances_train.json"), kind)
-    writing.State(out).refuse_others(is_ours)
-    print(f"{sum(counts.values()):,} images of digits into {out}, up to 40 s", flush=True)
-    write_coco(folder, kind)
-    flags = [f"--{split}-images={folder}/{split}" for split in counts]
-    flags += [f"--{split}-annotations={folder}/instances_{split}.json" for split in counts]
-    flags += ["--masks"] if kind.masks else []
-    flags += [f"--out={out}", "--overwrite"]
-    coco.prepare(coco.parse(console.Parser(), console.underscored(flags)))
-    return f"wrote: {state}"
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 if one is invalid."""
     arguments.add_out(parser)
     digits.add_choice(parser)
-    count = console.integer(1, _MOST_IMAGES)
     about = f"training images ({COUNTS['train']:,})"
-    parser.add_argument("--train_images", type=count, default=0, metavar="N", help=about)
+    number = console.integer(1, 100_000)
+    parser.add_argument("--train_images", type=number, default=0, metavar="N", help=about)
     return parser.parse_args(argv)
 
 
-def chosen(kind: Kind, args: argparse.Namespace) -> Kind:
-    """The set with the digits and the number of images of `parse`."""
-    return dataclasses.replace(kind, digits=args.digits, train_images=args.train_images)
+def prepare(args: argparse.Namespace, kind: Kind = SQUARE) -> str:
+    """Makes the images that are missing, and their records; returns the last line to print.
 
-
-def prepare(args: argparse.Namespace) -> str:
-    """Makes the images that are missing, and their records; returns the last line to print."""
-    return make(args.out, chosen(SQUARE, args))
+    Raises:
+        UserError: the folder holds other records.
+    """
+    out, folder, info = args.out, os.path.join(args.out, "coco"), dict(kind.info)
+    counts = COUNTS | {"train": args.train_images or COUNTS["train"]}
+    if args.digits != range(10):
+        info["digits"] = [*args.digits]
+    if args.train_images:
+        info["train_images"] = args.train_images
+    keys: dict[str, Any] = {"num_classes": len(args.digits)}
+    if counts["train"] < COUNTS["train"] // 2:
+        keys |= arguments.fitted(counts["train"], largest=8, epochs=10, least=200)
+    recipe = "mask_rcnn_digits" if kind.masks else "ssd_digits"
+    state = (
+        f"{counts['train']:,} train and {counts['val']:,} val images are in {out}; train on them: "
+        f"{arguments.train_command(recipe, out, *arguments.keys(**keys))}"
+    )
+    start = json.dumps({"info": info})[:-1].encode()
+    if _starts(os.path.join(out, coco.SCORED), start) and writing.is_complete(out):
+        return f"already complete: {state}"
+    # Of any version, with any digits.
+    is_ours = _starts(os.path.join(folder, "instances_train.json"), start[:50])
+    writing.State(out).refuse_others(is_ours)
+    print(f"{sum(counts.values()):,} images of digits into {out}, up to 40 s", flush=True)
+    write_coco(folder, kind, counts, info, args.digits)
+    flags = [f"--{split}_images={folder}/{split}" for split in counts]
+    flags += [f"--{split}_annotations={folder}/instances_{split}.json" for split in counts]
+    flags += ["--masks"] if kind.masks else []
+    coco.prepare(coco.parse(console.Parser(), [*flags, f"--out={out}", "--overwrite"]))
+    return f"wrote: {state}"
 
 
 def _clutter(draw: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
@@ -308,59 +283,6 @@ def _shared(a: list[float], b: list[float]) -> float:
     return max(wide, 0) * max(tall, 0) / min(aw * ah, bw * bh)
 
 
-def _file_name(i: int) -> str:
-    return f"{_image_id(i):012d}.jpg"
-
-
-def _image_id(i: int) -> int:
-    return 139 + 37 * i  # with gaps, as COCO's
-
-
-def _size(kind: Kind, i: int) -> tuple[int, int]:
-    """The height and width of an image."""
-    return kind.sizes[i % len(kind.sizes)]
-
-
-def _annotations(objects: list[list[dict[str, Any]]], kind: Kind) -> dict[str, Any]:
-    """The content of an instances_*.json."""
-    rows = [{"image_id": _image_id(i), **row} for i, mine in enumerate(objects) for row in mine]
-    return {
-        "info": kind.info,
-        "images": [
-            {"id": _image_id(i), "file_name": _file_name(i)}
-            | dict(zip(("height", "width"), _size(kind, i), strict=True))
-            for i in range(len(objects))
-        ],
-        "categories": [
-            {"id": CATEGORY_IDS[digit], "name": str(digit), "supercategory": "digit"}
-            for digit in kind.digits
-        ],
-        "annotations": [{"id": i, **row} for i, row in enumerate(rows, 1)],
-    }
-
-
-def _is_ours(path: str, kind: Kind) -> bool:
-    """Whether a file holds annotations of a set that this program wrote, of any version."""
-    gfile = tensorflow().io.gfile
-    if not gfile.exists(path):
-        return False
-    with gfile.GFile(path, "rb") as file:
-        return file.read(100).startswith(json.dumps({"info": kind.info})[:50].encode())
-
-
-def _is_complete(out: str, kind: Kind) -> bool:
-    """Whether the records that the manifest lists are there, and of this version's images."""
-    gfile = tensorflow().io.gfile
-    manifest = os.path.join(out, files.MANIFEST)
-    scored = os.path.join(out, coco.SCORED)
-    if not (gfile.exists(manifest) and gfile.exists(scored)):
-        return False
-    with gfile.GFile(manifest, "rb") as file:
-        content = parse_json(file.read())
-    with gfile.GFile(scored, "rb") as file:
-        if not file.read(500).startswith(json.dumps({"info": kind.info})[:-1].encode()):
-            return False
-    if content.get("kind") != coco.KIND:
-        return False
-    shards = [row for split in content["splits"].values() for row in split["shards"]]
-    return writing.are_complete(out, {row["name"]: row["bytes"] for row in shards})
+def _starts(path: str, start: bytes) -> bool:
+    """Whether a file exists and starts with these bytes."""
+    return (files.read(path) or b"").startswith(start)

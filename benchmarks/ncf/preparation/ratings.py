@@ -11,14 +11,14 @@ item among 999 others, and writes both to baselines.json. The same arguments giv
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from common import console
-from common.data.shards import tensorflow
-from common.errors import UserError
+from common.data import files
 from common.preparation import arguments
 
 LEAST = 20  # ratings of a user, as in MovieLens
@@ -66,12 +66,6 @@ class World:
             items.append(draw.permutation(np.sort(best)))
         return items
 
-    def blocks(self) -> Iterator[tuple[int, np.ndarray, list[np.ndarray]]]:
-        """Yields (block, scores, picks) of all users."""
-        for block in range(-(-self.users // _USERS)):
-            scores = self.scores(block)
-            yield block, scores, self.picks(block, scores)
-
 
 def spread(total: int, weights: np.ndarray, most: int) -> np.ndarray:
     """Returns int64[users] with the sum `total`: LEAST each, the rest by weight, up to `most`."""
@@ -91,87 +85,68 @@ def spread(total: int, weights: np.ndarray, most: int) -> np.ndarray:
 def lines(world: World, block: int, picks: list[np.ndarray]) -> str:
     """Returns the lines of a block in ml-20m's order: by user, then by item."""
     draw = np.random.default_rng((world.seed, 3, block))
-    parts = []
-    for i, items in enumerate(picks):
-        user, count = block * _USERS + i + 1, len(items)
+    text = []
+    for user, items in enumerate(picks, block * _USERS + 1):
+        count = len(items)
         first = draw.integers(_BEGIN, _END - 100 * count)
         times = first + np.cumsum(draw.integers(1, 100, count))
         stars = draw.integers(1, 11, count) / 2
-        order = np.argsort(items)
-        ids = world.item_ids[items]
-        rows = zip(*(x[order].tolist() for x in (ids, stars, times)), strict=True)
-        parts += [f"{user},{item},{star},{second}\n" for item, star, second in rows]
-    return "".join(parts)
-
-
-def ranks_of(scores: np.ndarray, latest: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Returns int64[b], the rank of `latest` [b] among `others` [b, n], from 0.
-
-    An item that occurs several times counts once. Of equal scores, that of `latest` ranks last.
-    """
-    ranks = np.zeros(len(latest), np.int64)
-    for i, row in enumerate(others):
-        ranks[i] = np.sum(scores[i, np.unique(row)] >= scores[i, latest[i]])
-    return ranks
+        columns = np.stack([world.item_ids[items], stars, times])[:, np.argsort(items)]
+        text += [f"{user},{item:.0f},{star},{time:.0f}\n" for item, star, time in columns.T]
+    return "".join(text)
 
 
 def baselines(world: World, popularity: np.ndarray) -> dict[str, float]:
-    """Measures HR@10 and NDCG@10 of the model itself and of `popularity` int64[items]."""
-    ranks: dict[str, list[np.ndarray]] = {"ceiling": [], "popularity": []}
+    """Measures HR@10 and NDCG@10 of the model itself and of `popularity` int64[items].
+
+    An item that is drawn several times counts once. Of equal scores, that of the latest ranks last.
+    """
+    ranks: dict[str, list[int]] = {"ceiling": [], "popularity": []}  # of the latest item, from 0
     for block in range(-(-min(world.users, _SAMPLE) // _USERS)):
         scores = world.scores(block)
-        picks = world.picks(block, scores)
         draw = np.random.default_rng((world.seed, 4, block))
-        others = []
-        for items in picks:
+        for own, items in zip(scores, world.picks(block, scores), strict=True):
             free = np.setdiff1d(np.arange(world.items), items)
-            others.append(draw.choice(free, _OTHERS))
-        latest = np.array([items[-1] for items in picks])
-        by_popularity = np.broadcast_to(popularity, scores.shape)
-        for name, ranking in (("ceiling", scores), ("popularity", by_popularity)):
-            ranks[name].append(ranks_of(ranking, latest, np.array(others)))
+            others = np.unique(draw.choice(free, _OTHERS))
+            for name, ranking in (("ceiling", own), ("popularity", popularity)):
+                ranks[name].append(np.sum(ranking[others] >= ranking[items[-1]]))
     metrics = {}
-    for name, parts in ranks.items():
-        rank = np.concatenate(parts)
+    for name, rank in ranks.items():
+        rank = np.array(rank)
         hit = rank < _TOP
         metrics[f"{name}_hr_at_10"] = float(hit.mean())
         metrics[f"{name}_ndcg_at_10"] = float((hit * np.log(2) / np.log(rank + 2)).mean())
     return metrics
 
 
-def write(args: argparse.Namespace) -> str:
+def prepare(args: argparse.Namespace) -> str:
     """Writes ratings.csv and baselines.json; returns the last line to print."""
     started = time.monotonic()
     world = World(args.users, args.items, args.ratings, args.factors, args.seed)
-    gfile = tensorflow().io.gfile
     popularity, rated = np.zeros(world.items, np.int64), np.zeros(world.items, bool)
-    if "://" not in args.out:
-        gfile.makedirs(args.out)
-    path = f"{args.out.rstrip('/')}/ratings.csv"
     progress = console.ProgressBar("writing", world.users, "users")
-    with gfile.GFile(f"{path}.part", "w") as file:
-        file.write(f"{HEADER}\n")
-        for block, _, picks in world.blocks():
-            file.write(lines(world, block, picks))
+
+    def blocks() -> Iterator[bytes]:
+        yield f"{HEADER}\n".encode()
+        for block in range(-(-world.users // _USERS)):
+            picks = world.picks(block, world.scores(block))
+            yield lines(world, block, picks).encode()
             rated[np.concatenate(picks)] = True
-            popularity += np.bincount(
-                np.concatenate([items[:-1] for items in picks]), minlength=world.items
-            )
+            np.add.at(popularity, np.concatenate([items[:-1] for items in picks]), 1)
             progress.add(len(picks))
+
+    files.write(os.path.join(args.out, "ratings.csv"), blocks())
     progress.close()
-    gfile.rename(f"{path}.part", path, overwrite=True)
     metrics = baselines(world, popularity)
-    with gfile.GFile(f"{args.out.rstrip('/')}/baselines.json", "w") as file:
-        file.write(json.dumps(metrics, indent=2) + "\n")
-    items = np.count_nonzero(rated)
-    counts = {"users": args.users, "items": items, "ratings": args.ratings}
-    declared = [f"--config.num_{name}={count}" for name, count in counts.items()]
-    command = arguments.train_command("ncf_synthetic", args.out, *declared)
-    seconds = time.monotonic() - started
+    text = json.dumps(metrics, indent=2) + "\n"
+    files.write(os.path.join(args.out, "baselines.json"), [text.encode()])
+    counts = {"users": args.users, "items": np.count_nonzero(rated), "ratings": args.ratings}
+    keys = arguments.keys(**{f"num_{name}": count for name, count in counts.items()})
     return (
-        f"wrote {args.ratings:,} ratings by {args.users:,} users of {items:,} items "
-        f"({seconds:.0f} s). HR@10 is {metrics['popularity_hr_at_10']:.3f} by popularity, "
-        f"{metrics['ceiling_hr_at_10']:.3f} at best; train on them: {command}"
+        f"wrote {args.ratings:,} ratings by {args.users:,} users of {counts['items']:,} items "
+        f"({time.monotonic() - started:.0f} s). HR@10 is {metrics['popularity_hr_at_10']:.3f} by "
+        f"popularity, {metrics['ceiling_hr_at_10']:.3f} at best; train on them: "
+        f"{arguments.train_command('ncf_synthetic', args.out, *keys)}"
     )
 
 
@@ -192,15 +167,3 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
             f"({LEAST * args.users}) to a third of the items ({most})"
         )
     return args
-
-
-def prepare(args: argparse.Namespace) -> str:
-    """Writes the ratings; returns the last line to print.
-
-    Raises:
-        UserError: it was interrupted.
-    """
-    try:
-        return write(args)
-    except KeyboardInterrupt:
-        raise UserError(f"stopped; {args.out}/ratings.csv is not written", code=130) from None

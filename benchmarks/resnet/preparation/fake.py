@@ -25,34 +25,29 @@ from common.preparation import arguments, schema
 class FakeImages:
     """A split of random examples, made on demand; each is a function of (seed, split, i)."""
 
-    def __init__(self, split: str, num: int, size: tuple[int, int], classes: int, seed: int):
-        """`size` is the typical (height, width) in pixels; both vary by up to a third."""
-        self.split, self.num, self.size, self.classes, self.seed = split, num, size, classes, seed
+    def __init__(self, args: argparse.Namespace, split: str, num: int):
+        self.args, self.split, self.num = args, split, num
         self.progress = console.ProgressBar(f"writing {split}", num)
 
     def __len__(self) -> int:
         return self.num
 
     def __getitem__(self, i: int) -> bytes:
-        rng = np.random.default_rng((self.seed, records.SPLITS.index(self.split), i))
-        height, width = (max(1, round(s * rng.uniform(2 / 3, 4 / 3))) for s in self.size)
-        if rng.uniform() < 0.25:
+        draw = np.random.default_rng((self.args.seed, records.SPLITS.index(self.split), i))
+        height, width = (max(1, round(s * draw.uniform(2 / 3, 4 / 3))) for s in self.args.size)
+        if draw.uniform() < 0.25:
             height, width = width, height
-        label = int(rng.integers(1, self.classes + 1))
-        jpeg, name = self._jpeg(rng, height, width), f"fake_{self.split}_{i:08d}.JPEG"
-        example = schema.example(jpeg, label, f"n{label:08d}", name, (height, width))
-        self.progress.add(1, len(example))
-        return example
-
-    def _jpeg(self, rng: np.random.Generator, height: int, width: int) -> bytes:
+        label = int(draw.integers(1, self.args.classes + 1))
         # Soft colours under fine noise have the size of a photograph. Pure noise has three times
         # the size and decodes more slowly; plain colours have a tenth of the size.
-        soft = Image.fromarray(rng.integers(0, 256, (6, 8, 3), np.uint8))
+        soft = Image.fromarray(draw.integers(0, 256, (6, 8, 3), np.uint8))
         soft = soft.resize((width, height), Image.Resampling.BICUBIC)
-        noise = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
-        out = io.BytesIO()
-        Image.blend(soft, noise, 0.25).save(out, "JPEG", quality=90)
-        return out.getvalue()
+        noise = Image.fromarray(draw.integers(0, 256, (height, width, 3), np.uint8))
+        jpeg, name = io.BytesIO(), f"fake_{self.split}_{i:08d}.JPEG"
+        Image.blend(soft, noise, 0.25).save(jpeg, "JPEG", quality=90)
+        example = schema.example(jpeg.getvalue(), label, f"n{label:08d}", name, (height, width))
+        self.progress.add(1, len(example))
+        return example
 
 
 def height_width(text: str) -> tuple[int, int]:
@@ -102,7 +97,7 @@ def prepare(args: argparse.Namespace) -> str:
     counts = ((args.images, args.shards), (args.validation_images, args.validation_shards))
     for split, (number, shards) in zip(records.SPLITS, counts, strict=True):
         print(f"{split}: {number:,} images in {shards:,} shards into {args.out}", flush=True)
-        images = FakeImages(split, number, args.size, args.classes, args.seed)
+        images = FakeImages(args, split, number)
         try:
             paths = records.write_shards(args.out, split, images, shards, pools.cores())
         except KeyboardInterrupt:

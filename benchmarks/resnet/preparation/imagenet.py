@@ -171,7 +171,7 @@ def _example(
         return b"", (), {"left_out": [path, str(error)]}
     file, size = os.path.basename(path), (jpeg.height, jpeg.width)
     record = schema.example(jpeg.encoded, label, name, file, size, name if own else "")
-    notes = {"changed": [path, jpeg.change]} if jpeg.change else {}
+    notes: dict[str, list] = {"changed": [path, jpeg.change]} if jpeg.change else {}
     if own:
         digest = hashlib.blake2b(jpeg.encoded, digest_size=8).hexdigest()
         notes["digests"] = [digest, label, path]

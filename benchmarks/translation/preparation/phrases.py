@@ -3,29 +3,33 @@
     python -m scripts.prepare phrases --out=data/phrases
 
 20,000 pairs for training and 500 for evaluation come from Babel (the Unicode locale data, CLDR) and
-num2words, without a network. In every evaluation sentence, a value or the combination of values is
-one that no training sentence has: 1 in 20 are reserved for the evaluation. OUT/raw has the text, a
-sentence per line, and `text` makes the records of it. The same versions of Babel and num2words give
-the same bytes. The program does nothing if the folder is complete.
+num2words, without a network, by the patterns and words in phrases.tsv. In every evaluation
+sentence, a value or the combination of values is one that no training sentence has: 1 in 20 are
+reserved for the evaluation. OUT/raw has the text, a sentence per line, and `text` makes the records
+of it. The same versions of Babel and num2words give the same bytes. The program does nothing if the
+folder is complete.
 """
 
 import argparse
-import dataclasses
-import functools
+import collections
+import datetime
 import hashlib
 import importlib.metadata
 import json
 import os
-import random
 import re
-from collections.abc import Callable, Iterator
+from bisect import bisect
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
 
-from benchmarks.translation import rows
-from benchmarks.translation.preparation import phrase_values, text
+from babel import dates, lists, numbers, units
+from num2words import num2words
+
+from benchmarks.translation.preparation import text
 from common import console
 from common.data import files
-from common.data.shards import tensorflow
-from common.errors import DataError, parse_json
 from common.preparation import arguments, writing
 
 COUNTS = {"train": 20_000, "eval": 500}
@@ -33,179 +37,253 @@ VOCABULARY, LENGTH = 800, 64  # subwords; tokens of a row
 _RESERVED = 20  # 1 of so many values is for the evaluation
 _TRIES = 1000  # sentences of one pattern
 _ABOUT = "about.json"  # in OUT/raw, written last
-# Folders of earlier versions have this text, whose end was the name of the program.
-_DESCRIPTION = "English sentences with German translations by scripts.data.phrases, version 2"
+# In it. Folders of earlier versions have this text with another end.
+_DESCRIPTION = b"English sentences with German translations by scripts.data.phrases, version 2"
 _SPACES = str.maketrans(dict.fromkeys("\u00a0\u2009\u202f", " "))  # CLDR has several kinds
-
-
-def _word_pairs(text: str) -> phrase_values.Words:
-    """Words in both languages: "EN=DE, EN=DE"; "NAME" is the same in both."""
-    rows = [word.strip().split("=") for word in text.split(",")]
-    return [(row[0], row[-1]) for row in rows]
-
-
-_CITIES = _word_pairs(
-    "Vienna=Wien, Munich=München, Cologne=Köln, Zurich=Zürich, Geneva=Genf, Milan=Mailand, "
-    "Rome=Rom, Venice=Venedig, Prague=Prag, Warsaw=Warschau, Copenhagen=Kopenhagen, Berlin, "
-    "Brussels=Brüssel, Nuremberg=Nürnberg, Hanover=Hannover, Lisbon=Lissabon, Athens=Athen, "
-    "Moscow=Moskau, Paris, London, Hamburg, Belgrade=Belgrad, Krakow=Krakau, Dresden"
-)
-_EVENTS = _word_pairs(
-    "the meeting=die Besprechung, the concert=das Konzert, the course=der Kurs, "
-    "the exam=die Prüfung, the lecture=der Vortrag, the party=die Feier, the game=das Spiel, "
-    "the trip=die Reise, the tour=die Führung, the interview=das Gespräch"
-)
-_HOUSES = _word_pairs(
-    "the museum=das Museum, the library=die Bibliothek, the bakery=die Bäckerei, "
-    "the office=das Büro, the shop=der Laden, the pharmacy=die Apotheke, the zoo=der Zoo, "
-    "the town hall=das Rathaus, the swimming pool=das Schwimmbad"
-)
-_GOODS = _word_pairs(
-    "the ticket=die Fahrkarte, the book=das Buch, the coat=der Mantel, the car=das Auto, "
-    "the table=der Tisch, the room=das Zimmer, the repair=die Reparatur, the lamp=die Lampe, "
-    "the ring=der Ring, the bicycle=das Fahrrad"
-)
-_PEOPLE = _word_pairs(
-    "my brother=mein Bruder, my sister=meine Schwester, her son=ihr Sohn, "
-    "his daughter=seine Tochter, our neighbor=unser Nachbar, my teacher=meine Lehrerin, "
-    "his aunt=seine Tante, her uncle=ihr Onkel, our dog=unser Hund"
-)
-_GROUPS = _word_pairs(
-    "readers=Leser, pupils=Schüler, guests=Gäste, residents=Einwohner, visitors=Besucher, "
-    "members=Mitglieder, doctors=Ärzte, children=Kinder"
-)
-_TERRITORIES = phrase_values.names(
-    "territories",
-    "AT BE BR CA CL CN CU DE DK EE EG ES FI FR GB GR HR HU IE IN IS IT JP KE MA MX NO NZ PE PL PT "
-    "RO SE TH TN UG VN ZA",
-)
-_LANGUAGES = phrase_values.names(
-    "languages", "cs da de el en es fi fr hu it ja ko nl no pl pt ru sv tr uk"
-)
-
-SLOTS: dict[str, Callable[[random.Random], phrase_values.Slot]] = {
-    "weekday_date": phrase_values.weekday_date,
-    "full_date": functools.partial(phrase_values.date, form="full"),
-    "long_date": functools.partial(phrase_values.date, form="long"),
-    "numeric_date": phrase_values.numeric_date,
-    "day": phrase_values.day_of_year,
-    "interval": phrase_values.interval,
-    "time": phrase_values.time,
-    "spoken_time": phrase_values.spoken_time,
-    "past": functools.partial(phrase_values.relative, sign=-1),
-    "future": functools.partial(phrase_values.relative, sign=1),
-    "duration": phrase_values.duration,
-    "count": phrase_values.count,
-    "small": functools.partial(phrase_values.count, most=99),
-    "decimal": phrase_values.decimal,
-    "compact": phrase_values.compact,
-    "words": phrase_values.words,
-    "year": phrase_values.year,
-    "year_in_words": phrase_values.year_in_words,
-    "ordinal": phrase_values.ordinal,
-    "percent": phrase_values.percent,
-    **{kind: functools.partial(phrase_values.measure, kind=kind) for kind in phrase_values.UNITS},
-    "money": phrase_values.money,
-    "temperature": phrase_values.temperature,
-    "hours": phrase_values.hours,
-    "pages": phrase_values.pages,
-    "territories": functools.partial(phrase_values.several, words=_TERRITORIES),
-    "language": functools.partial(phrase_values.one, words=_LANGUAGES),
-    "city": functools.partial(phrase_values.one, words=_CITIES),
-    "event": functools.partial(phrase_values.one, words=_EVENTS),
-    "house": functools.partial(phrase_values.one, words=_HOUSES),
-    "good": functools.partial(phrase_values.one, words=_GOODS),
-    "person": functools.partial(phrase_values.one, words=_PEOPLE),
-    "group": functools.partial(phrase_values.one, words=_GROUPS),
-    "weekdays": functools.partial(phrase_values.one, words=phrase_values.weekdays()),
+_UNITS = {
+    "length": "length-kilometer length-meter length-centimeter length-mile length-foot",
+    "mass": "mass-kilogram mass-gram mass-tonne mass-pound",
+    "volume": "volume-liter volume-milliliter volume-cubic-meter volume-gallon",
+    "area": "area-square-kilometer area-square-meter area-hectare",
+    "speed": "speed-kilometer-per-hour speed-meter-per-second speed-mile-per-hour",
+    "data": "digital-gigabyte digital-megabyte digital-kilobyte",
+    "power": "power-watt power-kilowatt power-megawatt energy-kilowatt-hour electric-volt",
 }
-
-PATTERNS = [  # English, German
-    ("{full_date}", "{full_date}"),
-    ("{numeric_date}", "{numeric_date}"),
-    ("{interval}", "{interval}"),
-    ("{event} is on {weekday_date}.", "{event} ist am {weekday_date}."),
-    ("{event} is on {day} at {time}.", "{event} ist am {day} um {time} Uhr."),
-    ("{event} will take place on {long_date}.", "{event} findet am {long_date} statt."),
-    ("{event} in {city}: {interval}", "{event} in {city}: {interval}"),
-    ("Please reply by {long_date}.", "Bitte antworten Sie bis zum {long_date}."),
-    ("Can you pay {money} by {day}?", "Kannst du {money} bis zum {day} zahlen?"),
-    ("{person} was born on {long_date}.", "{person} wurde am {long_date} geboren."),
-    ("See you at {spoken_time}!", "Bis {spoken_time}!"),
-    ("{event} starts at {spoken_time}.", "{event} beginnt um {spoken_time}."),
-    ("When does {event} end? At {time}.", "Wann endet {event}? Um {time} Uhr."),
-    ("The train to {city} departs at {time} from platform {small}.",
-     "Der Zug nach {city} fährt um {time} Uhr von Gleis {small} ab."),
-    ("The flight from {city} lands in {city2} at {time}.",
-     "Der Flug aus {city} landet um {time} Uhr in {city2}."),
-    ("{house} is open from {hours} {weekdays}.",
-     "{house} ist {weekdays} von {hours} Uhr geöffnet."),
-    ("{house} is closed on {day}.", "{house} ist am {day} geschlossen."),
-    ("The letter was written {past}.", "Der Brief wurde {past} geschrieben."),
-    ("{event} was {past}.", "{event} war {past}."),
-    ("{event} begins {future}.", "{event} beginnt {future}."),
-    ("{house} closes {future}.", "{house} schließt {future}."),
-    ("{duration}", "{duration}"),
-    ("The drive from {city} to {city2} takes {duration}.",
-     "Die Fahrt von {city} nach {city2} dauert {duration}."),
-    ("Wait for {duration}, please.", "Warten Sie bitte {duration}."),
-    ("{words}", "{words}"),
-    ("{decimal}", "{decimal}"),
-    ("{words} {group}", "{words} {group}"),
-    ("in the year {year_in_words}", "im Jahr {year_in_words}"),
-    ("{house} was built in {year}.", "{house} wurde {year} gebaut."),
-    ("{city} has {compact} {group}.", "{city} hat {compact} {group}."),
-    ("the {ordinal} anniversary of {city}", "das {ordinal} Jubiläum von {city}"),
-    ("The {ordinal} prize goes to {city}.", "Der {ordinal} Preis geht an {city}."),
-    ("{person} is {small} years old.", "{person} ist {small} Jahre alt."),
-    ("Please read pages {pages}.", "Bitte lesen Sie die Seiten {pages}."),
-    ("Have you read page {count}?", "Hast du Seite {count} gelesen?"),
-    ("{percent} of the {group} speak {language}.", "{percent} der {group} sprechen {language}."),
-    ("{percent} of all books are in {language}.",
-     "{percent} aller Bücher sind auf {language}."),
-    ("{good} costs {money}.", "{good} kostet {money}."),
-    ("How much is {good}? {money}.", "Wie viel kostet {good}? {money}."),
-    ("{money}", "{money}"),
-    ("The river is {length} long.", "Der Fluss ist {length} lang."),
-    ("It is {length} from {city} to {city2}.", "Von {city} nach {city2} sind es {length}."),
-    ("The parcel weighs {mass}.", "Das Paket wiegt {mass}."),
-    ("The tank holds {volume}.", "Der Tank fasst {volume}."),
-    ("The field covers {area}.", "Das Feld umfasst {area}."),
-    ("The top speed is {speed}.", "Die Höchstgeschwindigkeit beträgt {speed}."),
-    ("The file takes up {data}.", "Die Datei belegt {data}."),
-    ("The device shows {power}.", "Das Gerät zeigt {power} an."),
-    ("{territories}", "{territories}"),
-    ("We traveled through {territories}.", "Wir sind durch {territories} gereist."),
-    ("It is {temperature} in {city}.", "In {city} sind es {temperature}."),
-]  # fmt: skip
+# The most of each that a sentence has.
+_SPANS = {"second": 59, "minute": 59, "hour": 23, "day": 6, "week": 4, "month": 11, "year": 90}
+_DAYTIMES = (5, 9, 12, 18)  # the hours at which the night and the other parts of the day end
 
 
-@dataclasses.dataclass(frozen=True)
-class Phrase:
-    """A sentence in both languages, and the values in it."""
+def _load_words() -> dict[str, list[tuple[str, str]]]:
+    """Words, parts of a time of day and patterns of sentences by kind: (English, German)."""
+    words = collections.defaultdict(list)
+    for line in Path(__file__).with_name("phrases.tsv").read_text("utf-8").splitlines():
+        kind, en, de = line.split("\t")
+        words[kind].append((en, de))
+    return dict(words)
+
+
+WORDS = _load_words()
+
+
+class Slot(NamedTuple):
+    """A part of a sentence in both languages.
+
+    Attributes:
+        en: in English.
+        de: in German.
+        value: the same for every way to write it.
+        is_open: whether there are many such values, so that one of them can be left out.
+        parts: values of other slots that the text contains, each open.
+    """
 
     en: str
     de: str
-    slots: tuple[phrase_values.Slot, ...]
+    value: str
+    is_open: bool = True
+    parts: tuple[str, ...] = ()
 
 
-def _make_phrase(draw: random.Random, pattern: int) -> Phrase:
-    """A sentence by the pattern of this number, with values that `draw` decides."""
-    texts = PATTERNS[pattern]
-    names = re.findall(r"\{(\w+)\}", texts[0])
-    slots = {name: SLOTS[name.rstrip("2")](draw) for name in names}
+def _both(write: Callable[..., str], *args: Any, en: str = "en", **options: Any) -> list[str]:
+    """What a function of Babel or num2words writes in English and in German."""
+    return [write(*args, locale=locale, **options) for locale in (en, "de")]
+
+
+def _in_words(number: int, locale: str, to: str = "cardinal") -> str:
+    return num2words(number, lang=locale, to=to)
+
+
+def _list(pairs: Iterable[Iterable[str]]) -> list[str]:
+    """A list of words, such as "A, B and C", in English and in German."""
+    sides = zip(("en", "de"), zip(*pairs, strict=True), strict=True)
+    return [lists.format_list(side, "standard", locale) for locale, side in sides]
+
+
+def _integer(draw: Random, most: int) -> int:
+    """From 2 to `most`, small ones more often."""
+    return min(most, int(2 * (most / 2) ** draw.random()))
+
+
+def _date(draw: Random, kind: str) -> Slot:
+    day = datetime.date(1950, 1, 1) + datetime.timedelta(draw.randrange(90 * 365))
+    locale = "en"
+    match kind:
+        case "day":
+            day = day.replace(year=2000)
+            return Slot(*_both(dates.format_skeleton, "MMMMd", day), f"day {day:%m-%d}")
+        case "interval":
+            last = day + datetime.timedelta(draw.randrange(1, 50))
+            texts = _both(dates.format_interval, day, last, "yMMMd")
+            return Slot(*texts, f"interval {day} {last}", parts=(f"date {day}", f"date {last}"))
+        case "numeric_date":
+            english, german = draw.choice(["M/d/yyyy", "yyyy-MM-dd"]), "dd.MM.yyyy"
+        case "weekday_date":  # within a sentence
+            english, german = "full", "EEEE, 'dem' d. MMMM y"
+            locale = draw.choice(["en_US", "en_GB"])
+        case _:  # CLDR's "full" or "long"
+            english = german = kind.removesuffix("_date")
+            locale = draw.choice(["en_US", "en_GB"])
+    en = dates.format_date(day, english, locale)
+    return Slot(en, dates.format_date(day, german, "de"), f"date {day}")
+
+
+def _time(draw: Random, kind: str) -> Slot:
+    """Of 12 hours with AM or PM, or of 24, in English; of 24 in German."""
+    if kind == "time":
+        time = datetime.time(draw.randrange(24), draw.choice([0, 15, 30, draw.randrange(60)]))
+        texts = _both(dates.format_time, time, "short", en=draw.choice(["en_US", "en_US", "en_GB"]))
+        return Slot(*texts, f"time {time:%H:%M}")
+    # From a time in the morning to one later: "9:00 AM to 5:30 PM".
+    times = [
+        datetime.time(draw.randrange(first, last), draw.choice([0, 15, 30, 45]))
+        for first, last in ((6, 12), (14, 23))
+    ]
+    first, last = (_both(dates.format_time, time, "short", en="en_US") for time in times)
+    texts = f"{first[0]} to {last[0]}", f"{first[1]} bis {last[1]}"
+    return Slot(*texts, f"hours {times}", parts=tuple(f"time {time:%H:%M}" for time in times))
+
+
+def _spoken_time(draw: Random, kind: str) -> Slot:
+    """As people say it: "half past seven in the evening" is "halb acht abends"."""
+    hour, minute = draw.randrange(24), draw.randrange(0, 60, 5)
+    this, after = (_both(_in_words, n) for n in ((hour + 11) % 12 + 1, hour % 12 + 1))
+    if (this[1], minute) == ("eins", 0):
+        this[1] = "ein"  # Uhr
+    forms, suffixes = WORDS["minute"][minute // 5], WORDS["daytime"][bisect(_DAYTIMES, hour)]
+    en, de = (f"{forms[i].format(this[i], next=after[i])} {suffixes[i]}" for i in range(2))
+    return Slot(en, de, f"time {hour:02}:{minute:02}")
+
+
+def _span(draw: Random, kind: str) -> Slot:
+    if kind == "duration":  # two units that follow each other: "2 hours and 35 minutes"
+        large, most, small, least = draw.choice(
+            [("hour", 30, "minute", 60), ("minute", 60, "second", 60), ("day", 30, "hour", 24)]
+        )
+        amounts = (draw.randrange(1, most), draw.randrange(1, least))
+        pairs = zip(amounts, (f"duration-{large}", f"duration-{small}"), strict=True)
+        texts = _list(_both(units.format_unit, *pair, "long") for pair in pairs)
+        return Slot(*texts, f"duration {large} {amounts}")
+    unit = draw.choice(list(_SPANS))
+    count = draw.randrange(1, _SPANS[unit] + 1) * (-1 if kind == "past" else 1)
+    delta = datetime.timedelta(seconds=count * dict(dates.TIMEDELTA_UNITS)[unit])
+    texts = _both(dates.format_timedelta, delta, unit, 1e9, add_direction=True)
+    return Slot(*texts, f"relative {unit} {count}")
+
+
+def _number(draw: Random, kind: str) -> Slot:
+    match kind:
+        case "count" | "small":
+            number = _integer(draw, 999 if kind == "count" else 99)
+            texts = _both(numbers.format_decimal, number)
+        case "decimal":
+            number = round(_integer(draw, 999_999) + draw.random(), draw.randrange(4))
+            number = int(number) if number == int(number) else number  # the value of `count`
+            texts = _both(numbers.format_decimal, number)
+        case "compact":  # "1.2 million"
+            number = draw.randrange(11, 9999) * 10 ** draw.choice([5, 8])
+            options = {"format_type": "long", "fraction_digits": 1}
+            texts = _both(numbers.format_compact_decimal, number, **options)
+        case "words":
+            number = _integer(draw, draw.choice([999, 9_999, 999_999]))
+            texts = _both(_in_words, number)
+        case "year_in_words":
+            number = draw.randrange(1100, 2000)
+            texts = _both(_in_words, number, to="year")
+        case _:  # year
+            number = draw.randrange(1700, 2050)
+            texts = [str(number), str(number)]
+    # Too many sentences need the small numbers.
+    return Slot(*texts, f"number {number}", is_open=number >= 100 or number != int(number))
+
+
+def _amount(draw: Random, kind: str) -> Slot:
+    match kind:
+        case "ordinal":
+            value = draw.randrange(2, 100)
+            texts = [num2words(value, to="ordinal_num"), f"{value}."]
+            if draw.random() >= 0.5:
+                texts = _both(_in_words, value, to="ordinal")
+        case "pages":
+            first = draw.randrange(1, 900)
+            last = first + draw.randrange(1, 90)
+            texts, value = [f"{first} to {last}", f"{first} bis {last}"], f"{first} {last}"
+            parts = tuple(f"number {page}" for page in (first, last) if page >= 100)
+            return Slot(*texts, f"pages {value}", parts=parts)
+        case "percent":
+            value = draw.randrange(1, 1000) / 10
+            share = round(value / 100, 3)
+            texts = _both(numbers.format_percent, share, decimal_quantization=False)
+        case "money":
+            kind = draw.choice(["EUR", "USD", "GBP", "CHF", "JPY", "SEK", "PLN", "INR"])
+            value = _integer(draw, 99_999)
+            value += 0 if kind == "JPY" else draw.choice([0, 0.5, 0.9, 0.25])
+            form = draw.choice(["standard", "name"])
+            texts = _both(numbers.format_currency, value, kind, format_type=form)
+        case "temperature":
+            value, form = draw.randrange(-25, 45), draw.choice(["long", "short"])
+            texts = _both(units.format_unit, value, "temperature-celsius", form)
+        case _:
+            kind, value = draw.choice(_UNITS[kind].split()), float(_integer(draw, 9_999))
+            if draw.random() >= 0.5:
+                value = round(value + draw.random(), draw.choice([1, 2]))
+            texts = _both(units.format_unit, value, kind, draw.choice(["long", "long", "short"]))
+    return Slot(*texts, f"{kind} {value}", is_open=kind not in ("ordinal", "temperature"))
+
+
+def _word(draw: Random, kind: str) -> Slot:
+    if kind == "countries":
+        chosen = draw.sample(WORDS["country"], draw.choice([2, 3]))
+        return Slot(*_list(chosen), f"several {sorted(en for en, _ in chosen)}")
+    en, de = draw.choice(WORDS[kind])
+    return Slot(en, de, en, is_open=False)
+
+
+KINDS = {  # what draws a slot, by its name in phrases.tsv
+    kind: draw_slot
+    for draw_slot, kinds in {
+        _date: "full_date long_date weekday_date numeric_date day interval",
+        _time: "time hours",
+        _spoken_time: "spoken_time",
+        _span: "past future duration",
+        _number: "count small decimal compact words year year_in_words",
+        _amount: f"ordinal pages percent money temperature {' '.join(_UNITS)}",
+        _word: "countries language weekdays city event house good person group",
+    }.items()
+    for kind in kinds.split()
+}
+
+
+def make_slot(draw: Random, name: str) -> Slot:
+    """A value for a name in a pattern, such as "city" or "city2"."""
+    kind = name.rstrip("2")
+    return KINDS[kind](draw, kind)
+
+
+def is_reserved(slots: Sequence[Slot]) -> bool:
+    """Whether a value, or the combination of all of a sentence, is for the evaluation.
+
+    A value has parts, such as the two times of opening hours. The day of a date is no part of it.
+    """
+    values = [slot.value for slot in slots if slot.is_open]
+    values += [part for slot in slots for part in slot.parts]
+    if len(slots) > 1:
+        values.append(" | ".join(sorted(slot.value for slot in slots)))
+    digests = (hashlib.sha256(value.encode()).digest()[:8] for value in values)
+    return any(int.from_bytes(digest, "big") % _RESERVED == 0 for digest in digests)
+
+
+def _make_sentence(draw: Random, pattern: tuple[str, str]) -> tuple[list[str], list[Slot]]:
+    """A sentence in English and in German, with values that `draw` decides."""
+    names = re.findall(r"\{(\w+)\}", pattern[0])
+    slots = {name: make_slot(draw, name) for name in names}
     for name in names:  # "from Rome to Rome" is none
         while name.endswith("2") and slots[name].value == slots[name[:-1]].value:
-            slots[name] = SLOTS[name[:-1]](draw)
-    en = texts[0].format_map({name: slot.en for name, slot in slots.items()})
-    de = texts[1].format_map({name: slot.de for name, slot in slots.items()})
-    return Phrase(_clean(en), _clean(de), tuple(slots.values()))
-
-
-def _clean(text: str) -> str:
-    """With plain spaces; a sentence begins with a capital letter."""
-    text = text.translate(_SPACES)
-    return text[0].upper() + text[1:] if text.endswith((".", "?", "!")) else text
+            slots[name] = make_slot(draw, name)
+    texts = []
+    for i, form in enumerate(pattern):
+        line = form.format_map({name: slot[i] for name, slot in slots.items()}).translate(_SPACES)
+        texts.append(line[0].upper() + line[1:] if line.endswith((".", "?", "!")) else line)
+    return texts, list(slots.values())
 
 
 def pairs(split: str, count: int) -> list[tuple[str, str]]:
@@ -215,42 +293,30 @@ def pairs(split: str, count: int) -> list[tuple[str, str]]:
         split: "train", whose values and combinations are common, or "eval", where one is reserved.
         count: how many.
     """
-    draw, texts = random.Random(f"phrases {split}"), {}
-    patterns = _patterns(draw)
+    draw, texts = Random(f"phrases {split}"), {}
+    patterns = list(WORDS["sentence"])
+    tries = _TRIES if split == "eval" else 1  # few sentences have a reserved value
     while len(texts) < count:
-        pattern = next(patterns)
-        for _ in range(_TRIES if split == "eval" else 1):  # few sentences have a reserved value
-            phrase = _make_phrase(draw, pattern)
-            if is_reserved(phrase) == (split == "eval") and phrase.en not in texts:
-                texts[phrase.en] = phrase.de
-                break
-    return list(texts.items())
-
-
-def is_reserved(phrase: Phrase) -> bool:
-    """Whether a value of the sentence, or the combination of all of them, is for the evaluation.
-
-    A value has parts, such as the two times of opening hours. The day of a date is no part of it.
-    """
-    values = [slot.value for slot in phrase.slots if slot.is_open]
-    values += [part for slot in phrase.slots for part in slot.parts]
-    if len(phrase.slots) > 1:
-        values.append(" | ".join(sorted(slot.value for slot in phrase.slots)))
-    return any(_hash(value) % _RESERVED == 0 for value in values)
+        draw.shuffle(patterns)
+        for pattern in patterns:
+            for _ in range(tries):
+                (en, de), slots = _make_sentence(draw, pattern)
+                if is_reserved(slots) == (split == "eval") and en not in texts:
+                    texts[en] = de
+                    break
+    return list(texts.items())[:count]
 
 
 def _write_raw(folder: str) -> None:
     """Writes train.en, train.de, eval.en and eval.de, and then about.json."""
-    about = {"description": _DESCRIPTION, "libraries": {}, "sha256": {}}
-    for library in ("Babel", "num2words"):
-        about["libraries"][library] = importlib.metadata.version(library)
+    libraries = {name: importlib.metadata.version(name) for name in ("Babel", "num2words")}
+    about = {"description": _DESCRIPTION.decode(), "libraries": libraries, "sha256": {}}
     for split, count in COUNTS.items():
-        for language, lines in zip(
-            ("en", "de"), zip(*pairs(split, count), strict=True), strict=True
-        ):
-            data = "".join(f"{line}\n" for line in lines).encode()
-            about["sha256"][f"{split}.{language}"] = hashlib.sha256(data).hexdigest()
-            files.write(os.path.join(folder, f"{split}.{language}"), [data])
+        sides = zip(*pairs(split, count), strict=True)
+        for language, lines in zip(("en", "de"), sides, strict=True):
+            name, data = f"{split}.{language}", "".join(f"{line}\n" for line in lines).encode()
+            about["sha256"][name] = hashlib.sha256(data).hexdigest()
+            files.write(os.path.join(folder, name), [data])
     files.write(os.path.join(folder, _ABOUT), [json.dumps(about, indent=1).encode() + b"\n"])
 
 
@@ -265,71 +331,19 @@ def prepare(args: argparse.Namespace) -> str:
         f"{COUNTS['train']:,} pairs for training and {COUNTS['eval']:,} for evaluation are in "
         f"{out}; train on them: {arguments.train_command('phrases', out)}"
     )
-    raw_is_complete, is_ours = _raw_state(folder)
-    if raw_is_complete and _has_records(out):
+    about = files.read(os.path.join(folder, _ABOUT)) or b""
+    has_text = _DESCRIPTION in about
+    if has_text and writing.is_complete(out, "vocab.subwords", "sources.txt", "references.txt"):
         return f"already complete: {state}"
-    writing.State(out).refuse_others(is_ours)
+    writing.State(out).refuse_others(_DESCRIPTION[:40] in about)
     print(f"{sum(COUNTS.values()):,} pairs of sentences into {out}, about 30 s", flush=True)
-    if not raw_is_complete:
+    if not has_text:
         _write_raw(folder)
-    _prepare(out, folder)
-    return f"wrote: {state}"
-
-
-def _patterns(draw: random.Random) -> Iterator[int]:
-    """Endless patterns: all of them in a new order, again and again."""
-    order = list(range(len(PATTERNS)))
-    while True:
-        draw.shuffle(order)
-        yield from order
-
-
-def _hash(value: str) -> int:
-    return int.from_bytes(hashlib.sha256(value.encode()).digest()[:8], "big")
-
-
-def _prepare(out: str, folder: str) -> None:
-    """Makes the vocabulary and the records of the text in `folder`."""
     flags = [
         f"--{split}_{side}={folder}/{split}.{language}"
         for split in COUNTS
         for side, language in (("source", "en"), ("target", "de"))
     ]
-    flags += [f"--vocabulary_size={VOCABULARY}", f"--length={LENGTH}"]
-    text.prepare(text.parse(console.Parser(), [*flags, f"--out={out}", "--overwrite"]))
-
-
-def _raw_state(folder: str) -> tuple[bool, bool]:
-    """Whether all text is in the folder, and whether this program wrote it, in any version."""
-    gfile = tensorflow().io.gfile
-
-    def read(name: str) -> bytes:
-        path = os.path.join(folder, name)
-        if not gfile.exists(path):
-            return b""
-        with gfile.GFile(path, "rb") as file:
-            return file.read()
-
-    try:
-        about = parse_json(read(_ABOUT) or b"{}")
-    except ValueError:
-        about = {}
-    description = str(about.get("description", ""))
-    if description != _DESCRIPTION:
-        return False, description.startswith(_DESCRIPTION[:40])
-    sums = about["sha256"].items()
-    return all(hashlib.sha256(read(name)).hexdigest() == digest for name, digest in sums), True
-
-
-def _has_records(out: str) -> bool:
-    """Whether the files that the manifest lists are there, and no others."""
-    try:
-        content = rows.load_manifest(out)
-    except DataError:  # damaged
-        return False
-    if not content:
-        return False
-    names = [content.vocabulary_file, "sources.txt", "references.txt"]
-    if not all(tensorflow().io.gfile.exists(os.path.join(out, name)) for name in names):
-        return False
-    return writing.are_complete(out, {name: row.bytes for name, row in content.shards.items()})
+    flags += [f"--vocabulary_size={VOCABULARY}", f"--length={LENGTH}", f"--out={out}"]
+    text.prepare(text.parse(console.Parser(), [*flags, "--overwrite"]))
+    return f"wrote: {state}"

@@ -57,7 +57,7 @@ def made_up(tmp_path_factory):
     return str(folder), prepare.make("ratings", arguments)
 
 
-def test_made_ratings_have_movielens_form(made_up):
+def test_made_ratings_have_movielens_form(made_up, tmp_path):
     folder, output = made_up
     lines = Path(folder, "ratings.csv").read_text().splitlines()
     assert lines[0] == "userId,movieId,rating,timestamp" and len(lines) == 35_001
@@ -68,12 +68,8 @@ def test_made_ratings_have_movielens_form(made_up):
     assert min(np.bincount([user for user, _ in pairs])[1:]) >= 20
     known = json.loads(Path(folder, "baselines.json").read_text())
     assert f"{known['ceiling_hr_at_10']:.3f} at best" in output
-
-
-def test_made_ratings_are_a_function_of_the_arguments(made_up, tmp_path):
-    folder, _ = made_up
     prepare.make("ratings", ["--users=700", "--items=300", "--ratings=35000", f"--out={tmp_path}"])
-    for name in ("ratings.csv", "baselines.json"):
+    for name in ("ratings.csv", "baselines.json"):  # a function of the arguments
         assert (tmp_path / name).read_bytes() == Path(folder, name).read_bytes()
 
 

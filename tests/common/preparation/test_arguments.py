@@ -1,22 +1,19 @@
 """The command that a preparation prints last: a user with these data should type it."""
 
-import importlib
 import io
-import re
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from benchmarks.detection.preparation import coco
-from benchmarks.translation.preparation import phrases
+from benchmarks.translation.preparation import phrases, text
 from common import foreign
-from common.errors import ConfigError
 from common.preparation import arguments
 from engine.run import read_settings
 from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import write_coco
-from tests.conftest import make_programs, plan_of
+from tests.conftest import plan_of
 from tests.helpers.preparation import typed
 
 RESNET = "hf-hub:timm/resnet50.a1_in1k"
@@ -124,24 +121,7 @@ def test_many_photos_train_from_random_weights(tmp_path, monkeypatch):
 
 
 def test_phrases_have_their_recipe(tmp_path, monkeypatch):
-    monkeypatch.setattr(phrases, "_raw_state", lambda folder: (True, True))
-    monkeypatch.setattr(phrases, "_has_records", lambda out: True)
+    monkeypatch.setattr(phrases, "_write_raw", lambda folder: None)
+    monkeypatch.setattr(text, "prepare", lambda args: "")
     words, config = typed(prepare.make("phrases", [f"--out={tmp_path}"]), monkeypatch)
     assert "--config=configs/phrases.py" in words and config.data_dir == str(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "name"),
-    [
-        *(("finetune", RESNET), ("finetune_digits", "hf-hub:timm/resnet18.a1_in1k")),
-        ("finetune_ssd", foreign.RESNET.format(depth=34)),
-        ("finetune_ssd_digits", foreign.RESNET.format(depth=34)),
-        *(("finetune_mask_rcnn", foreign.MASK_RCNN), ("mask_rcnn", RESNET)),
-        ("finetune_transformer", "WORKDIR"),
-    ],
-)
-def test_a_recipe_that_needs_a_model_names_one(recipe, name, tmp_path):
-    config = importlib.import_module(f"configs.{recipe}").get_config()
-    config.update({"train_batch_size": 64, "eval_batch_size": 64})
-    with pytest.raises(ConfigError, match=f"--config.init_from={re.escape(name)}\\b"):
-        make_programs(config.lock(), tmp_path).check_random_start()

@@ -1,5 +1,6 @@
 """`prepare coco` on archives and folders in COCO's form, read back by hand."""
 
+import collections
 import hashlib
 import io
 import json
@@ -122,13 +123,6 @@ COCO = ["--train_images=a.zip", "--annotations=b.zip", "--out=o"]
 OWN = ["--train_images=a", "--train_annotations=t.json", "--val_annotations=v.json", "--out=o"]
 
 
-def test_the_flags():
-    args = prepare.parse("coco", OWN)
-    assert (args.val_images, args.seed, args.quality) == ("a", 0, 95)
-    assert prepare.parse("coco", [*COCO, "--val_images=c.zip", "--subset"]).val_images == "c.zip"
-    assert prepare.parse("coco", [*OWN, "--out=ab"]).out == "ab"
-
-
 @pytest.mark.parametrize(
     ("flags", "fault"),
     [
@@ -144,6 +138,7 @@ def test_the_flags():
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_flags_that_do_not_fit(flags, fault, capsys):
+    assert prepare.parse("coco", OWN).val_images == "a"
     with pytest.raises(SystemExit):
         prepare.parse("coco", flags)
     assert fault in capsys.readouterr().err
@@ -192,65 +187,61 @@ def coco(tmp_path_factory):
     return folder, flags, folder / "records"
 
 
-def values(record):
-    """{key: list of values} of a record."""
-    feature = tensorflow().train.Example.FromString(record).features.feature
-    return {
-        key: list(getattr(value, value.WhichOneof("kind")).value) for key, value in feature.items()
-    }
-
-
 def rows(folder, split):
-    """Records by image id."""
+    """{key: list of values} of the records by image id, in their order."""
     by_id = {}
     for path in sorted(folder.glob(f"{split}-*")):
         for record in frames(path):
-            row = values(record)
-            image_id = int(row["image/source_id"][0])
-            assert image_id not in by_id
-            by_id[image_id] = row
+            feature = tensorflow().train.Example.FromString(record).features.feature
+            kinds = {key: value.WhichOneof("kind") for key, value in feature.items()}
+            row = {key: list(getattr(feature[key], kind).value) for key, kind in kinds.items()}
+            assert by_id.setdefault(int(row["image/source_id"][0]), row) is row
     return by_id
 
 
-def stands_for(row, i, image_id):
-    """Whether a record holds image i and its objects, by the schema of create_coco_tf_record."""
+def check_row(row, i, image_id):
+    """A record holds image i and its objects, by the schema of create_coco_tf_record."""
     name, data, (height, width) = image_file(i)
-    assert row["image/filename"] == [name.encode()] and row["image/format"] == [b"jpeg"]
-    assert (row["image/height"], row["image/width"]) == ([height], [width])
-    assert row["image/source_id"] == [str(image_id).encode()]
     [jpeg] = row["image/encoded"]
-    assert row["image/key/sha256"] == [hashlib.sha256(jpeg).hexdigest().encode()]
     with Image.open(io.BytesIO(jpeg)) as image:
         assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (width, height))
     if i not in (1, 2, 3, 4):
         assert jpeg == data
     elif i != 4:
         assert near(pixels(jpeg), pixels(data), 12)
-    expected = boxes_of(i)
     names = {row["id"]: row["name"].encode() for row in CATEGORIES}
-    assert row["image/object/class/label"] == [category for category, *_ in expected]
-    assert row["image/object/class/text"] == [names[category] for category, *_ in expected]
-    assert row["image/object/is_crowd"] == [crowd for *_, crowd in expected]
-    assert row["image/object/area"] == [w * h / 2 for _, (_, _, w, h), _ in expected]
-    corners = np.array([[y, x, y + h, x + w] for _, (x, y, w, h), _ in expected]).reshape(-1, 4)
+    boxes = boxes_of(i)
+    expected = {
+        "image/filename": [name.encode()],
+        "image/format": [b"jpeg"],
+        "image/height": [height],
+        "image/width": [width],
+        "image/source_id": [str(image_id).encode()],
+        "image/key/sha256": [hashlib.sha256(jpeg).hexdigest().encode()],
+        "image/object/class/label": [category for category, *_ in boxes],
+        "image/object/class/text": [names[category] for category, *_ in boxes],
+        "image/object/is_crowd": [crowd for *_, crowd in boxes],
+        "image/object/area": [w * h / 2 for _, (_, _, w, h), _ in boxes],
+    }
+    assert {key: row[key] for key in expected} == expected
+    assert row.keys() - expected.keys() == {"image/encoded", "image/object/mask", *FLOAT_KEYS}
+    corners = np.array([[y, x, y + h, x + w] for _, (x, y, w, h), _ in boxes]).reshape(-1, 4)
     corners /= [height, width, height, width]
-    for k, key in enumerate(FLOAT_KEYS):
-        np.testing.assert_allclose(row[key], corners[:, k], rtol=1e-6)
-    return True
+    np.testing.assert_allclose(np.transpose([row[key] for key in FLOAT_KEYS]), corners, rtol=1e-6)
 
 
 def test_archives_become_googles_schema(coco):
     *_, out = coco
     assert sorted(contents(out)) == sorted([*RECORDS, "instances_val2017.json", "manifest.json"])
     train, val = rows(out, "train"), rows(out, "val")
-    first, count, _ = TRAIN
-    expected = {train_id(i): i for i in range(first, first + count) if boxes_of(i)}
+    expected = {train_id(i): i for i in range(TRAIN[1]) if boxes_of(i)}
     assert set(train) == set(expected) and len(train) == 12
     assert list(train) != sorted(train) and list(train) != sorted(train)[::-1]  # shuffled
-    assert all(stands_for(train[image_id], i, image_id) for image_id, i in expected.items())
-    first, count, _ = VAL
-    assert list(val) == [val_id(i) for i in range(first, first + count)]  # with the empty one
-    assert all(stands_for(row, image_id + 20, image_id) for image_id, row in val.items())
+    for image_id, i in expected.items():
+        check_row(train[image_id], i, image_id)
+    assert list(val) == list(range(6))  # with the empty one
+    for image_id, row in val.items():
+        check_row(row, image_id + 20, image_id)
     assert [] in [row["image/object/class/label"] for row in val.values()]
     scored = (out / "instances_val2017.json").read_bytes()
     assert scored == (coco[0] / "open" / "instances_val2017.json").read_bytes()
@@ -279,21 +270,21 @@ def test_the_manifest_says_what_is_there(coco):
     out = coco[-1]
     content = json.loads((out / "manifest.json").read_text())
     assert (content["format"], content["kind"], content["num_label_classes"]) == (1, "detection", 3)
-    counts = {3: [0, 0], 7: [0, 0], 12: [0, 0]}
-    for k, (first, count, _) in enumerate((TRAIN, VAL)):
-        for i in range(first, first + count):
-            for category, *_ in boxes_of(i):
-                counts[category][k] += 1
+    counts = [
+        collections.Counter(row[0] for i in range(first, first + count) for row in boxes_of(i))
+        for first, count, _ in (TRAIN, VAL)
+    ]
     assert content["classes"] == [
-        {"label": 1, "id": 3, "name": "cat", "train": counts[3][0], "val": counts[3][1]},
-        {"label": 2, "id": 7, "name": "Ähre", "train": counts[7][0], "val": counts[7][1]},
-        {"label": 3, "id": 12, "name": "owl", "train": counts[12][0], "val": counts[12][1]},
+        {"label": k, "id": number, "name": name, "train": counts[0][number]}
+        | {"val": counts[1][number]}
+        for k, (number, name) in enumerate([(3, "cat"), (7, "Ähre"), (12, "owl")], 1)
     ]
     train, val = content["splits"]["train"], content["splits"]["val"]
     assert (train["images"], train["with_boxes"], train["examples"]) == (16, 12, 12)
     assert (val["images"], val["with_boxes"], val["examples"]) == (6, 5, 6)
-    assert [shard["name"] for shard in [*train["shards"], *val["shards"]]] == RECORDS
-    for shard in [*train["shards"], *val["shards"]]:
+    shards = [*train["shards"], *val["shards"]]
+    assert [shard["name"] for shard in shards] == RECORDS
+    for shard in shards:
         data = (out / shard["name"]).read_bytes()
         assert (shard["bytes"], shard["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
     assert {row["file"]: row["reason"] for row in content["re_encoded"]} == {
@@ -302,8 +293,8 @@ def test_the_manifest_says_what_is_there(coco):
         "train/0004.jpg": "EXIF rotation",
     }  # the PNG has no boxes
     assert content["left_out"] == [] and content["annotations"] == "instances_val2017.json"
-    paths = [str(out / name) for name in RECORDS]
     loaded = manifest.load(str(out))
+    paths = [str(out / name) for name in RECORDS]
     assert loaded and loaded.counts(str(out), paths) == (4, 4, 4, 3, 3)
     assert loaded.class_names == ("cat", "Ähre", "owl")
 

@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from common.data import records
 from configs import resnet50
 from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet import (
@@ -20,10 +19,6 @@ from tests.helpers.preparation import check_data, leaves
 from tests.test_main import ROOT
 
 SETTINGS = ["--subset", "--shards=5", "--validation_shards=2"]
-RECORDS = [
-    *(records.shard_name("train", i, 5) for i in range(5)),
-    *(records.shard_name("validation", i, 2) for i in range(2)),
-]
 PHOTOS = {  # names that mean something in an address, a shell or a format
     "50%": ["100%25.jpg", "1.jpg", "2.jpg"],
     "Dogs & cats #2": ["a b.jpg", "sub folder/why?.jpg", "semi;colon+plus=1.jpg"],
@@ -71,22 +66,6 @@ def assert_same(gcs, folder, expected):
     """A folder on gs:// holds what the local run wrote, and no remains anywhere."""
     assert result(gcs, folder) == expected
     assert not [name for name in gcs.names(folder) if "tmp." in name]
-
-
-@pytest.mark.long
-def test_archives_become_the_bytes_of_a_local_run(gcs, raw, local, capsys):
-    out = gcs.bucket("objects")  # as roles/storage.objectAdmin has it
-    prepare.make("imagenet", [*archives(raw), f"--out={out}/some/folder/", "--workers=16"])
-    assert_same(gcs, f"{out}/some/folder", local[1])
-    assert set(local[1]) == {*RECORDS, "manifest.json"}
-    before = len(gcs.log())
-    prepare.make("imagenet", [*archives(raw), f"--out={out}/some/folder"])
-    assert "continuing: 7 of 7 shards" in capsys.readouterr().out
-    again = [request for request, _, _ in gcs.log()[before:]]
-    assert again and not [line for line in again if not line.startswith("GET ")]
-    root = gcs.bucket()  # a bucket itself asks for more, storage.buckets.get
-    prepare.make("imagenet", [*archives(raw), f"--out={root}"])
-    assert_same(gcs, root, local[1])
 
 
 @pytest.mark.parametrize(
