@@ -9,6 +9,7 @@ import argparse
 import array
 import collections
 import functools
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -121,9 +122,9 @@ def _vocabulary_size(source: Input) -> int:
     """
     if source.size >= 1000 * _VOCABULARY[1]:
         return _VOCABULARY[1]
-    counts: collections.Counter[str] = collections.Counter()
-    for pair in filter(None, source.read("train")):
-        counts.update("".join(pair))
+    counts: collections.Counter[Any] = collections.Counter()
+    for side in itertools.chain.from_iterable(filter(None, source.read("train"))):
+        counts.update(side)
     size = counts.total() // 1000 + len(counts)
     return min(max(size, _VOCABULARY[0]), _VOCABULARY[1])
 
@@ -205,7 +206,7 @@ def _write_shards(
     if workers > 1:  # a fork would not have TensorFlow's threads
         pool = futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start)
     try:
-        made = pools.ordered(pool, work, jobs, workers + 1)
+        made = pools.ordered(pool, work, jobs, 2 * workers)
         for k, (facts, rows) in zip(wanted, made, strict=True):
             features = (packing.row(pairs, args.length) for pairs in rows)
             path = os.path.join(args.out, names[k])
