@@ -21,7 +21,7 @@ from common import console, pools
 from common.data import files, records
 from common.data.shards import tensorflow
 from common.errors import UserError, parse_json, visible
-from common.preparation.sources import SourceError
+from common.preparation.sources import Source, SourceError
 
 _SHARD_BYTES = 128 << 20  # large enough for object stores, small enough for a shuffle of files
 FACTS = ("examples", "bytes", "sha256")  # of a shard
@@ -192,18 +192,20 @@ def shuffled(seed: int, purpose: str, names: Sequence[str]) -> np.ndarray:
     return np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
 
 
-def num_shards(asked: int, flag: str, examples: int, size: int, usual: int) -> int:
-    """The number of files: `asked` by --`flag`, or `usual`, or else by the `size` in bytes.
+def num_shards(asked: int, flag: str, source: Source, rows: np.ndarray, usual: int) -> int:
+    """The number of files for the images `rows`: `asked` by --`flag`, or `usual`, or by their size.
 
     0 is no number, and sets that are too small for `usual` have another. SourceError if there are
-    fewer examples than files.
+    fewer images than files.
     """
+    examples = len(rows)
     if asked > examples:
         raise SourceError(f"--{flag}: {asked:,} files cannot be filled with {examples:,} images")
     if asked or (usual and examples >= 64 * usual):
         return asked or usual
     # Several, so that hosts can share even a small set, but no file per image.
-    return min(max(8, -(-size // _SHARD_BYTES)), max(1, examples // 16))
+    by_size = -(-sum(source.files[i].size for i in rows) // _SHARD_BYTES)
+    return min(max(8, by_size), max(1, examples // 16))
 
 
 def check_counts(

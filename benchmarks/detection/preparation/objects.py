@@ -69,12 +69,8 @@ def plan_split(
 ) -> Split:
     """Plans a split; training leaves out images without boxes, and shuffles the others.
 
-    Args:
-        name: 'train' or 'val'.
-        annotations: of its images.
-        source: the image files.
-        seed: of the order of training.
-        shards: the number of files (0: chosen here), and the usual number of a large set or 0.
+    The `seed` is that of the order; `shards` are the number of files that is asked for, or 0, and
+    the usual number of a large set, or 0.
 
     Raises:
         SourceError: no image has a box, an image is missing, or there are more files than images.
@@ -97,8 +93,7 @@ def plan_split(
         order, flag = np.flatnonzero(np.diff(starts)), "shards"
         ids = annotations.image_ids[order].tolist()
         order = order[writing.shuffled(seed, name, [*map(str, ids)])]
-    bytes_ = sum(source.files[i].size for i in files[order])
-    number = writing.num_shards(shards[0], flag, len(order), bytes_, shards[1])
+    number = writing.num_shards(shards[0], flag, source, files[order], shards[1])
     cut = int((has_area & beyond).sum())
     return Split(name, annotations, source, files, shares, objects, starts, cut, order, number)
 

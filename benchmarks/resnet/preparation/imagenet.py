@@ -98,7 +98,7 @@ def prepare(args: argparse.Namespace) -> str:
         named = {source.class_name(i) for i in range(len(source.files))}
         if empty := [folder for folder in source.folders if folder not in named]:
             print(visible(f"warning: --{name}: the folders {some(empty)} have no image: no class"))
-    classes, splits = plan.make(images["train"], images.get("validation"), lines, settings, own)
+    classes, splits = plan.make(images["train"], images.get("validation"), lines, settings)
     official = not own and not args.subset
     if official:
         counts = {f"{name} images": len(split.rows) for name, split in splits.items()}

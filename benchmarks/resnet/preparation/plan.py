@@ -48,11 +48,7 @@ class Split:
 
 
 def make(
-    train: Source,
-    validation: Source | None,
-    lines: Sequence[str],
-    settings: dict[str, Any],
-    own: bool,
+    train: Source, validation: Source | None, lines: Sequence[str], settings: dict[str, Any]
 ) -> tuple[list[str], dict[str, Split]]:
     """Plans a data set: its class names in the order of their labels from 1, and its splits.
 
@@ -61,9 +57,9 @@ def make(
         validation: images in classes, or without classes for `lines`; None takes a share of
             `train`.
         lines: the class name of each image of `validation`, in the order of the file names.
-        settings: seed, validation_fraction, shards and validation_shards (0: chosen here); with
-            `group`, images in whose names this pattern finds the same text stay in one split.
-        own: whether they are a user's own photos, of which there is no usual number of files.
+        settings: layout ("folder": no number of files is usual), seed, validation_fraction, shards
+            and validation_shards (0: chosen here); with `group`, images in whose names this pattern
+            finds the same text stay in one split.
 
     Raises:
         SourceError: images without a class, classes without images, or labels that do not fit.
@@ -88,9 +84,8 @@ def make(
     splits = {}
     for name, (source, origin, rows, labels) in parts.items():
         flag = "shards" if name == "train" else "validation_shards"
-        size = sum(source.files[i].size for i in rows)
-        usual = 0 if own else _SHARDS[name]
-        shards = writing.num_shards(settings[flag], flag, len(rows), size, usual)
+        usual = 0 if settings["layout"] == "folder" else _SHARDS[name]
+        shards = writing.num_shards(settings[flag], flag, source, rows, usual)
         splits[name] = Split(source, origin, rows, labels, shards)
     return classes, splits
 

@@ -130,8 +130,8 @@ def test_a_long_short_side_is_shrunk(tmp_path, capsys):
 def planned(names, **settings):
     """(class names, splits, source) of images with these names."""
     source = sources.Source("x", [sources.File(name, 1) for name in sorted(names)])
-    usual = {"seed": 0, "validation_fraction": 0.1, "shards": 0, "validation_shards": 0}
-    return *plan.make(source, None, [], usual | settings, True), source
+    usual = {"layout": "folder", "seed": 0, "shards": 0, "validation_shards": 0}
+    return *plan.make(source, None, [], usual | {"validation_fraction": 0.1} | settings), source
 
 
 def test_the_split_is_stratified_seeded_and_stable():
