@@ -2,13 +2,14 @@
 
 The training pairs are read once and wait in a temporary file until the vocabulary is known. Then
 processes encode, shuffle and pack the pairs of one shard each, and this process writes the rows,
-one shard after the other. Memory holds the pairs of a few shards, and 12 bytes for each other pair.
+one shard after the other. Memory holds the pairs of a few shards, and 20 bytes of each other pair.
 """
 
 import argparse
 import array
 import collections
 import functools
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -40,6 +41,8 @@ _LEAST, _MOST = 8, 100  # shards then
 _PER_PROCESS = 2 << 20  # bytes of input that are worth the start of another process
 _OPEN_ROWS = 512
 _TRAIN, _EVAL = records.TEXT_SPLITS
+
+_parse = functools.lru_cache(1)(parse_vocabulary)  # once in each process
 
 Input = sources.TextInput | sources.RecordInput
 Job = tuple[int, list[bytes]]  # the number of a shard, and its pairs, pickled
@@ -119,9 +122,9 @@ def _vocabulary_size(source: Input) -> int:
     """
     if source.size >= 1000 * _VOCABULARY[1]:
         return _VOCABULARY[1]
-    counts: collections.Counter[str] = collections.Counter()
-    for pair in filter(None, source.read("train")):
-        counts.update("".join(pair))
+    counts: collections.Counter[Any] = collections.Counter()
+    for side in itertools.chain.from_iterable(filter(None, source.read("train"))):
+        counts.update(side)
     size = counts.total() // 1000 + len(counts)
     return min(max(size, _VOCABULARY[0]), _VOCABULARY[1])
 
@@ -199,9 +202,11 @@ def _write_shards(
     jobs = ((k, spool.read(np.flatnonzero(owners == k))) for k in wanted)
     work = functools.partial(make_shard, vocabulary.data, args.length, args.max_tokens, args.seed)
     progress = console.ProgressBar("packing", int(np.isin(owners, wanted).sum()), "pairs")
-    pool = _start_pool(workers)
+    pool = futures.ThreadPoolExecutor(1)
+    if workers > 1:  # a fork would not have TensorFlow's threads
+        pool = futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start)
     try:
-        made = pools.ordered(pool, work, jobs, workers + 1)
+        made = pools.ordered(pool, work, jobs, 2 * workers)
         for k, (facts, rows) in zip(wanted, made, strict=True):
             features = (packing.row(pairs, args.length) for pairs in rows)
             path = os.path.join(args.out, names[k])
@@ -237,7 +242,7 @@ def make_shard(
         side that was seen}; and the pairs of each row.
     """
     number, data = job
-    pairs, longest, loaded = [], 0, _parse(vocabulary)
+    pairs, longest, loaded = [], 0, _parse(vocabulary, "the vocabulary")
     for pair in map(pickle.loads, data):
         ids = [encode(side, loaded) for side in pair]
         most = max(map(len, ids))
@@ -255,11 +260,6 @@ def make_shard(
     return facts, [rows[i] for i in _permutation(len(rows), seed, 3, number)]
 
 
-@functools.lru_cache(1)
-def _parse(vocabulary: bytes) -> Vocabulary:
-    return parse_vocabulary(vocabulary, "the vocabulary")
-
-
 def encode(side: sources.Side, vocabulary: Vocabulary) -> list[int]:
     """The ids of a side of a pair, with EOS."""
     return [*vocabulary.encode(side.strip()), EOS] if isinstance(side, str) else side
@@ -267,14 +267,6 @@ def encode(side: sources.Side, vocabulary: Vocabulary) -> list[int]:
 
 def _permutation(size: int, *key: int) -> list[int]:
     return hash64(*key, np.arange(size)).argsort(kind="stable").tolist()
-
-
-def _start_pool(workers: int) -> futures.Executor:
-    """Processes that make shards; one worker is a thread of this process."""
-    if workers == 1:
-        return futures.ThreadPoolExecutor(1)
-    # TensorFlow's threads do not survive a fork.
-    return futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start)
 
 
 def _start() -> None:
@@ -305,9 +297,12 @@ def _write_eval(out: str, vocabulary: Vocabulary, pairs: Sequence[Any]) -> dict[
         "tokens": [sum(len(pair[side]) for pair in ids) for side in (0, 1)],
         "longest_inputs": max(len(pair[0]) for pair in ids),
     }
-    total = {key: written[key] for key in ("examples", "bytes")}
-    left_out = {"empty": len(pairs) - len(full)}
-    return {**total, **facts, "left_out": left_out, "shards": [{"name": name, **written, **facts}]}
+    return {
+        **{key: written[key] for key in ("examples", "bytes")},
+        **facts,
+        "left_out": {"empty": len(pairs) - len(full)},
+        "shards": [{"name": name, **written, **facts}],
+    }
 
 
 def _describe_train(summaries: dict[str, dict[str, Any]], empty: int) -> dict[str, Any]:

@@ -35,10 +35,6 @@ Count = Callable[[int], Any]  # gets the number of bytes of each read
 Side = str | list[int]  # of a pair: its text, or its ids with EOS
 
 
-def _ignore(size: int) -> None:
-    """The `Count` of those who show no progress."""
-
-
 class Text(NamedTuple):
     """One file of lines; with a `member`, it is in the archive at `path`."""
 
@@ -50,7 +46,7 @@ class Text(NamedTuple):
         """The file in messages."""
         return f"{self.path}/{self.member}" if self.member else self.path
 
-    def lines(self, count: Count = _ignore) -> Iterator[bytes]:
+    def lines(self, count: Count = lambda size: None) -> Iterator[bytes]:
         r"""Yields the lines without "\n", which alone ends a line; of an .sgm its segments.
 
         Raises:
@@ -133,7 +129,7 @@ def pairs_in(archive: str, source: str, target: str) -> list[tuple[Text, Text]]:
     if not tensorflow().io.gfile.exists(archive):
         raise SourceError(f"there is no {archive}")
     try:
-        with _open(archive, _ignore) as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
+        with _open(archive, lambda size: None) as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
             names = [posixpath.normpath(info.name) for info in tar if info.isreg()]
     except _DAMAGE as error:
         fault = one_line(error)
@@ -204,7 +200,9 @@ class TextInput:
         sources, targets = (_stamp([*side]) for side in sides)
         return {"train_source": sources, "train_target": targets, "vocabulary": _stamp(self._own)}
 
-    def read(self, split: str, count: Count = _ignore) -> Iterator[tuple[str, str] | None]:
+    def read(
+        self, split: str, count: Count = lambda size: None
+    ) -> Iterator[tuple[str, str] | None]:
         """Yields the pairs of a split, or None for one with an empty side.
 
         Those to train on are without space at their ends, as in tensor2tensor.
@@ -283,7 +281,7 @@ class RecordInput:
             digest.update(repr((path, stat.length, stat.mtime_nsec)).encode())
         return {"records": digest.hexdigest(), "vocabulary": _stamp([Text(self._own)])}
 
-    def read(self, split: str, count: Count = _ignore) -> Iterator[list[list[int]]]:
+    def read(self, split: str, count: Count = lambda size: None) -> Iterator[list[list[int]]]:
         """Yields the ids of both sides, with EOS, of each pair.
 
         Raises:

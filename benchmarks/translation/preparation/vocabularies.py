@@ -9,7 +9,7 @@ import collections
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from benchmarks.translation.vocabulary import (
     ESCAPE_CHARACTERS,
@@ -54,7 +54,7 @@ def build(state: writing.State, texts: Iterable[str], size: int) -> Vocabulary:
     """
     print(f"building a vocabulary of about {size:,} subwords", flush=True)
     counts = collections.Counter(token for text in texts for token in split_tokens(text))
-    data = learn_subwords(counts, size, lambda text: print(f"  {text}", flush=True)).encode()
+    data = learn_subwords(counts, size).encode()
     vocabulary = parse_vocabulary(data, FILES["subwords"])
     if vocabulary.size > 2 * size:
         least = len({c for token in counts for c in token})
@@ -77,9 +77,7 @@ def save(out: str, vocabulary: Vocabulary) -> None:
             tensorflow().io.gfile.remove(path)
 
 
-def learn_subwords(
-    counts: Mapping[str, int], size: int, report: Callable[[str], None] = lambda text: None
-) -> str:
+def learn_subwords(counts: Mapping[str, int], size: int) -> str:
     """Makes a vocabulary of about `size` subwords: the text of its file.
 
     As `SubwordTextEncoder.build_to_target_size(size, counts, 1, 1e3)`: a binary search for the
@@ -89,7 +87,6 @@ def learn_subwords(
     Args:
       counts: how often each token occurs; see `split_tokens`.
       size: the number of subwords, the reserved ones included; small alphabets may give fewer.
-      report: is called with the progress in words.
     """
     alphabet = {c for token in (*counts, *RESERVED) for c in token} | ESCAPE_CHARACTERS
     tokens, rest = [], _CHARACTERS
@@ -105,12 +102,13 @@ def learn_subwords(
 
     def search(least: int, most: int) -> list[str]:
         middle = (least + most) // 2
-        report(f"subwords that occur at least {middle} times ...")
+        text = f"  subwords that occur at least {middle} times"
+        print(f"{text} ...", flush=True)
         subwords = [*alphabet]
         for _ in range(_ROUNDS):
             subwords = _select(_candidates(tokens, set(subwords), middle), alphabet, middle)
         subwords = [*(escape_token(token, alphabet) for token in RESERVED), *subwords]
-        report(f"subwords that occur at least {middle} times: {len(subwords):,} of {size:,}")
+        print(f"{text}: {len(subwords):,} of {size:,}", flush=True)
         if distance(subwords) * 100 < size or least >= most or middle < 2:
             return subwords
         larger = len(subwords) > size

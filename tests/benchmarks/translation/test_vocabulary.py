@@ -86,13 +86,16 @@ def models(tmp_path_factory):
             **ids,
         )
         (folder / name).write_bytes(model.getvalue())
-    (folder / "words").write_text("<unk>\n<s>\n</s>\nthe\ncat\ns@@\nat\nan\n")
     return {path.name: path for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("name", ["subwords", "usual", "own"])
-def test_text_comes_back(models, name):
+@pytest.mark.parametrize(
+    ("name", "kind", "size"),
+    [("subwords", "subwords", 55), ("usual", "sentencepiece", 302), ("own", "sentencepiece", 300)],
+)
+def test_text_comes_back(models, name, kind, size):
     loaded = vocabulary.load_vocabulary(str(models[name]))
+    assert (loaded.kind, loaded.size) == (kind, size)
     assert loaded.digest == hashlib.sha256(models[name].read_bytes()).hexdigest()
     for text in (TEXT, "die Katze saß", "an é and 😀"):
         ids = loaded.encode(text)
@@ -103,19 +106,13 @@ def test_text_comes_back(models, name):
     assert isinstance(loaded.decode([loaded.size - 1, loaded.size, 10**6]), str)
 
 
-def test_kinds_and_sizes(models):
-    kinds = {name: vocabulary.load_vocabulary(str(path)) for name, path in models.items()}
-    sizes = {name: (loaded.kind, loaded.size) for name, loaded in kinds.items()}
-    expected = {"subwords": ("subwords", 55), "own": ("sentencepiece", 300)}
-    assert sizes == expected | {"usual": ("sentencepiece", 302), "words": ("words", 8)}
-
-
 @pytest.mark.parametrize(
     ("data", "words"),
     [
         (None, "there is no such file"),
         (b"'<pad>_'\n'\xff'\n", "not UTF-8"),
         (b"'<pad>_'\n'a_'\n", "first two lines"),
+        (b"'<pad>_'\n'<EOS>_'\n'a'\n'1'\n", "has no subword '0', which unknown characters need"),
         (b"\n\x07nothing", "no sentencepiece model"),
     ],
 )
@@ -349,25 +346,6 @@ def test_a_character_without_a_subword_of_its_own_is_escaped():
     assert tested.decode(tested.encode(text)) == text
     pieces = [entries_without[i] for i in tested.encode("ucK")]
     assert pieces == ["u", "c", "\\", "7", "5", ";", "_"]
-
-
-def test_long_tokens_take_no_quadratic_memory():
-    text = learn_subwords({"x" * 2_000: 1, "ab": 3}, 60)
-    assert max(map(len, vocabulary.parse_subwords(text, "x"))) == 99
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("'the_'\n'cat_'\n", "first two lines"),
-        ("", "first two lines"),
-        ("'<pad>_'\n'<EOS>_'\n'a'\n'1'\n", "has no subword '0', which unknown characters need"),
-    ],
-)
-def test_refuses_other_files(text, words):
-    with pytest.raises(DataError, match=words) as caught:
-        vocabulary.parse_subwords(text, "vocab.x")
-    assert "vocab.x" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_reads_files_without_quotes_and_of_the_reference():
