@@ -39,10 +39,10 @@ def run_all(requests: Sequence[Request], children: Children) -> int:
     """
     codes: dict[str, int] = {}
     for request in requests:
-        if not children.stop_signal and (code := examine(request, children)):
+        if not (codes and children.stop_signal) and (code := examine(request, children)):
             codes[request.benchmark] = code
     for request in requests:
-        if request.benchmark in codes or children.stop_signal:
+        if request.benchmark in codes or (codes and children.stop_signal):
             continue
         if request.is_first:
             _say(f"{request.benchmark}: --seed={request.seed}")
