@@ -142,16 +142,11 @@ def _check_values(entry: rules.Entry, division: str, batch_size: int, facts: rul
     from mlperf_logging.compliance_checker import mlp_compliance
     from mlperf_logging.compliance_checker.mlp_parser.ruleset_400 import LogLine
 
-    logged = {
-        "submission_benchmark": entry.name,
-        "submission_division": division,
-        "global_batch_size": batch_size,
-        **facts.values,
-    }
-    lines = [
-        LogLine(f"{key}={value}", 0, key, {"value": value, "metadata": facts.metadata.get(key)}, 0)
-        for key, value in logged.items()
-    ]
+    logged = {"submission_benchmark": entry.name, "submission_division": division}
+    lines = []
+    for key, value in (logged | {"global_batch_size": batch_size, **facts.values}).items():
+        content: Any = {"value": value, "metadata": facts.metadata.get(key, {})}
+        lines.append(LogLine(f"{key}={value}", 0, key, content, 0))
     checker = mlp_compliance.make_checker("training", entry.ruleset, True, False)
     with contextlib.suppress(OSError):  # an optimizer without rules, whose name is a fault
         checker.check_loglines(lines, f"training_{entry.ruleset}/common.yaml")
@@ -198,9 +193,6 @@ class _Writer(Follower):
         self._start()
         self._file.flush()
 
-    def eval_starts(self, step: int) -> None:
-        self._before_eval(step)
-
     def eval_ends(self, step: int, scores: Mapping[str, float]) -> None:
         targets = self._run.benchmark.targets
         reached = all(scores[target.metric] >= target.value for target in targets)
@@ -235,7 +227,6 @@ class _Writer(Follower):
     def _header(self, facts: rules.Facts) -> None: ...
     def _start(self) -> None: ...
     def _train(self, step: int) -> None: ...
-    def _before_eval(self, step: int) -> None: ...
     def _after_eval(self, step: int, value: Any) -> None: ...
     def _stop(self, success: bool) -> None: ...
 
@@ -292,7 +283,7 @@ class _Mllog(_Writer):
         self._block = {"first_epoch_num": done + 1, "epoch_count": count}
         self._write.start("block_start", metadata=self._block)
 
-    def _before_eval(self, step: int) -> None:
+    def eval_starts(self, step: int) -> None:
         self._write.end("block_stop", metadata=self._block)
         self._write.start("eval_start", metadata={"epoch_num": self._epochs(step)})
 
@@ -329,7 +320,7 @@ class _V05(_Writer):
     def _train(self, step: int) -> None:
         self._write("train_epoch", self._epochs(step))
 
-    def _before_eval(self, step: int) -> None:
+    def eval_starts(self, step: int) -> None:
         self._write("eval_start", self._epochs(step) - 1)
 
     def _after_eval(self, step: int, value: Any) -> None:

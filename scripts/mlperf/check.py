@@ -29,37 +29,26 @@ from scripts.mlperf.request import REQUEST_FILE
 _NO_LOG = f"no line begins with {', '.join(logs.FORMS.values())}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Results:
-    """The logs of one system for one benchmark.
+@dataclasses.dataclass
+class Result:
+    """The runs of one system for one benchmark, and what the checkers say about them.
 
     Attributes:
       system: its folder in results/.
       benchmark: MLPerf's name, which is the folder of the logs.
       paths: the logs.
       description: of the system, in systems/; None if these are only logs.
-    """
-
-    system: str
-    benchmark: str
-    paths: Sequence[Any]
-    description: Any = None
-
-
-@dataclasses.dataclass
-class Verdict:
-    """What the checkers say about the logs of one system for one benchmark.
-
-    Attributes:
-      results: the logs.
-      runs: what they say, by file name; logs that cannot be read are absent.
+      runs: what the logs say, by file name; those that cannot be read are absent.
       ruleset: the rules of the check, or the form of logs that are only read.
       scale: multiplies the minutes if the runs needed fewer epochs than the reference.
       faults: the reasons of a FAIL, a line each.
       notes: further lines for the user.
     """
 
-    results: Results
+    system: str
+    benchmark: str
+    paths: Sequence[Any]
+    description: Any = None
     runs: dict[str, logs.Run] = dataclasses.field(default_factory=dict)
     ruleset: str = "-"
     scale: float = 1.0
@@ -77,8 +66,8 @@ class Verdict:
         return logs.olympic([r.minutes if r.success else None for r in self.runs.values()])
 
     def __str__(self) -> str:
-        name, lines = f"{self.results.benchmark} on {self.results.system}", self.notes
-        if self.results.paths and not self.runs:
+        name, lines = f"{self.benchmark} on {self.system}", self.notes
+        if self.paths and not self.runs:
             return f"{name} is not judged: {'; '.join(self.faults)}"
         if self.epochs is None or self.minutes is None:
             mean = "no olympic mean"
@@ -90,20 +79,19 @@ class Verdict:
         is_read = self.ruleset in logs.FORMS
         word = "FAIL" if self.faults else "READ" if is_read else "PASS"
         rules = f"logs of {self.ruleset}" if is_read else f"rules {self.ruleset}"
-        head = f"{word} {name}, {rules}: {len(self.results.paths)} runs, {mean}"
+        head = f"{word} {name}, {rules}: {len(self.paths)} runs, {mean}"
         return "\n".join([head, *(f"  {line}" for line in self.faults + lines)])
 
 
-def judge(results: Results, ruleset: str) -> Verdict:
-    """Reads the logs of one system for one benchmark, and asks the checkers about them.
+def judge(result: Result, ruleset: str) -> None:
+    """Reads the logs and asks the checkers about them.
 
     Args:
-      results: the logs.
+      result: gets what they say.
       ruleset: of `RULESETS`; "" for the newest ruleset that knows the benchmark.
     """
-    verdict = Verdict(results)
-    runs, faults = verdict.runs, verdict.faults
-    for path in results.paths:
+    runs, faults = result.runs, result.faults
+    for path in result.paths:
         try:
             run = logs.load(path)
             if run.form:
@@ -112,47 +100,46 @@ def judge(results: Results, ruleset: str) -> Verdict:
                 faults.append(f"{path.name}: {_NO_LOG}")
         except UserError as error:
             faults.append(f"{path.name}: {error}")
-    if not results.paths:
+    if not result.paths:
         faults.append("no run has ended: there is no result_*.txt")
     entries = {entry.name: entry for entry in mlperf.entries().values()}
-    known = entries.get(results.benchmark)
+    known = entries.get(result.benchmark)
     may_miss = known.may_miss if known else 1
     missed = [file for file, run in runs.items() if not run.success]
     if len(missed) > may_miss:
         faults += [f"{file}: the target was not reached" for file in missed]
         missed = []
     allowed = "one run may" if may_miss == 1 else f"{may_miss} runs may"
-    verdict.notes += [f"{file}: the target was not reached, which {allowed}" for file in missed]
+    result.notes += [f"{file}: the target was not reached, which {allowed}" for file in missed]
     forms = {run.form for run in runs.values()}
     if len(forms) > 1:
         faults.append(f"the logs are of several forms: {', '.join(sorted(forms))}")
     elif forms == {"mllog"} or (forms == {"v0.6"} and ruleset == V06):
         newest = known.ruleset if known and known.ruleset else RULESETS[-1]
-        verdict.ruleset = ruleset or newest
-        _ask(verdict, missed)
+        result.ruleset = ruleset or newest
+        _ask(result, missed)
     elif forms:
-        (verdict.ruleset,) = forms
-    return verdict
+        (result.ruleset,) = forms
 
 
-def _ask(verdict: Verdict, tolerated: Sequence[str]) -> None:
+def _ask(result: Result, tolerated: Sequence[str]) -> None:
     """Adds what mlperf-logging says: about each log, and about the package if it is one.
 
     Rules of v0.6 have no package. `tolerated` are the files that may miss the target.
     """
-    results, ruleset, faults = verdict.results, verdict.ruleset, verdict.faults
+    ruleset, faults, description = result.ruleset, result.faults, result.description
     # The checkers read local files only, and they write files.
     with tempfile.TemporaryDirectory() as copy:
-        root, description = epath.Path(copy), results.description
-        folder = root / "results" / results.system / results.benchmark
+        root = epath.Path(copy)
+        folder = root / "results" / result.system / result.benchmark
         folder.mkdir(parents=True)
-        for path in results.paths:
+        for path in result.paths:
             (folder / path.name).write_bytes(path.read_bytes())
-        for file in verdict.runs:
+        for file in result.runs:
             missed = "Failed checks for eval_accuracy" if file in tolerated else "-"
             texts = official.check_log(folder / file, ruleset)
             faults += [f"{file}: {text}" for text in texts if not text.startswith(missed)]
-        if not description or ruleset == V06 or len(verdict.runs) < len(results.paths):
+        if not description or ruleset == V06 or len(result.runs) < len(result.paths):
             return
         name = f"systems/{description.name}"
         if not description.exists():
@@ -165,11 +152,11 @@ def _ask(verdict: Verdict, tolerated: Sequence[str]) -> None:
         except ValueError as error:
             faults.append(f"{name} is not JSON: {one_line(error)}")
             return
-        more, verdict.scale = official.check_package(root, folder, ruleset)
+        more, result.scale = official.check_package(root, folder, ruleset)
         faults += more
 
 
-def check(paths: Sequence[str], ruleset: str = "") -> list[Verdict]:
+def check(paths: Sequence[str], ruleset: str = "") -> list[Result]:
     """Checks every system and benchmark in a folder, or single logs; local or gs://.
 
     Args:
@@ -180,7 +167,7 @@ def check(paths: Sequence[str], ruleset: str = "") -> list[Verdict]:
     Raises:
       UserError: a folder has no results.
     """
-    found, single = list[Results](), dict[Any, list[Any]]()
+    found, single = list[Result](), dict[Any, list[Any]]()
     for path in map(epath.Path, paths):
         if not path.is_dir():
             single.setdefault(path.parent, []).append(path)
@@ -190,11 +177,13 @@ def check(paths: Sequence[str], ruleset: str = "") -> list[Verdict]:
             raise UserError(
                 f"{path} has no results/SYSTEM/BENCHMARK: give $MLP_GCS_MODEL_DIR of the runs"
             )
-    found += [Results(dir.parent.name, dir.name, files) for dir, files in single.items()]
-    return [judge(results, ruleset) for results in found]
+    found += [Result(dir.parent.name, dir.name, files) for dir, files in single.items()]
+    for result in found:
+        judge(result, ruleset)
+    return found
 
 
-def _find(root: Any) -> Iterator[Results]:
+def _find(root: Any) -> Iterator[Result]:
     """Yields the results in a folder; "no system" has those of a benchmark that has none yet."""
     names = [entry.name for entry in mlperf.entries().values()]
     # A folder's name is no pattern.
@@ -202,13 +191,13 @@ def _find(root: Any) -> Iterator[Results]:
     for source in [root, *sorted(epath.Path(path).parent for path in requests)]:
         if not (source / "results").is_dir():
             if source != root:
-                yield Results("no system", source.name, [])
+                yield Result("no system", source.name, [])
             continue
         for system in sorted(path for path in (source / "results").iterdir() if path.is_dir()):
             for folder in sorted(path for path in system.iterdir() if path.name in names):
                 paths = files.matching_paths(f"{folder}/result_*.txt", str(folder))
                 description = source / "systems" / f"{system.name}.json"
-                yield Results(system.name, folder.name, sorted(map(epath.Path, paths)), description)
+                yield Result(system.name, folder.name, sorted(map(epath.Path, paths)), description)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -224,7 +213,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ruleset", choices=RULESETS, default="", help=ruleset)
     arguments = parser.parse_args(argv)
     try:
-        verdicts = check(arguments.paths, arguments.ruleset)
+        results = check(arguments.paths, arguments.ruleset)
     except UserError as error:
         print(f"ERROR: {error}", file=sys.stderr)
         return 1
@@ -234,8 +223,8 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:  # each file system has errors of its own
         print(f"ERROR: {' '.join(arguments.paths)}: {one_line(error)}", file=sys.stderr)
         return 1
-    print("\n".join(map(str, verdicts)))
-    return int(any(verdict.faults for verdict in verdicts))
+    print("\n".join(map(str, results)))
+    return int(any(result.faults for result in results))
 
 
 if __name__ == "__main__":

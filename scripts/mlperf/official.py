@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
+import logging.handlers
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -84,17 +85,14 @@ def _short(text: str) -> str:
 @contextlib.contextmanager
 def _collected() -> Iterator[list[logging.LogRecord]]:
     """Collects what the checkers log, and prints nothing of theirs."""
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append
-    root = logging.getLogger()
+    handler, root = logging.handlers.BufferingHandler(sys.maxsize), logging.getLogger()
     old_level, old_handlers = root.level, root.handlers[:]
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield records
+            yield handler.buffer
     finally:
         root.handlers[:] = old_handlers
         root.setLevel(old_level)

@@ -176,33 +176,28 @@ def _collect(request: Request, index: int, ended: float | None) -> None:
         return
     root = epath.Path(request.model_dir)
     folder = root / f"run_{index}"
-    result = logs.load(folder / LOG)
-    log = (folder / LOG).read_text().rstrip("\n")
-    first, *last = _lines(request.name, folder, result, ended)
+    result, name = logs.load(folder / LOG), request.name
+    ended = ended or result.ended or 0.0
+    begun = f"STARTING TIMING RUN AT {_clock(result.started or ended)}"
+    if (folder / TIMING).exists():
+        begun = (folder / TIMING).read_text().strip()
+    start = begun.partition(" AT ")[2]
+    seconds = ended - time.mktime(time.strptime(start, _TIME))
+    last = [
+        f"ENDING TIMING RUN AT {_clock(ended)}",
+        f"RESULT,{name},0,{seconds:.0f},{_user()},{start}",
+    ]
     platform = re.sub(r"[^\w.-]", "-", str(result.values.get("submission_platform", "tpu")))
     description = root / "systems" / f"{platform}.json"
     if result.form != "v0.5" and not description.exists():  # a user may have completed it
         text = json.dumps(system.describe(platform, result.values), indent=2)
         write_file(description, f"{text}\n")
     # The result is written last, because a run with a result counts as collected.
-    path = root / "results" / platform / request.name / f"result_{index}.txt"
-    write_file(path, "\n".join([first, log, *last, ""]))
+    path = root / "results" / platform / name / f"result_{index}.txt"
+    log = (folder / LOG).read_text().rstrip("\n")
+    write_file(path, "\n".join([begun, log, *last, ""]))
     print("\n".join(last), flush=True)
     _say(f"wrote {path}")
-
-
-def _lines(name: str, folder: Any, result: logs.Run, ended: float | None) -> list[str]:
-    """The lines around the log: STARTING, ENDING, RESULT."""
-    ended = ended or result.ended or 0.0
-    started, first = result.started or ended, ""
-    if (folder / TIMING).exists():
-        first = (folder / TIMING).read_text().strip()
-        started = time.mktime(time.strptime(first.partition(" AT ")[2], _TIME))
-    return [
-        first or f"STARTING TIMING RUN AT {_clock(started)}",
-        f"ENDING TIMING RUN AT {_clock(ended)}",
-        f"RESULT,{name},0,{ended - started:.0f},{_user()},{_clock(started)}",
-    ]
 
 
 def _results(root: Any, name: str) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def result(root: Path, index: int) -> Path:
     return root / "results" / "tpu-v3-8" / "resnet" / f"result_{index}.txt"
 
 
-def verdict(root: Any, ruleset: str = "") -> mlperf_check.Verdict:
+def verdict(root: Any, ruleset: str = "") -> mlperf_check.Result:
     (outcome,) = mlperf_check.check([str(root)], ruleset)
     return outcome
 
@@ -345,6 +345,6 @@ class TestPublishedLogs:
             assert run.success and round(run.minutes or 0, 2) == minutes
 
 
-def verdict_of_logs(folder: str, ruleset: str = "") -> mlperf_check.Verdict:
+def verdict_of_logs(folder: str, ruleset: str = "") -> mlperf_check.Result:
     (outcome,) = mlperf_check.check(sorted(map(str, (REAL / folder).iterdir())), ruleset)
     return outcome

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -341,13 +340,6 @@ def test_a_run_that_ended_is_collected_at_the_next_start(tmp_path, monkeypatch, 
     assert launch(tmp_path, again, runs=2) == 0 and again.commands == []
 
 
-def test_a_result_is_whole_or_not_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(type(mlperf_run.epath.Path(tmp_path)), "replace", full)
-    with pytest.raises(OSError, match="no space left"):
-        mlperf_request.write_file(mlperf_run.epath.Path(tmp_path) / "result_0.txt", "text")
-    assert not list(tmp_path.glob("result_*"))
-
-
 def test_a_run_that_missed_the_target_is_collected_and_one_cut_short_is_not(tmp_path, capsys):
     for scores, count in (([0.1] * 12, 1), (SCORES[:3], 0)):
         root = tmp_path / str(count)
@@ -366,26 +358,6 @@ def test_what_to_do_about_a_failure_depends_on_what_there_is(tmp_path, capsys):
     output = capsys.readouterr().out
     assert "after its clock had stopped: the same command collects it" in output
     assert launch(tmp_path, FakeRuns([])) == 0 and len(results(tmp_path)) == 1
-
-
-def test_the_lines_around_a_log(tmp_path, monkeypatch):
-    monkeypatch.setattr(mlperf_run, "_clock", lambda seconds: f"<{seconds:.0f}>")
-    monkeypatch.setattr(mlperf_run, "_user", lambda: "me")
-
-    def lines(ended: float | None, /, **log: Any) -> list[str]:
-        return mlperf_run._lines("ncf", tmp_path, mlperf_logs.Run(**log), ended)
-
-    start, end = "STARTING TIMING RUN AT <{}>", "ENDING TIMING RUN AT <{}>"
-    assert lines(None) == [start.format(0), end.format(0), "RESULT,ncf,0,0,me,<0>"]
-    times: Any = {"started": 100.0, "ended": 160.0}
-    assert lines(None, **times) == [start.format(100), end.format(160), "RESULT,ncf,0,60,me,<100>"]
-    assert lines(170.0, **times)[1:] == [end.format(170), "RESULT,ncf,0,70,me,<100>"]
-    assert lines(170.0) == [start.format(170), end.format(170), "RESULT,ncf,0,0,me,<170>"]
-    first = "STARTING TIMING RUN AT 2024-05-03 02:00:00 PM"
-    (tmp_path / mlperf_run.TIMING).write_text(f"{first}\n")
-    began = time.mktime((2024, 5, 3, 14, 0, 0, 0, 0, -1))
-    result = f"RESULT,ncf,0,90,me,<{began:.0f}>"
-    assert lines(began + 90) == [first, end.format(int(began) + 90), result]
 
 
 def start(words: Sequence[str], env: Mapping[str, str], fake: FakeRuns, patch: Any) -> int:
