@@ -9,7 +9,6 @@ import argparse
 import dataclasses
 import json
 import random
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -200,7 +199,7 @@ def _with_data(env: Mapping[str, str]) -> list[str]:
 
 
 def _name(flag: str) -> str:
-    return re.sub(r"^--?", "", flag.partition("=")[0])
+    return flag.partition("=")[0].lstrip("-")
 
 
 def _host(flags: Sequence[str]) -> hosts.ProcessGroup | None:
@@ -229,7 +228,16 @@ def settle_request(request: Request) -> Request:
                 request = dataclasses.replace(request, seed=int(before["seed"]))
             if not has_runs:  # another checkpoint may replace one that could not be read
                 before["init_from"] = request.init_from
-            _compare(before, request)
+            changes = [
+                f"{key} {before.get(key)} before, {value} now"
+                for key, value in _constants(request).items()
+                if before.get(key) != value
+            ]
+            if changes:
+                raise UserError(
+                    f"{MODEL_DIR}={root} holds runs of another kind ({'; '.join(changes)}): give a "
+                    f"new {MODEL_DIR}"
+                )
         elif has_runs:
             raise UserError(
                 f"{MODEL_DIR}={root} holds runs, but no {REQUEST_FILE} that describes them: give "
@@ -242,10 +250,8 @@ def settle_request(request: Request) -> Request:
         return request
     except UserError:
         raise
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error!r}): give a new {MODEL_DIR}") from error
     except Exception as error:  # each file system has errors of its own
-        raise UserError(f"{path}: {one_line(error)}") from error
+        raise UserError(f"{path}: {one_line(error)}; or give a new {MODEL_DIR}") from error
 
 
 def _constants(request: Request) -> dict[str, Any]:
@@ -259,22 +265,6 @@ def _constants(request: Request) -> dict[str, Any]:
         "seed": request.seed,
     }
     return constants | ({"init_from": request.init_from} if request.init_from else {})
-
-
-def _compare(before: dict[str, Any], request: Request) -> None:
-    """Raises UserError if an earlier request for the folder had other values."""
-    now, changes = _constants(request), []
-    for key in [key for key in now if key != "flags" and before[key] != now[key]]:
-        changes.append(f"{key} {before[key]} before, {now[key]} now")
-    old, new = ({_name(flag): flag for flag in flags} for flags in (before["flags"], now["flags"]))
-    for name in sorted({*old, *new}):
-        if old.get(name) != new.get(name):
-            changes.append(f"{old.get(name, f'no --{name}')} before, {new.get(name, 'none')} now")
-    if changes:
-        raise UserError(
-            f"{MODEL_DIR}={request.model_dir} holds runs of another kind ({'; '.join(changes)}): "
-            f"give a new {MODEL_DIR}"
-        )
 
 
 def write_file(path: Any, text: str) -> None:
