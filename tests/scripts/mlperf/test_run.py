@@ -507,5 +507,5 @@ def test_a_run_from_beginning_to_end(env):
     assert described["status"].startswith("Research")
 
     (outcome,) = mlperf_check.check([str(root)], "4.0.0")
-    (fault,) = outcome.faults
-    assert "found 1, expected 5" in fault
+    count, convergence = outcome.faults
+    assert "found 1, expected 5" in count and "RCP Test Failed: Missing RCP" in convergence
