@@ -8,9 +8,8 @@ what to expect.
 import ml_collections
 
 from configs import resnet50
-from configs._named import UnknownRecipe
+from configs._named import choose_recipe
 
-_FILE = "configs/mlperf_resnet50.py"
 _IMAGES = 1_281_167
 _PERIOD = 4  # epochs between evaluations, by the rules
 
@@ -50,14 +49,13 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
       name: a batch size of `POINTS`, or a key of `ENTRIES`.
 
     Raises:
-      UnknownRecipe: neither; the message lists them, or names the neighbours of a batch size.
+      UnknownRecipe: neither; the message lists them.
     """
     entries = {"v0.5": _v05, "v0.7-4096": _v07_4096, "v0.7-65536": _v07_65536}
+    points = {str(batch): batch for batch in POINTS}
+    batch = choose_recipe(points | entries, name, "configs/mlperf_resnet50.py")
     if name in entries:
         return entries[name]()
-    if name not in map(str, POINTS):
-        raise UnknownRecipe(_unknown(name))
-    batch = int(name)
     mean, _, base, warmup, momentum, weight_decay, decay, span = POINTS[batch]
     config = _lars(batch, span)
     config.base_learning_rate = base
@@ -150,21 +148,3 @@ def _v07_65536() -> ml_collections.ConfigDict:
     config.warmup_epochs = 33.0
     config.steps_per_eval = "79"
     return config
-
-
-def _unknown(name: str) -> str:
-    """Why there is no recipe `name`, in one line."""
-    names = ", ".join([*map(str, POINTS), *ENTRIES])
-    if not name:
-        return f"which recipe? Give --config={_FILE}:NAME, where NAME is one of {names}"
-    if not (name.isdecimal() and len(name) < 10 and name == str(int(name))):
-        return f"--config={_FILE}:{name}: there is no such recipe; NAME is one of {names}"
-    below = [point for point in POINTS if point < int(name)][-1:]
-    above = [point for point in POINTS if point > int(name)][:1]
-    near = (below + above)[0]
-    where = f"it is between {near} and {above[-1]}" if below and above else f"the next is {near}"
-    return (
-        f"--config={_FILE}:{name}: no reference for this batch; {where}. To set the rest yourself:"
-        f" --config={_FILE}:{near} --config.train_batch_size={name} --config.eval_batch_size={name}"
-        f" --config.bn_span=IMAGES/{name}, base_learning_rate, warmup_epochs and decay_steps"
-    )

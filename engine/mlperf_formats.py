@@ -28,7 +28,7 @@ from benchmarks import mlperf as rules
 from common.errors import ConfigError, one_line
 from engine import mesh as meshes
 from engine.cluster import processes
-from engine.mlperf import LOG, Log, LogKeys, NextEval
+from engine.mlperf import LOG, Log, NextEval
 from engine.run import make_plan, read_settings
 from engine.start import Run
 from engine.step import Recipe
@@ -45,11 +45,10 @@ def declare_examples(run: Run, evaluating: bool) -> Run:
     Raises:
       UserError: the data cannot be used, or a run with this config and workdir cannot be MLPerf's.
     """
-    begin_log(run, evaluating, 0.0)  # writes nothing yet
-    settings, subject = run.settings, Subject.make(run, evaluating)
-    recipe = make_plan(settings, run.benchmark, subject.examples["train"] or 1).recipe
-    if all(subject.examples.values()):  # forbidden values are found before it reads the data
-        subject.facts(recipe, run.programs.abstract_state(recipe).params)
+    log, settings = begin_log(run, evaluating, 0.0), run.settings  # writes nothing yet
+    recipe = make_plan(settings, run.benchmark, log.examples["train"] or 1).recipe
+    if all(log.examples.values()):  # forbidden values are found before it reads the data
+        log.facts(recipe, run.programs.abstract_state(recipe).params)
     run.count_examples(evaluating)
     config = ConfigDict(settings.config)
     config.update({key: n for key, n in run.benchmark.data_sizes().items() if not config[key]})
@@ -59,57 +58,7 @@ def declare_examples(run: Run, evaluating: bool) -> Run:
     return dataclasses.replace(run, settings=settings, programs=programs)
 
 
-@dataclasses.dataclass(frozen=True)
-class Subject:
-    """What a log is about.
-
-    Attributes:
-      run: the run.
-      evaluates: whether it evaluates.
-      entry: how MLPerf runs its benchmark.
-      examples: {"train": n, "eval": n} as declared; 0 where the data decide.
-    """
-
-    run: Run
-    evaluates: bool
-    entry: rules.Entry
-    examples: Mapping[str, int]
-
-    @classmethod
-    def make(cls, run: Run, evaluates: bool) -> Subject:
-        """Raises ConfigError if MLPerf does not know the benchmark, or not in this format."""
-        entry = rules.entry(run.settings.benchmark)
-        rules.check_form(entry, run.settings.mlperf.format)
-        examples = {split: run.benchmark.declared_examples(split) for split in ("train", "eval")}
-        return cls(run, evaluates, entry, examples)
-
-    @property
-    def keys(self) -> LogKeys:
-        """The keys of `config.mlperf`."""
-        return self.run.settings.mlperf
-
-    @property
-    def targets(self) -> dict[str, float]:
-        """The scores at which the run stops."""
-        return {target.metric: target.value for target in self.run.benchmark.targets}
-
-    def facts(self, recipe: Recipe, params: Any) -> rules.Facts:
-        """What the log says about the benchmark; raises ConfigError if the rules forbid a value."""
-        settings = self.run.settings
-        run = rules.Run(
-            form=self.keys.format,
-            closed=self.keys.division == "closed",
-            recipe=settings.config,
-            examples=self.examples,
-            steps=recipe.total_steps,
-            learning_rate=recipe.learning_rate,
-            norm_examples=self.run.programs.norm_examples,
-            params=params,
-        )
-        return rules.facts(settings.benchmark, run)
-
-
-def begin_log(run: Run, evaluating: bool, started: float) -> Log:
+def begin_log(run: Run, evaluating: bool, started: float) -> Follower:
     """Makes the log of a run.
 
     Args:
@@ -120,47 +69,66 @@ def begin_log(run: Run, evaluating: bool, started: float) -> Log:
     Raises:
       ConfigError: a run with this config and workdir cannot be MLPerf's.
     """
-    subject = Subject.make(run, evaluating)
-    _check(subject)
-    if jax.process_index() > 0:
-        return _Follower(subject)
-    folder = epath.Path(run.settings.workdir)
-    checkpoints = folder / "checkpoints"
-    if (folder / LOG).exists() or (checkpoints.exists() and any(checkpoints.iterdir())):
-        raise ConfigError(
-            f"--workdir={run.settings.workdir} holds a run already, and a run of MLPerf may not be "
-            "resumed: give a new folder, and report the run that was cut short"
-        )
-    return _FORMATS[subject.keys.format](subject, started)
-
-
-def _check(subject: Subject) -> None:
-    """Refuses what would fail only after hours, or make a log that nobody accepts."""
-    form = f"config.mlperf.format={subject.keys.format!r}"
-    if not subject.keys.org:
+    keys, workdir = run.settings.mlperf, run.settings.workdir
+    entry = rules.entry(run.settings.benchmark, keys.format)
+    form = f"config.mlperf.format={keys.format!r}"
+    if not keys.org:
         raise ConfigError(f"config.mlperf.org='': {form} needs the name of who runs this")
-    if not subject.evaluates:
+    if not evaluating:
         raise ConfigError(f"{form} needs evaluation, and so --mode=train_and_eval")
-    if not subject.run.settings.stop_at_target:
+    if not run.settings.stop_at_target:
         raise ConfigError(f"{form} needs --config.stop_at_target=True: there the clock stops")
-    for metric, required in subject.entry.targets[subject.keys.format].items():
-        own = subject.targets[metric]
-        if own < required and subject.keys.division == "closed":
+    own = {target.metric: target.value for target in run.benchmark.targets}
+    for metric, required in entry.targets[keys.format].items():
+        if own[metric] < required and keys.division == "closed":
             raise ConfigError(
-                f"config.target={own:g}: the {metric} of MLPerf's {subject.entry.name} is "
+                f"config.target={own[metric]:g}: the {metric} of MLPerf's {entry.name} is "
                 f"{required:g}; give --config.target={required:g}, or "
                 "--config.mlperf.division=open"
             )
+    if jax.process_index() > 0:
+        return Follower(run)
+    folder = epath.Path(workdir)
+    checkpoints = folder / "checkpoints"
+    if (folder / LOG).exists() or (checkpoints.exists() and any(checkpoints.iterdir())):
+        raise ConfigError(
+            f"--workdir={workdir} holds a run already, and a run of MLPerf may not be resumed: "
+            "give a new folder, and report the run that was cut short"
+        )
+    return {"mllog": _Mllog, "v0.5": _V05}[keys.format](run, started)
 
 
-class _Follower(Log):
-    """The log in processes other than 0: it takes part in what all of them must do."""
+class Follower(Log):
+    """The log in processes other than 0: it takes part in what all of them must do.
 
-    def __init__(self, subject: Subject):
-        self._subject, self._cleared = subject, False
+    Attributes:
+      examples: {"train": n, "eval": n} as declared; 0 where the data decide.
+    """
+
+    def __init__(self, run: Run):
+        self._run, self._settings, self._keys = run, run.settings, run.settings.mlperf
+        self._entry = rules.entry(run.settings.benchmark, self._keys.format)
+        self.examples = {s: run.benchmark.declared_examples(s) for s in ("train", "eval")}
+        self._cleared = False
+
+    def facts(self, recipe: Recipe, params: Any) -> rules.Facts:
+        """What the log says about the benchmark; raises ConfigError if the rules forbid a value."""
+        described = rules.Run(
+            form=self._keys.format,
+            recipe=self._settings.config,
+            examples=self.examples,
+            steps=recipe.total_steps,
+            learning_rate=recipe.learning_rate,
+            norm_examples=self._run.programs.norm_examples,
+            params=params,
+        )
+        facts = rules.facts(self._settings.benchmark, described)
+        if self._keys.format == "mllog":
+            _check_values(self._entry, self._keys.division, self._settings.train_batch_size, facts)
+        return facts
 
     def describe(self, recipe: Recipe, params: Any, mesh: Mesh, next_eval: NextEval) -> None:
-        if self._subject.keys.clear_caches:
+        if self._keys.clear_caches:
             failed = not clear_caches()
             processes.barrier("waiting for the other hosts to drop their file caches")
             self._cleared = not meshes.any_process(failed)
@@ -169,13 +137,38 @@ class _Follower(Log):
         processes.barrier("waiting for the other hosts to compile")  # no data before the clock runs
 
 
-class _Writer(_Follower):
+def _check_values(entry: rules.Entry, division: str, batch_size: int, facts: rules.Facts) -> None:
+    """Raises ConfigError if mlperf-logging's rules refuse hyperparameters, before hours of work."""
+    from mlperf_logging.compliance_checker import mlp_compliance
+    from mlperf_logging.compliance_checker.mlp_parser.ruleset_400 import LogLine
+
+    logged = {"submission_benchmark": entry.name, "submission_division": division}
+    lines = []
+    for key, value in (logged | {"global_batch_size": batch_size, **facts.values}).items():
+        content: Any = {"value": value, "metadata": facts.metadata.get(key, {})}
+        lines.append(LogLine(f"{key}={value}", 0, key, content, 0))
+    checker = mlp_compliance.make_checker("training", entry.ruleset, True, False)
+    with contextlib.suppress(OSError):  # an optimizer without rules, whose name is a fault
+        checker.check_loglines(lines, f"training_{entry.ruleset}/common.yaml")
+    faults = [
+        " ".join(re.sub(r" in line 0:|\ncurrent context(.|\n)*", ":", text).split())
+        for key, text in checker.overwritable.items()
+        if key in facts.values or "opt_" in key
+    ]
+    if faults:
+        raise ConfigError(
+            f"rules {entry.ruleset} of mlperf-logging: {'; '.join(faults)} (or give "
+            "--config.mlperf.division=open)"
+        )
+
+
+class _Writer(Follower):
     """What both formats share: the file, the terminal, the epochs, the end of the run."""
 
-    def __init__(self, subject: Subject, started: float):
-        super().__init__(subject)
+    def __init__(self, run: Run, started: float):
+        super().__init__(run)
         self._started, self._is_running = started, False
-        self._file = _File(subject.run.settings.workdir)
+        self._file = _File(run.settings.workdir)
         self._logger = logging.Logger("tpu_suite.mlperf", logging.INFO)
         self._logger.parent = logging.getLogger("tpu_suite")  # the terminal, the host's log
         self._logger.addHandler(self._file)
@@ -183,16 +176,15 @@ class _Writer(_Follower):
 
     def describe(self, recipe: Recipe, params: Any, mesh: Mesh, next_eval: NextEval) -> None:
         super().describe(recipe, params, mesh, next_eval)
-        subject = self._subject
-        if subject.keys.clear_caches and not self._cleared:
+        if self._keys.clear_caches and not self._cleared:
             logging.getLogger("tpu_suite").warning(
                 "WARNING the file caches were not dropped on every host: that needs root or sudo "
-                "-n. The log will say so, and scripts.mlperf.check will say FAIL"
+                "-n. The log will say so"
             )
         self._chips, self._steps = meshes.num_chips(mesh), recipe.total_steps
         self._next_eval = next_eval
-        facts, batch_size = subject.facts(recipe, params), subject.run.settings.train_batch_size
-        self._epoch = facts.steps_per_epoch or subject.examples["train"] / batch_size
+        facts, batch_size = self.facts(recipe, params), self._settings.train_batch_size
+        self._epoch = facts.steps_per_epoch or self.examples["train"] / batch_size
         self._header(facts)
         self._file.flush()
 
@@ -201,15 +193,12 @@ class _Writer(_Follower):
         self._start()
         self._file.flush()
 
-    def eval_starts(self, step: int) -> None:
-        self._before_eval(step)
-
     def eval_ends(self, step: int, scores: Mapping[str, float]) -> None:
-        targets, form = self._subject.targets, self._subject.keys.format
-        reached = all(scores[metric] >= value for metric, value in targets.items())
+        targets = self._run.benchmark.targets
+        reached = all(scores[target.metric] >= target.value for target in targets)
         # JSON has no nan; -1 is what COCO's own score says where no object counts.
-        logged = {m: -1.0 if math.isnan(scores[m]) else scores[m] for m in targets}
-        self._after_eval(step, self._subject.entry.evaluation(logged, form))
+        logged = {t.metric: -1.0 if math.isnan(s := scores[t.metric]) else s for t in targets}
+        self._after_eval(step, self._entry.evaluation(logged, self._keys.format))
         if reached or step >= self._steps:
             self._end(reached)
         else:
@@ -235,30 +224,17 @@ class _Writer(_Follower):
         return round(step / self._epoch, 3)
 
     # What a format writes.
-
-    def _header(self, facts: Any) -> None:
-        raise NotImplementedError
-
-    def _start(self) -> None:
-        raise NotImplementedError
-
-    def _train(self, step: int) -> None:
-        raise NotImplementedError
-
-    def _before_eval(self, step: int) -> None:
-        raise NotImplementedError
-
-    def _after_eval(self, step: int, value: Any) -> None:
-        raise NotImplementedError
-
-    def _stop(self, success: bool) -> None:
-        raise NotImplementedError
+    def _header(self, facts: rules.Facts) -> None: ...
+    def _start(self) -> None: ...
+    def _train(self, step: int) -> None: ...
+    def _after_eval(self, step: int, value: Any) -> None: ...
+    def _stop(self, success: bool) -> None: ...
 
 
 class _Mllog(_Writer):
     """MLPerf Training 0.7 to 4.0; compilation, before init_stop, is not timed."""
 
-    def __init__(self, subject: Subject, started: float):
+    def __init__(self, run: Run, started: float):
         try:
             from mlperf_logging.mllog.mllog import MLLogger
         except ImportError as error:
@@ -266,16 +242,15 @@ class _Mllog(_Writer):
                 f"config.mlperf.format='mllog' needs a package ({error}): pip install "
                 "--require-hashes -r requirements.txt, or pip install mlperf-logging"
             ) from error
-        super().__init__(subject, started)
+        super().__init__(run, started)
         self._write = MLLogger(logger=self._logger, root_dir=re.escape(_ROOT))
 
-    def _header(self, facts: Any) -> None:
-        subject, keys, write = self._subject, self._subject.keys, self._write
-        settings = subject.run.settings
+    def _header(self, facts: rules.Facts) -> None:
+        settings, keys, write = self._settings, self._keys, self._write
         write.start("init_start", time_ms=int(1e3 * self._started))
         for key, value in {
             "cache_clear": self._cleared,
-            "submission_benchmark": subject.entry.name,
+            "submission_benchmark": self._entry.name,
             "submission_org": keys.org,
             "submission_platform": keys.platform
             or f"{jax.device_count()}x{jax.devices()[0].device_kind}".replace(" ", "-"),
@@ -284,13 +259,13 @@ class _Mllog(_Writer):
             **_machine(self._chips),
             "global_batch_size": settings.train_batch_size,
             "gradient_accumulation_steps": settings.gradient_accumulation_steps,
-            "train_samples": subject.examples["train"],
-            "eval_samples": subject.examples["eval"],
+            "train_samples": self.examples["train"],
+            "eval_samples": self.examples["eval"],
         }.items():
             write.event(key, value)
         write.event("seed", settings.seed)
-        for key, value, metadata in facts.rows:
-            write.event(key, value, metadata=dict(metadata))
+        for key, value in facts.values.items():
+            write.event(key, value, metadata=dict(facts.metadata.get(key, {})))
         for name in facts.tensors:
             write.event("weights_initialization", metadata={"tensor": name})
 
@@ -308,7 +283,7 @@ class _Mllog(_Writer):
         self._block = {"first_epoch_num": done + 1, "epoch_count": count}
         self._write.start("block_start", metadata=self._block)
 
-    def _before_eval(self, step: int) -> None:
+    def eval_starts(self, step: int) -> None:
         self._write.end("block_stop", metadata=self._block)
         self._write.start("eval_start", metadata={"epoch_num": self._epochs(step)})
 
@@ -324,12 +299,12 @@ class _Mllog(_Writer):
 class _V05(_Writer):
     """MLPerf Training 0.5: epochs count from 0, and the clock also runs during compilation."""
 
-    def _header(self, facts: Any) -> None:
+    def _header(self, facts: rules.Facts) -> None:
         if self._cleared:
             self._write("run_clear_caches")
         self._write("run_start")
         self._is_running = True
-        for key, value, _ in facts.rows:
+        for key, value in facts.values.items():
             self._write(key, self._offset() if key == "eval_offset" else value)
 
     def _offset(self) -> int | float:
@@ -345,25 +320,25 @@ class _V05(_Writer):
     def _train(self, step: int) -> None:
         self._write("train_epoch", self._epochs(step))
 
-    def _before_eval(self, step: int) -> None:
+    def eval_starts(self, step: int) -> None:
         self._write("eval_start", self._epochs(step) - 1)
 
     def _after_eval(self, step: int, value: Any) -> None:
         epoch = self._epochs(step) - 1
         scores = value if isinstance(value, Mapping) else {"value": value}
         self._write("eval_accuracy", {"epoch": epoch, **scores})
-        if self._subject.entry.logs_eval_size:
-            self._write("eval_size", self._subject.examples["eval"])
+        if self._entry.logs_eval_size:
+            self._write("eval_size", self.examples["eval"])
         self._write("eval_stop", epoch)
 
     def _stop(self, success: bool) -> None:
-        is_bool = self._subject.entry.success_is_bool
+        is_bool = self._entry.success_is_bool
         self._write("run_stop", {"success": success if is_bool else str(success).lower()})
         self._write("run_final")
 
     def _write(self, key: str, value: Any = None) -> None:
         """`:::MLPv0.5.0 BENCHMARK SECONDS (FILE:LINE) KEY: JSON`."""
-        caller, name = sys._getframe(1), self._subject.entry.name
+        caller, name = sys._getframe(1), self._entry.name
         file = caller.f_code.co_filename.removeprefix(f"{_ROOT}/")
         text = key if value is None else f"{key}: {json.dumps(value)}"
         source = f"{file}:{caller.f_lineno}"
@@ -390,9 +365,6 @@ class _File(logging.Handler):
                     file.write(text)
         except Exception as error:  # each file system has errors of its own
             raise ConfigError(f"cannot write {self._path}: {one_line(error)}") from error
-
-
-_FORMATS = {"mllog": _Mllog, "v0.5": _V05}
 
 
 def clear_caches() -> bool:

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.mlperf import Entry, Facts, Run, check_optimizer, row
+from benchmarks.mlperf import Entry, Facts, Run, check_optimizer
 from benchmarks.ncf.ratings import ML_20M, TARGET
 
-_USERS, _NEGATIVES = ML_20M["num_users"], 4
-_EXAMPLES = (ML_20M["num_ratings"] - _USERS) * (1 + _NEGATIVES)  # one rating per user is held out
 ENTRY = Entry(
     name="ncf",
     recipe="configs/ncf.py",
     targets={"v0.5": {"hr_at_10": TARGET}},
     declares=ML_20M,
-    counts={"v0.5": {"input_size": _EXAMPLES, "eval_hp_num_users": _USERS, "eval_size": _USERS}},
     variable="MLP_PATH_GCS_NCF",
     meaning="the folder of MovieLens' ml-20m, with ratings.csv or ml-20m.zip",
     files=(
@@ -28,8 +25,6 @@ ENTRY = Entry(
     ),
     runs=100,
     may_miss=50,  # MLPerf scored the first 50 runs that converged
-    period=1,
-    logs_seed=False,
 )
 
 
@@ -41,7 +36,7 @@ def facts(run: Run) -> Facts:
     """
     recipe = run.recipe
     check_optimizer(run, "NCF", "adam")
-    tags: dict[str, Any] = {
+    values: dict[str, Any] = {
         "input_batch_size": recipe["train_batch_size"],
         "preproc_hp_min_ratings": recipe["min_ratings"],
         "preproc_hp_num_eval": recipe["eval_negatives"],
@@ -64,4 +59,4 @@ def facts(run: Run) -> Facts:
         "model_hp_mf_dim": recipe["gmf_dim"],
         "model_hp_mlp_layer_sizes": list(recipe["mlp_layers"]),
     }
-    return Facts([row(key, value) for key, value in tags.items()])
+    return Facts(values)

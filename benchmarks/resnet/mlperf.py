@@ -8,55 +8,37 @@ reference implementation.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.mlperf import Entry, Facts, Run, check_closed, other_values, rows
+from benchmarks.mlperf import Entry, Facts, Run
 from benchmarks.resnet.classifier import IMAGENET
 from common.errors import ConfigError
 from common.trees import by_name
 
-_TRAIN, _EVAL = IMAGENET["train"], IMAGENET["eval"]
 ENTRY = Entry(
     name="resnet",
     recipe="configs/mlperf_resnet50.py:1632",
     targets={"mllog": {"top_1_accuracy": 0.759}, "v0.5": {"top_1_accuracy": 0.749}},
-    declares={"num_train_images": _TRAIN, "num_eval_images": _EVAL},
-    counts={
-        "mllog": {"train_samples": _TRAIN, "eval_samples": _EVAL},
-        "v0.5": {
-            "preproc_num_train_examples": _TRAIN,
-            "preproc_num_eval_examples": _EVAL,
-            "eval_size": _EVAL,
-        },
-    },
+    declares={"num_train_images": IMAGENET["train"], "num_eval_images": IMAGENET["eval"]},
     variable="MLP_PATH_GCS_IMAGENET",
     meaning="the folder of ImageNet's train-* and validation-* records",
     files=(("train-*", "train/train-*"), ("validation-*", "validation/validation-*")),
     runs=5,
-    period=4,
     ruleset="4.0.0",
 )
 _LAYERS = {"conv_stem": "conv0", "bn_stem": "bn0"}
 _KINDS = {"kernel": "weight", "scale": "gamma", "bias": "beta"}
-# The model, the loss and the input of the closed division.
-_PLAIN: dict[str, Any] = {
-    **{"resnet_version": "1.5", "deep_stem": False, "squeeze_excite": 0.0, "blur_pool": False},
-    **{"loss": "softmax", "mixup": 0.0, "cutmix": 0.0, "random_erasing": 0.0},
-    **{"augmentation": "", "drop_path": 0.0, "head_bias_from_classes": False, "repeats": 1},
-    **{"image_sizes": (), "eval_image_size": 0, "eval_flip": False},
-    **{"decoupled_decay": False, "dropout": 0.0, "stage1_projection": False},
-}
 
 
 def facts(run: Run) -> Facts:
     """What the log of a run says about a ResNet.
 
     Raises:
-      ConfigError: the rules of the form or of the closed division forbid a value.
+      ConfigError: the optimizer is not that of the form.
     """
+    values = _tags(run) if run.form == "v0.5" else _keys(run)
     tensors = [tensor(name) for name in by_name(run.params)]
-    return Facts(rows(run, _keys, _tags), tensors, steps_per_epoch(run))
+    return Facts(values, tensors=tensors, steps_per_epoch=steps_per_epoch(run))
 
 
 def tensor(name: str) -> str:
@@ -87,7 +69,6 @@ def steps_per_epoch(run: Run) -> float:
 def _keys(run: Run) -> dict[str, Any]:
     """The hyperparameters of 'mllog'."""
     recipe, rate, name = run.recipe, run.learning_rate, run.recipe["optimizer"]
-    check_closed(run, _breaches(run))
     keys = {
         "opt_name": name,
         "model_bn_span": run.norm_examples,
@@ -105,32 +86,6 @@ def _keys(run: Run) -> dict[str, Any]:
     epochs = round(rate.warmup_steps / steps_per_epoch(run), 6)
     keys[f"{prefix}opt_learning_rate_warmup_epochs"] = epochs
     return keys | ({"lars_epsilon": recipe["lars_epsilon"]} if name == "lars" else {})
-
-
-def _breaches(run: Run) -> Iterator[str]:
-    """The values that the closed division forbids from ruleset 0.7 on, each with a fix."""
-    recipe, peak = run.recipe, run.learning_rate.peak
-    is_lars, decay = recipe["optimizer"] == "lars", recipe["weight_decay"]
-    power = math.log2(decay / 1e-4) if decay > 0 else 0.5
-    schedule = "'polynomial'; config.mlperf.format='v0.5' has steps"
-    yield from other_values(run, _PLAIN)
-    for key, is_allowed, allowed in (
-        ("optimizer", recipe["optimizer"] in ("sgd", "lars"), "'sgd' and 'lars'"),
-        ("max_pool", recipe.get("max_pool") != "conv", "'same' and 'torch'"),
-        ("learning_rate_schedule", recipe["learning_rate_schedule"] == "polynomial", schedule),
-        ("weight_decay", power.is_integer(), "1e-4 times a power of two, such as 5e-5 or 2e-4"),
-        ("end_learning_rate", recipe["end_learning_rate"] == 1e-4, "1e-4"),
-        ("polynomial_power", not is_lars or recipe["polynomial_power"] == 2, "2 for 'lars'"),
-        ("lars_epsilon", not is_lars or recipe["lars_epsilon"] == 0, "0"),
-    ):
-        if not is_allowed:
-            yield f"config.{key}={recipe[key]!r}: the closed division has {allowed}"
-    # The checker computes it so, with its rounding error: a rate of 0.7 does not pass.
-    if recipe["optimizer"] == "sgd" and not (peak / 0.001).is_integer():
-        yield (
-            f"config.base_learning_rate={recipe['base_learning_rate']}: with 'sgd' the closed "
-            f"division has rates of whole thousandths, and the highest rate of this run is {peak:g}"
-        )
 
 
 def _tags(run: Run) -> dict[str, Any]:

@@ -18,7 +18,7 @@ def evaluation(scores: Mapping[str, float], form: str) -> Any:
 
 
 # What the entries of both have in common.
-entry = functools.partial(Entry, runs=10, period=1, ruleset="0.7.0", evaluation=evaluation)
+entry = functools.partial(Entry, runs=10, ruleset="0.7.0", evaluation=evaluation)
 
 
 def adam_tags(run: Run) -> dict[str, Any]:

@@ -1,13 +1,11 @@
-"""Runs MLPerf's checkers over the results of run_and_time.sh and prints a verdict for each set.
+"""Asks MLPerf's checkers about results of run_and_time.sh and prints a verdict for each set.
 
     python -m scripts.mlperf.check DIR [--ruleset=4.0.0]
+    python -m scripts.mlperf.check LOG ...
 
 DIR is $MLP_GCS_MODEL_DIR of run_and_time.sh, or any folder with results/ and systems/. The exit
-code is 0 if every checker of mlperf-logging accepts the results (logs, seeds, reference
-convergence points, system, package, summary) and this module's own checks pass: the number of
-examples, the order of the log, the same settings in all runs, an end at the first evaluation that
-reaches the target, the epochs of the evaluations, the dropped caches. mlperf-logging does not know
-v0.5; this module compares logs of v0.5 with the benchmark's own facts.
+code is 0 if mlperf-logging's checkers accept the logs, and the package that DIR is. Of logs of v0.5
+and v0.6, times and results are read; --ruleset=0.6.0 asks the checkers about v0.6.
 """
 
 from __future__ import annotations
@@ -15,38 +13,33 @@ from __future__ import annotations
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from etils import epath
 
 from benchmarks import mlperf
-from benchmarks.mlperf import Entry
 from common import console, entry
 from common.data import files
-from common.errors import UserError, one_line
+from common.errors import UserError, one_line, parse_json
 from scripts.mlperf import logs, official
-from scripts.mlperf.official import RULESETS, Package, file_name
+from scripts.mlperf.official import RULESETS, V06
 from scripts.mlperf.request import REQUEST_FILE
 
-_V05 = (
-    "v0.5 has no official checker; numbers of examples and runs, evaluations, target{} and caches "
-    "were checked"
-)
-_MISSED = "the target was not reached"
+_NO_LOG = f"no line begins with {', '.join(logs.FORMS.values())}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """The result for one system and one benchmark; it is PASS if there are no faults.
+@dataclasses.dataclass
+class Result:
+    """The runs of one system for one benchmark, and what the checkers say about them.
 
     Attributes:
       system: its folder in results/.
-      benchmark: MLPerf's name.
-      ruleset: the rules of the check.
-      runs: the number of runs.
-      epochs: to the target, the mean without the best and the worst run; None if there is no mean.
-      minutes: to the target, as `epochs`.
+      benchmark: MLPerf's name, which is the folder of the logs.
+      paths: the logs.
+      description: of the system, in systems/; None if these are only logs.
+      runs: what the logs say, by file name; those that cannot be read are absent.
+      ruleset: the rules of the check, or the form of logs that are only read.
       scale: multiplies the minutes if the runs needed fewer epochs than the reference.
       faults: the reasons of a FAIL, a line each.
       notes: further lines for the user.
@@ -54,193 +47,157 @@ class Verdict:
 
     system: str
     benchmark: str
-    ruleset: str
-    runs: int
-    epochs: float | None
-    minutes: float | None
-    scale: float
-    faults: list[str]
-    notes: list[str]
+    paths: Sequence[Any]
+    description: Any = None
+    runs: dict[str, logs.Run] = dataclasses.field(default_factory=dict)
+    ruleset: str = "-"
+    scale: float = 1.0
+    faults: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def epochs(self) -> float | None:
+        """To the target, the mean without the best and the worst run; None if there is no mean."""
+        return logs.olympic([run.epochs for run in self.runs.values()])
+
+    @property
+    def minutes(self) -> float | None:
+        """To the target, as `epochs`."""
+        return logs.olympic([r.minutes if r.success else None for r in self.runs.values()])
 
     def __str__(self) -> str:
-        mean = ", no olympic mean"
-        if self.epochs is not None and self.minutes is not None:
-            mean = f", olympic mean {self.epochs:.2f} epochs, {self.minutes:.2f} minutes"
+        name, lines = f"{self.benchmark} on {self.system}", self.notes
+        if self.paths and not self.runs:
+            return f"{name} is not judged: {'; '.join(self.faults)}"
+        if self.epochs is None or self.minutes is None:
+            mean = "no olympic mean"
+            lines = [f"{file}: {run}" for file, run in self.runs.items()] + lines
+        else:
+            mean = f"olympic mean {self.epochs:.2f} epochs, {self.minutes:.2f} minutes"
             if self.scale != 1:
-                scaled = self.minutes * self.scale
-                mean += f", scaled by {self.scale:.4f} {scaled:.2f} minutes"
-        word = "FAIL" if self.faults else "PASS"
-        head = f"{word} {self.benchmark} on {self.system}, rules {self.ruleset}: {self.runs} runs"
-        return "\n".join([f"{head}{mean}", *(f"  {line}" for line in self.faults + self.notes)])
+                mean += f", scaled by {self.scale:.4f} {self.minutes * self.scale:.2f} minutes"
+        is_read = self.ruleset in logs.FORMS
+        word = "FAIL" if self.faults else "READ" if is_read else "PASS"
+        rules = f"logs of {self.ruleset}" if is_read else f"rules {self.ruleset}"
+        head = f"{word} {name}, {rules}: {len(self.paths)} runs, {mean}"
+        return "\n".join([head, *(f"  {line}" for line in self.faults + lines)])
 
 
-def judge(package: Package, entry: Entry) -> Verdict:
-    """Checks the results of one system for one benchmark."""
-    runs, faults, notes = {}, [], []
-    for file in package.files:
-        try:
-            runs[file] = logs.load(epath.Path(file))
-        except UserError as error:
-            faults.append(f"{file_name(file)}: {error}")
-    ruleset, old = package.ruleset, [file for file, run in runs.items() if run.is_v05]
-    missed = [file for file, run in runs.items() if not run.success]
-    if len(missed) > entry.may_miss:
-        faults += [f"{file_name(file)}: {_MISSED}" for file in missed]
-    elif missed:
-        package.tolerated = missed[0]
-        allowed = "one run may" if entry.may_miss == 1 else f"{entry.may_miss} runs may"
-        notes += [f"{file_name(file)}: {_MISSED}, which {allowed}" for file in missed]
-    if not package.files:
-        folder = f"results/{package.system}/{package.benchmark}"
-        faults.append(f"{folder} has no result_*.txt: no run has ended")
-    elif old and len(old) < len(runs):
-        names = ", ".join(map(file_name, old))
-        faults.append(f"some results have logs of v0.5 and some do not: {names}")
-    elif old:
-        seeds = ", seeds" if entry.logs_seed else ""
-        ruleset, notes = "v0.5", [*notes, _V05.format(seeds)]
-        faults += _check_v05(runs, entry)
-    elif "mllog" not in entry.targets:
-        faults.append(
-            f"MLPerf has only logs of v0.5 for {entry.name}, and these logs have another format"
-        )
-    else:
-        for file, run in runs.items():
-            faults += [f"{file_name(file)}: {text}" for text in _check_run(run, entry)]
-        faults = package.ask(list(runs), faults)
-    if runs and len(old) in (0, len(runs)):
-        faults += _check_settings(runs, faults)
-    epochs = logs.olympic([run.epochs for run in runs.values()])
-    minutes = logs.olympic([r.minutes if r.success else None for r in runs.values()])
-    about = package.system, package.benchmark, ruleset, len(package.files)
-    return Verdict(*about, epochs, minutes, package.scale, faults, notes)
-
-
-def _check_run(run: logs.Run, entry: Entry) -> Iterator[str]:
-    """Yields the faults of one run that the official checkers do not check."""
-    for key, expected in entry.counts["v0.5" if run.is_v05 else "mllog"].items():
-        if run.values.get(key) != expected:
-            yield f"{key} is {run.values.get(key)}, not {expected:,}"
-    yield from logs.disorder(run)
-    yield from _check_success(run, entry)
-    yield from _check_spacing(run, entry.period)
-    yield from _check_epochs(run, entry.evaluations.get("v0.5" if run.is_v05 else "mllog", ()))
-    if run.is_v05 and "run_clear_caches" not in run.values:
-        yield "no run_clear_caches: the hosts' file caches were not dropped before the run"
-    if not run.is_v05 and run.values.get("cache_clear") is not True:
-        yield "cache_clear is not true: the hosts' file caches were not dropped before the run"
-
-
-def _check_success(run: logs.Run, entry: Entry) -> Iterator[str]:
-    """Yields a fault unless success is the first evaluation that reaches the target."""
-    form = "v0.5" if run.is_v05 else "mllog"
-    target = entry.evaluation(entry.targets[form], form)
-    reached = [logs.reaches(score, target) for _, score in run.evals]
-    if run.success and not any(reached[-1:]):
-        yield f"success is claimed, but the last score is below {target}"
-    if any(reached[:-1]):
-        epoch = run.evals[reached.index(True)][0]
-        yield f"the target was reached at epoch {epoch:g}, and the run had to stop there"
-
-
-def _check_settings(runs: dict[str, logs.Run], faults: list[str]) -> Iterator[str]:
-    """Yields a fault for each setting that differs from the first run's, unless one names it."""
-    name, first = next(iter(runs.items()))
-    for file, run in runs.items():
-        for key in sorted((first.values.keys() | run.values.keys()) - logs.VARYING):
-            value, expected = run.values.get(key), first.values.get(key)
-            if value != expected and not any(key in fault for fault in faults):
-                yield (
-                    f"{file_name(file)}: {key} is {value}, but {expected} in {file_name(name)}: "
-                    "all runs of a result have the same settings"
-                )
-
-
-def _check_spacing(run: logs.Run, period: float) -> Iterator[str]:
-    """Yields a fault unless the evaluations are `period` epochs apart."""
-    epochs = [epoch for epoch, _ in run.evals]
-    if not epochs or not period:
-        return
-    regular = all(b - a == period for a, b in zip(epochs, epochs[1:], strict=False))
-    if not (0 < epochs[0] <= period and regular):
-        shown = ", ".join(f"{epoch:g}" for epoch in epochs)
-        apart = "1 epoch" if period == 1 else f"{period:g} epochs"
-        yield f"evaluations must be {apart} apart, from {period:g} or before: {shown}"
-
-
-def _check_epochs(run: logs.Run, expected: Sequence[float]) -> Iterator[str]:
-    """Yields a fault unless the evaluations are the first of the `expected` epochs; () are any."""
-    epochs = [epoch for epoch, _ in run.evals]
-    if expected and epochs != list(expected[: len(epochs)]):
-        shown, rule = (", ".join(f"{e:g}" for e in row) for row in (epochs, expected))
-        yield f"evaluations must be at the epochs {rule}: {shown}"
-
-
-def _check_v05(runs: dict[str, logs.Run], entry: Entry) -> Iterator[str]:
-    """Yields the faults of runs in the format of v0.5."""
-    for file, run in runs.items():
-        yield from (f"{file_name(file)}: {text}" for text in _check_run(run, entry))
-    seeds = [run.values.get("seed") for run in runs.values()]
-    if entry.logs_seed and (len(set(seeds)) < len(seeds) or None in seeds):
-        yield f"every run must have its own seed: {', '.join(map(str, seeds))}"
-    if len(runs) != entry.runs:
-        yield f"number of runs: found {len(runs)}, expected {entry.runs}"
-
-
-def check(folder: str, ruleset: str) -> list[Verdict]:
-    """Checks every system and benchmark in `folder`, local or gs://.
+def judge(result: Result, ruleset: str) -> None:
+    """Reads the logs and asks the checkers about them.
 
     Args:
-      folder: the folder of results/ and systems/, or one with such a folder for each benchmark.
+      result: gets what they say.
+      ruleset: of `RULESETS`; "" for the newest ruleset that knows the benchmark.
+    """
+    runs, faults = result.runs, result.faults
+    for path in result.paths:
+        try:
+            run = logs.load(path)
+            if run.form:
+                runs[path.name] = run
+            else:
+                faults.append(f"{path.name}: {_NO_LOG}")
+        except UserError as error:
+            faults.append(f"{path.name}: {error}")
+    if not result.paths:
+        faults.append("no run has ended: there is no result_*.txt")
+    entries = {entry.name: entry for entry in mlperf.entries().values()}
+    known = entries.get(result.benchmark)
+    may_miss = known.may_miss if known else 1
+    missed = [file for file, run in runs.items() if not run.success]
+    if len(missed) > may_miss:
+        faults += [f"{file}: the target was not reached" for file in missed]
+        missed = []
+    allowed = "one run may" if may_miss == 1 else f"{may_miss} runs may"
+    result.notes += [f"{file}: the target was not reached, which {allowed}" for file in missed]
+    forms = {run.form for run in runs.values()}
+    if len(forms) > 1:
+        faults.append(f"the logs are of several forms: {', '.join(sorted(forms))}")
+    elif forms == {"mllog"} or (forms == {"v0.6"} and ruleset == V06):
+        newest = known.ruleset if known and known.ruleset else RULESETS[-1]
+        result.ruleset = ruleset or newest
+        _ask(result, missed)
+    elif forms:
+        (result.ruleset,) = forms
+
+
+def _ask(result: Result, tolerated: Sequence[str]) -> None:
+    """Adds what mlperf-logging says: about each log, and about the package if it is one.
+
+    Rules of v0.6 have no package. `tolerated` are the files that may miss the target.
+    """
+    ruleset, faults, description = result.ruleset, result.faults, result.description
+    # The checkers read local files only, and they write files.
+    with tempfile.TemporaryDirectory() as copy:
+        root = epath.Path(copy)
+        folder = root / "results" / result.system / result.benchmark
+        folder.mkdir(parents=True)
+        for path in result.paths:
+            (folder / path.name).write_bytes(path.read_bytes())
+        for file in result.runs:
+            missed = "Failed checks for eval_accuracy" if file in tolerated else "-"
+            texts = official.check_log(folder / file, ruleset)
+            faults += [f"{file}: {text}" for text in texts if not text.startswith(missed)]
+        if not description or ruleset == V06 or len(result.runs) < len(result.paths):
+            return
+        name = f"systems/{description.name}"
+        if not description.exists():
+            faults.append(f"{name} does not exist: run_and_time.sh writes it beside the results")
+            return
+        (root / "systems").mkdir()
+        (root / name).write_bytes(description.read_bytes())
+        try:
+            parse_json((root / name).read_text())
+        except ValueError as error:
+            faults.append(f"{name} is not JSON: {one_line(error)}")
+            return
+        more, result.scale = official.check_package(root, folder, ruleset)
+        faults += more
+
+
+def check(paths: Sequence[str], ruleset: str = "") -> list[Result]:
+    """Checks every system and benchmark in a folder, or single logs; local or gs://.
+
+    Args:
+      paths: folders of results/ and systems/, or with such a folder for each benchmark; or logs,
+        of which those in one folder are the runs of one result.
       ruleset: of `RULESETS`; "" for the newest ruleset that knows the benchmark.
 
     Raises:
-      UserError: the folder has no results.
+      UserError: a folder has no results.
     """
-    root, verdicts = epath.Path(folder), []
-    entries = {entry.name: entry for entry in mlperf.entries().values()}
-    sources = [root] if (root / "results").is_dir() else []
+    found, single = list[Result](), dict[Any, list[Any]]()
+    for path in map(epath.Path, paths):
+        if not path.is_dir():
+            single.setdefault(path.parent, []).append(path)
+        elif inside := [*_find(path)]:
+            found += inside
+        else:
+            raise UserError(
+                f"{path} has no results/SYSTEM/BENCHMARK: give $MLP_GCS_MODEL_DIR of the runs"
+            )
+    found += [Result(dir.parent.name, dir.name, files) for dir, files in single.items()]
+    for result in found:
+        judge(result, ruleset)
+    return found
+
+
+def _find(root: Any) -> Iterator[Result]:
+    """Yields the results in a folder; "no system" has those of a benchmark that has none yet."""
+    names = [entry.name for entry in mlperf.entries().values()]
     # A folder's name is no pattern.
     requests = files.matching_paths(f"{root}/*/{REQUEST_FILE}", str(root))
-    sources += sorted(epath.Path(path).parent for path in requests)
-    if not sources:
-        raise UserError(f"{folder} has no folder results/: give $MLP_GCS_MODEL_DIR of the runs")
-    for source in sources:
-        verdicts += _check_one(source, entries, ruleset)
-    if not verdicts:
-        known = "|".join(entries)
-        raise UserError(f"{folder}/results has no folder SYSTEM/BENCHMARK, BENCHMARK being {known}")
-    return verdicts
-
-
-def _check_one(source: Any, entries: Mapping[str, Entry], ruleset: str) -> Iterator[Verdict]:
-    """Yields the verdicts for a folder with results/ and systems/."""
-    if not (source / "results").is_dir():
-        name = source.name
-        yield Verdict("no system", name, "-", 0, None, None, 1.0, ["no run has ended"], [])
-        return
-    for system in sorted(path for path in (source / "results").iterdir() if path.is_dir()):
-        for benchmark in sorted(path.name for path in system.iterdir() if path.name in entries):
-            entry = entries[benchmark]
-            # The checkers read local files only, and they write files.
-            with tempfile.TemporaryDirectory() as copy:
-                _copy(source, epath.Path(copy), system.name, benchmark)
-                rules = ruleset or entry.ruleset or RULESETS[-1]
-                package = Package(epath.Path(copy), system.name, benchmark, rules)
-                yield judge(package, entry)
-
-
-def _copy(source: Any, root: Any, system: str, benchmark: str) -> None:
-    """Copies the results and the description of one system."""
-    inside = f"results/{system}/{benchmark}"
-    results = files.matching_paths(f"{source / inside}/result_*.txt", str(source))
-    for path in map(epath.Path, results):
-        (root / inside).mkdir(parents=True, exist_ok=True)
-        (root / inside / path.name).write_bytes(path.read_bytes())
-    description = source / "systems" / f"{system}.json"
-    (root / "systems").mkdir()
-    if description.exists():
-        (root / "systems" / description.name).write_bytes(description.read_bytes())
+    for source in [root, *sorted(epath.Path(path).parent for path in requests)]:
+        if not (source / "results").is_dir():
+            if source != root:
+                yield Result("no system", source.name, [])
+            continue
+        for system in sorted(path for path in (source / "results").iterdir() if path.is_dir()):
+            for folder in sorted(path for path in system.iterdir() if path.name in names):
+                paths = files.matching_paths(f"{folder}/result_*.txt", str(folder))
+                description = source / "systems" / f"{system.name}.json"
+                yield Result(system.name, folder.name, sorted(map(epath.Path, paths)), description)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -250,24 +207,24 @@ def main(argv: list[str] | None = None) -> int:
         allow_abbrev=False,
         description="Runs MLPerf's checkers over results and prints a verdict; see docs/mlperf.md.",
     )
-    folder = "$MLP_GCS_MODEL_DIR of run_and_time.sh, local or gs://, or a folder with results/"
-    parser.add_argument("folder", metavar="DIR", help=folder)
+    what = "$MLP_GCS_MODEL_DIR of run_and_time.sh, local or gs://, a folder with results/, or logs"
+    parser.add_argument("paths", metavar="PATH", nargs="+", help=what)
     ruleset = "of MLPerf Training, not for v0.5; default: the newest that knows the benchmark"
     parser.add_argument("--ruleset", choices=RULESETS, default="", help=ruleset)
     arguments = parser.parse_args(argv)
-    if not official.available():
-        print("ERROR: the checkers are missing: pip install mlperf-logging", file=sys.stderr)
-        return 1
     try:
-        verdicts = check(arguments.folder, arguments.ruleset)
+        results = check(arguments.paths, arguments.ruleset)
     except UserError as error:
         print(f"ERROR: {error}", file=sys.stderr)
         return 1
-    except Exception as error:  # each file system has errors of its own
-        print(f"ERROR: {arguments.folder}: {one_line(error)}", file=sys.stderr)
+    except ImportError as error:
+        print(f"ERROR: {error}: pip install mlperf-logging", file=sys.stderr)
         return 1
-    print("\n".join(map(str, verdicts)))
-    return int(any(verdict.faults for verdict in verdicts))
+    except Exception as error:  # each file system has errors of its own
+        print(f"ERROR: {' '.join(arguments.paths)}: {one_line(error)}", file=sys.stderr)
+        return 1
+    print("\n".join(map(str, results)))
+    return int(any(result.faults for result in results))
 
 
 if __name__ == "__main__":

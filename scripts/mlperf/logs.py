@@ -1,22 +1,17 @@
-"""Reads the logs of MLPerf runs in both formats: `:::MLLOG` and `:::MLPv0.5.0`."""
+"""Reads times and results from the logs of MLPerf runs: v0.5's lines, v0.6's and later ones."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from common.errors import UserError, parse_json
 
+FORMS = {"mllog": ":::MLLOG", "v0.6": ":::MLL", "v0.5": ":::MLPv0.5.0"}  # how lines begin
 _V05 = re.compile(r":::MLPv0\.5\.0 (\S+) ([\d.]+) \(\S+\) (\w+)(?:: (.*))?$")
-
-# Keys whose order says how the run went.
-_PAIRS = (("block_start", "block_stop"), ("epoch_start", "epoch_stop"), ("eval_start", "eval_stop"))
-_EVENTS = {"run_start", "run_stop", "eval_accuracy", *itertools.chain(*_PAIRS)}
-# Keys whose values may differ between the runs of one result.
-VARYING = {*_EVENTS, "seed", "train_epoch"}
+_V06 = re.compile(r":::MLL ([\d.]+) (\w+): (.*)$")
 
 
 @dataclasses.dataclass
@@ -24,26 +19,23 @@ class Run:
     """The content of one run's log.
 
     Attributes:
+      form: of its lines, a key of `FORMS`; "" if it has none.
       values: the first value of each key.
-      evals: (epochs, score) of every evaluation; a score is a number or {name: number}.
+      evals: (epochs, score) of every evaluation; a score is a number, or several by name or in a
+        list.
       started: when the clock started, in seconds since 1970; None if the log does not say.
       ended: when the clock stopped.
-      success: whether the run reached its target.
+      success: whether the run reached its target, as it says.
       complete: whether the run ended by itself, after an evaluation.
-      is_v05: whether the log is in the format of v0.5.
-      trains: whether the run was training, not evaluating, at the last line.
-      events: the keys of `_EVENTS`, in the order of the log.
     """
 
-    values: dict[str, Any]
-    evals: list[tuple[float, Any]]
+    form: str = ""
+    values: dict[str, Any] = dataclasses.field(default_factory=dict)
+    evals: list[tuple[float, Any]] = dataclasses.field(default_factory=list)
     started: float | None = None
     ended: float | None = None
     success: bool = False
     complete: bool = False
-    is_v05: bool = False
-    trains: bool = False
-    events: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def minutes(self) -> float | None:
@@ -57,6 +49,11 @@ class Run:
         """Epochs to the target; None if the run did not reach it."""
         return self.evals[-1][0] if self.success and self.evals else None
 
+    def __str__(self) -> str:
+        minutes = "?" if self.minutes is None else f"{self.minutes:.2f}"
+        reached = "target NOT reached" if self.epochs is None else f"epoch {self.epochs:g}"
+        return f"{minutes} minutes, {reached}"
+
 
 def load(path: Any) -> Run:
     """Reads the log in a file; see `read`.
@@ -65,10 +62,7 @@ def load(path: Any) -> Run:
       UserError: the log is damaged.
       OSError: the file cannot be read; on gs:// also other exceptions.
     """
-    try:
-        return read(path.read_bytes().decode())
-    except UnicodeDecodeError as error:
-        raise UserError(f"is damaged: byte {error.start:,} is not UTF-8 text") from error
+    return read(path.read_bytes().decode(errors="replace"))
 
 
 def read(text: str) -> Run:
@@ -77,88 +71,51 @@ def read(text: str) -> Run:
     Raises:
       UserError: a line of the log is damaged.
     """
-    run = Run({}, [])
-    for number, line in enumerate(text.splitlines(), 1):
-        try:
-            if ":::MLLOG " in line:
-                _read_mllog(run, parse_json(line.split(":::MLLOG ", 1)[1]))
-            elif match := _V05.search(line):
-                _read_v05(run, *match.groups())
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"line {number} is damaged: {line[:80]!r} ({error!r})") from error
+    run, before = Run(), ""
+    for key, value, metadata, seconds in _lines(run, text):
+        run.values.setdefault(key, value)
+        if key == "eval_accuracy":
+            run.evals.append((metadata["epoch_num"], value))
+        elif key == "run_start":
+            run.started = seconds
+        elif key == "run_stop":
+            run.ended, run.success = seconds, metadata["status"] == "success"
+            run.complete = before == "eval_stop"
+        before = key
     return run
 
 
-def _read_mllog(run: Run, row: dict[str, Any]) -> None:
-    key, value, metadata = row["key"], row["value"], row["metadata"]
-    run.values.setdefault(key, value)
-    if key == "eval_accuracy":
-        run.evals.append((metadata["epoch_num"], value))
-    elif key == "run_start":
-        run.started = row["time_ms"] / 1e3
-    elif key == "run_stop":
-        run.ended, run.success = row["time_ms"] / 1e3, metadata["status"] == "success"
-    _follow(run, key)
+def _lines(run: Run, text: str) -> Iterator[tuple[str, Any, dict[str, Any], float]]:
+    """Yields (key, value, metadata, seconds since 1970), and notes the form of the lines."""
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            if ":::MLLOG " in line:
+                run.form = "mllog"
+                row = parse_json(line.split(":::MLLOG ", 1)[1])
+                yield row["key"], row["value"], row["metadata"], row["time_ms"] / 1e3
+            elif match := _V06.search(line):
+                run.form, row = "v0.6", parse_json(match[3])
+                yield match[2], row["value"], row["metadata"], float(match[1])
+            elif match := _V05.search(line):
+                run.form = "v0.5"
+                benchmark, seconds, key, value = match.groups()
+                run.values.setdefault("submission_benchmark", benchmark)
+                value = None if value is None else parse_json(value)
+                yield *_v05(key, value), float(seconds)
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"line {number} is damaged: {line[:80]!r} ({error!r})") from error
 
 
-def _read_v05(run: Run, benchmark: str, seconds: str, key: str, text: str | None) -> None:
-    value: Any = None if text is None else parse_json(text)
-    run.is_v05 = True
-    run.values.setdefault("submission_benchmark", benchmark)
-    run.values.setdefault("seed" if key == "run_set_random_seed" else key, value)
+def _v05(key: str, value: Any) -> tuple[str, Any, dict[str, Any]]:
+    """Key, value and metadata of v0.5 as later logs have them; its epochs count from 0."""
+    if key == "run_set_random_seed":
+        return "seed", value, {}
+    if key == "run_stop":
+        return key, None, {"status": "success" if value["success"] in ("true", True) else "aborted"}
     if key == "eval_accuracy":
         scores = {name: number for name, number in value.items() if name != "epoch"}
-        score = scores["value"] if set(scores) == {"value"} else scores
-        run.evals.append((value["epoch"] + 1, score))
-    elif key == "run_start":
-        run.started = float(seconds)
-    elif key == "run_stop":
-        run.ended, run.success = float(seconds), value["success"] in ("true", True)
-    _follow(run, key)
-
-
-def _follow(run: Run, key: str) -> None:
-    """Notes an event; updates whether the run trains and whether it ended after an evaluation."""
-    if key in _EVENTS:
-        run.events.append(key)
-    if key in ("run_start", "block_start", "train_epoch"):
-        run.trains = True
-    elif key == "eval_stop":
-        run.trains = False
-    elif key == "run_stop":
-        run.complete = not run.trains
-
-
-def disorder(run: Run) -> Iterator[str]:
-    """Yields what the events of a run lack, and which of them are in the wrong order."""
-    for key in ("run_start", "run_stop"):
-        if (count := run.events.count(key)) != 1:
-            yield f"{key} occurs {count} times, not once"
-            return
-    begin, end = run.events.index("run_start"), run.events.index("run_stop")
-    for key in run.events[:begin]:
-        yield f"{key} comes before run_start"
-    for key in run.events[end + 1 :]:
-        yield f"{key} comes after run_stop"
-    for start, stop in _PAIRS:
-        is_open = False
-        for key in run.events:
-            if key == "eval_accuracy" and start == "eval_start" and not is_open:
-                yield "an eval_accuracy comes outside of an evaluation"
-            elif key == start and is_open:
-                yield f"a {start} has no {stop}"
-            elif key == stop and not is_open:
-                yield f"a {stop} has no {start}"
-            is_open = key == start if key in (start, stop) else is_open
-        if is_open and run.success:
-            yield f"the last {start} has no {stop}"
-
-
-def reaches(score: Any, target: Any) -> bool:
-    """Whether a logged score is at least the target, each a number or {name: number}."""
-    if isinstance(target, Mapping):
-        return all(score[name] >= value for name, value in target.items())
-    return score >= target
+        return key, scores.get("value", scores), {"epoch_num": value["epoch"] + 1}
+    return key, value, {}
 
 
 def olympic(values: Sequence[float | None]) -> float | None:

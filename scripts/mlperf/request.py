@@ -1,6 +1,6 @@
 """Reads the requests of run_and_time.sh: variables, names, flags, and each folder's request.json.
 
-It reports all mistakes at once, a line each, before a run starts.
+It reports all mistakes at once, a line each. What a run finds in its folders the doctor checks.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ import argparse
 import dataclasses
 import json
 import random
-import re
 import sys
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -20,8 +18,7 @@ from etils import epath
 from benchmarks import mlperf
 from benchmarks.mlperf import Entry
 from common import console
-from common.data.files import matching_paths
-from common.errors import ConfigError, HostError, UserError, one_line, parse_json
+from common.errors import CheckpointError, ConfigError, HostError, UserError, one_line, parse_json
 from engine import locations, recipe
 from engine.cluster import hosts
 from engine.mlperf import LOG
@@ -87,7 +84,16 @@ def parse_requests(words: Sequence[str], env: Mapping[str, str]) -> list[Request
     arguments, rest = _parser().parse_known_args(words)
     names, flags = _split(rest)
     names = [*dict.fromkeys([*names, *arguments.benchmark])] or _with_data(env)
-    known, mistakes = mlperf.entries(), _check_model_dir(env)
+    known, mistakes, root = mlperf.entries(), list[str](), env.get(MODEL_DIR, "").rstrip("/")
+    if not root:
+        mistakes.append(f"{MODEL_DIR} is not set: {_MEANING}")
+    elif "://" not in root and not root.startswith("/"):
+        mistakes.append(f"{MODEL_DIR}={root}: must be gs://BUCKET/FOLDER or /FOLDER")
+    else:
+        try:
+            locations.check_folder(root, MODEL_DIR)
+        except CheckpointError as error:
+            mistakes.append(str(error))
     if unknown := [name for name in names if name not in known]:
         raise UserError(f"{unknown[0]!r} is no benchmark: give some of {', '.join(known)}")
     if arguments.config and len(names) > 1:
@@ -103,10 +109,11 @@ def parse_requests(words: Sequence[str], env: Mapping[str, str]) -> list[Request
         mistakes.append(str(error))
     if host and arguments.seed is None:
         mistakes.append(f"a run on {host.count} hosts needs --seed=N, the same N on all of them")
-    root, requests = env.get(MODEL_DIR, "").rstrip("/"), list[Request]()
+    requests = list[Request]()
     for name in names:
         entry, own = known[name], f"{root}/{name}"
-        mistakes += _check_data(entry, env)
+        if not env.get(entry.variable):
+            mistakes.append(f"{entry.variable} is not set: {entry.meaning}")
         # main.py reads --config before the keys that override it.
         flags_of_it = [f"--config={arguments.config or entry.recipe}", *flags]
         if wrong := recipe.explain(flags_of_it, ConfigError("")):
@@ -149,7 +156,10 @@ def _parser() -> console.Parser:
     counts = ", ".join(f"{entry.runs} for {name}" for name, entry in entries.items())
     meanings = {MODEL_DIR: _MEANING}
     for entry in entries.values():
-        meanings |= dict(_variables(entry))
+        meanings[entry.variable] = entry.meaning
+        if entry.init_variable:
+            begins = f"{entry.init_meaning}; default: {entry.init_default}"
+            meanings[entry.init_variable] = begins
     lines = [f"  {variable}: {meaning}" for variable, meaning in meanings.items()]
     others = "Other flags are main.py's and override the script's: --config.mlperf.org=NAME."
     parser = console.Parser(
@@ -188,61 +198,8 @@ def _with_data(env: Mapping[str, str]) -> list[str]:
     raise UserError("\n".join([problem, *lines]))
 
 
-def _variables(entry: Entry) -> list[tuple[str, str]]:
-    """(variable, meaning) of all inputs of a benchmark."""
-    begins = (entry.init_variable, f"{entry.init_meaning}; default: {entry.init_default}")
-    return [(entry.variable, entry.meaning), *([begins] if entry.init_variable else [])]
-
-
 def _name(flag: str) -> str:
-    return re.sub(r"^--?", "", flag.partition("=")[0])
-
-
-def _check_model_dir(env: Mapping[str, str]) -> list[str]:
-    """What is wrong with the folder for the results; [] if nothing is."""
-    path = env.get(MODEL_DIR, "").rstrip("/")
-    if not path:
-        return [f"{MODEL_DIR} is not set: {_MEANING}"]
-    if "://" not in path and not path.startswith("/"):
-        return [f"{MODEL_DIR}={path}: must be gs://BUCKET/FOLDER or /FOLDER"]
-    if reason := _cannot_write(path):
-        return [f"{MODEL_DIR}={path} cannot be written ({reason}): it must be {_MEANING}"]
-    return []
-
-
-def _check_data(entry: Entry, env: Mapping[str, str]) -> Iterator[str]:
-    """Yields what is wrong with the folder of a benchmark's data."""
-    data = env.get(entry.variable, "").rstrip("/")
-    if not data:
-        yield f"{entry.variable} is not set: {entry.meaning}"
-        return
-    try:
-        missing = [patterns for patterns in entry.files if not _holds(data, patterns)]
-        if names := " and no ".join(map(" or ".join, missing)):
-            yield f"{entry.variable}={data}: there is no {names}; it is {entry.meaning}"
-    except Exception as error:  # each file system has errors of its own
-        yield f"{entry.variable}={data} cannot be read ({one_line(error)}); it is {entry.meaning}"
-
-
-def _cannot_write(path: str) -> str:
-    """Why a folder cannot be written to; "" if it can."""
-    probe = epath.Path(path) / f".probe-{uuid.uuid4().hex}"  # other hosts may probe as well
-    try:
-        locations.check_results_folder(path, MODEL_DIR)
-        probe.parent.mkdir(parents=True, exist_ok=True)
-        probe.write_text("")
-        probe.unlink()
-    except Exception as error:  # each file system has errors of its own
-        return one_line(error)
-    return ""
-
-
-def _holds(path: str, patterns: Sequence[str]) -> bool:
-    """Whether a folder has a file that matches one of the patterns, such as 'train/train-*'."""
-    root = epath.Path(path)
-    if root.is_dir():
-        next(iter(root.iterdir()), None)  # raises where listing is forbidden; glob finds nothing
-    return any(matching_paths(f"{path}/{pattern}", path) for pattern in patterns)
+    return flag.partition("=")[0].lstrip("-")
 
 
 def _host(flags: Sequence[str]) -> hosts.ProcessGroup | None:
@@ -271,7 +228,16 @@ def settle_request(request: Request) -> Request:
                 request = dataclasses.replace(request, seed=int(before["seed"]))
             if not has_runs:  # another checkpoint may replace one that could not be read
                 before["init_from"] = request.init_from
-            _compare(before, request)
+            changes = [
+                f"{key} {before.get(key)} before, {value} now"
+                for key, value in _constants(request).items()
+                if before.get(key) != value
+            ]
+            if changes:
+                raise UserError(
+                    f"{MODEL_DIR}={root} holds runs of another kind ({'; '.join(changes)}): give a "
+                    f"new {MODEL_DIR}"
+                )
         elif has_runs:
             raise UserError(
                 f"{MODEL_DIR}={root} holds runs, but no {REQUEST_FILE} that describes them: give "
@@ -284,10 +250,8 @@ def settle_request(request: Request) -> Request:
         return request
     except UserError:
         raise
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error!r}): give a new {MODEL_DIR}") from error
     except Exception as error:  # each file system has errors of its own
-        raise UserError(f"{path}: {one_line(error)}") from error
+        raise UserError(f"{path}: {one_line(error)}; or give a new {MODEL_DIR}") from error
 
 
 def _constants(request: Request) -> dict[str, Any]:
@@ -301,22 +265,6 @@ def _constants(request: Request) -> dict[str, Any]:
         "seed": request.seed,
     }
     return constants | ({"init_from": request.init_from} if request.init_from else {})
-
-
-def _compare(before: dict[str, Any], request: Request) -> None:
-    """Raises UserError if an earlier request for the folder had other values."""
-    now, changes = _constants(request), []
-    for key in [key for key in now if key != "flags" and before[key] != now[key]]:
-        changes.append(f"{key} {before[key]} before, {now[key]} now")
-    old, new = ({_name(flag): flag for flag in flags} for flags in (before["flags"], now["flags"]))
-    for name in sorted({*old, *new}):
-        if old.get(name) != new.get(name):
-            changes.append(f"{old.get(name, f'no --{name}')} before, {new.get(name, 'none')} now")
-    if changes:
-        raise UserError(
-            f"{MODEL_DIR}={request.model_dir} holds runs of another kind ({'; '.join(changes)}): "
-            f"give a new {MODEL_DIR}"
-        )
 
 
 def write_file(path: Any, text: str) -> None:

@@ -33,9 +33,17 @@ _TIME = "%Y-%m-%d %I:%M:%S %p"
 
 
 def run_all(requests: Sequence[Request], children: Children) -> int:
-    """Runs one benchmark after the other; returns the exit code of the first that failed, or 0."""
+    """Runs one benchmark after the other; returns the exit code of the first that failed, or 0.
+
+    The doctor looks at all of them before the first begins; those that it finds fit run.
+    """
     codes: dict[str, int] = {}
     for request in requests:
+        if not (codes and children.stop_signal) and (code := examine(request, children)):
+            codes[request.benchmark] = code
+    for request in requests:
+        if request.benchmark in codes or (codes and children.stop_signal):
+            continue
         if request.is_first:
             _say(f"{request.benchmark}: --seed={request.seed}")
         try:
@@ -43,25 +51,44 @@ def run_all(requests: Sequence[Request], children: Children) -> int:
         except UserError as error:
             print(f"ERROR: {error}", file=sys.stderr, flush=True)
             codes[request.benchmark] = 1
-        if children.stop_signal:
-            break
-    failed = {name: code for name, code in codes.items() if code}
+    failed = [code for request in requests if (code := codes.get(request.benchmark))]
     if len(requests) > 1:
         for request in requests:
             code = codes.get(request.benchmark)
             state = "not begun" if code is None else f"failed, exit code {code}" if code else "done"
             _say(f"{request.benchmark}: {state}, in {request.model_dir}")
-    if failed and len(requests) > 1:
-        _say("the same command continues with what is missing")
-    return next(iter(failed.values()), 0)
+        if failed:
+            _say("the same command continues with what is missing")
+    return failed[0] if failed else 0
+
+
+def examine(request: Request, children: Children) -> int:
+    """Asks the doctor whether the first run can start; returns its exit code.
+
+    Where all runs have ended it need not be asked.
+    """
+    root = epath.Path(request.model_dir)
+    with contextlib.suppress(UserError), _files(root):  # `run` says what is wrong
+        results = _results(root, request.name)
+        ended = [_is_complete(root / f"run_{index}") for index in range(request.runs)]
+        if all(end or f"result_{index}.txt" in results for index, end in enumerate(ended)):
+            return 0
+    command = [*command_line(request, 0, request.seeds()[0]), "--mode=doctor"]
+    code = children.run(command, os.environ)
+    if code and not children.stop_signal:
+        entry, begins = request.entry, request.init_from
+        _say(
+            f"{request.benchmark} does not start: the doctor says why above; {entry.variable} is "
+            f"{request.data_dir}" + (f", {entry.init_variable} is {begins}" if begins else "")
+        )
+    return code
 
 
 def run(request: Request, children: Children) -> int:
     """Starts the missing runs; returns the exit code of the run that failed, or 0.
 
     Raises:
-      UserError: a file cannot be read or written, or the default checkpoint cannot be read. The
-        next start collects the runs that ended.
+      UserError: a file cannot be read or written. The next start collects the runs that ended.
     """
     root = epath.Path(request.model_dir)
     for index, seed in enumerate(request.seeds()):
@@ -75,7 +102,6 @@ def run(request: Request, children: Children) -> int:
                 _collect(request, index, None)
                 continue
         _say(f"run {index} of {request.runs}: seed {seed}, in {folder}")
-        _check_start(request)
         with _files(folder):
             if request.is_first and index:
                 _share_index(root / "run_0" / "data_index", folder / "data_index")
@@ -104,23 +130,6 @@ def _files(folder: Any) -> Iterator[None]:
             f"{folder}: {one_line(error)}; remove the cause, and the same command continues. It "
             "collects this run if the run has ended"
         ) from error
-
-
-def _check_start(request: Request) -> None:
-    """Raises UserError if the checkpoint is the default one and cannot be read."""
-    path, entry = request.init_from, request.entry
-    if not path or path != entry.init_default:
-        return
-    reason = "it is not there"
-    try:
-        if any(epath.Path(f"{path}{suffix}").exists() for suffix in ("", ".index")):
-            return
-    except Exception as error:  # each file system has errors of its own
-        reason = one_line(error)
-    raise UserError(
-        f"{path}, which {request.benchmark} begins with, cannot be read ({reason}): get a copy and "
-        f"set {entry.init_variable} to it, or to {entry.init_meaning}; the same command continues"
-    )
 
 
 def _share_index(source: Any, target: Any) -> None:
@@ -167,33 +176,28 @@ def _collect(request: Request, index: int, ended: float | None) -> None:
         return
     root = epath.Path(request.model_dir)
     folder = root / f"run_{index}"
-    result = logs.load(folder / LOG)
-    log = (folder / LOG).read_text().rstrip("\n")
-    first, *last = _lines(request.name, folder, result, ended)
+    result, name = logs.load(folder / LOG), request.name
+    ended = ended or result.ended or 0.0
+    begun = f"STARTING TIMING RUN AT {_clock(result.started or ended)}"
+    if (folder / TIMING).exists():
+        begun = (folder / TIMING).read_text().strip()
+    start = begun.partition(" AT ")[2]
+    seconds = ended - time.mktime(time.strptime(start, _TIME))
+    last = [
+        f"ENDING TIMING RUN AT {_clock(ended)}",
+        f"RESULT,{name},0,{seconds:.0f},{_user()},{start}",
+    ]
     platform = re.sub(r"[^\w.-]", "-", str(result.values.get("submission_platform", "tpu")))
     description = root / "systems" / f"{platform}.json"
-    if not result.is_v05 and not description.exists():  # a user may have completed it
+    if result.form != "v0.5" and not description.exists():  # a user may have completed it
         text = json.dumps(system.describe(platform, result.values), indent=2)
         write_file(description, f"{text}\n")
     # The result is written last, because a run with a result counts as collected.
-    path = root / "results" / platform / request.name / f"result_{index}.txt"
-    write_file(path, "\n".join([first, log, *last, ""]))
+    path = root / "results" / platform / name / f"result_{index}.txt"
+    log = (folder / LOG).read_text().rstrip("\n")
+    write_file(path, "\n".join([begun, log, *last, ""]))
     print("\n".join(last), flush=True)
     _say(f"wrote {path}")
-
-
-def _lines(name: str, folder: Any, result: logs.Run, ended: float | None) -> list[str]:
-    """The lines around the log: STARTING, ENDING, RESULT."""
-    ended = ended or result.ended or 0.0
-    started, first = result.started or ended, ""
-    if (folder / TIMING).exists():
-        first = (folder / TIMING).read_text().strip()
-        started = time.mktime(time.strptime(first.partition(" AT ")[2], _TIME))
-    return [
-        first or f"STARTING TIMING RUN AT {_clock(started)}",
-        f"ENDING TIMING RUN AT {_clock(ended)}",
-        f"RESULT,{name},0,{ended - started:.0f},{_user()},{_clock(started)}",
-    ]
 
 
 def _results(root: Any, name: str) -> dict[str, Any]:
@@ -216,7 +220,15 @@ def summarize(request: Request) -> None:
     rows: dict[str, Any] = {}
     with _files(root):
         for file, path in _results(root, request.name).items():
-            rows[file] = _row(file, logs.load(path))
+            log = logs.load(path)
+            _say(f"{file}: {log}")
+            rows[file] = {
+                "seed": log.values.get("seed"),
+                "success": log.success,
+                "epochs": log.epochs,
+                "minutes": log.minutes,
+                "accuracy": log.evals[-1][1] if log.evals else None,
+            }
         if not rows:
             return
         means = {
@@ -228,16 +240,6 @@ def summarize(request: Request) -> None:
     if means["minutes"] is not None:
         _say(f"mean without best and worst: {means['minutes']:.2f} minutes")
     _say(f"wrote {root / 'summary.json'}; check: python -m scripts.mlperf.check {root}")
-
-
-def _row(file: str, run: logs.Run) -> dict[str, Any]:
-    """Prints the result of a run and returns its row of the summary."""
-    minutes = "?" if run.minutes is None else f"{run.minutes:.2f}"
-    reached = f"epoch {run.epochs:g}" if run.epochs is not None else "target NOT reached"
-    _say(f"{file}: {minutes} minutes, {reached}")
-    row = {"seed": run.values.get("seed"), "success": run.success}
-    accuracy = run.evals[-1][1] if run.evals else None
-    return row | {"epochs": run.epochs, "minutes": run.minutes, "accuracy": accuracy}
 
 
 def _clock(seconds: float) -> str:
@@ -270,10 +272,6 @@ def main() -> int:
             begins = f", begins with {one.init_from}" if one.init_from else ""
             what = f"{one.benchmark}: {one.runs} runs of {one.flags[0]} on {one.data_dir}"
             _say(f"  {what}, in {one.model_dir}{begins}")
-            try:
-                _check_start(one)
-            except UserError as error:  # the others run
-                _say(f"  NOTE {error}")
     children = Children()
     children.listen()
     return run_all(requests, children)

@@ -13,6 +13,7 @@ import pytest
 
 from common.errors import DeviceError
 from configs import mlperf_resnet50 as recipes
+from configs._named import UnknownRecipe
 from engine import mesh as meshes
 from engine.aot.topology import CHIPS, parse_slices
 from engine.cadence import Every
@@ -192,21 +193,11 @@ def test_a_span_of_another_batch_is_refused(tmp_path):
 # --- Refusals, and the numbers in the documentation.
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("", "which recipe?"),
-        ("9000", "it is between 8192 and 13056. "),
-        ("1024", "the next is 1632. "),
-        ("70000", "the next is 67840. "),
-        ("v0.6", "there is no such recipe; NAME is one of 1632, 2048, "),
-        *((name, "there is no such recipe; ") for name in ("-4096", "04096", "9" * 5000, "٤٠٩٦")),
-    ],
-)
-def test_another_batch_is_refused_with_its_neighbours(name, message):
-    with pytest.raises(recipes.UnknownRecipe) as caught:
+@pytest.mark.parametrize("name", ["", "9000", "04096", "v0.6"])
+def test_another_batch_is_refused(name):
+    with pytest.raises(UnknownRecipe) as caught:
         recipes.get_config(name)
-    assert message in str(caught.value) and len(str(caught.value).splitlines()) == 1
+    assert "NAME is one of 1632, 2048, " in str(caught.value) and "\n" not in str(caught.value)
 
 
 def device_counts(name):

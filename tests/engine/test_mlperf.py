@@ -245,7 +245,7 @@ def test_v05(data, tmp_path):
     epochs = [value["epoch"] for name, value in entries if name == "eval_accuracy"]
     assert epochs == [3, 7, 11, 15][: len(epochs)]
     run = mlperf_logs.read(text)
-    assert run.success and run.complete and run.is_v05 and run.epochs == epochs[-1] + 1
+    assert run.success and run.complete and run.form == "v0.5" and run.epochs == epochs[-1] + 1
     assert run.minutes is not None and 0 < run.minutes < 5
 
 
@@ -277,7 +277,7 @@ def test_all_targets_must_be_reached(tmp_path, clock):
     assert any("eval_accuracy" in fault for fault in complaints(path, "0.7.0"))
 
 
-# --- The official checker is not blind, and every one of its keys is needed.
+# --- The recipes.
 
 
 @pytest.fixture(scope="module")
@@ -298,15 +298,3 @@ def written(tmp_path_factory):
 @pytest.mark.parametrize("ruleset", RULESETS)
 def test_the_recipes_satisfy_the_official_checker(name, ruleset, written):
     assert complaints(written[name], ruleset) == []
-
-
-def test_every_key_is_needed(written, tmp_path):
-    """A ruleset misses every key, except those for the description of the system."""
-    extra = {"accelerator_model_name", "accelerators_per_node", "number_of_nodes", "seed"}
-    extra |= {"model_bn_span"}  # with LARS
-    for key in sorted(set(keys(written["lars"])) - extra):
-        text = written["lars"].read_text().splitlines(keepends=True)
-        (tmp_path / key).write_text("".join(x for x in text if f'"key": "{key}"' not in x))
-        assert any(complaints(tmp_path / key, ruleset) for ruleset in ("2.0.0", "4.0.0")) or (
-            key in ("block_stop", "eval_stop", "eval_start", "block_start")
-        ), key

@@ -6,21 +6,11 @@ of mlperf_compliance 0.0.10. Tensors have the names of ruleset 1.1.0.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.detection.detector import COCO
-from benchmarks.mlperf import (
-    Entry,
-    Facts,
-    Run,
-    check_closed,
-    check_optimizer,
-    drop_steps,
-    other_values,
-    rows,
-)
+from benchmarks.mlperf import Entry, Facts, Run, check_optimizer, drop_steps
 from common.trees import by_name
 
 _NAMES = {"mllog": ("BBOX", "SEGM"), "v0.5": ("box_AP", "mask_AP")}
@@ -36,10 +26,6 @@ ENTRY = Entry(
     recipe="configs/mlperf_mask_rcnn.py:128",
     targets=dict.fromkeys(_NAMES, _TARGETS),
     declares={"num_train_images": COCO["train"], "num_eval_images": COCO["eval"]},
-    counts={
-        "mllog": {"train_samples": COCO["train"], "eval_samples": COCO["eval"]},
-        "v0.5": {"eval_size": COCO["eval"]},
-    },
     variable="MLP_PATH_GCS_MASKRCNN",
     meaning="the folder of COCO's train-* and val-* records with masks, and instances_val2017.json",
     files=(
@@ -52,7 +38,6 @@ ENTRY = Entry(
     init_default="gs://cloud-tpu-artifacts/resnet/resnet-nhwc-2018-02-07/model.ckpt-112603",
     init_yields=True,
     runs=5,
-    period=1,
     ruleset="3.1.0",
     evaluation=_evaluation,
     success_is_bool=True,
@@ -77,14 +62,12 @@ def facts(run: Run) -> Facts:
     """What the log of a run says about Mask R-CNN.
 
     Raises:
-      ConfigError: the rules of the form or of the closed division forbid a value.
+      ConfigError: the optimizer is not MLPerf's, or the learning rate does not drop at steps.
     """
     check_optimizer(run, "Mask R-CNN", "sgd")
     layers = dict.fromkeys(name.rpartition("/")[0] for name in by_name(run.params))
-    return Facts(
-        rows(run, _keys, _tags),
-        [tensor(layer) for layer in layers if not layer.startswith("backbone/")],
-    )
+    tensors = [tensor(layer) for layer in layers if not layer.startswith("backbone/")]
+    return Facts(_tags(run) if run.form == "v0.5" else _keys(run), tensors=tensors)
 
 
 def tensor(layer: str) -> str:
@@ -95,7 +78,6 @@ def tensor(layer: str) -> str:
 def _keys(run: Run) -> dict[str, Any]:
     """The hyperparameters of 'mllog'."""
     recipe, rate = run.recipe, run.learning_rate
-    check_closed(run, _breaches(run))
     return {
         "opt_base_learning_rate": rate.peak,
         "opt_learning_rate_warmup_steps": round(rate.warmup_steps),
@@ -112,41 +94,6 @@ def _warmup_factor(run: Run) -> float:
     """The first rate as a share of the peak; one step's share where the warm-up begins at 0."""
     first, rate = run.recipe["warmup_from"], run.learning_rate
     return first / rate.peak if first else 1 / max(rate.warmup_steps, 1)
-
-
-def _breaches(run: Run) -> Iterator[str]:
-    """The values that the closed division forbids, each with the fix."""
-    recipe, peak, batch = run.recipe, run.learning_rate.peak, run.recipe["train_batch_size"]
-    # Of rulesets 2.0.0 and later: fewer than 16 images may have a whole fraction of the rate.
-    unit = 0.02 / peak if batch < 16 and peak < 0.02 else peak / 0.02
-    if not math.isclose(unit, round(unit), abs_tol=1e-5) or round(unit) < 1:
-        yield (
-            f"config.base_learning_rate makes a peak of {peak:g}: the closed division has "
-            "multiples of 0.02, or below 16 images whole fractions of it"
-        )
-    drops, factors = drop_steps(run, "Mask R-CNN"), tuple(recipe["learning_rate_decay_factors"])
-    if len(drops) != 2 or factors != (0.1,) or not _are_of_the_rules(drops, batch):
-        yield (
-            f"config.learning_rate_decay_steps={recipe['learning_rate_decay_steps']!r} and "
-            f"learning_rate_decay_factors={factors}: the closed division has two drops to a tenth, "
-            f"at (60000, 80000) * (1 + K / 10) * 16 / {batch} steps"
-        )
-    if recipe["proposals_after_nms"] not in (1000, 2000):
-        yield (
-            f"config.proposals_after_nms={recipe['proposals_after_nms']}: the closed division has "
-            "1000 or 2000"
-        )
-    yield from other_values(run, {"image_short": 800, "image_long": 1333})
-
-
-def _are_of_the_rules(drops: list[int], batch: int) -> bool:
-    """Whether the drops are those of a whole K, up to a step."""
-    units = [60_000 * 16 / batch, 80_000 * 16 / batch]
-    tenths = round(10 * (drops[0] / units[0] - 1))
-    wanted = [unit * (1 + tenths / 10) for unit in units]
-    return tenths >= 0 and all(
-        abs(drop - want) <= 1 for drop, want in zip(drops, wanted, strict=True)
-    )
 
 
 def _tags(run: Run) -> dict[str, Any]:

@@ -7,14 +7,12 @@ mlperf_compliance 0.0.10. Tensors have the names of ruleset 1.1.0.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.detection.detector import COCO
 from benchmarks.detection.ssd.settings import Maps
-from benchmarks.mlperf import Entry, Facts, Run, check_closed, check_optimizer, rows
+from benchmarks.mlperf import Entry, Facts, Run, check_optimizer
 from common.keys import read_config
 from common.trees import by_name
 
@@ -23,10 +21,6 @@ ENTRY = Entry(
     recipe="configs/mlperf_ssd.py:1024",
     targets={"mllog": {"mAP": 0.23}, "v0.5": {"mAP": 0.212}},
     declares={"num_train_images": COCO["train"], "num_eval_images": COCO["eval"]},
-    counts={
-        "mllog": {"train_samples": COCO["train"], "eval_samples": COCO["eval"]},
-        "v0.5": {"input_size": COCO["train"], "eval_size": COCO["eval"]},
-    },
     variable="MLP_PATH_GCS_SSD",
     meaning="the folder of COCO's train-* and val-* records, with instances_val2017.json",
     files=(
@@ -38,10 +32,7 @@ ENTRY = Entry(
     init_meaning="SSD's ResNet-34 of ImageNet: a workdir, or a file or name of weights",
     init_default="gs://download.tensorflow.org/models/mlperf/v0.5.0/resnet34_ssd_checkpoint",
     runs=5,
-    # Of the rules of 2019 and 2020, and every fifth one more for runs that need longer.
-    evaluations={"mllog": (40, *range(50, 121, 5))},
     ruleset="1.1.0",
-    logs_seed=False,
     success_is_bool=True,
 )
 _KINDS = {"kernel": "weight", "scale": "gamma", "bias": "beta"}
@@ -51,10 +42,11 @@ def facts(run: Run) -> Facts:
     """What the log of a run says about SSD.
 
     Raises:
-      ConfigError: the rules of the form or of the closed division forbid a value.
+      ConfigError: the optimizer is not MLPerf's.
     """
     check_optimizer(run, "SSD", "sgd")
-    return Facts(rows(run, _keys, _tags), [tensor(name) for name in by_name(run.params)])
+    values = _tags(run) if run.form == "v0.5" else _keys(run)
+    return Facts(values, tensors=[tensor(name) for name in by_name(run.params)])
 
 
 def tensor(name: str) -> str:
@@ -82,7 +74,6 @@ def tensor(name: str) -> str:
 def _keys(run: Run) -> dict[str, Any]:
     """The hyperparameters of 'mllog'."""
     recipe, rate = run.recipe, run.learning_rate
-    check_closed(run, _breaches(run))
     return {
         "model_bn_span": run.norm_examples,
         "max_samples": recipe["max_samples"],
@@ -92,21 +83,6 @@ def _keys(run: Run) -> dict[str, Any]:
         "opt_learning_rate_warmup_steps": round(rate.warmup_steps),
         "opt_learning_rate_decay_boundary_epochs": list(recipe["learning_rate_decay_epochs"]),
     }
-
-
-def _breaches(run: Run) -> Iterator[str]:
-    """The values that the closed division forbids from ruleset 0.7 on, each with the fix."""
-    recipe = run.recipe
-    drops = tuple(recipe["learning_rate_decay_epochs"])
-    factors = [drop / first for drop, first in zip(drops, (40, 50), strict=False)]
-    fits = [math.isclose(10 * f, round(10 * f), abs_tol=1e-9) for f in factors]
-    if len(drops) != 2 or not all(fits) or recipe["learning_rate_decay_steps"]:
-        yield (
-            f"config.learning_rate_decay_epochs={drops}: the closed division has two boundaries, "
-            "40 and 50 epochs or both times 1.1, 1.2 and so on"
-        )
-    if recipe["max_samples"] not in (1, 50):
-        yield f"config.max_samples={recipe['max_samples']}: the closed division has 1 or 50"
 
 
 def _tags(run: Run) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Keys of 'v0.5' are the tags of mlperf_compliance 0.0.10.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import mlperf
@@ -15,30 +14,12 @@ from benchmarks.translation.gnmt import WMT
 from benchmarks.translation.mlperf import DISCARD, adam_tags, entry
 from common.errors import ConfigError
 
-SENTENCES = WMT["eval"]
-_RULES = {
-    "width": 1024,
-    "num_encoder_layers": 4,
-    "num_decoder_layers": 4,
-    "dropout": 0.2,
-    "label_smoothing": 0.1,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
-    "adam_epsilon": 1e-8,
-    "beam_size": 5,
-    "length_penalty": 0.6,
-    "coverage_penalty": 0.1,
-}
 ENTRY = entry(
     name="gnmt",
     recipe="configs/mlperf_gnmt.py:v0.7-2048",
     targets={"mllog": {"BLEU": 0.24}, "v0.5": {"BLEU": 0.218}},
     # The number of pairs depends on the rule for their length.
-    declares={"num_train_pairs": 0, "num_eval_sentences": SENTENCES, "vocabulary_size": 0},
-    counts={
-        "mllog": {"eval_samples": SENTENCES},
-        "v0.5": {"preproc_num_eval_examples": SENTENCES, "eval_size": SENTENCES},
-    },
+    declares={"num_train_pairs": 0, "num_eval_sentences": WMT["eval"], "vocabulary_size": 0},
     variable="MLP_PATH_GCS_NMT",
     meaning="the folder of train.tok.clean.bpe.32000.*, newstest2014.* and vocab.bpe.32000.*",
     files=(
@@ -54,39 +35,10 @@ def facts(run: Run) -> Facts:
     """What the log of a run says about GNMT.
 
     Raises:
-      ConfigError: the rules of the form or of the closed division forbid a value.
+      ConfigError: the optimizer is not MLPerf's, or the learning rate does not drop at steps.
     """
     mlperf.check_optimizer(run, "GNMT", "adam")
-    logged = mlperf.rows(run, _keys, _tags, DISCARD)
-    mlperf.check_closed(run, _breaches(run))
-    return Facts(logged)
-
-
-def _breaches(run: Run) -> Iterator[str]:
-    """What the closed division forbids, and what it has instead, in words."""
-    recipe = run.recipe
-    yield from mlperf.other_values(run, _RULES)
-    if recipe["warmup_shape"] != "exponential" or recipe["warmup_from"]:
-        yield (
-            f"config.warmup_shape={recipe['warmup_shape']!r} and warmup_from="
-            f"{recipe['warmup_from']}: the closed division has 'exponential' and 0.0, which begins "
-            "with a hundredth of the rate"
-        )
-    if run.form == "mllog" and (wrong := _misplaced(run)):
-        yield wrong
-
-
-def _misplaced(run: Run) -> str:
-    """What is wrong with the drops of the learning rate, or ''."""
-    drops, factors = _drops(run), tuple(run.recipe["learning_rate_decay_factors"])
-    gaps = [after - before for before, after in zip(drops, drops[1:], strict=False)]
-    if len(drops) == 4 and max(gaps) - min(gaps) <= 1 and set(factors) == {0.5}:
-        return ""
-    return (
-        f"drops of the learning rate by {factors} at the steps {drops}: the closed division halves "
-        "the rate four times, at equal distances; see config.learning_rate_decay_epochs and "
-        "learning_rate_decay_factors"
-    )
+    return Facts(_tags(run) if run.form == "v0.5" else _keys(run), DISCARD)
 
 
 def _drops(run: Run) -> list[int]:

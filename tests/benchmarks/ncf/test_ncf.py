@@ -276,8 +276,6 @@ def test_what_the_log_of_an_mlperf_run_says(tmp_path, clock):
         assert f" {line}\n" in text, line
     entry = mlperf.entry("ncf")
     assert (entry.name, entry.targets) == ("ncf", {"v0.5": {"hr_at_10": 0.635}})
-    assert entry.counts["v0.5"]["input_size"] == 99_308_850
-    assert entry.counts["v0.5"]["eval_hp_num_users"] == 138_493
 
 
 # --- The report.

@@ -2,12 +2,10 @@
 
 import dataclasses
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,10 +71,6 @@ def test_what_the_command_line_and_the_environment_say(env):
 
 def test_each_benchmark_has_its_data_recipe_and_log(tmp_path):
     env = {"MLP_GCS_MODEL_DIR": str(tmp_path / "runs"), "MLP_PATH_GCS_NCF": str(tmp_path)}
-    with pytest.raises(UserError, match="there is no ratings.csv or ml-20m/ratings"):
-        mlperf_request.parse_requests(["--benchmark=ncf"], env)
-    (tmp_path / "ml-20m").mkdir()
-    (tmp_path / "ml-20m" / "ratings.csv").write_text("")
     request = parse(["--benchmark=ncf"], env)
     assert (request.name, request.runs, request.data_dir) == ("ncf", 100, str(tmp_path))
     words = mlperf_request.command_line(request, 0, 1)
@@ -106,7 +100,6 @@ def test_a_checkpoint_to_start_from_comes_from_the_environment(env, monkeypatch)
         ({"MLP_GCS_MODEL_DIR": ""}, [], "MLP_GCS_MODEL_DIR is not set"),
         ({"MLP_GCS_MODEL_DIR": "runs"}, [], "MLP_GCS_MODEL_DIR=runs: must be gs://"),
         ({DATA: ""}, ["--benchmark=resnet"], f"{DATA} is not set"),
-        ({DATA: __file__}, [], f"{DATA}={__file__}: there is no "),
         ({}, ["ssd", "resnet50"], "'resnet50' is no benchmark: give some of gnmt, "),
         ({}, ["--config.targte=1"], "no key 'targte'; did you mean target?"),
         ({}, ["--config=configs/none.py"], "configs/none.py: there is no such file"),
@@ -128,8 +121,7 @@ VARIABLES = {name: entry.variable for name, entry in rules.entries().items()}
 
 
 @pytest.mark.parametrize("name", VARIABLES)
-def test_the_only_data_variable_chooses_the_benchmark(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(mlperf_request, "_holds", lambda path, patterns: True)
+def test_the_only_data_variable_chooses_the_benchmark(name, tmp_path):
     env = {"MLP_GCS_MODEL_DIR": str(tmp_path), "MLP_GCS_RESNET_CHECKPOINT": "/weights"}
     env |= dict.fromkeys(VARIABLES.values(), "") | {VARIABLES[name]: "/d"}
     request = parse([], env)
@@ -149,9 +141,8 @@ SIX = ("gnmt", "mask_rcnn", "ncf", "resnet", "ssd", "transformer")
 
 
 @pytest.fixture
-def six(tmp_path, monkeypatch):
+def six(tmp_path):
     """The variables of the published command, all of which are set, and of its other settings."""
-    monkeypatch.setattr(mlperf_request, "_holds", lambda path, patterns: True)
     env = {VARIABLES[name]: f"/data/{name}/" for name in SIX}
     env |= {"MLP_GCS_MODEL_DIR": f"{tmp_path}/runs/", "MLP_GCS_RESNET_CHECKPOINT": "/resnet34"}
     return env | {"MLP_GCP_HOST": "vm", "MLP_GCP_ZONE": "us-central1-b", "MLP_TPU_NAME": "tpu"}
@@ -211,36 +202,14 @@ def test_what_only_one_benchmark_knows_is_refused_before_any_begins(flag, says, 
     parse(["ssd", flag], six)
 
 
-def test_nothing_that_is_wrong_hides_the_rest(tmp_path, monkeypatch):
-    """A flag, an unreadable folder, one that cannot be written, and a place without its number."""
-
-    def unreadable(*_: Any) -> Any:
-        raise PermissionError("not yours")
-
-    monkeypatch.setattr(mlperf_request, "_holds", unreadable)
-    env = {"MLP_GCS_MODEL_DIR": "/dev/null/runs", DATA: str(tmp_path)}
+def test_nothing_that_is_wrong_hides_the_rest():
+    """A folder that cannot be written, a flag, a place without its number, no data."""
     with pytest.raises(UserError) as caught:
-        mlperf_request.parse_requests(["--mode=eval", "--coordinator=a:1"], env)
+        words = ["resnet", "--mode=eval", "--coordinator=a:1"]
+        mlperf_request.parse_requests(words, {"MLP_GCS_MODEL_DIR": "/dev/null/runs"})
     model, mode, place, data = str(caught.value).splitlines()
     assert mode.startswith("--mode cannot be given") and "--process_id missing" in place
-    assert model.startswith("MLP_GCS_MODEL_DIR=/dev/null/runs cannot be written (")
-    assert data.startswith(f"{DATA}={tmp_path} cannot be read (not yours)")
-
-
-@pytest.mark.parametrize("split", ["train", "validation"])
-def test_both_splits_must_be_there(split, tmp_path):
-    data = tmp_path / "data"
-    env = {"MLP_GCS_MODEL_DIR": str(tmp_path / "runs"), "MLP_PATH_GCS_IMAGENET": str(data)}
-    other = {"train": "validation", "validation": "train"}[split]
-    (data / other).mkdir(parents=True)
-    (data / other / f"{other}-00000-of-00001").write_text("")
-    with pytest.raises(UserError) as caught:
-        mlperf_request.parse_requests([], env)
-    (line,) = str(caught.value).splitlines()
-    assert f"there is no {split}-* or {split}/{split}-*; it is the folder of" in line
-    (data / f"{split}-00000-of-00001").write_text("")
-    assert parse([], env).data_dir == str(data)
-    assert os.listdir(tmp_path / "runs") == []  # looking leaves nothing
+    assert "MLP_GCS_MODEL_DIR=/dev/null/runs" in model and data.startswith(f"{DATA} is not set")
 
 
 def test_of_several_hosts_only_the_first_collects(env):
@@ -268,8 +237,7 @@ def test_a_folder_keeps_its_seed(tmp_path):
         ({"benchmark": "ncf"}, "(benchmark resnet before, ncf now)"),
         ({"seed": 8}, "(seed 7 before, 8 now)"),
         ({"flags": ["--config=b.py", "--config.b=1"]}, "(config a.py before, b.py now)"),
-        ({"flags": ["--config=a.py"]}, "(--config.b=1 before, none now)"),
-        ({"flags": ["--config=a.py", "--config.b=1", "--config.c=3"]}, "(no --config.c before, "),
+        ({"flags": ["--config=a.py"]}, "(flags ['--config.b=1'] before, [] now)"),
     ],
 )
 def test_another_request_needs_another_folder(changes, says, tmp_path):
@@ -300,7 +268,7 @@ def test_a_folder_of_unknown_or_damaged_origin_is_refused(tmp_path):
     with pytest.raises(UserError, match="holds runs, but no request.json"):
         mlperf_request.settle_request(requested(tmp_path))
     (tmp_path / mlperf_request.REQUEST_FILE).write_text("{")
-    with pytest.raises(UserError, match="request.json is damaged"):
+    with pytest.raises(UserError, match="request.json: .*; or give a new MLP_GCS"):
         mlperf_request.settle_request(requested(tmp_path))
 
 
@@ -319,8 +287,11 @@ class FakeRuns(Children):
     def __init__(self, scores: list[float], codes: list[int] | None = None):
         super().__init__()
         self.scores, self.codes, self.commands = scores, codes or [], []
+        self.ill = ""  # the benchmark with which the doctor finds faults
 
     def run(self, command: Sequence[str], env: Mapping[str, str]) -> int:
+        if "--mode=doctor" in command:
+            return int(bool(self.ill) and any(f"/{self.ill}/run_0" in word for word in command))
         self.commands.append(command)
         (workdir,) = [w.partition("=")[2] for w in command if w.startswith("--workdir=")]
         if self.scores:
@@ -368,13 +339,6 @@ def test_a_run_that_ended_is_collected_at_the_next_start(tmp_path, monkeypatch, 
     assert launch(tmp_path, again, runs=2) == 0 and again.commands == []
 
 
-def test_a_result_is_whole_or_not_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(type(mlperf_run.epath.Path(tmp_path)), "replace", full)
-    with pytest.raises(OSError, match="no space left"):
-        mlperf_request.write_file(mlperf_run.epath.Path(tmp_path) / "result_0.txt", "text")
-    assert not list(tmp_path.glob("result_*"))
-
-
 def test_a_run_that_missed_the_target_is_collected_and_one_cut_short_is_not(tmp_path, capsys):
     for scores, count in (([0.1] * 12, 1), (SCORES[:3], 0)):
         root = tmp_path / str(count)
@@ -395,39 +359,6 @@ def test_what_to_do_about_a_failure_depends_on_what_there_is(tmp_path, capsys):
     assert launch(tmp_path, FakeRuns([])) == 0 and len(results(tmp_path)) == 1
 
 
-def test_the_lines_around_a_log(tmp_path, monkeypatch):
-    monkeypatch.setattr(mlperf_run, "_clock", lambda seconds: f"<{seconds:.0f}>")
-    monkeypatch.setattr(mlperf_run, "_user", lambda: "me")
-
-    def lines(ended: float | None, /, **log: Any) -> list[str]:
-        return mlperf_run._lines("ncf", tmp_path, mlperf_logs.Run({}, [], **log), ended)
-
-    start, end = "STARTING TIMING RUN AT <{}>", "ENDING TIMING RUN AT <{}>"
-    assert lines(None) == [start.format(0), end.format(0), "RESULT,ncf,0,0,me,<0>"]
-    times: Any = {"started": 100.0, "ended": 160.0}
-    assert lines(None, **times) == [start.format(100), end.format(160), "RESULT,ncf,0,60,me,<100>"]
-    assert lines(170.0, **times)[1:] == [end.format(170), "RESULT,ncf,0,70,me,<100>"]
-    assert lines(170.0) == [start.format(170), end.format(170), "RESULT,ncf,0,0,me,<170>"]
-    first = "STARTING TIMING RUN AT 2024-05-03 02:00:00 PM"
-    (tmp_path / mlperf_run.TIMING).write_text(f"{first}\n")
-    began = time.mktime((2024, 5, 3, 14, 0, 0, 0, 0, -1))
-    result = f"RESULT,ncf,0,90,me,<{began:.0f}>"
-    assert lines(began + 90) == [first, end.format(int(began) + 90), result]
-
-
-def test_a_row_has_the_last_score(capsys):
-    run = mlperf_logs.Run({"seed": 7}, [(4, 0.5), (8, 0.75)], 0.0, 90.0, success=True)
-    row = {"seed": 7, "success": True, "epochs": run.epochs, "minutes": 1.5, "accuracy": 0.75}
-    assert mlperf_run._row("result_0.txt", run) == row
-    none = mlperf_logs.Run({}, [])
-    row = mlperf_run._row("result_1.txt", none)
-    assert set(row.values()) == {None, False}
-    assert capsys.readouterr().out.splitlines() == [
-        "mlperf: result_0.txt: 1.50 minutes, epoch 8",
-        "mlperf: result_1.txt: ? minutes, target NOT reached",
-    ]
-
-
 def start(words: Sequence[str], env: Mapping[str, str], fake: FakeRuns, patch: Any) -> int:
     """What run_and_time.sh does, with stand-ins for the runs."""
     for name, value in env.items():
@@ -435,7 +366,6 @@ def start(words: Sequence[str], env: Mapping[str, str], fake: FakeRuns, patch: A
     patch.setattr(sys, "argv", ["run_and_time.sh", *words])
     patch.setattr(mlperf_run, "Children", lambda: fake)
     patch.setattr(Children, "listen", lambda self: None)
-    patch.setattr(mlperf_run, "_check_start", lambda request: None)
     return mlperf_run.main()
 
 
@@ -464,24 +394,22 @@ def test_a_signal_ends_all_of_them(six, monkeypatch, capsys):
     assert "mlperf: ncf: not begun, in" in capsys.readouterr().out
 
 
-def test_a_checkpoint_that_cannot_be_read_is_one_line_before_the_run(tmp_path, monkeypatch, capsys):
-    """A copy may replace it in the same folder."""
-    entry = rules.entry("resnet")
-    away = str(tmp_path / "away" / "model.ckpt-1")
-    variable = {"init_variable": "MLP_GCS_RESNET_CHECKPOINT", "init_default": away}
-    variable["init_meaning"] = "a ResNet-34"
-    monkeypatch.setattr(resnet_mlperf, "ENTRY", dataclasses.replace(entry, **variable))
-    request = mlperf_request.settle_request(requested(tmp_path / "runs", init_from=away, runs=1))
+def test_the_doctor_is_asked_before_the_first_run(six, monkeypatch, capsys):
+    """About all benchmarks; the others run. Another checkpoint may then take one's place."""
     fake = FakeRuns(SCORES)
-    assert mlperf_run.run_all([request], fake) == 1 and fake.commands == []
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"ERROR: {away}, which resnet begins with, cannot be read (it is not there): " in line
-    assert "set MLP_GCS_RESNET_CHECKPOINT to it" in line
-    copied = mlperf_request.settle_request(dataclasses.replace(request, init_from="/copy"))
-    assert mlperf_run.run_all([copied], fake) == 0 and len(fake.commands) == 1
-    (tmp_path / "away").mkdir()
-    (tmp_path / "away" / "model.ckpt-1.index").touch()
-    mlperf_run._check_start(request)
+    fake.ill = "mask_rcnn"
+    assert start(["mask_rcnn", "ncf", "--runs=1"], six, fake, monkeypatch) == 1
+    output = capsys.readouterr().out
+    weights = rules.entry("mask_rcnn").init_default
+    six["MLP_GCS_RESNET_CHECKPOINT"] = "/weights"
+    assert "MLP_PATH_GCS_MASKRCNN is /data/mask_rcnn, MLP_GCS_RESNET_CHECKPOINT is " in output
+    assert "mlperf: mask_rcnn: failed, exit code 1" in output and "mlperf: ncf: done" in output
+    assert len(fake.commands) == 1 and weights.startswith("gs://")
+    fake.ill = ""
+    assert start(["mask_rcnn", "--runs=1"], six, fake, monkeypatch) == 0
+    assert "--config.init_from=/weights" in fake.commands[-1]
+    fake.ill = "mask_rcnn"  # of a folder where all runs have ended it is not asked
+    assert start(["mask_rcnn", "--runs=1"], six, fake, monkeypatch) == 0
 
 
 def test_later_runs_do_not_count_the_data_again(tmp_path):
@@ -511,8 +439,8 @@ def test_only_the_first_host_says_when_runs_start_and_end(tmp_path, capsys):
 def test_a_damaged_log_is_one_line(tmp_path):
     folder = tmp_path / "run_0"
     folder.mkdir()
-    (folder / mlperf.LOG).write_bytes(b"\xff")
-    with pytest.raises(UserError, match=r"^.*mlperf.log: is damaged: byte 0 is not"):
+    (folder / mlperf.LOG).write_text(":::MLLOG {")
+    with pytest.raises(UserError, match=r"^.*mlperf.log: line 1 is damaged: "):
         launch(tmp_path, FakeRuns([]))
 
 
@@ -578,10 +506,6 @@ def test_a_run_from_beginning_to_end(env):
     described = json.loads((root / "systems" / "2xcpu.json").read_text())
     assert described["status"].startswith("Research")
 
-    outcome = mlperf_check.check(str(root), "4.0.0")[0]
-    output = "\n".join(outcome.faults)
-    assert f"{file.name}: train_samples is 96, not 1,281,167" in output
-    assert f"{file.name}: eval_samples is 40, not 50,000" in output
-    assert f"{file.name}: cache_clear is not true" in output
-    tiny = ("_samples is", "cache_clear is not", "number of runs: found 1, expected 5")
-    assert [fault for fault in outcome.faults if not any(word in fault for word in tiny)] == []
+    (outcome,) = mlperf_check.check([str(root)], "4.0.0")
+    count, convergence = outcome.faults
+    assert "found 1, expected 5" in count and "RCP Test Failed: Missing RCP" in convergence
