@@ -15,9 +15,6 @@ SGM_BYTES = 256 << 20  # WMT's sets for tests have about 1 MB
 TEXT_BYTES = 64 << 20  # of a file of class names; ImageNet's 50,000 labels have 0.5 MB
 LINE_BYTES = 1 << 20  # of a line of text; a sentence has 100 to 1,000
 EMPTY_LINES = 1_000_000  # in a row; real text has a few
-# A member of an archive may expand without limit up to this size, and beyond it to this multiple
-# of its packed size. Images expand by a few percent, JSON about tenfold, zeros a thousandfold.
-FREE_BYTES, EXPANSION = 64 << 20, 100
 
 _SPECIAL = {
     "a pipe": stat.S_ISFIFO,
@@ -47,19 +44,6 @@ def check_size(path: str, size: int, most: int, kind: type[UserError] = DataErro
     """Raises `kind` if a file of `size` bytes has more than `most`."""
     if size > most:
         raise kind(f"{path} has {size:,} bytes: more than {most:,} are not read; is it that file?")
-
-
-def expansion(packed: int, size: int) -> str:
-    """Why a member of an archive is refused that has `size` bytes and is stored in `packed`.
-
-    "" if it is not.
-    """
-    if size <= max(FREE_BYTES, EXPANSION * packed):
-        return ""
-    return (
-        f"expands from {packed:,} to {size:,} bytes, more than {EXPANSION}-fold: unpack the "
-        "archive and give its content, if it is right"
-    )
 
 
 def too_large(error: Exception) -> str:

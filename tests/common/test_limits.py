@@ -37,10 +37,3 @@ def test_what_is_no_file_is_not_read(folder):
             files.find(str(folder), f"{name}*", "records")
     os.mkfifo("manifest.json")
     assert files.read_manifest(str(folder)) is None
-
-
-def test_members_may_expand_as_images_and_text_do():
-    assert not limits.expansion(1000, limits.FREE_BYTES)
-    assert not limits.expansion(10**9, 11 * 10**9)
-    fault = limits.expansion(10**6, 10**9)
-    assert fault.startswith("expands from 1,000,000 to 1,000,000,000 bytes, more than 100-fold: ")
