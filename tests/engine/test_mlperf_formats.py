@@ -96,14 +96,16 @@ def test_a_log_that_cannot_be_written_ends_the_run_in_one_line(tmp_path):
         file.flush()
 
 
-def test_the_last_words_come_with_any_failure(capsys):
+def test_the_last_words_come_with_any_failure(capsys, monkeypatch):
     """Also if a thread such as the watchdog's ends the process at once."""
     written: list[str] = []
+    monkeypatch.setattr(processes, "_exit_now", lambda code: written.append(f"exit {code}"))
     processes.on_failure(lambda: written.append("aborted"))
-    processes._announce("a host is lost", 1)
+    processes.follow("a host is lost", 1)
     processes.on_failure(None)
-    processes._announce("again", 1)
-    assert written == ["aborted"] and "a host is lost" in capsys.readouterr().err
+    processes.follow("again", 1)
+    assert written == ["aborted", "exit 1", "exit 1"]
+    assert "a host is lost" in capsys.readouterr().err
 
 
 def test_caches_are_dropped_only_where_that_is_allowed(monkeypatch):
