@@ -106,6 +106,7 @@ MEMBER = ("--eval_source=FOLDER/a.tgz/x.fr", "--eval_target=FOLDER/a.tgz/y")
         ("a.tgz", archive({"x.fr": b"a\n"}), MEMBER, "FOLDER/a.tgz holds no file y"),
         ("new", b"", ("--max_tokens=1",), "all training pairs have more than --max_tokens=1"),
     ],
+    ids=range(12),  # a gzip file, which would be a name, has the time of its making
 )
 def test_a_fault_takes_one_line(tmp_path, capsys, name, data, flags, words):
     arguments = write_text(tmp_path)
