@@ -169,7 +169,7 @@ class Heartbeat:
         except OSError as error:
             raise HostError(
                 f"host 0 cannot listen on port {port} ({error}): does another run use it? Choose "
-                "another port with JAX_COORDINATOR_PORT"
+                "another port with --coordinator; on a TPU slice with JAX_COORDINATOR_PORT"
             ) from error
         try:
             await asyncio.wait_for(self._is_complete.wait(), wait)
