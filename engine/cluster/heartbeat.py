@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from common.errors import RESTART, HostError, one_line, parse_json
+from common.errors import RESTART, HostError, one_line, parse_json, visible
 from engine.cluster import watchdog
 from engine.cluster.hosts import ProcessGroup
 
@@ -31,6 +31,7 @@ _DELIVERY = 0.2  # seconds in which a last message leaves before its process end
 _GREETING_SECONDS = 10.0  # for a process to send its greeting
 _LAST = 1 << 30  # the number of the barrier at the end of a run
 _MESSAGE_BYTES = 1 << 20  # the longest message
+_REASON_CHARACTERS = 500  # in a line about a process that is refused, which may be a stranger
 _log = logging.getLogger("tpu_suite")
 
 
@@ -168,7 +169,7 @@ class Heartbeat:
         except OSError as error:
             raise HostError(
                 f"host 0 cannot listen on port {port} ({error}): does another run use it? Choose "
-                "another port with JAX_COORDINATOR_PORT"
+                "another port with --coordinator; on a TPU slice with JAX_COORDINATOR_PORT"
             ) from error
         try:
             await asyncio.wait_for(self._is_complete.wait(), wait)
@@ -201,7 +202,7 @@ class Heartbeat:
             reason = self._admit(host, peer)
         except (TimeoutError, KeyError, TypeError, AttributeError):
             reason = "it sent no valid greeting in time"
-        if reason:
+        if reason := " ".join(visible(reason).split())[:_REASON_CHARACTERS]:
             address = (writer.get_extra_info("peername") or "?")[0]
             if self._refused.get(address) != reason:
                 self._refused[address] = reason

@@ -48,7 +48,8 @@ def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float
     _index = group.index
     watchdog.doing("starting jax")
     # jax aborts as soon as it does not reach host 0. sleep(6), 6 being SIGABRT, delays this: within
-    # these seconds the heartbeat ends the process with the name of the lost host and code 75.
+    # these seconds the heartbeat ends the process with the name of the lost host and code 75. POSIX
+    # allows sleep in a signal handler.
     libc = ctypes.CDLL(None)
     libc.signal(signal.SIGABRT, libc.sleep)
     # Its notifier would take SIGTERM away from engine.cluster.preemption.

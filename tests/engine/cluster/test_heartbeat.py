@@ -62,14 +62,17 @@ def test_a_host_that_would_run_something_else_ends_and_host_0_waits_for_the_righ
     assert f"did not within 4 s; a process at 127.0.0.1 was refused: {reason}" in str(first)
 
 
-def test_a_fact_that_only_one_host_has(log):
-    run = RollCall()
-    assert "config.more is 1 there and nothing on host 0" in str(run.join(1, more="1"))
-    run.complete()
-
-
 def greeting(index, **changes):
     return json.dumps({"index": index, "name": "x", "facts": FACTS, **changes}).encode() + b"\n"
+
+
+def test_a_fact_that_only_one_host_has(log):
+    """A stranger's text is shown, but neither as a page nor as commands to the terminal."""
+    run = RollCall()
+    assert "config.more is 1 there and nothing on host 0" in str(run.join(1, more="1"))
+    run.send(greeting(1, name="\n\x1b[2J" + "x" * 9999, facts={}))
+    run.complete()
+    assert "host 1 ( \\x1b[2Jxxx" in log[1] and len(log[1]) < 600
 
 
 @pytest.mark.parametrize("index", [-1, 0, 2])
