@@ -105,7 +105,7 @@ def judge(result: Result, ruleset: str) -> None:
         faults.append("no run has ended: there is no result_*.txt")
     entries = {entry.name: entry for entry in mlperf.entries().values()}
     names = [run.values.get("submission_benchmark") for run in runs.values()]
-    known = next(filter(None, map(entries.get, [*names, result.benchmark])), None)
+    known = next((entries[name] for name in [*names, result.benchmark] if name in entries), None)
     if known and not result.description:  # single logs may be in any folder
         result.benchmark = known.name
     may_miss = 0 if len(result.paths) == 1 else known.may_miss if known else 1
@@ -184,7 +184,9 @@ def check(paths: Sequence[str], ruleset: str = "") -> list[Result]:
                 f"{path} has no results/SYSTEM/BENCHMARK: give $MLP_GCS_MODEL_DIR of the runs, or "
                 "the logs themselves"
             )
-    found += [Result(*os.path.abspath(dir).split("/")[-2:], files) for dir, files in single.items()]
+    for folder, files in single.items():
+        system, benchmark = os.path.abspath(folder).split("/")[-2:]
+        found.append(Result(system, benchmark, files))
     for result in found:
         judge(result, ruleset)
     return found
