@@ -11,6 +11,8 @@ and v0.6, times and results are read; --ruleset=0.6.0 asks the checkers about v0
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,7 +22,6 @@ from etils import epath
 
 from benchmarks import mlperf
 from common import console, entry
-from common.data import files
 from common.errors import UserError, one_line, parse_json
 from scripts.mlperf import logs, official
 from scripts.mlperf.official import RULESETS, V06
@@ -103,8 +104,11 @@ def judge(result: Result, ruleset: str) -> None:
     if not result.paths:
         faults.append("no run has ended: there is no result_*.txt")
     entries = {entry.name: entry for entry in mlperf.entries().values()}
-    known = entries.get(result.benchmark)
-    may_miss = known.may_miss if known else 1
+    names = [run.values.get("submission_benchmark") for run in runs.values()]
+    known = next((entries[name] for name in [*names, result.benchmark] if name in entries), None)
+    if known and not result.description:  # single logs may be in any folder
+        result.benchmark = known.name
+    may_miss = 0 if len(result.paths) == 1 else known.may_miss if known else 1
     missed = [file for file, run in runs.items() if not run.success]
     if len(missed) > may_miss:
         faults += [f"{file}: the target was not reached" for file in missed]
@@ -120,6 +124,8 @@ def judge(result: Result, ruleset: str) -> None:
         _ask(result, missed)
     elif forms:
         (result.ruleset,) = forms
+        if ruleset:
+            result.notes.append(f"--ruleset={ruleset} is for logs of another form")
 
 
 def _ask(result: Result, tolerated: Sequence[str]) -> None:
@@ -175,9 +181,12 @@ def check(paths: Sequence[str], ruleset: str = "") -> list[Result]:
             found += inside
         else:
             raise UserError(
-                f"{path} has no results/SYSTEM/BENCHMARK: give $MLP_GCS_MODEL_DIR of the runs"
+                f"{path} has no results/SYSTEM/BENCHMARK: give $MLP_GCS_MODEL_DIR of the runs, or "
+                "the logs themselves"
             )
-    found += [Result(dir.parent.name, dir.name, files) for dir, files in single.items()]
+    for folder, files in single.items():
+        system, benchmark = os.path.abspath(folder).split("/")[-2:]
+        found.append(Result(system, benchmark, files))
     for result in found:
         judge(result, ruleset)
     return found
@@ -186,18 +195,17 @@ def check(paths: Sequence[str], ruleset: str = "") -> list[Result]:
 def _find(root: Any) -> Iterator[Result]:
     """Yields the results in a folder; "no system" has those of a benchmark that has none yet."""
     names = [entry.name for entry in mlperf.entries().values()]
-    # A folder's name is no pattern.
-    requests = files.matching_paths(f"{root}/*/{REQUEST_FILE}", str(root))
-    for source in [root, *sorted(epath.Path(path).parent for path in requests)]:
+    requested = sorted(path for path in root.iterdir() if (path / REQUEST_FILE).exists())
+    for source in [root, *requested]:
         if not (source / "results").is_dir():
             if source != root:
                 yield Result("no system", source.name, [])
             continue
         for system in sorted(path for path in (source / "results").iterdir() if path.is_dir()):
             for folder in sorted(path for path in system.iterdir() if path.name in names):
-                paths = files.matching_paths(f"{folder}/result_*.txt", str(folder))
+                paths = [p for p in folder.iterdir() if re.fullmatch(r"result_.*\.txt", p.name)]
                 description = source / "systems" / f"{system.name}.json"
-                yield Result(system.name, folder.name, sorted(map(epath.Path, paths)), description)
+                yield Result(system.name, folder.name, sorted(paths), description)
 
 
 def main(argv: list[str] | None = None) -> int:

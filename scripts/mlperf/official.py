@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
+import logging.handlers
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -81,28 +82,17 @@ def _short(text: str) -> str:
     return " ".join(text.split("current context")[0].split())[:300]
 
 
-class _Collector(logging.Handler):
-    """Keeps the records."""
-
-    def __init__(self):
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-
 @contextlib.contextmanager
 def _collected() -> Iterator[list[logging.LogRecord]]:
     """Collects what the checkers log, and prints nothing of theirs."""
-    handler, root = _Collector(), logging.getLogger()
+    handler, root = logging.handlers.BufferingHandler(sys.maxsize), logging.getLogger()
     old_level, old_handlers = root.level, root.handlers[:]
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield handler.records
+            yield handler.buffer
     finally:
         root.handlers[:] = old_handlers
         root.setLevel(old_level)

@@ -41,6 +41,10 @@ def describe(name: str, values: dict[str, Any]) -> dict[str, str]:
     processor = dict(re.findall(r"^([^\t\n]+)\t*: (.*)$", info, re.MULTILINE))
     clock = processor.get("cpu MHz")
     versions = [f"{library} {installed_version(library) or 'absent'}" for library in _LIBRARIES]
+    try:
+        system = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except OSError:  # a container without /etc/os-release
+        system = platform.system()
     return dict.fromkeys(_UNKNOWN, "unknown") | {
         "submitter": str(values.get("submission_org", "unknown")),
         "division": str(values.get("submission_division", "unknown")),
@@ -61,6 +65,6 @@ def describe(name: str, values: dict[str, Any]) -> dict[str, str]:
         "hw_notes": "",
         "framework": f"JAX {installed_version('jax')}",
         "other_software_stack": ", ".join([f"Python {platform.python_version()}", *versions]),
-        "operating_system": platform.freedesktop_os_release().get("PRETTY_NAME", "Linux"),
+        "operating_system": system,
         "sw_notes": f"Linux {platform.release()}; not a submission to MLCommons",
     }

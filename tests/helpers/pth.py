@@ -78,20 +78,20 @@ def dumps(content):
     return file.getvalue()
 
 
-def old_pth(content, arrays, magic=0x1950A86A20F9469CFC6C, little_endian=True, keys=None):
+def old_pth(content, arrays, magic=0x1950A86A20F9469CFC6C):
     """The bytes that torch.save wrote before PyTorch 1.6."""
-    system = {"protocol_version": 1001, "little_endian": little_endian, "type_sizes": {"int": 4}}
-    heads = (magic, 1001, system, content, list(arrays) if keys is None else keys)
+    system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"int": 4}}
+    heads = (magic, 1001, system, content, list(arrays))
     storages = (struct.pack("<q", a.size) + a.tobytes() for a in arrays.values())
     return b"".join((*map(dumps, heads), *storages))
 
 
-def write_pth(path, content, arrays, compression=zipfile.ZIP_STORED, **records):
+def write_pth(path, content, arrays):
     """Writes what torch.save writes: a pickle, or an object to pickle, and storages."""
-    with zipfile.ZipFile(path, "w", compression) as archive:
+    with zipfile.ZipFile(path, "w") as archive:
         data = content if isinstance(content, bytes) else dumps(content)
         archive.writestr("archive/data.pkl", data)
-        archive.writestr("archive/byteorder", records.get("byteorder", "little"))
+        archive.writestr("archive/byteorder", "little")
         for key, array in arrays.items():
             archive.writestr(f"archive/data/{key}", array.tobytes())
     return str(path)

@@ -21,6 +21,7 @@ from engine import model_source
 from engine import weights as saved
 from engine.run import make_plan, read_settings
 from engine.start import Run, first_state
+from tests.benchmarks.detection.test_weights import shapes, written
 
 
 class Case(NamedTuple):
@@ -85,14 +86,9 @@ def write_file(case, classes, path):
     config = case.recipe.get_config()
     config.update({"num_classes": classes, **case.sizes})
     model = benchmarks.load(config.lock(), "")
-    params, state = jax.eval_shape(model.init, jax.random.key(0))
-    shapes = {
-        k: tuple(x.shape) for k, x in by_name({"params": params, "model_state": state}).items()
-    }
-    draw, arrays = np.random.default_rng(1), {}
-    for ours, shape in shapes.items():
-        arrays |= case.weights.theirs(ours, np.zeros(shape), config.to_dict())
-    for name, shape in {name: zeros.shape for name, zeros in arrays.items()}.items():
+    draw = np.random.default_rng(1)
+    arrays = written(case.weights, shapes(model), np.random.default_rng(0), **config.to_dict())
+    for name, shape in {name: array.shape for name, array in arrays.items()}.items():
         scale = (2 / max(np.prod(shape[1:]), 1)) ** 0.5 if len(shape) > 1 else 0.1
         values = draw.normal(0, scale, shape) + name.endswith(("running_var", "bn1.weight"))
         arrays[name] = np.abs(values) if name.endswith("running_var") else values
@@ -138,8 +134,8 @@ def test_a_file_is_fine_tuned(case, request, tmp_path):
 
     config = configured(case, data_dir, init_from=path, num_classes=7)
     same = settings(config, tmp_path / "same", "train")[0].load_benchmark("")
-    shapes = jax.eval_shape(same.init, jax.random.key(0))
-    params, state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    drawn = jax.eval_shape(same.init, jax.random.key(0))
+    params, state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), drawn)
     weights = model_source.initial_weights(path, same.uses.read_foreign)
     adopted = saved.adopt(same.adopt, params, state, weights, Parts("init_without", ""))[2]
     assert not adopted.new and not adopted.left

@@ -1,6 +1,5 @@
 """The translators' MLPerf logs: what the official checkers say, and which values they refuse."""
 
-import json
 import types
 from typing import Any
 
@@ -14,7 +13,7 @@ from engine import mlperf_formats
 from engine.run import read_settings
 from engine.start import Run
 from tests.benchmarks.translation import bpe_fixture, sentences_fixture
-from tests.engine.test_mlperf import complaints
+from tests.engine.test_mlperf import complaints, rows
 from tests.helpers.mlperf_fixture import mlperf_config, write_run
 
 ROWS = {"num_train_rows": 566_340, "num_eval_sentences": 3_003, "vocabulary_size": 33_708}
@@ -26,11 +25,11 @@ def checked(folder, config, clock):
     """The values by key in a log that the official checker accepts."""
     write_run(config, str(folder), [0.199, 0.237, 0.2511], clock)
     assert complaints(folder / "mlperf.log", "0.7.0") == []
-    lines = (folder / "mlperf.log").read_text().splitlines()
-    rows = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
-    scores = [(r["value"], r["metadata"]["epoch_num"]) for r in rows if r["key"] == "eval_accuracy"]
+    logged = rows(folder / "mlperf.log")
+    evals = [row for row in logged if row["key"] == "eval_accuracy"]
+    scores = [(row["value"], row["metadata"]["epoch_num"]) for row in evals]
     assert scores == [(0.199, 1), (0.237, 2), (0.2511, 3)]
-    return {row["key"]: row["value"] for row in rows}
+    return {row["key"]: row["value"] for row in logged}
 
 
 @pytest.mark.parametrize("recipe", ["v0.7-512", "v0.6-2048"])

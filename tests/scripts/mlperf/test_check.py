@@ -16,9 +16,10 @@ from benchmarks.ncf.ratings import ML_20M
 from benchmarks.resnet import mlperf as mlperf_resnet
 from common.errors import UserError
 from configs import mlperf_resnet50 as recipes
+from engine import mlperf_formats
 from scripts.mlperf import check as mlperf_check
 from scripts.mlperf import logs as mlperf_logs
-from tests.helpers.mlperf_fixture import RULESETS, make_package, mlperf_config, write_run
+from tests.helpers.mlperf_fixture import RULESETS, Clock, make_package, mlperf_config, write_run
 from tests.test_main import ROOT
 
 # Logs of MLPerf's rounds, as training_results_v0.5 and _v0.6 publish them: ROUND/[SYSTEM/]NAME.
@@ -185,6 +186,20 @@ def test_one_run_may_miss_the_target_and_not_two(copy):
     assert "result_1.txt: the target was not reached" in outcome.faults
     assert "result_2.txt: the target was not reached" in outcome.faults
     assert outcome.epochs is None and outcome.minutes is None
+
+
+def test_a_single_log_is_judged_by_what_it_says(tmp_path, monkeypatch, capsys):
+    """Wherever it is: the name of the benchmark is in it, and with it the ruleset."""
+    counts = {"num_train_images": 117_266, "num_eval_images": 5_000}
+    config = mlperf_config("mlperf_ssd:1024", **counts, mlperf={"clear_caches": True})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(mlperf_formats, "clear_caches", lambda: True)
+    for scores, word in (([0.1, 0.2, 0.235], "PASS"), ([0.1, 0.2, 0.22], "FAIL")):
+        write_run(config, str(tmp_path), scores, Clock())
+        assert mlperf_check.main(["mlperf.log"]) == int(word == "FAIL")
+        head = f"{word} ssd on {tmp_path.parent.name}, rules 1.1.0: 1 runs"
+        assert capsys.readouterr().out.startswith(head)
+        (tmp_path / "mlperf.log").unlink()
 
 
 # --- Damaged folders.

@@ -1,6 +1,7 @@
 """The description of the system, and what the log says of it."""
 
 import os
+import platform
 
 import jax
 
@@ -21,11 +22,14 @@ def test_the_description_is_complete_and_of_this_machine():
     assert (description["number_of_nodes"], description["accelerators_per_node"]) == ("2", "4")
 
 
-def test_a_log_that_tells_little():
+def test_a_log_and_a_system_that_tell_little(monkeypatch):
+    monkeypatch.setattr(platform, "_os_release_candidates", ())
+    monkeypatch.setattr(platform, "_os_release_cache", None)
     nothing = mlperf_system.describe("x", {})
     keys = ("number_of_nodes", "accelerators_per_node", "accelerator_memory_capacity", "status")
     assert [nothing[key] for key in keys] == ["1", "0", "unknown", "unknown"]
     assert int(nothing["host_processors_per_node"]) >= 1
+    assert nothing["operating_system"] == platform.system()
 
 
 def test_chips_are_counted_and_not_their_cores(monkeypatch):

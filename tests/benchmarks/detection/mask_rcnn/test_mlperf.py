@@ -1,6 +1,5 @@
 """Mask R-CNN's MLPerf logs: what the official checkers say, and which recipes are refused."""
 
-import json
 import types
 from typing import Any
 
@@ -10,7 +9,7 @@ from mlperf_compliance import tags
 from benchmarks.detection.mask_rcnn import mlperf
 from common.errors import UserError
 from configs import mask_rcnn, mlperf_mask_rcnn
-from tests.engine.test_mlperf import complaints
+from tests.engine.test_mlperf import complaints, rows
 from tests.helpers.mlperf_fixture import mlperf_config, write_run
 
 COUNTS = {"num_train_images": 117_266, "num_eval_images": 5_000}
@@ -26,22 +25,22 @@ def test_the_official_checkers_accept_the_log(recipe, tmp_path, clock):
     write_run(config, str(tmp_path), [scores(0.38, 0.338), scores(0.378, 0.34)], clock)
     for ruleset in ("3.1.0",) if recipe == "8" else ("0.7.0", "1.1.0", "3.1.0"):
         assert complaints(tmp_path / "mlperf.log", ruleset) == []
-    with open(tmp_path / "mlperf.log") as file:
-        rows = [json.loads(line.removeprefix(":::MLLOG ")) for line in file]
-    values = {row["key"]: row["value"] for row in rows}
+    logged = rows(tmp_path / "mlperf.log")
+    values = {row["key"]: row["value"] for row in logged}
     assert values["eval_accuracy"] == {"BBOX": 0.378, "SEGM": 0.34}
     _, peak, _, drops, _ = mlperf_mask_rcnn.RECIPES[recipe]
     assert values["opt_base_learning_rate"] == pytest.approx(peak)
     assert values["opt_learning_rate_decay_steps"] == [int(step) for step in drops.split(", ")]
-    tensors = {row["metadata"]["tensor"] for row in rows if row["key"] == "weights_initialization"}
+    tensors = {
+        row["metadata"]["tensor"] for row in logged if row["key"] == "weights_initialization"
+    }
     assert len(tensors) == 21
 
 
 def test_v05(tmp_path, clock):
     config = mlperf_config("mask_rcnn", **COUNTS, num_classes=80, mlperf={"format": "v0.5"})
     write_run(config, str(tmp_path), [scores(0.1, 0.1), scores(0.378, 0.34)], clock)
-    with open(tmp_path / "mlperf.log") as file:
-        text = file.read()
+    text = (tmp_path / "mlperf.log").read_text()
     wanted = tags.MASKRCNN_TAGS
     missing = {tag for tag in wanted if f" {tag}: " not in text and f" {tag}\n" not in text}
     assert missing == {"run_clear_caches"}

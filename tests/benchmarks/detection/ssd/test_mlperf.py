@@ -1,6 +1,5 @@
 """SSD's MLPerf logs: what the official checkers say, and which recipes are refused."""
 
-import json
 import types
 from typing import Any
 
@@ -14,7 +13,7 @@ from common.errors import UserError
 from configs import mlperf_ssd, ssd
 from engine.cadence import Every
 from tests.conftest import make_recipe
-from tests.engine.test_mlperf import complaints
+from tests.engine.test_mlperf import complaints, rows
 from tests.helpers.mlperf_fixture import mlperf_config, write_run
 
 COUNTS = {"num_train_images": 117_266, "num_eval_images": 5_000}
@@ -26,12 +25,11 @@ def test_the_official_checkers_accept_the_log(recipe, tmp_path, clock):
     write_run(config, str(tmp_path), [0.17, 0.231], clock)
     for ruleset in ("0.7.0", "1.0.0", "1.1.0"):
         assert complaints(tmp_path / "mlperf.log", ruleset) == []
-    with open(tmp_path / "mlperf.log") as file:
-        rows = [json.loads(line.removeprefix(":::MLLOG ")) for line in file]
-    values = {row["key"]: row["value"] for row in rows}
+    logged = rows(tmp_path / "mlperf.log")
+    values = {row["key"]: row["value"] for row in logged}
     peak = {"1024": 0.08, "4096": 0.32, "v0.7-1024": 0.0992}[recipe]
     assert values["opt_base_learning_rate"] == pytest.approx(peak)
-    assert [row["metadata"]["epoch_num"] for row in rows if row["key"] == "eval_accuracy"] == [
+    assert [row["metadata"]["epoch_num"] for row in logged if row["key"] == "eval_accuracy"] == [
         40,
         50,
     ]
@@ -55,8 +53,7 @@ def test_the_tags_that_follow_from_the_model(flip, probability):
 def test_v05(tmp_path, clock):
     config = mlperf_config("ssd", **COUNTS, num_classes=80, mlperf={"format": "v0.5"})
     write_run(config, str(tmp_path), [0.141, 0.181, 0.2121], clock)
-    with open(tmp_path / "mlperf.log") as file:
-        text = file.read()
+    text = (tmp_path / "mlperf.log").read_text()
     missing = {tag for tag in tags.SSD_TAGS if f" {tag}: " not in text and f" {tag}\n" not in text}
     # The loop evaluates the benchmark once per evaluation, which eval_accuracy says.
     assert missing == {"run_clear_caches", "eval_iteration_accuracy"}
