@@ -110,8 +110,8 @@ def tiny_records(tmp_path_factory):
     import numpy as np
     from PIL import Image
 
-    from common.data import records
     from common.preparation import schema
+    from tests.helpers.preparation import write_shards
 
     def encoded(draw, label):
         pixels = draw.normal(100, 30, (20, 24, 3))
@@ -128,7 +128,7 @@ def tiny_records(tmp_path_factory):
             label = i % 4
             image = encoded(draw, label)
             rows.append(schema.example(image, label + 1, f"n{label}", f"{i}.JPEG", (20, 24)))
-        records.write_shards(str(folder), split, rows, shards)
+        write_shards(str(folder), split, rows, shards)
     return str(folder)
 
 

@@ -182,7 +182,7 @@ def _parse(path: str, name: str, file: Any, width: int) -> Iterator[pyarrow.Reco
         )
     except pyarrow.ArrowInvalid as error:
         raise DataError(
-            f"{path} has a row that is not {header[:80]}; correct the row: {one_line(error)}"
+            f"{path} has a row that is not {header[:80]}; mend the row: {one_line(error)}"
         ) from error
 
 

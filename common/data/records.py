@@ -11,10 +11,8 @@ import hashlib
 import itertools
 import os
 import re
-import threading
 from collections.abc import Iterable, Iterator
-from concurrent import futures
-from typing import Any, Protocol
+from typing import Any
 
 import google_crc32c
 
@@ -32,14 +30,6 @@ _SHARD = (
 )
 _BESIDE = r"manifest\.json|instances_val2017\.json|vocab\.\w+|(?:sources|references)\.txt"
 _UNFINISHED = rf"tmp\.({_SHARD}|{_BESIDE})\.[0-9a-f]{{8}}"
-
-
-class Examples(Protocol):
-    """Serialized examples: a list, or an object that makes the i-th on demand."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, i: int, /) -> bytes: ...
 
 
 def shard_name(split: str, i: int, n: int) -> str:
@@ -114,41 +104,6 @@ def is_folder(path: str) -> bool:
 def read_shard(path: str) -> Iterator[bytes]:
     """The records of a shard; tf.errors.DataLossError where it is damaged or cut short."""
     yield from tensorflow().data.TFRecordDataset(path).as_numpy_iterator()
-
-
-def write_shards(
-    out: str, split: str, examples: Examples, num_shards: int, workers: int = 1
-) -> list[str]:
-    """Writes a split to a local or gs:// folder and returns the paths of its shards.
-
-    A shard appears under its name only when it is complete; until then it is a file 'tmp.*' in the
-    same folder. Shards of that name are replaced, other files stay. With several `workers` the
-    examples are made in that many threads, a shard in each.
-
-    Raises:
-      ValueError: there are fewer examples than shards.
-      tf.errors.OpError: the folder cannot be written.
-      Whatever making an example raises; no half-written file is left.
-    """
-    names = [shard_name(split, i, num_shards) for i in range(num_shards)]
-    paths = [os.path.join(out, name) for name in names]
-    runs, stop = shard_runs(len(examples), num_shards), threading.Event()
-
-    def write(path: str, run: range) -> None:
-        def records() -> Iterator[bytes]:
-            for i in run:
-                if stop.is_set():
-                    raise InterruptedError("another shard failed")
-                yield examples[i]
-
-        write_shard(path, records())
-
-    with futures.ThreadPoolExecutor(workers) as pool:
-        try:
-            list(pool.map(write, paths, runs))
-        finally:  # also after Ctrl-C: the threads must not write on
-            stop.set()
-    return paths
 
 
 def write_shard(path: str, examples: Iterable[bytes]) -> dict[str, Any]:

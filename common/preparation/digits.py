@@ -99,6 +99,7 @@ def make(out: str, splits: dict[str, list[bytes]]) -> bool:
     if others:
         path = os.path.join(out, others[0])
         raise UserError(f"{path} holds other images; choose another --out, or empty the folder")
+    records.remove_unfinished(out)
     for name in missing:
         records.write_shard(os.path.join(out, name), expected[name])
     return bool(missing)

@@ -135,11 +135,12 @@ def write(folder: str, photos: list[bytes]) -> None:
 
     rows = [(photo, i % 1000) for i, photo in enumerate(photos)]
     examples = [schema.example(p, n + 1, "photo", "photo.JPEG", (375, 500)) for p, n in rows]
-    records.write_shards(folder, "train", examples, SHARDS)
     target, runs = os.path.join(folder, "photos", "1.0.0"), records.shard_runs(len(rows), SHARDS)
     os.makedirs(target)
     features = [{"image": schema.strings([p]), "label": schema.ints([n])} for p, n in rows]
     for shard, run in enumerate(runs):
+        path = os.path.join(folder, records.shard_name("train", shard, SHARDS))
+        records.write_shard(path, (examples[i] for i in run))
         path = os.path.join(target, f"photos-train.tfrecord-{shard:05d}-of-{SHARDS:05d}")
         records.write_shard(path, (schema.serialize(features[i]) for i in run))
     kinds = {"image": tfds.features.Image(encoding_format="jpeg")}

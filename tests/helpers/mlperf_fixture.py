@@ -16,7 +16,6 @@ from etils import epath
 from PIL import Image
 
 import train
-from common.data import records
 from common.preparation import schema
 from engine import mlperf_formats
 from engine.run import Programs, make_plan, read_settings
@@ -24,6 +23,7 @@ from engine.start import Run
 from scripts.mlperf import request as mlperf_request
 from scripts.mlperf import run as mlperf_run
 from tests.conftest import make_tiny_config
+from tests.helpers.preparation import write_shards
 
 # A narrow ResNet that learns four colours in a few epochs; see `write_records`.
 TINY: dict[str, Any] = {
@@ -87,7 +87,7 @@ def write_records(folder: str) -> str:
             Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG")
             name = f"{i}.JPEG"
             rows.append(schema.example(file.getvalue(), label + 1, f"n{label}", name, (20, 24)))
-        records.write_shards(folder, split, rows, 4)
+        write_shards(folder, split, rows, 4)
     return folder
 
 

@@ -1,5 +1,6 @@
 """Commands that prepare data, called as a user types them, and records that are spoilt."""
 
+import os
 import pathlib
 import shlex
 import sys
@@ -40,6 +41,13 @@ def check_data(config, folder, cache):
     benchmark = benchmarks.load(config, str(cache))
     assert not [fault for split in ("train", "eval") for fault in benchmark.check(split)]
     return benchmark.num_examples("train"), benchmark.num_examples("eval")
+
+
+def write_shards(folder, split, rows, count):
+    """Writes the shards of a split from a list of serialized examples."""
+    for i, run in enumerate(records.shard_runs(len(rows), count)):
+        path = os.path.join(folder, records.shard_name(split, i, count))
+        records.write_shard(path, rows[run.start : run.stop])
 
 
 def rewrite(path, change):

@@ -4,10 +4,11 @@
 
 The files resemble ImageNet's: JPEGs of varied sizes, landscape and portrait, about 100 KB each at
 the default size. Labels are random, too, so a model cannot learn them. The same arguments give the
-same files.
+same files. After an interruption the same command continues.
 """
 
 import argparse
+import functools
 import io
 import re
 import time
@@ -17,37 +18,26 @@ import numpy as np
 from PIL import Image
 
 from common import console, pools
-from common.data import files, records
-from common.errors import UserError
-from common.preparation import arguments, schema
+from common.data import records
+from common.preparation import arguments, schema, writing
 
 
-class FakeImages:
-    """A split of random examples, made on demand; each is a function of (seed, split, i)."""
-
-    def __init__(self, args: argparse.Namespace, split: str, num: int):
-        self.args, self.split, self.num = args, split, num
-        self.progress = console.ProgressBar(f"writing {split}", num)
-
-    def __len__(self) -> int:
-        return self.num
-
-    def __getitem__(self, i: int) -> bytes:
-        draw = np.random.default_rng((self.args.seed, records.SPLITS.index(self.split), i))
-        height, width = (max(1, round(s * draw.uniform(2 / 3, 4 / 3))) for s in self.args.size)
-        if draw.uniform() < 0.25:
-            height, width = width, height
-        label = int(draw.integers(1, self.args.classes + 1))
-        # Soft colours under fine noise have the size of a photograph. Pure noise has three times
-        # the size and decodes more slowly; plain colours have a tenth of the size.
-        soft = Image.fromarray(draw.integers(0, 256, (6, 8, 3), np.uint8))
-        soft = soft.resize((width, height), Image.Resampling.BICUBIC)
-        noise = Image.fromarray(draw.integers(0, 256, (height, width, 3), np.uint8))
-        jpeg, name = io.BytesIO(), f"fake_{self.split}_{i:08d}.JPEG"
-        Image.blend(soft, noise, 0.25).save(jpeg, "JPEG", quality=90)
-        example = schema.example(jpeg.getvalue(), label, f"n{label:08d}", name, (height, width))
-        self.progress.add(1, len(example))
-        return example
+def _example(args: argparse.Namespace, split: str, i: int) -> writing.Example:
+    """The i-th image of a split, a function of (seed, split, i)."""
+    draw = np.random.default_rng((args.seed, records.SPLITS.index(split), i))
+    height, width = (max(1, round(s * draw.uniform(2 / 3, 4 / 3))) for s in args.size)
+    if draw.uniform() < 0.25:
+        height, width = width, height
+    label = int(draw.integers(1, args.classes + 1))
+    # Soft colours under fine noise have the size of a photograph. Pure noise has three times the
+    # size and decodes more slowly; plain colours have a tenth of the size.
+    soft = Image.fromarray(draw.integers(0, 256, (6, 8, 3), np.uint8))
+    soft = soft.resize((width, height), Image.Resampling.BICUBIC)
+    noise = Image.fromarray(draw.integers(0, 256, (height, width, 3), np.uint8))
+    jpeg, name = io.BytesIO(), f"fake_{split}_{i:08d}.JPEG"
+    Image.blend(soft, noise, 0.25).save(jpeg, "JPEG", quality=90)
+    size = height, width
+    return schema.example(jpeg.getvalue(), label, f"n{label:08d}", name, size), (), {}
 
 
 def height_width(text: str) -> tuple[int, int]:
@@ -71,7 +61,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--classes", type=classes, default=1000, help="labels are 1..CLASSES (1000)")
     add("--seed", type=console.integer(0), default=0, help="another seed, other images (0)")
     add("--size", type=height_width, default=(375, 500), metavar="HxW", help="typical (375x500)")
-    add("--overwrite", action="store_true", help="delete the train and validation shards in --out")
+    add("--overwrite", action="store_true", help="delete other records in --out first")
     args = parser.parse_args(argv)
     for images, shards in (("images", "shards"), ("validation_images", "validation_shards")):
         n, m = getattr(args, images), getattr(args, shards)
@@ -81,29 +71,20 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
 
 
 def prepare(args: argparse.Namespace) -> str:
-    """Writes both splits; returns the last line to print.
+    """Writes what is missing of both splits; returns the last line to print.
 
     Raises:
-        UserError: the folder has records, or the writing was interrupted.
+        UserError: the folder has other records.
     """
-    old = records.existing_shards(args.out)
-    if old and not args.overwrite:
-        raise UserError(
-            f"{args.out} already holds {len(old)} shards ({old[0]} ...); choose another --out, or "
-            "add --overwrite to delete them"
-        )
-    records.remove_shards(args.out)
-    started, size = time.monotonic(), 0
-    counts = ((args.images, args.shards), (args.validation_images, args.validation_shards))
-    for split, (number, shards) in zip(records.SPLITS, counts, strict=True):
+    settings = {key: value for key, value in vars(args).items() if key not in ("out", "overwrite")}
+    plan = {"settings": settings | {"size": [*args.size]}, "input": {}}
+    writing.State(args.out).claim(plan, args.overwrite)
+    started, sizes = time.monotonic(), (args.validation_images, args.validation_shards)
+    splits = dict(zip(records.SPLITS, ((args.images, args.shards), sizes), strict=True))
+    for split, (number, shards) in splits.items():
         print(f"{split}: {number:,} images in {shards:,} shards into {args.out}", flush=True)
-        images = FakeImages(args, split, number)
-        try:
-            paths = records.write_shards(args.out, split, images, shards, pools.cores())
-        except KeyboardInterrupt:
-            raise UserError(f"stopped; {args.out} is incomplete", code=130) from None
-        images.progress.close()
-        size += sum(files.sizes(paths))
+    make = functools.partial(_example, args)
+    size = sum(row["bytes"] for row in writing.write(args.out, splits, make, pools.cores()))
     return (
         f"wrote {args.images:,} train and {args.validation_images:,} validation images "
         f"({size / 1e6:,.0f} MB, {time.monotonic() - started:.0f} s); train on them: "

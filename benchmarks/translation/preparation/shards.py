@@ -204,7 +204,14 @@ def _write_shards(
     progress = console.ProgressBar("packing", int(np.isin(owners, wanted).sum()), "pairs")
     pool = futures.ThreadPoolExecutor(1)
     if workers > 1:  # a fork would not have TensorFlow's threads
-        pool = futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start)
+        spawn = multiprocessing.get_context("spawn")
+        try:
+            pool = futures.ProcessPoolExecutor(workers, spawn, _start)
+        except OSError as error:  # processes share semaphores there
+            raise UserError(
+                f"--workers={workers}: several processes need /dev/shm ({error.strerror}): give "
+                "the container one (docker run --shm-size=1g), or take --workers=1"
+            ) from error
     try:
         made = pools.ordered(pool, work, jobs, 2 * workers)
         for k, (facts, rows) in zip(wanted, made, strict=True):

@@ -288,11 +288,14 @@ class RecordInput:
             DataError: a record is damaged, of another schema, or of another vocabulary.
         """
         for path in self._paths[split]:
-            for number, record in enumerate(records.read_shard(path)):
-                count(len(record) + 16)
-                name = record_name(path, number)
-                row = rows.of_record(record, name)
-                if fault := rows.any_fault(row, self.vocabulary.size):
-                    raise DataError(f"{name}: {fault}")
-                for pair in rows.pairs(row):
-                    yield [ids.tolist() for ids in pair]
+            try:
+                for number, record in enumerate(records.read_shard(path)):
+                    count(len(record) + 16)
+                    name = record_name(path, number)
+                    row = rows.of_record(record, name)
+                    if fault := rows.any_fault(row, self.vocabulary.size):
+                        raise DataError(f"{name}: {fault}")
+                    for pair in rows.pairs(row):
+                        yield [ids.tolist() for ids in pair]
+            except tensorflow().errors.DataLossError as error:
+                raise DataError(f"{path} is damaged: {one_line(error)}") from error

@@ -17,7 +17,6 @@ from sklearn.utils.class_weight import compute_class_weight
 import benchmarks
 import train
 from benchmarks.resnet import ResNet
-from common.data import records
 from common.errors import CheckpointError, ConfigError
 from common.preparation import schema
 from engine import model_source
@@ -28,6 +27,7 @@ from engine.report import history
 from engine.run import make_plan, read_settings
 from engine.start import first_state
 from tests.conftest import make_programs, make_recipe, make_tiny_config, open_run, plan_of
+from tests.helpers.preparation import write_shards
 from tests.test_train import (  # noqa: F401 (a fixture)
     assert_same_state,
     fresh_signals,
@@ -71,7 +71,7 @@ def unbalanced(tmp_path_factory):
             Image.new("RGB", (20, 20), (90 * int(label), 50, 50)).save(file, "JPEG")
             row = schema.example(file.getvalue(), int(label) + 1, f"n{label}", "x.JPEG", (20, 20))
             examples.append(row)
-        records.write_shards(str(folder), split, examples, 2)
+        write_shards(str(folder), split, examples, 2)
     return str(folder)
 
 

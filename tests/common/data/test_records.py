@@ -1,8 +1,6 @@
 """Writing of shards: names, runs, frames, and what else lies in a folder."""
 
 import hashlib
-import os
-import re
 
 import pytest
 
@@ -58,49 +56,6 @@ def test_names_and_runs():
     for split, i, n in [("test", 0, 1), ("train", 4, 4), ("train", -1, 4), ("test", 4, 4)]:
         with pytest.raises(ValueError, match=f"^no such shard: {split} {i} of {n}$"):
             records.shard_name(split, i, n)
-
-
-class Breaking:
-    """20 examples, of which one fails; notes what a reader could see all the while."""
-
-    def __init__(self, folder, at, error):
-        self.folder, self.at, self.error, self.seen = folder, at, error, []
-
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, i):
-        self.seen.append(set(os.listdir(self.folder)))
-        if i == self.at:
-            raise self.error
-        return b"record %d" % i * 10_000
-
-
-@pytest.mark.parametrize("workers", [1, 4])
-@pytest.mark.parametrize("error", [RuntimeError("broken image"), KeyboardInterrupt()])
-def test_interrupted_writing_leaves_no_shard(tmp_path, workers, error):
-    kept = tmp_path / "train-00003-of-00004"
-    kept.write_bytes(b"an older, whole one")
-    examples = Breaking(tmp_path, 17, error)
-    with pytest.raises(type(error)):
-        records.write_shards(str(tmp_path), "train", examples, 4, workers)
-    assert kept.read_bytes() == b"an older, whole one"
-    for path in tmp_path.iterdir():  # others may have been finished; what is there is whole
-        assert path == kept or len(frames(path)) == 5
-    # A process killed at any moment leaves what was there then: whole shards, and tmp.*.
-    names = set().union(*examples.seen) - {kept.name}
-    assert any(name.startswith("tmp.train-00003") for name in names)
-    assert all(re.fullmatch(r"(tmp\.)?train-0000[0-3]-of-00004(\.\w+)?", name) for name in names)
-    assert "train-00003-of-00004" not in names
-
-
-def test_shards_go_where_tensorflow_can_write():
-    out = "ram://bucket/folder"
-    paths = records.write_shards(out, "validation", [b"a", b"b", b"c"], 2)
-    assert paths == [f"{out}/validation-0000{i}-of-00002" for i in (0, 1)]
-    assert [list(records.read_shard(path)) for path in paths] == [[b"a", b"b"], [b"c"]]
-    names = [f"validation-0000{i}-of-00002" for i in (0, 1)]
-    assert records.existing_shards(out) == names
 
 
 def test_other_files_of_a_folder(tmp_path):

@@ -66,7 +66,7 @@ def pixels(row):
 
 
 def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 def rows(folder, split):
@@ -88,7 +88,7 @@ def fake(tmp_path_factory):
 
 
 def test_fake_imagenet_is_in_the_schema(fake):
-    sizes = {path.name: len(frames(path)) for path in fake.iterdir()}
+    sizes = {path.name: len(frames(path)) for path in fake.iterdir() if path.is_file()}
     train = {f"train-0000{i}-of-00004": n for i, n in enumerate((3, 3, 3, 2))}
     assert sizes == train | {f"validation-0000{i}-of-00002": n for i, n in enumerate((2, 1))}
     examples = rows(fake, "train") + rows(fake, "validation")
@@ -114,10 +114,12 @@ def test_fake_imagenet_overwrites_only_when_told(tmp_path):
     (tmp_path / "train-00000-of-00001").write_bytes(b"precious")
     (tmp_path / "tmp.train-00001-of-00002.0123abcd").write_bytes(b"of a killed run")
     (tmp_path / "notes.txt").write_bytes(b"also")
-    with pytest.raises(UserError, match=r"already holds 1 shards .*--overwrite"):
+    with pytest.raises(UserError, match="already holds train-00000-of-00001; .*--overwrite"):
         prepare.make("fake", ["--out", str(tmp_path), *FAKE])
     assert (tmp_path / "train-00000-of-00001").read_bytes() == b"precious"
     prepare.make("fake", ["--out", str(tmp_path), *FAKE, "--overwrite"])
+    with pytest.raises(UserError, match=r"other settings \(changed: --seed\)"):
+        prepare.make("fake", ["--out", str(tmp_path), *FAKE, "--seed=1"])
     assert len(rows(tmp_path, "train")) == 11  # an old shard would match train-* too
     assert len(list(tmp_path.glob("tmp.*"))) == 0 and (tmp_path / "notes.txt").exists()
 

@@ -89,10 +89,17 @@ def die(*_):
     os._exit(1)
 
 
-def test_a_killed_process_takes_one_line(spool, tmp_path, monkeypatch):
+def test_processes_that_are_killed_or_cannot_start_take_one_line(spool, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "make_shard", die)
     args = argparse.Namespace(out=str(tmp_path), length=8, max_tokens=8, seed=0)
     spool.add(([5, 1], [6, 1]))
     loaded = vocabulary.parse_vocabulary(VOCABULARY, "vocab")
     with pytest.raises(UserError, match="one of --workers=2 processes was killed.* take fewer"):
+        shards._write_shards(args, spool, loaded, ["a"], [0], 2)
+
+    def without_shm(*_):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(shards.futures, "ProcessPoolExecutor", without_shm)
+    with pytest.raises(UserError, match="^--workers=2: .*/dev/shm .*--workers=1$"):
         shards._write_shards(args, spool, loaded, ["a"], [0], 2)

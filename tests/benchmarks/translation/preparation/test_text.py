@@ -253,6 +253,8 @@ def test_records_of_others_must_be_one_complete_set(made, tmp_path, capsys):
     saved = rows_of(tmp_path / NAMES[1])
     (tmp_path / NAMES[1]).unlink()
     assert "translate_packed-train-*: 1 of 3 files are missing, number 1 first" in refusal()
+    (tmp_path / NAMES[1]).write_bytes((out / NAMES[1]).read_bytes()[:-7])
+    assert f"{NAMES[1]} is damaged: " in refusal()
     rows = [row | {"inputs_segmentation": 2 * row["inputs_segmentation"]} for row in saved]
     shard_files.write_shard(str(tmp_path / NAMES[1]), map(packing.serialize_example, rows))
     assert f"{NAMES[1]}, record 0" in refusal()
