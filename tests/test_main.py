@@ -21,25 +21,11 @@ from commands import MODES
 from common.errors import UserError
 from engine import locations, recipe
 from engine.run import read_settings
-from tests.conftest import make_tiny_config
+from tests.conftest import TINY, make_tiny_config
 from tests.test_train import assert_same_state, rows, state_on_disk, timeless
 
 ROOT = Path(__file__).parent.parent
 VARIABLES = ("TPU_MODEL_DIR", "PS_MODEL_PATH", "MLP_GCS_MODEL_DIR", "MLP_PATH_GCS_IMAGENET")
-TINY: dict[str, Any] = {
-    "num_label_classes": 4,
-    "image_size": 16,
-    "resnet_depth": 10,
-    "num_filters": 4,
-    "train_batch_size": 16,
-    "eval_batch_size": 8,
-    "train_steps": 12,
-    "steps_per_eval": 4,
-    "steps_per_checkpoint": 3,
-    "log_step_count_steps": 2,
-    "shuffle_buffer_size": 64,
-    "input_streams": 8,
-}
 
 
 def command(*arguments, config="configs/digits.py", **overrides):

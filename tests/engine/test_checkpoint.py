@@ -21,7 +21,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from common.errors import CheckpointError
-from engine import checkpoint, evaluate, weights
+from engine import checkpoint, weights
 from engine.checkpoint import Checkpointer
 from engine.cluster import watchdog
 from engine.report.history import History
@@ -263,24 +263,6 @@ def test_process_0_deletes_the_old_steps(writes, is_local, process, stays, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        *((content, "no arrays") for content in ([1], {"step": 3, "tree": {}})),
-        ({"tree": {}, "checksums": {}}, "that of step None"),
-        ({"tree": {}, "checksums": {}, "step": 2}, "that of step 2"),
-        ({"tree": {}, "checksums": {}, "step": 3}, ""),
-    ],
-)
-def test_a_manifest_is_of_its_step(content, problem, tmp_path):
-    reader = bare(tmp_path, restore=lambda step, args: {"manifest": content})
-    if problem:
-        with pytest.raises(CheckpointError, match=f"/3 was not written by .*{problem}$"):
-            reader.manifest(3)
-    else:
-        assert reader.manifest(3) == content
-
-
-@pytest.mark.parametrize(
     ("directory", "writes", "processes", "fix", "command"),
     [
         ("/r/c", False, 1, "checkpoint 2 is intact", ""),
@@ -304,34 +286,6 @@ def test_the_fix_for_a_damaged_step(directory, writes, processes, fix, command, 
     monkeypatch.setattr(jax, "process_count", lambda: processes)
     text = checkpointer._advice(7, {})
     assert text.startswith(fix) and (f", type {command} and then" in text) == bool(command)
-    monkeypatch.setattr(checkpointer, "_is_intact", lambda step, items: False)
-    if processes == 1:
-        assert "(there are [5, 2, 1])" in checkpointer._advice(7, {})
-
-
-@pytest.mark.parametrize(
-    ("appears", "found", "asked"), [(0, 6, 0), (2, 6, 10), (4, 6, 20), (99, None, 30)]
-)
-def test_a_newer_step_is_waited_for(appears, found, asked, tmp_path, monkeypatch):
-    """It looks every two seconds, and a last time after the timeout of 4 s."""
-    now, reader, stops = types.SimpleNamespace(tenths=1000), bare(tmp_path), []
-
-    def sleep(seconds):
-        now.tenths += round(10 * seconds)
-
-    clock = types.SimpleNamespace(monotonic=lambda: now.tenths / 10, sleep=sleep)
-    monkeypatch.setattr(evaluate, "time", clock)
-    stop = types.SimpleNamespace(raise_if_requested=lambda: stops.append(None))
-    monkeypatch.setattr(evaluate, "preemption", stop)
-    steps = lambda: [3, 5] + [6, 7] * (now.tenths >= 1000 + 10 * appears)  # noqa: E731
-    monkeypatch.setattr(reader, "steps", steps)
-    assert evaluate.next_step(reader, 5, 4.0) == found
-    assert len(stops) == asked and now.tenths == 1000 + 2 * asked
-
-
-def test_a_bucket_is_never_full(monkeypatch):
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", None)
-    bare("gs://b/c")._check_space(1 << 60)
 
 
 def test_a_failed_write_does_not_wait_for_the_other_hosts(monkeypatch):

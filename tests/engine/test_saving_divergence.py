@@ -2,9 +2,11 @@
 
 import json
 import math
+import os
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 import benchmarks
@@ -22,8 +24,8 @@ BAD = 5  # the step with the poisoned example; in the first epoch, in which all 
 
 @pytest.mark.long
 def test_the_batch_of_a_step_that_is_not_finite_is_named(tiny_records, tmp_path, monkeypatch):
-    """The loss is nan wherever one example comes."""
-    config = make_tiny_config(tiny_records, steps_per_eval="12")
+    """The loss is nan wherever one example comes; the newest checkpoint is good."""
+    config = make_tiny_config(tiny_records, steps_per_eval="12", steps_per_checkpoint="1")
     stream = ResNet.train_batches
     benchmark: Any = benchmarks.load(config, str(tmp_path / "index"))
     batches = stream(benchmark, 16, 0, 1, 0)
@@ -41,8 +43,11 @@ def test_the_batch_of_a_step_that_is_not_finite_is_named(tiny_records, tmp_path,
     with pytest.raises(saving.Diverged) as caught:
         train.train_and_evaluate(read_settings(config, workdir))
     message = str(caught.value)
-    assert f"step {BAD} is not finite" in message
-    assert "checkpoint 3 is the last good one" in message and len(message.splitlines()) == 1
+    assert f"step {BAD} is not finite (nan or inf), its examples are " in message
+    assert "checkpoint 4 is the last good one" in message and len(message.splitlines()) == 1
+    assert max(int(step) for step in os.listdir(f"{workdir}/checkpoints")) == 4
+    for name, value in state_on_disk(workdir, 4).items():
+        assert np.isfinite(value).all(), name
     with open(f"{workdir}/hosts/host-000.step-{BAD}.json") as file:
         record = json.load(file)
     assert set(record["ids"]) == seen[BAD - 1] and len(record["places"]) == 16

@@ -57,85 +57,6 @@ def mesh():
     return meshes.make(BATCH_AXES, 2)
 
 
-# --- Gradients of a loss of two terms, one of which is masked.
-
-
-def mlp_loss(params, model_state, batch, rng):
-    """Masked squared error of one output, and the mean of another; counts rows in its state."""
-    hidden = jnp.tanh(batch["x"] @ params["hidden"]["kernel"] + params["hidden"]["bias"])
-    out = hidden @ params["out"]["kernel"]
-    error = jnp.sum(batch["mask"] * (out[:, 0] - batch["y"]) ** 2)
-    count = jnp.float32(len(out))
-    terms = {"error": (error, jnp.sum(batch["mask"])), "other": (jnp.sum(out[:, 1] ** 3), count)}
-    metrics = {"positive": (jnp.sum(out[:, 1] > 0).astype(jnp.float32), count)}
-    return terms, metrics, {"rows": model_state["rows"] + count}
-
-
-def mlp() -> tuple[Any, Any]:
-    """Parameters and a batch of 32 in float64; masks differ so much that means of means are off."""
-    params = {
-        "hidden": {"kernel": hashed((5, 7), 1), "bias": hashed((7,), 2)},
-        "out": {"kernel": hashed((7, 2), 3)},
-    }
-    mask = (np.arange(32) % 32 < 19) * (hashed((32,), 6) > -0.5)
-    return params, {"x": hashed((32, 5), 4), "y": hashed((32,), 5), "mask": mask.astype(float)}
-
-
-def numpy_gradients(params: Any, batch: Any) -> tuple[dict[str, Any], Any]:
-    x, y, mask = batch["x"], batch["y"], batch["mask"]
-    hidden = np.tanh(x @ params["hidden"]["kernel"] + params["hidden"]["bias"])
-    out = hidden @ params["out"]["kernel"]
-    terms = {
-        "error": (np.sum(mask * (out[:, 0] - y) ** 2), mask.sum()),
-        "other": (np.sum(out[:, 1] ** 3), 32.0),
-    }
-    d_out = np.stack(
-        [2 * mask * (out[:, 0] - y) / mask.sum(), 3 * out[:, 1] ** 2 / len(out)], axis=1
-    )
-    d_hidden = d_out @ params["out"]["kernel"].T * (1 - hidden**2)
-    gradients = {
-        "hidden": {"kernel": x.T @ d_hidden, "bias": d_hidden.sum(0)},
-        "out": {"kernel": hidden.T @ d_out},
-    }
-    loss = sum(value / weight for value, weight in terms.values())
-    positive = (np.sum(out[:, 1] > 0), 32.0)
-    return {**terms, "loss": (loss, 1.0), "positive": positive}, gradients
-
-
-@pytest.mark.parametrize("accumulation", [1, 2, 4])
-def test_gradients_are_those_of_the_whole_batch(mesh, accumulation):
-    params, batch = mlp()
-    per_part = batch["mask"].reshape(8 * accumulation, -1).sum(1)
-    assert len(set(per_part)) > 1 and 0 in per_part  # parts weigh differently, some nothing
-    compute = jax.jit(steps.make_gradients(mlp_loss, mesh, accumulation))
-    single = jax.tree.map(np.float32, params)
-    state = {"rows": np.float32(100)}
-    gradients, sums, state = compute(
-        put(mesh, single), put(mesh, state), put(mesh, batch, batch=True), jax.random.key(0)
-    )
-    want_sums, want_gradients = numpy_gradients(params, batch)
-    assert jax.tree.structure(gradients) == jax.tree.structure(want_gradients)
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6),
-        (gradients, dict(sums)),
-        (want_gradients, want_sums),
-    )
-    assert float(state["rows"]) == 100 + 32 / 8  # each device's parts follow one another
-
-
-def test_a_single_term_is_not_reported_twice(mesh):
-    def loss(params, model_state, batch, rng):
-        terms, metrics, model_state = mlp_loss(params, model_state, batch, rng)
-        return {"error": terms["error"]}, metrics, model_state
-
-    params, batch = mlp()
-    shapes = (params, {"rows": np.float32(0)}, batch, jax.random.key(0))
-    _, sums, _ = jax.eval_shape(steps.make_gradients(loss, mesh, 1), *shapes)
-    assert set(sums) == {"loss", "positive"}
-    _, sums, _ = jax.eval_shape(steps.make_gradients(mlp_loss, mesh, 1), *shapes)
-    assert set(sums) == {"loss", "error", "other", "positive"}
-
-
 # --- The train step.
 
 
@@ -371,7 +292,7 @@ def test_two_steps_are_those_of_plain_jax_and_sgd_by_hand(trained):
 
 
 def masked_loss(params, model_state, batch, rng):
-    """Two squared errors of one product; the rows of the second are masked."""
+    """Squared errors of one product, and of its first rows; counts batches in its state."""
     error = (batch["x"] @ params["w"] - batch["y"]) ** 2
     rare = batch["rare"]
     terms = {
@@ -406,16 +327,31 @@ def wanted_gradient(params: Any, batch: Any) -> np.ndarray:
     return x.T @ (error * weights)
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("rare", [0, 1, 5])
-def test_a_term_without_weight_counts_as_0(mesh, rare, accumulation):
-    """Also where a single device, or a single micro-batch, has all of the weight."""
+@pytest.mark.parametrize("accumulation", [1, 2, 4])
+@pytest.mark.parametrize("rare", [0, 1, 5, 19])
+def test_gradients_are_those_of_the_whole_batch(mesh, rare, accumulation):
+    """Also where some devices or micro-batches have no weight of a term, or one has all of it.
+
+    A term without weight counts as 0.
+    """
     params, _, batch = problem(rare)
     gradients, sums, _ = gradients_of(mesh, problem(rare), accumulation)
-    np.testing.assert_allclose(gradients["w"], wanted_gradient(params, batch), rtol=1e-5)
+    assert list(gradients) == ["w"]
+    np.testing.assert_allclose(gradients["w"], wanted_gradient(params, batch), rtol=1e-5, atol=1e-6)
     errors = (batch["x"] @ params["w"] - batch["y"]) ** 2
     value = errors.mean() + (errors[:rare].mean() if rare else 0)
-    np.testing.assert_allclose(sums["loss"][0], value, rtol=1e-5)
+    wanted = {"all": (errors.sum(), 32), "rare": (errors[:rare].sum(), rare), "loss": (value, 1)}
+    wanted["rare_rows"] = (rare, rare)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), dict(sums), wanted)
+
+
+def test_a_single_term_is_not_reported_twice(mesh):
+    def loss(*arguments):
+        terms, metrics, model_state = masked_loss(*arguments)
+        return {"all": terms["all"]}, metrics, model_state
+
+    _, sums, _ = jax.eval_shape(steps.make_gradients(loss, mesh, 1), *problem(5), jax.random.key(0))
+    assert set(sums) == {"loss", "rare_rows"}
 
 
 def test_integers_in_the_models_state_stay_integers(mesh):
@@ -499,13 +435,6 @@ def test_micro_batches_cost_one_backward_pass(mesh):
 
 
 # --- What happens in some steps only.
-
-
-def test_every_third_step():
-    answers = jax.vmap(lambda step: steps._every(3, step, lambda: 1, 0))(jnp.arange(10))
-    assert answers.tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 1, 0]
-    nothing: Any = None
-    assert steps._every(1, nothing, lambda: "every step", nothing) == "every step"
 
 
 def test_the_program_for_the_shape_of_the_last_argument_runs():

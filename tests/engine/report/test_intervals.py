@@ -307,16 +307,6 @@ def test_windows_leave_pauses_out(clock):
     assert clocked.remaining(400) == 0
 
 
-def test_what_is_left_includes_evaluations(clock):
-    clocked = Progress(0, 50)
-    assert (clocked.evals_left, clocked.eval_seconds) == (0, 0.0)
-    clock.seconds += 10.0
-    clocked.window(10)
-    clocked.evals_left, clocked.eval_seconds = 3, 7.0
-    assert clocked.remaining(10) == pytest.approx(40 * 1.0 + 21.0)
-    assert clocked.remaining(20) == pytest.approx(30 * 1.0 + 21.0)
-
-
 @pytest.mark.parametrize(
     ("next_eval", "step", "left"),
     [

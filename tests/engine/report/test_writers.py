@@ -149,20 +149,6 @@ def test_the_curves_are_drawn_again_after_20_seconds(clock, tmp_path, monkeypatc
     assert drawn[2:] == [(5, *rest)]
 
 
-@pytest.mark.parametrize("known", ["clu.metric_writers", "tensorboard.plugins.hparams._keras"])
-def test_a_module_that_was_imported_before_stays(known, monkeypatch):
-    keras, module = "tensorboard.plugins.hparams._keras", types.ModuleType("known")
-    for name in ("clu.metric_writers", keras):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setitem(sys.modules, known, module)
-    monkeypatch.setattr(
-        writers.importlib, "import_module", lambda name: (name, sys.modules.get(keras))
-    )
-    kept = module if known == keras else None  # else an empty module would take its place
-    assert writers._metric_writers() == ("clu.metric_writers", kept)
-    assert sys.modules.get(keras) is kept
-
-
 def test_other_processes_write_nothing(tmp_path, monkeypatch, caplog, capsys):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
