@@ -68,10 +68,7 @@ def fails_with(done, *words):
         (["--workdir=w", "--watch"], ["--watch goes with --mode=eval, not with --mode=train_and_"]),
         (["--mode=eval", "--json"], ["--json goes with --mode=doctor or --mode=preflight, not"]),
         (["--mode=eval", "--eval_timeout=0"], ["--eval_timeout=0", "more than 0"]),
-        (["--mode=eval", "--tpu=v3-8"], ["--tpu goes with --mode=preflight, not with --mode=eval"]),
-        (["--mode=export"], ["--mode=export takes no --config: the workdir has it"]),
-        (["--mode=eval", "--short"], ["--short goes with --mode=prove, not with --mode=eval"]),
-        (["--mode=eval", "--mode=export"], ["--mode=export takes no --config"]),  # the last counts
+        (["--mode=eval", "--mode=export"], ["--mode=export takes no --config: the"]),
         (["--mode=preflight", "--tpu=v5e:3x"], ["--tpu=v5e:3x", "v5e:4x4"]),
         (["--config.train_steps", "--workdir=w"], ["--config.train_steps has no value", "=w"]),
         (["--config=configs"], ["--config=configs is a folder, a pipe or a device"]),
