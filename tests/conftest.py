@@ -202,28 +202,29 @@ def tiny_ratings(tmp_path_factory):
     return str(folder)
 
 
+# The smallest real job: a narrow ResNet-10, 12 steps of 16 images.
+TINY = {
+    "num_label_classes": 4,
+    "image_size": 16,
+    "resnet_depth": 10,
+    "num_filters": 4,
+    "train_batch_size": 16,
+    "eval_batch_size": 8,
+    "train_steps": "12",
+    "steps_per_eval": "4",
+    "steps_per_checkpoint": "3",
+    "log_step_count_steps": "2",
+    "shuffle_buffer_size": 64,
+    "input_streams": 8,
+}
+
+
 def make_tiny_config(data_dir, **overrides):
-    """The smallest real job: a narrow ResNet-10, 12 steps of 16 images."""
+    """The config of `TINY`."""
     from configs import digits
 
     config = digits.get_config()
-    tiny = {
-        "data_dir": data_dir,
-        "num_label_classes": 4,
-        "image_size": 16,
-        "resnet_depth": 10,
-        "num_filters": 4,
-        "train_batch_size": 16,
-        "eval_batch_size": 8,
-        "train_steps": "12",
-        "steps_per_eval": "4",
-        "steps_per_checkpoint": "3",
-        "log_step_count_steps": "2",
-        "shuffle_buffer_size": 64,
-        "input_streams": 8,
-        "target": 0.5,
-    }
-    config.update({**tiny, **overrides})
+    config.update({**TINY, "data_dir": data_dir, "target": 0.5, **overrides})
     return config
 
 

@@ -21,25 +21,11 @@ from commands import MODES
 from common.errors import UserError
 from engine import locations, recipe
 from engine.run import read_settings
-from tests.conftest import make_tiny_config
+from tests.conftest import TINY, make_tiny_config
 from tests.test_train import assert_same_state, rows, state_on_disk, timeless
 
 ROOT = Path(__file__).parent.parent
 VARIABLES = ("TPU_MODEL_DIR", "PS_MODEL_PATH", "MLP_GCS_MODEL_DIR", "MLP_PATH_GCS_IMAGENET")
-TINY: dict[str, Any] = {
-    "num_label_classes": 4,
-    "image_size": 16,
-    "resnet_depth": 10,
-    "num_filters": 4,
-    "train_batch_size": 16,
-    "eval_batch_size": 8,
-    "train_steps": 12,
-    "steps_per_eval": 4,
-    "steps_per_checkpoint": 3,
-    "log_step_count_steps": 2,
-    "shuffle_buffer_size": 64,
-    "input_streams": 8,
-}
 
 
 def command(*arguments, config="configs/digits.py", **overrides):
@@ -82,10 +68,7 @@ def fails_with(done, *words):
         (["--workdir=w", "--watch"], ["--watch goes with --mode=eval, not with --mode=train_and_"]),
         (["--mode=eval", "--json"], ["--json goes with --mode=doctor or --mode=preflight, not"]),
         (["--mode=eval", "--eval_timeout=0"], ["--eval_timeout=0", "more than 0"]),
-        (["--mode=eval", "--tpu=v3-8"], ["--tpu goes with --mode=preflight, not with --mode=eval"]),
-        (["--mode=export"], ["--mode=export takes no --config: the workdir has it"]),
-        (["--mode=eval", "--short"], ["--short goes with --mode=prove, not with --mode=eval"]),
-        (["--mode=eval", "--mode=export"], ["--mode=export takes no --config"]),  # the last counts
+        (["--mode=eval", "--mode=export"], ["--mode=export takes no --config: the"]),
         (["--mode=preflight", "--tpu=v5e:3x"], ["--tpu=v5e:3x", "v5e:4x4"]),
         (["--config.train_steps", "--workdir=w"], ["--config.train_steps has no value", "=w"]),
         (["--config=configs"], ["--config=configs is a folder, a pipe or a device"]),

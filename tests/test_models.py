@@ -76,24 +76,6 @@ def test_parameter_count_is_the_published_one(depth):
         assert len(leaves) == 161
 
 
-def test_names_are_stable():
-    variables = random_variables(small(stage_sizes=(1, 2)))
-    names = set(flatten_dict(variables["params"], sep="/"))
-    suffixes = {
-        "": ("_stem",),
-        "stage1_block1/": ("1", "2", "3", "_proj"),
-        "stage2_block1/": ("1", "2", "3", "_proj"),
-        "stage2_block2/": ("1", "2", "3"),
-    }
-    layers = [(block, suffix) for block in suffixes for suffix in suffixes[block]]
-    want = {
-        f"{block}{leaf}"
-        for block, suffix in layers
-        for leaf in (f"conv{suffix}/kernel", f"bn{suffix}/scale", f"bn{suffix}/bias")
-    }
-    assert names == want | {"head/kernel", "head/bias"}
-
-
 # --- The forward pass against NumPy.
 
 PYTORCH_PADDING = ((1, 1), (1, 1))

@@ -152,10 +152,7 @@ def test_the_second_start_finds_the_program(start, tmp_path):
 @pytest.mark.parametrize(
     ("folder", "processes", "hits", "misses", "text"),
     [
-        ("/x", 1, 0, 0, ""),
-        ("/x", 1, 1, 0, "; 1 program from /x, which saved 7 s"),
         ("/x", 2, 2, 0, "; 2 programs from /x, which saved 15 s"),
-        ("/x", 1, 0, 2, "; 2 programs kept in /x for the next start"),
         ("gs://x", 2, 0, 1, "; 1 program kept in gs://x for the next start"),
         (
             *("/x", 2, 1, 1),

@@ -6,29 +6,23 @@ from typing import Any
 import pytest
 
 from engine import evaluate
-from engine.cluster import preemption
 
 
-@pytest.fixture
-def slept(monkeypatch):
-    """The sleeps, which take no time."""
-    slept: list[float] = []
-    clock = types.SimpleNamespace(sleep=slept.append, monotonic=lambda: 1000 + sum(slept))
+@pytest.mark.parametrize(
+    ("appears", "found", "asked"), [(0, 6, 0), (2, 6, 10), (4, 6, 20), (99, None, 30)]
+)
+def test_a_newer_step_is_waited_for(appears, found, asked, monkeypatch):
+    """It looks every two seconds, and a last time after the timeout of 4 s; it can be stopped."""
+    now, stops = types.SimpleNamespace(tenths=1000), []
+
+    def sleep(seconds):
+        now.tenths += round(10 * seconds)
+
+    clock = types.SimpleNamespace(monotonic=lambda: now.tenths / 10, sleep=sleep)
     monkeypatch.setattr(evaluate, "time", clock)
-    return slept
-
-
-def test_the_next_step_is_the_first_new_one(slept):
-    checkpoints: Any = types.SimpleNamespace(steps=lambda: [1, 2, *([3, 4] if slept[24:] else [])])
-    assert evaluate.next_step(checkpoints, 1, 60.0) == 2 and not slept
-    assert evaluate.next_step(checkpoints, 2, 60.0) == 3
-    assert 25 <= len(slept) < 25 + 15
-
-
-def test_waiting_gives_up_and_can_be_stopped(slept, monkeypatch):
-    checkpoints: Any = types.SimpleNamespace(steps=lambda: [1])
-    assert evaluate.next_step(checkpoints, 1, 30.0) is None
-    assert 30 < sum(slept) < 35
-    monkeypatch.setattr(preemption, "raise_if_requested", lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        evaluate.next_step(checkpoints, 1, 30.0)
+    stop = types.SimpleNamespace(raise_if_requested=lambda: stops.append(None))
+    monkeypatch.setattr(evaluate, "preemption", stop)
+    steps = lambda: [3, 5] + [6, 7] * (now.tenths >= 1000 + 10 * appears)  # noqa: E731
+    checkpoints: Any = types.SimpleNamespace(steps=steps)
+    assert evaluate.next_step(checkpoints, 5, 4.0) == found
+    assert len(stops) == asked and now.tenths == 1000 + 2 * asked

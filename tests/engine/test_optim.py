@@ -1,4 +1,4 @@
-"""Optimizers against a NumPy loop over many steps, and steps of LARS by hand."""
+"""Optimizers against a NumPy loop over many steps; where LARS has a norm of 0, by hand."""
 
 import dataclasses
 import re
@@ -144,7 +144,12 @@ CASES = {
         DECAYED,
         ONES,
     ),
-    "Adam in parts": (2e-3, {**ADAM, "gradient_clip_norm": 3.0}, DECAYED, MULTIPLIERS),
+    "Adam in parts, without weight decay": (
+        2e-3,
+        {**ADAM, "gradient_clip_norm": 3.0, "weight_decay": 0.5},
+        DECAYED,
+        MULTIPLIERS,
+    ),
 }
 
 
@@ -181,23 +186,6 @@ def test_optimizers_follow_a_numpy_loop(name):
     leaves = zip(*map(jax.tree.leaves, (params, start, multipliers)), strict=True)
     for after, before, multiplier in leaves:
         assert np.array_equal(after, np.float32(before)) == (multiplier == 0)
-
-
-def test_labels_may_be_functions_of_the_parameters():
-    params = jax.tree.map(np.float32, draw_params(0))
-    trees = make_optimizer(0.1, decayed=DECAYED, multipliers=MULTIPLIERS, weight_decay=0.1)
-    functions = make_optimizer(
-        0.1,
-        decayed=lambda params: DECAYED,
-        multipliers=lambda params: MULTIPLIERS,
-        weight_decay=0.1,
-    )
-    for optimizer in (trees, functions):
-        changes, _ = optimizer.update(params, optimizer.init(params), params)
-        expected = jax.tree.map(
-            lambda w, d, m: -0.1 * m * (w + d * 0.1 * w), params, DECAYED, MULTIPLIERS
-        )
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), changes, expected)
 
 
 # --- The state: what checkpoints of earlier versions hold.
@@ -288,62 +276,13 @@ def test_lamb_is_that_of_optax_where_all_parameters_decay(changes):
         params = optax.apply_updates(params, first)
 
 
-def test_decoupled_decay_alone_shrinks_by_the_share_of_the_peak():
-    """By hand, one weight, gradient 0: it is multiplied by 1 - decay * rate / peak each step."""
-    rate = make_rate(9, learning_rate_schedule="cosine", base_learning_rate=4.0, warmup_steps="3")
-    optimizer = make_optimizer(
-        rate, decayed={"w": True}, decoupled_decay=True, weight_decay=0.1, momentum=0.9
-    )
-    params: Any = {"w": jnp.ones(1)}
-    state, factor = optimizer.init(params), 1.0
-    for step in range(9):
-        changes, state = optimizer.update({"w": jnp.zeros(1)}, state, params)
-        params = optax.apply_updates(params, changes)
-        shape = step / 3 if step < 3 else (1 + np.cos(np.pi * (step - 3) / 6)) / 2
-        factor *= 1 - 0.1 * shape
-        np.testing.assert_allclose(params["w"], factor, rtol=1e-6)
-
-
 # --- The keys.
 
-# For each key: an optimizer that uses it, and another value.
-USES = {
-    "optimizer": ("sgd", "adam"),
-    "momentum": ("lars", 0.5),
-    "nesterov": ("sgd", True),
-    "weight_decay": ("lamb", 0.1),
-    "decoupled_decay": ("sgd", True),
-    "lars_trust_coefficient": ("lars", 0.01),
-    "lars_epsilon": ("lars", 1.0),
-    "adam_beta1": ("adam", 0.5),
-    "adam_beta2": ("adam", 0.5),
-    "adam_epsilon": ("adam", 0.1),
-    "gradient_clip_norm": ("sgd", 1.0),
-}
 
-
-def two_steps(**keys):
-    optimizer = make_optimizer(0.1, **keys)
-    params = jax.tree.map(np.float32, draw_params(0))
-    state = optimizer.init(params)
-    for seed in (1, 2):
-        gradients = jax.tree.map(np.float32, draw_params(seed))
-        changes, state = optimizer.update(gradients, state, params)
-        params = optax.apply_updates(params, changes)
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
-
-
-@pytest.mark.parametrize("key", [field.name for field in dataclasses.fields(optim.Optimizer)])
-def test_every_key_is_used(key):
-    name, value = USES[key]
-    keys = {"optimizer": name, "weight_decay": 0.05}
-    before, after = two_steps(**keys), two_steps(**{**keys, key: value})
-    assert np.abs(before - after).max() > 1e-5
-
-
-def test_adam_has_no_weight_decay():
-    adam = {"optimizer": "adam"}
-    np.testing.assert_array_equal(two_steps(**adam), two_steps(**adam, weight_decay=0.5))
+def test_every_key_is_compared():
+    """The loop in NumPy runs with other values of each."""
+    fields = {field.name for field in dataclasses.fields(optim.Optimizer)}
+    assert fields == {key for _, keys, _, _ in CASES.values() for key in keys}
 
 
 def test_only_sgd_has_decoupled_decay():
@@ -364,34 +303,11 @@ def once(weights, gradient, rate=2.0, decay=0.1, **numbers):
     return np.asarray(changes["kernel"])
 
 
-def test_one_step_by_hand():
-    """|w| = 5, |g| = 13: r = 0.001 * 5 / (13 + 0.1 * 5) and u = g + 0.1 w = (5.3, 12.4)."""
-    change = once([3.0, 4.0], [5.0, 12.0])
-    np.testing.assert_allclose(change, -2 * 0.005 / 13.5 * np.array([5.3, 12.4]), rtol=1e-6)
-    change = once([3.0, 4.0], [5.0, 12.0], lars_epsilon=6.5, lars_trust_coefficient=0.4)
-    np.testing.assert_allclose(change, -2 * 2.0 / 20 * np.array([5.3, 12.4]), rtol=1e-6)
-
-
 def test_where_a_norm_is_zero_the_ratio_is_one():
     np.testing.assert_allclose(once([0.0, 0.0], [5.0, 12.0]), [-10.0, -24.0])
     np.testing.assert_allclose(once([3.0, 4.0], [0.0, 0.0]), [-0.6, -0.8], rtol=1e-6)
     np.testing.assert_array_equal(once([0.0, 0.0], [0.0, 0.0]), 0.0)
     np.testing.assert_array_equal(once([0.0, 0.0], [0.0, 0.0], decay=0.0), 0.0)
-
-
-def test_the_rate_is_inside_of_the_momentum():
-    """A rate that falls to 0 stops the new gradients, not the old momentum: m, then 0.9 m."""
-    rates = jnp.array([2.0, 0.0])
-    optimizer = make_lars(lambda t: rates[t])
-    params = {"kernel": jnp.array([3.0, 4.0]), "bias": jnp.ones(1)}
-    gradients = {"kernel": jnp.array([5.0, 12.0]), "bias": jnp.full(1, 7.0)}
-    first: Any
-    second: Any
-    first, state = optimizer.update(gradients, optimizer.init(params), params)
-    second, _ = optimizer.update(gradients, state, params)
-    np.testing.assert_allclose(first["bias"], -14.0)  # the full rate, no ratio
-    for name in params:
-        np.testing.assert_allclose(second[name], 0.9 * first[name], rtol=1e-6)
 
 
 def test_norms_are_float32_whatever_comes_in():

@@ -1,6 +1,5 @@
 """Learning rates against formulas in NumPy and float64; what every key does, and its errors."""
 
-import dataclasses
 import math
 
 import jax
@@ -9,8 +8,7 @@ import numpy as np
 import pytest
 
 from common.errors import ConfigError
-from engine import schedules
-from tests.engine.settings import make_rate, settings
+from tests.engine.settings import make_rate
 
 # The recipe of the tutorial and of MLPerf v0.5; 112,590 steps are 90 times 1251.
 RECIPE = {
@@ -216,31 +214,3 @@ def test_rsqrt_closed_form(warmup, peak):
 def test_values_that_cannot_work(changes, key):
     with pytest.raises(ConfigError, match=f"^{key}=.*\\Z"):
         make_rate(**{"train_steps": 90, **RECIPE, **changes})
-
-
-# For each key: a recipe that uses it, and another value.
-USES = {
-    "learning_rate_schedule": ({}, "cosine"),
-    "base_learning_rate": ({}, 0.2),
-    "learning_rate_per": ({}, 128),
-    "schedule_epochs": ({}, 100),
-    "warmup_epochs": ({}, 6),
-    "warmup_steps": ({}, "7"),
-    "warmup_shape": ({}, "exponential"),
-    "warmup_from": ({}, 0.01),
-    "learning_rate_decay_epochs": ({}, (30,)),
-    "learning_rate_decay_steps": ({}, "3, 4, 500"),
-    "learning_rate_decay_factors": ({}, (0.5,)),
-    "decay_steps": ({"learning_rate_schedule": "polynomial"}, "40"),
-    "end_learning_rate": ({"learning_rate_schedule": "polynomial"}, 1e-3),
-    "polynomial_power": ({"learning_rate_schedule": "polynomial"}, 1.0),
-}
-
-
-@pytest.mark.parametrize("key", [field.name for field in dataclasses.fields(schedules.Schedule)])
-def test_every_key_is_used(key):
-    recipe, value = USES[key]
-    recipe = {**RECIPE, **recipe}
-    before, after = (make_rate(1000, **r) for r in (recipe, {**recipe, key: value}))
-    assert getattr(settings(schedules.Schedule, **recipe), key) != value
-    assert np.abs(rates_of(before, range(1000)) - rates_of(after, range(1000))).max() > 1e-4

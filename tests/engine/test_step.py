@@ -57,85 +57,6 @@ def mesh():
     return meshes.make(BATCH_AXES, 2)
 
 
-# --- Gradients of a loss of two terms, one of which is masked.
-
-
-def mlp_loss(params, model_state, batch, rng):
-    """Masked squared error of one output, and the mean of another; counts rows in its state."""
-    hidden = jnp.tanh(batch["x"] @ params["hidden"]["kernel"] + params["hidden"]["bias"])
-    out = hidden @ params["out"]["kernel"]
-    error = jnp.sum(batch["mask"] * (out[:, 0] - batch["y"]) ** 2)
-    count = jnp.float32(len(out))
-    terms = {"error": (error, jnp.sum(batch["mask"])), "other": (jnp.sum(out[:, 1] ** 3), count)}
-    metrics = {"positive": (jnp.sum(out[:, 1] > 0).astype(jnp.float32), count)}
-    return terms, metrics, {"rows": model_state["rows"] + count}
-
-
-def mlp() -> tuple[Any, Any]:
-    """Parameters and a batch of 32 in float64; masks differ so much that means of means are off."""
-    params = {
-        "hidden": {"kernel": hashed((5, 7), 1), "bias": hashed((7,), 2)},
-        "out": {"kernel": hashed((7, 2), 3)},
-    }
-    mask = (np.arange(32) % 32 < 19) * (hashed((32,), 6) > -0.5)
-    return params, {"x": hashed((32, 5), 4), "y": hashed((32,), 5), "mask": mask.astype(float)}
-
-
-def numpy_gradients(params: Any, batch: Any) -> tuple[dict[str, Any], Any]:
-    x, y, mask = batch["x"], batch["y"], batch["mask"]
-    hidden = np.tanh(x @ params["hidden"]["kernel"] + params["hidden"]["bias"])
-    out = hidden @ params["out"]["kernel"]
-    terms = {
-        "error": (np.sum(mask * (out[:, 0] - y) ** 2), mask.sum()),
-        "other": (np.sum(out[:, 1] ** 3), 32.0),
-    }
-    d_out = np.stack(
-        [2 * mask * (out[:, 0] - y) / mask.sum(), 3 * out[:, 1] ** 2 / len(out)], axis=1
-    )
-    d_hidden = d_out @ params["out"]["kernel"].T * (1 - hidden**2)
-    gradients = {
-        "hidden": {"kernel": x.T @ d_hidden, "bias": d_hidden.sum(0)},
-        "out": {"kernel": hidden.T @ d_out},
-    }
-    loss = sum(value / weight for value, weight in terms.values())
-    positive = (np.sum(out[:, 1] > 0), 32.0)
-    return {**terms, "loss": (loss, 1.0), "positive": positive}, gradients
-
-
-@pytest.mark.parametrize("accumulation", [1, 2, 4])
-def test_gradients_are_those_of_the_whole_batch(mesh, accumulation):
-    params, batch = mlp()
-    per_part = batch["mask"].reshape(8 * accumulation, -1).sum(1)
-    assert len(set(per_part)) > 1 and 0 in per_part  # parts weigh differently, some nothing
-    compute = jax.jit(steps.make_gradients(mlp_loss, mesh, accumulation))
-    single = jax.tree.map(np.float32, params)
-    state = {"rows": np.float32(100)}
-    gradients, sums, state = compute(
-        put(mesh, single), put(mesh, state), put(mesh, batch, batch=True), jax.random.key(0)
-    )
-    want_sums, want_gradients = numpy_gradients(params, batch)
-    assert jax.tree.structure(gradients) == jax.tree.structure(want_gradients)
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6),
-        (gradients, dict(sums)),
-        (want_gradients, want_sums),
-    )
-    assert float(state["rows"]) == 100 + 32 / 8  # each device's parts follow one another
-
-
-def test_a_single_term_is_not_reported_twice(mesh):
-    def loss(params, model_state, batch, rng):
-        terms, metrics, model_state = mlp_loss(params, model_state, batch, rng)
-        return {"error": terms["error"]}, metrics, model_state
-
-    params, batch = mlp()
-    shapes = (params, {"rows": np.float32(0)}, batch, jax.random.key(0))
-    _, sums, _ = jax.eval_shape(steps.make_gradients(loss, mesh, 1), *shapes)
-    assert set(sums) == {"loss", "positive"}
-    _, sums, _ = jax.eval_shape(steps.make_gradients(mlp_loss, mesh, 1), *shapes)
-    assert set(sums) == {"loss", "error", "other", "positive"}
-
-
 # --- The train step.
 
 
@@ -262,6 +183,54 @@ def test_predict_returns_every_row_in_order_on_every_device(mesh):
     assert set(rows) == {"y", "mask"}
 
 
+# --- The average of the weights that is updated every few steps, against a NumPy loop.
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_updates_are_every_few_steps_and_the_decay_is_of_an_update(mesh, every):
+    """The memory is short at first, in updates: min(0.25, (1 + n) / (10 + n)) after n updates."""
+    sgd = make_optimizer(0.5, momentum=0.0)
+    batches = [{"x": hashed((16, 3), salt).astype(np.float32)} for salt in range(20, 28)]
+    plan = recipe(optimizer=sgd, ema_decay=0.25, ema_every=every)
+    want = {"params": {"w": np.full(3, 2.0)}, "model_state": {"mean": np.zeros(3)}}
+    decays = [1 / 10, 2 / 11, 3 / 12, *[0.25] * 5]
+    done = 0
+    for number, (state, _, _) in enumerate(run(linear_loss, mesh, plan, batches), 1):
+        if number % every == 0:
+            new = {"params": state.params, "model_state": state.model_state}
+            want = jax.tree.map(
+                lambda old, new, d=decays[done]: d * old + (1 - d) * new.astype(float), want, new
+            )
+            done += 1
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), state.ema, want)
+    assert done == 8 // every
+
+
+def test_integers_are_those_of_the_last_update(mesh):
+    def loss(params, model_state, batch, rng):
+        terms = {"linear": (jnp.sum(params["w"] * batch["x"]), jnp.float32(len(batch["x"])))}
+        return terms, {}, {"batches": model_state["batches"] + 1}
+
+    plan = recipe(ema_decay=0.5, ema_every=2)
+    start = steps.init_state(lambda key: ({"w": jnp.ones(3)}, {"batches": jnp.int32(0)}), plan, 0)
+    state, batch = put(mesh, start), put(mesh, {"x": np.ones((16, 3), "f")}, batch=True)
+    totals, seen = zeros(loss, mesh, state, batch), []
+    train_step = steps.make_train_step(loss, mesh, plan)
+    for _ in range(5):
+        state, totals, _ = train_step(np.uint32(0), state, totals, batch)
+        seen.append(int(state.ema["model_state"]["batches"]))
+    assert seen == [0, 2, 2, 4, 4]
+
+
+def test_an_average_is_float32_whatever_comes_in():
+    ones = {"kernel": jnp.ones(3, jnp.bfloat16)}
+    average = steps.update_average(
+        steps.first_average(ones), jax.tree.map(jnp.zeros_like, ones), jnp.int32(999), 0.999
+    )
+    assert average["kernel"].dtype == jnp.float32
+    np.testing.assert_allclose(average["kernel"], 1 - 9 / 1009, rtol=1e-5)
+
+
 # --- A tiny ResNet: pinned numbers, and the same step without a mesh.
 
 RATES = (0.2, 0.1, 0.05)
@@ -371,7 +340,7 @@ def test_two_steps_are_those_of_plain_jax_and_sgd_by_hand(trained):
 
 
 def masked_loss(params, model_state, batch, rng):
-    """Two squared errors of one product; the rows of the second are masked."""
+    """Squared errors of one product, and of its first rows; counts batches in its state."""
     error = (batch["x"] @ params["w"] - batch["y"]) ** 2
     rare = batch["rare"]
     terms = {
@@ -406,16 +375,31 @@ def wanted_gradient(params: Any, batch: Any) -> np.ndarray:
     return x.T @ (error * weights)
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("rare", [0, 1, 5])
-def test_a_term_without_weight_counts_as_0(mesh, rare, accumulation):
-    """Also where a single device, or a single micro-batch, has all of the weight."""
+@pytest.mark.parametrize("accumulation", [1, 2, 4])
+@pytest.mark.parametrize("rare", [0, 1, 5, 19])
+def test_gradients_are_those_of_the_whole_batch(mesh, rare, accumulation):
+    """Also where some devices or micro-batches have no weight of a term, or one has all of it.
+
+    A term without weight counts as 0.
+    """
     params, _, batch = problem(rare)
     gradients, sums, _ = gradients_of(mesh, problem(rare), accumulation)
-    np.testing.assert_allclose(gradients["w"], wanted_gradient(params, batch), rtol=1e-5)
+    assert list(gradients) == ["w"]
+    np.testing.assert_allclose(gradients["w"], wanted_gradient(params, batch), rtol=1e-5, atol=1e-6)
     errors = (batch["x"] @ params["w"] - batch["y"]) ** 2
     value = errors.mean() + (errors[:rare].mean() if rare else 0)
-    np.testing.assert_allclose(sums["loss"][0], value, rtol=1e-5)
+    wanted = {"all": (errors.sum(), 32), "rare": (errors[:rare].sum(), rare), "loss": (value, 1)}
+    wanted["rare_rows"] = (rare, rare)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), dict(sums), wanted)
+
+
+def test_a_single_term_is_not_reported_twice(mesh):
+    def loss(*arguments):
+        terms, metrics, model_state = masked_loss(*arguments)
+        return {"all": terms["all"]}, metrics, model_state
+
+    _, sums, _ = jax.eval_shape(steps.make_gradients(loss, mesh, 1), *problem(5), jax.random.key(0))
+    assert set(sums) == {"loss", "rare_rows"}
 
 
 def test_integers_in_the_models_state_stay_integers(mesh):
@@ -499,13 +483,6 @@ def test_micro_batches_cost_one_backward_pass(mesh):
 
 
 # --- What happens in some steps only.
-
-
-def test_every_third_step():
-    answers = jax.vmap(lambda step: steps._every(3, step, lambda: 1, 0))(jnp.arange(10))
-    assert answers.tolist() == [0, 0, 1, 0, 0, 1, 0, 0, 1, 0]
-    nothing: Any = None
-    assert steps._every(1, nothing, lambda: "every step", nothing) == "every step"
 
 
 def test_the_program_for_the_shape_of_the_last_argument_runs():

@@ -109,14 +109,6 @@ def test_loops_leave_out_what_xla_counts_once():
     assert "v3:2x2: too short" in forecast.tables([row], "images").splitlines()[-1]
 
 
-def test_columns_are_aligned():
-    """The first and the last one to the left; the last cell of a short line may run on."""
-    lines = [["slice", "ms", "bound"], ["v5e:2x2", "1,000.5", "HBM"], ["v3", "a long error"]]
-    assert forecast._grid("title", lines) == (
-        "title\nslice         ms  bound\nv5e:2x2  1,000.5  HBM\nv3       a long error"
-    )
-
-
 def test_tables():
     lost = Outcome(topology.parse_slices("v6e-8")[0], 1024, error="the compiler died", fits=None)
     full = Outcome(V5E, 8192, error="Ran out of memory", fits=False, largest=512)
@@ -194,20 +186,6 @@ def test_a_stage_is_fed_or_not():
     assert [*head, "11,520", "no", "14,400", "yes"] in lines
     head = ["v3:2x2", "224", "pixels", "1", "96", "5,120"]
     assert [*head, "4,608", "no", "5,760", "yes"] in lines
-
-
-def test_just_enough_is_enough():
-    stages = [
-        {"name": name, "needed": 100.0, "prepared": {"exact": rate}}
-        for name, rate in (("a", 100.0), ("", 99.0))
-    ]
-    row = {"slice": "v3:2x2", "input": {"hosts": 1, "cpus_per_host": 96, "stages": stages}}
-    head, *lines = forecast._input_table([row], "images")
-    assert head == ["slice", "stage", "hosts", "vCPUs each", "images/s needed", "exact"]
-    assert lines == [
-        ["v3:2x2", "a", "1", "96", "100", "100 yes"],
-        ["v3:2x2", "all", "1", "96", "100", "99 no"],
-    ]
 
 
 def test_a_run_without_stages_or_without_rates():
