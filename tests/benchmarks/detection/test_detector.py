@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 
 import jax
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from PIL import Image
 
 import benchmarks
-from benchmarks.detection import exhibits, scoring
+from benchmarks.detection import exhibits
 from benchmarks.detection.detector import Detector
 from benchmarks.detection.mask_rcnn import MaskRcnn
 from benchmarks.detection.mask_rcnn.settings import Settings
@@ -141,12 +140,6 @@ def test_columns_become_the_rows_of_a_file():
         {"image_id": 7, "score": 0.5, "bbox": [1, 2, 3, 4]},
         {"image_id": -3, "score": 0.25, "bbox": [5, 6, 7.5, 8]},
     ]
-
-
-def test_sizes_that_no_object_has_are_not_in_the_headline(detector):
-    scores = dict.fromkeys(scoring.PRECISIONS, 0.5) | {"AP_small": 0.0, "AP_large": math.nan}
-    expected = {name: value for name, value in scores.items() if name != "AP_large"}
-    assert detector.headline(scores) == expected and expected["AP_small"] == 0
 
 
 def test_the_number_of_classes_and_of_images(outliner, tiny_masks, tmp_path):

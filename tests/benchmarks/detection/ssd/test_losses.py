@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.detection.ssd import losses, models
-from tests.benchmarks.detection.test_boxes import overlap, random_boxes
+from tests.benchmarks.detection.test_boxes import offsets, overlap, random_boxes
 
 LAYOUT = models.Layout(
     image_size=64,
@@ -35,13 +35,7 @@ def matched(boxes: np.ndarray, classes: np.ndarray) -> tuple[np.ndarray, np.ndar
         owner[overlaps[i].argmax()] = g
     targets, labels = np.zeros((len(ANCHORS), 4)), np.zeros(len(ANCHORS), int)
     for n in np.flatnonzero(owner >= 0):
-        (y0, x0, y1, x1), (a, b, c, d) = boxes[owner[n]].astype(float), ANCHORS[n].astype(float)
-        targets[n] = [
-            10 * ((y0 + y1) / 2 - (a + c) / 2) / (c - a),
-            10 * ((x0 + x1) / 2 - (b + d) / 2) / (d - b),
-            5 * np.log((y1 - y0) / (c - a)),
-            5 * np.log((x1 - x0) / (d - b)),
-        ]
+        targets[n] = offsets(boxes[owner[n]], ANCHORS[n], np.array([10, 10, 5, 5]))
         labels[n] = classes[owner[n]]
     return targets, labels
 
