@@ -20,7 +20,6 @@ import train
 from benchmarks.languages import Languages  # type: ignore[import-not-found]
 from commands import doctor
 from common.errors import CheckpointError
-from engine import model_source
 from engine.cluster import watchdog
 from engine.run import make_plan, read_settings
 from engine.start import Run, first_state
@@ -210,15 +209,6 @@ def test_another_model_begins_it(finished, tiny_texts, tmp_path, monkeypatch, ca
     embedding = saved["['model']['params']['embedding']"]
     np.testing.assert_array_equal(state.params["embedding"], embedding)
     assert "2 new (params/head/bias, params/head/kernel)" in caplog.text
-
-
-def test_the_environment_names_the_other_model(monkeypatch, capsys):
-    """The recipe says which variable."""
-    monkeypatch.setenv("MLP_GCS_RESNET_CHECKPOINT", "/model")
-    config = languages.get_config()
-    config.init_env = "MLP_GCS_RESNET_CHECKPOINT"
-    assert model_source.init_from(config, print) == "/model"
-    assert "/model (from $MLP_GCS_RESNET_CHECKPOINT)" in capsys.readouterr().out
 
 
 def test_the_doctor_reads_the_other_model(finished, tiny_texts, tmp_path, capsys):

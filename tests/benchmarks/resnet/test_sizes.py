@@ -67,27 +67,6 @@ def test_images_per_second_of_a_core_are_those_of_the_documentation():
     assert rates(dataset="fake", num_train_images=1, num_eval_images=1) == ()
 
 
-def test_the_shapes_of_batches():
-    def shapes(split: str, **keys: Any) -> Any:
-        specs = load("", **keys).batch_spec(split, 8)
-        return [{k: (v.shape, v.dtype.name) for k, v in spec.items()} for spec in specs]
-
-    def images(side: int) -> Any:
-        rows = {"image": ((8, side, side, 3), "uint8"), "label": ((8,), "int32")}
-        return rows | {"id": ((8,), "int32")}
-
-    flip, mask = {"flip": ((8,), "bool")}, {"mask": ((8,), "float32")}
-    weight, window = {"weight": ((8,), "float32")}, ((8, 4), "float32")
-    for keys in ({}, {"decoded_cache": 40}, {"class_weights": "auto"}):
-        assert shapes("eval", **keys) == [images(16) | mask]
-    assert shapes("train") == [images(16) | flip]
-    assert shapes("train", class_weights="auto") == [images(16) | flip | weight]
-    assert shapes("train", decoded_cache=40) == [images(40) | flip | {"window": window}]
-    assert shapes("train", image_sizes=STAGES) == [images(side) | flip for side in (8, 16, 12)]
-    cached = shapes("train", image_sizes=STAGES, decoded_cache=40)
-    assert cached == [images(40) | flip | {f"window_{side}": window} for side in (8, 16, 12)]
-
-
 def test_bytes_that_a_host_holds(monkeypatch):
     def held(split: str, **keys: Any) -> Any:
         benchmark = load("", **keys)
@@ -141,19 +120,6 @@ def test_a_batch_is_that_of_a_run_of_its_size(tiny_records, mode):
         plain = batches(tiny_records, 0, 12, image_size=side, preprocessing=mode)
         for step in np.flatnonzero(np.equal(SIDES, side)):
             assert_equal(staged[step], plain[step])
-
-
-@pytest.mark.long
-def test_a_stream_begins_in_any_stage_on_any_number_of_hosts(tiny_records):
-    complete = batches(tiny_records, 0, 12, image_sizes=STAGES)
-    for start, shards in itertools.product((4, 5, 9, 11), (1, 2)):
-        hosts = [
-            batches(tiny_records, start, 12 - start, shard, shards, image_sizes=STAGES)
-            for shard in range(shards)
-        ]
-        for step, parts in enumerate(zip(*hosts, strict=True), start):
-            joined = {k: np.concatenate([p[k] for p in parts]) for k in ("image", "id", "label")}
-            assert_equal(joined, {name: complete[step][name] for name in joined})
 
 
 def test_images_in_memory_are_cropped_to_the_size_of_the_step(tiny_records, monkeypatch):

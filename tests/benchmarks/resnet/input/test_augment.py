@@ -45,24 +45,11 @@ def test_policies():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "use 'randaugment:2x9'"),
-        ("randaugment", "use 'randaugment:2x9'"),
-        ("randaugment:0x9", "use 'randaugment:2x9'"),
-        ("randaugment:2x-9", "use 'randaugment:2x9'"),
-        ("randaugment:2x9:", "use 'randaugment:2x9'"),
-        ("randaugment:2x9:inf", "use 'randaugment:2x9'"),
-        ("randaugment:2x10.01", "the strength is 10.01; use 0 to 10"),
-        ("randaugment:2x10.5", "the strength is 10.5; use 0 to 10"),
-        ("randaugment:1x9:uniform", "use 'randaugment:2x9'"),
-        ("trivialaugment:1", "or 'trivialaugment'"),
-    ],
+    "text", ["", ":0x9", ":2x-9", ":2x9:", ":2x9:inf", ":1x9:uniform", ":2x10.01", ":1"]
 )
-def test_refusals(text, message):
-    with pytest.raises(ValueError, match=message) as error:
-        Policy.parse(text)
-    assert "\n" not in str(error.value)
+def test_refusals(text):
+    with pytest.raises(ValueError, match="10.01; use 0 to 10" if "10.01" in text else "2x9'.* or"):
+        Policy.parse(f"randaugment{text}")
 
 
 # The magnitudes that the sources have for strengths of 0, 3, 6 and 10, with the sign +1 and -1.
