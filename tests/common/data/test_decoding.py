@@ -68,14 +68,6 @@ def test_evaluation_is_padded(tmp_path, hosts):
     assert numbers == list(range(12))
 
 
-def test_more_hosts_than_examples(tmp_path):
-    shards = Shards(store(tmp_path).paths[:1], (5,))
-    reader = Reader(shards, [decimal], accept)
-    shares = [list(reader.eval_batches(16, host, 16)) for host in range(16)]
-    real = [batch["number"][batch["mask"] == 1].tolist() for (batch,) in shares]
-    assert sum(real, []) == list(range(5)) and len(real) == 16
-
-
 def test_the_next_decoder_takes_over(tmp_path):
     batches = Reader(store(tmp_path, odd=(6,)), [decimal, length], accept).eval_batches(4, 0, 1)
     assert [b["number"].tolist() for b in batches] == [[0, 1, 2, 3], [1, 1, 3, 1], [1, 1, 2, 2]]

@@ -253,14 +253,6 @@ def test_neighbours_are_different_examples():
         assert ids == ids[:4] * 3 and len(set(ids)) == 4
 
 
-@pytest.mark.parametrize("start", [1, 7, 20])
-def test_a_stream_goes_on_at_any_step(start):
-    order = Order(UNEVEN, 5, 2, 8, 10, repeats=3)
-    whole = rows_of(order, 1, 0, 40)
-    assert rows_of(order, 1, start, 40 - start) == whole[start:]
-    assert order.batch_ids(start).tolist()[8:] == [row[0] for row in whole[start]]
-
-
 def test_streams_have_rows_for_all_copies_of_an_example():
     """24 rows of 12 streams would be 2 each."""
     streams = {r: Order.make(UNEVEN, 0, 24, 12, 48, r).streams for r in (1, 2, 3, 5, 24, 100)}

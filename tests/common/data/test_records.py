@@ -94,15 +94,6 @@ def test_interrupted_writing_leaves_no_shard(tmp_path, workers, error):
     assert "train-00003-of-00004" not in names
 
 
-def test_shards_go_where_tensorflow_can_write():
-    out = "ram://bucket/folder"
-    paths = records.write_shards(out, "validation", [b"a", b"b", b"c"], 2)
-    assert paths == [f"{out}/validation-0000{i}-of-00002" for i in (0, 1)]
-    assert [list(records.read_shard(path)) for path in paths] == [[b"a", b"b"], [b"c"]]
-    names = [f"validation-0000{i}-of-00002" for i in (0, 1)]
-    assert records.existing_shards(out) == names
-
-
 def test_other_files_of_a_folder(tmp_path):
     shards = ["train-00000-of-00002", "val-00001-of-00032.tfrecord", "translate-dev-00000-of-00001"]
     shards += ["val-00000-of-00002"]  # of COCO, by others
