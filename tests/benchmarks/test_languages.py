@@ -198,19 +198,6 @@ def test_computing_a_score_is_a_sign_of_life(tiny_texts, tmp_path, monkeypatch):
     assert len(set(seen)) >= 3
 
 
-def test_another_model_begins_it(finished, tiny_texts, tmp_path, monkeypatch, caplog):
-    """Of a model for two languages, all but the head fits one for three."""
-    job = settings(tiny_texts, tmp_path, init_from=finished[0], num_languages=3)
-    run = Run.open(job)
-    with caplog.at_level(logging.INFO, logger="tpu_suite"):
-        state, source = first_state(run, make_plan(job, run.benchmark, 72))
-    assert source == f"{finished[0]}/checkpoints/{last_step(finished[0])}"
-    saved = state_on_disk(finished[0], last_step(finished[0]))
-    embedding = saved["['model']['params']['embedding']"]
-    np.testing.assert_array_equal(state.params["embedding"], embedding)
-    assert "2 new (params/head/bias, params/head/kernel)" in caplog.text
-
-
 def test_the_doctor_reads_the_other_model(finished, tiny_texts, tmp_path, capsys):
     assert doctor.run(settings(tiny_texts, tmp_path, init_from=finished[0]), False) == 0
     assert "ok    initial weights: " in capsys.readouterr().out

@@ -85,11 +85,3 @@ def test_images_may_come_in_blocks(stem, blocked):
     begin = model.init(jax.random.key(3), images, False)
     other = other_model.init(jax.random.key(3), blocks, False)
     jax.tree.map(np.testing.assert_array_equal, begin, other)
-
-
-@pytest.mark.parametrize("shape", [(1, 33, 32, 3), (1, 32, 31, 3)])
-def test_space_to_depth_refuses_odd_sizes(shape):
-    model = small(stem=FOLDED)
-    message = rf"even image height and width, got {shape[1]} x {shape[2]}"
-    with pytest.raises(ValueError, match=message):
-        model.init(jax.random.key(0), jnp.zeros(shape), False)
