@@ -429,13 +429,6 @@ def test_white_is_inside_as_well_as_one():
     assert 0.5 < ones.mean() < 0.9
 
 
-def test_no_object():
-    empty = packed_masks(
-        tensorflow().constant([], "string"), np.zeros((0, 4), np.float32), (8, 9), 4
-    )
-    assert empty.shape == (0, 2)
-
-
 def test_a_half_is_inside():
     """The centres lie between two pixels: 1 and 1, 1 and 0, 0 and 0, and at the border 0."""
     mask = np.array([[1, 1, 0, 0]] * 4, bool)

@@ -154,14 +154,6 @@ def test_large_logits_overflow_nowhere():
     np.testing.assert_allclose(gradient, [[1, -1, 0], [0, 0, 0], [1 / 3, 1 / 3, -2 / 3]], atol=1e-6)
 
 
-def test_a_perfect_prediction_costs_nothing():
-    _, _, boxes, classes = draw(15, 5, 4)
-    pairs = [matched(boxes[i], classes[i]) for i in range(5)]
-    codes = np.stack([targets for targets, _ in pairs]).astype(np.float32)
-    logits = 100 * np.eye(CLASSES, dtype=np.float32)[np.stack([labels for _, labels in pairs])]
-    np.testing.assert_allclose(LOSS(codes, logits, boxes, classes, ANCHORS), 0, atol=1e-5)
-
-
 def test_the_program_neither_sorts_nor_gathers():
     codes, logits, boxes, classes = draw(16, 2, 4)
 

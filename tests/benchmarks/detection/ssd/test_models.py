@@ -50,17 +50,6 @@ def test_the_maps_have_the_published_sides():
     assert models.map_sides(300, extras) == [38, 19, 10, 5, 3, 1]
 
 
-def test_the_columns_of_the_outputs():
-    """Three logits, four codes, and one column of the TPU's rows."""
-    parts = [np.arange(16.0).reshape(1, 2, 8), np.arange(16.0, 24.0).reshape(1, 1, 8)]
-    joined: Any = [jnp.asarray(part, jnp.bfloat16) for part in parts]
-    codes, logits = models.join(joined, 3)
-    assert codes.dtype == logits.dtype == jnp.float32
-    assert logits.tolist() == [[[0, 1, 2], [8, 9, 10], [16, 17, 18]]]
-    assert codes.tolist() == [[[3, 4, 5, 6], [11, 12, 13, 14], [19, 20, 21, 22]]]
-    assert [part.shape for part in models.codes(joined, 3)] == [(1, 2, 4), (1, 1, 4)]
-
-
 def test_tensors_have_the_names_that_the_checker_wants():
     path = f"{compliance_checker.__path__[0]}/training_1.1.0/closed_ssd.yaml"
     with open(path) as file:

@@ -93,8 +93,8 @@ class Outputs:
     def __init__(self, outputs):
         self.outputs = outputs
 
-    def apply(self, variables, images, *, train, mutable=()):
-        return (self.outputs, {}) if mutable else self.outputs
+    def apply(self, variables, images, *, train):
+        return self.outputs
 
 
 def test_one_default_box_of_one_class_is_found():

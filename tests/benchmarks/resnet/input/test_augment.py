@@ -211,8 +211,3 @@ def test_rows_get_the_operation_of_their_group(dtype):
     for i, row in enumerate(changed):
         expected = expected_row(policy, images[i], seeds[i // 3 * 3], seeds[i])
         np.testing.assert_allclose(row, expected, atol=0.51 if dtype == "uint8" else 0.05)
-
-
-def test_refused_groups():
-    with pytest.raises(ValueError, match="3 groups do not divide 4 images"):
-        augment.apply(Policy.parse("trivialaugment"), jnp.zeros((4, 8, 8, 3)), jnp.arange(4), 3)

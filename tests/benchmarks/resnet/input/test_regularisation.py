@@ -57,10 +57,6 @@ def test_draws_are_a_function_of_seed_and_step(repeats, tiny_records, tmp_path):
     assert not np.array_equal(draws(other, 1, 0, 1), complete[:1])
 
 
-def test_copies_are_counted_from_0():
-    assert regularisation._copies(np.array([5, 3, 5, 5, 3, 9])).tolist() == [0, 0, 1, 2, 1, 0]
-
-
 @pytest.mark.parametrize(("images", "groups"), [(16, 1), (32, 1), (48, 3), (64, 2), (7, 7)])
 def test_at_most_32_images_get_one_operation(images, groups, monkeypatch):
     calls = []
