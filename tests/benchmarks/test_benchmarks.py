@@ -15,7 +15,6 @@ import os
 import shutil
 import subprocess
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -290,15 +289,6 @@ def test_some_keys_are_only_taken_from_models_of_the_same_benchmark(benchmark, s
     config = ConfigDict({"benchmark": "own", "width": 1, "size": 1}).lock()
     benchmarks.settle_config(config, manifest, (), whole=False)
     assert (config.width, config.size) == (3, size)
-
-
-@pytest.mark.parametrize("answer", [True, False])
-def test_a_benchmark_says_whether_it_reads_data(answer, monkeypatch):
-    asked = types.SimpleNamespace(needs_data_dir=lambda config: config.x == answer)
-    known = {"asked": asked, "silent": types.SimpleNamespace()}
-    monkeypatch.setattr(benchmarks, "module", known.__getitem__)
-    assert benchmarks.needs_data_dir(ConfigDict({"benchmark": "asked", "x": True})) is answer
-    assert benchmarks.needs_data_dir(ConfigDict({"benchmark": "silent"})) is True
 
 
 def test_an_unknown_benchmark_is_refused():

@@ -20,7 +20,6 @@ import train
 from benchmarks.languages import Languages  # type: ignore[import-not-found]
 from commands import doctor
 from common.errors import CheckpointError
-from engine import model_source
 from engine.cluster import watchdog
 from engine.run import make_plan, read_settings
 from engine.start import Run, first_state
@@ -197,28 +196,6 @@ def test_computing_a_score_is_a_sign_of_life(tiny_texts, tmp_path, monkeypatch):
     monkeypatch.setattr(Languages, "scores_in_background", False)
     train.train_and_evaluate(settings(tiny_texts, tmp_path, train_steps="20"))
     assert len(set(seen)) >= 3
-
-
-def test_another_model_begins_it(finished, tiny_texts, tmp_path, monkeypatch, caplog):
-    """Of a model for two languages, all but the head fits one for three."""
-    job = settings(tiny_texts, tmp_path, init_from=finished[0], num_languages=3)
-    run = Run.open(job)
-    with caplog.at_level(logging.INFO, logger="tpu_suite"):
-        state, source = first_state(run, make_plan(job, run.benchmark, 72))
-    assert source == f"{finished[0]}/checkpoints/{last_step(finished[0])}"
-    saved = state_on_disk(finished[0], last_step(finished[0]))
-    embedding = saved["['model']['params']['embedding']"]
-    np.testing.assert_array_equal(state.params["embedding"], embedding)
-    assert "2 new (params/head/bias, params/head/kernel)" in caplog.text
-
-
-def test_the_environment_names_the_other_model(monkeypatch, capsys):
-    """The recipe says which variable."""
-    monkeypatch.setenv("MLP_GCS_RESNET_CHECKPOINT", "/model")
-    config = languages.get_config()
-    config.init_env = "MLP_GCS_RESNET_CHECKPOINT"
-    assert model_source.init_from(config, print) == "/model"
-    assert "/model (from $MLP_GCS_RESNET_CHECKPOINT)" in capsys.readouterr().out
 
 
 def test_the_doctor_reads_the_other_model(finished, tiny_texts, tmp_path, capsys):

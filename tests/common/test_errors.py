@@ -1,4 +1,4 @@
-"""Errors as messages of one line, and JSON with 200,000 brackets, wherever it is read."""
+"""Errors as messages of one line, and JSON, which one function reads for all."""
 
 import logging
 import pathlib
@@ -8,14 +8,10 @@ import types
 
 import pytest
 
-from benchmarks.translation import rows
 from common import errors
-from common.data import caches
 from common.data.shards import tensorflow
-from common.errors import DataError, OutputError, one_line, parse_json
-from common.images import manifest
-from engine import environment, model_source
-from engine.cluster import lock
+from common.errors import OutputError, one_line, parse_json
+from engine import environment
 from engine.report.history import History
 from engine.report.writers import Reporter
 
@@ -56,8 +52,6 @@ def test_one_line_of_tensorflow():
     op = "{{function_node __wrapped__X_device_/job:localhost}} "
     error = tf.errors.DataLossError(None, None, f"{op}corrupted record at 9 [Op:X] name: \nmore")
     assert one_line(error) == "corrupted record at 9"
-    assert one_line(ValueError("\n one\ntwo")) == "one"
-    assert one_line(AssertionError()) == "AssertionError"
 
 
 def reporting(folder, name):
@@ -106,44 +100,11 @@ def test_control_characters_do_not_reach_a_terminal(text, shown, capsys):
 
 # --- JSON.
 
-NESTED = b"[" * 200_000
 
-
-@pytest.mark.parametrize("data", [NESTED, NESTED.decode(), b'{"a":' * 200_000, b"\xff", b"{", ""])
+@pytest.mark.parametrize("data", [b"[" * 200_000, "[" * 200_000, b"\xff", b"{", ""])
 def test_what_is_no_json_is_a_value_error(data):
     with pytest.raises(ValueError):
         parse_json(data)
-
-
-def test_options_are_those_of_the_standard_library():
-    assert parse_json(b'[{"a": 1}]', object_hook=len) == [1]
-
-
-def test_a_nested_manifest_of_data_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"m\.json is not one that .*nested too deeply"):
-        manifest.parse(NESTED, "m.json")
-    (tmp_path / "manifest.json").write_bytes(NESTED)
-    with pytest.raises(DataError, match=r"manifest\.json is not one that .*nested too deeply"):
-        rows.load_manifest(str(tmp_path))
-
-
-def test_a_nested_manifest_of_a_checkpoint_is_not_peeked_at(tmp_path):
-    (tmp_path / "checkpoints/1/manifest").mkdir(parents=True)
-    (tmp_path / "checkpoints/1/manifest/metadata").write_bytes(NESTED)
-    assert model_source.peek(str(tmp_path)) is None
-
-
-def test_a_nested_index_is_made_anew(tmp_path):
-    (tmp_path / "train").write_bytes(b"12")
-    cache = tmp_path / "index.json"
-    cache.write_bytes(NESTED)
-    count = caches.scan_files([str(tmp_path / "train")], lambda path: {"count": 2}, str(cache), {})
-    assert count == [{"count": 2}]
-    assert parse_json(cache.read_bytes())["results"] == count
-
-
-def test_a_nested_lock_names_no_owner():
-    assert lock.owner(NESTED) == {}
 
 
 def test_no_other_module_parses_json():

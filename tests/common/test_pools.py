@@ -3,7 +3,6 @@
 import concurrent.futures
 import itertools
 import threading
-from typing import Any
 
 import pytest
 
@@ -48,19 +47,3 @@ def test_an_error_comes_in_its_place():
     assert [next(results), next(results)] == [0, 1]
     with pytest.raises(ZeroDivisionError):
         next(results)
-
-
-@pytest.mark.parametrize(("cores", "threads"), [(3, 3), (None, 1)])
-def test_a_thread_per_core_and_two_results_ahead(monkeypatch, cores, threads):
-    taken, sizes = [], []
-
-    class Pool(concurrent.futures.ThreadPoolExecutor):
-        def __init__(self, size):
-            sizes.append(size)
-            super().__init__(size)
-
-    monkeypatch.setattr(pools.os, "cpu_count", lambda: cores)
-    monkeypatch.setattr(pools.concurrent.futures, "ThreadPoolExecutor", Pool)
-    results: Any = pools.in_order(str, (taken.append(i) or i for i in itertools.count()))
-    assert next(results) == "0" and sizes == [threads] and len(taken) == threads + 2
-    results.close()

@@ -1,6 +1,7 @@
-"""Records of images with boxes, for tests: written by hand, key by key."""
+"""Records of images with boxes, for tests: written by hand, key by key; and their batches."""
 
 import io
+import itertools
 
 import numpy as np
 from PIL import Image
@@ -66,3 +67,25 @@ def write(path, examples):
     with tensorflow().io.TFRecordWriter(str(path)) as writer:
         for serialized in examples:
             writer.write(serialized)
+
+
+def global_batches(stream, hosts, steps, *specs):
+    """[steps] global batches: the shares `stream(host)` of all hosts side by side.
+
+    Each share has one of the `specs`, {leaf: (shape, dtype)}.
+    """
+    shares = [list(itertools.islice(stream(host), steps)) for host in range(hosts)]
+    for batch in itertools.chain(*shares):
+        assert (batch.pop("host_seconds") > 0).all()
+        assert {k: (v.shape, v.dtype.name) for k, v in batch.items()} in specs
+    return [
+        {k: np.concatenate([batch[k] for batch in batches]) for k in batches[0]}
+        for batches in zip(*shares, strict=True)
+    ]
+
+
+def assert_same(batches, others):
+    for batch, other in zip(batches, others, strict=True):
+        assert batch.keys() == other.keys()
+        for key in batch:
+            np.testing.assert_array_equal(batch[key], other[key], strict=True)

@@ -1,8 +1,6 @@
 """What detectors share, and the images of two orientations; SSD's tests have the rest."""
 
 import io
-import json
-import math
 
 import jax
 import numpy as np
@@ -10,12 +8,11 @@ import pytest
 from PIL import Image
 
 import benchmarks
-from benchmarks.detection import exhibits, scoring
+from benchmarks.detection import exhibits
 from benchmarks.detection.detector import Detector
 from benchmarks.detection.mask_rcnn import MaskRcnn
 from benchmarks.detection.mask_rcnn.settings import Settings
 from benchmarks.detection.scoring import Scorer
-from benchmarks.detection.use import to_json
 from common.errors import CheckpointError, ConfigError
 from common.keys import read_config
 from configs import mask_rcnn, mask_rcnn_digits, ssd
@@ -40,16 +37,6 @@ def make(folder, cache, kind=Detector, **changed):
     config = mask_rcnn_digits.get_config()
     config.update({**VALUES, "data_dir": folder, **changed})
     return kind(read_config(Settings, config), str(cache))
-
-
-def test_examples_are_numbered_over_both_orientations(outliner):
-    assert (outliner.num_examples("train"), outliner.num_examples("eval")) == (90, 23)
-    wide, upright = outliner.source("train").sources
-    assert (wide.shards.total, upright.shards.total) == (60, 30)
-    batches = [outliner.train_ids(10, step) for step in range(9)]
-    assert sorted(sum(batches, [])) == list(range(90))
-    assert sum(min(batch) >= 60 for batch in batches) == 3
-    assert outliner.describe([0, 60]) == [pool.shards.where(0) for pool in (wide, upright)]
 
 
 def test_a_wrong_number_of_images_is_told_with_the_number_of_files(tiny_masks, tmp_path):
@@ -132,21 +119,6 @@ def test_the_columns_of_detections(detector):
         "score": [0.75, 0.25, 0.5, 0.75],
         "bbox": [[2, 1, 7, 4], [4, 3, 2, 3], [1, 8, 6, 1], [2, 1, 7, 4]],
     }
-
-
-def test_columns_become_the_rows_of_a_file():
-    columns = {"image_id": np.array([7, -3]), "score": np.array([0.5, 0.25])}
-    columns["bbox"] = np.array([[1, 2, 3, 4], [5, 6, 7.5, 8]])
-    assert json.loads(to_json(columns)) == [
-        {"image_id": 7, "score": 0.5, "bbox": [1, 2, 3, 4]},
-        {"image_id": -3, "score": 0.25, "bbox": [5, 6, 7.5, 8]},
-    ]
-
-
-def test_sizes_that_no_object_has_are_not_in_the_headline(detector):
-    scores = dict.fromkeys(scoring.PRECISIONS, 0.5) | {"AP_small": 0.0, "AP_large": math.nan}
-    expected = {name: value for name, value in scores.items() if name != "AP_large"}
-    assert detector.headline(scores) == expected and expected["AP_small"] == 0
 
 
 def test_the_number_of_classes_and_of_images(outliner, tiny_masks, tmp_path):

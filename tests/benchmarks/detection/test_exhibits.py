@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import dataclasses
 import io
 from typing import Any
 
@@ -190,16 +189,3 @@ def test_mistakes(objects, detections, expected, pairs):
     for place, number in pairs.items():
         wanted[place] = number
     assert counts.tolist() == wanted.tolist()
-
-
-def test_a_data_set_without_objects(benchmark):
-    """Nothing has a precision, and every detection is false."""
-    truth = benchmark.annotations
-    none = np.zeros(0, int)
-    empty = dataclasses.replace(
-        truth, rows=none, category_ids=none, boxes=np.zeros((0, 4)), areas=none, crowd=none > 0
-    )
-    columns = {"image_id": truth.image_ids[:1], "category_id": np.array([truth.categories[0][0]])}
-    columns |= {"score": np.array([0.9]), "bbox": np.array([[1.0, 1, 5, 5]])}
-    judgement = judge(empty, columns)
-    assert [one.kind for one in judgement.mistakes] == ["no object"]

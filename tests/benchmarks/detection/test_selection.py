@@ -47,14 +47,6 @@ def test_negative_zero_counts_as_zero_and_nan_as_the_largest():
     assert marks == [[], [3], [3, 4], [3, 4, 5], [0, 3, 4, 5], [0, 1, 3, 4, 5], list(range(6))]
 
 
-def test_nothing_is_sorted():
-    values, eligible = np.ones((8, 8732), np.float32), np.ones((8, 8732), bool)
-    text = LARGEST.lower(values, eligible, np.int32(3000)).compile().as_text() or ""
-    assert "while" in text
-    for forbidden in (" sort(", "TopK", "top_k", "approx"):
-        assert forbidden not in text
-
-
 @pytest.mark.parametrize(("n", "most"), [(1, 1), (5, 9), (300, 20), (300, 300)])
 def test_marked_positions_come_first_in_their_order(n, most):
     rng = np.random.default_rng(n + most)

@@ -105,12 +105,6 @@ def test_something_must_be_trained(tiny_records):
         make_programs(config).abstract_state(make_recipe(config, 90))
 
 
-def test_frozen_parts_without_weights_are_refused(tiny_records, tmp_path):
-    config = make_tiny_config(tiny_records, freeze="stem")
-    with pytest.raises(ConfigError, match="would freeze random weights: give --config.init_from"):
-        train.train_and_evaluate(read_settings(config, str(tmp_path)))
-
-
 def test_the_head_has_its_own_rate_and_frozen_parts_none(tiny_records):
     base = make_tiny_config(tiny_records, warmup_epochs=0.0)
     config = make_tiny_config(
@@ -177,10 +171,12 @@ def test_kept_statistics_do_not_change(chosen, tmp_path):
     assert after == {"batch_stats": 5 if chosen == "frozen" else 6}
 
 
-@pytest.mark.parametrize("chosen", ["auto", "frozen"])
-def test_kept_statistics_need_a_model(chosen, tiny_records, tmp_path):
-    config = make_tiny_config(tiny_records, bn_statistics=chosen)
-    with pytest.raises(ConfigError, match=f"bn_statistics='{chosen}' keeps .* names no model"):
+@pytest.mark.parametrize(
+    ("key", "value"), [("bn_statistics", "auto"), ("bn_statistics", "frozen"), ("freeze", "stem")]
+)
+def test_what_is_kept_needs_a_model(key, value, tiny_records, tmp_path):
+    config = make_tiny_config(tiny_records, **{key: value})
+    with pytest.raises(ConfigError, match=f"{key}='{value}' .*config.init_from"):
         train.train_and_evaluate(read_settings(config, str(tmp_path)))
 
 
@@ -316,9 +312,9 @@ def test_patience_counts_evaluations_without_a_better_score(scores, stuck, tiny_
 @pytest.mark.parametrize(
     ("evaluating", "every", "message"),
     [
-        (False, "2", "config.patience=3 needs evaluations, which --mode=train leaves"),
-        (True, "", "config.steps_per_eval='' has none"),
-        (True, "8", "config.steps_per_eval='8' has none"),
+        (False, "2", "config.patience=3 .*--mode=train"),
+        (True, "", "config.steps_per_eval=''"),
+        (True, "8", "config.steps_per_eval='8'"),
     ],
 )
 def test_patience_needs_evaluations(evaluating, every, message, tiny_records, tmp_path):

@@ -1,41 +1,35 @@
 """Data with faults end in one clear line, which names the file and the record; and TFDS."""
 
-import io
 import itertools
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import input_pipeline
 from benchmarks.resnet import records
 from common.data.order import Order
 from common.data.shards import Shards, tensorflow
 from common.errors import DataError
+from common.preparation import schema
 from input_pipeline import Preprocessing, Source
+from tests import test_input_pipeline as pipeline
 
 PREPROCESSING = Preprocessing(8, 0.08, True)
 
 
 def encode(height=12, width=15, file_format="JPEG"):
-    pixels = np.random.default_rng(height).integers(0, 256, (height, width, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, file_format)
-    return file.getvalue()
+    return pipeline.encode(pipeline.noise(height, width), file_format)
 
 
 def example(encoded=None, label=None, **texts):
     """A serialized tf.train.Example; `texts` are of image/class."""
-    train, feature = tensorflow().train, {}
+    feature = {f"image/class/{key}": schema.strings([value]) for key, value in texts.items()}
     if label is not None:
-        feature["image/class/label"] = train.Feature(int64_list=train.Int64List(value=[label]))
+        feature["image/class/label"] = schema.ints([label])
     if encoded is not None:
-        texts["encoded"] = encoded
-    for key, value in texts.items():
-        name = "image/encoded" if key == "encoded" else f"image/class/{key}"
-        feature[name] = train.Feature(bytes_list=train.BytesList(value=[value]))
-    return train.Example(features=train.Features(feature=feature)).SerializeToString()
+        feature["image/encoded"] = schema.strings([encoded])
+    return schema.serialize(feature)
 
 
 def write(path, rows):
@@ -107,22 +101,10 @@ def test_good_records(folder):
     assert set(train(source)) == set(range(5))
 
 
-def test_missing_folder_and_no_match(folder):
+def test_missing_folder(folder):
     line = fault(open_train, f"{folder}/absent")
     assert line.startswith(f"no train records in '{folder}/absent': there is no such folder; set ")
     assert "--config.data_dir (or --config.train_files)" in line
-    line = fault(open_train, folder, "validation-*,valid/*")
-    assert "no file there matches 'validation-*,valid/*'; set --config.data_dir" in line
-
-
-def test_patterns(folder):
-    (folder / "train").mkdir()
-    (folder / "train-1").rename(folder / "train" / "train-7")
-    (folder / "validation-0").write_bytes(b"not looked at")
-    for patterns in ("train-*,train/train-*", f"{folder}/train/*, train-0"):
-        source = open_train(folder, patterns)
-        assert source.shards.paths == (f"{folder}/train-0", f"{folder}/train/train-7")
-        assert source.shards.counts == (6, 5)
 
 
 def test_empty_files(folder):
@@ -139,8 +121,7 @@ def test_records_of_another_name_are_named(folder):
     for number in range(2):
         write(folder / f"val-{number:05}-of-00002", good(1))
     line = fault(open_train, folder, "validation-*,validation/validation-*")
-    assert "no file there matches 'validation-*" in line
-    assert line.endswith("there is val-*: name the files with --config.train_files")
+    assert "'validation-*" in line and "val-*" in line and "--config.train_files" in line
     assert open_train(folder, "val-*").shards.total == 2
 
 
@@ -190,7 +171,6 @@ def test_fault_after_the_first_chunk_of_counting(folder):
 # Bytes of train-1 changed after it was written: (of the bytes and record 3's beginning) -> bytes.
 DAMAGES = {
     "byte of a record": lambda raw, at: raw[: at + 40] + bytes([raw[at + 40] ^ 1]) + raw[at + 41 :],
-    "length": lambda raw, at: raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :],
     "cut in a record": lambda raw, at: raw[: at + 100],
     "cut in a length": lambda raw, at: raw[: at + 5],
     "cut after a record": lambda raw, at: raw[:at],
@@ -209,7 +189,7 @@ def test_damaged_file(folder, what):
         line = fault(work, source)
         assert line.startswith(place) and " cannot be used: " in line
         if what in ("cut in a length", "cut after a record"):
-            assert "its file holds fewer records than when they were counted; mend the" in line
+            assert "fewer records" in line
     assert fault(evaluate, source, hosts=2).startswith(place)
     if what.startswith("cut"):
         if what == "cut after a record":
@@ -221,22 +201,12 @@ def test_damaged_file(folder, what):
         assert fault(open_train, folder).startswith(place)
 
 
-def test_file_that_was_emptied_or_has_gone(folder):
+def test_file_that_has_gone(folder):
     source = open_train(folder)
-    (folder / "train-1").write_bytes(b"")
-    for work in (train, evaluate):
-        line = fault(work, source)
-        assert line.startswith(f"{folder}/train-1, record 0") and "fewer records" in line
     (folder / "train-1").unlink()
     for work in (train, evaluate):
         line = fault(work, source)
         assert line.startswith(f"{folder}/train-1, record 0") and "No such file" in line
-
-
-def test_longer_file_is_read_as_it_was(folder):
-    source = open_train(folder)
-    write(folder / "train-1", [*good(5), b"\xff" * 50])
-    assert len(evaluate(source)) == 11 and len(train(source)) == 48
 
 
 def test_background_class(folder):
@@ -249,7 +219,7 @@ def test_background_class(folder):
     assert fault(open_train, folder, classes=1000).startswith(f"{folder}/train-0, record 0 ")
 
 
-def test_class_names(folder):
+def test_class_names(folder, monkeypatch):
     rows = [
         example(encode(), 2, synset=b"n02", text=b"goldfish, Carassius"),
         example(encode(), 5, synset=b"n05"),
@@ -257,21 +227,10 @@ def test_class_names(folder):
     ]
     write(folder / "train-1", rows)
     names = ("", "goldfish, Carassius", "", "héron", "n05")
-    assert open_train(folder).class_names == names
-    assert open_train(folder).class_names == names  # from the cache
-
-
-def test_second_open_reads_no_record(folder, monkeypatch):
     first = open_train(folder)
-
-    def never(path, *_):
-        raise AssertionError(f"{path} was read again")
-
-    monkeypatch.setattr(records, "_scan_file", never)
-    assert open_train(folder) == first
-    write(folder / "train-1", good(4))
-    with pytest.raises(AssertionError, match="train-1 was read again|train-0 was read again"):
-        open_train(folder)
+    assert first.class_names == names
+    monkeypatch.setattr(records, "_scan_file", None)
+    assert open_train(folder) == first  # from the cache
 
 
 # TFDS: sets prepared here, and opened by name from their folder, as a user's would be.
@@ -344,14 +303,9 @@ def test_tfds(prepared):
 
 def test_tfds_faults(prepared):
     open_tfds = records.open_tfds
-    line = fault(open_tfds, "no_such_set", prepared, "train")
-    assert line.startswith("config.dataset='tfds:no_such_set' cannot be opened: ")
-    line = fault(open_tfds, "tiny_pets:9.9.9", prepared, "train")
-    assert "config.dataset='tfds:tiny_pets:9.9.9' cannot be opened: " in line
+    for name in ("no_such_set", "tiny_pets:9.9.9"):
+        assert f"config.dataset='tfds:{name}'" in fault(open_tfds, name, prepared, "train")
     line = fault(open_tfds, "mnist", prepared, "train")  # known, but not prepared
-    assert "has no split train (found: none)" in line
-    assert line.endswith(f"prepare it with: tfds build mnist --data_dir={prepared}")
-    line = fault(open_tfds, "train_only", prepared, "eval")
-    assert "has no split validation or test (found: ['train'])" in line
-    line = fault(open_tfds, "unlabelled", prepared, "train")
-    assert line.endswith("is not image classification: its features are ['image']")
+    assert line.endswith(f"tfds build mnist --data_dir={prepared}")
+    assert "found: ['train']" in fault(open_tfds, "train_only", prepared, "eval")
+    assert "features are ['image']" in fault(open_tfds, "unlabelled", prepared, "train")

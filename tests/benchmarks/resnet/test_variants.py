@@ -12,7 +12,6 @@ import json
 import pathlib
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -177,20 +176,6 @@ def test_a_pre_activation_model_begins_with_gammas_of_one():
     assert {name.split("/")[-2] for name in initial} == {"bn1", "bn2", "bn3", "bn_final"}
     for gamma in initial.values():
         np.testing.assert_array_equal(gamma, 1)
-
-
-@pytest.mark.parametrize(("stride", "side"), [(1, 6), (2, 3)])
-def test_a_shortcut_with_means_has_no_stride(stride, side):
-    """A block begins as its shortcut: 2x2 means, where it has a stride, and a 1x1 convolution."""
-    model = make_network(resnet_depth=18, deep_stem=True)
-    norm = functools.partial(nn.BatchNorm, use_running_average=True, epsilon=0.0)
-    block = model.block(5, functools.partial(nn.Conv, use_bias=False), norm, stride)
-    x = np.random.default_rng(0).normal(size=(2, 6, 6, 3)).astype(np.float32)
-    got, variables = jax.jit(lambda x: block.init_with_output(jax.random.key(0), x))(x)
-    means = x if stride == 1 else x.reshape(2, 3, 2, 3, 2, 3).mean((2, 4))
-    kernel = variables["params"]["conv_proj"]["kernel"]
-    assert kernel.shape == (1, 1, 3, 5) and got.shape == (2, side, side, 5)
-    np.testing.assert_allclose(got, np.maximum(means @ kernel[0, 0], 0), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

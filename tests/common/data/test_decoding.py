@@ -42,62 +42,12 @@ def accept(batch):
     assert set(batch) >= {"number", "id", "host_seconds"}
 
 
-def test_training_in_order(tmp_path):
-    shards = store(tmp_path)
-    order, seconds = Order.make(shards.counts, 3, 4, 2, 6), []
-    for host in range(2):
-        streams = order.share(host, 2)
-        reader = Reader(shards, [decimal], accept)
-        batches = reader.train_batches(order, streams, 2)
-        expected = order.steps(streams, 2)
-        for batch, (ids, seeds) in itertools.islice(zip(batches, expected, strict=False), 9):
-            assert batch["id"].dtype == np.int32 and batch["host_seconds"].shape == (2,)
-            assert batch["id"].tolist() == batch["number"].tolist() == ids.tolist()
-            assert batch["seed"].tolist() == seeds[:, 0].tolist()
-            seconds += batch["host_seconds"].tolist()
-    assert 0 <= min(seconds) < 1 and max(seconds) < 600
-
-
-@pytest.mark.parametrize("hosts", [1, 2, 4])
-def test_evaluation_is_padded(tmp_path, hosts):
-    shards, numbers = store(tmp_path), []
-    for host in range(hosts):
-        for batch in Reader(shards, [decimal], accept).eval_batches(8, host, hosts):
-            assert set(batch) == {"number", "id", "mask"} and len(batch["mask"]) == 8 // hosts
-            numbers += batch["number"][batch["mask"] == 1].tolist()
-    assert numbers == list(range(12))
-
-
-def test_more_hosts_than_examples(tmp_path):
-    shards = Shards(store(tmp_path).paths[:1], (5,))
-    reader = Reader(shards, [decimal], accept)
-    shares = [list(reader.eval_batches(16, host, 16)) for host in range(16)]
-    real = [batch["number"][batch["mask"] == 1].tolist() for (batch,) in shares]
-    assert sum(real, []) == list(range(5)) and len(real) == 16
-
-
-def test_the_next_decoder_takes_over(tmp_path):
-    batches = Reader(store(tmp_path, odd=(6,)), [decimal, length], accept).eval_batches(4, 0, 1)
-    assert [b["number"].tolist() for b in batches] == [[0, 1, 2, 3], [1, 1, 3, 1], [1, 1, 2, 2]]
-
-
 def test_a_record_that_none_can_decode_is_named(tmp_path):
     shards = store(tmp_path, odd=(6, 7))
     batches = Reader(shards, [decimal], accept).eval_batches(4, 0, 1)
     next(batches)
     place = r"text-2, record 1 \(counted from 0\) cannot be used: .*0x6"
     with pytest.raises(DataError, match=place):
-        next(batches)
-
-
-def test_a_batch_that_is_refused(tmp_path):
-    def check(batch):
-        if batch["number"].max() > 6:
-            raise DataError("too large")
-
-    batches = Reader(store(tmp_path), [decimal], check).eval_batches(4, 0, 1)
-    assert next(batches)["number"].tolist() == [0, 1, 2, 3]
-    with pytest.raises(DataError, match="too large"):
         next(batches)
 
 

@@ -15,10 +15,7 @@ from common.data.order import (
     even_groups,
     example_numbers,
     hash64,
-    interleave,
-    segments,
 )
-from common.data.shards import Shards
 from common.errors import DataError
 from configs import resnet50
 
@@ -107,23 +104,6 @@ def test_hash_is_splitmix64():
         assert int(hash64(*words)) == splitmix(*words)
 
 
-def test_place_and_segments_by_counting():
-    counts = COUNTS["empty files"]
-    shards = Shards(tuple("abcdefg"), counts)
-    everyone = [("abcdefg"[f], i) for f in range(len(counts)) for i in range(counts[f])]
-    assert shards.total == len(everyone) == 17
-    assert [shards.where(i) for i in range(17)] == [
-        f"{path}, record {record} (counted from 0)" for path, record in everyone
-    ]
-    order = np.array([4, 6, 1, 0, 5, 3, 2])
-    reading = [everyone.index(("abcdefg"[f], i)) for f in order for i in range(counts[f])]
-    for begin in range(18):
-        for end in range(begin, 18):
-            parts = segments(counts, order, begin, end)
-            assert example_numbers(counts, parts).tolist() == reading[begin:end]
-            assert parts.dtype == np.int64 and (parts[:, 2] > 0).all()
-
-
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
 @pytest.mark.parametrize(("batch", "max_streams", "buffer"), [(8, 4, 12), (6, 2, 1), (5, 1, 999)])
 def test_order_is_the_documented_one(counts, batch, max_streams, buffer):
@@ -165,19 +145,6 @@ def test_a_batch_draws_from_many_files_of_imagenet():
     # The tutorial on 8 hosts: 299 files and 367 classes. A uniform draw: 647 and 641.
     assert np.mean(files) > 450 and np.mean(classes) > 430
     assert min(files) > 380 and min(classes) > 367
-
-
-@pytest.mark.parametrize("slots", [1, 2, 3, 9])
-@pytest.mark.parametrize("run", [1, 2, 5, 100])
-def test_files_take_turns(slots, run):
-    parts = np.array([(4, 2, 7), (1, 0, 11), (6, 0, 1), (2, 3, 4), (5, 0, 10)])
-    runs = interleave(parts, slots, run)
-    assert (runs[:, 2] <= run).all() and set(runs[:, 3]) == set(range(min(slots, 5)))
-    for file, skip, take in parts.tolist():  # each from its beginning to its end, in one slot
-        own = runs[runs[:, 0] == file]
-        first = 20 * file + skip
-        assert example_numbers((20,) * 7, own).tolist() == list(range(first, first + take))
-        assert len(set(own[:, 3])) == 1
 
 
 def test_a_step_needs_no_step_before_it():
@@ -251,14 +218,6 @@ def test_neighbours_are_different_examples():
     for batch in rows_of(order, 0, 0, 20):
         ids = [row[0] for row in batch]
         assert ids == ids[:4] * 3 and len(set(ids)) == 4
-
-
-@pytest.mark.parametrize("start", [1, 7, 20])
-def test_a_stream_goes_on_at_any_step(start):
-    order = Order(UNEVEN, 5, 2, 8, 10, repeats=3)
-    whole = rows_of(order, 1, 0, 40)
-    assert rows_of(order, 1, start, 40 - start) == whole[start:]
-    assert order.batch_ids(start).tolist()[8:] == [row[0] for row in whole[start]]
 
 
 def test_streams_have_rows_for_all_copies_of_an_example():

@@ -17,8 +17,8 @@ from benchmarks.detection.mask_rcnn.losses import Regions
 from common.layers import space_to_depth
 from common.trees import by_name
 from configs import mask_rcnn_digits
-from tests.benchmarks.detection.mask_rcnn.test_losses import iou, offsets
 from tests.benchmarks.detection.mask_rcnn.test_roi_align import level_of, weights
+from tests.benchmarks.detection.test_boxes import offsets, overlap
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = pytest.mark.parity
@@ -90,11 +90,11 @@ def case():
     )
     regions = Regions(*arrays)
     anchors = np.concatenate(benchmark.settings.layout.corners(64, 64))
-    overlap = np.array(
-        [[max(iou(g, a) for g in BOXES[i, : 2 - i]) for a in anchors] for i in (0, 1)]
+    overlaps = np.array(
+        [[max(overlap(g, a) for g in BOXES[i, : 2 - i]) for a in anchors] for i in (0, 1)]
     )
-    positive = overlap >= np.sort(overlap, 1)[:, -6:-5]
-    negative = ~positive & (draw.uniform(size=overlap.shape) < 0.03)
+    positive = overlaps >= np.sort(overlaps, 1)[:, -6:-5]
+    negative = ~positive & (draw.uniform(size=overlaps.shape) < 0.03)
     return benchmark, *variables, batch, regions, anchors, positive, negative
 
 
@@ -227,8 +227,8 @@ def theirs(case):
         bce = F.binary_cross_entropy_with_logits
         parts["proposal_class"] += bce(logits[i][drawn], true[drawn], reduction="sum") / 64 / 2
         for n in np.flatnonzero(positive[i]):
-            box = max(BOXES[i, : 2 - i], key=lambda g: iou(g, anchors[n]))
-            target = torch.tensor(offsets(box.astype(float), anchors[n].astype(float), 1.0))
+            box = max(BOXES[i, : 2 - i], key=lambda g: overlap(g, anchors[n]))
+            target = torch.tensor(offsets(box, anchors[n], 1.0))
             distance = F.smooth_l1_loss(codes[i, n], target, reduction="sum", beta=1 / 9)
             parts["proposal_box"] += distance / 64 / 2
         boxes, kinds = regions.boxes[i], torch.tensor(regions.classes[i]).long()

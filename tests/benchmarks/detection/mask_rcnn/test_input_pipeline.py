@@ -17,7 +17,16 @@ from benchmarks.detection.mask_rcnn.use import MaskRcnnUses
 from common.data.shards import tensorflow
 from common.errors import ConfigError, DataError
 from common.layers import space_to_depth
-from tests.benchmarks.detection.rows import encode, encode_pixels, example, png, write
+from common.layers.space_to_depth import blocked
+from tests.benchmarks.detection.rows import (
+    assert_same,
+    encode,
+    encode_pixels,
+    example,
+    global_batches,
+    png,
+    write,
+)
 from tests.benchmarks.detection.scenes_fixture import ellipse
 
 IDS = (3, 7, 12, 90)
@@ -109,29 +118,19 @@ def mix_of(source, batch_size=8, seed=1):
 
 
 def train(source, mix, start, steps, hosts=1, settings=SETTINGS):
-    """[steps] global batches: the hosts' shares side by side, their shapes and types verified."""
-    shares = []
-    for host in range(hosts):
-        batches = input_pipeline.train_batches(source, settings, mix, host, hosts, start)
-        shares.append(list(itertools.islice(batches, steps)))
-    rows = mix.batch_size // hosts
-    for batch in itertools.chain(*shares):
-        assert (batch.pop("host_seconds") > 0).all()
-        actual = {k: (v.shape, v.dtype.name) for k, v in batch.items()}
-        shapes = [(rows, height // 2, width // 2, 12) for height, width in settings.shapes]
-        assert actual.pop("image") in [(shape, "uint8") for shape in shapes]
-        assert actual == {k: ((rows, *shape), dtype) for k, (shape, dtype) in SPECS.items()}
-    return [
-        {k: np.concatenate([batch[k] for batch in batches]) for k in batches[0]}
-        for batches in zip(*shares, strict=True)
+    """[steps] global batches, their shapes and types verified."""
+
+    def stream(host):
+        return input_pipeline.train_batches(source, settings, mix, host, hosts, start)
+
+    specs = [
+        {
+            k: ((mix.batch_size // hosts, *shape), dtype)
+            for k, (shape, dtype) in {**SPECS, "image": (blocked(height, width), "uint8")}.items()
+        }
+        for height, width in settings.shapes
     ]
-
-
-def assert_same(batches, others):
-    for batch, other in zip(batches, others, strict=True):
-        assert batch.keys() == other.keys()
-        for key in batch:
-            np.testing.assert_array_equal(batch[key], other[key], strict=True)
+    return global_batches(stream, hosts, steps, *specs)
 
 
 @pytest.fixture(scope="module")
@@ -365,11 +364,11 @@ def test_a_damaged_mask(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"image_shape": (64, 48)}, r"config.image_shape=\(64, 48\): must be a height and a width"),
-        ({"image_shape": (32, 64)}, "has no room for images of config.image_short=40"),
-        ({"image_long": 80}, "has no room for images of config.image_long=80"),
-        ({"image_long": 36}, "config.image_short=40: must not be above config.image_long=36"),
-        ({"mask_size": 14}, "config.mask_size=14: must be a multiple of 4"),
+        ({"image_shape": (64, 48)}, r"config.image_shape=\(64, 48\)"),
+        ({"image_shape": (32, 64)}, "config.image_short=40"),
+        ({"image_long": 80}, "config.image_long=80"),
+        ({"image_long": 36}, "config.image_short=40: .* config.image_long=36"),
+        ({"mask_size": 14}, "config.mask_size=14: .* 4"),
     ],
 )
 def test_mistakes_in_the_config(changed, words):
@@ -387,22 +386,6 @@ def test_mistakes_in_the_config(changed, words):
 )
 def test_the_limits_of_the_config(changed):
     preprocessing(**changed)
-
-
-def mask_by_loop(mask, box, size):
-    """float[size, size]: the mask bool[h, w] at the centres of the parts of a box."""
-    y0, x0, y1, x1 = map(float, box)
-    found = np.zeros((size, size))
-    for i in range(size):
-        for j in range(size):
-            y = min(max(y0 + (i + 0.5) / size * (y1 - y0) - 0.5, 0), mask.shape[0] - 1)
-            x = min(max(x0 + (j + 0.5) / size * (x1 - x0) - 0.5, 0), mask.shape[1] - 1)
-            for row in (int(y), int(y) + 1):
-                for column in (int(x), int(x) + 1):
-                    weight = max(0, 1 - abs(row - y)) * max(0, 1 - abs(column - x))
-                    if weight and mask[row, column]:
-                        found[i, j] += weight
-    return found
 
 
 def unpacked_masks(files, boxes, shape, size, mirrored=False):
@@ -431,7 +414,7 @@ def test_masks_are_those_of_a_loop(name, mirrored):
     masks.append(np.ones(shape, bool))
     found = unpacked_masks([png(mask) for mask in masks], [box] * 3, shape, size, mirrored)
     for mask, bits in zip(masks, found, strict=True):
-        share = mask_by_loop(mask, box, size)[:, :: -1 if mirrored else 1]
+        share = bilinear(mask.astype(float), *grid(box, size, size))[:, :: -1 if mirrored else 1]
         sure = np.abs(share - 0.5) > 1e-4
         assert sure.mean() > 0.8
         np.testing.assert_array_equal(bits[sure], share[sure] >= 0.5)
@@ -446,21 +429,8 @@ def test_white_is_inside_as_well_as_one():
     assert 0.5 < ones.mean() < 0.9
 
 
-def test_no_object():
-    empty = packed_masks(
-        tensorflow().constant([], "string"), np.zeros((0, 4), np.float32), (8, 9), 4
-    )
-    assert empty.shape == (0, 2)
-
-
 def test_a_half_is_inside():
     """The centres lie between two pixels: 1 and 1, 1 and 0, 0 and 0, and at the border 0."""
     mask = np.array([[1, 1, 0, 0]] * 4, bool)
     found = unpacked_masks([png(mask)], [(0, 0.5, 4, 4.5)], (4, 4), 4)
     np.testing.assert_array_equal(found[0], [[1, 1, 0, 0]] * 4)
-
-
-def test_a_mask_of_another_size_is_refused():
-    tf = tensorflow()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="has not the size of the image"):
-        unpacked_masks([png(np.ones((4, 5), bool))], [(0, 0, 4, 4)], (4, 4), 4)

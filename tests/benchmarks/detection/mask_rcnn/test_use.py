@@ -72,11 +72,6 @@ def test_runs_that_touch_the_borders_are_joined():
     assert use.paste_mask(mask, (-40, 2, 60, 30), 20, 33) == encoded(expected)
 
 
-def test_a_mask_below_the_threshold_is_empty():
-    nothing = encoded(np.zeros((10, 10), np.uint8))
-    assert use.paste_mask(np.full((5, 5), 0.49, np.float32), (1, 1, 9, 9), 10, 10) == nothing
-
-
 @pytest.mark.parametrize(
     "box", [(0, 0, 0, 0), (4.5, 4.5, 4.5, 4.5), (3, 3, 2, 8), (4.1, 4.1, 4.2, 4.2)]
 )

@@ -126,29 +126,6 @@ def test_draws_are_of_seven_choices_with_equal_chances():
     assert np.abs(np.corrcoef(numbers.T)[np.triu_indices(4, 1)]).max() < 5 / len(numbers) ** 0.5
 
 
-def test_no_window_fits():
-    """All rounds demand an IoU above 0.9 with two boxes far apart."""
-    boxes = np.array([(0, 0, 0.1, 0.1), (0.9, 0.9, 1, 1)], np.float32)
-    numbers = np.random.default_rng(0).uniform(size=(64, 5, 4)).astype(np.float32)
-    draws = input_pipeline.CropDraws(np.full(64, 5, np.int32), numbers)
-    assert input_pipeline.crop_window(boxes, [48, 64], draws, 0.3).numpy().tolist() == [
-        0,
-        0,
-        48,
-        64,
-    ]
-
-
-def test_no_condition_takes_any_ratio_between_a_half_and_two():
-    boxes = np.array([(0.4, 0.4, 0.6, 0.6)], np.float32)
-    sides = np.array([(0.0, 1.0), (1.0, 0.0), (0.9, 0.5)], np.float32)  # 0.3 x 1, 1 x 0.3, ...
-    numbers = np.concatenate([sides, np.full((3, 2), 0.5)], axis=1)[np.newaxis]
-    draws = input_pipeline.CropDraws(np.zeros(1, np.int32), numbers.astype(np.float32))
-    y, x, height, width = input_pipeline.crop_window(boxes, [1000, 1000], draws, 0.3).numpy()
-    assert (930 <= height <= 932) and (650 <= width <= 652)
-    assert abs(y - 35) <= 1 and abs(x - 175) <= 1
-
-
 def test_of_equal_boxes_the_first_are_kept():
     boxes = np.tile(np.array([0.2, 0.2, 0.4, 0.4], np.float32), (5, 1))
     boxes[3] += [0, 0, 0.1, 0.1]

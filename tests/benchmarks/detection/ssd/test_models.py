@@ -16,6 +16,7 @@ from mlperf_logging import compliance_checker
 import benchmarks
 from benchmarks.detection.ssd import losses, mlperf, models
 from benchmarks.detection.ssd.settings import Backbone
+from tests.benchmarks.detection.test_boxes import offsets, overlap
 
 TINY = {
     **{"num_classes": 4, "image_size": 64, "resnet_stages": (1, 2, 1), "num_filters": 4},
@@ -23,6 +24,8 @@ TINY = {
     **{"extra_paddings": (1, 0), "box_steps": (8, 16, 32), "box_sides": (12, 20, 30, 50)},
     **{"box_ratios": (2, 3, 1), "batch_norm": "plain", "data_dir": "", "max_pool": "torch"},
 }
+
+WEIGHTS = np.array([10, 10, 5, 5])  # of the codes
 
 
 def make(**overrides) -> Any:
@@ -45,17 +48,6 @@ def test_the_number_of_parameters_is_the_published_one():
 def test_the_maps_have_the_published_sides():
     extras = [models.Extra(1, 1, s, p) for s, p in ((2, 1), (2, 1), (2, 1), (1, 0), (1, 0))]
     assert models.map_sides(300, extras) == [38, 19, 10, 5, 3, 1]
-
-
-def test_the_columns_of_the_outputs():
-    """Three logits, four codes, and one column of the TPU's rows."""
-    parts = [np.arange(16.0).reshape(1, 2, 8), np.arange(16.0, 24.0).reshape(1, 1, 8)]
-    joined: Any = [jnp.asarray(part, jnp.bfloat16) for part in parts]
-    codes, logits = models.join(joined, 3)
-    assert codes.dtype == logits.dtype == jnp.float32
-    assert logits.tolist() == [[[0, 1, 2], [8, 9, 10], [16, 17, 18]]]
-    assert codes.tolist() == [[[3, 4, 5, 6], [11, 12, 13, 14], [19, 20, 21, 22]]]
-    assert [part.shape for part in models.codes(joined, 3)] == [(1, 2, 4), (1, 1, 4)]
 
 
 def test_tensors_have_the_names_that_the_checker_wants():
@@ -174,7 +166,7 @@ def torch_loss(torch, codes, logits, boxes, classes, anchors):
     functional = torch.nn.functional
     for image in range(len(codes)):
         real = [g for g in range(len(boxes[image])) if classes[image, g] > 0]
-        overlaps = np.array([[_iou(boxes[image, g], a) for a in anchors] for g in real])
+        overlaps = np.array([[overlap(boxes[image, g], a) for a in anchors] for g in real])
         owner = np.where(overlaps.max(0) >= 0.5, overlaps.argmax(0), -1)
         for number, row in enumerate(overlaps):
             owner[row.argmax()] = number
@@ -187,7 +179,7 @@ def torch_loss(torch, codes, logits, boxes, classes, anchors):
         targets = torch.tensor(
             np.array(
                 [
-                    _encode(boxes[image, real[max(o, 0)]], a)
+                    offsets(boxes[image, real[max(o, 0)]], a, WEIGHTS)
                     for o, a in zip(owner, anchors, strict=True)
                 ]
             )
@@ -196,20 +188,6 @@ def torch_loss(torch, codes, logits, boxes, classes, anchors):
         total = entropy[positive | negative].sum() + distance[positive].sum()
         losses.append(total / positive.sum())
     return torch.stack(losses).mean()
-
-
-def _iou(a, b):
-    height = min(a[2], b[2]) - max(a[0], b[0])
-    width = min(a[3], b[3]) - max(a[1], b[1])
-    shared = max(height, 0) * max(width, 0)
-    return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)
-
-
-def _encode(box, anchor):
-    (y0, x0, y1, x1), (a, b, c, d) = box.astype(float), anchor.astype(float)
-    centres = ((y0 + y1 - a - c) / 2 / (c - a), (x0 + x1 - b - d) / 2 / (d - b))
-    sides = (np.log((y1 - y0) / (c - a)), np.log((x1 - x0) / (d - b)))
-    return [10 * centres[0], 10 * centres[1], 5 * sides[0], 5 * sides[1]]
 
 
 @pytest.mark.parity
@@ -307,15 +285,3 @@ def test_corners_lie_half_a_side_from_the_centre():
     corners = models.box_corners(boxes)
     np.testing.assert_array_equal(corners, [[0.25, 0.125, 0.75, 0.375], [-0.25, 0.75, 0.25, 1.25]])
     assert corners.dtype == np.float32
-
-
-def test_a_small_layout():
-    layout = models.Layout(
-        image_size=64, feature_sizes=(2,), steps=(32,), scales=(16, 25), aspect_ratios=((4,),)
-    )
-    boxes = 64 * models.default_boxes(layout)
-    assert layout.boxes_per_cell == (4,) and layout.count == len(boxes) == 16
-    shapes = [[16, 16], [20, 20], [8, 32], [32, 8]]  # height, width
-    np.testing.assert_allclose(boxes[:, 2:], shapes * 4)
-    centres = [[16, 16], [16, 48], [48, 16], [48, 48]]
-    np.testing.assert_allclose(boxes[::4, :2], centres)

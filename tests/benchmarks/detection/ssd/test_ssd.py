@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 import benchmarks
-from benchmarks.detection import ssd
 from benchmarks.detection.scoring import NAMES
 from common.errors import UserError
 
@@ -51,14 +50,6 @@ def test_a_perfect_detector_scores_1(tiny_scenes):
     scores = benchmark.score(perfect_rows(benchmark))
     assert set(scores) <= set(NAMES)
     assert scores["mAP"] == scores["AP50"] == pytest.approx(1)
-
-
-def test_nothing_found_scores_0(tiny_scenes, monkeypatch):
-    monkeypatch.setattr("benchmarks.detection.exhibits.draw", lambda *_: b"")
-    benchmark = make(tiny_scenes)
-    rows = [row | {"score": 0 * row["score"]} for row in perfect_rows(benchmark)]
-    assert benchmark.score(iter(rows))["mAP"] == 0
-    assert json.loads(benchmark.uses.exhibits(iter(rows))[-1].files["detections.json"]) == []
 
 
 @pytest.mark.long
@@ -102,8 +93,8 @@ class Outputs:
     def __init__(self, outputs):
         self.outputs = outputs
 
-    def apply(self, variables, images, *, train, mutable=()):
-        return (self.outputs, {}) if mutable else self.outputs
+    def apply(self, variables, images, *, train):
+        return self.outputs
 
 
 def test_one_default_box_of_one_class_is_found():
@@ -126,23 +117,6 @@ def test_one_default_box_of_one_class_is_found():
     assert rows["class"][:, 0].tolist() == [3, 3] and rows["score"][:, 1].tolist() == [0, 0]
 
 
-def test_the_loss_is_the_mean_over_images(monkeypatch):
-    benchmark, outputs = make("", num_classes=4), [np.arange(2 * 3 * 16.0).reshape(2, 3, 16)]
-    benchmark.__dict__["_model"] = Outputs(outputs)
-    batch = {"image": np.zeros((2, 4)), "boxes": "boxes", "classes": "classes", "augment": None}
-
-    def detection_loss(codes, logits, boxes, classes, anchors, num_logits):
-        np.testing.assert_array_equal(codes[0], outputs[0][..., 5:9])
-        assert (logits, boxes, classes, num_logits) == (outputs, "moved", "classes", 5)
-        assert anchors is benchmark._anchors
-        return jnp.array([1.0, 2.0]), jnp.array([30.0, 40.0])
-
-    monkeypatch.setattr(ssd.input_pipeline, "augment", lambda images, *_: (images, "moved"))
-    monkeypatch.setattr(ssd.losses, "detection_loss", detection_loss)
-    terms, metrics, state = benchmark.loss({}, {}, batch, None)
-    assert terms == {"box_loss": (3, 2), "class_loss": (70, 2)} and metrics == state == {}
-
-
 def test_the_layout_of_the_keys():
     benchmark = make("", image_size=32)
     layout = benchmark._layout
@@ -150,39 +124,17 @@ def test_the_layout_of_the_keys():
     ratios = benchmark.settings.maps.box_ratios
     expected = [{1: [], 2: [2], 3: [2, 3]}[ratio] for ratio in ratios]
     assert [list(ratios) for ratios in layout.aspect_ratios] == expected
-    with pytest.raises(UserError, match="no pixel is left of the last map"):
-        make("", image_size=32, extra_paddings=(1, 0))
-
-
-@pytest.mark.parametrize(("span", "axis"), [(1, None), (0, "group"), (4, "group")])
-def test_which_devices_share_statistics(span, axis):
-    assert make("", bn_span=span)._model.backbone.norm.keywords["axis_name"] == axis
-
-
-def described(tree):
-    return {key: (leaf.shape, leaf.dtype) for key, leaf in tree.items() if key != "host_seconds"}
-
-
-def test_batches_have_the_shapes_declared(tiny_scenes):
-    benchmark = make(tiny_scenes)
-    batches = {
-        "train": benchmark.train_batches(8, 0, 1, 0),
-        "eval": benchmark.eval_batches(8, 0, 1),
-    }
-    for split, stream in batches.items():
-        (spec,) = benchmark.batch_spec(split, 8)
-        assert described(next(stream)) == described(spec)
 
 
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"box_sides": (8, 14)}, r"config.box_sides=\(8, 14\): must have 4 entries"),
-        ({"box_steps": (8,)}, "must have 3 entries for the 2 layers of config.extra_filters"),
-        ({"resnet_stages": (1, 1)}, r"must have 3 entries for the stages before the extra layers"),
+        ({"box_sides": (8, 14)}, r"config.box_sides=\(8, 14\): .* 4 entries"),
+        ({"box_steps": (8,)}, "config.box_steps=.* 3 entries .* config.extra_filters"),
+        ({"resnet_stages": (1, 1)}, "config.resnet_stages=.* 3 entries"),
         ({"extra_paddings": (0, 0), "image_size": 16}, "config.image_size=16: no pixel is left"),
-        ({"image_size": 7}, r"config.box_steps=.* config.image_size=7 pixels; use about \(7, 7, 7"),
-        ({"image_size": 24}, "config.box_sides=.*: none fits config.image_size=24"),
+        ({"image_size": 7}, r"config.box_steps=.* config.image_size=7 .*\(7, 7, 7"),
+        ({"image_size": 24}, "config.box_sides=.* config.image_size=24"),
     ],
 )
 def test_mistakes_in_the_config(overrides, words):
@@ -203,6 +155,5 @@ def test_annotations_of_other_images(tiny_scenes, tmp_path):
     other = tmp_path / "instances_other.json"
     other.write_text(json.dumps(content))
     benchmark = make(tiny_scenes, eval_annotations=str(other))
-    words = rf"val-.* and the annotations \({other}\) differ in 2 images, such as the id 1, which "
-    with pytest.raises(UserError, match=f"{words}only the records have"):
+    with pytest.raises(UserError, match=rf"val-.*\({other}\) differ in 2 images, .* id 1,"):
         benchmark.num_examples("eval")

@@ -45,24 +45,11 @@ def test_policies():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "use 'randaugment:2x9'"),
-        ("randaugment", "use 'randaugment:2x9'"),
-        ("randaugment:0x9", "use 'randaugment:2x9'"),
-        ("randaugment:2x-9", "use 'randaugment:2x9'"),
-        ("randaugment:2x9:", "use 'randaugment:2x9'"),
-        ("randaugment:2x9:inf", "use 'randaugment:2x9'"),
-        ("randaugment:2x10.01", "the strength is 10.01; use 0 to 10"),
-        ("randaugment:2x10.5", "the strength is 10.5; use 0 to 10"),
-        ("randaugment:1x9:uniform", "use 'randaugment:2x9'"),
-        ("trivialaugment:1", "or 'trivialaugment'"),
-    ],
+    "text", ["", ":0x9", ":2x-9", ":2x9:", ":2x9:inf", ":1x9:uniform", ":2x10.01", ":1"]
 )
-def test_refusals(text, message):
-    with pytest.raises(ValueError, match=message) as error:
-        Policy.parse(text)
-    assert "\n" not in str(error.value)
+def test_refusals(text):
+    with pytest.raises(ValueError, match="10.01; use 0 to 10" if "10.01" in text else "2x9'.* or"):
+        Policy.parse(f"randaugment{text}")
 
 
 # The magnitudes that the sources have for strengths of 0, 3, 6 and 10, with the sign +1 and -1.
@@ -224,8 +211,3 @@ def test_rows_get_the_operation_of_their_group(dtype):
     for i, row in enumerate(changed):
         expected = expected_row(policy, images[i], seeds[i // 3 * 3], seeds[i])
         np.testing.assert_allclose(row, expected, atol=0.51 if dtype == "uint8" else 0.05)
-
-
-def test_refused_groups():
-    with pytest.raises(ValueError, match="3 groups do not divide 4 images"):
-        augment.apply(Policy.parse("trivialaugment"), jnp.zeros((4, 8, 8, 3)), jnp.arange(4), 3)

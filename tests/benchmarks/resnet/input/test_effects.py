@@ -210,8 +210,3 @@ def test_rotation_of_noise():
         inner = (slice(8, 24), slice(8, 24))
         similar = np.corrcoef(result[inner].ravel(), expected[inner].ravel())[0, 1]
         assert similar > 0.8, (angle, similar)
-
-
-def test_only_squares_can_be_rotated():
-    with pytest.raises(ValueError, match="30 x 37 pixels cannot be rotated"):
-        effects.rotate(jnp.zeros((1, 30, 37, 3)), jnp.zeros(1), FILL)

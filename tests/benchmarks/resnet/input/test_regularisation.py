@@ -50,21 +50,11 @@ def test_draws_are_a_function_of_seed_and_step(repeats, tiny_records, tmp_path):
     complete = draws(benchmark, 1, 0, 8)
     np.testing.assert_array_equal(draws(benchmark, 2, 3, 5), complete[3:])
     assert len({int(each) for batch in complete for each in batch}) == 8 * 16
+    assert np.min(complete) >= 0 and np.max(complete) >= 2**30  # 31 bits
+    (spec,) = benchmark.batch_spec("eval", 16)
+    assert "draw" not in spec
     other = make(tiny_records, tmp_path, mixup=0.2, repeats=repeats, seed=1)
     assert not np.array_equal(draws(other, 1, 0, 1), complete[:1])
-
-
-def test_draws_have_31_bits(tiny_records, tmp_path):
-    benchmark = make(tiny_records, tmp_path, mixup=0.2)
-    values = np.concatenate(draws(benchmark, 1, 0, 4))
-    assert values.min() >= 0 and values.dtype == np.int32
-    assert values.max() >= 2**30  # of 64 draws
-    (spec,) = benchmark.batch_spec("eval", 16)
-    assert set(spec) == {"image", "label", "id", "mask"}
-
-
-def test_copies_are_counted_from_0():
-    assert regularisation._copies(np.array([5, 3, 5, 5, 3, 9])).tolist() == [0, 0, 1, 2, 1, 0]
 
 
 @pytest.mark.parametrize(("images", "groups"), [(16, 1), (32, 1), (48, 3), (64, 2), (7, 7)])
@@ -122,9 +112,8 @@ def test_all_of_it_trains(tiny_records, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"blur_pool": True}, "config.batch_norm='gram': has no form with blur_pool or drop_path"),
-        ({"drop_path": 0.1}, "config.batch_norm='gram': has no form with blur_pool or drop_path"),
-        ({"augmentation": "randaugment"}, "config.augmentation='randaugment': use"),
+        ({"blur_pool": True}, "config.batch_norm='gram': .*blur_pool"),
+        ({"drop_path": 0.1}, "config.batch_norm='gram': .*drop_path"),
         ({"augmentation": "trivialaugment", "decoded_cache": 32}, "config.augmentation='trivial"),
     ],
 )
