@@ -321,7 +321,7 @@ def test_json_and_the_largest_batch(compiler, capfd, monkeypatch):
             return Outcome(one, size, error="the compiler died: signal 11 (SIGSEGV)", fits=None)
         if one.chip.name == "v3" and size > 333 * one.devices:
             return Outcome(one, size, error="Ran out of memory", fits=False)
-        return Outcome(one, size, JOB, TRAIN)
+        return Outcome(one, size, JOB, TRAIN, TRAIN)
 
     monkeypatch.setattr(preflight, "inspect", inspect)
     config = resnet50.get_config()
