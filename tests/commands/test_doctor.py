@@ -7,9 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import types
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,15 @@ from safetensors.numpy import save_file
 import benchmarks
 from commands import doctor
 from common.errors import CheckpointError
+from common.foreign import resnets
 from engine import mesh
 from engine.cluster import guard
 from engine.cluster.hosts import ProcessGroup
 from engine.run import read_settings
+from tests.benchmarks.resnet.use.test_tensorflow_weights import arrays_of, saved
+from tests.common.foreign.test_resnets import variables
 from tests.conftest import make_tiny_config
+from tests.helpers.pth import old_pth, tensor
 
 
 @pytest.fixture
@@ -182,6 +184,22 @@ def test_weights_of_another_library_are_read_as_training_reads_them(diagnose, tm
     assert "a file of weights" in finding["remedy"]
 
 
+@pytest.mark.parametrize("library", ["PyTorch before 1.6", "TensorFlow"])
+def test_weights_that_the_run_takes(library, diagnose, tmp_path):
+    if library == "TensorFlow":
+        path = tmp_path / "x.ckpt"
+        saved(path, arrays_of(18, projects=True), 1)
+    else:
+        path = tmp_path / "x.pth"
+        arrays = resnets.names(*variables(18, num_classes=4))
+        arrays = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
+        content = {name: tensor(name, array) for name, array in arrays.items()}
+        path.write_bytes(old_pth(content, arrays))
+    (finding,) = diagnose(init_from=str(path))[1]["initial weights"]
+    assert finding["status"] == "ok" and finding["text"].startswith(f"{path}: "), finding
+    assert "arrays taken, " in finding["text"] and " 0 left" in finding["text"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "status", "message"),
     [
@@ -300,25 +318,3 @@ def test_what_a_container_or_another_cloud_lacks(
     assert [finding.status for finding in found] == ["warn"] * len(texts)
     for finding, text in zip(found, texts, strict=True):
         assert text in finding.text and finding.remedy
-
-
-def test_the_service_account_is_named(monkeypatch):
-    class Metadata(BaseHTTPRequestHandler):
-        def do_GET(self):
-            body = b"refused"
-            if self.headers.get("Metadata-Flavor") == "Google" and self.path.endswith("/email"):
-                body = b"me@project.iam"
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format, *args):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Metadata) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
-        assert doctor._metadata(doctor._ACCOUNT) == "me@project.iam"
-        server.shutdown()
-    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
-    assert doctor._metadata(doctor._ACCOUNT) == ""

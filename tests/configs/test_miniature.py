@@ -6,7 +6,6 @@ import pytest
 
 from configs import digits
 from configs._miniature import COST
-from configs._named import UnknownRecipe
 from configs.recipes import RECIPES
 from tests.configs.test_configs import rates
 from tests.conftest import make_recipe, open_run
@@ -65,11 +64,3 @@ def test_scaled_numbers_by_hand():
 def test_the_digits_without_a_name_are_as_ever():
     config = digits.get_config()
     assert (config.train_steps, config.num_filters, config.image_size) == ("15 epochs", 32, 32)
-
-
-def test_an_unknown_name_is_refused_with_those_that_are_known():
-    with pytest.raises(UnknownRecipe) as caught:
-        digits.get_config("milder")
-    message = str(caught.value)
-    assert message.startswith("--config=configs/digits.py:milder: there is no such recipe; ")
-    assert message.endswith(", ".join(["plain", *RECIPES])) and "\n" not in message

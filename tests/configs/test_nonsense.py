@@ -169,10 +169,3 @@ def test_numbers_on_a_command_line_have_an_upper_end(arguments, capsys):
         )
     (line,) = capsys.readouterr().err.splitlines()
     assert caught.value.code == 2 and words[-1].partition("=")[0] in line and "or less, got" in line
-
-
-def test_a_long_value_of_a_flag_is_cut_and_the_remedy_stays(capsys):
-    with pytest.raises(SystemExit):
-        prepare.parse("fake", ["--out=x", f"--images={'9' * 100_000}"])
-    text = capsys.readouterr().err
-    assert len(text) < 4000 and " ... " in text and text.endswith("(--help lists the arguments)\n")

@@ -107,13 +107,6 @@ def test_a_venv_is_made_once(clone, version):
     assert sorted(os.listdir(clone.root)) == sorted([*before, ".venv"])
 
 
-def test_another_folder_and_another_lock(clone):
-    clone.python(pip='echo "$@" >pip')
-    assert clone.run("parity", VENV=".venv-own")[0] == 0
-    assert clone.kinds(".venv-own") == ["parity"] and not clone.venv.exists()
-    assert "--requirement=requirements-parity.txt" in (clone.root / "pip").read_text().split()
-
-
 def test_a_venv_keeps_the_packages_of_the_arguments_of_before(clone):
     """The quickstart on a TPU VM must not take libtpu away."""
     clone.python(pip='echo "$@" >pip')

@@ -3,7 +3,6 @@
 import collections
 import itertools
 import random
-import types
 
 import numpy as np
 import pytest
@@ -111,26 +110,6 @@ def test_hosts_share_the_steps_of_a_stream(data):
             alone = sampler.train(np.arange(first, first + share))
             for name in ("user", "item", "label", "id"):
                 assert np.array_equal(batch[name], alone[name]), (step, name)
-
-
-def test_a_thread_draws_as_many_whole_batches_as_fit_a_piece(data, monkeypatch):
-    sampler, sizes = Sampler(data, 5, NEGATIVES, EVAL_NEGATIVES), set()
-    train = sampler.train
-    monkeypatch.setattr(sampler, "train", lambda p: sizes.add(len(p)) or train(p))
-    for piece, share, expected in ((100, 30, 90), (100, 120, 120), (10**6, 30, None)):
-        sizes.clear()
-        monkeypatch.setattr("benchmarks.ncf.input_pipeline._TRAIN_PIECE", piece)
-        assert len(next(sampler.train_batches(2 * share, 1, 2, 0))["id"]) == share
-        assert sizes == {expected or sampler.epoch_size // 30 * 30}
-
-
-def test_the_time_of_a_row(data, monkeypatch):
-    clock = iter([10.0, 12.0])
-    monkeypatch.setattr(
-        "benchmarks.ncf.input_pipeline.time", types.SimpleNamespace(monotonic=lambda: next(clock))
-    )
-    batch = Sampler(data, 0, NEGATIVES, EVAL_NEGATIVES).train(np.arange(8))
-    assert batch["host_seconds"].tolist() == [0.25] * 8
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(6, 8), (None, 3)])

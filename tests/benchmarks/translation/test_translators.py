@@ -135,19 +135,6 @@ def test_evaluation_and_the_tool_translate_alike(trained, monkeypatch, capfdbina
     assert b"WARNING" not in printed.err
 
 
-def test_mistakes_of_the_tool(trained, tmp_path, monkeypatch, capfdbinary):
-    _, workdir, data = trained
-    with pytest.raises(SystemExit, match="there is no .*checkpoints"):
-        typed(monkeypatch, capfdbinary, b"", f"--workdir={tmp_path}")
-    printed = typed(monkeypatch, capfdbinary, b"a\n\xff\na\n", f"--workdir={workdir}")
-    first, wrong, again, _ = printed.out.split(b"\n")
-    assert (first, wrong) == (again, b"") and b"line 2: not UTF-8: byte 0xff" in printed.err
-    file = next(pathlib.Path(data).glob("vocab.*"))
-    (tmp_path / "vocab.other").write_text(file.read_text().replace("b", "q", 1))
-    with pytest.raises(SystemExit, match="the vocabulary in .* is not the one of"):
-        typed(monkeypatch, capfdbinary, b"", f"--workdir={workdir}", f"--data_dir={tmp_path}")
-
-
 # --- Loss, batches and predictions.
 
 

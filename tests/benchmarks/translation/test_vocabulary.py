@@ -324,15 +324,6 @@ def test_every_text_comes_back():
         assert min(ids) >= 2  # never the padding or the end
 
 
-def test_the_cache_of_tokens_changes_nothing(monkeypatch):
-    monkeypatch.setattr(vocabulary, "_CACHED", 2)
-    tested = encoder(60)
-    for _ in range(2):
-        for line in LINES:
-            assert tested.encode(line) == encoder(60).encode(line)
-            assert len(tested._cache) <= 2
-
-
 def test_ids_outside_of_the_vocabulary_are_skipped():
     tested = encoder(60)
     assert tested.decode([-1, 3, 55, 15, 10**9]) == "the cat"

@@ -17,7 +17,7 @@ import pytest
 from benchmarks.resnet.use import portable
 from benchmarks.uses import Uses
 from commands import export
-from commands.export import classifiers, formats
+from commands.export import formats
 from commands.export.classifiers import Classifier
 from common.data import files
 from common.errors import CheckpointError, ConfigError, OutputError
@@ -82,37 +82,6 @@ def test_an_error_is_a_share_of_the_largest_logit():
     assert content.error(off(5e-7, 0)) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(
-    ("name", "error", "mismatch", "remark"),
-    [
-        ("onnx", 0.25, "", ""),
-        ("onnx", 0.26, "", None),
-        ("hf", 0.26, "", None),
-        ("hf", 0.26, "other padding", "other padding; RGB"),  # known, and allowed
-    ],
-)
-def test_a_format_may_be_off_by_the_limit(
-    name, error, mismatch, remark, tmp_path, monkeypatch, capsys
-):
-    def write(name, path):
-        pathlib.Path(path).write_bytes(b"1" * 1_750_000)
-
-    monkeypatch.setattr(classifiers, "_LIMIT", 0.25)
-    torch = types.SimpleNamespace(mismatch=mismatch, pixels="RGB")
-    content: Any = types.SimpleNamespace(torch=torch, write=write, error=lambda run: run)
-    content.read = lambda name, path: error
-    if remark is None:
-        with pytest.raises(OutputError, match=f"^--format={name}: .*nothing is exported$"):
-            classifiers._export(name, content, str(tmp_path))
-        return
-    row = classifiers._export(name, content, str(tmp_path))
-    assert (row["path"], row["error"]) == (formats.PATHS[name], error)
-    assert row.get("remark", "") == remark
-    line = capsys.readouterr().out
-    assert line.startswith(f"{name}: 1.8 MB, off by ")
-    assert line.endswith(f"; {remark}\n" if remark else " of the largest logit\n")
-
-
 @pytest.mark.parametrize(("off", "is_refused"), [(5e-5, False), (2e-4, True)])
 def test_a_savedmodel_serves_what_its_pixels_give(off, is_refused, monkeypatch):
     pixels = np.zeros((2, 4, 4, 3), np.uint8)
@@ -152,25 +121,6 @@ def test_only_files_of_the_export_are_deleted(tmp_path):
         [],
     ]
     assert out.exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "is_one"),
-    [('{"formats": {}, "files": {}}', True), ('{"formats": {}, "files": {}, "step": 3}', True)]
-    + [('{"formats": {}}', False), ("[]", False), ("{", False), (None, False)]
-    + [('{"formats": 7, "files": {}}', False), ('{"formats": {}, "files": ["a", 1]}', False)],
-)
-def test_an_earlier_export_is_known_by_its_list(content, is_one, tmp_path):
-    if content is not None:
-        (tmp_path / "export.json").write_text(content)
-    assert bool(export._earlier(str(tmp_path))) == is_one
-    (tmp_path / "notes.txt").write_text("")
-    if is_one:
-        with export._checked(str(tmp_path)):
-            pass
-    else:
-        with pytest.raises(ConfigError, match=f"^--out={tmp_path} has .* and is no export; give"):
-            export._checked(str(tmp_path)).__enter__()
 
 
 # Networks.

@@ -129,20 +129,6 @@ def exported(folder, names=""):
     return runs, listed
 
 
-@pytest.mark.parametrize("model", ["ssd"], indirect=True)
-def test_tensorflow_finds_the_same_objects(model, tmp_path):  # noqa: F811
-    opened, benchmark = model
-    runs, listed = exported(tmp_path / "out", "savedmodel")
-    assert "savedmodel/1/saved_model.pb" in listed["files"]
-    (program,) = benchmark.uses.programs(opened.params, opened.model_state).values()
-    photo = np.random.default_rng(0).integers(0, 256, (31, 87, 3), np.uint8)
-    wanted, found = program.compute({"photo": photo}), runs["savedmodel"]({"photo": photo})
-    assert sorted(found) == ["boxes", "class", "score"]
-    for name, values in found.items():
-        assert values.dtype == wanted[name].dtype
-        np.testing.assert_allclose(values, wanted[name], rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("translator", ["transformer", "gnmt"], indirect=True)
 def test_translations_do_not_depend_on_the_batch(translator, tmp_path, capsys, request):
     benchmark, sentences, params = translator

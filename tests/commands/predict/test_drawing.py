@@ -30,16 +30,3 @@ def test_letters_of_no_font_are_named_once(monkeypatch, capsys):
 def test_a_font_of_boxes_is_none():
     """One that matplotlib brings says to have all letters, this one of nobody, too."""
     assert drawing.drawable("cat \U00100abc") == "cat ?"
-
-
-def test_a_font_of_the_machine_is_taken(monkeypatch, capsys):
-    other = type("Font", (), {"fname": drawing._own(True), "name": "Any"})
-    monkeypatch.setattr(font_manager.fontManager, "ttflist", [other])
-    letters = {
-        drawing._own(False): frozenset("cat "),
-        drawing._own(True): frozenset("猫") | drawing._ALWAYS,
-    }
-    monkeypatch.setattr(drawing, "_letters", letters.get)
-    assert drawing.drawable("cat 猫") == "cat 猫"
-    assert drawing.load_font(13, text="cat 猫").path == drawing._own(True)
-    assert capsys.readouterr().err == ""

@@ -4,7 +4,6 @@ import types
 from typing import Any
 
 import pytest
-from matplotlib.axes import Axes
 from PIL import Image
 
 from commands import preflight
@@ -40,25 +39,6 @@ def test_the_table_and_its_picture(tmp_path):
     parts.draw({"v3-8": costs, "v5e-8": costs}, str(tmp_path / "parts.png"))
     with Image.open(tmp_path / "parts.png") as picture:
         assert picture.width > 500
-
-
-def test_bars_begin_where_the_last_one_ends(tmp_path, monkeypatch):
-    bars, draw = [], Axes.barh
-
-    def noting(self, names, widths, *, left, **others):
-        bars.append((widths, left, others["hatch"]))
-        return draw(self, names, widths, left=left, **others)
-
-    monkeypatch.setattr(Axes, "barh", noting)
-    tables = {"a": {"x": (3.0, 1.0), "y": (4.0, 4.0)}, "b": {"x": (2.0, 0.0), "y": (5.0, 2.0)}}
-    parts.draw(tables, str(tmp_path / "parts.svg"))
-    assert bars == [
-        ([1, 0], [0, 0], ""),
-        ([2, 2], [1, 0], "////"),
-        ([4, 2], [3, 2], ""),
-        ([0, 3], [7, 4], "////"),
-    ]
-    assert b"<svg" in (tmp_path / "parts.svg").read_bytes()
 
 
 @pytest.mark.parametrize("picture", ["", "picture.png"])

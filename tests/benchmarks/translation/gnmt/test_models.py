@@ -163,17 +163,6 @@ def test_logits_loss_and_gradients_are_those_of_the_formulas(rate, has_bias):
         np.testing.assert_allclose(np.sum(mine * way), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_sentence_alone_is_the_same_in_a_long_bucket():
-    """With dropout as well."""
-    model = tiny(dropout=0.4)
-    params = weights(model)
-    value, logits = evaluate(model, params, batch(size=9), SEEDS)
-    alone = [written_out(params, *pair, 0.4, s) for pair, s in zip(PAIRS, SEEDS, strict=True)]
-    np.testing.assert_allclose(value, sum(value for value, _ in alone), rtol=1e-5)
-    for row, (_, wanted) in enumerate(alone):
-        np.testing.assert_allclose(logits[: len(wanted), row], wanted, rtol=1e-4, atol=1e-4)
-
-
 def decoded(model, params, inputs, targets):
     """Logits [b, k, T, Vp] and attention [b, k, T, S] of a decoder that reads the targets."""
     params = jax.tree.map(jnp.asarray, params)
