@@ -79,8 +79,11 @@ def prepare(args: argparse.Namespace) -> str:
     settings = {key: value for key, value in vars(args).items() if key not in ("out", "overwrite")}
     plan = {"settings": settings | {"size": [*args.size]}, "input": {}}
     writing.State(args.out).claim(plan, args.overwrite)
-    started, sizes = time.monotonic(), (args.validation_images, args.validation_shards)
-    splits = dict(zip(records.SPLITS, ((args.images, args.shards), sizes), strict=True))
+    started, (train, validation) = time.monotonic(), records.SPLITS
+    splits: dict[str, tuple[int, int]] = {
+        train: (args.images, args.shards),
+        validation: (args.validation_images, args.validation_shards),
+    }
     for split, (number, shards) in splits.items():
         print(f"{split}: {number:,} images in {shards:,} shards into {args.out}", flush=True)
     make = functools.partial(_example, args)
