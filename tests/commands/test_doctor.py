@@ -18,15 +18,11 @@ from safetensors.numpy import save_file
 import benchmarks
 from commands import doctor
 from common.errors import CheckpointError
-from common.foreign import resnets
 from engine import mesh
 from engine.cluster import guard
 from engine.cluster.hosts import ProcessGroup
 from engine.run import read_settings
-from tests.benchmarks.resnet.use.test_tensorflow_weights import arrays_of, saved
-from tests.common.foreign.test_resnets import variables
 from tests.conftest import make_tiny_config
-from tests.helpers.pth import old_pth, tensor
 
 
 @pytest.fixture
@@ -182,22 +178,6 @@ def test_weights_of_another_library_are_read_as_training_reads_them(diagnose, tm
     assert (code, finding["status"]) == (1, "fail")
     assert path in finding["text"] and "there is no" not in finding["text"]
     assert "a file of weights" in finding["remedy"]
-
-
-@pytest.mark.parametrize("library", ["PyTorch before 1.6", "TensorFlow"])
-def test_weights_that_the_run_takes(library, diagnose, tmp_path):
-    if library == "TensorFlow":
-        path = tmp_path / "x.ckpt"
-        saved(path, arrays_of(18, projects=True), 1)
-    else:
-        path = tmp_path / "x.pth"
-        arrays = resnets.names(*variables(18, num_classes=4))
-        arrays = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
-        content = {name: tensor(name, array) for name, array in arrays.items()}
-        path.write_bytes(old_pth(content, arrays))
-    (finding,) = diagnose(init_from=str(path))[1]["initial weights"]
-    assert finding["status"] == "ok" and finding["text"].startswith(f"{path}: "), finding
-    assert "arrays taken, " in finding["text"] and " 0 left" in finding["text"]
 
 
 @pytest.mark.parametrize(
