@@ -21,6 +21,7 @@ from benchmarks.resnet.input.cache import ImageCache
 from commands import evaluating, preflight
 from common.errors import RESTART, CheckpointError, DataError, UserError
 from engine import saving
+from engine.cadence import Every
 from engine.cluster import guard, preemption, processes
 from engine.report import starts as run_starts
 from engine.report.history import History
@@ -93,6 +94,166 @@ def at_batch(monkeypatch, number, act, method="train_batches", of: Any = ResNet)
 def stop_at_batch(monkeypatch, method, number, signum=signal.SIGTERM, of: Any = ResNet):
     """Sends this process a signal then."""
     at_batch(monkeypatch, number, lambda: os.kill(os.getpid(), signum), method, of)
+
+
+# The loop and its parts, without a run.
+
+
+def at(step: int, totals: Any = 0) -> saving.Position:
+    """A position whose state is the number of steps."""
+    state: Any = step
+    return saving.Position(step, state, totals)
+
+
+class Stopped(Exception):
+    """What a vote says, if the run is to stop."""
+
+
+@pytest.fixture
+def loop(monkeypatch):
+    """Makes a loop of 7 steps whose parts note what they do; the state is the number of steps.
+
+    It logs every 3 steps, saves every 4, and evaluates after the steps `due`. An evaluation takes 2
+    seconds and its score 3 more.
+    """
+
+    def make(due=(5, 7), ready=(), stops=(), over=(), background=True, lacks=False):
+        events: list[Any] = []
+        votes = iter(range(1, 99))
+        every = {"batch_size": 1, "num_examples": 100, "name": "x"}
+
+        def vote(is_ready):
+            number = next(votes)
+            stop = Stopped() if number in stops else None
+            return types.SimpleNamespace(stop=stop, score_ready=number in ready)
+
+        def start(step, state):
+            assert step == state
+            events.append(("evaluate", step))
+            evaluator.pending = step
+            return 2.0
+
+        def finish():
+            events.append(("score", evaluator.pending))
+            evaluator.newest, evaluator.pending = evaluator.pending, None
+            return 3.0
+
+        def save(position):
+            saver.saved = position.step
+            events.append(("save", *position))
+            return 1.0
+
+        evaluator = types.SimpleNamespace(
+            pending=None, newest=0, is_ready=False, start=start, finish=finish
+        )
+        saver = types.SimpleNamespace(
+            saved=0,
+            check=lambda totals: None,
+            save=save,
+            restore=lambda step: ("restored", step),
+            reporter=types.SimpleNamespace(say=lambda text: events.append(("say", text))),
+            checkpoints=types.SimpleNamespace(wait=lambda: events.append(("wait",))),
+        )
+        intervals = types.SimpleNamespace(
+            report=lambda: None,
+            show_progress=lambda step: None,
+            close=lambda step, totals: events.append(("log", step, totals)),
+            pause=lambda seconds, evaluated=False: events.append(("pause", seconds, evaluated)),
+        )
+        judge = types.SimpleNamespace(
+            evaluating=True,
+            lacks_evaluation=lambda step, saved: lacks,
+            is_due=lambda step: step in due,
+            is_over=lambda step: step in over,
+        )
+        benchmark = types.SimpleNamespace(
+            scores_in_background=background,
+            train_batches=lambda size, process, processes, step: iter(range(step + 1, 99)),
+        )
+        run = types.SimpleNamespace(
+            settings=types.SimpleNamespace(train_batch_size=1), benchmark=benchmark, mesh=None
+        )
+        plan = types.SimpleNamespace(
+            recipe=types.SimpleNamespace(total_steps=7),
+            log_every=Every.parse("3", **every),
+            save_every=Every.parse("4", **every),
+        )
+
+        def one_step(state, totals, batch):
+            assert batch == state + 1
+            return state + 1, totals + 1, f"step {batch}"
+
+        monkeypatch.setattr(train, "Feed", lambda batches, mesh: batches)
+        monkeypatch.setattr(train, "Intervals", lambda *_: intervals)
+        monkeypatch.setattr(train, "_outlook", lambda *_: None)
+        monkeypatch.setattr(jax, "block_until_ready", lambda done: events.append(done))
+        nothing: Any = types.SimpleNamespace(
+            vote=vote, before=lambda step: None, after=lambda step, done: ""
+        )
+        compiled = train.Compiled(one_step, lambda: 0, None)
+        training: Any = train.Loop(run, plan, nothing, nothing, saver, judge, evaluator, compiled)  # type: ignore[arg-type]
+        return training, events
+
+    return make
+
+
+def test_the_loop_logs_saves_and_evaluates(loop):
+    """It waits for the step before the last; a score is finished once all hosts know of it."""
+    training, events = loop(ready=(5, 6), lacks=True)
+    assert training.train(at(0)) == (7, 7, 0)
+    assert events == [
+        *(("evaluate", 0), ("score", 0), ("pause", 5.0, False), "step 1", "step 1", "step 2"),
+        *(("log", 3, 3), "step 3", ("save", 4, 4, 1), ("pause", 1.0, False), "step 4"),
+        *(("save", 5, 5, 2), ("pause", 1.0, False), ("evaluate", 5), ("pause", 2.0, True)),
+        *("step 5", ("log", 6, 3), ("score", 5), ("pause", 3.0, True), "step 6", ("log", 7, 1)),
+        *(("save", 7, 7, 0), ("pause", 1.0, False)),
+        *(("evaluate", 7), ("score", 7), ("pause", 5.0, True)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "scored_after"),
+    [
+        ({"due": (2,)}, "step 3"),  # before the save of step 4
+        ({"due": (1, 3)}, "step 2"),  # before the next evaluation
+        ({"due": (5,), "background": False}, "step 4"),  # at once
+    ],
+)
+def test_when_a_score_is_finished(options, scored_after, loop):
+    training, events = loop(**options)
+    training.train(at(0))
+    scored = next(i for i, event in enumerate(events) if event[0] == "score")
+    assert [event for event in events[:scored] if isinstance(event, str)][-1] == scored_after
+
+
+def test_the_loop_stops_at_the_step_after_the_vote_and_saves(loop):
+    training, events = loop(stops=(2,))
+    with pytest.raises(Stopped):
+        training.train(at(0))
+    assert events[-5:] == [
+        *(("log", 3, 3), ("save", 3, 3, 0), ("pause", 1.0, False), ("wait",)),
+        ("say", "saved step 3; the same command continues from here"),
+    ]
+
+
+def test_an_evaluation_that_waits_for_its_score_is_done_again(loop):
+    """Its step is saved: a run that stops does not wait for the score."""
+    training, events = loop(due=(1,), stops=(1,))
+    with pytest.raises(Stopped):
+        training.train(at(0))
+    assert events[-2:] == [
+        ("wait",),
+        ("say", "saved step 1; the same command continues from here"),
+    ]
+
+
+def test_later_steps_do_not_count_after_the_target(loop):
+    training, _ = loop(due=(2,), over=(2,), background=False)
+    assert training.train(at(0)) == (2, 2, 2)
+    training, events = loop(due=(2,), ready=(3,), over=())
+    training.judge.is_over = lambda step: step == 2 and training.evaluator.newest == 2
+    assert training.train(at(0)) == ("restored", 2)
+    assert events[-3:] == ["step 3", ("score", 2), ("pause", 3.0, True)]
 
 
 @pytest.mark.parametrize("joined", [False, True])

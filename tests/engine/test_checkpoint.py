@@ -231,6 +231,19 @@ def bare(directory, writes=True, **manager):
     return made
 
 
+@pytest.mark.parametrize(
+    ("writes", "is_local", "process", "stays"),
+    [(True, True, 0, False), (True, True, 1, True), (False, True, 0, True), (True, False, 0, True)],
+)
+def test_process_0_deletes_the_old_steps(writes, is_local, process, stays, tmp_path, monkeypatch):
+    (tmp_path / "deleted" / "3").mkdir(parents=True)
+    saver = bare(tmp_path, writes)
+    saver._is_local = is_local
+    monkeypatch.setattr(jax, "process_index", lambda: process)
+    saver.wait()
+    assert (tmp_path / "deleted").exists() == stays
+
+
 @pytest.mark.parametrize(("failures", "is_listed"), [(0, True), (2, True), (3, False)])
 def test_a_folder_is_listed_again_while_steps_are_deleted(failures, is_listed, tmp_path):
     left = iter(range(failures))
