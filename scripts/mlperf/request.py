@@ -228,9 +228,12 @@ def settle_request(request: Request) -> Request:
                 request = dataclasses.replace(request, seed=int(before["seed"]))
             if not has_runs:  # another checkpoint may replace one that could not be read
                 before["init_from"] = request.init_from
+            now = _constants(request)
+            for values in (before, now):  # in any order; the last of two flags of a name counts
+                values["flags"] = sorted({_name(flag): flag for flag in values["flags"]}.values())
             changes = [
                 f"{key} {before.get(key)} before, {value} now"
-                for key, value in _constants(request).items()
+                for key, value in now.items()
                 if before.get(key) != value
             ]
             if changes:

@@ -230,6 +230,12 @@ def test_a_folder_keeps_its_seed(tmp_path):
     assert mlperf_request.settle_request(requested(tmp_path, seed=first.seed)) == first
 
 
+def test_flags_may_come_in_any_order(tmp_path):
+    flags = ["--config.b=1", "--config.c=2"]
+    mlperf_request.settle_request(requested(tmp_path, flags=["--config=a.py", *flags]))
+    mlperf_request.settle_request(requested(tmp_path, flags=["--config=a.py", *flags[::-1]]))
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
