@@ -15,7 +15,7 @@ MOST = {  # lines, files that are not empty
     "common": (6_790, 41),
     "configs": (1_855, 30),
     "engine": (8_750, 37),
-    "scripts": (3_750, 21),
+    "scripts": (3_760, 21),
     "top": (1_510, 6),
 }
 MOST_LATE_IMPORTS = 18

@@ -132,7 +132,6 @@ def test_every_program_ends_through_entry():
     assert missing == []
 
 
-IGNORE = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)"
 RUN = """
 import fcntl, pathlib, sys, termios, time
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -156,8 +155,9 @@ def main():
 def test_a_run_whose_terminal_goes_away(ignored, tmp_path):
     """As under nohup or after disown it goes on to its end; else it saves as after SIGTERM."""
     terminal, own = pty.openpty()
+    handler = "SIG_IGN" if ignored else "SIG_DFL"  # what these tests have is ignored under nohup
     process = start(
-        f"{RUN}\n{IGNORE if ignored else ''}",
+        f"{RUN}\nimport signal\nsignal.signal(signal.SIGHUP, signal.{handler})",
         str(tmp_path),
         **dict.fromkeys(("stdin", "stdout", "stderr"), own),
         start_new_session=True,
