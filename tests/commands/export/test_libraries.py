@@ -21,7 +21,8 @@ SIZE = 64
 def exported(tiny_records, tmp_path_factory):
     """(the folder, the logits that it must give) of a ResNet-18 of the usual width."""
     folder = tmp_path_factory.mktemp("run")
-    workdir, items = make_workdir(folder, tiny_records, num_filters=64, image_size=SIZE)
+    keys = {"resnet_depth": 18, "num_filters": 64, "image_size": SIZE}
+    workdir, items = make_workdir(folder, tiny_records, **keys)
     export.run(workdir, "latest", "hf")
     model = networks.make_network(resnet_depth=18, classes=4, num_filters=64, max_pool="torch")
     variables = {"params": items["params"], **items["model_state"]}
