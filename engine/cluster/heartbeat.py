@@ -29,6 +29,7 @@ from engine.cluster.hosts import ProcessGroup
 _TICK = 1.0  # seconds between signs of life
 _DELIVERY = 0.2  # seconds in which a last message leaves before its process ends
 _GREETING_SECONDS = 10.0  # for a process to send its greeting
+_RETRY = 10.0  # seconds in which host 0 may start again after it has closed the connection
 _LAST = 1 << 30  # the number of the barrier at the end of a run
 _MESSAGE_BYTES = 1 << 20  # the longest message
 _REASON_CHARACTERS = 500  # in a line about a process that is refused, which may be a stranger
@@ -232,7 +233,7 @@ class Heartbeat:
     async def _check_in(self, wait: float) -> list[str]:
         """On the other hosts: greets host 0; returns the names of all hosts at the start."""
         me, (address, _, port) = self._me, self._group.address.rpartition(":")
-        until = time.monotonic() + wait
+        until, has_ended = time.monotonic() + wait, False
         while True:
             answer, reason = None, "it has closed the connection"
             try:
@@ -245,10 +246,16 @@ class Heartbeat:
                     self._peers[0] = peer
                     return answer["names"]
                 peer.writer.close()
+                if not has_ended:
+                    has_ended, until = True, time.monotonic() + min(wait, _RETRY)
             except OSError as error:
                 reason = one_line(error)
             if answer and "end" in answer:
                 raise HostError(answer["end"], answer["code"])
+            if has_ended and time.monotonic() > until:
+                raise HostError(
+                    f"host 0 ({address}:{port}) has ended before all hosts arrived", RESTART
+                )
             if time.monotonic() > until:
                 raise HostError(
                     f"host 0 does not answer at {address}:{port} within {wait:.0f} s ({reason}): "

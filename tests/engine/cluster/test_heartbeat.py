@@ -134,6 +134,16 @@ def test_a_host_comes_again_when_host_0_hangs_up_or_starts_again():
     in_threads(*(line.leave for line in lines))
 
 
+def test_a_first_host_that_ends_before_all_have_arrived(monkeypatch):
+    monkeypatch.setattr(heartbeat, "_RETRY", 0.6)
+    run, results = Run(), queue.Queue()
+    with socket.create_server(("127.0.0.1", run.port)) as server:
+        threading.Thread(target=lambda: results.put(run.join(1)), daemon=True).start()
+        server.accept()[0].close()
+    error = results.get()
+    assert "has ended before all hosts arrived" in str(error) and error.code == RESTART
+
+
 def test_a_port_that_is_taken():
     run = Run()
     with socket.create_server(("", run.port)):
