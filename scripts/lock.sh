@@ -20,11 +20,11 @@ all="$(mktemp -d)"
 trap 'rm -rf -- "$all"' EXIT
 # uv keeps the versions of an output file that exists.
 cat requirements-*.txt >"$all/lock.txt"
-lock --extra dev --extra tpu --extra cuda --extra parity --output-file "$all/lock.txt" "$@"
+lock --extra labels --extra dev --extra tpu --extra cuda --extra parity --output-file "$all/lock.txt" "$@"
 for extra in '' dev tpu cuda parity; do
   also=''
   if [[ "$extra" == parity ]]; then also='--extra dev'; fi # parity's tests need pytest as well
   # shellcheck disable=SC2086
-  lock ${extra:+--extra "$extra"} $also --constraint "$all/lock.txt" \
+  lock --extra labels ${extra:+--extra "$extra"} $also --constraint "$all/lock.txt" \
     --output-file "requirements${extra:+-$extra}.txt" "$@"
 done

@@ -1,0 +1,72 @@
+"""The files of what a user points at, and what they may be."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import NamedTuple
+
+from common import pools
+from common.data.shards import tensorflow
+from common.preparation import sources
+
+
+@dataclasses.dataclass(frozen=True)
+class Folder:
+    """The files of a folder, or one file.
+
+    Attributes:
+        path: the folder, local or gs://; of one file the folder that it is in.
+        files: with their names relative to `path`, sorted; hidden files are not among them.
+        is_file: whether the user named the file.
+    """
+
+    path: str
+    files: tuple[sources.File, ...]
+    is_file: bool = False
+
+    @classmethod
+    def open(cls, path: str) -> Folder:
+        """Lists a folder with all folders in it; a file is a folder of one file.
+
+        Raises:
+            SourceError: there is no such path.
+        """
+        if os.path.isfile(path):
+            folder, name = os.path.split(path)
+            return cls(folder or ".", (sources.File(name, os.path.getsize(path)),), True)
+        source = sources.list_input(path, pools.threads(path), zipped=True)
+        return cls(source.path, tuple(source.files))
+
+    def named(self, *suffixes: str) -> list[str]:
+        """The names that end with one of the lower-case suffixes, in any case."""
+        return [file.name for file in self.files if file.name.lower().endswith(suffixes)]
+
+    def full(self, name: str) -> str:
+        """The path of a file; '' is the folder itself."""
+        return os.path.join(self.path, name) if name else self.path
+
+    def head(self, name: str, size: int = 1 << 16) -> bytes:
+        """The first bytes of a file."""
+        with tensorflow().io.gfile.GFile(self.full(name), "rb") as file:
+            return file.read(size)
+
+
+class Reading(NamedTuple):
+    """One way to read a folder.
+
+    Attributes:
+        name: of the preparation, such as "coco".
+        form: of the data, the value of --as that chooses this reading, such as "yolo".
+        found: what lies there and how it is known: "12 folders of JPEGs: classes".
+        makes: what the preparation makes of it: "records of 12 classes, a tenth for validation".
+        arguments: of the preparation, without --out.
+        files: how many files it uses; of several readings the one with more files is likelier.
+    """
+
+    name: str
+    form: str
+    found: str
+    makes: str
+    arguments: list[str]
+    files: int
