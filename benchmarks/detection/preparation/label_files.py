@@ -240,10 +240,11 @@ def labelme(folder: Folder, find: Find) -> Iterator[Entry]:
             content = json.loads(text(folder, name))
         except ValueError as error:
             return Entry(name, (name,), [], [f"{name}: no JSON: {error}"])
-        if not isinstance(content, dict) or not isinstance(content.get("shapes"), list):
+        shapes = content.get("shapes") if isinstance(content, dict) else None
+        if not isinstance(shapes, list) or not all(isinstance(shape, dict) for shape in shapes):
             return None
         groups, skipped = collections.defaultdict(list), []
-        for i, shape in enumerate(content["shapes"], 1):
+        for i, shape in enumerate(shapes, 1):
             if kind(shape) in ("polygon", "rectangle"):
                 group = shape.get("group_id")
                 groups[i if group is None else (shape.get("label"), group)].append((i, shape))
@@ -324,6 +325,7 @@ def _objects(
             objects.append(each._replace(label=each.label.strip()))
         except Exception as error:  # globox asserts, and its parsers raise what odd rows lead to
             what = f"{row.strip():.60}: " if isinstance(row, str) else ""
+            what += "it has no " if isinstance(error, KeyError) else ""
             faults.append(f"{file}:{place}: {what}{one_line(error)}")
     return objects, faults
 
