@@ -34,41 +34,24 @@ _SPLIT = re.compile(r"(?<![a-z])(train|val|test)(?:ing|id|idation)?(?![a-z])")
 
 
 class Object(NamedTuple):
-    """An object of an image.
+    """An object; its unit is the pixel, in YOLO and Open Images the image's width and height."""
 
-    Attributes:
-        label: the name of its category.
-        box: x, y, width, height in pixels, of YOLO and Open Images as shares of the image.
-        polygons: x, y, x, y ... of each, in the same unit.
-        crowd: whether it counts neither for nor against a model.
-    """
-
-    label: str
-    box: Sequence[float]
-    polygons: list[list[float]]
-    crowd: bool = False
+    label: str  # the name of its category
+    box: Sequence[float]  # x, y, width, height
+    polygons: list[list[float]]  # x, y, x, y ... of each
+    crowd: bool = False  # whether it counts neither for nor against a model
 
 
 class Entry(NamedTuple):
-    """What a label file says about an image.
+    """What a label file says about an image."""
 
-    Attributes:
-        file: the label file.
-        names: where the image may be, the likeliest first; with or without an ending.
-        objects: of the image.
-        faults: "FILE:PLACE: REASON" of each object that cannot be read.
-        size: (height, width) in pixels; None if the file does not have it.
-        skipped: the kinds of the shapes that are neither upright boxes nor polygons.
-        split: "train", "val" or "test", if the file says it.
-    """
-
-    file: str
-    names: tuple[str, ...]
+    file: str  # that it is from
+    names: tuple[str, ...]  # of the image, the likeliest first; with or without an ending
     objects: list[Object]
-    faults: list[str]
-    size: tuple[int, int] | None = None
-    skipped: tuple[str, ...] = ()
-    split: str = ""
+    faults: list[str]  # "FILE:PLACE: REASON" of each object that cannot be read
+    size: tuple[int, int] | None = None  # height, width in pixels, if the file has it
+    skipped: tuple[str, ...] = ()  # the kinds of shapes that are no upright boxes or polygons
+    split: str = ""  # "train", "val" or "test", if the file says it
 
 
 def split_of(path: str) -> str:
@@ -78,12 +61,15 @@ def split_of(path: str) -> str:
 
 def in_threads(folder: Folder, work: Callable, names: list[str], unit: str) -> Iterator[Any]:
     """`map(work, names)` with the progress."""
+    if not names:
+        return
     workers = pools.threads(folder.path)
     progress = console.ProgressBar(f"reading {folder.path}", len(names), unit)
     with pools.Threads(workers) as pool:
         for value in pools.ordered(pool, work, names, 4 * workers):
             progress.add()
             yield value
+    progress.close()
 
 
 def text(folder: Folder, name: str) -> str:
@@ -104,8 +90,10 @@ def yolo_settings(folder: Folder) -> tuple[str, dict[str, Any]]:
         return sorted(names, key=lambda n: (os.path.basename(n) not in usual, n.count("/"), n))
 
     for file in nearest(".yaml", ".yml"):
+        if "names" not in (lines := text(folder, file)):
+            continue
         try:  # the loader that leaves all values text: `no` is a name
-            content = yaml.load(text(folder, file), Loader=yaml.BaseLoader)
+            content = yaml.load(lines, Loader=yaml.BaseLoader)
         except yaml.YAMLError as error:
             fault = " ".join(str(error).split())
             raise SourceError(f"{folder.full(file)} is no YAML: {fault}") from error
@@ -156,9 +144,8 @@ def yolo(folder: Folder, find: Find) -> Iterator[Entry]:
     )
 
 
-def voc(folder: Folder, find: Find) -> Iterator[Entry]:
+def voc(folder: Folder, _: Find) -> Iterator[Entry]:
     """A difficult object counts neither for nor against a model, as a crowd in COCO's score."""
-    del find
     boxes = _boxes()
 
     def parse(node: ElementTree.Element) -> Object:
@@ -179,9 +166,8 @@ def voc(folder: Folder, find: Find) -> Iterator[Entry]:
     yield from filter(None, in_threads(folder, entry, folder.named(".xml"), "labels"))
 
 
-def cvat(folder: Folder, find: Find) -> Iterator[Entry]:
+def cvat(folder: Folder, _: Find) -> Iterator[Entry]:
     """Of "CVAT for images 1.1"; a turned box has no place in COCO's form."""
-    del find
     boxes = _boxes()
 
     def parse(node: ElementTree.Element) -> Object:
@@ -206,11 +192,11 @@ def cvat(folder: Folder, find: Find) -> Iterator[Entry]:
         return Entry(file, names, *_objects(file, rows, parse), size, skipped, split)
 
     for file in folder.named(".xml"):
-        if not FORMS["cvat"].head.search(folder.head(file)):
+        if not re.search(FORMS["cvat"].head, folder.head(file)):
             continue
         try:
             data = io.BytesIO(folder.head(file, limits.ANNOTATION_BYTES))
-            for _, node in ElementTree.iterparse(data):
+            for node in (node for _, node in ElementTree.iterparse(data)):
                 if node.tag == "track":
                     fix = "export it again as 'CVAT for images 1.1'"
                     raise SourceError(f"{folder.full(file)} is 'CVAT for video': {fix}")
@@ -221,9 +207,8 @@ def cvat(folder: Folder, find: Find) -> Iterator[Entry]:
             raise SourceError(f"{folder.full(file)} is damaged or cut short: {error}") from error
 
 
-def labelme(folder: Folder, find: Find) -> Iterator[Entry]:
+def labelme(folder: Folder, _: Find) -> Iterator[Entry]:
     """Shapes of one label and one group are an object, of several polygons."""
-    del find
     boxes = _boxes()
 
     def parse(shapes: list[dict[str, Any]]) -> Object:
@@ -275,7 +260,7 @@ def open_images(folder: Folder, find: Find) -> Iterator[Entry]:
         return Object(label, box.ltwh, [], row.get("IsGroupOf") == "1")
 
     for file in folder.named(".csv"):
-        if not FORMS["openimages"].head.search(folder.head(file)):
+        if not re.search(FORMS["openimages"].head, folder.head(file)):
             continue
         with tensorflow().io.gfile.GFile(folder.full(file), "rb") as lines:
             table = csv.reader(line.decode("utf-8-sig", "replace") for line in lines)
@@ -331,49 +316,33 @@ def _objects(
 
 
 class Kind(NamedTuple):
-    """How a form of labels is known and read.
+    """How a form of labels is known and read."""
 
-    Attributes:
-        title: its name in messages.
-        ending: of its label files.
-        each: whether an image has a label file of its own.
-        read: its reader.
-        head: what a label file begins with.
-        polygon: what a file with polygons has, and `box` one with boxes, where a form has both.
-    """
-
-    title: str
-    ending: str
-    each: bool
+    title: str  # in messages
+    ending: str  # of its label files
+    each: bool  # whether an image has a label file of its own
     read: Callable[[Folder, Find], Iterator[Entry]]
-    head: re.Pattern[bytes]
-    polygon: re.Pattern[bytes] | None = None
-    box: re.Pattern[bytes] | None = None
+    head: bytes  # the pattern of what a label file begins with
+    polygon: bytes = b"$^"  # of what a file with polygons has, and `box` one with boxes
+    box: bytes = b"$^"
 
 
-_LINE = rb"(?:\A\xef\xbb\xbf)?[ \t]*\d+(?:\.0*)?(?:[ \t]+-?[\d.][\d.eE+-]*)"  # and one number
+_LINE = rb"^(?:\xef\xbb\xbf)?\s*\d+(?:\.0*)?(?:[ \t]+-?[\d.][\d.eE+-]*)"  # and more such numbers
+_SHAPE = rb'"shape_type"\s*:\s*'
 FORMS = {
+    # A polygon has 5 points or more: 4 are an oriented box.
     "yolo": Kind(
-        *("YOLO", ".txt", True, yolo),
-        re.compile(rb"\A\s*" + _LINE + rb"{4,}[ \t]*(?:[\r\n]|\Z)"),
-        re.compile(rb"(?m)^" + _LINE + rb"{10,}"),  # four points are an oriented box
-        re.compile(rb"(?m)^" + _LINE + rb"{4,5}[ \t]*\r?$"),
+        *("YOLO", ".txt", True, yolo, _LINE + rb"{4,}[ \t]*(?:[\r\n]|$)"),
+        *(rb"(?m)" + _LINE + rb"{10,}", rb"(?m)" + _LINE + rb"{4,5}[ \t]*\r?$"),
     ),
-    "voc": Kind("Pascal VOC", ".xml", True, voc, re.compile(rb"<annotation[\s>]")),
-    "cvat": Kind(
-        *("CVAT", ".xml", False, cvat),
-        re.compile(rb"<annotations[\s>]"),
-        re.compile(rb"<polygon\s"),
-        re.compile(rb"<box\s"),
-    ),
+    "voc": Kind("Pascal VOC", ".xml", True, voc, rb"<annotation[\s>]"),
+    "cvat": Kind("CVAT", ".xml", False, cvat, rb"<annotations[\s>]", rb"<polygon\s", rb"<box\s"),
     "labelme": Kind(
-        *("LabelMe", ".json", True, labelme),
-        re.compile(rb'"shapes"\s*:\s*\['),
-        re.compile(rb'"shape_type"\s*:\s*"polygon"'),
-        re.compile(rb'"shape_type"\s*:\s*"rectangle"'),
+        *("LabelMe", ".json", True, labelme, rb'"shapes"\s*:\s*\['),
+        *(_SHAPE + rb'"polygon"', _SHAPE + rb'"rectangle"'),
     ),
     "openimages": Kind(
         *("Open Images", ".csv", False, open_images),
-        re.compile(rb"\A(?:\xef\xbb\xbf)?ImageID,.*LabelName,.*XMin"),
+        rb"^(?:\xef\xbb\xbf)?ImageID,.*LabelName,.*XMin",
     ),
 }

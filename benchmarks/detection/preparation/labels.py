@@ -32,32 +32,21 @@ _Listed = dict[str, list[tuple[str, str | None]]]  # of each split names and the
 
 
 class Form(NamedTuple):
-    """A form of labels that a folder has.
+    """A form of labels that a folder has."""
 
-    Attributes:
-        form: "yolo", "voc", "cvat", "labelme" or "openimages".
-        found: which files say so.
-        files: the number of label files.
-        masks: whether all objects in the files that were looked at have polygons.
-    """
-
-    form: str
-    found: str
-    files: int
-    masks: bool
+    form: str  # a key of FORMS
+    found: str  # which files say so
+    files: int  # the number of label files
+    masks: bool  # whether all objects in the files that were looked at have polygons
 
 
 class Labels(NamedTuple):
-    """The labels of a folder in COCO's form.
+    """The labels of a folder in COCO's form."""
 
-    Attributes:
-        splits: by "train" and "val", or "train" alone where the data have no split, a dict with the
-            lists "images", "annotations" and "categories"; `file_name` is relative to the folder.
-        notes: what is odd about the labels, each a line for the user.
-    """
-
+    # By "train" and "val", or "train" alone where the data have no split, a dict with the lists
+    # "images", "annotations" and "categories"; `file_name` is relative to the folder.
     splits: dict[str, dict[str, Any]]
-    notes: list[str]
+    notes: list[str]  # what is odd about the labels, each a line for the user
 
 
 class _Pictures:
@@ -87,8 +76,10 @@ class _Pictures:
         keys = {name: self.key(name) for name in names}
         for name, key in keys.items():
             if rows := self._by_key.get(key):
-                base = os.path.basename(normal(name))
-                return min(rows, key=lambda row: os.path.basename(row) != base)
+                base = os.path.basename(normal(name))  # a.jpg and A.png may be two images
+                return max(
+                    rows, key=lambda r: len(os.path.commonprefix((os.path.basename(r), base)))
+                )
         for key in keys.values() if by_stem else ():
             rows = self._by_stem.get(os.path.basename(key), [])
             fits = [row for row in rows if is_end(self.key(row), key)] or rows
@@ -100,7 +91,7 @@ class _Pictures:
 def forms(folder: Folder) -> list[Form]:
     """The forms of labels in a folder, from names and the heads of a few files."""
     pictures = _Pictures(folder)
-    if folder.is_file or not pictures.names:
+    if folder.is_file:
         return []
     result, filled = [], {file.name for file in folder.files if file.size}
     for form, kind in FORMS.items():
@@ -109,16 +100,16 @@ def forms(folder: Folder) -> list[Form]:
         others = sorted({*names} - {*beside}, key=lambda name: (name.count("/"), name))
         sample = beside[:: max(1, len(beside) // 16)][:16] + others[:16]
         heads = {name: folder.head(name) for name in sample}
-        heads = {name: head for name, head in heads.items() if kind.head.search(head)}
-        if not heads:
+        heads = {name: head for name, head in heads.items() if re.search(kind.head, head)}
+        if not heads or (form == "yolo" and not pictures.names):  # numbers may be anything
             continue
         number = len(beside) if kind.each and heads.keys() & {*beside} else len(heads)
         polygons, boxes = (
-            any(pattern.search(head) for head in heads.values()) if pattern else False
+            any(re.search(pattern, head) for head in heads.values())
             for pattern in (kind.polygon, kind.box)
         )
-        end = " and polygons" * polygons if boxes else " with polygons" * polygons
-        found = f"{number:,} {kind.ending} files in {kind.title}'s form{end}, such as {min(heads)}"
+        form_of = f"{kind.title}'s form{' with polygons' * polygons}"
+        found = f"{number:,} {kind.ending} files in {form_of}, such as {min(heads)}"
         result.append(Form(form, found, number, polygons and not boxes))
     return result
 
@@ -152,8 +143,12 @@ def read(folder: Folder, form: str) -> Labels:
     if form == "yolo":
         known = label_files.yolo_settings(folder)[1]["names"]
         names = [*dict.fromkeys(map(str, known.values()))] or names
+        if not known:
+            notes.append("no data.yaml, obj.names or classes.txt has names: categories are numbers")
     contents = {}
-    for split, members in _splits(folder, form, pictures, images, labelled, notes).items():
+    listed = {"voc": _voc_lists, "yolo": _yolo_lists}.get(form)
+    lists = _lists(listed(folder, pictures), notes) if listed else {}
+    for split, members in _splits(images, labelled, lists, notes).items():
         members = [name for name in members if name in sizes]
         if empty := sum(name in rest for name in members):
             notes.append(
@@ -163,8 +158,7 @@ def read(folder: Folder, form: str) -> Labels:
         relative = form in ("yolo", "openimages")
         contents[split] = _content(members, labelled, sizes, names, relative)
     rows = [row for content in contents.values() for row in content["annotations"]]
-    plain = sum("segmentation" not in row for row in rows)
-    if 0 < plain < len(rows):
+    if 0 < (plain := sum("segmentation" not in row for row in rows)) < len(rows):
         notes.append(f"{plain:,} of {len(rows):,} objects have a box and no polygon: no masks")
     return Labels(contents, notes)
 
@@ -212,15 +206,9 @@ def _matched(
 
 
 def _splits(
-    folder: Folder,
-    form: str,
-    pictures: _Pictures,
-    images: list[str],
-    labelled: dict[str, Entry],
-    notes: list[str],
+    images: list[str], labelled: dict[str, Entry], lists: dict[str, set[str]], notes: list[str]
 ) -> dict[str, list[str]]:
     """The images of each split: from lists, labels or folders, in this order."""
-    lists = _lists(folder, form, pictures, notes)
 
     def split(name: str) -> str:
         if lists:
@@ -238,10 +226,8 @@ def _splits(
     return {"train": train, "val": val}
 
 
-def _lists(folder: Folder, form: str, pictures: _Pictures, notes: list[str]) -> dict[str, set[str]]:
-    """The images of each split where a file lists them; {} where none does."""
-    listed = {"voc": _voc_lists, "yolo": _yolo_lists}.get(form)
-    rows = listed(folder, pictures) if listed else {}
+def _lists(rows: _Listed, notes: list[str]) -> dict[str, set[str]]:
+    """The images of each split where files list them; {} where none does."""
     lists = {split: {image for _, image in row if image} for split, row in rows.items()}
     missing = [name for key in ("train", "val") for name, image in rows.get(key, ()) if not image]
     if missing:
@@ -307,14 +293,12 @@ def _yolo_lists(folder: Folder, pictures: _Pictures) -> _Listed:
 def _sizes(folder: Folder, images: list[str], notes: list[str]) -> dict[str, tuple[int, int]]:
     """(height, width) of images as EXIF turns them; those that cannot be read are missing."""
 
-    def size(name: str) -> tuple[int, int] | str:
-        fault = ""
-        for most in (1 << 16, limits.TEXT_BYTES):  # it may be behind much else
-            try:
-                return photos.sizes(folder.head(name, most))[-1]
-            except photos.BadImage as error:
-                fault = f"{name}: {error}"
-        return fault
+    def size(name: str, most: int = 1 << 16) -> tuple[int, int] | str:
+        try:
+            return photos.sizes(folder.head(name, most))[-1]
+        except photos.BadImage as error:  # or its sizes are further behind
+            everything = most == limits.TEXT_BYTES
+            return f"{name}: {error}" if everything else size(name, limits.TEXT_BYTES)
 
     rows = dict(zip(images, label_files.in_threads(folder, size, images, "images"), strict=True))
     if bad := [row for row in rows.values() if isinstance(row, str)]:
@@ -338,7 +322,11 @@ def _content(
         factors = (width, height) if relative else (1, 1)
         for label, box, polygons, crowd in labelled[name].objects if name in labelled else ():
             x, y, w, h = _scaled(box, factors)
-            row = {"id": len(annotations) + 1, "image_id": image_id, "category_id": ids[label]}
+            row: dict[str, Any] = {
+                "id": len(annotations) + 1,
+                "image_id": image_id,
+                "category_id": ids[label],
+            }
             row |= {"bbox": [x, y, w, h], "area": w * h, "iscrowd": int(crowd)}
             if polygons:
                 row["segmentation"] = [_scaled(polygon, factors) for polygon in polygons]
