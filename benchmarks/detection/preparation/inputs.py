@@ -97,10 +97,13 @@ def _split(data: bytes, path: str, args: argparse.Namespace) -> dict[str, bytes]
     rarest = np.full(len(whole.image_ids), kinds.max() + 2)
     rarest[rows[order]] = kinds[order] + 1  # the last one stays, which is the rarest
     groups = holdout.groups(whole.file_names, args.group)
-    held_out = holdout.choose(groups, rarest, args.val_fraction or 0.1, args.seed)
+    share = args.val_fraction or 0.1
+    held_out = holdout.choose(groups, rarest, share, args.seed)
+    if not held_out.any():  # each category is in one image
+        held_out = holdout.choose(groups, np.ones_like(rarest), share, args.seed)
     if not held_out.any():
-        fault = "no category is in two images (with --group: in two groups)"
-        raise sources.SourceError(f"{path}: {fault}, so no image is left for validation")
+        fault = "a single image (with --group: group), so none is left for validation"
+        raise sources.SourceError(f"{path} has {fault}")
     content, val = parse_json(data.decode("utf-8-sig")), {*whole.image_ids[held_out].tolist()}
 
     def part(is_val: bool) -> bytes:

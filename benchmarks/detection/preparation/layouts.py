@@ -22,8 +22,8 @@ _OFFICIAL = re.compile(
 )
 _BYTES = {"train2017": 15e9, "val2017": 0.7e9}  # of COCO, which a part of it has not
 _LIST = re.compile(rb'"(images|annotations|categories)"\s*:\s*\[')
-_PARSED = 64 << 20  # bytes of a JSON; of a larger one only the first are looked at
-_LARGEST = 16  # JSONs that are looked at, because COCO's are larger than other tools'
+_PARSED = 16 << 20  # bytes of a JSON; of a larger one only the first are looked at
+_LARGEST = 8  # JSONs that are looked at, because COCO's are larger than other tools'
 _SPLITS = {
     "train": re.compile(r"(?<![a-z])train(ing)?(?![a-z])"),
     "val": re.compile(r"(?<![a-z])(val|valid|validation|eval|dev)(?![a-z])"),
@@ -173,8 +173,7 @@ def _with_folder(file: _File, by_base: dict[str, list[str]]) -> _File:
     best = max(
         sorted(votes), key=lambda path: (votes[path], _split_of(path) == split, path == above)
     )
-    covers = most == len(file.photos)
-    return file._replace(folder=best if covers else os.path.commonpath(list(votes)), matches=True)
+    return file._replace(folder=best if most == len(file.photos) else "", matches=True)
 
 
 def _split_of(path: str) -> str:

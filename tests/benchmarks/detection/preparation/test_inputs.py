@@ -1,5 +1,6 @@
 """Images without a split, and TFRecords of others, against the same annotations read by hand."""
 
+import functools
 import io
 import json
 
@@ -58,12 +59,20 @@ def test_one_file_is_split(flags, tmp_path):
     assert pycoco.COCO(str(tmp_path / "out" / "instances_val2017.json")).getCatIds() == [1, 5]
 
 
-def test_a_file_that_cannot_be_split(tmp_path):
-    write_images(tmp_path, 1)
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_least_that_can_be_split_is_two_images(number, tmp_path):
+    data = write_images(tmp_path, number)
+    for i, row in enumerate(data["annotations"]):
+        row["category_id"] = [5, 5, 1][i]  # each category is in one image
+    (tmp_path / "all.json").write_text(json.dumps(data))
     paths = [f"--train_images={tmp_path}", f"--train_annotations={tmp_path}/all.json"]
-    with pytest.raises(UserError, match="all.json: no category is in two images"):
-        prepare.make("coco", [*paths, f"--out={tmp_path}.out"])
-    assert not list(tmp_path.parent.glob("*.out/*.tfrecord"))
+    make = functools.partial(prepare.make, "coco", [*paths, f"--out={tmp_path}.out"])
+    if number == 2:
+        assert make().startswith("1 train and 1 val images")
+        return
+    with pytest.raises(UserError, match="all.json has a single image"):
+        make()
+    assert not list(tmp_path.parent.glob(f"{tmp_path.name}.out/*.tfrecord"))
 
 
 LABEL_MAP = """
