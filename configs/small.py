@@ -25,7 +25,6 @@ def _mask_rcnn() -> ml_collections.ConfigDict:
     config.anchor_samples, config.region_samples = 128, 64  # as images have more objects
     config.proposals_before_nms = config.eval_proposals_before_nms = 200
     config.proposals_after_nms = config.eval_proposals_after_nms = 150
-    config.train_batch_size = config.eval_batch_size = 4
     config.target = config.mask_target = 0.0
     return config
 

@@ -54,8 +54,8 @@ def open_all(
         for note in notes:
             print(visible(f"warning: {note}"))
         texts = {name: json.dumps(content).encode() for name, content in splits.items()}
-    if len(texts) == 1:
-        texts = _split(*texts.values(), path, args)
+    if "val" not in texts:
+        texts = _split(texts["train"], path, args)
     elif args.group or args.val_fraction:
         fault = f"--group and --val_fraction: {path} has images for train and for val already"
         raise sources.SourceError(f"{fault}: leave them out")
