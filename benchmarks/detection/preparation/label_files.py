@@ -106,7 +106,7 @@ def yolo_settings(folder: Folder) -> tuple[str, dict[str, Any]]:
     for file in nearest(".data")[:1]:
         rows = (line.partition("=") for line in text(folder, file).splitlines())
         content = {key.strip(): value.strip() for key, _, value in rows}
-    for file in nearest(".names", "classes.txt")[:1]:
+    for file in nearest(".names", ".labels", "classes.txt")[:1]:
         names = filter(None, map(str.strip, text(folder, file).splitlines()))
         return file, content | {"names": dict(enumerate(names))}
     return "", content | {"names": {}}
@@ -120,7 +120,8 @@ def yolo(folder: Folder, find: Find) -> Iterator[Entry]:
     def parse(line: str) -> Object:
         number, *values = map(float, line.split())
         if names and number not in names:
-            raise ValueError(f"class {number:.0f} is not among the {len(names)} of {settings}")
+            fault = f"class {number:.0f} is not among the {len(names)} of {settings}"
+            raise ValueError(f"{fault}: complete the names there")
         if "kpt_shape" in content:  # key points follow the box
             values = values[:4]
         if not all(-0.01 <= value <= 1.01 for value in values):

@@ -135,9 +135,9 @@ FOLDERS = {
         | {"obj_train_data/a.jpg": JPEG, "obj_train_data/a.txt": CAT_LINE + TRIANGLE_LINE},
         {"train": {"obj_train_data/a.jpg": [CAT, TRIANGLE]}},
     ),
-    "yolo: beside, classes.txt, test for val": (
+    "yolo: beside, test for val": (
         "yolo",
-        {"train/classes.txt": "cat\ndog\n", "train/a.jpg": JPEG, "train/a.txt": CAT_LINE}
+        {"train/_darknet.labels": "cat\ndog\n", "train/a.jpg": JPEG, "train/a.txt": CAT_LINE}
         | {"train/empty.jpg": JPEG, "train/empty.txt": "", "train/none.jpg": JPEG}
         | {"test/b.jpg": JPEG, "test/b.txt": DOG_LINE},
         {
@@ -236,9 +236,9 @@ def test_each_form_becomes_cocos(tmp_path, case):
 MANY = CAT_LINE * 12
 ODD = {
     "labels without an image": (
-        IN_FOLDERS | {"labels/train/z.txt": CAT_LINE},
+        IN_FOLDERS | {"labels/train/z.txt": CAT_LINE, "images/val/z.jpg": JPEG},
         ("1 of 3 labels", "labels/train/z.txt"),
-        TWO,
+        {**TWO, "val": {**TWO["val"], "images/val/z.jpg": []}},
     ),
     "images without labels": (
         IN_FOLDERS | {"images/val/z.jpg": JPEG},
