@@ -76,10 +76,10 @@ class _Pictures:
         keys = {name: self.key(name) for name in names}
         for name, key in keys.items():
             if rows := self._by_key.get(key):
-                base = os.path.basename(normal(name))  # a.jpg and A.png may be two images
-                return max(
-                    rows, key=lambda r: len(os.path.commonprefix((os.path.basename(r), base)))
-                )
+                base = os.path.basename(normal(name))
+                stem = os.path.splitext(base)[0]  # a.jpg and A.jpg may be two images
+                bases = {row: os.path.basename(row) for row in rows}
+                return max(rows, key=lambda r: (bases[r] == base, bases[r].startswith(stem)))
         for key in keys.values() if by_stem else ():
             rows = [
                 row
