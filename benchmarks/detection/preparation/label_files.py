@@ -219,6 +219,8 @@ def labelme(folder: Folder, _: Find) -> Iterator[Entry]:
         return Object(box.label, box.ltwh, [[float(x) for p in o for x in p] for o in outlines])
 
     def kind(shape: dict[str, Any]) -> str:
+        if shape.get("label") == "__ignore__":  # LabelMe's label of what is no object
+            return "__ignore__"
         return shape.get("shape_type") or "polygon"  # files of old versions do not say it
 
     def entry(name: str) -> Entry | None:

@@ -185,6 +185,7 @@ FOLDERS = {
                 "a.jpg",
                 ("cat", [[120, 70], [80, 30]], "rectangle", None),
                 ("cat", [[5, 5], [9, 9]], "circle", None),
+                ("__ignore__", [[5, 5], [9, 9]], "rectangle", None),
                 ("dog", [[20, 10], [40, 10], [40, 30]], "polygon", 7),
                 ("dog", [[50, 50], [60, 50], [60, 40]], "polygon", 7),
             ),
@@ -301,10 +302,13 @@ def test_what_is_odd_is_a_note(tmp_path, case):
     assert all(any(key in note for note in notes) for key in keys), notes
 
 
-def test_skipped_shapes_are_counted(tmp_path):
-    data = folder(tmp_path, FOLDERS["cvat"][1])
-    text = "\n".join(labels.read(data, "cvat").notes)
-    assert "1 shapes 'ellipse'" in text and "1 shapes 'turned box'" in text and "tag" not in text
+@pytest.mark.parametrize(
+    "form, kinds", [("cvat", ("ellipse", "turned box")), ("labelme", ("circle", "__ignore__"))]
+)
+def test_skipped_shapes_are_counted(tmp_path, form, kinds):
+    notes = labels.read(folder(tmp_path, FOLDERS[form][1]), form).notes
+    assert all(any(f"1 shapes '{kind}'" in note for note in notes) for kind in kinds), notes
+    assert not any("'tag'" in note for note in notes)
 
 
 BEYOND = {"a.jpg": JPEG, "a.txt": "5 .5 .5 .1 .1\n", "data.yaml": "names: [cat]\n"}
