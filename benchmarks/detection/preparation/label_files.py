@@ -106,7 +106,7 @@ def yolo_settings(folder: Folder) -> tuple[str, dict[str, Any]]:
     for file in nearest(".data")[:1]:
         rows = (line.partition("=") for line in text(folder, file).splitlines())
         content = {key.strip(): value.strip() for key, _, value in rows}
-    for file in nearest(".names", "classes.txt")[:1]:
+    for file in nearest(".names", ".labels", "classes.txt")[:1]:
         names = filter(None, map(str.strip, text(folder, file).splitlines()))
         return file, content | {"names": dict(enumerate(names))}
     return "", content | {"names": {}}
@@ -120,7 +120,8 @@ def yolo(folder: Folder, find: Find) -> Iterator[Entry]:
     def parse(line: str) -> Object:
         number, *values = map(float, line.split())
         if names and number not in names:
-            raise ValueError(f"class {number:.0f} is not among the {len(names)} of {settings}")
+            fault = f"class {number:.0f} is not among the {len(names)} of {settings}"
+            raise ValueError(f"{fault}: complete the names there")
         if "kpt_shape" in content:  # key points follow the box
             values = values[:4]
         if not all(-0.01 <= value <= 1.01 for value in values):
@@ -218,6 +219,8 @@ def labelme(folder: Folder, _: Find) -> Iterator[Entry]:
         return Object(box.label, box.ltwh, [[float(x) for p in o for x in p] for o in outlines])
 
     def kind(shape: dict[str, Any]) -> str:
+        if shape.get("label") == "__ignore__":  # LabelMe's label of what is no object
+            return "__ignore__"
         return shape.get("shape_type") or "polygon"  # files of old versions do not say it
 
     def entry(name: str) -> Entry | None:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from benchmarks.detection.coco import is_end, normal
 from benchmarks.detection.preparation import label_files
-from benchmarks.detection.preparation.label_files import FORMS, Entry
+from benchmarks.detection.preparation.label_files import FORMS, Entry, split_of
 from common import limits
 from common.images import photos
 from common.preparation.folders import Folder
@@ -76,12 +76,16 @@ class _Pictures:
         keys = {name: self.key(name) for name in names}
         for name, key in keys.items():
             if rows := self._by_key.get(key):
-                base = os.path.basename(normal(name))  # a.jpg and A.png may be two images
-                return max(
-                    rows, key=lambda r: len(os.path.commonprefix((os.path.basename(r), base)))
-                )
+                base = os.path.basename(normal(name))
+                stem = os.path.splitext(base)[0]  # a.jpg and A.jpg may be two images
+                bases = {row: os.path.basename(row) for row in rows}
+                return max(rows, key=lambda r: (bases[r] == base, bases[r].startswith(stem)))
         for key in keys.values() if by_stem else ():
-            rows = self._by_stem.get(os.path.basename(key), [])
+            rows = [
+                row
+                for row in self._by_stem.get(os.path.basename(key), [])
+                if len({*map(split_of, map(os.path.dirname, (row, key)))} - {""}) < 2
+            ]
             fits = [row for row in rows if is_end(self.key(row), key)] or rows
             if len(fits) == 1:
                 return fits[0]
@@ -109,7 +113,7 @@ def forms(folder: Folder) -> list[Form]:
             for pattern in (kind.polygon, kind.box)
         )
         form_of = f"{kind.title}'s form{' with polygons' * polygons}"
-        found = f"{number:,} {kind.ending} files in {form_of}, such as {min(heads)}"
+        found = f"{number:,} {kind.ending} files in {form_of}, such as {min(heads, key=len)}"
         result.append(Form(form, found, number, polygons and not boxes))
     return result
 
@@ -142,7 +146,7 @@ def read(folder: Folder, form: str) -> Labels:
     names = sorted(used, key=lambda label: (len(label) * label.isdigit(), label))
     if form == "yolo":
         known = label_files.yolo_settings(folder)[1]["names"]
-        names = [*dict.fromkeys(map(str, known.values()))] or names
+        names = [*dict.fromkeys(str(name).strip() for name in known.values())] or names
         if not known:
             notes.append("no data.yaml, obj.names or classes.txt has names: categories are numbers")
     contents = {}
@@ -214,7 +218,7 @@ def _splits(
         if lists:
             return next((key for key, members in lists.items() if name in members), "")
         said = labelled[name].split if name in labelled else ""
-        return said or label_files.split_of(os.path.dirname(name))
+        return said or split_of(os.path.dirname(name))
 
     rows = {name: split(name) for name in images}
     train, *others = ([n for n, s in rows.items() if s == key] for key in _LISTS)
@@ -322,12 +326,9 @@ def _content(
         factors = (width, height) if relative else (1, 1)
         for label, box, polygons, crowd in labelled[name].objects if name in labelled else ():
             x, y, w, h = _scaled(box, factors)
-            row: dict[str, Any] = {
-                "id": len(annotations) + 1,
-                "image_id": image_id,
-                "category_id": ids[label],
-            }
-            row |= {"bbox": [x, y, w, h], "area": w * h, "iscrowd": int(crowd)}
+            row: dict[str, Any] = {"id": len(annotations) + 1, "image_id": image_id}
+            row |= {"category_id": ids[label], "bbox": [x, y, w, h], "area": w * h}
+            row["iscrowd"] = int(crowd)
             if polygons:
                 row["segmentation"] = [_scaled(polygon, factors) for polygon in polygons]
                 row["area"] = sum(map(_area, row["segmentation"]))

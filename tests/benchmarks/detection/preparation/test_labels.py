@@ -135,9 +135,9 @@ FOLDERS = {
         | {"obj_train_data/a.jpg": JPEG, "obj_train_data/a.txt": CAT_LINE + TRIANGLE_LINE},
         {"train": {"obj_train_data/a.jpg": [CAT, TRIANGLE]}},
     ),
-    "yolo: beside, classes.txt, test for val": (
+    "yolo: beside, test for val": (
         "yolo",
-        {"train/classes.txt": "cat\ndog\n", "train/a.jpg": JPEG, "train/a.txt": CAT_LINE}
+        {"train/_darknet.labels": "cat\ndog\n", "train/a.jpg": JPEG, "train/a.txt": CAT_LINE}
         | {"train/empty.jpg": JPEG, "train/empty.txt": "", "train/none.jpg": JPEG}
         | {"test/b.jpg": JPEG, "test/b.txt": DOG_LINE},
         {
@@ -185,6 +185,7 @@ FOLDERS = {
                 "a.jpg",
                 ("cat", [[120, 70], [80, 30]], "rectangle", None),
                 ("cat", [[5, 5], [9, 9]], "circle", None),
+                ("__ignore__", [[5, 5], [9, 9]], "rectangle", None),
                 ("dog", [[20, 10], [40, 10], [40, 30]], "polygon", 7),
                 ("dog", [[50, 50], [60, 50], [60, 40]], "polygon", 7),
             ),
@@ -236,9 +237,9 @@ def test_each_form_becomes_cocos(tmp_path, case):
 MANY = CAT_LINE * 12
 ODD = {
     "labels without an image": (
-        IN_FOLDERS | {"labels/train/z.txt": CAT_LINE},
+        IN_FOLDERS | {"labels/train/z.txt": CAT_LINE, "images/val/z.jpg": JPEG},
         ("1 of 3 labels", "labels/train/z.txt"),
-        TWO,
+        {**TWO, "val": {**TWO["val"], "images/val/z.jpg": []}},
     ),
     "images without labels": (
         IN_FOLDERS | {"images/val/z.jpg": JPEG},
@@ -301,10 +302,13 @@ def test_what_is_odd_is_a_note(tmp_path, case):
     assert all(any(key in note for note in notes) for key in keys), notes
 
 
-def test_skipped_shapes_are_counted(tmp_path):
-    data = folder(tmp_path, FOLDERS["cvat"][1])
-    text = "\n".join(labels.read(data, "cvat").notes)
-    assert "1 shapes 'ellipse'" in text and "1 shapes 'turned box'" in text and "tag" not in text
+@pytest.mark.parametrize(
+    "form, kinds", [("cvat", ("ellipse", "turned box")), ("labelme", ("circle", "__ignore__"))]
+)
+def test_skipped_shapes_are_counted(tmp_path, form, kinds):
+    notes = labels.read(folder(tmp_path, FOLDERS[form][1]), form).notes
+    assert all(any(f"1 shapes '{kind}'" in note for note in notes) for kind in kinds), notes
+    assert not any("'tag'" in note for note in notes)
 
 
 BEYOND = {"a.jpg": JPEG, "a.txt": "5 .5 .5 .1 .1\n", "data.yaml": "names: [cat]\n"}
