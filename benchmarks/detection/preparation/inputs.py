@@ -53,6 +53,10 @@ def open_all(
             splits, notes = labels.read(folder, args.labels)
         for note in notes:
             print(visible(f"warning: {note}"))
+        rows = [row for content in splits.values() for row in content["annotations"]]
+        if args.masks and (plain := sum("segmentation" not in row for row in rows)):
+            fault = f"{plain:,} of {len(rows):,} objects have no outline"
+            raise sources.SourceError(f"{path}: {fault}: add them, or leave out --masks")
         texts = {name: json.dumps(content).encode() for name, content in splits.items()}
     if "val" not in texts:
         texts = _split(texts["train"], path, args)

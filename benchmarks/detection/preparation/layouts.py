@@ -52,7 +52,8 @@ def readings(folder: Folder) -> list[Reading]:
     rows = _coco(folder, photos, [only] if only else folder.named(".json"))
     if only:
         return rows
-    forms = [(f.form, f.found, f.files + len(photos), f.masks) for f in labels.forms(folder)]
+    others = labels.forms(folder) if photos or not rows else []
+    forms = [(f.form, f.found, f.files + len(photos), f.masks) for f in others]
     if parts := tfrecords.files(folder):
         names = [name for part in parts.values() for name in part]
         masks = MASK in tfrecords.first(folder, parts["train"][0])
@@ -116,10 +117,15 @@ def _coco(folder: Folder, photos: list[str], names: list[str]) -> list[Reading]:
     val = (parts["val"] or parts["test"])[:1]
     used = [parts["train"][0], *val] if parts["train"] and val else files[:1]
     masks = all(file.masks for file in used)
-    which = " and ".join(file.name for file in used)
-    found = f"{'images' if used[0].matches else 'no images'} and {which} in COCO's form"
-    found += used[0].text + (": boxes and masks" if masks else ": boxes")
-    if rest := [file.name for file in files if file not in used]:
+    taken = [file.name for file in used]
+    zips = folder.named(".zip")
+    if not photos and len(zips) == 1:  # not opened here
+        used = [file._replace(folder=zips[0], matches=True) for file in used]
+    found = (
+        f"{'images' if used[0].matches else 'no images'} and {' and '.join(taken)} in COCO's form"
+    )
+    found += used[0].text + (", polygons: boxes and masks" if masks else ": boxes")
+    if rest := [file.name for file in files if file.name not in taken]:
         found += f"; {len(rest)} more such files are not used, for one {rest[0]}"
     flags = []
     for split, file in zip(_SPLITS, used, strict=False):
@@ -146,12 +152,14 @@ def _look(folder: Folder, name: str, size: int) -> _File | None:
         plain = sum(not _has_outline(row.get("segmentation")) for row in objects)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    outlines = ", polygons" * (not plain)
+    if not categories or not any("bbox" in row for row in objects):  # captions, panoptic
+        return None
+    outlines = ""
     if 0 < plain < len(objects):
         outlines = f", {plain:,} of {len(objects):,} objects without an outline"
     number = f", {len(categories):,} {'category' if len(categories) == 1 else 'categories'}"
     spread = listed[:: max(1, len(listed) // 100)]
-    return _File(name, bool(objects) and not plain, number + outlines, spread)
+    return _File(name, not plain, number + outlines, spread)
 
 
 def _has_outline(value: Any) -> bool:

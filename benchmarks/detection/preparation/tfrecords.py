@@ -184,6 +184,6 @@ def _objects(
         )
     ]
     pngs = feature[MASK].bytes_list.value if masks else []
-    for row, png in zip(rows, pngs, strict=masks):
+    for row, png in zip(rows, pngs, strict=bool(pngs)):
         row["segmentation"] = coco.mask_outline(np.asarray(Image.open(io.BytesIO(png))) > 0)
     return rows

@@ -137,12 +137,14 @@ def test_records_of_others(files, masks, counts, tmp_path):
     [
         ({"xmax": [431.0, 2.0]}, "t.record, record 0 .* a side of a box is 431, no share"),
         ({"ymin": [0.1]}, r"t.record, record 0 .* 2 labels for \[1, 2, 2, 2\] sides"),
+        ({}, "6 of 6 objects have no outline: add them, or leave out --masks"),
         ({"object/class/label": None}, "has no TFRecords with image/object/bbox"),
     ],
 )
 def test_records_that_cannot_be_read(changed, message, tmp_path):
     others(tmp_path / "in", {"t.record": 3}, **changed)
     flags = [f"--train_images={tmp_path}/in", "--labels=tfrecords", f"--out={tmp_path}/out"]
+    flags += ["--masks"] * (not changed)
     with pytest.raises(UserError, match=message):
         prepare.make("coco", flags)
     assert not list(tmp_path.glob("out/*.tfrecord"))

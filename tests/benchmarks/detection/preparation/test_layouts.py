@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zipfile
 
 import pytest
 
@@ -132,11 +133,23 @@ def test_cocos_archives_and_folders(tmp_path):
         {"a.json": "{", "b.json": '{"images": [1], "annotations": [], "categories": []}'},
         {"c.json": '{"images": [{"id": 1}], "annotations": [2]', "d.tfrecord": "x" * 99},
         {"captions.json": {"images": [], "annotations": []}, "e.record": "", **photos("x", 1, 1)},
+        {"panoptic.json": changed(TRAIN, same, ["bbox"]), **photos("x", *TRAIN)},
     ],
 )
 def test_other_files_are_not_taken(tree, tmp_path):
     place(tmp_path, tree)
     assert coco.readings(Folder.open(str(tmp_path))) == []
+
+
+def test_images_in_an_archive_beside_the_annotations(tmp_path):
+    with zipfile.ZipFile(tmp_path / "pictures.zip", "w") as archive:
+        for i in range(TRAIN[1]):
+            archive.writestr(*image_file(i)[:2])
+    place(tmp_path, {"annotations.json": T})
+    (reading,) = coco.readings(Folder.open(str(tmp_path)))
+    assert reading.arguments[0] == f"--train_images={tmp_path}/pictures.zip"
+    prepare.make("coco", [*reading.arguments, f"--out={tmp_path}/out"])
+    assert (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_a_json_alone_has_its_images_beside_it(tmp_path):
