@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.detection import records as records_
 from benchmarks.detection import survey
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.preparation import inputs as opened
@@ -145,7 +144,7 @@ def _as_they_are(path: str) -> str:
         return ""
     names = tfrecords.files(folder)["train"]
     images = sum(1 for name in names for _ in records.read_shard(folder.full(name)))
-    recipe, flags = small_data(images, records_.MASK in tfrecords.first(folder, names[0]))
+    recipe, flags = small_data(images, tfrecords.has_masks(folder, names[0]))
     command = arguments.train_command(recipe, path, *flags)
     return f"training reads the {images:,} images of {path} as they are; train on them: {command}"
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from benchmarks.detection.coco import normal
 from benchmarks.detection.preparation import labels, tfrecords
-from benchmarks.detection.records import MASK
 from common.errors import parse_json
 from common.preparation.folders import Folder, Reading
 
@@ -56,7 +55,7 @@ def readings(folder: Folder) -> list[Reading]:
     forms = [(f.form, f.found, f.files + len(photos), f.masks) for f in others]
     if parts := tfrecords.files(folder):
         names = [name for part in parts.values() for name in part]
-        masks = MASK in tfrecords.first(folder, parts["train"][0])
+        masks = tfrecords.has_masks(folder, parts["train"][0])
         found = f"TFRecords of TensorFlow's Object Detection API in {len(names):,} files"
         forms.append(("tfrecords", found, len(names), masks))
     for form, found, files, masks in forms:

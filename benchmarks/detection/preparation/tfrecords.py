@@ -27,7 +27,7 @@ from common.preparation.sources import File, Source, SourceError, read_at
 
 AREA, TEXT, _XMIN = "image/object/area", "image/object/class/text", "image/object/bbox/xmin"
 _SCORES = re.compile(r"(raw-data/annotations/)?instances_val[^/]*\.json")
-_NAME = re.compile(r"\.(tf)?records?$|-\d{5,}-of-\d{5,}(\.\w+)?$", re.IGNORECASE)
+_NAME = re.compile(r"\.(tf)?rec(ords?)?$|-\d{5,}-of-\d{5,}(\.\w+)?$", re.IGNORECASE)
 _SPLIT = re.compile(r"(?<![a-z])(train|val|eval|test)(ing|id|idation)?(?![a-z])", re.IGNORECASE)
 _ITEM = re.compile(r"\bitem\s*\{(.*?)\}", re.DOTALL)
 _LOOKS = 8  # files
@@ -69,6 +69,12 @@ def first(folder: Folder, name: str) -> Any:
         return tensorflow().train.Example.FromString(data).features.feature
     except Exception:  # protobuf's own class, of bytes that are no Example
         return {}
+
+
+def has_masks(folder: Folder, name: str) -> bool:
+    """Whether the first record of a file has masks."""
+    row = first(folder, name)
+    return MASK in row and bool(row[MASK].bytes_list.value)
 
 
 def are_complete(folder: Folder) -> bool:
