@@ -13,6 +13,7 @@ from benchmarks.detection.coco import normal
 from benchmarks.detection.preparation import labels, tfrecords
 from common.errors import parse_json
 from common.preparation.folders import Folder, Reading
+from common.preparation.sources import read_at
 
 _PHOTOS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif")
 _OFFICIAL = re.compile(
@@ -21,6 +22,8 @@ _OFFICIAL = re.compile(
 )
 _BYTES = {"train2017": 15e9, "val2017": 0.7e9}  # of COCO, which a part of it has not
 _LIST = re.compile(rb'"(images|annotations|categories)"\s*:\s*\[')
+_EMPTY = re.compile(rb'"segmentation"\s*:\s*(\[\s*\]|null)')
+_END = 1 << 20  # bytes
 _PARSED = 16 << 20  # bytes of a JSON; of a larger one only the first are looked at
 _LARGEST = 8  # JSONs that are looked at, because COCO's are larger than other tools'
 _SPLITS = {
@@ -120,10 +123,9 @@ def _coco(folder: Folder, photos: list[str], names: list[str]) -> list[Reading]:
     zips = folder.named(".zip")
     if not photos and len(zips) == 1:  # not opened here
         used = [file._replace(folder=zips[0], matches=True) for file in used]
-    found = (
-        f"{'images' if used[0].matches else 'no images'} and {' and '.join(taken)} in COCO's form"
-    )
-    found += used[0].text + (", polygons: boxes and masks" if masks else ": boxes")
+    found = " and ".join(["images" if used[0].matches else "no images", *taken])
+    kinds = ", polygons: boxes and masks" if masks else ": boxes"
+    found += f" in COCO's form{used[0].text}{kinds}"
     if rest := [file.name for file in files if file.name not in taken]:
         found += f"; {len(rest)} more such files are not used, for one {rest[0]}"
     flags = []
@@ -140,9 +142,11 @@ def _look(folder: Folder, name: str, size: int) -> _File | None:
         return None
     data = folder.head(name, _PARSED)
     if size > len(data):
-        listed = re.findall(rb'"file_name"\s*:\s*"([^"\\]+)"', data[: 1 << 20])[:_LARGEST]
-        masks = re.search(rb'"segmentation"\s*:\s*(\[\s*\[|\{)', data) is not None
-        return _File(name, masks, "", [text.decode(errors="replace") for text in listed])
+        data += read_at(folder.full(name), max(0, size - _END), _END)  # often the objects
+        listed = re.findall(rb'"file_name"\s*:\s*"([^"\\]+)"', data[:_END])[:_LARGEST]
+        masks = b'"segmentation"' in data and not _EMPTY.search(data)
+        names = [text.decode(errors="replace") for text in listed]
+        return _File(name, masks, "", names) if b'"bbox"' in data else None
     try:
         content: Any = parse_json(data.decode("utf-8-sig"))
         lists = [content[key] for key in ("images", "annotations", "categories")]

@@ -124,7 +124,7 @@ def test_records_of_others(files, masks, counts, tmp_path):
         assert row["image/object/is_crowd"] == [0, 0]
         np.testing.assert_allclose(row["image/object/area"], [0.16 * 2000, 0.375 * 2000], 1e-5)
         if masks:
-            pngs = [Image.open(io.BytesIO(png)) for png in row["image/object/mask"]]
+            pngs = [np.asarray(Image.open(io.BytesIO(p))) for p in row["image/object/mask"]]
             np.testing.assert_array_equal(np.stack(pngs) > 0, [mask, ~mask])
     truth = pycoco.COCO(str(tmp_path / "out" / "instances_val2017.json"))
     assert len(truth.getImgIds()) == counts[1] and len(truth.getAnnIds()) == 2 * counts[1]

@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from benchmarks.detection.preparation import coco
+from benchmarks.detection.preparation import coco, layouts
 from common.preparation.folders import Folder
 from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import (
@@ -110,6 +110,16 @@ def test_own_images_are_recognised_and_prepared(name, tmp_path):
     splits = json.loads((tmp_path / "out" / "manifest.json").read_text())["splits"]
     images = [splits[split]["images"] for split in ("train", "val")]
     assert images == ([16, 6] if "--val_annotations" in str(reading.arguments) else [12, 4])
+
+
+def test_of_a_large_file_a_part_is_looked_at(tmp_path, monkeypatch):
+    place(tmp_path, {"all.json": T, **photos("images", *TRAIN)})
+    place(tmp_path / "b", {"all.json": changed(TRAIN, same, ["bbox"]), **photos("images", *TRAIN)})
+    expected = coco.readings(Folder.open(str(tmp_path)))
+    monkeypatch.setattr(layouts, "_PARSED", 1000)
+    for folder, rows in ((tmp_path, expected), (tmp_path / "b", [])):
+        seen = coco.readings(Folder.open(str(folder)))
+        assert [row.arguments for row in seen] == [row.arguments for row in rows]
 
 
 def test_cocos_archives_and_folders(tmp_path):
