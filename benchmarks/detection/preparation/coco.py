@@ -45,9 +45,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--train_annotations", type=path, metavar="FILE", help="of own images: COCO's form, .json")
     add("--val_annotations", type=path, metavar="FILE", help="of own images; else a share is taken")
     add("--labels", choices=opened.FORMS, help="own images have labels of this form beside them")
-    add(
-        "--val_fraction", type=holdout.fraction, metavar="F", help="of images without a split (0.1)"
-    )
+    add("--val_fraction", type=holdout.fraction, metavar="F", help="of a set without splits (0.1)")
     group = "images in whose path it finds the same text stay in one split: '[^/_]+_'"
     add("--group", type=holdout.pattern, default="", metavar="REGEX", help=group)
     add("--masks", action="store_true", help="write each object's mask, for Mask R-CNN")
@@ -192,7 +190,8 @@ def _plan(
         )
     for path, rows in unused.items():
         if rows and not args.labels:
-            print(f"{path} holds {len(rows):,} files that the annotations do not list")
+            kind = "" if args.annotations or args.val_annotations else "warning: "
+            print(f"{kind}{path} holds {len(rows):,} files that the annotations do not list")
     return _turned(args, splits)
 
 

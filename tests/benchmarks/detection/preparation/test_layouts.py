@@ -16,6 +16,7 @@ from tests.benchmarks.detection.preparation.test_coco import (
     image_file,
     write_coco,
 )
+from tests.helpers.preparation import typed
 
 
 def place(folder, tree):
@@ -96,7 +97,7 @@ TREES = {
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_own_images_are_recognised_and_prepared(name, tmp_path):
+def test_own_images_are_recognised_and_prepared(name, tmp_path, capsys, monkeypatch):
     tree, words, flags = TREES[name]
     place(tmp_path / "in", tree)
     (reading,) = coco.readings(Folder.open(str(tmp_path / "in")))
@@ -110,6 +111,10 @@ def test_own_images_are_recognised_and_prepared(name, tmp_path):
     splits = json.loads((tmp_path / "out" / "manifest.json").read_text())["splits"]
     images = [splits[split]["images"] for split in ("train", "val")]
     assert images == ([16, 6] if "--val_annotations" in str(reading.arguments) else [12, 4])
+    (line,) = (row for row in capsys.readouterr().out.splitlines() if "small.py" in row)
+    _, config = typed(line, monkeypatch)
+    assert config.benchmark == ("mask_rcnn" if "--masks" in flags else "ssd")
+    assert config.data_dir == f"{tmp_path}/out" and config.train_batch_size == 8
 
 
 def test_of_a_large_file_a_part_is_looked_at(tmp_path, monkeypatch):
