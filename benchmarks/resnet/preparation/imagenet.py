@@ -14,7 +14,6 @@ import hashlib
 import itertools
 import math
 import os
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +25,7 @@ from common.data import records
 from common.data.shards import tensorflow
 from common.errors import UserError, some, visible
 from common.images import manifest, photos
-from common.preparation import arguments, schema, sources, writing
+from common.preparation import arguments, holdout, schema, sources, writing
 
 IMAGENET = {
     **{f"{split} images": number for split, number in manifest.IMAGENET.items()},
@@ -47,9 +46,9 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--validation_labels", type=path, metavar="FILE", help=labels)
     add("--layout", choices=("imagenet", "folder"), default="imagenet", help="folder: own photos")
     add("--subset", action="store_true", help="accept a part of ImageNet: do not check its counts")
-    add("--validation_fraction", type=float, metavar="F", help="of own photos (0.1)")
+    add("--validation_fraction", type=holdout.fraction, metavar="F", help="of own photos (0.1)")
     group = "own photos in whose 'CLASS/NAME' it finds the same text stay in one split: '[^_]+_'"
-    add("--group", default="", metavar="REGEX", help=group)
+    add("--group", type=holdout.pattern, default="", metavar="REGEX", help=group)
     shrunk = "shrink photos whose short side is longer to N pixels, at quality 95 (never)"
     add("--max_side", type=console.integer(1, 65_535), default=0, metavar="N", help=shrunk)
     shards = {"shards": "train files (1024, or by size)", "validation_shards": "(128, or by size)"}
@@ -64,14 +63,8 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
         parser.error("give --validation or --validation_fraction, not both")
     if args.group and (args.validation or not own):
         parser.error("--group is for --layout=folder without --validation")
-    try:
-        re.compile(args.group)
-    except re.error as error:
-        parser.error(f"argument --group: {args.group!r} is no regular expression: {error}")
     if args.validation_fraction is None:
         args.validation_fraction = 0.1
-    if not 0 < args.validation_fraction < 1:
-        parser.error("argument --validation_fraction: must be between 0 and 1")
     args.quality = args.quality or (95 if own or args.max_side else 100)
     return args
 
@@ -131,11 +124,7 @@ def prepare(args: argparse.Namespace) -> str:
 
 def _warn(content: dict[str, Any], results: list[dict[str, Any]]) -> None:
     """Prints which images there are several times, and the splits in which a class has no image."""
-    seen = [(*row, shard["split"]) for shard in results for row in shard.get("digests", ())]
-    if seen:
-        digests, labels, paths, splits = map(np.array, zip(*seen, strict=True))
-        for line in manifest.repeated_images(digests, labels, splits, lambda i: str(paths[i])):
-            print(visible(f"warning: {line}"))
+    writing.report_repeated(results)
     for split in content["splits"]:
         if empty := [row["name"] for row in content["classes"] if not row[split]]:
             print(f"warning: {len(empty):,} classes have no {split} image: {', '.join(empty[:5])}")

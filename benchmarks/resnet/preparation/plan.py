@@ -1,10 +1,7 @@
 """Decides which image goes into which split, in which order and with which label."""
 
-import collections
 import dataclasses
-import math
 import os
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +10,7 @@ import numpy as np
 from common import limits
 from common.data import records
 from common.data.shards import tensorflow
-from common.preparation import writing
+from common.preparation import holdout, writing
 from common.preparation.sources import Source, SourceError, read_all
 from common.text import normal_name, text_lines
 
@@ -70,8 +67,8 @@ def make(
     seed = settings["seed"]
     if validation is None:
         names = [train.files[i].name for i in rows]
-        groups = _groups(names, settings.get("group", ""))
-        share = _validation_share(groups, labels, settings["validation_fraction"], seed)
+        groups = holdout.groups(names, settings.get("group", ""))
+        share = holdout.choose(groups, labels, settings["validation_fraction"], seed)
         if not share.any():
             fault = "no class has two images (with --group: two groups)"
             raise SourceError(f"{train.path}: {fault}, so no image is left for validation")
@@ -135,43 +132,6 @@ def _labelled(
             raise SourceError(f"{origin}: no class '{names[i]}' is among the training images{hint}")
     labels = [numbers[normal_name(names[i])] for i in rows]
     return np.array(rows, np.int64), np.array(labels, np.int32)
-
-
-def _groups(names: list[str], pattern: str) -> list[str]:
-    """The group of each image: its own name without a pattern."""
-    if not pattern:
-        return names
-    matches = [re.search(pattern, name) for name in names]
-    if None in matches:
-        name = names[matches.index(None)]
-        raise SourceError(f"--group={pattern}: the pattern finds nothing in {name}")
-    return [match[min(1, match.re.groups)] or "" for match in matches if match]
-
-
-def _validation_share(
-    groups: list[str], labels: np.ndarray, fraction: float, seed: int
-) -> np.ndarray:
-    """bool[n]: which images are for validation: complete groups, a share of each class or more.
-
-    A class of two groups gives at least one of them, and keeps at least one image for training.
-    """
-    is_validation, rows = np.zeros(len(labels), bool), collections.defaultdict(list)
-    for k, group in enumerate(groups):
-        rows[group].append(k)
-    left = np.bincount(labels)  # by label, how many stay for training
-    for label in range(1, len(left)):
-        members = np.flatnonzero(labels == label)
-        number = max(1, math.floor(fraction * len(members) + 0.5))
-        names = sorted({groups[k] for k in members})
-        for i in writing.shuffled(seed, "validation", names):
-            if len(members) - left[label] >= number:
-                break
-            mine = rows[names[i]]
-            counts = np.bincount(labels[mine], minlength=len(left))
-            if not is_validation[mine[0]] and np.all((counts < left) | (counts == 0)):
-                is_validation[mine] = True
-                left -= counts
-    return is_validation
 
 
 def read_labels(path: str) -> list[str]:

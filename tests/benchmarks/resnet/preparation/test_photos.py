@@ -13,7 +13,7 @@ from benchmarks.resnet.preparation import plan
 from common.data import records
 from common.data.shards import tensorflow
 from common.errors import UserError
-from common.preparation import sources
+from common.preparation import holdout, sources
 from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet import encoded, near, picture, pixels, rows
 from tests.common.preparation import test_schema
@@ -158,7 +158,7 @@ def test_a_group_is_in_one_split():
     names = sorted(f"{c}/object{k}_{i}.jpg" for c in "ab" for k in range(10) for i in range(5))
     for pattern in (r"^(.*)_\d+", r"object\d+", r"/(object\d+)_"):
         splits = grouped(names, pattern)
-        keys = {s: {plan._groups([n], pattern)[0] for n in kept} for s, kept in splits.items()}
+        keys = {s: {holdout.groups([n], pattern)[0] for n in kept} for s, kept in splits.items()}
         assert not keys["train"] & keys["validation"]
         for c in "ab":
             assert sum(name.startswith(c) for name in splits["validation"]) == 10
