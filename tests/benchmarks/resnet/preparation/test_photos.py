@@ -269,6 +269,7 @@ def test_a_validation_folder_may_write_a_name_in_another_form(tmp_path, capsys):
     warnings = [row for row in capsys.readouterr().out.splitlines() if row.startswith("warning")]
     assert "--train: the folders empty, hidden, texts have no image" in warnings[0]
     assert "in both splits" in warnings[1] and warnings[1].count("Äpfel/0.jpg") == 1
-    assert len(warnings) == 2
+    assert "1 classes have fewer than 20 training photos: Äpfel (2)" in warnings[2]
+    assert len(warnings) == 3
     (row,) = json.loads((tmp_path / "out" / "manifest.json").read_text())["classes"]
     assert row == {"label": 1, "name": "Äpfel", "train": 2, "validation": 2}
