@@ -34,15 +34,17 @@ IMAGENET = {
     **{f"{split} images": number for split, number in manifest.IMAGENET.items()},
     "classes": 1_000,
 }
-_CLASSES = 1_000  # of ImageNet
 _HEADS = 8  # files of a kind that `readings` looks into
 _TABLE_BYTES = 2 << 20  # of a table
 _OF_IMAGES = ("images", "image", "imgs", "img", "jpegimages")  # folders beside masks or labels
+_NO_CLASSES = {  # folders that hold other views of the images beside them
+    *("masks", "labels", "annotations", "gt", "gtfine", "ground_truth", "groundtruth"),
+    *("depth", "rgb", "instance", "instances", "semantic", "segmentation", "hr", "lr"),
+}
 _OBJECTS = {  # by the ending of a file, what says that it has boxes or outlines
-    ".json": rb'"(annotations|categories)"\s*:|"images"\s*:\s*\[',
+    ".json": rb'"annotations"\s*:|"images"\s*:\s*\[',
     ".xml": rb"<annotation",
-    ".yaml": rb"(?m)^\s*(names|nc)\s*:",
-    ".yml": rb"(?m)^\s*(names|nc)\s*:",
+    **dict.fromkeys((".yaml", ".yml"), rb"(?m)^\s*(names|nc)\s*:"),
 }
 _BOX = r"^x_?min$|^bbox|^x1$|encoded_?pixels|^rle"  # columns of boxes or outlines
 _FEW = 20  # training photos, with which a class is hardly learnt
@@ -64,9 +66,8 @@ def readings(folder: Folder) -> list[Reading]:
         return []
     known = table.Photos(images)
     names = folder.named(".csv", ".tsv")[:_HEADS]
-    tables = [_table(folder, images, known, name, bool(reading)) for name in names]
-    found = max(filter(None, tables), key=lambda each: each.files, default=reading)
-    return [found] if found else []
+    found = [_table(folder, images, known, name, bool(reading)) for name in names]
+    return sorted(filter(None, [*found, reading]), key=lambda each: -each.files)[:1]
 
 
 def _official(folder: Folder, train: str, validation: str = "") -> Reading:
@@ -92,21 +93,24 @@ def _class_folders(folder: Folder, images: list[str]) -> Reading | None:
         for split in ("test", "validation"):
             path, names = _classes(images, paths.get(split, "/"), classes)
             held = path if classes.keys() & names.keys() else held
-        if len(classes) == _CLASSES and all(re.fullmatch(r"n\d{8}", name) for name in classes):
+        if len(classes) == IMAGENET["classes"] and all(
+            re.fullmatch(r"n\d{8}", name) for name in classes
+        ):
             return _official(folder, train, held or paths.get("validation", ""))
         makes = f"{held}/ is for validation" if held else makes
         used = f"{train}/", f"{held}/"
         left = [p for p in paths.values() if not any(u.startswith(f"{p}/") for u in used)]
         makes += f"; {', '.join(left)}: left for predict.py" if left else ""
-    if len(classes) < 2:
+    others = _NO_CLASSES & {name.lower() for name in classes}
+    if len(classes) < 2 or others or all(map(table.split_of, classes)):
         return None
     is_jpeg = all(name.lower().endswith((".jpg", ".jpeg")) for name in images)
-    found = f"{len(classes):,} folders of {'JPEGs' if is_jpeg else 'images'}: classes"
-    found = f"{train}/ and {held}/ of {found}" if held else found
+    found = f"{train}/ and {held}/ of " if held else ""
+    found += f"{len(classes):,} folders of {'JPEGs' if is_jpeg else 'images'}: classes "
+    found += some(classes)
     flags = ["--layout=folder", f"--train={folder.full(train)}"]
     flags += [f"--validation={folder.full(held)}"] if held else []
     makes = f"records of {len(classes):,} classes, {makes}"
-    found += f" {some(classes)}"
     return Reading("imagenet", "photos", found, makes, flags, classes.total())
 
 
@@ -132,12 +136,13 @@ def _classes(
 
 def _has_objects(folder: Folder, images: list[str]) -> bool:
     """Whether there are labels of objects in the images: a file for each of them, or for all."""
-    stems = {os.path.splitext(os.path.basename(name))[0] for name in images}
-    beside = folder.named(".xml", ".txt", ".json")
-    beside = [name for name in beside if os.path.splitext(os.path.basename(name))[0] in stems]
-    if 10 * len(beside) > len(images):
-        return True
-    return any(
+
+    def stem(name: str) -> str:
+        return os.path.splitext(os.path.basename(name))[0]
+
+    stems = {*map(stem, images)}
+    beside = sum(stem(name) in stems for name in folder.named(".xml", ".txt", ".json"))
+    return 10 * beside > len(images) or any(
         re.search(pattern, folder.head(name))
         for suffix, pattern in _OBJECTS.items()
         for name in folder.named(suffix)[:_HEADS]
@@ -148,8 +153,8 @@ def _table(
     folder: Folder, images: list[str], known: table.Photos, name: str, by_folder: bool
 ) -> Reading | None:
     """A table of images and labels, unless the labels say what the class folders say."""
-    text = folder.head(name, _TABLE_BYTES).decode("utf-8-sig", "replace")
-    complete = len(text) < _TABLE_BYTES // 2
+    data = folder.head(name, _TABLE_BYTES)
+    complete, text = len(data) < _TABLE_BYTES, data.decode("utf-8-sig", "replace")
     try:
         content = table.Table.parse(name, text if complete else text[: text.rfind("\n")], known)
     except sources.SourceError:
@@ -168,10 +173,11 @@ def _table(
     columns = {"file_column": content.names[file], "label_column": content.names[label]}
     flags = ["--layout=folder", f"--train={folder.full(top)}", f"--labels={folder.full(name)}"]
     flags += [f"--{key}={column}" for key, column in columns.items()]
-    found = f"{len(labels):,} images and {name} (columns {', '.join(columns.values())})"
+    number = len(labels) if complete else len(images)
+    found = f"{number:,} images and {name} (columns {', '.join(columns.values())})"
     found += f": {len(classes):,} classes"
     by = f"split by {content.names[split]}" if split >= 0 else "a tenth of each for validation"
-    return Reading("imagenet", "csv", found, f"records of these classes, {by}", flags, len(labels))
+    return Reading("imagenet", "csv", found, f"records of these classes, {by}", flags, number)
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.resnet.preparation import table
 from common import limits
 from common.data import records
 from common.data.shards import tensorflow
@@ -93,7 +92,8 @@ def _classes(train: Source) -> list[str]:
     classes = sorted({train.class_name(i) for i in range(len(train.files))} - {""})
     if not classes:
         raise SourceError(f"{train.path} holds no images in class folders (CLASS/NAME.jpg)")
-    if not train.classes and all(map(table.split_of, classes)):
+    splits = {"train", "val", "valid", "validation", "test"}
+    if not train.classes and {c.lower() for c in classes} <= splits:
         raise SourceError(
             f"{train.path} holds splits ({', '.join(classes)}), not classes: "
             f"give --train={os.path.join(train.path, classes[-1])} and so on"

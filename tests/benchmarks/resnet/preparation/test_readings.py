@@ -88,6 +88,11 @@ CASES = {
         "photos --train=.",
         "",
     ),
+    "table of test photos": (
+        under("Train") | loose("Test") | {"Test.csv": table(("p", "class"), *ROWS[:4])},
+        "photos --train=Train",
+        "",
+    ),
     "face masks": (under(".", names=["mask/1.png", "no_mask/2.png"]), "photos --train=.", ""),
 }  # fmt: skip
 
@@ -112,6 +117,7 @@ OTHERS = {
     "one class": under(".", names=["cats/1.jpg", "cats/2.jpg"]),
     "one folder": loose("images"),
     "masks": loose("images", "png") | loose("masks", "png"),
+    "outlines": loose("leftImg8bit", "png") | loose("gtFine", "png"),
     "VOC": loose("JPEGImages") | loose("SegmentationClass", "png") | loose("Annotations", "xml"),
     "YOLO": loose("images/train") | loose("images/val") | loose("labels/train", "txt"),
     "YOLO again": loose("train/images") | loose("valid/images") | {"data.yaml": "nc: 3\n"},
@@ -122,6 +128,7 @@ OTHERS = {
     "boxes in a table": loose("i")
     | {"b.csv": table(("filename", "class", "xmin"), *((f"{i}.jpg", x, "1") for i, x in ROWS))},
     "no table": loose("i") | {"b.csv": "a,b\n1.jpg,\"", "c.csv": "", "d.tsv": "\0"},
+    "splits without training": under("val", "test"),
     "a program with pictures": under(".") | loose("src", "py") | {"a.md": ""},
     "text": {"a.en": "x", "a.de": "y"},
 }  # fmt: skip
