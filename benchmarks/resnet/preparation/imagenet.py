@@ -49,6 +49,7 @@ _OBJECTS = {  # by the ending of a file, what says that it has boxes or outlines
 _BOX = r"^x_?min$|^bbox|^x1$|encoded_?pixels|^rle"  # columns of boxes or outlines
 _FEW = 20  # training photos, with which a class is hardly learnt
 _SAMPLE = 100  # images whose sizes stand for all
+_SMALL_RUN = 600_000  # images that configs/small.py:resnet sees in an hour
 _USUAL_SIDE = 224  # pixels, in the recipes
 
 
@@ -345,6 +346,17 @@ def _pixels(out: str, shard: str) -> int:
     return min(_USUAL_SIDE, max(64, 32 * math.ceil(np.median(sides or _USUAL_SIDE) / 32)))
 
 
+def small_command(out: str, images: int, batch: int, pixels: int) -> str:
+    """The command that trains a small model from random weights, an hour at most on two cores."""
+    epochs = min(200, _SMALL_RUN // images)
+    keys: dict[str, Any] = {"train_batch_size": batch, "eval_batch_size": batch}
+    keys |= {"train_steps": f"{epochs} epochs", "steps_per_eval": f"{epochs // 10} epochs"}
+    keys["steps_per_checkpoint"] = keys["steps_per_eval"]
+    if pixels < 96:
+        keys |= {"image_size": pixels, "eval_image_size": pixels}
+    return arguments.train_command("small.py:resnet", out, *arguments.keys(**keys))
+
+
 def _last_line(out: str, content: dict[str, Any]) -> str:
     splits, classes = content["splits"], content["num_label_classes"]
     keys: dict[str, Any] = {}
@@ -355,11 +367,8 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
     if (pixels := _pixels(out, splits["train"]["shards"][0]["name"])) < _USUAL_SIDE:
         keys["image_size"] = pixels
     if images < arguments.FEW:
-        batch = keys["train_batch_size"]
-        small = {"train_batch_size": batch, "eval_batch_size": batch} if batch < 64 else {}
-        small |= {"image_size": 64, "eval_image_size": 64} if pixels == 64 else {}
-        command = arguments.train_command("small.py:resnet", out, *arguments.keys(**small))
-        print(f"without a network, and so without these weights: {command}")
+        command = small_command(out, images, keys["train_batch_size"], pixels)
+        print(f"to train without published weights (no network): {command}")
     size = sum(split["bytes"] for split in splits.values())
     return (
         f"{images:,} train and {splits['validation']['examples']:,} "

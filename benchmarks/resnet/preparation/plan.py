@@ -39,7 +39,7 @@ class Split:
         """(path, reason) of the files that are no images or have no class."""
         rows, used = [*self.source.skipped], set(self.rows.tolist())
         for i, file in enumerate(self.source.files):
-            if "/" not in file.name and i not in used:
+            if not self.source.class_name(i) and i not in used:
                 rows.append((file.name, "lies outside of the class folders"))
         return [(f"{self.origin}/{name}", reason) for name, reason in rows]
 

@@ -1,6 +1,7 @@
 """`prepare imagenet --labels=FILE`: own photos whose classes stand in a table."""
 
 import collections
+import json
 
 import pytest
 
@@ -74,13 +75,14 @@ def test_a_column_of_splits_counts(kind, images, tmp_path):
     splits = [first] * 8 + [*others * 2, first, first][:2]
     lines = [f"{name},{own_class(name)},{split}" for name, split in zip(ONE, splits, strict=True)]
     text = "\n".join(["file,class,split", *lines])
-    train, rest = make(images, tmp_path, text)
+    train, rest = make(images / "one", tmp_path, text)
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["left_out"] == []
     if kind == "unknown":
         assert len(train) + len(rest) == 10 and len(rest) == 3
     else:
         assert (len(train), len(rest)) == SPLITS[kind] and "8.JPG" in rest
     with pytest.raises(UserError, match="changed: .*label_column"):
-        make(images, tmp_path, text, "--validation_fraction=0.1")
+        make(images / "one", tmp_path, text, "--validation_fraction=0.1")
 
 
 def test_what_is_missing_is_counted_and_chosen_columns_count(images, tmp_path, capsys):
