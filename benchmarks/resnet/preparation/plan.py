@@ -91,7 +91,8 @@ def _classes(train: Source) -> list[str]:
     """The sorted names of the classes."""
     classes = sorted({train.class_name(i) for i in range(len(train.files))} - {""})
     if not classes:
-        raise SourceError(f"{train.path} holds no images in class folders (CLASS/NAME.jpg)")
+        why = "".join(f"; {name} is {reason}" for name, reason in train.skipped[:1])
+        raise SourceError(f"{train.path} holds no images in class folders (CLASS/NAME.jpg){why}")
     splits = {"train", "val", "valid", "validation", "test"}
     if not train.classes and {c.lower() for c in classes} <= splits:
         raise SourceError(
