@@ -6,10 +6,27 @@ data. Each recipe is the benchmark's own with other values; each value has its r
 
 import ml_collections
 
-from configs import resnet50
+from configs import mask_rcnn_digits, resnet50, ssd_digits
 from configs._named import choose_recipe
 
 _FILE = "configs/small.py"
+
+
+def _mask_rcnn() -> ml_collections.ConfigDict:
+    config = mask_rcnn_digits.get_config()  # its rates, and batch statistics from random weights
+    config.data_dir = ""
+    config.num_classes = 0  # as many as the data have
+    config.max_boxes = 100  # photos of cells and crowds have many
+    config.image_short, config.image_long = 256, 320  # less loses objects, more takes too long
+    config.image_shape = (256, 320)
+    config.random_flip = True  # photos may be mirrored, digits may not
+    config.pyramid_levels = (2, 3, 4, 5, 6)
+    config.anchor_scale, config.anchor_ratios = 3.0, (0.5, 1.0, 2.0)  # sides of 12 to 192 pixels
+    config.anchor_samples, config.region_samples = 128, 64  # as images have more objects
+    config.proposals_before_nms = config.eval_proposals_before_nms = 200
+    config.proposals_after_nms = config.eval_proposals_after_nms = 150
+    config.target = config.mask_target = 0.0
+    return config
 
 
 def _resnet() -> ml_collections.ConfigDict:
@@ -31,8 +48,28 @@ def _resnet() -> ml_collections.ConfigDict:
     return config
 
 
+def _ssd() -> ml_collections.ConfigDict:
+    config = ssd_digits.get_config()  # its rates, and batch statistics from random weights
+    config.data_dir = ""
+    config.num_classes = 0  # as many as the data have
+    config.max_boxes = 100  # photos of cells and crowds have many
+    config.image_size = 240  # less loses objects, more takes a core too long
+    config.random_flip = True  # photos may be mirrored, digits may not
+    config.crop_side_min = 0.7  # few images are soon known by heart
+    config.max_samples = 50
+    config.extra_squeezed = config.extra_filters = (64, 64, 64)
+    config.extra_strides, config.extra_paddings = (2, 2, 2), (1, 1, 1)
+    config.box_steps = (8, 16, 32, 64)
+    config.box_sides = (18, 36, 72, 130, 200)  # objects of a twelfth to most of the image
+    config.box_ratios = (2, 2, 2, 2)
+    config.target = 0.0
+    return config
+
+
 RECIPES = {
+    "mask_rcnn": _mask_rcnn,
     "resnet": _resnet,
+    "ssd": _ssd,
 }
 
 

@@ -384,3 +384,9 @@ def outline_mask(outline: Any, height: int, width: int) -> np.ndarray:
 def outline_lists(outline: Any) -> Any:
     """An outline as pycocotools takes it."""
     return list(map(list, outline)) if isinstance(outline, list) else outline
+
+
+def mask_outline(inside: np.ndarray) -> dict[str, Any]:
+    """The run-length encoding of bool[height, width]: see `outline_mask`."""
+    edges = np.flatnonzero(np.diff(inside.T.ravel(), prepend=False, append=not inside[-1, -1]))
+    return {"counts": np.diff(edges, prepend=0).tolist(), "size": [*inside.shape]}

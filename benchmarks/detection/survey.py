@@ -7,8 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from common.errors import some
+
 FIT = 0.5  # the IoU from which on an anchor fits an object
 _MANY = 0.5  # of the objects
+_TINY, _FEW_TINY = 8, 0.05  # pixels, and the share of the objects that may be smaller
+_FEW = 20  # objects of a category
+_SSD_SIDE, _MASK_SIDES = 300, np.array([800, 1333])  # of the recipes' images
 _FACTORS = (0.125, 0.25, 0.5, 2.0, 4.0)  # other sizes of anchors to try
 
 Finding = tuple[str, str, str]  # see `benchmarks.base.Hints.remarks`
@@ -59,6 +64,33 @@ def oddities(objects: Any) -> list[Finding]:
         text = f"{copies:,} of {total:,} boxes are copies of others, with the same image, "
         text += f"category and bbox, first in {image}: even a perfect detector misses them"
         findings.append(("warn", text, "remove the copies from the annotations"))
+    return findings
+
+
+def weaknesses(annotations: Any, masks: bool) -> list[Finding]:
+    """What makes a training weak: tiny objects, and categories with few.
+
+    `annotations` are `coco.Annotations` of a training; with `masks` Mask R-CNN will see the images,
+    else SSD.
+    """
+    findings: list[Finding] = []
+    if masks:
+        size = "Mask R-CNN's 800x1333"
+        sides = np.sort(annotations.sizes, axis=1)
+        factors = (_MASK_SIDES / sides).min(axis=1, keepdims=True)
+    else:
+        size, factors = f"SSD's {_SSD_SIDE}x{_SSD_SIDE}", _SSD_SIDE / annotations.sizes
+    seen = annotations.boxes[:, 3:1:-1] * factors[annotations.rows]
+    tiny = int((np.sqrt(seen.prod(axis=1).clip(0)) < _TINY).sum())
+    if tiny > _FEW_TINY * len(seen):
+        text = f"{tiny:,} of {len(seen):,} objects are smaller than {_TINY} pixels in {size}"
+        findings.append(("warn", text, "cut the images into parts, or train on larger ones"))
+    names, labels = dict(annotations.categories), annotations.category_ids[~annotations.crowd]
+    numbers, counts = np.unique(labels, return_counts=True)
+    if few := np.flatnonzero(counts < _FEW).tolist():
+        listed = some(f"{names[numbers[i]]} ({counts[i]})" for i in few)
+        text = f"{len(few):,} categories have fewer than {_FEW} objects: {listed}"
+        findings.append(("warn", text, "label more of them"))
     return findings
 
 

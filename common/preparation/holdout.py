@@ -56,8 +56,8 @@ def choose(groups: Sequence[str], labels: np.ndarray, fraction: float, seed: int
     for label in range(1, len(left)):
         members = np.flatnonzero(labels == label)
         number = max(1, math.floor(fraction * len(members) + 0.5))
-        names = sorted({groups[k] for k in members})
-        for i in writing.shuffled(seed, "validation", names):
+        names = sorted({groups[k] for k in members.tolist()})
+        for i in writing.shuffled(seed, "validation", names).tolist():
             if len(members) - left[label] >= number:
                 break
             mine = rows[names[i]]

@@ -21,6 +21,7 @@ from common import console, pools
 from common.data import files, records
 from common.data.shards import tensorflow
 from common.errors import UserError, parse_json, visible
+from common.images.manifest import repeated_images
 from common.preparation.sources import Source, SourceError
 
 _SHARD_BYTES = 128 << 20  # large enough for object stores, small enough for a shuffle of files
@@ -273,6 +274,15 @@ def report(content: dict[str, Any]) -> None:
             print(visible(f"{title}: {row['file']}: {row['reason']}"))
         if len(rows) > 20:
             print(f"{title}: {len(rows) - 20:,} more; all are in {files.MANIFEST}")
+
+
+def report_repeated(results: Sequence[Mapping[str, Any]]) -> None:
+    """Prints which images there are several times; `results` are those of `write`."""
+    seen = [(*row, shard["split"]) for shard in results for row in shard.get("digests", ())]
+    if seen:
+        digests, labels, paths, splits = map(np.array, zip(*seen, strict=True))
+        for line in repeated_images(digests, labels, splits, lambda i: str(paths[i])):
+            print(visible(f"warning: {line}"))
 
 
 def is_complete(out: str, *others: str) -> bool:

@@ -4,32 +4,35 @@
         --annotations=annotations_trainval2017.zip --out=gs://bucket/coco
     python -m scripts.prepare coco --train_images=photos --train_annotations=train.json \\
         --val_images=photos --val_annotations=val.json --out=records
+    python -m scripts.prepare coco --train_images=photos --labels=yolo --out=records
 
-The program reads the archives without unpacking them. After an interruption the same command
-continues. See docs/data.md.
+Without validation annotations a share of the images is held out. Archives are read in place. After
+an interruption the same command continues. See docs/data.md.
 """
 
 import argparse
 import dataclasses
-import functools
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks.detection import survey
 from benchmarks.detection.coco import Annotations
-from benchmarks.detection.preparation import objects
-from common import console, foreign, limits
+from benchmarks.detection.preparation import inputs as opened
+from benchmarks.detection.preparation import objects, tfrecords
+from benchmarks.detection.preparation.layouts import readings as readings
+from common import console, foreign
 from common.data import records
-from common.errors import UserError
-from common.preparation import arguments, sources, writing
+from common.errors import UserError, visible
+from common.preparation import arguments, holdout, sources, writing
+from common.preparation.folders import Folder
 
 KIND = "detection"  # in the manifest
 SCORED = "instances_val2017.json"  # in OUT, whatever the name of the input
 _MANY_CUT = 0.1  # of the boxes; COCO's end within a pixel of the edge
 _ENOUGH = 100_000  # training images for the schedule of configs/ssd.py
+_SMALL = {"ssd": (8, 10, 900), "mask_rcnn": (8, 10, 600)}  # largest batch, epochs, least steps
 _USUAL = {"train": 256, "val": 32}  # files of COCO, as Google made them
 
 
@@ -40,7 +43,11 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--val_images", type=path, help="zip or folder; own images: that of training by default")
     add("--annotations", type=path, help="COCO's: zip or folder with instances_*2017.json")
     add("--train_annotations", type=path, metavar="FILE", help="of own images: COCO's form, .json")
-    add("--val_annotations", type=path, metavar="FILE", help="of own images")
+    add("--val_annotations", type=path, metavar="FILE", help="of own images; else a share is taken")
+    add("--labels", choices=opened.FORMS, help="own images have labels of this form beside them")
+    add("--val_fraction", type=holdout.fraction, metavar="F", help="of a set without splits (0.1)")
+    group = "images in whose path it finds the same text stay in one split: '[^/_]+_'"
+    add("--group", type=holdout.pattern, default="", metavar="REGEX", help=group)
     add("--masks", action="store_true", help="write each object's mask, for Mask R-CNN")
     add("--subset", action="store_true", help="accept a part of COCO: do not check its counts")
     add("--trust_boxes", action="store_true", help="accept boxes that look like no COCO boxes")
@@ -49,16 +56,21 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     shards = {"shards": "train files (256, or by size)", "val_shards": "(32, or by size)"}
     args = arguments.parse_images(parser, argv, shards, "95", ("train_images", "val_images"))
     own = args.train_annotations or args.val_annotations
-    if bool(own) == bool(args.annotations):
+    if sum(map(bool, (own, args.labels, args.annotations))) != 1:
         parser.error(
-            "give --annotations=annotations_trainval2017.zip for COCO, or --train_annotations and "
-            "--val_annotations for own images"
+            "give --annotations=annotations_trainval2017.zip for COCO, or for own images "
+            "--train_annotations (and --val_annotations), or --labels"
         )
-    if own and not (args.train_annotations and args.val_annotations):
-        parser.error("own images need both --train_annotations and --val_annotations")
-    if own and args.subset:
+    if args.val_annotations and not args.train_annotations:
+        parser.error("--val_annotations needs --train_annotations")
+    if not args.annotations and args.subset:
         parser.error("--subset is for COCO, with --annotations")
-    if own and not args.val_images:
+    is_split = bool(args.annotations or args.val_annotations)
+    if is_split and (args.group or args.val_fraction):
+        parser.error("--group and --val_fraction are for images without validation annotations")
+    if args.val_images and not is_split:
+        parser.error("--val_images needs --val_annotations")
+    if not args.annotations and not args.val_images:
         args.val_images = args.train_images
     if not args.val_images:
         parser.error("the following arguments are required: --val_images")
@@ -74,12 +86,15 @@ def prepare(args: argparse.Namespace) -> str:
         tf.errors.OpError: reading or writing failed.
     """
     settings = _settings(args)
+    if args.labels == "tfrecords" and (line := _as_they_are(args.train_images)):
+        return line
     flags = ("train_images", "val_images", "annotations", "train_annotations", "val_annotations")
     paths = {flag: getattr(args, flag) for flag in flags}
     inputs = sources.list_inputs(paths, args.workers, zipped=True)
     stamps = {flag: source.stamp for flag, source in inputs.items()}
     writing.State(args.out).claim({"settings": settings, "input": stamps}, args.overwrite)
-    splits = _plan(args, inputs)
+    texts, images = opened.open_all(args, inputs)
+    splits = _plan(args, inputs, texts, images)
     categories = splits["train"].annotations.categories
     official = args.annotations and not args.subset
 
@@ -95,26 +110,47 @@ def prepare(args: argparse.Namespace) -> str:
     check(splits["train"].with_boxes, len(splits["val"].files), "the input")
     sizes = {name: (len(split.order), split.shards) for name, split in splits.items()}
     results = writing.write(args.out, sizes, make, args.workers, records.DETECTION_SUFFIX)
-    scored = _annotations("val", inputs)[1]()
+    scored = texts["val"].read()
     sources.check_unchanged(inputs, args.workers)
     content = _manifest(splits, settings, results)
     writing.report(content)
     _warn(content)
     for name, split in splits.items():
-        for _, text, fix in survey.oddities(split.annotations):
-            print(f"warning: {name}: {text}: {fix}")
+        found = survey.oddities(split.annotations)
+        found += survey.weaknesses(split.annotations, args.masks) if name == "train" else []
+        for _, text, fix in found:
+            print(visible(f"warning: {name}: {text}: {fix}"))
+    writing.report_repeated(results)
     examples = {name: row["examples"] for name, row in content["splits"].items()}
     if not examples["train"]:
         raise UserError("none of the training images can be used")
     check(examples["train"], examples["val"], "the output")
     writing.save(args.out, SCORED, scored)
     writing.save_manifest(args.out, content)
+    if examples["train"] < arguments.FEW:
+        recipe = "mask_rcnn" if args.masks else "ssd"
+        keys = arguments.keys(**arguments.fitted(examples["train"], *_SMALL[recipe]))
+        command = arguments.train_command(f"small.py:{recipe}", args.out, *keys)
+        print(f"without the weights that the next command downloads: {command}")
     return _last_line(args.out, content)
+
+
+def _as_they_are(path: str) -> str:
+    """The last line to print of records that training can read already; '' if it cannot."""
+    folder = Folder.open(path)
+    if not tfrecords.are_complete(folder):
+        return ""
+    names = tfrecords.files(folder)["train"]
+    images = sum(1 for name in names for _ in records.read_shard(folder.full(name)))
+    recipe, flags = small_data(images, tfrecords.has_masks(folder, names[0]))
+    command = arguments.train_command(recipe, path, *flags)
+    return f"training reads the {images:,} images of {path} as they are; train on them: {command}"
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that the bytes of the records depend on; the manifest has them, too."""
-    return ({"exif": args.exif} if args.exif else {}) | {
+    names = "exif", "labels", "val_fraction", "group"
+    return {name: value for name in names if (value := getattr(args, name))} | {
         "masks": args.masks,
         "seed": args.seed,
         "shards": args.shards or 0,
@@ -124,40 +160,22 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _annotations(name: str, inputs: dict[str, sources.Source]) -> tuple[str, Callable[[], bytes]]:
-    """(name in messages, what reads the file) of a split's annotations.
-
-    Raises:
-        SourceError: the input is not of that form, or the file is missing or there twice.
-    """
-    if own := inputs.get(f"{name}_annotations"):
-        if not own.archive:
-            raise sources.SourceError(f"--{name}_annotations: {own.path} is a folder, not a file")
-        return own.path, functools.partial(sources.read_all, own.path, limits.ANNOTATION_BYTES)
-    path, base = inputs["annotations"].path, f"instances_{name}2017.json"
-    fix = "for own images, give --train_annotations and --val_annotations"
-    if inputs["annotations"].archive and not path.endswith(".zip"):
-        raise sources.SourceError(f"--annotations: {path} is no zip or folder; {fix}")
-    source = sources.all_files(inputs["annotations"])
-    rows = [i for i, file in enumerate(source.files) if os.path.basename(file.name) == base]
-    if len(rows) != 1:
-        fault = f"holds {base} more than once" if rows else f"holds no {base}"
-        raise sources.SourceError(f"--annotations: {path} {fault}; {fix}")
-    read = functools.partial(source.read, rows[0], limits.ANNOTATION_BYTES)
-    return f"{path}/{source.files[rows[0]].name}", read
-
-
-def _plan(args: argparse.Namespace, inputs: dict[str, sources.Source]) -> dict[str, objects.Split]:
+def _plan(
+    args: argparse.Namespace,
+    inputs: dict[str, sources.Source],
+    texts: dict[str, opened.Input],
+    inner: sources.Source | None,
+) -> dict[str, objects.Split]:
     """Reads the annotations, finds the images, and plans both splits; prints their sizes."""
     annotations = {}
-    for name in records.DETECTION_SPLITS:
-        path, read = _annotations(name, inputs)
-        print(f"reading {path}", flush=True)
+    for name, (path, read) in texts.items():
+        if name == "train" or path != texts["train"].path:
+            print(f"reading {path}", flush=True)
         annotations[name] = Annotations.parse(read(), path, args.masks)
         objects.check_boxes(annotations[name], args.trust_boxes)
     objects.check_categories(*annotations.values())
     images = {inputs[flag].path: inputs[flag] for flag in ("train_images", "val_images")}
-    images = {path: sources.all_files(source) for path, source in images.items()}
+    images = {path: inner or sources.all_files(source) for path, source in images.items()}
     splits, unused = {}, {path: set(range(len(i.files))) for path, i in images.items()}
     for name, number in zip(annotations, (args.shards, args.val_shards), strict=True):
         path = inputs[f"{name}_images"].path
@@ -171,8 +189,9 @@ def _plan(args: argparse.Namespace, inputs: dict[str, sources.Source]) -> dict[s
             flush=True,
         )
     for path, rows in unused.items():
-        if rows:
-            print(f"{path} holds {len(rows):,} files that the annotations do not list")
+        if rows and not args.labels:
+            kind = "" if args.annotations or args.val_annotations else "warning: "
+            print(f"{kind}{path} holds {len(rows):,} files that the annotations do not list")
     return _turned(args, splits)
 
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
+from benchmarks.detection import coco as outlines
 from benchmarks.detection.preparation import coco
 from common import console, pools
 from common.data import files
@@ -110,15 +111,13 @@ class Scene:
 
     def _annotate(self, inside: np.ndarray, category: int, crowd: bool = False) -> None:
         """Adds the object that covers bool[height, width], as COCO describes it."""
-        edges = np.flatnonzero(np.diff(inside.T.ravel(), prepend=False, append=not inside[-1, -1]))
-        counts = np.diff(edges, prepend=0).tolist()  # of pixels outside and inside in turn
         self.objects.append(
             {
                 "category_id": CATEGORY_IDS[category],
                 "bbox": _box(inside),
                 "area": float(inside.sum()),
                 "iscrowd": int(crowd),
-                "segmentation": {"counts": counts, "size": [*self._size]},
+                "segmentation": outlines.mask_outline(inside),
             }
         )
 

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import io
 import os
+import re
 
 import numpy as np
 from PIL import Image
@@ -25,6 +26,7 @@ COCO = {  # of 2017
     "val images": 5_000,
     "categories": 80,
 }
+_ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:")
 _FEW = 3  # boxes that are no reason to suspect a file
 
 
@@ -166,7 +168,9 @@ def check_categories(train: Annotations, val: Annotations) -> None:
 def locate(annotations: Annotations, source: Source) -> np.ndarray:
     """int64[n], the index in the source of each image.
 
-    A file_name may have more or fewer folders in front than the name in the source.
+    A file_name may have more or fewer folders in front than the name in the source, and capital
+    letters in other places. Of a path on another machine the last part is enough, if it is the only
+    file of that name.
 
     Raises:
         SourceError: an image is missing, two files fit one image, or one file fits two.
@@ -175,12 +179,15 @@ def locate(annotations: Annotations, source: Source) -> np.ndarray:
     by_path = {name: i for i, name in enumerate(names)}
     by_base: dict[str, list[int]] = {}
     for i, name in enumerate(names):
-        by_base.setdefault(os.path.basename(name), []).append(i)
+        by_base.setdefault(os.path.basename(name).lower(), []).append(i)
     files, missing, taken = [], [], {}
     for image_id, name in zip(annotations.image_ids.tolist(), annotations.file_names, strict=True):
         path = normal(name)
-        fits = [by_path[path]] if path in by_path else by_base.get(os.path.basename(path), [])
-        fits = [i for i in fits if is_end(path, names[i])]
+        like = by_base.get(os.path.basename(path).lower(), [])
+        fits = [by_path[path]] if path in by_path else [i for i in like if is_end(path, names[i])]
+        fits = fits or [i for i in like if is_end(path.lower(), names[i].lower())]
+        if not fits and _ABSOLUTE.match(name):
+            fits = like
         if len(fits) > 1:
             both = " and ".join(names[i] for i in fits[:2])
             raise SourceError(f"{source.path}: image {image_id} ({name}) may be {both}")
@@ -223,10 +230,11 @@ def example(split: Split, masks: bool, quality: int, k: int) -> writing.Example:
             ) from error
         return b"", (), {"left_out": [path, str(error)]}
     names, labels = dict(data.categories), data.category_ids[objects].tolist()
+    digest = hashlib.sha256(jpeg.encoded).hexdigest()
     feature = {
         **schema.image(jpeg.encoded, size, name, b"jpeg"),
         "image/source_id": schema.strings([str(image_id).encode()]),
-        "image/key/sha256": schema.strings([hashlib.sha256(jpeg.encoded).hexdigest().encode()]),
+        "image/key/sha256": schema.strings([digest.encode()]),
         "image/object/class/label": schema.ints(labels),
         "image/object/class/text": schema.strings([names[label].encode() for label in labels]),
         "image/object/is_crowd": schema.ints(data.crowd[objects].astype(int).tolist()),
@@ -236,7 +244,8 @@ def example(split: Split, masks: bool, quality: int, k: int) -> writing.Example:
         feature[f"image/object/bbox/{side}"] = schema.floats(split.shares[objects, i].tolist())
     if masks:
         feature["image/object/mask"] = schema.strings(pngs)
-    notes = {"changed": [path, jpeg.change]} if jpeg.change else {}
+    notes: dict[str, list] = {"digests": [digest[:16], 0, path]}
+    notes |= {"changed": [path, jpeg.change]} if jpeg.change else {}
     return schema.serialize(feature), labels, notes
 
 

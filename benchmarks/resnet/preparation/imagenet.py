@@ -282,11 +282,7 @@ def prepare(args: argparse.Namespace) -> str:
 
 def _warn(content: dict[str, Any], results: list[dict[str, Any]], own: bool) -> None:
     """Prints what is weak: images that are there several times, classes with few or no images."""
-    seen = [(*row, shard["split"]) for shard in results for row in shard.get("digests", ())]
-    if seen:
-        digests, labels, paths, splits = map(np.array, zip(*seen, strict=True))
-        for line in manifest.repeated_images(digests, labels, splits, lambda i: str(paths[i])):
-            print(visible(f"warning: {line}"))
+    writing.report_repeated(results)
     for split in content["splits"]:
         if empty := [row["name"] for row in content["classes"] if not row[split]]:
             print(f"warning: {len(empty):,} classes have no {split} image: {', '.join(empty[:5])}")

@@ -93,3 +93,24 @@ def test_records_have_the_same_columns(tmp_path):
     assert objects.file_names[2] == f"{tmp_path}/b, record 1 (counted from 0)"
     ((_, text, _),) = survey.oddities(objects)
     assert text.startswith("1 of 5 boxes are copies") and f"first in {tmp_path}/a, rec" in text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "masks", "words"),
+    [
+        ([(20, 20)] * 40, False, []),
+        ([(20, 20)] * 36 + [(20, 6)] * 4, False, ["4 of 40 objects", "SSD's 300x300"]),
+        ([(20, 20)] * 36 + [(20, 6)] * 4, True, []),
+        ([(1, 1)] * 40, True, ["40 of 40 objects", "Mask R-CNN's"]),
+        ([(20, 20)] * 19, False, ["1 categories have fewer than 20 objects: name 3 (19)"]),
+    ],
+)
+def test_tiny_objects_and_rare_categories(sizes, masks, words):
+    """An image of 900x300 becomes 300x300, or with masks 1333x444: one of 20x6 is 6.7x6 or 30x9."""
+    images = [{"id": 7, "file_name": "7.jpg", "height": 900, "width": 300}]
+    objects = [{"image_id": 7, "category_id": 3, "bbox": [1, 1, w, h]} for h, w in sizes]
+    content = {"images": images, "categories": [{"id": 3, "name": "name 3"}]}
+    content["annotations"] = objects
+    parsed = coco.Annotations.parse(json.dumps(content).encode(), "a.json")
+    findings = survey.weaknesses(parsed, masks)
+    assert all(word in findings[0][1] for word in words) and len(findings) == bool(words)

@@ -102,6 +102,11 @@ def test_a_bad_training_image_is_left_out_and_a_bad_validation_image_is_not(tmp_
         own(tmp_path / "b", lambda _, val: val["images"][0].update(height=7))
 
 
+def test_file_names_of_other_machines(tmp_path):
+    out = own(tmp_path, letters)
+    assert len(rows(out, "train")) == 12 and len(rows(out, "val")) == 6
+
+
 def corners(train, _):
     widths = {row["id"]: row["width"] for row in train["images"]}
     for row in train["annotations"]:
@@ -118,6 +123,13 @@ def half_corners(train, _):
 def shares(train, _):
     for row in train["annotations"]:
         row["bbox"] = [value / 100 for value in row["bbox"]]
+
+
+def letters(train, val):
+    """File names of another machine, and with capitals in other places."""
+    train["images"][0]["file_name"] = "/home/ann/photos 1/0000.JPG"
+    train["images"][1]["file_name"] = "D:\\Deep\\0001.Jpg"
+    val["images"][2]["file_name"] = "0022.JPG"
 
 
 def swap(train, val):

@@ -1,0 +1,176 @@
+"""What `readings` sees in a folder, and that its flags prepare the folder."""
+
+import json
+import shutil
+import zipfile
+
+import pytest
+
+from benchmarks.detection.preparation import coco, layouts
+from common.preparation.folders import Folder
+from scripts import prepare
+from tests.benchmarks.detection.preparation.test_coco import (
+    TRAIN,
+    VAL,
+    annotations,
+    image_file,
+    write_coco,
+)
+from tests.helpers.preparation import typed
+
+
+def place(folder, tree):
+    """Writes files: a dict is JSON, and a number the image of this number in its folder."""
+    for name, content in tree.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, int):
+            path.write_bytes(image_file(content)[1])
+        else:
+            path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def photos(folder, first, count, *_):
+    return {f"{folder}/{image_file(i)[0]}": i for i in range(first, first + count)}
+
+
+def changed(part, change, drop=()):
+    """The annotations of a part of the images, each file name through `change`."""
+    data = annotations(*part)
+    for row in data["images"]:
+        row["file_name"] = change(row["file_name"])
+    for row in data["annotations"]:
+        for key in drop:
+            row.pop(key, None)
+    return data
+
+
+def same(name):
+    return name
+
+
+T, V = annotations(*TRAIN), annotations(*VAL)
+MIXED = json.loads(json.dumps(T))
+MIXED["annotations"][0]["segmentation"] = []
+TREES = {
+    "roboflow": (
+        {
+            "train/_annotations.coco.json": T,
+            "valid/_annotations.coco.json": V,
+            "test/_annotations.coco.json": V,
+            **photos("train", *TRAIN),
+            **photos("valid", *VAL),
+            **photos("test", *VAL),
+        },
+        ["polygons: boxes and masks", "from valid/_annotations.coco.json", "1 more such files"],
+        ["train", "valid", "--masks"],
+    ),
+    "test_is_val": (
+        {
+            "a/train.json": T,
+            "a/test.json": changed(VAL, same, ["segmentation"]),
+            **photos("images", *TRAIN),
+            **photos("images", *VAL),
+        },
+        [": boxes", "from a/test.json"],
+        ["images"],
+    ),
+    "one": (
+        {"labels.json": MIXED, "notes.json": "[1]", **photos("deep/images", *TRAIN)},
+        ["1 of 24 objects without an outline: boxes", "a tenth of the images"],
+        ["deep/images"],
+    ),
+    "other_machine": (
+        {
+            "all.json": changed(TRAIN, lambda name: f"C:\\me\\{name}".upper()),
+            **photos("batch 1", *TRAIN),
+        },
+        ["3 categories"],
+        ["batch 1", "--masks"],
+    ),
+    "several_folders": (
+        {"all.json": T, **photos("a", 0, 8), **photos("b", 8, 8)},
+        ["3 categories"],
+        ["", "--masks"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_own_images_are_recognised_and_prepared(name, tmp_path, capsys, monkeypatch):
+    tree, words, flags = TREES[name]
+    place(tmp_path / "in", tree)
+    (reading,) = coco.readings(Folder.open(str(tmp_path / "in")))
+    text = f"{reading.found}; {reading.makes}"
+    assert (reading.name, reading.form) == ("coco", "coco") and all(word in text for word in words)
+    folders = [tmp_path / "in" / flag for flag in flags if flag != "--masks"]
+    given = [flag.partition("=")[2] for flag in reading.arguments if "_images=" in flag]
+    assert set(given) == {str(folder) for folder in folders}
+    assert ("--masks" in reading.arguments) == ("--masks" in flags)
+    prepare.make("coco", [*reading.arguments, f"--out={tmp_path}/out"])
+    splits = json.loads((tmp_path / "out" / "manifest.json").read_text())["splits"]
+    images = [splits[split]["images"] for split in ("train", "val")]
+    assert images == ([16, 6] if "--val_annotations" in str(reading.arguments) else [12, 4])
+    (line,) = (row for row in capsys.readouterr().out.splitlines() if "small.py" in row)
+    _, config = typed(line, monkeypatch)
+    assert config.benchmark == ("mask_rcnn" if "--masks" in flags else "ssd")
+    assert config.data_dir == f"{tmp_path}/out" and config.train_batch_size == 8
+
+
+def test_of_a_large_file_a_part_is_looked_at(tmp_path, monkeypatch):
+    place(tmp_path, {"all.json": T, **photos("images", *TRAIN)})
+    place(tmp_path / "b", {"all.json": changed(TRAIN, same, ["bbox"]), **photos("images", *TRAIN)})
+    expected = coco.readings(Folder.open(str(tmp_path)))
+    monkeypatch.setattr(layouts, "_PARSED", 1000)
+    for folder, rows in ((tmp_path, expected), (tmp_path / "b", [])):
+        seen = coco.readings(Folder.open(str(folder)))
+        assert [row.arguments for row in seen] == [row.arguments for row in rows]
+
+
+def test_cocos_archives_and_folders(tmp_path):
+    write_coco(tmp_path)
+    shutil.move(tmp_path / "annotations.zip", tmp_path / "annotations_trainval2017.zip")
+    (reading,) = coco.readings(Folder.open(str(tmp_path)))
+    assert {"--subset", "--masks"} <= {*reading.arguments} and "COCO" in reading.found
+    prepare.make("coco", [*reading.arguments, f"--out={tmp_path}/out"])
+    (tmp_path / "open" / "annotations").mkdir()
+    for path in (tmp_path / "open").glob("*.json"):
+        shutil.move(path, tmp_path / "open" / "annotations")
+    (reading,) = coco.readings(Folder.open(str(tmp_path / "open")))
+    assert f"--annotations={tmp_path}/open/annotations" in reading.arguments
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {},
+        photos("cats", 0, 3),
+        {"a.json": "{", "b.json": '{"images": [1], "annotations": [], "categories": []}'},
+        {"c.json": '{"images": [{"id": 1}], "annotations": [2]', "d.tfrecord": "x" * 99},
+        {"captions.json": {"images": [], "annotations": []}, "e.record": "", **photos("x", 1, 1)},
+        {"panoptic.json": changed(TRAIN, same, ["bbox"]), **photos("x", *TRAIN)},
+    ],
+)
+def test_other_files_are_not_taken(tree, tmp_path):
+    place(tmp_path, tree)
+    assert coco.readings(Folder.open(str(tmp_path))) == []
+
+
+def test_images_in_an_archive_beside_the_annotations(tmp_path):
+    with zipfile.ZipFile(tmp_path / "pictures.zip", "w") as archive:
+        for i in range(TRAIN[1]):
+            archive.writestr(*image_file(i)[:2])
+    place(tmp_path, {"annotations.json": T})
+    (reading,) = coco.readings(Folder.open(str(tmp_path)))
+    assert reading.arguments[0] == f"--train_images={tmp_path}/pictures.zip"
+    prepare.make("coco", [*reading.arguments, f"--out={tmp_path}/out"])
+    assert (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_json_alone_has_its_images_beside_it(tmp_path):
+    place(tmp_path, {"a.json": T, "b.json": V, **photos("images", *TRAIN)})
+    (reading,) = coco.readings(Folder.open(str(tmp_path / "a.json")))
+    assert reading.arguments[:2] == [
+        f"--train_images={tmp_path}/images",
+        f"--train_annotations={tmp_path}/a.json",
+    ]
