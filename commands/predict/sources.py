@@ -34,7 +34,7 @@ from engine.model_source import Model
 
 _QUALITY = 95  # of re-encoded pictures, as where own photos are prepared for training
 # Names of pictures in a folder. HEIC and AVIF are not read: each gets a row that says so.
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+_SUFFIXES = photos.SUFFIXES
 _SUFFIXES += (".heic", ".heif", ".avif")
 _WAITING = 8  # batches of pictures that wait for a batch of another shape to fill
 
@@ -196,10 +196,9 @@ def _read(path: str) -> bytes:
     if "://" not in path and os.stat(path).st_size > most:
         raise large
     with tensorflow().io.gfile.GFile(path, "rb") if "://" in path else open(path, "rb") as file:
-        head = file.read(16)
+        head = file.read(photos.HEAD)
         if not photos.looks_like_image(head):
-            known = ", ".join(photos.FORMATS)
-            raise photos.BadImage(f"not one of {known}" if head else "the file is empty")
+            raise photos.BadImage(photos.unknown(head) if head else "the file is empty")
         data = head + file.read(most)
         if len(data) > most:
             raise large

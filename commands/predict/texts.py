@@ -77,7 +77,7 @@ def _size(source: str) -> tuple[bool, int]:
         return True, 1
     if not special and "://" not in source:
         with open(source, "rb") as file:
-            head = file.read(16)
+            head = file.read(photos.HEAD)
         is_binary = b"\0" in head or head[:1] > b"\x7f"  # "BM" may begin a text, too
         special = "a picture" if is_binary and photos.looks_like_image(head) else ""
     if special:

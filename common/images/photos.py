@@ -15,7 +15,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from common import limits
 from common.data.shards import tensorflow
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif")
+HEAD = 32  # bytes of a file that say which format it has
 _JPEG = ("JPEG", "MPO")  # the latter is some cameras' JPEG, with more pictures behind it
 _ORIENTATION = 0x0112  # the EXIF tag; 1 is upright
 _DEPTHS = (8, 10, 12, 14, 16)  # bits that sensors have, in files of 16 or 32 bits per channel
@@ -49,10 +51,24 @@ def quiet() -> None:
 
 
 def looks_like_image(head: bytes) -> bool:
-    """Whether the first 16 bytes of a file belong to one of the FORMATS."""
+    """Whether the first HEAD bytes of a file belong to one of the FORMATS."""
     starts = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"GIF87a", b"GIF89a")
     starts += (b"II*\0", b"MM\0*")
-    return head.startswith(starts) or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
+    is_webp = head[:4] == b"RIFF" and head[8:12] == b"WEBP"
+    return head.startswith(starts) or is_webp or (_is_heif(head) and b"avi" in head[8:])
+
+
+def unknown(head: bytes) -> str:
+    """Why a file with these first HEAD bytes is no image of the FORMATS, in words."""
+    if _is_heif(head):
+        return "a HEIC image: save it as a JPEG"
+    return "not a JPEG, PNG, WebP, BMP, GIF, TIFF or AVIF image"
+
+
+def _is_heif(head: bytes) -> bool:
+    """Whether a file has the boxes of AVIF or HEIC, whose brands follow."""
+    brands = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"mif1", b"msf1")
+    return head[4:8] == b"ftyp" and head[8:12] in brands
 
 
 def to_jpeg(data: bytes, rotate: bool, quality: int, grey: bool = True, max_side: int = 0) -> Jpeg:

@@ -17,7 +17,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -55,6 +55,7 @@ class Source:
         archive: whether the path is an archive.
         folders: the names of the folders in a folder, those without files too.
         skipped: (name, reason) of the files that are no images.
+        classes: of the files, where a table has them; else the folders are the classes.
     """
 
     path: str
@@ -63,9 +64,12 @@ class Source:
     archive: bool = False
     folders: tuple[str, ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()
+    classes: Sequence[str] = ()
 
     def class_name(self, i: int) -> str:
         """Returns the class of the i-th image, '' where there are no classes."""
+        if self.classes:
+            return self.classes[i]
         folder, slash, _ = self.files[i].name.partition("/")
         return folder if slash else ""
 
@@ -226,9 +230,8 @@ def images(source: Source, sniff: bool, workers: int) -> Source:
             return "empty" if source.archive else "an empty file"
         if not sniff:
             return "" if file.name.lower().endswith(SUFFIXES) else "not named .JPEG"
-        head = read_at(os.path.join(source.path, file.name), 0, 16)
-        known = photos.looks_like_image(head)
-        return "" if known else "not a JPEG, PNG, WebP, BMP, GIF or TIFF image"
+        head = read_at(os.path.join(source.path, file.name), 0, photos.HEAD)
+        return "" if photos.looks_like_image(head) else photos.unknown(head)
 
     kept, skipped = [], []
     progress = console.ProgressBar(f"looking at {source.path}", len(files), "files")

@@ -10,29 +10,175 @@ continues. See docs/data.md.
 """
 
 import argparse
+import collections
 import hashlib
 import itertools
 import math
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks.resnet.preparation import plan
+from benchmarks.resnet.preparation import plan, table
 from common import console, foreign
 from common.data import records
 from common.data.shards import tensorflow
 from common.errors import UserError, some, visible
 from common.images import manifest, photos
 from common.preparation import arguments, holdout, schema, sources, writing
+from common.preparation.folders import Folder, Reading
 
 IMAGENET = {
     **{f"{split} images": number for split, number in manifest.IMAGENET.items()},
     "classes": 1_000,
 }
+_HEADS = 8  # files of a kind that `readings` looks into
+_TABLE_BYTES = 2 << 20  # of a table
+_OF_IMAGES = ("images", "image", "imgs", "img", "jpegimages")  # folders beside masks or labels
+_NO_CLASSES = {  # folders that hold other views of the images beside them
+    *("masks", "labels", "annotations", "gt", "gtfine", "ground_truth", "groundtruth"),
+    *("depth", "rgb", "instance", "instances", "semantic", "segmentation", "hr", "lr"),
+}
+_OBJECTS = {  # by the ending of a file, what says that it has boxes or outlines
+    ".json": rb'"annotations"\s*:|"images"\s*:\s*\[',
+    ".xml": rb"<annotation",
+    **dict.fromkeys((".yaml", ".yml"), rb"(?m)^\s*(names|nc)\s*:"),
+}
+_BOX = r"^x_?min$|^bbox|^x1$|encoded_?pixels|^rle"  # columns of boxes or outlines
+_FEW = 20  # training photos, with which a class is hardly learnt
 _SAMPLE = 100  # images whose sizes stand for all
+_SMALL_RUN = 600_000  # images that configs/small.py:resnet sees in an hour
 _USUAL_SIDE = 224  # pixels, in the recipes
+
+
+def readings(folder: Folder) -> list[Reading]:
+    """What the files of a folder, or one file, are: ImageNet's archives, class folders, a table."""
+    if archives := folder.named("ilsvrc2012_img_train.tar"):
+        validation = folder.named("ilsvrc2012_img_val.tar")[:1]
+        return [_official(folder, archives[0], *validation)]
+    images = folder.named(*photos.SUFFIXES, ".heic", ".heif")  # HEIC is named as such later
+    reading = _class_folders(folder, images)
+    if reading and reading.form == "imagenet":
+        return [reading]
+    few = 2 * len(images) < len(folder.files)  # something else, with pictures in it
+    if folder.is_file or not images or few or _has_objects(folder, images):
+        return []
+    known = table.Photos(images)
+    names = folder.named(".csv", ".tsv")[:_HEADS]
+    found = [_table(folder, images, known, name, bool(reading)) for name in names]
+    return sorted(filter(None, [*found, reading]), key=lambda each: -each.files)[:1]
+
+
+def _official(folder: Folder, train: str, validation: str = "") -> Reading:
+    """ImageNet's own files; the preparation names what is missing."""
+    flags = [f"--train={folder.full(train)}"]
+    flags += [f"--validation={folder.full(validation)}"] if validation else []
+    for name in folder.named(".txt")[:_HEADS]:
+        if re.match(rb"n\d{8}\s*\n", folder.head(name, 16)):
+            flags.append(f"--validation_labels={folder.full(name)}")
+            break
+    found = f"{', '.join(filter(None, [train, validation]))}: ImageNet's synsets"
+    return Reading("imagenet", "imagenet", found, "records of ImageNet", flags, len(folder.files))
+
+
+def _class_folders(folder: Folder, images: list[str]) -> Reading | None:
+    """Folders of images that are classes, perhaps in folders that are splits."""
+    train, classes = _classes(images)
+    splits = {table.split_of(name): name for name in sorted(classes, key=classes.__getitem__)}
+    held, makes = "", "a tenth of each class for validation"
+    if "train" in splits and len(splits.keys() - {""}) > 1:
+        paths = {split: os.path.join(train, name) for split, name in splits.items()}
+        train, classes = _classes(images, paths["train"])
+        for split in ("test", "validation"):
+            path, names = _classes(images, paths.get(split, "/"), classes)
+            held = path if classes.keys() & names.keys() else held
+        if len(classes) == IMAGENET["classes"] and all(
+            re.fullmatch(r"n\d{8}", name) for name in classes
+        ):
+            return _official(folder, train, held or paths.get("validation", ""))
+        makes = f"{held}/ is for validation" if held else makes
+        used = f"{train}/", f"{held}/"
+        left = [p for p in paths.values() if not any(u.startswith(f"{p}/") for u in used)]
+        makes += f"; {', '.join(left)}: left for predict.py" if left else ""
+    others = _NO_CLASSES & {name.lower() for name in classes}
+    if len(classes) < 2 or others or all(map(table.split_of, classes)):
+        return None
+    is_jpeg = all(name.lower().endswith((".jpg", ".jpeg")) for name in images)
+    found = f"{train}/ and {held}/ of " if held else ""
+    found += f"{len(classes):,} folders of {'JPEGs' if is_jpeg else 'images'}: classes "
+    found += some(classes)
+    flags = ["--layout=folder", f"--train={folder.full(train)}"]
+    flags += [f"--validation={folder.full(held)}"] if held else []
+    makes = f"records of {len(classes):,} classes, {makes}"
+    return Reading("imagenet", "photos", found, makes, flags, classes.total())
+
+
+def _classes(
+    images: list[str], path: str = "", known: Collection[str] = ()
+) -> tuple[str, collections.Counter[str]]:
+    """(path, images by folder) of the folders in `path`, or in the only folder there, and so on.
+
+    Beside a folder that is named "images" the others hold masks or labels. Folders with fewer
+    images than there are beside them are no classes. It stops at the names of `known` classes.
+    """
+    while True:
+        prefix = f"{path}/" if path else ""
+        below = [name[len(prefix) :] for name in images if name.startswith(prefix)]
+        folders = collections.Counter(name.split("/")[0] for name in below if "/" in name)
+        if 2 * folders.total() < len(below):
+            return path, collections.Counter()
+        only = [name for name in folders if name.lower() in _OF_IMAGES or len(folders) == 1]
+        if not only or only[0] in known:
+            return path, folders
+        path = os.path.join(path, only[0])
+
+
+def _has_objects(folder: Folder, images: list[str]) -> bool:
+    """Whether there are labels of objects in the images: a file for each of them, or for all."""
+
+    def stem(name: str) -> str:
+        return os.path.splitext(os.path.basename(name))[0]
+
+    stems = {*map(stem, images)}
+    beside = sum(stem(name) in stems for name in folder.named(".xml", ".txt", ".json"))
+    return 10 * beside > len(images) or any(
+        re.search(pattern, folder.head(name))
+        for suffix, pattern in _OBJECTS.items()
+        for name in folder.named(suffix)[:_HEADS]
+    )
+
+
+def _table(
+    folder: Folder, images: list[str], known: table.Photos, name: str, by_folder: bool
+) -> Reading | None:
+    """A table of images and labels, unless the labels say what the class folders say."""
+    data = folder.head(name, _TABLE_BYTES)
+    complete, text = len(data) < _TABLE_BYTES, data.decode("utf-8-sig", "replace")
+    try:
+        content = table.Table.parse(name, text if complete else text[: text.rfind("\n")], known)
+    except sources.SourceError:
+        return None
+    file, label, split = content.columns(known)
+    if min(file, label) < 0 or any(re.search(_BOX, column, re.I) for column in content.names):
+        return None
+    cells = [(known.find(row[file], name), row[label].strip()) for _, row in content.rows]
+    labels = {fits[0]: text for fits, text in cells if len(fits) == 1 and text}
+    folders = {i: os.path.dirname(images[i]) for i in labels}
+    classes, pairs = {*labels.values()}, {*zip(folders.values(), labels.values(), strict=True)}
+    if len(classes) < 2 or (by_folder and len(pairs) == len({*folders.values()}) == len(classes)):
+        return None
+    tops = {path.partition("/")[0] for path in folders.values()}
+    top = tops.pop() if complete and len(tops) == 1 else ""
+    columns = {"file_column": content.names[file], "label_column": content.names[label]}
+    flags = ["--layout=folder", f"--train={folder.full(top)}", f"--labels={folder.full(name)}"]
+    flags += [f"--{key}={column}" for key, column in columns.items()]
+    number = len(labels) if complete else len(images)
+    found = f"{number:,} images and {name} (columns {', '.join(columns.values())})"
+    found += f": {len(classes):,} classes"
+    by = f"split by {content.names[split]}" if split >= 0 else "a tenth of each for validation"
+    return Reading("imagenet", "csv", found, f"records of these classes, {by}", flags, number)
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
@@ -52,6 +198,10 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     shrunk = "shrink photos whose short side is longer to N pixels, at quality 95 (never)"
     add("--max_side", type=console.integer(1, 65_535), default=0, metavar="N", help=shrunk)
     shards = {"shards": "train files (1024, or by size)", "validation_shards": "(128, or by size)"}
+    add("--labels", type=path, metavar="FILE", help="a table of own photos and their classes")
+    for which in ("file", "label"):
+        column = "of --labels, by its name, or its number where none has one (guessed)"
+        add(f"--{which}_column", default="", metavar="NAME", help=column)
     quality = "100; own photos 95"
     args = arguments.parse_images(parser, argv, shards, quality, ("train", "validation"))
     own = args.layout == "folder"
@@ -63,6 +213,9 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
         parser.error("give --validation or --validation_fraction, not both")
     if args.group and (args.validation or not own):
         parser.error("--group is for --layout=folder without --validation")
+    if args.labels and (args.validation or not own):
+        parser.error("--labels is for --layout=folder without --validation")
+    args.by_split = args.validation_fraction is None and not args.group
     if args.validation_fraction is None:
         args.validation_fraction = 0.1
     args.quality = args.quality or (95 if own or args.max_side else 100)
@@ -85,9 +238,14 @@ def prepare(args: argparse.Namespace) -> str:
     stamps = {name: source.stamp for name, source in inputs.items()}
     if lines:
         stamps["validation_labels"] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    if args.labels:
+        stamps["labels"] = sources.list_input(args.labels, workers, zipped=True).stamp
     writing.State(args.out).claim({"settings": settings, "input": stamps}, args.overwrite)
     images = {name: sources.images(source, own, workers) for name, source in inputs.items()}
-    for name, source in images.items():
+    if args.labels:
+        columns = args.file_column, args.label_column
+        images = table.label(images["train"], args.labels, *columns, args.by_split)
+    for name, source in {} if args.labels else images.items():
         named = {source.class_name(i) for i in range(len(source.files))}
         if empty := [folder for folder in source.folders if folder not in named]:
             print(visible(f"warning: --{name}: the folders {some(empty)} have no image: no class"))
@@ -111,7 +269,7 @@ def prepare(args: argparse.Namespace) -> str:
     left_out = {row for split in splits.values() for row in split.left_out()}
     content = writing.manifest(head, rows, results, left_out)
     writing.report(content)
-    _warn(content, results)
+    _warn(content, results, own)
     written = {f"{name} images": row["examples"] for name, row in content["splits"].items()}
     if not written["train images"]:
         raise UserError("none of the training images can be used")
@@ -122,16 +280,21 @@ def prepare(args: argparse.Namespace) -> str:
     return _last_line(args.out, content)
 
 
-def _warn(content: dict[str, Any], results: list[dict[str, Any]]) -> None:
-    """Prints which images there are several times, and the splits in which a class has no image."""
+def _warn(content: dict[str, Any], results: list[dict[str, Any]], own: bool) -> None:
+    """Prints what is weak: images that are there several times, classes with few or no images."""
     writing.report_repeated(results)
     for split in content["splits"]:
         if empty := [row["name"] for row in content["classes"] if not row[split]]:
             print(f"warning: {len(empty):,} classes have no {split} image: {', '.join(empty[:5])}")
+    few = [f"{row['name']} ({row['train']})" for row in content["classes"] if row["train"] < _FEW]
+    if own and few:
+        fault = f"have fewer than {_FEW} training photos: {some(few, 5)}"
+        print(visible(f"warning: {len(few):,} classes {fault}"))
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that the bytes of the records depend on; the manifest has them, too."""
+    columns = args.file_column, args.label_column
     return {
         "layout": args.layout,
         "seed": args.seed,
@@ -142,6 +305,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "tools": writing.tools(),
         **({"group": args.group} if args.group else {}),
         **({"max_side": args.max_side} if args.max_side else {}),
+        **({"label_column": [*columns, args.by_split]} if args.labels else {}),
     }
 
 
@@ -178,6 +342,17 @@ def _pixels(out: str, shard: str) -> int:
     return min(_USUAL_SIDE, max(64, 32 * math.ceil(np.median(sides or _USUAL_SIDE) / 32)))
 
 
+def small_command(out: str, images: int, batch: int, pixels: int) -> str:
+    """The command that trains a small model from random weights, an hour at most on two cores."""
+    epochs = min(200, _SMALL_RUN // images)
+    keys: dict[str, Any] = {"train_batch_size": batch, "eval_batch_size": batch}
+    keys |= {"train_steps": f"{epochs} epochs", "steps_per_eval": f"{epochs // 10} epochs"}
+    keys["steps_per_checkpoint"] = keys["steps_per_eval"]
+    if pixels < 96:
+        keys |= {"image_size": pixels, "eval_image_size": pixels}
+    return arguments.train_command("small.py:resnet", out, *arguments.keys(**keys))
+
+
 def _last_line(out: str, content: dict[str, Any]) -> str:
     splits, classes = content["splits"], content["num_label_classes"]
     keys: dict[str, Any] = {}
@@ -187,6 +362,9 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
         keys |= arguments.fitted(images, largest=64, epochs=20, least=100)
     if (pixels := _pixels(out, splits["train"]["shards"][0]["name"])) < _USUAL_SIDE:
         keys["image_size"] = pixels
+    if images < arguments.FEW:
+        command = small_command(out, images, keys["train_batch_size"], pixels)
+        print(f"to train without published weights (no network): {command}")
     size = sum(split["bytes"] for split in splits.values())
     return (
         f"{images:,} train and {splits['validation']['examples']:,} "

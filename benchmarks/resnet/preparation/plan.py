@@ -39,7 +39,7 @@ class Split:
         """(path, reason) of the files that are no images or have no class."""
         rows, used = [*self.source.skipped], set(self.rows.tolist())
         for i, file in enumerate(self.source.files):
-            if "/" not in file.name and i not in used:
+            if not self.source.class_name(i) and i not in used:
                 rows.append((file.name, "lies outside of the class folders"))
         return [(f"{self.origin}/{name}", reason) for name, reason in rows]
 
@@ -91,8 +91,10 @@ def _classes(train: Source) -> list[str]:
     """The sorted names of the classes."""
     classes = sorted({train.class_name(i) for i in range(len(train.files))} - {""})
     if not classes:
-        raise SourceError(f"{train.path} holds no images in class folders (CLASS/NAME.jpg)")
-    if {c.lower() for c in classes} <= {"train", "val", "valid", "validation", "test"}:
+        why = "".join(f"; {name} is {reason}" for name, reason in train.skipped[:1])
+        raise SourceError(f"{train.path} holds no images in class folders (CLASS/NAME.jpg){why}")
+    splits = {"train", "val", "valid", "validation", "test"}
+    if not train.classes and {c.lower() for c in classes} <= splits:
         raise SourceError(
             f"{train.path} holds splits ({', '.join(classes)}), not classes: "
             f"give --train={os.path.join(train.path, classes[-1])} and so on"

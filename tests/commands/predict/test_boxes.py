@@ -148,7 +148,7 @@ def test_what_cannot_be_used_has_a_row(call, data, model, tmp_path):
     lines = list(csv.DictReader(io.StringIO(out)))
     assert code == 1 and "2 of 3 files have no prediction" in err
     assert [bool(line["error"]) for line in lines[:2]] == [True, True]
-    assert "not one of JPEG" in lines[1]["error"] and lines[2]["path"] == str(good)
+    assert "not a JPEG" in lines[1]["error"] and lines[2]["path"] == str(good)
     assert [path.name for path in (tmp_path / "d").iterdir()] == ["21.jpg"]
 
 
@@ -230,4 +230,4 @@ def test_the_page_answers_as_predict_py(call, model, data):
     assert [list(row[2:]) for row in answer.rows] == corners
     drawn, size = Image.open(io.BytesIO(answer.picture)).size, Image.open(photo).size
     assert drawn[0] * size[1] == drawn[1] * size[0] and max(drawn) >= 640
-    assert "not one of JPEG" in demo.answer(b"no picture").error
+    assert "not a JPEG" in demo.answer(b"no picture").error

@@ -191,7 +191,8 @@ def test_every_broken_file_is_a_row(call, pictures, tmp_path):
     assert code == 1 and "6 of 8 files have no prediction" in err
     errors = [row["error"] for row in table]
     assert [bool(error) for error in errors] == [False, *[True] * 6, False]
-    assert errors[1:3] == ["the file is empty", "not one of JPEG, PNG, WEBP, BMP, GIF, TIFF"]
+    assert errors[1:3] == ["the file is empty", photos.unknown(b"")]
+    assert "HEIC" in errors[4]
     assert errors[6] == "unreadable: No such file or directory"
     assert table[0]["prob_1"] == table[7]["prob_1"] and table[1]["prob_1"] == ""
     features = np.load(out)

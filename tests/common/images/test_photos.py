@@ -35,9 +35,20 @@ def test_an_image_of_too_many_pixels_takes_one_line():
         photos.convert(png_of_size(31_623, 31_623), rotate=True, quality=95)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "GIF", "TIFF", "BMP", "WEBP"])
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "TIFF", "BMP", "WEBP", "AVIF"])
 def test_other_formats_become_jpegs(kind):
-    assert photos.convert(encoded(kind), rotate=True, quality=95).change == f"{kind}, not JPEG"
+    data = encoded(kind)
+    jpeg = photos.convert(data, rotate=True, quality=95)
+    assert photos.looks_like_image(data[: photos.HEAD]) and jpeg.change == f"{kind}, not JPEG"
+    pixels = np.asarray(Image.open(io.BytesIO(jpeg.encoded)).convert("L")).astype(float)
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("L"))
+    assert np.abs(pixels - expected).mean() < 8
+
+
+@pytest.mark.parametrize("brand", [b"heic", b"mif1\0\0\0\0mif1heic"])
+def test_heic_is_named(brand):
+    head = b"\0\0\0\x1cftyp" + brand
+    assert not photos.looks_like_image(head) and "HEIC" in photos.unknown(head)
 
 
 # --- Other depths than 8 bits.

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.detection.preparation import coco
+from benchmarks.resnet.preparation import imagenet
 from benchmarks.translation.preparation import phrases, text
 from common import foreign
 from common.preparation import arguments
@@ -101,6 +102,14 @@ def test_the_rule_for_small_sets(examples, monkeypatch):
     assert values["warmup_steps"] == steps // 10
     if examples >= 40:
         check_plan(typed(line, monkeypatch)[1], examples)
+
+
+@pytest.mark.parametrize("examples", [41, 245, 2_934, 19_999])
+def test_photos_without_weights_have_a_command(examples, monkeypatch):
+    batch = arguments.fitted(examples, largest=64, epochs=20, least=100)["train_batch_size"]
+    _, config = typed(imagenet.small_command("x", examples, batch, 64), monkeypatch)
+    check_plan(config, examples)
+    assert config.resnet_depth == 18 and config.image_size == config.eval_image_size == 64
 
 
 @pytest.mark.parametrize("masks", [False, True])

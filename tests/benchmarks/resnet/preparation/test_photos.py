@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.resnet.preparation import plan
+from benchmarks.resnet.preparation import imagenet, plan
 from common.data import records
 from common.data.shards import tensorflow
 from common.errors import UserError
 from common.preparation import holdout, sources
+from common.preparation.folders import Folder
 from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet import encoded, near, picture, pixels, rows
 from tests.common.preparation import test_schema
@@ -185,6 +186,15 @@ def test_groups_never_empty_a_class_and_odd_patterns_are_refused(capsys):
         assert message in capsys.readouterr().err
 
 
+def test_photos_of_a_phone_are_named(tmp_path):
+    for name in ("cats", "dogs"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        (tmp_path / "train" / name / "1.HEIC").write_bytes(b"\0\0\0\x18ftypheic" + bytes(40))
+    (reading,) = imagenet.readings(Folder.open(str(tmp_path)))
+    with pytest.raises(UserError, match="cats/1.HEIC is a HEIC image: save it as a JPEG"):
+        prepare.make("imagenet", [*reading.arguments, f"--out={tmp_path}/out"])
+
+
 def test_own_validation_folder(tmp_path):
     for split, classes in (("train", "ab"), ("val", "abz")):
         for c in classes:
@@ -269,6 +279,7 @@ def test_a_validation_folder_may_write_a_name_in_another_form(tmp_path, capsys):
     warnings = [row for row in capsys.readouterr().out.splitlines() if row.startswith("warning")]
     assert "--train: the folders empty, hidden, texts have no image" in warnings[0]
     assert "in both splits" in warnings[1] and warnings[1].count("Äpfel/0.jpg") == 1
-    assert len(warnings) == 2
+    assert "1 classes have fewer than 20 training photos: Äpfel (2)" in warnings[2]
+    assert len(warnings) == 3
     (row,) = json.loads((tmp_path / "out" / "manifest.json").read_text())["classes"]
     assert row == {"label": 1, "name": "Äpfel", "train": 2, "validation": 2}

@@ -1,0 +1,142 @@
+"""How `prepare imagenet` sees a folder: classes, splits, ImageNet's files, tables of labels."""
+
+import pytest
+
+from benchmarks.resnet.preparation.imagenet import readings
+from common.preparation.folders import Folder
+
+PAIR = [f"{c}/{i}.jpg" for c in ("cats", "dogs") for i in range(3)]
+SYNSETS = [f"n{i:08d}/{i}.JPEG" for i in range(1000)]
+COCO = '{"info": {}, "images": [{"id": 1}]'
+
+
+def under(*folders, names=PAIR):
+    return {f"{folder}/{name}": "" for folder in folders for name in names}
+
+
+def loose(folder, kind="jpg"):
+    return {f"{folder}/{i}.{kind}": "" for i in range(6)}
+
+
+def table(*rows):
+    return "\n".join(map(",".join, rows)) + "\n"
+
+
+ROWS = [(str(i), "ab"[i % 2]) for i in range(6)]
+
+# Files with their texts; the form, the flags with paths relative to the folder, and words of what
+# is found and made.
+CASES = {
+    "classes": (
+        under(".") | {"notes.json": "{}", "README.md": ""},
+        "photos --train=.",
+        "2 folders of JPEGs: classes cats, dogs",
+    ),
+    "one deeper": (under("Photos/all"), "photos --train=Photos/all", ""),
+    "AVIF": (under(".", names=["a/1.avif", "B/2.AVIF"]), "photos --train=.", "images: classes"),
+    "splits": (
+        under("Train", "VAL", "test"),
+        "photos --train=Train --validation=VAL",
+        "VAL/ is for validation; test: left for predict.py",
+    ),
+    "test alone": (
+        under("x/train", "x/test"),
+        "photos --train=x/train --validation=x/test",
+        "test/ is for validation",
+    ),
+    "words in names": (
+        under("seg_train/seg_train", "seg_test/seg_test") | loose("seg_pred"),
+        "photos --train=seg_train/seg_train --validation=seg_test/seg_test",
+        "",
+    ),
+    "test without classes": (under("train") | loose("test"), "photos --train=train", "a tenth"),
+    "a class of the name": (under(".", names=["train/1.jpg", "bus/1.jpg"]), "photos --train=.", ""),
+    "a part of ImageNet": (
+        under("train", "val", names=SYNSETS[:10]),
+        "photos --train=train --validation=val",
+        "",
+    ),
+    "synsets": (
+        under("Data/train", names=SYNSETS) | loose("Data/val") | {"synsets.txt": "n01440764\nn0"},
+        "imagenet --train=Data/train --validation=Data/val --validation_labels=synsets.txt",
+        "",
+    ),
+    "archives": (
+        {"ILSVRC2012_img_train.tar": "", "ILSVRC2012_img_val.tar": "", "l.txt": "n01440764\nn0"},
+        "imagenet --train=ILSVRC2012_img_train.tar --validation=ILSVRC2012_img_val.tar "
+        "--validation_labels=l.txt",
+        "",
+    ),
+    "table": (
+        loose("train", "JPG") | loose("test") | {"train.csv": table(("id", "breed"), *ROWS)},
+        "csv --train=train --labels=train.csv --file_column=id --label_column=breed",
+        "6 images and train.csv (columns id, breed): 2 classes",
+    ),
+    "table of two folders": (
+        {f"part_{int(i) % 3}/{i}.jpg": "" for i, _ in ROWS}
+        | {"meta.tsv": table(("image_id", "dx"), *ROWS).replace(",", "\t")},
+        "csv --train=. --labels=meta.tsv --file_column=image_id --label_column=dx",
+        "",
+    ),
+    "table without header": (
+        loose("i") | {"l.csv": table(*((f"C:\\data\\i\\{i}.JPG", x) for i, x in ROWS))},
+        "csv --train=i --labels=l.csv --file_column=1 --label_column=2",
+        "",
+    ),
+    "table of the folders' classes": (
+        under(".") | {"labels.csv": table(("path", "class"), *((name, name[:4]) for name in PAIR))},
+        "photos --train=.",
+        "",
+    ),
+    "table of test photos": (
+        under("Train") | loose("Test") | {"Test.csv": table(("p", "class"), *ROWS[:4])},
+        "photos --train=Train",
+        "",
+    ),
+    "face masks": (under(".", names=["mask/1.png", "no_mask/2.png"]), "photos --train=.", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_what_a_folder_is(case, tmp_path):
+    files, expected, words = case
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (reading,) = readings(Folder.open(str(tmp_path)))
+    assert reading.name == "imagenet" and reading.files > 1
+    form, *flags = expected.split()
+    arguments = [a.replace(str(tmp_path), "").replace("=/", "=") for a in reading.arguments]
+    arguments = [a.removesuffix("=") + "=." * a.endswith("=") for a in arguments]
+    own = ["--layout=folder"] * (form != "imagenet")
+    assert reading.form == form and sorted(arguments) == sorted(flags + own)
+    assert words in f"{reading.found} | {reading.makes}"
+
+
+OTHERS = {
+    "one class": under(".", names=["cats/1.jpg", "cats/2.jpg"]),
+    "one folder": loose("images"),
+    "masks": loose("images", "png") | loose("masks", "png"),
+    "outlines": loose("leftImg8bit", "png") | loose("gtFine", "png"),
+    "VOC": loose("JPEGImages") | loose("SegmentationClass", "png") | loose("Annotations", "xml"),
+    "YOLO": loose("images/train") | loose("images/val") | loose("labels/train", "txt"),
+    "YOLO again": loose("train/images") | loose("valid/images") | {"data.yaml": "nc: 3\n"},
+    "COCO": loose("train2017") | loose("val2017") | {"annotations/a.json": COCO},
+    "batches of COCO": loose("batch_1") | loose("batch_2") | {"annotations.json": COCO},
+    "CVAT": loose("a") | loose("b") | {"annotations.xml": "<?xml ?>\n<annotations>"},
+    "LabelMe": under(".") | {name.replace("jpg", "json"): "{}" for name in PAIR},
+    "boxes in a table": loose("i")
+    | {"b.csv": table(("filename", "class", "xmin"), *((f"{i}.jpg", x, "1") for i, x in ROWS))},
+    "no table": loose("i") | {"b.csv": "a,b\n1.jpg,\"", "c.csv": "", "d.tsv": "\0"},
+    "splits without training": under("val", "test"),
+    "a program with pictures": under(".") | loose("src", "py") | {"a.md": ""},
+    "text": {"a.en": "x", "a.de": "y"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("files", OTHERS.values(), ids=OTHERS)
+def test_what_belongs_to_others(files, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert readings(Folder.open(str(tmp_path))) == []

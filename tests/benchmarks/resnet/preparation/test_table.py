@@ -1,0 +1,123 @@
+"""`prepare imagenet --labels=FILE`: own photos whose classes stand in a table."""
+
+import collections
+import json
+
+import pytest
+
+from common.data import records
+from common.errors import UserError
+from scripts import prepare
+from tests.benchmarks.resnet.preparation.test_imagenet import encoded, picture, rows
+from tests.benchmarks.resnet.preparation.test_photos import parse_own
+
+NAMES = [f"{folder}/{i}.JPG" for folder in ("one", "two") for i in range(10)]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    for i, name in enumerate(NAMES):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(encoded(picture(i)))
+    return folder
+
+
+def make(images, folder, text, *more):
+    """(the names and classes of the training and of the validation images) of a table's text."""
+    (folder / "list.csv").write_text(text)
+    flags = ["--layout=folder", f"--train={images}", f"--labels={folder}/list.csv", *more]
+    prepare.make("imagenet", [*flags, f"--out={folder}/out"])
+    return [
+        {
+            name.decode(): row["image/class/text"].decode()
+            for name, row in rows(folder / "out", split, parse_own).items()
+        }
+        for split in records.SPLITS
+    ]
+
+
+def own_class(name):
+    """Another class than the folder's."""
+    return str(int(name[4]) % 3)
+
+
+# Files as tables call them; only folder 'one', whose photos have other names in `parse_own`.
+ONE = [name for name in NAMES if name.startswith("one")]
+FORMS = {
+    "paths": lambda name: name,
+    "Windows, another machine": lambda name: "C:\\Users\\me\\" + name.replace("/", "\\"),
+    "Linux, another machine, without endings": lambda name: f"/home/me/{name[:-4].lower()}",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("header", ["Image_ID;Label\n", "exported today\nid;x\n", ""])
+def test_the_class_is_in_the_table(form, header, images, tmp_path, capsys):
+    text = header + "".join(f"{FORMS[form](name)};{own_class(name)}\n" for name in ONE)
+    train, rest = make(images, tmp_path, text, "--validation_fraction=0.3")
+    assert {**train, **rest} == {name[4:]: own_class(name) for name in ONE}
+    assert collections.Counter(rest.values()) == {"0": 1, "1": 1, "2": 1}
+    (line,) = [row for row in capsys.readouterr().out.splitlines() if "left out" in row]
+    assert line.startswith("warning: ") and "(10): two/0.JPG" in line
+
+
+SPLITS = {
+    "train val test": (8, 1),
+    "train test": (8, 2),
+    "unknown": (9, 1),  # then it is no split
+}
+
+
+@pytest.mark.parametrize("kind", SPLITS)
+def test_a_column_of_splits_counts(kind, images, tmp_path):
+    first, *others = kind.split()
+    splits = [first] * 8 + [*others * 2, first, first][:2]
+    lines = [f"{name},{own_class(name)},{split}" for name, split in zip(ONE, splits, strict=True)]
+    text = "\n".join(["file,class,split", *lines])
+    train, rest = make(images / "one", tmp_path, text)
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["left_out"] == []
+    if kind == "unknown":
+        assert len(train) + len(rest) == 10 and len(rest) == 3
+    else:
+        assert (len(train), len(rest)) == SPLITS[kind] and "8.JPG" in rest
+    with pytest.raises(UserError, match="changed: .*label_column"):
+        make(images / "one", tmp_path, text, "--validation_fraction=0.1")
+
+
+def test_what_is_missing_is_counted_and_chosen_columns_count(images, tmp_path, capsys):
+    lines = [f"{name},{own_class(name)},{name[4:6]},z" for name in ONE[:8]]
+    text = "\n".join(["a,b,c,d", *lines, "gone.jpg,1,1,1", "one/8.JPG,,,", "one/9.JPG"])
+    train, rest = make(images, tmp_path, text, "--file_column=a", "--label_column=b")
+    assert len(train) + len(rest) == 8
+    output = capsys.readouterr().out
+    assert "that are not photos in" in output and "(1): gone.jpg" in output
+    assert "left out (12): one/8.JPG, one/9.JPG" in output
+    assert "warning: 3 classes have fewer than 20 training photos: 0 (2), 1 (2), 2 (1)\n" in output
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x,label\none/1.JPG,a\nONE\\1.jpg,b\n", "line 3: .*'b', but in line 2 'a'"),
+        ("x,label\n1,a\n", "line 2: 1 is one/1.JPG or two/1.JPG"),
+        ("x,label\ngone,a\n", "give --file_column and --label_column, of x, label"),
+        ("x,a,b\none/1.JPG,1,1\none/2.JPG,2,2\n", "is not clear"),
+        ("a single column\n", "is no table"),
+        ("", "is no table"),
+        ('x,label\n"one/1.JPG,' + 200_000 * "a", "line [123] is no row"),
+    ],
+)
+def test_a_mistake_takes_one_line(text, words, images, tmp_path):
+    with pytest.raises(UserError, match=f"list.csv.*{words}"):
+        make(images, tmp_path, text)
+    with pytest.raises(UserError, match="no column 'z', but x"):
+        make(images, tmp_path, "x,label\none/1.JPG,a\n", "--label_column=z")
+    assert not list(tmp_path.glob("out/*-of-*"))
+
+
+def test_a_table_belongs_to_own_photos(capsys):
+    for flags in (["--validation=v", "--layout=folder"], ["--validation=v"]):
+        with pytest.raises(SystemExit):
+            prepare.parse("imagenet", ["--train=t", "--out=o", "--labels=l", *flags])
+        assert "--labels is for --layout=folder" in capsys.readouterr().err
