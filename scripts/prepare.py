@@ -273,11 +273,12 @@ def _finish(line: str, out: str, args: argparse.Namespace) -> None:
     if not args.untimed:
         print("measuring a step, up to 4 min; Ctrl-C skips it", flush=True)
         print(pace(words[2:]), flush=True)
-    preflight = ["--mode=preflight", f"--tpu={args.tpu or 'v5e-8'}"]
+    words = [word for word in words if not word.startswith("--config.init_from=")]  # a download
+    words += ["--mode=preflight", f"--tpu={args.tpu or 'v5e-8'}"]
     if args.tpu:
-        subprocess.run([sys.executable, *words[1:], *preflight])
+        subprocess.run([sys.executable, *words[1:]])
     else:
-        print(f"what it costs on a slice: {command} {' '.join(preflight)}")
+        print(f"what it costs on a slice: {shlex.join(words)}", flush=True)
     print(f"{_TRAIN.strip()}\n{command}")
 
 
