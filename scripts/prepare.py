@@ -154,7 +154,7 @@ def prepare_path(argv: Sequence[str]) -> None:
     reading = choose(folder, found, args.form)
     flags = [*reading.arguments, *rest, f"--out={out}"]
     parsed = parse(reading.name, flags)
-    print(f"found: {reading.found}\nmakes: {reading.makes}, in {out}")
+    print(f"found: {reading.found}\nmakes in {out}: {reading.makes}")
     print(f"with: {_COMMAND} {shlex.join([reading.name, *flags])}", flush=True)
     if not args.dry_run:
         _finish(_module(reading.name).prepare(parsed), out, args)
