@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import importlib
 import os
 import re
@@ -176,10 +177,11 @@ def _out(args: argparse.Namespace, is_file: bool, name: str) -> str:
         paths = [path if "://" in path else os.path.realpath(path) for path in (out, args.path)]
         return not is_file and f"{paths[0]}/".startswith(f"{paths[1].rstrip('/')}/")
 
-    usual = [f"data/{name}", f"data/{name}_records"]  # of data/NAME itself
-    for out in [args.out] if args.out else usual:
-        if not is_inside(out):
-            return out
+    out = args.out or f"data/{name}"
+    if not args.out and is_inside(out):
+        out += "_records"  # of data/NAME itself
+    if not is_inside(out):
+        return out
     raise SourceError(f"--out={out} is inside of {args.path}: give a folder outside of it")
 
 
@@ -219,13 +221,13 @@ def _unpacked(args: argparse.Namespace, path: str) -> tuple[Folder | None, list[
         archives.unpack(args.path, path)
         folder = Folder.open(path)
         return folder, readings(folder)
-    print(f"{args.path} would be unpacked to {path}", flush=True)
+    print(f"its files would be unpacked to {path}", flush=True)
     folder = archives.Listing.of(args.path, path)
-    try:
-        return folder, readings(folder)
-    except (OSError, tensorflow().errors.OpError):  # more than the heads is needed
-        print("what is in it is seen after that")
-        return None, []
+    with contextlib.suppress(OSError, tensorflow().errors.OpError):  # it may need more than heads
+        if found := readings(folder):
+            return folder, found
+    print(f"what they are is seen after that: {_endings(folder)}")
+    return None, []
 
 
 def choose(folder: Folder, found: Sequence[Reading], form: str = "") -> Reading:
@@ -251,15 +253,19 @@ def choose(folder: Folder, found: Sequence[Reading], form: str = "") -> Reading:
 
 def _contents(folder: Folder) -> str:
     """What lies in a folder that has no reading, and what would have one."""
-    if inner := folder.named(*archives.SUFFIXES):
+    inner = folder.named(*archives.SUFFIXES)
+    if 2 * len(inner) >= len(folder.files):
         path = shlex.quote(folder.full(inner[0]))
         what = f"{len(inner):,} archives" if len(inner) > 1 else "another archive"
         return f"{what}: give one, {_COMMAND} {path}, or unpack it first"
-    endings = collections.Counter(
-        os.path.splitext(file.name)[1].lower() or "nameless" for file in folder.files
-    )
-    most = ", ".join(f"{number:,} {ending}" for ending, number in endings.most_common(4))
-    return f"{most}, in no form that is understood: {_FORMS}; see docs/data.md"
+    return f"{_endings(folder)}, in no form that is understood: {_FORMS}; see docs/data.md"
+
+
+def _endings(folder: Folder) -> str:
+    """The commonest endings of the files, such as "12 .jpg, 1 .json"."""
+    names = (os.path.splitext(file.name)[1].lower() or "nameless" for file in folder.files)
+    most = collections.Counter(names).most_common(4)
+    return ", ".join(f"{number:,} {ending}" for ending, number in most)
 
 
 def _finish(line: str, out: str, args: argparse.Namespace) -> None:

@@ -77,7 +77,9 @@ def unpack(path: str, folder: str) -> None:
             progress = console.ProgressBar(f"unpacking {path}", 0, "files", os.path.getsize(path))
             done = 0
             for _, _, member in _members(archive):
-                safe = {} if isinstance(archive, zipfile.ZipFile) else {"filter": "data"}
+                safe: dict[str, Any] = (
+                    {} if isinstance(archive, zipfile.ZipFile) else {"filter": "data"}
+                )
                 archive.extract(member, part, **safe)
                 before, done = done, max(done, file.tell())
                 progress.add(1, done - before)

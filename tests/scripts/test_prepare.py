@@ -143,6 +143,12 @@ def test_a_dry_run_writes_nothing(archived, data, capsys):
     assert sorted(data.rglob("*")) == before
 
 
+def test_a_dry_run_cannot_tell_from_names_alone(data, capsys):
+    shutil.make_archive("notes", "zip", "my photos", "README")
+    code, lines, _ = typed(capsys, "notes.zip", "--dry_run")
+    assert code == 0 and "1 nameless" in lines[-1] and not (data / "data").exists()
+
+
 def test_an_archive_is_unpacked(data, capsys):
     shutil.make_archive("photos.v1", "gztar", "my photos")
     code, _, _ = typed(capsys, "photos.v1.tar.gz", "--untimed")

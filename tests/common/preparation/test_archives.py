@@ -3,6 +3,7 @@
 import io
 import tarfile
 import zipfile
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from common.preparation.sources import SourceError
 FILES = {f"set/{name}/é{i}.txt": bytes([i]) * 5_000 for name in ("a", "b") for i in range(9)}
 
 
-def pack(path, names=FILES, mode="w"):
+def pack(path, names=FILES, mode: Any = "w"):
     """Writes an archive of some of the FILES, and one that Mac OS adds."""
     rows = {name: FILES.get(name, b"x") for name in names} | {"__MACOSX/set/._a": b"x"}
     if path.suffix.lower() == ".zip":
