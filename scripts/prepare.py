@@ -25,7 +25,7 @@ from common.errors import UserError, one_line
 from common.images import photos
 from common.preparation import archives, arguments
 from common.preparation.folders import Folder, Reading
-from common.preparation.sources import SourceError
+from common.preparation.sources import SUFFIXES, SourceError
 from common.preparation.writing import State
 from engine import environment
 
@@ -258,6 +258,8 @@ def _contents(folder: Folder) -> str:
         path = shlex.quote(folder.full(inner[0]))
         what = f"{len(inner):,} archives" if len(inner) > 1 else "another archive"
         return f"{what}: give one, {_COMMAND} {path}, or unpack it first"
+    if 2 * len(folder.named(*SUFFIXES)) > len(folder.files):
+        return f"{_endings(folder)}, but neither labels nor a folder for each of several classes"
     return f"{_endings(folder)}, in no form that is understood: {_FORMS}; see docs/data.md"
 
 

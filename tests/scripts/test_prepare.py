@@ -185,6 +185,7 @@ def test_photos_in_a_folder_of_data(data, capsys):
         (["my photos", "--out=my photos/set/x"], "--out=my photos/set/x is inside of my photos"),
         (["."], "--out=data/"),
         (["notes"], "notes holds 2 .doc, 1 nameless, in no form"),
+        (["flat"], "flat holds 2 .jpg, but neither labels nor a folder for each"),
         (["notes/a.DOC"], "1 .doc, in no form"),
         (["my photos", "--as=voc"], "--as=voc: there is nothing of this form"),
         (["my photos", "notes"], "notes is a second one"),
@@ -195,7 +196,14 @@ def test_photos_in_a_folder_of_data(data, capsys):
 )
 def test_refusals(argv, part, data, capsys):
     (data / "empty").mkdir()
-    for name in ("notes/a.DOC", "notes/b.doc", "notes/c", "nested/a/b.zip"):
+    for name in (
+        "notes/a.DOC",
+        "notes/b.doc",
+        "notes/c",
+        "nested/a/b.zip",
+        "flat/a.jpg",
+        "flat/b.JPG",
+    ):
         files.write(name, [b"x"])
     before = sorted(data.rglob("*"))
     code, _, (line,) = typed(capsys, *argv)
