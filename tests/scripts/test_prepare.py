@@ -156,6 +156,19 @@ def test_an_archive_is_unpacked(data, capsys):
     assert (code, json.loads(records.read_text())["train"]) == (0, "data/raw/photos.v1/set")
 
 
+def test_a_path_on_gs(data, gcs, capsys):
+    root = gcs.bucket()
+    for name in ("photos/a/1.png", "photos/b/1.png", "set.zip"):
+        files.write(f"{root}/{name}", [b"x"])
+    code, lines, _ = typed(capsys, f"{root}/photos/", f"--out={root}/out", "--untimed")
+    assert (code, lines[-1]) == (0, f"python main.py --config.data_dir={root}/out")
+    assert json.loads(files.read(f"{root}/out/train-00000-of-00001"))["train"] == f"{root}/photos"
+    code, _, (line,) = typed(capsys, f"{root}/set.zip")
+    assert code == 2 and "set.zip is an archive that must be unpacked: copy it here" in line
+    code, _, (line,) = typed(capsys, f"{root}/photos", f"--out={root}/photos/a")
+    assert code == 2 and "is inside of" in line
+
+
 @pytest.mark.parametrize(
     ("labels", "form", "name"),
     [(1, "", "imagenet"), (9, "yolo", "coco"), (9, "photos", "imagenet"), (9, "", None)],
