@@ -222,18 +222,3 @@ def test_refusals(argv, part, data, capsys):
     code, _, (line,) = typed(capsys, *argv)
     assert code == 2 and line.startswith("prepare") and part in line
     assert sorted(data.rglob("*")) == before
-
-
-def test_the_pace_is_measured(tmp_path, monkeypatch):
-    last = prepare.make(
-        "ratings", ["--users=300", "--items=99", "--ratings=6000", f"--out={tmp_path}"]
-    )
-    flags = shlex.split(last.partition("main.py")[2])
-    assert re.fullmatch(
-        r"on this machine \(.*\): \S+ s/step measured, \S+ steps and \S+ evaluations: about .*",
-        prepare.pace(flags),
-    )
-    fault = prepare.pace([*flags, "--config.num_users=98"])
-    assert fault.startswith("on this machine: not measured: ERROR: config.num_users=98")
-    monkeypatch.setattr(prepare, "_PATIENCE", 0.1)
-    assert prepare.pace(flags).startswith("on this machine: compiling and a first step take more")
