@@ -194,11 +194,13 @@ def is_prepared(folder: Folder, path: str) -> bool:
     names = {file.name for file in folder.files}
     if "prepare_state/plan.json" in names and files.MANIFEST not in names:
         raise SourceError(f"{path} holds unfinished records: type the command that began them")
-    command = State(path).read(_TRAIN_FILE)
-    if not command and (files.MANIFEST not in names or not files.stems(names)):
+    known = f"prepare_state/{_TRAIN_FILE}" in names
+    if not known and (files.MANIFEST not in names or not files.stems(names)):
         return False
     hint = "the command that made them prints the one that trains, if you type it again"
-    print(f"{path} holds records that are ready; {f'{_TRAIN}{command}' if command else hint}")
+    if known:
+        hint = f"{_TRAIN}{State(path).read(_TRAIN_FILE)}"
+    print(f"{path} holds records that are ready; {hint}")
     return True
 
 

@@ -124,7 +124,8 @@ def test_a_path_is_prepared_and_its_command_printed(data, capsys):
     assert shlex.split(line)[4:] == ["imagenet"] + [f"--{k}={v}" for k, v in arguments.items()]
     code, lines, _ = typed(capsys, "data/my-photos")
     assert code == 0 and lines[-1].endswith(f"are ready; train on them: {command}")
-    (records.parent / "manifest.json").unlink()
+    (records.parent / "manifest.json").unlink()  # interactions have none
+    assert typed(capsys, "data/my-photos")[0:2] == (0, lines)
     files.write(f"{records.parent}/prepare_state/plan.json", [b"{}"])
     code, _, (line,) = typed(capsys, "data/my-photos")
     assert code == 2 and "unfinished records" in line
