@@ -337,19 +337,15 @@ def _program(lowered: Any, chip: Chip) -> Program:
 
 def _job(programs: Programs, plan: Plan) -> Job:
     """The run's numbers according to the config, without reading data."""
-    settings, benchmark, steps = programs.settings, programs.benchmark, plan.recipe.total_steps
-    every = plan.eval_every
-    evaluations, due = 1, every.next_after(0)  # the last step's
-    while due is not None and due < steps:
-        evaluations, due = evaluations + 1, every.next_after(due)
+    settings, benchmark = programs.settings, programs.benchmark
     return Job(
         unit=benchmark.unit,
         batch=settings.train_batch_size,
         eval_batch=settings.eval_batch_size,
         examples=plan.num_examples,
         eval_examples=benchmark.nominal_examples("eval") or benchmark.num_examples("eval"),
-        steps=steps,
-        evaluations=evaluations,
+        steps=plan.recipe.total_steps,
+        evaluations=plan.evaluations,
         forward_flops=_forward_flops(benchmark),
         input_rates=benchmark.input_rates(),
     )

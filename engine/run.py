@@ -132,6 +132,14 @@ class Plan:
     save_every: Every
     log_every: Every
 
+    @property
+    def evaluations(self) -> int:
+        """How many evaluations the run has."""
+        number, due = 1, self.eval_every.next_after(0)  # the last step's
+        while due is not None and due < self.recipe.total_steps:
+            number, due = number + 1, self.eval_every.next_after(due)
+        return number
+
 
 def make_plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
     """Converts durations to steps, for so many training examples; tells the benchmark how many.

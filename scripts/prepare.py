@@ -1,18 +1,32 @@
-"""Makes the data of a benchmark: `python -m scripts.prepare` lists what it can make."""
+"""Makes the data of a benchmark: `python -m scripts.prepare PATH` looks what lies at a path.
+
+`python -m scripts.prepare NAME` runs one preparation; without arguments both are listed.
+"""
 
 from __future__ import annotations
 
 import argparse
+import collections
+import contextlib
 import importlib
+import os
+import re
+import shlex
+import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from common import console, entry
+from common.data import files
 from common.data.shards import tensorflow
 from common.errors import UserError, one_line
 from common.images import photos
-from common.preparation import arguments
+from common.preparation import archives, arguments
+from common.preparation.folders import Folder, Reading
+from common.preparation.sources import SUFFIXES, SourceError
+from common.preparation.writing import State
 from engine import environment
 
 # By name: the package whose `preparation` has a module of this name, with prepare(args), and
@@ -29,6 +43,16 @@ PREPARATIONS = {
     "fake": ("benchmarks.resnet", "random images, for trials"),
 }
 _COMMAND = "python -m scripts.prepare"
+_FORMS = (
+    "photos in a folder for each class or with a table of files and labels; boxes as COCO, YOLO, "
+    "Pascal VOC, CVAT, LabelMe, Open Images or TFRecords; pairs of sentences as two files, TSV, "
+    "CSV, TMX, JSONL or .po; rows of users and items"
+)
+_NOTES = re.compile(r"(readme|licen[cs]e|copying|citation|notice).*|.*\.(md|pdf|html)", re.I)
+_FAR_MORE = 20  # times the files of a second reading: then that one is of stray files
+_PATIENCE = 240  # seconds for the measurement
+_TRAIN = "train on them: "  # in the last line of a preparation, before the command
+_TRAIN_FILE = "train.json"  # with that command, in prepare_state
 
 
 def parse(name: str, argv: Sequence[str]) -> argparse.Namespace:
@@ -59,8 +83,12 @@ def make(name: str, argv: Sequence[str]) -> str:
 
 def run(name: str, argv: Sequence[str]) -> None:
     """Prepares the data and prints the last line; a failure exits with one line and its code."""
+    _run(f"prepare {name}", lambda: print(make(name, argv)))
+
+
+def _run(title: str, act: Callable[[], Any]) -> None:
     try:
-        print(make(name, argv))
+        act()
         return
     except KeyboardInterrupt:
         fault, code = "stopped; the same command continues", 130
@@ -69,28 +97,240 @@ def run(name: str, argv: Sequence[str]) -> None:
     except (OSError, UnicodeError, tensorflow().errors.OpError) as error:
         fix = "remove the cause, and the same command continues"
         fault, code = f"failed: {one_line(error)}; {fix}", 1
-    print(f"prepare {name}: {fault}", file=sys.stderr)
+    print(f"{title}: {fault}", file=sys.stderr)
     sys.exit(code)
 
 
+# --- A path instead of a name.
+
+
+def _flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The arguments for a path, and those of the preparation."""
+    parser = console.Parser(
+        prog=_COMMAND,
+        usage=f"{_COMMAND} PATH [arguments] [arguments of the preparation]",
+        description="Looks what lies at PATH, makes records of it, and says how to train on them.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("path", type=console.path, metavar="PATH", help="folder, file or archive; local or gs://")
+    add("--out", type=console.path, help="folder for the records (data/NAME)")
+    add("--dry_run", action="store_true", help="only say what is there and would be made")
+    add(
+        "--as", dest="form", default="", metavar="FORM", help="how to read it: coco, yolo, text ..."
+    )
+    add("--untimed", action="store_true", help="do not measure how long training takes here")
+    add("--tpu", default="", help="also ask the compiler for the price on slices, such as v5e-8")
+    args, rest = parser.parse_known_args(console.underscored(argv))
+    if rest and not rest[0].startswith("-"):
+        parser.error(f"give one PATH, a folder with all files: {rest[0]} is a second one")
+    return args, rest
+
+
+def prepare_path(argv: Sequence[str]) -> None:
+    """Finds out what lies at a path, prepares it, and prints the command that trains on it.
+
+    Raises:
+        UserError: a mistake of the user's.
+        tf.errors.OpError: reading or writing failed.
+    """
+    args, rest = _flags(argv)
+    if "://" not in args.path and not os.path.lexists(args.path):
+        names = ", ".join(PREPARATIONS)
+        raise SourceError(f"there is no {args.path!r}; choose a file or folder, or one of {names}")
+    print(f"looking at {args.path}: starting TensorFlow, up to 10 s", flush=True)
+    photos.quiet()
+    folder = Folder.open(args.path)
+    if not folder.files:
+        raise SourceError(f"{args.path} holds no files")
+    if is_prepared(folder, args.path):
+        return
+    name = stem(args.path, folder.is_file)
+    out = _out(args, folder.is_file, name)
+    is_archive = folder.is_file and args.path.lower().endswith(archives.SUFFIXES)
+    if not (found := readings(folder)) and is_archive:
+        folder, found = _unpacked(args, f"data/raw/{name}")
+        if not folder:
+            return
+    reading = choose(folder, found, args.form)
+    flags = [*reading.arguments, *rest, f"--out={out}"]
+    parsed = parse(reading.name, flags)
+    print(f"found: {reading.found}\nmakes in {out}: {reading.makes}")
+    print(f"with: {_COMMAND} {shlex.join([reading.name, *flags])}", flush=True)
+    if not args.dry_run:
+        _finish(_module(reading.name).prepare(parsed), out, args)
+
+
+def stem(path: str, is_file: bool) -> str:
+    """The name of a file or folder, safe and without a file's endings."""
+    name = os.path.basename((path if "://" in path else os.path.abspath(path)).rstrip("/"))
+    if is_file:
+        inner = r"(\.(tar|csv|tsv|txt|jsonl?|dat|data|tmx|po))?"
+        name = re.sub(rf"{inner}\.(gz|bz2|xz|zip)$|\.\w+$", "", name, flags=re.IGNORECASE)
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "own"
+
+
+def _out(args: argparse.Namespace, is_file: bool, name: str) -> str:
+    """The folder for the records; SourceError if it is in the input."""
+
+    def is_inside(out: str) -> bool:
+        paths = [path if "://" in path else os.path.realpath(path) for path in (out, args.path)]
+        return not is_file and f"{paths[0]}/".startswith(f"{paths[1].rstrip('/')}/")
+
+    out = args.out or f"data/{name}"
+    if not args.out and is_inside(out):
+        out += "_records"  # of data/NAME itself
+    if not is_inside(out):
+        return out
+    raise SourceError(f"--out={out} is inside of {args.path}: give a folder outside of it")
+
+
+def is_prepared(folder: Folder, path: str) -> bool:
+    """Prints the command that trains where a folder holds records of this program.
+
+    Raises:
+        SourceError: their preparation has not ended.
+    """
+    names = {file.name for file in folder.files}
+    if "prepare_state/plan.json" in names and files.MANIFEST not in names:
+        raise SourceError(f"{path} holds unfinished records: type the command that began them")
+    known = f"prepare_state/{_TRAIN_FILE}" in names
+    if not known and (files.MANIFEST not in names or not files.stems(names)):
+        return False
+    hint = "the command that made them prints the one that trains, if you type it again"
+    if known:
+        hint = f"{_TRAIN}{State(path).read(_TRAIN_FILE)}"
+    print(f"{path} holds records that are ready; {hint}")
+    return True
+
+
+def readings(folder: Folder) -> list[Reading]:
+    """What the preparations see in a folder, or in the only folder there."""
+    inner = folder.inner()
+    if inner and all(_NOTES.fullmatch(f.name) for f in folder.files if "/" not in f.name):
+        return readings(inner)
+    modules = map(_module, PREPARATIONS)
+    looks = [look for module in modules if (look := getattr(module, "readings", None))]
+    found = [reading for look in looks for reading in look(folder)]
+    return found or (readings(inner) if inner else [])
+
+
+def _unpacked(args: argparse.Namespace, path: str) -> tuple[Folder | None, list[Reading]]:
+    """The files of an archive and their readings; None if a dry run cannot look into it."""
+    if "://" in args.path:
+        raise SourceError(f"{args.path} is an archive that must be unpacked: copy it here first")
+    if not args.dry_run:
+        archives.unpack(args.path, path)
+        folder = Folder.open(path)
+        return folder, readings(folder)
+    print(f"its files would be unpacked to {path}", flush=True)
+    folder = archives.Listing.of(args.path, path)
+    with contextlib.suppress(OSError, tensorflow().errors.OpError):  # it may need more than heads
+        if found := readings(folder):
+            return folder, found
+    print(f"what they are is seen after that: {_endings(folder)}")
+    return None, []
+
+
+def choose(folder: Folder, found: Sequence[Reading], form: str = "") -> Reading:
+    """The reading of a form, or the one that fits far more files than the others.
+
+    Raises:
+        SourceError: there is none, or several are as likely.
+    """
+    found = sorted(found, key=lambda reading: -reading.files)
+    chosen = [reading for reading in found if form in ("", reading.form)]
+    texts = [f"{reading.found} (--as={reading.form})" for reading in found]
+    if not chosen:
+        fault = f"--as={form}: there is nothing of this form; " if form else ""
+        raise SourceError(f"{fault}{folder.path} holds {texts[0] if texts else _contents(folder)}")
+    others = [reading for reading in chosen if reading.form != chosen[0].form]
+    if others and chosen[0].files < _FAR_MORE * others[0].files:
+        two = " or ".join(f"{one.found} (--as={one.form})" for one in (chosen[0], others[0]))
+        raise SourceError(f"{folder.path} may be {two}: choose one with --as")
+    for other in others:
+        print(f"not taken: {other.found} (--as={other.form})")
+    return chosen[0]
+
+
+def _contents(folder: Folder) -> str:
+    """What lies in a folder that has no reading, and what would have one."""
+    inner = folder.named(*archives.SUFFIXES)
+    if 2 * len(inner) >= len(folder.files):
+        path = shlex.quote(folder.full(inner[0]))
+        what = f"{len(inner):,} archives" if len(inner) > 1 else "another archive"
+        return f"{what}: give one, {_COMMAND} {path}, or unpack it first"
+    if 2 * len(folder.named(*SUFFIXES)) > len(folder.files):
+        return f"{_endings(folder)}, but neither labels nor a folder for each of several classes"
+    return f"{_endings(folder)}, in no form that is understood: {_FORMS}; see docs/data.md"
+
+
+def _endings(folder: Folder) -> str:
+    """The commonest endings of the files, such as "12 .jpg, 1 .json"."""
+    names = (os.path.splitext(file.name)[1].lower() or "nameless" for file in folder.files)
+    most = collections.Counter(names).most_common(4)
+    return ", ".join(f"{number:,} {ending}" for ending, number in most)
+
+
+def _finish(line: str, out: str, args: argparse.Namespace) -> None:
+    """Prints the last line of a preparation, what training takes, and the command alone."""
+    result, _, command = line.partition(_TRAIN)
+    print(result.removesuffix("; "), flush=True)
+    if not command:
+        return
+    words = shlex.split(command)
+    State(out).write(_TRAIN_FILE, command)
+    if not args.untimed:
+        print("measuring a step, up to 4 min; Ctrl-C skips it", flush=True)
+        print(pace(words[2:]), flush=True)
+    words = [word for word in words if not word.startswith("--config.init_from=")]  # a download
+    words += ["--mode=preflight", f"--tpu={args.tpu or 'v5e-8'}"]
+    if args.tpu:
+        subprocess.run([sys.executable, *words[1:]])
+    else:
+        print(f"what it costs on a slice: {shlex.join(words)}", flush=True)
+    print(f"{_TRAIN.strip()}\n{command}")
+
+
+def pace(flags: Sequence[str]) -> str:
+    """How long a run with these flags of main.py takes on this machine, in a line."""
+    command = [sys.executable, "-m", "scripts.bench.pace", *flags]
+    pipe = subprocess.PIPE
+    fault = f"compiling and a first step take more than {console.duration(_PATIENCE)}"
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=_PATIENCE)
+            fault = f"not measured: {(errors.strip() or 'no reason').splitlines()[-1]}"
+        except (subprocess.TimeoutExpired, KeyboardInterrupt) as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            fault = fault if isinstance(error, subprocess.TimeoutExpired) else "not measured"
+    return [f"on this machine: {fault}", *output.splitlines()][-1]
+
+
 def main(argv: Sequence[str]) -> None:
-    """Runs the preparation that the first argument names with the other arguments."""
+    """Runs the preparation that the first argument names, or the one for the path that it is."""
     name, *rest = argv or [""]
     if name in ("", "-h", "--help"):
         width = max(map(len, PREPARATIONS))
-        print(f"usage: {_COMMAND} NAME [arguments]\n")
+        print(
+            f"usage: {_COMMAND} PATH [arguments]   looks what lies there: a folder, file, archive"
+        )
+        print(f"or:    {_COMMAND} NAME [arguments]   makes one of these:\n")
         for each, (_, text) in PREPARATIONS.items():
             print(f"  {each:<{width}}  {text}")
         print(f"\n{_COMMAND} NAME --help lists the arguments of one; docs/data.md explains them.")
         print("python main.py --mode=doctor --full checks a folder of records, see docs/data.md.")
         sys.exit(0 if name else 2)
-    if name not in PREPARATIONS:
-        print(f"prepare: there is no {name!r}; choose {', '.join(PREPARATIONS)}", file=sys.stderr)
-        sys.exit(2)
     # Small blocks, because archives on gs:// are read one image of about 100 KB at a time.
     environment.set_defaults(GCS_READ_CACHE_BLOCK_SIZE_MB="1", TF_CPP_MIN_LOG_LEVEL="3")
     entry.output_only_shows()
-    run(name, rest)
+    if name in PREPARATIONS:
+        run(name, rest)
+    else:
+        _run("prepare", lambda: prepare_path(argv))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import threading
 import time
 import uuid
@@ -18,7 +19,6 @@ from typing import TypeVar
 from etils import epath
 
 from common.console import report_progress
-from common.data import raw_data
 from common.data.shards import tensorflow
 from common.errors import DataError, one_line
 
@@ -87,13 +87,10 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
         elif not paths and not tf.io.gfile.stat(folder).is_directory:
             fault = "it is a file, not a folder"
         elif all(map(tf.io.gfile.isdir, paths)):  # "train-images" is a folder that matches
-            # Text is what raw text is, so that there another file is missing.
-            fault = "" if what.endswith("text") else raw_data.hint(folder)
-            paths = set() if fault else paths
+            fault, paths = _without_records(folder, patterns), set()
     except (tf.errors.OpError, UnicodeDecodeError) as error:  # a name may not be UTF-8
         raise DataError(f"cannot list {folder} for {what}: {one_line(error)}") from error
     if not paths:
-        fault = fault or f"no file there matches {patterns!r}"
         raise DataError(f"no {what} in {data_dir!r}: {fault}")
     numbered = {path for path in paths if re.search(_NUMBERED, path)}
     matches = tuple(sorted(numbered or paths))  # unfinished copies have other names
@@ -117,6 +114,16 @@ def known_part(pattern: str, folder: str = "") -> str:
     while glob.has_magic(known[len(folder) :]) and not exists(known):
         known = known.rpartition("/")[0]
     return known
+
+
+def _without_records(folder: str, patterns: str) -> str:
+    """What is wrong with a folder in which no file matches."""
+    names = [name for name in tensorflow().io.gfile.listdir(folder) if not name.startswith(".")]
+    fault = f"no file there matches {patterns!r}"
+    if not names or any(re.search(r"-\d{5}-of-\d{5}", name) for name in names):
+        return fault
+    command = f"python -m scripts.prepare {shlex.quote(folder)}"
+    return f"{fault}; if photos, text or ratings are there, {command} makes records of them"
 
 
 def find_one(data_dir: str, patterns: str, what: str, key: str) -> str:

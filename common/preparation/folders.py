@@ -6,7 +6,7 @@ import dataclasses
 import os
 from typing import NamedTuple
 
-from common import pools
+from common import limits, pools
 from common.data.shards import tensorflow
 from common.preparation import sources
 
@@ -30,13 +30,24 @@ class Folder:
         """Lists a folder with all folders in it; a file is a folder of one file.
 
         Raises:
-            SourceError: there is no such path.
+            SourceError: there is no such path, or it is a pipe or the like.
         """
-        if os.path.isfile(path):
+        gfile = tensorflow().io.gfile
+        if gfile.exists(path) and not gfile.isdir(path):
+            limits.check_file(path, sources.SourceError)
             folder, name = os.path.split(path)
-            return cls(folder or ".", (sources.File(name, os.path.getsize(path)),), True)
-        source = sources.list_input(path, pools.threads(path), zipped=True)
+            return cls(folder or ".", (sources.File(name, gfile.stat(path).length),), True)
+        source = sources.list_input(path, pools.threads(path))
         return cls(source.path, tuple(source.files))
+
+    def inner(self) -> Folder | None:
+        """The only folder at the top, without the files beside it; None if it is not the only."""
+        tops = {top for top, slash, _ in (f.name.partition("/") for f in self.files) if slash}
+        if len(tops) != 1:
+            return None
+        top = f"{tops.pop()}/"
+        files = [f._replace(name=f.name[len(top) :]) for f in self.files if f.name.startswith(top)]
+        return dataclasses.replace(self, path=self.full(top[:-1]), files=tuple(files))
 
     def named(self, *suffixes: str) -> list[str]:
         """The names that end with one of the lower-case suffixes, in any case."""

@@ -172,7 +172,7 @@ def _walk(root: str, pool: futures.Executor) -> Iterator[tuple[str, int, int]]:
         if "/" in names:  # an object FOLDER//NAME, which TensorFlow lists but cannot read
             raise SourceError(f"{path}/ holds a folder without a name ('//')")
         names = [name.rstrip("/") for name in names]
-        paths = [os.path.join(folder, name) for name in names if name and not _is_hidden(name)]
+        paths = [os.path.join(folder, name) for name in names if name and not is_hidden(name)]
         return [(path, gfile.stat(os.path.join(root, path))) for path in paths]
 
     level = [""]
@@ -189,7 +189,8 @@ def _walk(root: str, pool: futures.Executor) -> Iterator[tuple[str, int, int]]:
         level = below
 
 
-def _is_hidden(name: str) -> bool:
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of this name is none of the user's data."""
     return name.startswith(".") or name == "__MACOSX"
 
 
@@ -326,7 +327,7 @@ def all_files(source: Source) -> Source:
         if not info.flag_bits & 0x800:  # some archivers write UTF-8 and do not say so
             with contextlib.suppress(UnicodeError):
                 name = name.encode("cp437").decode()
-        if any(map(_is_hidden, name.removeprefix("./").split("/"))):
+        if any(map(is_hidden, name.removeprefix("./").split("/"))):
             continue
         if info.flag_bits & 1:
             raise SourceError(f"{path} is encrypted ({name}): unpack it, and give the folder")

@@ -1,9 +1,15 @@
-"""`python -m scripts.prepare`: its list of preparations and their help."""
+"""`python -m scripts.prepare`: its list of preparations, and what it does with a path."""
 
+import json
 import re
+import shlex
+import shutil
+import types
 
 import pytest
 
+from common.data import files
+from common.preparation import folders
 from scripts import prepare
 from tests.test_main import ROOT
 
@@ -48,5 +54,172 @@ def test_an_interruption_has_its_exit_code(monkeypatch, capsys):
 def test_the_pages_name_commands_of_today():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     text = "\n".join(page.read_text() for page in pages)
-    names = set(re.findall(r"scripts\.prepare (\w+)", text))
-    assert names - {"NAME"} <= prepare.PREPARATIONS.keys()
+    names = set(re.findall(r"scripts\.prepare (\w+)\b(?![/.])", text))
+    assert names - {"NAME", "PATH", "DIR"} <= prepare.PREPARATIONS.keys()
+
+
+# --- A path. The two preparations here read files by their endings only.
+
+
+class Stub(types.SimpleNamespace):
+    """A preparation of the files with a suffix, which writes its arguments as its records."""
+
+    def readings(self, folder):
+        names = folder.named(self.suffix)
+        flags = [f"--train={folder.path}"]
+        row = self.name, self.form, f"files of {self.suffix}", "records", flags, len(names)
+        return [folders.Reading(*row)] if names else []
+
+    def parse(self, parser, argv):
+        for flag in ("--train", "--seed", "--out"):
+            parser.add_argument(flag)
+        return parser.parse_args(argv)
+
+    def prepare(self, args):
+        files.write(f"{args.out}/train-00000-of-00001", [json.dumps(vars(args)).encode()])
+        files.write(f"{args.out}/manifest.json", [b"{}"])
+        return (
+            f"1 image is in {args.out}; train on them: python main.py --config.data_dir={args.out}"
+        )
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """The current folder, with the input "my photos"; imagenet takes .png, coco .json."""
+    stubs = {
+        "imagenet": Stub(name="imagenet", form="photos", suffix=".png"),
+        "coco": Stub(name="coco", form="yolo", suffix=".json"),
+    }
+    monkeypatch.setattr(prepare, "_module", lambda name: stubs.get(name, object()))
+    monkeypatch.chdir(tmp_path)
+    for i in range(30):
+        files.write(f"my photos/set/{i % 2}/{i}.png", [b"x"])
+    files.write("my photos/README", [b"x"])
+    return tmp_path
+
+
+def typed(capsys, *argv):
+    """(exit code, lines on stdout, lines on stderr) of a command."""
+    try:
+        prepare.main(argv)
+        code = 0
+    except SystemExit as leaving:
+        code = leaving.code
+    printed = capsys.readouterr()
+    return code, printed.out.splitlines(), printed.err.splitlines()
+
+
+def test_a_path_is_prepared_and_its_command_printed(data, capsys):
+    code, lines, _ = typed(capsys, "my photos/", "--seed=3", "--untimed")
+    assert code == 0 and lines[1] == "found: files of .png"
+    command = "python main.py --config.data_dir=data/my-photos"
+    assert lines[-3:] == [
+        f"what it costs on a slice: {command} --mode=preflight --tpu=v5e-8",
+        *("train on them:", command),
+    ]
+    records = data / "data" / "my-photos" / "train-00000-of-00001"
+    arguments = {"train": "my photos/set", "seed": "3", "out": "data/my-photos"}
+    assert json.loads(records.read_text()) == arguments
+    (line,) = (line for line in lines if line.startswith("with: "))
+    assert shlex.split(line)[4:] == ["imagenet"] + [f"--{k}={v}" for k, v in arguments.items()]
+    code, lines, _ = typed(capsys, "data/my-photos")
+    assert code == 0 and lines[-1].endswith(f"are ready; train on them: {command}")
+    (records.parent / "manifest.json").unlink()  # interactions have none
+    assert typed(capsys, "data/my-photos")[0:2] == (0, lines)
+    files.write(f"{records.parent}/prepare_state/plan.json", [b"{}"])
+    code, _, (line,) = typed(capsys, "data/my-photos")
+    assert code == 2 and "unfinished records" in line
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_a_dry_run_writes_nothing(archived, data, capsys):
+    if archived:
+        shutil.make_archive("photos", "zip", "my photos")
+    before = sorted(data.rglob("*"))
+    path = "photos.zip" if archived else "my photos"
+    code, lines, _ = typed(capsys, path, "--dry_run", "--out=elsewhere")
+    folder = "data/raw/photos/set" if archived else "my photos/set"
+    command = shlex.join(["imagenet", f"--train={folder}", "--out=elsewhere"])
+    assert (code, lines[-1]) == (0, f"with: python -m scripts.prepare {command}")
+    assert sorted(data.rglob("*")) == before
+
+
+def test_a_dry_run_cannot_tell_from_names_alone(data, capsys):
+    shutil.make_archive("notes", "zip", "my photos", "README")
+    code, lines, _ = typed(capsys, "notes.zip", "--dry_run")
+    assert code == 0 and "1 nameless" in lines[-1] and not (data / "data").exists()
+
+
+def test_an_archive_is_unpacked(data, capsys):
+    shutil.make_archive("photos.v1", "gztar", "my photos")
+    code, _, _ = typed(capsys, "photos.v1.tar.gz", "--untimed")
+    records = data / "data" / "photos.v1" / "train-00000-of-00001"
+    assert (code, json.loads(records.read_text())["train"]) == (0, "data/raw/photos.v1/set")
+
+
+def test_a_path_on_gs(data, gcs, capsys):
+    root = gcs.bucket()
+    for name in ("photos/a/1.png", "photos/b/1.png", "set.zip"):
+        files.write(f"{root}/{name}", [b"x"])
+    code, lines, _ = typed(capsys, f"{root}/photos/", f"--out={root}/out", "--untimed")
+    assert (code, lines[-1]) == (0, f"python main.py --config.data_dir={root}/out")
+    assert json.loads(files.read(f"{root}/out/train-00000-of-00001"))["train"] == f"{root}/photos"
+    code, _, (line,) = typed(capsys, f"{root}/set.zip")
+    assert code == 2 and "set.zip is an archive that must be unpacked: copy it here" in line
+    code, _, (line,) = typed(capsys, f"{root}/photos", f"--out={root}/photos/a")
+    assert code == 2 and "is inside of" in line
+
+
+@pytest.mark.parametrize(
+    ("labels", "form", "name"),
+    [(1, "", "imagenet"), (9, "yolo", "coco"), (9, "photos", "imagenet"), (9, "", None)],
+)
+def test_two_readings(labels, form, name, data, capsys):
+    for i in range(labels):
+        files.write(f"my photos/set/{i}.json", [b"{}"])
+    flags = [f"--as={form}"] if form else []
+    code, lines, errors = typed(capsys, "my photos", "--dry_run", *flags)
+    if name:
+        assert code == 0 and f"scripts.prepare {name} " in lines[-1]
+    else:
+        assert code == 2 and errors[-1].index("--as=photos") < errors[-1].index("--as=yolo")
+
+
+def test_photos_in_a_folder_of_data(data, capsys):
+    shutil.move("my photos", "data/photos")
+    _, lines, _ = typed(capsys, "data/photos", "--dry_run")
+    assert lines[-1].endswith("--out=data/photos_records")
+
+
+@pytest.mark.parametrize(
+    ("argv", "part"),
+    [
+        (["absent.tsv"], "there is no 'absent.tsv'"),
+        (["empty"], "empty holds no files"),
+        (["my photos", "--out=my photos/set/x"], "--out=my photos/set/x is inside of my photos"),
+        (["."], "--out=data/"),
+        (["notes"], "notes holds 2 .doc, 1 nameless, in no form"),
+        (["flat"], "flat holds 2 .jpg, but neither labels nor a folder for each"),
+        (["notes/a.DOC"], "1 .doc, in no form"),
+        (["my photos", "--as=voc"], "--as=voc: there is nothing of this form"),
+        (["my photos", "notes"], "notes is a second one"),
+        (["my photos", "--nonsense=1"], "prepare imagenet: unrecognized arguments: --nonsense=1"),
+        (["nested"], "another archive: give one, python -m scripts.prepare nested/a/b.zip"),
+        (["nested/a/b.zip"], "b.zip is damaged"),
+    ],
+)
+def test_refusals(argv, part, data, capsys):
+    (data / "empty").mkdir()
+    for name in (
+        "notes/a.DOC",
+        "notes/b.doc",
+        "notes/c",
+        "nested/a/b.zip",
+        "flat/a.jpg",
+        "flat/b.JPG",
+    ):
+        files.write(name, [b"x"])
+    before = sorted(data.rglob("*"))
+    code, _, (line,) = typed(capsys, *argv)
+    assert code == 2 and line.startswith("prepare") and part in line
+    assert sorted(data.rglob("*")) == before

@@ -42,6 +42,23 @@ def test_find_nothing(tmp_path, folder):
         files.find(f"{tmp_path}{folder}", "a*,b*", "seeds")
 
 
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [
+        ("train-images/a.jpg", True),
+        ("u.data", True),
+        (".git/x", False),
+        ("a-00000-of-00001", False),
+    ],
+)
+def test_raw_data_are_answered_with_the_command_that_prepares_them(name, raw, tmp_path):
+    files.write(f"{tmp_path}/my set/{name}", [b"x"])
+    with pytest.raises(DataError) as refused:
+        files.find_shards(f"{tmp_path}/my set/", "train-*", "train")
+    assert (f"python -m scripts.prepare '{tmp_path}/my set' makes" in str(refused.value)) == raw
+    assert len(str(refused.value).splitlines()) == 1
+
+
 NAMES = ["set[1]", "a*c", "a?c", "b\\c"]  # each is the pattern of another one's name, too
 OTHERS = ["set1", "abc", "axc", "bc"]
 
