@@ -183,7 +183,7 @@ class Corpus(NamedTuple):
         rows = corpus._sample()
         is_table = corpus.form in ("tsv", "pairs")
         names = [*rows[0]] if rows and is_table else [*dict.fromkeys(itertools.chain(*rows))]
-        choices = [_choice(row, wanted) for row in (rows[:4] if is_table else [names])]
+        choices = [languages.choose(row, wanted) for row in (rows[:4] if is_table else [names])]
         places, is_header = choices[0] if choices else (), any(choices[:1])
         if columns:
             lower = [name.strip().lower() for name in names]
@@ -291,7 +291,7 @@ class Corpus(NamedTuple):
                     elif name == "tu":
                         yield dict(map(_variant, node.findall("{*}tuv")))
                         (node if body is None else body).clear()  # it would fill the memory
-        except (ElementTree.ParseError, *DAMAGE) as error:
+        except (ElementTree.ParseError, ValueError, LookupError, *DAMAGE) as error:
             raise SourceError(f"{self.path} is no TMX, or damaged: {one_line(error)}") from error
 
     def _messages(self, lines: Lines) -> Iterator[tuple[int, dict[str, str]]]:
@@ -323,21 +323,14 @@ def _cells(lines: Lines) -> Iterator[tuple[int, list[str]]]:
     return ((number, line.rstrip("\r").split("\t")) for number, line in lines if line.strip())
 
 
-def _choice(names: Sequence[str], wanted: tuple[str, str]) -> Sequence[int]:
-    try:
-        return languages.choose(names, wanted)
-    except ValueError:
-        return ()
-
-
 def _text_columns(rows: Sequence[Sequence[str]]) -> list[int]:
     """The first two columns that hold text: no numbers, no codes of languages."""
-    columns = [[row[i] for row in rows if i < len(row)] for i in range(len(rows[0]))]
-    texts = [
-        [c for c in column if re.search(r"[^\W\d_]", c) and not languages.code(c)]
-        for column in columns
-    ]
-    return [i for i, column in enumerate(columns) if 2 * len(texts[i]) > len(column)][:2]
+    chosen = []
+    for i in range(len(rows[0])):
+        cells = [row[i] for row in rows if i < len(row)]
+        texts = [c for c in cells if re.search(r"[^\W\d_]", c) and not languages.code(c)]
+        chosen += [i] if 2 * len(texts) > len(cells) else []
+    return chosen[:2]
 
 
 def _variant(node: ElementTree.Element) -> tuple[str, str]:

@@ -26,14 +26,11 @@ def code(word: str) -> str:
     return _CODES.get(match[1].lower(), "") if match else ""
 
 
-def choose(names: Sequence[str], wanted: tuple[str, str] = ("", "")) -> tuple[int, int]:
-    """Which of the names are those of the source and of the target.
+def choose(names: Sequence[str], wanted: tuple[str, str] = ("", "")) -> Sequence[int]:
+    """Which of the names are those of the source and of the target; () if it is not clear.
 
     They are what is `wanted`, of which each may be ""; else the words source and target; else
     English is the source, or the first name where none is English.
-
-    Raises:
-        ValueError: not exactly two of them fit.
     """
     source, target = (code(word) or word.lower() for word in wanted)
     codes = []
@@ -47,10 +44,11 @@ def choose(names: Sequence[str], wanted: tuple[str, str] = ("", "")) -> tuple[in
     if len(rest) > missing:  # of columns, "id" and "no" are numbers
         rest = [each for each in rest if each not in ("id", "no", "source", "target")]
     if missing and len(rest) != missing:
-        raise ValueError(f"{len(rest)} other languages")
+        return ()
     rest.sort(key=lambda each: each != "en")
     source = source or rest.pop(0)
-    return codes.index(source), codes.index(target or rest[0])
+    target = target or rest.pop(0)
+    return [codes.index(source), codes.index(target)] if {source, target} <= {*codes} else ()
 
 
 def pairs(

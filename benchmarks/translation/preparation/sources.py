@@ -152,10 +152,7 @@ class TextInput:
             inputs += _find_corpora(getattr(args, split), args.columns, wanted)
         for each in train:
             if isinstance(each, Corpus):
-                source, target = each.names
-                print(
-                    f"train: {each.path}, {source} is the source, {target} the target", flush=True
-                )
+                print(f"train: {each.path}, {' to '.join(each.names)}", flush=True)
             else:
                 print(f"train: {each[0].name} and {each[1].name}", flush=True)
         self._own = [Text(args.vocabulary)] if args.vocabulary else []
@@ -164,10 +161,10 @@ class TextInput:
         self._clean, self._max_ratio = args.clean, args.max_ratio
         self._eval_pairs = args.eval_pairs
         self.settings: dict[str, Any] = {}
-        if self._clean or self._max_ratio:
-            self.settings = {"clean": self._clean, "max_ratio": self._max_ratio}
+        if args.clean or args.max_ratio:
+            self.settings = {"clean": args.clean, "max_ratio": args.max_ratio}
         if not self._inputs["eval"]:
-            self.settings["eval_pairs"] = self._eval_pairs
+            self.settings["eval_pairs"] = args.eval_pairs
         self.left_out: collections.Counter[str] = collections.Counter()
 
     def stamps(self) -> dict[str, str]:
@@ -253,13 +250,13 @@ class TextInput:
         keys = np.fromiter((_hash(pair[0]) for pair in self._cleaned()), np.uint64)
         most, least, share = _EVAL
         fit = min(most, max(least, len(keys) // share), len(keys) // 5)
-        size = min(self._eval_pairs or fit, len(keys) - 1)
-        bound = int(np.partition(keys, size)[size]) if size > 0 else 0
+        size = self._eval_pairs or fit
+        bound = int(np.partition(keys, size)[size]) if 0 < size < len(keys) else 0
         drawn = [pair for pair in self._cleaned() if _hash(pair[0]) < bound]
         if not drawn:
             raise UserError(
-                f"of {len(keys):,} training pairs none can be taken for the evaluation: give "
-                "--eval_source and --eval_target, or --eval"
+                f"{size:,} of {len(keys):,} training pairs cannot be taken for the evaluation: "
+                "give another --eval_pairs, or other text, as --eval or --eval_source"
             )
         return bound, drawn
 

@@ -49,9 +49,10 @@ _COUNTED = 16 << 20  # bytes of text: lines of more are not counted
 
 def readings(folder: Folder) -> list[Reading]:
     """The ways to read a folder as parallel text: files of lines, an archive, files of pairs."""
-    results, fault = [], (UserError, OSError, *corpora.DAMAGE, tensorflow().errors.OpError)
+    results: list[Reading] = []
+    faults = (UserError, OSError, *corpora.DAMAGE, tensorflow().errors.OpError)
     codes, pairs = languages.pairs(file.name for file in folder.files if _is_lines(file.name))
-    with contextlib.suppress(*fault):
+    with contextlib.suppress(*faults):
         if pairs and all(_has_letters(folder.full(name)) for name in pairs[0]):
             flags = ("train_source", "train_target"), ("eval_source", "eval_target")
             results.append(_reading(folder, "text", "names", codes, flags, pairs))
@@ -59,24 +60,31 @@ def readings(folder: Folder) -> list[Reading]:
             flags, rows = (("train_archives",), ()), [(folder.files[0].name,)]
             results.append(_reading(folder, "moses", "names", codes, flags, rows))
     taken = {name for pair in pairs for name in pair} if results else set()
+    names: dict[str, list[str]] = collections.defaultdict(list)
+    for file in folder.files:
+        names[corpora.form(file.name)] += [file.name] if file.name not in taken else []
     for form, place in _KINDS.items():
-        files = [file.name for file in folder.files if corpora.form(file.name) == form]
-        sides: dict[str, tuple[str, ...]] = {}
-        for name in [name for name in files if name not in taken][:_MOST]:
-            if len(sides) == 0 and name in files[_PROBED:]:
-                break
-            try:
-                corpus = Corpus.open(folder.full(name))
-                if corpus.has_sentences():
-                    sides[name] = corpus.names
-            except fault:  # nothing else has the name of a TMX; the preparation says the fault
-                if form in ("tmx", "po"):
-                    sides[name] = "source", "target"
-        if sides:
-            names = collections.Counter(sides.values()).most_common(1)[0][0]
-            rows = [(name,) for name in sides if form in ("tsv", "pairs") or sides[name] == names]
-            results.append(_reading(folder, form, place, names, (("train",), ("eval",)), rows))
+        if sides := _sides(folder, form, names[form]):
+            most = collections.Counter(sides.values()).most_common(1)[0][0]
+            rows = [(name,) for name in sides if sides[name] == most]
+            results.append(_reading(folder, form, place, most, (("train",), ("eval",)), rows))
     return results
+
+
+def _sides(folder: Folder, form: str, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The names of source and target of each file of a form that holds text."""
+    sides: dict[str, tuple[str, ...]] = {}
+    for i, name in enumerate(names[:_MOST]):
+        if i == _PROBED and not sides:
+            break
+        try:
+            corpus = Corpus.open(folder.full(name))
+            if corpus.has_sentences():
+                sides[name] = corpus.names
+        except (UserError, OSError, tensorflow().errors.OpError):
+            if form in ("tmx", "po"):  # nothing else has such names; the preparation says the fault
+                sides[name] = "source", "target"
+    return sides
 
 
 def _reading(
@@ -101,12 +109,14 @@ def _reading(
     if form != "text" and all(codes) and "source" not in codes:
         given += [f"--source_language={codes[0]}", f"--target_language={codes[1]}"]
     sizes = {file.name: file.size for file in folder.files}
-    size, amount = sum(sizes[row[0]] for row in train), ""
-    if size <= _COUNTED and form in ("text", "tsv", "pairs", "jsonl"):
-        lines = (Text(folder.full(row[0])).lines() for row in train)
-        amount = f" of {sum(1 for _ in itertools.chain.from_iterable(lines)):,} lines"
+    size = sum(sizes[row[0]] for row in train)
+    amount = f"{size:,} bytes"
+    with contextlib.suppress(UserError):  # the preparation says the fault
+        if size <= _COUNTED and form in ("text", "tsv", "pairs", "jsonl"):
+            lines = (Text(folder.full(row[0])).lines() for row in train)
+            amount = f"{sum(1 for _ in itertools.chain.from_iterable(lines)):,} lines"
     count = sum(map(len, train))
-    about = f"{count} file{'s' * (count > 1)}{amount or f' of {size:,} bytes'}, such as "
+    about = f"{count} file{'s' * (count > 1)} of {amount}, such as "
     about += f"{' and '.join(train[0])}: {sides[0]} and {sides[1]} by their {place}"
     text = ", ".join(row[0] for row in evaluation[:3]) or "a part of the training pairs"
     aside = [row[0] for row in rows if row not in train and row not in evaluation]
