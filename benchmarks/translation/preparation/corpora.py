@@ -192,6 +192,9 @@ class Corpus(NamedTuple):
                 places = [int(c) - 1 if c.isdigit() else lower.index(c.lower()) for c in columns]
         elif any(choices[1:]) and not is_header:
             raise SourceError(f"{path} has a header, but not in line 1: delete the lines before it")
+        elif corpus.form in ("tmx", "po") and len(names) == 2 and not (places or any(wanted)):
+            names.sort(key=lambda name: name != "en")
+            places = 0, 1  # of languages that `languages` does not know
         elif is_table and not is_header and sum(map(bool, map(languages.code, names))) < 3:
             places = _text_columns(rows)
         if len(places) != 2 or not 0 <= min(places) <= max(places) < len(names):
@@ -240,6 +243,8 @@ class Corpus(NamedTuple):
 
         Raises: see `pairs`.
         """
+        if self.form in ("tmx", "po"):
+            return True
         is_certain = {*map(languages.code, self.names)} - {"", "source", "target"}
         pattern = r"[^\W\d_]" if is_certain else r"[.!?\u2026\u3002\uff01\uff1f\u0964]\W*$"
         sides = zip(*itertools.islice(self.pairs(), _SAMPLE), strict=True)
@@ -309,7 +314,7 @@ class Corpus(NamedTuple):
                 if parts.get("msgid") and not is_fuzzy:
                     yield number, {"en": parts["msgid"], code: parts["msgstr"]}
                 elif header := re.search(r"^Language: *(\w\S*)", parts["msgstr"], re.MULTILINE):
-                    code = code if parts.get("msgid") else header[1]
+                    code = code if parts.get("msgid") else languages.code(header[1]) or header[1]
                 parts, is_fuzzy = {}, False
             if match:
                 part = (match[1] or part).replace("msgstr[0]", "msgstr")

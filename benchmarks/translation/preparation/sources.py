@@ -203,7 +203,9 @@ class TextInput:
         self, split: str, count: Count = lambda size: None
     ) -> Iterator[tuple[str, str] | None]:
         for each in self._inputs[split]:
-            pairs = each.pairs(count) if isinstance(each, Corpus) else _aligned(*each, count)
+            pairs = (
+                each.pairs(count) if isinstance(each, Corpus) else _aligned(each[0], each[1], count)
+            )
             for raw in pairs:
                 source, target = map(str.strip, raw)
                 if not (source and target):

@@ -42,7 +42,13 @@ _STEPS = 2500  # of the schedule for small text, in at least 10 and at most 100 
 # Ends of the names of lines of text, beside languages; words in the names of evaluation text.
 _LINES = ("txt", "text", "tok", "sgm", "src", "tgt", "trg", "source", "target")
 _EVAL = {"val", "valid", "validation", "dev", "newsdev", "eval"}, {"test", "newstest", "tst"}
-_KINDS = {"tsv": "columns", "pairs": "columns", "tmx": "xml:lang", "jsonl": "keys", "po": "name"}
+_KINDS = {
+    "tsv": "columns",
+    "pairs": "columns",
+    "tmx": "languages",
+    "jsonl": "keys",
+    "po": "languages",
+}
 _PROBED, _MOST = 16, 1000  # files of a form: if none of the first has text; that are looked at
 _COUNTED = 16 << 20  # bytes of text: lines of more are not counted
 
@@ -67,7 +73,11 @@ def readings(folder: Folder) -> list[Reading]:
         if sides := _sides(folder, form, names[form]):
             most = collections.Counter(sides.values()).most_common(1)[0][0]
             rows = [(name,) for name in sides if sides[name] == most]
-            results.append(_reading(folder, form, place, most, (("train",), ("eval",)), rows))
+            reading = _reading(folder, form, place, most, (("train",), ("eval",)), rows)
+            if others := len(sides) - len(rows):
+                makes = f"{reading.makes}; {others} files of other {place} stay aside"
+                reading = reading._replace(makes=makes)
+            results.append(reading)
     return results
 
 

@@ -218,7 +218,7 @@ def test_other_data_are_no_text(tmp_path, name, content):
         ("a.jsonl", '{"en": "a", "de": 3}\n', "line 1: en and de are not both text"),
         ("a.po", "hello\n", "a.po, line 1 is no gettext"),
         ("a.tsv", None, "there is no"),
-        ("a.tsv", "en\tde\na\tb\n", "none can be taken for the evaluation"),
+        ("a.tsv", "en\tde\na\tb\n", "0 of 1 training pairs cannot be taken"),
     ],
 )
 def test_a_fault_takes_one_line(tmp_path, capsys, name, content, words):
