@@ -35,7 +35,9 @@ def choose(names: Sequence[str], wanted: tuple[str, str] = ("", "")) -> Sequence
     source, target = (code(word) or word.lower() for word in wanted)
     codes = []
     for name in names:
-        known = code(name) or code("".join(re.findall(r"[A-Za-z]+", name)[-1:]))  # "text_en"
+        label = re.fullmatch(r"\w+[_.-]([A-Za-z]+)", name.strip())  # text_en; else "German words"
+        words = [label[1]] if label else re.findall(r"[A-Za-z]{5,}", name if len(name) < 40 else "")
+        known = next(filter(None, map(code, [name, *words])), "")
         codes.append(known or (name.lower() if name and name.lower() in (source, target) else ""))
     if {"source", "target"} <= {*codes} and not {source, target} <= {*codes}:
         source, target = "source", "target"

@@ -127,6 +127,7 @@ def _reading(
             amount = f"{sum(1 for _ in itertools.chain.from_iterable(lines)):,} lines"
     count = sum(map(len, train))
     about = f"{count} file{'s' * (count > 1)} of {amount}, such as "
+    place = "text" if sides[0].startswith("column ") else place
     about += f"{' and '.join(train[0])}: {sides[0]} and {sides[1]} by their {place}"
     text = ", ".join(row[0] for row in evaluation[:3]) or "a part of the training pairs"
     aside = [row[0] for row in rows if row not in train and row not in evaluation]

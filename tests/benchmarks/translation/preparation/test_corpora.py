@@ -240,3 +240,20 @@ def test_pairs_of_names():
     assert languages.pairs(names) == (("en", "de"), pairs)
     assert languages.pairs(names, ("deu", ""))[1] == [pair[::-1] for pair in pairs]
     assert languages.pairs(["src-train.txt", "tgt-train.txt"])[0] == ("source", "target")
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (["English words/sentences", "French words/sentences"], [0, 1]),
+        (["text_de", "text_en"], [1, 0]),
+        (["zho_Hans", "es-419", "no", "id"], [0, 1]),
+        (["target text", "source text"], [1, 0]),
+        (["What is it?", "Was ist es?"], []),
+        (["It.", "Es."], []),
+        (["user_id", "item_id"], []),
+        (["en", "de", "fr"], []),
+    ],
+)
+def test_the_names_of_two_languages(names, chosen):
+    assert [*languages.choose(names)] == chosen
