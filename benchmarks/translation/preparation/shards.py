@@ -40,6 +40,7 @@ _PER_SHARD = 4 << 20  # bytes of input, unless --shards is given
 _LEAST, _MOST = 8, 100  # shards then
 _PER_PROCESS = 2 << 20  # bytes of input that are worth the start of another process
 _OPEN_ROWS = 512
+_EQUAL = 0.1  # more pairs with equal sides are worth a warning
 _TRAIN, _EVAL = records.TEXT_SPLITS
 
 _parse = functools.lru_cache(1)(parse_vocabulary)  # once in each process
@@ -64,6 +65,7 @@ def make(args: argparse.Namespace, source: Input) -> tuple[dict[str, Any], int]:
         "seed": args.seed,
         "vocabulary_size": 0 if vocabulary else args.vocabulary_size or _vocabulary_size(source),
         "tools": {"unicode": unicodedata.unidata_version},
+        **source.settings,
     }
     stamps = source.stamps()
     state.claim({"settings": settings, "input": stamps}, args.overwrite)
@@ -83,7 +85,9 @@ def make(args: argparse.Namespace, source: Input) -> tuple[dict[str, Any], int]:
     if wanted or not vocabulary or not reading:
         with tempfile.TemporaryFile(dir=None if "://" in args.out else args.out) as file:
             spool = Spool(file)
-            reading = {"empty": _read(source, spool)}
+            sides = (pair[0] for pair in evaluation if pair)
+            sentences = {side.strip() for side in sides if isinstance(side, str)}
+            reading = _read(source, spool, sentences)
             if source.stamps() != stamps:
                 raise UserError("the training files changed while they were read: start again")
             if not vocabulary:
@@ -95,7 +99,7 @@ def make(args: argparse.Namespace, source: Input) -> tuple[dict[str, Any], int]:
     if not any(row["pairs"] for row in summaries.values()):
         raise UserError(f"all training pairs have more than --max_tokens={args.max_tokens} tokens")
     splits = {
-        "train": _describe_train(summaries, reading["empty"]),
+        "train": _describe_train(summaries, reading),
         "eval": _write_eval(args.out, vocabulary, evaluation),
     }
     content = {
@@ -172,20 +176,35 @@ class Spool:
         return draws.argsort(axis=1).ravel()[: len(self)]
 
 
-def _read(source: Input, spool: Spool) -> int:
-    """Takes the training pairs into the spool; returns how many had an empty side."""
+def _read(source: Input, spool: Spool, sentences: set[Any]) -> dict[str, int]:
+    """Takes the training pairs into the spool; returns how many were left out, by reason.
+
+    Warns of what is weak about them; `sentences` are the sources of the evaluation.
+    """
     progress = console.ProgressBar("reading", 0, "pairs", source.size)
-    empty = 0
-    for pair in source.read("train", lambda size: progress.add(0, size)):
-        if pair:
-            progress.add(1)
-            spool.add(pair)
-        else:
-            empty += 1
+    equal, known = 0, set()
+    for pair in filter(None, source.read("train", lambda size: progress.add(0, size))):
+        progress.add(1)
+        spool.add(pair)
+        equal += pair[0] == pair[1]
+        if isinstance(pair[0], str) and pair[0] in sentences:
+            known.add(pair[0])
     progress.close()
     if not len(spool):
         raise UserError("the training files hold no pair with text on both sides")
-    return empty
+    left_out = {"empty": 0, **source.left_out}
+    total, equal = len(spool) + left_out.get("equal", 0), equal + left_out.get("equal", 0)
+    if equal > _EQUAL * total:
+        print(
+            f"warning: train: {equal / total:.0%} of the pairs have equal sides: is one of the "
+            "files in the wrong language? --clean leaves such pairs out"
+        )
+    if known:
+        print(
+            f"warning: {len(known):,} of {len(sentences):,} sentences to evaluate on are in the "
+            "training text too: the score will be too good; take other text"
+        )
+    return left_out
 
 
 def _write_shards(
@@ -312,14 +331,16 @@ def _write_eval(out: str, vocabulary: Vocabulary, pairs: Sequence[Any]) -> dict[
     }
 
 
-def _describe_train(summaries: dict[str, dict[str, Any]], empty: int) -> dict[str, Any]:
-    """The manifest's row of the training split; `empty` pairs were left out."""
+def _describe_train(
+    summaries: dict[str, dict[str, Any]], left_out: dict[str, int]
+) -> dict[str, Any]:
+    """The manifest's row of the training split; `left_out` before are pairs by reason."""
     rows = [{"name": name, **row} for name, row in sorted(summaries.items())]
     keys = ("name", *writing.FACTS, "pairs", "tokens", "longest")
     return {
         **{key: sum(row[key] for row in rows) for key in ("examples", "bytes", "pairs")},
         "tokens": [sum(row["tokens"][side] for row in rows) for side in (0, 1)],
         "longest": max(row["longest"] for row in rows),
-        "left_out": {"empty": empty, "long": sum(row["long"] for row in rows)},
+        "left_out": {**left_out, "long": sum(row["long"] for row in rows)},
         "shards": [{key: row[key] for key in keys} for row in rows],
     }

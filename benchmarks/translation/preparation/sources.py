@@ -1,99 +1,37 @@
 """Streams pairs of sentences from parallel text, or from records that are packed (again).
 
-Text is files, .gz, .sgm and members of tar archives, local or gs://. Records are tensor2tensor's,
-or MLPerf's reference's.
+Text is files of lines, members of archives and the forms of `corpora`, local or gs://. Records are
+tensor2tensor's, or MLPerf's reference's.
 """
 
 import argparse
-import gzip
+import collections
+import functools
 import hashlib
-import io
 import itertools
 import os
 import posixpath
 import re
-import tarfile
-import zlib
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from benchmarks.translation import agreement, rows
+from benchmarks.translation.preparation import corpora, languages
+from benchmarks.translation.preparation.corpora import Corpus, Count, Text
 from benchmarks.translation.vocabulary import Vocabulary, Words, load_vocabulary
-from common import limits
 from common.data import files, records
 from common.data.shards import record_name, tensorflow
-from common.errors import DataError, one_line
+from common.errors import DataError, UserError, one_line
 from common.preparation.sources import SourceError, read_at
-from common.text import is_sgm, limited_lines, sgm_sentences
 
-_ARCHIVE = r"(.+?\.(?:tgz|tar|tar\.gz|tar\.bz2|tar\.xz))"
-_BUFFER = 1 << 20  # bytes of a read
+_ARCHIVE = r"(.+?\.(?:tgz|tar|tar\.gz|tar\.bz2|tar\.xz|zip))"
+_EVAL = 2000, 100, 50  # pairs taken for evaluation: the most, the least, and one in so many
+_SHORT = 10  # characters: sides that have fewer count as so long in a ratio
 _RECORD_PATTERNS = {"train": "*-train-*", "eval": "*-dev-*,*-dev"}
-_DAMAGE = (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile)
 
-Count = Callable[[int], Any]  # gets the number of bytes of each read
 Side = str | list[int]  # of a pair: its text, or its ids with EOS
-
-
-class Text(NamedTuple):
-    """One file of lines; with a `member`, it is in the archive at `path`."""
-
-    path: str
-    member: str = ""
-
-    @property
-    def name(self) -> str:
-        """The file in messages."""
-        return f"{self.path}/{self.member}" if self.member else self.path
-
-    def lines(self, count: Count = lambda size: None) -> Iterator[bytes]:
-        r"""Yields the lines without "\n", which alone ends a line; of an .sgm its segments.
-
-        Raises:
-            SourceError: the file is damaged, or beyond one of `common.limits`.
-            tf.errors.OpError: it cannot be read.
-        """
-        try:
-            with _open(self.path, count) as raw:
-                file = self._find_member(raw) if self.member else raw
-                if file.peek(2)[:2] == b"\x1f\x8b":
-                    file = gzip.GzipFile(fileobj=file)
-                if is_sgm(self.name.removesuffix(".gz")):
-                    yield from sgm_sentences(file, self.name, SourceError)
-                    return
-                for i, line in enumerate(limited_lines(file, self.name, SourceError)):
-                    yield line.removeprefix(b"" if i else b"\xef\xbb\xbf").removesuffix(b"\n")
-        except _DAMAGE as error:
-            raise SourceError(f"{self.name} is damaged or cut short: {one_line(error)}") from error
-
-    def _find_member(self, raw: Any) -> Any:
-        """Opens the member, without unpacking the archive."""
-        archive = tarfile.open(fileobj=raw, mode="r|*")  # noqa: SIM115 (its member is read)
-        for info in archive:
-            if posixpath.normpath(info.name) == self.member and info.isreg():
-                return archive.extractfile(info)
-        raise SourceError(f"{self.path} holds no file {self.member}")
-
-
-def _open(path: str, count: Count) -> io.BufferedReader:
-    limits.check_file(path, SourceError)
-    return io.BufferedReader(_File(path, count), _BUFFER)
-
-
-class _File(io.RawIOBase):
-    """A local or gs:// file; counts the bytes that are read."""
-
-    def __init__(self, path: str, count: Count):
-        self._file, self._count = tensorflow().io.gfile.GFile(path, "rb"), count
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
-        buffer[: len(data)] = data
-        self._count(len(data))
-        return len(data)
 
 
 def _find_texts(argument: str) -> list[Text]:
@@ -118,10 +56,26 @@ def _find_texts(argument: str) -> list[Text]:
     return texts
 
 
-def pairs_in(archive: str, source: str, target: str) -> list[tuple[Text, Text]]:
+def _find_corpora(argument: str, columns: str, wanted: tuple[str, str]) -> list[Any]:
+    """The corpora of a comma-separated argument, and the pairs of Texts in its archives.
+
+    Raises:
+        SourceError: a file is missing, or of none of the forms in `corpora`.
+    """
+    chosen = []
+    for path in filter(None, argument.split(",")):
+        if re.fullmatch(_ARCHIVE, path):
+            chosen += pairs_in(path, wanted)
+        else:
+            chosen.append(Corpus.open(path, [name for name in columns.split(",") if name], wanted))
+    return chosen
+
+
+def pairs_in(archive: str, wanted: tuple[str, str]) -> list[tuple[Text, Text]]:
     """The pairs of files in an archive whose names differ in the language only.
 
-    NAME.en with NAME.de (each perhaps .gz), and NAME-src.en.sgm with NAME-ref.de.sgm.
+    NAME.en with NAME.de (each perhaps .gz), and NAME-src.en.sgm with NAME-ref.de.sgm. Languages
+    that are not wanted are English and German if there are such files, else those of the names.
 
     Raises:
         SourceError: the archive is damaged or has no pair.
@@ -129,24 +83,27 @@ def pairs_in(archive: str, source: str, target: str) -> list[tuple[Text, Text]]:
     if not tensorflow().io.gfile.exists(archive):
         raise SourceError(f"there is no {archive}")
     try:
-        with _open(archive, lambda size: None) as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
-            names = [posixpath.normpath(info.name) for info in tar if info.isreg()]
-    except _DAMAGE as error:
+        with corpora.open_file(archive) as raw:
+            names = [name for name, _ in corpora.members(raw) if "/._" not in f"/{name}"]
+    except corpora.DAMAGE as error:
         fault = one_line(error)
         raise SourceError(f"{archive} is no tar archive, or is damaged: {fault}") from error
+    source, target = wanted[0] or "en", wanted[1] or "de"
     sides: list[dict[str, str]] = []
     for language, role in ((source, "src"), (target, "ref")):
         pattern = rf"(?P<stem>.*?)(-{role}\.{language}\.sgm|\.{language})(\.gz)?"
-        matches = {name: re.fullmatch(pattern, name) for name in names if "/._" not in f"/{name}"}
+        matches = {name: re.fullmatch(pattern, name) for name in names}
         sides.append({match["stem"]: name for name, match in matches.items() if match})
-    stems = [stem for stem in sides[0] if stem in sides[1]]
-    if not stems:
+    pairs = [(sides[0][stem], sides[1][stem]) for stem in sides[0] if stem in sides[1]]
+    if not pairs:
+        pairs = languages.pairs(names, wanted)[1]
+    if not pairs:
         few = ", ".join(names[:4])
         raise SourceError(
             f"{archive} holds no files NAME.{source} and NAME.{target} (it holds {few} ...): set "
             "--source_language and --target_language"
         )
-    return [(Text(archive, sides[0][stem]), Text(archive, sides[1][stem])) for stem in stems]
+    return [(Text(archive, first), Text(archive, second)) for first, second in pairs]
 
 
 def _stamp(texts: list[Text]) -> str:
@@ -177,70 +134,164 @@ class TextInput:
     Attributes:
         vocabulary: the one to use; None if it is to be built.
         size: bytes that reading the training pairs takes; archives count for each member.
+        settings: what changes the records, beside those that each input has.
+        left_out: the training pairs that the last `read` has left out, by reason.
     """
 
     def __init__(self, args: argparse.Namespace):
-        self._pairs: dict[str, list[tuple[Text, Text]]] = {}
+        wanted = args.source_language, args.target_language
+        self._inputs: dict[str, list[Any]] = {}
         for split in ("train", "eval"):
             sides = [_find_texts(getattr(args, f"{split}_{s}")) for s in ("source", "target")]
-            self._pairs[split] = list(zip(*sides, strict=True))
-        train = self._pairs["train"]
+            self._inputs[split] = list(zip(*sides, strict=True))
+        train = self._inputs["train"]
         for archive in filter(None, args.train_archives.split(",")):
             print(f"listing {archive}", flush=True)
-            train += pairs_in(archive, args.source_language, args.target_language)
-        for source, target in train:
-            print(f"train: {source.name} and {target.name}", flush=True)
+            train += pairs_in(archive, wanted)
+        for split, inputs in self._inputs.items():
+            inputs += _find_corpora(getattr(args, split), args.columns, wanted)
+        for each in train:
+            if isinstance(each, Corpus):
+                print(f"train: {each.path}, {' to '.join(each.names)}", flush=True)
+            else:
+                print(f"train: {each[0].name} and {each[1].name}", flush=True)
         self._own = [Text(args.vocabulary)] if args.vocabulary else []
         self.vocabulary = _load(args.vocabulary) if args.vocabulary else None
-        self.size = sum(files.sizes([text.path for pair in train for text in pair]))
+        self.size = sum(files.sizes([text.path for each in train for text in _texts(each)]))
+        self._clean, self._max_ratio = args.clean, args.max_ratio
+        self._eval_pairs = args.eval_pairs
+        self.settings: dict[str, Any] = {}
+        if args.clean or args.max_ratio:
+            self.settings = {"clean": args.clean, "max_ratio": args.max_ratio}
+        if not self._inputs["eval"]:
+            self.settings["eval_pairs"] = args.eval_pairs
+        self.left_out: collections.Counter[str] = collections.Counter()
 
     def stamps(self) -> dict[str, str]:
         """A digest of each input of the training rows, by its flag."""
-        sides = zip(*self._pairs["train"], strict=True)
-        sources, targets = (_stamp([*side]) for side in sides)
-        return {"train_source": sources, "train_target": targets, "vocabulary": _stamp(self._own)}
+        lines = [each for each in self._inputs["train"] if not isinstance(each, Corpus)]
+        sources, targets = (_stamp([pair[side] for pair in lines]) for side in (0, 1))
+        stamps = {"train_source": sources, "train_target": targets, "vocabulary": _stamp(self._own)}
+        if tables := [each for each in self._inputs["train"] if isinstance(each, Corpus)]:
+            places = repr([each.places for each in tables])
+            stamps["train"] = _stamp([Text(each.path) for each in tables]) + places
+        return stamps
 
     def read(
         self, split: str, count: Count = lambda size: None
     ) -> Iterator[tuple[str, str] | None]:
-        """Yields the pairs of a split, or None for one with an empty side.
+        """Yields the pairs of a split; of the evaluation None for one with an empty side.
 
-        Those to train on are without space at their ends, as in tensor2tensor.
+        Those to train on are without space at their ends, as in tensor2tensor. Without text to
+        evaluate on it is a part of them.
 
         Raises:
             SourceError: the numbers of lines differ, or a line is not UTF-8.
         """
-        for texts in self._pairs[split]:
-            lines = itertools.zip_longest(*(text.lines(count) for text in texts))
-            for number, pair in enumerate(lines, 1):
-                if None in pair:
-                    total = number + sum(1 for _ in lines)
-                    counts = [number - 1 if line is None else total for line in pair]
-                    raise SourceError(
-                        f"{texts[0].name} has {counts[0]:,} lines and {texts[1].name} "
-                        f"{counts[1]:,}: line i of one must be the translation of line i of the "
-                        "other"
-                    )
-                raw = [_decode(*side, number) for side in zip(pair, texts, strict=True)]
+        if self._inputs["eval"]:
+            yield from self._read_all(split, count) if split == "eval" else self._cleaned(count)
+            return
+        least, drawn = self._drawn
+        if split == "eval":
+            yield from drawn
+            return
+        for pair in self._cleaned(count):
+            if _hash(pair[0]) >= least:
+                yield pair
+
+    def _read_all(
+        self, split: str, count: Count = lambda size: None
+    ) -> Iterator[tuple[str, str] | None]:
+        for each in self._inputs[split]:
+            pairs = (
+                each.pairs(count) if isinstance(each, Corpus) else _aligned(each[0], each[1], count)
+            )
+            for raw in pairs:
                 source, target = map(str.strip, raw)
                 if not (source and target):
                     yield None
                 else:
-                    yield (source, target) if split == "train" else (raw[0], raw[1])
+                    yield (source, target) if split == "train" else raw
+
+    def _cleaned(self, count: Count = lambda size: None) -> Iterator[tuple[str, str]]:
+        """The pairs to train on, and counts those that are left out."""
+        self.left_out = collections.Counter(empty=0)
+        first = iter(self._first) if self._clean else itertools.repeat(True)
+        for pair in self._read_all("train", count):
+            reason = ""
+            if not pair:
+                reason = "empty"
+            elif not next(first, True):
+                reason = "repeated"
+            elif self._clean and pair[0] == pair[1]:
+                reason = "equal"
+            elif self._max_ratio:
+                sizes = [max(len(side), _SHORT) for side in pair]
+                reason = "ratio" if max(sizes) > self._max_ratio * min(sizes) else ""
+            if reason:
+                self.left_out[reason] += 1
+            elif pair:
+                yield pair
+
+    @functools.cached_property
+    def _first(self) -> np.ndarray:
+        """Whether each pair with text on both sides is there for the first time: bool[n]."""
+        pairs = filter(None, self._read_all("train"))
+        keys = np.fromiter((_hash("\n".join(pair)) for pair in pairs), np.uint64)
+        first = np.zeros(len(keys), bool)
+        first[np.unique(keys, return_index=True)[1]] = True
+        return first
+
+    @functools.cached_property
+    def _drawn(self) -> tuple[int, list[tuple[str, str]]]:
+        """The least hash of sources to train on, and the pairs with smaller ones to evaluate on.
+
+        So pairs with equal sources are on one side.
+        """
+        print("eval: no text for it was given: taking some of the training pairs", flush=True)
+        keys = np.fromiter((_hash(pair[0]) for pair in self._cleaned()), np.uint64)
+        most, least, share = _EVAL
+        fit = min(most, max(least, len(keys) // share), len(keys) // 5)
+        size = self._eval_pairs or fit
+        bound = int(np.partition(keys, size)[size]) if 0 < size < len(keys) else 0
+        drawn = [pair for pair in self._cleaned() if _hash(pair[0]) < bound]
+        if not drawn:
+            raise UserError(
+                f"{size:,} of {len(keys):,} training pairs cannot be taken for the evaluation: "
+                "give another --eval_pairs, or other text, as --eval or --eval_source"
+            )
+        return bound, drawn
 
 
-def _decode(line: bytes, text: Text, number: int) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        raise SourceError(
-            f"{text.name}, line {number} is not UTF-8 (byte 0x{line[error.start]:02x} at position "
-            f"{error.start}): convert the file, for example with iconv"
-        ) from error
+def _aligned(source: Text, target: Text, count: Count) -> Iterator[tuple[str, str]]:
+    """The pairs of lines of two files; SourceError if their numbers differ."""
+    texts = source, target
+    lines = itertools.zip_longest(*(text.lines(count) for text in texts))
+    for number, pair in enumerate(lines, 1):
+        if None in pair:
+            total = number + sum(1 for _ in lines)
+            counts = [number - 1 if line is None else total for line in pair]
+            raise SourceError(
+                f"{source.name} has {counts[0]:,} lines and {target.name} {counts[1]:,}: line i of "
+                "one must be the translation of line i of the other"
+            )
+        yield source.decode(pair[0], number), target.decode(pair[1], number)
+
+
+def _texts(each: Corpus | tuple[Text, Text]) -> Sequence[Text]:
+    return [Text(each.path)] if isinstance(each, Corpus) else each
+
+
+def _hash(text: str) -> int:
+    """A number of 64 bits, the same on every machine."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 class RecordInput:
     """A folder of records, each a pair of ids or a packed row of them; see `TextInput`."""
+
+    settings: Mapping[str, Any] = {}
+    left_out: Mapping[str, int] = {}
 
     def __init__(self, args: argparse.Namespace):
         folder, self._paths = args.records, {}

@@ -5,28 +5,161 @@
     python -m scripts.prepare text --train_archives=europarl.tgz,news.tgz --source_language=en \\
         --target_language=de --eval_source=newstest2014.en --eval_target=newstest2014.de \\
         --out=gs://bucket/wmt
+    python -m scripts.prepare text --train=mine.tsv,more.tmx --clean --max_ratio=9 --out=data/mine
 
 Line i of a target file is the translation of line i of its source file; only "\\n" ends a line. A
-file may be a .gz, an .sgm, or a member of an archive (dev.tgz/dev/newstest2013-src.en.sgm). The
+file may be a .gz, an .sgm, or a member of an archive (dev.tgz/dev/newstest2013-src.en.sgm). Files
+of pairs are tables (.tsv, .csv), .tmx, .jsonl, .po, and archives or folders of such files. The
 program streams its input, builds a vocabulary of subwords (or takes a file), and packs several
 pairs into each row. After an interruption the same command continues. See docs/data.md.
 """
 
 import argparse
+import collections
+import contextlib
+import itertools
+import os
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.translation.preparation import shards, sources
+from benchmarks.translation.preparation import corpora, languages, shards, sources
+from benchmarks.translation.preparation.corpora import Corpus, Text
 from common import console, pools
+from common.data.shards import tensorflow
+from common.errors import UserError
 from common.preparation import arguments, writing
+from common.preparation.folders import Folder, Reading
 
 # The values of configs/transformer.py.
 ROW_LENGTH, EVAL_LENGTHS = 256, (32, 64, 128)
 # Positions of all training rows: below the first, about 40,000 pairs, batches and model are small;
 # from the second on, about a million, the recipe is that of WMT, which has 145 million.
 _FEW, _MANY = 1_300_000, 25_600_000
+_TINY = 1000  # fewer training pairs are worth a warning
 _STEPS = 2500  # of the schedule for small text, in at least 10 and at most 100 epochs
+# Ends of the names of lines of text, beside languages; words in the names of evaluation text.
+_LINES = ("txt", "text", "tok", "sgm", "src", "tgt", "trg", "source", "target")
+_EVAL = {"val", "valid", "validation", "dev", "newsdev", "eval"}, {"test", "newstest", "tst"}
+_KINDS = {
+    "tsv": "columns",
+    "pairs": "columns",
+    "tmx": "languages",
+    "jsonl": "keys",
+    "po": "languages",
+}
+_PROBED, _MOST = 16, 1000  # files of a form: if none of the first has text; that are looked at
+_COUNTED = 16 << 20  # bytes of text: lines of more are not counted
+
+
+def readings(folder: Folder) -> list[Reading]:
+    """The ways to read a folder as parallel text: files of lines, an archive, files of pairs."""
+    results: list[Reading] = []
+    faults = (UserError, OSError, *corpora.DAMAGE, tensorflow().errors.OpError)
+    codes, pairs = languages.pairs(file.name for file in folder.files if _is_lines(file.name))
+    with contextlib.suppress(*faults):
+        if pairs and all(_has_letters(folder.full(name)) for name in pairs[0]):
+            flags = ("train_source", "train_target"), ("eval_source", "eval_target")
+            results.append(_reading(folder, "text", "names", codes, flags, pairs))
+        elif len(folder.files) == 1 and (codes := _archived(folder.full(folder.files[0].name))):
+            flags, rows = (("train_archives",), ()), [(folder.files[0].name,)]
+            results.append(_reading(folder, "moses", "names", codes, flags, rows))
+    taken = {name for pair in pairs for name in pair} if results else set()
+    names: dict[str, list[str]] = collections.defaultdict(list)
+    for file in folder.files:
+        names[corpora.form(file.name)] += [file.name] if file.name not in taken else []
+    for form, place in _KINDS.items():
+        if sides := _sides(folder, form, names[form]):
+            most = collections.Counter(sides.values()).most_common(1)[0][0]
+            rows = [(name,) for name in sides if sides[name] == most]
+            reading = _reading(folder, form, place, most, (("train",), ("eval",)), rows)
+            if others := len(sides) - len(rows):
+                makes = f"{reading.makes}; {others} files of other {place} stay aside"
+                reading = reading._replace(makes=makes)
+            results.append(reading)
+    return results
+
+
+def _sides(folder: Folder, form: str, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The names of source and target of each file of a form that holds text."""
+    sides: dict[str, tuple[str, ...]] = {}
+    for i, name in enumerate(names[:_MOST]):
+        if i == _PROBED and not sides:
+            break
+        try:
+            corpus = Corpus.open(folder.full(name))
+            if corpus.has_sentences():
+                sides[name] = corpus.names
+        except (UserError, OSError, tensorflow().errors.OpError):
+            if form in ("tmx", "po"):  # nothing else has such names; the preparation says the fault
+                sides[name] = "source", "target"
+    return sides
+
+
+def _reading(
+    folder: Folder,
+    form: str,
+    place: str,
+    sides: Sequence[str],
+    flags: tuple[Sequence[str], Sequence[str]],
+    rows: Sequence[Sequence[str]],
+) -> Reading:
+    """The reading of files, one or two in a row; their names say which are for evaluation."""
+    words = [{*re.findall(r"[a-z]+", row[0].lower())} for row in rows]
+    parts = [[row for row, w in zip(rows, words, strict=True) if w & names] for names in _EVAL]
+    train = [row for row in rows if row not in parts[0] + parts[1]]
+    evaluation = (parts[0] or parts[1]) if train else []
+    train = train or rows
+    given = []
+    for names, part in zip(flags, (train, evaluation), strict=True):
+        for i, flag in enumerate(names if part else ()):
+            given.append(f"--{flag}=" + ",".join(folder.full(row[i]) for row in part))
+    codes = [languages.code(side) for side in sides]
+    if form != "text" and all(codes) and "source" not in codes:
+        given += [f"--source_language={codes[0]}", f"--target_language={codes[1]}"]
+    sizes = {file.name: file.size for file in folder.files}
+    size = sum(sizes[row[0]] for row in train)
+    amount = f"{size:,} bytes"
+    with contextlib.suppress(UserError):  # the preparation says the fault
+        if size <= _COUNTED and form in ("text", "tsv", "pairs", "jsonl"):
+            lines = (Text(folder.full(row[0])).lines() for row in train)
+            amount = f"{sum(1 for _ in itertools.chain.from_iterable(lines)):,} lines"
+    count = sum(map(len, train))
+    about = f"{count} file{'s' * (count > 1)} of {amount}, such as "
+    place = "text" if sides[0].startswith("column ") else place
+    about += f"{' and '.join(train[0])}: {sides[0]} and {sides[1]} by their {place}"
+    text = ", ".join(row[0] for row in evaluation[:3]) or "a part of the training pairs"
+    aside = [row[0] for row in rows if row not in train and row not in evaluation]
+    makes = f"packed rows, {sides[0]} to {sides[1]}; evaluation on {text}"
+    makes += f"; {', '.join(aside[:3])} stays aside" if aside else ""
+    given += ["--clean", "--max_ratio=9"]  # the ratio of Moses' clean-corpus-n
+    return Reading("text", form, about, makes, given, sum(map(len, rows)))
+
+
+def _is_lines(name: str) -> bool:
+    end = os.path.splitext(name.lower().removesuffix(".gz"))[1][1:]
+    return end in _LINES or bool(languages.code(end))
+
+
+def _has_letters(path: str) -> bool:
+    """Whether most of the first lines hold text: labels are numbers."""
+    lines = [line.decode(errors="replace") for line in itertools.islice(Text(path).lines(), 50)]
+    return 2 * sum(bool(re.search(r"[^\W\d_]", line)) for line in lines) > len(lines)
+
+
+def _archived(path: str) -> Sequence[str]:
+    """The languages of an archive of text; () if it is none."""
+    if not re.search(r"\.(zip|tar|tgz|tar\.\w+)$", path):
+        return ()
+    names = []
+    with corpora.open_file(path) as file:
+        for name, _ in corpora.members(file):
+            names.append(name)
+            if len(names) > 4 and not any(map(_is_lines, names)):
+                return ()
+    codes, pairs = languages.pairs(filter(_is_lines, names))
+    return codes if pairs else ()
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
@@ -37,8 +170,18 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--train_source", **utf8, metavar="FILES", help=files)
     add("--train_target", **utf8, metavar="FILES", help="their translations, in the same order")
     add("--train_archives", **utf8, metavar="FILES", help="archives with NAME.en and NAME.de")
-    add("--source_language", default="en", help="suffix of the sources in archives (en)")
-    add("--target_language", default="de", help="suffix of the translations in archives (de)")
+    pairs = "files of pairs: .tsv, .csv, .tmx, .jsonl, .po, each perhaps .gz; archives; folders"
+    add("--train", **utf8, metavar="FILES", help=pairs)
+    add("--columns", default="", metavar="A,B", help="source and target, by number or name")
+    guess = "(en and de, or by names, headers and keys; English is the source)"
+    add("--source_language", default="", metavar="CODE", help=f"such as en {guess}")
+    add("--target_language", default="", metavar="CODE", help="such as de")
+    add("--clean", action="store_true", help="leave out repeated pairs and those of equal sides")
+    ratio = "leave out pairs of which a side has N times the other's characters"
+    add("--max_ratio", type=console.integer(1, 1000), default=0, metavar="N", help=ratio)
+    add("--eval", **utf8, metavar="FILES", help="pairs to evaluate on")
+    taken = "training pairs to evaluate on (1 in 50, from 100 to 2,000) if no text is given"
+    add("--eval_pairs", type=sized, default=0, metavar="N", help=taken)
     add("--eval_source", **utf8, metavar="FILES", help="text to evaluate on")
     add("--eval_target", **utf8, metavar="FILES", help="its reference translations")
     add("--records", **utf8, metavar="DIR", help="pack records of this folder instead of text")
@@ -72,14 +215,20 @@ def _fault(args: argparse.Namespace) -> str:
         if numbers[0] != numbers[1]:
             return f"--{split}_source has {numbers[0]} files and --{split}_target {numbers[1]}"
     if args.records:
-        if args.train_source or args.train_archives or args.eval_source:
+        if args.train_source or args.train_archives or args.train or args.eval_source:
             return "--records takes the place of files of text; give one of them"
         if args.records.rstrip("/") == args.out.rstrip("/"):
             return f"--out must be another folder than --records: {args.out}"
         return ""
-    if not (args.train_source or args.train_archives):
-        return "give --train_source and --train_target, or --train_archives, or --records"
-    return "" if args.eval_source else "give --eval_source and --eval_target"
+    if args.columns and len([name for name in args.columns.split(",") if name]) != 2:
+        return f"--columns={args.columns} must be two, of the source and the target"
+    if args.eval_pairs and (args.eval_source or args.eval):
+        return "--eval_pairs takes the place of other text to evaluate on; give one of them"
+    if not (args.train_source or args.train_archives or args.train):
+        return (
+            "give --train, or --train_source and --train_target, or --train_archives, or --records"
+        )
+    return ""
 
 
 def prepare(args: argparse.Namespace) -> str:
@@ -109,6 +258,12 @@ def _report(content: dict[str, Any], args: argparse.Namespace) -> None:
     for name, split in (("train", train), ("eval", evaluation)):
         if empty := split["left_out"]["empty"]:
             print(f"{name}: {empty:,} pairs with an empty side were left out")
+    if args.clean or args.max_ratio:
+        counts = [train["left_out"].get(reason, 0) for reason in ("equal", "repeated", "ratio")]
+        print(
+            f"train: left out: {counts[0]:,} with equal sides, {counts[1]:,} repeated, "
+            f"{counts[2]:,} of a length ratio above {args.max_ratio or 'any'}"
+        )
     if long := train["left_out"]["long"]:
         print(
             f"train: {long:,} pairs with more than --max_tokens={args.max_tokens} tokens on a side "
@@ -119,6 +274,8 @@ def _report(content: dict[str, Any], args: argparse.Namespace) -> None:
             f"warning: an evaluation sentence has {longest:,} tokens, and the config has room for "
             f"{EVAL_LENGTHS[-1]}: the command below sets config.eval_lengths"
         )
+    if train["pairs"] < _TINY:
+        print(f"warning: {train['pairs']:,} pairs teach a model little: take {_TINY:,} or more")
     shares = [tokens / (train["examples"] * length) for tokens in train["tokens"]]
     print(
         f"train: {train['pairs']:,} pairs in {train['examples']:,} rows of {length}, "

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmarks.translation.preparation import sources, text
+from benchmarks.translation.preparation import corpora, text
 from configs import transformer
 from scripts import prepare
 from tests.benchmarks.translation.preparation.test_text import (
@@ -125,7 +125,8 @@ def test_a_fault_takes_one_line(tmp_path, capsys, name, data, flags, words):
         (["--max_tokens=33"], "--max_tokens=33 must not exceed --length=32"),
         (["--train_target=a,b"], "--train_source has 1 files and --train_target 2"),
         (["--records=x"], "--records takes the place of"),
-        (["--eval_source=", "--eval_target="], "give --eval_source and --eval_target"),
+        (["--eval_pairs=9"], "--eval_pairs takes the place of other text"),
+        (["--columns=1"], "--columns=1 must be two"),
         (["--train_source=", "--train_target="], "or --train_archives, or --records"),
     ],
 )
@@ -138,7 +139,7 @@ def test_arguments_are_checked_first(tmp_path, capsys, flags, words):
 def test_only_newlines_end_lines(tmp_path):
     text = "one\u2028line\x0cof\x85three\u2029\r\nnext"
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    assert list(sources.Text(f"{tmp_path}/a").lines()) == [
+    assert list(corpora.Text(f"{tmp_path}/a").lines()) == [
         text.split("\n")[0].encode(),
         b"next",
     ]

@@ -1,0 +1,81 @@
+"""Names of languages: which of several columns, keys or files are the two to translate."""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Iterable, Sequence
+
+# In names of files, columns and keys: ISO 639-1 and -3, and English. Flags may name others.
+_WORDS = """source src, target tgt trg, en eng english, de deu ger german, fr fra fre french,
+es spa spanish, it ita italian, pt por portuguese, nl nld dut dutch, ru rus russian,
+zh zho chi cmn chinese, ja jpn japanese, ko kor korean, ar ara arabic, tr tur turkish,
+pl pol polish, cs ces cze czech, sk slk slo slovak, sl slv slovenian, ro ron rum romanian,
+hu hun hungarian, fi fin finnish, sv swe swedish, da dan danish, nb nob, no nor norwegian,
+is isl ice icelandic, et est estonian, lv lav latvian, lt lit lithuanian, el ell gre greek,
+bg bul bulgarian, hr hrv croatian, sr srp serbian, uk ukr ukrainian, he heb hebrew,
+fa fas per persian, hi hin hindi, bn ben bengali, ta tam tamil, vi vie vietnamese, th tha thai,
+id ind indonesian, ca cat catalan, eu eus basque, gl glg galician, ga gle irish, cy cym welsh"""
+_CODES = {word: row.split()[0] for row in _WORDS.split(",") for word in row.split()}
+_VARIANT = r"([A-Za-z]+)(?:[-_](?:[A-Z][A-Za-z]{1,3}|[a-z]{2}|[0-9]{3}))*"  # en-US, eng_Latn
+
+
+def code(word: str) -> str:
+    """The code of the language that a word names; "source" or "target" of such a word, or ""."""
+    match = re.fullmatch(_VARIANT, word.strip())
+    return _CODES.get(match[1].lower(), "") if match else ""
+
+
+def choose(names: Sequence[str], wanted: tuple[str, str] = ("", "")) -> Sequence[int]:
+    """Which of the names are those of the source and of the target; () if it is not clear.
+
+    They are what is `wanted`, of which each may be ""; else the words source and target; else
+    English is the source, or the first name where none is English.
+    """
+    source, target = (code(word) or word.lower() for word in wanted)
+    codes = []
+    for name in names:
+        label = re.fullmatch(r"\w+[_.-]([A-Za-z]+)", name.strip())  # text_en; else "German words"
+        words = [label[1]] if label else re.findall(r"[A-Za-z]{5,}", name if len(name) < 40 else "")
+        known = next(filter(None, map(code, [name, *words])), "")
+        codes.append(known or (name.lower() if name and name.lower() in (source, target) else ""))
+    if {"source", "target"} <= {*codes} and not {source, target} <= {*codes}:
+        source, target = "source", "target"
+    rest = [each for each in dict.fromkeys(codes) if each and each not in (source, target)]
+    missing = [source, target].count("")
+    if len(rest) > missing:  # of columns, "id" and "no" are numbers
+        rest = [each for each in rest if each not in ("id", "no", "source", "target")]
+    if missing and len(rest) != missing:
+        return ()
+    rest.sort(key=lambda each: each != "en")
+    source = source or rest.pop(0)
+    target = target or rest.pop(0)
+    return [codes.index(source), codes.index(target)] if {source, target} <= {*codes} else ()
+
+
+def pairs(
+    names: Iterable[str], wanted: tuple[str, str] = ("", "")
+) -> tuple[tuple[str, str], list[tuple[str, str]]]:
+    """The names that differ in the language only, such as x.de-en.en and x.de-en.de.
+
+    Of each name the last word that is a language counts. Of more than two languages those that
+    most names have are taken, of equal ones English, German and the alphabet's first.
+
+    Returns:
+        The codes of source and target, and the pairs of names; no pair if there is none.
+    """
+    stems: dict[str, dict[str, str]] = collections.defaultdict(dict)
+    for name in names:
+        if words := [word for word in re.finditer(r"[A-Za-z]+", name) if code(word[0])]:
+            stem = name[: words[-1].start()] + "*" + name[words[-1].end() :]
+            stems[stem.removesuffix(".gz")][code(words[-1][0])] = name
+    groups = [sides for sides in stems.values() if len(sides) > 1]
+    counts = collections.Counter(each for sides in groups for each in sides)
+    given = [code(word) or word.lower() for word in wanted if word]
+    ranked = sorted(counts, key=lambda each: (-counts[each], each != "en", each != "de", each))
+    codes = [*given, *(each for each in ranked if each not in given)][:2]
+    if len({*codes} & {*counts}) < 2:
+        return ("", ""), []
+    source, target = (codes[i] for i in choose(codes, wanted))
+    full = [sides for sides in groups if source in sides and target in sides]
+    return (source, target), [(sides[source], sides[target]) for sides in full]

@@ -1,0 +1,259 @@
+"""Files of pairs in other forms than lines, cleaning, drawn evaluation, and what a folder holds."""
+
+import gzip
+import io
+import json
+import zipfile
+
+import pytest
+
+from benchmarks.translation.preparation import languages, sources, text
+from benchmarks.translation.preparation.corpora import Corpus
+from common import console
+from common.preparation.folders import Folder
+from common.preparation.sources import SourceError
+from scripts import prepare
+from tests.benchmarks.translation.preparation.test_text import archive
+from tests.helpers.preparation import leaves
+
+PAIRS = [("A dog runs.", "Ein Hund läuft."), ('He said "no".', "Er sagte „nein“."), ("Go.", "Geh.")]
+
+
+def table(rows, tab="\t"):
+    return "".join(tab.join(row) + "\n" for row in rows)
+
+
+def tmx(pairs, languages=("en-US", "de-DE")):
+    units = "".join(
+        "<tu>"
+        + "".join(
+            f'<tuv xml:lang="{code}"><seg>{side}</seg></tuv>'
+            for code, side in zip(languages, pair, strict=False)
+        )
+        + "</tu>"
+        for pair in pairs
+    )
+    return f'<?xml version="1.0"?><tmx version="1.4"><header/><body>{units}</body></tmx>'
+
+
+QUOTED = [[f'"{side.replace(chr(34), chr(34) * 2)}"' for side in pair] for pair in PAIRS]
+PO = r"""
+# A comment
+msgid ""
+msgstr ""
+"Language: de\n"
+"Content-Type: text/plain; charset=UTF-8\n"
+
+#: a.c:1
+msgctxt "of an animal"
+msgid "A dog "
+"runs."
+msgstr "Ein Hund läuft."
+msgid "He said \"no\"."
+msgstr "Er sagte „nein“."
+
+#, fuzzy, c-format
+#| msgid "old"
+msgid "%d guess"
+msgstr "%d Schätzung"
+
+msgid "Go."
+msgid_plural "Go all."
+msgstr[0] "Geh."
+msgstr[1] "Geht."
+
+#~ msgid "gone"
+#~ msgstr "weg"
+"""
+FORMS = {
+    "header.tsv": table([("id", "de", "en"), *((str(i), b, a) for i, (a, b) in enumerate(PAIRS))]),
+    "deu.txt": table((*pair, "CC-BY 2.0 (France) Attribution: tatoeba.org #1") for pair in PAIRS),
+    "tatoeba.tsv": table((f"{i}", a, f"9{i}", b) for i, (a, b) in enumerate(PAIRS)),
+    "roles.csv": table([("source", "target"), *QUOTED], ","),
+    "german.csv": table([("Text (German)", "Text (English)"), *(q[::-1] for q in QUOTED)], ";"),
+    "a.tmx": tmx([*PAIRS[:2], ("Go<ph>{1}</ph><hi>.</hi>", "Geh.")]),
+    "flat.jsonl": "".join(json.dumps({"id": 1, "de": b, "en": a}) + "\n" for a, b in PAIRS),
+    "nested.json": "".join(
+        json.dumps({"translation": {"de": b, "en": a}}) + "\n" for a, b in PAIRS
+    ),
+    "de.po": PO,
+}
+
+
+def write(folder, name, content):
+    data = content.encode() if isinstance(content, str) else content
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return str(path)
+
+
+def read(*flags):
+    """(the input of `prepare text`, its pairs to evaluate on, its pairs to train on)."""
+    source = sources.TextInput(text.parse(console.Parser(), [*flags, "--out=x"]))
+    return source, list(source.read("eval")), list(source.read("train"))
+
+
+@pytest.mark.parametrize("end", ["", ".gz"])
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_gives_the_same_pairs(tmp_path, name, end):
+    corpus = Corpus.open(write(tmp_path, name + end, FORMS[name]))
+    assert list(corpus.pairs()) == PAIRS
+    turned = Corpus.open(corpus.path, wanted=("de", ""))
+    if name not in ("deu.txt", "tatoeba.tsv", "roles.csv"):
+        assert list(turned.pairs()) == [pair[::-1] for pair in PAIRS]
+
+
+@pytest.mark.parametrize("columns", ["2,1", "de,en"])
+def test_columns_are_chosen(tmp_path, columns):
+    path = write(tmp_path, "a.tsv", table([("en", "de", "fr"), ("a b", "c d", "e f")]))
+    assert list(Corpus.open(path, columns.split(",")).pairs()) == [("c d", "a b")]
+    with pytest.raises(SourceError, match="--columns"):
+        Corpus.open(path)
+    assert list(Corpus.open(path, wanted=("fr", "de")).pairs()) == [("e f", "c d")]
+
+
+def test_opus_zip_and_archives(tmp_path):
+    data = io.BytesIO()
+    sides = ["\n".join(side) + "\n" for side in zip(*PAIRS, strict=True)]
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, lines in zip(("x.de-en.en", "x.de-en.de"), sides, strict=True):
+            file.writestr(name, lines)
+        file.writestr("README", "x")
+        file.writestr("x.de-en.xml", "<x/>")
+    path = write(tmp_path, "de-en.txt.zip", data.getvalue())
+    other = "--eval=" + write(tmp_path, "b.tsv", table([("en", "de"), ("x y", "z")]))
+    assert read(f"--train={path}", other)[1:] == ([("x y", "z")], PAIRS)
+    (reading,) = text.readings(Folder.open(path))
+    assert reading.form == "moses" and read(*reading.arguments, other)[2] == PAIRS
+    path = write(tmp_path, "t.tar", archive({"a.fr": b"une\n", "a.it": b"una\n"}))
+    assert read(f"--train_archives={path}", other)[2] == [("une", "una")]
+
+
+def test_cleaning_and_the_evaluation_that_is_drawn(tmp_path):
+    pairs = [(f"sentence {i // 2}", f"Satz {i}") for i in range(1000)]
+    weak = [("OK", "OK"), pairs[0], ("a long sentence " * 9, "kurz"), ("", "x")]
+    names = [write(tmp_path, f"{k}.tsv", table([*pairs[k::2], *weak])) for k in range(2)]
+    flags = [f"--train={','.join(names)}", "--columns=1,2"]
+    source, evaluation, train = read(*flags, "--clean", "--max_ratio=9")
+    assert source.left_out == {"empty": 2, "equal": 1, "repeated": 4, "ratio": 1}
+    assert sorted([*evaluation, *train]) == sorted(pairs)
+    assert 98 <= len(evaluation) <= 100
+    assert not {pair[0] for pair in evaluation} & {pair[0] for pair in train}
+    assert read(*flags[::-1], "--clean", "--max_ratio=9")[1:] == (evaluation, train)
+    _, few, rest = read(*flags, "--eval_pairs=7")
+    assert 6 <= len(few) <= 7 and len(few) + len(rest) == len(pairs) + 6
+
+
+MANY = [(f"The dog number {i} runs.", f"Der Hund Nummer {i} läuft.") for i in range(60)]
+LINES = ["\n".join(side) + "\n" for side in zip(*MANY, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "name", ["train.tsv", "train.jsonl.gz", "train.de", "train.tmx", "train.po"]
+)
+def test_the_reading_of_a_folder_makes_records(tmp_path, capsys, name):
+    """From the flags that it gives, with the warnings for weak data."""
+    contents = {
+        "train.tsv": table(MANY),
+        "train.jsonl.gz": "".join(json.dumps({"en": a, "de": b}) + "\n" for a, b in MANY),
+        "train.tmx": tmx([*MANY, ("same", "same")]),
+        "train.de": LINES[1],
+        "train.po": "".join(f'msgid "{a}"\nmsgstr "{b}"\n\n' for a, b in MANY),
+    }
+    write(tmp_path, f"in/{name}", contents[name])
+    if name == "train.de":
+        write(tmp_path, "in/train.en", LINES[0])
+        for split in ("val", "test"):
+            write(tmp_path, f"in/{split}.en", "The dog number 5 runs.\nA cat sits.\n")
+            write(tmp_path, f"in/{split}.de", "Der Hund Nummer 5 läuft.\nEine Katze sitzt.\n")
+    write(tmp_path, "in/README.txt", "Sentences.\n")
+    (reading,) = text.readings(Folder.open(f"{tmp_path}/in"))
+    flags = ["--vocabulary_size=120", "--shards=1", "--workers=1", f"--out={tmp_path}/out"]
+    prepare.make("text", [*reading.arguments, *flags])
+    printed = capsys.readouterr().out
+    content = json.loads((tmp_path / "out/manifest.json").read_text())
+    pairs = [content["splits"][split]["pairs"] for split in ("train", "eval")]
+    assert pairs == ([60, 2] if name == "train.de" else [48, 12])
+    assert ("1 of 2 sentences to evaluate on are in" in printed) == (name == "train.de")
+    assert f"warning: {pairs[0]} pairs" in printed
+    sentences = (tmp_path / "out/sources.txt").read_text().splitlines()
+    assert {*sentences} <= {*LINES[0].splitlines(), "A cat sits."}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("ratings.csv", "userId,movieId,rating\n1,31,2.5\n1,1029,3.0\n"),
+        ("movies.csv", "movieId,title,genres\n1,Toy Story (1995),Adventure|Children\n"),
+        ("books.csv", "Title,Author\nThe Castle,Franz Kafka\nThe Trial,Franz Kafka\n"),
+        ("edges.tsv", "source\ttarget\nn1\tn2\n"),
+        ("u.tsv", "196\t242\t3\t881250949\n"),
+        ("photos.csv", "file,label\na.jpg,red car\n"),
+        ("labels/1.txt", "0 0.5 0.5 0.1 0.1\n"),
+        ("requirements.txt", "numpy==1.0\n"),
+        ("instances.json", '{"images": [], "annotations": []}'),
+        ("user.jsonl", '{"user_id": "anna", "item_id": "x.", "no": "1."}\n'),
+        ("en/1.txt", "one text.\n"),
+        ("odd.tsv", b"\xff\xfe\x00"),
+    ],
+)
+def test_other_data_are_no_text(tmp_path, name, content):
+    write(tmp_path, name, content)
+    assert not text.readings(Folder.open(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.tsv", "a b.\tc d.\ne f.\n", "a.tsv, line 2 has 1 of the columns"),
+        ("a.tsv", "a b.\n", "a.tsv has a b.: which two are the source"),
+        ("a.csv", 'en,de\n"a b,c\n', "a.csv, line"),
+        ("a.tsv", "Export of today\tMemory\nen\tde\na\tb\n", "not in line 1"),
+        ("a.tsv", "en\tde\na\tb\nen\tde\n", "a.tsv, line 3 is the header again"),
+        ("a.tsv", b"en\tde\na\t\xe4\n", "a.tsv, line 2 is not UTF-8 (byte 0xe4"),
+        ("a.tmx", tmx([("a",)]), "a.tmx has en: which two are"),
+        ("a.tmx", tmx(PAIRS)[:-30], "a.tmx is no TMX, or damaged"),
+        ("a.jsonl", "[1]\n", "a.jsonl, line 1 is no JSON object"),
+        ("a.jsonl", '{"en": "a", "de": 3}\n', "line 1: en and de are not both text"),
+        ("a.po", "hello\n", "a.po, line 1 is no gettext"),
+        ("a.tsv", None, "there is no"),
+        ("a.tsv", "en\tde\na\tb\n", "0 of 1 training pairs cannot be taken"),
+    ],
+)
+def test_a_fault_takes_one_line(tmp_path, capsys, name, content, words):
+    path = write(tmp_path, name, content) if content else str(tmp_path / name)
+    code, line = leaves("text", [f"--train={path}", f"--out={tmp_path}/out"], capsys)
+    assert code in (1, 2) and words in line, line
+    assert not (tmp_path / "out/manifest.json").exists()
+
+
+def test_equal_sides_are_warned_of(tmp_path, capsys):
+    path = write(tmp_path, "a.tsv", table([*MANY, *[(f"Equal {i}.",) * 2 for i in range(30)]]))
+    prepare.make("text", [f"--train={path}", f"--eval={path}", f"--out={tmp_path}/out"])
+    assert "warning: train: 33% of the pairs have equal sides" in capsys.readouterr().out
+
+
+def test_pairs_of_names():
+    names = ["x.de-en.de", "x.de-en.en.gz", "x.cs-en.cs", "y.eng", "y.deu", "z.fr", "a/no.txt"]
+    pairs = [("x.de-en.en.gz", "x.de-en.de"), ("y.eng", "y.deu")]
+    assert languages.pairs(names) == (("en", "de"), pairs)
+    assert languages.pairs(names, ("deu", ""))[1] == [pair[::-1] for pair in pairs]
+    assert languages.pairs(["src-train.txt", "tgt-train.txt"])[0] == ("source", "target")
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (["English words/sentences", "French words/sentences"], [0, 1]),
+        (["text_de", "text_en"], [1, 0]),
+        (["zho_Hans", "es-419", "no", "id"], [0, 1]),
+        (["target text", "source text"], [1, 0]),
+        (["What is it?", "Was ist es?"], []),
+        (["It.", "Es."], []),
+        (["user_id", "item_id"], []),
+        (["en", "de", "fr"], []),
+    ],
+)
+def test_the_names_of_two_languages(names, chosen):
+    assert [*languages.choose(names)] == chosen
