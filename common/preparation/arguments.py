@@ -75,9 +75,10 @@ def keys(**values: Any) -> list[str]:
 
 
 def train_command(recipe: str, out: str, *flags: str) -> str:
-    """The command that trains a recipe on the records in a folder."""
+    """The command that trains a recipe, "ssd" or "small.py:ssd", on the records in a folder."""
+    file = recipe if ".py" in recipe else f"{recipe}.py"
     words = [
-        f"python main.py --config=configs/{recipe}.py",
+        f"python main.py --config=configs/{file}",
         f"--config.data_dir={shlex.quote(out)}",
         *flags,
         f"--workdir={shlex.quote('runs/' + (os.path.basename(out.rstrip('/')) or 'own'))}",
