@@ -152,8 +152,11 @@ def signature(name: str) -> str:
 
 def _metric(name: str):
     """sacrebleu's "BLEU", "chrF" or "TER"; it does not warn about text that looks tokenized."""
-    from sacrebleu import metrics  # only where a score is computed
+    # Only where a score is computed.
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+    from sacrebleu.metrics.ter import TER
 
     if name == "BLEU":
-        return metrics.BLEU(**SETTINGS, force=True)
-    return metrics.CHRF() if name == "chrF" else metrics.TER()
+        return BLEU(**SETTINGS, force=True)
+    return CHRF() if name == "chrF" else TER()
