@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from sacrebleu import metrics
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
 
 import benchmarks
 import predict
@@ -273,8 +274,8 @@ def test_other_scores_of_the_rows_of_all_hosts_are_those_of_sacrebleu(stops, tin
             gathered += [{"id": ids[j : j + 1], "tokens": texts[j][None]} for j in range(len(ids))]
     texts = [benchmark.decode(outputs[i].tolist()) for i in range(23)]
     correct = {
-        "chrF": metrics.CHRF().corpus_score(texts, [lines(tiny_sentences)]).score / 100,
-        "TER": metrics.TER().corpus_score(texts, [lines(tiny_sentences)]).score / 100,
+        "chrF": CHRF().corpus_score(texts, [lines(tiny_sentences)]).score / 100,
+        "TER": TER().corpus_score(texts, [lines(tiny_sentences)]).score / 100,
     }
     assert min(correct.values()) > 0.05
     assert benchmark.other_scores(iter(gathered)) == pytest.approx(correct)
