@@ -80,14 +80,6 @@ class Hints:
         """Those of the scores that the line of an evaluation shows; files keep all of them."""
         return scores
 
-    def other_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        """Scores that take long, of the same rows as `Benchmark.score`: training leaves them out.
-
-        --mode=eval and reports show them. Only process 0 calls it.
-        """
-        del rows
-        return {}
-
     def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
         """Sentences about the data that a user should know before they are trained on.
 
@@ -300,6 +292,10 @@ class Benchmark(Hints):
         Only process 0 calls it, with the rows of all hosts.
         """
         raise NotImplementedError
+
+    def all_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
+        """`score` with those for which training has no time; --mode=eval and reports call it."""
+        return self.score(rows)
 
     @property
     def uses(self) -> Uses:

@@ -52,19 +52,15 @@ class Evaluation:
     ):
         """Starts to score `rows` on process 0, in a thread; the others have no rows.
 
-        `started` is when the evaluation began, by `time.monotonic`. A `complete` one has the
-        benchmark's other scores as well, which take longer.
+        `started` is when the evaluation began, by `time.monotonic`. A `complete` one has all scores
+        of the benchmark, some of which take long.
         """
-
-        def score() -> Scores:
-            scores = run.benchmark.score(iter(rows))
-            return scores | run.benchmark.other_scores(iter(rows)) if complete else scores
-
         self.step, self.rows, self.started = step, rows, started
         self._run = run
         self._background: Background[Scores] | None = None
         if jax.process_index() == 0:
-            self._background = Background(score, "scoring")
+            score = run.benchmark.all_scores if complete else run.benchmark.score
+            self._background = Background(lambda: score(iter(rows)), "scoring")
 
     @property
     def is_ready(self) -> bool:
@@ -127,10 +123,7 @@ def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Ite
 def begin_evaluation(
     run: Run, predict: Callable[..., Any], state: TrainState, step: int, complete: bool = False
 ) -> Evaluation:
-    """Predicts every evaluation example and starts to score, see `Evaluation`.
-
-    Errors are those of `predict_all`.
-    """
+    """Predicts every example and starts to score, see `Evaluation`; errors: see `predict_all`."""
     started = time.monotonic()
     rows = [rows for rows in predict_all(run, predict, state) if rows]
     return Evaluation(run, step, rows, started, complete)

@@ -129,7 +129,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, floa
 
 
 def others(
-    hypotheses: Sequence[str], references: Sequence[str], names: Sequence[str] = ("chrF", "TER")
+    hypotheses: Sequence[str], references: Sequence[str], names: Sequence[str]
 ) -> dict[str, float]:
     """The scores that stand beside BLEU, as fractions, with sacrebleu's defaults.
 

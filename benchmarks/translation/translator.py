@@ -284,12 +284,14 @@ class Translator(Benchmark):
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """BLEU as a fraction, see `evaluation.bleu`; with chrF unless a target stops the run."""
-        lines = self.translations(rows), self.references
-        beside = () if self.settings.stop_at_target else ("chrF",)
-        return evaluation.bleu(*lines) | evaluation.others(*lines, beside)
+        return self._scores(rows, () if self.settings.stop_at_target else ("chrF",))
 
-    def other_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        return evaluation.others(self.translations(rows), self.references)
+    def all_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
+        return self._scores(rows, ("chrF", "TER"))
+
+    def _scores(self, rows: Any, others: Sequence[str]) -> dict[str, float]:
+        lines = self.translations(rows), self.references
+        return evaluation.bleu(*lines) | evaluation.others(*lines, others)
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
         shown = ("BLEU", "chrF", "TER", "exact", "length_ratio")

@@ -140,6 +140,9 @@ def test_the_signatures_and_lists_of_different_lengths():
         evaluation.bleu(["a", "b"], ["a"])
 
 
+BOTH = ("chrF", "TER")
+
+
 def plain_chrf(hypotheses, references):
     """Popovic 2015: the mean precision and recall of 1- to 6-grams of characters, beta 2."""
     shares = [[], []]
@@ -179,7 +182,7 @@ def test_ter_counts_edits_and_shifts_over_the_words_of_all_references():
     for translation, (reference, edits) in pairs.items():
         score = evaluation.others([translation], [reference], ["TER"])["TER"]
         assert score == pytest.approx(edits / len(reference.split()))
-    scores = evaluation.others([*pairs], [reference for reference, _ in pairs.values()])
+    scores = evaluation.others([*pairs], [reference for reference, _ in pairs.values()], BOTH)
     assert scores["TER"] == pytest.approx(5 / 22) and 0 < scores["chrF"] < 1
-    assert evaluation.others([], []) == {"chrF": 0, "TER": 0}
-    assert evaluation.others([""], ["ein Wort"]) == {"chrF": 0, "TER": 1}
+    assert evaluation.others([], [], BOTH) == {"chrF": 0, "TER": 0}
+    assert evaluation.others([""], ["ein Wort"], BOTH) == {"chrF": 0, "TER": 1}
