@@ -36,7 +36,7 @@ def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Score
                 started, scores = time.monotonic(), {}
                 state = examination.restore(step, watching=bool(watch_seconds))
                 if state is not None:
-                    evaluation = begin_evaluation(run, examination.predict, state, step)
+                    evaluation = begin_evaluation(run, examination.predict, state, step, True)
                     del state  # else the next one would need as much memory again
                     scores, seconds = evaluation.scores(), time.monotonic() - started
                     report_scores(run, reporter, step, plan.num_examples, scores, seconds)

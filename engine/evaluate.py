@@ -42,16 +42,25 @@ Scores = dict[str, float]
 class Evaluation:
     """One evaluation: its predictions are made, its score may still be computed."""
 
-    def __init__(self, run: Run, step: int, rows: list[dict[str, np.ndarray]], started: float):
+    def __init__(
+        self,
+        run: Run,
+        step: int,
+        rows: list[dict[str, np.ndarray]],
+        started: float,
+        complete: bool = False,
+    ):
         """Starts to score `rows` on process 0, in a thread; the others have no rows.
 
-        `started` is when the evaluation began, by `time.monotonic`.
+        `started` is when the evaluation began, by `time.monotonic`. A `complete` one has all scores
+        of the benchmark, some of which take long.
         """
         self.step, self.rows, self.started = step, rows, started
         self._run = run
         self._background: Background[Scores] | None = None
         if jax.process_index() == 0:
-            self._background = Background(lambda: run.benchmark.score(iter(rows)), "scoring")
+            score = run.benchmark.all_scores if complete else run.benchmark.score
+            self._background = Background(lambda: score(iter(rows)), "scoring")
 
     @property
     def is_ready(self) -> bool:
@@ -112,12 +121,12 @@ def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Ite
 
 
 def begin_evaluation(
-    run: Run, predict: Callable[..., Any], state: TrainState, step: int
+    run: Run, predict: Callable[..., Any], state: TrainState, step: int, complete: bool = False
 ) -> Evaluation:
-    """Predicts every evaluation example and starts to score; errors are those of `predict_all`."""
+    """Predicts every example and starts to score, see `Evaluation`; errors: see `predict_all`."""
     started = time.monotonic()
     rows = [rows for rows in predict_all(run, predict, state) if rows]
-    return Evaluation(run, step, rows, started)
+    return Evaluation(run, step, rows, started, complete)
 
 
 def report_scores(

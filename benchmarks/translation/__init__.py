@@ -9,7 +9,7 @@ A run goes through these files in this order:
     transformer/      rows packed with several pairs: records, network, loss, beam search
     gnmt/             pairs in memory, in buckets of similar length: network, loss, beam search
     search.py         what both beam searches share
-    evaluation.py     batches of sentences to translate, their references, and BLEU
+    evaluation.py     batches of sentences to translate, their references, and scores
     use.py            what a trained translator is good for: it translates, and shows translations
 
 `mlperf.py` has what both say in MLPerf's logs. `preparation/` makes the vocabulary and the records

@@ -1,4 +1,4 @@
-"""What both translators are: settings, a vocabulary, sentences to evaluate, and BLEU."""
+"""What both translators are: settings, a vocabulary, sentences to evaluate, and their scores."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ class Settings:
     beam_size: Annotated[int, "[1, 100]"]
     length_penalty: Annotated[float, "[0, 5]"]  # lengths to this power stay finite
     target: Share
+    stop_at_target: bool = False
 
     @property
     def dtype(self) -> Any:
@@ -262,7 +263,8 @@ class Translator(Benchmark):
             )
         sentences, source = self.eval_text[0] or "the data's", path or "the decoded targets"
         what = f"sentences to evaluate: {sentences}; references: {source}"
-        _log.info("%s; BLEU: sacrebleu %s", what, evaluation.signature())
+        scores = (f"{name} {evaluation.signature(name)}" for name in ("BLEU", "chrF", "TER"))
+        _log.info("%s; sacrebleu: %s", what, "; ".join(scores))
         return lines or [self.vocabulary.decode(ids) for ids in self.eval_pairs[1].tolist()]
 
     def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
@@ -281,11 +283,19 @@ class Translator(Benchmark):
         ]
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        """BLEU as a fraction; see `evaluation.bleu`."""
-        return evaluation.bleu(self.translations(rows), self.references)
+        """BLEU as a fraction, see `evaluation.bleu`; with chrF unless a target stops the run."""
+        return self._scores(rows, () if self.settings.stop_at_target else ("chrF",))
+
+    def all_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
+        return self._scores(rows, ("chrF", "TER"))
+
+    def _scores(self, rows: Any, others: Sequence[str]) -> dict[str, float]:
+        lines = self.translations(rows), self.references
+        return evaluation.bleu(*lines) | evaluation.others(*lines, others)
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
-        return {name: scores[name] for name in ("BLEU", "exact", "length_ratio")}
+        shown = ("BLEU", "chrF", "TER", "exact", "length_ratio")
+        return {name: scores[name] for name in shown if name in scores}
 
     def translations(self, rows: Iterator[dict[str, np.ndarray]]) -> list[str]:
         """The translations in the order of the sentences, from the outputs of `predict`."""

@@ -99,8 +99,15 @@ def _notes(record: Record, examined: Examined) -> list[str]:
     if record.imported:
         about = "the imported model, evaluated"
     notes = [record.end, f"This report is about the checkpoint of {about} on {data}."]
+    targets = [target.metric for target in record.benchmark.targets]
+    others = [
+        f"{name.replace('_', ' ')} {record.number(name, value)}"
+        for name, value in record.benchmark.headline(examined.scores).items()
+        if name not in targets
+    ]
+    notes += [f"Its other scores: {', '.join(others)}."] if others else []
     then = record.history.scores().get(examined.step, {})
-    for metric in (target.metric for target in record.benchmark.targets):
+    for metric in targets:
         if abs(then.get(metric, math.nan) - examined.scores.get(metric, math.nan)) > 1e-6:
             notes.append(
                 f"During training this checkpoint had a {metric.replace('_', ' ')} of "

@@ -153,7 +153,7 @@ def examine(settings: Settings, checkpoint: str) -> Examined:
             run, step = examination.run, examination.step
             state = examination.restore(step)
             assert state is not None  # only a watcher gets None
-            evaluation = begin_evaluation(run, examination.predict, state, step)
+            evaluation = begin_evaluation(run, examination.predict, state, step, True)
             scores = evaluation.scores()
             shown = exhibits(run, evaluation, state)
             return Examined(step, run.benchmark.num_examples("eval"), scores, shown)

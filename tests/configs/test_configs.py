@@ -18,7 +18,7 @@ from ml_collections import config_flags
 import benchmarks
 from common.errors import UserError
 from common.keys import flat
-from configs import _loop
+from configs import _loop, small
 from engine import optim, schedules
 from engine.cadence import Every
 from engine.run import LoopKeys
@@ -40,6 +40,7 @@ PARAMETRISED = {
         "recipes:torchvision2",
         "recipes:rs50",
     ],
+    "small": [f"small:{name}" for name in small.RECIPES],
 }
 FILES = sorted(path.stem for path in (ROOT / "configs").glob("[!_]*.py"))
 NAMES = [name for file in FILES for name in PARAMETRISED.get(file, [file])]

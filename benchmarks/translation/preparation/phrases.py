@@ -345,5 +345,5 @@ def prepare(args: argparse.Namespace) -> str:
         for side, language in (("source", "en"), ("target", "de"))
     ]
     flags += [f"--vocabulary_size={VOCABULARY}", f"--length={LENGTH}", f"--out={out}"]
-    text.prepare(text.parse(console.Parser(), [*flags, "--overwrite"]))
+    text.make(text.parse(console.Parser(), [*flags, "--overwrite"]))
     return f"wrote: {state}"

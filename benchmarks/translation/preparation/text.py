@@ -238,6 +238,14 @@ def prepare(args: argparse.Namespace) -> str:
         UserError: a mistake of the user's.
         tf.errors.OpError: reading or writing failed.
     """
+    content = make(args)
+    if gnmt := _gnmt_command(args.out, content):
+        print(f"GNMT, a recurrent translator, trains on the same records: {gnmt}")
+    return _last_line(args.out, content)
+
+
+def make(args: argparse.Namespace) -> dict[str, Any]:
+    """Prepares the records as `prepare` does; returns the content of their manifest."""
     source = sources.RecordInput(args) if args.records else sources.TextInput(args)
     begin = time.monotonic()
     content, packed = shards.make(args, source)
@@ -247,7 +255,7 @@ def prepare(args: argparse.Namespace) -> str:
         rate = packed / seconds
         print(f"{packed:,} pairs in {console.duration(seconds)}, {rate:,.0f} pairs/s")
     writing.save_manifest(args.out, content)
-    return _last_line(args.out, content)
+    return content
 
 
 def _report(content: dict[str, Any], args: argparse.Namespace) -> None:
@@ -291,12 +299,28 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
     recipe, flags = _schedule(splits["train"]["examples"], content["length"])
     if content["length"] != ROW_LENGTH:
         flags.append(f"--config.row_length={content['length']}")
-    if (longest := splits["eval"]["longest_inputs"]) > EVAL_LENGTHS[-1]:
-        flags.append(f"--config.eval_lengths={','.join(map(str, (*EVAL_LENGTHS, longest)))}")
+    flags += _eval_lengths(content)
     return (
         f"{pairs[0]:,} train and {pairs[1]:,} eval pairs are in {out} ({size / 1e6:,.0f} MB); "
         f"train on them: {arguments.train_command(recipe, out, *flags)}"
     )
+
+
+def _gnmt_command(out: str, content: dict[str, Any]) -> str:
+    """The command that trains a GNMT on the same records; "" if the text is large."""
+    train = content["splits"]["train"]
+    if train["examples"] * content["length"] >= _MANY:
+        return ""
+    flags = arguments.keys(**arguments.fitted(train["pairs"], 128, 20, 2000))
+    command = arguments.train_command("small.py:gnmt", out, *flags, *_eval_lengths(content))
+    return f"{command}_gnmt"  # a workdir of its own
+
+
+def _eval_lengths(content: dict[str, Any]) -> list[str]:
+    """The flag for evaluation sentences that are longer than the recipes expect."""
+    longest = content["splits"]["eval"]["longest_inputs"]
+    lengths = ",".join(map(str, (*EVAL_LENGTHS, longest)))
+    return [f"--config.eval_lengths={lengths}"] if longest > EVAL_LENGTHS[-1] else []
 
 
 def _schedule(rows: int, length: int) -> tuple[str, list[str]]:
@@ -311,4 +335,4 @@ def _schedule(rows: int, length: int) -> tuple[str, list[str]]:
     shares = {"train_steps": 1, "warmup_steps": 10, "steps_per_eval": 5, "steps_per_checkpoint": 5}
     flags.append(f"--config.train_batch_size={batch}")
     flags += [f'--config.{key}="{epochs // share} epochs"' for key, share in shares.items()]
-    return "small_transformer", flags
+    return "small.py:transformer", flags

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
 
 import benchmarks
 import predict
@@ -115,7 +117,9 @@ def test_evaluation_and_the_tool_translate_alike(trained, monkeypatch, capfdbina
     """Whatever the other lines are; an empty line stays empty. Filler lines are not translated."""
     name, workdir, data = trained
     scores = evaluating.evaluate(settings(name, data, workdir), "latest", 0)
-    assert 0 <= scores["BLEU"] < 1
+    assert 0 <= scores["BLEU"] < 1 and scores["TER"] > 0
+    (during,) = (row for row in rows(workdir) if row["split"] == "eval")
+    assert "chrF" in scores and not {"chrF", "TER"} & set(during)  # it would stop at its target
     written = pathlib.Path(workdir, "eval")
     texts = (written / "translations.txt").read_text().split("\n")
     assert len(texts) == 24 and texts.pop() == ""
@@ -252,6 +256,34 @@ def test_a_perfect_translation(tiny_sentences):
     assert "22 of 23 translations equal" in files["sentences.txt"].decode()
     (source, _, reference, exact) = files["translations.tsv"].decode().splitlines()[1].split("\t")
     assert source.split() == reference.split()[::-1] and exact == "0"
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_other_scores_of_the_rows_of_all_hosts_are_those_of_sacrebleu(stops, tiny_sentences):
+    """A run that stops at its target, as MLPerf's, has only BLEU."""
+    benchmark = make("transformer", tiny_sentences, stop_at_target=stops)
+    draw, outputs = np.random.default_rng(0), {}
+    for output in perfect(benchmark, tiny_sentences, wrong=2):
+        tokens = output["tokens"][0]
+        outputs[int(output["id"][0])] = tokens[draw.random(len(tokens)) > 0.2]
+    gathered = []
+    for host in range(3):
+        for batch in benchmark.eval_batches(6, host, 3):
+            ids = batch["id"][batch["mask"] > 0]
+            texts = [outputs[i] for i in ids.tolist()]
+            gathered += [{"id": ids[j : j + 1], "tokens": texts[j][None]} for j in range(len(ids))]
+    texts = [benchmark.decode(outputs[i].tolist()) for i in range(23)]
+    correct = {
+        "chrF": CHRF().corpus_score(texts, [lines(tiny_sentences)]).score / 100,
+        "TER": TER().corpus_score(texts, [lines(tiny_sentences)]).score / 100,
+    }
+    assert min(correct.values()) > 0.05
+    scores = benchmark.score(iter(gathered))
+    complete = scores | {name: pytest.approx(value) for name, value in correct.items()}
+    assert benchmark.all_scores(iter(gathered)) == complete
+    assert scores.get("chrF") == (None if stops else pytest.approx(correct["chrF"]))
+    shown = ["BLEU", *["chrF"] * (not stops), "exact", "length_ratio"]
+    assert [*benchmark.headline(scores)] == shown
 
 
 def test_references_are_decoded_where_there_is_no_file(folder, tiny_bpe):

@@ -124,6 +124,7 @@ def test_the_page_says_what_the_run_was(written, workdir, resumed):
     last = [row for row in metric_rows(workdir) if row["split"] == "eval"][-1]
     text = " ".join(parsed.text.split())
     assert f"Top 1 accuracy {100 * last['top_1_accuracy']:.2f} %" in text
+    assert f"top 5 accuracy {100 * last['top_5_accuracy']:.2f} %" in text
     assert "on 23 images" in text and "evaluated again on 23 images" in text
     assert "During training this checkpoint had" not in text  # the same score again
     assert f"resumed at step {resumed}" in text and "It trained for all of its 12 steps." in text

@@ -44,18 +44,20 @@ def test_other_text_to_evaluate_on_leaves_the_training_files(tmp_path, capsys):
     assert size > 128
     assert f"warning: an evaluation sentence has {size} tokens" in printed
     flags = f"--config.row_length=32 --config.eval_lengths=32,64,128,{size} --workdir=runs/out"
-    assert last.endswith(flags) and f"configs/small_transformer.py --config.data_dir={out} " in last
+    (gnmt,) = (line for line in printed.splitlines() if "configs/small.py:gnmt" in line)
+    assert gnmt.endswith(f"--config.eval_lengths=32,64,128,{size} --workdir=runs/out_gnmt")
+    assert last.endswith(flags) and f"configs/small.py:transformer --config.data_dir={out} " in last
 
 
 @pytest.mark.parametrize(
     ("rows", "length", "recipe", "batch", "epochs", "warmup"),
     [
-        (283, 256, "small_transformer", 16, 100, 10),  # 3,000 captions
-        (2016, 256, "small_transformer", 16, 20, 2),  # 29,000
-        (8_200, 64, "small_transformer", 64, 20, 2),
-        (20_000, 256, "small_transformer", 64, 10, 1),
-        (9, 32, "small_transformer", 2, 100, 10),
-        (1, 256, "small_transformer", 1, 100, 10),
+        (283, 256, "small.py:transformer", 16, 100, 10),  # 3,000 captions
+        (2016, 256, "small.py:transformer", 16, 20, 2),  # 29,000
+        (8_200, 64, "small.py:transformer", 64, 20, 2),
+        (20_000, 256, "small.py:transformer", 64, 10, 1),
+        (9, 32, "small.py:transformer", 2, 100, 10),
+        (1, 256, "small.py:transformer", 1, 100, 10),
         (566_340, 256, "transformer", 0, 0, 0),  # WMT
     ],
 )
