@@ -32,7 +32,6 @@ PARAMETRISED = {
     "mlperf_resnet50": ["mlperf_resnet50:1632", "mlperf_resnet50:v0.5"],
     "mlperf_ssd": ["mlperf_ssd:1024"],
     "mlperf_transformer": ["mlperf_transformer:v0.7-512"],
-    "small": ["small:mask_rcnn", "small:resnet", "small:ssd"],
     "recipes": [
         "recipes:mild",
         "recipes:ffcv32",
