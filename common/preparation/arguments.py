@@ -75,9 +75,9 @@ def keys(**values: Any) -> list[str]:
 
 
 def train_command(recipe: str, out: str, *flags: str) -> str:
-    """The command that trains a recipe on the records in a folder."""
+    """The command that trains a recipe, NAME or FILE.py:NAME, on the records in a folder."""
     words = [
-        f"python main.py --config=configs/{recipe}.py",
+        f"python main.py --config=configs/{recipe if '.py' in recipe else recipe + '.py'}",
         f"--config.data_dir={shlex.quote(out)}",
         *flags,
         f"--workdir={shlex.quote('runs/' + (os.path.basename(out.rstrip('/')) or 'own'))}",

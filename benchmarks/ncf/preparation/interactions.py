@@ -1,0 +1,340 @@
+"""Prepares ratings, or events of any kind, of own users and items, to train NCF on.
+
+    python -m scripts.prepare interactions events.csv --out=data/own
+    python -m scripts.prepare interactions log.jsonl.gz --user=member --item=film --time=seen \\
+        --out=data/own
+
+A row says which user chose which item, and perhaps when; the value of a rating is ignored. FILE is
+CSV or the like, JSON lines or Parquet, perhaps in gzip. --out gets ratings.csv in whole numbers,
+users.csv and items.csv with the names of these numbers, and manifest.json. See docs/data.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from benchmarks.ncf.preparation.tables import MISSING, WHOLE, Table, as_bytes, open_table
+from benchmarks.ncf.preparation.times import ORDERS, Times
+from common import console
+from common.data import caches, files
+from common.data.shards import tensorflow
+from common.errors import UserError, parse_json, some
+from common.preparation import arguments, writing
+from common.preparation.folders import Folder, Reading
+from common.preparation.sources import File, SourceError
+
+_COLUMNS = ("user", "item", "time")
+_RATINGS, _USERS, _ITEMS = _FILES = ("ratings.csv", "users.csv", "items.csv")
+_LEAST = (20, 10, 5, 3, 2)  # of min_ratings: the first that keeps 90% of those with 2 or more
+_LARGE = 1_000_000  # rows from which on the recipe is that of ml-20m
+_FEW = 100  # with fewer users or items a score says little
+_PART = 1 << 20  # rows that are written at a time
+_LISTS = ("movies.csv", "movies.dat", "u.item", _ITEMS)  # of titles, beside the table
+_KNOWN = ("ratings.csv", "ratings.dat", "u.data")  # of MovieLens, which has other tables beside it
+_SUFFIXES = (".csv", ".tsv", ".dat", ".data", ".inter", ".jsonl", ".json", ".parquet", ".txt")
+_MOST = 20  # files that are looked at
+_COUNTED = 64 << 20  # bytes of a file whose rows are counted to name them
+
+
+def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """Reads the arguments without reading files; exits with status 2 if one is invalid."""
+    add = parser.add_argument
+    add("files", nargs="+", type=console.path, metavar="FILE", help="tables, also of several forms")
+    for what, more in (("user", ""), ("item", ""), ("time", ", or none: the order of the rows")):
+        about = f"column of the {what}: its name, or its number from 1{more}"
+        add(f"--{what}", default="", metavar="COLUMN", help=about)
+    about = "table of items and titles (movies.csv, u.item or NAME.item beside the table)"
+    add("--titles", type=console.path, default="", metavar="FILE", help=about)
+    add("--dates", choices=ORDERS, default="", help="which comes first, the day or the month")
+    arguments.add_out(parser)
+    add("--overwrite", action="store_true", help="replace other ratings in --out")
+    return parser.parse_args(argv)
+
+
+class Names:
+    """Numbers the names in a column from 0, in the order of their first appearance."""
+
+    def __init__(self) -> None:
+        self._codes: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    def codes(self, column: pyarrow.Array) -> np.ndarray:
+        """int32[n], -1 where there is no name."""
+        encoded, codes = as_bytes(column).dictionary_encode(), self._codes
+        known = [
+            -1 if (name := value.strip()) in MISSING else codes.setdefault(name, len(codes))
+            for value in encoded.dictionary.to_pylist()
+        ]
+        indices = pc.fill_null(encoded.indices, len(known)).to_numpy()
+        return np.array([*known, -1], np.int32)[indices]
+
+    def texts(self) -> list[str]:
+        """The names by their numbers; if all are whole numbers, without ".0"."""
+        texts = [*map(_text, self._codes)]
+        is_whole = all(map(WHOLE.fullmatch, texts))
+        return [text.removesuffix(".0") for text in texts] if is_whole else texts
+
+
+def _text(name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:  # as in u.item
+        return name.decode("latin-1")
+
+
+class Log:
+    """The rows of all files: who chose which item, and when.
+
+    Attributes:
+      users, items: int32[n], numbers in `user_names` and `item_names`.
+      times: uint32[n], seconds since 1970, or the numbers of the rows.
+      titles: by the numbers of items, numbers in `title_names`.
+      left_out: the number of rows by what they lack.
+    """
+
+    def __init__(self) -> None:
+        self.user_names, self.item_names, self.title_names = Names(), Names(), Names()
+        self.users = self.items = np.empty(0, np.int32)
+        self.times = np.empty(0, np.uint32)
+        self.titles: dict[int, int] = {}
+        self.left_out: collections.Counter[str] = collections.Counter()
+        self._rows = 0
+
+    def read(self, table: Table, columns: dict[str, int], order: str) -> None:
+        """Adds the rows of a table; `columns` say what is where, `order` is one of `ORDERS` or "".
+
+        Raises:
+          SourceError: the table cannot be read.
+        """
+        clock, parts = Times(table.path, table.skip, order), []
+        for batch in table.batches([*columns.values()]):
+            values = dict(zip(columns, batch, strict=True))
+            users = self.user_names.codes(values["user"])
+            items = self.item_names.codes(values["item"])
+            untimed = np.zeros(len(users), bool)
+            if "time" in columns:
+                untimed = clock.add(values["time"])
+            if "title" in columns:
+                titles = self.title_names.codes(values["title"])
+                for item, row in zip(*np.unique(items, return_index=True), strict=True):
+                    self.titles.setdefault(int(item), int(titles[row]))
+            parts.append((users, items, untimed))
+        if not parts:
+            raise SourceError(f"{table.path} has a header and no rows")
+        users, items, untimed = map(np.concatenate, zip(*parts, strict=True))
+        times, form = np.arange(self._rows, self._rows + len(users)), "none, the order of the rows"
+        if "time" in columns:
+            times, form = clock.seconds()
+        print(f"{table.path}: {len(users):,} rows; times: {form}", flush=True)
+        lacks = {"user": users < 0, "item": items < 0, "time": untimed}
+        self.left_out.update({what: int(rows.sum()) for what, rows in lacks.items()})
+        kept = ~np.logical_or.reduce([*lacks.values()])
+        self._rows += len(users)
+        self.users = np.append(self.users, users[kept])
+        self.items = np.append(self.items, items[kept])
+        self.times = np.append(self.times, times[kept].astype(np.uint32))
+
+
+def prepare(args: argparse.Namespace) -> str:
+    """Writes the ratings and the names; returns the last line to print.
+
+    Raises:
+        UserError: a mistake of the user's.
+        tf.errors.OpError: reading or writing failed.
+    """
+    begin, wanted = time.monotonic(), [getattr(args, what) for what in _COLUMNS]
+    sources = [(t, _columns(t, args)) for t in (open_table(p, wanted) for p in args.files)]
+    timeless = [table.path for table, columns in sources if "time" not in columns]
+    if 0 < len(timeless) < len(sources):
+        raise SourceError(
+            f"{timeless[0]} has no times, and others have: give --time=none or drop it"
+        )
+    stamps = [[os.path.basename(path), *rest] for path, *rest in caches.file_stamps(args.files)]
+    settings = {key: getattr(args, key) for key in (*_COLUMNS, "titles", "dates")}
+    content = {"format": 1, "kind": "recommendation", "input": stamps, "settings": settings}
+    _check_out(args, content)
+    log = Log()
+    for table, columns in sources:
+        log.read(table, columns, args.dates)
+    dropped, least = _weigh(log)
+    kept = ~dropped[log.users]
+    users, people = _numbered(log.user_names, log.users[kept])
+    items, things = _numbered(log.item_names, log.items[kept])
+    titles = _titles(args, log)
+    things = {number: titles.get(name, name) for number, name in things.items()}
+    for name, header, *columns in (
+        (_USERS, "user_id,name", np.array([*people], np.uint32), [*people.values()]),
+        (_ITEMS, "item_id,title", np.array([*things], np.uint32), [*things.values()]),
+        (_RATINGS, "user_id,item_id,timestamp", users, items, log.times[kept]),
+    ):
+        files.write(os.path.join(args.out, name), _csv(header, columns))
+    counts = {"ratings": len(users), "users": len(people), "items": len(things)}
+    left_out = {**log.left_out, "users_with_all_items": int(dropped.sum())}
+    writing.save_manifest(args.out, content | {"counts": counts, "left_out": left_out})
+    recipe = "small.py:ncf" if len(users) < _LARGE else "ncf.py"
+    command = arguments.train_command(recipe, args.out, *arguments.keys(min_ratings=least))
+    text = ", ".join(f"{number:,} {name}" for name, number in counts.items())
+    seconds = console.duration(time.monotonic() - begin)
+    return f"{text} are in {args.out} ({seconds}); train on them: {command}"
+
+
+def _columns(table: Table, args: argparse.Namespace) -> dict[str, int]:
+    """The columns of a table by what they hold: a user, an item, perhaps a time and a title."""
+    columns, names = table.guesses(), some(table.names, 20)
+    for what in _COLUMNS:
+        if named := getattr(args, what):
+            columns.pop(what, None)
+            if (column := table.find(named)) is not None:
+                columns[what] = column
+            elif named != "none" or what != "time":
+                raise SourceError(f"--{what}={named}: the columns of {table.path} are {names}")
+    if not table.has_header:
+        order = ", ".join(f"{column + 1} is the {what}" for what, column in columns.items())
+        print(f"{table.path} has no header; of its {len(table.names)} columns {order}")
+    for what in ("user", "item"):
+        if what not in columns:
+            raise SourceError(f"{table.path}: give --{what}=, one of the columns {names}")
+    return columns
+
+
+def _check_out(args: argparse.Namespace, content: dict[str, Any]) -> None:
+    """Refuses an output folder with other data; deletes the manifest of earlier ones."""
+    out = {name: os.path.join(args.out, name) for name in (files.MANIFEST, *_FILES)}
+    if inputs := {*args.files, args.titles}.intersection(out.values()):
+        raise SourceError(f"{inputs.pop()} would be replaced: choose another --out")
+    try:
+        old = parse_json(files.read(out[files.MANIFEST]) or b"{}")
+    except ValueError:
+        old = {}
+    is_same = isinstance(old, dict) and content.items() <= old.items()
+    for name in (files.MANIFEST, _RATINGS):
+        if tensorflow().io.gfile.exists(out[name]) and not is_same and not args.overwrite:
+            fault = f"{args.out} already holds {name} of another input or other settings"
+            raise SourceError(f"{fault}; choose another --out, or --overwrite")
+    writing.State(args.out).remove_manifest()
+
+
+def _weigh(log: Log) -> tuple[np.ndarray, int]:
+    """Warns of weak data. Returns bool[users], who is left out, and the value of min_ratings.
+
+    Who has chosen every item is left out, because training needs items that were not chosen.
+    """
+    width = max(len(log.item_names), 1)
+    users, items = np.divmod(np.unique(log.users * np.int64(width) + log.items), width)
+    counts = np.bincount(users, minlength=len(log.user_names))
+    choosers = np.bincount(items, minlength=1)
+    total, things = np.count_nonzero(counts), np.count_nonzero(choosers)
+    least = next(n for n in _LEAST if (counts >= n).sum() >= 0.9 * (counts >= 2).sum())
+    dropped = np.zeros(len(counts), bool)
+    while True:
+        enough = (counts >= least) & ~dropped
+        every = enough & (counts >= len(np.unique(items[enough[users]])))
+        if not every.any():
+            break
+        dropped |= every
+    one, few = int((counts == 1).sum()), int(((counts > 1) & (counts < least)).sum())
+    numbers = {f"rows without a {what} are left out": n for what, n in log.left_out.items()} | {
+        "rows repeat a user and an item: they count once": len(log.users) - len(users),
+        "users have one item, and are left out": one,
+        f"users more have fewer than {least} items: --config.min_ratings leaves them out": few,
+        "users have every item, and are left out: no other item is left": int(dropped.sum()),
+        "items have one user: little can be learnt of them": int((choosers == 1).sum()),
+        f"users only: below {_FEW}, scores say little": total if total < _FEW else 0,
+        f"items only: below {_FEW}, a hit among ten says little": things if things < _FEW else 0,
+    }
+    for text, number in numbers.items():
+        if number:
+            print(f"warning: {number:,} {text}")
+    if not enough.any():
+        raise SourceError("no user has two items and leaves out a third: nothing can be learnt")
+    return dropped, least
+
+
+def _numbered(names: Names, codes: np.ndarray) -> tuple[np.ndarray, dict[int, str]]:
+    """The ids uint32[n] of rows, and the name of each: whole numbers stay, others count from 1."""
+    texts = names.texts()
+    ids = np.arange(1, 1 + len(texts))
+    if all(map(WHOLE.fullmatch, texts)) and max(map(int, texts)) < 1 << 32:
+        ids = np.array([*map(int, texts)])
+    used = np.unique(codes)
+    used = used[np.argsort(ids[used], kind="stable")]
+    return ids[codes].astype(np.uint32), {int(ids[code]): texts[code] for code in used}
+
+
+def _titles(args: argparse.Namespace, log: Log) -> dict[str, str]:
+    """Titles by the names of items: from lists, or else from the tables themselves."""
+    texts, items = log.title_names.texts(), log.item_names.texts()
+    titles = {items[i]: texts[title] for i, title in log.titles.items() if min(i, title) >= 0}
+    if len(texts) > len(items):  # those of reviews
+        titles = {}
+    folders = {os.path.dirname(path) for path in args.files}
+    beside = [os.path.join(folder, name) for folder in folders for name in _LISTS]
+    beside += [f"{os.path.splitext(path)[0]}.item" for path in args.files]
+    for path in [args.titles] if args.titles else filter(tensorflow().io.gfile.exists, beside):
+        table = open_table(path)
+        columns = table.guesses() if table.has_header else {"item": 0, "title": 1}
+        if {"item", "title"} <= columns.keys():
+            print(f"titles: {path}")
+            for batch in table.batches([columns["item"], columns["title"]]):
+                names, values = ([*map(_text, as_bytes(c).to_pylist())] for c in batch)
+                titles |= {n.strip(): v.strip() for n, v in zip(names, values, strict=True) if v}
+    return titles
+
+
+def _csv(header: str, columns: Sequence[Any]) -> Iterator[bytes]:
+    """The parts of a CSV; text is in quotes."""
+    yield f"{header}\n".encode()
+    for first in range(0, len(columns[0]), _PART):
+        arrays = [pyarrow.array(column[first : first + _PART]) for column in columns]
+        sink = pyarrow.BufferOutputStream()
+        options = pyarrow.csv.WriteOptions(include_header=False)
+        pyarrow.csv.write_csv(pyarrow.table(arrays, names=header.split(",")), sink, options)
+        yield sink.getvalue().to_pybytes()
+
+
+def readings(folder: Folder) -> list[Reading]:
+    """The table of users and items in a folder: the largest, and others with its columns."""
+    logs: dict[tuple[str, ...], list[tuple[File, Table]]] = collections.defaultdict(list)
+    candidates = [f for f in folder.files if f.name.lower().removesuffix(".gz").endswith(_SUFFIXES)]
+    candidates.sort(key=lambda file: (os.path.basename(file.name) not in _KNOWN, -file.size))
+    for file in candidates[:_MOST]:
+        with contextlib.suppress(UserError):
+            table = open_table(folder.full(file.name))
+            if {"user", "item"} <= table.guesses().keys():
+                logs[table.names].append((file, table))
+                if os.path.basename(file.name) in _KNOWN:
+                    break
+    if not logs:
+        return []
+    log = max(logs.values(), key=lambda rows: sum(file.size for file, _ in rows))
+    # Of files without times, the rows of the last one are the latest.
+    log.sort(key=lambda row: ("test" in row[0].name, "val" in row[0].name, row[0].name))
+    names, table, number = [file.name for file, _ in log], log[0][1], "rows"
+    if table.kind != "parquet" and max(file.size for file, _ in log) < _COUNTED:
+        lines = sum(folder.head(name, _COUNTED).count(b"\n") for name in names)
+        number = f"{lines - sum(table.skip for _, table in log):,} rows"
+    columns = {what: table.names[column] for what, column in table.guesses().items()}
+    how = f"by the header {', '.join(columns.values())}" if table.has_header else "without a header"
+    return [
+        Reading(
+            name="interactions",
+            form="interactions",
+            found=f"{some(names)}: {number} of {', '.join(columns)}, {how}",
+            makes="ratings, and lists of users and items, for NCF to recommend from",
+            arguments=[folder.full(name) for name in names],
+            files=len(names),
+        )
+    ]
