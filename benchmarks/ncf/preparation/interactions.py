@@ -81,9 +81,10 @@ class Names:
         indices = pc.fill_null(encoded.indices, len(known)).to_numpy()
         return np.array([*known, -1], np.int32)[indices]
 
-    def texts(self) -> list[str]:
-        """The names by their numbers; if all are whole numbers, without ".0"."""
+    def pop_all(self) -> list[str]:
+        """Returns the names by their numbers, and frees them; whole numbers are without ".0"."""
         texts = [*map(_text, self._codes)]
+        self._codes = {}
         is_whole = all(map(WHOLE.fullmatch, texts))
         return [text.removesuffix(".0") for text in texts] if is_whole else texts
 
@@ -171,17 +172,16 @@ def prepare(args: argparse.Namespace) -> str:
         log.read(table, columns, args.dates)
     dropped, least = _weigh(log)
     kept = ~dropped[log.users]
-    users, people = _numbered(log.user_names, log.users[kept])
-    items, things = _numbered(log.item_names, log.items[kept])
-    titles = _titles(args, log)
-    things = {number: titles.get(name, name) for number, name in things.items()}
-    for name, header, *columns in (
-        (_USERS, "user_id,name", np.array([*people], np.uint32), [*people.values()]),
-        (_ITEMS, "item_id,title", np.array([*things], np.uint32), [*things.values()]),
-        (_RATINGS, "user_id,item_id,timestamp", users, items, log.times[kept]),
-    ):
-        files.write(os.path.join(args.out, name), _csv(header, columns))
-    counts = {"ratings": len(users), "users": len(people), "items": len(things)}
+    users, user_ids, names = _numbered(log.user_names.pop_all(), log.users[kept])
+    files.write(os.path.join(args.out, _USERS), _csv("user_id,name", user_ids, names))
+    items = log.item_names.pop_all()
+    titles = _titles(args, log, items)
+    items, item_ids, names = _numbered(items, log.items[kept])
+    names = [titles.get(name, name) for name in names]
+    files.write(os.path.join(args.out, _ITEMS), _csv("item_id,title", item_ids, names))
+    columns = (users, items, log.times[kept])
+    files.write(os.path.join(args.out, _RATINGS), _csv("user_id,item_id,timestamp", *columns))
+    counts = {"ratings": len(users), "users": len(user_ids), "items": len(item_ids)}
     left_out = {**log.left_out, "users_with_all_items": int(dropped.sum())}
     writing.save_manifest(args.out, content | {"counts": counts, "left_out": left_out})
     recipe = "small.py:ncf" if len(users) < _LARGE else "ncf.py"
@@ -193,20 +193,22 @@ def prepare(args: argparse.Namespace) -> str:
 
 def _columns(table: Table, args: argparse.Namespace) -> dict[str, int]:
     """The columns of a table by what they hold: a user, an item, perhaps a time and a title."""
-    columns, names = table.guesses(), some(table.names, 20)
+    names, columns, guesses = some(table.names, 20), {}, table.guesses()
     for what in _COLUMNS:
         if named := getattr(args, what):
-            columns.pop(what, None)
-            if (column := table.find(named)) is not None:
+            guesses.pop(what, None)
+            if (column := table.find(named)) is not None and column not in columns.values():
                 columns[what] = column
             elif named != "none" or what != "time":
                 raise SourceError(f"--{what}={named}: the columns of {table.path} are {names}")
-    if not table.has_header:
-        order = ", ".join(f"{column + 1} is the {what}" for what, column in columns.items())
-        print(f"{table.path} has no header; of its {len(table.names)} columns {order}")
+    columns |= {what: i for what, i in guesses.items() if i not in columns.values()}
     for what in ("user", "item"):
         if what not in columns:
-            raise SourceError(f"{table.path}: give --{what}=, one of the columns {names}")
+            kind = names if table.has_header else f"{names} without a header: {some(table.rows[0])}"
+            raise SourceError(f"{table.path}: give --{what}=COLUMN, one of {kind}")
+    if not table.has_header:
+        order = ", ".join(f"{what} {column + 1}" for what, column in columns.items())
+        print(f"{table.path} has no header; by their values, the columns are: {order}")
     return columns
 
 
@@ -233,7 +235,10 @@ def _weigh(log: Log) -> tuple[np.ndarray, int]:
     Who has chosen every item is left out, because training needs items that were not chosen.
     """
     width = max(len(log.item_names), 1)
-    users, items = np.divmod(np.unique(log.users * np.int64(width) + log.items), width)
+    pairs = log.users * np.int64(width)
+    pairs += log.items
+    pairs = np.unique(pairs)
+    users, items = (pairs // width).astype(np.int32), (pairs % width).astype(np.int32)
     counts = np.bincount(users, minlength=len(log.user_names))
     choosers = np.bincount(items, minlength=1)
     total, things = np.count_nonzero(counts), np.count_nonzero(choosers)
@@ -246,37 +251,39 @@ def _weigh(log: Log) -> tuple[np.ndarray, int]:
             break
         dropped |= every
     one, few = int((counts == 1).sum()), int(((counts > 1) & (counts < least)).sum())
-    numbers = {f"rows without a {what} are left out": n for what, n in log.left_out.items()} | {
-        "rows repeat a user and an item: they count once": len(log.users) - len(users),
-        "users have one item, and are left out": one,
-        f"users more have fewer than {least} items: --config.min_ratings leaves them out": few,
-        "users have every item, and are left out: no other item is left": int(dropped.sum()),
-        "items have one user: little can be learnt of them": int((choosers == 1).sum()),
-        f"users only: below {_FEW}, scores say little": total if total < _FEW else 0,
-        f"items only: below {_FEW}, a hit among ten says little": things if things < _FEW else 0,
+    numbers = {f"rows without {what}, left out": n for what, n in log.left_out.items()} | {
+        "rows that repeat a user and an item, and count once": len(log.users) - len(users),
+        "users with one item, left out": one,
+        f"users with fewer than {least} items, left out by --config.min_ratings": few,
+        "users with every item, left out because nothing else is there to rank": dropped.sum(),
+        "items with one user, of which little can be learnt": (choosers == 1).sum(),
+        "few users, whose scores say little": total if total < _FEW else 0,
+        "few items, so that a hit among ten says little": things if things < _FEW else 0,
     }
     for text, number in numbers.items():
         if number:
-            print(f"warning: {number:,} {text}")
+            print(f"warning: {text}: {number:,}")
     if not enough.any():
         raise SourceError("no user has two items and leaves out a third: nothing can be learnt")
     return dropped, least
 
 
-def _numbered(names: Names, codes: np.ndarray) -> tuple[np.ndarray, dict[int, str]]:
-    """The ids uint32[n] of rows, and the name of each: whole numbers stay, others count from 1."""
-    texts = names.texts()
-    ids = np.arange(1, 1 + len(texts))
-    if all(map(WHOLE.fullmatch, texts)) and max(map(int, texts)) < 1 << 32:
-        ids = np.array([*map(int, texts)])
+def _numbered(names: list[str], codes: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """The ids uint32[n] of rows, the rising ids uint32[k], and the name of each.
+
+    If all names are whole numbers, they stay; others count from 1. `codes` int32[n] index `names`.
+    """
+    ids = np.arange(1, 1 + len(names), dtype=np.uint32)
+    if all(map(WHOLE.fullmatch, names)) and max(map(int, names)) < 1 << 32:
+        ids = np.array([*map(int, names)], np.uint32)
     used = np.unique(codes)
-    used = used[np.argsort(ids[used], kind="stable")]
-    return ids[codes].astype(np.uint32), {int(ids[code]): texts[code] for code in used}
+    rising, first = np.unique(ids[used], return_index=True)
+    return ids[codes], rising, [names[code] for code in used[first]]
 
 
-def _titles(args: argparse.Namespace, log: Log) -> dict[str, str]:
+def _titles(args: argparse.Namespace, log: Log, items: list[str]) -> dict[str, str]:
     """Titles by the names of items: from lists, or else from the tables themselves."""
-    texts, items = log.title_names.texts(), log.item_names.texts()
+    texts = log.title_names.pop_all()
     titles = {items[i]: texts[title] for i, title in log.titles.items() if min(i, title) >= 0}
     if len(texts) > len(items):  # those of reviews
         titles = {}
@@ -294,7 +301,7 @@ def _titles(args: argparse.Namespace, log: Log) -> dict[str, str]:
     return titles
 
 
-def _csv(header: str, columns: Sequence[Any]) -> Iterator[bytes]:
+def _csv(header: str, *columns: Any) -> Iterator[bytes]:
     """The parts of a CSV; text is in quotes."""
     yield f"{header}\n".encode()
     for first in range(0, len(columns[0]), _PART):
@@ -323,7 +330,8 @@ def readings(folder: Folder) -> list[Reading]:
     # Of files without times, the rows of the last one are the latest.
     log.sort(key=lambda row: ("test" in row[0].name, "val" in row[0].name, row[0].name))
     names, table, number = [file.name for file, _ in log], log[0][1], "rows"
-    if table.kind != "parquet" and max(file.size for file, _ in log) < _COUNTED:
+    is_packed = table.kind == "parquet" or any(name.lower().endswith(".gz") for name in names)
+    if not is_packed and max(file.size for file, _ in log) < _COUNTED:
         lines = sum(folder.head(name, _COUNTED).count(b"\n") for name in names)
         number = f"{lines - sum(table.skip for _, table in log):,} rows"
     columns = {what: table.names[column] for what, column in table.guesses().items()}

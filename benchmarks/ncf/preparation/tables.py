@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import functools
 import gzip
 import io
 import itertools
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow
+import pyarrow.compute as pc
 import pyarrow.csv
 from pyarrow import parquet
 
@@ -136,8 +138,19 @@ class Table:
                 column_types=dict.fromkeys(used, pyarrow.binary()), include_columns=used
             ),
         )
+        line = self.skip + 1
         for batch in reader:
-            yield [batch.column(name) for name in used]
+            values = [batch.column(name) for name in used]
+            heads = [
+                pc.equal(v, self.names[i].encode()) for v, i in zip(values, columns, strict=True)
+            ]
+            row = functools.reduce(pc.and_, heads).index(True).as_py()
+            if self.has_header and row >= 0:
+                raise SourceError(
+                    f"{self.path}, line {line + row:,} is the header again: remove it"
+                )
+            line += len(batch)
+            yield values
 
     def _lines(self, file: Any, columns: Sequence[int]) -> Iterator[list[pyarrow.Array]]:
         """JSON, where an id may be a number in one line and text in the next; and "::"."""
@@ -189,7 +202,7 @@ def open_table(path: str, wanted: Sequence[str] = ()) -> Table:
     if len(head) == _HEAD:
         head = head[: head.rfind(b"\n") + 1]  # without the part of a line
     if fault or not head.strip():
-        raise SourceError(f"{path} {fault or 'has no line of text'}")
+        raise SourceError(f"{path} {fault or 'is empty, or its first line is too long'}")
     text = head.decode("utf-8-sig", "replace")
     if not text.lstrip().startswith("{"):
         return _csv_table(path, text, wanted)

@@ -79,9 +79,13 @@ class Times:
           SourceError: it is not known whether the day or the month comes first, or a time is
             before 1970 or after 2105.
         """
-        times = {form: np.concatenate(parts) for form, parts in self._parts.items()}
-        form, seconds = next(iter(times.items()))
-        if form == ORDERS[0] and not np.array_equal(seconds, times.get(ORDERS[1], seconds), True):
+        form, *others = self._parts
+        seconds = np.concatenate(self._parts.pop(form))
+        if (
+            form == ORDERS[0]
+            and ORDERS[1] in others
+            and not np.array_equal(seconds, np.concatenate(self._parts[ORDERS[1]]), True)
+        ):
             raise SourceError(
                 f"{self._path}: the times, such as {self._example!r}, may have the day or the "
                 f"month first: give --dates={ORDERS[0]} or --dates={ORDERS[1]}"
@@ -89,8 +93,9 @@ class Times:
         if form == "number":
             most = np.nanmax(seconds, initial=0)
             unit, factor = next((u for n, u in _UNITS.items() if most >= n), ("seconds", 1))
-            form, seconds = f"{unit} since 1970", seconds / factor
-        seconds = np.floor(seconds)
+            form = f"{unit} since 1970"
+            seconds /= factor
+        np.floor(seconds, out=seconds)
         if (bad := (seconds < 0) | (seconds >= 1 << 32)).any():
             line = self._skip + int(np.argmax(bad)) + 1
             raise SourceError(f"{self._path}, line {line:,}: the time is not from 1970 to 2105")
