@@ -17,14 +17,20 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow
-import pyarrow.compute as pc
 import pyarrow.csv
 
-from benchmarks.ncf.preparation.tables import MISSING, WHOLE, Table, as_bytes, open_table
+from benchmarks.ncf.preparation.tables import (
+    HEAD,
+    MISSING,
+    WHOLE,
+    Table,
+    as_bytes,
+    open_table,
+)
 from benchmarks.ncf.preparation.times import ORDERS, Times
 from common import console
 from common.data import caches, files
@@ -62,31 +68,85 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-class Names:
-    """Numbers the names in a column from 0, in the order of their first appearance."""
+class Log(NamedTuple):
+    """The rows of all tables: who chose which item, and when.
 
-    def __init__(self) -> None:
-        self._codes: dict[bytes, int] = {}
+    Attributes:
+      users, items: int32[n], which index `user_names` and `item_names`.
+      times: uint32[n], seconds since 1970, or the numbers of the rows.
+      titles: by the names of items, as far as the tables have them.
+      left_out: the number of rows by what they lack.
+    """
 
-    def __len__(self) -> int:
-        return len(self._codes)
+    users: np.ndarray
+    items: np.ndarray
+    times: np.ndarray
+    user_names: list[str]
+    item_names: list[str]
+    titles: dict[str, str]
+    left_out: dict[str, int]
 
-    def codes(self, column: pyarrow.Array) -> np.ndarray:
-        """int32[n], -1 where there is no name."""
-        encoded, codes = as_bytes(column).dictionary_encode(), self._codes
-        known = [
-            -1 if (name := value.strip()) in MISSING else codes.setdefault(name, len(codes))
-            for value in encoded.dictionary.to_pylist()
-        ]
-        indices = pc.fill_null(encoded.indices, len(known)).to_numpy()
-        return np.array([*known, -1], np.int32)[indices]
 
-    def pop_all(self) -> list[str]:
-        """Returns the names by their numbers, and frees them; whole numbers are without ".0"."""
-        texts = [*map(_text, self._codes)]
-        self._codes = {}
-        is_whole = all(map(WHOLE.fullmatch, texts))
-        return [text.removesuffix(".0") for text in texts] if is_whole else texts
+def read(sources: Sequence[tuple[Table, dict[str, int]]], order: str) -> Log:
+    """Reads tables, each with the columns of what it holds; `order` is one of `ORDERS` or "".
+
+    Raises:
+      SourceError: a table cannot be read.
+    """
+    parts: dict[str, list[pyarrow.Array]] = {"user": [], "item": [], "title": []}
+    times: list[np.ndarray] = []
+    for table, columns in sources:
+        clock, first = Times(table.path, table.skip, order), sum(map(len, times))
+        rows = 0
+        for batch in table.batches([*columns.values()]):
+            values, size = dict(zip(columns, batch, strict=True)), len(batch[0])
+            for what, arrays in parts.items():
+                column = values.get(what, pyarrow.nulls(size, pyarrow.binary()))
+                arrays.append(as_bytes(column).dictionary_encode())
+            if "time" in columns:
+                clock.add(values["time"])
+            rows += size
+        if not rows:
+            raise SourceError(f"{table.path} has a header and no rows")
+        seconds, form = np.arange(first, first + rows), "none, the order of the rows"
+        if "time" in columns:
+            seconds, form = clock.seconds()
+        times.append(seconds)
+        print(f"{table.path}: {rows:,} rows; times: {form}", flush=True)
+    seconds = np.concatenate(times)
+    users, user_names = _number(parts.pop("user"))
+    items, item_names = _number(parts.pop("item"))
+    codes, texts = _number(parts.pop("title"))
+    found, rows_ = np.unique(items, return_index=True)
+    titled = zip(found.tolist(), codes[rows_].tolist(), strict=True)
+    titles = {item_names[item]: texts[code] for item, code in titled if min(item, code) >= 0}
+    lacks = {"user": users < 0, "item": items < 0, "time": np.isnan(seconds)}
+    kept = ~np.logical_or.reduce([*lacks.values()])
+    return Log(
+        users[kept],
+        items[kept],
+        seconds[kept].astype(np.uint32),
+        user_names,
+        item_names,
+        titles if len(texts) <= len(item_names) else {},  # more are those of reviews
+        {what: int(rows.sum()) for what, rows in lacks.items()},
+    )
+
+
+def _number(parts: list[pyarrow.Array]) -> tuple[np.ndarray, list[str]]:
+    """int32[n] of a column, the numbers of its names by first appearance or -1; and the names."""
+    column = pyarrow.chunked_array(parts).unify_dictionaries()
+    parts.clear()
+    numbers: dict[bytes, int] = {}
+    codes = [
+        -1 if (name := value.strip()) in MISSING else numbers.setdefault(name, len(numbers))
+        for value in column.chunk(0).dictionary.to_pylist()
+    ]
+    indices = [chunk.indices.fill_null(len(codes)).to_numpy() for chunk in column.chunks]
+    names = [*map(_text, numbers)]
+    if all(map(WHOLE.fullmatch, names)):
+        names = [name.removesuffix(".0") for name in names]
+    return np.array([*codes, -1], np.int32)[np.concatenate(indices)], names
 
 
 def _text(name: bytes) -> str:
@@ -94,59 +154,6 @@ def _text(name: bytes) -> str:
         return name.decode()
     except UnicodeDecodeError:  # as in u.item
         return name.decode("latin-1")
-
-
-class Log:
-    """The rows of all files: who chose which item, and when.
-
-    Attributes:
-      users, items: int32[n], numbers in `user_names` and `item_names`.
-      times: uint32[n], seconds since 1970, or the numbers of the rows.
-      titles: by the numbers of items, numbers in `title_names`.
-      left_out: the number of rows by what they lack.
-    """
-
-    def __init__(self) -> None:
-        self.user_names, self.item_names, self.title_names = Names(), Names(), Names()
-        self.users = self.items = np.empty(0, np.int32)
-        self.times = np.empty(0, np.uint32)
-        self.titles: dict[int, int] = {}
-        self.left_out: collections.Counter[str] = collections.Counter()
-        self._rows = 0
-
-    def read(self, table: Table, columns: dict[str, int], order: str) -> None:
-        """Adds the rows of a table; `columns` say what is where, `order` is one of `ORDERS` or "".
-
-        Raises:
-          SourceError: the table cannot be read.
-        """
-        clock, parts = Times(table.path, table.skip, order), []
-        for batch in table.batches([*columns.values()]):
-            values = dict(zip(columns, batch, strict=True))
-            users = self.user_names.codes(values["user"])
-            items = self.item_names.codes(values["item"])
-            untimed = np.zeros(len(users), bool)
-            if "time" in columns:
-                untimed = clock.add(values["time"])
-            if "title" in columns:
-                titles = self.title_names.codes(values["title"])
-                for item, row in zip(*np.unique(items, return_index=True), strict=True):
-                    self.titles.setdefault(int(item), int(titles[row]))
-            parts.append((users, items, untimed))
-        if not parts:
-            raise SourceError(f"{table.path} has a header and no rows")
-        users, items, untimed = map(np.concatenate, zip(*parts, strict=True))
-        times, form = np.arange(self._rows, self._rows + len(users)), "none, the order of the rows"
-        if "time" in columns:
-            times, form = clock.seconds()
-        print(f"{table.path}: {len(users):,} rows; times: {form}", flush=True)
-        lacks = {"user": users < 0, "item": items < 0, "time": untimed}
-        self.left_out.update({what: int(rows.sum()) for what, rows in lacks.items()})
-        kept = ~np.logical_or.reduce([*lacks.values()])
-        self._rows += len(users)
-        self.users = np.append(self.users, users[kept])
-        self.items = np.append(self.items, items[kept])
-        self.times = np.append(self.times, times[kept].astype(np.uint32))
 
 
 def prepare(args: argparse.Namespace) -> str:
@@ -167,16 +174,13 @@ def prepare(args: argparse.Namespace) -> str:
     settings = {key: getattr(args, key) for key in (*_COLUMNS, "titles", "dates")}
     content = {"format": 1, "kind": "recommendation", "input": stamps, "settings": settings}
     _check_out(args, content)
-    log = Log()
-    for table, columns in sources:
-        log.read(table, columns, args.dates)
+    log = read(sources, args.dates)
     dropped, least = _weigh(log)
     kept = ~dropped[log.users]
-    users, user_ids, names = _numbered(log.user_names.pop_all(), log.users[kept])
+    users, user_ids, names = _ids(log.user_names, log.users[kept])
     files.write(os.path.join(args.out, _USERS), _csv("user_id,name", user_ids, names))
-    items = log.item_names.pop_all()
-    titles = _titles(args, log, items)
-    items, item_ids, names = _numbered(items, log.items[kept])
+    items, item_ids, names = _ids(log.item_names, log.items[kept])
+    titles = log.titles | _listed_titles(args)
     names = [titles.get(name, name) for name in names]
     files.write(os.path.join(args.out, _ITEMS), _csv("item_id,title", item_ids, names))
     columns = (users, items, log.times[kept])
@@ -268,7 +272,7 @@ def _weigh(log: Log) -> tuple[np.ndarray, int]:
     return dropped, least
 
 
-def _numbered(names: list[str], codes: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
+def _ids(names: list[str], codes: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """The ids uint32[n] of rows, the rising ids uint32[k], and the name of each.
 
     If all names are whole numbers, they stay; others count from 1. `codes` int32[n] index `names`.
@@ -281,12 +285,9 @@ def _numbered(names: list[str], codes: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return ids[codes], rising, [names[code] for code in used[first]]
 
 
-def _titles(args: argparse.Namespace, log: Log, items: list[str]) -> dict[str, str]:
-    """Titles by the names of items: from lists, or else from the tables themselves."""
-    texts = log.title_names.pop_all()
-    titles = {items[i]: texts[title] for i, title in log.titles.items() if min(i, title) >= 0}
-    if len(texts) > len(items):  # those of reviews
-        titles = {}
+def _listed_titles(args: argparse.Namespace) -> dict[str, str]:
+    """Titles by the names of items, from --titles or from the lists beside the tables."""
+    titles: dict[str, str] = {}
     folders = {os.path.dirname(path) for path in args.files}
     beside = [os.path.join(folder, name) for folder in folders for name in _LISTS]
     beside += [f"{os.path.splitext(path)[0]}.item" for path in args.files]
@@ -318,8 +319,8 @@ def readings(folder: Folder) -> list[Reading]:
     candidates = [f for f in folder.files if f.name.lower().removesuffix(".gz").endswith(_SUFFIXES)]
     candidates.sort(key=lambda file: (os.path.basename(file.name) not in _KNOWN, -file.size))
     for file in candidates[:_MOST]:
-        with contextlib.suppress(UserError):
-            table = open_table(folder.full(file.name))
+        with contextlib.suppress(UserError, OSError, tensorflow().errors.OpError):
+            table = open_table(folder.full(file.name), (), folder.head(file.name, HEAD))
             if {"user", "item"} <= table.guesses().keys():
                 logs[table.names].append((file, table))
                 if os.path.basename(file.name) in _KNOWN:

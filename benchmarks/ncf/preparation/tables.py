@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow
-import pyarrow.compute as pc
+import pyarrow.compute
 import pyarrow.csv
 from pyarrow import parquet
 
@@ -27,6 +27,7 @@ from common.data.shards import read_errors, tensorflow
 from common.errors import one_line, parse_json
 from common.preparation.sources import SourceError
 
+pc: Any = pyarrow.compute  # its functions are made when it is imported
 # What a column holds, by its name in small letters and digits; the first name that is there counts.
 GUESSES = {
     "user": "userid user uid reviewerid customerid customer visitorid visitor memberid member "
@@ -41,7 +42,9 @@ GUESSES = {
 }
 WHOLE = re.compile(r"(0|[1-9]\d*)(\.0)?")  # pandas writes 7.0 where a column has empty cells
 MISSING = (b"", b"NULL", b"null", b"None", b"NaN", b"nan", b"NA", b"N/A", b"\\N")
-_HEAD, _BLOCK, _ROWS = 1 << 16, 4 << 20, 20  # bytes and rows to look at; bytes at a time
+HEAD, _ROWS = 1 << 16, 20  # bytes and rows to look at
+_BLOCK = 4 << 20  # bytes that are parsed at a time
+_GZIP = b"\x1f\x8b"
 _DELIMITERS = ("\t", ",", ";", "|", "::", " ")
 _VALUE = re.compile(r"[-+]?\d[\d.:/TZ +eE-]*")  # a number or a date, which no header has
 _NO_TABLE = {
@@ -75,6 +78,7 @@ class Table:
 
     @property
     def has_header(self) -> bool:
+        """Whether the columns have names of their own."""
         return self.names[:1] != ("1",)
 
     def find(self, name: str) -> int | None:
@@ -109,46 +113,32 @@ class Table:
         read = self._parquet if self.kind == "parquet" else self._csv if is_arrow else self._lines
         with _reading(self.path) as file:
             packed = getattr(file, "fileobj", file)  # of gzip
-            title = f"reading {os.path.basename(self.path)}"
+            title, position = f"reading {os.path.basename(self.path)}", 0
             progress = console.ProgressBar(title, 0, "rows", files.sizes([self.path])[0])
-            position = 0
             for batch in read(file, columns):
-                yield batch
                 progress.add(len(batch[0]), packed.tell() - position)
                 position = packed.tell()
+                yield batch
             progress.close()
 
     def _csv(self, file: Any, columns: Sequence[int]) -> Iterator[list[pyarrow.Array]]:
         names = [str(i) for i in range(len(self.names))]  # a header may have a name twice
-        used = [names[i] for i in columns]
-        reader = pyarrow.csv.open_csv(
+        used, line = [names[i] for i in columns], self.skip + 1
+        types = dict.fromkeys(used, pyarrow.binary())
+        read = {"block_size": _BLOCK, "column_names": names, "skip_rows": self.skip}
+        parse = {"quote_char": '"' if self.quoted else False, "newlines_in_values": self.quoted}
+        for batch in pyarrow.csv.open_csv(
             _for_arrow(file),
-            pyarrow.csv.ReadOptions(
-                use_threads=False,  # with threads, messages would not have the number of the row
-                block_size=_BLOCK,
-                column_names=names,
-                skip_rows=self.skip,
-            ),
-            pyarrow.csv.ParseOptions(
-                delimiter=self.delimiter,
-                quote_char='"' if self.quoted else False,
-                newlines_in_values=self.quoted,
-            ),
-            pyarrow.csv.ConvertOptions(
-                column_types=dict.fromkeys(used, pyarrow.binary()), include_columns=used
-            ),
-        )
-        line = self.skip + 1
-        for batch in reader:
+            pyarrow.csv.ReadOptions(use_threads=False, **read),  # so that messages name the row
+            pyarrow.csv.ParseOptions(delimiter=self.delimiter, **parse),
+            pyarrow.csv.ConvertOptions(column_types=types, include_columns=used),
+        ):
             values = [batch.column(name) for name in used]
-            heads = [
-                pc.equal(v, self.names[i].encode()) for v, i in zip(values, columns, strict=True)
-            ]
-            row = functools.reduce(pc.and_, heads).index(True).as_py()
-            if self.has_header and row >= 0:
-                raise SourceError(
-                    f"{self.path}, line {line + row:,} is the header again: remove it"
-                )
+            if self.has_header:
+                heads = [pc.equal(v, self.names[i]) for v, i in zip(values, columns, strict=True)]
+                if (row := functools.reduce(pc.and_, heads).index(True).as_py()) >= 0:
+                    where = f"{self.path}, line {line + row:,}"
+                    raise SourceError(f"{where} is the header again: remove it")
             line += len(batch)
             yield values
 
@@ -183,23 +173,29 @@ class Table:
             yield [batch.column(name) for name in names]
 
 
-def open_table(path: str, wanted: Sequence[str] = ()) -> Table:
+def open_table(path: str, wanted: Sequence[str] = (), head: bytes | None = None) -> Table:
     """Looks at the head of a file.
 
     Args:
       path: local or gs://.
       wanted: names of columns that the user gave: a first row that has one is a header.
+      head: the first `HEAD` bytes of the file, if they are known.
 
     Raises:
       SourceError: the file cannot be read, or it is no table.
     """
-    with _reading(path) as file:
-        head = file.read(_HEAD)
-        if head.startswith(b"PAR1"):
+    if head is None:
+        with _reading(path) as file:
+            head = file.read(HEAD)
+    elif head.startswith(_GZIP):
+        with contextlib.suppress(zlib.error):
+            head = zlib.decompressobj(31).decompress(head, HEAD)
+    if head.startswith(b"PAR1"):
+        with _reading(path) as file:
             return Table(path, "parquet", tuple(parquet.read_schema(_for_arrow(file)).names))
     fault = next((text for start, text in _NO_TABLE.items() if head.startswith(start)), "")
     fault = fault or ("is no text" if b"\0" in head else "")
-    if len(head) == _HEAD:
+    if len(head) >= HEAD:
         head = head[: head.rfind(b"\n") + 1]  # without the part of a line
     if fault or not head.strip():
         raise SourceError(f"{path} {fault or 'is empty, or its first line is too long'}")
@@ -281,7 +277,7 @@ def _reading(path: str) -> Iterator[Any]:
         raise SourceError(f"{path} is a folder: python -m scripts.prepare {path} finds its tables")
     try:
         with gfile.GFile(path, "rb") as file:
-            is_packed = file.read(2) == b"\x1f\x8b"
+            is_packed = file.read(2) == _GZIP
             file.seek(0)
             yield gzip.GzipFile(fileobj=file) if is_packed else file
     except (*read_errors(), OSError, pyarrow.ArrowException, EOFError, zlib.error) as error:

@@ -6,9 +6,8 @@ import calendar
 
 import numpy as np
 import pyarrow
-import pyarrow.compute as pc
 
-from benchmarks.ncf.preparation.tables import MISSING
+from benchmarks.ncf.preparation.tables import MISSING, pc
 from common.preparation.sources import SourceError
 
 _CLOCK = (
@@ -45,8 +44,8 @@ class Times:
         forms = [form for form in FORMS if not order or form == order or form not in ORDERS]
         self._parts: dict[str, list[np.ndarray]] = {form: [] for form in forms}
 
-    def add(self, column: pyarrow.Array) -> np.ndarray:
-        """Reads times [n]; returns bool[n], which of them are missing.
+    def add(self, column: pyarrow.Array) -> None:
+        """Reads times [n].
 
         Raises:
           SourceError: a time has no form that all times before have, too.
@@ -70,10 +69,9 @@ class Times:
             )
         self._rows += len(column)
         self._parts = {f: [*self._parts[f], columns[f]] for f in columns if not bad[f].any()}
-        return empty
 
     def seconds(self) -> tuple[np.ndarray, str]:
-        """Seconds since 1970, float64[n] without fractions and nan where empty; and their form.
+        """Seconds since 1970, float64[n] without fractions and nan where missing; and their form.
 
         Raises:
           SourceError: it is not known whether the day or the month comes first, or a time is
@@ -107,27 +105,24 @@ def _seconds(texts: pyarrow.Array, pattern: str) -> np.ndarray:
     fields = pc.extract_regex(texts, f"^{pattern}$")
     matched = fields.is_valid().to_numpy(zero_copy_only=False)
 
-    def numbers(name: str, kind: str = "int64") -> np.ndarray:
-        if f"(?P<{name}>" not in pattern:
-            return np.zeros(len(texts), np.int64)
-        text = pc.fill_null(fields.field(name), "")
-        return pc.if_else(pc.equal(text, ""), "0", text).cast(kind).to_numpy()
+    def field(name: str) -> pyarrow.Array:
+        is_there = f"(?P<{name}>" in pattern
+        return pc.fill_null(fields.field(name), "") if is_there else pyarrow.repeat("", len(texts))
 
     def has(name: str) -> np.ndarray:
-        if f"(?P<{name}>" not in pattern:
-            return np.zeros(len(texts), bool)
-        return pc.not_equal(pc.fill_null(fields.field(name), ""), "").to_numpy(zero_copy_only=False)
+        return pc.not_equal(field(name), "").to_numpy(zero_copy_only=False)
+
+    def numbers(name: str, kind: str = "int64") -> np.ndarray:
+        return pc.replace_substring_regex(field(name), "^$", "0").cast(kind).to_numpy()
 
     if "<number>" in pattern:
         return np.where(matched, numbers("number", "float64"), np.nan)
-    month, hour = numbers("M"), numbers("h")
+    month, hour, minute, second = map(numbers, "Mhms")
     if "<name>" in pattern:
-        month = pc.fill_null(pc.index_in(fields.field("name"), _MONTHS), -1).to_numpy() + 1
+        month = pc.fill_null(pc.index_in(field("name"), _MONTHS), -1).to_numpy() + 1
     months = (numbers("Y") - 1970).astype("M8[Y]").astype("M8[M]") + (month - 1)
     days = months.astype("M8[D]") + (numbers("D") - 1)
-    halves = has("am") | has("pm")
-    hour = np.where(halves, hour % 12 + 12 * has("pm"), hour)
-    minute, second = numbers("m"), numbers("s")
+    hour = np.where(has("am") | has("pm"), hour % 12 + 12 * has("pm"), hour)
     zone = np.where(has("west"), -1, 1) * (60 * numbers("zh") + numbers("zm"))
     valid = matched & (month >= 1) & (month <= 12) & (days.astype("M8[M]") == months)
     valid &= (hour < 24) & (minute < 60) & (second <= 60)
