@@ -35,6 +35,7 @@ PREPARATIONS = {
     "imagenet": ("benchmarks.resnet", "records of ImageNet, or of own photos"),
     "coco": ("benchmarks.detection", "records of COCO, or of own images"),
     "text": ("benchmarks.translation", "records of parallel text"),
+    "interactions": ("benchmarks.ncf", "ratings or events of own users and items"),
     "digits": ("common", "handwritten digits"),
     "digit_scenes": ("benchmarks.detection", "images of digits, with boxes"),
     "digit_masks": ("benchmarks.detection", "images of digits, with masks"),

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import shlex
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -78,8 +79,8 @@ def locate(data_dir: str) -> str:
     if is_other_file:
         reason = "it is a file, but its name does not end with .csv, .dat, .data or .zip"
     raise DataError(
-        f"no ratings in {data_dir!r}: {reason}. ml-20m.zip is at grouplens.org; "
-        "python -m scripts.prepare ratings writes made-up ratings"
+        f"no ratings in {data_dir!r}: {reason}. python -m scripts.prepare FILE makes them of any "
+        "table of users and items; ml-20m.zip is at grouplens.org"
     )
 
 
@@ -159,8 +160,8 @@ def _parse(path: str, name: str, file: Any, width: int) -> Iterator[pyarrow.Reco
         present = [n for n in known if n in names]
         if not present:
             raise DataError(
-                f"{path}, line 1: no column {' or '.join(known)} in {header[:80]!r}; MovieLens has "
-                "userId,movieId,rating,timestamp"
+                f"{path}, line 1: no column {' or '.join(known)} in {header[:80]!r}: "
+                f"python -m scripts.prepare {shlex.quote(path)} reads other columns"
             )
         columns.append(present[0])
     source: Any = SimpleNamespace(read=file.read, closed=False, close=lambda: None)
@@ -182,7 +183,8 @@ def _parse(path: str, name: str, file: Any, width: int) -> Iterator[pyarrow.Reco
         )
     except pyarrow.ArrowInvalid as error:
         raise DataError(
-            f"{path} has a row that is not {header[:80]}; mend the row: {one_line(error)}"
+            f"{path} has a row that is not {header[:80]}; mend the row, or have "
+            f"python -m scripts.prepare {shlex.quote(path)} read text and dates: {one_line(error)}"
         ) from error
 
 

@@ -1,0 +1,310 @@
+"""Own interactions are read like by csv and dicts, from each form; mistakes in them are refused."""
+
+import csv
+import datetime
+import gzip
+import io
+import json
+import random
+import re
+import shlex
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from benchmarks.ncf import ratings
+from benchmarks.ncf.preparation import interactions
+from common.preparation.folders import Folder
+from scripts import prepare
+from tests.helpers.preparation import leaves
+
+HEADER = ("user_id", "item_id", "rating", "timestamp")
+FILES = ("ratings.csv", "users.csv", "items.csv", "manifest.json")
+
+
+def make_rows(users=40, items=60, is_text=True):
+    """Rows (user, item, rating, seconds); names have quotes, commas and letters with accents."""
+    draw = random.Random(0)
+    things = [f'"Film" {i}, à' if is_text else str(7 + i) for i in range(items)]
+    return [
+        (f"user {u}" if is_text else str(3 * u), thing, draw.randint(1, 5), draw.randrange(2**32))
+        for u in draw.sample(range(users), users)
+        for thing in draw.sample(things, draw.randint(1, 25))
+    ]
+
+
+def table(rows, header=HEADER, delimiter=","):
+    text = io.StringIO()
+    rows = [header, *rows] if header else rows
+    if len(delimiter) == 1:
+        csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows(rows)
+        return text.getvalue()
+    return "".join(f"{delimiter.join(map(str, row))}\n" for row in rows)
+
+
+def write(folder, name, content):
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(path)
+
+
+def make(files, out, *flags):
+    """Prepares files; returns the last line."""
+    files = [files] if isinstance(files, str) else files
+    return prepare.make("interactions", [*files, f"--out={out}", *flags])
+
+
+def read_back(out):
+    """Rows (user, item, seconds) with names: an independent reader's."""
+    texts = {name: (out / name).read_bytes().decode() for name in FILES[:3]}
+    rows = {name: list(csv.reader(io.StringIO(texts[name], newline=""))) for name in texts}
+    heads = [rows[name].pop(0) for name in FILES[:3]]
+    assert heads == [["user_id", "item_id", "timestamp"], ["user_id", "name"], ["item_id", "title"]]
+    users, items = dict(rows["users.csv"]), dict(rows["items.csv"])
+    assert len(users) == len(rows["users.csv"]) and len(items) == len(rows["items.csv"])
+    return [(users[u], items[i], int(time)) for u, i, time in rows["ratings.csv"]]
+
+
+def without_rating(rows):
+    return [(user, item, time) for user, item, _, time in rows]
+
+
+def jsonl(rows, names=HEADER):
+    return "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows)
+
+
+def parquet_bytes(rows):
+    sink = io.BytesIO()
+    columns = dict(zip(HEADER, map(list, zip(*rows, strict=True)), strict=True))
+    parquet.write_table(pyarrow.table(columns), sink)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("log.csv", table),
+        ("log.csv", lambda rows: "\ufeff" + table(rows).replace("\n", "\r\n")),
+        ("log.csv.gz", lambda rows: gzip.compress(table(rows).encode())),
+        ("log.tsv", lambda rows: table(rows, delimiter="\t")),
+        ("log.csv", lambda rows: table(rows, ("User-ID", "ISBN", "stars", "DateTime"), ";")),
+        ("log.txt", lambda rows: table(rows, ("uid", "sku", "x", "ts"), "|")),
+        ("log.dat", lambda rows: table(rows, ("CUSTOMER", "track", "x", "created_at"), "::")),
+        ("log.inter", lambda rows: table(rows, [f"{n}:token" for n in HEADER], "\t")),
+        ("log.jsonl", jsonl),
+        ("log.json", lambda rows: jsonl(rows, ("reviewerID", "asin", "x", "unixReviewTime"))),
+        ("log.parquet", parquet_bytes),
+    ],
+)
+def test_each_form_gives_the_rows(name, form, tmp_path):
+    rows = make_rows()
+    path = write(tmp_path, name, form(rows))
+    line = make(path, tmp_path / "out")
+    assert read_back(tmp_path / "out") == without_rating(rows)
+    assert shlex.split(line.partition("train on them: ")[2])[2].startswith("--config=configs/")
+    (reading,) = interactions.readings(Folder.open(path))
+    assert reading.arguments == [path] and reading.form == "interactions"
+    made = {n: (tmp_path / "out" / n).read_bytes() for n in FILES}
+    make(path, tmp_path / "out")  # the same command gives the same
+    assert made == {n: (tmp_path / "out" / n).read_bytes() for n in FILES}
+
+
+def minimum(rows, header=HEADER):
+    """A log that can be learnt from, with `rows` after its own; its ids are no whole numbers."""
+    own = [(f"u{u}", f"i{i}", 1, 10**9 + 9 * u + i) for u in range(4) for i in range(6) if u != i]
+    return table([*own, *rows], header)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("1600000000", "2020-09-13T12:26:40"),
+        ("1600000000.9", "2020-09-13T12:26:40"),
+        ("1600000000123", "2020-09-13T12:26:40"),
+        ("1600000000123456", "2020-09-13T12:26:40"),
+        ("2024-02-29", "2024-02-29T00:00:00"),
+        ("2024/2/29 09:05", "2024-02-29T09:05:00"),
+        ("2024-02-29T23:59:59.999Z", "2024-02-29T23:59:59"),
+        ("2024-02-29 23:30:00+05:30", "2024-02-29T18:00:00"),
+        ("20240229", "2024-02-29T00:00:00"),
+        ("29.02.2024 9:05:07", "2024-02-29T09:05:07"),
+        ("29/02/2024", "2024-02-29T00:00:00"),
+        ("12/31/2010 12:26 AM", "2010-12-31T00:26:00"),
+        ("Tue Apr 03 18:00:09 -0700 2012", "2012-04-04T01:00:09"),
+    ],
+)
+def test_times_have_many_forms(written, expected, tmp_path):
+    rows = [(f"u{u}", f"i{i}", 1, written) for u in range(4) for i in range(6) if u != i]
+    make(write(tmp_path, "log.csv", table(rows)), tmp_path / "out")
+    seconds = datetime.datetime.fromisoformat(f"{expected}+00:00").timestamp()
+    assert {time for *_, time in read_back(tmp_path / "out")} == {int(seconds)}
+
+
+def test_parquet_has_times_of_its_own(tmp_path):
+    rows = [(u, i, 1, datetime.date(2024, 2, 29)) for u in range(4) for i in range(6) if u != i]
+    make(write(tmp_path, "log.parquet", parquet_bytes(rows)), tmp_path / "out")
+    assert {time for *_, time in read_back(tmp_path / "out")} == {1_709_164_800}
+
+
+@pytest.mark.parametrize("order", ["day/month/year", "month/day/year"])
+def test_days_and_months_that_look_alike_need_their_order(order, tmp_path, capsys):
+    rows = [(f"u{u}", f"i{i}", 1, f"03/{i + 1}/2024") for u in range(4) for i in range(6) if u != i]
+    path, out = write(tmp_path, "log.csv", table(rows)), tmp_path / "out"
+    code, line = leaves("interactions", [path, f"--out={out}"], capsys)
+    assert code == 2 and "'03/" in line and "--dates=day/month/year" in line and not out.exists()
+    make(path, out, f"--dates={order}")
+    form = "%d/%m/%Y" if order.startswith("day") else "%m/%d/%Y"
+    times = [datetime.datetime.strptime(f"{row[3]} +0000", f"{form} %z") for row in rows]
+    assert [time for *_, time in read_back(out)] == [int(t.timestamp()) for t in times]
+
+
+def test_whole_numbers_stay_as_ids_and_titles_come_from_the_list_beside(tmp_path):
+    rows = make_rows(is_text=False)
+    path = write(tmp_path, "u.data", table(rows, None, "\t"))
+    items = sorted({row[1] for row in rows}, key=int)
+    listed = "".join(f"{item}|Amélie {item}|1995||http://x|0\n" for item in items[1:])
+    write(tmp_path, "u.item", listed.encode("latin-1"))
+    make(path, tmp_path / "out")
+    raw = ratings.read(str(tmp_path / "out" / "ratings.csv"))
+    kept = [(int(user), int(item), time) for user, item, _, time in rows]
+    assert [*zip(*(column.tolist() for column in vars(raw).values()), strict=True)] == kept
+    titles = dict(csv.reader((tmp_path / "out" / "items.csv").read_text().splitlines()[1:]))
+    assert titles == {i: f"Amélie {i}" if i != items[0] else i for i in items}
+
+
+@pytest.mark.parametrize(
+    ("titles", "first"),
+    [("Film {item}", "Film i1"), ("review {row}", "i1")],
+    ids=["of items", "of reviews"],
+)
+def test_a_column_may_have_the_titles(titles, first, tmp_path):
+    rows = [(f"u{u}", f"i{i}") for u in range(4) for i in range(6) if u != i]
+    rows = [(*row, titles.format(item=row[1], row=k)) for k, row in enumerate(rows)]
+    make(write(tmp_path, "log.csv", table(rows, ("user", "item", "title"))), tmp_path / "out")
+    assert read_back(tmp_path / "out")[0] == ("u0", first, 0)
+
+
+def test_files_without_times_count_their_rows_and_ids_may_be_text_in_one(tmp_path, capsys):
+    first = [(u, i) for u in range(3) for i in range(4) if u != i]
+    second = [("anna", 2), (1, "x"), ("NULL", 2), (1, "")]
+    paths = [
+        write(tmp_path, f"{k}.csv", table(r, HEADER[:2])) for k, r in enumerate((first, second))
+    ]
+    make(paths, tmp_path / "out")
+    expected = [(str(user), str(item), k) for k, (user, item) in enumerate(first + second[:2])]
+    assert read_back(tmp_path / "out") == expected
+    output = capsys.readouterr().out
+    assert "warning: rows without user, left out: 1" in output and "without item, left" in output
+    content = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert content["kind"] == "recommendation" and content["left_out"]["user"] == 1
+    assert content["counts"] == {"ratings": 11, "users": 4, "items": 5}
+
+
+@pytest.mark.parametrize(
+    ("counts", "least"),
+    [([20] * 10, 20), ([25] * 8 + [5, 3], 5), ([30] * 20 + [9] * 2 + [1] * 90, 20), ([2] * 9, 2)],
+)
+def test_min_ratings_keeps_most_users(counts, least, tmp_path, capsys):
+    rows = [(f"u{u}", f"i{(u + i) % 40}") for u, n in enumerate(counts) for i in range(n)]
+    line = make(write(tmp_path, "log.csv", table(rows, HEADER[:2])), tmp_path / "out")
+    assert f"--config.min_ratings={least} " in line
+    single = f"users with one item, left out: {counts.count(1)}"
+    assert (single in capsys.readouterr().out) == (1 in counts)
+    data = ratings.load_interactions(str(tmp_path / "out"), least, "")
+    assert data.num_users == sum(count >= least for count in counts)
+
+
+def test_who_has_every_item_is_left_out(tmp_path, capsys):
+    path = write(tmp_path, "log.csv", minimum([("all", f"i{i}", 1, i) for i in range(6)] * 2))
+    make(path, tmp_path / "out")
+    output = capsys.readouterr().out
+    assert "every item" in output and "repeat a user and an item, and count once: 6" in output
+    assert ratings.load_interactions(str(tmp_path / "out"), 2, "").num_users == 4
+
+
+LATER = [("u1", "i9", 1, "yesterday")]
+FAULTS = {
+    "unknown names": (table([("u", "i")], ("klant", "artikel")), [], "--user=COLUMN, one of 1, 2"),
+    "no such column": (minimum([]), ["--time=when"], "--time=when: the columns of .* timestamp"),
+    "header below": ("my export\n\n" + minimum([]), [], "the header is in line 3"),
+    "header again": (minimum([HEADER]), [], "line 22 is the header again"),
+    "no time": (minimum(LATER), [], "line 22: the time 'yesterday' cannot be read"),
+    "no date": (minimum([("u", "i", 1, "2024-02-30")]), [], "line 22: the time '2024-02-30'"),
+    "before 1970": (minimum([("u", "i", 1, "-5")]), [], "line 22: the time is not from 1970"),
+    "short row": (minimum([]) + "u1,i1\n", [], "Row #22: Expected 4 columns, got 2"),
+    "no pairs": (table([("u1", "i1"), ("u2", "i2")], HEADER[:2]), [], "no user has two items"),
+    "only a header": (table([], HEADER), [], "no rows"),
+    "nothing": ("", [], "is empty"),
+    "a zip": (b"PK\3\4", [], "unpack it"),
+    "UTF-16": (minimum([]).encode("utf-16"), [], "save it as UTF-8"),
+    "a picture": (b"\xff\xd8\xff\xe0\0\x10JFIF\n" * 9, [], "is no text"),
+    "a JSON list": ('[{"user": 1}]', [], "write one object in each line"),
+    "damaged JSON": (jsonl(make_rows()) + '{"user_id": }\n', [], "line 4[0-9]+ has no JSON object"),
+    "damaged gzip": (gzip.compress(minimum([]).encode())[:-20], [], "cannot read .*log.csv"),
+    "damaged Parquet": (parquet_bytes(make_rows())[:-20], [], "cannot read .*log.csv"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_mistake_takes_one_line_and_leaves_nothing(name, tmp_path, capsys):
+    content, flags, message = FAULTS[name]
+    path, out = write(tmp_path, "log.csv", content), tmp_path / "out"
+    code, line = leaves("interactions", [path, f"--out={out}", *flags], capsys)
+    assert code == 2 and re.search(message, line) and "log.csv" in line or name == "no pairs"
+    assert not out.exists()
+
+
+def test_one_file_without_times_is_refused_beside_one_with_times(tmp_path, capsys):
+    paths = [write(tmp_path, "a.csv", minimum([])), write(tmp_path, "b.csv", "user,item\nu9,i1\n")]
+    code, line = leaves("interactions", [*paths, f"--out={tmp_path / 'out'}"], capsys)
+    assert code == 2 and "b.csv has no times" in line and "--time=none" in line
+    make(paths, tmp_path / "out", "--time=none")
+    assert [time for *_, time in read_back(tmp_path / "out")] == [*range(21)]
+
+
+def test_other_data_in_the_folder_are_kept(tmp_path, capsys):
+    path, out = write(tmp_path, "log.csv", minimum([])), tmp_path / "out"
+    make(path, out)
+    before = (out / "ratings.csv").read_bytes()
+    other = write(tmp_path, "other.csv", minimum([("new", "i1", 1, 5), ("new", "i2", 1, 6)]))
+    code, line = leaves("interactions", [other, f"--out={out}"], capsys)
+    assert code == 2 and "--overwrite" in line and (out / "ratings.csv").read_bytes() == before
+    own = write(tmp_path, "ratings.csv", minimum([]))
+    code, line = leaves("interactions", [own, f"--out={tmp_path}", "--overwrite"], capsys)
+    assert code == 2 and "would be replaced" in line
+    make(other, out, "--overwrite")
+    assert (out / "ratings.csv").read_bytes() != before
+
+
+LOGS = {
+    "MovieLens": ({"ratings.csv": minimum([]), "tags.csv": minimum(LATER * 99)}, ["ratings.csv"]),
+    "RecBole": (
+        {
+            f"x.{split}.inter": table(make_rows(), [f"{n}:token" for n in HEADER], "\t")
+            for split in ("test", "train", "valid")
+        }
+        | {"x.item": "item_id:token\ttitle:token\n"},
+        ["x.train.inter", "x.valid.inter", "x.test.inter"],
+    ),
+    "MLPerf": (
+        {f"{split}-ratings.csv": "0\t1\t1\n0\t2\t1\n" for split in ("test", "train")},
+        ["train-ratings.csv", "test-ratings.csv"],
+    ),
+    "sentences": ({"pairs.csv": "en,de\nHello,Hallo\n", "a.tsv": "Hello\tHallo\n"}, []),
+    "photos": ({"labels.csv": "file,label\na.jpg,cat\n", "a.jpg": b"\xff\xd8\xff\0"}, []),
+    "YOLO": ({"labels/a.txt": "0 0.5 0.5 0.1 0.1\n1 0.5 0.5 0.2 0.2\n"}, []),
+    "COCO": ({"train.json": '{"images": [' + '{"id": 1, "file_name": "a.jpg"},' * 9999}, []),
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_folder_is_read_if_a_table_has_users_and_items(name, tmp_path):
+    contents, expected = LOGS[name]
+    for path, content in contents.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        write(tmp_path, path, content)
+    found = interactions.readings(Folder.open(str(tmp_path)))
+    assert [reading.arguments for reading in found] == (
+        [[str(tmp_path / path) for path in expected]] if expected else []
+    )
