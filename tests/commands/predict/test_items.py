@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import benchmarks
-from benchmarks.ncf import models, use
+from benchmarks.ncf import models, names
 from commands.demo import make_demo
 from common.errors import DataError
 from configs import ncf
@@ -94,8 +94,8 @@ def test_titles_are_those_beside_the_ratings(tiny_ratings, tmp_path, name, is_zi
             (tmp_path / member).write_bytes(data)
     for absent in files if is_zipped else ["ml-20m.zip"]:
         (tmp_path / absent).unlink()
-    assert use.read_titles(str(tmp_path)) == expected
-    assert use.read_titles(tiny_ratings) == {}
+    assert names.read_names(str(tmp_path), names.TITLES) == expected
+    assert names.read_names(tiny_ratings, names.TITLES) == {}
 
 
 def test_titles_are_shown_and_may_be_damaged(call, model, tiny_ratings, tmp_path):
@@ -106,10 +106,10 @@ def test_titles_are_shown_and_may_be_damaged(call, model, tiny_ratings, tmp_path
     assert {each["item"]: each.get("title") for each in items}[15] == "Plain"
     (tmp_path / "movies.csv").write_bytes(b"movieId,title\n\xff,x\n")
     code, out, err = call(*flags)
-    assert code == 0 and "NOTE the items have no titles" in err and "title" not in out
+    assert code == 0 and "NOTE the items have no names" in err and "title" not in out
     (tmp_path / "movies.csv").write_bytes(b"movieId,title\nx\n")
-    with pytest.raises(DataError, match="no list of titles"):
-        use.read_titles(str(tmp_path))
+    with pytest.raises(DataError, match="no list of names"):
+        names.read_names(str(tmp_path), names.TITLES)
 
 
 def test_unknown_users_have_a_row(call, model):
@@ -132,7 +132,7 @@ def test_mistakes(model, capsys, tmp_path):
         ([], "--user="),
         (["gone.txt"], "gone.txt: there is no such file"),
         ([tmp_path / "blank.txt"], "no user is named"),
-        (["--user=8", "--beams=2"], "it has --user, --top, --data_dir"),
+        (["--user=8", "--beams=2"], "it has --user, --items, --top, --data_dir"),
         (["--user=8", "--data_dir=/gone"], "no ratings in '/gone'"),
         (["--user=8", f"--data_dir={tmp_path}"], "have other users or items than ncf"),
     ]:
