@@ -23,6 +23,7 @@ from common.portable import Arrays, Program
 from common.text import csv_text
 
 _GROUPS = 10  # deciles
+_NEIGHBOURS = 10  # known users of whom a new one is the mean; docs/ncf.md has other numbers
 # The inputs and outputs of the program.
 _MEANING = {
     "user": "ids of users, as in the file of ratings; users.csv, if any, lists them",
@@ -93,19 +94,21 @@ class NcfUses(Uses):
     def newcomer(self, table: np.ndarray, history: Sequence[int]) -> np.ndarray | None:
         """The vector f32[w] of a user who is not in the model but has the items of `history`.
 
-        It is the mean over these items of the mean vector of the users who train on the item.
-        None if nobody does.
+        It is the mean vector of the users with the most similar items, weighted by the cosine of
+        the two sets of items. None if nobody trains on one of these items.
 
         Args:
           table: f32[users, w], the model's vectors of users.
           history: columns of items.
         """
-        data, means = self._benchmark.data, []
-        for item in history:
-            users = np.searchsorted(data.starts, np.flatnonzero(data.items == item), "right") - 1
-            if len(users):
-                means.append(table[users].mean(0))
-        return np.mean(means, 0) if means else None
+        data = self._benchmark.data
+        rows = np.flatnonzero(np.isin(data.items, history))
+        users = np.searchsorted(data.starts, rows, "right") - 1
+        shared = np.bincount(users, minlength=data.num_users)
+        cosine = shared / np.sqrt(np.maximum(np.diff(data.starts), 1))  # up to a factor
+        nearest = np.argsort(-cosine, kind="stable")[:_NEIGHBOURS]
+        weights = np.float32(cosine[nearest])
+        return weights @ table[nearest] / weights.sum() if weights.any() else None
 
     def rated(self, row: int) -> np.ndarray:
         """int32[n], the columns of the items that a user has rated, the held-out one included."""
