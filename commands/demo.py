@@ -161,7 +161,7 @@ def _items(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
     recommender = items.Recommender(model, items.Options(top=_TOP), 1)
 
     def answer(text: str) -> Answer:
-        users = list(items.user_ids([texts.Line(text)]))[:1]
+        users = list(recommender.users([texts.Line(text)]))[:1]
         if not users:
             return Answer(error="type the id of a user")
         (row,) = recommender.rows(iter(users))

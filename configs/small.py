@@ -8,7 +8,7 @@ import math
 
 import ml_collections
 
-from configs import gnmt, mask_rcnn_digits, resnet50, ssd_digits, transformer
+from configs import gnmt, mask_rcnn_digits, ncf, resnet50, ssd_digits, transformer
 from configs._named import choose_recipe
 
 _FILE = "configs/small.py"
@@ -59,6 +59,21 @@ def _mask_rcnn() -> ml_collections.ConfigDict:
     config.proposals_before_nms = config.eval_proposals_before_nms = 200
     config.proposals_after_nms = config.eval_proposals_after_nms = 150
     config.target = config.mask_target = 0.0
+    return config
+
+
+def _ncf() -> ml_collections.ConfigDict:
+    config = ncf.get_config()
+    config.min_ratings = 2  # one to train on, one held out
+    config.mlp_layers = (64, 64, 32)  # a wider perceptron knows few ratings by heart
+    config.base_learning_rate = 0.001  # half the epochs of 0.0005
+    config.moving_average_decay = 0.9995  # the average ranks better than the last weights
+    config.train_steps = "40 epochs"  # at most
+    config.patience = 4  # the average learns on after single epochs that bring nothing
+    config.eval_batch_size = 64  # of few users a batch is not mostly padding
+    config.target = 0.0
+    config.stop_at_target = False
+    config.log_step_count_steps = "1 epoch"
     return config
 
 
@@ -114,6 +129,7 @@ def _transformer() -> ml_collections.ConfigDict:
 RECIPES = {
     "gnmt": _gnmt,
     "mask_rcnn": _mask_rcnn,
+    "ncf": _ncf,
     "resnet": _resnet,
     "ssd": _ssd,
     "transformer": _transformer,

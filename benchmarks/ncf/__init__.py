@@ -1,8 +1,8 @@
 """NCF, neural collaborative filtering on MovieLens (He et al. 2017, arXiv:1708.05031).
 
 This file joins the other files of this folder into a benchmark: `ratings` reads MovieLens' files
-and indexes them, `input_pipeline` draws batches, `models` is NeuMF and its ranking, `use` what a
-trained model is good for, `mlperf` the rules of MLPerf.
+and indexes them, `names` are those of users and items, `input_pipeline` draws batches, `models` is
+NeuMF and its ranking, `use` what a trained model is good for, `mlperf` the rules of MLPerf.
 """
 
 from __future__ import annotations
@@ -212,8 +212,9 @@ class Ncf(Benchmark):
         return {"cross_entropy": (entropy.sum(), jnp.float32(len(entropy)))}, {}, model_state
 
     def logits(self, params: Any, users: jax.Array, items: jax.Array) -> jax.Array:
-        """f32[b, n] for users i32[b] and items i32[b, n]."""
-        logits: Any = self._model.apply({"params": params}, users[:, None], items)
+        """f32[b, n] for users i32[b], rows of the table in `params`, and items i32[b, n]."""
+        model = self._model.clone(num_users=len(params["users"]["embedding"]))
+        logits: Any = model.apply({"params": params}, users[:, None], items)
         return logits
 
     def predict(

@@ -1,17 +1,11 @@
 """What a trained NCF model can be used for: it recommends items, and its rankings are shown.
 
-It is also exported, as a `Program`. The titles of items are MovieLens': movies.csv of ml-20m,
-movies.dat of ml-1m, or either in the zip.
+It is also exported, as a `Program`.
 """
 
 from __future__ import annotations
 
-import csv
-import functools
-import io
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,20 +14,19 @@ import numpy as np
 
 from benchmarks.exhibits import csv_file
 from benchmarks.ncf.models import TOP
-from benchmarks.ncf.ratings import Interactions, locate
+from benchmarks.ncf.names import NAMES, TITLES, Finder, read_names
+from benchmarks.ncf.ratings import Interactions
 from benchmarks.uses import Bar, Exhibit, Uses
-from common import limits
 from common.data.order import even_groups
-from common.data.shards import read_errors, tensorflow
-from common.errors import CheckpointError, DataError, one_line
+from common.errors import CheckpointError, DataError
 from common.portable import Arrays, Program
-from common.text import csv_text, text_lines
+from common.text import csv_text
 
 _GROUPS = 10  # deciles
-_TITLE_FILES = ("movies.csv", "movies.dat")
+_NEIGHBOURS = 10  # known users of whom a new one is the mean; docs/ncf.md has other numbers
 # The inputs and outputs of the program.
 _MEANING = {
-    "user": "ids of users, as in the file of ratings",
+    "user": "ids of users, as in the file of ratings; users.csv, if any, lists them",
     "item": "ids of items, as in the file of ratings; items.csv lists them",
     "score": "the probability that the user rates the item; NaN for an unknown id",
 }
@@ -75,21 +68,47 @@ class NcfUses(Uses):
     def programs(self, params: Any, model_state: Any) -> dict[str, Program]:
         """The probabilities of pairs of a user and an item."""
         del model_state
-        return {"": make_program(self._benchmark, params, self.titles)}
+        folder = self._benchmark.settings.data_dir
+        names, titles = (read_names(folder, lists) for lists in (NAMES, TITLES))
+        return {"": make_program(self._benchmark, params, names, titles)}
 
-    def scores(self, params: Any, users: jax.Array) -> jax.Array:
-        """The probabilities f32[b, items] that the users int32[b] (rows) rate each item."""
+    def scores(self, params: Any, vectors: jax.Array) -> jax.Array:
+        """The probabilities f32[b, items] that users with vectors f32[b, w] rate each item."""
         items = jnp.arange(params["items"]["embedding"].shape[0])[None]
-        return jax.nn.sigmoid(self._benchmark.logits(params, users, items))
+        params = {**params, "users": {"embedding": vectors}}
+        return jax.nn.sigmoid(self._benchmark.logits(params, jnp.arange(len(vectors)), items))
 
-    def row(self, user: int) -> int | None:
-        """The row of the user with an id; None if the model does not have that user."""
-        return _position(self._benchmark.data.user_ids, user)
+    def finder(self, kind: str, say: Callable[[str], None]) -> Finder:
+        """Finds the rows of "user"s or "item"s by ids or names.
 
-    @property
-    def item_ids(self) -> np.ndarray:
-        """uint32[items], the id of each column of `scores`."""
-        return self._benchmark.data.item_ids
+        Where the list of names cannot be read, it says so and knows the ids alone.
+        """
+        data, settings = self._benchmark.data, self._benchmark.settings
+        ids, lists = (data.user_ids, NAMES) if kind == "user" else (data.item_ids, TITLES)
+        try:
+            return Finder(kind, ids, read_names(settings.data_dir, lists))
+        except DataError as error:
+            say(f"NOTE the {kind}s have no names: {error}")
+            return Finder(kind, ids, {})
+
+    def newcomer(self, table: np.ndarray, history: Sequence[int]) -> np.ndarray | None:
+        """The vector f32[w] of a user who is not in the model but has the items of `history`.
+
+        It is the mean vector of the users with the most similar items, weighted by the cosine of
+        the two sets of items. None if nobody trains on one of these items.
+
+        Args:
+          table: f32[users, w], the model's vectors of users.
+          history: columns of items.
+        """
+        data = self._benchmark.data
+        rows = np.flatnonzero(np.isin(data.items, history))
+        users = np.searchsorted(data.starts, rows, "right") - 1
+        shared = np.bincount(users, minlength=data.num_users)
+        cosine = shared / np.sqrt(np.maximum(np.diff(data.starts), 1))  # up to a factor
+        nearest = np.argsort(-cosine, kind="stable")[:_NEIGHBOURS]
+        weights = np.float32(cosine[nearest])
+        return weights @ table[nearest] / weights.sum() if weights.any() else None
 
     def rated(self, row: int) -> np.ndarray:
         """int32[n], the columns of the items that a user has rated, the held-out one included."""
@@ -102,15 +121,6 @@ class NcfUses(Uses):
         every = list(rows)
         columns = {name: np.concatenate([row[name] for row in every]) for name in every[0]}
         return [popularity(self._benchmark.data, columns)]
-
-    @functools.cached_property
-    def titles(self) -> Mapping[int, str]:
-        """The titles of items by their ids, where MovieLens' list lies with the ratings.
-
-        Raises:
-          DataError: the list cannot be read.
-        """
-        return read_titles(self._benchmark.settings.data_dir)
 
 
 def popularity(data: Interactions, columns: Mapping[str, np.ndarray]) -> Exhibit:
@@ -139,20 +149,15 @@ def popularity(data: Interactions, columns: Mapping[str, np.ndarray]) -> Exhibit
     )
 
 
-def _position(ids: np.ndarray, number: int) -> int | None:
-    """The index of a number in rising ids uint32[n]; None if it is not among them."""
-    if number > np.iinfo(np.uint32).max:
-        return None
-    i = int(np.searchsorted(ids, number))
-    return i if i < len(ids) and ids[i] == number else None
-
-
-def make_program(benchmark: Any, params: Any, titles: Mapping[int, str]) -> Program:
+def make_program(
+    benchmark: Any, params: Any, names: Mapping[int, str], titles: Mapping[int, str]
+) -> Program:
     """The program of a model, for pairs of a user and an item.
 
     Args:
       benchmark: a `benchmarks.ncf.Ncf` with its ratings.
       params: NumPy arrays.
+      names: of users by their ids, as far as they are known; none: no list is written.
       titles: of items by their ids, as far as they are known.
     """
     params = jax.tree.map(jnp.asarray, params)
@@ -170,14 +175,16 @@ def make_program(benchmark: Any, params: Any, titles: Mapping[int, str]) -> Prog
         pairs = {"user": draw.choice(users, 16), "item": draw.choice(items, 16)}
         return [(pairs, None), ({name: ids[:1] for name, ids in pairs.items()}, None)]
 
-    rows = [(item, titles.get(item, "")) for item in items.tolist()]
+    files = {"items.csv": [("item", "title"), *((i, titles.get(i, "")) for i in items.tolist())]}
+    if names:
+        files["users.csv"] = [("user", "name"), *((u, names.get(u, "")) for u in users.tolist())]
     return Program(
         task="says how probably a user rates an item",
         compute=compute,
         inputs={"user": ("batch", np.uint32), "item": ("batch", np.uint32)},
         meaning=_MEANING,
         examples=examples,
-        files={"items.csv": csv_text([("item", "title"), *rows]).encode()},
+        files={name: csv_text(rows).encode() for name, rows in files.items()},
     )
 
 
@@ -185,58 +192,3 @@ def _find_rows(ids: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array
     """Where `numbers` uint32[b] are in rising ids uint32[n]: int32[b], and bool[b], if they are."""
     rows = jnp.minimum(jnp.searchsorted(ids, numbers), len(ids) - 1)
     return rows, ids[rows] == numbers
-
-
-def read_titles(data_dir: str) -> dict[int, str]:
-    """The titles of items by their ids; {} if there is no list where the ratings are.
-
-    Args:
-      data_dir: see `ratings.locate`.
-
-    Raises:
-      DataError: the list cannot be read.
-    """
-    path = locate(data_dir)
-    try:
-        name, data = _find_titles(path)
-    except (*read_errors(), zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DataError(f"cannot read the titles beside {path}: {one_line(error)}") from error
-    try:
-        return _parse_titles(name, data) if name else {}
-    except (ValueError, IndexError, csv.Error) as error:
-        raise DataError(f"{name} of {path} is no list of titles: {one_line(error)}") from error
-
-
-def _find_titles(path: str) -> tuple[str, bytes]:
-    """The name and the bytes of the list that belongs to the ratings in `path`; ("", b"")."""
-    gfile = tensorflow().io.gfile
-    if path.endswith(".zip"):
-        with gfile.GFile(path, "rb") as file, zipfile.ZipFile(file) as archive:
-            for member in archive.infolist():
-                if member.filename.endswith(_TITLE_FILES):
-                    limits.check_size(member.filename, member.file_size, limits.TEXT_BYTES)
-                    return member.filename, archive.read(member)
-        return "", b""
-    for name in _TITLE_FILES:
-        beside = f"{path.rpartition('/')[0] or '.'}/{name}"
-        if gfile.exists(beside):
-            limits.check_file(beside)
-            limits.check_size(beside, gfile.stat(beside).length, limits.TEXT_BYTES)
-            with gfile.GFile(beside, "rb") as file:
-                return name, file.read()
-    return "", b""
-
-
-def _parse_titles(name: str, data: bytes) -> dict[int, str]:
-    """The titles in a list; ValueError or IndexError if it has another form."""
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:  # as in ml-1m
-        text = data.decode("latin-1")
-    rows: Any
-    if name.endswith(".dat"):  # without a header
-        rows = (line.split("::") for line in text_lines(text) if line)
-    else:
-        rows = csv.reader(io.StringIO(text, newline=""))
-        next(rows, None)
-    return {int(row[0]): row[1] for row in rows if row}

@@ -14,6 +14,7 @@ from PIL import Image
 
 import benchmarks
 from benchmarks.detection.use import distance, scaled_photo
+from benchmarks.ncf import use
 from commands import export
 from commands.export import formats, programs
 from common.errors import CheckpointError, ConfigError
@@ -160,10 +161,14 @@ def test_scores_of_users_and_items_by_their_ids(ncf, tmp_path):
     lines = (tmp_path / "out" / "items.csv").read_text().splitlines()
     assert lines[:2] == ["item,title", "5,"] and len(lines) == 1 + len(test_items.ITEMS)
     users, items = (np.array(ids, np.uint32) for ids in ([8, 155, 9], [115, 5, 5]))
-    expected = np.asarray(benchmark.uses.scores(params, np.array([1, 22])))
+    vectors = params["users"]["embedding"][np.array([1, 22])]
+    expected = np.asarray(benchmark.uses.scores(params, vectors))
     for run in runs.values():
         found = run({"user": users, "item": items})["score"]
         np.testing.assert_allclose(found, [expected[0, 11], expected[1, 0], np.nan], rtol=1e-5)
+    lists = use.make_program(benchmark, params, {8: "Bob, B."}, {5: "Heat"}).files
+    assert lists["users.csv"].splitlines()[:3] == [b"user,name", b"1,", b'8,"Bob, B."']
+    assert lists["items.csv"].splitlines()[1] == b"5,Heat"
 
 
 def test_only_a_few_values_may_differ_by_rounding():

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import pathlib
 import zipfile
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 
 import benchmarks
-from benchmarks.ncf import models, use
+from benchmarks.ncf import models, names
 from commands.demo import make_demo
+from commands.predict.items import table as as_table
+from commands.predict.outputs import Row
 from common.errors import DataError
 from configs import ncf
 from engine import model_source
@@ -94,8 +97,8 @@ def test_titles_are_those_beside_the_ratings(tiny_ratings, tmp_path, name, is_zi
             (tmp_path / member).write_bytes(data)
     for absent in files if is_zipped else ["ml-20m.zip"]:
         (tmp_path / absent).unlink()
-    assert use.read_titles(str(tmp_path)) == expected
-    assert use.read_titles(tiny_ratings) == {}
+    assert names.read_names(str(tmp_path), names.TITLES) == expected
+    assert names.read_names(tiny_ratings, names.TITLES) == {}
 
 
 def test_titles_are_shown_and_may_be_damaged(call, model, tiny_ratings, tmp_path):
@@ -106,10 +109,85 @@ def test_titles_are_shown_and_may_be_damaged(call, model, tiny_ratings, tmp_path
     assert {each["item"]: each.get("title") for each in items}[15] == "Plain"
     (tmp_path / "movies.csv").write_bytes(b"movieId,title\n\xff,x\n")
     code, out, err = call(*flags)
-    assert code == 0 and "NOTE the items have no titles" in err and "title" not in out
+    assert code == 0 and "NOTE the items have no names" in err and "title" not in out
     (tmp_path / "movies.csv").write_bytes(b"movieId,title\nx\n")
-    with pytest.raises(DataError, match="no list of titles"):
-        use.read_titles(str(tmp_path))
+    with pytest.raises(DataError, match="no list of names"):
+        names.read_names(str(tmp_path), names.TITLES)
+
+
+PEOPLE = {1: "anna", 8: "Smith, Bob", 15: "22", 22: "anna"}  # others have no name
+FILMS = {5: "Heat (1995)", 15: "Godfather, The (1972)", 25: "Heat (1995)", 35: 'Åsa, "Nisse"'}
+
+
+@pytest.fixture
+def named(tiny_ratings, tmp_path):
+    """--data_dir of the ratings with lists of names, as the preparation of interactions writes."""
+    (tmp_path / "ratings.csv").write_bytes(pathlib.Path(tiny_ratings, "ratings.csv").read_bytes())
+    for name, header, rows in [
+        ("users.csv", ("user_id", "name"), PEOPLE),
+        ("items.csv", ("item_id", "title"), FILMS),
+    ]:
+        with open(tmp_path / name, "w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([header, *rows.items()])
+    return f"--data_dir={tmp_path}"
+
+
+def test_users_have_names(call, model, named, tmp_path):
+    """A name counts before an id; commas in a name, quotes and capitals do no harm."""
+    (tmp_path / "users.txt").write_text('"Smith, Bob"\n22\n')
+    argv = named, "--user=1,smith, bob,anna,annna", "--format=json", tmp_path / "users.txt"
+    code, out, _ = call(*argv)
+    rows = {row["user"]: row for row in json.loads(out)}
+    assert code == 1 and [*rows] == [1, "smith, bob", "anna", "annna", '"Smith, Bob"', 22]
+    assert rows[1]["name"] == "anna" and "users 1, 22 " in rows["anna"]["error"]
+    assert "anna" in rows["annna"]["error"]  # the closest
+    same = json.loads(call(named, "--user=8 15", "--format=json")[1])
+    assert rows["smith, bob"]["items"] == rows['"Smith, Bob"']["items"] == same[0]["items"]
+    assert rows[22]["items"] == same[1]["items"]
+    assert [*as_table([Row({"user": 1}, content=rows[1])], 80)] == ["user 1: anna\n"]
+
+
+def neighbours_mean(benchmark, params, history):
+    """A new user's vector by loops over all users, who have two items each in `rated`."""
+    data, table = benchmark.data, np.asarray(params["users"]["embedding"], np.float64)
+    sets = [set(data.items[a:b].tolist()) for a, b in itertools.pairwise(data.starts)]
+    cosine = [len(own & history) / (len(own) * len(history)) ** 0.5 for own in sets]
+    best = sorted(range(len(sets)), key=lambda user: -cosine[user])[:10]
+    return sum(cosine[u] * table[u] for u in best) / sum(cosine[u] for u in best)
+
+
+def test_a_new_user_is_the_mean_of_similar_users(call, model, named, tmp_path):
+    benchmark, params = model
+    (tmp_path / "new.txt").write_text("5,Godfather, The (1972)\n5 15\n\nHeat\n")
+    flags = named, "--top=99", "--format=jsonl"
+    code, out, _ = call(f"--items={tmp_path / 'new.txt'}", *flags)
+    first, second, ambiguous = map(json.loads, out.splitlines())
+    assert code == 1 and first["items"] == second["items"]
+    assert [first["user"], second["user"]] == ["5,Godfather, The (1972)", "5 15"]
+    assert "Heat (1995)" in ambiguous["error"]
+    columns = {ITEMS.index(5), ITEMS.index(15)}
+    vector = neighbours_mean(benchmark, params, columns)
+    params = {**params, "users": {"embedding": np.float32(vector[None])}}
+    logits = benchmark.logits(params, np.zeros(1, int), np.arange(12)[None])[0]
+    scores = {ITEMS[i]: x for i, x in enumerate(jax.nn.sigmoid(logits)) if i not in columns}
+    found = {each["item"]: each["score"] for each in first["items"]}
+    assert found.keys() == scores.keys()
+    np.testing.assert_allclose([found[i] for i in scores], [*scores.values()], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("history", "words"),
+    [
+        ("Heat (1995)", ["items 5, 25 ", "give the id"]),
+        ("5,Gofather, The (1972)", ["Gofather", "no item of this name"]),
+        ("The Godfather (1972)", ["Godfather, The (1972)"]),
+        ("5,99", ["99", "does not have this item"]),
+    ],
+)
+def test_histories_that_cannot_be_used(call, model, named, history, words):
+    code, out, _ = call(f"--items={history}", named, "--format=json")
+    (row,) = json.loads(out)
+    assert code == 1 and row["user"] == history and all(word in row["error"] for word in words)
 
 
 def test_unknown_users_have_a_row(call, model):
@@ -132,7 +210,7 @@ def test_mistakes(model, capsys, tmp_path):
         ([], "--user="),
         (["gone.txt"], "gone.txt: there is no such file"),
         ([tmp_path / "blank.txt"], "no user is named"),
-        (["--user=8", "--beams=2"], "it has --user, --top, --data_dir"),
+        (["--user=8", "--beams=2"], "it has --user, --items, --top, --data_dir"),
         (["--user=8", "--data_dir=/gone"], "no ratings in '/gone'"),
         (["--user=8", f"--data_dir={tmp_path}"], "have other users or items than ncf"),
     ]:

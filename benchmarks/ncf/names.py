@@ -1,0 +1,162 @@
+"""The names of users and the titles of items: reads the lists, and finds who or what a text names.
+
+`python -m scripts.prepare interactions` writes users.csv and items.csv beside the ratings;
+MovieLens has the titles of items, as movies.csv, movies.dat or u.item.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import io
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.ncf.ratings import locate
+from common import limits
+from common.data.shards import read_errors, tensorflow
+from common.errors import DataError, one_line
+from common.text import text_lines
+
+TITLES = ("items.csv", "movies.csv", "movies.dat", "u.item")
+NAMES = ("users.csv",)
+_COLUMNS = {".dat": "::", ".item": "|"}  # what stands between them, in lists without a header
+
+
+class Finder:
+    """Finds rows of the model's tables by the ids or the names of users or items.
+
+    Attributes:
+      kind: "user" or "item", for messages.
+      ids: uint32[rows], rising.
+      names: by ids, as far as they are known.
+    """
+
+    def __init__(self, kind: str, ids: np.ndarray, names: Mapping[int, str]):
+        self.kind, self.ids, self.names = kind, ids, names
+        self._rows: dict[str, list[int]] = {}
+        for number, name in names.items():
+            if (row := self._position(number)) is not None:
+                self._rows.setdefault(_key(name), []).append(row)
+        self._parts = 1 + max((name.count(",") for name in self._rows), default=0)
+
+    def name(self, row: int) -> str:
+        """The name of a row, "" if it has none."""
+        return self.names.get(int(self.ids[row]), "")
+
+    def find(self, text: str) -> Iterator[tuple[str, int | str]]:
+        """What a text names: each part of it with its row, or else with the reason why it has none.
+
+        Names have commas between, which may also be in a name: the longest that is known counts,
+        and quotes do not. A name counts before an id. Of ids there may be several between commas,
+        with blanks or semicolons between.
+        """
+        parts = text.split(",")
+        while parts:
+            for count in range(min(len(parts), self._parts), 0, -1):
+                name = ",".join(parts[:count]).strip()
+                if (row := self._row(name)) is not None or count == 1:
+                    break
+            del parts[:count]
+            words = re.split(r"[;\s]+", name.strip("; "))
+            if row is None and len(words) > 1 and all(map(re.compile("[0-9]+").fullmatch, words)):
+                parts = words + parts
+            elif name:
+                yield name, self._closest(name) if row is None else row
+
+    def _row(self, name: str) -> int | str | None:
+        """The row of a name or an id; why it cannot be told; None if nothing has that name."""
+        rows = self._rows.get(_key(name), [])
+        if len(rows) > 1:
+            numbers = ", ".join(str(self.ids[row]) for row in rows[:5])
+            return f"the {self.kind}s {numbers} have this name: give the id of one"
+        return rows[0] if rows else self._position(int(name)) if _is_id(name) else None
+
+    def _position(self, number: int) -> int | None:
+        if number > np.iinfo(np.uint32).max:
+            return None
+        i = int(np.searchsorted(self.ids, number))
+        return i if i < len(self.ids) and self.ids[i] == number else None
+
+    def _closest(self, name: str) -> str:
+        """Says that nothing has a name, and which names are like it."""
+        if _is_id(name):
+            return f"the model does not have this {self.kind}"
+        if not self._rows:
+            return f"no id of a{'n' * (self.kind == 'item')} {self.kind}: give a whole number"
+        key = _key(name)
+        keys = [known for known in self._rows if key in known][:3]
+        keys = keys or difflib.get_close_matches(key, self._rows, 3)
+        like = "; ".join(self.name(self._rows[known][0]) for known in keys)
+        closest = f"; the closest: {like}" if like else ""
+        return f"the model has no {self.kind} of this name{closest}"
+
+
+def _key(name: str) -> str:
+    return name.strip().strip('"').casefold()
+
+
+def _is_id(name: str) -> bool:
+    return re.fullmatch("[0-9]{1,18}", name) is not None
+
+
+def read_names(data_dir: str, lists: Sequence[str]) -> dict[int, str]:
+    """The names in a list by ids; {} if there is no list where the ratings are.
+
+    Args:
+      data_dir: see `ratings.locate`.
+      lists: `TITLES` or `NAMES`; the first file that exists counts.
+
+    Raises:
+      DataError: the list cannot be read.
+    """
+    path = locate(data_dir)
+    try:
+        name, data = _find_list(path, lists)
+    except (*read_errors(), zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise DataError(f"cannot read the names beside {path}: {one_line(error)}") from error
+    try:
+        return _parse_list(name, data) if name else {}
+    except (ValueError, IndexError, csv.Error) as error:
+        raise DataError(f"{name} of {path} is no list of names: {one_line(error)}") from error
+
+
+def _find_list(path: str, lists: Sequence[str]) -> tuple[str, bytes]:
+    """The name and the bytes of the list that belongs to the ratings in `path`; ("", b"")."""
+    gfile = tensorflow().io.gfile
+    if path.endswith(".zip"):
+        with gfile.GFile(path, "rb") as file, zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                if os.path.basename(member.filename) in lists:
+                    limits.check_size(member.filename, member.file_size, limits.TEXT_BYTES)
+                    return member.filename, archive.read(member)
+        return "", b""
+    for name in lists:
+        beside = f"{path.rpartition('/')[0] or '.'}/{name}"
+        if gfile.exists(beside):
+            limits.check_file(beside)
+            limits.check_size(beside, gfile.stat(beside).length, limits.TEXT_BYTES)
+            with gfile.GFile(beside, "rb") as file:
+                return name, file.read()
+    return "", b""
+
+
+def _parse_list(name: str, data: bytes) -> dict[int, str]:
+    """The names in a list; ValueError or IndexError if it has another form."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:  # as in ml-1m and ml-100k
+        text = data.decode("latin-1")
+    rows: Any
+    if between := _COLUMNS.get(os.path.splitext(name)[1]):
+        rows = (line.split(between) for line in text_lines(text) if line)
+    else:
+        rows = csv.reader(io.StringIO(text, newline=""))
+        next(rows, None)
+    return {int(row[0]): row[1] for row in rows if row}
