@@ -67,8 +67,10 @@ def readings(folder: Folder) -> list[Reading]:
         return []
     known = table.Photos(images)
     names = folder.named(".csv", ".tsv")[:_HEADS]
-    found = [_table(folder, images, known, name, bool(reading)) for name in names]
-    return sorted(filter(None, [*found, reading]), key=lambda each: -each.files)[:1]
+    parent = reading.arguments[1].removeprefix("--train=") if reading else ""
+    tables = [_table(folder, images, known, name, parent) for name in names]
+    best = max(filter(None, tables), key=lambda each: each.files, default=reading)
+    return [best] if best else []
 
 
 def _official(folder: Folder, train: str, validation: str = "") -> Reading:
@@ -151,9 +153,12 @@ def _has_objects(folder: Folder, images: list[str]) -> bool:
 
 
 def _table(
-    folder: Folder, images: list[str], known: table.Photos, name: str, by_folder: bool
+    folder: Folder, images: list[str], known: table.Photos, name: str, parent: str
 ) -> Reading | None:
-    """A table of images and labels, unless the labels say what the class folders say."""
+    """A table of images and labels; None if it has no classes, or those of the class folders.
+
+    `parent` holds the class folders, '' if there are none. A table of other images does not count.
+    """
     data = folder.head(name, _TABLE_BYTES)
     complete, text = len(data) < _TABLE_BYTES, data.decode("utf-8-sig", "replace")
     try:
@@ -167,7 +172,9 @@ def _table(
     labels = {fits[0]: text for fits, text in cells if len(fits) == 1 and text}
     folders = {i: os.path.dirname(images[i]) for i in labels}
     classes, pairs = {*labels.values()}, {*zip(folders.values(), labels.values(), strict=True)}
-    if len(classes) < 2 or (by_folder and len(pairs) == len({*folders.values()}) == len(classes)):
+    others = parent and any(not folder.full(images[i]).startswith(f"{parent}/") for i in labels)
+    agrees = parent and len(pairs) == len({*folders.values()}) == len(classes)
+    if len(classes) < 2 or others or agrees:
         return None
     tops = {path.partition("/")[0] for path in folders.values()}
     top = tops.pop() if complete and len(tops) == 1 else ""
