@@ -100,9 +100,10 @@ def _notes(record: Record, examined: Examined) -> list[str]:
         about = "the imported model, evaluated"
     notes = [record.end, f"This report is about the checkpoint of {about} on {data}."]
     targets = [target.metric for target in record.benchmark.targets]
+    shown = record.benchmark.headline(examined.scores) if examined.scores else {}
     others = [
         f"{name.replace('_', ' ')} {record.number(name, value)}"
-        for name, value in record.benchmark.headline(examined.scores).items()
+        for name, value in shown.items()
         if name not in targets
     ]
     notes += [f"Its other scores: {', '.join(others)}."] if others else []
