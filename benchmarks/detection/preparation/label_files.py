@@ -124,18 +124,17 @@ class Reader:
         return Object(label, box.ltwh, [] if is_box else [values])
 
     def voc(self, file: str) -> Iterator[Entry]:
-        """A difficult object counts neither for nor against a model, as a crowd in COCO's score."""
-
-        def parse(node: ElementTree.Element) -> Object:
-            box, difficult = self._boxes.from_xml(node), node.findtext("difficult", "")
-            return Object(box.label, box.ltwh, crowd=difficult.strip() == "1")
-
         root = ElementTree.fromstring(self._folder.head(file, limits.TEXT_BYTES))
         if root.tag == "annotation":
             names = file, _beside(file, root.findtext("filename", ""))
             rows = ((f"object {i}", node) for i, node in enumerate(root.iter("object"), 1))
             size = _size(root.findtext("size/height"), root.findtext("size/width"))
-            yield _entry(file, names, rows, parse, size=size)
+            yield _entry(file, names, rows, self._voc, size=size)
+
+    def _voc(self, node: ElementTree.Element) -> Object:
+        """A difficult object counts neither for nor against a model, as a crowd in COCO's score."""
+        box, difficult = self._boxes.from_xml(node), node.findtext("difficult", "")
+        return Object(box.label, box.ltwh, crowd=difficult.strip() == "1")
 
     def cvat(self, file: str) -> Iterator[Entry]:
         """Of "CVAT for images 1.1"; a turned box has no place in COCO's form."""
@@ -152,6 +151,8 @@ class Reader:
             return self._outlined(node.attrib["label"], points, [points])
 
         root = ElementTree.fromstring(self._folder.head(file, limits.ANNOTATION_BYTES))
+        if root.tag != "annotations":
+            return
         if root.find("track") is not None:
             fix = "export it again as 'CVAT for images 1.1'"
             raise SourceError(f"{self._folder.full(file)} is 'CVAT for video': {fix}")
@@ -203,6 +204,8 @@ class Reader:
         rows: dict[str, list[tuple[int, dict[str, str]]] | None] = {}
         with tensorflow().io.gfile.GFile(self._folder.full(file), "rb") as data:
             table = csv.DictReader(line.decode("utf-8-sig", "replace") for line in data)
+            if not {"ImageID", "LabelName", "XMin"} <= {*(table.fieldnames or ())}:
+                return
             for i, row in enumerate(table, 2):
                 if (image := row["ImageID"]) not in rows:
                     rows[image] = [] if self._has_image(image) else None
@@ -275,7 +278,6 @@ class Kind(NamedTuple):
 
     title: str  # in messages
     ending: str  # of its label files
-    each: bool  # whether an image has a label file of its own
     read: Callable[[Reader, str], Iterator[Entry]]
     head: bytes  # the pattern of what a label file begins with
     shape: bytes = b"$^"  # of a box or a polygon; of a polygon it has a group
@@ -288,9 +290,9 @@ _SHAPES = rb'"shape_type"\s*:\s*"(?:rectangle|(polygon))"'
 _TABLE = rb"^(?:\xef\xbb\xbf)?ImageID,.*LabelName,.*XMin"
 _VOC, _CVAT = rb"<annotation[\s>]", rb"<annotations[\s>]"
 FORMS = {
-    "yolo": Kind("YOLO's", ".txt", True, Reader.yolo, _LINE, _LINES),
-    "voc": Kind("Pascal VOC's", ".xml", True, Reader.voc, _VOC),
-    "cvat": Kind("CVAT's", ".xml", False, Reader.cvat, _CVAT, rb"<(?:box|(polygon))\s"),
-    "labelme": Kind("LabelMe's", ".json", True, Reader.labelme, rb'"shapes"\s*:\s*\[', _SHAPES),
-    "openimages": Kind("Open Images'", ".csv", False, Reader.openimages, _TABLE),
+    "yolo": Kind("YOLO's", ".txt", Reader.yolo, _LINE, _LINES),
+    "voc": Kind("Pascal VOC's", ".xml", Reader.voc, _VOC),
+    "cvat": Kind("CVAT's", ".xml", Reader.cvat, _CVAT, rb"<(?:box|(polygon))\s"),
+    "labelme": Kind("LabelMe's", ".json", Reader.labelme, rb'"shapes"\s*:\s*\[', _SHAPES),
+    "openimages": Kind("Open Images'", ".csv", Reader.openimages, _TABLE),
 }

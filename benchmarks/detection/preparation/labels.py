@@ -102,9 +102,8 @@ def forms(folder: Folder) -> list[Form]:
         heads = {name: head for name, head in heads.items() if re.search(kind.head, head)}
         if not heads or (form == "yolo" and not images.names):  # numbers may be anything
             continue
-        fits = sum(images.find(name) is not None for name in names) if kind.each else 0
-        number = max(fits, len(heads))
-        found = f"{_count(number, 'label' if kind.each else 'file')} in {kind.title} form"
+        number = max(len(heads), sum(images.find(name) is not None for name in names))
+        found = f"{_count(number, 'label file')} in {kind.title} form"
         shapes = {bool(m[1]) for head in heads.values() for m in re.finditer(kind.shape, head)}
         try:
             settings = label_files.yolo_settings(folder) if form == "yolo" else ("", {})
@@ -180,20 +179,15 @@ def _entries(
     folder: Folder, form: str, reader: label_files.Reader, notes: list[str]
 ) -> list[Entry]:
     """All labels; what cannot be read is a note, or a SourceError if that is much, or all."""
-    kind = FORMS[form]
 
     def entries(name: str) -> list[Entry]:
-        if not kind.each and not re.search(kind.head, folder.head(name)):
-            return []
         try:
-            return [*kind.read(reader, name)]
+            return [*FORMS[form].read(reader, name)]
         except (ElementTree.ParseError, ValueError) as error:
             fault = f"{name} is damaged or cut short: {error}"
-            if kind.each:
-                return [Entry(name, (name,), faults=[fault])]
-            raise SourceError(folder.full(fault)) from error
+            return [Entry(name, (name,), faults=[fault])]
 
-    rows = _in_threads(folder, entries, folder.named(kind.ending), "label files")
+    rows = _in_threads(folder, entries, folder.named(FORMS[form].ending), "label files")
     result = [entry for row in rows for entry in row]
     faults = [fault for entry in result for fault in entry.faults]
     total = sum(len(entry.objects) for entry in result) + len(faults)
@@ -262,18 +256,17 @@ def _lists(
     above, root = os.path.dirname(file), str(content.get("path") or "")
     usual = {"yolo": r"(?i)(.*/)?%s\.txt", "voc": r"(?i)(.*/)?ImageSets/Main/%s\.txt"}
 
-    def members(value: str) -> Iterator[tuple[str, str | None]]:
+    def members(value: str) -> list[tuple[str, tuple[int, str] | None]]:
         parts = [part for part in normal(value).split("/") if part not in ("..", ".")]
         ends = [os.path.join(*parts[i:]) for i in range(len(parts))]
         for path in (os.path.join(*row) for end in ends for row in ((above, end), (end,))):
             if path in texts:
                 base = re.sub(r"(ImageSets/Main/)?[^/]*$", "", path)
                 names = filter(None, label_files.lines(folder, path))
-                rows = ((name, images.find(base + name, name)) for name in names)
-                return ((name, row and row[1]) for name, row in rows)
-            if any(name.startswith(f"{path}/") for name in images.names):
-                return ((n, n) for n in images.names if n.startswith(f"{path}/"))
-        return iter([(f"{value} of {file}", None)])
+                return [(name, images.find(base + name, name)) for name in names]
+            if rows := [(n, (0, n)) for n in images.names if n.startswith(f"{path}/")]:
+                return rows
+        return [(f"{value} of {file}", None)]
 
     lists, missing = {}, []
     for split, keys in _SPLITS.items() if form in usual else ():
@@ -281,8 +274,8 @@ def _lists(
         values = next(filter(None, (*map(content.get, keys), *files)), [])
         values = values if isinstance(values, list) else [values]
         rows = [row for value in values for row in members(os.path.join(root, str(value)))]
-        missing += [name for name, image in rows if not image and split != "test"]
-        lists[split] = {image for _, image in rows if image}
+        missing += [name for name, match in rows if not match and split != "test"]
+        lists[split] = {match[1] for _, match in rows if match}
     if missing:
         number = _count(len(missing), "image or folder", "images or folders")
         notes.append(f"{number} in the lists of splits and not here, for one {missing[0]}")
