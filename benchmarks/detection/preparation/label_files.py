@@ -9,11 +9,12 @@ from __future__ import annotations
 import collections
 import csv
 import functools
+import itertools
 import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
@@ -43,9 +44,17 @@ class Entry(NamedTuple):
     names: Sequence[str]  # of the image, the likeliest first; with or without an ending
     objects: Sequence[Object] = ()
     faults: Sequence[str] = ()  # "FILE:PLACE: REASON" of each object that cannot be read
-    size: tuple[int, int] | None = None  # height, width in pixels, if the file has it
     skipped: Sequence[str] = ()  # the kinds of shapes that are neither upright boxes nor polygons
+    size: tuple[int, int] | None = None  # height, width in pixels, if the file has it
     split: str = ""  # "train", "val" or "test", if the file says it
+
+
+class Settings(NamedTuple):
+    """What YOLO's data.yaml says, or a list of classes without one."""
+
+    file: str = ""
+    names: Mapping[int, str] = {}  # of the classes
+    content: Mapping[str, Any] = {}  # of data.yaml
 
 
 def split_of(path: str) -> str:
@@ -58,8 +67,8 @@ def lines(folder: Folder, name: str) -> list[str]:
     return [line.strip() for line in _text(folder, name).splitlines()]
 
 
-def yolo_settings(folder: Folder) -> tuple[str, dict[str, Any]]:
-    """(file, its content) of data.yaml or a list of classes; `names` has the names by number.
+def yolo_settings(folder: Folder) -> Settings:
+    """The settings of the uppermost data.yaml with names, else of a list of classes.
 
     Raises:
         SourceError: a .yaml is no YAML.
@@ -70,35 +79,40 @@ def yolo_settings(folder: Folder) -> tuple[str, dict[str, Any]]:
     files = [*folder.named(".yaml", ".yml"), *lists]
     for file in sorted(files, key=lambda name: (name in lists, name.count("/"), name)):
         text = _text(folder, file)
+        if file in lists:
+            return Settings(file, dict(enumerate(map(str.strip, text.strip().splitlines()))))
         try:  # the loader that leaves all values text: `no` is a name
-            content = {} if file in lists else yaml.load(text, Loader=yaml.BaseLoader)
+            content = yaml.load(text, Loader=yaml.BaseLoader)
         except yaml.YAMLError as error:
             if "names" not in text:
                 continue
             fault = " ".join(str(error).split())
             raise SourceError(f"{folder.full(file)} is no YAML: {fault}") from error
         names = content.get("names") if isinstance(content, dict) else None
-        names = text.split("\n") if file in lists else names
-        names = dict(enumerate(filter(str.strip, names))) if isinstance(names, list) else names
+        names = dict(enumerate(names)) if isinstance(names, list) else names
         if isinstance(names, dict) and all(str(key).isdigit() for key in names):
-            return file, content | {"names": {int(k): str(v).strip() for k, v in names.items()}}
-    return "", {"names": {}}
+            return Settings(file, {int(k): str(v).strip() for k, v in names.items()}, content)
+    return Settings()
+
+
+class _NoBoxError(Exception):
+    """A shape, whose kind this names, has no place in COCO's form."""
 
 
 class Reader:
     """Reads label files; each form has a method, which yields the entries of a file.
 
-    `has_image` tells whether a name is that of an image, `yolo` is of `yolo_settings`.
+    `has_image` tells whether a name is that of an image.
     """
 
-    def __init__(self, folder: Folder, has_image: Callable, yolo: tuple[str, dict[str, Any]]):
+    def __init__(self, folder: Folder, has_image: Callable[[str], Any], settings: Settings):
         try:
             from globox import BoundingBox
         except ImportError as error:
             fix = "pip install globox"
             raise SourceError(f"globox reads such labels and is missing: {fix}") from error
         self._boxes: Any = BoundingBox
-        self._folder, self._has_image, self._settings = folder, has_image, yolo
+        self._folder, self._has_image, self._settings = folder, has_image, settings
 
     def yolo(self, file: str) -> Iterator[Entry]:
         """A line is a class number and x, y (of the middle), width, height, or a polygon."""
@@ -108,8 +122,7 @@ class Reader:
             yield _entry(file, (file,), rows, self._yolo)
 
     def _yolo(self, line: str) -> Object:
-        settings, content = self._settings
-        names = content["names"]
+        settings, names, content = self._settings
         number, *values = map(float, line.split())
         if names and number not in names:
             fault = f"class {number:.0f} is not among the {len(names)} of {settings}"
@@ -129,7 +142,7 @@ class Reader:
             names = file, _beside(file, root.findtext("filename", ""))
             rows = ((f"object {i}", node) for i, node in enumerate(root.iter("object"), 1))
             size = _size(root.findtext("size/height"), root.findtext("size/width"))
-            yield _entry(file, names, rows, self._voc, size=size)
+            yield _entry(file, names, rows, self._voc, size)
 
     def _voc(self, node: ElementTree.Element) -> Object:
         """A difficult object counts neither for nor against a model, as a crowd in COCO's score."""
@@ -137,19 +150,7 @@ class Reader:
         return Object(box.label, box.ltwh, crowd=difficult.strip() == "1")
 
     def cvat(self, file: str) -> Iterator[Entry]:
-        """Of "CVAT for images 1.1"; a turned box has no place in COCO's form."""
-
-        def kind(node: ElementTree.Element) -> str:
-            is_turned = node.tag == "box" and float(node.get("rotation", 0))
-            return "turned box" if is_turned else node.tag
-
-        def parse(node: ElementTree.Element) -> Object:
-            if node.tag == "box":
-                box = self._boxes.from_cvat(node)
-                return Object(box.label, box.ltwh)
-            points = [[*map(float, point.split(","))] for point in node.attrib["points"].split(";")]
-            return self._outlined(node.attrib["label"], points, [points])
-
+        """Of "CVAT for images 1.1"."""
         root = ElementTree.fromstring(self._folder.head(file, limits.ANNOTATION_BYTES))
         if root.tag != "annotations":
             return
@@ -159,45 +160,45 @@ class Reader:
         for image in root.iter("image"):
             name, subset = image.get("name", ""), image.get("subset", "")
             names = [_beside(file, f"{subset}/{name}"), _beside(file, name), name]
-            shapes = [(kind(node), node) for node in image if node.tag != "tag"]
-            used = [node for shape, node in shapes if shape in ("box", "polygon")]
-            rows = ((f"image {name}, shape {i}", node) for i, node in enumerate(used, 1))
-            skipped = [shape for shape, _ in shapes if shape not in ("box", "polygon")]
+            shapes = [node for node in image if node.tag != "tag"]  # a tag is of the image
+            rows = ((f"image {name}, shape {i}", node) for i, node in enumerate(shapes, 1))
             size = _size(image.get("height"), image.get("width"))
-            more = {"size": size, "skipped": skipped, "split": split_of(subset)}
-            yield _entry(file, names, rows, parse, **more)
+            yield _entry(file, names, rows, self._cvat, size, split_of(subset))
+
+    def _cvat(self, node: ElementTree.Element) -> Object:
+        if node.tag == "polygon":
+            points = [[*map(float, point.split(","))] for point in node.attrib["points"].split(";")]
+            return self._outlined(node.attrib["label"], points, [points])
+        if node.tag != "box" or float(node.get("rotation", 0)):
+            raise _NoBoxError("turned box" if node.tag == "box" else node.tag)
+        box = self._boxes.from_cvat(node)
+        return Object(box.label, box.ltwh)
 
     def labelme(self, file: str) -> Iterator[Entry]:
-        """Shapes of one label and one group are an object, of several polygons."""
-
-        def kind(shape: dict[str, Any]) -> str:
-            if shape.get("label") == "__ignore__":  # LabelMe's label of what is no object
-                return "__ignore__"
-            return shape.get("shape_type") or "polygon"  # files of old versions do not say it
-
-        def parse(shapes: list[dict[str, Any]]) -> Object:
-            points = [point for shape in shapes for point in shape["points"]]
-            outlines = [shape["points"] for shape in shapes if kind(shape) == "polygon"]
-            return self._outlined(shapes[0]["label"], points, outlines)
-
         content = json.loads(_text(self._folder, file))
-        if not isinstance(content, dict) or not isinstance(content.get("shapes"), list):
+        shapes = content.get("shapes") if isinstance(content, dict) else None
+        if not isinstance(shapes, list) or not all(isinstance(shape, dict) for shape in shapes):
             return
-        groups, skipped = collections.defaultdict(list), []
-        for i, shape in enumerate(content["shapes"], 1):
-            if kind(shape) in ("polygon", "rectangle"):
-                group = shape.get("group_id")
-                place = f"shape {i}" if group is None else f"{shape.get('label')} {group}"
-                groups[place].append(shape)
-            else:
-                skipped.append(kind(shape))
+        groups = collections.defaultdict(list)
+        for i, shape in enumerate(shapes, 1):  # those of one label and one group are an object
+            group = shape.get("shape_type"), shape.get("label"), shape.get("group_id")
+            groups[f"shape {i}" if group[-1] is None else f"group {group}"].append(shape)
         names = file, _beside(file, content.get("imagePath") or "")
         size = _size(content.get("imageHeight"), content.get("imageWidth"))
-        yield _entry(file, names, groups.items(), parse, size=size, skipped=skipped)
+        yield _entry(file, names, groups.items(), self._labelme, size)
+
+    def _labelme(self, shapes: list[dict[str, Any]]) -> Object:
+        label, kind = shapes[0]["label"], shapes[0].get("shape_type") or "polygon"
+        if kind not in ("polygon", "rectangle") or label == "__ignore__":  # which is no object
+            raise _NoBoxError("__ignore__" if label == "__ignore__" else kind)
+        outlines = [shape["points"] for shape in shapes]
+        points = [point for outline in outlines for point in outline]
+        return self._outlined(label, points, outlines if kind == "polygon" else [])
 
     def _outlined(self, label: str, points: list, outlines: list[list[list[float]]]) -> Object:
         box = self._boxes.from_labelme({"label": label, "points": points})
-        return Object(box.label, box.ltwh, [sum(map(list, outline), []) for outline in outlines])
+        polygons = [[float(x) for point in outline for x in point] for outline in outlines]
+        return Object(box.label, box.ltwh, polygons)
 
     def openimages(self, file: str) -> Iterator[Entry]:
         """A row is an object; only those of images that are there are kept, a few of millions."""
@@ -212,7 +213,7 @@ class Reader:
                 if (kept := rows[image]) is not None:
                     kept.append((i, row))
         for image, kept in rows.items():
-            yield _entry(file, (image,), kept or (), self._openimages, split=split_of(file))
+            yield _entry(file, (image,), kept or (), self._openimages, None, split_of(file))
 
     def _openimages(self, row: dict[str, str]) -> Object:
         sides = tuple(float(row[side]) for side in ("XMin", "YMin", "XMax", "YMax"))
@@ -254,23 +255,25 @@ def _size(height: Any, width: Any) -> tuple[int, int] | None:
 
 
 def _entry(
-    file: str, names: Sequence[str], rows: Iterable[tuple[Any, Any]], parse: Callable, **more: Any
+    file: str, names: Sequence[str], rows: Iterable[tuple[Any, Any]], parse: Callable, *more: Any
 ) -> Entry:
-    """The entry with the objects of rows, each with its place, and the faults of the others."""
-    objects, faults = [], []
+    """The entry with the objects of rows, each with its place; `more` are its size and split."""
+    objects, faults, skipped = [], [], []
     for place, row in rows:
         try:
             each: Object = parse(row)
-            if not all(map(math.isfinite, sum(each.polygons, [*each.box]))):
+            if not all(map(math.isfinite, itertools.chain(each.box, *each.polygons))):
                 raise ValueError("a coordinate is no number")
             if any(len(polygon) < 6 for polygon in each.polygons):
                 raise ValueError("a polygon of fewer than 3 points")
             objects.append(each._replace(label=each.label.strip()))
+        except _NoBoxError as error:
+            skipped.append(str(error))
         except Exception as error:  # globox asserts, and its parsers raise what odd rows lead to
             what = f"{row:.60}: " if isinstance(row, str) else ""
             what += "it has no " if isinstance(error, KeyError) else ""
             faults.append(f"{file}:{place}: {what}{one_line(error)}")
-    return Entry(file, names, objects, faults, **more)
+    return Entry(file, names, objects, faults, skipped, *more)
 
 
 class Kind(NamedTuple):
@@ -280,7 +283,7 @@ class Kind(NamedTuple):
     ending: str  # of its label files
     read: Callable[[Reader, str], Iterator[Entry]]
     head: bytes  # the pattern of what a label file begins with
-    shape: bytes = b"$^"  # of a box or a polygon; of a polygon it has a group
+    shape: bytes = b"(?!)"  # of a box or a polygon; of a polygon it has a group
 
 
 _NUMBERS = rb"(?:[ \t]+-?[\d.][\d.eE+-]*)"

@@ -18,8 +18,15 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.detection.coco import is_end, normal
-from benchmarks.detection.preparation import label_files
-from benchmarks.detection.preparation.label_files import FORMS, Entry, split_of
+from benchmarks.detection.preparation.label_files import (
+    FORMS,
+    Entry,
+    Reader,
+    Settings,
+    lines,
+    split_of,
+    yolo_settings,
+)
 from common import console, limits, pools
 from common.images import photos
 from common.preparation.folders import Folder
@@ -106,13 +113,13 @@ def forms(folder: Folder) -> list[Form]:
         found = f"{_count(number, 'label file')} in {kind.title} form"
         shapes = {bool(m[1]) for head in heads.values() for m in re.finditer(kind.shape, head)}
         try:
-            settings = label_files.yolo_settings(folder) if form == "yolo" else ("", {})
+            settings = yolo_settings(folder) if form == "yolo" else Settings()
         except SourceError:  # which `read` raises
-            settings = "", {}
-        polygons = True in shapes and "kpt_shape" not in settings[1]
+            settings = Settings()
+        polygons = True in shapes and "kpt_shape" not in settings.content
         found += f"{' with polygons' * polygons}, such as {min(heads, key=len)}"
-        if settings[0]:
-            found += f", {_count(len(settings[1]['names']), 'class', 'classes')} by {settings[0]}"
+        if settings.names:
+            found += f", {_count(len(settings.names), 'class', 'classes')} by {settings.file}"
         result.append(Form(form, found, number, polygons and False not in shapes))
     return result
 
@@ -125,22 +132,21 @@ def read(folder: Folder, form: str) -> Labels:
 
     Raises:
         SourceError: globox is missing; no label has an image or an object; a tenth of the objects
-            cannot be read; an image has labels twice.
+            cannot be read.
         tf.errors.OpError: a file cannot be read.
     """
     images, notes = _Images(folder), []
-    settings = label_files.yolo_settings(folder) if form == "yolo" else ("", {"names": {}})
-    reader = label_files.Reader(folder, images.find, settings)
+    settings = yolo_settings(folder) if form == "yolo" else Settings()
+    reader = Reader(folder, images.find, settings)
     labelled = _matched(folder, images, _entries(folder, form, reader, notes), notes)
     keys, folders = {*map(images.key, labelled)}, {*map(os.path.dirname, labelled)}
     rest = (n for n in images.names if os.path.dirname(n) in folders and images.key(n) not in keys)
     sizes = {name: entry.size for name, entry in labelled.items() if entry.size}
     sizes |= _sizes(folder, sorted({*labelled, *rest} - {*sizes}), notes)
     used = {o.label for entry in labelled.values() for o in entry.objects}
-    names = sorted(used, key=lambda label: (len(label) * label.isdigit(), label))
-    if known := settings[1]["names"].values():
-        names = [*dict.fromkeys(known)]
-    elif form == "yolo":
+    names = [*dict.fromkeys(settings.names.values())]
+    names = names or sorted(used, key=lambda label: (len(label) * label.isdigit(), label))
+    if not settings.names and form == "yolo":
         notes.append("no data.yaml, obj.names or classes.txt has names: categories are numbers")
     lists = _lists(folder, form, settings, images, notes)
     contents = {}
@@ -175,9 +181,7 @@ def _in_threads(folder: Folder, work: Callable, names: list[str], unit: str) -> 
     progress.close()
 
 
-def _entries(
-    folder: Folder, form: str, reader: label_files.Reader, notes: list[str]
-) -> list[Entry]:
+def _entries(folder: Folder, form: str, reader: Reader, notes: list[str]) -> list[Entry]:
     """All labels; what cannot be read is a note, or a SourceError if that is much, or all."""
 
     def entries(name: str) -> list[Entry]:
@@ -215,7 +219,8 @@ def _matched(
             missing.append(entry)
     if missing:
         number = f"{len(missing):,} of {_count(len(entries), 'label')}"
-        fault = f"{number} without an image of their own, for one {missing[0].file}"
+        names = dict.fromkeys((missing[0].file, missing[0].names[-1]))
+        fault = f"{number} without an image of their own, for one {': '.join(names)}"
         if not labelled:
             fix = "put the images beside them, or into the folder images beside labels"
             raise SourceError(f"{folder.path}: {fault}: {fix}")
@@ -246,27 +251,27 @@ def _splits(
 
 
 def _lists(
-    folder: Folder, form: str, settings: tuple[str, dict], images: _Images, notes: list[str]
+    folder: Folder, form: str, settings: Settings, images: _Images, notes: list[str]
 ) -> dict[str, set[str]]:
     """The images of each split for which data.yaml or a list of images names some.
 
     The paths are often those of another machine: the longest end that is here counts.
     """
-    (file, content), texts = settings, folder.named(".txt")
-    above, root = os.path.dirname(file), str(content.get("path") or "")
+    content, texts = settings.content, folder.named(".txt")
+    above, root = os.path.dirname(settings.file), str(content.get("path") or "")
     usual = {"yolo": r"(?i)(.*/)?%s\.txt", "voc": r"(?i)(.*/)?ImageSets/Main/%s\.txt"}
 
-    def members(value: str) -> list[tuple[str, tuple[int, str] | None]]:
+    def members(value: str) -> Sequence[tuple[str, tuple[int, str] | None]]:
         parts = [part for part in normal(value).split("/") if part not in ("..", ".")]
         ends = [os.path.join(*parts[i:]) for i in range(len(parts))]
         for path in (os.path.join(*row) for end in ends for row in ((above, end), (end,))):
             if path in texts:
                 base = re.sub(r"(ImageSets/Main/)?[^/]*$", "", path)
-                names = filter(None, label_files.lines(folder, path))
+                names = filter(None, lines(folder, path))
                 return [(name, images.find(base + name, name)) for name in names]
             if rows := [(n, (0, n)) for n in images.names if n.startswith(f"{path}/")]:
                 return rows
-        return [(f"{value} of {file}", None)]
+        return [(f"{value} of {settings.file}", None)]
 
     lists, missing = {}, []
     for split, keys in _SPLITS.items() if form in usual else ():
