@@ -213,7 +213,8 @@ class Reader:
                 if (kept := rows[image]) is not None:
                     kept.append((i, row))
         for image, kept in rows.items():
-            yield _entry(file, (image,), kept or (), self._openimages, None, split_of(file))
+            if kept is not None:
+                yield _entry(file, (image,), kept, self._openimages, None, split_of(file))
 
     def _openimages(self, row: dict[str, str]) -> Object:
         sides = tuple(float(row[side]) for side in ("XMin", "YMin", "XMax", "YMax"))

@@ -198,7 +198,8 @@ def _entries(folder: Folder, form: str, reader: Reader, notes: list[str]) -> lis
     if len(faults) > _MANY * total:
         raise SourceError(f"{len(faults):,} of {total:,} objects cannot be read: {faults[0]}")
     if not total:
-        raise SourceError(f"{folder.path}: none of its {len(result):,} labels has an object")
+        fault = f"none of its {len(result):,} labels has an object"
+        raise SourceError(f"{folder.path}: {fault if result else 'no image has a label'}")
     if faults:
         notes.append(f"left out: {len(faults):,} of {total:,} objects, for one {faults[0]}")
     skipped = collections.Counter(shape for entry in result for shape in entry.skipped)

@@ -245,11 +245,8 @@ ODD = {
         {**TWO, "val": {**TWO["val"], "images/val/z.jpg": []}},
     ),
     "a class beyond the names": (
-        {
-            "a.jpg": JPEG,
-            "a.txt": f"{MANY}\n7 0.5 0.5 0.1 0.1\n0 nan .5 .1 .1",
-            "data.yaml": "names: [cat]\n",
-        },
+        {"a.jpg": JPEG, "data.yaml": "names: [cat]\n"}
+        | {"a.txt": f"{MANY}\n7 0.5 0.5 0.1 0.1\n0 nan .5 .1 .1"},
         ("2 of 26 objects", "a.txt:26", "class 7", "1 of data.yaml"),
         {"train": {"a.jpg": [CAT] * 24}},
     ),
@@ -351,6 +348,11 @@ REFUSED = {
         "labelme",
         {"a.jpg": JPEG, "a.json": '{"shapes": ['},
         ("a.json", "damaged"),
+    ),
+    "open images: none": (
+        "openimages",
+        {"b.jpg": JPEG, "train.csv": f"{OPEN_HEAD}a,x,{OPEN_CAT}"},
+        ("no image has a label",),
     ),
     "open images": (
         "openimages",
