@@ -1,34 +1,42 @@
 """Labels of YOLO, Pascal VOC, CVAT, LabelMe and Open Images in COCO's form: images and splits.
 
 A label file belongs to the image of its name, beside it or in the folder that stands for its own:
-labels/train/a.txt and images/train/a.jpg. `label_files` has what the files say.
+labels/train/a.txt and images/train/a.jpg. `label_files` reads the files.
 """
 
 from __future__ import annotations
 
 import collections
-import itertools
+import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
+import numpy as np
 from PIL import Image
 
 from benchmarks.detection.coco import is_end, normal
-from benchmarks.detection.preparation import label_files
-from benchmarks.detection.preparation.label_files import FORMS, Entry, split_of
-from common import limits
+from benchmarks.detection.preparation.label_files import (
+    FORMS,
+    Entry,
+    Reader,
+    Settings,
+    lines,
+    split_of,
+    yolo_settings,
+)
+from common import console, limits, pools
 from common.images import photos
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
 
 # Folders of images and of their labels, by which the paths of the two differ.
-_KINDS = {"images", "image", "jpegimages", "labels", "annotations", "xmls"}
-_LISTS = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+_KINDS = {"images", "image", "jpegimages", "labels", "annotations", "xmls", ".."}
+# Of each split the keys in data.yaml, and the files with lists.
+_SPLITS = {"train": ("train", "trainval"), "val": ("val", "valid", "validation"), "test": ("test",)}
 _MANY = 0.1  # of the objects; so many faults are no accident
-
-_Listed = dict[str, list[tuple[str, str | None]]]  # of each split names and their images
 
 
 class Form(NamedTuple):
@@ -49,13 +57,15 @@ class Labels(NamedTuple):
     notes: list[str]  # what is odd about the labels, each a line for the user
 
 
-class _Pictures:
+class _Images:
     """The images of a folder, by the names that labels have for them."""
 
     def __init__(self, folder: Folder):
         known = Image.registered_extensions().items()
-        self._endings = {ending for ending, kind in known if kind in photos.FORMATS}
-        self.names = folder.named(*self._endings)
+        endings = [ending for ending, kind in known if kind in photos.FORMATS]
+        self.names = folder.named(*endings)
+        every = "|".join(ending[1:] for ending in [*endings, ".txt", ".xml", ".json"])
+        self._endings = re.compile(rf"(\.({every}))+$")
         self._by_key, self._by_stem = collections.defaultdict(list), collections.defaultdict(list)
         for name in self.names:
             key = self.key(name)
@@ -64,57 +74,53 @@ class _Pictures:
 
     def key(self, name: str) -> str:
         """A path in lower case, without its endings and the folders that tell kinds apart."""
-        *folders, base = normal(name).lower().split("/")
-        stem, ending = os.path.splitext(base)
-        while ending in self._endings or ending in (".txt", ".xml", ".json"):
-            base = stem
-            stem, ending = os.path.splitext(base)
-        return "/".join([*(f for f in folders if f not in _KINDS and f != ".."), base])
+        parts = self._endings.sub("", normal(name).lower()).split("/")
+        return "/".join([*(part for part in parts[:-1] if part not in _KINDS), parts[-1]])
 
-    def find(self, names: Iterable[str], by_stem: bool = True) -> str | None:
-        """The image of one of the names; `by_stem` in another folder, too, if only one fits."""
-        keys = {name: self.key(name) for name in names}
-        for name, key in keys.items():
-            if rows := self._by_key.get(key):
-                base = os.path.basename(normal(name))
-                stem = os.path.splitext(base)[0]  # a.jpg and A.jpg may be two images
-                bases = {row: os.path.basename(row) for row in rows}
-                return max(rows, key=lambda r: (bases[r] == base, bases[r].startswith(stem)))
-        for key in keys.values() if by_stem else ():
-            rows = [
-                row
-                for row in self._by_stem.get(os.path.basename(key), [])
-                if len({*map(split_of, map(os.path.dirname, (row, key)))} - {""}) < 2
-            ]
-            fits = [row for row in rows if is_end(self.key(row), key)] or rows
-            if len(fits) == 1:
-                return fits[0]
+    def find(self, *names: str) -> tuple[int, str] | None:
+        """The image of the first name that fits, with 0 for the first one, else a larger number.
+
+        If none fits, an image in another folder is taken if it is the only one of its name.
+        """
+        keys = [self.key(name) for name in names]
+        for i, (name, key) in enumerate(zip(names, keys, strict=True)):
+            if rows := self._by_key.get(key):  # a.jpg and a.png
+                base = os.path.basename(normal(name)).lower()
+                return i, max(rows, key=lambda row: os.path.basename(row).lower() == base)
+        for i, key in enumerate(keys, len(keys)):
+            splits = {"", split_of(os.path.dirname(key))}
+            rows = self._by_stem.get(os.path.basename(key), [])
+            rows = [r for r in rows if len(splits | {split_of(os.path.dirname(r))}) < 3]
+            rows = [row for row in rows if is_end(self.key(row), key)] or rows
+            if len(rows) == 1:
+                return i, rows[0]
         return None
 
 
 def forms(folder: Folder) -> list[Form]:
     """The forms of labels in a folder, from names and the heads of a few files."""
-    pictures = _Pictures(folder)
-    if folder.is_file:
-        return []
-    result, filled = [], {file.name for file in folder.files if file.size}
+    images, result = _Images(folder), []
+    filled = {file.name for file in folder.files if file.size and not folder.is_file}
     for form, kind in FORMS.items():
         names = [name for name in folder.named(kind.ending) if name in filled]
-        beside = [name for name in names if pictures.find((name,), by_stem=False)]
-        others = sorted({*names} - {*beside}, key=lambda name: (name.count("/"), name))
-        sample = beside[:: max(1, len(beside) // 16)][:16] + others[:16]
+        names.sort(key=lambda name: name.count("/"))
+        sample = dict.fromkeys([*names[:16], *names[:: max(1, len(names) // 16)]])
         heads = {name: folder.head(name) for name in sample}
         heads = {name: head for name, head in heads.items() if re.search(kind.head, head)}
-        if not heads or (form == "yolo" and not pictures.names):  # numbers may be anything
+        if not heads or (form == "yolo" and not images.names):  # numbers may be anything
             continue
-        number = len(beside) if kind.each and heads.keys() & {*beside} else len(heads)
-        polygons, boxes = (
-            any(re.search(pattern, head) for head in heads.values())
-            for pattern in (kind.polygon, kind.box)
-        )
-        form_of = f"{kind.title}'s form{' with polygons' * polygons}"
-        found = f"{number:,} {kind.ending} files in {form_of}, such as {min(heads, key=len)}"
-        result.append(Form(form, found, number, polygons and not boxes))
+        number = max(len(heads), sum(images.find(name) is not None for name in names))
+        found = f"{_count(number, 'label file')} in {kind.title} form"
+        shapes = {bool(m[1]) for head in heads.values() for m in re.finditer(kind.shape, head)}
+        try:
+            settings = yolo_settings(folder) if form == "yolo" else Settings()
+        except SourceError:  # which `read` raises
+            settings = Settings()
+        polygons = True in shapes and "kpt_shape" not in settings.content
+        found += f"{' with polygons' * polygons}, such as {min(heads, key=len)}"
+        if settings.names:
+            found += f", {_count(len(settings.names), 'class', 'classes')} by {settings.file}"
+        result.append(Form(form, found, number, polygons and False not in shapes))
     return result
 
 
@@ -126,38 +132,29 @@ def read(folder: Folder, form: str) -> Labels:
 
     Raises:
         SourceError: globox is missing; no label has an image or an object; a tenth of the objects
-            cannot be read; an image has labels twice.
+            cannot be read.
         tf.errors.OpError: a file cannot be read.
     """
-    pictures, notes = _Pictures(folder), []
-    entries = [*FORMS[form].read(folder, pictures.find)]
-    _check(folder, entries, notes)
-    labelled = _matched(folder, pictures, entries, notes)
-    keys, folders = {*map(pictures.key, labelled)}, {*map(os.path.dirname, labelled)}
-    rest = {
-        name
-        for name in pictures.names
-        if os.path.dirname(name) in folders and pictures.key(name) not in keys
-    }
-    images = sorted({*labelled} | rest)
+    images, notes = _Images(folder), []
+    settings = yolo_settings(folder) if form == "yolo" else Settings()
+    reader = Reader(folder, images.find, settings)
+    labelled = _matched(folder, images, _entries(folder, form, reader, notes), notes)
+    keys, folders = {*map(images.key, labelled)}, {*map(os.path.dirname, labelled)}
+    rest = (n for n in images.names if os.path.dirname(n) in folders and images.key(n) not in keys)
     sizes = {name: entry.size for name, entry in labelled.items() if entry.size}
-    sizes |= _sizes(folder, [name for name in images if name not in sizes], notes)
+    sizes |= _sizes(folder, sorted({*labelled, *rest} - {*sizes}), notes)
     used = {o.label for entry in labelled.values() for o in entry.objects}
-    names = sorted(used, key=lambda label: (len(label) * label.isdigit(), label))
-    if form == "yolo":
-        known = label_files.yolo_settings(folder)[1]["names"]
-        names = [*dict.fromkeys(str(name).strip() for name in known.values())] or names
-        if not known:
-            notes.append("no data.yaml, obj.names or classes.txt has names: categories are numbers")
+    names = [*dict.fromkeys(settings.names.values())]
+    names = names or sorted(used, key=lambda label: (len(label) * label.isdigit(), label))
+    if not settings.names and form == "yolo":
+        notes.append("no data.yaml, obj.names or classes.txt has names: categories are numbers")
+    lists = _lists(folder, form, settings, images, notes)
     contents = {}
-    listed = {"voc": _voc_lists, "yolo": _yolo_lists}.get(form)
-    lists = _lists(listed(folder, pictures), notes) if listed else {}
-    for split, members in _splits(images, labelled, lists, notes).items():
-        members = [name for name in members if name in sizes]
-        if empty := sum(name in rest for name in members):
+    for split, members in _splits(sorted(sizes), labelled, lists, notes).items():
+        if empty := sum(name not in labelled for name in members):
             notes.append(
-                f"{split}: {empty:,} of {len(members):,} images have no labels: they count as "
-                "images without objects; take those out that nobody has labelled"
+                f"{split}: {empty:,} of {_count(len(members), 'image')} without labels: they count "
+                "as images without objects; take those out that nobody has labelled"
             )
         relative = form in ("yolo", "openimages")
         contents[split] = _content(members, labelled, sizes, names, relative)
@@ -167,146 +164,149 @@ def read(folder: Folder, form: str) -> Labels:
     return Labels(contents, notes)
 
 
-def _check(folder: Folder, entries: list[Entry], notes: list[str]) -> None:
-    """Notes what cannot be read; SourceError if that is much, or all."""
-    objects = sum(len(entry.objects) for entry in entries)
-    faults = [fault for entry in entries for fault in entry.faults]
-    total = objects + len(faults)
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _in_threads(folder: Folder, work: Callable, names: list[str], unit: str) -> Iterator[Any]:
+    """`map(work, names)` with the progress."""
+    if not names:
+        return
+    workers = pools.threads(folder.path)
+    progress = console.ProgressBar(f"reading {folder.path}", len(names), unit)
+    with pools.Threads(workers) as pool:
+        for value in pools.ordered(pool, work, names, 4 * workers):
+            progress.add()
+            yield value
+    progress.close()
+
+
+def _entries(folder: Folder, form: str, reader: Reader, notes: list[str]) -> list[Entry]:
+    """All labels; what cannot be read is a note, or a SourceError if that is much, or all."""
+
+    def entries(name: str) -> list[Entry]:
+        try:
+            return [*FORMS[form].read(reader, name)]
+        except (ElementTree.ParseError, ValueError) as error:
+            fault = f"{name} is damaged or cut short: {error}"
+            return [Entry(name, (name,), faults=[fault])]
+
+    rows = _in_threads(folder, entries, folder.named(FORMS[form].ending), "label files")
+    result = [entry for row in rows for entry in row]
+    faults = [fault for entry in result for fault in entry.faults]
+    total = sum(len(entry.objects) for entry in result) + len(faults)
     if len(faults) > _MANY * total:
-        raise SourceError(f"{len(faults):,} of {total:,} labels cannot be read: {faults[0]}")
-    if not objects:
-        raise SourceError(f"{folder.path}: none of its {len(entries):,} labels has an object")
+        raise SourceError(f"{len(faults):,} of {total:,} objects cannot be read: {faults[0]}")
+    if not total:
+        fault = f"none of its {len(result):,} labels has an object"
+        raise SourceError(f"{folder.path}: {fault if result else 'no image has a label'}")
     if faults:
-        notes.append(f"{len(faults):,} of {total:,} labels are left out, for one {faults[0]}")
-    for kind, number in collections.Counter(k for e in entries for k in e.skipped).items():
-        notes.append(f"{number:,} shapes '{kind}' are left out: boxes and polygons are read")
+        notes.append(f"left out: {len(faults):,} of {total:,} objects, for one {faults[0]}")
+    skipped = collections.Counter(shape for entry in result for shape in entry.skipped)
+    for shape, number in skipped.items():
+        notes.append(f"left out: {_count(number, 'shape')} '{shape}'; boxes and polygons are read")
+    return result
 
 
 def _matched(
-    folder: Folder, pictures: _Pictures, entries: list[Entry], notes: list[str]
+    folder: Folder, images: _Images, entries: list[Entry], notes: list[str]
 ) -> dict[str, Entry]:
-    """The entry of each labelled image; first where both have one name, then where a name fits."""
+    """The entry of each labelled image; an image goes to the entry whose name fits best."""
     labelled: dict[str, Entry] = {}
-    missing = entries
-    for by_stem in (False, True):
-        entries, missing = missing, []
-        for entry in entries:
-            image = pictures.find(entry.names if by_stem else entry.names[:1], by_stem)
-            if image is None or (by_stem and image in labelled):
-                missing.append(entry)
-            elif image in labelled:
-                both = f"{labelled[image].file} and {entry.file}"
-                raise SourceError(f"{folder.path}: {both} both label {image}: remove one of them")
-            else:
-                labelled[image] = entry
+    rows = [(images.find(*entry.names) or (math.inf, ""), entry) for entry in entries]
+    missing = []
+    for (_, image), entry in sorted(rows, key=lambda row: row[0][0]):
+        if not image or labelled.setdefault(image, entry) is not entry:
+            missing.append(entry)
     if missing:
-        number = f"{len(missing):,} of {len(missing) + len(labelled):,}"
-        fault = f"{number} labels have no image, for one {missing[0].file}: {missing[0].names[-1]}"
+        number = f"{len(missing):,} of {_count(len(entries), 'label')}"
+        names = dict.fromkeys((missing[0].file, missing[0].names[-1]))
+        fault = f"{number} without an image of their own, for one {': '.join(names)}"
         if not labelled:
             fix = "put the images beside them, or into the folder images beside labels"
             raise SourceError(f"{folder.path}: {fault}: {fix}")
-        notes.append(fault)
+        notes.append(f"left out: {fault}")
     return labelled
 
 
 def _splits(
     images: list[str], labelled: dict[str, Entry], lists: dict[str, set[str]], notes: list[str]
 ) -> dict[str, list[str]]:
-    """The images of each split: from lists, labels or folders, in this order."""
-
-    def split(name: str) -> str:
-        if lists:
-            return next((key for key, members in lists.items() if name in members), "")
-        said = labelled[name].split if name in labelled else ""
-        return said or split_of(os.path.dirname(name))
-
-    rows = {name: split(name) for name in images}
-    train, *others = ([n for n, s in rows.items() if s == key] for key in _LISTS)
-    val = next(filter(None, others), [])
-    if not train or not val:
-        return {"train": train if lists and train else images}
-    if rest := sum(not s for s in rows.values()):
-        notes.append(f"{rest:,} images are neither of train nor of val: they are left out")
-    return {"train": train, "val": val}
-
-
-def _lists(rows: _Listed, notes: list[str]) -> dict[str, set[str]]:
-    """The images of each split where files list them; {} where none does."""
-    lists = {split: {image for _, image in row if image} for split, row in rows.items()}
-    missing = [name for key in ("train", "val") for name, image in rows.get(key, ()) if not image]
-    if missing:
-        end = "" if lists["train"] else ", and folders' names decide which image is of which split"
-        number = f"{len(missing):,} images or folders"
-        notes.append(f"{number} of the lists of splits are not there, for one {missing[0]}{end}")
-    if lists.get("train", set()) & lists.get("val", set()):
-        notes.append("the lists of train and val have images in common: they are not used")
-        return {"train": lists["train"] | lists["val"]}
-    return lists if lists.get("train") else {}
+    """The images of each split, from lists, and where a split has none from labels or folders."""
+    parts = collections.defaultdict(list)
+    for name in images:
+        split = next((key for key, members in lists.items() if name in members), "")
+        if not split:
+            in_label = labelled[name].split if name in labelled else ""
+            split = in_label or split_of(os.path.dirname(name))
+            split = "" if split in lists else split
+        parts[split].append(name)
+    val = "val" if parts["val"] else "test"
+    used = {"train": parts["train"], "val": parts[val]}
+    if not all(used.values()):
+        used = {"train": parts["train"] if "train" in lists else images}
+    if rest := len(images) - sum(map(len, used.values())):
+        of_test = len(parts["test"]) if val == "val" else 0
+        notes.append(f"left out: {_count(rest, 'image')} ({of_test:,} of test)")
+    return used
 
 
-def _voc_lists(folder: Folder, pictures: _Pictures) -> _Listed:
-    """ImageSets/Main/SPLIT.txt has the names of images without endings."""
-    rows: _Listed = collections.defaultdict(list)
-    pattern = re.compile(r"(?i)(.*?)/?ImageSets/Main/(train|val|trainval|test)\.txt")
-    for file in folder.named(".txt"):
-        if match := pattern.fullmatch(file):
-            for name in filter(None, map(str.strip, label_files.text(folder, file).splitlines())):
-                image = pictures.find((os.path.join(match[1], name),), by_stem=False)
-                rows[match[2].lower()].append((name, image))
-    known = {*rows["train"], *rows["val"]}
-    both = [row for row in rows.pop("trainval", []) if row not in known]
-    if not rows["train"] or not rows["val"]:
-        rows["val" if rows["train"] else "train"] += both
-    return rows
-
-
-def _yolo_lists(folder: Folder, pictures: _Pictures) -> _Listed:
-    """The values train, val and test are folders, files with lists of images, or lists of both.
+def _lists(
+    folder: Folder, form: str, settings: Settings, images: _Images, notes: list[str]
+) -> dict[str, set[str]]:
+    """The images of each split for which data.yaml or a list of images names some.
 
     The paths are often those of another machine: the longest end that is here counts.
     """
-    file, content = label_files.yolo_settings(folder)
-    above, texts = os.path.dirname(file), {*folder.named(".txt")}
-    folders = collections.defaultdict(list, {"": pictures.names})
-    for name in pictures.names:
-        path = name
-        while path := os.path.dirname(path):
-            folders[path].append(name)
+    content, texts = settings.content, folder.named(".txt")
+    above, root = os.path.dirname(settings.file), str(content.get("path") or "")
+    usual = {"yolo": r"(?i)(.*/)?%s\.txt", "voc": r"(?i)(.*/)?ImageSets/Main/%s\.txt"}
 
-    def images(value: str) -> list[tuple[str, str | None]]:
-        parts = [part for part in normal(value).split("/") if part not in ("..", ".", "")]
-        ends = ["/".join(parts[i:]) for i in range(len(parts))] or [""]
-        for path in (os.path.join(base, end) for end in ends for base in (above, "")):
-            if path.rstrip("/") in folders:
-                return [(name, name) for name in folders[path.rstrip("/")]]
+    def members(value: str) -> Sequence[tuple[str, tuple[int, str] | None]]:
+        parts = [part for part in normal(value).split("/") if part not in ("..", ".")]
+        ends = [os.path.join(*parts[i:]) for i in range(len(parts))]
+        for path in (os.path.join(*row) for end in ends for row in ((above, end), (end,))):
             if path in texts:
-                lines = filter(None, map(str.strip, label_files.text(folder, path).splitlines()))
-                return [(name, pictures.find((os.path.join(above, name), name))) for name in lines]
-        return [(f"{value} of {file}", None)]
+                base = re.sub(r"(ImageSets/Main/)?[^/]*$", "", path)
+                names = filter(None, lines(folder, path))
+                return [(name, images.find(base + name, name)) for name in names]
+            if rows := [(n, (0, n)) for n in images.names if n.startswith(f"{path}/")]:
+                return rows
+        return [(f"{value} of {settings.file}", None)]
 
-    rows: _Listed = {}
-    for split, keys in _LISTS.items():
-        usual = [f"{key}.txt" for key in keys if f"{key}.txt" in texts]
-        value = next((content[key] for key in keys if content.get(key)), usual)
-        values = value if isinstance(value, list) else [value]
-        path = str(content.get("path") or "")
-        rows[split] = [row for v in values for row in images(os.path.join(path, str(v)))]
-    return rows
+    lists, missing = {}, []
+    for split, keys in _SPLITS.items() if form in usual else ():
+        files = ([t for t in texts if re.fullmatch(usual[form] % key, t)] for key in keys)
+        values = next(filter(None, (*map(content.get, keys), *files)), [])
+        values = values if isinstance(values, list) else [values]
+        rows = [row for value in values for row in members(os.path.join(root, str(value)))]
+        missing += [name for name, match in rows if not match and split != "test"]
+        lists[split] = {match[1] for _, match in rows if match}
+    if missing:
+        number = _count(len(missing), "image or folder", "images or folders")
+        notes.append(f"{number} in the lists of splits and not here, for one {missing[0]}")
+    if lists and (both := lists["train"] & lists["val"]):
+        rest = "train goes without them" if lists["train"] - both else "a new split is made"
+        notes.append(f"{_count(len(both), 'image')} of both train and val: {rest}")
+        lists["train"] -= both
+    return {split: images for split, images in lists.items() if images}
 
 
 def _sizes(folder: Folder, images: list[str], notes: list[str]) -> dict[str, tuple[int, int]]:
     """(height, width) of images as EXIF turns them; those that cannot be read are missing."""
 
-    def size(name: str, most: int = 1 << 16) -> tuple[int, int] | str:
-        try:
-            return photos.sizes(folder.head(name, most))[-1]
-        except photos.BadImage as error:  # or its sizes are further behind
-            everything = most == limits.TEXT_BYTES
-            return f"{name}: {error}" if everything else size(name, limits.TEXT_BYTES)
+    def size(name: str) -> tuple[int, int] | str:
+        fault = ""
+        for most in (1 << 16, limits.TEXT_BYTES):  # a few have their sizes further behind
+            try:
+                return photos.sizes(folder.head(name, most))[-1]
+            except photos.BadImage as error:
+                fault = f"{name}: {error}"
+        return fault
 
-    rows = dict(zip(images, label_files.in_threads(folder, size, images, "images"), strict=True))
+    rows = dict(zip(images, _in_threads(folder, size, images, "images"), strict=True))
     if bad := [row for row in rows.values() if isinstance(row, str)]:
-        notes.append(f"{len(bad):,} images are left out, for one {bad[0]}")
+        notes.append(f"left out: {_count(len(bad), 'image')}, for one {bad[0]}")
     return {name: row for name, row in rows.items() if not isinstance(row, str)}
 
 
@@ -323,26 +323,22 @@ def _content(
     for image_id, name in enumerate(images, 1):
         height, width = sizes[name]
         rows.append({"id": image_id, "file_name": name, "height": height, "width": width})
-        factors = (width, height) if relative else (1, 1)
+        unit = (width, height) if relative else (1, 1)
         for label, box, polygons, crowd in labelled[name].objects if name in labelled else ():
-            x, y, w, h = _scaled(box, factors)
+            x, y, w, h = (np.reshape(box, (2, 2)) * unit).ravel().tolist()
             row: dict[str, Any] = {"id": len(annotations) + 1, "image_id": image_id}
             row |= {"category_id": ids[label], "bbox": [x, y, w, h], "area": w * h}
             row["iscrowd"] = int(crowd)
             if polygons:
-                row["segmentation"] = [_scaled(polygon, factors) for polygon in polygons]
-                row["area"] = sum(map(_area, row["segmentation"]))
+                points = [np.reshape(polygon, (-1, 2)) * unit for polygon in polygons]
+                row["segmentation"] = [each.ravel().tolist() for each in points]
+                row["area"] = sum(map(_area, points))
             annotations.append(row)
     categories = [{"id": i, "name": name} for name, i in ids.items()]
     return {"images": rows, "annotations": annotations, "categories": categories}
 
 
-def _scaled(values: Sequence[float], factors: tuple[int, int]) -> list[float]:
-    return [value * factor for value, factor in zip(values, itertools.cycle(factors), strict=False)]
-
-
-def _area(polygon: list[float]) -> float:
-    """The area of a polygon x, y, x, y ..."""
-    points = list(zip(polygon[::2], polygon[1::2], strict=True))
-    pairs = zip(points, points[1:] + points[:1], strict=True)
-    return abs(sum(x0 * y1 - x1 * y0 for (x0, y0), (x1, y1) in pairs)) / 2
+def _area(points: np.ndarray) -> float:
+    """The area of a polygon of N points, (N, 2)."""
+    (x0, y0), (x1, y1) = points.T, np.roll(points, -1, axis=0).T
+    return float(abs(x0 @ y1 - x1 @ y0) / 2)

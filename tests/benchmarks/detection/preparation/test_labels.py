@@ -88,7 +88,7 @@ CVAT = f"""<?xml version="1.0" encoding="utf-8"?>
     <box label="cat" rotation="45" xtl="1" ytl="1" xbr="9" ybr="9"/>
     <tag label="indoor"/>
   </image>
-  <image id="1" name="b.jpg" subset="Validation" width="{WIDTH}" height="{HEIGHT}">
+  <image id="1" name="a.jpg" subset="Validation" width="{WIDTH}" height="{HEIGHT}">
     <box label="dog" occluded="0" xtl="0.00" ytl="0.00" xbr="100.00" ybr="50.00"></box>
   </image>
 </annotations>
@@ -114,7 +114,7 @@ FOLDERS = {
     "yolo: images/train": ("yolo", IN_FOLDERS | {"data.yaml": "names:\n  0: cat\n  1: dog\n"}, TWO),
     "yolo: train/images": (
         "yolo",
-        {"data.yaml": YAML, "README.roboflow.txt": "1 2 3 4 5"}
+        {"data.yaml": YAML, "README.roboflow.txt": "pets\n1 2 3 4 5"}
         | {"train/images/a_jpg.rf.1a.JPG": JPEG, "train/labels/a_jpg.rf.1a.txt": CAT_LINE}
         | {"valid/images/b.png": JPEG, "valid/labels/b.TXT": "\ufeff1 .25 .25 .5 .5\r\n\r\n"}
         | {"test/images/c.jpg": JPEG, "test/labels/c.txt": CAT_LINE},
@@ -174,8 +174,11 @@ FOLDERS = {
     ),
     "cvat": (
         "cvat",
-        {"annotations.xml": CVAT, "images/a.jpg": JPEG, "images/b.jpg": JPEG},
-        {"train": {"images/a.jpg": [CAT, TRIANGLE]}, "val": {"images/b.jpg": [DOG]}},
+        {"annotations.xml": CVAT, "images/Train/a.jpg": JPEG, "images/Validation/a.jpg": JPEG},
+        {
+            "train": {"images/Train/a.jpg": [CAT, TRIANGLE]},
+            "val": {"images/Validation/a.jpg": [DOG]},
+        },
     ),
     "labelme": (
         "labelme",
@@ -197,12 +200,7 @@ FOLDERS = {
             "train": {
                 "a.jpg": [
                     CAT,
-                    (
-                        "dog",
-                        [20, 10, 40, 40],
-                        0,
-                        [*TRIANGLE[3], [50, 50, 60, 50, 60, 40]],
-                    ),
+                    ("dog", [20, 10, 40, 40], 0, [*TRIANGLE[3], [50, 50, 60, 50, 60, 40]]),
                 ],
                 "photos/b.jpg": [TRIANGLE],
             }
@@ -234,44 +232,50 @@ def test_each_form_becomes_cocos(tmp_path, case):
         assert all((r["width"], r["height"]) == (WIDTH, HEIGHT) for r in content["images"])
 
 
-MANY = CAT_LINE * 12
+MANY = CAT_LINE * 24
 ODD = {
     "labels without an image": (
         IN_FOLDERS | {"labels/train/z.txt": CAT_LINE, "images/val/z.jpg": JPEG},
-        ("1 of 3 labels", "labels/train/z.txt"),
+        ("left out: 1 of 3 labels", "labels/train/z.txt"),
         {**TWO, "val": {**TWO["val"], "images/val/z.jpg": []}},
     ),
     "images without labels": (
         IN_FOLDERS | {"images/val/z.jpg": JPEG},
-        ("val: 1 of 2 images have no labels",),
+        ("val: 1 of 2 images without labels",),
         {**TWO, "val": {**TWO["val"], "images/val/z.jpg": []}},
     ),
     "a class beyond the names": (
-        {"a.jpg": JPEG, "a.txt": f"{MANY}\n7 0.5 0.5 0.1 0.1\n", "data.yaml": "names: [cat]\n"},
-        ("1 of 13 labels", "a.txt:14", "class 7", "1 of data.yaml"),
-        {"train": {"a.jpg": [CAT] * 12}},
-    ),
-    "a coordinate that is no share": (
-        {"a.jpg": JPEG, "a.txt": f"{MANY}0 120 0.5 0.1 0.1\n", "classes.txt": "cat\n"},
-        ("1 of 13 labels", "a.txt:13", "0 120 0.5"),
-        {"train": {"a.jpg": [CAT] * 12}},
-    ),
-    "an object of two corners, as text": (
-        {"a.jpg": JPEG, "a.txt": f"{MANY}0 nan 0.5 0.1 0.1\ncat 1 2\n", "classes.txt": "cat\ndog\n"}
-        | {"b.jpg": JPEG, "b.txt": MANY},
-        ("2 of 26 labels", "a.txt:13"),
-        {"train": {"a.jpg": [CAT] * 12, "b.jpg": [CAT] * 12}},
+        {"a.jpg": JPEG, "data.yaml": "names: [cat]\n"}
+        | {"a.txt": f"{MANY}\n7 0.5 0.5 0.1 0.1\n0 nan .5 .1 .1"},
+        ("2 of 26 objects", "a.txt:26", "class 7", "1 of data.yaml"),
+        {"train": {"a.jpg": [CAT] * 24}},
     ),
     "a data.yaml that names other folders": (
         IN_FOLDERS
         | {"data.yaml": "train: /content/pets/a\nval: /content/pets/b\nnames: [cat, dog]\n"},
-        ("/content/pets/a of data.yaml", "folders' names"),
+        ("2 images or folders", "/content/pets/a of data.yaml"),
         TWO,
     ),
     "one folder for both splits": (
         IN_FOLDERS | {"data.yaml": "train: images/train\nval: images/train\nnames: [cat, dog]\n"},
-        ("in common",),
-        {"train": TWO["train"]},
+        ("1 image of both train and val: a new split",),
+        {"train": TWO["train"] | TWO["val"]},
+    ),
+    "an image in both lists": (
+        {"images/a.jpg": JPEG, "images/b.jpg": JPEG, "images/c.jpg": JPEG, "labels/a.txt": CAT_LINE}
+        | {"labels/b.txt": DOG_LINE, "train.txt": "images/a.jpg\nimages/b.jpg", "val.txt": "b.jpg"},
+        ("1 image of both train and val: train goes", "left out: 1 image (0 of test)"),
+        {"train": {"images/a.jpg": [CAT]}, "val": {"images/b.jpg": [DOG]}},
+    ),
+    "test beside val": (
+        IN_FOLDERS | {"images/test/c.jpg": JPEG, "labels/test/c.txt": CAT_LINE},
+        ("left out: 1 image (1 of test)",),
+        TWO,
+    ),
+    "two labels for an image": (
+        {"images/a.jpg": JPEG, "images/a.txt": CAT_LINE, "labels/a.txt": CAT_LINE},
+        ("left out: 1 of 2 labels", "labels/a.txt"),
+        {"train": {"images/a.jpg": [CAT]}},
     ),
     "no names": (
         IN_FOLDERS,
@@ -281,7 +285,7 @@ ODD = {
     ),
     "an image that is none": (
         IN_FOLDERS | {"images/train/z.jpg": b"\xff\xd8\xff", "labels/train/z.txt": CAT_LINE},
-        ("1 images are left out", "images/train/z.jpg"),
+        ("left out: 1 image, for", "images/train/z.jpg"),
         TWO,
     ),
     "boxes and polygons": (
@@ -307,27 +311,28 @@ def test_what_is_odd_is_a_note(tmp_path, case):
 )
 def test_skipped_shapes_are_counted(tmp_path, form, kinds):
     notes = labels.read(folder(tmp_path, FOLDERS[form][1]), form).notes
-    assert all(any(f"1 shapes '{kind}'" in note for note in notes) for kind in kinds), notes
+    assert all(any(f"1 shape '{kind}'" in note for note in notes) for kind in kinds), notes
     assert not any("'tag'" in note for note in notes)
 
 
-BEYOND = {"a.jpg": JPEG, "a.txt": "5 .5 .5 .1 .1\n", "data.yaml": "names: [cat]\n"}
 REFUSED = {
-    "class": ("yolo", BEYOND, ("a.txt:1", "class 5", "data.yaml")),
     "pixels": (
         "yolo",
         {"a.jpg": JPEG, "a.txt": "0 80 30 40 40\n"},
         ("a.txt:1", "0 80 30", "share"),
     ),
-    "no image": ("yolo", {"b.jpg": JPEG, "labels/a.txt": CAT_LINE}, ("labels/a.txt", "no image")),
+    "no image": (
+        "yolo",
+        {"b.jpg": JPEG, "labels/a.txt": CAT_LINE},
+        ("labels/a.txt", "without an image"),
+    ),
     "all empty": ("yolo", {"a.jpg": JPEG, "a.txt": ""}, ("no", "1 labels", "object")),
     "yaml": ("yolo", {"a.jpg": JPEG, "data.yaml": "names: [cat"}, ("data.yaml", "no YAML")),
-    "twice": (
-        "yolo",
-        {"images/a.jpg": JPEG, "images/a.txt": CAT_LINE, "labels/a.txt": CAT_LINE},
-        ("images/a.txt and labels/a.txt", "remove"),
+    "damaged voc": (
+        "voc",
+        {"a.jpg": JPEG, "a.xml": xml("a.jpg", CAT_XML)[:-40]},
+        ("a.xml", "damaged"),
     ),
-    "damaged voc": ("voc", {"a.jpg": JPEG, "a.xml": xml("a.jpg", CAT_XML)[:-40]}, ("a.xml", "XML")),
     "inverted": (
         "voc",
         {"a.jpg": JPEG, "a.xml": xml("a.jpg", ("cat", 0, 9, 9, 1, 1))},
@@ -339,11 +344,15 @@ REFUSED = {
         {"a.jpg": JPEG, "x.xml": '<annotations><track id="0" label="cat"></track></annotations>'},
         ("x.xml", "CVAT for images 1.1"),
     ),
-    "damaged labelme": ("labelme", {"a.jpg": JPEG, "a.json": '{"shapes": ['}, ("a.json", "JSON")),
-    "odd labelme": (
+    "damaged labelme": (
         "labelme",
-        {"a.jpg": JPEG, "a.json": '{"shapes": [{"label": "cat"}]}'},
-        ("a.json:shape 1", "no 'points'"),
+        {"a.jpg": JPEG, "a.json": '{"shapes": ['},
+        ("a.json", "damaged"),
+    ),
+    "open images: none": (
+        "openimages",
+        {"b.jpg": JPEG, "train.csv": f"{OPEN_HEAD}a,x,{OPEN_CAT}"},
+        ("no image has a label",),
     ),
     "open images": (
         "openimages",
@@ -388,6 +397,8 @@ POLYGONS = CVAT.replace("<box", "<cuboid")
     [
         ({"a.txt": POLYGON_LINE * 2}, {"yolo": (1, True)}),
         ({"a.txt": POLYGON_LINE + CAT_LINE}, {"yolo": (1, False)}),
+        ({"a.txt": POLYGON_LINE, "d.yaml": "kpt_shape: [3, 2]\nnames: [a]"}, {"yolo": (1, False)}),
+        ({"a.txt": CAT_LINE, "d.yaml": "names: [a"}, {"yolo": (1, False)}),  # `read` refuses it
         ({"a.txt": "0 .1 .1 .2 .1 .2 .3 .1 .3\n"}, {"yolo": (1, False)}),  # an oriented box
         ({"annotations.xml": POLYGONS}, {"cvat": (1, True)}),
         ({"annotations.xml": CVAT, "a.txt": CAT_LINE}, {"yolo": (1, False), "cvat": (1, False)}),
