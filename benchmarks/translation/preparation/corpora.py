@@ -178,6 +178,9 @@ class Corpus(NamedTuple):
         """
         if not tensorflow().io.gfile.exists(path):
             raise SourceError(f"there is no {path}")
+        if tensorflow().io.gfile.isdir(path):
+            fix = f"give its files, or the folder alone: python -m scripts.prepare {path}"
+            raise SourceError(f"{path} is a folder: {fix}")
         corpus = cls(path, form(path) or "tsv")
         if corpus.form == "pairs":  # the one that cuts all of the first rows into as many columns
             tables = [corpus._replace(delimiter=delimiter) for delimiter in ",;\t"]

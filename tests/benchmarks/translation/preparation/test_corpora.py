@@ -223,6 +223,7 @@ def test_other_data_are_no_text(tmp_path, name, content):
         ("a.po", "hello\n", "a.po, line 1 is no gettext"),
         ("a.zip", b"PK\x03\x04", "a.zip is no tar archive, or is damaged"),
         ("a.tsv", None, "there is no"),
+        ("", None, "is a folder: give its files"),
         ("a.tsv", "en\tde\na\tb\n", "0 of 1 training pairs cannot be taken"),
     ],
 )
