@@ -41,7 +41,7 @@ GUESSES = {
     "artistname trackname songname",
 }
 WHOLE = re.compile(r"(0|[1-9]\d*)(\.0)?")  # pandas writes 7.0 where a column has empty cells
-MISSING = (b"", b"NULL", b"null", b"None", b"NaN", b"nan", b"NA", b"N/A", b"\\N")
+MISSING = pyarrow.array(["", "NULL", "null", "None", "NaN", "nan", "NA", "N/A", "\\N"])
 HEAD, _ROWS = 1 << 16, 20  # bytes and rows to look at
 _BLOCK = 4 << 20  # bytes that are parsed at a time
 _GZIP = b"\x1f\x8b"
