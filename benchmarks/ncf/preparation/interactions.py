@@ -258,8 +258,12 @@ def _weigh(log: Log) -> tuple[np.ndarray, int]:
     width = max(len(log.item_names), 1)
     pairs = log.users * np.int64(width)
     pairs += log.items
-    pairs = np.unique(pairs)
-    users, items = (pairs // width).astype(np.int32), (pairs % width).astype(np.int32)
+    pairs.sort()  # np.unique needs twice the memory
+    pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])[: len(pairs)]]
+    users = (pairs // width).astype(np.int32)
+    pairs %= width
+    items = pairs.astype(np.int32)
+    del pairs
     counts = np.bincount(users, minlength=len(log.user_names))
     choosers = np.bincount(items, minlength=1)
     total, things = np.count_nonzero(counts), np.count_nonzero(choosers)
@@ -267,7 +271,9 @@ def _weigh(log: Log) -> tuple[np.ndarray, int]:
     dropped = np.zeros(len(counts), bool)
     while True:
         enough = (counts >= least) & ~dropped
-        every = enough & (counts >= len(np.unique(items[enough[users]])))
+        seen = np.zeros(width, bool)
+        seen[items[enough[users]]] = True
+        every = enough & (counts >= np.count_nonzero(seen))
         if not every.any():
             break
         dropped |= every
