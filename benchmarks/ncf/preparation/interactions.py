@@ -45,6 +45,7 @@ _COLUMNS = ("user", "item", "time")
 _RATINGS, _USERS, _ITEMS = _FILES = ("ratings.csv", "users.csv", "items.csv")
 _LEAST = (20, 10, 5, 3, 2)  # of min_ratings: the first that keeps 90% of those with 2 or more
 _LARGE = 1_000_000  # rows from which on the recipe is that of ml-20m
+_BATCH = 2048  # of configs/ncf.py; an eighth of fewer rows learns more in as many epochs
 _FEW = 100  # with fewer users or items a score says little
 _BATCHES = 32  # until their dictionaries become one
 _PART = 1 << 20  # rows that are written at a time
@@ -206,7 +207,10 @@ def prepare(args: argparse.Namespace) -> str:
     left_out = {**log.left_out, "users_with_all_items": int(dropped.sum())}
     writing.save_manifest(args.out, content | {"counts": counts, "left_out": left_out})
     recipe = "small.py:ncf" if len(users) < _LARGE else "ncf.py"
-    command = arguments.train_command(recipe, args.out, *arguments.keys(min_ratings=least))
+    keys: dict[str, Any] = {"min_ratings": least}
+    batch = arguments.fitted(len(users), _BATCH, 1, 1)["train_batch_size"]
+    keys |= {"train_batch_size": batch} if batch < _BATCH else {}
+    command = arguments.train_command(recipe, args.out, *arguments.keys(**keys))
     text = ", ".join(f"{number:,} {name}" for name, number in counts.items())
     seconds = console.duration(time.monotonic() - begin)
     return f"{text} are in {args.out} ({seconds}); train on them: {command}"
