@@ -173,7 +173,7 @@ class Table:
             yield [batch.column(name) for name in names]
 
 
-def open_table(path: str, wanted: Sequence[str] = (), head: bytes | None = None) -> Table:
+def open_table(path: str, wanted: Sequence[str] = (), head: bytes = b"") -> Table:
     """Looks at the head of a file.
 
     Args:
@@ -184,7 +184,7 @@ def open_table(path: str, wanted: Sequence[str] = (), head: bytes | None = None)
     Raises:
       SourceError: the file cannot be read, or it is no table.
     """
-    if head is None:
+    if not head:
         with _reading(path) as file:
             head = file.read(HEAD)
     elif head.startswith(_GZIP):
