@@ -36,7 +36,7 @@ from benchmarks.ncf.preparation.times import ORDERS, Times
 from common import console
 from common.data import caches, files
 from common.data.shards import tensorflow
-from common.errors import UserError, parse_json, some
+from common.errors import UserError, one_line, parse_json, some
 from common.preparation import arguments, writing
 from common.preparation.folders import Folder, Reading
 from common.preparation.sources import File, SourceError
@@ -103,13 +103,16 @@ def read(sources: Sequence[tuple[Table, dict[str, int]]], order: str) -> Log:
         rows = 0
         for batch in table.batches([*columns.values()]):
             values, size = dict(zip(columns, batch, strict=True)), len(batch[0])
-            for what, arrays in parts.items():
-                column = values.get(what, pyarrow.nulls(size, pyarrow.binary()))
-                arrays.append(as_bytes(column).dictionary_encode())
-                if len(arrays) == _BATCHES:
-                    arrays[:] = [_joined(arrays)]
-            if "time" in columns:
-                clock.add(values["time"])
+            try:
+                for what, arrays in parts.items():
+                    column = values.get(what, pyarrow.nulls(size, pyarrow.binary()))
+                    arrays.append(as_bytes(column).dictionary_encode())
+                    if len(arrays) == _BATCHES:
+                        arrays[:] = [_joined(arrays)]
+                if "time" in columns:
+                    clock.add(values["time"])
+            except pyarrow.ArrowException as error:  # lists, or times that are no text
+                raise SourceError(f"cannot read {table.path}: {one_line(error)}") from error
             rows += size
         if not rows:
             raise SourceError(f"{table.path} has a header and no rows")

@@ -49,7 +49,7 @@ class Times:
         Raises:
           SourceError: a time has no form that all times before have, too.
         """
-        if pyarrow.types.is_temporal(column.type):
+        if pyarrow.types.is_timestamp(column.type) or pyarrow.types.is_date(column.type):
             column = column.cast(pyarrow.timestamp("s"), safe=False).cast("int64").cast("string")
         encoded = pc.fill_null(column.cast("string"), "").dictionary_encode()
         texts, codes = pc.utf8_trim_whitespace(encoded.dictionary), encoded.indices.to_numpy()

@@ -19,6 +19,7 @@ from scripts import prepare
 from tests.helpers.preparation import leaves
 
 HEADER = ("user_id", "item_id", "rating", "timestamp")
+TWO_HOURS_EAST = datetime.timezone(datetime.timedelta(hours=2))
 FILES = ("ratings.csv", "users.csv", "items.csv", "manifest.json")
 
 
@@ -140,8 +141,12 @@ def test_times_have_many_forms(written, expected, tmp_path):
     assert {time for *_, time in read_back(tmp_path / "out")} == {int(seconds)}
 
 
-def test_parquet_has_times_of_its_own(tmp_path):
-    rows = [(u, i, 1, datetime.date(2024, 2, 29)) for u in range(4) for i in range(6) if u != i]
+@pytest.mark.parametrize(
+    "written",
+    [datetime.date(2024, 2, 29), datetime.datetime(2024, 2, 29, 2, tzinfo=TWO_HOURS_EAST)],
+)
+def test_parquet_has_times_of_its_own(written, tmp_path):
+    rows = [(u, i, 1, written) for u in range(4) for i in range(6) if u != i]
     make(write(tmp_path, "log.parquet", parquet_bytes(rows)), tmp_path / "out")
     assert {time for *_, time in read_back(tmp_path / "out")} == {1_709_164_800}
 
@@ -241,6 +246,7 @@ FAULTS = {
     "a JSON list": ('[{"user": 1}]', [], "write one object in each line"),
     "damaged JSON": (jsonl(make_rows()) + '{"user_id": }\n', [], "line 4[0-9]+ has no JSON object"),
     "damaged gzip": (gzip.compress(minimum([]).encode())[:-20], [], "cannot read .*log.csv"),
+    "lists in Parquet": (parquet_bytes([("u", ["i"], 1, 5)]), [], "cannot read .*log.csv"),
     "damaged Parquet": (parquet_bytes(make_rows())[:-20], [], "cannot read .*log.csv"),
 }
 
