@@ -48,7 +48,7 @@ _GZIP = b"\x1f\x8b"
 _DELIMITERS = ("\t", ",", ";", "|", "::", " ")
 _VALUE = re.compile(r"[-+]?\d[\d.:/TZ +eE-]*")  # a number or a date, which no header has
 _NO_TABLE = {
-    b"PK\3\4": "is a zip archive: unpack it",
+    b"PK\3\4": "is a zip archive: python -m scripts.prepare ARCHIVE unpacks it",
     b"\xff\xfe": "is UTF-16: save it as UTF-8",
     b"[": "is one JSON list: write one object in each line",
 }

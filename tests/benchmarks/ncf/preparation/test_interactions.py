@@ -240,7 +240,7 @@ FAULTS = {
     "no pairs": (table([("u1", "i1"), ("u2", "i2")], HEADER[:2]), [], "no user has two items"),
     "only a header": (table([], HEADER), [], "no rows"),
     "nothing": ("", [], "is empty"),
-    "a zip": (b"PK\3\4", [], "unpack it"),
+    "a zip": (b"PK\3\4", [], "scripts.prepare ARCHIVE unpacks it"),
     "UTF-16": (minimum([]).encode("utf-16"), [], "save it as UTF-8"),
     "a picture": (b"\xff\xd8\xff\xe0\0\x10JFIF\n" * 9, [], "is no text"),
     "a JSON list": ('[{"user": 1}]', [], "write one object in each line"),
