@@ -147,7 +147,7 @@ def test_users_have_names(call, model, named, tmp_path):
     assert [*as_table([Row({"user": 1}, content=rows[1])], 80)] == ["user 1: anna\n"]
 
 
-def neighbours_mean(benchmark, params, history):
+def neighbours_mean(benchmark, params, history) -> Any:
     """A new user's vector by loops over all users, who have two items each in `rated`."""
     data, table = benchmark.data, np.asarray(params["users"]["embedding"], np.float64)
     sets = [set(data.items[a:b].tolist()) for a, b in itertools.pairwise(data.starts)]
@@ -168,7 +168,7 @@ def test_a_new_user_is_the_mean_of_similar_users(call, model, named, tmp_path):
     columns = {ITEMS.index(5), ITEMS.index(15)}
     vector = neighbours_mean(benchmark, params, columns)
     params = {**params, "users": {"embedding": np.float32(vector[None])}}
-    logits = benchmark.logits(params, np.zeros(1, int), np.arange(12)[None])[0]
+    logits: Any = benchmark.logits(params, np.zeros(1, int), np.arange(12)[None])[0]
     scores = {ITEMS[i]: x for i, x in enumerate(jax.nn.sigmoid(logits)) if i not in columns}
     found = {each["item"]: each["score"] for each in first["items"]}
     assert found.keys() == scores.keys()
