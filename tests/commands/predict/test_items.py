@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import benchmarks
-from benchmarks.ncf import models, names
+from benchmarks.ncf import models, names, use
 from commands.demo import make_demo
 from commands.predict.items import table as as_table
 from commands.predict.outputs import Row
@@ -156,7 +156,8 @@ def neighbours_mean(benchmark, params, history) -> Any:
     return sum(cosine[u] * table[u] for u in best) / sum(cosine[u] for u in best)
 
 
-def test_a_new_user_is_the_mean_of_similar_users(call, model, named, tmp_path):
+def test_a_new_user_begins_as_the_mean_of_similar_users(call, model, named, tmp_path, monkeypatch):
+    monkeypatch.setattr(use, "_STEPS", 0)
     benchmark, params = model
     (tmp_path / "new.txt").write_text("5,Godfather, The (1972)\n5 15\n\nHeat\n")
     flags = named, "--top=99", "--format=jsonl"
@@ -173,6 +174,25 @@ def test_a_new_user_is_the_mean_of_similar_users(call, model, named, tmp_path):
     found = {each["item"]: each["score"] for each in first["items"]}
     assert found.keys() == scores.keys()
     np.testing.assert_allclose([found[i] for i in scores], [*scores.values()], rtol=1e-5)
+
+
+def test_a_new_users_vector_is_trained_as_by_numpys_adam():
+    draw = np.random.default_rng(0)
+    table, vector = draw.normal(size=(9, 4)), draw.normal(size=4)
+    items, labels = draw.integers(0, 9, (5, 6)), draw.random((5, 6)) < 0.4
+
+    def logits(params, users, items):
+        vectors, every = params["users"]["embedding"], jax.numpy.array(table)
+        return jax.numpy.einsum("bw,bnw->bn", vectors[users], every[items])
+
+    found = use.fit_vector(logits, {}, np.float32(vector), items, labels)
+    mean, square = np.zeros(4), np.zeros(4)
+    for step, (rows, wanted) in enumerate(zip(table[items], labels, strict=True), 1):
+        slope = (1 / (1 + np.exp(-rows @ vector)) - wanted) @ rows / len(rows)
+        mean, square = 0.9 * mean + 0.1 * slope, 0.999 * square + 0.001 * slope**2
+        size = np.sqrt(square / (1 - 0.999**step)) + 1e-8
+        vector = vector - 0.01 * mean / (1 - 0.9**step) / size
+    np.testing.assert_allclose(found, vector, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
