@@ -42,7 +42,7 @@ class Finder:
         self.kind, self.ids, self.names = kind, ids, names
         self._rows: dict[str, list[int]] = {}
         for number, name in names.items():
-            if (row := self._position(number)) is not None:
+            if _key(name) and (row := self._position(number)) is not None:
                 self._rows.setdefault(_key(name), []).append(row)
         self._parts = 1 + max((name.count(",") for name in self._rows), default=0)
 
