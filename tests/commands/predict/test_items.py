@@ -80,7 +80,7 @@ def test_every_format_says_the_same_whatever_the_batch(call, model, tmp_path):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1"])
-@pytest.mark.parametrize("name", ["movies.csv", "movies.dat"])
+@pytest.mark.parametrize("name", names.TITLES)
 @pytest.mark.parametrize("is_zipped", [False, True])
 def test_titles_are_those_beside_the_ratings(tiny_ratings, tmp_path, name, is_zipped, encoding):
     """Å in UTF-8 has the byte 0x85, which is Latin-1's NEL: str.splitlines ends a line there."""
@@ -88,7 +88,8 @@ def test_titles_are_those_beside_the_ratings(tiny_ratings, tmp_path, name, is_zi
     if name.endswith(".csv"):
         lines = ["id,title,genres", *(f'{i},"{title}",Drama' for i, title in expected.items())]
     else:
-        lines = [f"{i}::{title}::Drama" for i, title in expected.items()]
+        between = "|" if name == "u.item" else "::"
+        lines = [between.join([str(i), title, "Drama"]) for i, title in expected.items()]
     files = {"ratings.csv": pathlib.Path(tiny_ratings, "ratings.csv").read_bytes()}
     files[name] = "".join(f"{line}\r\n" for line in lines).encode(encoding)
     with zipfile.ZipFile(tmp_path / "ml-20m.zip", "w") as archive:
