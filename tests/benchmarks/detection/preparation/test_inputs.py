@@ -150,11 +150,14 @@ def test_records_that_cannot_be_read(changed, message, tmp_path):
     assert not list(tmp_path.glob("out/*.tfrecord"))
 
 
-def test_complete_records_stay_as_they_are(tmp_path):
+def test_records_of_google_beside_their_annotations(tmp_path):
     scenes_fixture.make(tmp_path)
-    flags = [f"--train_images={tmp_path}", "--labels=tfrecords", f"--out={tmp_path}.out"]
-    line = prepare.make("coco", flags)
-    assert line.startswith("training reads the 96 images of") and f"data_dir={tmp_path} " in line
     (reading,) = coco.readings(Folder.open(str(tmp_path)))
-    assert reading.form == "tfrecords" and reading.makes.startswith("nothing")
-    assert not tmp_path.with_name(f"{tmp_path.name}.out").exists()
+    assert reading.form == "tfrecords" and "4 files of train, 2 of val" in reading.makes
+    out = tmp_path.with_name(f"{tmp_path.name}.out")
+    prepare.make("coco", [*reading.arguments, f"--out={out}"])
+    images = [
+        [row["image/encoded"][0] for row in rows(folder, "val").values()]
+        for folder in (tmp_path, out)
+    ]
+    assert sorted(images[0]) == sorted(images[1])
