@@ -1,6 +1,7 @@
 """Reads the annotations of both splits: COCO's files, own files, or other tools' labels."""
 
 import argparse
+import dataclasses
 import functools
 import json
 import os
@@ -80,11 +81,11 @@ def _file(name: str, inputs: _Inputs) -> tuple[str, Callable[[], bytes]]:
 
 def _labels(args: argparse.Namespace, inputs: _Inputs) -> tuple[dict[str, bytes], _Inputs]:
     """(labels by split in COCO's form, `inputs` with the images in records)."""
-    path, stamp = inputs["train_images"].path, inputs["train_images"].stamp
-    folder = Folder.open(path)
+    images = inputs["train_images"]
+    path, folder = images.path, Folder.open(images.path)
     if args.labels == "tfrecords":
         splits, notes, files = tfrecords.read(folder, args.masks)
-        images = tfrecords.Images(path, files, stamp)
+        images = dataclasses.replace(images, files=files, archive=False)
         inputs = inputs | dict.fromkeys(("train_images", "val_images"), images)
     else:
         splits, notes = labels.read(folder, args.labels)

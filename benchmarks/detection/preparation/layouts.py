@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import collections
-import itertools
+import json
 import os
 import re
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from benchmarks.detection.coco import normal
 from benchmarks.detection.preparation import label_files, labels, tfrecords
 from benchmarks.detection.preparation.label_files import split_of
-from common.errors import count, parse_json, some
+from common.errors import count, some
 from common.images import photos
 from common.preparation.folders import Folder, Reading
 from common.preparation.sources import read_at
@@ -22,9 +23,14 @@ _COCO = {  # the archives of 2017
     "--annotations": "annotations_trainval2017.zip",
 }
 _LIST = re.compile(rb'"(images|annotations|categories)"\s*:\s*\[')
-_FILE_NAME = re.compile(rb'"file_name"\s*:\s*"([^"\\]+)"')
-_EMPTY = re.compile(rb'"segmentation"\s*:\s*(\[\s*\]|null)')
-_PARSED, _END = 16 << 20, 1 << 20  # bytes: of a larger JSON the first ones and the end are searched
+_FILE_NAME = re.compile(
+    rb'"file_name"\s*:\s*("(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*")'
+)
+_CATEGORIES = re.compile(rb'"categories"\s*:\s*\[.*?(\}\s*\]|$)', re.DOTALL)
+_NAME = re.compile(rb'"name"\s*:')
+# Run lengths, or polygons of at least six numbers.
+_OUTLINE = re.compile(rb'"segmentation"\s*:\s*(?:\{|\[\s*\[(?:[^][,]+,){5})')
+_LOOKED, _END = 16 << 20, 1 << 20  # bytes: of a larger JSON the first and the last ones
 _LARGEST = 8  # JSONs that are looked at, because COCO's are larger than other tools'
 _LISTED = 100  # images of a JSON that are looked for
 
@@ -56,12 +62,12 @@ def readings(folder: Folder) -> list[Reading]:
     forms = labels.forms(folder) if images or not rows else []
     for form, found, files, masks in [*forms, *tfrecords.forms(folder)]:
         if form == "tfrecords":
-            parts = tfrecords.names(folder)
+            sizes = {split: len(names) for split, names in tfrecords.splits(folder).items()}
         else:
-            names = folder.named(label_files.FORMS[form].ending)
-            parts, files = [os.path.dirname(name) for name in names], files + len(images)
+            names = map(os.path.dirname, folder.named(label_files.FORMS[form].ending))
+            sizes, files = collections.Counter(map(split_of, names)), files + len(images)
         flags = [f"--labels={form}", f"--train_images={path}"]
-        rows.append(_reading(form, found, files, masks, flags, _split(parts)))
+        rows.append(_reading(form, found, files, masks, flags, _sized(sizes)))
     return rows if images or zips else rows[-1:]  # beside records a JSON is about their images
 
 
@@ -73,15 +79,13 @@ def _reading(
     return Reading("coco", form, found, f"records with {kinds} of {images}", flags, files)
 
 
-def _split(paths: list[str]) -> str:
-    """How many files are of each split, as their paths say."""
-    sizes = collections.Counter(map(split_of, paths))
-    val = "val" if sizes["val"] else "test"
-    if not sizes["train"] or not sizes[val]:
+def _sized(sizes: Mapping[str, int]) -> str:
+    """How many files are of each split, as their names say."""
+    train, val, test = (sizes.get(split, 0) for split in ("train", "val", "test"))
+    if not train or not (val or test):
         return "images; validation as lists of splits say, else a tenth"
-    text = f"images: {count(sizes['train'], 'file')} of train, {sizes[val]:,} of {val}"
-    unused = f", {sizes['test']:,} of test (not used)" if sizes["test"] and val == "val" else ""
-    return text + unused
+    text = f"images: {count(train, 'file')} of train, {val or test:,} of {'val' if val else 'test'}"
+    return text + (f", {test:,} of test (not used)" if val and test else "")
 
 
 def _coco(folder: Folder, images: list[str], names: list[str]) -> list[Reading]:
@@ -124,38 +128,25 @@ def _coco(folder: Folder, images: list[str], names: list[str]) -> list[Reading]:
 
 
 def _look(folder: Folder, name: str, size: int) -> _File | None:
-    """What a JSON in COCO's form says; None if it is none."""
-    if not _LIST.search(folder.head(name)):
-        return None
-    data = folder.head(name, _PARSED)
-    if size > len(data):
+    """What a JSON in COCO's form says; None if it is none, or has captions or segments."""
+    data = folder.head(name, _LOOKED)
+    if is_part := size > len(data):
         data += read_at(folder.full(name), max(0, size - _END), _END)  # often the objects
-        matches = itertools.islice(_FILE_NAME.finditer(data), _LISTED)
-        listed = [match[1].decode(errors="replace") for match in matches]
-        masks = b'"segmentation"' in data and not _EMPTY.search(data)
-        return _File(name, masks, "", "many", listed) if b'"bbox"' in data else None
-    try:
-        content: Any = parse_json(data.decode("utf-8-sig"))
-        images, objects, categories = (
-            [row for row in content[key] if row.keys()]
-            for key in ("images", "annotations", "categories")
-        )
-        listed = [normal(row["file_name"]) for row in images]
-        plain = sum(not _has_outline(row.get("segmentation")) for row in objects)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    lists = {match[1] for match in _LIST.finditer(data)}
+    if len(lists) < 3 - is_part or b'"bbox"' not in data or b'"segments_info"' in data:
         return None
-    if not categories or not any("bbox" in row for row in objects):  # captions, panoptic
-        return None
-    text = f", {count(len(categories), 'category', 'categories')}"
-    if 0 < plain < len(objects):
-        text += f", {plain:,} of {len(objects):,} objects without an outline"
-    return _File(
-        name, not plain, text, f"{len(images):,}", listed[:: max(1, len(listed) // _LISTED)]
-    )
-
-
-def _has_outline(value: Any) -> bool:
-    return bool(value) and (isinstance(value, dict) or all(len(polygon) > 5 for polygon in value))
+    listed = _FILE_NAME.findall(data)
+    number, objects = f"{len(listed):,}", data.count(b'"bbox"')
+    plain = objects - len(_OUTLINE.findall(data))
+    text = f", {plain:,} of {objects:,} objects without an outline" if 0 < plain < objects else ""
+    if is_part:
+        number, text = "many", ""
+    elif match := _CATEGORIES.search(data):
+        names = len(_NAME.findall(match[0]))
+        text = f", {count(names, 'category', 'categories')}{text}"
+    some_names = listed[:: max(1, len(listed) // _LISTED)]
+    names = [json.loads(each.decode(errors="replace")) for each in some_names]
+    return _File(name, plain <= 2 * is_part, text, number, names)  # a part cuts two objects
 
 
 def _folder(file: _File, by_base: dict[str, list[str]]) -> str | None:

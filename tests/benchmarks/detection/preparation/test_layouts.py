@@ -125,7 +125,7 @@ def test_of_a_large_file_a_part_is_looked_at(tmp_path, monkeypatch):
     place(tmp_path, {"all.json": T, **photos("images", *TRAIN)})
     place(tmp_path / "b", {"all.json": changed(TRAIN, same, ["bbox"]), **photos("images", *TRAIN)})
     expected = coco.readings(Folder.open(str(tmp_path)))
-    monkeypatch.setattr(layouts, "_PARSED", 1000)
+    monkeypatch.setattr(layouts, "_LOOKED", 1000)
     for folder, rows in ((tmp_path, expected), (tmp_path / "b", [])):
         seen = coco.readings(Folder.open(str(folder)))
         assert [row.arguments for row in seen] == [row.arguments for row in rows]
