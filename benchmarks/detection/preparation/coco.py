@@ -158,8 +158,8 @@ def _plan(
         splits[name] = split
         unused[path] -= set(split.files.tolist())
         print(
-            f"{name}: {len(split.files):,} images, {split.with_boxes:,} of them with boxes, "
-            f"{len(split.objects):,} objects, {split.shards:,} shards",
+            f"{name}: {count(len(split.files), 'image')}, {split.with_boxes:,} of them with boxes, "
+            f"{count(len(split.objects), 'object')}, {count(split.shards, 'shard')}",
             flush=True,
         )
     for path, rows in unused.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import json
 import os
 import re
@@ -158,8 +159,9 @@ def _folder(file: _File, by_base: dict[str, list[str]]) -> str | None:
         rows = by_base.get(ends[0], [])
         there += bool(rows)
         for row in rows:
-            equal = len(os.path.commonprefix([ends, row.lower().split("/")[::-1]]))
-            votes["/".join(row.split("/")[:-equal])] += 1
+            pairs = zip(ends, row.lower().split("/")[::-1], strict=False)
+            equal = [*itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+            votes["/".join(row.split("/")[: -len(equal)])] += 1
     split, above = split_of(file.name), os.path.dirname(file.name)
     paths = sorted(path for path, number in votes.items() if number >= there)
     if not there:

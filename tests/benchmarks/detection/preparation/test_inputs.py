@@ -60,7 +60,7 @@ def test_one_file_is_split(flags, tmp_path):
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_the_least_that_can_be_split_is_two_images(number, tmp_path):
+def test_the_least_that_can_be_split_is_two_images(number, tmp_path, capsys):
     data = write_images(tmp_path, number)
     for i, row in enumerate(data["annotations"]):
         row["category_id"] = [5, 5, 1][i]  # each category is in one image
@@ -69,6 +69,7 @@ def test_the_least_that_can_be_split_is_two_images(number, tmp_path):
     make = functools.partial(prepare.make, "coco", [*paths, f"--out={tmp_path}.out"])
     if number == 2:
         assert make().startswith("1 train and 1 val images")
+        assert "warning: each category is in one image" in capsys.readouterr().out
         return
     with pytest.raises(UserError, match="all.json has a single image"):
         make()
