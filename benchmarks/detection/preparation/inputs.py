@@ -115,7 +115,8 @@ def _split(data: bytes, path: str, args: argparse.Namespace) -> dict[str, bytes]
     share = args.val_fraction or 0.1
     held_out = holdout.choose(groups, rarest, share, args.seed)
     if not held_out.any():
-        print(f"warning: each category is in one image or group of {path}: the score says little")
+        few = f"warning: {path} has too few images of each category: the score says little"
+        print(visible(few))
         held_out = holdout.choose(groups, np.ones_like(rarest), share, args.seed)
     if not held_out.any():
         fault = f"a single {'group' if args.group else 'image'}, so none is left for validation"
