@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import NamedTuple
 from benchmarks.detection.coco import normal
 from benchmarks.detection.preparation import label_files, labels, tfrecords
 from benchmarks.detection.preparation.label_files import split_of
-from common.errors import count, some
+from common.errors import count, parse_json, some
 from common.images import photos
 from common.preparation.folders import Folder, Reading
 from common.preparation.sources import read_at
@@ -146,7 +145,7 @@ def _look(folder: Folder, name: str, size: int) -> _File | None:
         names = len(_NAME.findall(match[0]))
         text = f", {count(names, 'category', 'categories')}{text}"
     some_names = listed[:: max(1, len(listed) // _LISTED)]
-    names = [json.loads(each.decode(errors="replace")) for each in some_names]
+    names = [parse_json(each.decode(errors="replace")) for each in some_names]
     return _File(name, plain <= 2 * is_part, text, number, names)  # a part cuts two objects
 
 
