@@ -319,7 +319,9 @@ def readings(folder: Folder) -> list[Reading]:
     candidates = [f for f in folder.files if f.name.lower().removesuffix(".gz").endswith(_SUFFIXES)]
     candidates.sort(key=lambda file: (os.path.basename(file.name) not in _KNOWN, -file.size))
     for file in candidates[:_MOST]:
-        with contextlib.suppress(UserError, OSError, tensorflow().errors.OpError):
+        # The fault of a single file is what the user wants to know.
+        faults = (OSError, tensorflow().errors.OpError, *[UserError] * (not folder.is_file))
+        with contextlib.suppress(*faults):
             table = open_table(folder.full(file.name), (), folder.head(file.name, HEAD))
             if {"user", "item"} <= table.guesses().keys():
                 logs[table.names].append((file, table))
