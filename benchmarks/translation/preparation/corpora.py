@@ -107,7 +107,11 @@ def unzipped(file: Any) -> Any:
 def members(file: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     """The name of each file in a tar or a zip that `open_file` opened, and what opens it."""
     if file.peek(2)[:2] == b"PK":
-        archive = zipfile.ZipFile(file.raw.file)
+        errors = tensorflow().errors
+        try:
+            archive = zipfile.ZipFile(file.raw.file)
+        except (errors.OutOfRangeError, errors.InvalidArgumentError) as error:
+            raise zipfile.BadZipFile("it has no end") from error
         for info in archive.infolist():
             if not info.is_dir():
                 yield posixpath.normpath(info.filename), functools.partial(archive.open, info)
@@ -174,6 +178,9 @@ class Corpus(NamedTuple):
         """
         if not tensorflow().io.gfile.exists(path):
             raise SourceError(f"there is no {path}")
+        if tensorflow().io.gfile.isdir(path):
+            fix = f"give its files, or the folder alone: python -m scripts.prepare {path}"
+            raise SourceError(f"{path} is a folder: {fix}")
         corpus = cls(path, form(path) or "tsv")
         if corpus.form == "pairs":  # the one that cuts all of the first rows into as many columns
             tables = [corpus._replace(delimiter=delimiter) for delimiter in ",;\t"]
@@ -198,10 +205,13 @@ class Corpus(NamedTuple):
         elif rows and is_table and not is_header and sum(map(bool, map(languages.code, names))) < 3:
             places = _text_columns(rows)
         if len(places) != 2 or not 0 <= min(places) <= max(places) < len(names):
+            few = ", ".join(name[:30] for name in names[:20])
+            if len(names) < 2:
+                fix = "pairs need two; give files of lines as --train_source and --train_target"
+                raise SourceError(f"{path} has one column or language, {few or 'no text'}: {fix}")
             raise SourceError(
-                f"{path} has {', '.join(names[:20]) or 'no text'}: which two are the source and "
-                "the target? Give --columns=A,B, names or numbers from 1, or --source_language "
-                "and --target_language"
+                f"{path} has {few}: which two are the source and the target? Give --columns=A,B, "
+                "names or numbers from 1, or --source_language and --target_language"
             )
         if not is_table:
             chosen = tuple(names[i] for i in places)
@@ -247,8 +257,8 @@ class Corpus(NamedTuple):
             return True
         is_certain = {*map(languages.code, self.names)} - {"", "source", "target"}
         pattern = r"[^\W\d_]" if is_certain else r"[.!?\u2026\u3002\uff01\uff1f\u0964]\W*$"
-        sides = zip(*itertools.islice(self.pairs(), _SAMPLE), strict=True)
-        return all(
+        sides = [*zip(*itertools.islice(self.pairs(), _SAMPLE), strict=True)]
+        return bool(sides) and all(
             2 * sum(bool(re.search(pattern, text)) for text in side) >= len(side) for side in sides
         )
 
@@ -331,7 +341,7 @@ def _cells(lines: Lines) -> Iterator[tuple[int, list[str]]]:
 def _text_columns(rows: Sequence[Sequence[str]]) -> list[int]:
     """The first two columns that hold text: no numbers, no codes of languages."""
     chosen = []
-    for i in range(len(rows[0])):
+    for i in range(len(rows[0]) if rows else 0):
         cells = [row[i] for row in rows if i < len(row)]
         texts = [c for c in cells if re.search(r"[^\W\d_]", c) and not languages.code(c)]
         chosen += [i] if 2 * len(texts) > len(cells) else []

@@ -85,9 +85,7 @@ def make(args: argparse.Namespace, source: Input) -> tuple[dict[str, Any], int]:
     if wanted or not vocabulary or not reading:
         with tempfile.TemporaryFile(dir=None if "://" in args.out else args.out) as file:
             spool = Spool(file)
-            sides = (pair[0] for pair in evaluation if pair)
-            sentences = {side.strip() for side in sides if isinstance(side, str)}
-            reading = _read(source, spool, sentences)
+            reading = _read(source, spool, evaluation)
             if source.stamps() != stamps:
                 raise UserError("the training files changed while they were read: start again")
             if not vocabulary:
@@ -176,11 +174,13 @@ class Spool:
         return draws.argsort(axis=1).ravel()[: len(self)]
 
 
-def _read(source: Input, spool: Spool, sentences: set[Any]) -> dict[str, int]:
+def _read(source: Input, spool: Spool, evaluation: Sequence[Any]) -> dict[str, int]:
     """Takes the training pairs into the spool; returns how many were left out, by reason.
 
-    Warns of what is weak about them; `sentences` are the sources of the evaluation.
+    Warns of equal sides, and of sources that the pairs for the evaluation have as well.
     """
+    sources_of = (pair[0] for pair in evaluation if pair)
+    sentences = {side.strip() for side in sources_of if isinstance(side, str)}
     progress = console.ProgressBar("reading", 0, "pairs", source.size)
     equal, known = 0, set()
     for pair in filter(None, source.read("train", lambda size: progress.add(0, size))):

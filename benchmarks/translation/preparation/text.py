@@ -9,7 +9,7 @@
 
 Line i of a target file is the translation of line i of its source file; only "\\n" ends a line. A
 file may be a .gz, an .sgm, or a member of an archive (dev.tgz/dev/newstest2013-src.en.sgm). Files
-of pairs are tables (.tsv, .csv), .tmx, .jsonl, .po, and archives or folders of such files. The
+of pairs are tables (.tsv, .csv), .tmx, .jsonl, .po, and archives of lines in two languages. The
 program streams its input, builds a vocabulary of subwords (or takes a file), and packs several
 pairs into each row. After an interruption the same command continues. See docs/data.md.
 """
@@ -170,7 +170,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--train_source", **utf8, metavar="FILES", help=files)
     add("--train_target", **utf8, metavar="FILES", help="their translations, in the same order")
     add("--train_archives", **utf8, metavar="FILES", help="archives with NAME.en and NAME.de")
-    pairs = "files of pairs: .tsv, .csv, .tmx, .jsonl, .po, each perhaps .gz; archives; folders"
+    pairs = "files of pairs: .tsv, .csv, .tmx, .jsonl, .po, each perhaps .gz; archives"
     add("--train", **utf8, metavar="FILES", help=pairs)
     add("--columns", default="", metavar="A,B", help="source and target, by number or name")
     guess = "(en and de, or by names, headers and keys; English is the source)"

@@ -196,6 +196,9 @@ def test_the_reading_of_a_folder_makes_records(tmp_path, capsys, name):
         ("user.jsonl", '{"user_id": "anna", "item_id": "x.", "no": "1."}\n'),
         ("en/1.txt", "one text.\n"),
         ("odd.tsv", b"\xff\xfe\x00"),
+        ("empty.txt", b""),
+        ("header.tsv", "en\tde\n"),
+        ("cut.zip", b"PK\x03\x04"),
     ],
 )
 def test_other_data_are_no_text(tmp_path, name, content):
@@ -207,17 +210,20 @@ def test_other_data_are_no_text(tmp_path, name, content):
     ("name", "content", "words"),
     [
         ("a.tsv", "a b.\tc d.\ne f.\n", "a.tsv, line 2 has 1 of the columns"),
-        ("a.tsv", "a b.\n", "a.tsv has a b.: which two are the source"),
+        ("a.tsv", "a b.\n", "a.tsv has one column or language, a b."),
+        ("a.tsv", "en\tde\tfr\na\tb\tc\n", "a.tsv has en, de, fr: which two are the source"),
         ("a.csv", 'en,de\n"a b,c\n', "a.csv, line"),
         ("a.tsv", "Export of today\tMemory\nen\tde\na\tb\n", "not in line 1"),
         ("a.tsv", "en\tde\na\tb\nen\tde\n", "a.tsv, line 3 is the header again"),
         ("a.tsv", b"en\tde\na\t\xe4\n", "a.tsv, line 2 is not UTF-8 (byte 0xe4"),
-        ("a.tmx", tmx([("a",)]), "a.tmx has en: which two are"),
+        ("a.tmx", tmx([("a",)]), "a.tmx has one column or language, en:"),
         ("a.tmx", tmx(PAIRS)[:-30], "a.tmx is no TMX, or damaged"),
         ("a.jsonl", "[1]\n", "a.jsonl, line 1 is no JSON object"),
         ("a.jsonl", '{"en": "a", "de": 3}\n', "line 1: en and de are not both text"),
         ("a.po", "hello\n", "a.po, line 1 is no gettext"),
+        ("a.zip", b"PK\x03\x04", "a.zip is no tar archive, or is damaged"),
         ("a.tsv", None, "there is no"),
+        ("", None, "is a folder: give its files"),
         ("a.tsv", "en\tde\na\tb\n", "0 of 1 training pairs cannot be taken"),
     ],
 )
