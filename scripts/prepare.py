@@ -306,12 +306,12 @@ def _finish(line: str, out: str, args: argparse.Namespace) -> None:
     if not args.untimed:
         print("measuring a step, up to 4 min; Ctrl-C skips it", flush=True)
         print(pace(words[2:]), flush=True)
-    words = [word for word in words if not word.startswith("--config.init_from=")]  # a download
-    words += ["--mode=preflight", f"--tpu={args.tpu or 'v5e-8'}"]
+    price = ["--mode=preflight", f"--tpu={args.tpu or 'v5e-8'}"]
+    price += ["--config.init_from="] * ("--config.init_from=" in command)  # no download
     if args.tpu:
-        subprocess.run([sys.executable, *words[1:]])
+        subprocess.run([sys.executable, *words[1:], *price])
     else:
-        print(f"what it costs on a slice: {shlex.join(words)}", flush=True)
+        print(f"what it costs on a slice: add {shlex.join(price)} to the last line", flush=True)
     print(f"{_TRAIN.strip()}\n{command}")
 
 

@@ -116,7 +116,7 @@ def test_a_path_is_prepared_and_its_command_printed(data, capsys):
     assert code == 0 and lines[1] == "found: files of .png"
     command = "python main.py --config.data_dir=data/my-photos"
     assert lines[-3:] == [
-        f"what it costs on a slice: {command} --mode=preflight --tpu=v5e-8",
+        "what it costs on a slice: add --mode=preflight --tpu=v5e-8 to the last line",
         *("train on them:", command),
     ]
     records = data / "data" / "my-photos" / "train-00000-of-00001"

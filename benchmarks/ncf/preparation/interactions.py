@@ -209,7 +209,7 @@ def prepare(args: argparse.Namespace) -> str:
     counts = {"ratings": len(users), "users": len(user_ids), "items": len(item_ids)}
     left_out = {**log.left_out, "users_with_all_items": int(dropped.sum())}
     writing.save_manifest(args.out, content | {"counts": counts, "left_out": left_out})
-    recipe = "small.py:ncf" if len(users) < _LARGE else "ncf.py"
+    recipe = "small.py:ncf" if len(users) < _LARGE else "ncf"
     keys: dict[str, Any] = {"min_ratings": least}
     batch = arguments.fitted(len(users), _BATCH, 1, 1)["train_batch_size"]
     keys |= {"train_batch_size": batch} if batch < _BATCH else {}
