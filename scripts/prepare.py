@@ -1,4 +1,4 @@
-"""Makes the data of a benchmark: `python -m scripts.prepare PATH` looks what lies at a path.
+"""Makes the data of a benchmark: `python -m scripts.prepare PATH` of what lies there.
 
 `python -m scripts.prepare NAME` runs one preparation; without arguments both are listed.
 """
@@ -108,18 +108,17 @@ def _flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = console.Parser(
         prog=_COMMAND,
         usage=f"{_COMMAND} PATH [arguments] [arguments of the preparation]",
-        description="Looks what lies at PATH, makes records of it, and says how to train on them.",
+        description="Finds out what lies at PATH, makes records of it, and prints the command that "
+        "trains. Other arguments go to the preparation NAME that fits: see NAME --help.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("path", type=console.path, metavar="PATH", help="folder, file or archive; local or gs://")
     add("--out", type=console.path, help="folder for the records (data/NAME)")
     add("--dry_run", action="store_true", help="only say what is there and would be made")
-    add(
-        "--as", dest="form", default="", metavar="FORM", help="how to read it: coco, yolo, text ..."
-    )
+    add("--as", dest="form", default="", metavar="FORM", help="which of several readings to take")
     add("--untimed", action="store_true", help="do not measure how long training takes here")
-    add("--tpu", default="", help="also ask the compiler for the price on slices, such as v5e-8")
+    add("--tpu", default="", help="slices to ask the compiler for the price on: v5e-8,v4-16")
     args, rest = parser.parse_known_args(console.underscored(argv))
     if rest and not rest[0].startswith("-"):
         parser.error(f"give one PATH, a folder with all files: {rest[0]} is a second one")
@@ -338,9 +337,7 @@ def main(argv: Sequence[str]) -> None:
     name, *rest = argv or [""]
     if name in ("", "-h", "--help"):
         width = max(map(len, PREPARATIONS))
-        print(
-            f"usage: {_COMMAND} PATH [arguments]   looks what lies there: a folder, file, archive"
-        )
+        print(f"usage: {_COMMAND} PATH [arguments]   makes records of a folder, file or archive")
         print(f"or:    {_COMMAND} NAME [arguments]   makes one of these:\n")
         for each, (_, text) in PREPARATIONS.items():
             print(f"  {each:<{width}}  {text}")
