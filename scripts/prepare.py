@@ -12,7 +12,6 @@ import importlib
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -316,20 +315,17 @@ def _finish(line: str, out: str, args: argparse.Namespace) -> None:
 
 def pace(flags: Sequence[str]) -> str:
     """How long a run with these flags of main.py takes on this machine, in a line."""
-    command = [sys.executable, "-m", "scripts.bench.pace", *flags]
-    pipe = subprocess.PIPE
-    fault = f"compiling and a first step take more than {console.duration(_PATIENCE)}"
-    with subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, text=True, start_new_session=True
-    ) as process:
-        try:
-            output, errors = process.communicate(timeout=_PATIENCE)
-            fault = f"not measured: {(errors.strip() or 'no reason').splitlines()[-1]}"
-        except (subprocess.TimeoutExpired, KeyboardInterrupt) as error:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            fault = fault if isinstance(error, subprocess.TimeoutExpired) else "not measured"
-    return [f"on this machine: {fault}", *output.splitlines()][-1]
+    command, output = [sys.executable, "-m", "scripts.bench.pace", *flags], b""
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_PATIENCE)
+        output = done.stdout
+        fault = f"not measured: {(done.stderr.decode().strip() or 'no reason').splitlines()[-1]}"
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout or b""
+        fault = f"compiling and a first step take more than {console.duration(_PATIENCE)}"
+    except KeyboardInterrupt:
+        fault = "not measured"
+    return [f"on this machine: {fault}", *output.decode().splitlines()][-1]
 
 
 def main(argv: Sequence[str]) -> None:
