@@ -209,7 +209,7 @@ def prepare(args: argparse.Namespace) -> str:
     counts = {"ratings": len(users), "users": len(user_ids), "items": len(item_ids)}
     left_out = {**log.left_out, "users_with_all_items": int(dropped.sum())}
     writing.save_manifest(args.out, content | {"counts": counts, "left_out": left_out})
-    recipe = "small.py:ncf" if len(users) < _LARGE else "ncf.py"
+    recipe = "small.py:ncf" if len(users) < _LARGE else "ncf"
     keys: dict[str, Any] = {"min_ratings": least}
     batch = arguments.fitted(len(users), _BATCH, 1, 1)["train_batch_size"]
     keys |= {"train_batch_size": batch} if batch < _BATCH else {}
@@ -348,7 +348,9 @@ def readings(folder: Folder) -> list[Reading]:
     candidates = [f for f in folder.files if f.name.lower().removesuffix(".gz").endswith(_SUFFIXES)]
     candidates.sort(key=lambda file: (os.path.basename(file.name) not in _KNOWN, -file.size))
     for file in candidates[:_MOST]:
-        with contextlib.suppress(UserError, OSError, tensorflow().errors.OpError):
+        # The fault of a single file is what the user wants to know.
+        faults = (OSError, tensorflow().errors.OpError, *[UserError] * (not folder.is_file))
+        with contextlib.suppress(*faults):
             table = open_table(folder.full(file.name), (), folder.head(file.name, HEAD))
             if {"user", "item"} <= table.guesses().keys():
                 logs[table.names].append((file, table))

@@ -116,6 +116,12 @@ def minimum(rows, header=HEADER):
     return table([*own, *rows], header)
 
 
+def test_many_rows_train_the_recipe_of_ml_20m(tmp_path, monkeypatch):
+    monkeypatch.setattr(interactions, "_LARGE", 1)
+    line = make(write(tmp_path, "log.csv", minimum([])), tmp_path / "out")
+    assert "python main.py --config=configs/ncf.py --config.data_dir=" in line
+
+
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
