@@ -199,7 +199,7 @@ def test_photos_in_a_folder_of_data(data, capsys):
         (["my photos", "--out=my photos/set/x"], "--out=my photos/set/x is inside of my photos"),
         (["."], "--out=data/"),
         (["notes"], "notes holds 2 .doc, 1 nameless, in no form"),
-        (["flat"], "flat holds 2 .jpg, but neither labels nor a folder for each"),
+        (["flat"], "flat holds 2 .jpg, but neither labels nor class folders"),
         (["notes/a.DOC"], "1 .doc, in no form"),
         (["my photos", "--as=voc"], "--as=voc: there is nothing of this form"),
         (["my photos", "notes"], "notes is a second one"),

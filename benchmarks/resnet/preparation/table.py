@@ -6,7 +6,6 @@ import collections
 import csv
 import dataclasses
 import io
-import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -22,11 +21,10 @@ _LABELS = (  # names of columns, the likeliest first
     *("category", "breed", "species", "target", "diagnosis", "dx", "class_id", "classid"),
     *("label_id", "category_id", "tag", "y"),
 )
-_SPLIT_COLUMNS = ("split", "set", "subset", "partition", "usage")
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("test", "testing", "pred", "prediction"), "test"),
 }
 
 
@@ -57,11 +55,13 @@ class Photos:
         rows = self._rows.get(base, [])
         if len(rows) < 2:
             return rows
-        scores, near = [], {os.path.splitext(part)[0] for part in table.lower().split("/")[-2:]}
+        near = {os.path.splitext(part)[0] for part in table.lower().split("/")[-2:]}
+        scores = []
         for mine in (self._folders[i] for i in rows):
-            same = itertools.takewhile(bool, map(str.__eq__, mine, reversed(folders)))
-            scores.append((sum(same), len(near & {*mine})))
-        return [i for i, score in zip(rows, scores, strict=True) if score == max(scores)]
+            same = len(os.path.commonprefix([mine, folders[::-1]]))
+            scores.append((same, len(near & {*mine})))
+        best = max(scores)
+        return [i for i, score in zip(rows, scores, strict=True) if score == best]
 
 
 class Table(NamedTuple):
@@ -105,22 +105,24 @@ class Table(NamedTuple):
             raise SourceError(f"{self.path} has no column {name!r}, but {', '.join(self.names)}")
         return self.names.index(name)
 
-    def columns(self, photos: Photos) -> tuple[int, int, int]:
-        """The numbers of the columns with files, labels and splits; -1 for what is not clear."""
+    def columns(self, photos: Photos, guess: bool = True) -> tuple[int, int, int]:
+        """The numbers of the columns with files, labels and splits; -1 for what is not clear.
+
+        `guess`: the only other column with values that repeat may have labels, whatever its name.
+        """
         cells = [*zip(*(row for _, row in self.rows), strict=True)] or [()]
         hits = [len({i for cell in column for i in photos.find(cell)}) for column in cells]
         file = hits.index(max(hits)) if any(hits) else -1
         keys = [re.sub(r"\W+", "_", name.lower()) for name in self.names]
-        split = next((i for i, key in enumerate(keys) if key in _SPLIT_COLUMNS), -1)
-        if split >= 0 and len({*map(split_of, cells[split])} - {""}) < 2:
-            split = -1
+        kinds = [{_SPLITS.get(cell.strip().lower(), "") for cell in column} for column in cells]
+        split = next((i for i, k in enumerate(kinds) if "" not in k and len(k) > 1), -1)
         named = [keys.index(key) for key in _LABELS if key in keys and keys.index(key) != file]
         others = [
             i
             for i, column in enumerate(cells)
             if i not in (file, split) and 1 < len({*column}) <= len(column) / 2
         ]
-        label = named[0] if named else others[0] if len(others) == 1 else -1
+        label = named[0] if named else others[0] if guess and len(others) == 1 else -1
         return file, label, split
 
 
@@ -180,9 +182,8 @@ def _by_split(source: Source, path: str, rows: dict[int, tuple[int, str, str]]):
         parts[split].append((source.files[i], name))
     if "validation" not in parts and "test" in parts:
         parts["validation"] = parts.pop("test")
-    for split in ("test", ""):
-        left = [file.name for file, _ in parts.pop(split, [])]
-        _warn(f"photos of the split {split!r} in {path} are left out", left)
+    left = [file.name for file, _ in parts.pop("test", [])]
+    _warn(f"photos of the split 'test' in {path} are left out", left)
     if "train" not in parts:
         raise SourceError(f"{path} has no label of a training photo in {source.path}")
     skipped = tuple(row for row in source.skipped if not row[0].endswith((".csv", ".tsv")))
