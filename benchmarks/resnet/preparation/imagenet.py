@@ -156,14 +156,12 @@ def _table(
     """A table with a class for most images; None if the class folders say the same."""
     try:
         text = folder.head(name, limits.TEXT_BYTES).decode("utf-8-sig", "replace")
-        content = table.Table.parse(name, text, known)
+        content = table.parse(name, text, known, guess=not has_classes)
     except sources.SourceError:
         return None
-    file, label, split = content.columns(known, guess=not has_classes)
-    if min(file, label) < 0 or any(re.search(_BOX, column, re.I) for column in content.names):
+    if any(re.search(_BOX, column, re.I) for column in content.names):
         return None
-    fits = [(known.find(row[file], name), row[label].strip()) for _, row in content.rows]
-    rows = [(images[found[0]], text) for found, text in fits if len(found) == 1 and text]
+    rows = [(images[r.photos[0]], r.label) for r in content.rows if len(r.photos) == 1 and r.label]
     labels = dict(rows)
     if len(labels) < len(rows) or _num_others(labels, images) > len(labels):
         return None
@@ -172,13 +170,12 @@ def _table(
     classes, names = {text for _, text in pairs}, {name for name, _ in pairs}
     if len(classes) < 2 or (has_classes and len(pairs) == len(names) == len(classes)):
         return None
-    columns = content.names[file], content.names[label]
     top = folder.full(os.path.commonpath(folders.values()))
     flags = ["--layout=folder", f"--train={top}", f"--labels={folder.full(name)}"]
-    flags += [f"--file_column={columns[0]}", f"--label_column={columns[1]}"]
-    found = f"{len(labels):,} images and {name} (columns {', '.join(columns)})"
+    flags += [f"--file_column={content.file}", f"--label_column={content.label}"]
+    found = f"{len(labels):,} images and {name} (columns {content.file}, {content.label})"
     found += f": {len(classes):,} classes"
-    by = f"split by {content.names[split]}" if split >= 0 else "a tenth of each for validation"
+    by = f"split by {content.split}" if content.split else "a tenth of each for validation"
     return Reading("imagenet", "csv", found, f"records of these classes, {by}", flags, len(labels))
 
 
