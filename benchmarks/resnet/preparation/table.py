@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from common import limits
 from common.errors import some, visible
+from common.images.photos import SUFFIXES
 from common.preparation.sources import Source, SourceError, read_all
 from common.text import normal_name
 
@@ -65,21 +66,13 @@ class Photos:
 
 
 class Row(NamedTuple):
-    """A row of a table.
-
-    Attributes:
-        line: of the file.
-        file: the cell that names a photo.
-        photos: those that it may mean, see `Photos.find`.
-        label: the class, '' if there is none.
-        split: 'train', 'validation' or 'test'; '' in a table without splits.
-    """
+    """A row of a table; `photos` are those that its cell `file` may mean, see `Photos.find`."""
 
     line: int
     file: str
     photos: list[int]
-    label: str
-    split: str
+    label: str  # '' if there is none
+    split: str  # 'train', 'validation' or 'test'; '' in a table without splits
 
 
 class Table(NamedTuple):
@@ -114,27 +107,29 @@ def parse(
         raise SourceError(f"{path}, line {reader.line_num} is no row: {error}") from error
     if not lines:
         raise SourceError(f"{path} is no table with columns of files and labels")
-    names = [cell.strip() for cell in lines[0][1]]
-    if any(map(photos.find, names)):
-        names = [str(i) for i in range(1, len(names) + 1)]
-    else:
-        lines = lines[1:]
-    cells = itertools.zip_longest(*(row for _, row in lines), fillvalue="")
-    columns = dict(zip(names, cells, strict=False))
+    header = [cell.strip() for cell in lines[0][1]]
+    has_header = not any(map(photos.find, header))
+    names = [has_header and cell or str(i) for i, cell in enumerate(header, 1)]
+    lines = lines[has_header:]
+    rest = itertools.zip_longest(*(row for _, row in lines), fillvalue="")
+    columns = dict(zip(names, rest, strict=False))
     for name in filter(None, (file, label)):
         if name not in columns:
             raise SourceError(f"{path} has no column {name!r}, but {', '.join(names)}")
-    hits = {name: len({*itertools.chain(*map(photos.find, columns[name]))}) for name in columns}
-    file = file or max(filter(hits.get, hits), key=hits.__getitem__, default="")
+
+    def hits(name: str) -> tuple[int, int]:  # an ending counts: numbers of rows look like names
+        found = {*itertools.chain(*map(photos.find, columns[name]))}
+        return len(found), sum(cell.lower().endswith(SUFFIXES) for cell in columns[name])
+
+    file = file or max((name for name in columns if hits(name)[0]), key=hits, default="")
     splits = {name: [_SPLITS.get(x.strip().lower(), "") for x in columns[name]] for name in columns}
     split = next((name for name, each in splits.items() if all(each) and len({*each}) > 1), "")
     label = label or _label_column(columns, (file, split), guess)
     if not (file and label):
         flags = f"give --file_column and --label_column, of {', '.join(names)}"
         raise SourceError(f"{path}: which columns have files and labels is not clear: {flags}")
-    values = zip(
-        lines, columns[file], columns[label], splits.get(split, [""] * len(lines)), strict=True
-    )
+    parts = splits.get(split, [""] * len(lines))
+    values = zip(lines, columns[file], columns[label], parts, strict=True)
     rows = [Row(k, x, photos.find(x, path), normal_name(y), z) for (k, _), x, y, z in values]
     return Table(rows, names, file, label, split)
 

@@ -24,6 +24,7 @@ def table(*rows):
     return "\n".join(map(",".join, rows)) + "\n"
 
 
+NUMBERED = [(str(i), f"{5 - i}.jpg", "ab"[i % 2]) for i in range(6)]
 ROWS = [(str(i), "ab"[i % 2]) for i in range(6)]
 
 # Files with their texts; the form, the flags with paths relative to the folder, and words of what
@@ -83,6 +84,11 @@ CASES = {
         loose("train", "JPG") | loose("test") | {"train.csv": table(("id", "breed"), *ROWS)},
         "csv --train=train --labels=train.csv --file_column=id --label_column=breed",
         "6 images and train.csv (columns id, breed): 2 classes",
+    ),
+    "table with numbered rows": (
+        loose("i") | {"l.csv": table(("", "file", "y"), *NUMBERED)},
+        "csv --train=i --labels=l.csv --file_column=file --label_column=y",
+        "",
     ),
     "table without header": (
         loose("i") | {"l.csv": table(*((f"C:\\data\\i\\{i}.JPG", x) for i, x in ROWS))},
