@@ -262,8 +262,9 @@ def _contents(folder: Folder) -> str:
         what = f"{len(inner):,} archives" if len(inner) > 1 else "another archive"
         return f"{what}: give one, {_COMMAND} {path}, or unpack it first"
     if 2 * len(folder.named(*SUFFIXES)) > len(folder.files):
-        fix = "give the folder that holds them; classes in the names of files are not read"
-        return f"{_endings(folder)}, but neither labels nor class folders beside each other: {fix}"
+        fix = f"give the folder of the classes, or {_COMMAND} imagenet --layout=folder --train=PATH"
+        what = "neither labels nor class folders beside each other (names of files are not read)"
+        return f"{_endings(folder)}, but {what}: {fix}"
     return f"{_endings(folder)}, in no form that is understood: {_FORMS}; see docs/data.md"
 
 
