@@ -86,7 +86,7 @@ def _official(folder: Folder, train: str, validation: str = "") -> Reading:
 def _class_folders(folder: Folder, images: list[str]) -> Reading | None:
     """Class folders in one folder, or in one for each split; None if many images are elsewhere.
 
-    Copies of them count as used: some archives hold their content twice.
+    Copies of them count as used: some archives hold their content twice, one in the other.
     """
     dirs = {name: re.sub(_IN_CLASS, "", os.path.dirname(name), flags=re.I) for name in images}
     parents = {name: os.path.dirname(path) for name, path in dirs.items()}
@@ -95,7 +95,7 @@ def _class_folders(folder: Folder, images: list[str]) -> Reading | None:
         groups[os.path.dirname(path)].add(os.path.basename(path))
     groups = {path: names for path, names in groups.items() if _are_classes(names)}
     root, splits = os.path.commonpath(groups) if groups else "", {}
-    for path in sorted(groups, key=lambda path: (path.count("/"), path)):
+    for path in sorted(groups, key=lambda path: (-len(path), path)):  # the inner of copies
         splits.setdefault(table.split_of(path.removeprefix(root)), path)
     train = splits.get("train", splits.get(""))
     held = splits.get("validation", splits.get("test"))
@@ -106,7 +106,14 @@ def _class_folders(folder: Folder, images: list[str]) -> Reading | None:
     others = _num_others({name for name in images if files[name] in copies}, images)
     if train is None or 10 * others > len(used):
         return None
-    classes = groups[train]
+    classes, prefix = groups[train], f"{train}/" if train else ""
+    tops = {
+        path.removeprefix(prefix).partition("/")[0]
+        for path in dirs.values()
+        if path.startswith(prefix)
+    }
+    if tops - {""} != classes:
+        return None
     if len(classes) == IMAGENET["classes"] and all(re.fullmatch(r"n\d{8}", c) for c in classes):
         loose = {path for path in dirs.values() if table.split_of(path) == "validation"}
         if validation := held or min(loose, default=""):

@@ -54,9 +54,10 @@ CASES = {
     ),
     "copies, and a stray picture": (
         under("train", "test", "data/train", "data/test") | {"train/banner.png": "x"},
-        "photos --train=train --validation=test",
+        "photos --train=data/train --validation=data/test",
         "not used: 13",
     ),
+    "a copy in it": (under(".", "set"), "photos --train=set", "of 2 classes"),
     "a folder in each class": (
         under("train", names=["cats/images/1.jpg", "dogs/images/1.jpg"]) | loose("val/images"),
         "photos --train=train",
@@ -130,6 +131,7 @@ OTHERS = {
     "one folder": loose("images"),
     "classes at two depths": under("videos") | under("frames", names=["up/1.jpg", "down/1.jpg"]),
     "classes in groups": under("a") | {"b/bus/1.jpg": "x", "b/car/1.jpg": "x"},
+    "deep strays": {f"{c}/{i}.jpg": "" for c in "ab" for i in range(9)} | {"docs/pages/x.png": "x"},
     "splits in classes": {f"{c}/{s}/1.jpg": "" for c in ("a", "b") for s in ("train", "test")},
     "masks in classes": {f"{c}/{k}/1.png": k for c in ("a", "b") for k in ("images", "masks")},
     "a table of few": {f"i/{i}.jpg": "" for i in range(13)} | {"t.csv": table(("id", "y"), *ROWS)},
