@@ -55,20 +55,19 @@ def looks_like_image(head: bytes) -> bool:
     starts = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"GIF87a", b"GIF89a")
     starts += (b"II*\0", b"MM\0*")
     is_webp = head[:4] == b"RIFF" and head[8:12] == b"WEBP"
-    return head.startswith(starts) or is_webp or (_is_heif(head) and b"avi" in head[8:])
+    return head.startswith(starts) or is_webp or b"avi" in _brands(head)
 
 
 def unknown(head: bytes) -> str:
     """Why a file with these first HEAD bytes is no image of the FORMATS, in words."""
-    if _is_heif(head):
+    if b"hei" in _brands(head):
         return "a HEIC image: save it as a JPEG"
     return "not a JPEG, PNG, WebP, BMP, GIF, TIFF or AVIF image"
 
 
-def _is_heif(head: bytes) -> bool:
-    """Whether a file has the boxes of AVIF or HEIC, whose brands follow."""
-    brands = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"mif1", b"msf1")
-    return head[4:8] == b"ftyp" and head[8:12] in brands
+def _brands(head: bytes) -> bytes:
+    """What a file in the form of AVIF and HEIC says that it is; b"" for others."""
+    return head[8:] if head[4:8] == b"ftyp" else b""
 
 
 def to_jpeg(data: bytes, rotate: bool, quality: int, grey: bool = True, max_side: int = 0) -> Jpeg:

@@ -201,7 +201,7 @@ def test_photos_in_a_folder_of_data(data, capsys):
         (["my photos", "--out=my photos/set/x"], "--out=my photos/set/x is inside of my photos"),
         (["."], "--out=data/"),
         (["notes"], "notes holds 2 .doc, 1 nameless, but none of"),
-        (["flat"], "flat holds 2 .jpg, but neither labels nor a folder for each"),
+        (["flat"], "flat holds 2 .jpg, but neither labels nor class folders"),
         (["notes/a.DOC"], "notes/a.DOC holds 1 .doc, but none of"),
         (["my photos", "--as=voc"], "--as=voc: there is nothing of this form"),
         (["my photos", "notes"], "notes is a second one"),

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.resnet.preparation import plan, table
-from common import console, foreign
+from common import console, foreign, limits
 from common.data import records
 from common.data.shards import tensorflow
 from common.errors import UserError, some, visible
@@ -35,17 +35,14 @@ IMAGENET = {
     "classes": 1_000,
 }
 _HEADS = 8  # files of a kind that `readings` looks into
-_TABLE_BYTES = 2 << 20  # of a table
-_OF_IMAGES = ("images", "image", "imgs", "img", "jpegimages")  # folders beside masks or labels
-_NO_CLASSES = {  # folders that hold other views of the images beside them
-    *("masks", "labels", "annotations", "gt", "gtfine", "ground_truth", "groundtruth"),
-    *("depth", "rgb", "instance", "instances", "semantic", "segmentation", "hr", "lr"),
-}
-_OBJECTS = {  # by the ending of a file, what says that it has boxes or outlines
-    ".json": rb'"annotations"\s*:|"images"\s*:\s*\[',
-    ".xml": rb"<annotation",
-    **dict.fromkeys((".yaml", ".yml"), rb"(?m)^\s*(names|nc)\s*:"),
-}
+_IN_CLASS = r"/(images?|imgs?)$"  # a folder in a class folder
+_NO_CLASS = (  # folders of other views of the same images, or of images beside these
+    r"(jpeg)?images?|imgs?|masks|labels|annotations|gt.*|ground_?truth|[hl]r"
+    r"|rgb|depth|instances?|semantic|segmentation.*"
+)
+_OBJECTS = (  # in a file with boxes or outlines
+    rb'"annotations"\s*:|"images"\s*:\s*\[|<annotation|(?m:^\s*(names|nc)\s*:)'
+)
 _BOX = r"^x_?min$|^bbox|^x1$|encoded_?pixels|^rle"  # columns of boxes or outlines
 _FEW = 20  # training photos, with which a class is hardly learnt
 _SAMPLE = 100  # images whose sizes stand for all
@@ -59,18 +56,19 @@ def readings(folder: Folder) -> list[Reading]:
         validation = folder.named("ilsvrc2012_img_val.tar")[:1]
         return [_official(folder, archives[0], *validation)]
     images = folder.named(*photos.SUFFIXES, ".heic", ".heif")  # HEIC is named as such later
-    reading = _class_folders(folder, images)
-    if reading and reading.form == "imagenet":
-        return [reading]
+    if folder.is_file or not images:
+        return []
+    by_folder = _class_folders(folder, images)
+    if by_folder and by_folder.form == "imagenet":
+        return [by_folder]
     few = 2 * len(images) < len(folder.files)  # something else, with pictures in it
-    if folder.is_file or not images or few or _has_objects(folder, images):
+    if few or _has_objects(folder, images):
         return []
     known = table.Photos(images)
     names = folder.named(".csv", ".tsv")[:_HEADS]
-    parent = reading.arguments[1].removeprefix("--train=") if reading else ""
-    tables = [_table(folder, images, known, name, parent) for name in names]
-    best = max(filter(None, tables), key=lambda each: each.files, default=reading)
-    return [best] if best else []
+    tables = [_table(folder, images, known, name, bool(by_folder)) for name in names]
+    by_table = max(filter(None, tables), key=lambda each: each.files, default=None)
+    return [reading for reading in (by_folder, by_table) if reading]
 
 
 def _official(folder: Folder, train: str, validation: str = "") -> Reading:
@@ -86,55 +84,62 @@ def _official(folder: Folder, train: str, validation: str = "") -> Reading:
 
 
 def _class_folders(folder: Folder, images: list[str]) -> Reading | None:
-    """Folders of images that are classes, perhaps in folders that are splits."""
-    train, classes = _classes(images)
-    splits = {table.split_of(name): name for name in sorted(classes, key=classes.__getitem__)}
-    held, makes = "", "a tenth of each class for validation"
-    if "train" in splits and len(splits.keys() - {""}) > 1:
-        paths = {split: os.path.join(train, name) for split, name in splits.items()}
-        train, classes = _classes(images, paths["train"])
-        for split in ("test", "validation"):
-            path, names = _classes(images, paths.get(split, "/"), classes)
-            held = path if classes.keys() & names.keys() else held
-        if len(classes) == IMAGENET["classes"] and all(
-            re.fullmatch(r"n\d{8}", name) for name in classes
-        ):
-            return _official(folder, train, held or paths.get("validation", ""))
-        makes = f"{held}/ is for validation" if held else makes
-        used = f"{train}/", f"{held}/"
-        left = [p for p in paths.values() if not any(u.startswith(f"{p}/") for u in used)]
-        makes += f"; {', '.join(left)}: left for predict.py" if left else ""
-    others = _NO_CLASSES & {name.lower() for name in classes}
-    if len(classes) < 2 or others or all(map(table.split_of, classes)):
+    """Class folders in one folder, or in one for each split; None if many images are elsewhere.
+
+    Copies of them count as used: some archives hold their content twice, one in the other.
+    """
+    dirs = {name: re.sub(_IN_CLASS, "", os.path.dirname(name), flags=re.I) for name in images}
+    parents = {name: os.path.dirname(path) for name, path in dirs.items()}
+    groups: dict[str, set[str]] = collections.defaultdict(set)
+    for path in {*dirs.values()} - {""}:
+        groups[os.path.dirname(path)].add(os.path.basename(path))
+    groups = {path: names for path, names in groups.items() if _are_classes(names)}
+    root, splits = os.path.commonpath(groups) if groups else "", {}
+    for path in sorted(groups, key=lambda path: (-len(path), path)):  # the inner of copies
+        splits.setdefault(table.split_of(path.removeprefix(root)), path)
+    train = splits.get("train", splits.get(""))
+    held = splits.get("validation", splits.get("test"))
+    sizes = {file.name: file.size for file in folder.files}
+    files = {name: (os.path.basename(name), sizes[name]) for name in images}
+    used = [name for name in images if parents[name] in (train, held)]
+    copies = {files[name] for name in used}
+    others = _num_others({name for name in images if files[name] in copies}, images)
+    if train is None or 10 * others > len(used):
         return None
+    classes, prefix = groups[train], f"{train}/" if train else ""
+    tops = {
+        path.removeprefix(prefix).partition("/")[0]
+        for path in dirs.values()
+        if path.startswith(prefix)
+    }
+    if tops - {""} != classes:
+        return None
+    if len(classes) == IMAGENET["classes"] and all(re.fullmatch(r"n\d{8}", c) for c in classes):
+        loose = {path for path in dirs.values() if table.split_of(path) == "validation"}
+        if validation := held or min(loose, default=""):
+            return _official(folder, train, validation)
     is_jpeg = all(name.lower().endswith((".jpg", ".jpeg")) for name in images)
     found = f"{train}/ and {held}/ of " if held else ""
     found += f"{len(classes):,} folders of {'JPEGs' if is_jpeg else 'images'}: classes "
-    found += some(classes)
     flags = ["--layout=folder", f"--train={folder.full(train)}"]
     flags += [f"--validation={folder.full(held)}"] if held else []
+    makes = f"{held}/ is for validation" if held else "a tenth of each class for validation"
+    if left := len(images) - len(used):
+        makes += f"; other images, which are not used: {left:,}"
     makes = f"records of {len(classes):,} classes, {makes}"
-    return Reading("imagenet", "photos", found, makes, flags, classes.total())
+    return Reading("imagenet", "photos", found + some(sorted(classes)), makes, flags, len(used))
 
 
-def _classes(
-    images: list[str], path: str = "", known: Collection[str] = ()
-) -> tuple[str, collections.Counter[str]]:
-    """(path, images by folder) of the folders in `path`, or in the only folder there, and so on.
+def _are_classes(names: Collection[str]) -> bool:
+    """Whether folders beside each other may be classes: neither splits nor other views."""
+    splits = {table.split_of(name) for name in names}
+    views = any(re.fullmatch(_NO_CLASS, name, re.I) for name in names)
+    return len(names) > 1 and "" in splits and len(splits) < 3 and not views
 
-    Beside a folder that is named "images" the others hold masks or labels. Folders with fewer
-    images than there are beside them are no classes. It stops at the names of `known` classes.
-    """
-    while True:
-        prefix = f"{path}/" if path else ""
-        below = [name[len(prefix) :] for name in images if name.startswith(prefix)]
-        folders = collections.Counter(name.split("/")[0] for name in below if "/" in name)
-        if 2 * folders.total() < len(below):
-            return path, collections.Counter()
-        only = [name for name in folders if name.lower() in _OF_IMAGES or len(folders) == 1]
-        if not only or only[0] in known:
-            return path, folders
-        path = os.path.join(path, only[0])
+
+def _num_others(used: Collection[str], images: Sequence[str]) -> int:
+    """How many images are not used, those for validation and tests aside."""
+    return sum(table.split_of(i) in ("", "train") for i in images if i not in used)
 
 
 def _has_objects(folder: Folder, images: list[str]) -> bool:
@@ -146,46 +151,39 @@ def _has_objects(folder: Folder, images: list[str]) -> bool:
     stems = {*map(stem, images)}
     beside = sum(stem(name) in stems for name in folder.named(".xml", ".txt", ".json"))
     return 10 * beside > len(images) or any(
-        re.search(pattern, folder.head(name))
-        for suffix, pattern in _OBJECTS.items()
+        re.search(_OBJECTS, folder.head(name))
+        for suffix in (".json", ".xml", ".yaml", ".yml")
         for name in folder.named(suffix)[:_HEADS]
     )
 
 
 def _table(
-    folder: Folder, images: list[str], known: table.Photos, name: str, parent: str
+    folder: Folder, images: list[str], known: table.Photos, name: str, has_classes: bool
 ) -> Reading | None:
-    """A table of images and labels; None if it has no classes, or those of the class folders.
-
-    `parent` holds the class folders, '' if there are none. A table of other images does not count.
-    """
-    data = folder.head(name, _TABLE_BYTES)
-    complete, text = len(data) < _TABLE_BYTES, data.decode("utf-8-sig", "replace")
+    """A table with a class for most images; None if the class folders say the same."""
     try:
-        content = table.Table.parse(name, text if complete else text[: text.rfind("\n")], known)
+        text = folder.head(name, limits.TEXT_BYTES).decode("utf-8-sig", "replace")
+        content = table.parse(name, text, known, guess=not has_classes)
     except sources.SourceError:
         return None
-    file, label, split = content.columns(known)
-    if min(file, label) < 0 or any(re.search(_BOX, column, re.I) for column in content.names):
+    if any(re.search(_BOX, column, re.I) for column in content.names):
         return None
-    cells = [(known.find(row[file], name), row[label].strip()) for _, row in content.rows]
-    labels = {fits[0]: text for fits, text in cells if len(fits) == 1 and text}
-    folders = {i: os.path.dirname(images[i]) for i in labels}
-    classes, pairs = {*labels.values()}, {*zip(folders.values(), labels.values(), strict=True)}
-    others = parent and any(not folder.full(images[i]).startswith(f"{parent}/") for i in labels)
-    agrees = parent and len(pairs) == len({*folders.values()}) == len(classes)
-    if len(classes) < 2 or others or agrees:
+    rows = [(images[r.photos[0]], r.label) for r in content.rows if len(r.photos) == 1 and r.label]
+    labels = dict(rows)
+    if len(labels) < len(rows) or _num_others(labels, images) > len(labels):
         return None
-    tops = {path.partition("/")[0] for path in folders.values()}
-    top = tops.pop() if complete and len(tops) == 1 else ""
-    columns = {"file_column": content.names[file], "label_column": content.names[label]}
-    flags = ["--layout=folder", f"--train={folder.full(top)}", f"--labels={folder.full(name)}"]
-    flags += [f"--{key}={column}" for key, column in columns.items()]
-    number = len(labels) if complete else len(images)
-    found = f"{number:,} images and {name} (columns {', '.join(columns.values())})"
+    folders = {image: os.path.dirname(image) for image in labels}
+    pairs = {(os.path.basename(folders[image]), text) for image, text in rows}
+    classes, names = {text for _, text in pairs}, {name for name, _ in pairs}
+    if len(classes) < 2 or (has_classes and len(pairs) == len(names) == len(classes)):
+        return None
+    top = folder.full(os.path.commonpath(folders.values()))
+    flags = ["--layout=folder", f"--train={top}", f"--labels={folder.full(name)}"]
+    flags += [f"--file_column={content.file}", f"--label_column={content.label}"]
+    found = f"{len(labels):,} images and {name} (columns {content.file}, {content.label})"
     found += f": {len(classes):,} classes"
-    by = f"split by {content.names[split]}" if split >= 0 else "a tenth of each for validation"
-    return Reading("imagenet", "csv", found, f"records of these classes, {by}", flags, number)
+    by = f"split by {content.split}" if content.split else "a tenth of each for validation"
+    return Reading("imagenet", "csv", found, f"records of these classes, {by}", flags, len(labels))
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:

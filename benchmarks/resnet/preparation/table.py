@@ -9,24 +9,23 @@ import io
 import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from common import limits
 from common.errors import some, visible
+from common.images.photos import SUFFIXES
 from common.preparation.sources import Source, SourceError, read_all
 from common.text import normal_name
 
 _LABELS = (  # names of columns, the likeliest first
-    *("label_name", "class_name", "classname", "category_name", "label", "labels", "class"),
-    *("category", "breed", "species", "target", "diagnosis", "dx", "class_id", "classid"),
-    *("label_id", "category_id", "tag", "y"),
+    *("label_name", "class_name", "category_name", "label", "labels", "class", "category"),
+    *("breed", "species", "target", "diagnosis", "dx", "class_id", "label_id", "category_id", "y"),
 )
-_SPLIT_COLUMNS = ("split", "set", "subset", "partition", "usage")
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("test", "testing", "pred", "prediction"), "test"),
 }
 
 
@@ -57,71 +56,93 @@ class Photos:
         rows = self._rows.get(base, [])
         if len(rows) < 2:
             return rows
-        scores, near = [], {os.path.splitext(part)[0] for part in table.lower().split("/")[-2:]}
+        near = {os.path.splitext(part)[0] for part in table.lower().split("/")[-2:]}
+        scores = []
         for mine in (self._folders[i] for i in rows):
-            same = itertools.takewhile(bool, map(str.__eq__, mine, reversed(folders)))
-            scores.append((sum(same), len(near & {*mine})))
-        return [i for i, score in zip(rows, scores, strict=True) if score == max(scores)]
+            same = len(os.path.commonprefix([mine, folders[::-1]]))
+            scores.append((same, len(near & {*mine})))
+        best = max(scores)
+        return [i for i, score in zip(rows, scores, strict=True) if score == best]
+
+
+class Row(NamedTuple):
+    """A row of a table; `photos` are those that its cell `file` may mean, see `Photos.find`."""
+
+    line: int
+    file: str
+    photos: list[int]
+    label: str  # '' if there is none
+    split: str  # 'train', 'validation' or 'test'; '' in a table without splits
 
 
 class Table(NamedTuple):
-    """A table as it is written.
+    """Photos and their classes, and the names of all columns and of those with files and so on."""
 
-    Attributes:
-        path: of the file.
-        names: of the columns; "1", "2" and so on where the first row names a photo.
-        rows: (line of the file, cells); each row has as many cells as there are columns.
-    """
-
-    path: str
+    rows: list[Row]
     names: list[str]
-    rows: list[tuple[int, list[str]]]
+    file: str
+    label: str
+    split: str
 
-    @classmethod
-    def parse(cls, path: str, text: str, photos: Photos) -> Table:
-        """Reads a text with commas, tabs or semicolons; titles above the table do not matter.
 
-        Raises:
-            SourceError: it is no table.
-        """
-        reader = csv.reader(io.StringIO(text, ""), delimiter=max(",\t;", key=text[:4096].count))
-        try:
-            rows = [(reader.line_num, cells) for cells in reader if len(cells) > 1]
-        except csv.Error as error:
-            raise SourceError(f"{path}, line {reader.line_num} is no row: {error}") from error
-        if not rows:
-            raise SourceError(f"{path} is no table with columns of files and labels")
-        names = [cell.strip() for cell in rows[0][1]]
-        if any(map(photos.find, names)):
-            names = [str(i) for i in range(1, len(names) + 1)]
-        else:
-            rows = rows[1:]
-        width = len(names)
-        return cls(path, names, [(line, [*row, *[""] * width][:width]) for line, row in rows])
+def parse(
+    path: str, text: str, photos: Photos, file: str = "", label: str = "", guess: bool = True
+) -> Table:
+    """Reads a text with commas, tabs or semicolons; titles above the table do not matter.
 
-    def number(self, name: str) -> int:
-        """The number of a column from 0; SourceError if there is none of this name."""
-        if name not in self.names:
-            raise SourceError(f"{self.path} has no column {name!r}, but {', '.join(self.names)}")
-        return self.names.index(name)
+    Args:
+        path: of the table.
+        text: its content; without a header the columns are "1", "2" and so on.
+        photos: those that it may name.
+        file, label: the names of columns; '' for those that look like it.
+        guess: the only other column with values that repeat may have labels, whatever its name.
 
-    def columns(self, photos: Photos) -> tuple[int, int, int]:
-        """The numbers of the columns with files, labels and splits; -1 for what is not clear."""
-        cells = [*zip(*(row for _, row in self.rows), strict=True)] or [()]
-        hits = [len({i for cell in column for i in photos.find(cell)}) for column in cells]
-        file = hits.index(max(hits)) if any(hits) else -1
-        keys = [re.sub(r"\W+", "_", name.lower()) for name in self.names]
-        split = next((i for i, key in enumerate(keys) if key in _SPLIT_COLUMNS), -1)
-        if split >= 0 and len({*map(split_of, cells[split])} - {""}) < 2:
-            split = -1
-        named = [keys.index(key) for key in _LABELS if key in keys and keys.index(key) != file]
-        others = [
-            i
-            for i, column in enumerate(cells)
-            if i not in (file, split) and 1 < len({*column}) <= len(column) / 2
-        ]
-        label = named[0] if named else others[0] if len(others) == 1 else -1
-        return file, label, split
+    Raises:
+        SourceError: it is no table, or has no such columns.
+    """
+    reader = csv.reader(io.StringIO(text, ""), delimiter=max(",\t;", key=text[:4096].count))
+    try:
+        lines = [(reader.line_num, cells) for cells in reader if len(cells) > 1]
+    except csv.Error as error:
+        raise SourceError(f"{path}, line {reader.line_num} is no row: {error}") from error
+    if not lines:
+        raise SourceError(f"{path} is no table with columns of files and labels")
+    header = [cell.strip() for cell in lines[0][1]]
+    has_header = not any(map(photos.find, header))
+    names = [has_header and cell or str(i) for i, cell in enumerate(header, 1)]
+    lines = lines[has_header:]
+    rest = itertools.zip_longest(*(row for _, row in lines), fillvalue="")
+    columns = dict(zip(names, rest, strict=False))
+    for name in filter(None, (file, label)):
+        if name not in columns:
+            raise SourceError(f"{path} has no column {name!r}, but {', '.join(names)}")
+
+    def hits(name: str) -> tuple[int, int]:  # an ending counts: numbers of rows look like names
+        found = {*itertools.chain(*map(photos.find, columns[name]))}
+        return len(found), sum(cell.lower().endswith(SUFFIXES) for cell in columns[name])
+
+    file = file or max((name for name in columns if hits(name)[0]), key=hits, default="")
+    splits = {name: [_SPLITS.get(x.strip().lower(), "") for x in columns[name]] for name in columns}
+    split = next((name for name, each in splits.items() if all(each) and len({*each}) > 1), "")
+    label = label or _label_column(columns, (file, split), guess)
+    if not (file and label):
+        flags = f"give --file_column and --label_column, of {', '.join(names)}"
+        raise SourceError(f"{path}: which columns have files and labels is not clear: {flags}")
+    parts = splits.get(split, [""] * len(lines))
+    values = zip(lines, columns[file], columns[label], parts, strict=True)
+    rows = [Row(k, x, photos.find(x, path), normal_name(y), z) for (k, _), x, y, z in values]
+    return Table(rows, names, file, label, split)
+
+
+def _label_column(columns: Mapping[str, Sequence[str]], known: Sequence[str], guess: bool) -> str:
+    """The column with the labels, which is none of the `known`; '' if that is not clear."""
+    others = {name: column for name, column in columns.items() if name not in known}
+    keys = {re.sub(r"\W+", "_", name.lower()): name for name in others}
+    for key in _LABELS:
+        if key in keys:
+            return keys[key]
+    repeat = [name for name, cells in others.items() if 1 < len({*cells}) <= len(cells) / 2]
+    return repeat[0] if guess and len(repeat) == 1 else ""
 
 
 def label(
@@ -134,7 +155,7 @@ def label(
     Args:
         source: all photos.
         path: of the table.
-        file_column, label_column: their names; '' for those that `Table.columns` finds.
+        file_column, label_column: their names, see `parse`.
         by_split: whether a column with the names of splits counts.
 
     Raises:
@@ -145,53 +166,40 @@ def label(
     except UnicodeDecodeError as error:
         raise SourceError(f"{path} is no text in UTF-8: save it as CSV (UTF-8)") from error
     photos = Photos([file.name for file in source.files])
-    table = Table.parse(path, text, photos)
-    file, kind, split = table.columns(photos)
-    file = table.number(file_column) if file_column else file
-    kind = table.number(label_column) if label_column else kind
-    if min(file, kind) < 0:
-        flags = f"give --file_column and --label_column, of {', '.join(table.names)}"
-        raise SourceError(f"{path}: which columns have files and labels is not clear: {flags}")
-    rows: dict[int, tuple[int, str, str]] = {}
+    labelled: dict[int, Row] = {}
     missing = []
-    for line, cells in table.rows:
-        fits, name = photos.find(cells[file], path), normal_name(cells[kind])
-        if len(fits) > 1:
-            pair = " or ".join(source.files[i].name for i in fits[:2])
-            raise SourceError(f"{path}, line {line}: {cells[file]} is {pair}: write its folder")
-        if not fits:
-            missing.append(cells[file])
-        elif name:
-            part = split_of(cells[split]) if by_split and split >= 0 else "train"
-            first = rows.setdefault(fits[0], (line, name, part))
-            if first[1] != name:
-                fault = f"{cells[file]} is {name!r}, but in line {first[0]} {first[1]!r}"
-                raise SourceError(f"{path}, line {line}: {fault}: leave one of the two rows")
+    for row in parse(path, text, photos, file_column, label_column).rows:
+        place = f"{path}, line {row.line}: {row.file}"
+        if len(row.photos) > 1:
+            pair = " or ".join(source.files[i].name for i in row.photos[:2])
+            raise SourceError(f"{place} is {pair}: write its folder")
+        if not row.photos:
+            missing.append(row.file)
+        elif row.label and (first := labelled.setdefault(row.photos[0], row)).label != row.label:
+            fault = f"is {row.label!r}, but in line {first.line} {first.label!r}"
+            raise SourceError(f"{place} {fault}: leave one of the two rows")
     _warn(f"files of {path} that are not photos in {source.path}", missing)
-    bare = [photo.name for i, photo in enumerate(source.files) if i not in rows]
+    bare = [photo.name for i, photo in enumerate(source.files) if i not in labelled]
     _warn(f"photos without a label in {path} are left out", bare)
-    return _by_split(source, path, rows)
-
-
-def _by_split(source: Source, path: str, rows: dict[int, tuple[int, str, str]]):
-    """The photos by their split, of `rows` by photo: (line, class, split)."""
     parts = collections.defaultdict(list)
-    for i, (_, name, split) in sorted(rows.items()):
-        parts[split].append((source.files[i], name))
+    for i, row in sorted(labelled.items()):
+        parts[row.split if by_split and row.split else "train"].append(i)
     if "validation" not in parts and "test" in parts:
         parts["validation"] = parts.pop("test")
-    for split in ("test", ""):
-        left = [file.name for file, _ in parts.pop(split, [])]
-        _warn(f"photos of the split {split!r} in {path} are left out", left)
+    left = [source.files[i].name for i in parts.pop("test", ())]
+    _warn(f"photos of the split 'test' in {path} are left out", left)
     if "train" not in parts:
         raise SourceError(f"{path} has no label of a training photo in {source.path}")
     skipped = tuple(row for row in source.skipped if not row[0].endswith((".csv", ".tsv")))
-    result = {}
-    for split, pairs in parts.items():
-        files, classes = map(list, zip(*pairs, strict=True))
-        reasons = skipped if split == "train" else ()
-        result[split] = dataclasses.replace(source, files=files, classes=classes, skipped=reasons)
-    return result
+    return {
+        split: dataclasses.replace(
+            source,
+            files=[source.files[i] for i in part],
+            classes=[labelled[i].label for i in part],
+            skipped=skipped if split == "train" else (),
+        )
+        for split, part in parts.items()
+    }
 
 
 def _warn(text: str, names: Sequence[str]) -> None:

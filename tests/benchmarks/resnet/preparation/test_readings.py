@@ -3,7 +3,9 @@
 import pytest
 
 from benchmarks.resnet.preparation.imagenet import readings
+from common.errors import UserError
 from common.preparation.folders import Folder
+from scripts import prepare
 
 PAIR = [f"{c}/{i}.jpg" for c in ("cats", "dogs") for i in range(3)]
 SYNSETS = [f"n{i:08d}/{i}.JPEG" for i in range(1000)]
@@ -22,6 +24,7 @@ def table(*rows):
     return "\n".join(map(",".join, rows)) + "\n"
 
 
+NUMBERED = [(str(i), f"{5 - i}.jpg", "ab"[i % 2]) for i in range(6)]
 ROWS = [(str(i), "ab"[i % 2]) for i in range(6)]
 
 # Files with their texts; the form, the flags with paths relative to the folder, and words of what
@@ -37,7 +40,7 @@ CASES = {
     "splits": (
         under("Train", "VAL", "test"),
         "photos --train=Train --validation=VAL",
-        "VAL/ is for validation; test: left for predict.py",
+        "VAL/ is for validation; other images, which are not used: 6",
     ),
     "test alone": (
         under("x/train", "x/test"),
@@ -48,6 +51,17 @@ CASES = {
         under("seg_train/seg_train", "seg_test/seg_test") | loose("seg_pred"),
         "photos --train=seg_train/seg_train --validation=seg_test/seg_test",
         "",
+    ),
+    "copies, and a stray picture": (
+        under("train", "test", "data/train", "data/test") | {"train/banner.png": "x"},
+        "photos --train=data/train --validation=data/test",
+        "not used: 13",
+    ),
+    "a copy in it": (under(".", "set"), "photos --train=set", "of 2 classes"),
+    "a folder in each class": (
+        under("train", names=["cats/images/1.jpg", "dogs/images/1.jpg"]) | loose("val/images"),
+        "photos --train=train",
+        "not used: 6",
     ),
     "test without classes": (under("train") | loose("test"), "photos --train=train", "a tenth"),
     "a class of the name": (under(".", names=["train/1.jpg", "bus/1.jpg"]), "photos --train=.", ""),
@@ -72,10 +86,9 @@ CASES = {
         "csv --train=train --labels=train.csv --file_column=id --label_column=breed",
         "6 images and train.csv (columns id, breed): 2 classes",
     ),
-    "table of two folders": (
-        {f"part_{int(i) % 3}/{i}.jpg": "" for i, _ in ROWS}
-        | {"meta.tsv": table(("image_id", "dx"), *ROWS).replace(",", "\t")},
-        "csv --train=. --labels=meta.tsv --file_column=image_id --label_column=dx",
+    "table with numbered rows": (
+        loose("i") | {"l.csv": table(("", "file", "y"), *NUMBERED)},
+        "csv --train=i --labels=l.csv --file_column=file --label_column=y",
         "",
     ),
     "table without header": (
@@ -116,6 +129,12 @@ def test_what_a_folder_is(case, tmp_path):
 OTHERS = {
     "one class": under(".", names=["cats/1.jpg", "cats/2.jpg"]),
     "one folder": loose("images"),
+    "classes at two depths": under("videos") | under("frames", names=["up/1.jpg", "down/1.jpg"]),
+    "classes in groups": under("a") | {"b/bus/1.jpg": "x", "b/car/1.jpg": "x"},
+    "deep strays": {f"{c}/{i}.jpg": "" for c in "ab" for i in range(9)} | {"docs/pages/x.png": "x"},
+    "splits in classes": {f"{c}/{s}/1.jpg": "" for c in ("a", "b") for s in ("train", "test")},
+    "masks in classes": {f"{c}/{k}/1.png": k for c in ("a", "b") for k in ("images", "masks")},
+    "a table of few": {f"i/{i}.jpg": "" for i in range(13)} | {"t.csv": table(("id", "y"), *ROWS)},
     "masks": loose("images", "png") | loose("masks", "png"),
     "outlines": loose("leftImg8bit", "png") | loose("gtFine", "png"),
     "VOC": loose("JPEGImages") | loose("SegmentationClass", "png") | loose("Annotations", "xml"),
@@ -140,3 +159,19 @@ def test_what_belongs_to_others(files, tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert readings(Folder.open(str(tmp_path))) == []
+
+
+def test_class_folders_or_a_table(tmp_path):
+    files = {f"part_{int(i) % 3}/{i}.jpg": "" for i, _ in ROWS}
+    for name, text in (files | {"meta.tsv": table(("image_id", "dx"), *ROWS)}).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text.replace(",", "\t"))
+    folder = Folder.open(str(tmp_path))
+    with pytest.raises(UserError, match="--as=photos.* or .*--as=csv"):
+        prepare.choose(folder, readings(folder))
+    flags = ["--labels=%s/meta.tsv", "--file_column=image_id", "--label_column=dx"]
+    expected = ["--layout=folder", "--train=%s", *flags]
+    chosen = prepare.choose(folder, readings(folder), "csv").arguments
+    assert [flag.removesuffix("/") for flag in chosen] == [
+        flag.replace("%s", str(tmp_path)) for flag in expected
+    ]
