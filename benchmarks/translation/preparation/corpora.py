@@ -17,7 +17,7 @@ import posixpath
 import re
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
@@ -196,8 +196,10 @@ class Corpus(NamedTuple):
         header = _header(rows[:4], columns, wanted) if "1" in numbers else {}
         names = {cell.strip(): key for key, cell in header.items()} or numbers
         sides = columns or languages.choose(names, wanted)
-        if not sides and not header:
-            sides = _texts(rows) if "1" in numbers else [] if any(wanted) else _two(names)
+        if not sides and not header and "1" in numbers:
+            sides = _texts(rows)
+        elif not (sides or header or any(wanted)):  # two other keys or languages
+            sides = sorted(names, key=lambda name: languages.code(name) != "en")
         keys = [names.get(side, numbers.get(side)) for side in sides]
         if len(keys) != 2 or None in keys:
             few = ", ".join(name[:30] for name in [*names][:20]) or "no text"
@@ -221,11 +223,11 @@ class Corpus(NamedTuple):
             SourceError: the file is damaged; the message names the row.
             tf.errors.OpError: it cannot be read.
         """
-        is_body = not self.header
-        for number, row in self.read(self.path, count):
-            is_header = bool(row) and row == self.header
-            is_body |= is_header
-            if is_header or not is_body:
+        rows = self.read(self.path, count)
+        if self.header:
+            rows = itertools.dropwhile(lambda row: row[1] != self.header, rows)
+        for number, row in rows:
+            if self.header and row == self.header:
                 continue
             try:
                 source, target = (_LINE_ENDS.sub(" ", row[key]) for key in self.keys)
@@ -254,15 +256,9 @@ def _header(rows: Sequence[Row], columns: Sequence[str], wanted: tuple[str, str]
 
 def _texts(rows: Sequence[Row]) -> list[str]:
     """The first two columns that hold text: no numbers, no codes of languages."""
-    cells = {key: [row.get(key, "") for row in rows] for key in rows[0]}
+    cells = {key: [row.get(key, "") for row in rows] for key in itertools.chain(*rows)}
     texts = {key for key in cells if not all(map(languages.code, cells[key]))}
     return [str(key) for key in cells if key in texts and _most(cells[key], _LETTER)][:2]
-
-
-def _two(names: Iterable[str]) -> list[str]:
-    """Both of two names, English first."""
-    ordered = sorted(names, key=lambda name: languages.code(name) != "en")
-    return ordered if len(ordered) == 2 else []
 
 
 def _most(texts: Sequence[str], pattern: str) -> bool:

@@ -51,9 +51,11 @@ def readings(folder: Folder) -> list[Reading]:
     """The ways to read a folder as parallel text: two files of lines, or files of pairs."""
     # By form: the files of each input, and the names of its source and target.
     inputs: dict[str, dict[tuple[str, ...], Sequence[str]]] = collections.defaultdict(dict)
+    faults = UserError, OSError, tensorflow().errors.OpError
     codes, pairs = languages.pairs(file.name for file in folder.files if _is_lines(file.name))
-    if pairs and all(_has_letters(folder.head(name)) for name in pairs[0]):
-        inputs["text"] = dict.fromkeys(pairs, codes)
+    with contextlib.suppress(*faults):
+        if pairs and all(_has_letters(folder.head(name)) for name in pairs[0]):
+            inputs["text"] = dict.fromkeys(pairs, codes)
     taken = {name for pair in inputs["text"] for name in pair}
     seen: collections.Counter[str] = collections.Counter()
     for name in (file.name for file in folder.files if file.name not in taken):
@@ -65,7 +67,7 @@ def readings(folder: Folder) -> list[Reading]:
             corpus = Corpus.open(folder.full(name))
             if form in _CERTAIN or corpus.has_sentences():
                 inputs[form][name,] = corpus.names
-        except (UserError, OSError, tensorflow().errors.OpError):
+        except faults:
             if form in _CERTAIN:  # the preparation says the fault
                 inputs[form][name,] = "source", "target"
     return [_reading(folder, form, inputs[form]) for form in inputs if inputs[form]]
@@ -96,7 +98,7 @@ def _reading(folder: Folder, form: str, inputs: Mapping[tuple[str, ...], Sequenc
     text = ", ".join(row[0] for row in evaluation[:3]) or "a part of the training pairs"
     makes = f"packed rows, {sides[0]} to {sides[1]}; evaluation on {text}"
     if aside := [row[0] for row in inputs if row not in {*train, *evaluation}]:
-        makes += f"; {len(aside):,} other files stay aside, such as {aside[0]}"
+        makes += f"; not used: {', '.join(aside[:3])}{' ...' * (len(aside) > 3)}"
     return Reading("text", form, about, makes, flags, sum(map(len, rows)))
 
 
