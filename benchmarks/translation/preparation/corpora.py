@@ -31,7 +31,7 @@ from common.text import is_sgm, limited_lines, sgm_sentences
 DAMAGE = (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile)
 _BUFFER = 1 << 20  # bytes of a read
 _SAMPLE = 50  # rows that tell what the columns and languages are
-_LETTER = r"[^\W\d_]"
+LETTER = r"[^\W\d_]"
 _LINE_ENDS = re.compile(r"\r?\n|\r")
 _MESSAGE = re.compile(  # of gettext: S stands for strings, one in a line
     r"(?P<comments>(#.*\n)*)(msgctxt *S)?msgid *(?P<id>S)(msgid_plural *S)?"
@@ -242,9 +242,9 @@ class Corpus(NamedTuple):
         Raises: see `pairs`.
         """
         is_certain = {*map(languages.code, self.names)} - {"", "source", "target"}
-        pattern = _LETTER if is_certain else r"[.!?\u2026\u3002\uff01\uff1f\u0964]\W*$"
+        pattern = LETTER if is_certain else r"[.!?\u2026\u3002\uff01\uff1f\u0964]\W*$"
         sides = [*zip(*itertools.islice(self.pairs(), _SAMPLE), strict=True)]
-        return bool(sides) and all(_most(side, pattern) for side in sides)
+        return bool(sides) and all(are_mostly(side, pattern) for side in sides)
 
 
 def _header(rows: Sequence[Row], columns: Sequence[str], wanted: tuple[str, str]) -> Row:
@@ -258,11 +258,12 @@ def _texts(rows: Sequence[Row]) -> list[str]:
     """The first two columns that hold text: no numbers, no codes of languages."""
     cells = {key: [row.get(key, "") for row in rows] for key in itertools.chain(*rows)}
     texts = {key for key in cells if not all(map(languages.code, cells[key]))}
-    return [str(key) for key in cells if key in texts and _most(cells[key], _LETTER)][:2]
+    return [str(key) for key in cells if key in texts and are_mostly(cells[key], LETTER)][:2]
 
 
-def _most(texts: Sequence[str], pattern: str) -> bool:
-    return 2 * sum(bool(re.search(pattern, text)) for text in texts) >= len(texts)
+def are_mostly(texts: Sequence[str], pattern: str) -> bool:
+    """Whether a half or more of some texts have a regular expression in them."""
+    return 2 * sum(bool(re.search(pattern, text)) for text in texts) >= len(texts) > 0
 
 
 # --- Readers yield the number of each row, from 1, and its texts.

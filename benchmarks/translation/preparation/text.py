@@ -43,7 +43,7 @@ _STEPS = 2500  # of the schedule for small text, in at least 10 and at most 100 
 _LINES = ("txt", "text", "tok", "sgm", "src", "tgt", "trg", "source", "target")
 _EVAL = {"val", "valid", "validation", "dev", "newsdev", "eval"}, {"test", "newstest", "tst"}
 _CERTAIN = ("tmx", "po")  # forms that hold nothing else than text
-_PROBED, _MOST = 16, 1000  # files of a form: if none of the first has text; that are looked at
+_MOST = 1000  # files of a form that are looked at
 _COUNTED = 16 << 20  # bytes of text: pairs of more are not counted
 
 
@@ -61,7 +61,7 @@ def readings(folder: Folder) -> list[Reading]:
     for name in (file.name for file in folder.files if file.name not in taken):
         form, _ = corpora.FORMS.get(corpora.ending(name), ("", None))
         seen[form] += 1
-        if not form or seen[form] > (_MOST if inputs[form] else _PROBED):
+        if not form or seen[form] > _MOST:
             continue
         try:
             corpus = Corpus.open(folder.full(name))
@@ -86,9 +86,6 @@ def _reading(folder: Folder, form: str, inputs: Mapping[tuple[str, ...], Sequenc
     for name, part in (("train", train), ("eval", evaluation)):
         for i, end in enumerate(ends if part else ()):
             flags.append(f"--{name}{end}=" + ",".join(folder.full(row[i]) for row in part))
-    codes = [languages.code(side) for side in sides]
-    if form != "text" and not {"", "source", "target"} & {*codes}:
-        flags += [f"--source_language={codes[0]}", f"--target_language={codes[1]}"]
     flags += ["--clean", "--max_ratio=9"]  # the ratio of Moses' clean-corpus-n
     about = f"{' and '.join(train[0])}, {_amount(folder, form, train)}: "
     if len(train) > 1:
@@ -127,8 +124,7 @@ def _has_letters(head: bytes) -> bool:
     if head[:2] == b"\x1f\x8b":
         with contextlib.suppress(zlib.error):
             head = zlib.decompressobj(31).decompress(head)
-    lines = head.decode(errors="replace").splitlines()[:50]
-    return 2 * sum(bool(re.search(r"[^\W\d_]", line)) for line in lines) > len(lines)
+    return corpora.are_mostly(head.decode(errors="replace").splitlines()[:50], corpora.LETTER)
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:

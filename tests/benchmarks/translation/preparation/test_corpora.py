@@ -164,7 +164,8 @@ def test_the_reading_of_a_folder_makes_records(tmp_path, capsys, name):
         "train.jsonl.gz": "".join(json.dumps({"en": a, "de": b}) + "\n" for a, b in MANY),
         "train.tmx": tmx([*MANY, ("same", "same")]),
         "train.de": LINES[1],
-        "train.po": "".join(f'msgid "{a}"\nmsgstr "{b}"\n\n' for a, b in MANY),
+        "train.po": 'msgid ""\nmsgstr "Language: de\\n"\n\n'
+        + "".join(f'msgid "{a}"\nmsgstr "{b}"\n\n' for a, b in MANY),
     }
     write(tmp_path, f"in/{name}", contents[name])
     if name == "train.de":
@@ -182,6 +183,8 @@ def test_the_reading_of_a_folder_makes_records(tmp_path, capsys, name):
     assert pairs == ([60, 2] if name == "train.de" else [48, 12])
     assert ("1 of 2 sentences to evaluate on are in" in printed) == (name == "train.de")
     assert f"warning: {pairs[0]} pairs" in printed
+    turned = read(*reading.arguments, "--source_language=de")[2]
+    assert turned[0][0].startswith("The dog" if name in ("train.de", "train.tsv") else "Der Hund")
     sentences = (tmp_path / "out/sources.txt").read_text().splitlines()
     assert {*sentences} <= {*LINES[0].splitlines(), "A cat sits."}
 
