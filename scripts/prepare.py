@@ -277,8 +277,8 @@ def _contents(folder: Folder, texts: Sequence[str]) -> str:
         return "is packed in a way that is not read here: unpack it, and give the folder"
     if are_most(*SUFFIXES):
         return (
-            f"holds {_endings(folder)}, but neither labels nor class folders beside each other: give "
-            f"the folder of the classes, or {_COMMAND} imagenet --layout=folder --train=PATH"
+            f"holds {_endings(folder)}, but neither labels nor class folders beside each other: "
+            f"give the folder of the classes, or {_COMMAND} imagenet --layout=folder --train=PATH"
         )
     if folder.is_file and are_most(*_TABLES):
         return (

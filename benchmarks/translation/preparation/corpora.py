@@ -6,9 +6,8 @@ file is held in memory.
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import csv
-import functools
 import gzip
 import io
 import itertools
@@ -17,9 +16,8 @@ import os
 import posixpath
 import re
 import tarfile
-import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
@@ -30,20 +28,24 @@ from common.errors import one_line
 from common.preparation.sources import SourceError
 from common.text import is_sgm, limited_lines, sgm_sentences
 
-DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, gzip.BadGzipFile)
-FORMS = {  # by the ends of names, behind which .gz may be
-    **dict.fromkeys((".tsv", ".tab", ".txt"), "tsv"),
-    ".csv": "pairs",
-    ".tmx": "tmx",
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
-    ".po": "po",
-}
+DAMAGE = (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile)
 _BUFFER = 1 << 20  # bytes of a read
 _SAMPLE = 50  # rows that tell what the columns and languages are
+LETTER = r"[^\W\d_]"
 _LINE_ENDS = re.compile(r"\r?\n|\r")
+_MESSAGE = re.compile(  # of gettext: S stands for strings, one in a line
+    r"(?P<comments>(#.*\n)*)(msgctxt *S)?msgid *(?P<id>S)(msgid_plural *S)?"
+    r"msgstr(\[0\])? *(?P<text>S)".replace("S", r'(".*"\n)+')
+)
+_ESCAPES = {"n": "\n", "t": "\t"}
 
 Count = Callable[[int], Any]  # gets the number of bytes of each read
-Lines = Iterable[tuple[int, str]]  # with their numbers, from 1
+Row = dict[Any, str]  # texts by the number of a column, from 1, by key, or by language
+Reader = Callable[[str, Count], Iterator[tuple[int, Row]]]
+
+
+def _ignore(size: int) -> None:
+    """Counts nothing."""
 
 
 class Text(NamedTuple):
@@ -57,7 +59,7 @@ class Text(NamedTuple):
         """The file in messages."""
         return f"{self.path}/{self.member}" if self.member else self.path
 
-    def lines(self, count: Count = lambda size: None) -> Iterator[bytes]:
+    def lines(self, count: Count = _ignore) -> Iterator[bytes]:
         r"""Yields the lines without "\n", which alone ends a line; of an .sgm its segments.
 
         Raises:
@@ -87,13 +89,14 @@ class Text(NamedTuple):
 
     def _find_member(self, raw: Any) -> Any:
         """Opens the member, without unpacking the archive."""
-        for name, extract in members(raw):
-            if name == self.member:
-                return extract()
+        archive = tarfile.open(fileobj=raw, mode="r|*")  # noqa: SIM115 (its member is read)
+        for info in archive:
+            if posixpath.normpath(info.name) == self.member and info.isreg():
+                return archive.extractfile(info)
         raise SourceError(f"{self.path} holds no file {self.member}")
 
 
-def open_file(path: str, count: Count = lambda size: None) -> io.BufferedReader:
+def open_file(path: str, count: Count = _ignore) -> io.BufferedReader:
     """Opens a local or gs:// file; `count` gets the bytes of each read."""
     limits.check_file(path, SourceError)
     return io.BufferedReader(_File(path, count), _BUFFER)
@@ -104,43 +107,47 @@ def unzipped(file: Any) -> Any:
     return gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
 
 
-def members(file: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The name of each file in a tar or a zip that `open_file` opened, and what opens it."""
-    if file.peek(2)[:2] == b"PK":
-        errors = tensorflow().errors
-        try:
-            archive = zipfile.ZipFile(file.raw.file)
-        except (errors.OutOfRangeError, errors.InvalidArgumentError) as error:
-            raise zipfile.BadZipFile("it has no end") from error
-        for info in archive.infolist():
-            if not info.is_dir():
-                yield posixpath.normpath(info.filename), functools.partial(archive.open, info)
-        return
-    tar = tarfile.open(fileobj=file, mode="r|*")  # noqa: SIM115 (its members are read)
-    for info in tar:
-        if info.isreg():
-            yield posixpath.normpath(info.name), functools.partial(tar.extractfile, info)
-
-
 class _File(io.RawIOBase):
     """A local or gs:// file; counts the bytes that are read."""
 
     def __init__(self, path: str, count: Count):
-        self.file, self._count = tensorflow().io.gfile.GFile(path, "rb"), count
+        self._file, self._count = tensorflow().io.gfile.GFile(path, "rb"), count
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self.file.read(len(buffer))
+        data = self._file.read(len(buffer))
         buffer[: len(data)] = data
         self._count(len(data))
         return len(data)
 
 
-def form(path: str) -> str:
-    """The form of a file by its name, a value of `FORMS`, or ""."""
-    return FORMS.get(os.path.splitext(path.lower().removesuffix(".gz"))[1], "")
+class Lines(NamedTuple):
+    """Two files, of which line i of one is the translation of line i of the other."""
+
+    source: Text
+    target: Text
+
+    def __str__(self) -> str:
+        return f"{self.source.name} and {self.target.name}"
+
+    def pairs(self, count: Count = _ignore) -> Iterator[tuple[str, str]]:
+        """Yields the pairs of lines.
+
+        Raises:
+            SourceError: the numbers of lines differ, or a line is not UTF-8.
+        """
+        lines = itertools.zip_longest(*(text.lines(count) for text in self))
+        for number, pair in enumerate(lines, 1):
+            if None in pair:
+                total = number + sum(1 for _ in lines)
+                counts = [number - 1 if line is None else total for line in pair]
+                raise SourceError(
+                    f"{self.source.name} has {counts[0]:,} lines and {self.target.name} "
+                    f"{counts[1]:,}: line i of one must be the translation of line i of the other"
+                )
+            yield self.source.decode(pair[0], number), self.target.decode(pair[1], number)
 
 
 class Corpus(NamedTuple):
@@ -148,19 +155,17 @@ class Corpus(NamedTuple):
 
     Attributes:
         path: local or gs://.
-        form: see `FORMS`.
-        places: of source and target: columns of a table, from 0; else keys or languages.
-        names: of the places, for people.
-        header: the first row of a table, if it names the columns.
-        delimiter: of the columns of a table.
+        read: its reader, see `FORMS`.
+        keys: of source and target in the rows.
+        names: of them, for people.
+        header: the row of a table that names the columns; {} if there is none.
     """
 
     path: str
-    form: str
-    places: tuple[Any, ...] = ()
-    names: tuple[str, ...] = ()
-    header: tuple[str, ...] = ()
-    delimiter: str = "\t"
+    read: Reader
+    keys: Sequence[Any]
+    names: tuple[str, ...]
+    header: Row
 
     @classmethod
     def open(
@@ -170,7 +175,7 @@ class Corpus(NamedTuple):
 
         Args:
             path: of the file.
-            columns: those of source and target, by name or by number from 1; () to guess.
+            columns: source and target, by name or by number from 1; () to guess.
             wanted: languages of source and target; see `languages.choose`.
 
         Raises:
@@ -181,171 +186,150 @@ class Corpus(NamedTuple):
         if tensorflow().io.gfile.isdir(path):
             fix = f"give its files, or the folder alone: python -m scripts.prepare {path}"
             raise SourceError(f"{path} is a folder: {fix}")
-        corpus = cls(path, form(path) or "tsv")
-        if corpus.form == "pairs":  # the one that cuts all of the first rows into as many columns
-            tables = [corpus._replace(delimiter=delimiter) for delimiter in ",;\t"]
-            sizes = [{len(row) for row in table._sample()} for table in tables]
-            fits = [len(size) == 1 and size != {1} for size in sizes]
-            corpus = tables[fits.index(True) if any(fits) else 0]
-        rows = corpus._sample()
-        is_table = corpus.form in ("tsv", "pairs")
-        names = [*rows[0]] if rows and is_table else [*dict.fromkeys(itertools.chain(*rows))]
-        choices = [languages.choose(row, wanted) for row in (rows[:4] if is_table else [names])]
-        places, is_header = choices[0] if choices else (), any(choices[:1])
-        if columns:
-            lower = [name.strip().lower() for name in names]
-            is_header |= not all(map(str.isdigit, columns))
-            with contextlib.suppress(ValueError):
-                places = [int(c) - 1 if c.isdigit() else lower.index(c.lower()) for c in columns]
-        elif any(choices[1:]) and not is_header:
-            raise SourceError(f"{path} has a header, but not in line 1: delete the lines before it")
-        elif corpus.form in ("tmx", "po") and len(names) == 2 and not (places or any(wanted)):
-            names.sort(key=lambda name: name != "en")
-            places = 0, 1  # of languages that `languages` does not know
-        elif is_table and not is_header and sum(map(bool, map(languages.code, names))) < 3:
-            places = _text_columns(rows)
-        if len(places) != 2 or not 0 <= min(places) <= max(places) < len(names):
-            few = ", ".join(name[:30] for name in names[:20])
-            if len(names) < 2:
-                fix = "pairs need two; give files of lines as --train_source and --train_target"
-                raise SourceError(f"{path} has one column or language, {few or 'no text'}: {fix}")
+        if not (read := FORMS.get(ending(path), ("", None))[1]):
             raise SourceError(
-                f"{path} has {few}: which two are the source and the target? Give --columns=A,B, "
-                "names or numbers from 1, or --source_language and --target_language"
+                f"{path} is no file of pairs ({', '.join(FORMS)}): rename it; give files of lines "
+                "as --train_source and --train_target, tar archives as --train_archives"
             )
-        if not is_table:
-            chosen = tuple(names[i] for i in places)
-            return corpus._replace(places=chosen, names=chosen)
-        is_header |= all(languages.code(names[i]) for i in places)
-        labels = tuple(names[i] if is_header else f"column {i + 1}" for i in places)
-        header = tuple(names) if is_header else ()
-        return corpus._replace(places=tuple(places), names=labels, header=header)
+        rows = [row for _, row in itertools.islice(read(path, _ignore), _SAMPLE)]
+        numbers = {str(key): key for row in rows for key in row}
+        header = _header(rows[:4], columns, wanted) if "1" in numbers else {}
+        names = {cell.strip(): key for key, cell in header.items()} or numbers
+        sides = columns or languages.choose(names, wanted)
+        if not sides and not header and "1" in numbers:
+            sides = _texts(rows)
+        elif not (sides or header or any(wanted)):  # two other keys or languages
+            sides = sorted(names, key=lambda name: languages.code(name) != "en")
+        keys = [names.get(side, numbers.get(side)) for side in sides]
+        if len(keys) != 2 or None in keys:
+            few = ", ".join(name[:30] for name in [*names][:20]) or "no text"
+            fix = (
+                "which two are the source and the target? Give --columns=A,B, names or numbers "
+                "from 1, or --source_language and --target_language"
+                if len(names) > 1
+                else "a pair has two; give files of lines as --train_source and --train_target"
+            )
+            raise SourceError(f"{path} has {few}: {fix}")
+        titles = {key: f"column {key}" for key in keys if isinstance(key, int)} | header
+        return cls(path, read, keys, tuple(f"{titles.get(key, key)}" for key in keys), header)
 
-    def pairs(self, count: Count = lambda size: None) -> Iterator[tuple[str, str]]:
-        """Yields source and target of each row; both are "" where a unit of TMX lacks one.
+    def __str__(self) -> str:
+        return f"{self.path}, {' to '.join(self.names)}"
+
+    def pairs(self, count: Count = _ignore) -> Iterator[tuple[str, str]]:
+        """Yields source and target of each row below the header, which may be there again.
 
         Raises:
             SourceError: the file is damaged; the message names the row.
             tf.errors.OpError: it cannot be read.
         """
-        for i, (number, row) in enumerate(self.rows(count)):
-            if self.header and tuple(row) == self.header:
-                if i:
-                    raise SourceError(f"{self.path}, line {number} is the header again: delete it")
+        rows = self.read(self.path, count)
+        if self.header:
+            rows = itertools.dropwhile(lambda row: row[1] != self.header, rows)
+        for number, row in rows:
+            if self.header and row == self.header:
                 continue
             try:
-                source, target = (row[place] for place in self.places)
-            except (IndexError, KeyError) as error:
-                if self.form in ("tmx", "po"):
-                    yield "", ""
-                    continue
-                raise SourceError(
-                    f"{self.path}, line {number} has {len(row)} of the columns, and not both "
-                    f"{' and '.join(self.names)}: correct or delete it"
-                ) from error
-            if not (isinstance(source, str) and isinstance(target, str)):
-                names = " and ".join(self.names)
-                raise SourceError(f"{self.path}, line {number}: {names} are not both text")
-            yield _LINE_ENDS.sub(" ", source), _LINE_ENDS.sub(" ", target)
+                source, target = (_LINE_ENDS.sub(" ", row[key]) for key in self.keys)
+            except KeyError as error:
+                fault = f"no text for both {' and '.join(self.names)}: correct or delete it"
+                raise SourceError(f"{self.path}, line {number} has {fault}") from error
+            yield source, target
 
     def has_sentences(self) -> bool:
         """Whether the first rows look like text, and not like ratings, titles or labels.
 
         Raises: see `pairs`.
         """
-        if self.form in ("tmx", "po"):
-            return True
         is_certain = {*map(languages.code, self.names)} - {"", "source", "target"}
-        pattern = r"[^\W\d_]" if is_certain else r"[.!?\u2026\u3002\uff01\uff1f\u0964]\W*$"
+        pattern = LETTER if is_certain else r"[.!?\u2026\u3002\uff01\uff1f\u0964]\W*$"
         sides = [*zip(*itertools.islice(self.pairs(), _SAMPLE), strict=True)]
-        return bool(sides) and all(
-            2 * sum(bool(re.search(pattern, text)) for text in side) >= len(side) for side in sides
-        )
-
-    def rows(self, count: Count = lambda size: None) -> Iterator[tuple[int, Any]]:
-        """Yields the number of each row, from 1, and its cells, or its texts by key or language."""
-        if self.form == "tmx":
-            return enumerate(self._units(count), 1)
-        text = Text(self.path)
-        lines = ((i, text.decode(line, i)) for i, line in enumerate(text.lines(count), 1))
-        read = {"tsv": _cells, "pairs": self._quoted, "jsonl": self._objects, "po": self._messages}
-        return read[self.form](lines)
-
-    def _sample(self) -> list[Any]:
-        return [row for _, row in itertools.islice(self.rows(), _SAMPLE)]
-
-    def _quoted(self, lines: Lines) -> Iterator[tuple[int, list[str]]]:
-        reader = csv.reader((line + "\n" for _, line in lines), delimiter=self.delimiter)
-        try:
-            yield from ((reader.line_num, row) for row in reader if row)
-        except csv.Error as error:
-            fault = f"{self.path}, line {reader.line_num}: {one_line(error)}"
-            raise SourceError(f"{fault}; is a quote not closed?") from error
-
-    def _objects(self, lines: Lines) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Objects of JSON; those of Hugging Face's datasets have the texts in "translation"."""
-        for number, line in lines:
-            try:
-                row = json.loads(line) if line.strip() else {}
-                row = row.get("translation", row)
-                if row:
-                    yield number, {key: "" if row[key] is None else row[key] for key in row}
-            except (ValueError, AttributeError, TypeError, RecursionError) as error:
-                fault = f"{self.path}, line {number} is no JSON object"
-                raise SourceError(f"{fault}: each line must be one, {{...}}") from error
-
-    def _units(self, count: Count) -> Iterator[dict[str, str]]:
-        """The texts of each unit of a TMX by language."""
-        body = None
-        try:
-            with open_file(self.path, count) as raw:
-                for event, node in ElementTree.iterparse(unzipped(raw), ("start", "end")):
-                    name = node.tag.rpartition("}")[2]
-                    if event == "start":
-                        body = node if name == "body" else body
-                    elif name == "tu":
-                        yield dict(map(_variant, node.findall("{*}tuv")))
-                        (node if body is None else body).clear()  # it would fill the memory
-        except (ElementTree.ParseError, ValueError, LookupError, *DAMAGE) as error:
-            raise SourceError(f"{self.path} is no TMX, or damaged: {one_line(error)}") from error
-
-    def _messages(self, lines: Lines) -> Iterator[tuple[int, dict[str, str]]]:
-        """The messages of a .po, of several forms the first; neither fuzzy nor obsolete ones."""
-        words = re.findall(r"[A-Za-z]+", self.path)
-        code = next(filter(None, map(languages.code, reversed(words))), "target")
-        parts, part, is_fuzzy = {}, "", False
-        for number, raw in itertools.chain(lines, [(0, "")]):
-            line = raw.strip()
-            match = re.fullmatch(r'(?:(msg[a-z_]+(?:\[\d+\])?)\s*)?"(.*)"', line)
-            if not match and line[:1] not in ("", "#"):
-                raise SourceError(f"{self.path}, line {number} is no gettext: {line[:40]!r}")
-            begins = match[1] in ("msgctxt", "msgid") if match else True
-            if begins and "msgstr" in parts:
-                if parts.get("msgid") and not is_fuzzy:
-                    yield number, {"en": parts["msgid"], code: parts["msgstr"]}
-                elif header := re.search(r"^Language: *(\w\S*)", parts["msgstr"], re.MULTILINE):
-                    code = code if parts.get("msgid") else languages.code(header[1]) or header[1]
-                parts, is_fuzzy = {}, False
-            if match:
-                part = (match[1] or part).replace("msgstr[0]", "msgstr")
-                text = re.sub(r"\\(.)", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), match[2])
-                parts[part] = parts.get(part, "") + text
-            is_fuzzy |= line.startswith("#,") and "fuzzy" in line
+        return bool(sides) and all(are_mostly(side, pattern) for side in sides)
 
 
-def _cells(lines: Lines) -> Iterator[tuple[int, list[str]]]:
-    """Cells with tabs between them; quotes are a part of the text."""
-    return ((number, line.rstrip("\r").split("\t")) for number, line in lines if line.strip())
+def _header(rows: Sequence[Row], columns: Sequence[str], wanted: tuple[str, str]) -> Row:
+    """The row that has `columns`, or alone has names of two languages; {} if there is none."""
+    named = [row for row in rows if len(languages.named(row.values(), wanted)) > 1]
+    own = [row for row in rows if columns and {*columns} <= {cell.strip() for cell in row.values()}]
+    return (own or (named if len(named) == 1 else []) or [{}])[0]
 
 
-def _text_columns(rows: Sequence[Sequence[str]]) -> list[int]:
+def _texts(rows: Sequence[Row]) -> list[str]:
     """The first two columns that hold text: no numbers, no codes of languages."""
-    chosen = []
-    for i in range(len(rows[0]) if rows else 0):
-        cells = [row[i] for row in rows if i < len(row)]
-        texts = [c for c in cells if re.search(r"[^\W\d_]", c) and not languages.code(c)]
-        chosen += [i] if 2 * len(texts) > len(cells) else []
-    return chosen[:2]
+    cells = {key: [row.get(key, "") for row in rows] for key in itertools.chain(*rows)}
+    texts = {key for key in cells if not all(map(languages.code, cells[key]))}
+    return [str(key) for key in cells if key in texts and are_mostly(cells[key], LETTER)][:2]
+
+
+def are_mostly(texts: Sequence[str], pattern: str) -> bool:
+    """Whether a half or more of some texts have a regular expression in them."""
+    return 2 * sum(bool(re.search(pattern, text)) for text in texts) >= len(texts) > 0
+
+
+# --- Readers yield the number of each row, from 1, and its texts.
+
+
+def _decoded(path: str, count: Count) -> Iterator[tuple[int, str]]:
+    text = Text(path)
+    return ((i, text.decode(line, i)) for i, line in enumerate(text.lines(count), 1))
+
+
+def _read_tabs(path: str, count: Count) -> Iterator[tuple[int, Row]]:
+    """Cells with tabs between them; quotes are a part of the text."""
+    for number, line in _decoded(path, count):
+        if line.strip():
+            yield number, dict(enumerate(line.rstrip("\r").split("\t"), 1))
+
+
+def _read_csv(path: str, count: Count) -> Iterator[tuple[int, Row]]:
+    """Cells that may be quoted; the delimiter cuts all of the first rows into as many."""
+    sizes = {}
+    for delimiter in ",;\t":
+        rows = itertools.islice(_cells(path, delimiter, _ignore), _SAMPLE)
+        sizes[delimiter] = {len(row) for _, row in rows}
+    fits = [each for each, size in sizes.items() if len(size) == 1 and size != {1}]
+    yield from _cells(path, [*fits, ","][0], count)
+
+
+def _cells(path: str, delimiter: str, count: Count) -> Iterator[tuple[int, Row]]:
+    reader = csv.reader((line + "\n" for _, line in _decoded(path, count)), delimiter=delimiter)
+    try:
+        yield from ((reader.line_num, dict(enumerate(row, 1))) for row in reader if row)
+    except csv.Error as error:
+        fault = f"{path}, line {reader.line_num}: {one_line(error)}"
+        raise SourceError(f"{fault}; is a quote not closed?") from error
+
+
+def _read_json(path: str, count: Count) -> Iterator[tuple[int, Row]]:
+    """Objects, one in a line; those of Hugging Face's datasets have the texts in "translation"."""
+    for number, line in _decoded(path, count):
+        try:
+            row = json.loads(line) if line.strip() else {}
+            row = row.get("translation", row)
+            row = {key: "" if text is None else text for key, text in row.items()}
+        except (ValueError, AttributeError, RecursionError) as error:
+            fault = f"{path}, line {number} is no JSON object"
+            raise SourceError(f"{fault}: each line must be one, {{...}}") from error
+        if row:
+            yield number, {key: text for key, text in row.items() if isinstance(text, str)}
+
+
+def _read_tmx(path: str, count: Count) -> Iterator[tuple[int, Row]]:
+    """The texts of each unit by language; "" of a language that it lacks."""
+    body, number = None, 0
+    try:
+        with open_file(path, count) as raw:
+            for event, node in ElementTree.iterparse(unzipped(raw), ("start", "end")):
+                name = node.tag.rpartition("}")[2]
+                if event == "start":
+                    body = node if name == "body" else body
+                elif name == "tu":
+                    number += 1
+                    variants = map(_variant, node.findall("{*}tuv"))
+                    yield number, collections.defaultdict(str, variants)
+                    (node if body is None else body).clear()  # it would fill the memory
+    except (ElementTree.ParseError, ValueError, LookupError, *DAMAGE) as error:
+        raise SourceError(f"{path} is no TMX, or damaged: {one_line(error)}") from error
 
 
 def _variant(node: ElementTree.Element) -> tuple[str, str]:
@@ -357,8 +341,36 @@ def _variant(node: ElementTree.Element) -> tuple[str, str]:
 
 def _content(node: ElementTree.Element) -> str:
     """The text of a segment without the codes of its layout; only highlighted text is text."""
-    parts = [node.text or ""]
+    parts = [node.text]
     for child in node:
-        is_text = child.tag.rpartition("}")[2] in ("hi", "mrk")
-        parts += [_content(child) if is_text else "", child.tail or ""]
-    return "".join(parts)
+        parts += [_content(child) if child.tag.endswith("hi") else "", child.tail]
+    return "".join(filter(None, parts))
+
+
+def _read_po(path: str, count: Count) -> Iterator[tuple[int, Row]]:
+    """The messages of gettext, of several forms the first; neither fuzzy nor obsolete ones."""
+    words = re.findall(r"[A-Za-z]+", path)
+    code = next(filter(None, map(languages.code, reversed(words))), "target")
+    content = "\n".join(line.strip() for _, line in _decoded(path, count)) + "\n"
+    for number, match in enumerate(_MESSAGE.finditer(content), 1):
+        parts = ("".join(re.findall(r'"(.*)"', match[side])) for side in ("id", "text"))
+        source, target = (re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), p) for p in parts)
+        if not source and (header := re.search(r"^Language: *(\w\S*)", target, re.MULTILINE)):
+            code = languages.code(header[1]) or header[1]
+        elif source and not re.search("^#,.*fuzzy", match["comments"], re.MULTILINE):
+            yield number, {"en": source, code: target}
+
+
+# The form and the reader of a file by the end of its name, behind which .gz may be.
+FORMS: dict[str, tuple[str, Reader]] = {
+    **dict.fromkeys((".tsv", ".tab", ".txt"), ("tsv", _read_tabs)),
+    ".csv": ("pairs", _read_csv),
+    ".tmx": ("tmx", _read_tmx),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), ("jsonl", _read_json)),
+    ".po": ("po", _read_po),
+}
+
+
+def ending(path: str) -> str:
+    """The end of a file's name, such as ".tsv", without .gz."""
+    return os.path.splitext(path.lower().removesuffix(".gz"))[1]

@@ -26,23 +26,37 @@ def code(word: str) -> str:
     return _CODES.get(match[1].lower(), "") if match else ""
 
 
-def choose(names: Sequence[str], wanted: tuple[str, str] = ("", "")) -> Sequence[int]:
+def named(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> dict[str, str]:
+    """The names of languages, by code: "de"; else a part, as in "text_de" and "German words".
+
+    Languages that are `wanted` need not be known here.
+    """
+    sides: dict[str, str] = {}
+    parts: dict[str, str] = {}
+    own = {*map(str.lower, wanted)} - {""}
+    for name in names:
+        word = name.strip()
+        if known := code(word) or (word.lower() if word.lower() in own else ""):
+            sides.setdefault(known, name)
+        elif len(word) < 40:
+            label = re.fullmatch(r"\w+?[_.-]([A-Za-z]+?)(?:_[A-Z][a-z]{3})?", word)
+            words = [label[1]] if label else re.findall(r"[A-Za-z]{5,}", word)
+            parts.setdefault(next(filter(None, map(code, words)), ""), name)
+    return sides | {each: parts[each] for each in parts if each and each not in sides}
+
+
+def choose(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> Sequence[str]:
     """Which of the names are those of the source and of the target; () if it is not clear.
 
     They are what is `wanted`, of which each may be ""; else the words source and target; else
     English is the source, or the first name where none is English.
     """
     source, target = (code(word) or word.lower() for word in wanted)
-    codes = []
-    for name in names:
-        label = re.fullmatch(r"\w+[_.-]([A-Za-z]+)", name.strip())  # text_en; else "German words"
-        words = [label[1]] if label else re.findall(r"[A-Za-z]{5,}", name if len(name) < 40 else "")
-        known = next(filter(None, map(code, [name, *words])), "")
-        codes.append(known or (name.lower() if name and name.lower() in (source, target) else ""))
-    if {"source", "target"} <= {*codes} and not {source, target} <= {*codes}:
+    sides = named(names, wanted)
+    if {"source", "target"} <= {*sides} and not {source, target} <= {*sides}:
         source, target = "source", "target"
-    rest = [each for each in dict.fromkeys(codes) if each and each not in (source, target)]
     missing = [source, target].count("")
+    rest = [each for each in sides if each not in (source, target)]
     if len(rest) > missing:  # of columns, "id" and "no" are numbers
         rest = [each for each in rest if each not in ("id", "no", "source", "target")]
     if missing and len(rest) != missing:
@@ -50,19 +64,17 @@ def choose(names: Sequence[str], wanted: tuple[str, str] = ("", "")) -> Sequence
     rest.sort(key=lambda each: each != "en")
     source = source or rest.pop(0)
     target = target or rest.pop(0)
-    return [codes.index(source), codes.index(target)] if {source, target} <= {*codes} else ()
+    return (sides[source], sides[target]) if {source, target} <= {*sides} else ()
 
 
-def pairs(
-    names: Iterable[str], wanted: tuple[str, str] = ("", "")
-) -> tuple[tuple[str, str], list[tuple[str, str]]]:
+def pairs(names: Iterable[str]) -> tuple[Sequence[str], list[tuple[str, str]]]:
     """The names that differ in the language only, such as x.de-en.en and x.de-en.de.
 
     Of each name the last word that is a language counts. Of more than two languages those that
     most names have are taken, of equal ones English, German and the alphabet's first.
 
     Returns:
-        The codes of source and target, and the pairs of names; no pair if there is none.
+        The codes of source and target, and the pairs of names; neither if there is no pair.
     """
     stems: dict[str, dict[str, str]] = collections.defaultdict(dict)
     for name in names:
@@ -71,11 +83,9 @@ def pairs(
             stems[stem.removesuffix(".gz")][code(words[-1][0])] = name
     groups = [sides for sides in stems.values() if len(sides) > 1]
     counts = collections.Counter(each for sides in groups for each in sides)
-    given = [code(word) or word.lower() for word in wanted if word]
-    ranked = sorted(counts, key=lambda each: (-counts[each], each != "en", each != "de", each))
-    codes = [*given, *(each for each in ranked if each not in given)][:2]
-    if len({*codes} & {*counts}) < 2:
-        return ("", ""), []
-    source, target = (codes[i] for i in choose(codes, wanted))
+    ranks = {each: (-number, each not in ("en", "de"), each) for each, number in counts.items()}
+    if not (codes := choose(sorted(ranks, key=lambda each: ranks[each])[:2])):
+        return (), []
+    source, target = codes
     full = [sides for sides in groups if source in sides and target in sides]
-    return (source, target), [(sides[source], sides[target]) for sides in full]
+    return codes, [(sides[source], sides[target]) for sides in full]

@@ -12,21 +12,22 @@ import itertools
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import tarfile
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from benchmarks.translation import agreement, rows
-from benchmarks.translation.preparation import corpora, languages
-from benchmarks.translation.preparation.corpora import Corpus, Count, Text
+from benchmarks.translation.preparation import corpora
+from benchmarks.translation.preparation.corpora import Corpus, Count, Lines, Text
 from benchmarks.translation.vocabulary import Vocabulary, Words, load_vocabulary
 from common.data import files, records
 from common.data.shards import record_name, tensorflow
 from common.errors import DataError, UserError, one_line
 from common.preparation.sources import SourceError, read_at
 
-_ARCHIVE = r"(.+?\.(?:tgz|tar|tar\.gz|tar\.bz2|tar\.xz|zip))"
+_ARCHIVE = r"(.+?\.(?:tgz|tar|tar\.gz|tar\.bz2|tar\.xz))"
 _EVAL = 2000, 100, 50  # pairs taken for evaluation: the most, the least, and one in so many
 _SHORT = 10  # characters: sides that have fewer count as so long in a ratio
 _RECORD_PATTERNS = {"train": "*-train-*", "eval": "*-dev-*,*-dev"}
@@ -56,26 +57,10 @@ def _find_texts(argument: str) -> list[Text]:
     return texts
 
 
-def _find_corpora(argument: str, columns: str, wanted: tuple[str, str]) -> list[Any]:
-    """The corpora of a comma-separated argument, and the pairs of Texts in its archives.
-
-    Raises:
-        SourceError: a file is missing, or of none of the forms in `corpora`.
-    """
-    chosen = []
-    for path in filter(None, argument.split(",")):
-        if re.fullmatch(_ARCHIVE, path):
-            chosen += pairs_in(path, wanted)
-        else:
-            chosen.append(Corpus.open(path, [name for name in columns.split(",") if name], wanted))
-    return chosen
-
-
-def pairs_in(archive: str, wanted: tuple[str, str]) -> list[tuple[Text, Text]]:
+def pairs_in(archive: str, source: str, target: str) -> list[Lines]:
     """The pairs of files in an archive whose names differ in the language only.
 
-    NAME.en with NAME.de (each perhaps .gz), and NAME-src.en.sgm with NAME-ref.de.sgm. Languages
-    that are not wanted are English and German if there are such files, else those of the names.
+    NAME.en with NAME.de (each perhaps .gz), and NAME-src.en.sgm with NAME-ref.de.sgm.
 
     Raises:
         SourceError: the archive is damaged or has no pair.
@@ -83,27 +68,24 @@ def pairs_in(archive: str, wanted: tuple[str, str]) -> list[tuple[Text, Text]]:
     if not tensorflow().io.gfile.exists(archive):
         raise SourceError(f"there is no {archive}")
     try:
-        with corpora.open_file(archive) as raw:
-            names = [name for name, _ in corpora.members(raw) if "/._" not in f"/{name}"]
+        with corpora.open_file(archive) as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
+            names = [posixpath.normpath(info.name) for info in tar if info.isreg()]
     except corpora.DAMAGE as error:
         fault = one_line(error)
         raise SourceError(f"{archive} is no tar archive, or is damaged: {fault}") from error
-    source, target = wanted[0] or "en", wanted[1] or "de"
     sides: list[dict[str, str]] = []
     for language, role in ((source, "src"), (target, "ref")):
         pattern = rf"(?P<stem>.*?)(-{role}\.{language}\.sgm|\.{language})(\.gz)?"
-        matches = {name: re.fullmatch(pattern, name) for name in names}
+        matches = {name: re.fullmatch(pattern, name) for name in names if "/._" not in f"/{name}"}
         sides.append({match["stem"]: name for name, match in matches.items() if match})
-    pairs = [(sides[0][stem], sides[1][stem]) for stem in sides[0] if stem in sides[1]]
-    if not pairs:
-        pairs = languages.pairs(names, wanted)[1]
-    if not pairs:
+    stems = [stem for stem in sides[0] if stem in sides[1]]
+    if not stems:
         few = ", ".join(names[:4])
         raise SourceError(
             f"{archive} holds no files NAME.{source} and NAME.{target} (it holds {few} ...): set "
             "--source_language and --target_language"
         )
-    return [(Text(archive, first), Text(archive, second)) for first, second in pairs]
+    return [Lines(Text(archive, sides[0][stem]), Text(archive, sides[1][stem])) for stem in stems]
 
 
 def _stamp(texts: list[Text]) -> str:
@@ -140,41 +122,44 @@ class TextInput:
 
     def __init__(self, args: argparse.Namespace):
         wanted = args.source_language, args.target_language
-        self._inputs: dict[str, list[Any]] = {}
+        self._inputs: dict[str, list[Corpus | Lines]] = {}
         for split in ("train", "eval"):
             sides = [_find_texts(getattr(args, f"{split}_{s}")) for s in ("source", "target")]
-            self._inputs[split] = list(zip(*sides, strict=True))
+            self._inputs[split] = [*map(Lines, *sides)]
         train = self._inputs["train"]
         for archive in filter(None, args.train_archives.split(",")):
             print(f"listing {archive}", flush=True)
-            train += pairs_in(archive, wanted)
+            train += pairs_in(archive, wanted[0] or "en", wanted[1] or "de")
+        columns = [*filter(None, args.columns.split(","))]
         for split, inputs in self._inputs.items():
-            inputs += _find_corpora(getattr(args, split), args.columns, wanted)
+            paths = filter(None, getattr(args, split).split(","))
+            inputs += [Corpus.open(path, columns, wanted) for path in paths]
         for each in train:
-            if isinstance(each, Corpus):
-                print(f"train: {each.path}, {' to '.join(each.names)}", flush=True)
-            else:
-                print(f"train: {each[0].name} and {each[1].name}", flush=True)
+            print(f"train: {each}", flush=True)
         self._own = [Text(args.vocabulary)] if args.vocabulary else []
         self.vocabulary = _load(args.vocabulary) if args.vocabulary else None
-        self.size = sum(files.sizes([text.path for each in train for text in _texts(each)]))
+        texts = (each if isinstance(each, Lines) else [each] for each in train)
+        self.size = sum(files.sizes([text.path for text in itertools.chain(*texts)]))
         self._clean, self._max_ratio = args.clean, args.max_ratio
-        self._eval_pairs = args.eval_pairs
         self.settings: dict[str, Any] = {}
         if args.clean or args.max_ratio:
             self.settings = {"clean": args.clean, "max_ratio": args.max_ratio}
         if not self._inputs["eval"]:
-            self.settings["eval_pairs"] = args.eval_pairs
+            self.settings["eval"] = "drawn"
         self.left_out: collections.Counter[str] = collections.Counter()
 
     def stamps(self) -> dict[str, str]:
         """A digest of each input of the training rows, by its flag."""
-        lines = [each for each in self._inputs["train"] if not isinstance(each, Corpus)]
-        sources, targets = (_stamp([pair[side] for pair in lines]) for side in (0, 1))
-        stamps = {"train_source": sources, "train_target": targets, "vocabulary": _stamp(self._own)}
-        if tables := [each for each in self._inputs["train"] if isinstance(each, Corpus)]:
-            places = repr([each.places for each in tables])
-            stamps["train"] = _stamp([Text(each.path) for each in tables]) + places
+        train = self._inputs["train"]
+        lines = [each for each in train if isinstance(each, Lines)]
+        stamps = {
+            "train_source": _stamp([each.source for each in lines]),
+            "train_target": _stamp([each.target for each in lines]),
+            "vocabulary": _stamp(self._own),
+        }
+        if tables := [each for each in train if isinstance(each, Corpus)]:
+            keys = repr([each.keys for each in tables])
+            stamps["train"] = _stamp([Text(each.path) for each in tables]) + keys
         return stamps
 
     def read(
@@ -203,10 +188,7 @@ class TextInput:
         self, split: str, count: Count = lambda size: None
     ) -> Iterator[tuple[str, str] | None]:
         for each in self._inputs[split]:
-            pairs = (
-                each.pairs(count) if isinstance(each, Corpus) else _aligned(each[0], each[1], count)
-            )
-            for raw in pairs:
+            for raw in each.pairs(count):
                 source, target = map(str.strip, raw)
                 if not (source and target):
                     yield None
@@ -257,35 +239,15 @@ class TextInput:
                 "other files, or neither --clean nor --max_ratio"
             )
         most, least, share = _EVAL
-        fit = min(most, max(least, len(keys) // share), len(keys) // 5)
-        size = self._eval_pairs or fit
-        bound = int(np.partition(keys, size)[size]) if 0 < size < len(keys) else 0
+        size = min(most, max(least, len(keys) // share), len(keys) // 5)
+        bound = int(np.partition(keys, size)[size]) if size else 0
         drawn = [pair for pair in self._cleaned() if _hash(pair[0]) < bound]
         if not drawn:
             raise UserError(
-                f"{size:,} of {len(keys):,} training pairs cannot be taken for the evaluation: "
-                "give another --eval_pairs, or other text, as --eval or --eval_source"
+                f"{len(keys):,} training pairs are too few to take some for the evaluation: give "
+                "text for it, as --eval or --eval_source"
             )
         return bound, drawn
-
-
-def _aligned(source: Text, target: Text, count: Count) -> Iterator[tuple[str, str]]:
-    """The pairs of lines of two files; SourceError if their numbers differ."""
-    texts = source, target
-    lines = itertools.zip_longest(*(text.lines(count) for text in texts))
-    for number, pair in enumerate(lines, 1):
-        if None in pair:
-            total = number + sum(1 for _ in lines)
-            counts = [number - 1 if line is None else total for line in pair]
-            raise SourceError(
-                f"{source.name} has {counts[0]:,} lines and {target.name} {counts[1]:,}: line i of "
-                "one must be the translation of line i of the other"
-            )
-        yield source.decode(pair[0], number), target.decode(pair[1], number)
-
-
-def _texts(each: Corpus | tuple[Text, Text]) -> Sequence[Text]:
-    return [Text(each.path)] if isinstance(each, Corpus) else each
 
 
 def _hash(text: str) -> int:

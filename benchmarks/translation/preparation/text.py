@@ -9,23 +9,23 @@
 
 Line i of a target file is the translation of line i of its source file; only "\\n" ends a line. A
 file may be a .gz, an .sgm, or a member of an archive (dev.tgz/dev/newstest2013-src.en.sgm). Files
-of pairs are tables (.tsv, .csv), .tmx, .jsonl, .po, and archives of lines in two languages. The
-program streams its input, builds a vocabulary of subwords (or takes a file), and packs several
-pairs into each row. After an interruption the same command continues. See docs/data.md.
+of pairs are tables (.tsv, .csv), .tmx, .jsonl and .po. The program streams its input, builds a
+vocabulary of subwords (or takes a file), and packs several pairs into each row. After an
+interruption the same command continues. See docs/data.md.
 """
 
 import argparse
 import collections
 import contextlib
-import itertools
 import os
 import re
 import time
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.translation.preparation import corpora, languages, shards, sources
-from benchmarks.translation.preparation.corpora import Corpus, Text
+from benchmarks.translation.preparation.corpora import Corpus, Lines, Text
 from common import console, pools
 from common.data.shards import tensorflow
 from common.errors import UserError
@@ -42,99 +42,76 @@ _STEPS = 2500  # of the schedule for small text, in at least 10 and at most 100 
 # Ends of the names of lines of text, beside languages; words in the names of evaluation text.
 _LINES = ("txt", "text", "tok", "sgm", "src", "tgt", "trg", "source", "target")
 _EVAL = {"val", "valid", "validation", "dev", "newsdev", "eval"}, {"test", "newstest", "tst"}
-_KINDS = {
-    "tsv": "columns",
-    "pairs": "columns",
-    "tmx": "languages",
-    "jsonl": "keys",
-    "po": "languages",
-}
-_PROBED, _MOST = 16, 1000  # files of a form: if none of the first has text; that are looked at
-_COUNTED = 16 << 20  # bytes of text: lines of more are not counted
+_CERTAIN = ("tmx", "po")  # forms that hold nothing else than text
+_MOST = 1000  # files of a form that are looked at
+_COUNTED = 16 << 20  # bytes of text: pairs of more are not counted
 
 
 def readings(folder: Folder) -> list[Reading]:
-    """The ways to read a folder as parallel text: files of lines, an archive, files of pairs."""
-    results: list[Reading] = []
-    faults = (UserError, OSError, *corpora.DAMAGE, tensorflow().errors.OpError)
+    """The ways to read a folder as parallel text: two files of lines, or files of pairs."""
+    # By form: the files of each input, and the names of its source and target.
+    inputs: dict[str, dict[tuple[str, ...], Sequence[str]]] = collections.defaultdict(dict)
+    faults = UserError, OSError, tensorflow().errors.OpError
     codes, pairs = languages.pairs(file.name for file in folder.files if _is_lines(file.name))
     with contextlib.suppress(*faults):
-        if pairs and all(_has_letters(folder.full(name)) for name in pairs[0]):
-            flags = ("train_source", "train_target"), ("eval_source", "eval_target")
-            results.append(_reading(folder, "text", "names", codes, flags, pairs))
-        elif len(folder.files) == 1 and (codes := _archived(folder.full(folder.files[0].name))):
-            flags, rows = (("train_archives",), ()), [(folder.files[0].name,)]
-            results.append(_reading(folder, "moses", "names", codes, flags, rows))
-    taken = {name for pair in pairs for name in pair} if results else set()
-    names: dict[str, list[str]] = collections.defaultdict(list)
-    for file in folder.files:
-        names[corpora.form(file.name)] += [file.name] if file.name not in taken else []
-    for form, place in _KINDS.items():
-        if sides := _sides(folder, form, names[form]):
-            most = collections.Counter(sides.values()).most_common(1)[0][0]
-            rows = [(name,) for name in sides if sides[name] == most]
-            reading = _reading(folder, form, place, most, (("train",), ("eval",)), rows)
-            if others := len(sides) - len(rows):
-                makes = f"{reading.makes}; {others} files of other {place} stay aside"
-                reading = reading._replace(makes=makes)
-            results.append(reading)
-    return results
-
-
-def _sides(folder: Folder, form: str, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The names of source and target of each file of a form that holds text."""
-    sides: dict[str, tuple[str, ...]] = {}
-    for i, name in enumerate(names[:_MOST]):
-        if i == _PROBED and not sides:
-            break
+        if pairs and all(_has_letters(folder.head(name)) for name in pairs[0]):
+            inputs["text"] = dict.fromkeys(pairs, codes)
+    taken = {name for pair in inputs["text"] for name in pair}
+    seen: collections.Counter[str] = collections.Counter()
+    for name in (file.name for file in folder.files if file.name not in taken):
+        form, _ = corpora.FORMS.get(corpora.ending(name), ("", None))
+        seen[form] += 1
+        if not form or seen[form] > _MOST:
+            continue
         try:
             corpus = Corpus.open(folder.full(name))
-            if corpus.has_sentences():
-                sides[name] = corpus.names
-        except (UserError, OSError, tensorflow().errors.OpError):
-            if form in ("tmx", "po"):  # nothing else has such names; the preparation says the fault
-                sides[name] = "source", "target"
-    return sides
+            if form in _CERTAIN or corpus.has_sentences():
+                inputs[form][name,] = corpus.names
+        except faults:
+            if form in _CERTAIN:  # the preparation says the fault
+                inputs[form][name,] = "source", "target"
+    return [_reading(folder, form, inputs[form]) for form in inputs if inputs[form]]
 
 
-def _reading(
-    folder: Folder,
-    form: str,
-    place: str,
-    sides: Sequence[str],
-    flags: tuple[Sequence[str], Sequence[str]],
-    rows: Sequence[Sequence[str]],
-) -> Reading:
-    """The reading of files, one or two in a row; their names say which are for evaluation."""
-    words = [{*re.findall(r"[a-z]+", row[0].lower())} for row in rows]
-    parts = [[row for row, w in zip(rows, words, strict=True) if w & names] for names in _EVAL]
-    train = [row for row in rows if row not in parts[0] + parts[1]]
+def _reading(folder: Folder, form: str, inputs: Mapping[tuple[str, ...], Sequence[str]]) -> Reading:
+    """The reading of the files of a form; their names say which are for evaluation."""
+    sides = collections.Counter(inputs.values()).most_common(1)[0][0]
+    rows = [row for row in inputs if inputs[row] == sides]
+    words = {row: {*re.findall(r"[a-z]+", row[0].lower())} for row in rows}
+    parts = [[row for row in rows if words[row] & names] for names in _EVAL]
+    train = [row for row in rows if not words[row] & (_EVAL[0] | _EVAL[1])]
     evaluation = (parts[0] or parts[1]) if train else []
     train = train or rows
-    given = []
-    for names, part in zip(flags, (train, evaluation), strict=True):
-        for i, flag in enumerate(names if part else ()):
-            given.append(f"--{flag}=" + ",".join(folder.full(row[i]) for row in part))
-    codes = [languages.code(side) for side in sides]
-    if form != "text" and all(codes) and "source" not in codes:
-        given += [f"--source_language={codes[0]}", f"--target_language={codes[1]}"]
-    sizes = {file.name: file.size for file in folder.files}
-    size = sum(sizes[row[0]] for row in train)
-    amount = f"{size:,} bytes"
-    with contextlib.suppress(UserError):  # the preparation says the fault
-        if size <= _COUNTED and form in ("text", "tsv", "pairs", "jsonl"):
-            lines = (Text(folder.full(row[0])).lines() for row in train)
-            amount = f"{sum(1 for _ in itertools.chain.from_iterable(lines)):,} lines"
-    count = sum(map(len, train))
-    about = f"{count} file{'s' * (count > 1)} of {amount}, such as "
-    place = "text" if sides[0].startswith("column ") else place
-    about += f"{' and '.join(train[0])}: {sides[0]} and {sides[1]} by their {place}"
+    flags, ends = [], ("_source", "_target") if form == "text" else ("",)
+    for name, part in (("train", train), ("eval", evaluation)):
+        for i, end in enumerate(ends if part else ()):
+            flags.append(f"--{name}{end}=" + ",".join(folder.full(row[i]) for row in part))
+    flags += ["--clean", "--max_ratio=9"]  # the ratio of Moses' clean-corpus-n
+    about = f"{' and '.join(train[0])}, {_amount(folder, form, train)}: "
+    if len(train) > 1:
+        about = f"{len(train) * len(train[0]):,} files, such as {about}"
+    how = "text" if sides[0].startswith("column ") else "names"
+    about += f"{sides[0]} and {sides[1]} by their {how}"
     text = ", ".join(row[0] for row in evaluation[:3]) or "a part of the training pairs"
-    aside = [row[0] for row in rows if row not in train and row not in evaluation]
     makes = f"packed rows, {sides[0]} to {sides[1]}; evaluation on {text}"
-    makes += f"; {', '.join(aside[:3])} stays aside" if aside else ""
-    given += ["--clean", "--max_ratio=9"]  # the ratio of Moses' clean-corpus-n
-    return Reading("text", form, about, makes, given, sum(map(len, rows)))
+    if aside := [row[0] for row in inputs if row not in {*train, *evaluation}]:
+        makes += f"; not used: {', '.join(aside[:3])}{' ...' * (len(aside) > 3)}"
+    return Reading("text", form, about, makes, flags, sum(map(len, rows)))
+
+
+def _amount(folder: Folder, form: str, rows: Sequence[Sequence[str]]) -> str:
+    """How much text is in files."""
+    sizes = {file.name: file.size for file in folder.files}
+    size = sum(sizes[row[0]] for row in rows)
+    with contextlib.suppress(UserError, tensorflow().errors.OpError):  # in an archive, or faulty
+        if size <= _COUNTED:
+            paths = [[*map(folder.full, row)] for row in rows]
+            inputs = [
+                Lines(*map(Text, pair)) if form == "text" else Corpus.open(pair[0])
+                for pair in paths
+            ]
+            return f"{sum(all(pair) for each in inputs for pair in each.pairs()):,} pairs"
+    return f"{size:,} bytes"
 
 
 def _is_lines(name: str) -> bool:
@@ -142,24 +119,12 @@ def _is_lines(name: str) -> bool:
     return end in _LINES or bool(languages.code(end))
 
 
-def _has_letters(path: str) -> bool:
+def _has_letters(head: bytes) -> bool:
     """Whether most of the first lines hold text: labels are numbers."""
-    lines = [line.decode(errors="replace") for line in itertools.islice(Text(path).lines(), 50)]
-    return 2 * sum(bool(re.search(r"[^\W\d_]", line)) for line in lines) > len(lines)
-
-
-def _archived(path: str) -> Sequence[str]:
-    """The languages of an archive of text; () if it is none."""
-    if not re.search(r"\.(zip|tar|tgz|tar\.\w+)$", path):
-        return ()
-    names = []
-    with corpora.open_file(path) as file:
-        for name, _ in corpora.members(file):
-            names.append(name)
-            if len(names) > 4 and not any(map(_is_lines, names)):
-                return ()
-    codes, pairs = languages.pairs(filter(_is_lines, names))
-    return codes if pairs else ()
+    if head[:2] == b"\x1f\x8b":
+        with contextlib.suppress(zlib.error):
+            head = zlib.decompressobj(31).decompress(head)
+    return corpora.are_mostly(head.decode(errors="replace").splitlines()[:50], corpora.LETTER)
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
@@ -170,7 +135,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--train_source", **utf8, metavar="FILES", help=files)
     add("--train_target", **utf8, metavar="FILES", help="their translations, in the same order")
     add("--train_archives", **utf8, metavar="FILES", help="archives with NAME.en and NAME.de")
-    pairs = "files of pairs: .tsv, .csv, .tmx, .jsonl, .po, each perhaps .gz; archives"
+    pairs = "files of pairs: .tsv, .csv, .tmx, .jsonl, .po, each perhaps .gz"
     add("--train", **utf8, metavar="FILES", help=pairs)
     add("--columns", default="", metavar="A,B", help="source and target, by number or name")
     guess = "(en and de, or by names, headers and keys; English is the source)"
@@ -179,9 +144,12 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--clean", action="store_true", help="leave out repeated pairs and those of equal sides")
     ratio = "leave out pairs of which a side has N times the other's characters"
     add("--max_ratio", type=console.integer(1, 1000), default=0, metavar="N", help=ratio)
-    add("--eval", **utf8, metavar="FILES", help="pairs to evaluate on")
-    taken = "training pairs to evaluate on (1 in 50, from 100 to 2,000) if no text is given"
-    add("--eval_pairs", type=sized, default=0, metavar="N", help=taken)
+    add(
+        "--eval",
+        **utf8,
+        metavar="FILES",
+        help="pairs to evaluate on, else some of the training pairs",
+    )
     add("--eval_source", **utf8, metavar="FILES", help="text to evaluate on")
     add("--eval_target", **utf8, metavar="FILES", help="its reference translations")
     add("--records", **utf8, metavar="DIR", help="pack records of this folder instead of text")
@@ -222,8 +190,6 @@ def _fault(args: argparse.Namespace) -> str:
         return ""
     if args.columns and len([name for name in args.columns.split(",") if name]) != 2:
         return f"--columns={args.columns} must be two, of the source and the target"
-    if args.eval_pairs and (args.eval_source or args.eval):
-        return "--eval_pairs takes the place of other text to evaluate on; give one of them"
     if not (args.train_source or args.train_archives or args.train):
         return (
             "give --train, or --train_source and --train_target, or --train_archives, or --records"

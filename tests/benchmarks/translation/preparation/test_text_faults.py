@@ -127,7 +127,6 @@ def test_a_fault_takes_one_line(tmp_path, capsys, name, data, flags, words):
         (["--max_tokens=33"], "--max_tokens=33 must not exceed --length=32"),
         (["--train_target=a,b"], "--train_source has 1 files and --train_target 2"),
         (["--records=x"], "--records takes the place of"),
-        (["--eval_pairs=9"], "--eval_pairs takes the place of other text"),
         (["--columns=1"], "--columns=1 must be two"),
         (["--train_source=", "--train_target="], "or --train_archives, or --records"),
     ],
