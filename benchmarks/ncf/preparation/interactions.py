@@ -280,26 +280,30 @@ def _csv(header: str, *columns: Any) -> Iterator[bytes]:
 
 
 def readings(folder: Folder) -> list[Reading]:
-    """The table of users and items in a folder: the largest, and others with its columns."""
-    logs: dict[tuple[str, ...], list[tuple[str, int]]] = collections.defaultdict(list)
-    tables: dict[str, Table] = {}
-    candidates = [f for f in folder.files if f.name.lower().removesuffix(".gz").endswith(_SUFFIXES)]
-    for file in sorted(candidates, key=lambda file: -file.size)[:_MOST]:
-        with contextlib.suppress(UserError, OSError, tensorflow().errors.OpError):
-            table = open_table(folder.full(file.name))
+    """The table of users and items in a folder: the largest, and others with its columns.
+
+    Raises:
+        SourceError: the user named one file, and it is no table.
+    """
+    logs: dict[tuple[str, ...], list[tuple[str, Table]]] = collections.defaultdict(list)
+    sizes = {file.name: file.size for file in folder.files}
+    candidates = [n for n in sizes if n.lower().removesuffix(".gz").endswith(_SUFFIXES)]
+    # The fault of a single file is what the user wants to know.
+    faults = (OSError, tensorflow().errors.OpError, *[UserError] * (not folder.is_file))
+    for name in sorted(candidates, key=lambda name: -sizes[name])[:_MOST]:
+        with contextlib.suppress(*faults):
+            table = open_table(folder.full(name))
             if {"user", "item"} <= table.guesses().keys():
-                logs[table.names].append((file.name, file.size))
-                tables[file.name] = table
+                logs[table.names].append((name, table))
     if not logs:
         return []
-    log = max(logs.values(), key=lambda rows: sum(size for _, size in rows))
+    log = max(logs.values(), key=lambda tables: sum(sizes[name] for name, _ in tables))
     # Of files without times, the rows of the last one are the latest.
-    names = sorted((n for n, _ in log), key=lambda name: ("test" in name, "val" in name, name))
-    table, number = tables[names[0]], "rows"
-    if sum(size for _, size in log) < _COUNTED and not any(
-        n.endswith((".gz", "et")) for n in names
-    ):
-        lines = sum(folder.head(name, _COUNTED).count(b"\n") - tables[name].skip for name in names)
+    log.sort(key=lambda row: ("test" in row[0], "val" in row[0], row[0]))
+    names, table, number = [name for name, _ in log], log[0][1], "rows"
+    is_text = (table.delimiter or table.types) and not any(n.endswith(".gz") for n in names)
+    if is_text and sum(sizes[name] for name in names) < _COUNTED:
+        lines = sum(folder.head(name, _COUNTED).count(b"\n") - table.skip for name in names)
         number = f"{lines:,} rows"
     columns = {what: table.names[column] for what, column in table.guesses().items()}
     how = f"by the header {', '.join(columns.values())}" if table.has_header else "without a header"

@@ -202,7 +202,7 @@ class Corpus(NamedTuple):
         elif corpus.form in ("tmx", "po") and len(names) == 2 and not (places or any(wanted)):
             names.sort(key=lambda name: name != "en")
             places = 0, 1  # of languages that `languages` does not know
-        elif is_table and not is_header and sum(map(bool, map(languages.code, names))) < 3:
+        elif rows and is_table and not is_header and sum(map(bool, map(languages.code, names))) < 3:
             places = _text_columns(rows)
         if len(places) != 2 or not 0 <= min(places) <= max(places) < len(names):
             few = ", ".join(name[:30] for name in names[:20])

@@ -106,6 +106,7 @@ def test_each_form_gives_the_rows(name, form, tmp_path):
     (reading,) = interactions.readings(Folder.open(path))
     assert reading.arguments == [path] and reading.form == "interactions"
     made = {n: (tmp_path / "out" / n).read_bytes() for n in FILES}
+    assert prepare.is_prepared(Folder.open(str(tmp_path / "out")), str(tmp_path / "out"))
     make(path, tmp_path / "out")  # the same command gives the same
     assert made == {n: (tmp_path / "out" / n).read_bytes() for n in FILES}
 
@@ -114,6 +115,12 @@ def minimum(rows, time=lambda k: 10**9 + k):
     """A log that can be learnt from, with `rows` after its own; its ids are no whole numbers."""
     own = [(f"u{u}", f"i{i}", 1, time(i + 1)) for u in range(4) for i in range(6) if u != i]
     return table([*own, *rows])
+
+
+def test_many_rows_train_the_recipe_of_ml_20m(tmp_path, monkeypatch):
+    monkeypatch.setattr(interactions, "_LARGE", 1)
+    line = make(write(tmp_path, "log.csv", minimum([])), tmp_path / "out")
+    assert "python main.py --config=configs/ncf.py --config.data_dir=" in line
 
 
 @pytest.mark.parametrize(
@@ -212,12 +219,6 @@ def test_who_has_every_item_is_left_out(tmp_path, capsys):
     output = capsys.readouterr().out
     assert "every item" in output and "repeat a user and an item, and count once: 6" in output
     assert ratings.load_interactions(str(tmp_path / "out"), 2, "").num_users == 4
-
-
-def test_a_large_log_gets_the_recipe_of_a_large_set(tmp_path, monkeypatch):
-    monkeypatch.setattr(interactions, "_LARGE", 20)
-    line = make(write(tmp_path, "log.csv", minimum([])), tmp_path / "out")
-    assert "--config=configs/ncf.py --config.data_dir=" in line
 
 
 LATER = [("u1", "i9", 1, "yesterday")]
