@@ -192,7 +192,8 @@ def is_prepared(folder: Folder, path: str) -> bool:
     if "prepare_state/plan.json" in names and files.MANIFEST not in names:
         raise SourceError(f"{path} holds unfinished records: type the command that began them")
     known = f"prepare_state/{_TRAIN_FILE}" in names
-    if not known and (files.MANIFEST not in names or not files.stems(names)):
+    has_records = files.stems(names) or {"ratings.csv", "items.csv"} <= names
+    if not known and (files.MANIFEST not in names or not has_records):
         return False
     hint = "the command that made them prints the one that trains, if you type it again"
     if known:

@@ -212,7 +212,7 @@ def test_photos_in_a_folder_of_data(data, capsys):
         ),
         (["nested/a/b.zip"], "b.zip is damaged"),
         (["set.7z"], "set.7z is packed in a way that is not read here: unpack it"),
-        (["title.csv"], "title.csv: the header is in line 2; remove what is above"),
+        (["title.csv"], "title.csv, line 1 has 1 columns, and others 2: remove"),
         (["plain.csv"], "interactions ./plain.csv --user=1 --item=2 --out=DIR; if sentences"),
     ],
 )

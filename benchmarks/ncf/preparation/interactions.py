@@ -23,37 +23,26 @@ import numpy as np
 import pyarrow
 import pyarrow.csv
 
-from benchmarks.ncf.preparation.tables import (
-    HEAD,
-    MISSING,
-    WHOLE,
-    Table,
-    as_bytes,
-    open_table,
-    pc,
-)
-from benchmarks.ncf.preparation.times import ORDERS, Times
+from benchmarks.ncf.preparation.tables import Table, open_table, pc
 from common import console
 from common.data import caches, files
 from common.data.shards import tensorflow
-from common.errors import UserError, one_line, parse_json, some
+from common.errors import UserError, some
 from common.preparation import arguments, writing
 from common.preparation.folders import Folder, Reading
-from common.preparation.sources import File, SourceError
+from common.preparation.sources import SourceError
 
 _COLUMNS = ("user", "item", "time")
-_RATINGS, _USERS, _ITEMS = _FILES = ("ratings.csv", "users.csv", "items.csv")
+_RATINGS, _USERS, _ITEMS = "ratings.csv", "users.csv", "items.csv"
 _LEAST = (20, 10, 5, 3, 2)  # of min_ratings: the first that keeps 90% of those with 2 or more
 _LARGE = 1_000_000  # rows from which on the recipe is that of ml-20m
 _BATCH = 2048  # of configs/ncf.py; an eighth of fewer rows learns more in as many epochs
 _FEW = 100  # with fewer users or items a score says little
-_BATCHES = 32  # until their dictionaries become one
 _PART = 1 << 20  # rows that are written at a time
-_LISTS = ("movies.csv", "movies.dat", "u.item", _ITEMS)  # of titles, beside the table
-_KNOWN = ("ratings.csv", "ratings.dat", "u.data")  # of MovieLens, which has other tables beside it
+_TITLES = ("movies.csv", "movies.dat", "u.item", "books.csv", _ITEMS)  # lists beside the table
 _SUFFIXES = (".csv", ".tsv", ".dat", ".data", ".inter", ".jsonl", ".json", ".parquet", ".txt")
 _MOST = 20  # files that are looked at
-_COUNTED = 64 << 20  # bytes of a file whose rows are counted to name them
+_COUNTED = 64 << 20  # bytes of tables whose rows are counted to name them
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
@@ -65,10 +54,13 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
         add(f"--{what}", default="", metavar="COLUMN", help=about)
     about = "table of items and titles (movies.csv, u.item or NAME.item beside the table)"
     add("--titles", type=console.path, default="", metavar="FILE", help=about)
-    add("--dates", choices=ORDERS, default="", help="which comes first, the day or the month")
     arguments.add_out(parser)
     add("--overwrite", action="store_true", help="replace other ratings in --out")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    for path in filter(None, [*args.files, args.titles]):
+        if os.path.abspath(os.path.dirname(path)) == os.path.abspath(args.out):
+            parser.error(f"--out={args.out} is the folder of {path}: choose another")
+    return args
 
 
 class Log(NamedTuple):
@@ -77,7 +69,6 @@ class Log(NamedTuple):
     Attributes:
       users, items: int32[n], which index `user_names` and `item_names`.
       times: uint32[n], seconds since 1970, or the numbers of the rows.
-      titles: by the names of items, as far as the tables have them.
       left_out: the number of rows by what they lack.
     """
 
@@ -86,50 +77,30 @@ class Log(NamedTuple):
     times: np.ndarray
     user_names: pyarrow.Array
     item_names: pyarrow.Array
-    titles: dict[str, str]
     left_out: dict[str, int]
 
 
-def read(sources: Sequence[tuple[Table, dict[str, int]]], order: str) -> Log:
-    """Reads tables, each with the columns of what it holds; `order` is one of `ORDERS` or "".
+def read(sources: Sequence[tuple[Table, dict[str, int]]]) -> Log:
+    """Reads tables, each with the columns of what it holds.
 
     Raises:
       SourceError: a table cannot be read.
     """
-    parts: dict[str, list[pyarrow.Array]] = {"user": [], "item": [], "title": []}
+    columns: dict[str, list[pyarrow.Array]] = {"user": [], "item": []}
     times: list[np.ndarray] = []
-    for table, columns in sources:
-        clock, first = Times(table.path, table.skip, order), sum(map(len, times))
-        rows = 0
-        for batch in table.batches([*columns.values()]):
-            values, size = dict(zip(columns, batch, strict=True)), len(batch[0])
-            try:
-                for what, arrays in parts.items():
-                    column = values.get(what, pyarrow.nulls(size, pyarrow.binary()))
-                    arrays.append(as_bytes(column).dictionary_encode())
-                    if len(arrays) == _BATCHES:
-                        arrays[:] = [_joined(arrays)]
-                if "time" in columns:
-                    clock.add(values["time"])
-            except pyarrow.ArrowException as error:  # lists, or times that are no text
-                raise SourceError(f"cannot read {table.path}: {one_line(error)}") from error
-            rows += size
-        if not rows:
-            raise SourceError(f"{table.path} has a header and no rows")
-        seconds, form = np.arange(first, first + rows), "none, the order of the rows"
-        if "time" in columns:
-            seconds, form = clock.seconds()
+    for table, numbers in sources:
+        rows, first = table.read(numbers), sum(map(len, times))
+        seconds, form = np.arange(first, first + len(rows)), "none, the order of the rows"
+        if "time" in numbers:
+            seconds, form = table.seconds(rows["time"])
         times.append(seconds)
-        print(f"{table.path}: {rows:,} rows; times: {form}", flush=True)
+        for what, arrays in columns.items():
+            arrays += rows[what].chunks
+        print(f"{table.path}: {len(rows):,} rows; times: {form}", flush=True)
+        del rows
+    users, user_names = _encode(columns.pop("user"))
+    items, item_names = _encode(columns.pop("item"))
     seconds = np.concatenate(times)
-    users, user_names = _number(parts.pop("user"))
-    items, item_names = _number(parts.pop("item"))
-    codes, texts = _number(parts.pop("title"))
-    titles = {}
-    if 0 < len(texts) <= len(item_names):  # more are those of reviews
-        known, firsts = np.unique(items, return_index=True)
-        pairs = zip(known, codes[firsts], strict=True)
-        titles = {item_names[i].as_py(): texts[t].as_py() for i, t in pairs if min(i, t) >= 0}
     lacks = {"user": users < 0, "item": items < 0, "time": np.isnan(seconds)}
     kept = ~np.logical_or.reduce([*lacks.values()])
     return Log(
@@ -138,42 +109,29 @@ def read(sources: Sequence[tuple[Table, dict[str, int]]], order: str) -> Log:
         seconds[kept].astype(np.uint32),
         user_names,
         item_names,
-        titles,
         {what: int(rows.sum()) for what, rows in lacks.items()},
     )
 
 
-def _number(parts: list[pyarrow.Array]) -> tuple[np.ndarray, pyarrow.Array]:
-    """int32[n] of a column, the numbers of its names by first appearance or -1; and the names."""
-    column = _joined(parts)
-    parts.clear()
-    encoded = pc.utf8_trim_whitespace(_text(column.dictionary)).dictionary_encode()
-    is_name = pc.invert(pc.is_in(encoded.dictionary, MISSING))
-    present = is_name.to_numpy(zero_copy_only=False)
-    numbers = np.where(present, np.cumsum(present) - 1, -1)[encoded.indices.to_numpy()]
-    numbers = np.append(numbers, -1).astype(np.int32)  # the last one is that of null
-    names = encoded.dictionary.filter(is_name)
-    if _are_whole(names):
-        names = pc.replace_substring_regex(names, r"\.0$", "")
-    return numbers[column.indices.fill_null(len(numbers) - 1).to_numpy()], names
+def _encode(arrays: list[pyarrow.Array]) -> tuple[np.ndarray, pyarrow.Array]:
+    """int32[n] of a column: the numbers of its names by first appearance or -1; and the names."""
+    column: Any = pyarrow.chunked_array(arrays).dictionary_encode().combine_chunks()
+    arrays.clear()
+    texts = _text(column.dictionary)
+    # pandas writes 7.0 where a column has empty cells.
+    texts = pc.replace_substring_regex(texts, r"^(0|[1-9]\d*)\.0$", r"\1")
+    names = texts.unique()
+    codes = pc.index_in(texts, value_set=names).take(column.indices)
+    return codes.fill_null(-1).to_numpy(), names
 
 
-def _are_whole(names: pyarrow.Array) -> bool:
-    return bool(pc.all(pc.match_substring_regex(names, f"^{WHOLE.pattern}$")).as_py())
-
-
-def _text(values: pyarrow.Array) -> pyarrow.Array:
-    """Bytes as text; what is not UTF-8, as in u.item, is taken for Latin-1."""
+def _text(values: Any) -> Any:
+    """Bytes as text without blanks around; what is not UTF-8, as in u.item, is in Latin-1."""
     try:
-        return as_bytes(values).cast("string")
+        texts = values.cast("string")
     except pyarrow.ArrowInvalid:
-        return pyarrow.array([v and v.decode("latin-1") for v in values.to_pylist()], "string")
-
-
-def _joined(parts: list[pyarrow.Array]) -> Any:
-    """One dictionary array of several."""
-    joined: Any = pyarrow.chunked_array(parts).unify_dictionaries().combine_chunks()
-    return joined
+        texts = pyarrow.array([v and v.decode("latin-1") for v in values.to_pylist()], "string")
+    return pc.utf8_trim_whitespace(texts)
 
 
 def prepare(args: argparse.Namespace) -> str:
@@ -191,16 +149,18 @@ def prepare(args: argparse.Namespace) -> str:
             f"{timeless[0]} has no times, and others have: give --time=none or drop it"
         )
     stamps = [[os.path.basename(path), *rest] for path, *rest in caches.file_stamps(args.files)]
-    settings = {key: getattr(args, key) for key in (*_COLUMNS, "titles", "dates")}
-    content = {"format": 1, "kind": "recommendation", "input": stamps, "settings": settings}
-    _check_out(args, content)
-    log = read(sources, args.dates)
+    settings = {what: getattr(args, what) for what in (*_COLUMNS, "titles")}
+    state, plan = writing.State(args.out), {"settings": settings, "input": {"files": stamps}}
+    if not (state.read("plan.json") or args.overwrite) and files.read(f"{args.out}/{_RATINGS}"):
+        raise SourceError(f"{args.out} already holds {_RATINGS}: choose another --out")
+    log = read(sources)
     dropped, least = _weigh(log)
+    titles = _listed_titles(args)
+    state.claim(plan, args.overwrite)
     kept = ~dropped[log.users]
     users, user_ids, names = _ids(log.user_names, log.users[kept])
     files.write(os.path.join(args.out, _USERS), _csv("user_id,name", user_ids, names))
     items, item_ids, names = _ids(log.item_names, log.items[kept])
-    titles = log.titles | _listed_titles(args)
     if titles:
         names = [titles.get(name, name) for name in names.to_pylist()]
     files.write(os.path.join(args.out, _ITEMS), _csv("item_id,title", item_ids, names))
@@ -208,6 +168,7 @@ def prepare(args: argparse.Namespace) -> str:
     files.write(os.path.join(args.out, _RATINGS), _csv("user_id,item_id,timestamp", *columns))
     counts = {"ratings": len(users), "users": len(user_ids), "items": len(item_ids)}
     left_out = {**log.left_out, "users_with_all_items": int(dropped.sum())}
+    content = {"format": 1, "kind": "recommendation", **plan}
     writing.save_manifest(args.out, content | {"counts": counts, "left_out": left_out})
     recipe = "small.py:ncf" if len(users) < _LARGE else "ncf"
     keys: dict[str, Any] = {"min_ratings": least}
@@ -220,41 +181,23 @@ def prepare(args: argparse.Namespace) -> str:
 
 
 def _columns(table: Table, args: argparse.Namespace) -> dict[str, int]:
-    """The columns of a table by what they hold: a user, an item, perhaps a time and a title."""
+    """The columns of a table by what they hold: a user, an item, perhaps a time."""
     names, columns, guesses = some(table.names, 20), {}, table.guesses()
     for what in _COLUMNS:
-        if named := getattr(args, what):
-            guesses.pop(what, None)
-            if (column := table.find(named)) is not None and column not in columns.values():
-                columns[what] = column
-            elif named != "none" or what != "time":
-                raise SourceError(f"--{what}={named}: the columns of {table.path} are {names}")
-    columns |= {what: i for what, i in guesses.items() if i not in columns.values()}
+        named = getattr(args, what)
+        column = table.find(named) if named else guesses.get(what)
+        if named and column is None and (what, named) != ("time", "none"):
+            raise SourceError(f"--{what}={named}: the columns of {table.path} are {names}")
+        if column is not None and column not in columns.values():
+            columns[what] = column
     for what in ("user", "item"):
         if what not in columns:
             kind = names if table.has_header else f"{names} without a header: {some(table.rows[0])}"
             raise SourceError(f"{table.path}: give --{what}=COLUMN, one of {kind}")
     if not table.has_header:
         order = ", ".join(f"{what} {column + 1}" for what, column in columns.items())
-        print(f"{table.path} has no header; by their values, the columns are: {order}")
+        print(f"{table.path} has no header; the columns are: {order}")
     return columns
-
-
-def _check_out(args: argparse.Namespace, content: dict[str, Any]) -> None:
-    """Refuses an output folder with other data; deletes the manifest of earlier ones."""
-    out = {name: os.path.join(args.out, name) for name in (files.MANIFEST, *_FILES)}
-    if inputs := {*args.files, args.titles}.intersection(out.values()):
-        raise SourceError(f"{inputs.pop()} would be replaced: choose another --out")
-    try:
-        old = parse_json(files.read(out[files.MANIFEST]) or b"{}")
-    except ValueError:
-        old = {}
-    is_same = isinstance(old, dict) and content.items() <= old.items()
-    for name in (files.MANIFEST, _RATINGS):
-        if tensorflow().io.gfile.exists(out[name]) and not is_same and not args.overwrite:
-            fault = f"{args.out} already holds {name} of another input or other settings"
-            raise SourceError(f"{fault}; choose another --out, or --overwrite")
-    writing.State(args.out).remove_manifest()
 
 
 def _weigh(log: Log) -> tuple[np.ndarray, int]:
@@ -275,15 +218,9 @@ def _weigh(log: Log) -> tuple[np.ndarray, int]:
     choosers = np.bincount(items, minlength=1)
     total, things = np.count_nonzero(counts), np.count_nonzero(choosers)
     least = next(n for n in _LEAST if (counts >= n).sum() >= 0.9 * (counts >= 2).sum())
-    dropped = np.zeros(len(counts), bool)
-    while True:
-        enough = (counts >= least) & ~dropped
-        seen = np.zeros(width, bool)
-        seen[items[enough[users]]] = True
-        every = enough & (counts >= np.count_nonzero(seen))
-        if not every.any():
-            break
-        dropped |= every
+    enough = counts >= least
+    ranked = np.count_nonzero(np.bincount(items[enough[users]]))
+    dropped = enough & (counts >= ranked)
     one, few = int((counts == 1).sum()), int(((counts > 1) & (counts < least)).sum())
     numbers = {f"rows without {what}, left out": n for what, n in log.left_out.items()} | {
         "rows that repeat a user and an item, and count once": len(log.users) - len(users),
@@ -297,7 +234,7 @@ def _weigh(log: Log) -> tuple[np.ndarray, int]:
     for text, number in numbers.items():
         if number:
             print(f"warning: {text}: {number:,}")
-    if not enough.any():
+    if not (enough & ~dropped).any():
         raise SourceError("no user has two items and leaves out a third: nothing can be learnt")
     return dropped, least
 
@@ -308,27 +245,27 @@ def _ids(names: pyarrow.Array, codes: np.ndarray) -> tuple[np.ndarray, np.ndarra
     If all names are whole numbers, they stay; others count from 1. `codes` int32[n] index `names`.
     """
     ids = np.arange(1, 1 + len(names), dtype=np.uint32)
-    if _are_whole(names) and (numbers := names.cast("float64").to_numpy()).max() < 1 << 32:
-        ids = numbers.astype(np.uint32)
+    if pc.all(pc.match_substring_regex(names, r"^(0|[1-9]\d{0,9})$")).as_py():
+        numbers = names.cast("int64").to_numpy()
+        ids = numbers.astype(np.uint32) if numbers.max() < 1 << 32 else ids
     used = np.unique(codes)
     rising, first = np.unique(ids[used], return_index=True)
     return ids[codes], rising, names.take(pyarrow.array(used[first]))
 
 
 def _listed_titles(args: argparse.Namespace) -> dict[str, str]:
-    """Titles by the names of items, from --titles or from the lists beside the tables."""
+    """Titles by the names of items, from --titles or from the lists beside the first table."""
+    folder, name = os.path.split(args.files[0])
+    beside = [os.path.join(folder, each) for each in (*_TITLES, f"{name.partition('.')[0]}.item")]
     titles: dict[str, str] = {}
-    folders = {os.path.dirname(path) for path in args.files}
-    beside = [os.path.join(folder, name) for folder in folders for name in _LISTS]
-    beside += [f"{os.path.splitext(path)[0]}.item" for path in args.files]
     for path in [args.titles] if args.titles else filter(tensorflow().io.gfile.exists, beside):
         table = open_table(path)
         columns = table.guesses() if table.has_header else {"item": 0, "title": 1}
         if {"item", "title"} <= columns.keys():
             print(f"titles: {path}")
-            for batch in table.batches([columns["item"], columns["title"]]):
-                names, values = (pc.utf8_trim_whitespace(_text(c)).to_pylist() for c in batch)
-                titles |= {name: title for name, title in zip(names, values, strict=True) if title}
+            rows = table.read({what: columns[what] for what in ("item", "title")})
+            pairs = zip(*(_text(column).to_pylist() for column in rows.columns), strict=True)
+            titles |= {name: title for name, title in pairs if title}
     return titles
 
 
@@ -343,29 +280,31 @@ def _csv(header: str, *columns: Any) -> Iterator[bytes]:
 
 
 def readings(folder: Folder) -> list[Reading]:
-    """The table of users and items in a folder: the largest, and others with its columns."""
-    logs: dict[tuple[str, ...], list[tuple[File, Table]]] = collections.defaultdict(list)
-    candidates = [f for f in folder.files if f.name.lower().removesuffix(".gz").endswith(_SUFFIXES)]
-    candidates.sort(key=lambda file: (os.path.basename(file.name) not in _KNOWN, -file.size))
-    for file in candidates[:_MOST]:
-        # The fault of a single file is what the user wants to know.
-        faults = (OSError, tensorflow().errors.OpError, *[UserError] * (not folder.is_file))
+    """The table of users and items in a folder: the largest, and others with its columns.
+
+    Raises:
+        SourceError: the user named one file, and it is no table.
+    """
+    logs: dict[tuple[str, ...], list[tuple[str, Table]]] = collections.defaultdict(list)
+    sizes = {file.name: file.size for file in folder.files}
+    candidates = [n for n in sizes if n.lower().removesuffix(".gz").endswith(_SUFFIXES)]
+    # The fault of a single file is what the user wants to know.
+    faults = (OSError, tensorflow().errors.OpError, *[UserError] * (not folder.is_file))
+    for name in sorted(candidates, key=lambda name: -sizes[name])[:_MOST]:
         with contextlib.suppress(*faults):
-            table = open_table(folder.full(file.name), (), folder.head(file.name, HEAD))
+            table = open_table(folder.full(name))
             if {"user", "item"} <= table.guesses().keys():
-                logs[table.names].append((file, table))
-                if os.path.basename(file.name) in _KNOWN:
-                    break
+                logs[table.names].append((name, table))
     if not logs:
         return []
-    log = max(logs.values(), key=lambda rows: sum(file.size for file, _ in rows))
+    log = max(logs.values(), key=lambda tables: sum(sizes[name] for name, _ in tables))
     # Of files without times, the rows of the last one are the latest.
-    log.sort(key=lambda row: ("test" in row[0].name, "val" in row[0].name, row[0].name))
-    names, table, number = [file.name for file, _ in log], log[0][1], "rows"
-    is_packed = table.kind == "parquet" or any(name.lower().endswith(".gz") for name in names)
-    if not is_packed and max(file.size for file, _ in log) < _COUNTED:
-        lines = sum(folder.head(name, _COUNTED).count(b"\n") for name in names)
-        number = f"{lines - sum(table.skip for _, table in log):,} rows"
+    log.sort(key=lambda row: ("test" in row[0], "val" in row[0], row[0]))
+    names, table, number = [name for name, _ in log], log[0][1], "rows"
+    is_text = (table.delimiter or table.types) and not any(n.endswith(".gz") for n in names)
+    if is_text and sum(sizes[name] for name in names) < _COUNTED:
+        lines = sum(folder.head(name, _COUNTED).count(b"\n") - table.skip for name in names)
+        number = f"{lines:,} rows"
     columns = {what: table.names[column] for what, column in table.guesses().items()}
     how = f"by the header {', '.join(columns.values())}" if table.has_header else "without a header"
     return [

@@ -1,30 +1,27 @@
-"""Tables: CSV and the like, JSON lines and Parquet, perhaps in gzip. What their columns hold."""
+"""Tables: CSV and the like, JSON lines and Parquet, perhaps in gzip; and the times in them."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import dataclasses
-import functools
-import gzip
 import io
 import itertools
-import os
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.compute
 import pyarrow.csv
+import pyarrow.json
 from pyarrow import parquet
 
-from common import console, limits
-from common.data import files
+from common import limits
 from common.data.shards import read_errors, tensorflow
-from common.errors import one_line, parse_json
+from common.errors import one_line
 from common.preparation.sources import SourceError
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
@@ -38,43 +35,55 @@ GUESSES = {
     "time": "timestamp unixreviewtime time datetime date ts createdat eventtime reviewtime ratedat "
     "playedat dateadded purchasedat invoicedate eventdate orderdate tdat",
     "title": "title itemtitle movietitle producttitle booktitle itemname moviename productname "
-    "artistname trackname songname",
+    "artistname trackname songname name",
 }
-WHOLE = re.compile(r"(0|[1-9]\d*)(\.0)?")  # pandas writes 7.0 where a column has empty cells
-MISSING = pyarrow.array(["", "NULL", "null", "None", "NaN", "nan", "NA", "N/A", "\\N"])
-HEAD, _ROWS = 1 << 16, 20  # bytes and rows to look at
+_MISSING = ["", "NULL", "null", "None", "NaN", "nan", "NA", "N/A", "\\N"]
+_HEAD, _ROWS = 1 << 16, 20  # bytes and rows to look at
 _BLOCK = 4 << 20  # bytes that are parsed at a time
-_GZIP = b"\x1f\x8b"
-_DELIMITERS = ("\t", ",", ";", "|", "::", " ")
+_COLONS = "\x1f"  # in place of "::", as pyarrow's delimiters have one character
+_DELIMITERS = ("\t", ",", ";", "|", _COLONS, " ")
 _VALUE = re.compile(r"[-+]?\d[\d.:/TZ +eE-]*")  # a number or a date, which no header has
 _NO_TABLE = {
-    b"PK\3\4": "is a zip archive: python -m scripts.prepare ARCHIVE unpacks it",
+    b"PK\3\4": "is an archive or Excel's: unpack it, or save it as CSV",
     b"\xff\xfe": "is UTF-16: save it as UTF-8",
     b"[": "is one JSON list: write one object in each line",
 }
+# strptime's forms of dates, and of the time of day behind them. Without a zone, times are UTC.
+_DATES = (
+    *("%Y-%m-%d", "%Y/%m/%d", "%Y%m%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y"),
+    *("%m-%d-%Y", "%d %b %Y", "%b %d %Y", "%m %d %Y"),
+)
+_CLOCKS = ("%H:%M:%S", "%H:%M", "%I:%M:%S %p", "%I:%M %p")
+_FORMS = (
+    *_DATES,
+    *map("".join, itertools.product(_DATES, " T", _CLOCKS, ("", "%z"))),
+    "%a %b %d %H:%M:%S %z %Y",
+    "number",
+)
+# From which number on it counts smaller units than seconds: as seconds that is the year 5138.
+_UNITS = {1e17: ("nanoseconds", 1e9), 1e14: ("microseconds", 1e6), 1e11: ("milliseconds", 1e3)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table and its first rows.
+    """A table whose head is known.
 
     Attributes:
       path: local or gs://.
-      kind: "csv" (with any delimiter), "json" or "parquet".
       names: of the columns; their numbers from 1 where there is no header.
       rows: the first ones, as text; of a CSV only.
       skip: lines above the first row.
-      delimiter: of a CSV.
-      quoted: whether `"` encloses values of a CSV.
+      delimiter: of a CSV; "" of JSON and Parquet.
+      types: of the columns of JSON.
     """
 
     path: str
-    kind: str
     names: tuple[str, ...]
     rows: Sequence[Sequence[str]] = ()
     skip: int = 0
     delimiter: str = ""
     quoted: bool = False
+    types: pyarrow.Schema | None = None
 
     @property
     def has_header(self) -> bool:
@@ -95,151 +104,212 @@ class Table:
         """
         if self.has_header:
             return _guesses(self.names)
-        width, last = len(self.names), [row[-1] for row in self.rows]
-        is_whole = all(WHOLE.fullmatch(cell) for row in self.rows for cell in row[:2])
-        is_timed = width > 2 and all(re.fullmatch(r"\d{9,10}", cell) for cell in last)
-        is_rated = width > 2 and all(_VALUE.fullmatch(row[2]) for row in self.rows)
-        if not is_rated or width > 4 or not (is_whole or (is_timed and width == 4)):
+        width = len(self.names)
+        is_timed = width > 2 and all(re.fullmatch(r"\d{9,10}", row[-1]) for row in self.rows)
+        is_whole = all(cell.isdecimal() for row in self.rows for cell in row[:2])
+        is_rated = width in (3, 4) and all(_VALUE.fullmatch(row[2]) for row in self.rows)
+        if not is_rated or not (is_whole or (is_timed and width == 4)):
             return {}
         return {"user": 0, "item": 1} | ({"time": width - 1} if is_timed else {})
 
-    def batches(self, columns: Sequence[int]) -> Iterator[list[pyarrow.Array]]:
-        """The values of some columns, in batches; those of text are bytes.
+    def read(self, columns: dict[str, int]) -> pyarrow.Table:
+        """The columns by what they hold: times as they are, others as bytes; null where missing.
 
         Raises:
           SourceError: a row is not like the others, or the file is damaged.
         """
-        is_arrow = self.kind == "csv" and len(self.delimiter) == 1
-        read = self._parquet if self.kind == "parquet" else self._csv if is_arrow else self._lines
-        with _reading(self.path) as file:
-            packed = getattr(file, "fileobj", file)  # of gzip
-            title, position = f"reading {os.path.basename(self.path)}", 0
-            progress = console.ProgressBar(title, 0, "rows", files.sizes([self.path])[0])
-            for batch in read(file, columns):
-                progress.add(len(batch[0]), packed.tell() - position)
-                position = packed.tell()
-                yield batch
-            progress.close()
+        # The columns of a CSV are called by their numbers, as a header may have a name twice.
+        keys = [str(i) if self.delimiter else self.names[i] for i in columns.values()]
+        print(f"reading {self.path}", flush=True)
+        with _open(self.path) as file:
+            if self.delimiter:
+                rows = self._read_csv(file, keys)
+            elif self.types:
+                # Times are read as they are written.
+                types = {"timestamp[s]": "string", "null": "string"}
+                fields = [self.types.field(key) for key in keys]
+                schema = pyarrow.schema([(f.name, types.get(str(f.type), f.type)) for f in fields])
+                rows = pyarrow.json.read_json(
+                    file,
+                    pyarrow.json.ReadOptions(block_size=_BLOCK),
+                    pyarrow.json.ParseOptions(schema, unexpected_field_behavior="ignore"),
+                )
+            else:
+                rows = parquet.read_table(file, columns=keys)
+            if not len(rows):
+                raise SourceError(f"{self.path} has a header and no rows")
+            return pyarrow.table(
+                [
+                    rows[key] if what == "time" else _as_bytes(rows[key])
+                    for what, key in zip(columns, keys, strict=True)
+                ],
+                [*columns],
+            )
 
-    def _csv(self, file: Any, columns: Sequence[int]) -> Iterator[list[pyarrow.Array]]:
-        names = [str(i) for i in range(len(self.names))]  # a header may have a name twice
-        used, line = [names[i] for i in columns], self.skip + 1
-        types = dict.fromkeys(used, pyarrow.binary())
-        read = {"block_size": _BLOCK, "column_names": names, "skip_rows": self.skip}
-        parse = {"quote_char": '"' if self.quoted else False, "newlines_in_values": self.quoted}
-        for batch in pyarrow.csv.open_csv(
-            _for_arrow(file),
-            pyarrow.csv.ReadOptions(use_threads=False, **read),  # so that messages name the row
-            pyarrow.csv.ParseOptions(delimiter=self.delimiter, **parse),
-            pyarrow.csv.ConvertOptions(column_types=types, include_columns=used),
-        ):
-            values = [batch.column(name) for name in used]
-            if self.has_header:
-                heads = [pc.equal(v, self.names[i]) for v, i in zip(values, columns, strict=True)]
-                if (row := functools.reduce(pc.and_, heads).index(True).as_py()) >= 0:
-                    where = f"{self.path}, line {line + row:,}"
-                    raise SourceError(f"{where} is the header again: remove it")
-            line += len(batch)
-            yield values
+    def _read_csv(self, file: Any, keys: Sequence[str]) -> pyarrow.Table:
+        if self.delimiter == _COLONS:
+            file = pyarrow.BufferReader(file.read().replace(b"::", _COLONS.encode()))
+        return pyarrow.csv.read_csv(
+            file,
+            pyarrow.csv.ReadOptions(
+                use_threads=False,  # so that messages name the row
+                block_size=_BLOCK,
+                column_names=[str(i) for i in range(len(self.names))],
+                skip_rows=self.skip,
+            ),
+            pyarrow.csv.ParseOptions(
+                delimiter=self.delimiter,
+                quote_char='"' if self.quoted else False,
+                newlines_in_values=self.quoted,
+            ),
+            pyarrow.csv.ConvertOptions(
+                column_types=dict.fromkeys(keys, pyarrow.binary()),
+                include_columns=keys,
+                null_values=_MISSING,
+                strings_can_be_null=True,
+            ),
+        )
 
-    def _lines(self, file: Any, columns: Sequence[int]) -> Iterator[list[pyarrow.Array]]:
-        """JSON, where an id may be a number in one line and text in the next; and "::"."""
-        before = 0
-        while block := file.read(_BLOCK) + file.readline():
-            lines = block.splitlines()
-            rows = [
-                self._row(text, line, columns)
-                for line, text in enumerate(lines, before + 1)
-                if line > self.skip and text.strip()
-            ]
-            before += len(lines)
-            if rows:
-                yield [pyarrow.array(column, "binary") for column in zip(*rows, strict=True)]
+    def seconds(self, column: pyarrow.ChunkedArray) -> tuple[np.ndarray, str]:
+        """Seconds since 1970 of times, float64[n], nan where missing; and the form of the times.
 
-    def _row(self, text: bytes, line: int, columns: Sequence[int]) -> list[bytes | None]:
-        if self.kind == "json":
-            row = _json_object(text, self.path, line)
-            cells = [row.get(self.names[i]) for i in columns]
-            return [None if cell is None else str(cell).encode() for cell in cells]
-        cells = text.split(self.delimiter.encode())
-        if len(cells) != len(self.names):
-            widths = f"{len(cells)} columns, the first one {len(self.names)}"
-            raise SourceError(f"{self.path}, line {line:,} has {widths}")
-        return [cells[i] for i in columns]
+        Raises:
+          SourceError: the times have no form in common, or two, or one is not from 1970 to 2105.
+        """
+        if pyarrow.types.is_temporal(column.type):
+            column = column.cast(pyarrow.timestamp("s"), safe=False).cast("int64").cast("string")
+        seconds, form = self._parse(column)
+        if form == "number":
+            most = np.nanmax(seconds, initial=0)
+            unit, factor = next((u for n, u in _UNITS.items() if most >= n), ("seconds", 1))
+            form = f"{unit} since 1970"
+            seconds = np.floor(seconds / factor)
+        if (bad := (seconds < 0) | (seconds >= 1 << 32)).any():
+            line = self.skip + int(np.argmax(bad)) + 1
+            raise SourceError(f"{self.path}, line {line:,}: the time is not from 1970 to 2105")
+        return seconds, form
 
-    def _parquet(self, file: Any, columns: Sequence[int]) -> Iterator[list[pyarrow.Array]]:
-        names = [self.names[i] for i in columns]
-        for batch in parquet.ParquetFile(_for_arrow(file)).iter_batches(columns=names):
-            yield [batch.column(name) for name in names]
+    def _parse(self, column: pyarrow.ChunkedArray) -> tuple[np.ndarray, str]:
+        """The numbers or seconds, and the form that all texts have."""
+        example = _tidy(column.drop_null()[:1])
+        forms = [form for form in _FORMS if _parsed(example, form).null_count == 0]
+        if len(forms) > 1 and forms[-1] == "number":
+            forms.pop()
+        parts: dict[str, list[np.ndarray]] = {form: [] for form in forms or ["number"]}
+        line = self.skip + 1
+        for chunk in column.chunks:
+            texts, faults = _tidy(chunk), {}
+            for form, arrays in parts.items():
+                values = _parsed(texts, form)
+                arrays.append(values.to_numpy(zero_copy_only=False))
+                faults[form] = pc.index(pc.xor(values.is_valid(), texts.is_valid()), True).as_py()
+            parts = {form: parts[form] for form, fault in faults.items() if fault < 0}
+            if not parts:
+                row = max(faults.values())
+                fault = (
+                    f"{self.path}, line {line + row:,}: unknown time {texts[row].as_py()[:80]!r}"
+                )
+                raise SourceError(
+                    f"{fault}; write 2024-01-31 10:00:00 or seconds since 1970, or --time=none"
+                )
+            line += len(chunk)
+        form, *others = parts
+        seconds = np.concatenate(parts[form])
+        for other in others:
+            if not np.array_equal(seconds, np.concatenate(parts[other]), equal_nan=True):
+                raise SourceError(
+                    f"{self.path}: the times, such as {example[0].as_py()!r}, may be {form} or "
+                    f"{other}: write them as 2024-01-31, or give --time=none"
+                )
+        return seconds, form
 
 
-def open_table(path: str, wanted: Sequence[str] = (), head: bytes = b"") -> Table:
+def _as_bytes(column: Any) -> Any:
+    """A column of text or numbers as bytes."""
+    return column if pyarrow.types.is_binary(column.type) else column.cast("string").cast("binary")
+
+
+def _tidy(times: Any) -> Any:
+    """Times as text without blanks around, commas and parts of a second."""
+    texts = pc.utf8_trim_whitespace(times.cast("string"))
+    texts = pc.replace_substring_regex(texts, r"(:\d\d)[.,]\d+", r"\1")
+    return pc.replace_substring(pc.replace_substring(texts, ",", ""), " UTC", "Z")
+
+
+def _parsed(texts: Any, form: str) -> Any:
+    """Texts of one of `_FORMS` as float64: seconds or numbers; null where the form is another."""
+    if form != "number":
+        times = pc.strptime(texts, format=form, unit="s", error_is_null=True)
+        return times.cast("int64").cast("float64")
+    is_number = pc.match_substring_regex(texts, r"^[-+]?\d+(\.\d*)?([eE][+-]?\d+)?$")
+    return pc.if_else(is_number, texts, None).cast("float64")
+
+
+def open_table(path: str, wanted: Sequence[str] = ()) -> Table:
     """Looks at the head of a file.
 
     Args:
       path: local or gs://.
       wanted: names of columns that the user gave: a first row that has one is a header.
-      head: the first `HEAD` bytes of the file, if they are known.
 
     Raises:
       SourceError: the file cannot be read, or it is no table.
     """
-    if not head:
-        with _reading(path) as file:
-            head = file.read(HEAD)
-    elif head.startswith(_GZIP):
-        with contextlib.suppress(zlib.error):
-            head = zlib.decompressobj(31).decompress(head, HEAD)
-    if head.startswith(b"PAR1"):
-        with _reading(path) as file:
-            return Table(path, "parquet", tuple(parquet.read_schema(_for_arrow(file)).names))
+    with _open(path) as file:
+        head = file.read(_HEAD)
+        if head.startswith(b"PAR1"):
+            return Table(path, tuple(parquet.read_schema(file).names))
     fault = next((text for start, text in _NO_TABLE.items() if head.startswith(start)), "")
     fault = fault or ("is no text" if b"\0" in head else "")
-    if len(head) >= HEAD:
+    if len(head) >= _HEAD:
         head = head[: head.rfind(b"\n") + 1]  # without the part of a line
     if fault or not head.strip():
         raise SourceError(f"{path} {fault or 'is empty, or its first line is too long'}")
-    text = head.decode("utf-8-sig", "replace")
-    if not text.lstrip().startswith("{"):
-        return _csv_table(path, text, wanted)
-    lines = enumerate(head.splitlines()[:_ROWS], 1)
-    rows = [_json_object(line, path, number) for number, line in lines if line.strip()]
-    return Table(path, "json", tuple(dict.fromkeys(itertools.chain.from_iterable(rows))))
+    if not head.lstrip().startswith(b"{"):
+        return _csv_table(path, head.decode("utf-8-sig", "replace"), wanted)
+    try:
+        types = pyarrow.json.read_json(io.BytesIO(head)).schema
+    except pyarrow.ArrowInvalid as error:
+        raise SourceError(f"{path} has no JSON object in each line: {_reason(error)}") from error
+    return Table(path, tuple(types.names), types=types)
 
 
 def _csv_table(path: str, text: str, wanted: Sequence[str]) -> Table:
-    tables = {delimiter: _cells(path, text, delimiter) for delimiter in _DELIMITERS}
-    # Most columns of those delimiters that make all rows equally wide.
-    widths = {delimiter: [*map(len, rows)] for delimiter, rows in tables.items()}
-    delimiter = max(widths, key=lambda d: (len({*widths[d]}) == 1, widths[d][0]))
-    first, *others = tables[delimiter]
-    skip = text[: len(text) - len(text.lstrip())].count("\n")
-    given = {_short(name) for name in wanted if not name.isdecimal()}
-    is_header = not given.isdisjoint(map(_short, first))
-    is_header |= [any(map(_VALUE.fullmatch, row)) for row in (first, *others[:1])] == [False, True]
-    for number, line in enumerate(text.split("\n")[:_ROWS], 1):
-        # Lines above a header may have other columns, so that the delimiter is not known.
-        if any({"user", "item"} <= _guesses(line.split(d)).keys() for d in _DELIMITERS):
-            is_header = number == skip + 1
-            if not is_header:
-                raise SourceError(f"{path}: the header is in line {number}; remove what is above")
-            break
-    names = first if is_header else [str(i) for i in range(1, 1 + len(first))]
-    quoted = delimiter in ",;" or any(c[:1] == c[-1:] == '"' for c in text.split(delimiter)[:-1])
-    rows = others if is_header else [first, *others]
-    return Table(path, "csv", tuple(names), rows, skip + is_header, delimiter, quoted)
-
-
-def _cells(path: str, text: str, delimiter: str) -> list[list[str]]:
-    """The cells of the first rows."""
-    rows: Any = (line.split(delimiter) for line in text.split("\n") if line.strip())
-    if len(delimiter) == 1:
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
-        rows = [*itertools.islice(filter(None, rows), _ROWS)]
+        tables = {d: _cells(text.replace("::", _COLONS), d) for d in _DELIMITERS}
     except csv.Error as error:
         raise SourceError(f"{path} is no table: {error}") from error
-    return [[cell.strip() for cell in row] for row in rows]
+    widths = {d: [len(row) for _, row in rows] for d, rows in tables.items()}
+    delimiter = max(widths, key=lambda d: (len({*widths[d]}) == 1 < widths[d][0], widths[d][-1]))
+    width = widths[delimiter][-1]
+    for line, row in tables[delimiter]:
+        if len(row) != width:
+            fault = f"{path}, line {line} has {len(row)} columns, and others {width}"
+            raise SourceError(f"{fault}: remove what is no header and no row")
+    line, first = tables[delimiter][0]
+    others = [row for _, row in tables[delimiter][1:]]
+    given = {_short(name) for name in wanted if name and not name.isdecimal()}
+    is_header = {"user", "item"} <= _guesses(first).keys() or bool(given & {*map(_short, first)})
+    is_header |= [any(map(_VALUE.fullmatch, row)) for row in (first, *others[:1])] == [False, True]
+    quoted = _is_quoted(text, delimiter)
+    if is_header:
+        return Table(path, tuple(first), others, line, delimiter, quoted)
+    numbers = tuple(str(i) for i in range(1, 1 + width))
+    return Table(path, numbers, [first, *others], line - 1, delimiter, quoted)
+
+
+def _cells(text: str, delimiter: str) -> list[tuple[int, list[str]]]:
+    """The first rows, each with the number of its (last) line."""
+    quoting = csv.QUOTE_MINIMAL if _is_quoted(text, delimiter) else csv.QUOTE_NONE
+    lines = io.StringIO(text, newline="")
+    reader = csv.reader(lines, delimiter=delimiter, quoting=quoting)
+    cells = ((reader.line_num, [cell.strip() for cell in row]) for row in reader if row)
+    return [*itertools.islice(cells, _ROWS)]
+
+
+def _is_quoted(text: str, delimiter: str) -> bool:
+    """Whether `"` encloses values; with tabs, it is often a part of a title."""
+    return delimiter in ",;" or any(c[:1] == c[-1:] == '"' for c in text.split(delimiter)[:-1])
 
 
 def _guesses(header: Sequence[str]) -> dict[str, int]:
@@ -258,38 +328,25 @@ def _short(name: str) -> str:
     return name.strip(' "\r').partition(":")[0].lower()
 
 
-def _json_object(text: bytes, path: str, line: int) -> dict[str, Any]:
-    try:
-        if isinstance(row := parse_json(text), dict):
-            return row
-        fault = "it is no object"
-    except ValueError as error:
-        fault = str(error)
-    raise SourceError(f"{path}, line {line:,} has no JSON object: {fault}")
-
-
 @contextlib.contextmanager
-def _reading(path: str) -> Iterator[Any]:
-    """Opens a file, unpacked if it is in gzip; SourceError if it cannot be read."""
+def _open(path: str) -> Iterator[Any]:
+    """Opens a file for pyarrow, unpacked if it is in gzip; SourceError if it cannot be read."""
     limits.check_file(path, SourceError)
     gfile = tensorflow().io.gfile
     if gfile.isdir(path):
         raise SourceError(f"{path} is a folder: python -m scripts.prepare {path} finds its tables")
     try:
         with gfile.GFile(path, "rb") as file:
-            is_packed = file.read(2) == _GZIP
+            is_packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
-            yield gzip.GzipFile(fileobj=file) if is_packed else file
-    except (*read_errors(), OSError, pyarrow.ArrowException, EOFError, zlib.error) as error:
-        raise SourceError(f"cannot read {path}: {one_line(error)}") from error
+            methods = {name: getattr(file, name) for name in ("read", "seek", "tell", "size")}
+            source: Any = SimpleNamespace(**methods, closed=False, close=lambda: None)
+            source = pyarrow.PythonFile(source, "r")
+            yield pyarrow.CompressedInputStream(source, "gzip") if is_packed else source
+    except (*read_errors(), OSError, pyarrow.ArrowException) as error:
+        raise SourceError(f"cannot read {path}: {_reason(error)}") from error
 
 
-def _for_arrow(file: Any) -> pyarrow.PythonFile:
-    methods = {n: getattr(file, n) for n in ("read", "seek", "tell", "size") if hasattr(file, n)}
-    source: Any = SimpleNamespace(**methods, closed=False, close=lambda: None)
-    return pyarrow.PythonFile(source, "r")
-
-
-def as_bytes(column: pyarrow.Array) -> pyarrow.Array:
-    """A column of text or numbers as bytes."""
-    return column if pyarrow.types.is_binary(column.type) else column.cast("string").cast("binary")
+def _reason(error: Exception) -> str:
+    """One line; pyarrow counts the rows of JSON from 0."""
+    return re.sub(r"in row (\d+)", lambda m: f"in line {int(m[1]) + 1:,}", one_line(error))
