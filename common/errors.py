@@ -83,6 +83,11 @@ def some(names: Iterable[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + more
 
 
+def count(number: int, noun: str, plural: str = "") -> str:
+    """A number of things for a message: "1 image", "2,000 images"."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def parse_json(data: str | bytes, **options: Any) -> Any:
     """The value of a JSON document; `options` as of `json.loads`.
 

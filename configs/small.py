@@ -69,7 +69,7 @@ def _ncf() -> ml_collections.ConfigDict:
     config.base_learning_rate = 0.001  # half the epochs of 0.0005
     config.moving_average_decay = 0.9995  # the average ranks better than the last weights
     config.train_steps = "40 epochs"  # at most
-    config.patience = 4  # the average learns on after single epochs that bring nothing
+    config.patience = 6  # the average rises slowly, and not at each evaluation
     config.eval_batch_size = 64  # of few users a batch is not mostly padding
     config.target = 0.0
     config.stop_at_target = False

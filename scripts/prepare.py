@@ -1,4 +1,4 @@
-"""Makes the data of a benchmark: `python -m scripts.prepare PATH` looks what lies at a path.
+"""Makes the data of a benchmark: `python -m scripts.prepare PATH` of what lies there.
 
 `python -m scripts.prepare NAME` runs one preparation; without arguments both are listed.
 """
@@ -12,7 +12,6 @@ import importlib
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -44,11 +43,9 @@ PREPARATIONS = {
     "fake": ("benchmarks.resnet", "random images, for trials"),
 }
 _COMMAND = "python -m scripts.prepare"
-_FORMS = (
-    "photos in a folder for each class or with a table of files and labels; boxes as COCO, YOLO, "
-    "Pascal VOC, CVAT, LabelMe, Open Images or TFRecords; pairs of sentences as two files, TSV, "
-    "CSV, TMX, JSONL or .po; rows of users and items"
-)
+_FORMS = "photos by class, labels of boxes, pairs of sentences, or rows of users and items"
+_TABLES = (".csv", ".tsv", ".txt", ".dat", ".jsonl", ".parquet")
+_PACKED = (".rar", ".7z", ".zst")  # what `archives` does not unpack
 _NOTES = re.compile(r"(readme|licen[cs]e|copying|citation|notice).*|.*\.(md|pdf|html)", re.I)
 _FAR_MORE = 20  # times the files of a second reading: then that one is of stray files
 _PATIENCE = 240  # seconds for the measurement
@@ -110,18 +107,17 @@ def _flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = console.Parser(
         prog=_COMMAND,
         usage=f"{_COMMAND} PATH [arguments] [arguments of the preparation]",
-        description="Looks what lies at PATH, makes records of it, and says how to train on them.",
+        description="Finds out what lies at PATH, makes records of it, and prints the command that "
+        "trains. Other arguments go to the preparation NAME that fits: see NAME --help.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("path", type=console.path, metavar="PATH", help="folder, file or archive; local or gs://")
     add("--out", type=console.path, help="folder for the records (data/NAME)")
     add("--dry_run", action="store_true", help="only say what is there and would be made")
-    add(
-        "--as", dest="form", default="", metavar="FORM", help="how to read it: coco, yolo, text ..."
-    )
+    add("--as", dest="form", default="", metavar="FORM", help="which of several readings to take")
     add("--untimed", action="store_true", help="do not measure how long training takes here")
-    add("--tpu", default="", help="also ask the compiler for the price on slices, such as v5e-8")
+    add("--tpu", default="", help="slices to ask the compiler for the price on: v5e-8,v4-16")
     args, rest = parser.parse_known_args(console.underscored(argv))
     if rest and not rest[0].startswith("-"):
         parser.error(f"give one PATH, a folder with all files: {rest[0]} is a second one")
@@ -206,14 +202,25 @@ def is_prepared(folder: Folder, path: str) -> bool:
 
 
 def readings(folder: Folder) -> list[Reading]:
-    """What the preparations see in a folder, or in the only folder there."""
+    """What the preparations see in a folder, or in the only folder there.
+
+    Raises:
+        UserError: of one that takes the data for its own, where no other does.
+    """
     inner = folder.inner()
     if inner and all(_NOTES.fullmatch(f.name) for f in folder.files if "/" not in f.name):
         return readings(inner)
-    modules = map(_module, PREPARATIONS)
-    looks = [look for module in modules if (look := getattr(module, "readings", None))]
-    found = [reading for look in looks for reading in look(folder)]
-    return found or (readings(inner) if inner else [])
+    found, faults = [], []
+    for module in map(_module, PREPARATIONS):
+        try:
+            found += getattr(module, "readings", lambda folder: [])(folder)
+        except UserError as error:
+            faults.append(error)
+    if inner and not found:
+        return readings(inner)
+    if faults and not found:
+        raise faults[0]
+    return found
 
 
 def _unpacked(args: argparse.Namespace, path: str) -> tuple[Folder | None, list[Reading]]:
@@ -244,26 +251,39 @@ def choose(folder: Folder, found: Sequence[Reading], form: str = "") -> Reading:
     texts = [f"{reading.found} (--as={reading.form})" for reading in found]
     if not chosen:
         fault = f"--as={form}: there is nothing of this form; " if form else ""
-        raise SourceError(f"{fault}{folder.path} holds {texts[0] if texts else _contents(folder)}")
+        raise SourceError(f"{fault}{folder.given} {_contents(folder, texts)}")
     others = [reading for reading in chosen if reading.form != chosen[0].form]
     if others and chosen[0].files < _FAR_MORE * others[0].files:
         two = " or ".join(f"{one.found} (--as={one.form})" for one in (chosen[0], others[0]))
-        raise SourceError(f"{folder.path} may be {two}: choose one with --as")
+        raise SourceError(f"{folder.given} may be {two}: choose one with --as")
     for other in others:
         print(f"not taken: {other.found} (--as={other.form})")
     return chosen[0]
 
 
-def _contents(folder: Folder) -> str:
-    """What lies in a folder that has no reading, and what would have one."""
-    inner = folder.named(*archives.SUFFIXES)
-    if 2 * len(inner) >= len(folder.files):
-        path = shlex.quote(folder.full(inner[0]))
-        what = f"{len(inner):,} archives" if len(inner) > 1 else "another archive"
-        return f"{what}: give one, {_COMMAND} {path}, or unpack it first"
-    if 2 * len(folder.named(*SUFFIXES)) > len(folder.files):
-        return f"{_endings(folder)}, but neither labels nor a folder for each of several classes"
-    return f"{_endings(folder)}, in no form that is understood: {_FORMS}; see docs/data.md"
+def _contents(folder: Folder, texts: Sequence[str]) -> str:
+    """What lies where no reading fits: other readings by their `texts`, or what would have one."""
+
+    def are_most(*suffixes: str) -> bool:
+        return 2 * len(folder.named(*suffixes)) >= len(folder.files)
+
+    path = shlex.quote(folder.full(folder.files[0].name))
+    if texts:
+        return f"holds {texts[0]}"
+    if are_most(*archives.SUFFIXES):
+        path = shlex.quote(folder.full(folder.named(*archives.SUFFIXES)[0]))
+        return f"holds another archive, which is not opened: type {_COMMAND} {path}"
+    if are_most(*_PACKED):
+        return "is packed in a way that is not read here: unpack it, and give the folder"
+    if are_most(*SUFFIXES):
+        return f"holds {_endings(folder)}, but neither labels nor a folder for each of two classes"
+    if folder.is_file and are_most(*_TABLES):
+        return (
+            "has no columns whose names are known: if users and items are in it, type "
+            f"{_COMMAND} interactions {path} --user=1 --item=2 --out=DIR; if sentences, "
+            f"{_COMMAND} text --train={path} --columns=1,2 --out=DIR"
+        )
+    return f"holds {_endings(folder)}, but none of what is understood: {_FORMS}; see docs/data.md"
 
 
 def _endings(folder: Folder) -> str:
@@ -284,31 +304,28 @@ def _finish(line: str, out: str, args: argparse.Namespace) -> None:
     if not args.untimed:
         print("measuring a step, up to 4 min; Ctrl-C skips it", flush=True)
         print(pace(words[2:]), flush=True)
-    words = [word for word in words if not word.startswith("--config.init_from=")]  # a download
-    words += ["--mode=preflight", f"--tpu={args.tpu or 'v5e-8'}"]
+    price = ["--mode=preflight", f"--tpu={args.tpu or 'v5e-8'}"]
+    price += ["--config.init_from="] * ("--config.init_from=" in command)  # no download
     if args.tpu:
-        subprocess.run([sys.executable, *words[1:]])
+        subprocess.run([sys.executable, *words[1:], *price])
     else:
-        print(f"what it costs on a slice: {shlex.join(words)}", flush=True)
+        print(f"what it costs on a slice: add {shlex.join(price)} to the last line", flush=True)
     print(f"{_TRAIN.strip()}\n{command}")
 
 
 def pace(flags: Sequence[str]) -> str:
     """How long a run with these flags of main.py takes on this machine, in a line."""
-    command = [sys.executable, "-m", "scripts.bench.pace", *flags]
-    pipe = subprocess.PIPE
-    fault = f"compiling and a first step take more than {console.duration(_PATIENCE)}"
-    with subprocess.Popen(
-        command, stdout=pipe, stderr=pipe, text=True, start_new_session=True
-    ) as process:
-        try:
-            output, errors = process.communicate(timeout=_PATIENCE)
-            fault = f"not measured: {(errors.strip() or 'no reason').splitlines()[-1]}"
-        except (subprocess.TimeoutExpired, KeyboardInterrupt) as error:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            fault = fault if isinstance(error, subprocess.TimeoutExpired) else "not measured"
-    return [f"on this machine: {fault}", *output.splitlines()][-1]
+    command, output = [sys.executable, "-m", "scripts.bench.pace", *flags], b""
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_PATIENCE)
+        output = done.stdout
+        fault = f"not measured: {(done.stderr.decode().strip() or 'no reason').splitlines()[-1]}"
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout or b""
+        fault = f"compiling and a first step take more than {console.duration(_PATIENCE)}"
+    except KeyboardInterrupt:
+        fault = "not measured"
+    return [f"on this machine: {fault}", *output.decode().splitlines()][-1]
 
 
 def main(argv: Sequence[str]) -> None:
@@ -316,9 +333,7 @@ def main(argv: Sequence[str]) -> None:
     name, *rest = argv or [""]
     if name in ("", "-h", "--help"):
         width = max(map(len, PREPARATIONS))
-        print(
-            f"usage: {_COMMAND} PATH [arguments]   looks what lies there: a folder, file, archive"
-        )
+        print(f"usage: {_COMMAND} PATH [arguments]   makes records of a folder, file or archive")
         print(f"or:    {_COMMAND} NAME [arguments]   makes one of these:\n")
         for each, (_, text) in PREPARATIONS.items():
             print(f"  {each:<{width}}  {text}")

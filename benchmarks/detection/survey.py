@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.errors import some
+from common.errors import count, some
 
 FIT = 0.5  # the IoU from which on an anchor fits an object
 _MANY = 0.5  # of the objects
@@ -89,7 +89,8 @@ def weaknesses(annotations: Any, masks: bool) -> list[Finding]:
     numbers, counts = np.unique(labels, return_counts=True)
     if few := np.flatnonzero(counts < _FEW).tolist():
         listed = some(f"{names[numbers[i]]} ({counts[i]})" for i in few)
-        text = f"{len(few):,} categories have fewer than {_FEW} objects: {listed}"
+        kinds = count(len(few), "category has", "categories have")
+        text = f"{kinds} fewer than {_FEW} objects: {listed}"
         findings.append(("warn", text, "label more of them"))
     return findings
 

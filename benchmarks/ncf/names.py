@@ -42,7 +42,7 @@ class Finder:
         self.kind, self.ids, self.names = kind, ids, names
         self._rows: dict[str, list[int]] = {}
         for number, name in names.items():
-            if (row := self._position(number)) is not None:
+            if _key(name) and (row := self._position(number)) is not None:
                 self._rows.setdefault(_key(name), []).append(row)
         self._parts = 1 + max((name.count(",") for name in self._rows), default=0)
 
@@ -59,10 +59,9 @@ class Finder:
         """
         parts = text.split(",")
         while parts:
-            for count in range(min(len(parts), self._parts), 0, -1):
-                name = ",".join(parts[:count]).strip()
-                if (row := self._row(name)) is not None or count == 1:
-                    break
+            count = min(len(parts), self._parts)
+            while (row := self._row(name := ",".join(parts[:count]).strip())) is None and count > 1:
+                count -= 1
             del parts[:count]
             words = re.split(r"[;\s]+", name.strip("; "))
             if row is None and len(words) > 1 and all(map(re.compile("[0-9]+").fullmatch, words)):
@@ -91,7 +90,7 @@ class Finder:
         if not self._rows:
             return f"no id of a{'n' * (self.kind == 'item')} {self.kind}: give a whole number"
         key = _key(name)
-        keys = [known for known in self._rows if key in known][:3]
+        keys = sorted((known for known in self._rows if key in known), key=len)[:3]
         keys = keys or difflib.get_close_matches(key, self._rows, 3)
         like = "; ".join(self.name(self._rows[known][0]) for known in keys)
         closest = f"; the closest: {like}" if like else ""

@@ -5,12 +5,14 @@ It is also exported, as a `Program`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from benchmarks.exhibits import csv_file
 from benchmarks.ncf.models import TOP
@@ -23,7 +25,10 @@ from common.portable import Arrays, Program
 from common.text import csv_text
 
 _GROUPS = 10  # deciles
-_NEIGHBOURS = 10  # known users of whom a new one is the mean; docs/ncf.md has other numbers
+# Of a new user's vector, with what docs/ncf.md measured.
+_NEIGHBOURS = 10  # known users of whom it is the mean at first
+_STEPS, _RATE = 30, 0.01
+_POSITIVES = 64  # of a step, and four times as many negatives, as in training
 # The inputs and outputs of the program.
 _MEANING = {
     "user": "ids of users, as in the file of ratings; users.csv, if any, lists them",
@@ -44,6 +49,7 @@ class NcfUses(Uses):
     def __init__(self, benchmark: Any):
         """`benchmark` is a `benchmarks.ncf.Ncf`, which imports this module."""
         self._benchmark = benchmark
+        self._fit = jax.jit(functools.partial(fit_vector, benchmark.logits))
 
     def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
         """Opens the ratings, whose users and items number the rows of the model's tables.
@@ -91,14 +97,15 @@ class NcfUses(Uses):
             say(f"NOTE the {kind}s have no names: {error}")
             return Finder(kind, ids, {})
 
-    def newcomer(self, table: np.ndarray, history: Sequence[int]) -> np.ndarray | None:
+    def newcomer(self, params: Any, history: Sequence[int]) -> np.ndarray | None:
         """The vector f32[w] of a user who is not in the model but has the items of `history`.
 
-        It is the mean vector of the users with the most similar items, weighted by the cosine of
-        the two sets of items. None if nobody trains on one of these items.
+        It begins as the mean vector of the users with the most similar items, weighted by the
+        cosine of the two sets of items, and learns from the history. The rest of the model stays.
+        None if nobody trains on one of these items.
 
         Args:
-          table: f32[users, w], the model's vectors of users.
+          params: NumPy arrays.
           history: columns of items.
         """
         data = self._benchmark.data
@@ -108,7 +115,14 @@ class NcfUses(Uses):
         cosine = shared / np.sqrt(np.maximum(np.diff(data.starts), 1))  # up to a factor
         nearest = np.argsort(-cosine, kind="stable")[:_NEIGHBOURS]
         weights = np.float32(cosine[nearest])
-        return weights @ table[nearest] / weights.sum() if weights.any() else None
+        if not weights.any():
+            return None
+        vector = weights @ params["users"]["embedding"][nearest] / weights.sum()
+        draw = np.random.default_rng(0)
+        positives = draw.choice(history, (_STEPS, _POSITIVES))
+        negatives = draw.integers(0, data.num_items, (_STEPS, 4 * _POSITIVES))
+        items = np.concatenate([positives, negatives], axis=1)
+        return np.asarray(self._fit(params, vector, items, np.isin(items, history)))
 
     def rated(self, row: int) -> np.ndarray:
         """int32[n], the columns of the items that a user has rated, the held-out one included."""
@@ -121,6 +135,38 @@ class NcfUses(Uses):
         every = list(rows)
         columns = {name: np.concatenate([row[name] for row in every]) for name in every[0]}
         return [popularity(self._benchmark.data, columns)]
+
+
+def fit_vector(
+    logits: Callable[..., jax.Array],
+    params: Any,
+    vector: jax.Array,
+    items: jax.Array,
+    labels: jax.Array,
+) -> jax.Array:
+    """Trains the vector f32[w] of one user with Adam; nothing else changes.
+
+    Args:
+      logits: `Ncf.logits`.
+      params: of the model.
+      vector: where training begins.
+      items: int[steps, b], those of each step.
+      labels: bool[steps, b], whether the user has them.
+    """
+    rule = optax.adam(_RATE)
+
+    def loss(vector: jax.Array, items: jax.Array, labels: jax.Array) -> jax.Array:
+        user = {**params, "users": {"embedding": vector[None]}}
+        scores = logits(user, jnp.zeros(1, jnp.int32), items[None])[0]
+        return optax.sigmoid_binary_cross_entropy(scores, labels.astype(scores.dtype)).mean()
+
+    def step(state: Any, batch: Any) -> tuple[Any, None]:
+        vector, memory = state
+        change, memory = rule.update(jax.grad(loss)(vector, *batch), memory)
+        return (optax.apply_updates(vector, change), memory), None
+
+    (vector, _), _ = jax.lax.scan(step, (vector, rule.init(vector)), (items, labels))
+    return vector
 
 
 def popularity(data: Interactions, columns: Mapping[str, np.ndarray]) -> Exhibit:

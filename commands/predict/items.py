@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from commands.predict import outputs, texts
@@ -101,7 +102,7 @@ class Recommender:
         model = with_data(model, options.data_dir)
         self.uses: Any = model.benchmark.uses
         self.items, self._users = (self.uses.finder(kind, say) for kind in ("item", "user"))
-        self._vectors = np.asarray(model.params["users"]["embedding"])
+        self._params = jax.tree.map(np.asarray, model.params)
         self._top = options.top
 
         def predict(params: Any, model_state: Any, batch: Any) -> Any:
@@ -123,7 +124,9 @@ class Recommender:
                     continue
                 name = self._users.name(row)
                 name = "" if name == word else name
-                yield Query(user, name, self._vectors[row], self.uses.rated(row))
+                yield Query(
+                    user, name, self._params["users"]["embedding"][row], self.uses.rated(row)
+                )
 
     def newcomers(self, lines: Iterable[texts.Line]) -> Iterator[Query | Row]:
         """Users who are not in the model but have the items on a line; a row with its error."""
@@ -133,7 +136,7 @@ class Recommender:
             rows = [row for _, row in found if isinstance(row, int)]
             if line.error or errors:
                 yield Row({"user": line.text}, line.error or errors[0])
-            elif (vector := self.uses.newcomer(self._vectors, rows)) is not None:
+            elif (vector := self.uses.newcomer(self._params, rows)) is not None:
                 yield Query(line.text, "", vector, np.array(rows))
             elif rows:
                 yield Row({"user": line.text}, "the model was trained on nobody with these items")

@@ -40,6 +40,11 @@ class Folder:
         source = sources.list_input(path, pools.threads(path))
         return cls(source.path, tuple(source.files))
 
+    @property
+    def given(self) -> str:
+        """The path that the user gave: the folder's, or the one file's."""
+        return self.full(self.files[0].name if self.is_file else "")
+
     def inner(self) -> Folder | None:
         """The only folder at the top, without the files beside it; None if it is not the only."""
         tops = {top for top, slash, _ in (f.name.partition("/") for f in self.files) if slash}

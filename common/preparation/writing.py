@@ -267,13 +267,14 @@ def manifest(
 
 
 def report(content: dict[str, Any]) -> None:
-    """Prints the first 20 images that were left out, and the first 20 that were re-encoded."""
-    for key, title in (("left_out", "left out"), ("re_encoded", "re-encoded")):
+    """Prints the first 20 images that were left out, and the re-encoded ones, or one of many."""
+    for key, title, most in (("left_out", "left out", 20), ("re_encoded", "re-encoded", 5)):
         rows = content[key]
-        for row in rows[:20]:
+        shown = rows[:most] if len(rows) <= most or key == "left_out" else rows[:1]
+        for row in shown:
             print(visible(f"{title}: {row['file']}: {row['reason']}"))
-        if len(rows) > 20:
-            print(f"{title}: {len(rows) - 20:,} more; all are in {files.MANIFEST}")
+        if len(rows) > len(shown):
+            print(f"{title}: {len(rows) - len(shown):,} more; all are in {files.MANIFEST}")
 
 
 def report_repeated(results: Sequence[Mapping[str, Any]]) -> None:

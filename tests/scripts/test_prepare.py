@@ -8,6 +8,7 @@ import types
 
 import pytest
 
+from benchmarks.ncf.preparation import interactions
 from common.data import files
 from common.preparation import folders
 from scripts import prepare
@@ -89,6 +90,7 @@ def data(tmp_path, monkeypatch):
     stubs = {
         "imagenet": Stub(name="imagenet", form="photos", suffix=".png"),
         "coco": Stub(name="coco", form="yolo", suffix=".json"),
+        "interactions": interactions,
     }
     monkeypatch.setattr(prepare, "_module", lambda name: stubs.get(name, object()))
     monkeypatch.chdir(tmp_path)
@@ -114,7 +116,7 @@ def test_a_path_is_prepared_and_its_command_printed(data, capsys):
     assert code == 0 and lines[1] == "found: files of .png"
     command = "python main.py --config.data_dir=data/my-photos"
     assert lines[-3:] == [
-        f"what it costs on a slice: {command} --mode=preflight --tpu=v5e-8",
+        "what it costs on a slice: add --mode=preflight --tpu=v5e-8 to the last line",
         *("train on them:", command),
     ]
     records = data / "data" / "my-photos" / "train-00000-of-00001"
@@ -198,14 +200,20 @@ def test_photos_in_a_folder_of_data(data, capsys):
         (["empty"], "empty holds no files"),
         (["my photos", "--out=my photos/set/x"], "--out=my photos/set/x is inside of my photos"),
         (["."], "--out=data/"),
-        (["notes"], "notes holds 2 .doc, 1 nameless, in no form"),
+        (["notes"], "notes holds 2 .doc, 1 nameless, but none of"),
         (["flat"], "flat holds 2 .jpg, but neither labels nor a folder for each"),
-        (["notes/a.DOC"], "1 .doc, in no form"),
+        (["notes/a.DOC"], "notes/a.DOC holds 1 .doc, but none of"),
         (["my photos", "--as=voc"], "--as=voc: there is nothing of this form"),
         (["my photos", "notes"], "notes is a second one"),
         (["my photos", "--nonsense=1"], "prepare imagenet: unrecognized arguments: --nonsense=1"),
-        (["nested"], "another archive: give one, python -m scripts.prepare nested/a/b.zip"),
+        (
+            ["nested"],
+            "another archive, which is not opened: type python -m scripts.prepare nested/a/b.zip",
+        ),
         (["nested/a/b.zip"], "b.zip is damaged"),
+        (["set.7z"], "set.7z is packed in a way that is not read here: unpack it"),
+        (["title.csv"], "title.csv: the header is in line 2; remove what is above"),
+        (["plain.csv"], "interactions ./plain.csv --user=1 --item=2 --out=DIR; if sentences"),
     ],
 )
 def test_refusals(argv, part, data, capsys):
@@ -217,8 +225,11 @@ def test_refusals(argv, part, data, capsys):
         "nested/a/b.zip",
         "flat/a.jpg",
         "flat/b.JPG",
+        "set.7z",
     ):
         files.write(name, [b"x"])
+    files.write("title.csv", [b"our shop\nuser,item\n" + b"1,2\n" * 9])
+    files.write("plain.csv", [b"a,b\n" + b"x,y\n" * 9])
     before = sorted(data.rglob("*"))
     code, _, (line,) = typed(capsys, *argv)
     assert code == 2 and line.startswith("prepare") and part in line

@@ -19,14 +19,13 @@ import numpy as np
 
 from benchmarks.detection import survey
 from benchmarks.detection.coco import Annotations
-from benchmarks.detection.preparation import inputs as opened
-from benchmarks.detection.preparation import objects, tfrecords
+from benchmarks.detection.preparation import objects
+from benchmarks.detection.preparation.inputs import FORMS, read_annotations
 from benchmarks.detection.preparation.layouts import readings as readings
 from common import console, foreign
 from common.data import records
-from common.errors import UserError, visible
+from common.errors import UserError, count, visible
 from common.preparation import arguments, holdout, sources, writing
-from common.preparation.folders import Folder
 
 KIND = "detection"  # in the manifest
 SCORED = "instances_val2017.json"  # in OUT, whatever the name of the input
@@ -44,7 +43,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--annotations", type=path, help="COCO's: zip or folder with instances_*2017.json")
     add("--train_annotations", type=path, metavar="FILE", help="of own images: COCO's form, .json")
     add("--val_annotations", type=path, metavar="FILE", help="of own images; else a share is taken")
-    add("--labels", choices=opened.FORMS, help="own images have labels of this form beside them")
+    add("--labels", choices=FORMS, help="own images have labels of this form beside them")
     add("--val_fraction", type=holdout.fraction, metavar="F", help="of a set without splits (0.1)")
     group = "images in whose path it finds the same text stay in one split: '[^/_]+_'"
     add("--group", type=holdout.pattern, default="", metavar="REGEX", help=group)
@@ -86,15 +85,13 @@ def prepare(args: argparse.Namespace) -> str:
         tf.errors.OpError: reading or writing failed.
     """
     settings = _settings(args)
-    if args.labels == "tfrecords" and (line := _as_they_are(args.train_images)):
-        return line
     flags = ("train_images", "val_images", "annotations", "train_annotations", "val_annotations")
     paths = {flag: getattr(args, flag) for flag in flags}
     inputs = sources.list_inputs(paths, args.workers, zipped=True)
     stamps = {flag: source.stamp for flag, source in inputs.items()}
     writing.State(args.out).claim({"settings": settings, "input": stamps}, args.overwrite)
-    texts, images = opened.open_all(args, inputs)
-    splits = _plan(args, inputs, texts, images)
+    annotations, scored, inputs = read_annotations(args, inputs)
+    splits = _plan(args, inputs, annotations)
     categories = splits["train"].annotations.categories
     official = args.annotations and not args.subset
 
@@ -110,7 +107,6 @@ def prepare(args: argparse.Namespace) -> str:
     check(splits["train"].with_boxes, len(splits["val"].files), "the input")
     sizes = {name: (len(split.order), split.shards) for name, split in splits.items()}
     results = writing.write(args.out, sizes, make, args.workers, records.DETECTION_SUFFIX)
-    scored = texts["val"].read()
     sources.check_unchanged(inputs, args.workers)
     content = _manifest(splits, settings, results)
     writing.report(content)
@@ -135,18 +131,6 @@ def prepare(args: argparse.Namespace) -> str:
     return _last_line(args.out, content)
 
 
-def _as_they_are(path: str) -> str:
-    """The last line to print of records that training can read already; '' if it cannot."""
-    folder = Folder.open(path)
-    if not tfrecords.are_complete(folder):
-        return ""
-    names = tfrecords.files(folder)["train"]
-    images = sum(1 for name in names for _ in records.read_shard(folder.full(name)))
-    recipe, flags = small_data(images, tfrecords.has_masks(folder, names[0]))
-    command = arguments.train_command(recipe, path, *flags)
-    return f"training reads the {images:,} images of {path} as they are; train on them: {command}"
-
-
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that the bytes of the records depend on; the manifest has them, too."""
     names = "exif", "labels", "val_fraction", "group"
@@ -161,21 +145,11 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _plan(
-    args: argparse.Namespace,
-    inputs: dict[str, sources.Source],
-    texts: dict[str, opened.Input],
-    inner: sources.Source | None,
+    args: argparse.Namespace, inputs: dict[str, sources.Source], annotations: dict[str, Annotations]
 ) -> dict[str, objects.Split]:
-    """Reads the annotations, finds the images, and plans both splits; prints their sizes."""
-    annotations = {}
-    for name, (path, read) in texts.items():
-        if name == "train" or path != texts["train"].path:
-            print(f"reading {path}", flush=True)
-        annotations[name] = Annotations.parse(read(), path, args.masks)
-        objects.check_boxes(annotations[name], args.trust_boxes)
-    objects.check_categories(*annotations.values())
+    """Finds the images of the annotations, and plans both splits; prints their sizes."""
     images = {inputs[flag].path: inputs[flag] for flag in ("train_images", "val_images")}
-    images = {path: inner or sources.all_files(source) for path, source in images.items()}
+    images = {path: sources.all_files(source) for path, source in images.items()}
     splits, unused = {}, {path: set(range(len(i.files))) for path, i in images.items()}
     for name, number in zip(annotations, (args.shards, args.val_shards), strict=True):
         path = inputs[f"{name}_images"].path
@@ -184,14 +158,13 @@ def _plan(
         splits[name] = split
         unused[path] -= set(split.files.tolist())
         print(
-            f"{name}: {len(split.files):,} images, {split.with_boxes:,} of them with boxes, "
-            f"{len(split.objects):,} objects, {split.shards:,} shards",
+            f"{name}: {count(len(split.files), 'image')}, {split.with_boxes:,} of them with boxes, "
+            f"{count(len(split.objects), 'object')}, {count(split.shards, 'shard')}",
             flush=True,
         )
     for path, rows in unused.items():
         if rows and not args.labels:
-            kind = "" if args.annotations or args.val_annotations else "warning: "
-            print(f"{kind}{path} holds {len(rows):,} files that the annotations do not list")
+            print(f"{path} holds {count(len(rows), 'file')} that the annotations do not list")
     return _turned(args, splits)
 
 
@@ -249,12 +222,15 @@ def _warn(content: dict[str, Any]) -> None:
     for name, row in content["splits"].items():
         without = row["images"] - row["with_boxes"]
         if name == "train" and without:
-            print(f"{name}: {without:,} images without boxes have no record")
-        if row["boxes"]["dropped"]:
-            print(f"{name}: {row['boxes']['dropped']:,} boxes have no area inside of their image")
+            one, several = "image without boxes has", "images without boxes have"
+            print(f"{name}: {count(without, one, several)} no record")
+        if dropped := row["boxes"]["dropped"]:
+            one, several = "box has no area inside of its", "boxes have no area inside of their"
+            print(f"{name}: {count(dropped, one, several)} image")
         if cut := row["boxes"]["cut"]:
             total = sum(k * images for k, images in enumerate(row["boxes"]["per_image"]))
-            text = f"{cut:,} boxes were cut at the edge of their image"
+            one, several = "box was cut at the edge of its", "boxes were cut at the edge of their"
+            text = f"{count(cut, one, several)} image"
             if cut > _MANY_CUT * total:
                 print(
                     f"warning: {name}: {text}, {cut / total:.0%} of all: training learns nonsense "
@@ -265,7 +241,8 @@ def _warn(content: dict[str, Any]) -> None:
         empty = [f"{r['id']} {r['name']}" for r in content["classes"] if not r[name]]
         if empty:
             few = ", ".join(empty[:5]) + f", and {len(empty) - 5:,} more" * (len(empty) > 5)
-            print(f"warning: {len(empty):,} categories have no object in {name}: {few}")
+            kinds = count(len(empty), "category has", "categories have")
+            print(f"warning: {kinds} no object in {name}: {few}")
 
 
 def small_data(images: int, masks: bool = False) -> tuple[str, list[str]]:
@@ -296,8 +273,9 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
     splits = content["splits"]
     size = sum(split["bytes"] for split in splits.values())
     recipe, flags = small_data(splits["train"]["examples"], content["settings"]["masks"])
+    kinds = count(content["num_label_classes"], "category", "categories")
     return (
         f"{splits['train']['examples']:,} train and {splits['val']['examples']:,} val images with "
-        f"objects of {content['num_label_classes']:,} categories are in {out} "
+        f"objects of {kinds} are in {out} "
         f"({size / 1e6:,.0f} MB); train on them: {arguments.train_command(recipe, out, *flags)}"
     )

@@ -1,79 +1,71 @@
-"""Opens the annotations of both splits: COCO's files, one own file, or other tools' labels."""
+"""Reads the annotations of both splits: COCO's files, own files, or other tools' labels."""
 
 import argparse
+import dataclasses
 import functools
 import json
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.detection.coco import Annotations
-from benchmarks.detection.preparation import labels, objects, tfrecords
+from benchmarks.detection.preparation import label_files, labels, objects, tfrecords
 from common import limits
 from common.data import records
 from common.errors import parse_json, visible
 from common.preparation import holdout, sources
 from common.preparation.folders import Folder
 
-FORMS = ("yolo", "voc", "cvat", "labelme", "openimages", "tfrecords")
+FORMS = (*label_files.FORMS, "tfrecords")
+_Inputs = dict[str, sources.Source]
 
 
-class Input(NamedTuple):
-    """The annotations of a split: their name in messages, and what reads them."""
-
-    path: str
-    read: Callable[[], bytes]
-
-
-def open_all(
-    args: argparse.Namespace, inputs: dict[str, sources.Source]
-) -> tuple[dict[str, Input], sources.Source | None]:
-    """The annotations of both splits, and the images where they are not those of --train_images.
+def read_annotations(
+    args: argparse.Namespace, inputs: _Inputs
+) -> tuple[dict[str, Annotations], bytes, _Inputs]:
+    """(annotations by split, those of val in COCO's form, `inputs` with the images in records).
 
     Raises:
-        SourceError: the input is not of its form, a file is missing or there twice, or images of
-            one file cannot be split.
+        SourceError: the input is not of its form, a file is missing or there twice, images of one
+            file cannot be split, or boxes seem to be no COCO's.
         DataError: as `Annotations.parse`.
         tf.errors.OpError: reading failed.
     """
     if args.annotations or args.val_annotations:
-        return {name: _file(name, inputs) for name in records.DETECTION_SPLITS}, None
-    images = None
-    if not args.labels:
-        path, read = _file("train", inputs)
-        texts = {"train": read()}
+        texts = {name: _file(name, inputs) for name in records.DETECTION_SPLITS}
     else:
-        path = inputs["train_images"].path
-        folder = Folder.open(path)
-        if args.labels == "tfrecords":
-            splits, notes, images = tfrecords.read(folder, args.masks)
+        if args.labels:
+            path = inputs["train_images"].path
+            splits, inputs = _labels(args, inputs)
         else:
-            splits, notes = labels.read(folder, args.labels)
-        for note in notes:
-            print(visible(f"warning: {note}"))
-        rows = [row for content in splits.values() for row in content["annotations"]]
-        if args.masks and (plain := sum("segmentation" not in row for row in rows)):
-            fault = f"{plain:,} of {len(rows):,} objects have no outline"
-            raise sources.SourceError(f"{path}: {fault}: add them, or leave out --masks")
-        texts = {name: json.dumps(content).encode() for name, content in splits.items()}
-    if "val" not in texts:
-        texts = _split(texts["train"], path, args)
-    elif args.group or args.val_fraction:
-        fault = f"--group and --val_fraction: {path} has images for train and for val already"
-        raise sources.SourceError(f"{fault}: leave them out")
-    opened = {name: Input(path, functools.partial(bytes, text)) for name, text in texts.items()}
-    return opened, images
+            path, read = _file("train", inputs)
+            splits = {"train": read()}
+        if "val" not in splits:
+            splits = _split(splits["train"], path, args)
+        elif args.group or args.val_fraction:
+            fault = f"--group and --val_fraction: {path} has images for train and for val already"
+            raise sources.SourceError(f"{fault}: leave them out")
+        texts = {name: (path, functools.partial(bytes, text)) for name, text in splits.items()}
+    annotations = {}
+    for name, (path, read) in texts.items():
+        if name == "train" or path != texts["train"][0]:
+            print(f"reading {path}", flush=True)
+        annotations[name] = Annotations.parse(read(), path, args.masks)
+        objects.check_boxes(annotations[name], args.trust_boxes)
+    objects.check_categories(*annotations.values())
+    return annotations, texts["val"][1](), inputs
 
 
-def _file(name: str, inputs: dict[str, sources.Source]) -> Input:
-    """The annotation file of a split; SourceError if it is missing or there twice."""
+def _file(name: str, inputs: _Inputs) -> tuple[str, Callable[[], bytes]]:
+    """(name in messages, what reads it) of the annotation file of a split.
+
+    SourceError if it is missing or there twice.
+    """
     if own := inputs.get(f"{name}_annotations"):
         if not own.archive:
             raise sources.SourceError(f"--{name}_annotations: {own.path} is a folder, not a file")
-        read = functools.partial(sources.read_all, own.path, limits.ANNOTATION_BYTES)
-        return Input(own.path, read)
+        return own.path, functools.partial(sources.read_all, own.path, limits.ANNOTATION_BYTES)
     path, base = inputs["annotations"].path, f"instances_{name}2017.json"
     fix = "for own images, give --train_annotations and --val_annotations"
     if inputs["annotations"].archive and not path.endswith(".zip"):
@@ -84,7 +76,26 @@ def _file(name: str, inputs: dict[str, sources.Source]) -> Input:
         fault = f"holds {base} more than once" if rows else f"holds no {base}"
         raise sources.SourceError(f"--annotations: {path} {fault}; {fix}")
     read = functools.partial(source.read, rows[0], limits.ANNOTATION_BYTES)
-    return Input(f"{path}/{source.files[rows[0]].name}", read)
+    return f"{path}/{source.files[rows[0]].name}", read
+
+
+def _labels(args: argparse.Namespace, inputs: _Inputs) -> tuple[dict[str, bytes], _Inputs]:
+    """(labels by split in COCO's form, `inputs` with the images in records)."""
+    images = inputs["train_images"]
+    path, folder = images.path, Folder.open(images.path)
+    if args.labels == "tfrecords":
+        splits, notes, files = tfrecords.read(folder, args.masks)
+        images = dataclasses.replace(images, files=files, archive=False)
+        inputs = inputs | dict.fromkeys(("train_images", "val_images"), images)
+    else:
+        splits, notes = labels.read(folder, args.labels)
+    for note in notes:
+        print(visible(f"warning: {note}"))
+    rows = [row for content in splits.values() for row in content["annotations"]]
+    if args.masks and (plain := sum("segmentation" not in row for row in rows)):
+        fault = f"{plain:,} of {len(rows):,} objects have no outline"
+        raise sources.SourceError(f"{path}: {fault}: add them, or leave out --masks")
+    return {name: json.dumps(content).encode() for name, content in splits.items()}, inputs
 
 
 def _split(data: bytes, path: str, args: argparse.Namespace) -> dict[str, bytes]:
@@ -103,18 +114,20 @@ def _split(data: bytes, path: str, args: argparse.Namespace) -> dict[str, bytes]
     groups = holdout.groups(whole.file_names, args.group)
     share = args.val_fraction or 0.1
     held_out = holdout.choose(groups, rarest, share, args.seed)
-    if not held_out.any():  # each category is in one image
+    if not held_out.any():
+        few = f"warning: {path} has too few images of each category: the score says little"
+        print(visible(few))
         held_out = holdout.choose(groups, np.ones_like(rarest), share, args.seed)
     if not held_out.any():
-        fault = "a single image (with --group: group), so none is left for validation"
+        fault = f"a single {'group' if args.group else 'image'}, so none is left for validation"
         raise sources.SourceError(f"{path} has {fault}")
     content, val = parse_json(data.decode("utf-8-sig")), {*whole.image_ids[held_out].tolist()}
 
     def part(is_val: bool) -> bytes:
-        def kept(list_: str, key: str) -> list[Any]:
-            return [row for row in content[list_] if (row[key] in val) == is_val]
-
-        lists = {"images": kept("images", "id"), "annotations": kept("annotations", "image_id")}
+        lists = {
+            name: [row for row in content[name] if (row[key] in val) == is_val]
+            for name, key in (("images", "id"), ("annotations", "image_id"))
+        }
         return json.dumps(content | lists).encode()
 
     return {"train": part(False), "val": part(True)}

@@ -10,7 +10,6 @@ import collections
 import csv
 import functools
 import itertools
-import json
 import math
 import os
 import re
@@ -21,7 +20,7 @@ from xml.etree import ElementTree
 from benchmarks.detection.coco import normal
 from common import limits
 from common.data.shards import tensorflow
-from common.errors import one_line
+from common.errors import one_line, parse_json
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
 
@@ -175,7 +174,7 @@ class Reader:
         return Object(box.label, box.ltwh)
 
     def labelme(self, file: str) -> Iterator[Entry]:
-        content = json.loads(_text(self._folder, file))
+        content = parse_json(_text(self._folder, file))
         shapes = content.get("shapes") if isinstance(content, dict) else None
         if not isinstance(shapes, list) or not all(isinstance(shape, dict) for shape in shapes):
             return

@@ -107,7 +107,7 @@ def forms(folder: Folder) -> list[Form]:
         sample = dict.fromkeys([*names[:16], *names[:: max(1, len(names) // 16)]])
         heads = {name: folder.head(name) for name in sample}
         heads = {name: head for name, head in heads.items() if re.search(kind.head, head)}
-        if not heads or (form == "yolo" and not images.names):  # numbers may be anything
+        if not heads:
             continue
         number = max(len(heads), sum(images.find(name) is not None for name in names))
         found = f"{_count(number, 'label file')} in {kind.title} form"
@@ -116,6 +116,8 @@ def forms(folder: Folder) -> list[Form]:
             settings = yolo_settings(folder) if form == "yolo" else Settings()
         except SourceError:  # which `read` raises
             settings = Settings()
+        if form == "yolo" and not (images.names or settings.names):  # numbers may be anything
+            continue
         polygons = True in shapes and "kpt_shape" not in settings.content
         found += f"{' with polygons' * polygons}, such as {min(heads, key=len)}"
         if settings.names:

@@ -190,7 +190,10 @@ def locate(annotations: Annotations, source: Source) -> np.ndarray:
             fits = like
         if len(fits) > 1:
             both = " and ".join(names[i] for i in fits[:2])
-            raise SourceError(f"{source.path}: image {image_id} ({name}) may be {both}")
+            raise SourceError(
+                f"{source.path}: image {image_id} ({name}) may be {both}: "
+                "write the folder into its file_name"
+            )
         if not fits:
             missing.append(name)
         elif taken.setdefault(fits[0], image_id) != image_id:

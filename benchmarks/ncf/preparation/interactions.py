@@ -30,12 +30,13 @@ from benchmarks.ncf.preparation.tables import (
     Table,
     as_bytes,
     open_table,
+    pc,
 )
 from benchmarks.ncf.preparation.times import ORDERS, Times
 from common import console
 from common.data import caches, files
 from common.data.shards import tensorflow
-from common.errors import UserError, parse_json, some
+from common.errors import UserError, one_line, parse_json, some
 from common.preparation import arguments, writing
 from common.preparation.folders import Folder, Reading
 from common.preparation.sources import File, SourceError
@@ -44,7 +45,9 @@ _COLUMNS = ("user", "item", "time")
 _RATINGS, _USERS, _ITEMS = _FILES = ("ratings.csv", "users.csv", "items.csv")
 _LEAST = (20, 10, 5, 3, 2)  # of min_ratings: the first that keeps 90% of those with 2 or more
 _LARGE = 1_000_000  # rows from which on the recipe is that of ml-20m
+_BATCH = 2048  # of configs/ncf.py; an eighth of fewer rows learns more in as many epochs
 _FEW = 100  # with fewer users or items a score says little
+_BATCHES = 32  # until their dictionaries become one
 _PART = 1 << 20  # rows that are written at a time
 _LISTS = ("movies.csv", "movies.dat", "u.item", _ITEMS)  # of titles, beside the table
 _KNOWN = ("ratings.csv", "ratings.dat", "u.data")  # of MovieLens, which has other tables beside it
@@ -81,8 +84,8 @@ class Log(NamedTuple):
     users: np.ndarray
     items: np.ndarray
     times: np.ndarray
-    user_names: list[str]
-    item_names: list[str]
+    user_names: pyarrow.Array
+    item_names: pyarrow.Array
     titles: dict[str, str]
     left_out: dict[str, int]
 
@@ -100,11 +103,16 @@ def read(sources: Sequence[tuple[Table, dict[str, int]]], order: str) -> Log:
         rows = 0
         for batch in table.batches([*columns.values()]):
             values, size = dict(zip(columns, batch, strict=True)), len(batch[0])
-            for what, arrays in parts.items():
-                column = values.get(what, pyarrow.nulls(size, pyarrow.binary()))
-                arrays.append(as_bytes(column).dictionary_encode())
-            if "time" in columns:
-                clock.add(values["time"])
+            try:
+                for what, arrays in parts.items():
+                    column = values.get(what, pyarrow.nulls(size, pyarrow.binary()))
+                    arrays.append(as_bytes(column).dictionary_encode())
+                    if len(arrays) == _BATCHES:
+                        arrays[:] = [_joined(arrays)]
+                if "time" in columns:
+                    clock.add(values["time"])
+            except pyarrow.ArrowException as error:  # lists, or times that are no text
+                raise SourceError(f"cannot read {table.path}: {one_line(error)}") from error
             rows += size
         if not rows:
             raise SourceError(f"{table.path} has a header and no rows")
@@ -117,9 +125,11 @@ def read(sources: Sequence[tuple[Table, dict[str, int]]], order: str) -> Log:
     users, user_names = _number(parts.pop("user"))
     items, item_names = _number(parts.pop("item"))
     codes, texts = _number(parts.pop("title"))
-    found, rows_ = np.unique(items, return_index=True)
-    titled = zip(found.tolist(), codes[rows_].tolist(), strict=True)
-    titles = {item_names[item]: texts[code] for item, code in titled if min(item, code) >= 0}
+    titles = {}
+    if 0 < len(texts) <= len(item_names):  # more are those of reviews
+        known, firsts = np.unique(items, return_index=True)
+        pairs = zip(known, codes[firsts], strict=True)
+        titles = {item_names[i].as_py(): texts[t].as_py() for i, t in pairs if min(i, t) >= 0}
     lacks = {"user": users < 0, "item": items < 0, "time": np.isnan(seconds)}
     kept = ~np.logical_or.reduce([*lacks.values()])
     return Log(
@@ -128,32 +138,42 @@ def read(sources: Sequence[tuple[Table, dict[str, int]]], order: str) -> Log:
         seconds[kept].astype(np.uint32),
         user_names,
         item_names,
-        titles if len(texts) <= len(item_names) else {},  # more are those of reviews
+        titles,
         {what: int(rows.sum()) for what, rows in lacks.items()},
     )
 
 
-def _number(parts: list[pyarrow.Array]) -> tuple[np.ndarray, list[str]]:
+def _number(parts: list[pyarrow.Array]) -> tuple[np.ndarray, pyarrow.Array]:
     """int32[n] of a column, the numbers of its names by first appearance or -1; and the names."""
-    column = pyarrow.chunked_array(parts).unify_dictionaries()
+    column = _joined(parts)
     parts.clear()
-    numbers: dict[bytes, int] = {}
-    codes = [
-        -1 if (name := value.strip()) in MISSING else numbers.setdefault(name, len(numbers))
-        for value in column.chunk(0).dictionary.to_pylist()
-    ]
-    indices = [chunk.indices.fill_null(len(codes)).to_numpy() for chunk in column.chunks]
-    names = [*map(_text, numbers)]
-    if all(map(WHOLE.fullmatch, names)):
-        names = [name.removesuffix(".0") for name in names]
-    return np.array([*codes, -1], np.int32)[np.concatenate(indices)], names
+    encoded = pc.utf8_trim_whitespace(_text(column.dictionary)).dictionary_encode()
+    is_name = pc.invert(pc.is_in(encoded.dictionary, MISSING))
+    present = is_name.to_numpy(zero_copy_only=False)
+    numbers = np.where(present, np.cumsum(present) - 1, -1)[encoded.indices.to_numpy()]
+    numbers = np.append(numbers, -1).astype(np.int32)  # the last one is that of null
+    names = encoded.dictionary.filter(is_name)
+    if _are_whole(names):
+        names = pc.replace_substring_regex(names, r"\.0$", "")
+    return numbers[column.indices.fill_null(len(numbers) - 1).to_numpy()], names
 
 
-def _text(name: bytes) -> str:
+def _are_whole(names: pyarrow.Array) -> bool:
+    return bool(pc.all(pc.match_substring_regex(names, f"^{WHOLE.pattern}$")).as_py())
+
+
+def _text(values: pyarrow.Array) -> pyarrow.Array:
+    """Bytes as text; what is not UTF-8, as in u.item, is taken for Latin-1."""
     try:
-        return name.decode()
-    except UnicodeDecodeError:  # as in u.item
-        return name.decode("latin-1")
+        return as_bytes(values).cast("string")
+    except pyarrow.ArrowInvalid:
+        return pyarrow.array([v and v.decode("latin-1") for v in values.to_pylist()], "string")
+
+
+def _joined(parts: list[pyarrow.Array]) -> Any:
+    """One dictionary array of several."""
+    joined: Any = pyarrow.chunked_array(parts).unify_dictionaries().combine_chunks()
+    return joined
 
 
 def prepare(args: argparse.Namespace) -> str:
@@ -181,15 +201,19 @@ def prepare(args: argparse.Namespace) -> str:
     files.write(os.path.join(args.out, _USERS), _csv("user_id,name", user_ids, names))
     items, item_ids, names = _ids(log.item_names, log.items[kept])
     titles = log.titles | _listed_titles(args)
-    names = [titles.get(name, name) for name in names]
+    if titles:
+        names = [titles.get(name, name) for name in names.to_pylist()]
     files.write(os.path.join(args.out, _ITEMS), _csv("item_id,title", item_ids, names))
     columns = (users, items, log.times[kept])
     files.write(os.path.join(args.out, _RATINGS), _csv("user_id,item_id,timestamp", *columns))
     counts = {"ratings": len(users), "users": len(user_ids), "items": len(item_ids)}
     left_out = {**log.left_out, "users_with_all_items": int(dropped.sum())}
     writing.save_manifest(args.out, content | {"counts": counts, "left_out": left_out})
-    recipe = "small.py:ncf" if len(users) < _LARGE else "ncf.py"
-    command = arguments.train_command(recipe, args.out, *arguments.keys(min_ratings=least))
+    recipe = "small.py:ncf" if len(users) < _LARGE else "ncf"
+    keys: dict[str, Any] = {"min_ratings": least}
+    batch = arguments.fitted(len(users), _BATCH, 1, 1)["train_batch_size"]
+    keys |= {"train_batch_size": batch} if batch < _BATCH else {}
+    command = arguments.train_command(recipe, args.out, *arguments.keys(**keys))
     text = ", ".join(f"{number:,} {name}" for name, number in counts.items())
     seconds = console.duration(time.monotonic() - begin)
     return f"{text} are in {args.out} ({seconds}); train on them: {command}"
@@ -241,8 +265,12 @@ def _weigh(log: Log) -> tuple[np.ndarray, int]:
     width = max(len(log.item_names), 1)
     pairs = log.users * np.int64(width)
     pairs += log.items
-    pairs = np.unique(pairs)
-    users, items = (pairs // width).astype(np.int32), (pairs % width).astype(np.int32)
+    pairs.sort()  # np.unique needs twice the memory
+    pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])[: len(pairs)]]
+    users = (pairs // width).astype(np.int32)
+    pairs %= width
+    items = pairs.astype(np.int32)
+    del pairs
     counts = np.bincount(users, minlength=len(log.user_names))
     choosers = np.bincount(items, minlength=1)
     total, things = np.count_nonzero(counts), np.count_nonzero(choosers)
@@ -250,7 +278,9 @@ def _weigh(log: Log) -> tuple[np.ndarray, int]:
     dropped = np.zeros(len(counts), bool)
     while True:
         enough = (counts >= least) & ~dropped
-        every = enough & (counts >= len(np.unique(items[enough[users]])))
+        seen = np.zeros(width, bool)
+        seen[items[enough[users]]] = True
+        every = enough & (counts >= np.count_nonzero(seen))
         if not every.any():
             break
         dropped |= every
@@ -272,17 +302,17 @@ def _weigh(log: Log) -> tuple[np.ndarray, int]:
     return dropped, least
 
 
-def _ids(names: list[str], codes: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
+def _ids(names: pyarrow.Array, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray, pyarrow.Array]:
     """The ids uint32[n] of rows, the rising ids uint32[k], and the name of each.
 
     If all names are whole numbers, they stay; others count from 1. `codes` int32[n] index `names`.
     """
     ids = np.arange(1, 1 + len(names), dtype=np.uint32)
-    if all(map(WHOLE.fullmatch, names)) and max(map(int, names)) < 1 << 32:
-        ids = np.array([*map(int, names)], np.uint32)
+    if _are_whole(names) and (numbers := names.cast("float64").to_numpy()).max() < 1 << 32:
+        ids = numbers.astype(np.uint32)
     used = np.unique(codes)
     rising, first = np.unique(ids[used], return_index=True)
-    return ids[codes], rising, [names[code] for code in used[first]]
+    return ids[codes], rising, names.take(pyarrow.array(used[first]))
 
 
 def _listed_titles(args: argparse.Namespace) -> dict[str, str]:
@@ -297,19 +327,18 @@ def _listed_titles(args: argparse.Namespace) -> dict[str, str]:
         if {"item", "title"} <= columns.keys():
             print(f"titles: {path}")
             for batch in table.batches([columns["item"], columns["title"]]):
-                names, values = ([*map(_text, as_bytes(c).to_pylist())] for c in batch)
-                titles |= {n.strip(): v.strip() for n, v in zip(names, values, strict=True) if v}
+                names, values = (pc.utf8_trim_whitespace(_text(c)).to_pylist() for c in batch)
+                titles |= {name: title for name, title in zip(names, values, strict=True) if title}
     return titles
 
 
 def _csv(header: str, *columns: Any) -> Iterator[bytes]:
     """The parts of a CSV; text is in quotes."""
     yield f"{header}\n".encode()
-    for first in range(0, len(columns[0]), _PART):
-        arrays = [pyarrow.array(column[first : first + _PART]) for column in columns]
-        sink = pyarrow.BufferOutputStream()
-        options = pyarrow.csv.WriteOptions(include_header=False)
-        pyarrow.csv.write_csv(pyarrow.table(arrays, names=header.split(",")), sink, options)
+    table = pyarrow.table(dict(zip(header.split(","), columns, strict=True)))
+    for first in range(0, len(table), _PART):
+        sink, options = pyarrow.BufferOutputStream(), pyarrow.csv.WriteOptions(include_header=False)
+        pyarrow.csv.write_csv(table.slice(first, _PART), sink, options)
         yield sink.getvalue().to_pybytes()
 
 
@@ -319,7 +348,9 @@ def readings(folder: Folder) -> list[Reading]:
     candidates = [f for f in folder.files if f.name.lower().removesuffix(".gz").endswith(_SUFFIXES)]
     candidates.sort(key=lambda file: (os.path.basename(file.name) not in _KNOWN, -file.size))
     for file in candidates[:_MOST]:
-        with contextlib.suppress(UserError, OSError, tensorflow().errors.OpError):
+        # The fault of a single file is what the user wants to know.
+        faults = (OSError, tensorflow().errors.OpError, *[UserError] * (not folder.is_file))
+        with contextlib.suppress(*faults):
             table = open_table(folder.full(file.name), (), folder.head(file.name, HEAD))
             if {"user", "item"} <= table.guesses().keys():
                 logs[table.names].append((file, table))

@@ -41,14 +41,14 @@ GUESSES = {
     "artistname trackname songname",
 }
 WHOLE = re.compile(r"(0|[1-9]\d*)(\.0)?")  # pandas writes 7.0 where a column has empty cells
-MISSING = (b"", b"NULL", b"null", b"None", b"NaN", b"nan", b"NA", b"N/A", b"\\N")
+MISSING = pyarrow.array(["", "NULL", "null", "None", "NaN", "nan", "NA", "N/A", "\\N"])
 HEAD, _ROWS = 1 << 16, 20  # bytes and rows to look at
 _BLOCK = 4 << 20  # bytes that are parsed at a time
 _GZIP = b"\x1f\x8b"
 _DELIMITERS = ("\t", ",", ";", "|", "::", " ")
 _VALUE = re.compile(r"[-+]?\d[\d.:/TZ +eE-]*")  # a number or a date, which no header has
 _NO_TABLE = {
-    b"PK\3\4": "is a zip archive: unpack it",
+    b"PK\3\4": "is a zip archive: python -m scripts.prepare ARCHIVE unpacks it",
     b"\xff\xfe": "is UTF-16: save it as UTF-8",
     b"[": "is one JSON list: write one object in each line",
 }
@@ -173,7 +173,7 @@ class Table:
             yield [batch.column(name) for name in names]
 
 
-def open_table(path: str, wanted: Sequence[str] = (), head: bytes | None = None) -> Table:
+def open_table(path: str, wanted: Sequence[str] = (), head: bytes = b"") -> Table:
     """Looks at the head of a file.
 
     Args:
@@ -184,7 +184,7 @@ def open_table(path: str, wanted: Sequence[str] = (), head: bytes | None = None)
     Raises:
       SourceError: the file cannot be read, or it is no table.
     """
-    if head is None:
+    if not head:
         with _reading(path) as file:
             head = file.read(HEAD)
     elif head.startswith(_GZIP):

@@ -29,7 +29,6 @@ FORMS = {
     rf"{_CLOCK}{_ZONE} (?P<Y>\d{{4}})",
     "number": r"(?P<number>[-+]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)",
 }
-_MISSING = pyarrow.array([text.decode() for text in MISSING])
 ORDERS = ("day/month/year", "month/day/year")  # both fit 03/04/2024
 # From which number on it counts smaller units than seconds: as seconds that is the year 5138.
 _UNITS = {1e17: ("nanoseconds", 1e9), 1e14: ("microseconds", 1e6), 1e11: ("milliseconds", 1e3)}
@@ -50,11 +49,11 @@ class Times:
         Raises:
           SourceError: a time has no form that all times before have, too.
         """
-        if pyarrow.types.is_temporal(column.type):
+        if pyarrow.types.is_timestamp(column.type) or pyarrow.types.is_date(column.type):
             column = column.cast(pyarrow.timestamp("s"), safe=False).cast("int64").cast("string")
         encoded = pc.fill_null(column.cast("string"), "").dictionary_encode()
         texts, codes = pc.utf8_trim_whitespace(encoded.dictionary), encoded.indices.to_numpy()
-        empty = pc.is_in(texts, _MISSING).to_numpy(zero_copy_only=False)[codes]
+        empty = pc.is_in(texts, MISSING).to_numpy(zero_copy_only=False)[codes]
         columns = {form: _seconds(texts, FORMS[form])[codes] for form in self._parts}
         bad = {form: np.isnan(values) & ~empty for form, values in columns.items()}
         form = min(bad, key=lambda form: int(bad[form].sum()))

@@ -232,6 +232,12 @@ class TextInput:
         """
         print("eval: no text for it was given: taking some of the training pairs", flush=True)
         keys = np.fromiter((_hash(pair[0]) for pair in self._cleaned()), np.uint64)
+        if not len(keys):
+            reasons = ", ".join(f"{name}: {n:,}" for name, n in self.left_out.items() if n)
+            raise SourceError(
+                f"of the training files all pairs are left out ({reasons or 'empty sides'}): give "
+                "other files, or neither --clean nor --max_ratio"
+            )
         most, least, share = _EVAL
         size = min(most, max(least, len(keys) // share), len(keys) // 5)
         bound = int(np.partition(keys, size)[size]) if size else 0

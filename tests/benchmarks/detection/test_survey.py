@@ -102,7 +102,7 @@ def test_records_have_the_same_columns(tmp_path):
         ([(20, 20)] * 36 + [(20, 6)] * 4, False, ["4 of 40 objects", "SSD's 300x300"]),
         ([(20, 20)] * 36 + [(20, 6)] * 4, True, []),
         ([(1, 1)] * 40, True, ["40 of 40 objects", "Mask R-CNN's"]),
-        ([(20, 20)] * 19, False, ["1 categories have fewer than 20 objects: name 3 (19)"]),
+        ([(20, 20)] * 19, False, ["1 category has fewer than 20 objects: name 3 (19)"]),
     ],
 )
 def test_tiny_objects_and_rare_categories(sizes, masks, words):

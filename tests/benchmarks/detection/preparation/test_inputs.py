@@ -60,7 +60,7 @@ def test_one_file_is_split(flags, tmp_path):
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_the_least_that_can_be_split_is_two_images(number, tmp_path):
+def test_the_least_that_can_be_split_is_two_images(number, tmp_path, capsys):
     data = write_images(tmp_path, number)
     for i, row in enumerate(data["annotations"]):
         row["category_id"] = [5, 5, 1][i]  # each category is in one image
@@ -69,6 +69,7 @@ def test_the_least_that_can_be_split_is_two_images(number, tmp_path):
     make = functools.partial(prepare.make, "coco", [*paths, f"--out={tmp_path}.out"])
     if number == 2:
         assert make().startswith("1 train and 1 val images")
+        assert "all.json has too few images of each category" in capsys.readouterr().out
         return
     with pytest.raises(UserError, match="all.json has a single image"):
         make()
@@ -150,11 +151,14 @@ def test_records_that_cannot_be_read(changed, message, tmp_path):
     assert not list(tmp_path.glob("out/*.tfrecord"))
 
 
-def test_complete_records_stay_as_they_are(tmp_path):
+def test_records_of_google_beside_their_annotations(tmp_path):
     scenes_fixture.make(tmp_path)
-    flags = [f"--train_images={tmp_path}", "--labels=tfrecords", f"--out={tmp_path}.out"]
-    line = prepare.make("coco", flags)
-    assert line.startswith("training reads the 96 images of") and f"data_dir={tmp_path} " in line
     (reading,) = coco.readings(Folder.open(str(tmp_path)))
-    assert reading.form == "tfrecords" and reading.makes.startswith("nothing")
-    assert not tmp_path.with_name(f"{tmp_path.name}.out").exists()
+    assert reading.form == "tfrecords" and "4 files of train, 2 of val" in reading.makes
+    out = tmp_path.with_name(f"{tmp_path.name}.out")
+    prepare.make("coco", [*reading.arguments, f"--out={out}"])
+    images = [
+        [row["image/encoded"][0] for row in rows(folder, "val").values()]
+        for folder in (tmp_path, out)
+    ]
+    assert sorted(images[0]) == sorted(images[1])

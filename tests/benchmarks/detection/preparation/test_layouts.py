@@ -62,7 +62,11 @@ TREES = {
             **photos("valid", *VAL),
             **photos("test", *VAL),
         },
-        ["polygons: boxes and masks", "from valid/_annotations.coco.json", "1 more such files"],
+        [
+            "polygons: boxes and masks",
+            "16 train and 6 val images",
+            "not used: test/_annotations.coco.json (images: 6)",
+        ],
         ["train", "valid", "--masks"],
     ),
     "test_is_val": (
@@ -72,12 +76,12 @@ TREES = {
             **photos("images", *TRAIN),
             **photos("images", *VAL),
         },
-        [": boxes", "from a/test.json"],
+        [": boxes", "16 train and 6 val images"],
         ["images"],
     ),
     "one": (
         {"labels.json": MIXED, "notes.json": "[1]", **photos("deep/images", *TRAIN)},
-        ["1 of 24 objects without an outline: boxes", "a tenth of the images"],
+        ["1 of 24 objects without an outline: boxes", "16 images, a tenth of them"],
         ["deep/images"],
     ),
     "other_machine": (
@@ -121,7 +125,7 @@ def test_of_a_large_file_a_part_is_looked_at(tmp_path, monkeypatch):
     place(tmp_path, {"all.json": T, **photos("images", *TRAIN)})
     place(tmp_path / "b", {"all.json": changed(TRAIN, same, ["bbox"]), **photos("images", *TRAIN)})
     expected = coco.readings(Folder.open(str(tmp_path)))
-    monkeypatch.setattr(layouts, "_PARSED", 1000)
+    monkeypatch.setattr(layouts, "_LOOKED", 1000)
     for folder, rows in ((tmp_path, expected), (tmp_path / "b", [])):
         seen = coco.readings(Folder.open(str(folder)))
         assert [row.arguments for row in seen] == [row.arguments for row in rows]
@@ -131,13 +135,14 @@ def test_cocos_archives_and_folders(tmp_path):
     write_coco(tmp_path)
     shutil.move(tmp_path / "annotations.zip", tmp_path / "annotations_trainval2017.zip")
     (reading,) = coco.readings(Folder.open(str(tmp_path)))
-    assert {"--subset", "--masks"} <= {*reading.arguments} and "COCO" in reading.found
-    prepare.make("coco", [*reading.arguments, f"--out={tmp_path}/out"])
+    assert "--masks" in reading.arguments and "COCO" in reading.found
+    prepare.make("coco", [*reading.arguments, "--subset", f"--out={tmp_path}/out"])
     (tmp_path / "open" / "annotations").mkdir()
     for path in (tmp_path / "open").glob("*.json"):
         shutil.move(path, tmp_path / "open" / "annotations")
     (reading,) = coco.readings(Folder.open(str(tmp_path / "open")))
-    assert f"--annotations={tmp_path}/open/annotations" in reading.arguments
+    split = f"{tmp_path}/open/annotations/instances_val2017.json"
+    assert f"--val_annotations={split}" in reading.arguments
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import io
 import json
 import random
 import re
-import shlex
 
 import pyarrow
 import pytest
@@ -20,6 +19,7 @@ from scripts import prepare
 from tests.helpers.preparation import leaves
 
 HEADER = ("user_id", "item_id", "rating", "timestamp")
+TWO_HOURS_EAST = datetime.timezone(datetime.timedelta(hours=2))
 FILES = ("ratings.csv", "users.csv", "items.csv", "manifest.json")
 
 
@@ -102,7 +102,7 @@ def test_each_form_gives_the_rows(name, form, tmp_path):
     path = write(tmp_path, name, form(rows))
     line = make(path, tmp_path / "out")
     assert read_back(tmp_path / "out") == without_rating(rows)
-    assert shlex.split(line.partition("train on them: ")[2])[2].startswith("--config=configs/")
+    assert "--config.train_batch_size=32 " in line and "--config.min_ratings=3 " in line
     (reading,) = interactions.readings(Folder.open(path))
     assert reading.arguments == [path] and reading.form == "interactions"
     made = {n: (tmp_path / "out" / n).read_bytes() for n in FILES}
@@ -114,6 +114,12 @@ def minimum(rows, header=HEADER):
     """A log that can be learnt from, with `rows` after its own; its ids are no whole numbers."""
     own = [(f"u{u}", f"i{i}", 1, 10**9 + 9 * u + i) for u in range(4) for i in range(6) if u != i]
     return table([*own, *rows], header)
+
+
+def test_many_rows_train_the_recipe_of_ml_20m(tmp_path, monkeypatch):
+    monkeypatch.setattr(interactions, "_LARGE", 1)
+    line = make(write(tmp_path, "log.csv", minimum([])), tmp_path / "out")
+    assert "python main.py --config=configs/ncf.py --config.data_dir=" in line
 
 
 @pytest.mark.parametrize(
@@ -141,8 +147,12 @@ def test_times_have_many_forms(written, expected, tmp_path):
     assert {time for *_, time in read_back(tmp_path / "out")} == {int(seconds)}
 
 
-def test_parquet_has_times_of_its_own(tmp_path):
-    rows = [(u, i, 1, datetime.date(2024, 2, 29)) for u in range(4) for i in range(6) if u != i]
+@pytest.mark.parametrize(
+    "written",
+    [datetime.date(2024, 2, 29), datetime.datetime(2024, 2, 29, 2, tzinfo=TWO_HOURS_EAST)],
+)
+def test_parquet_has_times_of_its_own(written, tmp_path):
+    rows = [(u, i, 1, written) for u in range(4) for i in range(6) if u != i]
     make(write(tmp_path, "log.parquet", parquet_bytes(rows)), tmp_path / "out")
     assert {time for *_, time in read_back(tmp_path / "out")} == {1_709_164_800}
 
@@ -236,12 +246,13 @@ FAULTS = {
     "no pairs": (table([("u1", "i1"), ("u2", "i2")], HEADER[:2]), [], "no user has two items"),
     "only a header": (table([], HEADER), [], "no rows"),
     "nothing": ("", [], "is empty"),
-    "a zip": (b"PK\3\4", [], "unpack it"),
+    "a zip": (b"PK\3\4", [], "scripts.prepare ARCHIVE unpacks it"),
     "UTF-16": (minimum([]).encode("utf-16"), [], "save it as UTF-8"),
     "a picture": (b"\xff\xd8\xff\xe0\0\x10JFIF\n" * 9, [], "is no text"),
     "a JSON list": ('[{"user": 1}]', [], "write one object in each line"),
     "damaged JSON": (jsonl(make_rows()) + '{"user_id": }\n', [], "line 4[0-9]+ has no JSON object"),
     "damaged gzip": (gzip.compress(minimum([]).encode())[:-20], [], "cannot read .*log.csv"),
+    "lists in Parquet": (parquet_bytes([("u", ["i"], 1, 5)]), [], "cannot read .*log.csv"),
     "damaged Parquet": (parquet_bytes(make_rows())[:-20], [], "cannot read .*log.csv"),
 }
 

@@ -141,7 +141,7 @@ def test_a_second_call_does_nothing_and_writes_what_is_missing(few, tmp_path):
 
 def test_an_interrupted_call_continues_and_other_records_stay(few, tmp_path, monkeypatch):
     calls, raw = [], tmp_path / "raw"
-    monkeypatch.setattr(text, "prepare", calls.append)
+    monkeypatch.setattr(text, "make", calls.append)
     prepare.make("phrases", [f"--out={tmp_path}"])  # ends before the records
     before = {path: path.read_bytes() for path in raw.iterdir()}
     (raw / "about.json").unlink()  # ends within the text
