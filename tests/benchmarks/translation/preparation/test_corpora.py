@@ -102,7 +102,8 @@ def write(folder, name, content):
 def read(*flags):
     """(the input of `prepare text`, its pairs to evaluate on, its pairs to train on)."""
     source = sources.TextInput(text.parse(console.Parser(), [*flags, "--out=x"]))
-    return source, list(source.read("eval")), list(source.read("train"))
+    evaluation, train = ([*filter(None, source.read(split))] for split in ("eval", "train"))
+    return source, evaluation, train
 
 
 @pytest.mark.parametrize("end", ["", ".gz"])
