@@ -27,11 +27,8 @@ LOCAL_ONLY = re.compile(
 ALLOWED = {  # by file: the calls
     # Bytes in memory, files that gfile opened, files of this program, no file at all.
     "benchmarks/__init__.py": "pathlib.Path",
-<<<<<<< HEAD
     "benchmarks/resnet/preparation/imagenet.py": "os.path.commonpath",
     "benchmarks/resnet/preparation/table.py": "os.path.commonprefix",
-=======
->>>>>>> h-text2
     "benchmarks/translation/preparation/corpora.py": "tarfile.open",
     "benchmarks/translation/preparation/sources.py": "tarfile.open",
     "benchmarks/ncf/names.py": "zipfile.ZipFile",
