@@ -38,7 +38,7 @@ _HEADS = 8  # files of a kind that `readings` looks into
 _IN_CLASS = r"/(images?|imgs?)$"  # a folder in a class folder
 _NO_CLASS = (  # folders of other views of the same images, or of images beside these
     r"(jpeg)?images?|imgs?|masks|labels|annotations|gt.*|ground_?truth|[hl]r"
-    r"|rgb|depth|instances?|semantic|segmentation.*"
+    r"|rgb|depth|instances?|semantic|segmentation.*|dataset.*|frames"
 )
 _OBJECTS = (  # in a file with boxes or outlines
     rb'"annotations"\s*:|"images"\s*:\s*\[|<annotation|(?m:^\s*(names|nc)\s*:)'
@@ -98,10 +98,10 @@ def _class_folders(folder: Folder, images: list[str]) -> Reading | None:
     for path in sorted(groups, key=lambda path: (-len(path), path)):  # the inner of copies
         splits.setdefault(table.split_of(path.removeprefix(root)), path)
     train = splits.get("train", splits.get(""))
-    held = splits.get("validation", splits.get("test"))
+    held = splits.get("validation", splits.get("test", ""))
     sizes = {file.name: file.size for file in folder.files}
     files = {name: (os.path.basename(name), sizes[name]) for name in images}
-    used = [name for name in images if parents[name] in (train, held)]
+    used = [name for name in images if parents[name] in (train, held or train)]
     copies = {files[name] for name in used}
     others = _num_others({name for name in images if files[name] in copies}, images)
     if train is None or 10 * others > len(used):
@@ -124,7 +124,7 @@ def _class_folders(folder: Folder, images: list[str]) -> Reading | None:
     flags = ["--layout=folder", f"--train={folder.full(train)}"]
     flags += [f"--validation={folder.full(held)}"] if held else []
     makes = f"{held}/ is for validation" if held else "a tenth of each class for validation"
-    if left := len(images) - len(used):
+    if left := sum(not name.startswith((prefix, f"{held}/")) for name in images):
         makes += f"; other images, which are not used: {left:,}"
     makes = f"records of {len(classes):,} classes, {makes}"
     return Reading("imagenet", "photos", found + some(sorted(classes)), makes, flags, len(used))

@@ -129,6 +129,7 @@ def test_what_a_folder_is(case, tmp_path):
 OTHERS = {
     "one class": under(".", names=["cats/1.jpg", "cats/2.jpg"]),
     "one folder": loose("images"),
+    "no classes by name": under("dataset", "frames", names=["1.jpg"]),
     "classes at two depths": under("videos") | under("frames", names=["up/1.jpg", "down/1.jpg"]),
     "classes in groups": under("a") | {"b/bus/1.jpg": "x", "b/car/1.jpg": "x"},
     "deep strays": {f"{c}/{i}.jpg": "" for c in "ab" for i in range(9)} | {"docs/pages/x.png": "x"},
