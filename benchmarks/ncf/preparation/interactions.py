@@ -58,7 +58,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--overwrite", action="store_true", help="replace other ratings in --out")
     args = parser.parse_args(argv)
     for path in filter(None, [*args.files, args.titles]):
-        if os.path.abspath(os.path.dirname(path)) == os.path.abspath(args.out):
+        if os.path.normpath(os.path.dirname(path)) == os.path.normpath(args.out):
             parser.error(f"--out={args.out} is the folder of {path}: choose another")
     return args
 
@@ -89,15 +89,16 @@ def read(sources: Sequence[tuple[Table, dict[str, int]]]) -> Log:
     columns: dict[str, list[pyarrow.Array]] = {"user": [], "item": []}
     times: list[np.ndarray] = []
     for table, numbers in sources:
-        rows, first = table.read(numbers), sum(map(len, times))
-        seconds, form = np.arange(first, first + len(rows)), "none, the order of the rows"
+        print(f"reading {table.path}", flush=True)
+        for what, arrays in columns.items():  # one after the other, which needs less memory
+            column: Any = table.read({what: numbers[what]})[what].dictionary_encode()
+            arrays.append(column.combine_chunks())
+        first, last = sum(map(len, times)), sum(map(len, columns["user"]))
+        seconds, form = np.arange(first, last), "none, the order of the rows"
         if "time" in numbers:
-            seconds, form = table.seconds(rows["time"])
+            seconds, form = table.seconds(table.read({"time": numbers["time"]})["time"])
         times.append(seconds)
-        for what, arrays in columns.items():
-            arrays += rows[what].chunks
-        print(f"{table.path}: {len(rows):,} rows; times: {form}", flush=True)
-        del rows
+        print(f"{table.path}: {last - first:,} rows; times: {form}", flush=True)
     users, user_names = _encode(columns.pop("user"))
     items, item_names = _encode(columns.pop("item"))
     seconds = np.concatenate(times)
@@ -114,8 +115,11 @@ def read(sources: Sequence[tuple[Table, dict[str, int]]]) -> Log:
 
 
 def _encode(arrays: list[pyarrow.Array]) -> tuple[np.ndarray, pyarrow.Array]:
-    """int32[n] of a column: the numbers of its names by first appearance or -1; and the names."""
-    column: Any = pyarrow.chunked_array(arrays).dictionary_encode().combine_chunks()
+    """int32[n] of an encoded column: the numbers of its names or -1; and the names.
+
+    The numbers are by first appearance.
+    """
+    column: Any = pyarrow.chunked_array(arrays).unify_dictionaries().combine_chunks()
     arrays.clear()
     texts = _text(column.dictionary)
     # pandas writes 7.0 where a column has empty cells.

@@ -120,7 +120,6 @@ class Table:
         """
         # The columns of a CSV are called by their numbers, as a header may have a name twice.
         keys = [str(i) if self.delimiter else self.names[i] for i in columns.values()]
-        print(f"reading {self.path}", flush=True)
         with _open(self.path) as file:
             if self.delimiter:
                 rows = self._read_csv(file, keys)
