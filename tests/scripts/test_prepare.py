@@ -165,7 +165,10 @@ def test_a_path_on_gs(data, gcs, capsys):
         files.write(f"{root}/{name}", [b"x"])
     code, lines, _ = typed(capsys, f"{root}/photos/", f"--out={root}/out", "--untimed")
     assert (code, lines[-1]) == (0, f"python main.py --config.data_dir={root}/out")
-    assert json.loads(files.read(f"{root}/out/train-00000-of-00001"))["train"] == f"{root}/photos"
+    assert (
+        json.loads(files.read(f"{root}/out/train-00000-of-00001") or "")["train"]
+        == f"{root}/photos"
+    )
     code, _, (line,) = typed(capsys, f"{root}/set.zip")
     assert code == 2 and "set.zip is an archive that must be unpacked: copy it here" in line
     code, _, (line,) = typed(capsys, f"{root}/photos", f"--out={root}/photos/a")

@@ -58,7 +58,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--overwrite", action="store_true", help="replace other ratings in --out")
     args = parser.parse_args(argv)
     for path in filter(None, [*args.files, args.titles]):
-        if os.path.normpath(os.path.dirname(path)) == os.path.normpath(args.out):
+        if (os.path.dirname(path) or ".") == (args.out.rstrip("/") or "/"):
             parser.error(f"--out={args.out} is the folder of {path}: choose another")
     return args
 

@@ -11,7 +11,6 @@ import csv
 import gzip
 import io
 import itertools
-import json
 import os
 import posixpath
 import re
@@ -24,7 +23,7 @@ from xml.etree import ElementTree
 from benchmarks.translation.preparation import languages
 from common import limits
 from common.data.shards import tensorflow
-from common.errors import one_line
+from common.errors import one_line, parse_json
 from common.preparation.sources import SourceError
 from common.text import is_sgm, limited_lines, sgm_sentences
 
@@ -304,10 +303,10 @@ def _read_json(path: str, count: Count) -> Iterator[tuple[int, Row]]:
     """Objects, one in a line; those of Hugging Face's datasets have the texts in "translation"."""
     for number, line in _decoded(path, count):
         try:
-            row = json.loads(line) if line.strip() else {}
+            row = parse_json(line) if line.strip() else {}
             row = row.get("translation", row)
             row = {key: "" if text is None else text for key, text in row.items()}
-        except (ValueError, AttributeError, RecursionError) as error:
+        except (ValueError, AttributeError) as error:
             fault = f"{path}, line {number} is no JSON object"
             raise SourceError(f"{fault}: each line must be one, {{...}}") from error
         if row:
