@@ -9,13 +9,13 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = ("benchmarks", "commands", "common", "configs", "engine", "scripts")
-MOST = {  # lines, files that are not empty
-    "benchmarks": (20_070, 102),
-    "commands": (5_120, 24),
-    "common": (6_790, 41),
-    "configs": (1_855, 30),
-    "engine": (8_750, 37),
-    "scripts": (3_760, 21),
+MOST = {  # lines, files that are not empty; 3,800 lines are the preparations of any folder of data
+    "benchmarks": (23_090, 113),
+    "commands": (5_140, 24),
+    "common": (7_030, 43),
+    "configs": (1_960, 30),
+    "engine": (8_770, 37),
+    "scripts": (4_110, 22),
     "top": (1_510, 6),
 }
 MOST_LATE_IMPORTS = 18
