@@ -159,7 +159,7 @@ def test_missing_files_and_half_a_config(folder):
     with pytest.raises(ConfigError, match="config.eval_source=''"):
         load(folder, Patterns("", TRAIN.targets, "*"), split="eval")
     os.remove(folder / TRAIN.targets)
-    with pytest.raises(DataError, match="no train target text in .*de'; set --config.data_dir"):
+    with pytest.raises(DataError, match=r"no train target text in .*\.de'.*config.data_dir"):
         load(folder)
     with pytest.raises(DataError, match="config.eval_source='vocab.*' matches 2 files"):
         load(folder, Patterns("vocab.*", "vocab.*", ""), split="eval")
