@@ -127,7 +127,7 @@ def prepare(args: argparse.Namespace) -> str:
         recipe = "mask_rcnn" if args.masks else "ssd"
         keys = arguments.keys(**arguments.fitted(examples["train"], *_SMALL[recipe]))
         command = arguments.train_command(f"small.py:{recipe}", args.out, *keys)
-        print(f"without the weights that the next command downloads: {command}")
+        print(f"without a network, from random weights: {command}")
     return _last_line(args.out, content)
 
 

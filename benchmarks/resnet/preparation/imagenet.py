@@ -369,7 +369,7 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
         keys["image_size"] = pixels
     if images < arguments.FEW:
         command = small_command(out, images, keys["train_batch_size"], pixels)
-        print(f"to train without published weights (no network): {command}")
+        print(f"without a network, from random weights: {command}")
     size = sum(split["bytes"] for split in splits.values())
     return (
         f"{images:,} train and {splits['validation']['examples']:,} "
