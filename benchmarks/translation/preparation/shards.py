@@ -40,6 +40,7 @@ _PER_SHARD = 4 << 20  # bytes of input, unless --shards is given
 _LEAST, _MOST = 8, 100  # shards then
 _PER_PROCESS = 2 << 20  # bytes of input that are worth the start of another process
 _OPEN_ROWS = 512
+_FORMER = ("key", "pairs")  # what reading.json of older folders has besides the pairs left out
 _EQUAL = 0.1  # more pairs with equal sides are worth a warning
 _TRAIN, _EVAL = records.TEXT_SPLITS
 
@@ -94,10 +95,11 @@ def make(args: argparse.Namespace, source: Input) -> tuple[dict[str, Any], int]:
             state.write("reading.json", reading)
             workers = max(1, min(args.workers, len(wanted), source.size // _PER_PROCESS))
             summaries |= _write_shards(args, spool, vocabulary, names, wanted, workers)
+    left_out = {key: reading[key] for key in reading if key not in _FORMER}
     if not any(row["pairs"] for row in summaries.values()):
         raise UserError(f"all training pairs have more than --max_tokens={args.max_tokens} tokens")
     splits = {
-        "train": _describe_train(summaries, reading),
+        "train": _describe_train(summaries, left_out),
         "eval": _write_eval(args.out, vocabulary, evaluation),
     }
     content = {

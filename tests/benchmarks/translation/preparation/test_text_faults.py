@@ -30,6 +30,9 @@ def test_other_text_to_evaluate_on_leaves_the_training_files(tmp_path, capsys):
     (tmp_path / "eval.en").write_bytes((tmp_path / "eval.en").read_bytes()[:-2] + b"\xff\n")
     _, line = leaves("text", [*arguments, f"--out={out}"], capsys)
     assert "eval.en, line 5 is not UTF-8" in line and (out / "manifest.json").exists()
+    reading = out / "prepare_state" / "reading.json"  # an older one has more
+    reading.write_text(json.dumps({"key": "{}", "pairs": 40, **json.loads(reading.read_text())}))
+    left_out = json.loads((out / "manifest.json").read_text())["splits"]["train"]["left_out"]
     long = "bird_ " * 90
     write_lines(tmp_path / "eval.en", [*(pair[0] for pair in EVAL[4:8]), long])
     capsys.readouterr()
@@ -37,6 +40,9 @@ def test_other_text_to_evaluate_on_leaves_the_training_files(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "eval: 5 pairs" in printed and "continuing: 3 of 3 shards" in printed
     assert times == {name: (out / name).stat().st_mtime_ns for name in times}
+    assert (
+        json.loads((out / "manifest.json").read_text())["splits"]["train"]["left_out"] == left_out
+    )
     lines = (out / "sources.txt").read_text().split("\n")[:-1]
     assert lines == [*(pair[0] for pair in EVAL[4:8]), long] and len(rows_of(out / DEV)) == 5
     # The command fits the data.
