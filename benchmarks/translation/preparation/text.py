@@ -93,7 +93,8 @@ def _reading(folder: Folder, form: str, inputs: Mapping[tuple[str, ...], Sequenc
     how = "text" if sides[0].startswith("column ") else "names"
     about += f"{sides[0]} and {sides[1]} by their {how}"
     text = ", ".join(row[0] for row in evaluation[:3]) or "a part of the training pairs"
-    makes = f"packed rows, {sides[0]} to {sides[1]}; evaluation on {text}"
+    turn = f" (--source_language={sides[1]} turns it)" if languages.code(sides[1]) else ""
+    makes = f"packed rows, {sides[0]} to {sides[1]}{turn}; evaluation on {text}"
     if aside := [row[0] for row in inputs if row not in {*train, *evaluation}]:
         makes += f"; not used: {', '.join(aside[:3])}{' ...' * (len(aside) > 3)}"
     return Reading("text", form, about, makes, flags, sum(map(len, rows)))
@@ -170,7 +171,20 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     args.workers = args.workers or pools.cores()
     if fault := _fault(args):
         parser.error(fault)
+    _turn(args)
     return args
+
+
+def _turn(args: argparse.Namespace) -> None:
+    """Swaps files of lines whose names say that the language asked for is on the other side."""
+    wanted = languages.code(args.source_language), languages.code(args.target_language)
+    for flags in (("train_source", "train_target"), ("eval_source", "eval_target")):
+        paths = [getattr(args, flag) for flag in flags]
+        names = [os.path.basename(path.partition(",")[0]) for path in paths]
+        codes, pairs = languages.pairs(names)
+        sides = dict(zip(pairs[0], codes, strict=True)) if pairs else {}
+        if sides and (sides[names[1]] == wanted[0] or sides[names[0]] == wanted[1]):
+            vars(args).update(zip(flags, reversed(paths), strict=True))
 
 
 def _fault(args: argparse.Namespace) -> str:

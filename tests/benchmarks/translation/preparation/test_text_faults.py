@@ -143,6 +143,24 @@ def test_arguments_are_checked_first(tmp_path, capsys, flags, words):
     assert code == 2 and words in line
 
 
+@pytest.mark.parametrize(
+    ("flags", "sides"),
+    [
+        ([], ["a/x.en,y.en", "b/x.de.gz,y.de", "v.en", "v.de"]),
+        (["--source_language=en"], ["a/x.en,y.en", "b/x.de.gz,y.de", "v.en", "v.de"]),
+        (["--source_language=de"], ["b/x.de.gz,y.de", "a/x.en,y.en", "v.de", "v.en"]),
+        (["--target_language=eng"], ["b/x.de.gz,y.de", "a/x.en,y.en", "v.de", "v.en"]),
+        (["--source_language=fr"], ["a/x.en,y.en", "b/x.de.gz,y.de", "v.en", "v.de"]),
+    ],
+)
+def test_the_language_asked_for_turns_files_of_lines(flags, sides):
+    names = ("train_source", "train_target", "eval_source", "eval_target")
+    given = ["a/x.en,y.en", "b/x.de.gz,y.de", "v.en", "v.de"]
+    argv = [f"--{name}={paths}" for name, paths in zip(names, given, strict=True)]
+    args = prepare.parse("text", [*argv, *flags, "--out=o"])
+    assert [getattr(args, name) for name in names] == sides
+
+
 def test_only_newlines_end_lines(tmp_path):
     text = "one\u2028line\x0cof\x85three\u2029\r\nnext"
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbf" + text.encode())
