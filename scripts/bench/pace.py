@@ -10,7 +10,6 @@ takes the last. Nothing is written but compiled programs, which the run then fin
 from __future__ import annotations
 
 import math
-import os
 import time
 from typing import Any
 
@@ -18,7 +17,7 @@ import jax
 from absl import app, flags
 
 import main as program
-from common import console, entry
+from common import console, entry, pools
 from engine import compiler, environment
 from engine import mesh as meshes
 from engine.run import Plan, Programs, evaluated_weights, make_plan, read_settings
@@ -76,7 +75,7 @@ def _say(plan: Plan, step: float, evaluation: float = 0.0) -> None:
     device, steps = jax.devices()[0], plan.recipe.total_steps
     kind = f"{jax.device_count()} x {device.device_kind}"
     if device.platform == "cpu":
-        kind = f"{len(os.sched_getaffinity(0))} CPU cores"
+        kind = f"{pools.cores()} CPU cores"
     work, total = f"{steps:,} steps", steps * step
     if evaluation:
         work += f" and {plan.evaluations:,} evaluations"

@@ -28,6 +28,7 @@ from benchmarks.detection.preparation.label_files import (
     yolo_settings,
 )
 from common import console, limits, pools
+from common.errors import count
 from common.images import photos
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
@@ -110,7 +111,7 @@ def forms(folder: Folder) -> list[Form]:
         if not heads:
             continue
         number = max(len(heads), sum(images.find(name) is not None for name in names))
-        found = f"{_count(number, 'label file')} in {kind.title} form"
+        found = f"{count(number, 'label file')} in {kind.title} form"
         shapes = {bool(m[1]) for head in heads.values() for m in re.finditer(kind.shape, head)}
         try:
             settings = yolo_settings(folder) if form == "yolo" else Settings()
@@ -121,7 +122,7 @@ def forms(folder: Folder) -> list[Form]:
         polygons = True in shapes and "kpt_shape" not in settings.content
         found += f"{' with polygons' * polygons}, such as {min(heads, key=len)}"
         if settings.names:
-            found += f", {_count(len(settings.names), 'class', 'classes')} by {settings.file}"
+            found += f", {count(len(settings.names), 'class', 'classes')} by {settings.file}"
         result.append(Form(form, found, number, polygons and False not in shapes))
     return result
 
@@ -155,7 +156,7 @@ def read(folder: Folder, form: str) -> Labels:
     for split, members in _splits(sorted(sizes), labelled, lists, notes).items():
         if empty := sum(name not in labelled for name in members):
             notes.append(
-                f"{split}: {empty:,} of {_count(len(members), 'image')} without labels: they count "
+                f"{split}: {empty:,} of {count(len(members), 'image')} without labels: they count "
                 "as images without objects; take those out that nobody has labelled"
             )
         relative = form in ("yolo", "openimages")
@@ -164,10 +165,6 @@ def read(folder: Folder, form: str) -> Labels:
     if 0 < (plain := sum("segmentation" not in row for row in rows)) < len(rows):
         notes.append(f"{plain:,} of {len(rows):,} objects have a box and no polygon: no masks")
     return Labels(contents, notes)
-
-
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _in_threads(folder: Folder, work: Callable, names: list[str], unit: str) -> Iterator[Any]:
@@ -206,7 +203,7 @@ def _entries(folder: Folder, form: str, reader: Reader, notes: list[str]) -> lis
         notes.append(f"left out: {len(faults):,} of {total:,} objects, for one {faults[0]}")
     skipped = collections.Counter(shape for entry in result for shape in entry.skipped)
     for shape, number in skipped.items():
-        notes.append(f"left out: {_count(number, 'shape')} '{shape}'; boxes and polygons are read")
+        notes.append(f"left out: {count(number, 'shape')} '{shape}'; boxes and polygons are read")
     return result
 
 
@@ -221,7 +218,7 @@ def _matched(
         if not image or labelled.setdefault(image, entry) is not entry:
             missing.append(entry)
     if missing:
-        number = f"{len(missing):,} of {_count(len(entries), 'label')}"
+        number = f"{len(missing):,} of {count(len(entries), 'label')}"
         names = dict.fromkeys((missing[0].file, missing[0].names[-1]))
         fault = f"{number} without an image of their own, for one {': '.join(names)}"
         if not labelled:
@@ -249,7 +246,7 @@ def _splits(
         used = {"train": parts["train"] if "train" in lists else images}
     if rest := len(images) - sum(map(len, used.values())):
         of_test = len(parts["test"]) if val == "val" else 0
-        notes.append(f"left out: {_count(rest, 'image')} ({of_test:,} of test)")
+        notes.append(f"left out: {count(rest, 'image')} ({of_test:,} of test)")
     return used
 
 
@@ -285,11 +282,11 @@ def _lists(
         missing += [name for name, match in rows if not match and split != "test"]
         lists[split] = {match[1] for _, match in rows if match}
     if missing:
-        number = _count(len(missing), "image or folder", "images or folders")
+        number = count(len(missing), "image or folder", "images or folders")
         notes.append(f"{number} in the lists of splits and not here, for one {missing[0]}")
     if lists and (both := lists["train"] & lists["val"]):
         rest = "train goes without them" if lists["train"] - both else "a new split is made"
-        notes.append(f"{_count(len(both), 'image')} of both train and val: {rest}")
+        notes.append(f"{count(len(both), 'image')} of both train and val: {rest}")
         lists["train"] -= both
     return {split: images for split, images in lists.items() if images}
 
@@ -308,7 +305,7 @@ def _sizes(folder: Folder, images: list[str], notes: list[str]) -> dict[str, tup
 
     rows = dict(zip(images, _in_threads(folder, size, images, "images"), strict=True))
     if bad := [row for row in rows.values() if isinstance(row, str)]:
-        notes.append(f"left out: {_count(len(bad), 'image')}, for one {bad[0]}")
+        notes.append(f"left out: {count(len(bad), 'image')}, for one {bad[0]}")
     return {name: row for name, row in rows.items() if not isinstance(row, str)}
 
 
