@@ -31,7 +31,7 @@ KIND = "detection"  # in the manifest
 SCORED = "instances_val2017.json"  # in OUT, whatever the name of the input
 _MANY_CUT = 0.1  # of the boxes; COCO's end within a pixel of the edge
 _ENOUGH = 100_000  # training images for the schedule of configs/ssd.py
-_SMALL = {"ssd": (8, 10, 900), "mask_rcnn": (8, 10, 600)}  # largest batch, epochs, least steps
+_SMALL = {"ssd": (8, 10, 900), "mask_rcnn": (4, 10, 600)}  # largest batch, epochs, least steps
 _USUAL = {"train": 256, "val": 32}  # files of COCO, as Google made them
 
 

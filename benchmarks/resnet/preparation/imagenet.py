@@ -349,7 +349,7 @@ def _pixels(out: str, shard: str) -> int:
 
 def small_command(out: str, images: int, batch: int, pixels: int) -> str:
     """The command that trains a small model from random weights, an hour at most on two cores."""
-    epochs = min(200, _SMALL_RUN // images)
+    epochs = min(100, _SMALL_RUN // images)
     keys: dict[str, Any] = {"train_batch_size": batch, "eval_batch_size": batch}
     keys |= {"train_steps": f"{epochs} epochs", "steps_per_eval": f"{epochs // 10} epochs"}
     keys["steps_per_checkpoint"] = keys["steps_per_eval"]

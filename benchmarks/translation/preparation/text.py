@@ -38,7 +38,7 @@ ROW_LENGTH, EVAL_LENGTHS = 256, (32, 64, 128)
 # from the second on, about a million, the recipe is that of WMT, which has 145 million.
 _FEW, _MANY = 1_300_000, 25_600_000
 _TINY = 1000  # fewer training pairs are worth a warning
-_STEPS = 2500  # of the schedule for small text, in at least 10 and at most 100 epochs
+_STEPS = 2500  # of the schedule, in at least 10 and at most 100 epochs; small text has twice as many
 # Ends of the names of lines of text, beside languages; words in the names of evaluation text.
 _LINES = ("txt", "text", "tok", "sgm", "src", "tgt", "trg", "source", "target")
 _EVAL = {"val", "valid", "validation", "dev", "newsdev", "eval"}, {"test", "newstest", "tst"}
@@ -310,7 +310,8 @@ def _schedule(rows: int, length: int) -> tuple[str, list[str]]:
     is_small = rows * length < _FEW
     positions = 4096 if is_small else 16384
     batch = 1 << (min(positions // length, rows // 4) or 1).bit_length() - 1
-    epochs = min(100, max(10, 10 * round(_STEPS * batch / rows / 10)))
+    steps = _STEPS * (2 if is_small else 1)
+    epochs = min(100, max(10, 10 * round(steps * batch / rows / 10)))
     flags = [] if is_small else ["--config.width=256", "--config.mlp_width=1024"]
     shares = {"train_steps": 1, "warmup_steps": 10, "steps_per_eval": 5, "steps_per_checkpoint": 5}
     flags.append(f"--config.train_batch_size={batch}")

@@ -59,8 +59,8 @@ def test_other_text_to_evaluate_on_leaves_the_training_files(tmp_path, capsys):
     ("rows", "length", "recipe", "batch", "epochs", "warmup"),
     [
         (283, 256, "small.py:transformer", 16, 100, 10),  # 3,000 captions
-        (2016, 256, "small.py:transformer", 16, 20, 2),  # 29,000
-        (8_200, 64, "small.py:transformer", 64, 20, 2),
+        (2016, 256, "small.py:transformer", 16, 40, 4),  # 29,000
+        (8_200, 64, "small.py:transformer", 64, 40, 4),
         (20_000, 256, "small.py:transformer", 64, 10, 1),
         (9, 32, "small.py:transformer", 2, 100, 10),
         (1, 256, "small.py:transformer", 1, 100, 10),
