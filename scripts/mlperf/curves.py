@@ -11,7 +11,7 @@ from etils import epath
 from benchmarks.mlperf import Entry
 from scripts.mlperf import logs
 
-_HEAD = "| benchmark | logs | runs | epochs to the target | minutes | score at 1/4, 1/2, 3/4 |"
+_HEAD = "| benchmark | logs | epochs to the target | minutes | score at 1/4, 1/2, 3/4 |"
 _WIDTH = 3  # panels in a row
 
 
@@ -29,7 +29,7 @@ def table(sets: Sequence[Runs]) -> list[str]:
     The score at 1/4 is the latest one by a quarter of the epochs that the longest run has; "-" if
     there was no evaluation yet. Mask R-CNN's is that of the boxes.
     """
-    lines = [_HEAD, "|---|---|---|---|---|---|"]
+    lines = [_HEAD, "|---|---|---|---|---|"]
     for entry, label, runs in sets:
         curves = [[(epoch, scores[0]) for epoch, scores in _scores(run)] for run in runs]
         last = max(curve[-1][0] for curve in curves)
@@ -40,7 +40,7 @@ def table(sets: Sequence[Runs]) -> list[str]:
             quarters.append(f"{sum(known) / len(known):.3f}" if known else "-")
         epochs = _range([run.epochs for run in runs], "g")
         minutes = _range([run.minutes for run in runs], ".1f")
-        cells = entry.name, label, len(runs), epochs, minutes, ", ".join(quarters)
+        cells = entry.name, label, epochs, minutes, ", ".join(quarters)
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return lines
 
