@@ -1,11 +1,12 @@
 """Asks MLPerf's checkers about results of run_and_time.sh and prints a verdict for each set.
 
     python -m scripts.mlperf.check DIR [--ruleset=4.0.0]
-    python -m scripts.mlperf.check LOG ...
+    python -m scripts.mlperf.check LOG ... [--curves=FILE.svg]
 
 DIR is $MLP_GCS_MODEL_DIR of run_and_time.sh, or any folder with results/ and systems/. The exit
 code is 0 if mlperf-logging's checkers accept the logs, and the package that DIR is. Of logs of v0.5
-and v0.6, times and results are read; --ruleset=0.6.0 asks the checkers about v0.6.
+and v0.6, times and results are read; --ruleset=0.6.0 asks the checkers about v0.6. --curves draws
+the scores by epoch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from etils import epath
 from benchmarks import mlperf
 from common import console, entry
 from common.errors import UserError, one_line, parse_json
-from scripts.mlperf import logs, official
+from scripts.mlperf import curves, logs, official
 from scripts.mlperf.official import RULESETS, V06
 from scripts.mlperf.request import REQUEST_FILE
 
@@ -208,6 +209,23 @@ def _find(root: Any) -> Iterator[Result]:
                 yield Result(system.name, folder.name, sorted(paths), description)
 
 
+def _draw(results: Sequence[Result], path: str) -> list[str]:
+    """Draws the runs that have evaluations; returns the lines of their table."""
+    sets = list[curves.Runs]()
+    for result in results:
+        entries = mlperf.entries().values()  # v0.6 calls maskrcnn "mask"
+        entry = next((e for e in entries if e.name.startswith(result.benchmark)), None)
+        runs = [run for run in result.runs.values() if run.evals]
+        if entry and runs:
+            system = runs[0].values.get("submission_platform", result.system)
+            form = "" if runs[0].form == "mllog" else f"{runs[0].form} "
+            sets.append(curves.Runs(entry, form + system, runs))
+    if not sets:
+        raise UserError(f"--curves={path}: no log of the six benchmarks has an evaluation")
+    curves.draw(sets, path)
+    return curves.table(sets)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Prints the verdicts; returns the exit code: 1 if a result has a fault."""
     parser = console.Parser(
@@ -219,9 +237,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("paths", metavar="PATH", nargs="+", help=what)
     ruleset = "of MLPerf Training, not for v0.5; default: the newest that knows the benchmark"
     parser.add_argument("--ruleset", choices=RULESETS, default="", help=ruleset)
+    picture = "a .svg or .png to draw with the scores by epoch; a table of them is printed"
+    parser.add_argument("--curves", metavar="FILE", default="", help=picture)
     arguments = parser.parse_args(argv)
     try:
+        if arguments.curves and not arguments.curves.endswith((".svg", ".png")):
+            raise UserError(f"--curves={arguments.curves}: give a name that ends in .svg or .png")
         results = check(arguments.paths, arguments.ruleset)
+        table = _draw(results, arguments.curves) if arguments.curves else []
     except UserError as error:
         print(f"ERROR: {error}", file=sys.stderr)
         return 1
@@ -231,7 +254,7 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:  # each file system has errors of its own
         print(f"ERROR: {' '.join(arguments.paths)}: {one_line(error)}", file=sys.stderr)
         return 1
-    print("\n".join(map(str, results)))
+    print("\n".join([*map(str, results), *table]))
     return int(any(result.faults for result in results))
 
 

@@ -21,8 +21,8 @@ class Run:
     Attributes:
       form: of its lines, a key of `FORMS`; "" if it has none.
       values: the first value of each key.
-      evals: (epochs, score) of every evaluation; a score is a number, or several by name or in a
-        list.
+      evals: (epochs, score) of every evaluation before the clock stopped; a score is a number, or
+        several by name or in a list.
       started: when the clock started, in seconds since 1970; None if the log does not say.
       ended: when the clock stopped.
       success: whether the run reached its target, as it says.
@@ -71,11 +71,18 @@ def read(text: str) -> Run:
     Raises:
       UserError: a line of the log is damaged.
     """
-    run, before = Run(), ""
+    run, before, first, begun = Run(), "", 1, list[float]()
     for key, value, metadata, seconds in _lines(run, text):
         run.values.setdefault(key, value)
-        if key == "eval_accuracy":
-            run.evals.append((metadata["epoch_num"], value))
+        if key == "block_start":
+            first = min(first, metadata.get("first_epoch_num", 1))
+        elif key == "eval_start" and "epoch_num" in metadata:
+            begun.append(metadata["epoch_num"])
+        elif key == "eval_accuracy" and run.ended is None:  # Google's SSD of v0.6 goes on for one
+            # Google's Transformer of v0.6 has the right epoch only where an evaluation begins, and
+            # its Mask R-CNN counts from 0.
+            epoch = begun.pop(0) if begun else metadata["epoch_num"]
+            run.evals.append((epoch + 1 - first, value))
         elif key == "run_start":
             run.started = seconds
         elif key == "run_stop":

@@ -310,6 +310,37 @@ def test_reading_finds_a_log_among_other_lines():
         mlperf_logs.read("\n:::MLLOG {}")
 
 
+def v06(key, value=None, **metadata):
+    """A line of v0.6."""
+    return f":::MLL 60.0 {key}: {json.dumps({'value': value, 'metadata': metadata})}\n"
+
+
+ODD = "".join(  # it counts epochs from 0, repeats one, and evaluates once more behind the stop
+    [
+        v06("run_start"),
+        *(v06("block_start", first_epoch_num=0), v06("eval_start", epoch_num=0)),
+        *(v06("eval_accuracy", 20.0, epoch_num=0), v06("eval_start", epoch_num=1)),
+        *(v06("eval_accuracy", 26.0, epoch_num=0), v06("run_stop", status="success")),
+        v06("eval_accuracy", 27.0, epoch_num=2),
+    ]
+)
+
+
+def test_curves_have_the_epochs_that_were_trained(tmp_path, capsys):
+    log, picture = tmp_path / "tpu" / "transformer" / "result_0.txt", tmp_path / "curves.svg"
+    log.parent.mkdir(parents=True)
+    log.write_text(ODD)
+    assert mlperf_logs.load(log).evals == [(1, 20.0), (2, 26.0)]
+    assert mlperf_check.main([str(log), f"--curves={picture}"]) == 0
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert row == "| transformer | v0.6 tpu | 2 | 0.0 | -, 0.200, 0.200 |"
+    assert "target 0.25" in picture.read_text()
+    log.write_text(v06("run_start"))
+    for flag, words in ((picture, "has an evaluation"), ("curves.pdf", "ends in .svg or .png")):
+        assert mlperf_check.main([str(log), f"--curves={flag}"]) == 1
+        assert words in capsys.readouterr().err
+
+
 def test_a_text_without_a_known_line_is_not_judged(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("loss 0.5\n:::MLPv0.4.0 resnet run_start\n")
     assert mlperf_check.main([str(tmp_path / "notes.txt")]) == 1
@@ -337,16 +368,17 @@ class TestPublishedLogs:
         assert [run.epochs for run in runs] == [epochs] * 2
 
     @pytest.mark.parametrize(
-        ("name", "minutes", "count", "least"),
+        ("name", "minutes", "epochs", "count", "least"),
         [
-            *(("resnet", 42.19, 5, 0.759), ("ssd", 12.61, 5, 0.23), ("mask", 107.03, 5, 0.339)),
-            *(("transformer", 10.20, 10, 25.0), ("gnmt", 12.25, 10, 24.0)),
+            *(("resnet", 42.19, 60, 5, 0.759), ("ssd", 12.61, 59, 5, 0.23)),
+            *(("mask", 107.03, 15, 5, 0.339), ("transformer", 10.20, 3.125, 10, 25.0)),
+            ("gnmt", 12.25, 6, 10, 24.0),
         ],
     )
-    def test_googles_of_2019(self, name, minutes, count, least):
+    def test_googles_of_2019(self, name, minutes, epochs, count, least):
         outcome = verdict_of_logs(f"v0.6/tpu-v3-32/{name}")
         assert outcome.faults == [] and len(outcome.runs) == count
-        assert round(outcome.minutes or 0, 2) == minutes
+        assert (round(outcome.minutes or 0, 2), outcome.epochs) == (minutes, epochs)
         scores = [run.evals[-1][1] for run in outcome.runs.values()]
         assert min(min(s) if isinstance(s, list) else s for s in scores) >= least
         assert str(outcome).startswith(f"READ {name} on tpu-v3-32, logs of v0.6: {count} runs, ")
@@ -363,3 +395,11 @@ class TestPublishedLogs:
 def verdict_of_logs(folder: str, ruleset: str = "") -> mlperf_check.Result:
     (outcome,) = mlperf_check.check(sorted(map(str, (REAL / folder).iterdir())), ruleset)
     return outcome
+
+    def test_the_page_has_their_table(self, tmp_path, capsys):
+        logs = [str(path) for path in REAL.glob("v0*/**/result_*.txt") if "nvidia" not in str(path)]
+        assert mlperf_check.main([*logs, f"--curves={tmp_path}/curves.svg"]) == 0
+        page = (ROOT / "docs" / "mlperf.md").read_text()
+        rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+        assert len(rows) == 9
+        assert [row for row in rows if row.split(" | ", 2)[2] not in page] == []

@@ -1,0 +1,96 @@
+"""Learning curves of MLPerf's logs, the user's beside published ones, for `check --curves`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from etils import epath
+
+from benchmarks.mlperf import Entry
+from scripts.mlperf import logs
+
+_HEAD = "| benchmark | logs | epochs to the target | minutes | score at 1/4, 1/2, 3/4 |"
+_WIDTH = 3  # panels in a row
+
+
+class Runs(NamedTuple):
+    """The runs of one system for one benchmark, of which each has an evaluation."""
+
+    entry: Entry
+    label: str
+    runs: Sequence[logs.Run]
+
+
+def table(sets: Sequence[Runs]) -> list[str]:
+    """The lines of a Markdown table: ranges over the runs, and mean scores on the way.
+
+    The score at 1/4 is the latest one by a quarter of the epochs that the longest run has; "-" if
+    there was no evaluation yet. Mask R-CNN's is that of the boxes.
+    """
+    lines = [_HEAD, "|---|---|---|---|---|"]
+    for entry, label, runs in sets:
+        curves = [[(epoch, scores[0]) for epoch, scores in _scores(run)] for run in runs]
+        last = max(curve[-1][0] for curve in curves)
+        quarters = []
+        for part in (1, 2, 3):
+            before = [[s for epoch, s in curve if epoch <= last * part / 4] for curve in curves]
+            known = [scores[-1] for scores in before if scores]
+            quarters.append(f"{sum(known) / len(known):.3f}" if known else "-")
+        epochs = _range([run.epochs for run in runs], "g")
+        minutes = _range([run.minutes for run in runs], ".1f")
+        cells = entry.name, label, epochs, minutes, ", ".join(quarters)
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return lines
+
+
+def draw(sets: Sequence[Runs], path: str) -> None:
+    """Writes a PNG or SVG with a panel for each benchmark and a line for each run and score."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    entries = list({of.entry.name: of.entry for of in sets}.values())
+    labels = list(dict.fromkeys(of.label for of in sets))
+    columns = min(len(entries), _WIDTH)
+    rows = -(-len(entries) // columns)
+    figure = Figure(figsize=(3.6 * columns, 2.9 * rows), layout="constrained", facecolor="white")
+    for place, entry in enumerate(entries, 1):
+        axis = figure.add_subplot(rows, columns, place)
+        metrics = "; dotted: ".join(entry.targets[entry.form])
+        targets = dict[float, str]()
+        axis.set(title=entry.name, xlabel="epoch", ylabel=metrics)
+        for line, of in enumerate(of for of in sets if of.entry is entry):
+            color, form = f"C{labels.index(of.label)}", of.runs[0].form
+            for run in of.runs:
+                epochs, scores = zip(*_scores(run), strict=True)
+                for style, each in zip("-:", zip(*scores, strict=True), strict=False):
+                    axis.plot(epochs, each, style, color=color, lw=0.8, marker=".", markevery=[-1])
+            corner = axis.transAxes  # curves rise, so that the lower right is free
+            axis.text(0.97, 0.04 + 0.09 * line, of.label, color=color, ha="right", transform=corner)
+            asked = entry.targets.get(form, entry.targets[entry.form])
+            targets |= dict.fromkeys(asked.values(), "top" if form == "v0.5" else "bottom")
+        for target, side in targets.items():  # those of v0.5 are lower
+            axis.axhline(target, color="gray", ls="--", lw=0.8)
+            left = axis.get_yaxis_transform()
+            axis.text(0, target, f" target {target:g}", va=side, transform=left, size=8)
+    file, form = io.BytesIO(), path.rpartition(".")[2]
+    same = {"Date": None} if form == "svg" else None  # the same bytes from the same logs
+    with matplotlib.rc_context({"svg.hashsalt": "curves", "svg.fonttype": "none"}):
+        figure.savefig(file, format=form, dpi=120, metadata=same)
+    epath.Path(path).write_bytes(file.getvalue())
+
+
+def _scores(run: logs.Run) -> list[tuple[float, list[float]]]:
+    """(epoch, scores as fractions) of each evaluation; v0.5 and v0.6 have BLEU in per cent."""
+    lists = [[*v.values()] if isinstance(v, dict) else v for _, v in run.evals]
+    lists = [v if isinstance(v, list) else [v] for v in lists]
+    scale = 100 if max(map(max, lists)) > 1 else 1
+    return [(run.evals[i][0], [v / scale for v in scores]) for i, scores in enumerate(lists)]
+
+
+def _range(values: Sequence[float | None], form: str) -> str:
+    """The least and the largest value, such as "60 to 64"; "?" stands for one that is missing."""
+    known = sorted(value for value in values if value is not None)
+    ends = dict.fromkeys(f"{value:{form}}" for value in (known[:1] + known[-1:]))
+    return " to ".join([*ends, *["?"] * (len(known) < len(values))])
