@@ -95,7 +95,8 @@ class Peer:
         self._torch, self._settings = torch, settings
         self._device = device or ("cuda" if has_gpu else "cpu")
         torch.manual_seed(settings.seed)
-        torch.set_float32_matmul_precision("high")  # on GPUs TF32, as in XLA
+        if self._device == "cuda":
+            torch.set_float32_matmul_precision("high")  # TF32, as in XLA
         self._programs = programs = Programs.make(settings)
         self._benchmark = benchmark = programs.benchmark
         self._plan = make_plan(settings, benchmark, benchmark.num_examples("train"))
@@ -117,7 +118,7 @@ class Peer:
         place = torch.cuda.get_device_name() if self._device == "cuda" else place
         size = sum(x.numel() for x in self._network.parameters())
         print(f"PyTorch {torch.__version__} on {place}: {size:,} parameters, {total:,} steps")
-        batches = self._benchmark.train_batches(settings.train_batch_size, 0, 1, 0)
+        batches = iter(self._benchmark.train_batches(settings.train_batch_size, 0, 1, 0))
         started = time.monotonic()
         for step, rate in enumerate(rates.tolist(), 1):
             loss = self._step(optimizer, rate, next(batches))
