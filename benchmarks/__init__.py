@@ -106,9 +106,9 @@ def settle_config(
 
     A benchmark's module lists these keys in `MODEL_KEYS`, and in `WHOLE_KEYS` those that only
     belong to a model that is used as it is, such as the number of its classes. `FOLLOWS` names
-    other benchmarks whose models it begins with; `check_followed(config, values)` refuses those
-    that do not fit, and returns remarks on the others. `BODY_KEYS` are taken from the benchmark's
-    own models, but not from those, which may have keys of the same names.
+    other benchmarks whose models it begins with; `follow(config, values)` refuses those that do not
+    fit, and returns the values of keys that the config takes beside `MODEL_KEYS`. `BODY_KEYS` are
+    taken from the benchmark's own models, but not from those, whose keys may mean something else.
 
     Args:
       config: changed in place.
@@ -134,9 +134,10 @@ def settle_config(
         own = model["config"]
         values = restored_config(model) | {key: own[key] for key in whole_keys if key in own}
         is_own = model["benchmark"] == config.benchmark
-        if not is_own:
-            remarks = [(line, "") for line in package.check_followed(config, values)]
-    body_keys = getattr(package, "BODY_KEYS", ()) if is_own else ()
+    body_keys = getattr(package, "BODY_KEYS", ())
+    if not is_own:
+        body_keys = package.follow(config, values)
+        values = {**values, **body_keys}
     keys = (*getattr(package, "MODEL_KEYS", ()), *body_keys, *(whole_keys if whole else ()))
     notes = []
     for key in keys:
@@ -166,9 +167,7 @@ def _foreign_values(
     for name in getattr(package, "FOLLOWS", ()):
         if found := getattr(module(name), "foreign_settings", none)(file):
             values, remarks = found
-            remarks = [(line, key) for line, key in remarks if not key or key in config]
-            followed = [(line, "") for line in package.check_followed(config, values)]
-            return values, remarks + followed, False
+            return values, [(line, key) for line, key in remarks if not key or key in config], False
     raise ConfigError(
         f"config.init_from={config.init_from}: {foreign.describe(file)}, with which the benchmark "
         f"{config.benchmark} cannot begin; give a workdir of its own that has checkpoints"

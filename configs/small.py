@@ -99,6 +99,7 @@ def _resnet() -> ml_collections.ConfigDict:
 def _ssd() -> ml_collections.ConfigDict:
     config = ssd_digits.get_config()  # its rates, and batch statistics from random weights
     config.data_dir = ""
+    config.init_env = ""  # a backbone is the user's own, which decides its sizes
     config.num_classes = 0  # as many as the data have
     config.max_boxes = 100  # photos of cells and crowds have many
     config.image_size = 240  # less loses objects, more takes a core too long

@@ -63,7 +63,7 @@ case "$name" in
       --config.data_dir=data/digits_0-4 --config.num_label_classes=5 --config.num_filters=16 \
       --config.train_steps='12 epochs'
     set -- --config.init_from=runs/digits_0-4 "$@"
-    maker=digits recipe=finetune_digits data=data/digits_5-9 some='--digits=5-9 --per_class=20'
+    maker=digits recipe=finetune miniature=digits data=data/digits_5-9 some='--digits=5-9 --per_class=20'
     ;;
   finetune_ssd)
     "$program" -m scripts.prepare digit_scenes --out=data/scenes_0-4 --digits=0-4 --train_images=3000
@@ -71,7 +71,7 @@ case "$name" in
       --config.data_dir=data/scenes_0-4 --config.num_classes=0 --config.train_steps=1000 \
       --config.steps_per_eval=1000
     set -- --config.init_from=runs/scenes_0-4 "$@"
-    maker=digit_scenes recipe=finetune_ssd_digits data=data/scenes_5-9
+    maker=digit_scenes recipe=finetune miniature=ssd_digits data=data/scenes_5-9
     some='--digits=5-9 --train_images=60'
     ;;
 esac

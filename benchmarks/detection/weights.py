@@ -40,15 +40,18 @@ _RESNET_KEYS = {
 }
 
 
-def check_followed(config: Any, values: Mapping[str, Any]) -> list[str]:
+def follow(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Checks a ResNet with whose weights a detector begins; see `benchmarks.settle_config`.
 
+    The backbone gets the ResNet's sizes. A recipe that reads the ResNet's path from the environment
+    (`config.init_env`) is a published one, so that its sizes stay and others are refused.
+
     Args:
-      config: the detector's; `config.max_pool` follows the ResNet.
+      config: the detector's.
       values: the ResNet's config.
 
     Returns:
-      Remarks on what differs without harm.
+      The values of the config's keys for the sizes of the backbone, as many stages as it has.
 
     Raises:
       ConfigError: the ResNet computes something else than the backbone with these arrays, or was
@@ -63,8 +66,11 @@ def check_followed(config: Any, values: Mapping[str, Any]) -> list[str]:
             )
     depth, stages = values.get("resnet_depth"), tuple(config.resnet_stages)
     block = BottleneckBlock if config.get("resnet_bottleneck", False) else BasicBlock
+    any_block = not config.init_env and "resnet_bottleneck" in config
     fitting = [
-        d for d, (sizes, kind) in DEPTHS.items() if (sizes[: len(stages)], kind) == (stages, block)
+        d
+        for d, (sizes, kind) in DEPTHS.items()
+        if (kind == block or any_block) and (sizes[: len(stages)] == stages or not config.init_env)
     ]
     if depth in DEPTHS and depth not in fitting:
         sizes, kind = DEPTHS[depth]
@@ -83,7 +89,12 @@ def check_followed(config: Any, values: Mapping[str, Any]) -> list[str]:
                 f"its backbone {own}: give one that was trained with "
                 "--config.input_spec=tensorflow, or another with these values"
             )
-    return []
+    if config.init_env or depth not in DEPTHS:
+        return {}
+    sizes, kind = DEPTHS[depth]
+    wide = {"resnet_bottleneck": kind == BottleneckBlock} if "resnet_bottleneck" in config else {}
+    filters = {"num_filters": values["num_filters"]}
+    return {"resnet_stages": sizes[: len(stages)], **filters, **wide}
 
 
 def adopt(

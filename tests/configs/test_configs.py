@@ -18,7 +18,7 @@ from ml_collections import config_flags
 import benchmarks
 from common.errors import UserError
 from common.keys import flat
-from configs import _loop, small
+from configs import _loop, finetune, small
 from engine import optim, schedules
 from engine.cadence import Every
 from engine.run import LoopKeys
@@ -26,6 +26,7 @@ from tests.conftest import make_recipe, open_run
 
 ROOT = pathlib.Path(__file__).parents[2]
 PARAMETRISED = {
+    "finetune": ["finetune", *(f"finetune:{name}" for name in finetune.RECIPES)],
     "digits": ["digits", "digits:mild", "digits:a2"],
     "mlperf_gnmt": ["mlperf_gnmt:v0.5", "mlperf_gnmt:v0.7-2048"],
     "mlperf_mask_rcnn": ["mlperf_mask_rcnn:128"],

@@ -25,7 +25,7 @@ from benchmarks.detection.mask_rcnn.losses import Objects
 from benchmarks.detection.mask_rcnn.pools import Mix, Pools
 from benchmarks.detection.mask_rcnn.settings import Settings
 from benchmarks.detection.mask_rcnn.use import MaskRcnnUses, MaskScorer
-from benchmarks.detection.weights import FOLLOWS, check_followed, read_foreign_settings
+from benchmarks.detection.weights import FOLLOWS, follow, read_foreign_settings
 from benchmarks.uses import Uses
 from common import foreign
 from common.keys import read_config
@@ -37,7 +37,7 @@ __all__ = [
     "MODEL_KEYS",
     "WHOLE_KEYS",
     "MaskRcnn",
-    "check_followed",
+    "follow",
     "foreign_settings",
     "make",
     "restored",

@@ -260,7 +260,7 @@ def small_data(images: int, masks: bool = False) -> tuple[str, list[str]]:
         values["init_from"] = foreign.MASK_RCNN if masks else values["init_from"]
         largest, epochs = (8, 20) if masks else (32, 60)  # of a ResNet, an SSD's heads are all new
         values |= arguments.fitted(images, largest, epochs, least=500)
-        return f"finetune_{recipe}", arguments.keys(**values)
+        return f"finetune.py:{recipe}", arguments.keys(**values)
     values |= arguments.fitted(images, 16 if masks else 256, epochs=60, least=500)
     steps = values["train_steps"]
     values["learning_rate_decay_steps"] = f"{steps * 2 // 3}, {steps * 5 // 6}"

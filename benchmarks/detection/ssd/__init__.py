@@ -22,7 +22,7 @@ from benchmarks.detection.settings import normalize
 from benchmarks.detection.ssd import input_pipeline, losses, models
 from benchmarks.detection.ssd.settings import Settings
 from benchmarks.detection.ssd.use import SsdUses
-from benchmarks.detection.weights import FOLLOWS, check_followed, read_foreign_settings
+from benchmarks.detection.weights import FOLLOWS, follow, read_foreign_settings
 from benchmarks.uses import Uses
 from common import foreign
 from common.keys import read_config
@@ -35,7 +35,7 @@ __all__ = [
     "MODEL_KEYS",
     "WHOLE_KEYS",
     "Ssd",
-    "check_followed",
+    "follow",
     "foreign_settings",
     "make",
     "restored",

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib
 import json
+import types
 from typing import Any
 
 import jax
@@ -17,11 +18,11 @@ from benchmarks.detection import weights
 from benchmarks.detection.mask_rcnn import weights as torchvision
 from benchmarks.detection.ssd import weights as reference
 from commands import importing
-from common.errors import ConfigError, DataError
+from common.errors import CheckpointError, ConfigError, DataError
 from common.foreign import files, resnets
 from common.foreign.files import Foreign
 from common.trees import by_name
-from configs import mask_rcnn, ssd
+from configs import finetune, mask_rcnn, small, ssd
 from engine import model_source
 
 SMALL = {"num_filters": 2, "pyramid_filters": 4, "box_features": (6, 5), "mask_features": (3,) * 4}
@@ -173,6 +174,7 @@ def resnet(folder, depth, family=None, **beside):
     return saved(resnets.names(params, state, family), folder), params
 
 
+SMALL_SSD = types.SimpleNamespace(get_config=small.RECIPES["ssd"])
 TIMM = {"input_size": [3, 224, 224], "interpolation": "bicubic", "crop_pct": 0.95}
 V1 = {"model_type": "resnet", "downsample_in_bottleneck": True}
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
@@ -185,7 +187,8 @@ IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
         (mask_rcnn, 50, None, {"architecture": "resnet50", "pretrained_cfg": TIMM | IMAGENET}, ""),
         (ssd, 34, resnets.HUGGING_FACE, {"model_type": "resnet"}, ""),
         (mask_rcnn, 50, resnets.HUGGING_FACE, {"model_type": "resnet"}, ""),
-        (ssd, 18, None, {}, "is a ResNet-18, whose stages have .* give a ResNet-34"),
+        (ssd, 18, None, {}, "is a ResNet-18, whose stages have .* give a ResNet-34$"),
+        (SMALL_SSD, 50, None, {}, "is a ResNet-50, whose .* give a ResNet-10 or -18 or -34$"),
         (mask_rcnn, 50, resnets.HUGGING_FACE, V1, "resnet_version='1', which is no backbone"),
     ],
 )
@@ -211,6 +214,38 @@ def test_a_file_of_a_resnet_is_a_backbone(
     taken, _ = detector.adopt(*ours, {"params": loaded.params, "model_state": loaded.model_state})
     kernel = taken["backbone"]["stage2_block1"]["conv_proj"]["kernel"]
     np.testing.assert_array_equal(kernel, params["stage2_block1"]["conv_proj"]["kernel"])
+
+
+BASIC = {"resnet_stages": (2, 2, 2), "num_filters": 4}
+ALL = {"resnet_stages": (2, 2, 2, 2), "num_filters": 4, "resnet_bottleneck": False}
+
+
+@pytest.mark.parametrize(
+    ("recipes", "name", "depth", "sizes"),
+    [
+        (small, "ssd", 18, BASIC),
+        (finetune, "ssd", 18, BASIC),
+        (finetune, "mask_rcnn", 18, ALL),
+        (small, "mask_rcnn", 50, {"resnet_stages": (3, 4, 6), "resnet_bottleneck": True}),
+    ],
+)
+def test_the_backbone_follows_a_resnet(recipes, name, depth, sizes, tmp_path):
+    """Sizes that the user types stay, and then the arrays do not fit."""
+    path, params = resnet(tmp_path, depth)
+    config = recipes.get_config(name)
+    benchmarks.settle_config(config, path, (), whole=False)
+    assert {key: config[key] for key in sizes} == sizes
+    detector: Any = benchmarks.load(config, "")
+    loaded = detector.uses.read_foreign(path)
+    loaded = {"params": loaded.params, "model_state": loaded.model_state}
+    taken = detector.adopt(*jax.eval_shape(detector.init, jax.random.key(0)), loaded)[0]
+    kernel = taken["backbone"]["stage3_block2"]["conv1"]["kernel"]
+    np.testing.assert_array_equal(kernel, params["stage3_block2"]["conv1"]["kernel"])
+
+    config.num_filters = 8
+    detector = benchmarks.load(config, "")
+    with pytest.raises(CheckpointError, match=r"has the shape .*, the backbone needs [^\n]*$"):
+        detector.adopt(*jax.eval_shape(detector.init, jax.random.key(0)), loaded)
 
 
 def test_files_that_a_detector_cannot_take(masks, tmp_path):

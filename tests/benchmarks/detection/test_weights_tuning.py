@@ -1,6 +1,7 @@
 """Detectors of other libraries from their file to scores: imported, evaluated, fine-tuned."""
 
 import json
+import types
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from benchmarks.detection.ssd import weights as reference
 from commands import evaluating, importing
 from common.errors import ConfigError
 from common.trees import Parts, by_name
-from configs import finetune_mask_rcnn, finetune_ssd, mask_rcnn, ssd
+from configs import finetune, mask_rcnn, ssd
 from engine import model_source
 from engine import weights as saved
 from engine.run import make_plan, read_settings
@@ -141,7 +142,9 @@ def test_a_file_is_fine_tuned(case, request, tmp_path):
     assert not adopted.new and not adopted.left
 
 
-RECIPES = {"ssd": finetune_ssd, "mask_rcnn": finetune_mask_rcnn}
+RECIPES = {
+    name: types.SimpleNamespace(get_config=finetune.RECIPES[name]) for name in ("ssd", "mask_rcnn")
+}
 tuned = pytest.mark.parametrize(
     ("case", "recipe"), [*zip(CASES, RECIPES.values(), strict=True)], ids=RECIPES
 )

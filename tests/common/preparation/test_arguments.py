@@ -46,11 +46,11 @@ CASES = {
     "32 pixels": ("imagenet", lambda f: photos(f, 25, (32, 32)), "finetune", RESNET, 8, 64),
     "160 pixels": ("imagenet", lambda f: photos(f, 9, (160, 161)), "finetune", RESNET, 8, 160),
     "boxes": (
-        *("coco", coco_flags, "finetune_ssd"),
+        *("coco", coco_flags, "finetune.py:ssd"),
         *(foreign.RESNET.format(depth=34), 8, 300),
     ),
     "masks": (
-        *("coco", lambda f: coco_flags(f, "--masks"), "finetune_mask_rcnn"),
+        *("coco", lambda f: coco_flags(f, "--masks"), "finetune.py:mask_rcnn"),
         *(foreign.MASK_RCNN, 8, None),
     ),
     "digits": ("digits", lambda f: [], "digits", "", 64, 32),
@@ -73,7 +73,8 @@ def test_the_command_fits_the_data(case, tmp_path, monkeypatch):
     out = tmp_path / "it's my data"
     line = prepare.make(name, [*flags(tmp_path / "raw"), f"--out={out}"])
     words, config = typed(line, monkeypatch)
-    assert f"--config=configs/{recipe}.py" in words and f"--workdir=runs/{out.name}" in words
+    assert f"--config=configs/{recipe if '.py:' in recipe else f'{recipe}.py'}" in words
+    assert f"--workdir=runs/{out.name}" in words
     assert (config.data_dir, config.init_from) == (str(out), model)
     assert (config.train_batch_size, config.get("image_size")) == (batch, size)
     benchmark = read_settings(config.lock(), str(tmp_path)).load_benchmark(str(tmp_path))
@@ -116,7 +117,7 @@ def test_photos_without_weights_have_a_command(examples, monkeypatch):
 @pytest.mark.parametrize("examples", [60, 292, 2_000, 19_999, 20_000, 99_999])
 def test_detectors_have_commands_for_any_size(examples, masks, monkeypatch):
     recipe, flags = coco.small_data(examples, masks)
-    assert recipe.startswith("finetune_") == (examples < 20_000)
+    assert recipe.startswith("finetune.py:") == (examples < 20_000)
     check_plan(typed(arguments.train_command(recipe, "x", *flags), monkeypatch)[1], examples)
 
 

@@ -1,4 +1,4 @@
-"""configs/finetune_transformer.py: other text with the same vocabulary."""
+"""configs/finetune.py:transformer: other text with the same vocabulary."""
 
 import pathlib
 import shutil
@@ -13,7 +13,7 @@ import train
 from commands import importing
 from common.errors import ConfigError, UserError
 from common.trees import by_name
-from configs import finetune_transformer, transformer
+from configs import finetune, transformer
 from engine import model_source
 from engine.run import read_settings
 from tests.benchmarks.translation import sentences_fixture
@@ -23,7 +23,7 @@ SIZES = {"num_layers": 1, "width": 8, "mlp_width": 16, "num_heads": 2}
 
 def trained(recipe, data_dir, workdir, **values) -> list[str]:
     """Trains 2 steps; returns what is said about the config."""
-    config: Any = recipe.get_config()
+    config: Any = recipe()
     config.update({"data_dir": str(data_dir), "row_length": sentences_fixture.LENGTH})
     config.update({"eval_lengths": (16,), "train_batch_size": 8, "eval_batch_size": 8})
     config.update({"precision": "float32", "input_streams": 2, "compilation_cache": ""})
@@ -38,7 +38,7 @@ def trained(recipe, data_dir, workdir, **values) -> list[str]:
 def model(tiny_sentences, tmp_path_factory):
     """A workdir."""
     workdir = tmp_path_factory.mktemp("model") / "run"
-    trained(transformer, tiny_sentences, workdir, **SIZES)
+    trained(transformer.get_config, tiny_sentences, workdir, **SIZES)
     return workdir
 
 
@@ -47,7 +47,7 @@ def test_a_model_is_fine_tuned(model, tiny_sentences, tmp_path):
     """On another pair: the vocabulary is the same, the records and references are not."""
     data = shutil.copytree(tiny_sentences, tmp_path / "data")
     (data / "references.txt").write_text("another language\n" * 23)
-    notes = trained(finetune_transformer, data, tmp_path / "run", init_from=str(model))
+    notes = trained(finetune.RECIPES["transformer"], data, tmp_path / "run", init_from=str(model))
     assert {f"config.{key}" for key in SIZES} == {note.partition("=")[0] for note in notes}
     rows = (tmp_path / "run" / "init_from.txt").read_text().splitlines()
     assert rows and {row.partition("\t")[0] for row in rows} == {"taken"}
@@ -64,10 +64,10 @@ def test_another_vocabulary_is_refused(change, model, tiny_sentences, tmp_path):
     lines[2:4] = lines[3:1:-1] if change == "order" else [*lines[2:4], "'longer'"]
     (data / "vocab.toy.subwords").write_text("\n".join([*lines, ""]))
     with pytest.raises(UserError, match="was trained on other data: vocabulary"):
-        trained(finetune_transformer, data, tmp_path / "run", init_from=str(model))
+        trained(finetune.RECIPES["transformer"], data, tmp_path / "run", init_from=str(model))
 
 
 def test_a_model_must_be_named():
-    config = finetune_transformer.get_config().lock()
+    config = finetune.get_config("transformer").lock()
     with pytest.raises(ConfigError, match=r"config.init_from names no model: give [^\n]*$"):
         benchmarks.load(config, "").check_random_start(1)
