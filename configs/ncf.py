@@ -28,7 +28,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.num_items = 0
     config.num_ratings = 0
     config.train_negatives = 4  # for each positive; others in each epoch
-    config.eval_negatives = 999  # that each user's latest item is ranked among
+    # Which item of each user is held out and ranked: 'latest', or 'random' (drawn with the seed).
+    config.eval_holdout = "latest"
+    config.eval_negatives = 999  # that the held-out item is ranked among
 
     # Model.
     config.gmf_dim = 64

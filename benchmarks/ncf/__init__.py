@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,7 @@ class Settings:
     gmf_dim: Annotated[int, "[1, 65536]"]
     mlp_layers: Annotated[tuple[Annotated[int, "[1, 65536]"], ...], "[1, 100]"]
     target: Share
+    eval_holdout: Literal["latest", "random"] = "latest"  # older checkpoints lack it
 
 
 def make(config: Any, cache_dir: str) -> Ncf:
@@ -98,7 +99,8 @@ class Ncf(Benchmark):
         """Who rated what; DataError if the ratings are not those that the config declares."""
         settings = self.settings
         cache = f"{self._cache_dir}/interactions" if self._cache_dir else ""
-        data = load_interactions(settings.data_dir, settings.min_ratings, cache)
+        seed = settings.seed if settings.eval_holdout == "random" else None
+        data = load_interactions(settings.data_dir, settings.min_ratings, cache, seed)
         sizes = _sizes(data)
         for key, size in sizes.items():
             if getattr(settings, key) not in (0, size):

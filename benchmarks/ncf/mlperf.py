@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.mlperf import Entry, Facts, Run, check_optimizer
 from benchmarks.ncf.ratings import ML_20M, TARGET
+from common.errors import ConfigError
 
 ENTRY = Entry(
     name="ncf",
@@ -32,10 +33,12 @@ def facts(run: Run) -> Facts:
     """What the log of a run says about NCF.
 
     Raises:
-      ConfigError: the optimizer is not MLPerf's.
+      ConfigError: the optimizer or the held-out items are not MLPerf's.
     """
     recipe = run.recipe
     check_optimizer(run, "NCF", "adam")
+    if (held_out := recipe.get("eval_holdout", "latest")) != "latest":
+        raise ConfigError(f"config.eval_holdout={held_out!r}: MLPerf's NCF has 'latest' only")
     values: dict[str, Any] = {
         "input_batch_size": recipe["train_batch_size"],
         "preproc_hp_min_ratings": recipe["min_ratings"],

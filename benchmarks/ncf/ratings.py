@@ -1,7 +1,7 @@
 """Ratings: reads them, and indexes who rated what.
 
 The files are MovieLens' CSV, DAT and zip files, u.data, and what MLPerf's convert.py makes. The
-index has each user's items to train on, and the latest one, held out for evaluation.
+index has each user's items to train on, and one item held out for evaluation.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pyarrow import csv
 
 from common import console, limits
 from common.data import caches, files
+from common.data.order import hash64
 from common.data.shards import tensorflow
 from common.errors import DataError, one_line
 
@@ -42,6 +43,7 @@ FILES = (
 # user, item and a 1 in a row, without a header or a time.
 _CONVERTED = ("train-ratings.csv", "test-ratings.csv")
 _VERSION = 1  # raise it when `index_ratings` makes other arrays from the same file
+_HOLD_OUT = 14  # hashed with the seed; see input_pipeline.py for the other draws
 _BLOCK = 4 << 20  # bytes that are parsed at a time
 _DAT = "UserID::MovieID::Rating::Timestamp"  # the columns of ml-1m, whose file has no header
 # The columns that are read, as MovieLens or MLPerf's load.py calls them.
@@ -195,7 +197,7 @@ class Interactions:
     Attributes:
       starts: int64[users + 1]; user u trains on items[starts[u]:starts[u + 1]].
       items: int32[positives], rising within each user.
-      held_out: int32[users]: each user's latest item, which is not among `items`.
+      held_out: int32[users]: one item of each user, which is not among `items`.
       user_ids: uint32[users], as in the file.
       item_ids: uint32[items], as in the file.
     """
@@ -239,16 +241,19 @@ class Interactions:
         return sum(array.nbytes for array in vars(self).values())
 
 
-def load_interactions(data_dir: str, min_ratings: int, cache: str) -> Interactions:
+def load_interactions(
+    data_dir: str, min_ratings: int, cache: str, seed: int | None = None
+) -> Interactions:
     """Indexes the ratings in a folder, or takes the index from `cache` if nothing has changed.
 
-    The name of the file, its size, its time of modification (in seconds) and `min_ratings` decide
-    whether the cache is used.
+    The name of the file, its size, its time of modification (in seconds), `min_ratings` and `seed`
+    decide whether the cache is used.
 
     Args:
       data_dir: folder or file, see `locate`.
       min_ratings: users with fewer ratings are left out.
       cache: the file that keeps the index, local or gs://; "" for none.
+      seed: None: each user's latest item is held out; otherwise one drawn with this seed.
 
     Raises:
       DataError: there are no ratings, or they cannot be used.
@@ -257,13 +262,16 @@ def load_interactions(data_dir: str, min_ratings: int, cache: str) -> Interactio
     (_, size, modified), *others = caches.file_stamps(parts(path))
     facts = {"file": path, "bytes": size, "modified": modified}
     facts |= {"others": others} if others else {}
+    facts |= {} if seed is None else {"seed": seed}
     key = json.dumps(facts | {"min_ratings": min_ratings, "version": _VERSION})
     return caches.cached_arrays(
-        Interactions, cache, key, lambda: index_ratings(read(path), min_ratings, path)
+        Interactions, cache, key, lambda: index_ratings(read(path), min_ratings, path, seed)
     )
 
 
-def index_ratings(raw: Ratings, min_ratings: int, path: str) -> Interactions:
+def index_ratings(
+    raw: Ratings, min_ratings: int, path: str, seed: int | None = None
+) -> Interactions:
     """Indexes ratings: see `load_interactions`. The order of the rows does not matter.
 
     A user's repeated rating of an item counts once, with its latest time. If a user's last ratings
@@ -273,6 +281,7 @@ def index_ratings(raw: Ratings, min_ratings: int, path: str) -> Interactions:
       raw: the ratings.
       min_ratings: users with fewer ratings are left out.
       path: the file, for messages.
+      seed: None: each user's latest item is held out; otherwise each of them is equally likely.
 
     Raises:
       DataError: no user has enough ratings, or one has rated every item.
@@ -300,6 +309,8 @@ def index_ratings(raw: Ratings, min_ratings: int, path: str) -> Interactions:
             "so no item is left as a negative example: use a larger data set"
         )
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+    if seed is not None:  # of ids, so that ratings of other users change no draw
+        times = hash64(seed, _HOLD_OUT, np.repeat(user_ids, counts), item_ids[items])
     is_latest = np.repeat(np.maximum.reduceat(times, starts[:-1]), counts) == times
     rows = np.where(is_latest, np.arange(len(times)), -1)
     latest = np.maximum.reduceat(rows, starts[:-1])

@@ -189,6 +189,7 @@ def test_sizes_are_as_declared_or_ml_20ms():
         ({"mlp_layers": (7, 6, 2)}, "config.mlp_layers=(7, 6, 2): the first width must be even"),
         ({"num_users": 9, "num_items": 9, "num_ratings": 9}, "config.num_ratings=9: must be more"),
         ({"num_users": 5}, "config.num_users=5, config.num_items=0"),
+        ({"eval_holdout": "newest"}, "config.eval_holdout='newest': must be one of 'latest', 'ran"),
     ],
 )
 def test_values_that_cannot_work_are_refused(overrides, says):
@@ -241,6 +242,7 @@ V05 = {"format": "v0.5"}
     [
         ({"mlperf": {"format": "mllog"}}, r"format='mllog'.*'v0\.5'"),
         ({"optimizer": "sgd"}, r"optimizer='sgd'"),
+        ({"eval_holdout": "random"}, r"eval_holdout='random'.*'latest'"),
     ],
 )
 def test_logs_that_mlperf_has_not(overrides, words, tmp_path, clock):

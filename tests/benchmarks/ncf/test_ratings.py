@@ -44,8 +44,8 @@ def write(folder, name, text):
     return path
 
 
-def load(folder, min_ratings=2, cache=""):
-    return ratings.load_interactions(str(folder), min_ratings, cache)
+def load(folder, min_ratings=2, cache="", seed=None):
+    return ratings.load_interactions(str(folder), min_ratings, cache, seed)
 
 
 def reference(rows, min_ratings):
@@ -179,6 +179,51 @@ def test_users_with_few_ratings_are_left_out_and_read_calls(tmp_path, caplog):
         assert_index(load(tmp_path, 20), rows, 20)
     (message,) = caplog.messages
     assert message.startswith(f"{len(few)} of {len(users)} users") and "fewer than 20" in message
+
+
+# --- A random item is held out.
+
+
+def draw(*words):
+    """The chain of splitmix64 in Python's integers."""
+    mixed, mask = 0, 2**64 - 1
+    for word in words:
+        z = ((mixed ^ word) + 0x9E3779B97F4A7C15) & mask
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        mixed = z ^ (z >> 31)
+    return mixed
+
+
+def with_draws(rows, seed):
+    """`rows` with a time that makes the item with the user's largest draw the latest one."""
+    return [(u, i, s, draw(seed, ratings._HOLD_OUT, u, i)) for u, i, s, _ in rows]
+
+
+@pytest.mark.parametrize("seed", [0, 2**32 - 1])
+def test_a_random_item_is_held_out(seed, tmp_path, read_calls):
+    """It depends on the seed, the user and the user's items, not on times, order or other users."""
+    rows, cache = make_rows(), str(tmp_path / "cache")
+    write(tmp_path, "ratings.csv", csv(rows))
+    assert_index(load(tmp_path, cache=cache), rows)
+    for _ in range(2):
+        assert_index(load(tmp_path, cache=cache, seed=seed), with_draws(rows, seed))
+    assert len(read_calls) == 2  # the cache of the latest items does not count
+    assert_index(load(tmp_path, 20, seed=seed), with_draws(rows, seed), 20)
+    fewer = [(u, i, s, 9) for u, i, s, _ in rows[::-1] if u != rows[0][0]]
+    write(tmp_path, "ratings.csv", csv(fewer))
+    assert_index(load(tmp_path, seed=seed), with_draws(fewer, seed))
+
+
+def test_each_item_is_equally_likely_to_be_held_out():
+    users, items = (x.ravel().astype(np.uint32) for x in np.indices((40, 8)))
+    items += users % 3  # so that nobody has rated all
+    raw = ratings.Ratings(users, items, items)
+    drawn = [ratings.index_ratings(raw, 2, "", seed).held_out for seed in range(250)]
+    counts = np.bincount((drawn - np.arange(40) % 3).ravel(), minlength=8)
+    assert ((counts - 1250) ** 2 / 1250).sum() < 7 + 5 * 14**0.5  # chi-squared of 7 degrees
+    repeats = np.mean([a == b for a, b in zip(drawn, drawn[1:], strict=False)])
+    assert repeats == pytest.approx(1 / 8, abs=0.02)
 
 
 # --- Mistakes.

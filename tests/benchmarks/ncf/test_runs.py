@@ -119,9 +119,10 @@ def settings(workdir, **overrides):
 
 
 @pytest.mark.long
-def test_a_run_resumes_bit_for_bit(tiny_ratings, tmp_path, caplog):
+@pytest.mark.parametrize("held_out", ["latest", "random"])
+def test_a_run_resumes_bit_for_bit(held_out, tiny_ratings, tmp_path, caplog):
     at_once, in_parts = tmp_path / "at_once", tmp_path / "in_parts"
-    keys = {"data_dir": tiny_ratings, "stop_at_target": False}
+    keys = {"data_dir": tiny_ratings, "stop_at_target": False, "eval_holdout": held_out}
     with caplog.at_level("INFO", logger="tpu_suite"):
         train.train_and_evaluate(settings(at_once, **keys))
         assert "1 of 24 users" in caplog.text and "fewer than 2 ratings" in caplog.text

@@ -27,10 +27,11 @@ USERS, ITEMS = [7 * i + 1 for i in range(23)], [10 * i + 5 for i in range(12)]  
 
 
 @pytest.fixture
-def model(tiny_ratings, opens):
+def model(tiny_ratings, opens, request):
     """(benchmark, parameters) of an NCF, which predict.py opens."""
     config = ncf.get_config()
     config.update({"data_dir": tiny_ratings, "min_ratings": 2, "eval_negatives": 10})
+    config.eval_holdout = getattr(request, "param", "latest")
     config.update({"gmf_dim": 3, "mlp_layers": (4, 6, 2), "compilation_cache": ""})
     values = config.to_dict()
     benchmark: Any = benchmarks.load(ml_collections.ConfigDict(values).lock(), "")
@@ -44,6 +45,7 @@ def rated(user: int) -> set[int]:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("model", ["latest", "random"], indirect=True)
 def test_the_scores_are_those_of_evaluation(call, model):
     """And so are the hits; all items but the user's own are listed, the best first."""
     benchmark, params = model
