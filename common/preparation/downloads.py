@@ -17,25 +17,15 @@ from common.errors import DataError, one_line
 
 
 class PublicSet(NamedTuple):
-    """A data set that its publisher lets everyone download.
-
-    Attributes:
-      about: what it is, in a few words.
-      licence: what it may be used for.
-      megabytes: to download.
-      address: the folder of its files.
-      files: the digest of each by its name; of a .gz that of its content.
-      flags: how `python -m scripts.prepare` is to read it.
-      made: the argument of scripts/quickstart.sh that trains the like on made-up data.
-    """
+    """A data set that its publisher lets everyone download."""
 
     about: str
     licence: str
     megabytes: float
-    address: str
-    files: Mapping[str, str]
-    flags: tuple[str, ...] = ()
-    made: str = ""
+    address: str  # the folder of its files
+    files: Mapping[str, str]  # the SHA-256 of each; of a .gz that of its content
+    made: str = ""  # the argument of scripts/quickstart.sh that trains the like on made-up data
+    flags: tuple[str, ...] = ()  # for `python -m scripts.prepare`
 
 
 _MOVIELENS = "https://files.grouplens.org/datasets/movielens"
@@ -47,7 +37,7 @@ SETS = {
         "none of its own; captions of Flickr30k are for research and teaching, not for revenue",
         1.3,
         "https://raw.githubusercontent.com/multi30k/dataset/"
-        "a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw",
+        "c40b37b23d6387214f8ab37335b5a8672b9745f2/data/task1/raw",
         {
             "train.de.gz": "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72",
             "train.en.gz": "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
@@ -60,8 +50,8 @@ SETS = {
                 "399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182"
             ),
         },
-        ("--source_language=de",),  # the direction that others report
         "transformer",
+        ("--source_language=de",),  # the direction that others report
     ),
     "ml-100k": PublicSet(
         "100,000 ratings of films",
@@ -69,7 +59,7 @@ SETS = {
         4.9,
         _MOVIELENS,
         {"ml-100k.zip": "50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229"},
-        made="ncf",
+        "ncf",
     ),
     "ml-latest-small": PublicSet(
         "100,836 ratings of films, as of 2018",
@@ -77,7 +67,7 @@ SETS = {
         1.0,
         _MOVIELENS,
         {"ml-latest-small.zip": "696d65a3dfceac7c45750ad32df2c259311949efec81f0f144fdfb91ebc9e436"},
-        made="ncf",
+        "ncf",
     ),
     "flower_photos": PublicSet(
         "3,670 photos of five kinds of flowers",
@@ -100,12 +90,14 @@ def get(name: str) -> str:
     one = SETS[name]
     folder = f"data/raw/{name}" if len(one.files) > 1 else "data/raw"
     paths = [f"{folder}/{file.removesuffix('.gz')}" for file in one.files]
-    print(f"{name}: {one.about}; licence: {one.licence}; {one.megabytes} MB from {one.address}")
+    about = f"{name}: {one.about}; licence: {one.licence}; {one.megabytes} MB from {one.address}"
+    print(about, flush=True)
     os.makedirs(folder, exist_ok=True)
     for file, path in zip(one.files, paths, strict=True):
-        packed = pathlib.Path(folder, file).absolute()
-        is_packed = packed != pathlib.Path(path).absolute() and packed.exists()
-        address = packed.as_uri() if is_packed else f"{one.address}/{file}"
+        address, packed = f"{one.address}/{file}", pathlib.Path(folder, file).absolute()
+        is_packed = file.endswith(".gz") and packed.exists()
+        if is_packed:
+            address = packed.as_uri()
         try:
             fetch(address, path, one.files[file])
         except ValueError as error:

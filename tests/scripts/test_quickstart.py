@@ -76,10 +76,7 @@ def test_the_last_lines_are_commands_with_the_paths_of_the_run(name, tmp_path):
     assert "--mode=export" in ours[2]
     if name in ("translate", "recommend", "flowers"):
         words = before.splitlines()
-        start = words.index("--config=configs/small.py:x")
-        assert "--config.train_steps=20 epochs" in words[start:]
-        assert "--config.train_steps=20 epochs" in commands[-2] and "configs/small.py:x" in str(
-            commands[-2]
-        )
-        tested = any("test_2016_flickr.de" in word for word in words)
-        assert tested == (name == "translate")
+        assert "--config.train_steps=20 epochs" in words and "--config=configs/small.py:x" in words
+        assert "--config.train_steps=20 epochs" in commands[-2]
+        is_tested = any("test_2016_flickr.de" in word for word in words)
+        assert is_tested == (name == "translate")

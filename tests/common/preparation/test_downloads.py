@@ -36,8 +36,8 @@ def asked(tmp_path, monkeypatch):
         (web / name).write_bytes(gzip.compress(text))
     (web / "ratings.zip").write_bytes(b"PK")
     rest = "captions", "for research", 1.3, f"http://127.0.0.1:{server.server_port}"
-    pairs = downloads.PublicSet(*rest, {name: digest(text) for name, text in TEXTS.items()}, ())
-    ratings = downloads.PublicSet(*rest, {"ratings.zip": digest(b"PK")}, (), "ncf")
+    pairs = downloads.PublicSet(*rest, {name: digest(text) for name, text in TEXTS.items()})
+    ratings = downloads.PublicSet(*rest, {"ratings.zip": digest(b"PK")}, "ncf")
     monkeypatch.setattr(downloads, "SETS", {"pairs": pairs, "ratings": ratings})
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     monkeypatch.chdir(tmp_path)
