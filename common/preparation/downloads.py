@@ -11,7 +11,7 @@ import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from common.errors import DataError, one_line
 
@@ -156,6 +156,9 @@ def _download(address: str, path: str) -> None:
         ) as body,
         open(path, "wb") as file,
     ):
-        shutil.copyfileobj(gzip.GzipFile(fileobj=body) if address.endswith(".gz") else body, file)
+        source: Any = body
+        if address.endswith(".gz"):
+            source = gzip.GzipFile(fileobj=source)
+        shutil.copyfileobj(source, file)
         if left := getattr(answer, "length", None):
             raise OSError(f"the connection ended {left:,} bytes too early")
