@@ -1,6 +1,7 @@
 """Makes the data of a benchmark: `python -m scripts.prepare PATH` of what lies there.
 
-`python -m scripts.prepare NAME` runs one preparation; without arguments both are listed.
+`python -m scripts.prepare NAME` runs one preparation, `python -m scripts.prepare download NAME`
+brings a public data set first; without arguments all are listed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from common.data import files
 from common.data.shards import tensorflow
 from common.errors import UserError, one_line
 from common.images import photos
-from common.preparation import archives, arguments
+from common.preparation import archives, arguments, downloads
 from common.preparation.folders import Folder, Reading
 from common.preparation.sources import SUFFIXES, SourceError
 from common.preparation.writing import State
@@ -156,6 +157,19 @@ def prepare_path(argv: Sequence[str]) -> None:
     print(f"with: {_COMMAND} {shlex.join([reading.name, *flags])}", flush=True)
     if not args.dry_run:
         _finish(_module(reading.name).prepare(parsed), out, args)
+
+
+def download(argv: Sequence[str]) -> None:
+    """Downloads a public data set, and prepares it as `prepare_path` does."""
+    parser = console.Parser(
+        prog=f"{_COMMAND} download",
+        description="Downloads a public data set to data/raw, checks it, and prepares it. Other "
+        "arguments are those of a path.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("name", choices=downloads.SETS, help=f"one of {', '.join(downloads.SETS)}")
+    args, rest = parser.parse_known_args(argv)
+    prepare_path([downloads.get(args.name), *downloads.SETS[args.name].flags, *rest])
 
 
 def stem(path: str, is_file: bool) -> str:
@@ -338,6 +352,7 @@ def main(argv: Sequence[str]) -> None:
     if name in ("", "-h", "--help"):
         width = max(map(len, PREPARATIONS))
         print(f"usage: {_COMMAND} PATH [arguments]   makes records of a folder, file or archive")
+        print(f"or:    {_COMMAND} download {'|'.join(downloads.SETS)}")
         print(f"or:    {_COMMAND} NAME [arguments]   makes one of these:\n")
         for each, (_, text) in PREPARATIONS.items():
             print(f"  {each:<{width}}  {text}")
@@ -349,6 +364,8 @@ def main(argv: Sequence[str]) -> None:
     entry.output_only_shows()
     if name in PREPARATIONS:
         run(name, rest)
+    elif name == "download":
+        _run("prepare download", lambda: download(rest))
     else:
         _run("prepare", lambda: prepare_path(argv))
 

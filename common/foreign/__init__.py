@@ -13,17 +13,14 @@ Nothing in them runs. `find` says which file a path means, and `fetch` downloads
 from __future__ import annotations
 
 import functools
-import hashlib
-import os
 import pathlib
 import re
-import urllib.error
-import urllib.request
 
 from etils import epath
 
 from common.errors import ConfigError, DataError, one_line
 from common.foreign import tf_checkpoints
+from common.preparation import downloads
 
 # Published weights that messages and the preparations name; docs/models.md has more.
 RESNET = "hf-hub:timm/resnet{depth}.a1_in1k"  # of depth 18, 34, 50, 101 or 152
@@ -96,8 +93,6 @@ def fetch(name: str, source: str = "") -> tuple[str, str]:
     try:
         return download()
     except Exception as error:  # of the network, the disk, huggingface_hub
-        if isinstance(error, urllib.error.HTTPError):
-            error.close()
         reason = " ".join(str(error).split()) or type(error).__name__
         fix = f"; or `{command}` on another machine, copy that here and give its path"
         fix = "" if isinstance(error, ValueError) else fix  # else perhaps there is no network
@@ -121,15 +116,5 @@ def _of_server(address: str, name: str, digits: str) -> tuple[str, str]:
     import huggingface_hub as hub
 
     path = hub.cached_assets_path("tpu_suite", "weights") / name
-    if not path.exists():
-        with (
-            urllib.request.urlopen(address, timeout=60) as answer,
-            hub.utils.tqdm.wrapattr(answer, "read", answer.length, desc=name) as body,
-        ):
-            data = b"".join(iter(lambda: body.read(1 << 20), b""))
-        if not hashlib.sha256(data).hexdigest().startswith(digits):
-            raise ValueError("what came has another SHA-256 than its name says")
-        part = path.with_name(f"{name}.{os.getpid()}")
-        part.write_bytes(data)
-        part.rename(path)
+    downloads.fetch(address, str(path), digits)
     return address, str(path)

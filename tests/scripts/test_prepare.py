@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.ncf.preparation import interactions
 from common.data import files
-from common.preparation import folders
+from common.preparation import downloads, folders
 from scripts import prepare
 from tests.test_main import ROOT
 
@@ -52,11 +52,28 @@ def test_an_interruption_has_its_exit_code(monkeypatch, capsys):
     assert capsys.readouterr().err == "prepare digits: stopped; the same command continues\n"
 
 
+def test_a_public_set_is_prepared_as_a_path(monkeypatch, tmp_path, capsys):
+    """With the flags of the set, then those that were typed."""
+    for language, text in (("de", "Ein Hund.\n" * 20), ("en", "A dog.\n" * 20)):
+        (tmp_path / f"train.{language}").write_text(text)
+    monkeypatch.setattr(downloads, "get", lambda name: str(tmp_path))
+    prepare.main(["download", "multi30k", "--dry_run", f"--out={tmp_path}/../out", "--seed=7"])
+    (line,) = re.findall("^with: (.*)", capsys.readouterr().out, re.MULTILINE)
+    assert "--source_language=de --seed=7 " in line and f"--train_source={tmp_path}/train." in line
+
+
+def test_an_unknown_public_set_is_refused_with_the_names(capsys):
+    with pytest.raises(SystemExit) as leaving:
+        prepare.main(["download", "wmt"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert leaving.value.code == 2 and all(name in line for name in ("wmt", *downloads.SETS))
+
+
 def test_the_pages_name_commands_of_today():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     text = "\n".join(page.read_text() for page in pages)
     names = set(re.findall(r"scripts\.prepare (\w+)\b(?![/.])", text))
-    assert names - {"NAME", "PATH", "DIR"} <= prepare.PREPARATIONS.keys()
+    assert names - {"NAME", "PATH", "DIR", "download"} <= prepare.PREPARATIONS.keys()
 
 
 # --- A path. The two preparations here read files by their endings only.

@@ -1,0 +1,164 @@
+"""Public data sets by name: from their publishers' addresses, each file checked by its SHA-256."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import pathlib
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from common.errors import DataError, one_line
+
+
+class PublicSet(NamedTuple):
+    """A data set that its publisher lets everyone download."""
+
+    about: str
+    licence: str
+    megabytes: float
+    address: str  # the folder of its files
+    files: Mapping[str, str]  # the SHA-256 of each; of a .gz that of its content
+    made: str = ""  # the argument of scripts/quickstart.sh that trains the like on made-up data
+    flags: tuple[str, ...] = ()  # for `python -m scripts.prepare`
+
+
+_MOVIELENS = "https://files.grouplens.org/datasets/movielens"
+_GROUPLENS = "GroupLens', for research, not for revenue (its README)"
+# Sizes and digests of the archives: TensorFlow Datasets' checksums of them.
+SETS = {
+    "multi30k": PublicSet(
+        "29,000 captions of photos in German and English",
+        "none of its own; captions of Flickr30k are for research and teaching, not for revenue",
+        1.3,
+        "https://raw.githubusercontent.com/multi30k/dataset/"
+        "c40b37b23d6387214f8ab37335b5a8672b9745f2/data/task1/raw",
+        {
+            "train.de.gz": "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72",
+            "train.en.gz": "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
+            "val.de.gz": "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660",
+            "val.en.gz": "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227",
+            "test_2016_flickr.de.gz": (
+                "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16"
+            ),
+            "test_2016_flickr.en.gz": (
+                "399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182"
+            ),
+        },
+        "transformer",
+        ("--source_language=de",),  # the direction that others report
+    ),
+    "ml-100k": PublicSet(
+        "100,000 ratings of films",
+        _GROUPLENS,
+        4.9,
+        _MOVIELENS,
+        {"ml-100k.zip": "50d2a982c66986937beb9ffb3aa76efe955bf3d5c6b761f4e3a7cd717c6a3229"},
+        "ncf",
+    ),
+    "ml-latest-small": PublicSet(
+        "100,836 ratings of films, as of 2018",
+        _GROUPLENS,
+        1.0,
+        _MOVIELENS,
+        {"ml-latest-small.zip": "696d65a3dfceac7c45750ad32df2c259311949efec81f0f144fdfb91ebc9e436"},
+        "ncf",
+    ),
+    "flower_photos": PublicSet(
+        "3,670 photos of five kinds of flowers",
+        "CC-BY, each photographer's: see LICENSE.txt in it",
+        229,
+        "https://storage.googleapis.com/download.tensorflow.org/example_images",
+        {"flower_photos.tgz": "4c54ace7911aaffe13a365c34f650e71dd5bf1be0a58b464e5a7183e3e595d9c"},
+    ),
+}
+
+
+def get(name: str) -> str:
+    """Downloads the files of a set that are not in data/raw; returns the file or folder there.
+
+    A .gz is stored unpacked, and one that somebody put there is unpacked, as gunzip does.
+
+    Raises:
+      DataError: a file cannot be downloaded, or is not the one that it should be.
+    """
+    one = SETS[name]
+    folder = f"data/raw/{name}" if len(one.files) > 1 else "data/raw"
+    paths = [f"{folder}/{file.removesuffix('.gz')}" for file in one.files]
+    about = f"{name}: {one.about}; licence: {one.licence}; {one.megabytes} MB from {one.address}"
+    print(about, flush=True)
+    os.makedirs(folder, exist_ok=True)
+    for file, path in zip(one.files, paths, strict=True):
+        address, packed = f"{one.address}/{file}", pathlib.Path(folder, file).absolute()
+        is_packed = file.endswith(".gz") and packed.exists()
+        if is_packed:
+            address = packed.as_uri()
+        try:
+            fetch(address, path, one.files[file])
+        except ValueError as error:
+            fix = f"damaged, or another version: get {one.address}/{file} again"
+            raise DataError(f"{error}: {fix}") from error
+        except Exception as error:  # of the network, the disk, an archive
+            every = f"{{{','.join(one.files)}}}" if len(paths) > 1 else file
+            made = f"bash scripts/quickstart.sh {one.made}".strip()
+            raise DataError(
+                f"{address} cannot be downloaded: {one_line(error)}; on another machine type `curl "
+                f"-O '{one.address}/{every}'`, and put what comes into {folder} here; `{made}` "
+                "needs no data"
+            ) from error
+        if is_packed:
+            packed.unlink()
+    return folder if len(paths) > 1 else paths[0]
+
+
+def fetch(address: str, path: str, digits: str) -> None:
+    """Downloads a file, a .gz unpacked, unless it is there; it has its name once it is complete.
+
+    Raises:
+      ValueError: it has another SHA-256 than one that begins with `digits`.
+      OSError, EOFError, zlib.error, http.client.HTTPException: the download failed.
+    """
+    if os.path.exists(path):
+        return _check(path, path, digits)
+    part = f"{path}.{os.getpid()}"
+    try:
+        _download(address, part)
+        _check(part, address, digits)
+        os.replace(part, path)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(part)
+
+
+def _check(path: str, source: str, digits: str) -> None:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if not digest.startswith(digits):
+        raise ValueError(f"{source} has another SHA-256, {digest}, than {digits}")
+
+
+def _download(address: str, path: str) -> None:
+    """Writes what an address answers, with a progress bar."""
+    from huggingface_hub.utils import tqdm
+
+    with (
+        urllib.request.urlopen(address, timeout=60) as answer,
+        tqdm.wrapattr(
+            answer, "read", getattr(answer, "length", None), desc=os.path.basename(address)
+        ) as body,
+        open(path, "wb") as file,
+    ):
+        source: Any = body
+        if address.endswith(".gz"):
+            source = gzip.GzipFile(fileobj=source)
+        shutil.copyfileobj(source, file)
+        if left := getattr(answer, "length", None):
+            raise OSError(f"the connection ended {left:,} bytes too early")
