@@ -34,8 +34,8 @@ _MOST_DOTS = 40  # evaluations that have a dot each
 
 def render(record: Record, examined: Examined, other: Record | None) -> str:
     """The HTML of the report; every text is escaped."""
-    targets = [target.metric for target in record.benchmark.targets]
-    charts = draw_charts(record, other, ["loss", *targets, "learning_rate"]).items()
+    names = ["loss", *(target.metric for target in record.benchmark.targets), "learning_rate"]
+    charts = {name: svg for name in names if (svg := _chart(record, other, name))}
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -50,7 +50,7 @@ def render(record: Record, examined: Examined, other: Record | None) -> str:
         other=other,
         verdict=_verdict(record, examined, other),
         notes=_notes(record, examined),
-        charts=[(_titled(metric), base64.b64encode(svg).decode()) for metric, svg in charts],
+        charts=[(_titled(name), base64.b64encode(svg).decode()) for name, svg in charts.items()],
         tables=[table for table in _tables(record, other) if table.rows or table.text],
         exhibits=_with_images(examined.exhibits),
         fault=examined.fault,
@@ -293,24 +293,16 @@ def _uses(record: Record) -> list[tuple[str, str]]:
 
 
 def pictures(record: Record, examined: Examined, other: Record | None) -> dict[str, bytes]:
-    """Files to show elsewhere, each below 100 kB: the curve of each score, the first detections."""
+    """Files to show elsewhere, about 30 to 80 kB each: curves of the scores, first detections."""
     scores = record.benchmark.headline(examined.scores) if examined.scores else {}
-    metrics = {"loss", *scores, *(target.metric for target in record.benchmark.targets)}
-    charts = draw_charts(record, other, sorted(metrics))
-    shown = {f"{metric}.svg": svg for metric, svg in charts.items()}
-    for exhibit in examined.exhibits:
-        if png := exhibit.files.get("detections.png"):
-            image, file = Image.open(io.BytesIO(png)), io.BytesIO()
-            image.thumbnail((1200, 1200))
-            image.save(file, "WEBP", quality=70)  # a tenth of the PNG's bytes
-            shown["detections.webp"] = file.getvalue()
+    names = {"loss", *scores, *(target.metric for target in record.benchmark.targets)}
+    shown = {f"{name}.svg": svg for name in names if (svg := _chart(record, other, name))}
+    for png in filter(None, (each.files.get("detections.png") for each in examined.exhibits)):
+        image, file = Image.open(io.BytesIO(png)), io.BytesIO()
+        image.thumbnail((1200, 1200))
+        image.save(file, "WEBP", quality=70)  # a tenth of the PNG's bytes
+        shown["detections.webp"] = file.getvalue()
     return shown
-
-
-def draw_charts(record: Record, other: Record | None, metrics: Sequence[str]) -> dict[str, bytes]:
-    """The SVG of each metric that has values; the lines of `other` are dotted."""
-    charts = {metric: _chart(record, other, metric) for metric in metrics}
-    return {metric: svg for metric, svg in charts.items() if svg}
 
 
 def _titled(metric: str) -> str:
@@ -320,7 +312,7 @@ def _titled(metric: str) -> str:
 
 
 def _chart(record: Record, other: Record | None, metric: str) -> bytes:
-    """The SVG of one metric over the epochs, or b""."""
+    """The SVG of one metric over the epochs, or b""; the lines of `other` are dotted."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 

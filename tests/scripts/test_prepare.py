@@ -56,7 +56,7 @@ def test_the_pages_name_commands_of_today():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     text = "\n".join(page.read_text() for page in pages)
     names = set(re.findall(r"scripts\.prepare (\w+)\b(?![/.])", text))
-    assert names - {"NAME", "PATH", "DIR"} <= prepare.PREPARATIONS.keys()
+    assert names - {"NAME", "PATH", "DIR", "download"} <= prepare.PREPARATIONS.keys()
 
 
 # --- A path. The two preparations here read files by their endings only.
