@@ -38,6 +38,7 @@ def report(settings: Settings, checkpoint: str, compared: str) -> None:
     examined, record = examine(settings, checkpoint), Record.read(settings)
     if jax.process_index() == 0:
         files = {name: data for shown in examined.exhibits for name, data in shown.files.items()}
+        files |= page.pictures(record, examined, other)
         html = page.render(record, examined, other).encode()
         folder = epath.Path(settings.workdir) / "report"
         with writing(folder):

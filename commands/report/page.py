@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jinja2
+from PIL import Image
 
 from benchmarks.uses import Exhibit, Picture
 from commands.report.record import Examined, Record
@@ -33,6 +34,8 @@ _MOST_DOTS = 40  # evaluations that have a dot each
 
 def render(record: Record, examined: Examined, other: Record | None) -> str:
     """The HTML of the report; every text is escaped."""
+    names = ["loss", *(target.metric for target in record.benchmark.targets), "learning_rate"]
+    charts = {name: svg for name in names if (svg := _chart(record, other, name))}
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -47,7 +50,7 @@ def render(record: Record, examined: Examined, other: Record | None) -> str:
         other=other,
         verdict=_verdict(record, examined, other),
         notes=_notes(record, examined),
-        charts=draw_charts(record, other),
+        charts=[(_titled(name), base64.b64encode(svg).decode()) for name, svg in charts.items()],
         tables=[table for table in _tables(record, other) if table.rows or table.text],
         exhibits=_with_images(examined.exhibits),
         fault=examined.fault,
@@ -289,18 +292,17 @@ def _uses(record: Record) -> list[tuple[str, str]]:
 # Charts.
 
 
-def draw_charts(record: Record, other: Record | None) -> list[tuple[str, str]]:
-    """(title, SVG as a data: URI) for the loss, each target's metric and the learning rate.
-
-    The lines of `other` are dotted. A metric without values has no chart.
-    """
-    targets = [target.metric for target in record.benchmark.targets]
-    charts = []
-    for metric in ("loss", *targets, "learning_rate"):
-        if svg := _chart(record, other, metric):
-            uri = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
-            charts.append((_titled(metric), uri))
-    return charts
+def pictures(record: Record, examined: Examined, other: Record | None) -> dict[str, bytes]:
+    """Files to show elsewhere, about 30 to 80 kB each: curves of the scores, first detections."""
+    scores = record.benchmark.headline(examined.scores) if examined.scores else {}
+    names = {"loss", *scores, *(target.metric for target in record.benchmark.targets)}
+    shown = {f"{name}.svg": svg for name in names if (svg := _chart(record, other, name))}
+    for png in filter(None, (each.files.get("detections.png") for each in examined.exhibits)):
+        image, file = Image.open(io.BytesIO(png)), io.BytesIO()
+        image.thumbnail((1200, 1200))
+        image.save(file, "WEBP", quality=70)  # a tenth of the PNG's bytes
+        shown["detections.webp"] = file.getvalue()
+    return shown
 
 
 def _titled(metric: str) -> str:
@@ -310,7 +312,7 @@ def _titled(metric: str) -> str:
 
 
 def _chart(record: Record, other: Record | None, metric: str) -> bytes:
-    """The SVG of one metric over the epochs, or b""."""
+    """The SVG of one metric over the epochs, or b""; the lines of `other` are dotted."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
@@ -326,6 +328,7 @@ def _chart(record: Record, other: Record | None, metric: str) -> bytes:
                 x, y = zip(*points[::-stride], strict=True)  # the last one always
                 dots = "o" if split == "eval" and len(points) <= _MOST_DOTS else ""
                 label = f"{name}, {run.name}" if run is other else name
+                label += f": {run.number(metric, y[0])} at the end" if split == "eval" else ""
                 style = {"linestyle": ":" if run is other else "-", "marker": dots, "markersize": 4}
                 axes.plot(x, y, color=colour, label=label.replace("$", r"\$"), **style)
     if not axes.lines:
@@ -340,7 +343,9 @@ def _chart(record: Record, other: Record | None, metric: str) -> bytes:
             axes.axhline(target.value, color=_GREEN, linestyle="--", label=text)
     if record.is_percent(metric):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlabel("epoch")
+    axes.set_ylabel(metric.replace("_", " "))
+    took = speed_rows(record).get("training", "")
+    axes.set_xlabel(f"epoch (trained for {took})" if took else "epoch")
     axes.set_xlim(left=0)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)

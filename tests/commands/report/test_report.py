@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from sklearn import metrics
 
 import train
@@ -78,7 +79,8 @@ def written(workdir):
     assert done.returncode == 0, done.stderr
     folder = pathlib.Path(workdir) / "report"
     assert f"report: {folder}/report.html (" in done.stdout and "Traceback" not in done.stderr
-    files = "  more files: confusion.csv, per_class.csv, predictions.csv\n"
+    files = "  more files: confusion.csv, loss.svg, per_class.csv, predictions.csv, "
+    files += "top_1_accuracy.svg, top_5_accuracy.svg\n"
     assert done.stdout.endswith(f" MB)\n{files}")
     return folder
 
@@ -227,6 +229,23 @@ def test_a_file_name_is_only_text(source, workdir):
     assert_harmless(page.render(record_of(workdir), Examined(12, 23, {}, shown), None))
 
 
+def test_pictures_to_show_elsewhere_are_small_and_say_what_they_are(written, workdir):
+    pixels = np.random.default_rng(0).integers(0, 255, (27, 48, 3), np.uint8)
+    photos, file = Image.fromarray(pixels).resize((1440, 810)), io.BytesIO()
+    photos.save(file, "PNG")
+    last = [row for row in metric_rows(workdir) if row["split"] == "eval"][-1]
+    exhibit = page.Exhibit(title="Detections", files={"detections.png": file.getvalue()})
+    examined = Examined(12, 23, {k: last[k] for k in last if k.startswith("top")}, [exhibit])
+    shown = page.pictures(record_of(workdir), examined, None)
+    assert max(map(len, shown.values())) < 100_000 < len(file.getvalue())
+    small = Image.open(io.BytesIO(shown.pop("detections.webp")))
+    assert (small.format, small.size) == ("WEBP", (1200, 675))
+    assert sorted(shown) == sorted(path.name for path in written.glob("*.svg"))
+    texts = re.findall(r"<!-- (.*?) -->", shown["top_1_accuracy.svg"].decode())
+    assert "top 1 accuracy" in texts and any(text.startswith("epoch (trained") for text in texts)
+    assert f"evaluation: {100 * last['top_1_accuracy']:.2f}\u00a0% at the end" in texts
+
+
 def test_pictures_never_make_the_page_too_large(workdir):
     pictures = [page.Picture(bytes([i]) * 500_000, [f"picture {i}"]) for i in range(20)]
     shown = [page.Exhibit(title="many", pictures=pictures)]
@@ -313,7 +332,7 @@ def test_what_the_manifest_of_an_older_program_lacks(key, workdir, tmp_path, mon
     copy = shutil.copytree(workdir, tmp_path / "run")
     path = max(copy.glob("checkpoints/*/manifest/metadata"), key=lambda p: int(p.parts[-3]))
     facts = json.loads(path.read_text())
-    monkeypatch.setattr(page, "draw_charts", lambda *_: [])
+    monkeypatch.setattr(page, "_chart", lambda *_: b"")
     path.write_text(json.dumps({name: value for name, value in facts.items() if name != key}))
     try:
         record = Record.read(model_source.settings(str(copy)))
