@@ -98,3 +98,4 @@ def test_evaluation_scores_the_text_that_it_writes(tmp_path, count):
     sources, translations, references, *_ = zip(*(row.split("\t") for row in table), strict=True)
     assert [*sources] == lines["en"] and [*references] == lines["de"]
     assert score == pytest.approx(sacrebleu_of(translations, lines["de"]), abs=1e-12)
+    assert score > 0
