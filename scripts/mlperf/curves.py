@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -37,7 +38,7 @@ def table(sets: Sequence[Runs]) -> list[str]:
         for part in (1, 2, 3):
             before = [[s for epoch, s in curve if epoch <= last * part / 4] for curve in curves]
             known = [scores[-1] for scores in before if scores]
-            quarters.append(f"{sum(known) / len(known):.3f}" if known else "-")
+            quarters.append(f"{statistics.fmean(known):.3f}" if known else "-")
         epochs = _range([run.epochs for run in runs], "g")
         minutes = _range([run.minutes for run in runs], ".1f")
         cells = entry.name, label, epochs, minutes, ", ".join(quarters)

@@ -391,11 +391,6 @@ class TestPublishedLogs:
             (run,) = outcome.runs.values()
             assert run.success and round(run.minutes or 0, 2) == minutes
 
-
-def verdict_of_logs(folder: str, ruleset: str = "") -> mlperf_check.Result:
-    (outcome,) = mlperf_check.check(sorted(map(str, (REAL / folder).iterdir())), ruleset)
-    return outcome
-
     def test_the_page_has_their_table(self, tmp_path, capsys):
         logs = [str(path) for path in REAL.glob("v0*/**/result_*.txt") if "nvidia" not in str(path)]
         assert mlperf_check.main([*logs, f"--curves={tmp_path}/curves.svg"]) == 0
@@ -403,3 +398,8 @@ def verdict_of_logs(folder: str, ruleset: str = "") -> mlperf_check.Result:
         rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
         assert len(rows) == 9
         assert [row for row in rows if row.split(" | ", 2)[2] not in page] == []
+
+
+def verdict_of_logs(folder: str, ruleset: str = "") -> mlperf_check.Result:
+    (outcome,) = mlperf_check.check(sorted(map(str, (REAL / folder).iterdir())), ruleset)
+    return outcome
