@@ -291,7 +291,7 @@ def _gnmt_command(out: str, content: dict[str, Any]) -> str:
     train = content["splits"]["train"]
     if train["examples"] * content["length"] >= _MANY:
         return ""
-    flags = arguments.keys(**arguments.fitted(train["pairs"], 128, 20, 2000))
+    flags = arguments.keys(**arguments.fitted(train["pairs"], 64, 12, 2000))
     command = arguments.train_command("small.py:gnmt", out, *flags, *_eval_lengths(content))
     return f"{command}_gnmt"  # a workdir of its own
 
