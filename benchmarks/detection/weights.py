@@ -92,7 +92,8 @@ def follow(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     if config.init_env or depth not in DEPTHS:
         return {}
     sizes, kind = DEPTHS[depth]
-    followed = {"resnet_stages": sizes[: len(stages)], "num_filters": values["num_filters"]}
+    followed: dict[str, Any] = {"resnet_stages": sizes[: len(stages)]}
+    followed["num_filters"] = values["num_filters"]
     if "resnet_bottleneck" in config:
         followed["resnet_bottleneck"] = kind == BottleneckBlock
     return followed

@@ -66,8 +66,8 @@ def draw(sets: Sequence[Runs], path: str) -> None:
                 epochs, scores = zip(*_scores(run), strict=True)
                 for style, each in zip("-:", zip(*scores, strict=True), strict=False):
                     axis.plot(epochs, each, style, color=color, lw=0.8, marker=".", markevery=[-1])
-            corner = {"ha": "right", "transform": axis.transAxes}  # lower right, below the curves
-            axis.text(0.97, 0.04 + 0.09 * line, group.label, color=color, **corner)
+            low, corner = 0.04 + 0.09 * line, axis.transAxes  # the lower right, below the curves
+            axis.text(0.97, low, group.label, color=color, ha="right", transform=corner)
             values = entry.targets.get(form, entry.targets[entry.form]).values()
             targets |= dict.fromkeys(values, "top" if form == "v0.5" else "bottom")
         for target, side in targets.items():  # those of v0.5 are lower
