@@ -17,7 +17,7 @@ from commands.predict.model import Predictor, Request, data_dir_flag, flag, with
 from commands.predict.outputs import FORMATS, Row, say
 from commands.predict.texts import Line
 from common import console
-from common.errors import ConfigError
+from common.errors import ConfigError, count
 from engine import model_source
 
 COLUMNS = ("line", "source", "translation", "score", "error")
@@ -184,10 +184,9 @@ class Translator:
     def summarize(self) -> None:
         """Says how fast it was, and how many lines have no translation."""
         rate = self._lines / max(self._seconds, 1e-9)
-        count = f"{self._lines:,} line{'s' * (self._lines != 1)}"
-        say(f"{count} in {self._seconds:.1f} s: {rate:,.1f} lines/s")
+        say(f"{count(self._lines, 'line')} in {self._seconds:.1f} s: {rate:,.1f} lines/s")
         if self._cut:
-            say(f"{self._cut:,} translations are cut off at the model's greatest length")
+            say(f"{count(self._cut, 'translation')} cut off at the model's greatest length")
         if self.errors:
             say(f"{self.errors:,} of {self._lines:,} lines have no translation")
 

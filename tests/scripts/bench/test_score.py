@@ -95,7 +95,8 @@ def test_neumf_learns_and_stands_beside_our_run(torch, tmp_path, monkeypatch, ca
     printed = capsys.readouterr().out
     lines = [line.split("|") for line in printed.splitlines() if line.startswith("| ")]
     assert float(lines[-1][2]) > 0.3  # at random 10 / 51
-    assert [cell.strip() for cell in lines[2][4:6]] == ["0.2500", f"{step / 2:.1f}"]
+    ours = [[cell.strip() for cell in line[4:6]] for line in lines]
+    assert ["0.2500", f"{step / 2:.1f}"] in ours
     assert "config.seed is 0" in printed and "config.width" not in printed
     assert f"ours: hr_at_10 0.2500 after {step / 2:.1f} s" in printed
 
