@@ -58,7 +58,7 @@ program="${VENV:-.venv}/bin/python"
 
 public='' # a data set that is downloaded
 some=''   # arguments of the maker
-flags=''  # that the recipe needs, as they are typed
+flags=''  # of the recipe for it, quoted, with a space at the end
 case "$name" in
   digits) maker=digits recipe=digits data=data/digits ;;
   ssd) maker=digit_scenes recipe=ssd_digits data=data/digit_scenes ;;
@@ -91,11 +91,11 @@ if [[ "$public" ]]; then
   log="$(mktemp)"
   trap 'rm -f -- "$log"' EXIT
   "$program" -m scripts.prepare download "$public" --untimed | tee -- "$log"
-  # It prints the command of a small model last, or before that of a large one.
-  words="$(sed -n 's/.*python main.py --config=\(configs\/small.py:.*\)/\1/p' "$log" | tail -n 1)"
-  eval "set -- $words "'"$@"'
-  config="$1" run="$public" flags="${words#* }"
-  shift
+  # It prints the command of a small model last, or before that of a large one. The command is quoted
+  # for a shell, and names the workdir at its end.
+  command="$(sed -n 's/.*python main.py --config=\(configs\/small.py:.* \)--workdir=.*/\1/p' "$log" | tail -n 1)"
+  config="${command%% *}" run="$public" flags="${command#* }"
+  eval "set -- $flags"'"$@"'
 else
   config="configs/$recipe.py${miniature:+:$miniature}"
   run="$recipe${miniature:+_$miniature}"
@@ -155,16 +155,12 @@ case "$name" in
   translate             $program predict.py \"A sentence.\" --workdir=$quoted
   all translations      $quoted/eval/translations.tsv"
     ;;
-  ncf)
-    "$program" -c 'import json, sys; from etils import epath
+  ncf | recommend)
+    [[ "$public" ]] || "$program" -c 'import json, sys; from etils import epath
 known = json.loads((epath.Path(sys.argv[1]) / "baselines.json").read_text())
 rows = map(json.loads, (epath.Path(sys.argv[2]) / "metrics.jsonl").read_text().splitlines())
 known["run"] = max(row.get("hr_at_10") or 0 for row in rows)
 print("HR@10: popularity {popularity_hr_at_10:.3f}, this run {run:.3f}, best possible {ceiling_hr_at_10:.3f}".format(**known))' "$data" "$workdir"
-    next="
-  recommend items       $program predict.py --user=1 --top=10 --workdir=$quoted"
-    ;;
-  recommend)
     next="
   recommend items       $program predict.py --user=1 --top=10 --workdir=$quoted"
     ;;
@@ -175,6 +171,6 @@ Next:$next
   look at its mistakes  $report$export_line
   a page to try it on   $program -m scripts.demo --workdir=$quoted
   curves                ${program%python}tensorboard --logdir=$quoted
-  evaluate again        $program main.py --config=$config${flags:+ ${flags% --workdir=*}} --workdir=$quoted --mode=eval
+  evaluate again        $program main.py --config=$config $flags--workdir=$quoted --mode=eval
   your data, and TPUs   docs/README.md
 EOF

@@ -43,8 +43,8 @@ _RESNET_KEYS = {
 def follow(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Checks a ResNet with whose weights a detector begins; see `benchmarks.settle_config`.
 
-    The backbone gets the ResNet's sizes. A recipe that reads the ResNet's path from the environment
-    (`config.init_env`) is a published one, so that its sizes stay and others are refused.
+    The backbone gets the ResNet's sizes. A recipe with `config.init_env` is a published one: its
+    sizes stay, and others are refused.
 
     Args:
       config: the detector's.
@@ -92,9 +92,11 @@ def follow(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     if config.init_env or depth not in DEPTHS:
         return {}
     sizes, kind = DEPTHS[depth]
-    wide = {"resnet_bottleneck": kind == BottleneckBlock} if "resnet_bottleneck" in config else {}
-    filters = {"num_filters": values["num_filters"]}
-    return {"resnet_stages": sizes[: len(stages)], **filters, **wide}
+    followed: dict[str, Any] = {"resnet_stages": sizes[: len(stages)]}
+    followed["num_filters"] = values["num_filters"]
+    if "resnet_bottleneck" in config:
+        followed["resnet_bottleneck"] = kind == BottleneckBlock
+    return followed
 
 
 def adopt(

@@ -94,6 +94,13 @@ class Ncf(Benchmark):
 
     # Data.
 
+    @property
+    def _held_out(self) -> str:
+        """Which item of each user is held out, for manifests and messages."""
+        settings = self.settings
+        is_random = settings.eval_holdout == "random"
+        return f"random, config.seed={settings.seed}" if is_random else "latest"
+
     @functools.cached_property
     def data(self) -> Interactions:
         """Who rated what; DataError if the ratings are not those that the config declares."""
@@ -149,13 +156,14 @@ class Ncf(Benchmark):
             "num_items": self._model.num_items,
             "rows_of_tables": "users with enough ratings, and the items they rated, by id",
             "rows_digest": self.data.rows_digest,
+            "held_out": self._held_out,
         }
 
     def identity(self, split: str) -> Identity:
         data = self.data
         sizes = f"{data.num_positives:,} ratings to train on of {data.num_users:,} users"
         content = {"ratings": f"{sizes}, {data.num_items:,} items, CRC-32 {data.checksum:08x}"}
-        names = ("num_users", "num_items", "rows_digest")
+        names = ("num_users", "num_items", "rows_digest", "held_out")  # others were trained on
         return Identity({name: self.metadata[name] for name in names}, content)
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:

@@ -35,7 +35,7 @@ _MOST_DOTS = 40  # evaluations that have a dot each
 def render(record: Record, examined: Examined, other: Record | None) -> str:
     """The HTML of the report; every text is escaped."""
     names = ["loss", *(target.metric for target in record.benchmark.targets), "learning_rate"]
-    charts = {name: svg for name in names if (svg := _chart(record, other, name))}
+    charts = [(_titled(name), svg) for name in names if (svg := _chart(record, other, name))]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -50,7 +50,7 @@ def render(record: Record, examined: Examined, other: Record | None) -> str:
         other=other,
         verdict=_verdict(record, examined, other),
         notes=_notes(record, examined),
-        charts=[(_titled(name), base64.b64encode(svg).decode()) for name, svg in charts.items()],
+        charts=[(title, base64.b64encode(svg).decode()) for title, svg in charts],
         tables=[table for table in _tables(record, other) if table.rows or table.text],
         exhibits=_with_images(examined.exhibits),
         fault=examined.fault,
@@ -293,7 +293,7 @@ def _uses(record: Record) -> list[tuple[str, str]]:
 
 
 def pictures(record: Record, examined: Examined, other: Record | None) -> dict[str, bytes]:
-    """Files to show elsewhere, about 30 to 80 kB each: curves of the scores, first detections."""
+    """Files for other pages, about 30 to 80 kB each: curves of the scores, drawn detections."""
     scores = record.benchmark.headline(examined.scores) if examined.scores else {}
     names = {"loss", *scores, *(target.metric for target in record.benchmark.targets)}
     shown = {f"{name}.svg": svg for name in names if (svg := _chart(record, other, name))}

@@ -24,7 +24,7 @@ class PublicSet(NamedTuple):
     megabytes: float
     address: str  # the folder of its files
     files: Mapping[str, str]  # the SHA-256 of each; of a .gz that of its content
-    made: str = ""  # the argument of scripts/quickstart.sh that trains the like on made-up data
+    offline: str = ""  # the name of a quickstart that makes data of this kind; "" is the digits
     flags: tuple[str, ...] = ()  # for `python -m scripts.prepare`
 
 
@@ -82,53 +82,55 @@ SETS = {
 def get(name: str) -> str:
     """Downloads the files of a set that are not in data/raw; returns the file or folder there.
 
-    A .gz is stored unpacked, and one that somebody put there is unpacked, as gunzip does.
+    A .gz is stored unpacked. One that the user copied there is unpacked and removed, as by gunzip.
 
     Raises:
-      DataError: a file cannot be downloaded, or is not the one that it should be.
+      DataError: a file cannot be downloaded, or has other content than the published one.
     """
-    one = SETS[name]
-    folder = f"data/raw/{name}" if len(one.files) > 1 else "data/raw"
-    paths = [f"{folder}/{file.removesuffix('.gz')}" for file in one.files]
-    about = f"{name}: {one.about}; licence: {one.licence}; {one.megabytes} MB from {one.address}"
-    print(about, flush=True)
+    dataset = SETS[name]
+    has_folder = len(dataset.files) > 1
+    folder = f"data/raw/{name}" if has_folder else "data/raw"
+    print(
+        f"{name}: {dataset.about}; licence: {dataset.licence}; {dataset.megabytes} MB from "
+        f"{dataset.address}",
+        flush=True,
+    )
     os.makedirs(folder, exist_ok=True)
-    for file, path in zip(one.files, paths, strict=True):
-        address, packed = f"{one.address}/{file}", pathlib.Path(folder, file).absolute()
-        is_packed = file.endswith(".gz") and packed.exists()
-        if is_packed:
-            address = packed.as_uri()
+    for file, digits in dataset.files.items():
+        copied, address = pathlib.Path(folder, file), f"{dataset.address}/{file}"
+        path = copied.with_suffix("") if copied.suffix == ".gz" else copied
+        is_packed = path != copied and copied.exists()
         try:
-            fetch(address, path, one.files[file])
+            fetch(copied.absolute().as_uri() if is_packed else address, str(path), digits)
         except ValueError as error:
-            fix = f"damaged, or another version: get {one.address}/{file} again"
-            raise DataError(f"{error}: {fix}") from error
+            raise DataError(str(error)) from error
         except Exception as error:  # of the network, the disk, an archive
-            every = f"{{{','.join(one.files)}}}" if len(paths) > 1 else file
-            made = f"bash scripts/quickstart.sh {one.made}".strip()
+            pattern = f"{{{','.join(dataset.files)}}}" if has_folder else file
+            quickstart = f"bash scripts/quickstart.sh {dataset.offline}".strip()
             raise DataError(
-                f"{address} cannot be downloaded: {one_line(error)}; on another machine type `curl "
-                f"-O '{one.address}/{every}'`, and put what comes into {folder} here; `{made}` "
-                "needs no data"
+                f"{copied if is_packed else address} cannot be read: {one_line(error)}; without a "
+                f"network type `curl -O '{dataset.address}/{pattern}'` on another machine and copy "
+                f"the files to {folder} here; `{quickstart}` needs no data"
             ) from error
         if is_packed:
-            packed.unlink()
-    return folder if len(paths) > 1 else paths[0]
+            copied.unlink()
+    return folder if has_folder else os.path.join(folder, *dataset.files)
 
 
 def fetch(address: str, path: str, digits: str) -> None:
-    """Downloads a file, a .gz unpacked, unless it is there; it has its name once it is complete.
+    """Downloads a file, a .gz unpacked, unless it exists; it has its name once it is complete.
 
     Raises:
-      ValueError: it has another SHA-256 than one that begins with `digits`.
+      ValueError: its SHA-256 does not begin with `digits`.
       OSError, EOFError, zlib.error, http.client.HTTPException: the download failed.
     """
     if os.path.exists(path):
-        return _check(path, path, digits)
-    part = f"{path}.{os.getpid()}"
+        return _check(path, digits, path, "delete it, and the same command downloads it again")
+    folder, name = os.path.split(path)
+    part = os.path.join(folder, f".{name}.{os.getpid()}")  # hidden, so that no reader takes it
     try:
         _download(address, part)
-        _check(part, address, digits)
+        _check(part, digits, address, "it is damaged, or another version")
         os.replace(part, path)
     except urllib.error.HTTPError as error:
         error.close()
@@ -138,15 +140,15 @@ def fetch(address: str, path: str, digits: str) -> None:
             os.remove(part)
 
 
-def _check(path: str, source: str, digits: str) -> None:
+def _check(path: str, digits: str, source: str, fix: str) -> None:
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if not digest.startswith(digits):
-        raise ValueError(f"{source} has another SHA-256, {digest}, than {digits}")
+        raise ValueError(f"{source} has another SHA-256, {digest}, than {digits}: {fix}")
 
 
 def _download(address: str, path: str) -> None:
-    """Writes what an address answers, with a progress bar."""
+    """Writes the content of an address, a .gz unpacked, with a progress bar."""
     from huggingface_hub.utils import tqdm
 
     with (

@@ -114,10 +114,10 @@ class Peer:
         rates = np.asarray(jax.jit(jax.vmap(plan.recipe.learning_rate))(np.arange(total)))
         betas = rule.adam_beta1, rule.adam_beta2
         optimizer = torch.optim.Adam(self._network.parameters(), betas=betas, eps=rule.adam_epsilon)
-        place = f"the CPU, {torch.get_num_threads()} threads"
-        place = torch.cuda.get_device_name() if self._device == "cuda" else place
+        device = f"the CPU, {torch.get_num_threads()} threads"
+        device = torch.cuda.get_device_name() if self._device == "cuda" else device
         size = sum(x.numel() for x in self._network.parameters())
-        print(f"PyTorch {torch.__version__} on {place}: {size:,} parameters, {total:,} steps")
+        print(f"PyTorch {torch.__version__} on {device}: {size:,} parameters, {total:,} steps")
         batches = iter(self._benchmark.train_batches(settings.train_batch_size, 0, 1, 0))
         started = time.monotonic()
         for step, rate in enumerate(rates.tolist(), 1):
@@ -206,8 +206,8 @@ def table(metric: str, theirs: Sequence[Row], ours: Sequence[Row]) -> str:
     titles = ["step", *(f"{side}: {what}" for side in sides for what in (metric, "seconds"))]
     lines, ends = [titles, ["---"] * len(titles)], []
     for step in sorted({row["step"] for rows in sides.values() for row in rows}):
-        found = [next((r for r in rows if r["step"] == step), None) for rows in sides.values()]
-        pairs = [(f"{r[metric]:.4f}", f"{r['seconds']:.1f}") if r else ("", "") for r in found]
+        at_step = [next((r for r in rows if r["step"] == step), None) for rows in sides.values()]
+        pairs = [(f"{r[metric]:.4f}", f"{r['seconds']:.1f}") if r else ("", "") for r in at_step]
         lines.append([f"{step:,}", *(cell for pair in pairs for cell in pair)])
     goal = min(max(row[metric] for row in rows) for rows in sides.values())
     for side, rows in sides.items():

@@ -213,7 +213,7 @@ def _draw(results: Sequence[Result], path: str) -> list[str]:
     """Draws the runs that have evaluations; returns the lines of their table."""
     sets = list[curves.Runs]()
     for result in results:
-        entries = mlperf.entries().values()  # v0.6 calls maskrcnn "mask"
+        entries = mlperf.entries().values()  # maskrcnn is "mask" in v0.6
         entry = next((e for e in entries if e.name.startswith(result.benchmark)), None)
         runs = [run for run in result.runs.values() if run.evals]
         if entry and runs:

@@ -17,7 +17,7 @@ _WIDTH = 3  # panels in a row
 
 
 class Runs(NamedTuple):
-    """The runs of one system for one benchmark, of which each has an evaluation."""
+    """The runs of one system for one benchmark; each has an evaluation."""
 
     entry: Entry
     label: str
@@ -41,8 +41,7 @@ def table(sets: Sequence[Runs]) -> list[str]:
             quarters.append(f"{statistics.fmean(known):.3f}" if known else "-")
         epochs = _range([run.epochs for run in runs], "g")
         minutes = _range([run.minutes for run in runs], ".1f")
-        cells = entry.name, label, epochs, minutes, ", ".join(quarters)
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+        lines.append(f"| {entry.name} | {label} | {epochs} | {minutes} | {', '.join(quarters)} |")
     return lines
 
 
@@ -51,8 +50,8 @@ def draw(sets: Sequence[Runs], path: str) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    entries = list({of.entry.name: of.entry for of in sets}.values())
-    labels = list(dict.fromkeys(of.label for of in sets))
+    entries = list({group.entry.name: group.entry for group in sets}.values())
+    labels = list(dict.fromkeys(group.label for group in sets))
     columns = min(len(entries), _WIDTH)
     rows = -(-len(entries) // columns)
     figure = Figure(figsize=(3.6 * columns, 2.9 * rows), layout="constrained", facecolor="white")
@@ -61,24 +60,24 @@ def draw(sets: Sequence[Runs], path: str) -> None:
         metrics = "; dotted: ".join(entry.targets[entry.form])
         targets = dict[float, str]()
         axis.set(title=entry.name, xlabel="epoch", ylabel=metrics)
-        for line, of in enumerate(of for of in sets if of.entry is entry):
-            color, form = f"C{labels.index(of.label)}", of.runs[0].form
-            for run in of.runs:
+        for line, group in enumerate(group for group in sets if group.entry is entry):
+            color, form = f"C{labels.index(group.label)}", group.runs[0].form
+            for run in group.runs:
                 epochs, scores = zip(*_scores(run), strict=True)
                 for style, each in zip("-:", zip(*scores, strict=True), strict=False):
                     axis.plot(epochs, each, style, color=color, lw=0.8, marker=".", markevery=[-1])
-            corner = axis.transAxes  # curves rise, so that the lower right is free
-            axis.text(0.97, 0.04 + 0.09 * line, of.label, color=color, ha="right", transform=corner)
-            asked = entry.targets.get(form, entry.targets[entry.form])
-            targets |= dict.fromkeys(asked.values(), "top" if form == "v0.5" else "bottom")
+            low, corner = 0.04 + 0.09 * line, axis.transAxes  # the lower right, below the curves
+            axis.text(0.97, low, group.label, color=color, ha="right", transform=corner)
+            values = entry.targets.get(form, entry.targets[entry.form]).values()
+            targets |= dict.fromkeys(values, "top" if form == "v0.5" else "bottom")
         for target, side in targets.items():  # those of v0.5 are lower
             axis.axhline(target, color="gray", ls="--", lw=0.8)
-            left = axis.get_yaxis_transform()
-            axis.text(0, target, f" target {target:g}", va=side, transform=left, size=8)
+            at_left = axis.get_yaxis_transform()
+            axis.text(0, target, f" target {target:g}", va=side, transform=at_left, size=8)
     file, form = io.BytesIO(), path.rpartition(".")[2]
-    same = {"Date": None} if form == "svg" else None  # the same bytes from the same logs
+    metadata = {"Date": None} if form == "svg" else None  # the same bytes from the same logs
     with matplotlib.rc_context({"svg.hashsalt": "curves", "svg.fonttype": "none"}):
-        figure.savefig(file, format=form, dpi=120, metadata=same)
+        figure.savefig(file, format=form, dpi=120, metadata=metadata)
     epath.Path(path).write_bytes(file.getvalue())
 
 
@@ -91,7 +90,7 @@ def _scores(run: logs.Run) -> list[tuple[float, list[float]]]:
 
 
 def _range(values: Sequence[float | None], form: str) -> str:
-    """The least and the largest value, such as "60 to 64"; "?" stands for one that is missing."""
+    """The least and the largest value, such as "60 to 64"; a "?" at the end: a run has none."""
     known = sorted(value for value in values if value is not None)
     ends = dict.fromkeys(f"{value:{form}}" for value in (known[:1] + known[-1:]))
     return " to ".join([*ends, *["?"] * (len(known) < len(values))])

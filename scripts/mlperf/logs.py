@@ -71,18 +71,18 @@ def read(text: str) -> Run:
     Raises:
       UserError: a line of the log is damaged.
     """
-    run, before, first, begun = Run(), "", 1, list[float]()
+    run, before, first_epoch, started_evals = Run(), "", 1, list[float]()
     for key, value, metadata, seconds in _lines(run, text):
         run.values.setdefault(key, value)
         if key == "block_start":
-            first = min(first, metadata.get("first_epoch_num", 1))
+            first_epoch = min(first_epoch, metadata.get("first_epoch_num", 1))
         elif key == "eval_start" and "epoch_num" in metadata:
-            begun.append(metadata["epoch_num"])
-        elif key == "eval_accuracy" and run.ended is None:  # Google's SSD of v0.6 goes on for one
-            # Google's Transformer of v0.6 has the right epoch only where an evaluation begins, and
+            started_evals.append(metadata["epoch_num"])
+        elif key == "eval_accuracy" and run.ended is None:  # Google's SSD of v0.6 has one later
+            # Google's Transformer of v0.6 has the right epoch only where an evaluation starts, and
             # its Mask R-CNN counts from 0.
-            epoch = begun.pop(0) if begun else metadata["epoch_num"]
-            run.evals.append((epoch + 1 - first, value))
+            epoch = started_evals.pop(0) if started_evals else metadata["epoch_num"]
+            run.evals.append((epoch + 1 - first_epoch, value))
         elif key == "run_start":
             run.started = seconds
         elif key == "run_stop":

@@ -24,9 +24,9 @@ def transformer(torch: Any, benchmark: Any) -> Any:
     width, heads = keys.width, keys.num_heads
 
     def stack(side: str, attentions: tuple[str, ...], **more: Any) -> Any:
-        how = {"layer_norm_eps": 1e-6, "batch_first": True, "norm_first": True}
+        options = {"layer_norm_eps": 1e-6, "batch_first": True, "norm_first": True}
         layer_of = getattr(nn, f"Transformer{side}Layer")
-        layer = layer_of(width, heads, keys.mlp_width, keys.dropout, **how)
+        layer = layer_of(width, heads, keys.mlp_width, keys.dropout, **options)
         for name in attentions:
             plain = nn.MultiheadAttention(width, heads, keys.dropout, bias=False, batch_first=True)
             setattr(layer, name, plain)
@@ -97,12 +97,12 @@ def _norm(layer: Any) -> Any:
 
 def _layer(layer: Any) -> Any:
     """Our parameters of a layer of the encoder or of the decoder."""
-    own, norms = layer.self_attn, [layer.norm1, layer.norm2]
+    attention, norms = layer.self_attn, [layer.norm1, layer.norm2]
     tree = {
-        "attention": {"query_key_value": {"kernel": own.in_proj_weight.T}},
+        "attention": {"query_key_value": {"kernel": attention.in_proj_weight.T}},
         "mlp": {"in": _dense(layer.linear1), "out": _dense(layer.linear2)},
     }
-    tree["attention"]["out"] = _dense(own.out_proj)
+    tree["attention"]["out"] = _dense(attention.out_proj)
     if hasattr(layer, "multihead_attn"):
         cross = layer.multihead_attn
         query, key_value = (x.T for x in cross.in_proj_weight.tensor_split([cross.embed_dim]))

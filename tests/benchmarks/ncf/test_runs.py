@@ -11,7 +11,8 @@ import benchmarks.ncf
 import train
 from benchmarks.ncf.preparation import ratings
 from benchmarks.ncf.ratings import ML_20M
-from common.errors import UserError
+from commands import evaluating
+from common.errors import DataError, UserError
 from configs import ncf, ncf_synthetic
 from engine import locations
 from engine.run import read_settings
@@ -119,8 +120,11 @@ def settings(workdir, **overrides):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("held_out", ["latest", "random"])
-def test_a_run_resumes_bit_for_bit(held_out, tiny_ratings, tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("held_out", "other"), [("latest", {"eval_holdout": "random"}), ("random", {"seed": 1})]
+)
+def test_a_run_resumes_bit_for_bit(held_out, other, tiny_ratings, tmp_path, caplog):
+    """It is not evaluated on other held-out items, which it was trained on."""
     at_once, in_parts = tmp_path / "at_once", tmp_path / "in_parts"
     keys = {"data_dir": tiny_ratings, "stop_at_target": False, "eval_holdout": held_out}
     with caplog.at_level("INFO", logger="tpu_suite"):
@@ -130,6 +134,8 @@ def test_a_run_resumes_bit_for_bit(held_out, tiny_ratings, tmp_path, caplog):
         train.train_and_evaluate(settings(in_parts, **keys))
     assert "resuming at step 7" in caplog.text
     assert_same_state(state_on_disk(at_once, 12), state_on_disk(in_parts, 12))
+    with pytest.raises(DataError, match=f"held_out: '{held_out}.* in the checkpoint, 'random"):
+        evaluating.evaluate(settings(in_parts, **{**keys, **other}), "latest", 0)
 
 
 @pytest.mark.parametrize(

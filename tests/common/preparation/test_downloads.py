@@ -63,8 +63,13 @@ def test_files_come_once_and_unpacked(asked, capsys):
 
 
 def test_files_that_were_put_there_by_hand(asked):
+    """A file that was cut off is refused, and the complete one is then taken."""
     folder = pathlib.Path("data/raw/pairs")
     folder.mkdir(parents=True)
+    (folder / "train.de.gz").write_bytes(gzip.compress(TEXTS["train.de.gz"])[:-9])
+    with pytest.raises(DataError, match="pairs/train.de.gz cannot be read: "):
+        downloads.get("pairs")
+    assert not asked and [*raw()] == ["train.de.gz"]
     (folder / "train.de.gz").write_bytes(gzip.compress(TEXTS["train.de.gz"], 1))
     (folder / "train.en").write_bytes(TEXTS["train.en.gz"])
     downloads.get("pairs")
@@ -76,27 +81,28 @@ def test_a_file_of_other_content(by_hand, asked):
     place = pathlib.Path("data/raw" if by_hand else "web", "ratings.zip")
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(b"other")
-    with pytest.raises(DataError, match=f"SHA-256, {digest(b'other')}, than {digest(b'PK')}"):
+    with pytest.raises(DataError, match=f"SHA-256, {digest(b'other')}, than {digest(b'PK')}") as no:
         downloads.get("ratings")
+    assert ("delete it" in str(no.value)) == by_hand
     assert raw() == ({"ratings.zip": b"other"} if by_hand else {})
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "folder", "made"),
+    ("name", "file", "folder", "quickstart"),
     [
         ("pairs", "{train.de.gz,train.en.gz}", "data/raw/pairs", ""),
         ("ratings", "ratings.zip", "data/raw", " ncf"),
     ],
 )
-def test_no_network(name, file, folder, made, asked, monkeypatch):
+def test_no_network(name, file, folder, quickstart, asked, monkeypatch):
     """The line says what to type elsewhere, and which command needs no data; nothing is left."""
     offline = downloads.SETS[name]._replace(address="http://127.0.0.1:9")
     monkeypatch.setitem(downloads.SETS, name, offline)
-    with pytest.raises(DataError, match="cannot be downloaded: .*refused") as refused:
+    with pytest.raises(DataError, match="cannot be read: .*refused") as refused:
         downloads.get(name)
     (line,) = str(refused.value).splitlines()
     assert f"`curl -O 'http://127.0.0.1:9/{file}'`" in line and f" {folder} " in line
-    assert f"`bash scripts/quickstart.sh{made}`" in line and raw() == {}
+    assert f"`bash scripts/quickstart.sh{quickstart}`" in line and raw() == {}
 
 
 @pytest.mark.parametrize("name", downloads.SETS)
