@@ -123,7 +123,8 @@ def _class_folders(folder: Folder, images: list[str]) -> Reading | None:
     found += f"{len(classes):,} folders of {'JPEGs' if is_jpeg else 'images'}: classes "
     flags = ["--layout=folder", f"--train={folder.full(train)}"]
     flags += [f"--validation={folder.full(held)}"] if held else []
-    makes = f"{held}/ is for validation" if held else "a tenth of each class for validation"
+    share = "a tenth (or --validation_fraction) of each class for validation"
+    makes = f"{held}/ is for validation" if held else share
     if left := sum(not name.startswith((prefix, f"{held}/")) for name in images):
         makes += f"; other images, which are not used: {left:,}"
     makes = f"records of {len(classes):,} classes, {makes}"
