@@ -118,7 +118,8 @@ def test_own_images_are_recognised_and_prepared(name, tmp_path, capsys, monkeypa
     (line,) = (row for row in capsys.readouterr().out.splitlines() if "small.py" in row)
     _, config = typed(line, monkeypatch)
     assert config.benchmark == ("mask_rcnn" if "--masks" in flags else "ssd")
-    assert config.data_dir == f"{tmp_path}/out" and config.train_batch_size == 8
+    batch = 4 if "--masks" in flags else 8
+    assert config.data_dir == f"{tmp_path}/out" and config.train_batch_size == batch
 
 
 def test_of_a_large_file_a_part_is_looked_at(tmp_path, monkeypatch):
