@@ -274,7 +274,7 @@ def test_stride_two(width):
         shifted = Pairs(jnp.asarray(beside).reshape(2, 5, -1, 6), width, shifted=True)
         for pairs in (Pairs.pack(jnp.asarray(x)), shifted):
             np.testing.assert_array_equal(pairs.unpack(), x)
-            y, sampled = pairs.halve(kernel)
+            y, sampled = pairs.halve(jnp.asarray(kernel))
             np.testing.assert_allclose(y, conv(x, kernel, 2), atol=1e-12)
             np.testing.assert_array_equal(sampled, x[:, ::2, ::2])
 
