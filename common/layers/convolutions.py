@@ -210,16 +210,18 @@ class Pairs:
         """A convolution with [3, 3, c, d], stride 2 and padding 1; and every other pixel.
 
         Returns:
-            ([b, h / 2, w / 2, d], [b, h / 2, w / 2, c]), sides rounded up. The cells must not be
-            shifted.
+            ([b, h / 2, w / 2, d], [b, h / 2, w / 2, c]), sides rounded up.
         """
         c, d = kernel.shape[2:]
-        windows = jnp.pad(kernel, [(0, 0), (1, 0), (0, 0), (0, 0)]).reshape(3, 2, 2 * c, d)
+        side, ends, even = (1, 0), (1, 0), slice(c)
+        if self.shifted:
+            side, ends, even = (0, 1), (0, self.width % 2), slice(c, None)
+        windows = jnp.pad(kernel, [(0, 0), side, (0, 0), (0, 0)]).reshape(3, 2, 2 * c, d)
         y = jax.lax.conv_general_dilated(
-            *(self.cells, windows.astype(self.cells.dtype), (2, 1), ((1, 1), (1, 0))),
+            *(self.cells, windows.astype(self.cells.dtype), (2, 1), ((1, 1), ends)),
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
-        return y, self.cells[:, ::2, :, :c]
+        return y, self.cells[:, ::2, : y.shape[2], even]
 
     def moments(self) -> tuple[jax.Array, jax.Array]:
         """Means over the image's pixels of its values and of their squares, f32[c] or f64[c]."""

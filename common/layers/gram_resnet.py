@@ -250,26 +250,29 @@ def _basic_stem(
 ) -> jax.Array | Pairs:
     """`stem` for `BasicBlock`: in pairs, and with the convolution's output saved."""
     conv = partial(conv, features, (7, 7), 2, padding=3)
-    is_paired, width = features == PAIRED, 0
+    is_paired, is_shifted, width = features == PAIRED, False, 0
 
     def pool(x: jax.Array) -> jax.Array:
-        nonlocal width
+        nonlocal is_shifted, width
         sides = padding
         if isinstance(padding, str):
             sides = jax.lax.padtype_to_pads(x.shape[1:3], (3, 3), (2, 2), padding)
         rows, (left, right) = sides
         width = (x.shape[2] + left + right - 3) // 2 + 1
-        # An even number of columns can be read as pairs without a copy. The new window must not be
-        # empty: its maximum would be infinite.
-        more = 2 if is_paired and width % 2 and 2 * width - left < x.shape[2] else 0
-        return max_pool(x, (rows, (left, right + more)))
+        # An even number of columns can be read as pairs without a copy. The new window, on the
+        # right or on the left, must not be empty: its maximum would be infinite.
+        if is_paired and width % 2:
+            more = 2 if 2 * width - left < x.shape[2] else 0
+            is_shifted = not more and not left
+            left, right = left + 2 * is_shifted, right + more
+        return max_pool(x, (rows, (left, right)))
 
     y, *factors = pooled(images, conv, norm, pool)
     if not is_paired or y.shape[2] % 2:
         return norm_relu(y, *factors)
     # Without the barrier XLA converts the pixels to float32 and stores that.
     cells = jax.lax.optimization_barrier(y.reshape(*y.shape[:2], -1, 2 * y.shape[3]))
-    pairs = Pairs(cells, width)
+    pairs = Pairs(cells, width, is_shifted)
     cells = pairs.normalize(*factors).astype(y.dtype)
     return dataclasses.replace(pairs, cells=nn.relu(cells))
 

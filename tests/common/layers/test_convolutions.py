@@ -270,9 +270,13 @@ def test_two_convolutions_shift_the_cells_and_shift_them_back(width):
 def test_stride_two(width):
     x, kernel = RNG.normal(size=(2, 5, width, 3)), RNG.normal(size=(3, 3, 3, 7))
     with jax.enable_x64(True):
-        y, sampled = jitted(lambda x, kernel: Pairs.pack(x).halve(kernel), x, kernel)
-        np.testing.assert_allclose(y, conv(x, kernel, 2), atol=1e-12)
-        np.testing.assert_array_equal(sampled, x[:, ::2, ::2])
+        beside = np.pad(x, [(0, 0), (0, 0), (1, 1 - width % 2), (0, 0)])
+        shifted = Pairs(jnp.asarray(beside).reshape(2, 5, -1, 6), width, shifted=True)
+        for pairs in (Pairs.pack(jnp.asarray(x)), shifted):
+            np.testing.assert_array_equal(pairs.unpack(), x)
+            y, sampled = pairs.halve(jnp.asarray(kernel))
+            np.testing.assert_allclose(y, conv(x, kernel, 2), atol=1e-12)
+            np.testing.assert_array_equal(sampled, x[:, ::2, ::2])
 
 
 @pytest.mark.long
@@ -280,8 +284,9 @@ def test_stride_two(width):
     ("side", "kwargs"),
     [
         (16, {"num_filters": 64, "stage_sizes": (2, 1), "strides": (1, 2)}),
-        # rows of 5 pixels
+        # rows of 5 pixels, with a new one on the right or on the left
         (20, {"num_filters": 64, "stage_sizes": (1, 1), "padding": ((1, 1), (1, 1))}),
+        (20, {"num_filters": 64, "stage_sizes": (1, 1), "strides": (1, 2)}),
         (20, {"num_filters": 64, "stage_sizes": (1,), "strides": (2,)}),
         (24, {"num_filters": 64, "stage_sizes": (1, 1), "strides": (1, 1)}),  # unpacked
         (24, {"num_filters": 32, "stage_sizes": (1, 2), "strides": (1, 2)}),  # packed
