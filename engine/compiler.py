@@ -42,6 +42,15 @@ def options(mesh: Mesh, larger_windows: bool = False) -> dict[str, str] | None:
     return {_LIMIT: str(kib)}
 
 
+def options_for_one_call(mesh: Mesh) -> dict[str, str] | None:
+    """As `options`, for a program that runs once: on CPUs it is compiled in less than half the time.
+
+    Initial weights have equal bits so; at level 0 they differ in the last ones.
+    """
+    is_cpu = mesh.devices.flat[0].device_kind == "cpu"
+    return {"xla_backend_optimization_level": "1"} if is_cpu else None
+
+
 def use_cache(folder: str) -> None:
     """Keeps programs in a subfolder of `folder`, local or gs://; "" keeps none.
 
