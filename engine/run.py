@@ -322,7 +322,7 @@ class Programs:
 def _initial(init: Callable[..., Any], recipe: Recipe, mesh: Mesh) -> Any:
     """The jitted function from a seed to the initial state, so that it is traced once."""
     make = functools.partial(step.init_state, init, recipe)
-    options = compiler.options_for_one_call(mesh)
+    options = compiler.options(mesh, runs_once=True)
     return jax.jit(make, out_shardings=meshes.replicated(mesh), compiler_options=options)
 
 
