@@ -322,7 +322,8 @@ class Programs:
 def _initial(init: Callable[..., Any], recipe: Recipe, mesh: Mesh) -> Any:
     """The jitted function from a seed to the initial state, so that it is traced once."""
     make = functools.partial(step.init_state, init, recipe)
-    return jax.jit(make, out_shardings=meshes.replicated(mesh))
+    options = compiler.options(mesh, runs_once=True)
+    return jax.jit(make, out_shardings=meshes.replicated(mesh), compiler_options=options)
 
 
 def evaluated_weights(state: TrainState) -> tuple[Any, Any]:

@@ -13,6 +13,7 @@ config.moving_average_decay.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ from jax.sharding import Mesh, PartitionSpec
 from common.errors import DataError
 from engine import compiler, schedules
 from engine import mesh as meshes
+
+_shard_map = functools.partial(jax.shard_map, check_vma=False)
 
 
 class TrainState(NamedTuple):
@@ -138,13 +141,8 @@ def make_gradients(
         return gradients, reported_sums(terms, metrics), model_state
 
     everywhere, shared = PartitionSpec(), PartitionSpec(axes)
-    return jax.shard_map(
-        on_device,
-        mesh=mesh,
-        in_specs=(everywhere, everywhere, shared, everywhere),
-        out_specs=everywhere,
-        check_vma=False,
-    )
+    specs = everywhere, everywhere, shared, everywhere
+    return _shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=everywhere)
 
 
 def _over_devices(x: jax.Array, axes: Any) -> jax.Array:
@@ -350,13 +348,8 @@ def totals_spec(loss: Callable[..., Any], mesh: Mesh, state: TrainState, batch: 
         return reported_sums(terms, metrics)
 
     everywhere, shared = PartitionSpec(), PartitionSpec(mesh.axis_names)
-    forward = jax.shard_map(
-        on_device,
-        mesh=mesh,
-        in_specs=(everywhere, everywhere, shared),
-        out_specs=everywhere,
-        check_vma=False,
-    )
+    specs = everywhere, everywhere, shared
+    forward = _shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=everywhere)
     shapes = jax.eval_shape(forward, state.params, state.model_state, batch)
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     extra = {"gradient_norm": (scalar, scalar), "bad_step": jax.ShapeDtypeStruct((), jnp.int32)}
@@ -374,13 +367,8 @@ def make_predict_step(predict: Callable[..., Any], mesh: Mesh) -> Any:
         return {**predict(params, model_state, batch), "mask": batch["mask"]}
 
     everywhere, shared = PartitionSpec(), PartitionSpec(mesh.axis_names)
-    sharded = jax.shard_map(
-        on_device,
-        mesh=mesh,
-        in_specs=(everywhere, everywhere, shared),
-        out_specs=shared,
-        check_vma=False,
-    )
+    specs = everywhere, everywhere, shared
+    sharded = _shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=shared)
     options = compiler.options(mesh)
     return jax.jit(sharded, out_shardings=meshes.replicated(mesh), compiler_options=options)
 

@@ -25,6 +25,7 @@ from engine.run import Programs, read_settings
 from tests.engine.test_step import linear_loss, put, recipe, vector_init, zeros
 
 LIMIT, LIBRARY = "xla_tpu_scoped_vmem_limit_kib", "xla_cpu_experimental_ynn_fusion_type"
+LEVEL = "xla_backend_optimization_level"
 SHORTEST = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -76,6 +77,20 @@ def test_a_choice_of_the_user_has_priority(monkeypatch):
     assert compiler.options(mesh_of("TPU v5 lite"), larger_windows=True)
     monkeypatch.setenv("XLA_FLAGS", f"--{LIBRARY}=dot")
     assert compiler.options(mesh_of("cpu")) is None
+    monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS", raising=False)
+    assert compiler.options(mesh_of("cpu"), runs_once=True) == {LEVEL: "1"}
+    assert compiler.options(mesh_of("TPU v4"), runs_once=True) is None
+    monkeypatch.setenv("XLA_FLAGS", f"--{LEVEL}=2")
+    assert compiler.options(mesh_of("cpu"), runs_once=True) is None
+
+
+def test_initial_weights_keep_their_bits_at_the_level_of_programs_that_run_once():
+    def draw(key: jax.Array) -> Any:
+        return jax.random.truncated_normal(key, -2.0, 2.0, (64, 33)) * np.float32(0.1)
+
+    key = jax.random.key(3)
+    levels = [jax.jit(draw, compiler_options={LEVEL: level})(key) for level in "13"]
+    np.testing.assert_array_equal(*levels)
 
 
 def test_cpus_convolve_without_ynnpack():
