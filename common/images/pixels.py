@@ -8,8 +8,7 @@ from typing import Any
 
 from common.data.shards import tensorflow
 
-
-_LARGE = 1 << 20  # pixels: smaller JPEGs gain nothing from `least_side`
+LARGE = 1 << 20  # pixels: smaller JPEGs gain nothing from `least_side`
 # Accurate DCT costs nothing measurable; TensorFlow's default is off by 1.6 levels RMS.
 _ACCURATE = "INTEGER_ACCURATE"
 
@@ -24,21 +23,22 @@ def decode(
     """uint8[h, w, 3] of a JPEG, PNG, BMP or GIF: its `window(height, width)`, or all pixels.
 
     `only_jpeg` saves the 33 us that reading the format takes; other formats then raise
-    InvalidArgumentError or are decoded nevertheless. With `least_side`, an int or a tensor, the
-    window of a JPEG above a megapixel is reduced: see `_reduced`.
+    InvalidArgumentError or are decoded nevertheless. With `least_side`, an int or a tensor, JPEGs
+    above a megapixel are reduced: see `_reduced`.
     """
     tf = tensorflow()
+    is_exact = isinstance(least_side, int) and not least_side
 
     def jpeg() -> Any:
-        if window is None:
+        if window is None and is_exact:
             return tf.io.decode_jpeg(encoded, channels=3, dct_method=_ACCURATE)
         shape = tf.io.extract_jpeg_shape(encoded)  # decoding alone would take a PNG as well
-        box = window(shape[0], shape[1])
-        if isinstance(least_side, int) and not least_side:
-            return _crop(encoded, box, 1)
-        is_large = shape[0] * shape[1] > _LARGE
+        box = window(shape[0], shape[1]) if window else tf.stack([0, 0, shape[0], shape[1]])
+        if is_exact:
+            return _crop(encoded, box)
+        is_large = shape[0] * shape[1] > LARGE
         return tf.cond(
-            is_large, lambda: _reduced(encoded, box, least_side), lambda: _crop(encoded, box, 1)
+            is_large, lambda: _reduced(encoded, box, least_side), lambda: _crop(encoded, box)
         )
 
     def other() -> Any:
@@ -51,26 +51,29 @@ def decode(
     return jpeg() if only_jpeg else tf.cond(tf.io.is_jpeg(encoded), jpeg, other)
 
 
-def _crop(encoded: Any, box: Any, divisor: int) -> Any:
-    """A window (y, x, height, width) of a JPEG, decoded at a part of its size."""
+def _crop(encoded: Any, box: Any, divisor: int = 1) -> Any:
+    """The pixels `box` (y, x, height, width) of a JPEG decoded at a part of its size."""
     return tensorflow().io.decode_and_crop_jpeg(
-        encoded, box // divisor, channels=3, ratio=divisor, dct_method=_ACCURATE
+        encoded, box, channels=3, ratio=divisor, dct_method=_ACCURATE
     )
 
 
 def _reduced(encoded: Any, box: Any, least_side: Any) -> Any:
     """A window of a JPEG at 1/8, 1/4, 1/2 or all of its size: the first with `least_side` pixels.
 
-    The decoder's DCT scaling makes the mean of the pixels, as antialias does. The window's numbers
-    are rounded down to a multiple of the divisor.
+    The decoder scales the DCT, which makes means of pixels, as antialias does. The window's corners
+    are rounded to the pixels that are left.
     """
     tf = tensorflow()
+
+    def at(divisor: int) -> Any:
+        corners = box[:2], box[:2] + box[2:]
+        begin, end = ((corner + divisor // 2) // divisor for corner in corners)
+        return _crop(encoded, tf.concat([begin, end - begin], 0), divisor)
+
     shorter = tf.minimum(box[2], box[3])
-    cases = [
-        (shorter >= divisor * least_side, functools.partial(_crop, encoded, box, divisor))
-        for divisor in (8, 4, 2)
-    ]
-    return tf.case(cases, default=lambda: _crop(encoded, box, 1))
+    cases = [(shorter >= d * least_side, functools.partial(at, d)) for d in (8, 4, 2)]
+    return tf.case(cases, default=lambda: _crop(encoded, box))
 
 
 def jpegs_first(decode: Callable[..., Any]) -> list[Callable[..., Any]]:

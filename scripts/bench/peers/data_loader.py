@@ -16,7 +16,9 @@ def check() -> None:
     """Raises DataError if torch or torchvision is missing."""
     for name in ("torch", "torchvision"):
         if importlib.util.find_spec(name) is None:
-            raise DataError(f"--peer=torch needs {name}, which is not installed: pip install {name}")
+            raise DataError(
+                f"--peer=torch needs {name}, which is not installed: pip install {name}"
+            )
 
 
 def write(folder: str, photos: list[bytes]) -> None:
@@ -28,7 +30,7 @@ def write(folder: str, photos: list[bytes]) -> None:
 
 
 def batches(folder: str, size: int, batch: int, workers: int) -> Iterator[Any]:
-    """Endless [images float32[b, 3, size, size], labels int64[b]], as PyTorch's ImageNet example."""
+    """Endless [images float32[b, 3, size, size], labels int64[b]], as torch's ImageNet example."""
     data: Any = importlib.import_module("torch.utils.data")
     vision: Any = importlib.import_module("torchvision")
     mean, std = ([value / 255 for value in values] for values in IMAGENET)
