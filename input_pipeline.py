@@ -183,7 +183,7 @@ def _train_image(
     encoded: Any, seed: Any, preprocessing: Preprocessing, size: Any, only_jpeg: bool = False
 ) -> Any:
     window = functools.partial(preprocessing.window, seed=seed)
-    least = size if preprocessing.reduced_decoding else 0
+    least = size if preprocessing.reduced_decoding else None
     image = pixels.decode(encoded, window, only_jpeg=only_jpeg, least_side=least)
     return resize(image, size, preprocessing.preprocessing)
 

@@ -18,7 +18,7 @@ def decode(
     window: Callable[[Any, Any], Any] | None = None,
     *,
     only_jpeg: bool = False,
-    least_side: Any = 0,
+    least_side: Any = None,
 ) -> Any:
     """uint8[h, w, 3] of a JPEG, PNG, BMP or GIF: its `window(height, width)`, or all pixels.
 
@@ -27,19 +27,16 @@ def decode(
     above a megapixel are reduced: see `_reduced`.
     """
     tf = tensorflow()
-    is_exact = isinstance(least_side, int) and not least_side
 
     def jpeg() -> Any:
-        if window is None and is_exact:
+        if window is None and least_side is None:
             return tf.io.decode_jpeg(encoded, channels=3, dct_method=_ACCURATE)
         shape = tf.io.extract_jpeg_shape(encoded)  # decoding alone would take a PNG as well
         box = window(shape[0], shape[1]) if window else tf.stack([0, 0, shape[0], shape[1]])
-        if is_exact:
+        if least_side is None:
             return _crop(encoded, box)
-        is_large = shape[0] * shape[1] > LARGE
-        return tf.cond(
-            is_large, lambda: _reduced(encoded, box, least_side), lambda: _crop(encoded, box)
-        )
+        reduced, whole = (functools.partial(f, encoded, box) for f in (_reduced, _crop))
+        return tf.cond(shape[0] * shape[1] > LARGE, lambda: reduced(least_side), whole)
 
     def other() -> Any:
         image = tf.io.decode_image(encoded, channels=3, expand_animations=False)

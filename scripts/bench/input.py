@@ -58,7 +58,7 @@ from scripts.bench.peers import data_loader
 
 USER = dict(os.environ)
 SHARDS = 8
-Batches = Iterator[dict[str, np.ndarray]]
+Batches = Iterator[Any]  # {name: array}; with a peer what the network gets
 PIPELINES = {  # whether the pipeline has the environment of main.py
     **{"flax's example": False, "decoding and cropping only": True},
     **{"exact": True, "fast": True, "in memory": True},
@@ -169,13 +169,10 @@ def write(folder: str, photos: list[bytes], peer: str = "") -> None:
         records.write_shard(path, (examples[i] for i in run))
     if peer:
         data_loader.write(os.path.join(folder, "files"), photos)
-    else:
-        _write_tfds(os.path.join(folder, "photos", "1.0.0"), rows, runs)
-
-
-def _write_tfds(target: str, rows: list[tuple[bytes, int]], runs: Sequence[range]) -> None:
+        return
     import tensorflow_datasets as tfds
 
+    target = os.path.join(folder, "photos", "1.0.0")
     os.makedirs(target)
     features = [{"image": schema.strings([p]), "label": schema.ints([n])} for p, n in rows]
     for shard, run in enumerate(runs):
@@ -183,25 +180,23 @@ def _write_tfds(target: str, rows: list[tuple[bytes, int]], runs: Sequence[range
         records.write_shard(path, (schema.serialize(features[i]) for i in run))
     kinds = {"image": tfds.features.Image(encoding_format="jpeg")}
     kinds |= {"label": tfds.features.ClassLabel(num_classes=1000)}
-    lengths, size = [len(run) for run in runs], sum(len(photo) for photo, _ in rows)
+    lengths, size = [len(run) for run in runs], sum(map(len, photos))
     split = tfds.core.SplitInfo(name="train", shard_lengths=lengths, num_bytes=size)
     tfds.folder_dataset.write_metadata(
         data_dir=target, features=tfds.features.FeaturesDict(kinds), split_infos=[split]
     )
 
 
-def open_source(folder: str) -> input_pipeline.Source:
-    """Opens the records of `write`."""
+def open_both(folder: str, peer: str = "") -> tuple[input_pipeline.Source, Any]:
+    """Opens the records of `write`, and its TFDS set as a tf.data set of encoded examples."""
     index = os.path.join(folder, f"index-{os.getpid()}.json")
-    return open_records(folder, "train-*", 1000, index, "train")
-
-
-def open_tfds(folder: str) -> Any:
-    """The TFDS set of `write` as a tf.data set of encoded examples."""
+    source = open_records(folder, "train-*", 1000, index, "train")
+    if peer:
+        return source, None
     import tensorflow_datasets as tfds
 
     builder: Any = tfds.builder_from_directory(os.path.join(folder, "photos", "1.0.0"))
-    return builder.as_dataset(
+    return source, builder.as_dataset(
         split="train", decoders={"image": tfds.decode.SkipDecoding()}, shuffle_files=True
     )
 
@@ -217,7 +212,7 @@ def pipeline(name: str, folder: str, flags: argparse.Namespace) -> Batches:
     if name.startswith("torch"):
         workers = int(name.split()[-2])
         return data_loader.batches(os.path.join(folder, "files"), size, batch, workers)
-    source, examples = open_source(folder), None if flags.peer else open_tfds(folder)
+    source, examples = open_both(folder, flags.peer)
     keys: dict[str, Any] = {"image_size": size, "crop_area_min": 0.08, "random_flip": True}
 
     def ours(mode: str, cache: int = 0, reduced: bool = False) -> Batches:
@@ -227,7 +222,10 @@ def pipeline(name: str, folder: str, flags: argparse.Namespace) -> Batches:
         order = Order.make(source.shards.counts, 0, batch, SHARDS, buffer)
         train_batches = in_memory.train_batches if cache else input_pipeline.train_batches
         batches = train_batches(source, settings, order, range(order.streams), 0)
-        return map(on_device, batches) if flags.peer else batches
+        if not flags.peer:
+            return batches
+        program = jax.jit(functools.partial(input_pipeline.normalize, dtype=jnp.float32))
+        return (jax.block_until_ready(program(b["image"], b["flip"])) for b in batches)
 
     def evaluated(mode: str) -> Batches:
         while True:
@@ -249,16 +247,6 @@ def pipeline(name: str, folder: str, flags: argparse.Namespace) -> Batches:
         "fast, eval": lambda: evaluated("fast"),
     }
     return makers[name]()
-
-
-@functools.cache
-def _normalized() -> Any:
-    return jax.jit(functools.partial(input_pipeline.normalize, dtype=jnp.float32))
-
-
-def on_device(batch: dict[str, np.ndarray]) -> Any:
-    """float32[b, size, size, 3]: the images of a training batch, as the network gets them."""
-    return jax.block_until_ready(_normalized()(batch["image"], batch["flip"]))
 
 
 def flax_batches(examples: Any, batch: int, image: Callable[[Any], Any], train: bool) -> Batches:

@@ -132,7 +132,7 @@ class ImageCache:
         def decode(serialized: Any, seeds: Any, only_jpeg: bool) -> dict[str, Any]:
             del seeds  # nothing is cropped
             encoded, label = source.parse(serialized)
-            least = side if is_reduced else 0
+            least = side if is_reduced else None
             image = pixels.decode(encoded, only_jpeg=only_jpeg, least_side=least)
             shape = tensorflow().shape(image)[:2]
             return {"image": pixels.shrink(image, side), "shape": shape, "label": label}

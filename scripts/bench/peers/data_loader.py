@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 from collections.abc import Iterator
 from typing import Any
+
+from etils import epath
 
 from common.errors import DataError
 from common.images.input_spec import IMAGENET
@@ -24,9 +25,9 @@ def check() -> None:
 def write(folder: str, photos: list[bytes]) -> None:
     """Writes photos as files of ten classes, which `batches` reads."""
     for i, photo in enumerate(photos):
-        os.makedirs(os.path.join(folder, str(i % 10)), exist_ok=True)
-        with open(os.path.join(folder, str(i % 10), f"{i}.jpg"), "wb") as file:
-            file.write(photo)
+        path = epath.Path(folder) / str(i % 10) / f"{i}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(photo)
 
 
 def batches(folder: str, size: int, batch: int, workers: int) -> Iterator[Any]:

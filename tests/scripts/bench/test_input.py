@@ -25,8 +25,7 @@ def test_the_photos_are_different_and_as_large_as_said():
 def test_the_baseline_does_what_ours_does(tmp_path):
     """The same window, kernel and normalisation in evaluation; the order of both is the files'."""
     bench_input.write(str(tmp_path), bench_input.cut(8))
-    source = bench_input.open_source(str(tmp_path))
-    examples = bench_input.open_tfds(str(tmp_path))
+    source, examples = bench_input.open_both(str(tmp_path))
     assert source.shards.total == 8
     tf = tensorflow()
     ours = next(input_pipeline.eval_batches(source, Preprocessing(224, 0.08, True), 8, 0, 1))
