@@ -102,6 +102,7 @@ class Preprocessing:
     preprocessing: str = "exact"  # one of `MODES`
     input_spec: str = "tensorflow"  # what `input_spec.parse_spec` reads
     eval_image_size: Annotated[int, "[0, 16384]"] = 0  # of evaluation; 0 = image_size
+    reduced_decoding: bool = False  # whether large JPEGs are decoded at 1/2, 1/4 or 1/8
 
     @functools.cached_property
     def spec(self) -> InputSpec:
@@ -182,7 +183,8 @@ def _train_image(
     encoded: Any, seed: Any, preprocessing: Preprocessing, size: Any, only_jpeg: bool = False
 ) -> Any:
     window = functools.partial(preprocessing.window, seed=seed)
-    image = pixels.decode(encoded, window, only_jpeg=only_jpeg)
+    least = size if preprocessing.reduced_decoding else None
+    image = pixels.decode(encoded, window, only_jpeg=only_jpeg, least_side=least)
     return resize(image, size, preprocessing.preprocessing)
 
 

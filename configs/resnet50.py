@@ -45,6 +45,9 @@ def get_config() -> ml_collections.ConfigDict:
     # How images are prepared for evaluation, and normalised: 'tensorflow', another name in
     # common/images/input_spec.py, or a JSON object with its fields.
     config.input_spec = "tensorflow"
+    # True: training decodes JPEGs above a megapixel at 1/2, 1/4 or 1/8 of their size, as long as a
+    # crop then has the pixels that it is resized to; see docs/data.md.
+    config.reduced_decoding = False
     # > 0: training images stay decoded in the hosts' memory, so many pixels square (256: 197 KB
     # each), and are cropped on the devices; no host decodes twice.
     config.decoded_cache = 0

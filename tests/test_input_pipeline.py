@@ -477,3 +477,26 @@ def test_vgg_windows_of_strange_shapes(shape):
     seed = tensorflow().constant([1, 2])
     y, x, height, width = input_pipeline.random_square(shape[0], shape[1], seed).numpy()
     assert height == width >= 1 and 0 <= y <= shape[0] - height and 0 <= x <= shape[1] - width
+
+
+def test_reduced_decoding_is_antialiased_and_resumes_exactly(tmp_path):
+    """Noise above the batch's resolution vanishes, at any size; a resume has the same pixels."""
+    source = write(tmp_path, (4,), lambda i: encode(noise(1100 + i, 1000, i), "JPEG"))
+    order = Order.make(source.shards.counts, 3, 2, 2, 4)
+    batches = {}
+    for start, reduced in ((0, True), (1, True), (0, False)):
+        settings = Preprocessing(16, 0.5, True, reduced_decoding=reduced)
+        stream = input_pipeline.train_batches(
+            source,
+            settings,
+            order,
+            range(2),
+            start,
+            lambda step: 16 + tensorflow().cast(step, "int32"),
+        )
+        batches[start, reduced] = list(itertools.islice(stream, 3 - start))
+    for batch, other in zip(batches[1, True], batches[0, True][1:], strict=True):
+        assert_same([batch], [other])
+    for step, (ours, exact) in enumerate(zip(batches[0, True], batches[0, False], strict=True)):
+        assert ours["image"].shape == exact["image"].shape == (2, 16 + step, 16 + step, 3)
+        assert ours["image"].std() < exact["image"].std() / 3

@@ -2,6 +2,7 @@
 
 python -m scripts.bench.input                  on cut-outs of scikit-learn's two photos
 python -m scripts.bench.input --data=DIR       on the first images of your own train-* TFRecords
+python -m scripts.bench.input --peer=torch --data=DIR   with torch's DataLoader, in images/s
 
 The baseline reads the same JPEGs as a TFDS set, as flax's example does. Each pipeline has its own
 process. Ours have your environment and the variables that main.py adds (engine/environment.py); the
@@ -9,11 +10,16 @@ baseline has your environment. The pipelines take turns. A turn counts the CPU t
 until no work is in flight. It measures `train_batches` as train.py calls it, from records to
 batches on the host. A ratio is that of all rounds, because our reader works in blocks; beside it
 are the least and the largest of a round. Where 1 lies between them there is no verdict.
+
+--peer=torch compares complete paths, from files to normalised float32 batches on the device, in
+seconds of the clock. Both read the same JPEGs, ours from records, torch's as ImageFolder. Photos of
+12 megapixels want --images=128 --batch=32.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import io
 import itertools
 import math
@@ -29,8 +35,10 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 from PIL import Image
 
 import input_pipeline
@@ -46,14 +54,19 @@ from common.images.input_spec import NAMED
 from common.images.pixels import decode, shrink
 from common.preparation import schema
 from engine import environment
+from scripts.bench.peers import data_loader
 
 USER = dict(os.environ)
 SHARDS = 8
-Batches = Iterator[dict[str, np.ndarray]]
+Batches = Iterator[Any]  # {name: array}; with a peer what the network gets
 PIPELINES = {  # whether the pipeline has the environment of main.py
     **{"flax's example": False, "decoding and cropping only": True},
     **{"exact": True, "fast": True, "in memory": True},
     **{"flax's example, eval": False, "exact, eval": True, "fast, eval": True},
+}
+WITH_TORCH = {  # the pipelines with --peer=torch
+    **{f"torch's DataLoader, {n} workers": False for n in range(3)},
+    **{"exact": True, "fast": True, "exact, reduced_decoding": True},
 }
 
 
@@ -62,20 +75,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = _flags(arguments)
     if flags.images < flags.batch:
         sys.exit(f"ERROR: --images={flags.images}: must be at least a batch, {flags.batch}")
-    if not any(flags.only in name for name in PIPELINES):  # the names have commas
-        sys.exit(f"ERROR: --only={flags.only}: no pipeline of {'; '.join(PIPELINES)} has this name")
+    if not any(flags.only in name for name in flags.names):  # the names have commas
+        names = "; ".join(flags.names)
+        sys.exit(f"ERROR: --only={flags.only}: no pipeline of {names} has this name")
     if flags.serve:
         return serve(flags)
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # else oneDNN prints notes
     try:
+        if flags.peer:
+            data_loader.check()
         photos = first(flags.data, flags.images) if flags.data else cut(flags.images)
     except DataError as error:
         sys.exit(f"ERROR: {error}")
     with tempfile.TemporaryDirectory() as folder:
-        write(folder, photos)
+        write(folder, photos, flags.peer)
         seconds = measure(folder, flags)
-    print(table(seconds, flags.batch, quality(photos[:100], flags.size, flags.cache)))
+    if flags.peer:
+        print(clock_table(seconds, flags.batch))
+        return 0
+    spent = {name: [float(cpu) for cpu, _ in turns] for name, turns in seconds.items()}
+    print(table(spent, flags.batch, quality(photos[:100], flags.size, flags.cache)))
     return 0
+
+
+def clock_table(seconds: dict[str, list[np.ndarray]], batch: int) -> str:
+    """Markdown: images/s, and the ratio to torch's best, from (CPU, clock) seconds per batch."""
+    spent = {name: np.mean(turns, 0) for name, turns in seconds.items()}
+    best = min(clock for name, (_, clock) in spent.items() if name.startswith("torch"))
+    lines = ["| pipeline | images/s | ratio | images per CPU second |", "| --- " * 4 + "|"]
+    for name, (cpu, clock) in spent.items():
+        lines.append(f"| {name} | {batch / clock:,.0f} | {best / clock:.2f} | {batch / cpu:,.0f} |")
+    return "\n".join(lines)
 
 
 def table(
@@ -129,18 +159,23 @@ def first(folder: str, count: int) -> list[bytes]:
     return [tf.io.parse_single_example(r, feature)["image/encoded"].numpy() for r in read]
 
 
-def write(folder: str, photos: list[bytes]) -> None:
-    """Writes photos as records in ImageNet's schema, and as a TFDS set in the same folder."""
-    import tensorflow_datasets as tfds
-
+def write(folder: str, photos: list[bytes], peer: str = "") -> None:
+    """Writes photos as records in ImageNet's schema, and as the peer's files in the same folder."""
     rows = [(photo, i % 1000) for i, photo in enumerate(photos)]
     examples = [schema.example(p, n + 1, "photo", "photo.JPEG", (375, 500)) for p, n in rows]
-    target, runs = os.path.join(folder, "photos", "1.0.0"), records.shard_runs(len(rows), SHARDS)
-    os.makedirs(target)
-    features = [{"image": schema.strings([p]), "label": schema.ints([n])} for p, n in rows]
+    runs = records.shard_runs(len(rows), SHARDS)
     for shard, run in enumerate(runs):
         path = os.path.join(folder, records.shard_name("train", shard, SHARDS))
         records.write_shard(path, (examples[i] for i in run))
+    if peer:
+        data_loader.write(os.path.join(folder, "files"), photos)
+        return
+    import tensorflow_datasets as tfds
+
+    target = os.path.join(folder, "photos", "1.0.0")
+    os.makedirs(target)
+    features = [{"image": schema.strings([p]), "label": schema.ints([n])} for p, n in rows]
+    for shard, run in enumerate(runs):
         path = os.path.join(target, f"photos-train.tfrecord-{shard:05d}-of-{SHARDS:05d}")
         records.write_shard(path, (schema.serialize(features[i]) for i in run))
     kinds = {"image": tfds.features.Image(encoding_format="jpeg")}
@@ -152,12 +187,14 @@ def write(folder: str, photos: list[bytes]) -> None:
     )
 
 
-def open_both(folder: str) -> tuple[input_pipeline.Source, Any]:
+def open_both(folder: str, peer: str = "") -> tuple[input_pipeline.Source, Any]:
     """Opens the records of `write`, and its TFDS set as a tf.data set of encoded examples."""
-    import tensorflow_datasets as tfds
-
     index = os.path.join(folder, f"index-{os.getpid()}.json")
     source = open_records(folder, "train-*", 1000, index, "train")
+    if peer:
+        return source, None
+    import tensorflow_datasets as tfds
+
     builder: Any = tfds.builder_from_directory(os.path.join(folder, "photos", "1.0.0"))
     return source, builder.as_dataset(
         split="train", decoders={"image": tfds.decode.SkipDecoding()}, shuffle_files=True
@@ -166,21 +203,29 @@ def open_both(folder: str) -> tuple[input_pipeline.Source, Any]:
 
 def environment_of(name: str) -> dict[str, str]:
     """The environment of a pipeline's process."""
-    return (environment.DEFAULTS if PIPELINES[name] else {}) | USER
+    return (environment.DEFAULTS if (PIPELINES | WITH_TORCH)[name] else {}) | USER
 
 
 def pipeline(name: str, folder: str, flags: argparse.Namespace) -> Batches:
-    """Yields the batches of one of `PIPELINES` without end."""
-    source, examples = open_both(folder)
+    """Yields the batches of one of `PIPELINES` or `WITH_TORCH` without end."""
     size, batch = flags.size, flags.batch
+    if name.startswith("torch"):
+        workers = int(name.split()[-2])
+        return data_loader.batches(os.path.join(folder, "files"), size, batch, workers)
+    source, examples = open_both(folder, flags.peer)
     keys: dict[str, Any] = {"image_size": size, "crop_area_min": 0.08, "random_flip": True}
 
-    def ours(mode: str, cache: int = 0) -> Batches:
-        settings = Images(**keys, preprocessing=mode, decoded_cache=cache)
+    def ours(mode: str, cache: int = 0, reduced: bool = False) -> Batches:
+        more = {"decoded_cache": cache, "reduced_decoding": reduced}
+        settings = Images(**keys, preprocessing=mode, **more)
         buffer = None if cache else 16 * batch
         order = Order.make(source.shards.counts, 0, batch, SHARDS, buffer)
         train_batches = in_memory.train_batches if cache else input_pipeline.train_batches
-        return train_batches(source, settings, order, range(order.streams), 0)
+        batches = train_batches(source, settings, order, range(order.streams), 0)
+        if not flags.peer:
+            return batches
+        program = jax.jit(functools.partial(input_pipeline.normalize, dtype=jnp.float32))
+        return (jax.block_until_ready(program(b["image"], b["flip"])) for b in batches)
 
     def evaluated(mode: str) -> Batches:
         while True:
@@ -194,6 +239,7 @@ def pipeline(name: str, folder: str, flags: argparse.Namespace) -> Batches:
         "flax's example": lambda: flax(lambda e: flax_image(e, size, True)),
         "decoding and cropping only": lambda: flax(lambda e: decoded(e, size)),
         "exact": lambda: ours("exact"),
+        "exact, reduced_decoding": lambda: ours("exact", reduced=True),
         "fast": lambda: ours("fast"),
         "in memory": lambda: ours("exact", flags.cache),
         "flax's example, eval": lambda: flax(lambda e: flax_image(e, size, False), train=False),
@@ -268,7 +314,7 @@ class Server:
     def __init__(self, name: str, folder: str, flags: argparse.Namespace):
         self.name = name
         command = [sys.executable, "-m", "scripts.bench.input", f"--folder={folder}"]
-        command += [f"--{k}={vars(flags)[k]}" for k in ("images", "size", "cache", "batch")]
+        command += [f"--{k}={vars(flags)[k]}" for k in ("images", "size", "cache", "batch", "peer")]
         self._process = subprocess.Popen(
             [*command, f"--batches={flags.batches}", f"--serve={name}"],
             env=environment_of(name),
@@ -277,15 +323,15 @@ class Server:
             text=True,
         )
 
-    def answer(self) -> float:
-        """Waits for the first batch, or for the end of a turn; returns its CPU seconds."""
+    def answer(self) -> np.ndarray:
+        """Waits for the first batch, or for the end of a turn: its CPU and its clock's seconds."""
         assert self._process.stdout is not None
         if line := self._process.stdout.readline():
-            return float(line)
+            return np.array(line.split(), float)
         sys.exit(f"ERROR: the process of {self.name!r} ended with exit code {self._process.wait()}")
 
-    def turn(self) -> float:
-        """Runs a turn; returns its CPU seconds."""
+    def turn(self) -> np.ndarray:
+        """Runs a turn; returns its CPU and its clock's seconds."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write("go\n")
@@ -299,9 +345,9 @@ class Server:
         self._process.communicate()
 
 
-def measure(folder: str, flags: argparse.Namespace) -> dict[str, list[float]]:
-    """Measures CPU seconds per batch in each round, by pipeline."""
-    names = [n for n in PIPELINES if flags.only in n or n.startswith("flax")]
+def measure(folder: str, flags: argparse.Namespace) -> dict[str, list[np.ndarray]]:
+    """Measures (CPU, clock) seconds per batch in each round, by pipeline."""
+    names = [n for n in flags.names if flags.only in n or n.startswith(("flax", "torch"))]
     servers, spent = [], {name: [] for name in names}
     try:
         for name in names:
@@ -319,28 +365,33 @@ def measure(folder: str, flags: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def serve(flags: argparse.Namespace) -> int:
-    """Serves one pipeline: each line of stdin asks for a turn; the answer is its CPU seconds."""
+    """Serves one pipeline: each line of stdin asks for a turn; the answer is `Server.turn`'s."""
     answers, sys.stdout = sys.stdout, sys.stderr  # libraries may print to stdout
     stream = pipeline(flags.serve, flags.folder, flags)
     next(stream)
-    settle()
-    print(0, file=answers, flush=True)
+    workers = psutil.Process().children()
+
+    def spent() -> float:
+        return time.process_time() + sum(sum(w.cpu_times()[:2]) for w in workers)
+
+    settle(spent)
+    print(0, 0, file=answers, flush=True)
     for _ in sys.stdin:
-        before = time.process_time()
+        before, begin = spent(), time.monotonic()
         for _ in itertools.islice(stream, flags.batches):
             pass
-        settle()
-        print(time.process_time() - before, file=answers, flush=True)
+        end = settle(spent)
+        print(spent() - before, end - begin, file=answers, flush=True)
     return 0
 
 
-def settle() -> None:
-    """Waits until no thread of this process works any more."""
+def settle(spent: Callable[[], float]) -> float:
+    """Waits until the CPU seconds `spent` do not grow any more; the clock's time of that moment."""
     while True:
-        before = time.process_time()
+        before, begin = spent(), time.monotonic()
         time.sleep(0.1)
-        if time.process_time() - before < 0.005:
-            return
+        if spent() - before < 0.005:
+            return begin
 
 
 def quality(jpegs: list[bytes], size: int, cache: int) -> dict[str, tuple[float, float]]:
@@ -393,10 +444,13 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
         add(f"--{name}", type=int, default=default)
     add("--cache", type=int, default=256, help="config.decoded_cache")
     add("--batches", type=int, default=4, help="of each pipeline in a round")
+    add("--peer", choices=("", "torch"), default="", help="the peer of a comparison by the clock")
     add("--only", default="", help="pipelines with this in their name, and flax's")
     add("--serve", default="", help=argparse.SUPPRESS)  # what a process is for
     add("--folder", default="", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    flags = parser.parse_args(arguments)
+    flags.names = WITH_TORCH if flags.peer else PIPELINES
+    return flags
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def train_batches(
         window = images.window(shape[0], shape[1], seeds[:2])
         return {"window": window, "flip": images.flip(seeds)}
 
-    batches = _drawn(source, images.decoded_cache, order, streams, start_step, draw)
+    batches = _drawn(source, images, order, streams, start_step, draw)
     if not sizes:
         return batches
     steps = enumerate(batches, start_step)
@@ -79,7 +79,7 @@ def crop(batch: Mapping[str, jax.Array], dtype: Any, images: Images) -> jax.Arra
 
 def _drawn(
     source: Source,
-    side: int,
+    images: Images,
     order: Order,
     streams: range,
     start_step: int,
@@ -89,8 +89,8 @@ def _drawn(
 
     `shape` int32[2] has an image's height and width. "window" is scaled to the image in memory.
     """
-    tf, cores = tensorflow(), os.cpu_count() or 1
-    cache = ImageCache.fill(source, side, order, streams)
+    tf, cores, side = tensorflow(), os.cpu_count() or 1, images.decoded_cache
+    cache = ImageCache.fill(source, side, order, streams, images.reduced_decoding)
 
     def plan() -> Iterator[Any]:
         for ids, seeds in order.steps(streams, start_step):
@@ -120,17 +120,20 @@ class ImageCache:
 
     ids: np.ndarray  # int64[n], ascending
     images: np.ndarray  # uint8[n, side, side, 3]
-    shapes: np.ndarray  # int32[n, 2], height and width before the image was made square
+    shapes: np.ndarray  # int32[n, 2], decoded height and width before the image was made square
     labels: np.ndarray  # int32[n]
 
     @classmethod
-    def fill(cls, source: Source, side: int, order: Order, streams: range) -> ImageCache:
+    def fill(
+        cls, source: Source, side: int, order: Order, streams: range, is_reduced: bool
+    ) -> ImageCache:
         """Decodes every example of some streams, which must be fixed."""
 
         def decode(serialized: Any, seeds: Any, only_jpeg: bool) -> dict[str, Any]:
             del seeds  # nothing is cropped
             encoded, label = source.parse(serialized)
-            image = pixels.decode(encoded, only_jpeg=only_jpeg)
+            least = side if is_reduced else None
+            image = pixels.decode(encoded, only_jpeg=only_jpeg, least_side=least)
             shape = tensorflow().shape(image)[:2]
             return {"image": pixels.shrink(image, side), "shape": shape, "label": label}
 

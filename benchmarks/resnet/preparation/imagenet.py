@@ -27,6 +27,7 @@ from common.data import records
 from common.data.shards import tensorflow
 from common.errors import UserError, some, visible
 from common.images import manifest, photos
+from common.images.pixels import LARGE
 from common.preparation import arguments, holdout, schema, sources, writing
 from common.preparation.folders import Folder, Reading
 
@@ -337,15 +338,14 @@ def _example(
     return record, (label,), notes
 
 
-def _pixels(out: str, shard: str) -> int:
-    """The multiple of 32 pixels, from 64 to the recipes' usual 224, that suits a shard's images."""
-    sides = []
+def _sizes(out: str, shard: str) -> np.ndarray:
+    """The medians of a shard's images: the shorter side, and the number of pixels."""
+    sizes = []
     for record in itertools.islice(records.read_shard(os.path.join(out, shard)), _SAMPLE):
         feature = tensorflow().train.Example.FromString(record).features.feature
-        sizes = (feature[f"image/{side}"].int64_list.value[0] for side in ("height", "width"))
-        sides.append(min(sizes))
-    # Below 64 the network's last map has a single cell.
-    return min(_USUAL_SIDE, max(64, 32 * math.ceil(np.median(sides or _USUAL_SIDE) / 32)))
+        height, width = (feature[f"image/{s}"].int64_list.value[0] for s in ("height", "width"))
+        sizes.append((min(height, width), height * width))
+    return np.median(sizes or [(_USUAL_SIDE, _USUAL_SIDE**2)], axis=0)
 
 
 def small_command(out: str, images: int, batch: int, pixels: int) -> str:
@@ -363,11 +363,20 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
     splits, classes = content["splits"], content["num_label_classes"]
     keys: dict[str, Any] = {}
     recipe, images = "resnet50", splits["train"]["examples"]
+    side, area = _sizes(out, splits["train"]["shards"][0]["name"])
     if images < arguments.FEW:
         recipe, keys = "finetune", {"init_from": foreign.RESNET.format(depth=50)}
         keys |= arguments.fitted(images, largest=64, epochs=20, least=100)
-    if (pixels := _pixels(out, splits["train"]["shards"][0]["name"])) < _USUAL_SIDE:
+        # Evaluation antialiases in the manner of these weights, and so does the decoder.
+        keys |= {"reduced_decoding": True} if area > LARGE else {}
+    # A multiple of 32; below 64 the network's last map has a single cell.
+    if (pixels := min(_USUAL_SIDE, max(64, 32 * math.ceil(side / 32)))) < _USUAL_SIDE:
         keys["image_size"] = pixels
+    if area > LARGE:
+        print(
+            f"photos of {area / 1e6:.1f} megapixels take long to decode: this command with "
+            "--max_side=512 --overwrite stores smaller ones, which train several times as fast"
+        )
     if images < arguments.FEW:
         command = small_command(out, images, keys["train_batch_size"], pixels)
         print(f"without a network, from random weights: {command}")

@@ -92,14 +92,15 @@ def test_pipelines_take_turns_and_the_seconds_are_of_a_batch(monkeypatch):
 
 def test_a_process_answers_each_line_with_its_seconds(monkeypatch):
     seconds, batches, answers = iter([1.0, 3.0, 10.0, 15.0]), iter(range(100)), io.StringIO()
-    clock = types.SimpleNamespace(process_time=lambda: next(seconds))
+    clock_ends = iter([0.0, 7.0, 9.0])
+    clock = types.SimpleNamespace(process_time=lambda: next(seconds), monotonic=lambda: 6.0)
     monkeypatch.setattr(bench_input, "pipeline", lambda *_: batches)
-    monkeypatch.setattr(bench_input, "settle", lambda: None)
+    monkeypatch.setattr(bench_input, "settle", lambda spent: next(clock_ends))
     monkeypatch.setattr(bench_input, "time", clock)
     monkeypatch.setattr(bench_input.sys, "stdin", io.StringIO("go\ngo\n"))
     monkeypatch.setattr(bench_input.sys, "stdout", answers)
     assert bench_input.main(["--serve=fast", "--batches=3"]) == 0
-    assert answers.getvalue() == "0\n2.0\n5.0\n"
+    assert answers.getvalue() == "0 0\n2.0 1.0\n5.0 3.0\n"
     assert next(batches) == 1 + 2 * 3
 
 
@@ -208,3 +209,26 @@ def test_the_baseline_reads_as_flaxs_example(train):
     assert named.get("shuffle") == (((2000,), {"seed": 0}) if train else None)
     order = ["repeat", "shuffle", "map", "batch"] if train else ["map", "batch", "repeat"]
     assert [name for name, *_ in calls] == [*order, "prefetch", "as_numpy_iterator"]
+
+
+def test_the_clocks_ratios_are_to_torchs_best():
+    seconds = {"torch's DataLoader, 0 workers": [np.array([2.0, 2.0])]}
+    seconds |= {"torch's DataLoader, 1 workers": [np.array([2.0, 0.5]), np.array([2.0, 1.5])]}
+    seconds |= {"exact": [np.array([0.8, 0.4])]}
+    assert bench_input.clock_table(seconds, 128).splitlines()[2:] == [
+        "| torch's DataLoader, 0 workers | 64 | 0.50 | 64 |",
+        "| torch's DataLoader, 1 workers | 128 | 1.00 | 64 |",
+        "| exact | 320 | 2.50 | 160 |",
+    ]
+
+
+def test_torch_reads_the_photos_of_ours(tmp_path):
+    pytest.importorskip("torchvision")
+    bench_input.write(str(tmp_path), bench_input.cut(8), "torch")
+    flags = bench_input._flags(["--peer=torch", "--size=32", "--batch=4"])
+    images, labels = next(
+        bench_input.pipeline("torch's DataLoader, 0 workers", str(tmp_path), flags)
+    )
+    ours = next(bench_input.pipeline("exact, reduced_decoding", str(tmp_path), flags))
+    assert images.shape == (4, 3, 32, 32) and ours.shape == (4, 32, 32, 3)
+    assert labels.max() < 10 and abs(float(images.mean()) - float(ours.mean())) < 0.7

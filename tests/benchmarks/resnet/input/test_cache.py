@@ -111,3 +111,17 @@ def test_a_fault_is_named_while_images_are_decoded(tmp_path):
     order = Order.make(source.shards.counts, 1, 4, 2, None)
     with pytest.raises(DataError, match=r"train-00001, record 1 \(counted from 0\) cannot be used"):
         next(cache.train_batches(source, keys(decoded_cache=16), order, range(2), 0))
+
+
+def test_large_jpegs_are_decoded_at_a_reduced_size(tmp_path):
+    """Which changes an image without fine detail by less than a level."""
+
+    def photo(i):
+        return encode(np.asarray(Image.fromarray(noise(9, 9, i)).resize((1000, 1104))), "JPEG")
+
+    source = write(tmp_path, (4,), photo)
+    order, images = Order.make(source.shards.counts, 1, 2, 2, None), []
+    for reduced in (False, True):
+        settings = keys(reduced_decoding=reduced, decoded_cache=64)
+        images.append(next(cache.train_batches(source, settings, order, range(2), 0))["image"])
+    assert 0 < np.abs(images[0].astype(float) - images[1]).mean() < 1

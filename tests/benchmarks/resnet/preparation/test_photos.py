@@ -283,3 +283,15 @@ def test_a_validation_folder_may_write_a_name_in_another_form(tmp_path, capsys):
     assert len(warnings) == 3
     (row,) = json.loads((tmp_path / "out" / "manifest.json").read_text())["classes"]
     assert row == {"label": 1, "name": "Äpfel", "train": 2, "validation": 2}
+
+
+def test_large_photos_get_a_hint(tmp_path, capsys):
+    for i in range(4):
+        (tmp_path / "photos" / str(i % 2)).mkdir(parents=True, exist_ok=True)
+        jpeg = encoded(picture(i, (1400, 1000)))
+        (tmp_path / "photos" / str(i % 2) / f"{i}.jpg").write_bytes(jpeg)
+    flags = ["--layout=folder", f"--train={tmp_path}/photos", f"--out={tmp_path}/out"]
+    assert "--config.reduced_decoding=True" in prepare.make("imagenet", flags)
+    assert "photos of 1.4 megapixels take long to decode" in capsys.readouterr().out
+    last = prepare.make("imagenet", [*flags, "--max_side=300", "--overwrite"])
+    assert "reduced_decoding" not in last and "megapixels" not in capsys.readouterr().out
