@@ -22,12 +22,12 @@ class BatchNorm(nn.BatchNorm):
     """
 
     @nn.compact
-    def __call__(self, x: jax.Array, use_running_average: bool | None = None) -> Any:
+    def __call__(self, x: jax.Array, use_running_average: bool | None = None, **others: Any) -> Any:
         running = nn.merge_param(
             "use_running_average", self.use_running_average, use_running_average
         )
-        if running or convolutions.device_kind() != "cpu":
-            return super().__call__(x, use_running_average)
+        if running or others or convolutions.device_kind() != "cpu":
+            return super().__call__(x, use_running_average, **others)
         scale = self.param("scale", self.scale_init, x.shape[-1:], self.param_dtype)
         bias = self.param("bias", self.bias_init, x.shape[-1:], self.param_dtype)
         wide = x.astype(jnp.promote_types(self.dtype or x.dtype, jnp.float32))
