@@ -53,6 +53,7 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(-4, 0)  # M_MMAP_MAX: no block is mapped on its own
+        mallopt(-8, 1)  # M_ARENA_MAX: 1, the others map blocks above 64 MB
         mallopt(-1, -1)  # M_TRIM_THRESHOLD: the top of the heap stays
 
 

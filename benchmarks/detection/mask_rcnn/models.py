@@ -25,6 +25,7 @@ from jax import lax
 from benchmarks.detection import selection
 from benchmarks.detection.boxes import clip, decode_boxes, nms
 from common.errors import ConfigError
+from common.layers import convolutions
 from models import ResNet
 
 Maps = dict[int, jax.Array]  # level -> [b, h, w, c], a cell for 2**level pixels
@@ -33,7 +34,8 @@ ANCHOR_WEIGHTS = (1.0, 1.0, 1.0, 1.0)  # of the offsets from anchors, see `boxes
 _HE_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "uniform")  # Caffe2's "XavierFill"
 _HE_FAN_OUT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")  # "MSRAFill"
 PADDING = ((1, 1), (1, 1))
-_conv3x3 = partial(nn.Conv, kernel_size=(3, 3), padding=PADDING)
+_Conv = partial(nn.Conv, conv_general_dilated_cls=lambda: convolutions.conv_on_cpus)
+_conv3x3 = partial(_Conv, kernel_size=(3, 3), padding=PADDING)
 
 
 class Pyramid(nn.Module):
@@ -49,7 +51,7 @@ class Pyramid(nn.Module):
     @nn.compact
     def __call__(self, stages: Maps) -> Maps:
         """From the outputs of the stages by level to the maps of `levels`."""
-        conv = partial(nn.Conv, self.filters, dtype=self.dtype, kernel_init=_HE_FAN_IN)
+        conv = partial(_Conv, self.filters, dtype=self.dtype, kernel_init=_HE_FAN_IN)
         inner = [level for level in self.levels if level in stages]
         maps: Maps = {}
         above: jax.Array | None = None
@@ -143,8 +145,8 @@ class MaskHead(nn.Module):
         how: Any = {"dtype": self.dtype, "kernel_init": _HE_FAN_OUT}
         for i, features in enumerate(self.features, 1):
             x = nn.relu(_conv3x3(features, **how, name=f"conv{i}")(x))
-        x = nn.relu(nn.ConvTranspose(x.shape[-1], (2, 2), (2, 2), **how, name="upsampled")(x))
-        y = nn.Conv(self.num_logits, (1, 1), **how, name="mask")(x).astype(jnp.float32)
+        x = nn.relu(convolutions.Doubling(x.shape[-1], (2, 2), (2, 2), **how, name="upsampled")(x))
+        y = _Conv(self.num_logits, (1, 1), **how, name="mask")(x).astype(jnp.float32)
         return y.reshape(*regions.shape[:2], *y.shape[1:])
 
 
