@@ -1,7 +1,6 @@
 """A batch to time a train step with: the first one of the data, or a random one where none are.
 
-A random batch has the shapes of the recipe and as many real values as it has room for: rows full of
-sentences, as many objects in an image as the recipe keeps.
+A random batch has the shapes of the recipe, rows full of sentences, and 16 objects in an image.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from benchmarks.base import HostBatch, Spec
 from benchmarks.translation.vocabulary import EOS
 from engine.run import Programs
 
+_OBJECTS = 16
 _IMAGES = 1000  # and as many classes, for a ResNet of no data
 
 
@@ -93,8 +93,9 @@ def _sentences(draw: np.random.Generator, spec: Spec, words: int) -> HostBatch:
 
 
 def _objects(draw: np.random.Generator, spec: Spec, classes: int) -> HostBatch:
-    """Noise with as many objects as fit the batch; their masks fill their boxes."""
-    *shape, _ = spec["boxes"].shape
+    """Noise with 16 objects in an image, if it has room for them; their masks fill their boxes."""
+    rows, most, _ = spec["boxes"].shape
+    shape = rows, min(most, _OBJECTS)
     centres, sides = draw.uniform(0.25, 0.75, (*shape, 2)), draw.uniform(0.1, 0.5, (*shape, 2))
     boxes = np.concatenate([centres - sides / 2, centres + sides / 2], -1)
     image = spec["image"].shape
@@ -107,4 +108,8 @@ def _objects(draw: np.random.Generator, spec: Spec, classes: int) -> HostBatch:
         boxes *= (height, width) * 2
         batch["size"] = np.tile((height, width), (image[0], 1))
         batch["masks"] = np.full(spec["masks"].shape, 255)
-    return batch | {"boxes": boxes}
+    padding = ((0, 0), (0, most - shape[1]))
+    return batch | {
+        "classes": np.pad(batch["classes"], padding),
+        "boxes": np.pad(boxes, (*padding, (0, 0))),
+    }

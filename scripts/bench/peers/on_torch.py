@@ -20,8 +20,15 @@ import jax
 
 from benchmarks.base import HostBatch
 from common.errors import ConfigError
+from common.trees import Parts
 from engine.run import Programs, Settings
-from scripts.bench.peers.torch_networks import NETWORKS
+from scripts.bench.peers import torch_detectors, torch_networks
+
+# By config.benchmark: from the module torch and the benchmark to its network.
+NETWORKS: Mapping[str, Callable[[Any, Any], Any]] = {
+    **{name: getattr(torch_detectors, name) for name in ("ssd", "mask_rcnn")},
+    **{n: getattr(torch_networks, n) for n in ("resnet", "transformer", "gnmt", "ncf")},
+}
 
 # What the peers have no part for, by key, and the values that they have. A benchmark may lack it.
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
@@ -90,6 +97,12 @@ def make_step(torch: Any, programs: Programs, batch: HostBatch) -> Callable[[], 
     torch.manual_seed(settings.seed)
     network = NETWORKS[settings.benchmark](torch, programs.benchmark)
     network = network.to(device, memory_format=torch.channels_last).train()
+    if settings.freeze:
+        named = {name.replace(".", "/"): x for name, x in network.named_parameters()}
+        frozen = Parts("freeze", settings.freeze)
+        frozen.check(named)
+        for name, x in named.items():
+            x.requires_grad_(name not in frozen)
     if device == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32, as in XLA
         torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True

@@ -9,7 +9,7 @@ them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import models
@@ -309,9 +309,3 @@ def ncf(torch: Any, benchmark: Any) -> Any:
             return tree | {"logit": _dense(self.logit)}
 
     return NeuMF()
-
-
-# By config.benchmark.
-NETWORKS: Mapping[str, Callable[[Any, Any], Any]] = {
-    **{"resnet": resnet, "transformer": transformer, "gnmt": gnmt, "ncf": ncf},
-}

@@ -10,10 +10,13 @@ import types
 import jax
 import pytest
 
+from benchmarks.base import BATCH_AXES
 from commands import preflight
 from common.errors import ConfigError
+from engine import mesh as meshes
 from engine.aot import forecast
 from engine.run import Programs, read_settings
+from scripts.bench import batches
 from scripts.bench import step as bench_step
 from scripts.bench.peers import on_torch
 
@@ -174,6 +177,8 @@ SIZES = {
     "phrases": {"width": 16, "mlp_width": 32, "vocabulary_size": 90, "row_length": 16},
     "gnmt_phrases": {"width": 16, "vocabulary_size": 90, "bucket_lengths": (8, 12)},
     "ncf": {"num_users": 40, "num_items": 30, "num_ratings": 400},
+    "ssd_digits": {"num_filters": 4},
+    "mask_rcnn_digits": {"num_filters": 4, "pyramid_levels": (3, 4, 5), "freeze": "stem"},
 }
 
 
@@ -182,15 +187,33 @@ SIZES = {
 def test_a_step_in_pytorch_learns_our_batch_with_our_parameters(name):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     changes = [f"--set={key}={value}" for key, value in SIZES[name].items()]
-    flags = ["--peer=torch", f"--config={name}", *changes, "--batch_per_device=2"]
-    config, _, theirs = bench_step.pair(bench_step._flags([*flags, "--set=data_dir="]))
-    losses = [theirs() for _ in range(20)]
+    flags = [f"--config={name}", *changes, "--set=data_dir=", "--set=precision=float32"]
+    flags = flags[: -1 if name == "ncf" else None]
+    config = bench_step.config_of(bench_step._flags([*flags, "--batch_per_device=2"]), "", 1)
+    benchmark = read_settings(config).load_benchmark("")
+    made = Programs(read_settings(config), benchmark, meshes.make(BATCH_AXES, 1))
+    step = on_torch.make_step(torch, made, batches.first(made))
+    losses = [step() for _ in range(20)]
     assert losses[-1] < losses[0]
-    benchmark = Programs.make(read_settings(config)).benchmark
     shapes = jax.eval_shape(benchmark.init, jax.random.key(0))[0]
     network = on_torch.NETWORKS[config.benchmark](torch, benchmark)
     tree = network.tree() if hasattr(network, "tree") else list(network.parameters())
     assert count(tree) == count(shapes)
+
+
+@pytest.mark.parametrize("peer", ["plain", "torch"])
+def test_a_peer_is_timed_in_turn_with_ours(peer, capsys):
+    if peer == "torch":
+        pytest.importorskip("torch", reason="PyTorch is not installed")
+    sizes = {"width": 16, "vocabulary_size": 90, "bucket_lengths": (8,)}
+    sizes |= {"num_encoder_layers": 2, "num_decoder_layers": 2}
+    changes = [f"--set={key}={value}" for key, value in sizes.items()]
+    flags = [f"--peer={peer}", "--config=gnmt_phrases", "--batch_per_device=1", "--steps=1"]
+    assert bench_step.main([*flags, *changes, "--set=data_dir=", "--json"]) == 0
+    theirs, ours = map(json.loads, capsys.readouterr().out.splitlines())
+    assert theirs["step"] == {"plain": "flax", "torch": "PyTorch"}[peer]
+    assert ours["ratio_to_peer"] == pytest.approx(ours["ms"] / theirs["ms"])
+    assert ours["batch"] == jax.device_count() and not ours["estimate"]
 
 
 def count(tree):
