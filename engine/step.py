@@ -128,7 +128,9 @@ def make_gradients(
                 lambda g: g * (device_clip / jnp.maximum(norm, device_clip)), gradients
             )
         rounded = jax.tree.map(lambda g: g.astype(sum_dtype or g.dtype), gradients)
-        added, terms, metrics = jax.lax.psum((rounded, terms, metrics), axes)
+        added, terms, metrics = mine = rounded, terms, metrics
+        if mesh.size > 1:  # a sum over one device copies all gradients on CPUs
+            added, terms, metrics = jax.lax.psum(mine, axes)
         gradients = jax.tree.map(lambda g, own: g.astype(own.dtype), added, gradients)
         same = jax.tree.unflatten(jax.tree.structure(before), untouched)
         model_state = jax.tree.map(  # the mean over devices of equal values would round them
