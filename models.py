@@ -20,7 +20,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from common.layers import convolutions
+from common.layers import batch_norm, convolutions
 from common.layers.pooling import max_pool
 
 ModuleDef = Callable[..., Any]
@@ -32,7 +32,7 @@ Conv = partial(
     nn.Conv, use_bias=False, conv_general_dilated_cls=lambda: convolutions.conv_general_dilated
 )
 EPSILON = 1e-5  # added to the variance
-BatchNorm = partial(nn.BatchNorm, momentum=0.9, epsilon=EPSILON)
+BatchNorm = partial(batch_norm.BatchNorm, momentum=0.9, epsilon=EPSILON)
 
 
 def stem(

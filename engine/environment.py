@@ -51,6 +51,7 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(-4, 0)  # M_MMAP_MAX: no block is mapped on its own
+        mallopt(-8, 1)  # M_ARENA_MAX: threads too use the heap that grows
         mallopt(-1, -1)  # M_TRIM_THRESHOLD: the top of the heap stays
 
 

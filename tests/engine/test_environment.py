@@ -32,8 +32,8 @@ def test_malloc_keeps_freed_memory(is_glibc, monkeypatch):
         ctypes, "CDLL", lambda name: library if is_glibc else types.SimpleNamespace()
     )
     environment.keep_freed_memory()
-    m_mmap_max, m_trim_threshold = -4, -1
-    assert calls == [(m_mmap_max, 0), (m_trim_threshold, -1)] * is_glibc
+    m_mmap_max, m_arena_max, m_trim_threshold = -4, -8, -1
+    assert calls == [(m_mmap_max, 0), (m_arena_max, 1), (m_trim_threshold, -1)] * is_glibc
 
 
 @pytest.mark.long
