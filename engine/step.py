@@ -131,7 +131,9 @@ def make_gradients(
                 lambda g: g * (device_clip / jnp.maximum(norm, device_clip)), gradients
             )
         rounded = jax.tree.map(lambda g: g.astype(sum_dtype or g.dtype), gradients)
-        added, terms, metrics = jax.lax.psum((rounded, terms, metrics), axes)
+        added, terms, metrics = mine = rounded, terms, metrics
+        if mesh.size > 1:  # a sum over one device copies all gradients on CPUs
+            added, terms, metrics = jax.lax.psum(mine, axes)
         gradients = jax.tree.map(lambda g, own: g.astype(own.dtype), added, gradients)
         same = jax.tree.unflatten(jax.tree.structure(before), untouched)
         model_state = jax.tree.map(  # the mean over devices of equal values would round them
@@ -261,7 +263,7 @@ def make_train_step(
             lambda g, frozen: jnp.zeros_like(g) if frozen else g,
             *(gradients, recipe.frozen(gradients)),
         )
-        norm, value = optax.tree.norm(gradients), added["loss"][0]
+        norm, value = _norm(gradients, mesh), added["loss"][0]
         added = {**added, "gradient_norm": (norm, jnp.float32(1))}
         with jax.named_scope("optimizer"):
             updates, opt_state = recipe.optimizer.update(gradients, state.opt_state, state.params)
@@ -289,6 +291,15 @@ def make_train_step(
         out_shardings=meshes.replicated(mesh),
         compiler_options=compiler_options,
     )
+
+
+def _norm(gradients: Any, mesh: Mesh) -> jax.Array:
+    """The 2-norm f32[] of all gradients together."""
+    if mesh.devices.flat[0].platform != "cpu":
+        return optax.tree.norm(gradients)
+    # XLA would share the squares with Adam and write them to the memory. The barrier hides that.
+    leaves = jax.lax.optimization_barrier(jax.tree.leaves(gradients))
+    return jnp.sqrt(sum(jnp.vdot(g, g) for g in leaves))
 
 
 def _every(steps: int, step: jax.Array, then: Callable[[], Any], otherwise: Any) -> Any:
