@@ -106,6 +106,8 @@ def make_step(torch: Any, programs: Programs, batch: HostBatch) -> Callable[[], 
     if device == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32, as in XLA
         torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
+        # What the compiler cannot take runs as it is; a warning says so.
+        importlib.import_module("torch._dynamo").config.suppress_errors = True
         for module in getattr(network, "compiled", [network]):
             module.compile()
     optimizer = make_optimizer(torch, settings, network, _RATE)

@@ -182,7 +182,10 @@ def _layer(layer: Any) -> Any:
 
 
 def gnmt(torch: Any, benchmark: Any) -> Any:
-    """The network of a `benchmarks.translation.gnmt`, with a `torch.nn.LSTM` for each layer."""
+    """The network of a `benchmarks.translation.gnmt`, with a `torch.nn.LSTM` for each layer.
+
+    `compiled` are its modules that torch.compile takes on a GPU: it cannot take LSTMs.
+    """
     nn, keys, words = torch.nn, benchmark.settings, benchmark.vocabulary_size
     width, counted = keys.width, PAD if keys.counts_eos else EOS
 
@@ -200,11 +203,20 @@ def gnmt(torch: Any, benchmark: Any) -> Any:
             scores = (inside.tanh() @ direction).masked_fill(hidden[:, None], -math.inf)
             return scores.softmax(-1) @ values
 
+    class Classifier(nn.Linear):
+        def forward(self, features: Any, targets: Any) -> Any:
+            """The loss of features [T, b, H] and targets int64[b, T]."""
+            labels = targets.masked_fill(targets <= counted, PAD).T.flatten()
+            logits = super().forward(features).float().flatten(0, 1)
+            how = {"label_smoothing": keys.label_smoothing, "reduction": "sum"}
+            total = nn.functional.cross_entropy(logits, labels, ignore_index=PAD, **how)
+            return total / len(targets)
+
     class Translator(nn.Module):
         def __init__(self):
             super().__init__()
             self.table = nn.Embedding(words, width)
-            self.classifier = nn.Linear(width, words, keys.projection_bias)
+            self.classifier = Classifier(width, words, keys.projection_bias)
             sizes = [width, 2 * width, *[width] * keys.num_encoder_layers][
                 : keys.num_encoder_layers
             ]
@@ -213,6 +225,7 @@ def gnmt(torch: Any, benchmark: Any) -> Any:
             sizes = [width, *[2 * width] * (keys.num_decoder_layers - 1)]
             self.decoder = nn.ModuleList(nn.LSTM(n, width) for n in sizes)
             self.dropout = nn.Dropout(keys.dropout)
+            self.compiled = [self.attention, self.classifier]
             for x in self.parameters():
                 nn.init.uniform_(x, -keys.init_scale, keys.init_scale)
             nn.init.zeros_(self.attention.bias)
@@ -234,11 +247,7 @@ def gnmt(torch: Any, benchmark: Any) -> Any:
             for i, layer in enumerate(self.decoder[1:], 1):
                 y, _ = layer(self.dropout(torch.cat([x, context], -1)))
                 x = x + y if i > 1 else y
-            labels = targets.masked_fill(targets <= counted, PAD).T.flatten()
-            how = {"label_smoothing": keys.label_smoothing, "reduction": "sum"}
-            logits = self.classifier(x).float().flatten(0, 1)
-            total = nn.functional.cross_entropy(logits, labels, ignore_index=PAD, **how)
-            return total / len(targets)
+            return self.classifier(x, targets)
 
         def inputs(self, batch: Mapping[str, Any], device: str) -> Mapping[str, Any]:
             """The lengths of the sentences stay on the host, as PyTorch wants them."""
