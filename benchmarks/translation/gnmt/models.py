@@ -20,7 +20,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from benchmarks.translation.gnmt import losses
+from benchmarks.translation import losses
 from benchmarks.translation.gnmt.lstm import cell, lstm
 from common.layers.dropout import dropout
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from benchmarks.translation.gnmt import losses
+from benchmarks.translation import losses
 
 WORDS, PADDED, WIDTH, STEPS, ROWS = 11, 16, 4, 7, 3
 
