@@ -105,6 +105,7 @@ def _loss(rule: _Rule, features: Any, classifier: Any, targets: Any, weights: An
 def _forward(rule: _Rule, features: Any, classifier: Any, targets: Any, weights: Any) -> Any:
     kernel, bias = classifier
     narrow, tokens = kernel.astype(features.dtype), tuple(range(targets.ndim - 1))
+    transposed = narrow.T
     wide = jnp.promote_types(features.dtype, jnp.float32)
 
     def add(carry: Any, part: Any) -> Any:
@@ -122,7 +123,7 @@ def _forward(rule: _Rule, features: Any, classifier: Any, targets: Any, weights:
         of_kernel += jnp.tensordot(
             features, gradients, (tokens, tokens), preferred_element_type=wide
         )
-        of_features = jnp.einsum("...v,hv->...h", gradients, narrow)
+        of_features = jnp.einsum("...v,vh->...h", gradients, transposed)
         return (total + jnp.sum(each * weights), of_kernel, of_bias), of_features
 
     start = jax.tree.map(lambda x: jnp.zeros(x.shape, wide), (jnp.float32(0), kernel, bias))

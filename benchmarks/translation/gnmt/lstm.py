@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from common.layers import sums
+from common.layers.convolutions import device_kind
 
 
 def lstm(
@@ -134,9 +135,11 @@ def _wide(x: jax.Array) -> Any:
 def _read(stack: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Step `t` of [T, b, n] in float32, and the stack to write into after that.
 
-    The barrier ends the reading first. Without it XLA computes twice what is written.
+    The barrier ends the reading first. Without it XLA computes twice what is written; on CPUs it
+    would copy the stack.
     """
-    return jax.lax.optimization_barrier((stack[t].astype(_wide(stack)), stack))
+    both = stack[t].astype(_wide(stack)), stack
+    return both if device_kind() == "cpu" else jax.lax.optimization_barrier(both)
 
 
 def _written(stack: jax.Array, t: jax.Array, *parts: jax.Array) -> jax.Array:
