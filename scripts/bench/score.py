@@ -3,8 +3,8 @@
 python -m scripts.bench.score --config=configs/small.py:transformer --config.data_dir=DIR
 python -m scripts.bench.score FLAGS OF main.py --workdir=DIR    beside the run in this workdir
 
-It takes main.py's flags, and --device=cpu or cuda. The Transformer and NCF have such a peer: the
-same network of PyTorch's layers (peers/torch_networks.py), run eagerly, trained by its Adam.
+It takes main.py's flags, and --device=cpu or cuda. Transformer, GNMT and NCF have such a peer: the
+same network of PyTorch's layers (peers/torch_networks.py), run eagerly, trained by its optimizer.
 
 Equal are the batches and their order, the network, its size and its loss, the probability of
 dropout, the learning rates, the clipping, the moving average and the precision. The evaluation is
@@ -17,17 +17,11 @@ Seconds are of training alone, without compilation and evaluations; the peer's h
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import importlib
-import importlib.util
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU's memory is for both
 
 import jax
 import numpy as np
@@ -43,8 +37,9 @@ from engine.report.history import History
 from engine.report.starts import training_seconds
 from engine.run import Programs, Settings, make_plan, read_settings
 from engine.step import CompiledStep
-from scripts.bench.peers.torch_networks import NETWORKS
+from scripts.bench.peers import on_torch
 
+NAMES = ("transformer", "gnmt", "ncf")  # the networks whose weights fit ours
 Row = dict[str, Any]  # of an evaluation: "step", "seconds" of training up to it, and the scores
 
 
@@ -63,21 +58,13 @@ def main(argv: Any) -> None:
 
 
 def load_torch(config: Any) -> Any:
-    """The module torch, for a recipe that has a peer.
-
-    Raises:
-      ConfigError: the recipe has none, or PyTorch is not installed.
-    """
-    if (name := config.benchmark) not in NETWORKS:
-        raise ConfigError(f"config.benchmark={name!r} has no peer; {', '.join(NETWORKS)} have")
-    for key, value in {"optimizer": "adam", "freeze": "", "init_from": ""}.items():
+    """The module torch, for a recipe that has a peer; ConfigError if it has none."""
+    if (name := config.benchmark) not in NAMES:
+        raise ConfigError(f"config.benchmark={name!r} has no peer; {', '.join(NAMES)} have")
+    for key, value in {"freeze": "", "init_from": ""}.items():
         if config[key] != value:
             raise ConfigError(f"config.{key}={config[key]!r}: the peer has only {value!r}")
-    if importlib.util.find_spec("torch") is None:
-        raise ConfigError("the peer needs PyTorch, which is not installed: pip install torch")
-    with contextlib.suppress(ImportError):
-        importlib.import_module("triton")  # its import crashes after TensorFlow's
-    return importlib.import_module("torch")
+    return on_torch.load(config)
 
 
 class Peer:
@@ -101,7 +88,7 @@ class Peer:
         self._benchmark = benchmark = programs.benchmark
         self._plan = make_plan(settings, benchmark, benchmark.num_examples("train"))
         self.metric = benchmark.targets[0].metric
-        self._network = NETWORKS[settings.benchmark](torch, benchmark).to(self._device)
+        self._network = on_torch.NETWORKS[settings.benchmark](torch, benchmark).to(self._device)
         self._average = copy.deepcopy(self._network) if settings.moving_average_decay else None
         self._predict = CompiledStep(
             programs.lower_predict(programs.abstract_state(self._plan.recipe))
@@ -110,10 +97,9 @@ class Peer:
     def train(self) -> Iterator[Row]:
         """Trains; prints and yields a row for each evaluation."""
         torch, settings, plan = self._torch, self._settings, self._plan
-        total, seconds, rule = plan.recipe.total_steps, 0.0, settings.optimizer
+        total, seconds = plan.recipe.total_steps, 0.0
         rates = np.asarray(jax.jit(jax.vmap(plan.recipe.learning_rate))(np.arange(total)))
-        betas = rule.adam_beta1, rule.adam_beta2
-        optimizer = torch.optim.Adam(self._network.parameters(), betas=betas, eps=rule.adam_epsilon)
+        optimizer = on_torch.make_optimizer(torch, settings, self._network, 0.0)
         device = f"the CPU, {torch.get_num_threads()} threads"
         device = torch.cuda.get_device_name() if self._device == "cuda" else device
         size = sum(x.numel() for x in self._network.parameters())
@@ -138,19 +124,11 @@ class Peer:
 
     def _step(self, optimizer: Any, rate: float, batch: Mapping[str, np.ndarray]) -> Any:
         """Takes a step; returns the loss on the device."""
-        torch, settings = self._torch, self._settings
-        inputs = {name: torch.tensor(x).to(self._device) for name, x in batch.items()}
-        is_half = settings.config.get("precision") == "bfloat16"
-        with torch.autocast(self._device, torch.bfloat16, enabled=is_half):
-            loss = self._network(inputs)
-        optimizer.zero_grad()
-        loss.backward()
-        if norm := settings.optimizer.gradient_clip_norm:
-            torch.nn.utils.clip_grad_norm_(self._network.parameters(), norm)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        optimizer.step()
-        return loss.detach()
+        torch, network = self._torch, self._network
+        inputs = on_torch.tensors(torch, network, batch, self._device)
+        return on_torch.take_step(torch, self._settings, network, optimizer, inputs)
 
     def _update_average(self, step: int) -> None:
         """Updates the moving average of the weights, as `engine.step.update_average`."""

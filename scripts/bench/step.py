@@ -3,15 +3,18 @@
 python -m scripts.bench.step --tpu=v3-8,v5e-8,v4-16   the compiler's estimates, without a TPU
 python -m scripts.bench.step                          seconds on the devices of this machine
 python -m scripts.bench.step --config=configs/ssd.py --tpu=v5e-8 --peer   ours and the peer's
-python -m scripts.bench.step --config=configs/digits.py --batch_per_device=64 --peer=torch
+python -m scripts.bench.step --peer=torch --config=configs/phrases.py
+                                                      ours and PyTorch's, on this machine's devices
 
-The step is train.py's, on random images; on CPUs it is the plain one for both kinds of BatchNorm.
-Estimates need libtpu (requirements-tpu.txt) and take minutes for each step; docs/performance.md
-says what they leave out. A peer (scripts/bench/peers) is a step of the same network in plain flax
-and optax. It is compiled for the same slice, with the same compiler options, batch and dtypes.
---peer=torch times the same ResNet in PyTorch on this machine's CPU, in turn with ours, and takes
-the least of --steps rounds (peers/on_torch.py); 16 images in float32, unless told otherwise. --json
-prints an object per step instead of a table.
+The step is train.py's, on a batch of the data or, without data, on a random one. On CPUs it is the
+plain one for both kinds of BatchNorm. Estimates need libtpu (requirements-tpu.txt) and take minutes
+for each step; docs/performance.md says what they leave out.
+
+A peer (scripts/bench/peers) is a step of the same network, with the same batch and dtypes: --peer
+in plain flax and optax, with the same compiler options, --peer=torch in PyTorch
+(peers/on_torch.py). Without --tpu both steps run in turn, and the least of --steps rounds counts.
+On CPUs that is in float32, unless told otherwise. --json prints an object per step instead of a
+table.
 """
 
 from __future__ import annotations
@@ -29,15 +32,17 @@ from typing import Any
 
 import jax
 
+from benchmarks.base import HostBatch
 from commands import preflight
 from common import entry
 from common.errors import ConfigError
-from engine import environment
+from engine import compiler, environment
 from engine import mesh as meshes
 from engine.aot import topology
 from engine.run import Programs, make_plan, read_settings
-from scripts.bench import peers
+from scripts.bench import batches, peers
 from scripts.bench.peers import on_torch
+from scripts.bench.peers import step as plain
 
 _ESTIMATE = "ms (estimate)"
 _COLUMNS = {
@@ -50,15 +55,17 @@ _COLUMNS = {
 }
 _UNITS = {"temporaries": 1e9, "traffic": 1e9, "moved": 1e9, "flops": 1e12}
 _PEER = "scripts.bench.peers.step"
+# Examples of a timed batch beside a peer, at most, by benchmark; others have 16.
+_TIMED = {"transformer": 32, "gnmt": 32, "ncf": 2048}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures the steps, prints them, and returns the exit code."""
     flags = _flags(arguments)
+    if flags.peer:
+        return _compare(flags) if flags.tpu else _compare_timed(flags)
     if not flags.tpu:
         meshes.open_platform()
-    if flags.peer:
-        return _compare_on_torch(flags) if flags.peer == "torch" else _compare(flags)
     slices: list[Any] = topology.parse_slices(flags.tpu) if flags.tpu else [None]
     rows, plain = [], None
     for one, kind in itertools.product(slices, flags.batch_norm.split(",")):
@@ -96,28 +103,57 @@ def _compare(flags: argparse.Namespace) -> int:
     return int(any("error" in row for row in rows))
 
 
-def _compare_on_torch(flags: argparse.Namespace) -> int:
-    """Prints the ms of PyTorch's step and of ours on this CPU, and returns the exit code."""
-    config = config_of(flags, "", jax.device_count()).unlock()
+def _compare_timed(flags: argparse.Namespace) -> int:
+    """Prints the ms of the peer's step and of ours on this machine, and returns the exit code."""
     try:
-        on_torch.check(config)
+        config, *steps = pair(flags)
     except ConfigError as error:
         sys.exit(f"ERROR: {error}")
-    environment.keep_freed_memory()  # as a run on CPUs does; both use malloc
-    config.dataset = "fake"
-    for key in ("num_train_images", "num_eval_images", "num_label_classes"):
-        config[key] = config[key] or 1000
-    if not any(text.startswith("precision=") for text in flags.set):
-        config.precision = "float32"
-    *_, step = opened(config.lock())
-    ours, theirs = on_torch.least(step, on_torch.make_step(config), flags.steps)
+    ours, theirs = on_torch.least(*steps, flags.steps)
+    common = {"slice": jax.devices()[0].device_kind, "estimate": False}
+    common["batch"] = config.train_batch_size
+    names = {"plain": "flax", "torch": "PyTorch"}
     rows: list[dict[str, Any]] = [
-        {"slice": "cpu", "step": "PyTorch, channels last", "ms": theirs},
-        {"slice": "cpu", "step": "ours", "ms": ours, "ratio_to_peer": ours / theirs},
+        common | {"step": names[flags.peer], "ms": theirs},
+        common | {"step": "ours", "ms": ours, "ratio_to_peer": ours / theirs},
     ]
-    rows = [row | {"estimate": False, "batch": config.train_batch_size} for row in rows]
     print("\n".join(map(json.dumps, rows)) if flags.json else table(rows))
     return 0
+
+
+def pair(flags: argparse.Namespace) -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
+    """The config of the flags, and a train step of ours and of their peer on the same batch.
+
+    Both are compiled, and each call waits for the device.
+
+    Raises:
+      ConfigError: there is no such peer, or no device for it.
+    """
+    config = read_config(flags)
+    torch = None
+    if flags.peer == "torch":
+        torch = on_torch.load(config)
+    else:
+        peers.check(config)
+    if meshes.open_platform() == "cpu":
+        environment.keep_freed_memory()  # as a run on CPUs does; both use malloc
+        told = any(text.startswith("precision=") for text in flags.set)
+        if "precision" in config and not told:
+            config.precision = "float32"
+    compiler.use_cache(config.compilation_cache)
+    devices = jax.device_count()
+    usual = min(config.train_batch_size // devices, _TIMED.get(config.benchmark, 16))
+    config.train_batch_size = devices * (flags.batch_per_device or max(usual, 1))
+    config.eval_batch_size = devices
+    programs = Programs.make(read_settings(config.lock()))
+    batch = batches.first(programs)
+    *_, ours = opened(programs, batch)
+    if torch is None:
+        theirs = plain.opened(programs, batch)
+    else:
+        theirs = on_torch.make_step(torch, programs, batch)
+    ours(), theirs()
+    return config, ours, theirs
 
 
 def estimate(
@@ -141,7 +177,8 @@ def estimate(
 
 def timed(config: Any, count: int) -> dict[str, Any]:
     """Measures the train step on this machine's devices: the median in ms, and XLA's analysis."""
-    compiled, compile_seconds, step = opened(config)
+    programs = Programs.make(read_settings(config))
+    compiled, compile_seconds, step = opened(programs, batches.first(programs))
     seconds = []
     for _ in range(count + 2):  # the first two warm up
         started = time.monotonic()
@@ -156,26 +193,23 @@ def timed(config: Any, count: int) -> dict[str, Any]:
     }
 
 
-def opened(config: Any) -> tuple[Any, float, Callable[[], None]]:
+def opened(programs: Programs, batch: HostBatch) -> tuple[Any, float, Callable[[], None]]:
     """The compiled train step, the seconds that took, and a function that takes a step."""
-    programs = Programs.make(read_settings(config))
     benchmark, mesh = programs.benchmark, programs.mesh
-    num_examples = benchmark.num_examples("train")
-    recipe = make_plan(programs.settings, benchmark, num_examples).recipe
+    recipe = make_plan(programs.settings, benchmark, batches.num_examples(programs)).recipe
     abstract = programs.abstract_state(recipe)
     abstract_totals = programs.abstract_totals(abstract)
+    lowered = programs.lower_train(recipe, abstract, abstract_totals)
     started = time.monotonic()
-    compiled = programs.lower_train(recipe, abstract, abstract_totals)[0][1].compile()
+    compiled = batches.fitting(lowered, batch).compile()
     compile_seconds = time.monotonic() - started
     seed = programs.seed(recipe)
     state, totals = programs.initial_state(recipe), programs.zeros(abstract_totals)()
-    first = next(iter(benchmark.train_batches(config.train_batch_size, 0, 1, 0)))
-    arrays = {name: value for name, value in first.items() if name != "host_seconds"}
-    batch = jax.device_put(arrays, meshes.batch_sharding(mesh))
+    arrays = jax.device_put(batch, meshes.batch_sharding(mesh))
 
     def step() -> None:
         nonlocal state, totals
-        state, totals, loss = compiled(seed, state, totals, batch)
+        state, totals, loss = compiled(seed, state, totals, arrays)
         loss.block_until_ready()
 
     return compiled, compile_seconds, step
@@ -200,6 +234,16 @@ def _cell(name: str, value: Any) -> str:
 
 def config_of(flags: argparse.Namespace, kind: str, devices: int) -> Any:
     """The locked config of --config and --set, for so many devices; exits if a value is invalid."""
+    config = read_config(flags)
+    if kind:
+        config.batch_norm = kind
+    config.train_batch_size = flags.batch_per_device * devices
+    config.eval_batch_size = devices
+    return config.lock()
+
+
+def read_config(flags: argparse.Namespace) -> Any:
+    """The config of --config with the values of --set; exits if one is invalid."""
     module, _, argument = flags.config.partition(":")
     module = module.removeprefix("configs/").removesuffix(".py")
     get_config = importlib.import_module(f"configs.{module}").get_config
@@ -214,11 +258,7 @@ def config_of(flags: argparse.Namespace, kind: str, devices: int) -> Any:
             config[key] = float(parsed) if type_of is float else parsed
         except (ValueError, SyntaxError, TypeError):
             sys.exit(f"ERROR: --set {text}: the value must have the type of {config[key]!r}")
-    if kind:
-        config.batch_norm = kind
-    config.train_batch_size = flags.batch_per_device * devices
-    config.eval_batch_size = devices
-    return config.lock()
+    return config if flags.tpu else batches.without_data(config)
 
 
 def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -229,17 +269,20 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--tpu", default="", help="estimate for these slices, named as for --mode=preflight")
     add("--batch_norm", default="plain,gram", help="which to compare")
     add("--peer", nargs="?", const="plain", choices=("plain", "torch"), help="compare with a peer")
-    add("--batch_per_device", type=int, help="128 by default; 16 with --peer=torch")
+    add(
+        "--batch_per_device",
+        type=int,
+        help="128 by default; with a timed peer the recipe's, at most 16, or 32 rows or pairs",
+    )
     add("--config", default="fake_imagenet", help="a file in configs/, with :ARGUMENT")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="of the config")
     add("--steps", type=int, default=20, help="to time on devices")
     add("--json", action="store_true")
     flags = parser.parse_args(arguments)
-    flags.batch_per_device = flags.batch_per_device or (16 if flags.peer == "torch" else 128)
     if flags.peer == "torch" and flags.tpu:
-        parser.error("--peer=torch takes the time on this machine's CPU: leave out --tpu")
-    if flags.peer == "plain" and not flags.tpu:
-        parser.error("--peer compares what a compiler says: give --tpu, such as --tpu=v5e-8")
+        parser.error("--peer=torch takes the time on this machine's devices: leave out --tpu")
+    if flags.tpu or not flags.peer:
+        flags.batch_per_device = flags.batch_per_device or 128
     return flags
 
 

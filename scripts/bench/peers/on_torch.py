@@ -1,38 +1,82 @@
-"""The train step of the same ResNet in PyTorch on a CPU, for scripts.bench.step --peer=torch.
+"""Train steps in PyTorch, for scripts.bench.step --peer=torch and scripts.bench.score.
 
-Its arrays have channels last, which is faster than PyTorch's usual layout. With
-config.precision='bfloat16' it runs under autocast. PyTorch is no dependency of this project.
+`torch_networks` and `torch_detectors` have the networks. They run eagerly on a CPU, and on a GPU
+through torch.compile; images have channels last, which is faster than PyTorch's usual layout. With
+config.precision='bfloat16' products are in bfloat16 by autocast. The optimizer is config's, as one
+fused operation. PyTorch is no dependency of this project.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
-import models
+from benchmarks.base import HostBatch
 from common.errors import ConfigError
+from common.trees import Parts
+from engine.run import Programs, Settings
+from scripts.bench.peers import torch_detectors, torch_networks
 
-_MOMENTUM, _RATE = 0.9, 0.1
+# By config.benchmark: from the module torch and the benchmark to its network.
+NETWORKS: Mapping[str, Callable[[Any, Any], Any]] = {
+    **{name: getattr(torch_detectors, name) for name in ("ssd", "mask_rcnn")},
+    **{n: getattr(torch_networks, n) for n in ("resnet", "transformer", "gnmt", "ncf")},
+}
+
+# What the peers have no part for, by key, and the values that they have. A benchmark may lack it.
+_PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "optimizer": ("sgd", "adam"),
+    **dict.fromkeys(("decoupled_decay", "new_classes", "gradient_clip_per_device"), (False,)),
+    "gradient_accumulation_steps": (1,),
+    "loss": ("softmax",),
+    "resnet_version": ("1.5",),
+    **dict.fromkeys(("deep_stem", "squeeze_excite", "blur_pool", "stage1_projection"), (False,)),
+    **dict.fromkeys(("mixup", "cutmix", "random_erasing", "drop_path", "decoded_cache"), (0,)),
+    **dict.fromkeys(("augmentation", "class_weights"), ("",)),
+    "space_to_depth": (False,),
+}
+_RATE = 1e-3
 
 
-def check(config: Any) -> None:
-    """Raises ConfigError where there is no PyTorch, no CPU or no ResNet v1.5."""
-    if config.benchmark != "resnet":
-        raise ConfigError(f"--peer=torch: {config.benchmark} has no peer in PyTorch; resnet has")
-    if jax.default_backend() != "cpu":
-        raise ConfigError("--peer=torch compares CPUs: set JAX_PLATFORMS=cpu")
+def load(config: Mapping[str, Any]) -> Any:
+    """The module torch, for a recipe that has a peer; call it before anything loads TensorFlow.
+
+    Raises:
+      ConfigError: the recipe has none, or PyTorch is not installed.
+    """
+    if (name := config["benchmark"]) not in NETWORKS:
+        raise ConfigError(f"config.benchmark={name!r} has no peer; {', '.join(NETWORKS)} have")
+    for key, values in _PLAIN.items():
+        if key in config and config[key] not in values:
+            has = " or ".join(map(repr, values))
+            raise ConfigError(f"config.{key}={config[key]!r}: the peer in PyTorch has only {has}")
     if importlib.util.find_spec("torch") is None:
-        raise ConfigError("--peer=torch needs PyTorch, which is not installed: pip install torch")
-    plain = {"resnet_version": "1.5", "deep_stem": False, "squeeze_excite": 0, "blur_pool": False}
-    plain |= {"stage1_projection": False, "space_to_depth": False}
-    for key, value in plain.items():
-        if config.get(key, value) != value:
-            raise ConfigError(f"--peer=torch is a ResNet v1.5: config.{key} must be {value!r}")
+        raise ConfigError("the peer needs PyTorch, which is not installed: pip install torch")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU's memory is for both
+    with contextlib.suppress(ImportError):
+        importlib.import_module("triton")  # its import crashes after TensorFlow's
+    return importlib.import_module("torch")
+
+
+def check_device(torch: Any) -> str:
+    """The device of PyTorch that is jax's: "cpu" or "cuda"; ConfigError if there is none."""
+    kind, count = jax.default_backend(), jax.device_count()
+    if kind == "cpu":
+        return "cpu"
+    if kind != "gpu" or not torch.cuda.is_available():
+        raise ConfigError(
+            f"--peer=torch: PyTorch has no {kind} here; JAX_PLATFORMS=cpu compares CPUs"
+        )
+    if count > 1:
+        raise ConfigError(f"--peer=torch takes one of {count} GPUs: set CUDA_VISIBLE_DEVICES=0")
+    return "cuda"
 
 
 def least(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -> tuple[float, float]:
@@ -47,67 +91,57 @@ def least(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -> tu
     return best[0] * 1e3, best[1] * 1e3
 
 
-def make_step(config: Any) -> Callable[[], float]:
-    """A train step on one random batch, as `config` describes it; it returns the loss."""
-    classes = config.num_label_classes
-    torch: Any = importlib.import_module("torch")
-    network = make_network(torch, config, classes).to(memory_format=torch.channels_last)
-    batch, side = config.train_batch_size, config.image_size
-    images = torch.rand(batch, 3, side, side).to(memory_format=torch.channels_last)
-    labels = torch.randint(classes, (batch,))
-    optimizer = torch.optim.SGD(
-        network.parameters(),
-        lr=_RATE,
-        momentum=_MOMENTUM,
-        nesterov=config.nesterov,
-        weight_decay=config.weight_decay,
-    )
-    is_half = config.precision == "bfloat16"
-
-    def step() -> float:
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=is_half):
-            logits = network(images)
-        loss = torch.nn.functional.cross_entropy(
-            logits.float(), labels, label_smoothing=config.label_smoothing
-        )
-        loss.backward()
-        optimizer.step()
-        return float(loss.detach())
-
-    return step
+def make_step(torch: Any, programs: Programs, batch: HostBatch) -> Callable[[], float]:
+    """A train step on one batch of ours; it waits for the device and returns the loss."""
+    settings, device = programs.settings, check_device(torch)
+    torch.manual_seed(settings.seed)
+    network = NETWORKS[settings.benchmark](torch, programs.benchmark)
+    network = network.to(device, memory_format=torch.channels_last).train()
+    if settings.freeze:
+        named = {name.replace(".", "/"): x for name, x in network.named_parameters()}
+        frozen = Parts("freeze", settings.freeze)
+        frozen.check(named)
+        for name, x in named.items():
+            x.requires_grad_(name not in frozen)
+    if device == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32, as in XLA
+        torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
+        for module in getattr(network, "compiled", [network]):
+            module.compile()
+    optimizer = make_optimizer(torch, settings, network, _RATE)
+    inputs = tensors(torch, network, batch, device)
+    return lambda: float(take_step(torch, settings, network, optimizer, inputs))
 
 
-def make_network(torch: Any, config: Any, classes: int) -> Any:
-    """The ResNet v1.5 of a config's depth and width, a `torch.nn.Module`."""
-    nn = torch.nn
+def tensors(torch: Any, network: Any, batch: HostBatch, device: str) -> Any:
+    """What the network takes of a batch, on the device."""
+    if hasattr(network, "inputs"):
+        return network.inputs(batch, device)
+    return {name: torch.tensor(x).to(device) for name, x in batch.items()}
 
-    def unit(channels: int, features: int, side: int, stride: int = 1) -> list[Any]:
-        conv = nn.Conv2d(channels, features, side, stride, side // 2, bias=False)
-        return [conv, nn.BatchNorm2d(features, eps=models.EPSILON)]
 
-    class Block(nn.Module):
-        def __init__(self, channels: int, filters: int, stride: int, is_wide: bool):
-            super().__init__()
-            features = 4 * filters if is_wide else filters
-            first = unit(channels, filters, 1) if is_wide else []
-            middle = unit(filters if is_wide else channels, filters, 3, stride)
-            last = unit(filters, features, 1 if is_wide else 3)
-            relu = [nn.ReLU(inplace=True)]
-            self.branch = nn.Sequential(*first, *relu[: len(first)], *middle, *relu, *last)
-            is_same = stride == 1 and channels == features
-            self.shortcut = nn.Sequential(*(() if is_same else unit(channels, features, 1, stride)))
+def make_optimizer(torch: Any, settings: Settings, network: Any, rate: float) -> Any:
+    """The config's optimizer of all trained parameters; weight decay is of kernels."""
+    rule = settings.optimizer
+    trained = [x for x in network.parameters() if x.requires_grad]
+    if rule.optimizer == "adam":
+        betas = rule.adam_beta1, rule.adam_beta2
+        return torch.optim.Adam(trained, rate, betas, rule.adam_epsilon, fused=True)
+    kernels, others = ([x for x in trained if (x.ndim > 1) is both] for both in (True, False))
+    groups = [{"params": kernels, "weight_decay": rule.weight_decay}, {"params": others}]
+    how = {"momentum": rule.momentum, "nesterov": rule.nesterov, "fused": True}
+    return torch.optim.SGD(groups, rate, **how)
 
-        def forward(self, x: Any) -> Any:
-            return nn.functional.relu(self.branch(x) + self.shortcut(x))
 
-    sizes, block = models.DEPTHS[config.resnet_depth]
-    channels, is_wide = config.num_filters, block is models.BottleneckBlock
-    layers = [*unit(3, channels, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-    for stage, size in enumerate(sizes):
-        filters = config.num_filters * 2**stage
-        for number in range(size):
-            layers.append(Block(channels, filters, 2 if stage and not number else 1, is_wide))
-            channels = 4 * filters if is_wide else filters
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
-    return nn.Sequential(*layers)
+def take_step(torch: Any, settings: Settings, network: Any, optimizer: Any, inputs: Any) -> Any:
+    """Takes a step; returns the loss on the device."""
+    is_half = settings.config.get("precision") == "bfloat16"
+    device = next(network.parameters()).device.type
+    with torch.autocast(device, torch.bfloat16, enabled=is_half):
+        loss = network(inputs)
+    optimizer.zero_grad()
+    loss.backward()
+    if norm := settings.optimizer.gradient_clip_norm:
+        torch.nn.utils.clip_grad_norm_(network.parameters(), norm)
+    optimizer.step()
+    return loss.detach()

@@ -6,22 +6,25 @@ As a program it compiles the step for a slice, as the child process of `commands
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
+from benchmarks.base import HostBatch
 from commands import preflight
+from common.layers import space_to_depth
 from engine import compiler
 from engine import mesh as meshes
 from engine import step as ours
 from engine.aot import kernels
 from engine.run import Plan, Programs
-from scripts.bench import peers
+from scripts.bench import batches, peers
 from scripts.bench.peers import Peer
 
 
@@ -88,6 +91,32 @@ def lower_with_our_options(programs: Programs, plan: Plan) -> list[Any]:
     options = compiler.options(programs.mesh, benchmark.larger_windows)
     peer = peers.load(settings.config, benchmark)
     return lower_peer(peer, programs.mesh, settings.train_batch_size, options)
+
+
+def opened(programs: Programs, batch: HostBatch) -> Callable[[], None]:
+    """A function that takes a step on a batch of ours and waits for the devices."""
+    settings, benchmark, mesh = programs.settings, programs.benchmark, programs.mesh
+    peer = peers.load(settings.config, benchmark)
+    options = compiler.options(mesh, benchmark.larger_windows)
+    batch = dict(batch)
+    if settings.benchmark == "mask_rcnn":
+        batch["image"] = space_to_depth.restore(batch["image"])
+    elif settings.benchmark == "resnet":  # its pixels come normalised
+        spec = benchmark.input_spec
+        batch["image"] = (batch["image"] - np.float32(spec.mean)) / np.float32(spec.std)
+    lowered = lower_peer(peer, mesh, settings.train_batch_size, options)
+    compiled = batches.fitting(lowered, batch).compile()
+    state = jax.jit(lambda: first(peer, jax.random.key(0)), out_shardings=meshes.replicated(mesh))()
+    leaves = lowered[0][0]
+    arrays = {name: batch[name].astype(leaf.dtype) for name, leaf in leaves.items()}
+    arrays = jax.device_put(arrays, meshes.batch_sharding(mesh))
+
+    def step() -> None:
+        nonlocal state
+        state, metrics = compiled(state, arrays)
+        metrics["loss"].block_until_ready()
+
+    return step
 
 
 if __name__ == "__main__":

@@ -1,18 +1,87 @@
-"""The Transformer and NeuMF of PyTorch's own layers, for scripts.bench.score.
+"""ResNet, Transformer, GNMT and NeuMF of PyTorch's own layers, for `on_torch`.
 
 A network is a `torch.nn.Module` from a training batch, {name: tensor}, to the loss, a scalar. Its
-method `tree` returns its tensors as our parameters: with the same names and shapes, so that they
-compute the same. The first weights are drawn as programs in PyTorch draw them.
+method `tree`, which the ResNet lacks, returns its tensors as our parameters: with the same names
+and shapes, so that they compute the same. The first weights are drawn as programs in PyTorch draw
+them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import models
 from benchmarks.translation.transformer.models import positions
-from benchmarks.translation.vocabulary import PAD
+from benchmarks.translation.vocabulary import EOS, PAD
+
+
+def resnet(torch: Any, benchmark: Any) -> Any:
+    """The ResNet v1.5 of a `benchmarks.resnet`, on images uint8[b, h, w, 3]."""
+    nn, keys, spec = torch.nn, benchmark.settings, benchmark.input_spec
+    sizes, block = models.DEPTHS[keys.model.resnet_depth]
+    is_wide, filters = block is models.BottleneckBlock, keys.model.num_filters
+    stages = trunk(torch, sizes, is_wide, filters, (1, 2, 2, 2))
+    channels = filters * 2 ** (len(sizes) - 1) * (4 if is_wide else 1)
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, benchmark.classes)]
+
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(*stages.values(), *head)
+            for name in ("mean", "std"):
+                self.register_buffer(name, torch.tensor(getattr(spec, name)).view(3, 1, 1))
+
+        def forward(self, batch: Mapping[str, Any]) -> Any:
+            images = batch["image"]
+            images = torch.where(batch["flip"][:, None, None, None], images.flip(2), images)
+            logits = self.layers((images.permute(0, 3, 1, 2) - self.mean) / self.std).float()
+            smoothing = keys.objective.label_smoothing
+            labels = batch["label"].long()
+            return nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing)
+
+    return Classifier()
+
+
+def trunk(
+    torch: Any, sizes: Sequence[int], is_wide: bool, filters: int, strides: Any, norm: Any = None
+) -> dict[str, Any]:
+    """A ResNet v1.5 without its head: {"stem", "stage1", ...}, a `torch.nn.Module` each.
+
+    `is_wide` is whether its blocks have bottlenecks, `norm` their `BatchNorm2d`.
+    """
+    nn = torch.nn
+    norm = norm or nn.BatchNorm2d
+
+    def unit(channels: int, features: int, side: int, stride: int = 1) -> list[Any]:
+        conv = nn.Conv2d(channels, features, side, stride, side // 2, bias=False)
+        return [conv, norm(features, eps=models.EPSILON)]
+
+    class Block(nn.Module):
+        def __init__(self, channels: int, filters: int, stride: int):
+            super().__init__()
+            features = 4 * filters if is_wide else filters
+            first = unit(channels, filters, 1) if is_wide else []
+            middle = unit(filters if is_wide else channels, filters, 3, stride)
+            last = unit(filters, features, 1 if is_wide else 3)
+            relu = [nn.ReLU(inplace=True)]
+            self.branch = nn.Sequential(*first, *relu[: len(first)], *middle, *relu, *last)
+            is_same = stride == 1 and channels == features
+            self.shortcut = nn.Sequential(*(() if is_same else unit(channels, features, 1, stride)))
+
+        def forward(self, x: Any) -> Any:
+            return nn.functional.relu(self.branch(x) + self.shortcut(x))
+
+    stem = [*unit(3, filters, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    stages, channels = {"stem": nn.Sequential(*stem)}, filters
+    for stage, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
+        width, blocks = filters * 2**stage, []
+        for number in range(size):
+            blocks.append(Block(channels, width, 1 if number else stride))
+            channels = 4 * width if is_wide else width
+        stages[f"stage{stage + 1}"] = nn.Sequential(*blocks)
+    return stages
 
 
 def transformer(torch: Any, benchmark: Any) -> Any:
@@ -112,20 +181,109 @@ def _layer(layer: Any) -> Any:
     return tree | {"attention_norm": _norm(norms[0]), "mlp_norm": _norm(norms[1])}
 
 
+def gnmt(torch: Any, benchmark: Any) -> Any:
+    """The network of a `benchmarks.translation.gnmt`, with a `torch.nn.LSTM` for each layer."""
+    nn, keys, words = torch.nn, benchmark.settings, benchmark.vocabulary_size
+    width, counted = keys.width, PAD if keys.counts_eos else EOS
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.key = (nn.Linear(width, width, bias=False) for _ in range(2))
+            self.direction, self.bias = (nn.Parameter(torch.zeros(width)) for _ in range(2))
+            self.gain = nn.Parameter(torch.tensor(keys.attention_gain))
+
+        def forward(self, query: Any, values: Any, hidden: Any) -> Any:
+            """Of queries [b, T, H] and values [b, S, H]; `hidden` bool[b, S] are no words."""
+            direction = self.gain * self.direction / self.direction.norm()
+            inside = self.query(query)[:, :, None] + (self.key(values) + self.bias)[:, None]
+            scores = (inside.tanh() @ direction).masked_fill(hidden[:, None], -math.inf)
+            return scores.softmax(-1) @ values
+
+    class Translator(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(words, width)
+            self.classifier = nn.Linear(width, words, keys.projection_bias)
+            sizes = [width, 2 * width, *[width] * keys.num_encoder_layers][
+                : keys.num_encoder_layers
+            ]
+            lstm = [nn.LSTM(n, width, bidirectional=not i) for i, n in enumerate(sizes)]
+            self.encoder, self.attention = nn.ModuleList(lstm), Attention()
+            sizes = [width, *[2 * width] * (keys.num_decoder_layers - 1)]
+            self.decoder = nn.ModuleList(nn.LSTM(n, width) for n in sizes)
+            self.dropout = nn.Dropout(keys.dropout)
+            for x in self.parameters():
+                nn.init.uniform_(x, -keys.init_scale, keys.init_scale)
+            nn.init.zeros_(self.attention.bias)
+            nn.init.constant_(self.attention.gain, keys.attention_gain)
+
+        def forward(self, batch: Mapping[str, Any]) -> Any:
+            inputs, targets = batch["inputs"], batch["targets"].long()
+            hidden, pad = inputs == PAD, nn.utils.rnn
+            packed = pad.pack_padded_sequence(
+                self.dropout(self.table(inputs.T)), batch["length"], enforce_sorted=False
+            )
+            x, _ = pad.pad_packed_sequence(self.encoder[0](packed)[0], total_length=len(inputs.T))
+            for i, layer in enumerate(self.encoder[1:], 1):
+                y, _ = layer(self.dropout(x))
+                x = x + y if i > 1 else y
+            values, before = x.transpose(0, 1), nn.functional.pad(targets.T[:-1], (0, 0, 1, 0))
+            x, _ = self.decoder[0](self.dropout(self.table(before)))
+            context = self.attention(x.transpose(0, 1), values, hidden).transpose(0, 1)
+            for i, layer in enumerate(self.decoder[1:], 1):
+                y, _ = layer(self.dropout(torch.cat([x, context], -1)))
+                x = x + y if i > 1 else y
+            labels = targets.masked_fill(targets <= counted, PAD).T.flatten()
+            how = {"label_smoothing": keys.label_smoothing, "reduction": "sum"}
+            logits = self.classifier(x).float().flatten(0, 1)
+            total = nn.functional.cross_entropy(logits, labels, ignore_index=PAD, **how)
+            return total / len(targets)
+
+        def inputs(self, batch: Mapping[str, Any], device: str) -> Mapping[str, Any]:
+            """The lengths of the sentences stay on the host, as PyTorch wants them."""
+            both = {side: torch.tensor(batch[side]).to(device) for side in ("inputs", "targets")}
+            return {**both, "length": torch.tensor((batch["inputs"] != PAD).sum(1))}
+
+        def tree(self) -> Any:
+            rows = (0, -words % 128)  # of our tables; they are no words
+            tree = {"embedding": nn.functional.pad(self.table.weight, (0, 0, *rows))}
+            dense = _dense(self.classifier).items()
+            tree["classifier"] = {name: nn.functional.pad(x, rows) for name, x in dense}
+            names = "direction", "gain", "bias"
+            tree["attention"] = {name: getattr(self.attention, name) for name in names}
+            for name in ("query", "key"):
+                tree["attention"][name] = _dense(getattr(self.attention, name))
+            for side in ("encoder", "decoder"):
+                layers = enumerate(getattr(self, side))
+                tree |= {f"{side}_{i}": _lstm(torch, layer) for i, layer in layers}
+            return tree
+
+    return Translator()
+
+
+def _lstm(torch: Any, layer: Any) -> Any:
+    """Our parameters of a layer, [directions, ...]; PyTorch has two biases, which are added."""
+    rows = [weights[:4] for weights in layer.all_weights]
+    kernel, recurrent, *biases = map(torch.stack, zip(*rows, strict=True))
+    kernels = {"kernel": kernel.mT, "recurrent_kernel": recurrent.mT}
+    return kernels | {"bias": biases[0] + biases[1]}
+
+
 def ncf(torch: Any, benchmark: Any) -> Any:
     """NeuMF on the pairs of a `benchmarks.ncf`.
 
     The tables begin with 0.01 times normal numbers, as in He et al.'s program and its ports.
     """
-    nn, keys, sizes = torch.nn, benchmark.settings, benchmark.metadata
+    nn, keys = torch.nn, benchmark.settings
     factors, widths = keys.gmf_dim, tuple(keys.mlp_layers)
 
     class NeuMF(nn.Module):
         def __init__(self):
             super().__init__()
             width = factors + widths[0] // 2
-            self.users = nn.Embedding(sizes["num_users"], width)
-            self.items = nn.Embedding(sizes["num_items"], width)
+            self.users = nn.Embedding(benchmark._model.num_users, width)
+            self.items = nn.Embedding(benchmark._model.num_items, width)
             pairs = zip(widths[:-1], widths[1:], strict=True)
             self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairs)
             self.logit = nn.Linear(factors + widths[-1], 1)
@@ -151,7 +309,3 @@ def ncf(torch: Any, benchmark: Any) -> Any:
             return tree | {"logit": _dense(self.logit)}
 
     return NeuMF()
-
-
-# By config.benchmark.
-NETWORKS: Mapping[str, Callable[[Any, Any], Any]] = {"transformer": transformer, "ncf": ncf}

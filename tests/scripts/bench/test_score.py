@@ -53,6 +53,24 @@ def test_the_transformer_has_our_loss(torch):
 
 
 @pytest.mark.parity
+def test_gnmt_has_our_loss(torch):
+    """Also in rows of different lengths."""
+    sizes = {"num_encoder_layers": 3, "num_decoder_layers": 3, "width": 16, "dropout": 0.0}
+    data = {"vocabulary_size": 50, "num_train_pairs": 64, "num_eval_sentences": 8}
+    made = programs("gnmt", **sizes, **data, bucket_lengths=(8,), train_batch_size=8)
+    network = torch_networks.gnmt(torch, made.benchmark)
+    for x in network.parameters():
+        torch.nn.init.normal_(x, std=0.3)
+    batch, params = rows(8, 50), jax.tree.map(lambda x: x.detach().numpy(), network.tree())
+    shapes = jax.eval_shape(made.benchmark.init, jax.random.key(0))[0]
+    assert jax.tree.map(np.shape, params) == jax.tree.map(lambda x: x.shape, shapes)
+    ((ours, weight),) = made.benchmark.loss(params, {}, batch, None)[0].values()
+    with torch.no_grad():
+        loss = network(network.inputs(batch, "cpu"))
+    assert float(loss) == pytest.approx(float(ours / weight), rel=1e-5)
+
+
+@pytest.mark.parity
 @pytest.mark.long
 def test_the_transformer_learns(torch, tmp_path, monkeypatch, capsys):
     """The sentences to evaluate are those of training: it soon knows them by heart."""
@@ -102,7 +120,7 @@ def test_neumf_learns_and_stands_beside_our_run(torch, tmp_path, monkeypatch, ca
 
 
 @pytest.mark.parametrize(
-    ("recipe", "key", "value"), [("gnmt", "benchmark", "gnmt"), ("ncf", "optimizer", "sgd")]
+    ("recipe", "key", "value"), [("ssd", "benchmark", "ssd"), ("ncf", "optimizer", "lamb")]
 )
 def test_what_has_no_peer(recipe, key, value):
     config = small.get_config(recipe)

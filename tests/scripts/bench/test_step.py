@@ -4,17 +4,19 @@ import dataclasses
 import importlib.util
 import itertools
 import json
+import math
 import types
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 
-import models
+from benchmarks.base import BATCH_AXES
 from commands import preflight
 from common.errors import ConfigError
+from engine import mesh as meshes
 from engine.aot import forecast
+from engine.run import Programs, read_settings
+from scripts.bench import batches
 from scripts.bench import step as bench_step
 from scripts.bench.peers import on_torch
 
@@ -82,13 +84,12 @@ def test_a_peer_is_compared_slice_by_slice(asked, capsys):
     assert [cell.strip() for cell in lines[3].split("|")[2:6]] == ["ours", "100.0", "0.750", "10.0"]
 
 
-def test_a_peer_needs_a_slice_and_a_benchmark_that_has_one(asked, capsys):
-    with pytest.raises(SystemExit):
-        bench_step.main(["--peer"])
-    assert "give --tpu" in capsys.readouterr().err
+def test_a_peer_needs_a_benchmark_that_has_one(asked):
     with pytest.raises(ConfigError, match="ncf has none"):
         bench_step.main(["--peer", "--tpu=v3-8", "--config=ncf"])
     assert not asked
+    with pytest.raises(SystemExit, match="ERROR: --peer: ncf has none"):
+        bench_step.main(["--peer", "--config=ncf"])
 
 
 @pytest.mark.parametrize("analysis", [{"bytes accessed": 5e9, "flops": 7e12}, None])
@@ -99,10 +100,11 @@ def test_the_median_of_the_steps_without_the_first_two(analysis, monkeypatch):
         memory_analysis=lambda: types.SimpleNamespace(temp_size_in_bytes=3e9),
         cost_analysis=lambda: analysis,
     )
-    monkeypatch.setattr(bench_step, "opened", lambda config: (compiled, 4, lambda: None))
+    monkeypatch.setattr(bench_step, "opened", lambda *_: (compiled, 4, lambda: None))
     clock = types.SimpleNamespace(monotonic=lambda: next(ends))
     monkeypatch.setattr(bench_step, "time", clock)
-    assert bench_step.timed(None, 3) == {
+    config = bench_step.config_of(bench_step._flags(["--set=image_size=32"]), "plain", 8)
+    assert bench_step.timed(config, 3) == {
         **{"ms": 2000, "temporaries": 3e9, "compile_seconds": 4},
         **{"traffic": analysis and 5e9, "flops": analysis and 7e12},
     }
@@ -146,8 +148,8 @@ def test_a_change_that_the_config_does_not_take(text, says):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--config=configs/ssd.py"], "ssd has no peer in PyTorch"),
-        (["--set=blur_pool=True"], "config.blur_pool must be False"),
+        (["--set=optimizer=lars"], "config.optimizer='lars': the peer .* has only 'sgd'"),
+        (["--set=blur_pool=True"], "config.blur_pool=True: the peer in PyTorch has only False"),
     ],
 )
 def test_what_pytorch_has_no_peer_of(flags, message, monkeypatch):
@@ -170,20 +172,53 @@ def test_two_steps_alternate_and_the_least_of_each_counts(monkeypatch):
     assert found == (2000, 1000) and calls == ["ours", "theirs"] * 4
 
 
+SIZES = {
+    "fake_imagenet": {"num_filters": 4, "image_size": 32},
+    "phrases": {"width": 16, "mlp_width": 32, "vocabulary_size": 90, "row_length": 16},
+    "gnmt_phrases": {"width": 16, "vocabulary_size": 90, "bucket_lengths": (8, 12)},
+    "ncf": {"num_users": 40, "num_items": 30, "num_ratings": 400},
+    "ssd_digits": {"num_filters": 4},
+    "mask_rcnn_digits": {"num_filters": 4, "pyramid_levels": (3, 4, 5), "freeze": "stem"},
+}
+
+
 @pytest.mark.parity
-@pytest.mark.parametrize("depth", [18, 50])
-def test_pytorchs_network_has_our_parameters(depth):
+@pytest.mark.parametrize("name", SIZES)
+def test_a_step_in_pytorch_learns_our_batch_with_our_parameters(name):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    config: Any = types.SimpleNamespace(resnet_depth=depth, num_filters=4)
-    theirs = on_torch.make_network(torch, config, 5)
-    shapes = jax.eval_shape(
-        lambda: models.resnet(depth, num_classes=5, num_filters=4).init(
-            jax.random.key(0), jnp.zeros((1, 32, 32, 3)), False
-        )
-    )["params"]
-    sizes = [sorted(x.numel() for x in theirs.parameters())]
-    sizes.append(sorted(x.size for x in jax.tree.leaves(shapes)))
-    assert sizes[0] == sizes[1] and theirs(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
+    changes = [f"--set={key}={value}" for key, value in SIZES[name].items()]
+    flags = [f"--config={name}", *changes, "--set=data_dir=", "--set=precision=float32"]
+    flags = flags[: -1 if name == "ncf" else None]
+    config = bench_step.config_of(bench_step._flags([*flags, "--batch_per_device=2"]), "", 1)
+    benchmark = read_settings(config).load_benchmark("")
+    made = Programs(read_settings(config), benchmark, meshes.make(BATCH_AXES, 1))
+    step = on_torch.make_step(torch, made, batches.first(made))
+    losses = [step() for _ in range(20)]
+    assert losses[-1] < losses[0]
+    shapes = jax.eval_shape(benchmark.init, jax.random.key(0))[0]
+    network = on_torch.NETWORKS[config.benchmark](torch, benchmark)
+    tree = network.tree() if hasattr(network, "tree") else list(network.parameters())
+    assert count(tree) == count(shapes)
+
+
+@pytest.mark.parametrize("peer", ["plain", "torch"])
+def test_a_peer_is_timed_in_turn_with_ours(peer, capsys):
+    if peer == "torch":
+        pytest.importorskip("torch", reason="PyTorch is not installed")
+    sizes = {"width": 16, "vocabulary_size": 90, "bucket_lengths": (8,)}
+    sizes |= {"num_encoder_layers": 2, "num_decoder_layers": 2}
+    changes = [f"--set={key}={value}" for key, value in sizes.items()]
+    flags = [f"--peer={peer}", "--config=gnmt_phrases", "--batch_per_device=1", "--steps=1"]
+    assert bench_step.main([*flags, *changes, "--set=data_dir=", "--json"]) == 0
+    theirs, ours = map(json.loads, capsys.readouterr().out.splitlines())
+    assert theirs["step"] == {"plain": "flax", "torch": "PyTorch"}[peer]
+    assert ours["ratio_to_peer"] == pytest.approx(ours["ms"] / theirs["ms"])
+    assert ours["batch"] == jax.device_count() and not ours["estimate"]
+
+
+def count(tree):
+    """The number of values in a tree of arrays or tensors."""
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
 
 
 @pytest.mark.slow
