@@ -105,7 +105,6 @@ def _loss(rule: _Rule, features: Any, classifier: Any, targets: Any, weights: An
 def _forward(rule: _Rule, features: Any, classifier: Any, targets: Any, weights: Any) -> Any:
     kernel, bias = classifier
     narrow, tokens = kernel.astype(features.dtype), tuple(range(targets.ndim - 1))
-    transposed = narrow.T
     wide = jnp.promote_types(features.dtype, jnp.float32)
 
     def add(carry: Any, part: Any) -> Any:
@@ -123,7 +122,7 @@ def _forward(rule: _Rule, features: Any, classifier: Any, targets: Any, weights:
         of_kernel += jnp.tensordot(
             features, gradients, (tokens, tokens), preferred_element_type=wide
         )
-        of_features = jnp.einsum("...v,vh->...h", gradients, transposed)
+        of_features = jnp.einsum("...v,hv->...h", gradients, narrow)
         return (total + jnp.sum(each * weights), of_kernel, of_bias), of_features
 
     start = jax.tree.map(lambda x: jnp.zeros(x.shape, wide), (jnp.float32(0), kernel, bias))
@@ -143,6 +142,10 @@ _loss.defvjp(_forward, _backward)
 def _losses(rule: _Rule, scores: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The loss [t, b] of each token, and the logarithm of the sum of its exponentials."""
     log_sums = sums.log_sum_exp(scores)
+    if device_kind() == "cpu":  # without an array of the labels
+        of_target = jnp.take_along_axis(scores, targets[..., None], -1)[..., 0]
+        expected = jnp.dot(scores, _share(rule, scores)) + (1 - rule.smoothing) * of_target
+        return log_sums - expected, log_sums
     return log_sums - jnp.sum(_labels(rule, scores, targets) * scores, -1), log_sums
 
 
@@ -156,6 +159,11 @@ def _gradients(
 
 def _labels(rule: _Rule, scores: jax.Array, targets: jax.Array) -> jax.Array:
     """The probabilities [t, b, Vp] that the loss asks for."""
-    columns = jnp.arange(scores.shape[-1])
-    labels = jnp.where(columns < rule.vocab_size, rule.smoothing / rule.vocab_size, 0.0)
-    return labels + jnp.where(columns == targets[..., None], 1 - rule.smoothing, 0.0)
+    is_target = jnp.arange(scores.shape[-1]) == targets[..., None]
+    return _share(rule, scores) + jnp.where(is_target, 1 - rule.smoothing, 0.0)
+
+
+def _share(rule: _Rule, scores: jax.Array) -> jax.Array:
+    """The part [Vp] of the probabilities that all words get."""
+    is_word = jnp.arange(scores.shape[-1]) < rule.vocab_size
+    return jnp.where(is_word, rule.smoothing / rule.vocab_size, 0.0).astype(scores.dtype)

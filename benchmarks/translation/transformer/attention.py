@@ -9,6 +9,8 @@ TPU. On CPUs the heads are the last axis: the same products take three quarters 
 
 from __future__ import annotations
 
+import math
+import operator
 from functools import partial
 from typing import Any
 
@@ -18,6 +20,7 @@ import jax.numpy as jnp
 from common.layers import sums
 from common.layers.dropout import keep_mask
 
+_PARTS = 2  # of the rows on CPUs: XLA computes a batch of small products on one core
 FORBIDDEN = -1e9  # the score of a key that must not be seen; finite, so that no row is nan
 
 
@@ -46,7 +49,13 @@ def attend(
     """
     rate, seeds, site = dropped
     how = is_tall, (rate, site) if seeds is not None and rate else None
-    return _attend(how, query, key, value, mask, seeds)
+    arrays = query, key, value, mask, seeds if how[1] else None
+    if is_tall:
+        return _attend(how, *arrays)
+    number = math.gcd(len(query), _PARTS)
+    cut = jax.tree.map(lambda x: x.reshape(number, -1, *x.shape[1:]), arrays)
+    parts = (jax.tree.map(operator.itemgetter(i), cut) for i in range(number))
+    return jnp.concatenate([_attend(how, *part) for part in parts])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
