@@ -104,7 +104,7 @@ def _loss(rule: _Rule, features: Any, classifier: Any, targets: Any, weights: An
 
 def _forward(rule: _Rule, features: Any, classifier: Any, targets: Any, weights: Any) -> Any:
     kernel, bias = classifier
-    narrow, tokens = kernel.astype(features.dtype), tuple(range(targets.ndim - 1))
+    narrow, tokens = kernel.astype(features.dtype), tuple(reversed(range(targets.ndim - 1)))
     wide = jnp.promote_types(features.dtype, jnp.float32)
 
     def add(carry: Any, part: Any) -> Any:

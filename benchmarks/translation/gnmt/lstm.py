@@ -130,7 +130,7 @@ def _backward(reverse: bool, saved: Any, gradients: jax.Array) -> Any:
     if device_kind() == "cpu":  # more axes than two would be copied transposed
         states, later = (x.reshape(-1, x.shape[-1]) for x in (states, later))
     of_kernel = jnp.tensordot(
-        states, later, ([*range(states.ndim - 1)],) * 2, preferred_element_type=wide
+        states, later, ([*reversed(range(states.ndim - 1))],) * 2, preferred_element_type=wide
     )
     of_bias = sums.over_first_axes(of_gates, wide)
     return of_gates, of_kernel.astype(kernel.dtype), of_bias.astype(bias.dtype), None
