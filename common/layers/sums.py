@@ -29,14 +29,16 @@ def over_last_axis(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 def over_first_axes(x: jax.Array, dtype: Any) -> jax.Array:
-    """The sum [n] of x [t, b, n], added in `dtype`; see `over_last_axis`."""
+    """The sum [n] of x [..., n], added in `dtype`; see `over_last_axis`."""
+    axes = x.ndim - 1
 
     def product(x: jax.Array) -> jax.Array:
-        ones = jnp.ones((8, *x.shape[:2]), x.dtype)
-        return jnp.tensordot(ones, x, 2, precision=_precision(x), preferred_element_type=dtype)[0]
+        ones = jnp.ones((8, *x.shape[:-1]), x.dtype)
+        how: Any = {"precision": _precision(x), "preferred_element_type": dtype}
+        return jnp.tensordot(ones, x, axes, **how)[0]
 
     return lax.platform_dependent(
-        x, tpu=product, default=partial(jnp.sum, axis=(0, 1), dtype=dtype)
+        x, tpu=product, default=partial(jnp.sum, axis=tuple(range(axes)), dtype=dtype)
     )
 
 

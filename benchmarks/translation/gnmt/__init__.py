@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.base import HostBatch, Terms
-from benchmarks.translation import translator
-from benchmarks.translation.gnmt import loader, losses, models, search
+from benchmarks.translation import losses, translator
+from benchmarks.translation.gnmt import loader, models, search
 from benchmarks.translation.gnmt.corpus import Buckets, Corpus, bucket_batches
 from benchmarks.translation.translator import Length, Lengths, Translator
 from benchmarks.translation.use import TranslatorUses

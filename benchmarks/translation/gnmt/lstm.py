@@ -7,7 +7,8 @@ added up in memory in every step.
 
 What a loop stacks, XLA fills with zeros first. So both loops write into an array that they have
 read: the forward loop puts the complete gates in the place of the inputs' products, the backward
-loop their gradients in the place of the gates.
+loop their gradients in the place of the gates. On CPUs such a loop would copy the array in each
+step, so there it stacks the steps as usual.
 
 Letters in shapes: T steps, b rows, H width.
 """
@@ -21,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from common.layers import sums
+from common.layers.convolutions import device_kind
 
 
 def lstm(
@@ -81,17 +83,20 @@ def _forward(reverse: bool, gates: jax.Array, kernel: Any, bias: Any, alive: Any
     dtype, narrow, wide = gates.dtype, kernel.astype(gates.dtype), _wide(gates)
 
     def advance(carry: Any, step: Any) -> Any:
-        (h, before, gates), (t, is_alive) = carry, step
-        inputs, gates = _read(gates, t)
+        (h, before, gates), (t, row, is_alive) = carry, step
+        inputs, gates = _read(gates, t, row)
         z = inputs + (jnp.dot(h, narrow, preferred_element_type=wide) + bias.astype(wide))
         h, c = (_only(is_alive, x) for x in cell(z, before))
         h = h.astype(dtype)
-        return (h, c, _written(gates, t, z)), (h, before.astype(dtype))
+        gates, row = _written(gates, t, dtype, z)
+        return (h, c, gates), (h, before.astype(dtype), row)
 
     shape = gates.shape[1], kernel.shape[0]
-    start = jnp.zeros(shape, dtype), jnp.zeros(shape, wide), gates
-    steps = jnp.arange(len(gates)), alive
-    (_, _, gates), (outputs, before) = jax.lax.scan(advance, start, steps, reverse=reverse)
+    stack, rows = _split(gates)
+    start = jnp.zeros(shape, dtype), jnp.zeros(shape, wide), stack
+    steps = jnp.arange(len(gates)), rows, alive
+    (_, _, stack), (outputs, before, rows) = jax.lax.scan(advance, start, steps, reverse=reverse)
+    gates = rows if stack is None else stack
     return outputs, (outputs, gates, before, kernel, bias, alive)
 
 
@@ -101,8 +106,8 @@ def _backward(reverse: bool, saved: Any, gradients: jax.Array) -> Any:
     dtype, narrow, wide = outputs.dtype, kernel.astype(outputs.dtype), _wide(outputs)
 
     def retreat(carry: Any, step: Any) -> Any:
-        (dh, dc, gates), (t, gradient, c, is_alive) = carry, step
-        z, gates = _read(gates, t)
+        (dh, dc, gates), (t, row, gradient, c, is_alive) = carry, step
+        z, gates = _read(gates, t, row)
         i, f, g, o = _activated(z)
         c = c.astype(wide)
         dh, dc = (_only(is_alive, x) for x in (dh + gradient, dc))
@@ -112,14 +117,21 @@ def _backward(reverse: bool, saved: Any, gradients: jax.Array) -> Any:
         of_g, of_o = dc * i * (1 - g**2), dh * reached * o * (1 - o)
         parts = [x.astype(dtype) for x in (of_i, of_f, of_g, of_o)]
         back = jnp.dot(jnp.concatenate(parts, -1), narrow.T, preferred_element_type=wide)
-        return (back, dc * f, _written(gates, t, *parts)), None
+        gates, row = _written(gates, t, dtype, *parts)
+        return (back, dc * f, gates), row
 
     zeros = jnp.zeros(outputs.shape[1:], wide)
-    steps = jnp.arange(len(outputs)), gradients, before, alive
-    (_, _, of_gates), _ = jax.lax.scan(retreat, (zeros, zeros, gates), steps, reverse=not reverse)
+    stack, rows = _split(gates)
+    start, steps = (zeros, zeros, stack), (jnp.arange(len(outputs)), rows, gradients, before, alive)
+    (_, _, stack), rows = jax.lax.scan(retreat, start, steps, reverse=not reverse)
+    of_gates = rows if stack is None else stack
     # The state before the first step is 0.
     states, later = (outputs[1:], of_gates[:-1]) if reverse else (outputs[:-1], of_gates[1:])
-    of_kernel = jnp.einsum("tbh,tbg->hg", states, later, preferred_element_type=wide)
+    if device_kind() == "cpu":  # more axes than two would be copied transposed
+        states, later = (x.reshape(-1, x.shape[-1]) for x in (states, later))
+    of_kernel = jnp.tensordot(
+        states, later, ([*reversed(range(states.ndim - 1))],) * 2, preferred_element_type=wide
+    )
     of_bias = sums.over_first_axes(of_gates, wide)
     return of_gates, of_kernel.astype(kernel.dtype), of_bias.astype(bias.dtype), None
 
@@ -131,23 +143,32 @@ def _wide(x: jax.Array) -> Any:
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
-def _read(stack: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _split(stack: jax.Array) -> tuple[jax.Array | None, jax.Array | None]:
+    """The stack for the loop to write into, or its steps for the loop to read."""
+    return (None, stack) if device_kind() == "cpu" else (stack, None)
+
+
+def _read(stack: jax.Array | None, t: jax.Array, row: Any) -> tuple[jax.Array, jax.Array | None]:
     """Step `t` of [T, b, n] in float32, and the stack to write into after that.
 
     The barrier ends the reading first. Without it XLA computes twice what is written.
     """
+    if stack is None:
+        return row.astype(_wide(row)), None
     return jax.lax.optimization_barrier((stack[t].astype(_wide(stack)), stack))
 
 
-def _written(stack: jax.Array, t: jax.Array, *parts: jax.Array) -> jax.Array:
-    """The stack [T, b, n] with `parts`, which lie side by side, as its step `t`.
+def _written(stack: jax.Array | None, t: jax.Array, dtype: Any, *parts: jax.Array) -> Any:
+    """The stack [T, b, n] with `parts`, which lie side by side, as its step `t`; or this step.
 
     Each part has its own update: XLA would first copy a concatenation.
     """
+    if stack is None:
+        return None, jnp.concatenate(parts, -1).astype(dtype)
     for k, x in enumerate(parts):
-        x = x[None].astype(stack.dtype)
+        x = x[None].astype(dtype)
         stack = jax.lax.dynamic_update_slice(stack, x, (t, 0, k * x.shape[-1]))
-    return stack
+    return stack, None
 
 
 def _only(alive: Any, x: jax.Array) -> jax.Array:

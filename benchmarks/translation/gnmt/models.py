@@ -20,8 +20,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from benchmarks.translation.gnmt import losses
+from benchmarks.translation import losses
 from benchmarks.translation.gnmt.lstm import cell, lstm
+from common.layers import products
 from common.layers.dropout import dropout
 
 _TILE = 128  # the tables have a multiple of it as words: that fills the TPU's matrix unit
@@ -70,7 +71,7 @@ class LSTM(nn.Module):
         self.bias = self.param("bias", init, (self.directions, gates))
 
     def _products(self, x: jax.Array, direction: int = 0) -> jax.Array:
-        return jnp.dot(x, self.kernel[direction].astype(self.dtype))
+        return products.dot(x, self.kernel[direction].astype(self.dtype))
 
     def __call__(self, x: jax.Array, direction: int = 0, **how: Any) -> jax.Array:
         """The outputs [T, b, H] of one LSTM for inputs [T, b, n]; `how` as `lstm` takes it."""
@@ -106,7 +107,8 @@ class Attention(nn.Module):
     dtype: Any
 
     def setup(self):
-        init, dense = _symmetric(self.init_scale), partial(nn.Dense, self.width, dtype=self.dtype)
+        init, how = _symmetric(self.init_scale), {"dtype": self.dtype, "dot_general": products.dot}
+        dense: Any = partial(nn.Dense, self.width, **how)
         self.query, self.key = (dense(use_bias=False, kernel_init=init) for _ in range(2))
         self.direction = self.param("direction", init, (self.width,))
         self.gain = self.param("gain", lambda _: jnp.float32(self.initial_gain))

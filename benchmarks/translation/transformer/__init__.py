@@ -228,11 +228,10 @@ class Transformer(Translator, RecordBenchmark):
         del rng
         settings, targets = self.settings, batch["targets"]
         features: Any = self.network.apply({"params": params}, batch, batch["dropout"])
-        each = losses.smoothed_cross_entropy(
-            features, params["embedding"], targets, self.vocabulary_size, settings.label_smoothing
-        )
-        real = (targets > 0).astype(each.dtype)
-        sums = {"cross_entropy": (jnp.sum(each * real), jnp.sum(real))}
+        real = (targets > 0).astype(jnp.promote_types(features.dtype, jnp.float32))
+        rule = self.vocabulary_size, settings.label_smoothing
+        loss = losses.total(features, params["embedding"], targets, real, *rule)
+        sums = {"cross_entropy": (loss, jnp.sum(real))}
         return sums, sums, model_state
 
     def n_best(self, params: Any, inputs: jax.Array, top: int) -> tuple[jax.Array, jax.Array]:

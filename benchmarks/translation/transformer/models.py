@@ -22,6 +22,8 @@ import numpy as np
 
 from benchmarks.translation.transformer import losses
 from benchmarks.translation.transformer.attention import FORBIDDEN, attend
+from common.layers import products
+from common.layers.convolutions import device_kind
 from common.layers.dropout import dropout
 
 _TILE = 128  # the table has a multiple of it as rows: that fills the TPU's matrix unit
@@ -90,7 +92,7 @@ class Kernels(nn.Module):
 
     def __call__(self, x: jax.Array) -> list[jax.Array]:
         """The products [..., width] of x [..., width]."""
-        y = jnp.dot(x.astype(self.dtype), self.kernel.astype(self.dtype))
+        y = products.dot(x.astype(self.dtype), self.kernel.astype(self.dtype))
         return jnp.split(y, self.parts, -1)
 
     def transposed(self, x: jax.Array) -> list[jax.Array]:
@@ -144,13 +146,22 @@ class Attention(nn.Module):
 
         `features` [b, Lk, width] are the encoder's, or None. `site` is the number of the dropout.
         """
+        is_tall = device_kind() != "cpu"
+
+        def heads(kernels: Kernels, x: jax.Array) -> list[jax.Array]:
+            if is_tall:
+                return self._tall(kernels.transposed(x))
+            return [jnp.swapaxes(y, 1, 2) for y in self._flat(kernels(x))]
+
         if features is None:
-            query, key, value = self._tall(self.query_key_value.transposed(x))
+            query, key, value = heads(self.query_key_value, x)
         else:
-            (query,), (key, value) = self._tall(self.query.transposed(x)), self.project(features)
-        query = _scaled(query, query.shape[2])
-        context = attend(query, key, value, mask, (self.rate, seeds, site))
-        return self.out.from_transposed(context.reshape(len(x), self.width, -1))
+            (query,), (key, value) = heads(self.query, x), heads(self.key_value, features)
+        query = _scaled(query, self.width // self.heads)
+        context = attend(query, key, value, mask, (self.rate, seeds, site), is_tall)
+        if is_tall:
+            return self.out.from_transposed(context.reshape(len(x), self.width, -1))
+        return self.out(jnp.swapaxes(context, 1, 2).reshape(x.shape))[0]
 
     def step(self, x: jax.Array, position: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
         """Self-attention of one token [b, k, width] to the tokens up to it.
@@ -203,7 +214,8 @@ class Feed(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, seeds: Any, site: int) -> jax.Array:
-        dense = partial(nn.Dense, dtype=self.dtype, kernel_init=nn.initializers.xavier_uniform())
+        init = nn.initializers.xavier_uniform()
+        dense: Any = partial(nn.Dense, dtype=self.dtype, kernel_init=init, dot_general=products.dot)
         y = dropout(nn.relu(dense(self.hidden, name="in")(x)), self.rate, seeds, site)
         return dense(x.shape[-1], name="out")(y)
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.translation.gnmt import lstm as lstms
 from benchmarks.translation.gnmt.lstm import lstm
 
 STEPS, ROWS, WIDTH = 5, 3, 4
@@ -47,9 +48,11 @@ def pulled(function, gradient, *arrays):
     return actual, pullback(gradient)
 
 
+@pytest.mark.parametrize("kind", ["", "cpu"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_the_outputs_and_their_gradients(reverse, masked):
+def test_the_outputs_and_their_gradients(reverse, masked, kind, monkeypatch):
+    monkeypatch.setattr(lstms, "device_kind", lambda: kind)
     arrays, how = example(), {"reverse": reverse}
     # Both kinds of padding: behind the last step that is run, and in front of the first one.
     for alive in (alive_to(LENGTHS), alive_to(LENGTHS, True)) if masked else (None,):

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from benchmarks.translation.gnmt import losses, models
+from benchmarks.translation import losses
+from benchmarks.translation.gnmt import models
 from common.layers.dropout import keep_mask
 
 WORDS, WIDTH, LAYERS = 11, 4, 3

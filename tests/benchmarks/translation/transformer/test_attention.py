@@ -52,7 +52,8 @@ def plain(query, key, value, mask, mask_of_dropout, rate):
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3])
-def test_attention_and_its_gradients(rate):
+@pytest.mark.parametrize("is_tall", [True, False])
+def test_attention_and_its_gradients(rate, is_tall):
     query, key, value, mask = example()
     seeds, site = np.array([4, -9], np.int32), 12
     shape = ROWS, HEADS, QUERIES, KEYS
@@ -67,7 +68,9 @@ def test_attention_and_its_gradients(rate):
 
         def ours(*arrays):
             dropped = rate, jnp.asarray(seeds), site
-            return turned(attention.attend(*map(turned, arrays), mask=mask, dropped=dropped))
+            turn = turned if is_tall else partial(jnp.swapaxes, axis1=1, axis2=2)
+            how: Any = {"mask": jnp.asarray(mask), "dropped": dropped, "is_tall": is_tall}
+            return turn(attention.attend(*map(turn, arrays), **how))
 
         def theirs(*arrays):
             return plain(*arrays, mask=mask, mask_of_dropout=mask_of_dropout, rate=rate)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.translation import losses as sliced
 from benchmarks.translation.transformer import losses
 
 WORDS, PADDED, WIDTH = 41, 128, 8
@@ -55,6 +56,23 @@ def test_the_loss_and_its_gradient(smoothing, wide):
     of_table = np.zeros_like(table)
     of_table[:WORDS] = np.einsum("blv,bld->vd", of_scores, features)
     np.testing.assert_allclose(gradients[1], of_table, **tolerance)
+
+
+@pytest.mark.parametrize("kind", ["", "cpu"])
+def test_the_weighted_sum_is_the_same_in_slices(kind, monkeypatch):
+    monkeypatch.setattr(losses, "device_kind", lambda: kind)
+    monkeypatch.setattr(sliced, "device_kind", lambda: kind)
+    features, table, targets = example()
+    wanted, of_scores = reference(features, table, targets, 0.1)
+    weights = np.linspace(0, 2, targets.size).reshape(targets.shape)
+    with jax.enable_x64(True):
+        total = jax.value_and_grad(losses.total, (0, 1))
+        value, gradients = total(*map(jnp.asarray, (features, table, targets, weights)), WORDS, 0.1)
+    of_scores = of_scores * weights[..., None]
+    np.testing.assert_allclose(value, np.sum(weights * wanted), rtol=1e-11)
+    np.testing.assert_allclose(gradients[0], of_scores @ table[:WORDS], atol=1e-12)
+    of_table = np.einsum("blv,bld->vd", of_scores, features)
+    np.testing.assert_allclose(gradients[1][:WORDS], of_table, atol=1e-12)
 
 
 def test_rows_that_are_no_words_do_not_matter():

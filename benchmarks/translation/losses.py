@@ -1,4 +1,4 @@
-"""GNMT's loss: cross-entropy with smoothed labels, computed in slices of the time axis.
+"""Cross-entropy with smoothed labels, in slices: GNMT's loss, and the Transformer's on CPUs.
 
 The logits of a batch are as large as the vocabulary times its tokens. Here they exist for one slice
 of the steps at a time, and are computed once: the forward pass also makes the gradients.
@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from common.layers import sums
+from common.layers.convolutions import device_kind
 
 BARRED = -1e9  # the logit of a column that is no word
+_CACHED = 1 << 21  # logits of a slice on CPUs, at most: 8 MB in float32 stay in the caches
 
 
 class _Rule(NamedTuple):
@@ -63,13 +65,18 @@ def smoothed_cross_entropy(
       vocab_size: V.
       smoothing: in [0, 1).
       slices: into how many slices the time axis is cut at most, at least 1. They are equally
-        long; if T is no multiple of their length, the last one is padded.
+        long; if T is no multiple of their length, the last one is padded. On CPUs the axis of all
+        tokens is cut, into more slices.
 
     Returns:
       float32[], or float64 if the features are float64.
 
     Source: the loss of MLPerf's reference, `LabelSmoothing`.
     """
+    if device_kind() == "cpu":
+        features = features.reshape(-1, features.shape[-1])
+        targets, weights = targets.reshape(-1), weights.reshape(-1)
+        slices = max(slices, -(-targets.size * kernel.shape[1] // _CACHED))
     size = -(-len(targets) // slices)  # steps of a slice
     slices = -(-len(targets) // size)
 
@@ -97,7 +104,7 @@ def _loss(rule: _Rule, features: Any, classifier: Any, targets: Any, weights: An
 
 def _forward(rule: _Rule, features: Any, classifier: Any, targets: Any, weights: Any) -> Any:
     kernel, bias = classifier
-    narrow = kernel.astype(features.dtype)
+    narrow, tokens = kernel.astype(features.dtype), tuple(reversed(range(targets.ndim - 1)))
     wide = jnp.promote_types(features.dtype, jnp.float32)
 
     def add(carry: Any, part: Any) -> Any:
@@ -112,8 +119,10 @@ def _forward(rule: _Rule, features: Any, classifier: Any, targets: Any, weights:
                 scores, tpu=jax.lax.optimization_barrier, default=lambda x: x
             )
             of_bias += sums.over_first_axes(gradients_at(again).astype(features.dtype), wide)
-        of_kernel += jnp.einsum("tbh,tbv->hv", features, gradients, preferred_element_type=wide)
-        of_features = jnp.einsum("tbv,hv->tbh", gradients, narrow)
+        of_kernel += jnp.tensordot(
+            features, gradients, (tokens, tokens), preferred_element_type=wide
+        )
+        of_features = jnp.einsum("...v,hv->...h", gradients, narrow)
         return (total + jnp.sum(each * weights), of_kernel, of_bias), of_features
 
     start = jax.tree.map(lambda x: jnp.zeros(x.shape, wide), (jnp.float32(0), kernel, bias))
@@ -133,6 +142,10 @@ _loss.defvjp(_forward, _backward)
 def _losses(rule: _Rule, scores: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The loss [t, b] of each token, and the logarithm of the sum of its exponentials."""
     log_sums = sums.log_sum_exp(scores)
+    if device_kind() == "cpu":  # without an array of the labels
+        of_target = jnp.take_along_axis(scores, targets[..., None], -1)[..., 0]
+        expected = jnp.dot(scores, _share(rule, scores)) + (1 - rule.smoothing) * of_target
+        return log_sums - expected, log_sums
     return log_sums - jnp.sum(_labels(rule, scores, targets) * scores, -1), log_sums
 
 
@@ -146,6 +159,11 @@ def _gradients(
 
 def _labels(rule: _Rule, scores: jax.Array, targets: jax.Array) -> jax.Array:
     """The probabilities [t, b, Vp] that the loss asks for."""
-    columns = jnp.arange(scores.shape[-1])
-    labels = jnp.where(columns < rule.vocab_size, rule.smoothing / rule.vocab_size, 0.0)
-    return labels + jnp.where(columns == targets[..., None], 1 - rule.smoothing, 0.0)
+    is_target = jnp.arange(scores.shape[-1]) == targets[..., None]
+    return _share(rule, scores) + jnp.where(is_target, 1 - rule.smoothing, 0.0)
+
+
+def _share(rule: _Rule, scores: jax.Array) -> jax.Array:
+    """The part [Vp] of the probabilities that all words get."""
+    is_word = jnp.arange(scores.shape[-1]) < rule.vocab_size
+    return jnp.where(is_word, rule.smoothing / rule.vocab_size, 0.0).astype(scores.dtype)

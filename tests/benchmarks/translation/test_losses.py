@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from benchmarks.translation.gnmt import losses
+from benchmarks.translation import losses
 
 WORDS, PADDED, WIDTH, STEPS, ROWS = 11, 16, 4, 7, 3
 
@@ -62,11 +62,15 @@ def ours(arrays: Any, targets, weights, smoothing=0.1, slices=1):
 evaluate = partial(jax.jit, static_argnums=(3, 4))(jax.value_and_grad(ours))
 
 
+@pytest.mark.parametrize("kind", ["", "cpu"])
 @pytest.mark.parametrize(
     ("smoothing", "slices", "has_bias"),
     [(0.1, 1, True), (0.1, 7, False), (0.3, 3, True), (0.0, 100, True)],
 )
-def test_the_loss_and_its_gradients(smoothing, slices, has_bias):
+def test_the_loss_and_its_gradients(smoothing, slices, has_bias, kind, monkeypatch):
+    monkeypatch.setattr(losses, "device_kind", lambda: kind)
+    monkeypatch.setattr(losses, "_CACHED", 5 * PADDED)  # the tokens of a slice on CPUs, of 21
+    jax.clear_caches()
     (features, kernel, bias), (targets, weights) = example()
     arrays = features, kernel, bias if has_bias else None
     with jax.enable_x64(True):
