@@ -35,8 +35,8 @@ PAIRED = 64  # channels, which fill half of the matrix unit
 def compose(model: Any, fast_stem: Any, fast_block: Any, padding: Any) -> Any:
     """`model`, a `models.ResNet`, with these layers in training; in evaluation it stays as it is.
 
-    So it does on CPUs, which have no matrix unit to fill: twice the time for the digits' ResNet-18
-    with these layers, and no gain for ResNet-50.
+    So it does on CPUs and GPUs, where these layers gain nothing: twice the time for the digits'
+    ResNet-18 on a CPU, 3 to 15 % more for ResNet-50 on an H200.
 
     Args:
       model: has the stem of v1.5 with this padding, and basic blocks or bottlenecks.
@@ -46,7 +46,8 @@ def compose(model: Any, fast_stem: Any, fast_block: Any, padding: Any) -> Any:
     """
 
     def is_fast(norm: Any) -> bool:
-        return _is_training(norm) and convolutions.device_kind() != "cpu"
+        kind = convolutions.device_kind()
+        return _is_training(norm) and (not kind or kind.startswith("TPU"))
 
     def either_stem(images: jax.Array, features: int, conv: Any, norm: Any) -> Any:
         if is_fast(norm):
