@@ -85,7 +85,8 @@ CHECKS = (
     Check(
         "kill -9 and resume",
         "tests/device/test_runs.py::test_kill_and_resume",
-        "the check's log; engine/checkpoint.py, the disk or the bucket",
+        "the check's log; engine/checkpoint.py, the disk or the bucket; on a GPU set "
+        "XLA_FLAGS=--xla_gpu_deterministic_ops=true",
         (80, 90),
     ),
     Check(

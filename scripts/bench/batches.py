@@ -64,6 +64,7 @@ def random(benchmark: Any, size: int) -> HostBatch:
     """A random batch of a benchmark other than a ResNet; of several lengths, a middle one."""
     draw, specs = np.random.default_rng(0), benchmark.batch_spec("train", size)
     spec = specs[len(specs) // 2]
+    drawn: HostBatch
     if "inputs" in spec:
         drawn = _sentences(draw, spec, benchmark.vocabulary_size)
     elif "boxes" in spec:

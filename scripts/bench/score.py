@@ -29,6 +29,7 @@ from absl import app, flags
 from etils import epath
 
 import main as program
+from benchmarks.base import HostBatch
 from common import console, entry, keys
 from common.errors import ConfigError, parse_json
 from engine import compiler, environment
@@ -122,7 +123,7 @@ class Peer:
                 yield {"step": step, "seconds": seconds, **scores}
                 started = time.monotonic()
 
-    def _step(self, optimizer: Any, rate: float, batch: Mapping[str, np.ndarray]) -> Any:
+    def _step(self, optimizer: Any, rate: float, batch: HostBatch) -> Any:
         """Takes a step; returns the loss on the device."""
         for group in optimizer.param_groups:
             group["lr"] = rate

@@ -106,10 +106,10 @@ def _compare(flags: argparse.Namespace) -> int:
 def _compare_timed(flags: argparse.Namespace) -> int:
     """Prints the ms of the peer's step and of ours on this machine, and returns the exit code."""
     try:
-        config, *steps = pair(flags)
+        config, *both = pair(flags)
     except ConfigError as error:
         sys.exit(f"ERROR: {error}")
-    ours, theirs = on_torch.least(*steps, flags.steps)
+    ours, theirs = on_torch.least(both[0], both[1], flags.steps)
     common = {"slice": jax.devices()[0].device_kind, "estimate": False}
     common["batch"] = config.train_batch_size
     names = {"plain": "flax", "torch": "PyTorch"}
@@ -152,7 +152,8 @@ def pair(flags: argparse.Namespace) -> tuple[Any, Callable[[], Any], Callable[[]
         theirs = plain.opened(programs, batch)
     else:
         theirs = on_torch.make_step(torch, programs, batch)
-    ours(), theirs()
+    ours()
+    theirs()
     return config, ours, theirs
 
 

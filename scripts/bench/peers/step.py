@@ -95,7 +95,8 @@ def lower_with_our_options(programs: Programs, plan: Plan) -> list[Any]:
 
 def opened(programs: Programs, batch: HostBatch) -> Callable[[], None]:
     """A function that takes a step on a batch of ours and waits for the devices."""
-    settings, benchmark, mesh = programs.settings, programs.benchmark, programs.mesh
+    settings, mesh = programs.settings, programs.mesh
+    benchmark: Any = programs.benchmark
     peer = peers.load(settings.config, benchmark)
     options = compiler.options(mesh, benchmark.larger_windows)
     batch = dict(batch)

@@ -1,6 +1,7 @@
 """Decoding at a reduced size, against Pillow's draft mode and its antialiased resize."""
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,14 +32,15 @@ def photo():
 def test_a_large_jpeg_is_reduced(photo, window, side, divisor):
     """To what libjpeg's own scaling gives Pillow: near to an antialiased resize of the window."""
     y, x, height, width = window or (0, 0, 1301, 1703)
-    box = [int(v / divisor + 0.5) for v in (x, y, x + width, y + height)]
+    box: Any = [int(v / divisor + 0.5) for v in (x, y, x + width, y + height)]
     image = Image.open(io.BytesIO(photo))
     image.draft("RGB", (1703 // divisor, 1301 // divisor))
     actual = decoded(photo, window, only_jpeg=True, least_side=side).astype(float)
     assert min(actual.shape[:2]) >= side
     np.testing.assert_allclose(actual, np.asarray(image.crop(box), float), atol=1)
     if window:
-        size, part = actual.shape[1::-1], [v * divisor for v in box]
+        size: Any = actual.shape[1::-1]
+        part: Any = [v * divisor for v in box]
         best = Image.open(io.BytesIO(photo)).resize(size, Image.Resampling.BICUBIC, part)
         assert np.mean((actual - np.asarray(best, float)) ** 2) ** 0.5 < 1
 

@@ -70,7 +70,8 @@ def test_attention_and_its_gradients(rate, is_tall):
             dropped = rate, jnp.asarray(seeds), site
             turn = turned if is_tall else partial(jnp.swapaxes, axis1=1, axis2=2)
             how: Any = {"mask": jnp.asarray(mask), "dropped": dropped, "is_tall": is_tall}
-            return turn(attention.attend(*map(turn, arrays), **how))
+            query, key, value = map(turn, arrays)
+            return turn(attention.attend(query, key, value, **how))
 
         def theirs(*arrays):
             return plain(*arrays, mask=mask, mask_of_dropout=mask_of_dropout, rate=rate)
