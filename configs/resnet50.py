@@ -83,7 +83,8 @@ def get_config() -> ml_collections.ConfigDict:
     # 'auto': that, for fewer than 2,000 training images or fewer than 10 that share statistics.
     config.bn_statistics = "batch"
     # 'gram': the same function as 'plain' with less memory traffic, see docs/performance.md. Other
-    # versions than '1.5', deep_stem, squeeze_excite and max_pool='conv' have the 'plain' form only.
+    # versions than '1.5', deep_stem, squeeze_excite and max_pool='conv' have the 'plain' form only,
+    # and CPUs and GPUs train in it.
     config.batch_norm = "gram"
     # 'pallas': ResNets of bottlenecks with 'gram' have one Pallas kernel per block boundary in the
     # backward pass of the first two stages, on TPUs from v4 on. The same arrays and checkpoints. No

@@ -49,7 +49,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.max_pool = (
         "same"  # of the stem, as Google's entry pads it; 'torch' for PyTorch's weights
     )
-    config.batch_norm = "gram"  # or 'plain', which computes the same
+    config.batch_norm = "gram"  # on TPUs; or 'plain', which computes the same
     # Extra layers after the trunk, one value each: channels of the 1x1 and of the 3x3 convolution,
     # its stride and its padding.
     config.extra_squeezed = (256, 256, 128, 128, 128)

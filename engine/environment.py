@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from common.errors import visible
 
 DEFAULTS = {
-    # Programs that compile in less are not kept. With jax's 1 s NCF compiled 1.7 s at each start.
+    # Programs that take less time to compile are not kept. jax's 1 s left NCF without any at times.
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     # TensorFlow's start-up messages would hide this program's messages. The message of oneDNN has
     # no level, so oneDNN is off; TensorFlow only reads data here.
@@ -53,7 +53,7 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(-4, 0)  # M_MMAP_MAX: no block is mapped on its own
-        mallopt(-8, 1)  # M_ARENA_MAX: 1, the others map blocks above 64 MB
+        mallopt(-8, 1)  # M_ARENA_MAX: one, because the others map each block above 64 MB
         mallopt(-1, -1)  # M_TRIM_THRESHOLD: the top of the heap stays
 
 

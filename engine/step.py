@@ -131,9 +131,10 @@ def make_gradients(
                 lambda g: g * (device_clip / jnp.maximum(norm, device_clip)), gradients
             )
         rounded = jax.tree.map(lambda g: g.astype(sum_dtype or g.dtype), gradients)
-        added, terms, metrics = mine = rounded, terms, metrics
-        if mesh.size > 1:  # a sum over one device copies all gradients on CPUs
-            added, terms, metrics = jax.lax.psum(mine, axes)
+        everything = rounded, terms, metrics
+        if mesh.size > 1:  # a sum over one device would copy all gradients on CPUs
+            everything = jax.lax.psum(everything, axes)
+        added, terms, metrics = everything
         gradients = jax.tree.map(lambda g, own: g.astype(own.dtype), added, gradients)
         same = jax.tree.unflatten(jax.tree.structure(before), untouched)
         model_state = jax.tree.map(  # the mean over devices of equal values would round them
@@ -297,7 +298,7 @@ def _norm(gradients: Any, mesh: Mesh) -> jax.Array:
     """The 2-norm f32[] of all gradients together."""
     if mesh.devices.flat[0].platform != "cpu":
         return optax.tree.norm(gradients)
-    # XLA would share the squares with Adam and write them to the memory. The barrier hides that.
+    # XLA would share the squares with Adam and write them to the memory. The barrier prevents that.
     leaves = jax.lax.optimization_barrier(jax.tree.leaves(gradients))
     return jnp.sqrt(sum(jnp.vdot(g, g) for g in leaves))
 

@@ -58,8 +58,9 @@ class ResNet(RecordBenchmark):
         "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
         "--config.input_streams",
         "decoding": "set --config.preprocessing=fast, or --config.decoded_cache=256 if the hosts "
-        "have the memory; else use a machine with more CPU cores, or store smaller images (not "
-        "photos of many megapixels)",
+        "have the memory; else use a machine with more CPU cores, or of photos of many "
+        "megapixels store smaller ones (--max_side=512 of scripts.prepare) or set "
+        "--config.reduced_decoding=True",
     }
 
     def __init__(self, settings: Settings, cache_dir: str):

@@ -104,7 +104,9 @@ def _loss(rule: _Rule, features: Any, classifier: Any, targets: Any, weights: An
 
 def _forward(rule: _Rule, features: Any, classifier: Any, targets: Any, weights: Any) -> Any:
     kernel, bias = classifier
-    narrow, tokens = kernel.astype(features.dtype), tuple(reversed(range(targets.ndim - 1)))
+    narrow = kernel.astype(features.dtype)
+    # In this order of the axes TPUs compile the product as they did the einsum "tbh,tbv->hv".
+    tokens = tuple(reversed(range(targets.ndim - 1)))
     wide = jnp.promote_types(features.dtype, jnp.float32)
 
     def add(carry: Any, part: Any) -> Any:

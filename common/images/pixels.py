@@ -23,8 +23,9 @@ def decode(
     """uint8[h, w, 3] of a JPEG, PNG, BMP or GIF: its `window(height, width)`, or all pixels.
 
     `only_jpeg` saves the 33 us that reading the format takes; other formats then raise
-    InvalidArgumentError or are decoded nevertheless. With `least_side`, an int or a tensor, JPEGs
-    above a megapixel are reduced: see `_reduced`.
+    InvalidArgumentError or are decoded nevertheless. With `least_side`, an int or a tensor, the
+    window of a JPEG above a megapixel has a half, a quarter or an eighth of its height and width,
+    the smallest of them with so many pixels on the shorter side.
     """
     tf = tensorflow()
 
@@ -35,8 +36,11 @@ def decode(
         box = window(shape[0], shape[1]) if window else tf.stack([0, 0, shape[0], shape[1]])
         if least_side is None:
             return _crop(encoded, box)
-        reduced, whole = (functools.partial(f, encoded, box) for f in (_reduced, _crop))
-        return tf.cond(shape[0] * shape[1] > LARGE, lambda: reduced(least_side), whole)
+        return tf.cond(
+            shape[0] * shape[1] > LARGE,
+            lambda: _reduced(encoded, box, least_side),
+            lambda: _crop(encoded, box),
+        )
 
     def other() -> Any:
         image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
@@ -49,7 +53,7 @@ def decode(
 
 
 def _crop(encoded: Any, box: Any, divisor: int = 1) -> Any:
-    """The pixels `box` (y, x, height, width) of a JPEG decoded at a part of its size."""
+    """The window (y, x, height, width) of a JPEG at 1/`divisor` of its size, in pixels of that."""
     return tensorflow().io.decode_and_crop_jpeg(
         encoded, box, channels=3, ratio=divisor, dct_method=_ACCURATE
     )

@@ -11,6 +11,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.linen import dtypes
 
 from common.layers import convolutions
 
@@ -26,11 +27,14 @@ class BatchNorm(nn.BatchNorm):
         running = nn.merge_param(
             "use_running_average", self.use_running_average, use_running_average
         )
-        if running or others or convolutions.device_kind() != "cpu":
+        is_usual = self.axis == -1 and self.use_scale and self.use_bias and not others
+        is_training = not (running or self.is_initializing())
+        if not (is_usual and is_training and convolutions.device_kind() == "cpu"):
             return super().__call__(x, use_running_average, **others)
         scale = self.param("scale", self.scale_init, x.shape[-1:], self.param_dtype)
         bias = self.param("bias", self.bias_init, x.shape[-1:], self.param_dtype)
-        wide = x.astype(jnp.promote_types(self.dtype or x.dtype, jnp.float32))
+        dtype = dtypes.canonicalize_dtype(x, scale, bias, dtype=self.dtype)
+        wide = x.astype(jnp.promote_types(dtype, jnp.float32))
         axes = tuple(range(x.ndim - 1))
         moments = jnp.stack([jnp.mean(wide, axes), jnp.mean(jnp.square(wide), axes)])
         if self.axis_name:
@@ -41,4 +45,4 @@ class BatchNorm(nn.BatchNorm):
             new = self.momentum * old + (1 - self.momentum) * value
             self.put_variable("batch_stats", name, new)
         factor = jax.lax.rsqrt(var + self.epsilon) * scale
-        return (wide * factor + (bias - mean * factor)).astype(self.dtype or x.dtype)
+        return (wide * factor + (bias - mean * factor)).astype(dtype)

@@ -9,7 +9,7 @@ import jax
 from common.layers.convolutions import device_kind
 
 
-def dot(x: jax.Array, kernel: jax.Array, dimensions: Any = None, **how: Any) -> jax.Array:
+def dot(x: jax.Array, kernel: jax.Array, _: Any = None, **how: Any) -> jax.Array:
     """The product [..., m] of x [..., n] and kernel [n, m]; for flax, a `dot_general` of these.
 
     On CPUs x is a matrix: for the gradient in the kernel, XLA would copy more axes transposed.

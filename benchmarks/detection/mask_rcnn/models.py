@@ -145,7 +145,7 @@ class MaskHead(nn.Module):
         how: Any = {"dtype": self.dtype, "kernel_init": _HE_FAN_OUT}
         for i, features in enumerate(self.features, 1):
             x = nn.relu(_conv3x3(features, **how, name=f"conv{i}")(x))
-        x = nn.relu(convolutions.Doubling(x.shape[-1], (2, 2), (2, 2), **how, name="upsampled")(x))
+        x = nn.relu(convolutions.Doubling(x.shape[-1], **how, name="upsampled")(x))
         y = _Conv(self.num_logits, (1, 1), **how, name="mask")(x).astype(jnp.float32)
         return y.reshape(*regions.shape[:2], *y.shape[1:])
 

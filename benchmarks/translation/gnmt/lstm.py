@@ -83,20 +83,20 @@ def _forward(reverse: bool, gates: jax.Array, kernel: Any, bias: Any, alive: Any
     dtype, narrow, wide = gates.dtype, kernel.astype(gates.dtype), _wide(gates)
 
     def advance(carry: Any, step: Any) -> Any:
-        (h, before, gates), (t, row, is_alive) = carry, step
-        inputs, gates = _read(gates, t, row)
+        (h, before, gates), (t, x, is_alive) = carry, step
+        inputs, gates = _read(gates, t, x)
         z = inputs + (jnp.dot(h, narrow, preferred_element_type=wide) + bias.astype(wide))
-        h, c = (_only(is_alive, x) for x in cell(z, before))
+        h, c = (_only(is_alive, y) for y in cell(z, before))
         h = h.astype(dtype)
-        gates, row = _written(gates, t, dtype, z)
-        return (h, c, gates), (h, before.astype(dtype), row)
+        gates, x = _written(gates, t, dtype, z)
+        return (h, c, gates), (h, before.astype(dtype), x)
 
     shape = gates.shape[1], kernel.shape[0]
-    stack, rows = _split(gates)
+    stack, xs = _split(gates)
     start = jnp.zeros(shape, dtype), jnp.zeros(shape, wide), stack
-    steps = jnp.arange(len(gates)), rows, alive
-    (_, _, stack), (outputs, before, rows) = jax.lax.scan(advance, start, steps, reverse=reverse)
-    gates = rows if stack is None else stack
+    steps = jnp.arange(len(gates)), xs, alive
+    (_, _, stack), (outputs, before, xs) = jax.lax.scan(advance, start, steps, reverse=reverse)
+    gates = xs if stack is None else stack
     return outputs, (outputs, gates, before, kernel, bias, alive)
 
 
@@ -106,8 +106,8 @@ def _backward(reverse: bool, saved: Any, gradients: jax.Array) -> Any:
     dtype, narrow, wide = outputs.dtype, kernel.astype(outputs.dtype), _wide(outputs)
 
     def retreat(carry: Any, step: Any) -> Any:
-        (dh, dc, gates), (t, row, gradient, c, is_alive) = carry, step
-        z, gates = _read(gates, t, row)
+        (dh, dc, gates), (t, x, gradient, c, is_alive) = carry, step
+        z, gates = _read(gates, t, x)
         i, f, g, o = _activated(z)
         c = c.astype(wide)
         dh, dc = (_only(is_alive, x) for x in (dh + gradient, dc))
@@ -117,18 +117,19 @@ def _backward(reverse: bool, saved: Any, gradients: jax.Array) -> Any:
         of_g, of_o = dc * i * (1 - g**2), dh * reached * o * (1 - o)
         parts = [x.astype(dtype) for x in (of_i, of_f, of_g, of_o)]
         back = jnp.dot(jnp.concatenate(parts, -1), narrow.T, preferred_element_type=wide)
-        gates, row = _written(gates, t, dtype, *parts)
-        return (back, dc * f, gates), row
+        gates, x = _written(gates, t, dtype, *parts)
+        return (back, dc * f, gates), x
 
     zeros = jnp.zeros(outputs.shape[1:], wide)
-    stack, rows = _split(gates)
-    start, steps = (zeros, zeros, stack), (jnp.arange(len(outputs)), rows, gradients, before, alive)
-    (_, _, stack), rows = jax.lax.scan(retreat, start, steps, reverse=not reverse)
-    of_gates = rows if stack is None else stack
+    stack, xs = _split(gates)
+    start, steps = (zeros, zeros, stack), (jnp.arange(len(outputs)), xs, gradients, before, alive)
+    (_, _, stack), xs = jax.lax.scan(retreat, start, steps, reverse=not reverse)
+    of_gates = xs if stack is None else stack
     # The state before the first step is 0.
     states, later = (outputs[1:], of_gates[:-1]) if reverse else (outputs[:-1], of_gates[1:])
     if device_kind() == "cpu":  # more axes than two would be copied transposed
         states, later = (x.reshape(-1, x.shape[-1]) for x in (states, later))
+    # In this order of the axes TPUs compile the product as they did the einsum "tbh,tbg->hg".
     of_kernel = jnp.tensordot(
         states, later, ([*reversed(range(states.ndim - 1))],) * 2, preferred_element_type=wide
     )
@@ -144,17 +145,17 @@ def _wide(x: jax.Array) -> Any:
 
 
 def _split(stack: jax.Array) -> tuple[jax.Array | None, jax.Array | None]:
-    """The stack for the loop to write into, or its steps for the loop to read."""
+    """(The stack, None) for the loop to write into; on CPUs (None, its steps to read)."""
     return (None, stack) if device_kind() == "cpu" else (stack, None)
 
 
-def _read(stack: jax.Array | None, t: jax.Array, row: Any) -> tuple[jax.Array, jax.Array | None]:
-    """Step `t` of [T, b, n] in float32, and the stack to write into after that.
+def _read(stack: jax.Array | None, t: jax.Array, x: Any) -> tuple[jax.Array, jax.Array | None]:
+    """Step `t` of [T, b, n], or `x` [b, n], in float32, and the stack to write into after that.
 
     The barrier ends the reading first. Without it XLA computes twice what is written.
     """
     if stack is None:
-        return row.astype(_wide(row)), None
+        return x.astype(_wide(x)), None
     return jax.lax.optimization_barrier((stack[t].astype(_wide(stack)), stack))
 
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from common.layers import sums
 from common.layers.dropout import keep_mask
 
-_PARTS = 2  # of the rows on CPUs: XLA computes a batch of small products on one core
+_PARTS = 2  # of the rows on CPUs: XLA has one core for a batch of products; tried on two cores
 FORBIDDEN = -1e9  # the score of a key that must not be seen; finite, so that no row is nan
 
 

@@ -13,8 +13,6 @@ from benchmarks.translation import losses as sliced
 from common.layers import sums
 from common.layers.convolutions import device_kind
 
-BARRED = -1e9  # the logit of a row of the table that is no word
-
 
 def logits(features: jax.Array, table: jax.Array, vocab_size: int) -> jax.Array:
     """The logits float32[..., V] of features [..., width] for a table [V, width].
@@ -26,7 +24,7 @@ def logits(features: jax.Array, table: jax.Array, vocab_size: int) -> jax.Array:
     product = jnp.einsum(
         "...d,vd->...v", features, table.astype(features.dtype), preferred_element_type=wide
     )
-    return jnp.where(jnp.arange(len(table)) < vocab_size, product, BARRED)
+    return jnp.where(jnp.arange(len(table)) < vocab_size, product, sliced.BARRED)
 
 
 def total(
@@ -44,7 +42,7 @@ def total(
     if device_kind() != "cpu":
         each = smoothed_cross_entropy(features, table, targets, vocab_size, smoothing)
         return jnp.sum(each * weights)
-    share = smoothing * vocab_size / (vocab_size - 1)  # of all words, with the target
+    share = smoothing * vocab_size / (vocab_size - 1)  # that loss gives the target a share, too
     rule: Any = {"vocab_size": vocab_size, "smoothing": share, "slices": 1}
     loss = sliced.smoothed_cross_entropy(features, table.T, None, targets, weights, **rule)
     return loss - perfect(vocab_size, smoothing) * jnp.sum(weights)

@@ -1,7 +1,6 @@
 """GNMT's smoothed loss against loops in float64, and its gradients against autodiff's."""
 
 import math
-from functools import partial
 from typing import Any
 
 import jax
@@ -59,7 +58,9 @@ def ours(arrays: Any, targets, weights, smoothing=0.1, slices=1):
     return losses.smoothed_cross_entropy(features, kernel, bias, targets, weights, **how)
 
 
-evaluate = partial(jax.jit, static_argnums=(3, 4))(jax.value_and_grad(ours))
+def evaluate(*arguments):
+    """The value and its gradients, traced anew: a test chooses the kind of device."""
+    return jax.jit(lambda *x: jax.value_and_grad(ours)(*x), static_argnums=(3, 4))(*arguments)
 
 
 @pytest.mark.parametrize("kind", ["", "cpu"])
@@ -70,7 +71,6 @@ evaluate = partial(jax.jit, static_argnums=(3, 4))(jax.value_and_grad(ours))
 def test_the_loss_and_its_gradients(smoothing, slices, has_bias, kind, monkeypatch):
     monkeypatch.setattr(losses, "device_kind", lambda: kind)
     monkeypatch.setattr(losses, "_CACHED", 5 * PADDED)  # the tokens of a slice on CPUs, of 21
-    jax.clear_caches()
     (features, kernel, bias), (targets, weights) = example()
     arrays = features, kernel, bias if has_bias else None
     with jax.enable_x64(True):
@@ -103,7 +103,9 @@ def test_columns_that_are_no_words_do_not_matter():
     np.testing.assert_allclose(scores[..., :WORDS], wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_bfloat16_has_a_loss_and_a_kernel_gradient_in_float32():
+@pytest.mark.parametrize("kind", ["", "cpu"])
+def test_bfloat16_has_a_loss_and_a_kernel_gradient_in_float32(kind, monkeypatch):
+    monkeypatch.setattr(losses, "device_kind", lambda: kind)
     arrays, (targets, weights) = example(scale=50.0)  # e^100 is no float32
     (features, kernel), bias = map(jnp.bfloat16, arrays[:2]), np.float32(arrays[2])
     value, gradients = evaluate((features, np.float32(kernel), bias), targets, np.float32(weights))

@@ -10,12 +10,12 @@ from jax.sharding import PartitionSpec
 from common.layers import batch_norm, convolutions
 
 
-def outcome(kind, dtype, axis, running=False):
+def outcome(kind, dtype, axis, running=False, **settings):
     """The output, the new statistics and the gradients in x, scale and bias."""
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(3, 2, (4, 5, 6, 7)), dtype)
     weights = rng.normal(size=x.shape)
-    layer = kind(running, momentum=0.8, epsilon=1e-3, dtype=dtype, axis_name=axis)
+    layer = kind(running, momentum=0.8, epsilon=1e-3, dtype=dtype, axis_name=axis, **settings)
     variables = layer.init(jax.random.key(0), x)
     variables = jax.tree.map(lambda v: v + rng.uniform(0, 1, v.shape), variables)
 
@@ -25,8 +25,8 @@ def outcome(kind, dtype, axis, running=False):
         return jnp.sum(y * weights), (y, new["batch_stats"])
 
     def gradients(params, x, weights):
-        found = jax.grad(loss, (0, 1), has_aux=True)(params, x, weights)
-        return jax.tree.map(lambda v: v[None], found)
+        results = jax.grad(loss, (0, 1), has_aux=True)(params, x, weights)
+        return jax.tree.map(lambda v: v[None], results)
 
     mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     share = PartitionSpec("d")
@@ -39,8 +39,8 @@ def outcome(kind, dtype, axis, running=False):
 @pytest.mark.parametrize("axis", [None, "d"])
 @pytest.mark.parametrize(("dtype", "within"), [("float32", 2e-5), ("bfloat16", 3e-2)])
 def test_as_flax(dtype, within, axis):
-    found, true = (outcome(kind, dtype, axis) for kind in (batch_norm.BatchNorm, nn.BatchNorm))
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(true), strict=True):
+    ours, flax = (outcome(kind, dtype, axis) for kind in (batch_norm.BatchNorm, nn.BatchNorm))
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(flax), strict=True):
         assert one.dtype == other.dtype
         one, other = (np.asarray(x, np.float64) for x in (one, other))
         np.testing.assert_allclose(one, other, within, within * np.abs(other).max())
@@ -51,5 +51,13 @@ def test_elsewhere_it_is_flax(device, running, monkeypatch):
     monkeypatch.setattr(convolutions, "device_kind", lambda: device)
     pair = (
         outcome(kind, "float32", None, running) for kind in (batch_norm.BatchNorm, nn.BatchNorm)
+    )
+    jax.tree.map(np.testing.assert_array_equal, *pair)
+
+
+@pytest.mark.parametrize("settings", [{"use_bias": False}, {"use_scale": False}])
+def test_other_settings_are_flax(settings):
+    pair = (
+        outcome(kind, "float32", None, **settings) for kind in (batch_norm.BatchNorm, nn.BatchNorm)
     )
     jax.tree.map(np.testing.assert_array_equal, *pair)

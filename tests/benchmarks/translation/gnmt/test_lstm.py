@@ -82,7 +82,9 @@ def test_bfloat16_has_cells_in_float32():
     np.testing.assert_allclose(float(actual[-1, 0, 0]), np.tanh(1 + 255 * gain), rtol=0.005)
 
 
-def test_bfloat16_and_what_is_kept_for_the_backward_pass():
+@pytest.mark.parametrize("kind", ["", "cpu"])
+def test_bfloat16_and_what_is_kept_for_the_backward_pass(kind, monkeypatch):
+    monkeypatch.setattr(lstms, "device_kind", lambda: kind)
     gates, kernel, bias = example()
     rounded, *others = jnp.bfloat16(gates), np.float32(jnp.bfloat16(kernel)), np.float32(bias)
     actual, pullback = jax.jit(partial(jax.vjp, lstm))(rounded, *others)
