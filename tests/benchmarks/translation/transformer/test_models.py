@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.translation.transformer import losses, models
+from common.layers import products
 from common.layers.dropout import keep_mask
 
 WORDS, WIDTH, HEADS, LAYERS = 37, 16, 2, 2
@@ -272,10 +273,10 @@ def recorded(monkeypatch):
         note(site, rate, x.shape)
         return dropout(x, rate, seeds, site)
 
-    def noting_attend(query, key, value, mask, dropped):
+    def noting_attend(query, key, value, mask, dropped, is_tall):
         b, heads, _, length = query.shape
         note(dropped[2], dropped[0], (b, heads, length, key.shape[-1]))
-        return attend(query, key, value, mask, dropped)
+        return attend(query, key, value, mask, dropped, is_tall)
 
     monkeypatch.setattr(models, "dropout", noting_dropout)
     monkeypatch.setattr(models, "attend", noting_attend)
@@ -294,6 +295,24 @@ def test_every_place_has_a_dropout_of_its_own(monkeypatch):
     assert shapes.count((1, HEADS, 20, 20)) == 3 * LAYERS  # probabilities
     assert shapes.count((1, 20, 24)) == 2 * LAYERS  # hidden layers
     assert shapes.count((1, 20, WIDTH)) == 2 + 5 * LAYERS  # embeddings and sub-layers
+
+
+def test_the_form_for_cpus_is_the_same_function(monkeypatch):
+    """Of three rows, which attention cannot cut into two parts, and with dropout."""
+    rows, seeds = packed([sentences(2, i) for i in range(3)], 20), np.arange(3, dtype=np.int32)
+    actual = []
+    with jax.enable_x64(True):
+        model = tiny(dropout=0.2, layers=1, dtype=jnp.float64)
+        params = weights(model, dtype=np.float64)
+
+        def loss(params):
+            return jnp.sum(jnp.sin(model.apply(params, rows, seeds)))
+
+        for kind in ("", "cpu"):
+            for module in (models, products):
+                monkeypatch.setattr(module, "device_kind", lambda kind=kind: kind)
+            actual.append(jax.jit(lambda x: jax.value_and_grad(loss)(x))(params))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), *actual)
 
 
 @pytest.mark.long
