@@ -1,4 +1,4 @@
-"""A batch to time a train step with: the first one of the data, or a random one where none are.
+"""A batch to time a train step with: the first one of the data, or a random one without data.
 
 A random batch has the shapes of the recipe, rows full of sentences, and 16 objects in an image.
 """

@@ -49,12 +49,12 @@ from common import entry
 from common.data import files, records
 from common.data.order import Order
 from common.data.shards import tensorflow
-from common.errors import DataError
+from common.errors import UserError
 from common.images.input_spec import NAMED
 from common.images.pixels import decode, shrink
 from common.preparation import schema
 from engine import environment
-from scripts.bench.peers import data_loader
+from scripts.bench.peers import data_loader, on_torch
 
 USER = dict(os.environ)
 SHARDS = 8
@@ -65,7 +65,7 @@ PIPELINES = {  # whether the pipeline has the environment of main.py
     **{"flax's example, eval": False, "exact, eval": True, "fast, eval": True},
 }
 WITH_TORCH = {  # the pipelines with --peer=torch
-    **{f"torch's DataLoader, {n} workers": False for n in range(3)},
+    **{f"torch's DataLoader, {n} workers": False for n in sorted({0, 1, 2, os.cpu_count() or 1})},
     **{"exact": True, "fast": True, "exact, reduced_decoding": True},
 }
 
@@ -83,9 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # else oneDNN prints notes
     try:
         if flags.peer:
-            data_loader.check()
+            on_torch.require("torch", "torchvision")
         photos = first(flags.data, flags.images) if flags.data else cut(flags.images)
-    except DataError as error:
+    except UserError as error:
         sys.exit(f"ERROR: {error}")
     with tempfile.TemporaryDirectory() as folder:
         write(folder, photos, flags.peer)

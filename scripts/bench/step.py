@@ -10,20 +10,19 @@ The step is train.py's, on a batch of the data or, without data, on a random one
 plain one for both kinds of BatchNorm. Estimates need libtpu (requirements-tpu.txt) and take minutes
 for each step; docs/performance.md says what they leave out.
 
-A peer (scripts/bench/peers) is a step of the same network, with the same batch and dtypes: --peer
-in plain flax and optax, with the same compiler options, --peer=torch in PyTorch
-(peers/on_torch.py). Without --tpu both steps run in turn, and the least of --steps rounds counts.
-On CPUs that is in float32, unless told otherwise. --json prints an object per step instead of a
-table.
+A peer (scripts/bench/peers) is a step of the same network on the same batch: --peer in plain flax
+and optax, with the same dtypes and compiler options, --peer=torch in PyTorch (peers/on_torch.py).
+Without --tpu both steps run in turn, and the least of --steps rounds counts. On CPUs that is in
+float32, unless told otherwise. --json prints an object per step instead of a table.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import importlib
 import itertools
 import json
+import os
 import statistics
 import sys
 import time
@@ -31,6 +30,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from etils import epath
 
 from benchmarks.base import HostBatch
 from commands import preflight
@@ -38,15 +38,16 @@ from common import entry
 from common.errors import ConfigError
 from engine import compiler, environment
 from engine import mesh as meshes
+from engine import recipe as recipes
 from engine.aot import topology
 from engine.run import Programs, make_plan, read_settings
 from scripts.bench import batches, peers
 from scripts.bench.peers import on_torch
-from scripts.bench.peers import step as plain
+from scripts.bench.peers import step as peer_step
 
 _ESTIMATE = "ms (estimate)"
 _COLUMNS = {
-    **{"slice": "slice", "step": "step", "batch_norm": "BatchNorm", "ms": "ms"},
+    **{"slice": "slice", "step": "step", "batch_norm": "BatchNorm", "batch": "batch", "ms": "ms"},
     **{"ratio": "ratio to plain", "ratio_to_peer": "ratio to the peer"},
     **{"moved": "through the HBM, GB", "moved_ratio": "ratio"},
     **{"temporaries": "temporaries, GB", "temporaries_ratio": "ratio "},
@@ -118,6 +119,8 @@ def _compare_timed(flags: argparse.Namespace) -> int:
         common | {"step": "ours", "ms": ours, "ratio_to_peer": ours / theirs},
     ]
     print("\n".join(map(json.dumps, rows)) if flags.json else table(rows))
+    precision = config.get("precision", "float32")
+    print(f"{precision}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
     return 0
 
 
@@ -137,8 +140,8 @@ def pair(flags: argparse.Namespace) -> tuple[Any, Callable[[], Any], Callable[[]
         peers.check(config)
     if meshes.open_platform() == "cpu":
         environment.keep_freed_memory()  # as a run on CPUs does; both use malloc
-        told = any(text.startswith("precision=") for text in flags.set)
-        if "precision" in config and not told:
+        is_set = any(text.startswith("precision=") for text in flags.set)
+        if "precision" in config and not is_set:
             config.precision = "float32"
     compiler.use_cache(config.compilation_cache)
     devices = jax.device_count()
@@ -149,7 +152,7 @@ def pair(flags: argparse.Namespace) -> tuple[Any, Callable[[], Any], Callable[[]
     batch = batches.first(programs)
     *_, ours = opened(programs, batch)
     if torch is None:
-        theirs = plain.opened(programs, batch)
+        theirs = peer_step.opened(programs, batch)
     else:
         theirs = on_torch.make_step(torch, programs, batch)
     ours()
@@ -228,7 +231,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def _cell(name: str, value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
-    digits = {"ms": 1, "compile_seconds": 0, "traffic": 1, "moved": 1}.get(name, 2)
+    digits = {"ms": 1, "compile_seconds": 0, "batch": 0, "traffic": 1, "moved": 1}.get(name, 2)
     digits = 3 if name.endswith(("_ratio", "_to_peer")) else digits
     return f"{value / _UNITS.get(name, 1):.{digits}f}"
 
@@ -245,10 +248,11 @@ def config_of(flags: argparse.Namespace, kind: str, devices: int) -> Any:
 
 def read_config(flags: argparse.Namespace) -> Any:
     """The config of --config with the values of --set; exits if one is invalid."""
-    module, _, argument = flags.config.partition(":")
-    module = module.removeprefix("configs/").removesuffix(".py")
-    get_config = importlib.import_module(f"configs.{module}").get_config
-    config = get_config(argument) if argument else get_config()
+    file, _, name = flags.config.partition(":")
+    path = file if file.endswith(".py") else f"configs/{file}.py"
+    if not os.path.isfile(path):
+        sys.exit(f"ERROR: --config={flags.config}: there is no {path}")
+    config = recipes.load(f"{path}:{name}" if name else path)
     for text in flags.set:
         key, _, value = text.partition("=")
         if key not in config:
@@ -259,6 +263,8 @@ def read_config(flags: argparse.Namespace) -> Any:
             config[key] = float(parsed) if type_of is float else parsed
         except (ValueError, SyntaxError, TypeError):
             sys.exit(f"ERROR: --set {text}: the value must have the type of {config[key]!r}")
+        if key == "data_dir" and value and not epath.Path(value).exists():
+            sys.exit(f"ERROR: --set {text}: there is no such folder")
     return config if flags.tpu else batches.without_data(config)
 
 
@@ -273,13 +279,16 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--batch_per_device",
         type=int,
-        help="128 by default; with a timed peer the recipe's, at most 16, or 32 rows or pairs",
+        help="128 by default; with a timed peer the recipe's, at most 16 images, 32 rows or "
+        "pairs of sentences, 2,048 of NCF",
     )
     add("--config", default="fake_imagenet", help="a file in configs/, with :ARGUMENT")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="of the config")
     add("--steps", type=int, default=20, help="to time on devices")
     add("--json", action="store_true")
     flags = parser.parse_args(arguments)
+    if flags.steps < 1:
+        parser.error(f"--steps={flags.steps}: must be at least 1")
     if flags.peer == "torch" and flags.tpu:
         parser.error("--peer=torch takes the time on this machine's devices: leave out --tpu")
     if flags.tpu or not flags.peer:

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
 from etils import epath
 
-from common.errors import DataError
 from common.images.input_spec import IMAGENET
-
-
-def check() -> None:
-    """Raises DataError if torch or torchvision is missing."""
-    for name in ("torch", "torchvision"):
-        if importlib.util.find_spec(name) is None:
-            raise DataError(
-                f"--peer=torch needs {name}, which is not installed: pip install {name}"
-            )
 
 
 def write(folder: str, photos: list[bytes]) -> None:

@@ -4,10 +4,11 @@ A network is a `torch.nn.Module` from what its method `inputs` makes of a batch 
 scalar. `compiled` are its modules that torch.compile takes on a GPU: the shapes of the rest depend
 on the data. Images are normalised in the step and not resized.
 
-Targets and losses are torchvision's. Of what ours compute they differ in numbers, not in sizes:
-SSD's loss is divided by the positives of the batch and not of each image, Mask R-CNN's anchors lie
-around the corners of cells, samples are drawn by other random numbers, and true masks fill their
-boxes. SSD's images are not mirrored. Suppression is torchvision.ops.nms, one image at a time.
+Targets and losses are torchvision's. The sizes are ours, the numbers differ: SSD's loss is divided
+by the positives of the batch and not of each image, Mask R-CNN's anchors lie around the corners of
+cells, samples are drawn by other random numbers, and true masks fill their boxes. SSD's images are
+not mirrored and keep their contrast, and its norms are not decayed. Suppression is
+torchvision.ops.nms, one image at a time.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import importlib
 import itertools
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from benchmarks.base import HostBatch
@@ -65,7 +67,10 @@ def ssd(torch: Any, benchmark: Any) -> Any:
             outputs = self.ssd.head(self.ssd.backbone(images))
             outputs = {name: x.float() for name, x in outputs.items()}
             overlaps = [vision.box_ops.box_iou(x["boxes"], self.anchors) for x in targets]
-            matched = [self.ssd.proposal_matcher(x) for x in overlaps]
+            none = partial(torch.full, fill_value=-1, device=images.device)
+            matched = [
+                self.ssd.proposal_matcher(x) if len(x) else none(x.shape[1:]) for x in overlaps
+            ]
             anchors = [self.anchors] * len(images)
             return sum(self.ssd.compute_loss(targets, outputs, anchors, matched).values())
 
@@ -99,20 +104,22 @@ def mask_rcnn(torch: Any, benchmark: Any) -> Any:
             shapes = [tuple(images.shape[1:3])] * len(images)
             listed = vision.ImageList(images.permute(0, 3, 1, 2), shapes)
             proposed, losses = self.model.rpn(listed, maps, targets)
-            true = [x["boxes"].repeat(-(-most // len(x["boxes"])), 1)[:most] for x in targets]
+            true = [
+                x["boxes"].repeat(-(-most // max(len(x["boxes"]), 1)), 1)[:most] for x in targets
+            ]
             proposed = [torch.cat(both) for both in zip(proposed, true, strict=True)]
             _, others = self.model.roi_heads(maps, proposed, shapes, targets)
             return sum((losses | others).values())
 
         def inputs(self, batch: HostBatch, device: str) -> Any:
             images = space_to_depth.restore(batch["image"])
-            made = _inputs(torch, batch | {"image": images}, device)
-            for target in made["targets"]:
+            inputs = _inputs(torch, batch | {"image": images}, device)
+            for target in inputs["targets"]:
                 shape = len(target["boxes"]), *images.shape[1:3]
                 target["masks"] = torch.zeros(shape, dtype=torch.uint8, device=device)
                 for mask, box in zip(target["masks"], target["boxes"].int().tolist(), strict=True):
                     mask[box[1] : box[3], box[0] : box[2]] = 1
-            return made
+            return inputs
 
     return Detector()
 

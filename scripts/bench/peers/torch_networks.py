@@ -24,7 +24,8 @@ def resnet(torch: Any, benchmark: Any) -> Any:
     is_wide, filters = block is models.BottleneckBlock, keys.model.num_filters
     stages = trunk(torch, sizes, is_wide, filters, (1, 2, 2, 2))
     channels = filters * 2 ** (len(sizes) - 1) * (4 if is_wide else 1)
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, benchmark.classes)]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(keys.regularisation.dropout)]
+    head.append(nn.Linear(channels, benchmark.classes))
 
     class Classifier(nn.Module):
         def __init__(self):
