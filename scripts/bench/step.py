@@ -249,7 +249,7 @@ def config_of(flags: argparse.Namespace, kind: str, devices: int) -> Any:
 def read_config(flags: argparse.Namespace) -> Any:
     """The config of --config with the values of --set; exits if one is invalid."""
     file, _, name = flags.config.partition(":")
-    path = file if file.endswith(".py") else f"configs/{file}.py"
+    path = f"configs/{file.removeprefix('configs/').removesuffix('.py')}.py"
     if not os.path.isfile(path):
         sys.exit(f"ERROR: --config={flags.config}: there is no {path}")
     config = recipes.load(f"{path}:{name}" if name else path)
