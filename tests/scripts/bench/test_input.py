@@ -97,6 +97,8 @@ def test_a_process_answers_each_line_with_its_seconds(monkeypatch):
     monkeypatch.setattr(bench_input, "pipeline", lambda *_: batches)
     monkeypatch.setattr(bench_input, "settle", lambda spent: next(clock_ends))
     monkeypatch.setattr(bench_input, "time", clock)
+    alone = types.SimpleNamespace(Process=lambda: types.SimpleNamespace(children=list))
+    monkeypatch.setattr(bench_input, "psutil", alone)  # pytest may have children
     monkeypatch.setattr(bench_input.sys, "stdin", io.StringIO("go\ngo\n"))
     monkeypatch.setattr(bench_input.sys, "stdout", answers)
     assert bench_input.main(["--serve=fast", "--batches=3"]) == 0
