@@ -250,7 +250,7 @@ def read_config(flags: argparse.Namespace) -> Any:
     """The config of --config with the values of --set; exits if one is invalid."""
     file, _, name = flags.config.partition(":")
     path = f"configs/{file.removeprefix('configs/').removesuffix('.py')}.py"
-    if not os.path.isfile(path):
+    if not epath.Path(path).exists():
         sys.exit(f"ERROR: --config={flags.config}: there is no {path}")
     config = recipes.load(f"{path}:{name}" if name else path)
     for text in flags.set:
