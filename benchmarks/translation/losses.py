@@ -18,7 +18,8 @@ from common.layers import sums
 from common.layers.convolutions import device_kind
 
 BARRED = -1e9  # the logit of a column that is no word
-_CACHED = 1 << 21  # logits of a slice on CPUs, at most: 8 MB in float32 stay in the caches
+_CACHED = 1 << 21  # logits of a slice on CPUs: 8 MB in float32 stay in the caches
+_THICK = 128  # tokens of a slice on CPUs, at least: the products of fewer are slow
 
 
 class _Rule(NamedTuple):
@@ -76,7 +77,8 @@ def smoothed_cross_entropy(
     if device_kind() == "cpu":
         features = features.reshape(-1, features.shape[-1])
         targets, weights = targets.reshape(-1), weights.reshape(-1)
-        slices = max(slices, -(-targets.size * kernel.shape[1] // _CACHED))
+        tokens = max(_CACHED // kernel.shape[1], _THICK)
+        slices = max(slices, -(-targets.size // tokens))
     size = -(-len(targets) // slices)  # steps of a slice
     slices = -(-len(targets) // size)
 
