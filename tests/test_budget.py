@@ -15,7 +15,7 @@ MOST = {  # lines, files that are not empty; 3,800 lines are the preparations of
     "common": (7_330, 46),
     "configs": (1_910, 25),
     "engine": (8_780, 37),
-    "scripts": (5_350, 28),
+    "scripts": (5_360, 28),
     "top": (1_510, 6),
 }
 MOST_LATE_IMPORTS = 18

@@ -34,12 +34,6 @@ def without_data(config: Any) -> Any:
     return config
 
 
-def num_examples(programs: Programs) -> int:
-    """The number of training examples, or the usual one of the recipe without data."""
-    has_data, benchmark = programs.settings.config["data_dir"], programs.benchmark
-    return benchmark.num_examples("train") if has_data else benchmark.nominal_examples("train")
-
-
 def first(programs: Programs) -> HostBatch:
     """The first global batch of training, on the host."""
     config, benchmark = programs.settings.config, programs.benchmark
@@ -51,7 +45,7 @@ def first(programs: Programs) -> HostBatch:
 
 
 def fitting(lowered: list[Any], batch: HostBatch) -> Any:
-    """Of programs for several batches, [(batch, program), ...], that for the shapes of `batch`."""
+    """The program for the shapes of `batch`, out of [(batch, program), ...]."""
     shapes = {name: x.shape for name, x in batch.items()}
     return next(
         program
@@ -82,14 +76,14 @@ def _sentences(draw: np.random.Generator, spec: Spec, words: int) -> HostBatch:
     batch: HostBatch = {}
     for side in ("inputs", "targets"):
         rows, length = spec[side].shape
-        is_packed, place = f"{side}_position" in spec, np.arange(length)
+        is_packed, position = f"{side}_position" in spec, np.arange(length)
         last = length - 1 - draw.integers(0, length // 8 + 1, (rows, 1))
         longest = max(length // 4, 1) if is_packed else length
-        ids, real = draw.integers(EOS + 1, words, (rows, length)), place <= last
-        ends = (place % longest == longest - 1) | (place == last)
+        ids, real = draw.integers(EOS + 1, words, (rows, length)), position <= last
+        ends = (position % longest == longest - 1) | (position == last)
         batch[side] = np.where(ends, EOS, ids) * real
-        batch[f"{side}_position"] = place % longest * real
-        batch[f"{side}_segmentation"] = (place // longest + 1) * real
+        batch[f"{side}_position"] = position % longest * real
+        batch[f"{side}_segmentation"] = (position // longest + 1) * real
     return batch
 
 

@@ -82,14 +82,11 @@ class Peer:
             raise ConfigError("--device=cuda: PyTorch finds no GPU; use --device=cpu")
         self._torch, self._settings = torch, settings
         self._device = device or ("cuda" if has_gpu else "cpu")
-        torch.manual_seed(settings.seed)
-        if self._device == "cuda":
-            torch.set_float32_matmul_precision("high")  # TF32, as in XLA
         self._programs = programs = Programs.make(settings)
         self._benchmark = benchmark = programs.benchmark
         self._plan = make_plan(settings, benchmark, benchmark.num_examples("train"))
         self.metric = benchmark.targets[0].metric
-        self._network = on_torch.NETWORKS[settings.benchmark](torch, benchmark).to(self._device)
+        self._network = on_torch.open_network(torch, settings, benchmark, self._device)
         self._average = copy.deepcopy(self._network) if settings.moving_average_decay else None
         self._predict = CompiledStep(
             programs.lower_predict(programs.abstract_state(self._plan.recipe))

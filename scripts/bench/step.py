@@ -200,7 +200,8 @@ def timed(config: Any, count: int) -> dict[str, Any]:
 def opened(programs: Programs, batch: HostBatch) -> tuple[Any, float, Callable[[], None]]:
     """The compiled train step, the seconds that took, and a function that takes a step."""
     benchmark, mesh = programs.benchmark, programs.mesh
-    recipe = make_plan(programs.settings, benchmark, batches.num_examples(programs)).recipe
+    examples = benchmark.nominal_examples("train") or benchmark.num_examples("train")
+    recipe = make_plan(programs.settings, benchmark, examples).recipe
     abstract = programs.abstract_state(recipe)
     abstract_totals = programs.abstract_totals(abstract)
     lowered = programs.lower_train(recipe, abstract, abstract_totals)

@@ -101,6 +101,15 @@ def least(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -> tu
     return best[0] * 1e3, best[1] * 1e3
 
 
+def open_network(torch: Any, settings: Settings, benchmark: Any, device: str) -> Any:
+    """The peer's network on a device, with first weights of the recipe's seed."""
+    torch.manual_seed(settings.seed)
+    if device == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32, as in XLA
+    network = NETWORKS[settings.benchmark](torch, benchmark)
+    return network.to(device, memory_format=torch.channels_last).train()
+
+
 def make_step(torch: Any, programs: Programs, batch: HostBatch) -> Callable[[], float]:
     """A train step on one batch of ours; it waits for the device and returns the loss.
 
@@ -113,9 +122,7 @@ def make_step(torch: Any, programs: Programs, batch: HostBatch) -> Callable[[], 
             f"config.moving_average_decay={decay}: the peer takes no average of its weights; "
             "--set moving_average_decay=0 compares steps without one"
         )
-    torch.manual_seed(settings.seed)
-    network = NETWORKS[settings.benchmark](torch, programs.benchmark)
-    network = network.to(device, memory_format=torch.channels_last).train()
+    network = open_network(torch, settings, programs.benchmark, device)
     if settings.freeze:
         named = {name.replace(".", "/"): x for name, x in network.named_parameters()}
         frozen = Parts("freeze", settings.freeze)
@@ -123,7 +130,6 @@ def make_step(torch: Any, programs: Programs, batch: HostBatch) -> Callable[[], 
         for name, x in named.items():
             x.requires_grad_(name not in frozen)
     if device == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32, as in XLA
         torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
         # What the compiler cannot take runs as it is; a warning says so.
         importlib.import_module("torch._dynamo").config.suppress_errors = True

@@ -24,7 +24,7 @@ from benchmarks.base import HostBatch
 from benchmarks.detection.settings import PIXEL_MEAN, PIXEL_STD
 from benchmarks.detection.ssd import models
 from common.layers import space_to_depth
-from scripts.bench.peers.torch_networks import trunk
+from scripts.bench.peers.torch_networks import normalize, trunk
 
 
 def ssd(torch: Any, benchmark: Any) -> Any:
@@ -39,6 +39,7 @@ def ssd(torch: Any, benchmark: Any) -> Any:
     class Body(nn.Module):
         def __init__(self):
             super().__init__()
+            self.normalize = normalize(torch, PIXEL_MEAN, PIXEL_STD)
             self.stages, self.extras = nn.ModuleDict(stages), nn.ModuleList()
             for before, extra in zip(channels, maps.extras, strict=False):
                 first = nn.Conv2d(before, extra.squeezed, 1), nn.ReLU(inplace=True)
@@ -49,7 +50,7 @@ def ssd(torch: Any, benchmark: Any) -> Any:
             # A matrix and an offset change the colours of each image, as in ours.
             matrix = torch.eye(3, device=images.device).expand(len(images), 3, 3)
             coloured = (images.flatten(1, 2).float() @ matrix + 0).clamp(0, 255)
-            x = _normalized(torch, coloured.view(images.shape))
+            x = self.normalize(coloured.view(images.shape))
             for stage in self.stages.values():
                 x = stage(x)
             return [*itertools.accumulate(self.extras, lambda x, extra: extra(x), initial=x)]
@@ -192,12 +193,13 @@ def _pyramid(torch: Any, benchmark: Any) -> Any:
 
         def __init__(self):
             super().__init__()
+            self.normalize = normalize(torch, PIXEL_MEAN, PIXEL_STD)
             self.stages = nn.ModuleDict(stages)
             make = pyramids.FeaturePyramidNetwork
             self.pyramid = make(channels, self.out_channels, Coarser())
 
         def forward(self, images: Any) -> Mapping[str, Any]:
-            x, maps = _normalized(torch, images), OrderedDict()
+            x, maps = self.normalize(images), OrderedDict()
             for level, stage in enumerate(self.stages.values(), 1):
                 x = stage(x)
                 if level in inner:
@@ -212,12 +214,6 @@ def _norm(benchmark: Any) -> Any:
     if not benchmark.keeps_statistics:
         return None
     return importlib.import_module("torchvision.ops.misc").FrozenBatchNorm2d
-
-
-def _normalized(torch: Any, images: Any) -> Any:
-    """[b, 3, h, w], channels last, of images [b, h, w, 3]."""
-    mean, std = (torch.tensor(x, device=images.device) for x in (PIXEL_MEAN, PIXEL_STD))
-    return ((images - mean) / std).permute(0, 3, 1, 2)
 
 
 def _swapped(boxes: Any) -> Any:

@@ -31,18 +31,32 @@ def resnet(torch: Any, benchmark: Any) -> Any:
         def __init__(self):
             super().__init__()
             self.layers = nn.Sequential(*stages.values(), *head)
-            for name in ("mean", "std"):
-                self.register_buffer(name, torch.tensor(getattr(spec, name)).view(3, 1, 1))
+            self.normalize = normalize(torch, spec.mean, spec.std)
 
         def forward(self, batch: Mapping[str, Any]) -> Any:
             images = batch["image"]
             images = torch.where(batch["flip"][:, None, None, None], images.flip(2), images)
-            logits = self.layers((images.permute(0, 3, 1, 2) - self.mean) / self.std).float()
+            logits = self.layers(self.normalize(images)).float()
             smoothing = keys.objective.label_smoothing
             labels = batch["label"].long()
             return nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing)
 
     return Classifier()
+
+
+def normalize(torch: Any, mean: Sequence[float], std: Sequence[float]) -> Any:
+    """The module from images [b, h, w, 3] to (images - mean) / std [b, 3, h, w], channels last."""
+
+    class Normalize(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name, values in (("mean", mean), ("std", std)):
+                self.register_buffer(name, torch.tensor(values).view(3, 1, 1))
+
+        def forward(self, images: Any) -> Any:
+            return (images.permute(0, 3, 1, 2) - self.mean) / self.std
+
+    return Normalize()
 
 
 def trunk(
@@ -218,9 +232,7 @@ def gnmt(torch: Any, benchmark: Any) -> Any:
             super().__init__()
             self.table = nn.Embedding(words, width)
             self.classifier = Classifier(width, words, keys.projection_bias)
-            sizes = [width, 2 * width, *[width] * keys.num_encoder_layers][
-                : keys.num_encoder_layers
-            ]
+            sizes = [width, 2 * width, *[width] * (keys.num_encoder_layers - 2)]
             lstm = [nn.LSTM(n, width, bidirectional=not i) for i, n in enumerate(sizes)]
             self.encoder, self.attention = nn.ModuleList(lstm), Attention()
             sizes = [width, *[2 * width] * (keys.num_decoder_layers - 1)]
@@ -234,11 +246,11 @@ def gnmt(torch: Any, benchmark: Any) -> Any:
 
         def forward(self, batch: Mapping[str, Any]) -> Any:
             inputs, targets = batch["inputs"], batch["targets"].long()
-            hidden, pad = inputs == PAD, nn.utils.rnn
-            packed = pad.pack_padded_sequence(
+            hidden, rnn = inputs == PAD, nn.utils.rnn
+            packed = rnn.pack_padded_sequence(
                 self.dropout(self.table(inputs.T)), batch["length"], enforce_sorted=False
             )
-            x, _ = pad.pad_packed_sequence(self.encoder[0](packed)[0], total_length=len(inputs.T))
+            x, _ = rnn.pad_packed_sequence(self.encoder[0](packed)[0], total_length=len(inputs.T))
             for i, layer in enumerate(self.encoder[1:], 1):
                 y, _ = layer(self.dropout(x))
                 x = x + y if i > 1 else y
