@@ -1,4 +1,4 @@
-# The program in a container, see docs/launch.md:
+# The program in a container, see docs/run.md:
 #
 #   docker build --tag resnet-tpu .                                              for TPUs
 #   docker build --tag resnet-tpu --build-arg REQUIREMENTS=requirements.txt .    for CPUs

@@ -20,11 +20,15 @@ def test_the_variables_of_the_job_command_are_those_of_the_jobs_host(tmp_path):
     """The platform's command is played by a script that records what this shell gives it."""
     executable(tmp_path / "paperspace", f'#!/bin/sh\nprintf "%s\\0" "$@" > {tmp_path}/arguments\n')
     path = f"{tmp_path}:{os.environ['PATH']}"
-    command = ["bash", str(ROOT / "gradient" / "job_command.sh")]
+    shutil.copy(ROOT / "gradient" / "job_command.sh", tmp_path)
+    url = "https://example.com/suite.git"
+    for words in (["init", "--quiet"], ["remote", "add", "origin", url]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    command = ["bash", str(tmp_path / "job_command.sh")]
     subprocess.run(command, env=environment(PATH=path, TPU_MODEL_DIR="gs://mine"), check=True)
     words = (tmp_path / "arguments").read_text().split("\0")[:-1]
     assert words[:4] == ["jobs", "create", "--machineType", "TPU"]
-    assert words[words.index("--workspace") + 1] == "git+https://github.com/<OWNER>/<REPO>.git"
+    assert words[words.index("--workspace") + 1] == f"git+{url}"
     job = words[words.index("--command") + 1].replace("bash scripts/gradient_job.sh", "echo")
     env = {"TPU_NAME": "tpu-7", "TPU_GRPC_URL": "grpc://x", "TPU_MODEL_DIR": "gs://a b/job"}
     done = subprocess.run(["bash", "-c", job], env=env, capture_output=True, text=True, check=True)
