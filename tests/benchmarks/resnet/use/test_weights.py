@@ -2,7 +2,7 @@
 
 `data/foreign_models.json` has, for each model, the names and shapes of its arrays, and the logits
 for `image` with the arrays that `seeded` draws: by torchvision 0.28, timm 1.0.31 and transformers
-5.23 with torch 2.13, in float32. timm's models also by the names of docs/models.md.
+5.23 with torch 2.13, in float32. timm's models also by the names of docs/resnet.md.
 """
 
 import dataclasses
@@ -255,8 +255,8 @@ def test_what_is_said_of_a_file(labels):
 
 
 def names_in_the_table():
-    """timm's names in docs/models.md, whose braces stand for several."""
-    page = pathlib.Path(__file__).parents[4] / "docs" / "models.md"
+    """timm's names in docs/resnet.md, whose braces stand for several."""
+    page = pathlib.Path(__file__).parents[4] / "docs" / "resnet.md"
     for pattern in re.findall(r"`((?:se)?resnet[^` ]*_in\w*?)`", page.read_text()):
         parts = [part.split(",") for part in re.split(r"[{}]", pattern)]
         yield from map("".join, itertools.product(*parts))
