@@ -29,9 +29,8 @@ from engine.cluster.guard import Guard
 from engine.corruption import DeviceCheck
 from engine.evaluate import Evaluator, Judge, PatientJudge, Scores
 from engine.mesh import Feed, num_chips
-from engine.mlperf_formats import begin_log, declare_examples
 from engine.report.intervals import Intervals, Outlook
-from engine.report.starts import StartRecord, cost_summary
+from engine.report.starts import cost_summary, describe_start
 from engine.report.writers import Profiler, Reporter, synced_to_wandb
 from engine.run import Plan, Settings, is_due, make_plan
 from engine.saving import INPUT, STEP, Position, Saver
@@ -69,7 +68,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         saver: Saver | None = None
         exits.enter_context(run.watched(lambda: saver.rescue() if saver else ""))
         if settings.mlperf.format:
-            run = declare_examples(run, evaluating)
+            run = mlperf.declare_examples(run, evaluating)
             settings = run.settings
         log = _mlperf_log(run, evaluating, time.time())
         if settings.tracker and jax.process_index() == 0:
@@ -95,11 +94,10 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         weights = None if newest else check_start(run, saver.abstract)
         _introduce(run, plan, reporter)
         log.describe(plan.recipe, saver.abstract.params, run.mesh, plan.eval_every.next_after)
-        record = StartRecord(settings.workdir, saver.starts, newest, run.mesh)
-        exits.callback(record.close)
+        saver.starts.append(describe_start(newest, run.mesh))
         started = time.monotonic()
         compiled = _compile(run, plan, saver, reporter, evaluating)
-        compile_seconds = round(time.monotonic() - started, 1)
+        saver.starts[-1]["compile_seconds"] = round(time.monotonic() - started, 1)
         initial, source = (None, "") if newest else first_state(run, plan, weights)
         log.run_starts()
         _open_data(run, plan, reporter, evaluating)
@@ -108,7 +106,6 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
             reporter.say(f"resuming at step {newest:,} from {saver.checkpoints.directory}/{newest}")
         else:
             position = saver.start(Position(0, initial, compiled.zeros()), source)
-        record.note(compile_seconds=compile_seconds)  # now metrics.jsonl has no lost steps
         with preemption.deferred():
             processes.barrier("waiting for the other hosts to compile")
             evaluator = Evaluator(run, plan, reporter, log, compiled.predict)
@@ -201,7 +198,7 @@ class Loop:
 def _mlperf_log(run: Run, evaluating: bool, started: float) -> mlperf.Log:
     if not run.settings.mlperf.format:
         return mlperf.Log()
-    return begin_log(run, evaluating, started)
+    return mlperf.begin_log(run, evaluating, started)
 
 
 def _judge(run: Run, plan: Plan, reporter: Reporter, evaluating: bool) -> Judge:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import pathlib
+import subprocess
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -83,3 +85,14 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             installed[library] = importlib.metadata.version(library)
     return installed
+
+
+def commit() -> str:
+    """The commit of this program, with "-dirty" if files were changed; "" where git knows none."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    root = pathlib.Path(__file__).parents[1]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(
+            command, cwd=root, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+    return ""

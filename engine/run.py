@@ -29,10 +29,21 @@ from engine import compiler, optim, schedules, step
 from engine import mesh as meshes
 from engine.cadence import Every, to_steps
 from engine.cluster import guard
-from engine.mlperf import LogKeys
 from engine.step import Recipe, TrainState
 
 _SEED = jax.ShapeDtypeStruct((), jnp.uint32)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogKeys:
+    """The keys of `config.mlperf`; configs/_loop.py says what they mean."""
+
+    format: Literal["", "mllog", "v0.5"]
+    org: str
+    clear_caches: bool
+    platform: str
+    division: Literal["closed", "open"]
+    status: Literal["cloud", "onprem", "preview", "research"]
 
 
 @dataclasses.dataclass(frozen=True)

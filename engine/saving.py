@@ -96,7 +96,7 @@ class Saver:
             resuming.note_changes(programs, say, then, self._facts, self.abstract)
             resuming.fix_metrics(self.reporter, self._plan, then)
             self._init_from = then.get("init_from", "")
-        self.starts = past_starts(self._run.settings.workdir, then, self.reporter.history.rows)
+        self.starts = past_starts(then, self.reporter.history.rows)
         return newest
 
     def start(self, position: Position, init_from: str) -> Position:

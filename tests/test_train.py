@@ -23,7 +23,6 @@ from common.errors import RESTART, CheckpointError, DataError, UserError
 from engine import saving
 from engine.cadence import Every
 from engine.cluster import guard, preemption, processes
-from engine.report import starts as run_starts
 from engine.report.history import History
 from engine.run import read_settings
 from tests.conftest import make_programs, make_recipe, make_tiny_config, plan_of
@@ -266,33 +265,6 @@ def test_parts_are_closed_unless_other_hosts_do_not_know_of_a_failure(joined, er
         if error:
             raise error
     assert bool(closed) == (not joined or error is not ValueError)
-
-
-def test_a_start_that_saves_nothing_is_counted(tiny_records, tmp_path, monkeypatch, caplog):
-    """One ends while it compiles, one after 3 steps; then the run goes to its end."""
-    workdir = str(tmp_path / "run")
-    config = make_tiny_config(tiny_records, log_step_count_steps="1", steps_per_eval="12")
-    settings = read_settings(config, workdir)
-
-    def fail(*_: Any) -> None:
-        raise DataError("as if it were killed")
-
-    for name in ("_compile", "_stop"):
-        with monkeypatch.context() as patch:
-            patch.setattr(train, "_compile", fail) if name == "_compile" else None
-            patch.setattr(train.Loop, "_stop", fail)
-            stop_at_batch(patch, "train_batches", 3)
-            patch.setattr(saving.Saver, "save", lambda self, position: 0.0)
-            with pytest.raises(DataError, match="killed"):
-                train.train_and_evaluate(settings)
-        monkeypatch.setattr(preemption, "_requested", None)
-    done = max(row["step"] for row in rows(workdir))
-    caplog.set_level("INFO", "tpu_suite")
-    train.train_and_evaluate(settings)
-    assert done > 0 and f", 2 restarts: {done} steps lost; goodput" in caplog.text
-    starts = json.loads((tmp_path / "run/starts.json").read_text())
-    assert [start.get("lost_steps") for start in starts] == [None, done, None]
-    assert run_starts.past_starts(workdir, {}, rows(workdir))[:2] == starts[:2]
 
 
 # Runs.

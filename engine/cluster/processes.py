@@ -25,7 +25,6 @@ from engine.cluster import watchdog
 from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hostlog import HostLog
 from engine.cluster.hosts import ProcessGroup
-from engine.report import starts
 
 _AGAIN = "; start the same command again on all hosts"
 _log = logging.getLogger("tpu_suite")
@@ -73,7 +72,7 @@ def run_facts(recipe: Mapping[str, Any]) -> dict[str, str]:
     versions = manifest.versions()
     return {
         "Python": platform.python_version(),
-        "the program's commit": starts.commit(),
+        "the program's commit": manifest.commit(),
         **{f"the version of {name}": versions.get(name, "absent") for name in manifest.LIBRARIES},
         **{f"config.{key}": str(value) for key, value in keys.flat(recipe).items()},
     }
