@@ -8,8 +8,6 @@ Nothing here knows what is being trained: that is `benchmarks.base.Benchmark`. T
 `engine.step`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -14,15 +14,13 @@ The space before a unit is optional, and each unit may be singular. Durations ar
 when the run is set up; the training loop knows steps only.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
 import time
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
+from typing import Any, Self
 
 from common.errors import ConfigError
 
@@ -117,7 +115,7 @@ class Every:
         num_examples: int,
         name: str,
         clock: Callable[[], float] = time.monotonic,
-    ) -> Every:
+    ) -> Self:
         """Converts a duration or a list of durations; zero and '' mean never.
 
         The arguments are those of `to_steps`; `clock` returns the seconds since a fixed moment.
@@ -131,7 +129,7 @@ class Every:
         period, is_time = _parse(duration, name, _FOR_EVERY, batch_size, num_examples, True)
         return cls(period, begin=period, by_clock=is_time and period > 0, clock=clock)
 
-    def since(self, offset: int | str, *, batch_size: int, num_examples: int, name: str) -> Every:
+    def since(self, offset: int | str, *, batch_size: int, num_examples: int, name: str) -> Self:
         """Returns the same period with its first due step at `offset`.
 
         '4 epochs' since '3 epochs' are the ends of the 3rd, 7th, 11th ... epoch. Without an offset

@@ -9,8 +9,6 @@ messages name no array. Checksums are compared after Orbax has restored, because
 notice a changed byte in an array's file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging

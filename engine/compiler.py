@@ -1,7 +1,5 @@
 """XLA's options for the programs of a run, and the folder that keeps compiled programs."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import hashlib

@@ -4,8 +4,6 @@ The programs here add nothing up over the devices: a sum over them depends on th
 faulty device would change the results of all. So healthy devices of one kind agree in every bit.
 """
 
-from __future__ import annotations
-
 import collections
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -8,8 +8,6 @@ decides which steps, and when the run is over; a `PatientJudge` also ends one wh
 rise.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

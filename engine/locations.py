@@ -3,8 +3,6 @@
 Flags, config keys or the environment name them. A path is local, or gs://BUCKET/FOLDER.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -1,7 +1,5 @@
 """Describes the arrays of a checkpoint, and compares such descriptions."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.metadata

@@ -5,8 +5,6 @@ pass: config.bn_span='64/4096' is as many devices as have 64 of the 4096 images.
 TPUs and GPUs of this machine: how many there are, and why jax cannot open or use them.
 """
 
-from __future__ import annotations
-
 import collections
 import glob
 import importlib.metadata

@@ -9,13 +9,11 @@ A path is local or gs://. It means, in this order:
   describes its model.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import ml_collections
@@ -71,13 +69,13 @@ class Model:
             if not np.isfinite(x.astype(np.float32)).all():
                 raise CheckpointError(f"{self.source}: weights are not finite; the run diverged")
 
-    def changed(self, **values: Any) -> Model:
+    def changed(self, **values: Any) -> Self:
         """The same model with other values of its config, such as data_dir."""
         config = ml_collections.ConfigDict(self.config.to_dict())
         config.update(values)
         return dataclasses.replace(self, config=config.lock())
 
-    def in_float32(self) -> Model:
+    def in_float32(self) -> Self:
         """The same model, which computes in float32, whatever it was trained in."""
         return self.changed(precision="float32") if "precision" in self.config else self
 

@@ -5,8 +5,6 @@ each weight. To add one, write a function `(settings, rate, decayed)` like `sgd`
 `_RULES`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated, Any, Literal
 

@@ -3,8 +3,6 @@
 It compares the run with the checkpoint and says what differs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

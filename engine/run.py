@@ -6,12 +6,10 @@ the initial state of these settings on some devices. Nothing here needs data or 
 --mode=preflight plans and compiles what a run does. `engine.start.Run` is the opened run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -247,7 +245,7 @@ class Programs:
         cache_dir: str = "",
         devices: Sequence[Any] | None = None,
         trains: bool = True,
-    ) -> Programs:
+    ) -> Self:
         """Checks the BatchNorm span and the batch sizes for `devices` (None: this run's).
 
         Programs that do not train need neither the span nor the training batch.

@@ -1,7 +1,5 @@
 """Saves a run, restores it, and refuses to save a step that is not finite."""
 
-from __future__ import annotations
-
 import functools
 import json
 import time

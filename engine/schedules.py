@@ -3,8 +3,6 @@
 The first step of a run has the rate of step 0, and the last step has the rate of train_steps - 1.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

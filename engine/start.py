@@ -1,12 +1,10 @@
 """Starts a run: opens its devices, workdir, log and data; makes or restores its state."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 from etils import epath
@@ -37,7 +35,7 @@ class Run:
     log: hostlog.HostLog
 
     @classmethod
-    def open(cls, settings: Settings, trains: bool = True) -> Run:
+    def open(cls, settings: Settings, trains: bool = True) -> Self:
         """Checks devices, workdir and batch sizes; opens no data."""
         console.set_progress_listener(_note_progress)
         meshes.check_platform()

@@ -10,8 +10,6 @@ config.gradient_accumulation_steps; the moving average of the weights is for
 config.moving_average_decay.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

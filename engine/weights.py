@@ -3,8 +3,6 @@
 `Adoption` says which arrays are taken and which are new.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

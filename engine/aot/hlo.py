@@ -15,8 +15,6 @@ place, the slice counts. The compiler may keep an array on the chip without sayi
 twice: the count is what a program cannot do without.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -60,6 +58,84 @@ _WITHOUT_TRAFFIC = {
 _UNWRITTEN = ("AllocateBuffer", "ConcatBitcast")  # custom calls that move nothing
 _SLICES = ("slice", "dynamic-slice", "gather")
 _SAME_ARRAY = ("bitcast", "reshape", "get-tuple-element", "copy", "convert")  # of the same array
+
+
+# The instructions of a text.
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """A line of HLO."""
+
+    name: str
+    opcode: str
+    shape: str  # the type of the result with its layout
+    line: str  # all of it
+    operands: tuple[str, ...]  # the names of what it reads
+    is_root: bool  # whether it is the result of its computation
+
+    @property
+    def scopes(self) -> str:
+        """The path of scopes that jax gave to it, or ""."""
+        match = _SCOPES.search(self.line)
+        return match[1] if match else ""
+
+    @property
+    def target(self) -> str:
+        """The name of the library's function that a custom call runs; "" of other operations."""
+        match = _TARGET.search(self.line) if self.opcode == "custom-call" else None
+        return match[1] if match else ""
+
+    @property
+    def branches(self) -> list[str]:
+        """The computations of which a conditional runs one."""
+        names = ",".join(_BRANCHES.findall(self.line)).split(",")
+        return [name.strip(" %") for name in names if name]
+
+    @property
+    def called(self) -> list[str]:
+        """The computations that it names."""
+        return _CALLED.findall(self.line) + self.branches
+
+    @property
+    def chances(self) -> list[float]:
+        """The probability with which each of `called` runs."""
+        count, rarely = len(self.branches), _RARELY.search(self.scopes)
+        each = [1 / count] * count if count else []
+        if count == 2 and rarely:
+            each = [1 - 1 / int(rarely[1]), 1 / int(rarely[1])]
+        return [1.0] * (len(self.called) - count) + each
+
+
+Computation = Mapping[str, Instruction]  # by name, in the order of the text
+
+
+def parse_computations(text: str) -> tuple[dict[str, dict[str, Instruction]], str | None]:
+    """All computations by name, and the name of the entry."""
+    found: dict[str, dict[str, Instruction]] = {}
+    entry, current = None, {}
+    for line in text.splitlines():
+        if header := _HEADER.match(line):
+            current = found[header[2]] = {}
+            entry = header[2] if header[1] else entry
+        elif match := _INSTRUCTION.match(line):
+            root, name, shape, opcode, rest = match.groups()
+            operands = tuple(_OPERAND.findall(_until_closed(rest)))
+            current[name] = Instruction(name, opcode, shape, line, operands, bool(root))
+    return found, entry
+
+
+def _until_closed(text: str) -> str:
+    """The text up to the parenthesis that closes the one just before it."""
+    depth = 1
+    for i, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if not depth:
+            return text[:i]
+    return text
+
+
+# What a program costs.
 
 
 class Kernel(NamedTuple):
@@ -182,81 +258,6 @@ def _result_bytes(instruction: Instruction) -> int:
     elif instruction.opcode in ("all-gather-start", "all-to-all-start"):  # (operands, results)
         sizes = sizes[len(sizes) // 2 :]
     return sum(sizes)
-
-
-# The instructions of a text.
-
-
-@dataclasses.dataclass(frozen=True)
-class Instruction:
-    """A line of HLO."""
-
-    name: str
-    opcode: str
-    shape: str  # the type of the result with its layout
-    line: str  # all of it
-    operands: tuple[str, ...]  # the names of what it reads
-    is_root: bool  # whether it is the result of its computation
-
-    @property
-    def scopes(self) -> str:
-        """The path of scopes that jax gave to it, or ""."""
-        match = _SCOPES.search(self.line)
-        return match[1] if match else ""
-
-    @property
-    def target(self) -> str:
-        """The name of the library's function that a custom call runs; "" of other operations."""
-        match = _TARGET.search(self.line) if self.opcode == "custom-call" else None
-        return match[1] if match else ""
-
-    @property
-    def branches(self) -> list[str]:
-        """The computations of which a conditional runs one."""
-        names = ",".join(_BRANCHES.findall(self.line)).split(",")
-        return [name.strip(" %") for name in names if name]
-
-    @property
-    def called(self) -> list[str]:
-        """The computations that it names."""
-        return _CALLED.findall(self.line) + self.branches
-
-    @property
-    def chances(self) -> list[float]:
-        """The probability with which each of `called` runs."""
-        count, rarely = len(self.branches), _RARELY.search(self.scopes)
-        each = [1 / count] * count if count else []
-        if count == 2 and rarely:
-            each = [1 - 1 / int(rarely[1]), 1 / int(rarely[1])]
-        return [1.0] * (len(self.called) - count) + each
-
-
-Computation = Mapping[str, Instruction]  # by name, in the order of the text
-
-
-def parse_computations(text: str) -> tuple[dict[str, dict[str, Instruction]], str | None]:
-    """All computations by name, and the name of the entry."""
-    found: dict[str, dict[str, Instruction]] = {}
-    entry, current = None, {}
-    for line in text.splitlines():
-        if header := _HEADER.match(line):
-            current = found[header[2]] = {}
-            entry = header[2] if header[1] else entry
-        elif match := _INSTRUCTION.match(line):
-            root, name, shape, opcode, rest = match.groups()
-            operands = tuple(_OPERAND.findall(_until_closed(rest)))
-            current[name] = Instruction(name, opcode, shape, line, operands, bool(root))
-    return found, entry
-
-
-def _until_closed(text: str) -> str:
-    """The text up to the parenthesis that closes the one just before it."""
-    depth = 1
-    for i, character in enumerate(text):
-        depth += (character == "(") - (character == ")")
-        if not depth:
-            return text[:i]
-    return text
 
 
 # Bytes to and from the HBM.

@@ -7,8 +7,6 @@ loop runs; all branches count, so the price is an upper bound of the issue slots
 that nothing hides, and for the matrix unit, is not in it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

@@ -10,8 +10,6 @@ vCPUs by machine: Google's pages "Plan TPUs in GKE" and "TPU v5e", "TPU v5p", "T
 of Cloud TPU's documentation; those of v2, v3 and v4 are not verified.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """Guards a run: the lock of its workdir, its memory, the hosts' vote to stop."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import time

@@ -1,7 +1,5 @@
 """Writes each host's own log to workdir/hosts/, where later runs append to it."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

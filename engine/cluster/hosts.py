@@ -3,8 +3,6 @@
 On Google's cloud a VM's metadata server knows the slice, and it says when the VM will go away.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

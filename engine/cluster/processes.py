@@ -3,8 +3,6 @@
 A process that runs alone waits for nobody.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import logging

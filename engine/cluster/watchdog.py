@@ -4,8 +4,6 @@ A write to a gs:// that is silent may never return. `within` limits such a call.
 work in a thread, and shows the watchdog whether the thread computes or hangs.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import logging

@@ -4,8 +4,6 @@ Each line is a JSON object whose "split" is "train" or "eval". When a run resume
 back to the restored step, so that it has neither gaps nor duplicates.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

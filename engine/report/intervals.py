@@ -1,7 +1,5 @@
 """Reports the log intervals of a training run: means, rates, waiting for input, time left."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import math

@@ -1,7 +1,5 @@
 """Writes the reports of a run: terminal, metrics.jsonl, TensorBoard, curves, profiles, wandb."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io
