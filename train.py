@@ -26,8 +26,8 @@ from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import Guard
 from engine.corruption import DeviceCheck
 from engine.evaluate import Evaluator, Judge, PatientJudge, Scores
-from engine.mesh import Feed, num_chips
-from engine.report.intervals import Intervals, Outlook
+from engine.mesh import Feed
+from engine.report.intervals import Intervals
 from engine.report.starts import cost_summary, describe_start
 from engine.report.writers import Profiler, Reporter, synced_to_wandb
 from engine.run import Plan, Settings, is_due, make_plan
@@ -136,9 +136,7 @@ class Loop:
         if check := self.compiled.check:
             batches = check.watch(batches, step)
         feed = Feed(batches, run.mesh)
-        intervals = Intervals(
-            saver.reporter, feed, _outlook(run, self.plan, self.judge.evaluating), step
-        )
+        intervals = Intervals(saver.reporter, feed, run, self.plan, step, self.judge.evaluating)
         saver.report = intervals.report
         if self.judge.lacks_evaluation(step, saver.saved):  # the run was stopped before it
             intervals.pause(evaluator.start(step, state) + evaluator.finish())
@@ -265,21 +263,6 @@ def _open_data(run: Run, plan: Plan, reporter: Reporter, evaluating: bool) -> No
     notes = functools.partial(run.benchmark.notes, run.programs.norm_examples, evaluating)
     for note in processes.first_process_first(notes):
         reporter.say(f"NOTE {note}")
-
-
-def _outlook(run: Run, plan: Plan, evaluating: bool) -> Outlook:
-    """What the reports of the log intervals need to know about the run."""
-    return Outlook(
-        total_steps=plan.recipe.total_steps,
-        batch_size=run.settings.train_batch_size,
-        num_examples=plan.num_examples,
-        unit=run.benchmark.unit,
-        throughput=run.benchmark.throughput,
-        chips=num_chips(run.mesh),
-        learning_rate=jax.jit(plan.recipe.learning_rate),
-        next_evaluation=plan.eval_every.next_after if evaluating else None,
-        advice=run.benchmark.advice,
-    )
 
 
 def _conclude(run: Run, saver: Saver, result: str, evaluating: bool) -> None:

@@ -268,8 +268,6 @@ def norm_change(programs: Programs, then: int | None, state: TrainState) -> str:
 def fix_metrics(reporter: Reporter, plan: Plan, then: Manifest) -> None:
     """Says what metrics.jsonl has lost; takes lost scores from the newest checkpoint."""
     history, newest = reporter.history, then["step"]
-    if history.damage:
-        reporter.say(f"NOTE {history.damage}")
     last = max((row["step"] for row in history.rows if row["split"] == "train"), default=0)
     due = plan.log_every.next_after(last)
     if due is not None and due <= newest:

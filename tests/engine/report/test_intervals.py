@@ -20,7 +20,6 @@ from engine.report import intervals
 from engine.report.intervals import (
     Bottleneck,
     Intervals,
-    Outlook,
     Progress,
     fitted_line,
     progress_bar,
@@ -61,12 +60,18 @@ def make_intervals(clock, monkeypatch):
 
     monkeypatch.setattr(intervals, "Bottleneck", Bottleneck)
 
-    def of(**changes):
-        facts = {"total_steps": 400, "batch_size": 32, "num_examples": 320, "unit": "images"}
-        facts |= {"throughput": None, "chips": 4, "learning_rate": lambda step: 0.1 * step}
-        facts |= {"next_evaluation": None, "advice": {}, **changes}
-        reporter = Reporter()
-        return Intervals(reporter, None, Outlook(**facts), 100), reporter  # type: ignore
+    def of(total_steps=400, num_examples=320, throughput=None, chips=4, next_evaluation=None):
+        monkeypatch.setattr(intervals, "num_chips", lambda mesh: chips)
+        known = types.SimpleNamespace
+        benchmark = known(unit="images", throughput=throughput, advice={})
+        run: Any = known(benchmark=benchmark, settings=known(train_batch_size=32), mesh=None)
+        recipe = known(total_steps=total_steps, learning_rate=lambda step: 0.1 * step)
+        every = known(next_after=next_evaluation)
+        plan: Any = known(num_examples=num_examples, recipe=recipe, eval_every=every)
+        reporter: Any = Reporter()
+        evaluating = next_evaluation is not None
+        feed: Any = None
+        return Intervals(reporter, feed, run, plan, 100, evaluating), reporter
 
     return of
 
@@ -221,7 +226,7 @@ def test_the_slow_part_is_named(clocks, part):
     warnings = [run.interval(4.0, **clocks)[1] for _ in range(3)]
     assert warnings[:2] == ["", ""]
     assert warnings[2].startswith(f"WARNING input-bound: {part}. The devices waited for input 40%")
-    assert warnings[2].endswith({"decoding": "Remedy: buy time"}.get(part, warnings[2][-20:]))
+    assert warnings[2].endswith({"decoding": "Fix: buy time"}.get(part, warnings[2][-20:]))
     assert len(warnings[2].splitlines()) == 1
 
 
@@ -254,7 +259,7 @@ def test_without_a_number_there_is_a_decoding_thread_for_each_cpu(cpus, threads,
     run.bottleneck = Bottleneck()
     warning = [run.interval(5.0, worked=7.5 * threads)[1] for _ in range(3)][-1]
     assert "waited for input 50% of the time, 3 intervals in a row" in warning
-    assert f"the {threads} decoding threads were busy 75% of the time. Remedy: use" in warning
+    assert f"the {threads} decoding threads were busy 75% of the time. Fix: use" in warning
 
 
 @pytest.mark.long
