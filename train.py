@@ -133,8 +133,6 @@ class Loop:
         (step, state, totals), total = start, self.plan.recipe.total_steps
         shard = jax.process_index(), jax.process_count()
         batches = run.benchmark.train_batches(run.settings.train_batch_size, *shard, step)
-        if check := self.compiled.check:
-            batches = check.watch(batches, step)
         feed = Feed(batches, run.mesh)
         intervals = Intervals(saver.reporter, feed, run, self.plan, step, self.judge.evaluating)
         saver.report = intervals.report
@@ -146,8 +144,8 @@ class Loop:
                 self.profiler.before(step)
             watchdog.doing(INPUT, step)
             batch = next(next_batch)
-            if check:
-                check.before(step, state, batch)
+            if self.compiled.check:
+                self.compiled.check.before(step, state, batch)
             watchdog.doing(STEP, step)
             state, totals, done = self.compiled.train(state, totals, batch)
             step += 1
