@@ -114,11 +114,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
 
 
 def _check_flags() -> None:
-    """Refuses a command without the recipe that its mode needs, and flags of other modes.
-
-    Raises:
-      ConfigError: with what to do instead.
-    """
+    """Refuses a command without the recipe that its mode needs, and flags of other modes."""
     config = _CONFIG.value  # the first use of this value loads the file
     mode, chosen = MODES[_MODE.value], f"--mode={_MODE.value}"
     if config is None and mode.recipe == "required":

@@ -56,9 +56,6 @@ def to_steps(
       num_examples: examples in one epoch.
       name: the config key, for the error message.
       allow_off: whether the duration may be zero, which is 0 steps.
-
-    Raises:
-      ConfigError: the duration is invalid, negative, a time, or zero without `allow_off`.
     """
     accepted = f"{_IN_STEPS}; 0 for never" if allow_off else f"{_IN_STEPS}; more than 0"
     steps, _ = _parse(duration, name, accepted, batch_size, num_examples)
@@ -71,15 +68,13 @@ def list_to_steps(durations: str, *, batch_size: int, num_examples: int, name: s
     """Converts a list such as '32, 42.7, 48 epochs' to steps, in the order of the list.
 
     A comma without a space after it does not separate: '1,500' may mean one number or two, and is
-    refused. The arguments and errors are those of `to_steps`.
+    refused. `to_steps` converts the entries.
     """
     entries = durations.strip().split(", ")
     unit = re.sub(r".*[^A-Za-z]", "", entries[-1][-20:])
     entries = [entry if entry[-1:].isalpha() else f"{entry} {unit}".rstrip() for entry in entries]
-    return [
-        to_steps(entry, batch_size=batch_size, num_examples=num_examples, name=name)
-        for entry in entries
-    ]
+    sizes: Any = {"batch_size": batch_size, "num_examples": num_examples}
+    return [to_steps(entry, **sizes, name=name) for entry in entries]
 
 
 @dataclasses.dataclass
@@ -119,9 +114,6 @@ class Every:
         """Converts a duration or a list of durations; zero and '' mean never.
 
         The arguments are those of `to_steps`; `clock` returns the seconds since a fixed moment.
-
-        Raises:
-          ConfigError: the duration is invalid or negative, or a list has a time or a zero.
         """
         if isinstance(duration, str) and ", " in duration:
             sizes: Any = {"batch_size": batch_size, "num_examples": num_examples}
@@ -134,9 +126,6 @@ class Every:
 
         '4 epochs' since '3 epochs' are the ends of the 3rd, 7th, 11th ... epoch. Without an offset
         ('' or 0) nothing changes. The arguments are those of `parse`.
-
-        Raises:
-          ConfigError: the offset is invalid, or there is no period in steps.
         """
         begin, _ = _parse(offset, name, f"{_IN_STEPS}; '' for none", batch_size, num_examples)
         if not begin:

@@ -48,11 +48,7 @@ class DeviceCheck:
     """
 
     def __init__(self, run: Run, recipe: Recipe, checkpoints: Checkpointer, state: TrainState):
-        """Compiles the programs of the check; `state` are ShapeDtypeStructs.
-
-        Raises:
-          ConfigError: there is only one device.
-        """
+        """Compiles the programs of the check; `state` are ShapeDtypeStructs."""
         self._run, self._checkpoints = run, checkpoints
         self._every, mesh = run.settings.check_devices_every, run.mesh
         if mesh.size == 1:
@@ -76,11 +72,7 @@ class DeviceCheck:
         self._agreed = -1  # the newest step of this start before which the devices agreed
 
     def before(self, number: int, state: TrainState, batch: Any) -> None:
-        """Compares the devices, if this is due after `number` steps, before the next one.
-
-        Raises:
-          Corrupted: two devices disagree.
-        """
+        """Compares the devices, if this is due after `number` steps, before the next one."""
         if number % self._every and self._agreed >= 0:
             return
         started = time.monotonic()

@@ -84,10 +84,6 @@ def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Ite
     """Predicts every evaluation example once; yields the rows of each batch, without padding.
 
     Processes other than 0 yield nothing.
-
-    Raises:
-      DataError: the number of examples is not what the data hold.
-      Preempted: a signal arrived.
     """
     shard = jax.process_index(), jax.process_count()
     benchmark, size = run.benchmark, run.settings.eval_batch_size
@@ -170,11 +166,7 @@ class Examination:
     predict: Callable[..., Any]
 
     def restore(self, step: int, watching: bool = False) -> TrainState | None:
-        """The model of a checkpoint; None if the run has deleted it while this process watches.
-
-        Raises:
-          CheckpointError: the checkpoint cannot be used.
-        """
+        """The model of a checkpoint; None if the run has deleted it while this process watches."""
         model = None
         try:
             model = self.checkpoints.restore(step, {"model": model_items(self.abstract)})["model"]
@@ -218,11 +210,7 @@ def examining(settings: Settings, checkpoint: str, wait: float = 0.0) -> Iterato
 
 
 def next_step(checkpoints: Checkpointer, step: int, seconds: float) -> int | None:
-    """Waits up to `seconds` for a checkpoint after `step`, and returns its step or None.
-
-    Raises:
-      Preempted: a signal arrived.
-    """
+    """Waits up to `seconds` for a checkpoint after `step`, and returns its step or None."""
     start = time.monotonic()
     while True:
         if newer := [other for other in checkpoints.steps() if other > step]:

@@ -35,9 +35,6 @@ def workdir(flag: str | None, say: Callable[[str], None]) -> str:
     """The folder for results: --workdir, else the environment.
 
     `flag` is the value of --workdir. `say` prints a line for the user, here and elsewhere.
-
-    Raises:
-      ConfigError: neither names a folder, or the folder cannot hold results.
     """
     variables = {f"${name}": os.environ.get(name) for name in _WORKDIR_VARIABLES}
     for name, value in {"--workdir": flag, **variables}.items():
@@ -48,11 +45,7 @@ def workdir(flag: str | None, say: Callable[[str], None]) -> str:
 
 
 def data_dir(config: Any, say: Callable[[str], None]) -> str:
-    """The folder of the data: the config, else the environment, else the recipe's fallback.
-
-    Raises:
-      ConfigError: none of them names a folder, or the folder cannot be one.
-    """
+    """The folder of the data: the config, else the environment, else the recipe's fallback."""
     if config.data_dir:
         say(f"data: {config.data_dir} (from --config.data_dir or the recipe)")
         return check_path(config.data_dir, "--config.data_dir")
@@ -79,9 +72,6 @@ def check_path(path: str, source: str) -> str:
     """Returns a path as the libraries take it: gs:// unchanged, a local one with "~" expanded.
 
     `source` is the flag, config key or variable that it is from, for the message.
-
-    Raises:
-      ConfigError: it has another scheme than gs://, or is gs:/ with one slash.
     """
     if re.match("gs://[^/]", path):
         return path
@@ -119,11 +109,7 @@ def check_results_folder(path: str, source: str) -> str:
 
 
 def check_folder(path: str, flag: str = "--workdir") -> None:
-    """Makes a folder and writes a file in it, so that a mistake ends the run before it starts.
-
-    Raises:
-      CheckpointError: the folder cannot be made, listed or written to.
-    """
+    """Makes a folder and writes a file in it, so that a mistake ends the run before it starts."""
     try:
         folder = epath.Path(path)
         if "://" in path and not epath.Path("/".join(path.split("/")[:3])).exists():

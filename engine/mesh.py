@@ -40,9 +40,6 @@ def make(axes: tuple[str, str], span: int | str, devices: Sequence[Any] | None =
       axes: names of the two axes.
       span: size of a group, as for `group_size`.
       devices: the devices; None means all devices of this run.
-
-    Raises:
-      DeviceError: the devices cannot be cut into such groups.
     """
     count = jax.device_count() if devices is None else len(devices)
     group = group_size(span, count)
@@ -55,9 +52,6 @@ def group_size(span: int | str, count: int) -> int:
 
     The span is a number of devices (it may be text), 0 for all devices; or a part of the images of
     a forward pass, such as "64/4096".
-
-    Raises:
-      DeviceError: the devices cannot be cut into groups of equal size.
     """
     if "/" in str(span):
         return _image_group_size(str(span), count)
@@ -176,11 +170,9 @@ class Feed:
 
     A host batch that is the same object as the last one (fake data) is not copied again.
 
-    Attributes:
-      waited: seconds in which the loop waited for the next batch.
-      copied: the part of `waited` that went into copies to the devices.
-      worked: seconds that all threads of this host spent on the examples, from the leaf
-        host_seconds of the batches; nan if they have no such leaf.
+    The loop waited `waited` seconds for batches; `copied` of them went into copies to the devices.
+    All threads of this host `worked` so many seconds on the examples, from the leaf host_seconds of
+    the batches; nan if they have no such leaf.
     """
 
     def __init__(self, batches: Iterable[dict[str, np.ndarray]], mesh: Mesh, ahead: int = 2):

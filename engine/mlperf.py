@@ -69,9 +69,6 @@ def declare_examples(run: Run, evaluating: bool) -> Run:
 
     What a run without a log refuses before it compiles is refused here. Nothing of the data stays
     in memory: the run opens them again when its clock runs. `data_index` spares it the counting.
-
-    Raises:
-      UserError: the data cannot be used, or a run with this config and workdir cannot be MLPerf's.
     """
     log, settings = begin_log(run, evaluating, 0.0), run.settings  # writes nothing yet
     recipe = make_plan(settings, run.benchmark, log.examples["train"] or 1).recipe
@@ -93,9 +90,6 @@ def begin_log(run: Run, evaluating: bool, started: float) -> Follower:
       run: its workdir must not hold an older run, not even a part of it.
       evaluating: whether it evaluates.
       started: when initialisation began, in seconds since 1970.
-
-    Raises:
-      ConfigError: a run with this config and workdir cannot be MLPerf's.
     """
     keys, workdir = run.settings.mlperf, run.settings.workdir
     entry = rules.entry(run.settings.benchmark, keys.format)

@@ -52,9 +52,6 @@ def make(
       multipliers: tree like the parameters: the factor of the learning rate, as Caffe's `lr_mult`;
         or a function that makes this tree. A parameter with 0 is frozen: it never changes, has no
         state, and its gradient does not count in the clipped norm.
-
-    Raises:
-      ConfigError: the optimizer has no decoupled decay.
     """
     if settings.decoupled_decay and settings.optimizer != "sgd":
         raise ConfigError(

@@ -23,9 +23,6 @@ def load(file: str) -> Any:
 
     Args:
       file: the value of --config: a path, or PATH:NAME for a file that has several recipes.
-
-    Raises:
-      ConfigError: the file is no recipe, or its code fails.
     """
     path, _, name = file.partition(":")
     try:

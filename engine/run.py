@@ -82,19 +82,12 @@ class LoopKeys:
 
 @dataclasses.dataclass(frozen=True)
 class Settings(LoopKeys):
-    """What a run was asked to do.
+    """What a run was asked to do."""
 
-    Attributes:
-      workdir: folder, local or gs://, for everything that the run writes; "" for --mode=preflight.
-      config: every value of the config, nested as there: for `config.json` and for checkpoints.
-      load_benchmark: makes the benchmark, with a folder that may keep facts about the data.
-      origin: {"file": the recipe's file, "changes": {key: [the file's value, this run's]}}; {}
-        where it is not known.
-    """
-
-    workdir: str
-    config: Mapping[str, Any]
-    load_benchmark: Callable[[str], Benchmark]
+    workdir: str  # folder for everything that the run writes; "" for --mode=preflight
+    config: Mapping[str, Any]  # every value, nested: for `config.json` and for checkpoints
+    load_benchmark: Callable[[str], Benchmark]  # its argument: a folder for facts about the data
+    # {"file": the recipe's file, "changes": {key: [the file's value, this run's]}}, if it is known.
     origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property

@@ -117,10 +117,9 @@ class Saver:
         return Position(step, *position)
 
     def save(self, position: Position) -> float:
-        """Begins to save in the background, unless the step is saved; returns the seconds it took.
+        """Begins to save in the background; Diverged if a step since the last save was not finite.
 
-        Raises:
-          Diverged: a step since the last checkpoint was not finite.
+        A step that is saved already is not saved again. Returns the seconds that this took.
         """
         started, (step, state, totals) = time.monotonic(), position
         if step != self.saved:

@@ -92,9 +92,6 @@ def make(settings: Schedule, *, batch_size: int, train_steps: int, num_examples:
       batch_size: examples per step over all devices.
       train_steps: steps of the complete run, also where this process resumes it.
       num_examples: examples in one epoch.
-
-    Raises:
-      ConfigError: a value is invalid.
     """
     sizes: Any = {"batch_size": batch_size, "num_examples": num_examples}
     # A mistake in a duration is refused even where the schedule does not use it.
@@ -123,19 +120,12 @@ def make(settings: Schedule, *, batch_size: int, train_steps: int, num_examples:
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """What the shape of a schedule is made from.
-
-    Attributes:
-      settings: the config's keys.
-      peak: the rate P.
-      train_steps: steps of the complete run.
-      sizes: {"batch_size", "num_examples"}, for `engine.cadence`.
-    """
+    """What the shape of a schedule is made from."""
 
     settings: Schedule
-    peak: float
-    train_steps: int
-    sizes: Any
+    peak: float  # the rate P
+    train_steps: int  # of the complete run
+    sizes: Any  # {"batch_size", "num_examples"}, for `engine.cadence`
 
     def stretched(self, epoch: float) -> float:
         """The step of an epoch of the schedule, not rounded."""

@@ -402,11 +402,7 @@ class CompiledStep:
         self._by_shape = {_shape(batch): program.compile() for batch, program in lowered}
 
     def __call__(self, *arguments: Any) -> Any:
-        """Runs the program for the batch's shape.
-
-        Raises:
-          DataError: the benchmark's `batch_spec` does not declare the shape.
-        """
+        """Runs the program for the batch's shape."""
         shape = _shape(arguments[-1])
         if shape not in self._by_shape:
             declared = " or ".join(_describe(known) for known in self._by_shape)

@@ -166,11 +166,7 @@ class Cost:
 
 
 def cost(text: str) -> Cost:
-    """Reads `jax.stages.Compiled.as_text()` of a program.
-
-    Raises:
-      ValueError: the text has no entry computation.
-    """
+    """Reads `jax.stages.Compiled.as_text()` of a program."""
     found, entry = parse_computations(text)
     if entry is None:
         raise ValueError("this is no HLO text: it has no ENTRY computation")

@@ -40,12 +40,10 @@ class HostLog(logging.Handler):
         return ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Adds a line."""
         self.text += self.format(record) + "\n"
         self.write()
 
     def flush(self) -> None:
-        """Writes the lines that are not written yet."""
         self.write()
 
     def note(self, name: str, text: str) -> str:

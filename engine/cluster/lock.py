@@ -163,12 +163,7 @@ def take(
 ) -> LocalLock | BucketLock:
     """Takes the lock of a workdir, until it is closed or the process dies.
 
-    Args:
-      workdir: the run's folder, local or gs://.
-      lost: called with a message, in a thread, if another run takes the lock on gs://.
-
-    Raises:
-      LockError: another run has the lock, or the lock cannot be written.
+    On gs:// `lost` is called with a message, in a thread, if another run takes the lock.
     """
     path = epath.Path(workdir) / "run.lock"
     try:
