@@ -73,11 +73,13 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
             exits.enter_context(synced_to_wandb(settings.workdir, settings.config, print))
         reporter = Reporter(settings.workdir, title=run.title, **run.shown_metrics)
         _at_the_end(exits, reporter.close)
-        plan = _plan(run, evaluating)
         profiler = None
-        if steps := settings.profile_steps:
-            profiler = Profiler(steps, settings.workdir, plan.recipe.total_steps)
+        if settings.profile_steps:
+            profiler = Profiler(settings.profile_steps, settings.workdir)
             _at_the_end(exits, profiler.close)
+        plan = _plan(run, evaluating)
+        if profiler:
+            profiler.check(plan.recipe.total_steps)
         saver = Saver(run, plan, guard, reporter, ("train", "eval") if evaluating else ("train",))
         _at_the_end(exits, saver.checkpoints.close)
         exits.callback(log.close)

@@ -184,7 +184,6 @@ def loop(monkeypatch):
 
         monkeypatch.setattr(train, "Feed", lambda batches, mesh: batches)
         monkeypatch.setattr(train, "Intervals", lambda *_: intervals)
-        monkeypatch.setattr(train, "_outlook", lambda *_: None)
         monkeypatch.setattr(jax, "block_until_ready", lambda done: events.append(done))
         nothing: Any = types.SimpleNamespace(
             vote=vote, before=lambda step: None, after=lambda step, done: ""

@@ -260,17 +260,21 @@ def is_like(name: str, metrics: Collection[str]) -> bool:
 class Profiler:
     """Writes a TensorBoard (XProf) trace of the steps in "begin:end", end excluded."""
 
-    def __init__(self, steps: str, workdir: str, total_steps: int):
-        """Raises OutputError if `steps` is not "begin:end" with begin < end, or beyond the run."""
+    def __init__(self, steps: str, workdir: str):
+        """Raises OutputError if `steps` is not "begin:end" with begin < end."""
         match = re.fullmatch(r"(\d+):(\d+)", steps)
         self._begin, self._end = map(int, match.groups()) if match else (0, 0)
         if self._begin >= self._end:
             raise OutputError(f"config.profile_steps={steps!r} is not begin:end, such as 100:110")
+        self._folder, self._running = workdir, False
+
+    def check(self, total_steps: int) -> None:
+        """Raises OutputError if a run of so many steps has none to trace."""
         if self._begin >= total_steps:
+            steps = f"{self._begin}:{self._end}"
             raise OutputError(
                 f"config.profile_steps={steps!r}: the run has only {total_steps:,} steps"
             )
-        self._folder, self._running = workdir, False
 
     def before(self, step: int) -> None:
         """Starts the trace if `step`, counted from 0 and about to run, is in the range."""

@@ -163,7 +163,7 @@ def test_jax_notices_a_lost_host_later_than_the_heartbeat(silence, timeout, join
 
 
 def test_the_facts_of_a_run(monkeypatch):
-    monkeypatch.setattr(processes.starts, "commit", lambda: "0123-dirty")
+    monkeypatch.setattr(processes.manifest, "commit", lambda: "0123-dirty")
     facts = processes.run_facts({"seed": 3, "mlperf": {"format": ""}})
     assert (facts["config.seed"], facts["config.mlperf.format"]) == ("3", "")
     assert facts["the version of jax"] == jax.__version__

@@ -240,7 +240,7 @@ except ImportError:
 @pytest.mark.parametrize("steps", ["5", "5:", ":5", "5:5", "-3:5", "a:b", "1:2:3", "40:50"])
 def test_a_bad_profile_is_refused_by_key_and_value(steps, tmp_path):
     with pytest.raises(OutputError, match=f"config.profile_steps='{steps}'"):
-        Profiler(steps, str(tmp_path), 40)
+        Profiler(steps, str(tmp_path)).check(40)
 
 
 def profiled(profiler, monkeypatch, first, last):
@@ -270,7 +270,7 @@ def profiled(profiler, monkeypatch, first, last):
     ],
 )
 def test_the_steps_that_are_traced(steps, run, traced, monkeypatch, tmp_path):
-    windows, stops, messages = profiled(Profiler(steps, str(tmp_path), 60), monkeypatch, *run)
+    windows, stops, messages = profiled(Profiler(steps, str(tmp_path)), monkeypatch, *run)
     assert (windows, stops) == (traced, bool(traced))
     end = traced[-1] + 1 if traced and traced[-1] == 4 or traced == [0] else None
     text = f"profile of steps {steps}: tensorboard --logdir {tmp_path}"
