@@ -25,7 +25,7 @@ from engine import compiler, mlperf
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import Guard
 from engine.corruption import DeviceCheck
-from engine.evaluate import Evaluator, Judge, PatientJudge, Scores
+from engine.evaluate import Evaluator, Judge, Scores
 from engine.mesh import Feed
 from engine.report.intervals import Intervals
 from engine.report.starts import cost_summary, describe_start
@@ -84,7 +84,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         _at_the_end(exits, saver.checkpoints.close)
         exits.callback(log.close)
 
-        judge = _judge(run, plan, reporter, evaluating)
+        judge = Judge(run, plan, reporter, evaluating)
         newest = saver.find_newest()
         if newest and judge.is_finished(newest):
             reporter.say(f"already finished: {judge.result(newest)}")
@@ -193,13 +193,6 @@ def _mlperf_log(run: Run, evaluating: bool, started: float) -> mlperf.Log:
     if not run.settings.mlperf.format:
         return mlperf.Log()
     return mlperf.begin_log(run, evaluating, started)
-
-
-def _judge(run: Run, plan: Plan, reporter: Reporter, evaluating: bool) -> Judge:
-    own = run.benchmark.own_patience if evaluating and run.settings.stop_at_target else 0
-    if patience := run.settings.patience or own:
-        return PatientJudge(run, plan, reporter, evaluating, patience)
-    return Judge(run, plan, reporter, evaluating)
 
 
 def _plan(run: Run, evaluating: bool) -> Plan:

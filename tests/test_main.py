@@ -165,33 +165,6 @@ def test_what_cannot_work_is_said_before_anything_is_compiled(
         assert word in str(caught.value)
 
 
-@pytest.mark.long
-def test_an_error_is_one_line(tiny_records, tmp_path):
-    """Of the last one that is found before anything is compiled."""
-    done = run(
-        f"--workdir={tmp_path}", **{**TINY, "data_dir": tiny_records, "num_label_classes": 3}
-    )
-    fails_with(done, "train-0000", "record 3", "num_label_classes")
-    assert "compiling" not in done.stdout
-
-
-@pytest.mark.long
-def test_a_full_device_is_one_line(tmp_path):
-    code = """
-import sys, jax, train, main
-from absl import app
-def full(*arguments):
-    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.")
-train.train_and_evaluate = full
-app.run(main.main, flags_parser=main.parse_flags)
-"""
-    flags = ["--config=configs/digits.py", f"--workdir={tmp_path}/run"]
-    command = [sys.executable, "-c", code, *flags, f"--config.data_dir={tmp_path}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert done.stderr.startswith("ERROR: the memory of a device is full (RESOURCE_EXHAUSTED: Out")
-
-
 def test_a_failed_write_is_one_line_and_its_details_are_in_the_log(tiny_ratings, tmp_path):
     """TensorStore prints a traceback for each file, Orbax logs several."""
     job = {"data_dir": tiny_ratings, "compilation_cache": "", "min_ratings": 2, "gmf_dim": 4}

@@ -5,7 +5,6 @@ Compiled programs between starts are tested in processes of their own, as a user
 
 import collections
 import os
-import re
 import subprocess
 import sys
 import types
@@ -179,13 +178,6 @@ def test_what_is_said_of_a_block(folder, processes, hits, misses, text, monkeypa
             for _ in range(count):
                 compiler._count(name)
     assert said == [f"compiled in 3.5 s{text}"]
-
-
-def test_programs_are_kept_by_hardware(monkeypatch):
-    """And one kind of CPU is not another."""
-    assert re.fullmatch("cpu-[0-9a-f]{8}", compiler._hardware())
-    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    assert compiler._hardware() == "tpu"
 
 
 def test_the_environment_goes_first_and_nothing_keeps_nothing(start, tmp_path):

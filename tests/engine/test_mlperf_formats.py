@@ -19,12 +19,6 @@ from engine.run import read_settings
 from tests.helpers.mlperf_fixture import TINY_LARS, Clock, mlperf_config, tiny, write_run
 
 
-def test_checkpoints_alone_are_a_run(tiny_records, tmp_path):
-    (tmp_path / "checkpoints" / "12").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="may not be resumed"):
-        train.train_and_evaluate(read_settings(tiny(tiny_records), str(tmp_path)))
-
-
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
@@ -75,11 +69,6 @@ def test_a_benchmark_without_a_module_has_no_log(monkeypatch):
         with pytest.raises(ConfigError, match=f"'{name}' has no .* these have one: ncf, resnet$"):
             rules.entry(name)
     assert list(rules.entries()) == ["ncf", "resnet"]
-
-
-def test_training_alone_is_refused(tiny_records, tmp_path):
-    with pytest.raises(ConfigError, match="--mode=train_and_eval"):
-        train.train_and_evaluate(read_settings(tiny(tiny_records), str(tmp_path)), evaluating=False)
 
 
 def test_a_log_that_cannot_be_written_ends_the_run_in_one_line(tmp_path):
@@ -135,10 +124,3 @@ def test_caches_are_dropped_if_they_are_on_every_host(
     assert len(warned) == (not claimed)
     for text in warned:
         assert "needs root or sudo -n" in text
-
-
-def test_without_asking_nothing_is_dropped_and_nobody_is_warned(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(mlperf, "clear_caches", lambda: 1 / 0)
-    write_run(mlperf_config(), str(tmp_path / "run"), [], Clock())
-    assert '"cache_clear", "value": false' in (tmp_path / "run" / mlperf.LOG).read_text()
-    assert not [r for r in caplog.records if "file caches" in r.getMessage()]

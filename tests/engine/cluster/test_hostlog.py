@@ -45,16 +45,6 @@ def test_lines_are_uploaded_every_half_minute_and_warnings_at_once(
     ] * starts
 
 
-def test_an_upload_is_not_started_twice_and_writes_each_line_once(remote, tmp_path):
-    remote.emit(record("one"))
-    remote.flush()
-    remote.emit(record("two"))
-    remote.flush()
-    remote.flush()  # nothing is new
-    path = tmp_path / "hosts" / "host-003.log"
-    assert [line.split(" INFO ")[1] for line in path.read_text().splitlines()] == ["one", "two"]
-
-
 def test_a_workdir_has_one_log_and_another_workdir_another(tmp_path):
     first = hostlog.attach(str(tmp_path / "a"), 0)
     loggers = logging.getLogger("tpu_suite"), logging.getLogger("absl")

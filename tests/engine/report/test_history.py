@@ -113,12 +113,6 @@ def test_lost_evaluations_come_back(tmp_path):
     assert [r["step"] for r in lines(empty)] == [4, 8]
 
 
-def test_a_whole_line_without_its_end_is_kept(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(row(1)))
-    History(str(tmp_path), writes=True).add(row(2))
-    assert lines(tmp_path) == [row(1), row(2)]
-
-
 def test_cut_forgets_what_comes_after(tmp_path):
     history = History(str(tmp_path), writes=True)
     history.cut(5)  # there is no file yet
@@ -165,13 +159,3 @@ def test_evaluations_since_the_best_one(tmp_path):
     expected = {1: 0, 2: 1, 3: 1, 4: 0, 6: 0, 7: 0, 8: 1, 10: 2, 11: 2, 12: 0}
     assert {step: since_best(history, "score", step) for step in expected} == expected
     assert history.best("score", among=[4, 8]) == 8
-
-
-def test_scores_are_what_the_benchmark_gave(tmp_path):
-    history = History(str(tmp_path), writes=False)
-    history.add(row(4, "train", loss=3.0))
-    known = {"epoch": 1.5, "examples": 10, "seconds": 2.0}
-    history.add(row(4, loss=0.5, top_1_accuracy=0.25, **known))
-    history.add(row(8, loss=0.75, **known))
-    history.add(row(8, loss=0.25, **known))
-    assert history.scores() == {4: {"loss": 0.5, "top_1_accuracy": 0.25}, 8: {"loss": 0.25}}

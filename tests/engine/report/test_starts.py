@@ -53,10 +53,6 @@ def test_nothing_is_claimed_of_starts_without_times():
     assert "an older program" in run_starts.cost_summary(older, ROWS)
 
 
-def test_more_training_than_time_is_not_more_than_all():
-    assert run_starts.cost_rows([start(seconds=100.0)], ROWS)["goodput"].startswith("100 %")
-
-
 def test_rows_without_a_time_count_nothing():
     rows = [train(10, math.nan), {"split": "train", "step": 20}, train(30, 1.0)]
     assert run_starts.training_seconds(rows, [0]) == [30.0]
