@@ -194,8 +194,8 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
             processes.join(host, equal, *waits)
         if tpu_chips():
             watch_for_notice()
-        elif mode.hosts == "joined" and (fault := gpu_obstacle())[0]:
-            _say(f"NOTE {fault[0]}: {fault[1]}")
+        elif mode.hosts == "joined" and (obstacle := gpu_obstacle())[0]:
+            _say(f"NOTE {obstacle[0]}: {obstacle[1]}")
     module, _, function = mode.function.partition(":")
     result = getattr(importlib.import_module(module), function)(*arguments)
     return result if isinstance(result, int) else 0

@@ -111,9 +111,9 @@ class Every:
         name: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> Self:
-        """Converts a duration or a list of durations; zero and '' mean never.
+        """Converts a duration, or a list of them, of the config key `name`; 0 and '' mean never.
 
-        The arguments are those of `to_steps`; `clock` returns the seconds since a fixed moment.
+        `clock` returns the seconds since a fixed moment.
         """
         if isinstance(duration, str) and ", " in duration:
             sizes: Any = {"batch_size": batch_size, "num_examples": num_examples}
@@ -125,7 +125,7 @@ class Every:
         """Returns the same period with its first due step at `offset`.
 
         '4 epochs' since '3 epochs' are the ends of the 3rd, 7th, 11th ... epoch. Without an offset
-        ('' or 0) nothing changes. The arguments are those of `parse`.
+        ('' or 0) nothing changes. `name` is the offset's config key.
         """
         begin, _ = _parse(offset, name, f"{_IN_STEPS}; '' for none", batch_size, num_examples)
         if not begin:

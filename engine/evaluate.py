@@ -116,7 +116,7 @@ def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Ite
 def begin_evaluation(
     run: Run, predict: Callable[..., Any], state: TrainState, step: int, complete: bool = False
 ) -> Evaluation:
-    """Predicts every example and starts to score, see `Evaluation`; errors: see `predict_all`."""
+    """Predicts every example and starts to score; a `complete` evaluation has all scores."""
     started = time.monotonic()
     rows = [rows for rows in predict_all(run, predict, state) if rows]
     return Evaluation(run, step, rows, started, complete)
@@ -183,7 +183,7 @@ def examining(settings: Settings, checkpoint: str, wait: float = 0.0) -> Iterato
 
     Args:
       settings: those of the run that wrote the checkpoints.
-      checkpoint: see `Checkpointer.choose`.
+      checkpoint: latest, best (in the run's own evaluations) or a step.
       wait: seconds to wait for a first checkpoint.
     """
     folder = epath.Path(settings.workdir) / "checkpoints"

@@ -306,7 +306,7 @@ class Programs:
         )
 
     def lower_train(self, recipe: Recipe, state: TrainState, totals: Any) -> list[Any]:
-        """The train step, lowered; see `engine.step.lower`. `totals` are `abstract_totals`."""
+        """The train step, lowered for each shape of its batches; `totals` are `abstract_totals`."""
         options = compiler.options(self.mesh, self.benchmark.larger_windows)
         train_step = step.make_train_step(self.benchmark.loss, self.mesh, recipe, options)
         seed = meshes.abstract(_SEED, meshes.replicated(self.mesh))
@@ -314,7 +314,7 @@ class Programs:
         return step.lower(train_step, arguments, self.batch_specs("train"))
 
     def lower_predict(self, state: TrainState) -> list[Any]:
-        """The predict step, lowered for evaluation batches; see `engine.step.lower`."""
+        """The predict step, lowered for each shape of the evaluation batches."""
         weights, specs = evaluated_weights(state), self.batch_specs("eval")
         predict_step = step.make_predict_step(self.benchmark.predict, self.mesh)
         return step.lower(predict_step, weights, specs)

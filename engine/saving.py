@@ -53,7 +53,7 @@ class Saver:
             best=lambda: reporter.history.best(run.metrics[0]),
         )
         self._init_from = ""  # the checkpoint that the run's first weights are from
-        self.starts: list[dict[str, Any]] = []  # of the run up to now, see `engine.report.starts`
+        self.starts: list[dict[str, Any]] = []  # of the run up to now, by `describe_start`
         self.report: Callable[[], Any] = lambda: None  # of the log interval that was closed last
         self.saved = 0  # the newest step that is in a checkpoint or on its way there
         self.latest: Position | None = None  # for `rescue`

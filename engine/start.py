@@ -49,12 +49,10 @@ class Run:
 
     @property
     def benchmark(self) -> Benchmark:
-        """The benchmark that is trained or evaluated."""
         return self.programs.benchmark
 
     @property
     def mesh(self) -> Mesh:
-        """All devices of the run."""
         return self.programs.mesh
 
     @property
@@ -77,7 +75,6 @@ class Run:
 
     @property
     def checkpoints_dir(self) -> str:
-        """The folder of the run's checkpoints."""
         return str(epath.Path(self.settings.workdir) / "checkpoints")
 
     def say(self, text: str) -> None:

@@ -332,8 +332,8 @@ def _moved_by_fusion(fusion: Instruction, inside: Computation, body: Computation
         if inner.opcode == "parameter":
             number = int(inner.line.split(" parameter(", 1)[1].split(")", 1)[0])
             outer = inside.get(fusion.operands[number]) if number < len(fusion.operands) else None
-            if outer and (whole := _size(outer.shape)):
-                total += min(whole, _bytes_read(name, users, body))
+            if outer and (size := _size(outer.shape)):
+                total += min(size, _bytes_read(name, users, body))
     updates = _updated_sizes(body)
     results = enumerate(_array_sizes(fusion.shape))
     return total + sum(min(size, updates.get(i, size)) for i, size in results)

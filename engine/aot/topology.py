@@ -194,7 +194,7 @@ def _grid(chip: Chip, flag_text: str, shape: tuple[int, ...]) -> Topology:
         host = "x".join(map(str, _HOST[: chip.dimensions]))
         also = f", or {chip.name}:{'x'.join('1' * chip.dimensions)}" if alone else ""
         raise ConfigError(
-            f"{flag_text} is no whole slice: hosts of {chip.name} have {host} chips; use "
+            f"{flag_text} is no complete slice: hosts of {chip.name} have {host} chips; use "
             f"multiples of that{also}"
         )
     return topology

@@ -28,7 +28,7 @@ _AGAIN = "; start the same command again on all hosts"
 _log = logging.getLogger("tpu_suite")
 _heartbeat: Heartbeat | None = None  # None in a process that runs alone
 _index = 0  # of this process
-_last_words: Callable[[], None] | None = None  # see `on_failure`
+_last_words: Callable[[], None] | None = None  # what `on_failure` has set
 
 
 def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float) -> None:
@@ -108,9 +108,9 @@ def first_process_first(work: Callable[[], Any]) -> Any:
 
 
 def on_failure(work: Callable[[], None] | None) -> None:
-    """Sets what is called, in any thread, when a failure on any host ends this process.
+    """Has `work` called, in any thread, when a failure on any host ends this process.
 
-    Errors of `work` are dropped. None sets nothing.
+    Errors of `work` are dropped; None takes it back.
     """
     global _last_words
     _last_words = work

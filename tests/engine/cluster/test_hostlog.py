@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.cluster import hostlog
-from engine.cluster.hostlog import BucketLog, HostLog
+from engine.cluster.hostlog import HostLog
 
 
 def record(text, level=logging.INFO, name="tpu_suite"):
@@ -17,8 +17,8 @@ def record(text, level=logging.INFO, name="tpu_suite"):
 @pytest.fixture
 def remote(tmp_path, monkeypatch):
     """A log as on gs://; the clock stands at 30 s after the last upload."""
-    log = BucketLog(str(tmp_path), 3)
-    log._uploaded = 100.0
+    log = HostLog(str(tmp_path), 3)
+    log._is_local, log._uploaded = False, 100.0
     monkeypatch.setattr(hostlog.time, "monotonic", lambda: 130.0)
     return log
 
@@ -65,8 +65,8 @@ def test_the_last_lines_are_written_while_python_shuts_down(tmp_path, monkeypatc
     def refuse(thread):
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    log = BucketLog(str(tmp_path), 3)
-    log._uploaded = float("inf")  # not yet
+    log = HostLog(str(tmp_path), 3)
+    log._is_local, log._uploaded = False, float("inf")  # not yet
     log.emit(record("the last line"))
     assert not (tmp_path / "hosts" / "host-003.log").exists()
     monkeypatch.setattr(threading.Thread, "start", refuse)
