@@ -50,12 +50,8 @@ def to_steps(
     An epoch is num_examples / batch_size steps, as a real number: 90 epochs of 1,281,167 examples
     at 1024 are 112,603 steps, not 90 times 1251. A positive duration is at least 1 step.
 
-    Args:
-      duration: steps, epochs or examples, as the top of this file describes them.
-      batch_size: examples per step over all devices.
-      num_examples: examples in one epoch.
-      name: the config key, for the error message.
-      allow_off: whether the duration may be zero, which is 0 steps.
+    `batch_size` counts the examples of a step over all devices, `num_examples` those of an epoch;
+    `name` is the config key, for the error message. With `allow_off` the duration may be zero.
     """
     accepted = f"{_IN_STEPS}; 0 for never" if allow_off else f"{_IN_STEPS}; more than 0"
     steps, _ = _parse(duration, name, accepted, batch_size, num_examples)

@@ -34,11 +34,7 @@ def check_manifest(manifest: Any) -> None:
 
 
 def describe_arrays(tree: Any) -> dict[str, str]:
-    """Returns {"params/conv_stem/kernel": "float32[7,7,3,64]", ...}.
-
-    Args:
-      tree: tree of arrays or `jax.ShapeDtypeStruct`.
-    """
+    """Returns {"params/conv_stem/kernel": "float32[7,7,3,64]", ...}, also for their shapes."""
     return {
         name: f"{np.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]"
         for name, x in by_name(tree).items()

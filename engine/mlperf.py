@@ -42,14 +42,7 @@ class Log:
     """The log of a run without MLPerf: its methods write nothing."""
 
     def describe(self, recipe: Recipe, params: Any, mesh: Mesh, next_eval: NextEval) -> None:
-        """Logs the run's settings before anything is compiled.
-
-        Args:
-          recipe: the run's recipe.
-          params: tree of arrays or ShapeDtypeStructs.
-          mesh: the run's devices; devices along its second axis share BatchNorm statistics.
-          next_eval: returns the step of the next evaluation.
-        """
+        """Logs the run's settings before anything is compiled; `params` may be their shapes."""
 
     def run_starts(self) -> None:
         """Starts the clock after the compilation, before data are read; all processes call it."""
@@ -84,12 +77,9 @@ def declare_examples(run: Run, evaluating: bool) -> Run:
 
 
 def begin_log(run: Run, evaluating: bool, started: float) -> Follower:
-    """Makes the log of a run.
+    """Makes the log of a run, whose initialisation began `started` seconds after 1970.
 
-    Args:
-      run: its workdir must not hold an older run, not even a part of it.
-      evaluating: whether it evaluates.
-      started: when initialisation began, in seconds since 1970.
+    ConfigError if a run with this config cannot be MLPerf's, or the workdir holds an older run.
     """
     keys, workdir = run.settings.mlperf, run.settings.workdir
     entry = rules.entry(run.settings.benchmark, keys.format)
@@ -276,9 +266,9 @@ class _Mllog(_Writer):
             "gradient_accumulation_steps": settings.gradient_accumulation_steps,
             "train_samples": self.examples["train"],
             "eval_samples": self.examples["eval"],
+            "seed": settings.seed,
         }.items():
             write.event(key, value)
-        write.event("seed", settings.seed)
         for key, value in facts.values.items():
             write.event(key, value, metadata=dict(facts.metadata.get(key, {})))
         for name in facts.tensors:

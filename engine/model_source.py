@@ -173,9 +173,8 @@ def initial_weights(path: str, read_foreign: Callable[[str], Any]) -> Weights:
 def open_checkpoint(path: str, flag: str, checkpoint: str = "latest") -> tuple[Checkpointer, int]:
     """Opens the folder of checkpoints that a path means; returns it with the step to read.
 
-    Args:
-      path: a workdir or WORKDIR/checkpoints/STEP, of the flag or key `flag`.
-      checkpoint: of a workdir: "latest", "best" (in the run's own evaluations) or a step.
+    The path is a workdir or WORKDIR/checkpoints/STEP, of the flag or key `flag`. Of a workdir,
+    `checkpoint` is "latest", "best" (in the run's own evaluations) or a step.
     """
     folder, step = _split(path)
     if not epath.Path(folder).exists():

@@ -19,11 +19,7 @@ _FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def load(file: str) -> Any:
-    """The config of a recipe.
-
-    Args:
-      file: the value of --config: a path, or PATH:NAME for a file that has several recipes.
-    """
+    """The config of a recipe; `file` is the value of --config: PATH, or PATH:NAME of several."""
     path, _, name = file.partition(":")
     try:
         get_config = runpy.run_path(path).get("get_config")

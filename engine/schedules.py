@@ -87,11 +87,8 @@ def make(settings: Schedule, *, batch_size: int, train_steps: int, num_examples:
     Transformer's (Vaswani et al. 2017, arXiv:1706.03762, section 5.3), whose base contains
     width ** -0.5; its warm-up counts t from 1.
 
-    Args:
-      settings: the config's keys.
-      batch_size: examples per step over all devices.
-      train_steps: steps of the complete run, also where this process resumes it.
-      num_examples: examples in one epoch.
+    `batch_size` counts the examples of a step over all devices, `train_steps` the steps of the
+    complete run, also where this process resumes it, and `num_examples` the examples of an epoch.
     """
     sizes: Any = {"batch_size": batch_size, "num_examples": num_examples}
     # A mistake in a duration is refused even where the schedule does not use it.

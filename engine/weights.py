@@ -92,15 +92,8 @@ def adopt(
 ) -> tuple[Any, Any, Adoption]:
     """Puts another model's weights into this one's initial arrays; all are on the host.
 
-    Args:
-      merge: the benchmark's `adopt`.
-      params: this model's initial parameters.
-      model_state: this model's initial state.
-      weights: the other model's.
-      new: parts of this model that keep their initial arrays.
-
-    Returns:
-      (params, model_state, adoption).
+    `merge` is the benchmark's `adopt`; `params` and `model_state` are this model's, and its parts
+    `new` keep their initial arrays. Returns (params, model_state, adoption).
     """
     theirs = {"params": weights.params, "model_state": weights.model_state}
     ours = {"params": params, "model_state": model_state}
