@@ -1,7 +1,5 @@
 """Trains and evaluates: python main.py --config=configs/resnet50.py --workdir=DIR."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os
@@ -110,26 +108,13 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
             raise ConfigError(f"unexpected argument {rest[1]!r}: values are given as --NAME=VALUE")
         return rest
     except Exception as error:  # of absl, of the recipe's own code, or of these checks
-        sys.exit(f"ERROR: {ConfigError(recipe.explain(argv, error, _tutorial_hint))}")
-    except SystemExit:  # of --help, or of the recipe's own code
-        if mistake := recipe.explain(argv, ConfigError("")):
-            sys.exit(f"ERROR: {mistake}")
-        raise
+        import resnet_main  # few command lines need it: it knows the flags of the TPU tutorial
 
-
-def _tutorial_hint(words: Sequence[str], name: str) -> str:
-    """What to do instead of a flag of the TPU tutorial; "" if the flag is none of them."""
-    import resnet_main  # few command lines need it
-
-    return resnet_main.hint(words, name)
+        sys.exit(f"ERROR: {ConfigError(recipe.explain(argv, error, resnet_main.hint))}")
 
 
 def _check_flags() -> None:
-    """Refuses a command without the recipe that its mode needs, and flags of other modes.
-
-    Raises:
-      ConfigError: with what to do instead.
-    """
+    """Refuses a command without the recipe that its mode needs, and flags of other modes."""
     config = _CONFIG.value  # the first use of this value loads the file
     mode, chosen = MODES[_MODE.value], f"--mode={_MODE.value}"
     if config is None and mode.recipe == "required":
@@ -153,10 +138,9 @@ def main(argv: Sequence[str]) -> int:
         entry.output_only_shows()
     needed = mode.workdir == "required" or (mode.workdir == "optional" and _WORKDIR.value)
     workdir = locations.workdir(_WORKDIR.value, _say) if needed else ""
-    host = None if mode.hosts == "alone" else _host()
     if os.environ.get("TPU_GRPC_URL") and mode.hosts == "joined":
         print("NOTE TPU_GRPC_URL is set; a TPU VM does not use it")
-    return _run(mode, workdir, host)
+    return _run(mode, workdir)
 
 
 def _say(text: str) -> None:
@@ -164,18 +148,14 @@ def _say(text: str) -> None:
         print(text)
 
 
-def _host() -> Any:
-    """This process among the hosts of the run; None if it is alone."""
-    from engine.cluster import hosts
-
-    return hosts.find(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
-
-
-def _run(mode: Mode, workdir: str, host: Any) -> int:
+def _run(mode: Mode, workdir: str) -> int:
     """Runs the mode together with the other processes; a failure of one ends all of them."""
-    from engine.cluster import guard, preemption, processes
+    from engine.cluster import guard, hosts, preemption, processes
     from engine.mesh import explain_full_memory
 
+    host = None  # this process among the hosts of the run; None if it is alone
+    if mode.hosts != "alone":
+        host = hosts.find(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     # Process 0 prints what all of them would print.
     stream = sys.stderr if _JSON.value else sys.stdout  # the other is for programs
     environment.show_log(stream, logging.WARNING if host and host.index else logging.INFO)
@@ -214,8 +194,8 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
             processes.join(host, equal, *waits)
         if tpu_chips():
             watch_for_notice()
-        elif mode.hosts == "joined" and (fault := gpu_obstacle())[0]:
-            _say(f"NOTE {fault[0]}: {fault[1]}")
+        elif mode.hosts == "joined" and (obstacle := gpu_obstacle())[0]:
+            _say(f"NOTE {obstacle[0]}: {obstacle[1]}")
     module, _, function = mode.function.partition(":")
     result = getattr(importlib.import_module(module), function)(*arguments)
     return result if isinstance(result, int) else 0

@@ -8,8 +8,6 @@ Nothing here knows what is being trained: that is `benchmarks.base.Benchmark`. T
 `engine.step`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -27,11 +25,10 @@ from engine import compiler, mlperf
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import Guard
 from engine.corruption import DeviceCheck
-from engine.evaluate import Evaluator, Judge, PatientJudge, Scores
-from engine.mesh import Feed, num_chips
-from engine.mlperf_formats import begin_log, declare_examples
-from engine.report.intervals import Intervals, Outlook
-from engine.report.starts import StartRecord, cost_summary
+from engine.evaluate import Evaluator, Judge, Scores
+from engine.mesh import Feed
+from engine.report.intervals import Intervals
+from engine.report.starts import cost_summary, describe_start
 from engine.report.writers import Profiler, Reporter, synced_to_wandb
 from engine.run import Plan, Settings, is_due, make_plan
 from engine.saving import INPUT, STEP, Position, Saver
@@ -69,7 +66,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         saver: Saver | None = None
         exits.enter_context(run.watched(lambda: saver.rescue() if saver else ""))
         if settings.mlperf.format:
-            run = declare_examples(run, evaluating)
+            run = mlperf.declare_examples(run, evaluating)
             settings = run.settings
         log = _mlperf_log(run, evaluating, time.time())
         if settings.tracker and jax.process_index() == 0:
@@ -87,7 +84,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         _at_the_end(exits, saver.checkpoints.close)
         exits.callback(log.close)
 
-        judge = _judge(run, plan, reporter, evaluating)
+        judge = Judge(run, plan, reporter, evaluating)
         newest = saver.find_newest()
         if newest and judge.is_finished(newest):
             reporter.say(f"already finished: {judge.result(newest)}")
@@ -95,11 +92,10 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         weights = None if newest else check_start(run, saver.abstract)
         _introduce(run, plan, reporter)
         log.describe(plan.recipe, saver.abstract.params, run.mesh, plan.eval_every.next_after)
-        record = StartRecord(settings.workdir, saver.starts, newest, run.mesh)
-        exits.callback(record.close)
+        saver.starts.append(describe_start(newest, run.mesh))
         started = time.monotonic()
         compiled = _compile(run, plan, saver, reporter, evaluating)
-        compile_seconds = round(time.monotonic() - started, 1)
+        saver.starts[-1]["compile_seconds"] = round(time.monotonic() - started, 1)
         initial, source = (None, "") if newest else first_state(run, plan, weights)
         log.run_starts()
         _open_data(run, plan, reporter, evaluating)
@@ -108,7 +104,6 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
             reporter.say(f"resuming at step {newest:,} from {saver.checkpoints.directory}/{newest}")
         else:
             position = saver.start(Position(0, initial, compiled.zeros()), source)
-        record.note(compile_seconds=compile_seconds)  # now metrics.jsonl has no lost steps
         with preemption.deferred():
             processes.barrier("waiting for the other hosts to compile")
             evaluator = Evaluator(run, plan, reporter, log, compiled.predict)
@@ -138,12 +133,8 @@ class Loop:
         (step, state, totals), total = start, self.plan.recipe.total_steps
         shard = jax.process_index(), jax.process_count()
         batches = run.benchmark.train_batches(run.settings.train_batch_size, *shard, step)
-        if check := self.compiled.check:
-            batches = check.watch(batches, step)
         feed = Feed(batches, run.mesh)
-        intervals = Intervals(
-            saver.reporter, feed, _outlook(run, self.plan, self.judge.evaluating), step
-        )
+        intervals = Intervals(saver.reporter, feed, run, self.plan, step, self.judge.evaluating)
         saver.report = intervals.report
         if self.judge.lacks_evaluation(step, saver.saved):  # the run was stopped before it
             intervals.pause(evaluator.start(step, state) + evaluator.finish())
@@ -153,8 +144,8 @@ class Loop:
                 self.profiler.before(step)
             watchdog.doing(INPUT, step)
             batch = next(next_batch)
-            if check:
-                check.before(step, state, batch)
+            if self.compiled.check:
+                self.compiled.check.before(step, state, batch)
             watchdog.doing(STEP, step)
             state, totals, done = self.compiled.train(state, totals, batch)
             step += 1
@@ -201,14 +192,7 @@ class Loop:
 def _mlperf_log(run: Run, evaluating: bool, started: float) -> mlperf.Log:
     if not run.settings.mlperf.format:
         return mlperf.Log()
-    return begin_log(run, evaluating, started)
-
-
-def _judge(run: Run, plan: Plan, reporter: Reporter, evaluating: bool) -> Judge:
-    own = run.benchmark.own_patience if evaluating and run.settings.stop_at_target else 0
-    if patience := run.settings.patience or own:
-        return PatientJudge(run, plan, reporter, evaluating, patience)
-    return Judge(run, plan, reporter, evaluating)
+    return mlperf.begin_log(run, evaluating, started)
 
 
 def _plan(run: Run, evaluating: bool) -> Plan:
@@ -270,21 +254,6 @@ def _open_data(run: Run, plan: Plan, reporter: Reporter, evaluating: bool) -> No
     notes = functools.partial(run.benchmark.notes, run.programs.norm_examples, evaluating)
     for note in processes.first_process_first(notes):
         reporter.say(f"NOTE {note}")
-
-
-def _outlook(run: Run, plan: Plan, evaluating: bool) -> Outlook:
-    """What the reports of the log intervals need to know about the run."""
-    return Outlook(
-        total_steps=plan.recipe.total_steps,
-        batch_size=run.settings.train_batch_size,
-        num_examples=plan.num_examples,
-        unit=run.benchmark.unit,
-        throughput=run.benchmark.throughput,
-        chips=num_chips(run.mesh),
-        learning_rate=jax.jit(plan.recipe.learning_rate),
-        next_evaluation=plan.eval_every.next_after if evaluating else None,
-        advice=run.benchmark.advice,
-    )
 
 
 def _conclude(run: Run, saver: Saver, result: str, evaluating: bool) -> None:

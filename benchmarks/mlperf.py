@@ -5,8 +5,8 @@ A benchmark that MLPerf knows has a module `mlperf.py` next to its `__init__.py`
     ENTRY: Entry                        how MLPerf runs and checks the benchmark
     facts(run: Run) -> Facts            what the log says about one run
 
-`engine.mlperf_formats` writes the log, `scripts/mlperf` starts the runs and checks them. Neither
-names a benchmark.
+`engine.mlperf` writes the log, `scripts/mlperf` starts the runs and checks them. Neither names a
+benchmark.
 """
 
 from __future__ import annotations

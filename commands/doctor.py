@@ -172,8 +172,7 @@ def _surroundings(case: Case) -> Iterator[Finding]:
 def _gpus(case: Case) -> Iterator[Finding]:
     if number := meshes.count_gpus():
         text, remedy = meshes.gpu_obstacle()
-        fine = f"{number} of NVIDIA, driver {meshes.driver_version() or 'unknown'}"
-        yield Finding("warn", text, remedy) if text else Finding("ok", fine)
+        yield Finding("warn", text, remedy) if text else Finding("ok", f"{number} of NVIDIA")
 
 
 def _holders(*paths: str) -> list[str]:

@@ -35,6 +35,7 @@ from benchmarks.base import BATCH_AXES, Benchmark
 from common.console import hms
 from common.errors import ConfigError, UserError, one_line
 from engine.aot import forecast, hlo, kernels, topology
+from engine.aot.flops import count_flops
 from engine.aot.forecast import Job, Outcome, Program, Stage
 from engine.aot.topology import Chip, Topology
 from engine.run import Plan, Programs, Settings, make_plan, read_settings
@@ -52,7 +53,7 @@ _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-_EXAMPLES = 1009  # a prime, for `hlo.count_flops`
+_EXAMPLES = 1009  # a prime, for `count_flops`
 
 
 def run(
@@ -358,7 +359,7 @@ def _forward_flops(benchmark: Benchmark) -> int | None:
     how: Any = {"in_specs": everywhere, "out_specs": everywhere, "check_vma": False}
     loss = jax.shard_map(benchmark.loss, mesh=mesh, **how)
     specs = benchmark.batch_spec("train", _EXAMPLES)
-    counts = [hlo.count_flops(loss, *weights, spec, key, examples=_EXAMPLES) for spec in specs]
+    counts = [count_flops(loss, *weights, spec, key, examples=_EXAMPLES) for spec in specs]
     steps = [stage.steps for stage in benchmark.stages()] or [1] * len(counts)
     known = [n * count for n, count in zip(steps, counts, strict=True) if count is not None]
     return sum(known) // (sum(steps) * _EXAMPLES) if len(known) == len(counts) else None

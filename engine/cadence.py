@@ -14,15 +14,13 @@ The space before a unit is optional, and each unit may be singular. Durations ar
 when the run is set up; the training loop knows steps only.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
 import time
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
+from typing import Any, Self
 
 from common.errors import ConfigError
 
@@ -52,15 +50,8 @@ def to_steps(
     An epoch is num_examples / batch_size steps, as a real number: 90 epochs of 1,281,167 examples
     at 1024 are 112,603 steps, not 90 times 1251. A positive duration is at least 1 step.
 
-    Args:
-      duration: steps, epochs or examples, as the top of this file describes them.
-      batch_size: examples per step over all devices.
-      num_examples: examples in one epoch.
-      name: the config key, for the error message.
-      allow_off: whether the duration may be zero, which is 0 steps.
-
-    Raises:
-      ConfigError: the duration is invalid, negative, a time, or zero without `allow_off`.
+    `batch_size` counts the examples of a step over all devices, `num_examples` those of an epoch;
+    `name` is the config key, for the error message. With `allow_off` the duration may be zero.
     """
     accepted = f"{_IN_STEPS}; 0 for never" if allow_off else f"{_IN_STEPS}; more than 0"
     steps, _ = _parse(duration, name, accepted, batch_size, num_examples)
@@ -73,15 +64,13 @@ def list_to_steps(durations: str, *, batch_size: int, num_examples: int, name: s
     """Converts a list such as '32, 42.7, 48 epochs' to steps, in the order of the list.
 
     A comma without a space after it does not separate: '1,500' may mean one number or two, and is
-    refused. The arguments and errors are those of `to_steps`.
+    refused. `to_steps` converts the entries.
     """
     entries = durations.strip().split(", ")
     unit = re.sub(r".*[^A-Za-z]", "", entries[-1][-20:])
     entries = [entry if entry[-1:].isalpha() else f"{entry} {unit}".rstrip() for entry in entries]
-    return [
-        to_steps(entry, batch_size=batch_size, num_examples=num_examples, name=name)
-        for entry in entries
-    ]
+    sizes: Any = {"batch_size": batch_size, "num_examples": num_examples}
+    return [to_steps(entry, **sizes, name=name) for entry in entries]
 
 
 @dataclasses.dataclass
@@ -117,13 +106,10 @@ class Every:
         num_examples: int,
         name: str,
         clock: Callable[[], float] = time.monotonic,
-    ) -> Every:
-        """Converts a duration or a list of durations; zero and '' mean never.
+    ) -> Self:
+        """Converts a duration, or a list of them, of the config key `name`; 0 and '' mean never.
 
-        The arguments are those of `to_steps`; `clock` returns the seconds since a fixed moment.
-
-        Raises:
-          ConfigError: the duration is invalid or negative, or a list has a time or a zero.
+        `clock` returns the seconds since a fixed moment.
         """
         if isinstance(duration, str) and ", " in duration:
             sizes: Any = {"batch_size": batch_size, "num_examples": num_examples}
@@ -131,14 +117,11 @@ class Every:
         period, is_time = _parse(duration, name, _FOR_EVERY, batch_size, num_examples, True)
         return cls(period, begin=period, by_clock=is_time and period > 0, clock=clock)
 
-    def since(self, offset: int | str, *, batch_size: int, num_examples: int, name: str) -> Every:
+    def since(self, offset: int | str, *, batch_size: int, num_examples: int, name: str) -> Self:
         """Returns the same period with its first due step at `offset`.
 
         '4 epochs' since '3 epochs' are the ends of the 3rd, 7th, 11th ... epoch. Without an offset
-        ('' or 0) nothing changes. The arguments are those of `parse`.
-
-        Raises:
-          ConfigError: the offset is invalid, or there is no period in steps.
+        ('' or 0) nothing changes. `name` is the offset's config key.
         """
         begin, _ = _parse(offset, name, f"{_IN_STEPS}; '' for none", batch_size, num_examples)
         if not begin:

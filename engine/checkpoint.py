@@ -9,8 +9,6 @@ messages name no array. Checksums are compared after Orbax has restored, because
 notice a changed byte in an array's file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging
@@ -133,11 +131,7 @@ class Checkpointer:
             raise CheckpointError(problem) from error
 
     def steps(self) -> list[int]:
-        """Waits for the last save, lists the folder, and returns the complete steps, oldest first.
-
-        Raises:
-          CheckpointError: the folder cannot be read, or the last save failed.
-        """
+        """Waits for the last save, and returns the complete steps of the folder, oldest first."""
         self.wait()
         for is_last in (False, False, True):
             try:
@@ -187,11 +181,7 @@ class Checkpointer:
             raise self._failure(f"checkpoint {step} could not be saved", error) from error
 
     def wait(self) -> None:
-        """Waits until the last save is complete and the steps that it replaced are deleted.
-
-        Raises:
-          CheckpointError: the last save failed.
-        """
+        """Waits until the last save is complete and the steps that it replaced are deleted."""
         try:
             with watchdog.during(f"writing {self._newest}"):
                 self._manager.wait_until_finished()
@@ -201,11 +191,7 @@ class Checkpointer:
             shutil.rmtree(epath.Path(self.directory) / _DELETED, ignore_errors=True)
 
     def manifest(self, step: int) -> dict[str, Any]:
-        """Reads the manifest of a step.
-
-        Raises:
-          CheckpointError: the manifest is missing or damaged, or another program wrote it.
-        """
+        """Reads the manifest of a step."""
         try:
             item = ocp.args.Composite(manifest=ocp.args.JsonRestore())
             with watchdog.during(f"reading {self.directory}/{step}/manifest"):
@@ -219,11 +205,7 @@ class Checkpointer:
         return manifest
 
     def choose(self, wanted: str) -> int:
-        """The step that --checkpoint names: latest, best (in the run's own evaluations), a number.
-
-        Raises:
-          CheckpointError: there is no such checkpoint.
-        """
+        """The step that --checkpoint names: latest, best in the run's own evaluations, a number."""
         steps = self.steps()
         if not steps:
             raise CheckpointError(f"no checkpoint in {self.directory}; is --workdir right?")

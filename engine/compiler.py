@@ -1,7 +1,5 @@
 """XLA's options for the programs of a run, and the folder that keeps compiled programs."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import hashlib
@@ -19,11 +17,10 @@ _LEVEL = "xla_backend_optimization_level"
 _LIBRARY = "xla_cpu_experimental_ynn_fusion_type"
 _ALL_BUT_CONVOLUTIONS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_REDUCE"
 
-# Events of jax, and how often each has come (of _SAVED: the sum of its seconds).
+# Events of jax, and how often each has come.
 _HITS = "/jax/compilation_cache/cache_hits"
 _MISSES = "/jax/compilation_cache/cache_misses"
-_SAVED = "/jax/compilation_cache/compile_time_saved_sec"
-_counts: dict[str, float] = collections.defaultdict(float)
+_counts: dict[str, int] = collections.defaultdict(int)
 
 
 def options(
@@ -58,7 +55,6 @@ def use_cache(folder: str) -> None:
     """
     if not _counts:  # listeners cannot be removed, so they are registered only once
         jax.monitoring.register_event_listener(_count)
-        jax.monitoring.register_event_duration_secs_listener(_count_seconds)
         _counts[_HITS] = 0
     if folder and not cache_folder():
         parent = folder if "://" in folder else os.path.expanduser(folder)
@@ -67,26 +63,18 @@ def use_cache(folder: str) -> None:
 
 @contextlib.contextmanager
 def watched(say: Callable[[str], None]) -> Iterator[None]:
-    """Reports how long the block took to compile, and how many programs came from the folder.
-
-    A kill may leave a damaged program in the folder: jax warns at each start and compiles it again.
-    """
+    """Reports how long the block took to compile, and how many programs came from the folder."""
     start, before = time.monotonic(), _counts.copy()
     yield
     text, folder = f"compiled in {time.monotonic() - start:.1f} s", cache_folder()
-    hits, misses = (int(_counts[name] - before[name]) for name in (_HITS, _MISSES))
+    hits, misses = (_counts[name] - before[name] for name in (_HITS, _MISSES))
     if hits:
-        saved = _counts[_SAVED] - before[_SAVED]
-        text += f"; {_programs(hits)} from {folder}, which saved {max(saved, 0):.0f} s"
+        text += f"; {hits} program{'s' * (hits > 1)} from {folder}"
     if misses:
-        text += f"; {_programs(misses)} kept in {folder} for the next start"
+        text += f"; {misses} program{'s' * (misses > 1)} kept in {folder} for the next start"
         if jax.process_count() > 1 and "://" not in folder:
             text += " of host 0 (for all hosts give --config.compilation_cache=gs://...)"
     say(text)
-
-
-def _programs(count: int) -> str:
-    return f"{count} program{'' if count == 1 else 's'}"
 
 
 def cache_folder() -> str:
@@ -107,7 +95,3 @@ def _hardware() -> str:
 
 def _count(event: str, **_: Any) -> None:
     _counts[event] += 1
-
-
-def _count_seconds(event: str, duration_secs: float, **_: Any) -> None:
-    _counts[event] += duration_secs

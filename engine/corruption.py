@@ -4,17 +4,14 @@ The programs here add nothing up over the devices: a sum over them depends on th
 faulty device would change the results of all. So healthy devices of one kind agree in every bit.
 """
 
-from __future__ import annotations
-
 import collections
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from common.errors import ConfigError, UserError, some
@@ -46,16 +43,12 @@ class Corrupted(UserError):
 class DeviceCheck:
     """Compares the devices before every N-th step, and before the first one of a start.
 
-    A device must hold the batch that its host sent, and the same state as all others. All shares
-    are computed twice by one program, the second time with each share on another device.
+    All devices must hold the same state. Every device's share of the batch is computed twice by one
+    program, the second time on another device.
     """
 
     def __init__(self, run: Run, recipe: Recipe, checkpoints: Checkpointer, state: TrainState):
-        """Compiles the programs of the check; `state` are ShapeDtypeStructs.
-
-        Raises:
-          ConfigError: there is only one device.
-        """
+        """Compiles the programs of the check; `state` are ShapeDtypeStructs."""
         self._run, self._checkpoints = run, checkpoints
         self._every, mesh = run.settings.check_devices_every, run.mesh
         if mesh.size == 1:
@@ -76,28 +69,14 @@ class DeviceCheck:
         self._share_checksums = CompiledStep(step.lower(shares, first, batches))
         self._state_checksums = make_state_checksums(mesh).lower(state).compile()
         self._exchange = make_exchange(mesh)
-        self._sent: dict[int, Any] = {}  # batches in the host's memory, by step
-        self._first = self._agreed = -1  # the first step of this start; the newest that agreed
-
-    def watch(self, batches: Iterable[Any], start: int) -> Iterator[Any]:
-        """Yields a host's batches; keeps those of the steps to be checked until `before`."""
-        self._first = start
-        for number, batch in enumerate(batches, start):
-            if self._is_due(number):
-                self._sent[number] = batch
-            yield batch
+        self._agreed = -1  # the newest step of this start before which the devices agreed
 
     def before(self, number: int, state: TrainState, batch: Any) -> None:
-        """Compares the devices, if this is due after `number` steps, before the next one.
-
-        Raises:
-          Corrupted: two devices disagree, or a batch is not what the host sent.
-        """
-        if not self._is_due(number):
+        """Compares the devices, if this is due after `number` steps, before the next one."""
+        if number % self._every and self._agreed >= 0:
             return
         started = time.monotonic()
         with watchdog.during("comparing the devices", number):
-            self._compare_batch(number, batch)
             self._compare_state(number, state)
             self._compare_shares(number, state, batch)
         if self._agreed < 0:
@@ -105,54 +84,32 @@ class DeviceCheck:
             self._run.say(f"the {len(self._devices)} devices agree; comparing took {seconds:.1f} s")
         self._agreed = number
 
-    def _is_due(self, number: int) -> bool:
-        return number % self._every == 0 or number == self._first
-
-    def _compare_batch(self, number: int, batch: Any) -> None:
-        sent, wrong = self._sent.pop(number), set()
-        for name, values in batch.items():
-            shards = sorted(values.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-            rows = np.split(np.asarray(sent[name], values.dtype), len(shards))
-            for shard, own in zip(shards, rows, strict=True):
-                if np.asarray(shard.data).tobytes() != own.tobytes():
-                    wrong.add(self._devices.index(shard.device))
-        own = np.full(jax.local_device_count(), -1)
-        own[: len(wrong)] = sorted(wrong)
-        everywhere = np.unique(multihost_utils.process_allgather(own))  # all hosts end alike
-        if devices := everywhere[everywhere >= 0].tolist():
-            raise self._fault(number, "holds another batch than its host has sent", devices)
-
     def _compare_state(self, number: int, state: TrainState) -> None:
         checksums = np.asarray(self._state_checksums(state))
         differ = (checksums != checksums[0]).any(axis=0)
         if differ.any():
             names = np.array(list(by_name(state)))[differ].tolist()
-            votes = [{device: row.tobytes() for device, row in enumerate(checksums)}]
-            what = f"holds other bits in {some(names, 2)}"
-            raise self._fault(number, what, *judge_votes(votes))
+            held = [row.tobytes() for row in checksums]
+            ((most, count),) = collections.Counter(held).most_common(1)
+            certain = 2 * count > len(held)
+            wrong = [i for i, row in enumerate(held) if row != most or not certain]
+            raise self._fault(number, f"holds other bits in {some(names, 2)}", wrong, certain)
 
     def _compare_shares(self, number: int, state: TrainState, batch: Any) -> None:
-        passes = self._passes(state, batch)
-        checksums = [next(passes), next(passes)]
-        if np.array_equal(np.roll(checksums[1], 1, axis=0), checksums[0]):
-            return
-        if len(self._devices) > 2:  # else there is no third device to ask
-            checksums.append(next(passes))
-        what = "computes other gradients than others from the same examples"
-        votes = votes_on_shares(checksums)
-        raise self._fault(number, what, *judge_votes(votes))
+        """Has device i compute the share i of the batch, and then the share i + 1."""
 
-    def _passes(self, state: TrainState, batch: Any) -> Iterator[np.ndarray]:
-        """Yields the checksums of all shares, each time on another device."""
-        numbers = self._numbers
-        while True:
+        def computed(numbers: jax.Array, batch: Any) -> np.ndarray:
             arguments = self._seed, state.step, numbers, state.params, state.model_state, batch
-            yield np.asarray(self._share_checksums(*arguments))
-            numbers, batch = self._exchange((numbers, batch))
+            return np.asarray(self._share_checksums(*arguments))
 
-    def _fault(
-        self, number: int, what: str, devices: Sequence[int], certain: bool = True
-    ) -> Corrupted:
+        own = computed(self._numbers, batch)
+        others = computed(*self._exchange((self._numbers, batch)))
+        suspects = suspected(own, others)
+        if suspects:
+            what = "computes other gradients than others from the same examples"
+            raise self._fault(number, what, suspects, certain=len(suspects) == 1)
+
+    def _fault(self, number: int, what: str, devices: Sequence[int], certain: bool) -> Corrupted:
         """The error for what devices do, which are numbered in the order of the mesh."""
         names = [
             f"device {device.id} ({device.device_kind}) of host {device.process_index}"
@@ -167,17 +124,15 @@ class DeviceCheck:
         """How to go on from the newest checkpoint of a step before which the devices agreed."""
         if self._agreed < 0:
             return "No step was made since this start. Use other devices, then the same command"
+        agreed = f"The devices last agreed after step {self._agreed:,}"
         steps = self._checkpoints.steps()
         good = max((step for step in steps if step <= self._agreed), default=None)
-        agreed = f"The devices last agreed after step {self._agreed:,}"
         if good is None:
             return f"{agreed}, and no checkpoint is as old: use other devices and another --workdir"
         if good == steps[-1]:
             return f"{agreed}, and no checkpoint is newer. Use other devices, then the same command"
         way = self._checkpoints.way_back_to(good)
-        return (
-            f"{agreed}, and newer checkpoints may be wrong; {good} is not. {way}, on other devices"
-        )
+        return f"{agreed}, newer checkpoints may be wrong, {good} is not. {way}, on other devices"
 
 
 def make_state_checksums(mesh: Mesh) -> Any:
@@ -235,39 +190,19 @@ def make_share_checksums(
     return _jit(mesh, on_device, specs, gathered=True, compiler_options=compiler_options)
 
 
-def judge_votes(votes: Iterable[Mapping[int, bytes]]) -> tuple[list[int], bool]:
-    """Which devices are wrong, from votes {device: its value} on several questions.
+def suspected(own: np.ndarray, others: np.ndarray) -> list[int]:
+    """The devices of which one must be wrong; [] if all agree.
 
-    A device is wrong where most of the devices with that question have another value.
-
-    Returns:
-      (devices, certain). Where no question has a majority, they are all that were asked one whose
-      values differ, and nothing is certain.
+    Args:
+      own: checksums [devices, arrays], where device i computed the share i.
+      others: the same where device i computed the share i + 1.
     """
-    wrong, suspects = set(), set()
-    for values in votes:
-        ((most, count), *_) = collections.Counter(values.values()).most_common(1)
-        others = {device for device, value in values.items() if value != most}
-        if 2 * count > len(values):
-            wrong |= others
-        else:
-            suspects |= set(values)
-    return (sorted(wrong), True) if wrong else (sorted(suspects), False)
-
-
-def votes_on_shares(passes: Sequence[np.ndarray]) -> list[dict[int, bytes]]:
-    """The votes on each share, from checksums [devices, arrays] of several passes.
-
-    In pass k device i computed share i + k.
-    """
-    count = len(passes[0])
-    return [
-        {
-            (share - k) % count: checksums[(share - k) % count].tobytes()
-            for k, checksums in enumerate(passes)
-        }
-        for share in range(count)
-    ]
+    count = len(own)
+    shares = np.flatnonzero((np.roll(others, 1, axis=0) != own).any(axis=1)).tolist()
+    pairs = [{share, (share - 1) % count} for share in shares]
+    if not pairs:
+        return []
+    return sorted(set.intersection(*pairs) or set.union(*pairs))
 
 
 def _jit(mesh: Mesh, on_device: Any, specs: Any, gathered: bool, **options: Any) -> Any:

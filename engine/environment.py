@@ -4,8 +4,6 @@ Libraries read the variables when they are imported. The log goes to the termina
 libraries' errors stay off it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

@@ -4,11 +4,8 @@ Every example counts exactly once, whatever the batch size and the number of hos
 devices predict, process 0 scores the rows of all predictions and tells the other processes.
 
 `examining` opens a checkpoint to evaluate it. In a training run an `Evaluator` evaluates; a `Judge`
-decides which steps, and when the run is over; a `PatientJudge` also ends one whose scores no longer
-rise.
+decides which steps, and when the run is over.
 """
-
-from __future__ import annotations
 
 import contextlib
 import dataclasses
@@ -86,10 +83,6 @@ def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Ite
     """Predicts every evaluation example once; yields the rows of each batch, without padding.
 
     Processes other than 0 yield nothing.
-
-    Raises:
-      DataError: the number of examples is not what the data hold.
-      Preempted: a signal arrived.
     """
     shard = jax.process_index(), jax.process_count()
     benchmark, size = run.benchmark, run.settings.eval_batch_size
@@ -123,7 +116,7 @@ def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Ite
 def begin_evaluation(
     run: Run, predict: Callable[..., Any], state: TrainState, step: int, complete: bool = False
 ) -> Evaluation:
-    """Predicts every example and starts to score, see `Evaluation`; errors: see `predict_all`."""
+    """Predicts every example and starts to score; a `complete` evaluation has all scores."""
     started = time.monotonic()
     rows = [rows for rows in predict_all(run, predict, state) if rows]
     return Evaluation(run, step, rows, started, complete)
@@ -172,11 +165,7 @@ class Examination:
     predict: Callable[..., Any]
 
     def restore(self, step: int, watching: bool = False) -> TrainState | None:
-        """The model of a checkpoint; None if the run has deleted it while this process watches.
-
-        Raises:
-          CheckpointError: the checkpoint cannot be used.
-        """
+        """The model of a checkpoint; None if the run has deleted it while this process watches."""
         model = None
         try:
             model = self.checkpoints.restore(step, {"model": model_items(self.abstract)})["model"]
@@ -194,7 +183,7 @@ def examining(settings: Settings, checkpoint: str, wait: float = 0.0) -> Iterato
 
     Args:
       settings: those of the run that wrote the checkpoints.
-      checkpoint: see `Checkpointer.choose`.
+      checkpoint: latest, best (in the run's own evaluations) or a step.
       wait: seconds to wait for a first checkpoint.
     """
     folder = epath.Path(settings.workdir) / "checkpoints"
@@ -220,11 +209,7 @@ def examining(settings: Settings, checkpoint: str, wait: float = 0.0) -> Iterato
 
 
 def next_step(checkpoints: Checkpointer, step: int, seconds: float) -> int | None:
-    """Waits up to `seconds` for a checkpoint after `step`, and returns its step or None.
-
-    Raises:
-      Preempted: a signal arrived.
-    """
+    """Waits up to `seconds` for a checkpoint after `step`, and returns its step or None."""
     start = time.monotonic()
     while True:
         if newer := [other for other in checkpoints.steps() if other > step]:
@@ -278,8 +263,26 @@ class Judge:
     """Decides which steps are evaluated, whether the targets are reached, how the run ended."""
 
     def __init__(self, run: Run, plan: Plan, reporter: Reporter, evaluating: bool):
+        """Raises ConfigError if `config.patience` would wait for evaluations that never come."""
         self._run, self._plan, self._reporter = run, plan, reporter
-        self.evaluating = evaluating
+        self.evaluating, settings = evaluating, run.settings
+        # So many evaluations without a better score end the run; 0: none do.
+        own = run.benchmark.own_patience if evaluating and settings.stop_at_target else 0
+        self._patience = settings.patience or own
+        if not settings.patience:
+            return
+        if not evaluating:
+            raise ConfigError(
+                f"config.patience={settings.patience} needs evaluations, which --mode=train leaves "
+                "to another process: use --mode=train_and_eval or --config.patience=0"
+            )
+        first = plan.eval_every.next_after(0)
+        if first is None or first >= plan.recipe.total_steps:
+            raise ConfigError(
+                f"config.patience={settings.patience} needs evaluations before the last step, but "
+                f"config.steps_per_eval={settings.steps_per_eval!r} has none: set it to "
+                "'1 epoch', or --config.patience=0"
+            )
 
     def scores(self, step: int) -> Scores:
         """The scores of a step; {} if it was not evaluated."""
@@ -295,15 +298,24 @@ class Judge:
         return 0 < step == saved and self.is_due(step) and not self.scores(step)
 
     def is_over(self, step: int) -> bool:
-        """Whether a step ends the run before its last one, because it has reached all targets.
+        """Whether a step ends the run before its last one: all targets are reached, or it is stuck.
 
         A target of 0 is none.
         """
+        if self._is_stuck(step):
+            return True
         targets = [t for t in self._run.benchmark.targets if t.value > 0]
         if not (targets and self._run.settings.stop_at_target):
             return False
         scores = self.scores(step)
         return all(scores.get(t.metric, -math.inf) >= t.value for t in targets)
+
+    def _is_stuck(self, step: int) -> bool:
+        """Whether `config.patience` evaluations up to a step had no better score than before."""
+        if not self._patience or not self.scores(step):
+            return False
+        since = since_best(self._reporter.history, self._run.metrics[0], step)
+        return since >= self._patience
 
     def is_finished(self, step: int) -> bool:
         """Whether nothing is left to do for a run that is at `step`."""
@@ -329,43 +341,7 @@ class Judge:
             count = self._run.benchmark.num_examples("eval")
             shown = self._reporter.quantity(metric, score, count)
             text += f", {shown} (best {highest} at step {best:,}){goal}"
-        return text
-
-
-class PatientJudge(Judge):
-    """A `Judge` that ends the run after `patience` evaluations without a better score."""
-
-    def __init__(self, run: Run, plan: Plan, reporter: Reporter, evaluating: bool, patience: int):
-        """Raises ConfigError if `config.patience` would wait for evaluations that never come."""
-        super().__init__(run, plan, reporter, evaluating)
-        self._patience, first = patience, plan.eval_every.next_after(0)
-        if not run.settings.patience:
-            return
-        if not evaluating:
-            raise ConfigError(
-                f"config.patience={patience} needs evaluations, which --mode=train leaves to "
-                "another process: use --mode=train_and_eval or --config.patience=0"
-            )
-        if first is None or first >= plan.recipe.total_steps:
-            raise ConfigError(
-                f"config.patience={patience} needs evaluations before the last step, but "
-                f"config.steps_per_eval={run.settings.steps_per_eval!r} has none: set it to "
-                "'1 epoch', or --config.patience=0"
-            )
-
-    def is_stuck(self, step: int) -> bool:
-        """Whether as many evaluations up to a step had no better score than before."""
-        if not self.scores(step):
-            return False
-        since = since_best(self._reporter.history, self._run.metrics[0], step)
-        return since >= self._patience
-
-    def is_over(self, step: int) -> bool:
-        return super().is_over(step) or self.is_stuck(step)
-
-    def result(self, step: int) -> str:
-        text = super().result(step)
-        if self.is_stuck(step):
+        if self._is_stuck(step):
             name = self._run.metrics[0].replace("_", " ")
             text += f"; stopped because {self._patience} evaluations brought no better {name}"
         return text

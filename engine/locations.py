@@ -3,8 +3,6 @@
 Flags, config keys or the environment name them. A path is local, or gs://BUCKET/FOLDER.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
@@ -17,7 +15,6 @@ from etils import epath
 from common.errors import CheckpointError, ConfigError, one_line
 
 _WORKDIR_VARIABLES = ("TPU_MODEL_DIR", "PS_MODEL_PATH", "MLP_GCS_MODEL_DIR")
-_PARTS = re.compile(r"(?:(\w[\w+.-]*):)?(/*)(.*)", re.S)  # scheme, slashes, rest
 # TensorStore turns a backslash into a slash, and Orbax reads * ? [] as a pattern: checkpoints
 # would seem complete and hold no arrays, or another folder's. Control characters break lines of
 # logs.
@@ -37,12 +34,7 @@ class Keys:
 def workdir(flag: str | None, say: Callable[[str], None]) -> str:
     """The folder for results: --workdir, else the environment.
 
-    Args:
-      flag: the value of --workdir.
-      say: prints a line for the user; the same in the other functions.
-
-    Raises:
-      ConfigError: neither names a folder, or the folder cannot hold results.
+    `flag` is the value of --workdir. `say` prints a line for the user, here and elsewhere.
     """
     variables = {f"${name}": os.environ.get(name) for name in _WORKDIR_VARIABLES}
     for name, value in {"--workdir": flag, **variables}.items():
@@ -53,11 +45,7 @@ def workdir(flag: str | None, say: Callable[[str], None]) -> str:
 
 
 def data_dir(config: Any, say: Callable[[str], None]) -> str:
-    """The folder of the data: the config, else the environment, else the recipe's fallback.
-
-    Raises:
-      ConfigError: none of them names a folder, or the folder cannot be one.
-    """
+    """The folder of the data: the config, else the environment, else the recipe's fallback."""
     if config.data_dir:
         say(f"data: {config.data_dir} (from --config.data_dir or the recipe)")
         return check_path(config.data_dir, "--config.data_dir")
@@ -83,24 +71,16 @@ def data_dir(config: Any, say: Callable[[str], None]) -> str:
 def check_path(path: str, source: str) -> str:
     """Returns a path as the libraries take it: gs:// unchanged, a local one with "~" expanded.
 
-    Args:
-      path: as the user typed it.
-      source: the flag, config key or variable that it is from, for the message.
-
-    Raises:
-      ConfigError: it has another scheme than gs://, or is gs:/ with one slash.
+    `source` is the flag, config key or variable that it is from, for the message.
     """
-    parts = _PARTS.match(path)
-    assert parts is not None  # every text has these parts
-    scheme, slashes, rest = parts.groups("")
-    if scheme == "gs" and slashes == "//" and rest:
+    if re.match("gs://[^/]", path):
         return path
-    if scheme == "gs":
-        bucket = rest.strip("/") or "BUCKET/FOLDER"
+    if path.startswith("gs:"):
+        bucket = path.removeprefix("gs:").strip("/") or "BUCKET/FOLDER"
         raise ConfigError(f"{source}={path}: a bucket has two slashes: gs://{bucket}")
-    if scheme and slashes.startswith("//"):
+    if scheme := re.match(r"\w[\w+.-]*://", path):
         raise ConfigError(
-            f"{source}={path}: {scheme}:// is not supported; use a local folder or "
+            f"{source}={path}: {scheme[0]} is not supported; use a local folder or "
             "gs://BUCKET/FOLDER"
         )
     return os.path.expanduser(path)
@@ -129,11 +109,7 @@ def check_results_folder(path: str, source: str) -> str:
 
 
 def check_folder(path: str, flag: str = "--workdir") -> None:
-    """Makes a folder and writes a file in it, so that a mistake ends the run before it starts.
-
-    Raises:
-      CheckpointError: the folder cannot be made, listed or written to.
-    """
+    """Makes a folder and writes a file in it, so that a mistake ends the run before it starts."""
     try:
         folder = epath.Path(path)
         if "://" in path and not epath.Path("/".join(path.split("/")[:3])).exists():

@@ -1,10 +1,10 @@
 """Describes the arrays of a checkpoint, and compares such descriptions."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.metadata
+import pathlib
+import subprocess
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -34,11 +34,7 @@ def check_manifest(manifest: Any) -> None:
 
 
 def describe_arrays(tree: Any) -> dict[str, str]:
-    """Returns {"params/conv_stem/kernel": "float32[7,7,3,64]", ...}.
-
-    Args:
-      tree: tree of arrays or `jax.ShapeDtypeStruct`.
-    """
+    """Returns {"params/conv_stem/kernel": "float32[7,7,3,64]", ...}, also for their shapes."""
     return {
         name: f"{np.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]"
         for name, x in by_name(tree).items()
@@ -83,3 +79,14 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             installed[library] = importlib.metadata.version(library)
     return installed
+
+
+def commit() -> str:
+    """The commit of this program, with "-dirty" if files were changed; "" where git knows none."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    root = pathlib.Path(__file__).parents[1]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(
+            command, cwd=root, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+    return ""

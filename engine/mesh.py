@@ -5,8 +5,6 @@ pass: config.bn_span='64/4096' is as many devices as have 64 of the 4096 images.
 TPUs and GPUs of this machine: how many there are, and why jax cannot open or use them.
 """
 
-from __future__ import annotations
-
 import collections
 import glob
 import importlib.metadata
@@ -31,8 +29,7 @@ _GOOGLE = "0x1ae0"
 _TPUS = ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")  # v2/v3, v4, v5p, v5e, v6e, 7x
 
 _NVIDIA_DRIVER = "/proc/driver/nvidia"
-# The oldest driver for each of jax's packages for CUDA.
-_OLDEST_DRIVERS = {"jax-cuda12-plugin": 525, "jax-cuda13-plugin": 580}
+_CUDA_PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 _INSTALL_CUDA = "bash scripts/setup.sh cuda && . .venv/bin/activate"
 
 
@@ -43,9 +40,6 @@ def make(axes: tuple[str, str], span: int | str, devices: Sequence[Any] | None =
       axes: names of the two axes.
       span: size of a group, as for `group_size`.
       devices: the devices; None means all devices of this run.
-
-    Raises:
-      DeviceError: the devices cannot be cut into such groups.
     """
     count = jax.device_count() if devices is None else len(devices)
     group = group_size(span, count)
@@ -54,15 +48,10 @@ def make(axes: tuple[str, str], span: int | str, devices: Sequence[Any] | None =
 
 
 def group_size(span: int | str, count: int) -> int:
-    """Converts a span of BatchNorm's statistics to a number of devices.
+    """Converts a span of BatchNorm's statistics to a number of devices, of `count` in the run.
 
-    Args:
-      span: a number of devices (it may be text), 0 for all devices; or a part of the images of a
-        forward pass, such as "64/4096".
-      count: number of devices in the run.
-
-    Raises:
-      DeviceError: the devices cannot be cut into groups of equal size.
+    The span is a number of devices (it may be text), 0 for all devices; or a part of the images of
+    a forward pass, such as "64/4096".
     """
     if "/" in str(span):
         return _image_group_size(str(span), count)
@@ -78,11 +67,7 @@ def group_size(span: int | str, count: int) -> int:
 
 
 def _image_group_size(span: str, count: int) -> int:
-    """Converts a span such as "64/4096" to a number of devices; `count` is that of the run.
-
-    Raises:
-      DeviceError: the devices cannot be cut into groups of equal size.
-    """
+    """Converts a span such as "64/4096" to a number of devices, of `count` in the run."""
     images, total = _parse_image_span(span)
     groups = total // images
     if count % groups == 0:
@@ -101,15 +86,9 @@ def _image_group_size(span: str, count: int) -> int:
 
 
 def check_image_span(span: str, batch_size: int, parts: int) -> None:
-    """Refuses a span such as "64/4096" if a forward pass does not have 4096 images.
+    """Raises DeviceError for a span such as "64/4096" if a forward pass does not have 4096 images.
 
-    Args:
-      span: as for `group_size`.
-      batch_size: global batch.
-      parts: micro-batches of a step, each of which is one forward pass.
-
-    Raises:
-      DeviceError: batch_size / parts is another number, or the span is invalid.
+    A global batch of `batch_size` has `parts` micro-batches, each of which is one forward pass.
     """
     images, total = _parse_image_span(span)
     if total * parts != batch_size:
@@ -133,16 +112,10 @@ def _parse_image_span(span: str) -> tuple[int, int]:
 
 
 def check_batch(mesh: Mesh, key: str, batch_size: int, parts: int = 1) -> None:
-    """Refuses a global batch that does not divide evenly.
+    """Raises DeviceError if a global batch is not a positive multiple of devices * parts.
 
-    Args:
-      mesh: the run's devices.
-      key: the config key of the batch size, for the message.
-      batch_size: global batch.
-      parts: micro-batches that each device's share is cut into.
-
-    Raises:
-      DeviceError: `batch_size` is not a positive multiple of devices * parts.
+    `key` is the config key of the batch size, for the message. Each device's share is cut into
+    `parts` micro-batches.
     """
     unit = mesh.size * parts
     if batch_size > 0 and batch_size % unit == 0:
@@ -197,11 +170,9 @@ class Feed:
 
     A host batch that is the same object as the last one (fake data) is not copied again.
 
-    Attributes:
-      waited: seconds in which the loop waited for the next batch.
-      copied: the part of `waited` that went into copies to the devices.
-      worked: seconds that all threads of this host spent on the examples, from the leaf
-        host_seconds of the batches; nan if they have no such leaf.
+    The loop waited `waited` seconds for batches; `copied` of them went into copies to the devices.
+    All threads of this host `worked` so many seconds on the examples, from the leaf host_seconds of
+    the batches; nan if they have no such leaf.
     """
 
     def __init__(self, batches: Iterable[dict[str, np.ndarray]], mesh: Mesh, ahead: int = 2):
@@ -241,11 +212,7 @@ class Feed:
 
 
 def open_platform() -> str:
-    """Opens jax's devices; returns the name of their platform.
-
-    Raises:
-      DeviceError: jax cannot open them.
-    """
+    """Opens jax's devices and returns the name of their platform; DeviceError if that fails."""
     try:
         return jax.default_backend()
     except (RuntimeError, AssertionError) as error:  # the latter without a GPU
@@ -259,11 +226,7 @@ def open_platform() -> str:
 
 
 def check_platform() -> None:
-    """Refuses to run on the CPU of a machine with TPUs, unless JAX_PLATFORMS=cpu asks for it.
-
-    Raises:
-      DeviceError: this machine has a TPU that jax does not use, or jax cannot open its devices.
-    """
+    """Raises DeviceError on the CPU of a machine with TPUs, unless JAX_PLATFORMS=cpu is set."""
     platform, wanted = open_platform(), os.environ.get("JAX_PLATFORMS", "").split(",")[0]
     if wanted != "cpu" and platform == "cpu" and (chips := tpu_chips()):
         raise DeviceError(
@@ -290,41 +253,14 @@ def count_gpus(driver: str = _NVIDIA_DRIVER) -> int:
     return len(glob.glob(f"{driver}/gpus/*"))
 
 
-def driver_version(driver: str = _NVIDIA_DRIVER) -> str:
-    """The version of the driver, "535.104.05"; "" if it is not known."""
-    try:
-        with open(f"{driver}/version") as file:
-            match = re.search(r"Kernel Module.*?\s(\d+\.\d+[.\d]*)", file.read())
-    except OSError:
-        return ""
-    return match[1] if match else ""
-
-
-def gpu_obstacle(driver: str = _NVIDIA_DRIVER, devices: str = "/dev") -> tuple[str, str]:
-    """Why jax cannot use the GPUs of this machine, and what to do; ("", "") if nothing is known.
-
-    Nobody misses them where JAX_PLATFORMS=cpu asks for the CPU.
-    """
-    number, version = count_gpus(driver), driver_version(driver)
-    if not number or os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
+def gpu_obstacle(driver: str = _NVIDIA_DRIVER) -> tuple[str, str]:
+    """Why jax cannot use the GPUs of this machine, and what to do; ("", "") if nothing is known."""
+    number = count_gpus(driver)
+    is_unwanted = os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu"
+    if not number or is_unwanted or any(map(installed_version, _CUDA_PLUGINS)):
         return "", ""
-    what = f"this machine has {number} NVIDIA GPU{'s' * (number > 1)}"
-    own = installed_version("jax")
-    plugins = {name: installed_version(name) for name in _OLDEST_DRIVERS if installed_version(name)}
-    if not plugins:
-        return f"{what}, but jax is installed without CUDA", _INSTALL_CUDA
-    if own not in plugins.values():
-        (name, other), *_ = plugins.items()
-        return f"{what}, but {name} {other} does not belong to jax {own}", _INSTALL_CUDA
-    name = next(name for name, plugin in plugins.items() if plugin == own)
-    oldest = _OLDEST_DRIVERS[name]
-    if version and int(version.partition(".")[0]) < oldest:
-        text = f"{what}, but the driver {version} is older than {oldest}, which {name} needs"
-        return text, "install a newer driver, see nvidia-smi"
-    if not glob.glob(f"{devices}/nvidia[0-9]*"):
-        text = f"{what}, but {devices}/nvidia0 is not there"
-        return text, "in a container: start it with --gpus all, and NVIDIA's container toolkit"
-    return "", ""
+    gpus = f"{number} NVIDIA GPU{'s' * (number > 1)}"
+    return f"this machine has {gpus}, but jax is installed without CUDA", _INSTALL_CUDA
 
 
 def installed_version(package: str) -> str:

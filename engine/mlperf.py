@@ -1,48 +1,48 @@
-"""The interface between the training loop and the log of an MLPerf run.
+"""Writes the log of an MLPerf run to `workdir/mlperf.log` and to process 0's terminal.
 
-`Log` writes nothing: most runs have no such log. `engine.mlperf_formats` writes it where the config
-asks for it. See docs/mlperf.md.
+There are two formats: 'mllog', the `:::MLLOG` lines of MLPerf Training 0.7 to 4.0, and 'v0.5', the
+`:::MLPv0.5.0` lines of 2018. Most runs have neither: their `Log` writes nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
+import logging
+import math
+import os
+import re
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
+import jax
+from etils import epath
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
+from benchmarks import mlperf as rules
+from common.errors import ConfigError, one_line
+from engine import mesh as meshes
+from engine.cluster import processes
+from engine.run import make_plan, read_settings
+from engine.start import Run
 from engine.step import Recipe
 
 LOG = "mlperf.log"  # in the workdir
 # Maps a step to the step of the next evaluation; None if that depends on the time.
 NextEval = Callable[[int], int | None]
-
-
-@dataclasses.dataclass(frozen=True)
-class LogKeys:
-    """The keys of `config.mlperf`; configs/_loop.py says what they mean."""
-
-    format: Literal["", "mllog", "v0.5"]
-    org: str
-    clear_caches: bool
-    platform: str
-    division: Literal["closed", "open"]
-    status: Literal["cloud", "onprem", "preview", "research"]
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class Log:
     """The log of a run without MLPerf: its methods write nothing."""
 
     def describe(self, recipe: Recipe, params: Any, mesh: Mesh, next_eval: NextEval) -> None:
-        """Logs the run's settings before anything is compiled.
-
-        Args:
-          recipe: the run's recipe.
-          params: tree of arrays or ShapeDtypeStructs.
-          mesh: the run's devices; devices along its second axis share BatchNorm statistics.
-          next_eval: returns the step of the next evaluation.
-        """
+        """Logs the run's settings before anything is compiled; `params` may be their shapes."""
 
     def run_starts(self) -> None:
         """Starts the clock after the compilation, before data are read; all processes call it."""
@@ -55,3 +55,342 @@ class Log:
 
     def close(self) -> None:
         """Logs the end of the run, however it ended."""
+
+
+def declare_examples(run: Run, evaluating: bool) -> Run:
+    """Opens the data before the clock starts, and returns the run with their numbers declared.
+
+    What a run without a log refuses before it compiles is refused here. Nothing of the data stays
+    in memory: the run opens them again when its clock runs. `data_index` spares it the counting.
+    """
+    log, settings = begin_log(run, evaluating, 0.0), run.settings  # writes nothing yet
+    recipe = make_plan(settings, run.benchmark, log.examples["train"] or 1).recipe
+    if all(log.examples.values()):  # forbidden values are found before it reads the data
+        log.facts(recipe, run.programs.abstract_state(recipe).params)
+    run.count_examples(evaluating)
+    config = ConfigDict(settings.config)
+    config.update({key: n for key, n in run.benchmark.data_sizes().items() if not config[key]})
+    settings = read_settings(config.lock(), settings.workdir, settings.origin)
+    unopened = settings.load_benchmark(f"{settings.workdir}/data_index")
+    programs = dataclasses.replace(run.programs, settings=settings, benchmark=unopened)
+    return dataclasses.replace(run, settings=settings, programs=programs)
+
+
+def begin_log(run: Run, evaluating: bool, started: float) -> Follower:
+    """Makes the log of a run, whose initialisation began `started` seconds after 1970.
+
+    ConfigError if a run with this config cannot be MLPerf's, or the workdir holds an older run.
+    """
+    keys, workdir = run.settings.mlperf, run.settings.workdir
+    entry = rules.entry(run.settings.benchmark, keys.format)
+    form = f"config.mlperf.format={keys.format!r}"
+    if not keys.org:
+        raise ConfigError(f"config.mlperf.org='': {form} needs the name of who runs this")
+    if not evaluating:
+        raise ConfigError(f"{form} needs evaluation, and so --mode=train_and_eval")
+    if not run.settings.stop_at_target:
+        raise ConfigError(f"{form} needs --config.stop_at_target=True: there the clock stops")
+    own = {target.metric: target.value for target in run.benchmark.targets}
+    for metric, required in entry.targets[keys.format].items():
+        if own[metric] < required and keys.division == "closed":
+            raise ConfigError(
+                f"config.target={own[metric]:g}: the {metric} of MLPerf's {entry.name} is "
+                f"{required:g}; give --config.target={required:g}, or "
+                "--config.mlperf.division=open"
+            )
+    if jax.process_index() > 0:
+        return Follower(run)
+    folder = epath.Path(workdir)
+    checkpoints = folder / "checkpoints"
+    if (folder / LOG).exists() or (checkpoints.exists() and any(checkpoints.iterdir())):
+        raise ConfigError(
+            f"--workdir={workdir} holds a run already, and a run of MLPerf may not be resumed: "
+            "give a new folder, and report the run that was cut short"
+        )
+    return {"mllog": _Mllog, "v0.5": _V05}[keys.format](run, started)
+
+
+class Follower(Log):
+    """The log in processes other than 0: it takes part in what all of them must do."""
+
+    def __init__(self, run: Run):
+        self._run, self._settings, self._keys = run, run.settings, run.settings.mlperf
+        self._entry = rules.entry(run.settings.benchmark, self._keys.format)
+        # As declared; 0 where the data decide.
+        self.examples = {s: run.benchmark.declared_examples(s) for s in ("train", "eval")}
+        self._cleared = False
+
+    def facts(self, recipe: Recipe, params: Any) -> rules.Facts:
+        """What the log says about the benchmark; raises ConfigError if the rules forbid a value."""
+        described = rules.Run(
+            form=self._keys.format,
+            recipe=self._settings.config,
+            examples=self.examples,
+            steps=recipe.total_steps,
+            learning_rate=recipe.learning_rate,
+            norm_examples=self._run.programs.norm_examples,
+            params=params,
+        )
+        facts = rules.facts(self._settings.benchmark, described)
+        if self._keys.format == "mllog":
+            _check_values(self._entry, self._keys.division, self._settings.train_batch_size, facts)
+        return facts
+
+    def describe(self, recipe: Recipe, params: Any, mesh: Mesh, next_eval: NextEval) -> None:
+        if self._keys.clear_caches:
+            failed = not clear_caches()
+            processes.barrier("waiting for the other hosts to drop their file caches")
+            self._cleared = not meshes.any_process(failed)
+
+    def run_starts(self) -> None:
+        processes.barrier("waiting for the other hosts to compile")  # no data before the clock runs
+
+
+def _check_values(entry: rules.Entry, division: str, batch_size: int, facts: rules.Facts) -> None:
+    """Raises ConfigError if mlperf-logging's rules refuse hyperparameters, before hours of work."""
+    from mlperf_logging.compliance_checker import mlp_compliance
+    from mlperf_logging.compliance_checker.mlp_parser.ruleset_400 import LogLine
+
+    logged = {"submission_benchmark": entry.name, "submission_division": division}
+    lines = []
+    for key, value in (logged | {"global_batch_size": batch_size, **facts.values}).items():
+        content: Any = {"value": value, "metadata": facts.metadata.get(key, {})}
+        lines.append(LogLine(f"{key}={value}", 0, key, content, 0))
+    checker = mlp_compliance.make_checker("training", entry.ruleset, True, False)
+    with contextlib.suppress(OSError):  # an optimizer without rules, whose name is an error
+        checker.check_loglines(lines, f"training_{entry.ruleset}/common.yaml")
+    errors = [
+        " ".join(re.sub(r" in line 0:|\ncurrent context(.|\n)*", ":", text).split())
+        for key, text in checker.overwritable.items()
+        if key in facts.values or "opt_" in key
+    ]
+    if errors:
+        raise ConfigError(
+            f"rules {entry.ruleset} of mlperf-logging: {'; '.join(errors)} (or give "
+            "--config.mlperf.division=open)"
+        )
+
+
+class _Writer(Follower):
+    """The file, the terminal, the epochs and the end of the run, which both formats share."""
+
+    def __init__(self, run: Run, started: float):
+        super().__init__(run)
+        self._started, self._is_running = started, False
+        self._file = _File(run.settings.workdir)
+        self._logger = logging.Logger("tpu_suite.mlperf", logging.INFO)
+        self._logger.parent = logging.getLogger("tpu_suite")  # the terminal, the host's log
+        self._logger.addHandler(self._file)
+        processes.on_failure(self.close)
+
+    def describe(self, recipe: Recipe, params: Any, mesh: Mesh, next_eval: NextEval) -> None:
+        super().describe(recipe, params, mesh, next_eval)
+        if self._keys.clear_caches and not self._cleared:
+            logging.getLogger("tpu_suite").warning(
+                "WARNING the file caches were not dropped on every host: that needs root or sudo "
+                "-n. The log will say so"
+            )
+        self._chips, self._steps = meshes.num_chips(mesh), recipe.total_steps
+        self._next_eval = next_eval
+        facts, batch_size = self.facts(recipe, params), self._settings.train_batch_size
+        self._epoch = facts.steps_per_epoch or self.examples["train"] / batch_size
+        self._header(facts)
+        self._file.flush()
+
+    def run_starts(self) -> None:
+        super().run_starts()
+        self._start()
+        self._file.flush()
+
+    def eval_ends(self, step: int, scores: Mapping[str, float]) -> None:
+        targets = self._run.benchmark.targets
+        reached = all(scores[target.metric] >= target.value for target in targets)
+        # JSON has no nan; -1 is what COCO's own score says where no object counts.
+        logged = {t.metric: -1.0 if math.isnan(s := scores[t.metric]) else s for t in targets}
+        self._after_eval(step, self._entry.evaluation(logged, self._keys.format))
+        if reached or step >= self._steps:
+            self._is_running = False
+            self._stop(reached)
+        else:
+            self._train(step)
+        self._file.flush()
+
+    def close(self) -> None:
+        processes.on_failure(None)
+        if self._is_running:
+            self._is_running = False
+            self._stop(False)
+            with contextlib.suppress(ConfigError):  # what ended the run is more important
+                self._file.flush()
+
+    def _epochs(self, step: int) -> int | float:
+        """How many epochs `step` steps are, to three decimals.
+
+        Epochs seldom end with a step: the step nearest to the end of an epoch counts as its end.
+        """
+        nearest = round(step / self._epoch)
+        if abs(step - nearest * self._epoch) <= 0.5:
+            return nearest
+        return round(step / self._epoch, 3)
+
+    # What a format writes.
+    def _header(self, facts: rules.Facts) -> None: ...
+    def _start(self) -> None: ...
+    def _train(self, step: int) -> None: ...
+    def _after_eval(self, step: int, value: Any) -> None: ...
+    def _stop(self, success: bool) -> None: ...
+
+
+class _Mllog(_Writer):
+    """MLPerf Training 0.7 to 4.0; compilation, before init_stop, is not timed."""
+
+    def __init__(self, run: Run, started: float):
+        from mlperf_logging.mllog.mllog import MLLogger
+
+        super().__init__(run, started)
+        self._write = MLLogger(logger=self._logger, root_dir=re.escape(_ROOT))
+
+    def _header(self, facts: rules.Facts) -> None:
+        settings, keys, write = self._settings, self._keys, self._write
+        write.start("init_start", time_ms=int(1e3 * self._started))
+        for key, value in {
+            "cache_clear": self._cleared,
+            "submission_benchmark": self._entry.name,
+            "submission_org": keys.org,
+            "submission_platform": keys.platform
+            or f"{jax.device_count()}x{jax.devices()[0].device_kind}".replace(" ", "-"),
+            "submission_division": keys.division,
+            "submission_status": keys.status,
+            **_machine(self._chips),
+            "global_batch_size": settings.train_batch_size,
+            "gradient_accumulation_steps": settings.gradient_accumulation_steps,
+            "train_samples": self.examples["train"],
+            "eval_samples": self.examples["eval"],
+            "seed": settings.seed,
+        }.items():
+            write.event(key, value)
+        for key, value in facts.values.items():
+            write.event(key, value, metadata=dict(facts.metadata.get(key, {})))
+        for name in facts.tensors:
+            write.event("weights_initialization", metadata={"tensor": name})
+
+    def _start(self) -> None:
+        self._write.end("init_stop")
+        self._write.start("run_start")
+        self._is_running = True
+        self._train(0)
+
+    def _train(self, step: int) -> None:
+        following = self._next_eval(step)
+        until = self._steps if following is None else min(following, self._steps)
+        done = self._epochs(step)
+        count = round(self._epochs(until) - done, 3)
+        self._block = {"first_epoch_num": done + 1, "epoch_count": count}
+        self._write.start("block_start", metadata=self._block)
+
+    def eval_starts(self, step: int) -> None:
+        self._write.end("block_stop", metadata=self._block)
+        self._write.start("eval_start", metadata={"epoch_num": self._epochs(step)})
+
+    def _after_eval(self, step: int, value: Any) -> None:
+        epoch = {"epoch_num": self._epochs(step)}
+        self._write.event("eval_accuracy", value, metadata=epoch)
+        self._write.end("eval_stop", metadata=epoch)
+
+    def _stop(self, success: bool) -> None:
+        self._write.end("run_stop", metadata={"status": "success" if success else "aborted"})
+
+
+class _V05(_Writer):
+    """MLPerf Training 0.5: epochs count from 0, and the clock also runs during compilation."""
+
+    def _header(self, facts: rules.Facts) -> None:
+        if self._cleared:
+            self._write("run_clear_caches")
+        self._write("run_start")
+        self._is_running = True
+        for key, value in facts.values.items():
+            self._write(key, self._offset() if key == "eval_offset" else value)
+
+    def _offset(self) -> int | float:
+        """How many epochs the first evaluation comes after a multiple of the period between two."""
+        first = self._next_eval(0) or self._steps
+        period = (self._next_eval(first) or 2 * first) - first
+        return self._epochs(first % period)
+
+    def _start(self) -> None:
+        self._write("train_loop")
+        self._train(0)
+
+    def _train(self, step: int) -> None:
+        self._write("train_epoch", self._epochs(step))
+
+    def eval_starts(self, step: int) -> None:
+        self._write("eval_start", self._epochs(step) - 1)
+
+    def _after_eval(self, step: int, value: Any) -> None:
+        epoch = self._epochs(step) - 1
+        scores = value if isinstance(value, Mapping) else {"value": value}
+        self._write("eval_accuracy", {"epoch": epoch, **scores})
+        if self._entry.logs_eval_size:
+            self._write("eval_size", self.examples["eval"])
+        self._write("eval_stop", epoch)
+
+    def _stop(self, success: bool) -> None:
+        is_bool = self._entry.success_is_bool
+        self._write("run_stop", {"success": success if is_bool else str(success).lower()})
+        self._write("run_final")
+
+    def _write(self, key: str, value: Any = None) -> None:
+        """`:::MLPv0.5.0 BENCHMARK SECONDS (FILE:LINE) KEY: JSON`."""
+        caller, name = sys._getframe(1), self._entry.name
+        file = caller.f_code.co_filename.removeprefix(f"{_ROOT}/")
+        text = key if value is None else f"{key}: {json.dumps(value)}"
+        source = f"{file}:{caller.f_lineno}"
+        self._logger.info(":::MLPv0.5.0 %s %.9f (%s) %s", name, time.time(), source, text)
+
+
+class _File(logging.Handler):
+    """Collects lines for `workdir/mlperf.log` until `flush`: an append to gs:// takes a while."""
+
+    def __init__(self, workdir: str):
+        super().__init__()
+        self._path = epath.Path(workdir) / LOG
+        self._text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._text += self.format(record) + "\n"
+
+    def flush(self) -> None:
+        """Raises ConfigError if the file cannot be written."""
+        text, self._text = self._text, ""
+        try:
+            if text:
+                with self._path.open("a") as file:
+                    file.write(text)
+        except Exception as error:  # each file system has errors of its own
+            raise ConfigError(f"cannot write {self._path}: {one_line(error)}") from error
+
+
+def clear_caches() -> bool:
+    """Writes out and drops this machine's file caches; False where that is not allowed."""
+    drop = "sync && echo 3 >/proc/sys/vm/drop_caches"
+    for command in (["sh", "-c", drop], ["sudo", "-n", "sh", "-c", drop]):
+        with contextlib.suppress(OSError):
+            if subprocess.run(command, capture_output=True).returncode == 0:
+                return True
+    return False
+
+
+def _machine(chips: int) -> dict[str, Any]:
+    """The accelerators, for the description of the system; a TPU v2 or v3 chip has two devices."""
+    device = jax.local_devices()[0]
+    counts = {
+        "number_of_nodes": jax.process_count(),
+        "accelerators_per_node": chips // jax.process_count(),
+        "accelerator_model_name": device.device_kind,
+    }
+    with contextlib.suppress(Exception):  # CPUs have no memory of their own, in several ways
+        memory = device.memory_stats()["bytes_limit"] * jax.device_count() // chips
+        return counts | {"accelerator_memory_bytes": memory}
+    return counts

@@ -9,13 +9,11 @@ A path is local or gs://. It means, in this order:
   describes its model.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import ml_collections
@@ -40,18 +38,12 @@ class Model:
 
     The manifest is read at once. The benchmark is made and the arrays are read when they are first
     used, so that a caller can refuse another kind of model before that.
-
-    Attributes:
-      source: the folder of the checkpoint, or the file of another library's weights.
-      step: the training step after which it was written; 0 for a file.
-      config: the run's config, locked; `config.benchmark` says what the model is for.
-      manifest: what `engine.start.Run.facts` wrote, and "tree", "checksums" and "versions", which
-        a file lacks.
     """
 
-    source: str
-    step: int
-    config: Any
+    source: str  # the folder of the checkpoint, or the file of another library's weights
+    step: int  # the training step after which it was written; 0 for a file
+    config: Any  # the run's config, locked; `config.benchmark` says what the model is for
+    # What `engine.start.Run.facts` wrote; "tree", "checksums" and "versions", which a file lacks.
     manifest: dict[str, Any]
     _read: Callable[[], Weights]
 
@@ -71,28 +63,24 @@ class Model:
             if not np.isfinite(x.astype(np.float32)).all():
                 raise CheckpointError(f"{self.source}: weights are not finite; the run diverged")
 
-    def changed(self, **values: Any) -> Model:
+    def changed(self, **values: Any) -> Self:
         """The same model with other values of its config, such as data_dir."""
         config = ml_collections.ConfigDict(self.config.to_dict())
         config.update(values)
         return dataclasses.replace(self, config=config.lock())
 
-    def in_float32(self) -> Model:
+    def in_float32(self) -> Self:
         """The same model, which computes in float32, whatever it was trained in."""
         return self.changed(precision="float32") if "precision" in self.config else self
 
     @property
     def params(self) -> Any:
-        """The parameters as NumPy arrays, averaged if the run averages them.
-
-        Raises:
-          CheckpointError: the checkpoint is damaged.
-        """
+        """The parameters as NumPy arrays, averaged if the run averages them."""
         return self._weights.params
 
     @property
     def model_state(self) -> Any:
-        """The rest of the model, such as BatchNorm's statistics; as `params`."""
+        """The rest of the model, such as BatchNorm's statistics, averaged like `params`."""
         return self._weights.model_state
 
     @functools.cached_property
@@ -151,11 +139,7 @@ def find(path: str, flag: str, files: bool = True) -> tuple[str, str]:
     """What a path or a name means: (the path as the libraries take it, a file or "").
 
     The file has another library's weights; without one, the path may mean a checkpoint. No file is
-    looked for where `files` is False.
-
-    Raises:
-      ConfigError: the path or name, of the flag or key `flag`, has a form that is unknown.
-      DataError: a folder has several files of weights, or weights cannot be downloaded.
+    looked for where `files` is False. `flag` is the flag or key that has the path.
     """
     if not files or not path.startswith(foreign.NAMES):
         path = locations.check_path(path, flag)
@@ -173,15 +157,9 @@ def init_from(config: Any, say: Callable[[str], None]) -> str:
 
 
 def initial_weights(path: str, read_foreign: Callable[[str], Any]) -> Weights:
-    """Reads the weights of a checkpoint, or of another library's file.
+    """Reads the weights that `config.init_from` names, of a checkpoint or of another library.
 
-    Args:
-      path: the value of `config.init_from`.
-      read_foreign: the benchmark's `read_foreign`.
-
-    Raises:
-      CheckpointError: there is no checkpoint, or it is damaged.
-      DataError: the other library's file cannot be used.
+    `read_foreign` is the benchmark's.
     """
     path, file = find(path, "config.init_from")
     if file and (imported := read_foreign(file)):
@@ -195,12 +173,8 @@ def initial_weights(path: str, read_foreign: Callable[[str], Any]) -> Weights:
 def open_checkpoint(path: str, flag: str, checkpoint: str = "latest") -> tuple[Checkpointer, int]:
     """Opens the folder of checkpoints that a path means; returns it with the step to read.
 
-    Args:
-      path: a workdir or WORKDIR/checkpoints/STEP, of the flag or key `flag`.
-      checkpoint: of a workdir, see `Checkpointer.choose`.
-
-    Raises:
-      CheckpointError: there is no such checkpoint.
+    The path is a workdir or WORKDIR/checkpoints/STEP, of the flag or key `flag`. Of a workdir,
+    `checkpoint` is "latest", "best" (in the run's own evaluations) or a step.
     """
     folder, step = _split(path)
     if not epath.Path(folder).exists():
@@ -252,11 +226,7 @@ def _split(path: str) -> tuple[str, int | None]:
 
 
 def settings(workdir: str, flag: str = "--workdir") -> Settings:
-    """The settings of a run whose config is that of its newest checkpoint.
-
-    Raises:
-      UserError: there is no checkpoint, or its config cannot work here.
-    """
+    """The settings of a run whose config is that of its newest checkpoint."""
     if manifest := peek(workdir):
         return read_settings(config_of(manifest).lock(), workdir)
     return read_settings(load(workdir, flag=flag).config, workdir)  # this raises the reason
@@ -275,11 +245,9 @@ def config_of(manifest: Mapping[str, Any]) -> ml_collections.ConfigDict:
 
 
 def class_names(manifest: Mapping[str, Any], count: int) -> tuple[str, ...]:
-    """The names of a model's classes, numbers where single ones are empty; () if it has none.
+    """The names of the `count` classes of a model; numbers for empty ones, () if it has none.
 
-    Args:
-      manifest: of the model.
-      count: how many classes it has; of 1,001 the first may be TensorFlow's "background".
+    Of 1,001 classes the first may be TensorFlow's "background".
     """
     names = tuple(manifest.get("class_names", ()))
     if len(names) == count - 1 == 1000:

@@ -5,8 +5,6 @@ each weight. To add one, write a function `(settings, rate, decayed)` like `sgd`
 `_RULES`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated, Any, Literal
 
@@ -54,9 +52,6 @@ def make(
       multipliers: tree like the parameters: the factor of the learning rate, as Caffe's `lr_mult`;
         or a function that makes this tree. A parameter with 0 is frozen: it never changes, has no
         state, and its gradient does not count in the clipped norm.
-
-    Raises:
-      ConfigError: the optimizer has no decoupled decay.
     """
     if settings.decoupled_decay and settings.optimizer != "sgd":
         raise ConfigError(

@@ -1,7 +1,5 @@
 """Loads recipes, the files of --config, and explains mistakes in them and in their use."""
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import itertools
@@ -21,14 +19,7 @@ _FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def load(file: str) -> Any:
-    """The config of a recipe.
-
-    Args:
-      file: the value of --config: a path, or PATH:NAME for a file that has several recipes.
-
-    Raises:
-      ConfigError: the file is no recipe, or its code fails.
-    """
+    """The config of a recipe; `file` is the value of --config: PATH, or PATH:NAME of several."""
     path, _, name = file.partition(":")
     try:
         get_config = runpy.run_path(path).get("get_config")
@@ -38,13 +29,7 @@ def load(file: str) -> Any:
             raise ConfigError(f"--config={file}: this recipe takes no name; use --config={path}")
         config = get_config(name) if name else get_config()
     except SyntaxError as error:
-        place = f"{error.filename}, line {error.lineno}" if error.lineno else path
-        raise ConfigError(f"{place}: {error.msg}") from error
-    except SystemExit as error:
-        raise ConfigError(
-            f"{path}: the recipe ends the program (exit {error.code!r:.200}), but must return its "
-            "config"
-        ) from error
+        raise ConfigError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
     except ConfigError:
         raise
     except Exception as error:  # whatever the file's code raises
@@ -60,54 +45,29 @@ def load(file: str) -> Any:
 
 
 def origin(file: str, config: Any) -> dict[str, Any]:
-    """Where a config is from: its file, and the values that differ; see `engine.run.Settings`."""
+    """Where a config is from: {"file": `file`, "changes": {key: [the file's value, this one]}}."""
     before, after = keys.flat(load(file)), keys.flat(config)
     changed = [key for key in after if before.get(key) != after[key]]
     return {"file": file, "changes": {key: [before.get(key), after[key]] for key in changed}}
 
 
 def check_command(argv: Sequence[str]) -> None:
-    """Refuses what would hang, or be read as something else, when flags are parsed.
-
-    Raises:
-      ConfigError: --config is given twice, or not before its keys; the recipe is a folder, a pipe
-        or a device; or a key takes the next flag as its value, as in `--config.train_steps
-        --workdir=runs/a`.
-    """
-    if mistake := _two_recipes(argv):
-        raise ConfigError(mistake)
+    """Raises ConfigError if --config is given twice, or not before its keys."""
     names = [word.partition("=")[0].lstrip("-") for word in argv if word.startswith("-")]
+    if names.count("config") > 1:
+        raise ConfigError("--config is given more than once: which recipe? Give it once")
     keys_first = itertools.takewhile(lambda name: name != "config", names)
     if key := next((name for name in keys_first if name.startswith("config.")), ""):
         raise ConfigError(f"--{key}: give the recipe before its keys, --config=FILE --{key}=VALUE")
-    file = _file(argv)
-    path = file.partition(":")[0]
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise ConfigError(f"--config={file} is a folder, a pipe or a device; give a file")
-    for word, value in itertools.pairwise(argv):
-        if word.startswith("--config.") and "=" not in word and value.startswith("--"):
-            known = keys.flat(load(file))
-            if not isinstance(known.get(word.removeprefix("--config."), True), bool):
-                raise ConfigError(f"{word} has no value and would take {value}: write {word}=VALUE")
-
-
-def _files(argv: Sequence[str]) -> list[str]:
-    """The values of all --config=FILE and --config FILE, of which a command needs one."""
-    pairs = [(*word.partition("="), after) for word, after in itertools.zip_longest(argv, argv[1:])]
-    flags = ("--config", "-config")
-    return [value if sign else after or "" for word, sign, value, after in pairs if word in flags]
 
 
 def _file(argv: Sequence[str]) -> str:
-    return next(iter(_files(argv)), "")
-
-
-def _two_recipes(argv: Sequence[str]) -> str:
-    """What is wrong with a command that gives --config more than once; else an empty text."""
-    files = _files(argv)
-    if len(files) < 2:
-        return ""
-    return f"--config is given {len(files)} times, as {' and '.join(files)}; give it once"
+    """The value of --config=FILE or --config FILE; "" without one."""
+    for word, after in itertools.zip_longest(argv, argv[1:]):
+        flag, sign, value = word.partition("=")
+        if flag in ("--config", "-config"):
+            return value if sign else after or ""
+    return ""
 
 
 def explain(
@@ -123,8 +83,6 @@ def explain(
       hint: returns what to do instead of a flag that was refused, from the words and the flag's
         name; "" if it does not know that flag.
     """
-    if mistake := _two_recipes(argv):
-        return mistake
     file = _file(argv)
     path = file.partition(":")[0]
     known: list[str] = []
@@ -143,7 +101,7 @@ def explain(
                 others = f"did you mean {near[0]}?" if near else f"it has: {', '.join(known)}"
                 return f"{path} has no key {key!r}; {others}"
     text = " ".join(str(error).split())
-    # A flag with --mode is one of ours that another mode has.
+    # With --mode an unknown flag may be this program's own, of another mode.
     is_ours = any(word.startswith("--mode") for word in argv)
     if refused := re.match(_UNKNOWN if is_ours else _REFUSED, text):
         name = next(filter(None, refused.groups()))

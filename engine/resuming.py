@@ -3,8 +3,6 @@
 It compares the run with the checkpoint and says what differs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools
@@ -34,7 +32,7 @@ from engine.weights import Adoption, Weights, adopt
 Manifest = Mapping[str, Any]  # what `engine.start.Run.facts` wrote
 Say = Callable[[str], None]  # writes a line for the user
 _GONE = ("sam_radius", "sam_every", "colout", "normalization", "head_init_std")  # former keys
-_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
+_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256; messages show 12 digits
 
 
 class OtherData(DataError):
@@ -48,7 +46,7 @@ def read_weights(programs: Programs, say: Say, state: TrainState) -> Weights:
 
     Raises:
       UserError: the weights cannot be read, or too few of the arrays fit.
-      OtherData: the weights were trained on other data, see `check_meaning`.
+      OtherData: the weights were trained on other data, so that their classes or words differ.
     """
     settings, benchmark = programs.settings, programs.benchmark
     watchdog.doing(f"reading {settings.init_from}")
@@ -66,9 +64,6 @@ def adopt_weights(
     """Puts another model's weights into an initial state.
 
     Says how many arrays were taken, and writes the names of all arrays to `init_from.txt`.
-
-    Raises:
-      OtherData: with MLPerf's log, as `read_weights` without it.
     """
     settings, benchmark = programs.settings, programs.benchmark
     arrays = jax.tree.map(np.asarray, (initial.params, initial.model_state))
@@ -99,18 +94,11 @@ def check_meaning(
 ) -> list[str]:
     """Compares the run's classes or vocabulary with those that a checkpoint was trained on.
 
-    Args:
-      programs: the run's.
-      say: writes a line for each value that differs.
-      then: the checkpoint's manifest.
-      source: the checkpoint's folder, for messages.
-      data: the identities of the splits that the run needs.
-
-    Returns:
-      A line for each value that differs, which `config.accept_other_data` accepts.
+    `then` is the manifest of the checkpoint in the folder `source`; `data` are the identities of
+    the splits that the run needs. Returns, and says, a line for each value that differs.
 
     Raises:
-      OtherData: a value differs, so that the model's numbers would mean something else.
+      OtherData: a value differs, and `config.accept_other_data` does not accept that.
     """
     settings = programs.settings
     lines = [line for split in data for line in other_meaning(then, split.meaning)]
@@ -122,10 +110,10 @@ def check_meaning(
 
 
 def refuse_other_data(lines: list[str], source: str, say: Say, flag: str) -> list[str]:
-    """Refuses what `other_meaning` returned, or says it where no `flag` is missing; returns it.
+    """Says the lines of `other_meaning` and returns them.
 
     Raises:
-      OtherData: there are lines, and the flag `flag` that accepts them was not given.
+      OtherData: there are lines, and `flag`, which would accept them, was not given.
     """
     if lines and flag:
         raise OtherData(
@@ -138,13 +126,10 @@ def refuse_other_data(lines: list[str], source: str, say: Say, flag: str) -> lis
 
 
 def check_data(model: Model, accepted: bool, say: Say) -> None:
-    """Compares a model's classes with those that the folder of its data names now.
+    """Raises OtherData if a model's classes differ from those of its data, unless `accepted`.
 
     It reads one small file, and none on gs:// for a model that lies elsewhere. An imported model
     has names of its own.
-
-    Raises:
-      OtherData: they differ, and `accepted` is False.
     """
     folder = model.config.get("data_dir", "")
     if "imported" in model.manifest or ("://" in folder and "://" not in model.source):
@@ -160,14 +145,14 @@ def check_data(model: Model, accepted: bool, say: Say) -> None:
 def compare_data(
     programs: Programs, say: Say, then: Manifest, source: str, data: Sequence[Identity]
 ) -> list[str]:
-    """As `check_meaning`; says in a NOTE which files or annotations have changed as well."""
+    """Compares the data's meaning by `check_meaning`, then says which files have changed."""
     lines = check_meaning(programs, say, then, source, data)
     if "data" not in then:
         say(f"NOTE {source} was written before checkpoints described their data")
-    known = then.get("data", {})
-    for what, now in {what: now for split in data for what, now in split.content.items()}.items():
-        if known.get(what, now) != now:
-            change = f"{what} before: {known[what]}; now: {now}"
+    known, now = then.get("data", {}), {k: v for split in data for k, v in split.content.items()}
+    for what, text in now.items():
+        if known.get(what, text) != text:
+            change = f"{what} before: {known[what]}; now: {text}"
             say(f"NOTE the data have changed since {source}: {change}")
     return lines
 
@@ -183,10 +168,14 @@ def explained(programs: Programs, source: str, data: Sequence[Identity]) -> Iter
 
 
 def other_meaning(then: Manifest, now: Mapping[str, Any]) -> list[str]:
-    """A line for each value of `now` that the manifest `then` has otherwise.
+    """A line for each value of `now` that differs from that of the manifest `then`.
 
     Of lists, such as the names of classes, the line shows the first entry that differs.
     """
+
+    def shown(value: Any) -> str:
+        return "nothing" if value is None else _DIGEST.sub(r"\1...", repr(value))
+
     lines = []
     for key, value in json.loads(json.dumps(now)).items():
         old, value = (_named(entries) for entries in (then.get(key), value))
@@ -198,31 +187,23 @@ def other_meaning(then: Manifest, now: Mapping[str, Any]) -> list[str]:
             sizes = "" if len(old) == len(value) else f"; {len(old):,} then, {len(value):,} now"
             key = f"entry {other[0]} of {key} ({len(other)} differ{sizes})"
             old, value = pairs[other[0]]
-        shown = [_shown(one) for one in (old, value)]
-        lines.append(f"{key}: {shown[0]} in the checkpoint, {shown[1]} in the data")
+        lines.append(f"{key}: {shown(old)} in the checkpoint, {shown(value)} in the data")
     return lines
-
-
-def _shown(value: Any) -> str:
-    """A value in a message, with 12 digits of a SHA-256."""
-    return "nothing" if value is None else _DIGEST.sub(r"\1...", repr(value))
 
 
 def _named(value: Any) -> Any:
     """A value of `Identity.meaning`; a list without the empty names at its end."""
-    count = len(value) if isinstance(value, list) else 0
-    while count and value[count - 1] == "":
-        count -= 1
-    return value[:count] if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    return value[: max((i + 1 for i, name in enumerate(value) if name != ""), default=0)]
 
 
 def note_changes(
     programs: Programs, say: Say, then: Manifest, now: Manifest, state: TrainState
 ) -> None:
-    """Says in a NOTE which settings have changed; `now` are this run's facts.
+    """Says which settings have changed; CheckpointError if the former ones are gone.
 
-    Raises:
-      CheckpointError: the run was trained in a way that is gone.
+    `then` are the facts in the checkpoint's manifest, `now` those of this run.
     """
     before = then["config"]
     for key in ("sam_radius", "colout"):
@@ -270,8 +251,6 @@ def norm_change(programs: Programs, then: int | None, state: TrainState) -> str:
 def fix_metrics(reporter: Reporter, plan: Plan, then: Manifest) -> None:
     """Says what metrics.jsonl has lost; takes lost scores from the newest checkpoint."""
     history, newest = reporter.history, then["step"]
-    if history.damage:
-        reporter.say(f"NOTE {history.damage}")
     last = max((row["step"] for row in history.rows if row["split"] == "train"), default=0)
     due = plan.log_every.next_after(last)
     if due is not None and due <= newest:

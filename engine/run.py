@@ -6,12 +6,10 @@ the initial state of these settings on some devices. Nothing here needs data or 
 --mode=preflight plans and compiles what a run does. `engine.start.Run` is the opened run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +27,21 @@ from engine import compiler, optim, schedules, step
 from engine import mesh as meshes
 from engine.cadence import Every, to_steps
 from engine.cluster import guard
-from engine.mlperf import LogKeys
 from engine.step import Recipe, TrainState
 
 _SEED = jax.ShapeDtypeStruct((), jnp.uint32)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogKeys:
+    """The keys of `config.mlperf`; configs/_loop.py says what they mean."""
+
+    format: Literal["", "mllog", "v0.5"]
+    org: str
+    clear_caches: bool
+    platform: str
+    division: Literal["closed", "open"]
+    status: Literal["cloud", "onprem", "preview", "research"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,19 +82,12 @@ class LoopKeys:
 
 @dataclasses.dataclass(frozen=True)
 class Settings(LoopKeys):
-    """What a run was asked to do.
+    """What a run was asked to do."""
 
-    Attributes:
-      workdir: folder, local or gs://, for everything that the run writes; "" for --mode=preflight.
-      config: every value of the config, nested as there: for `config.json` and for checkpoints.
-      load_benchmark: makes the benchmark, with a folder that may keep facts about the data.
-      origin: {"file": the recipe's file, "changes": {key: [the file's value, this run's]}}; {}
-        where it is not known.
-    """
-
-    workdir: str
-    config: Mapping[str, Any]
-    load_benchmark: Callable[[str], Benchmark]
+    workdir: str  # folder for everything that the run writes; "" for --mode=preflight
+    config: Mapping[str, Any]  # every value, nested: for `config.json` and for checkpoints
+    load_benchmark: Callable[[str], Benchmark]  # its argument: a folder for facts about the data
+    # {"file": the recipe's file, "changes": {key: [the file's value, this run's]}}, if it is known.
     origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -236,7 +238,7 @@ class Programs:
         cache_dir: str = "",
         devices: Sequence[Any] | None = None,
         trains: bool = True,
-    ) -> Programs:
+    ) -> Self:
         """Checks the BatchNorm span and the batch sizes for `devices` (None: this run's).
 
         Programs that do not train need neither the span nor the training batch.
@@ -304,7 +306,7 @@ class Programs:
         )
 
     def lower_train(self, recipe: Recipe, state: TrainState, totals: Any) -> list[Any]:
-        """The train step, lowered; see `engine.step.lower`. `totals` are `abstract_totals`."""
+        """The train step, lowered for each shape of its batches; `totals` are `abstract_totals`."""
         options = compiler.options(self.mesh, self.benchmark.larger_windows)
         train_step = step.make_train_step(self.benchmark.loss, self.mesh, recipe, options)
         seed = meshes.abstract(_SEED, meshes.replicated(self.mesh))
@@ -312,7 +314,7 @@ class Programs:
         return step.lower(train_step, arguments, self.batch_specs("train"))
 
     def lower_predict(self, state: TrainState) -> list[Any]:
-        """The predict step, lowered for evaluation batches; see `engine.step.lower`."""
+        """The predict step, lowered for each shape of the evaluation batches."""
         weights, specs = evaluated_weights(state), self.batch_specs("eval")
         predict_step = step.make_predict_step(self.benchmark.predict, self.mesh)
         return step.lower(predict_step, weights, specs)

@@ -1,7 +1,5 @@
 """Saves a run, restores it, and refuses to save a step that is not finite."""
 
-from __future__ import annotations
-
 import functools
 import json
 import time
@@ -55,7 +53,7 @@ class Saver:
             best=lambda: reporter.history.best(run.metrics[0]),
         )
         self._init_from = ""  # the checkpoint that the run's first weights are from
-        self.starts: list[dict[str, Any]] = []  # of the run up to now, see `engine.report.starts`
+        self.starts: list[dict[str, Any]] = []  # of the run up to now, by `describe_start`
         self.report: Callable[[], Any] = lambda: None  # of the log interval that was closed last
         self.saved = 0  # the newest step that is in a checkpoint or on its way there
         self.latest: Position | None = None  # for `rescue`
@@ -96,7 +94,7 @@ class Saver:
             resuming.note_changes(programs, say, then, self._facts, self.abstract)
             resuming.fix_metrics(self.reporter, self._plan, then)
             self._init_from = then.get("init_from", "")
-        self.starts = past_starts(self._run.settings.workdir, then, self.reporter.history.rows)
+        self.starts = past_starts(then, self.reporter.history.rows)
         return newest
 
     def start(self, position: Position, init_from: str) -> Position:
@@ -119,10 +117,9 @@ class Saver:
         return Position(step, *position)
 
     def save(self, position: Position) -> float:
-        """Begins to save in the background, unless the step is saved; returns the seconds it took.
+        """Begins to save in the background; Diverged if a step since the last save was not finite.
 
-        Raises:
-          Diverged: a step since the last checkpoint was not finite.
+        A step that is saved already is not saved again. Returns the seconds that this took.
         """
         started, (step, state, totals) = time.monotonic(), position
         if step != self.saved:

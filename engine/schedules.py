@@ -3,8 +3,6 @@
 The first step of a run has the rate of step 0, and the last step has the rate of train_steps - 1.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -89,14 +87,8 @@ def make(settings: Schedule, *, batch_size: int, train_steps: int, num_examples:
     Transformer's (Vaswani et al. 2017, arXiv:1706.03762, section 5.3), whose base contains
     width ** -0.5; its warm-up counts t from 1.
 
-    Args:
-      settings: the config's keys.
-      batch_size: examples per step over all devices.
-      train_steps: steps of the complete run, also where this process resumes it.
-      num_examples: examples in one epoch.
-
-    Raises:
-      ConfigError: a value is invalid.
+    `batch_size` counts the examples of a step over all devices, `train_steps` the steps of the
+    complete run, also where this process resumes it, and `num_examples` the examples of an epoch.
     """
     sizes: Any = {"batch_size": batch_size, "num_examples": num_examples}
     # A mistake in a duration is refused even where the schedule does not use it.
@@ -125,19 +117,12 @@ def make(settings: Schedule, *, batch_size: int, train_steps: int, num_examples:
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """What the shape of a schedule is made from.
-
-    Attributes:
-      settings: the config's keys.
-      peak: the rate P.
-      train_steps: steps of the complete run.
-      sizes: {"batch_size", "num_examples"}, for `engine.cadence`.
-    """
+    """What the shape of a schedule is made from."""
 
     settings: Schedule
-    peak: float
-    train_steps: int
-    sizes: Any
+    peak: float  # the rate P
+    train_steps: int  # of the complete run
+    sizes: Any  # {"batch_size", "num_examples"}, for `engine.cadence`
 
     def stretched(self, epoch: float) -> float:
         """The step of an epoch of the schedule, not rounded."""

@@ -1,12 +1,10 @@
 """Starts a run: opens its devices, workdir, log and data; makes or restores its state."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 from etils import epath
@@ -37,7 +35,7 @@ class Run:
     log: hostlog.HostLog
 
     @classmethod
-    def open(cls, settings: Settings, trains: bool = True) -> Run:
+    def open(cls, settings: Settings, trains: bool = True) -> Self:
         """Checks devices, workdir and batch sizes; opens no data."""
         console.set_progress_listener(_note_progress)
         meshes.check_platform()
@@ -51,12 +49,10 @@ class Run:
 
     @property
     def benchmark(self) -> Benchmark:
-        """The benchmark that is trained or evaluated."""
         return self.programs.benchmark
 
     @property
     def mesh(self) -> Mesh:
-        """All devices of the run."""
         return self.programs.mesh
 
     @property
@@ -79,7 +75,6 @@ class Run:
 
     @property
     def checkpoints_dir(self) -> str:
-        """The folder of the run's checkpoints."""
         return str(epath.Path(self.settings.workdir) / "checkpoints")
 
     def say(self, text: str) -> None:
@@ -87,12 +82,7 @@ class Run:
         _log.info("%s", text)
 
     def count_examples(self, evaluating: bool) -> int:
-        """Opens the data and returns the number of training examples.
-
-        Raises:
-          DataError: the data cannot be used.
-          ConfigError: the hosts have too little memory for the input.
-        """
+        """Opens the data and returns the number of training examples."""
         settings, benchmark = self.settings, self.benchmark
         with watchdog.during("opening the data"):
             count = processes.first_process_first(lambda: benchmark.num_examples("train"))
@@ -102,7 +92,7 @@ class Run:
         return count
 
     def host_bytes(self, *splits: str) -> dict[tuple[str, ...], int]:
-        """What the input of splits needs in this host's memory, see `Benchmark.host_bytes`."""
+        """Bytes that the input of splits needs on this host, by the config keys that decide."""
         sizes = {"train": self.settings.train_batch_size, "eval": self.settings.eval_batch_size}
         needed: dict[tuple[str, ...], int] = {}
         for split in splits:
@@ -120,7 +110,7 @@ class Run:
         dog = watchdog.Watchdog(
             self.settings.limits.watchdog_seconds,
             self.log.note,
-            explain=pending_work,
+            explain=lambda: "; ".join([*processes.others(), *files.unanswered(10.0)]),
             rescue=rescue,
             leave=leave,
             others=processes.others,
@@ -153,11 +143,7 @@ class Run:
 
 
 def check_start(run: Run, abstract: TrainState) -> Weights | None:
-    """The weights of `config.init_from`, which fit a state with the shapes of `abstract`.
-
-    Raises:
-      UserError: they cannot be read or do not fit; or there are none, and the run needs some.
-    """
+    """The weights of `config.init_from`, which fit a state with the shapes of `abstract`."""
     if run.settings.init_from:
         return resuming.read_weights(run.programs, run.say, abstract)
     run.programs.check_random_start()
@@ -165,15 +151,9 @@ def check_start(run: Run, abstract: TrainState) -> Weights | None:
 
 
 def first_state(run: Run, plan: Plan, weights: Weights | None = None) -> tuple[TrainState, str]:
-    """The state before the first step; with `config.init_from`, another model's weights in it.
+    """(the state before the first step, the checkpoint that its weights are from or "").
 
-    `weights` are what `check_start` returned; None reads them.
-
-    Returns:
-      (state, the checkpoint that the weights are from or "").
-
-    Raises:
-      CheckpointError: the checkpoint cannot be read, or too few of its arrays fit.
+    With `config.init_from` it has the `weights` that `check_start` returned; None reads them.
     """
     state = run.programs.initial_state(plan.recipe)
     if run.settings.init_from:
@@ -188,11 +168,7 @@ def first_state(run: Run, plan: Plan, weights: Weights | None = None) -> tuple[T
 def restore_state(
     checkpoints: Checkpointer, number: int, state: TrainState, totals: Any
 ) -> tuple[TrainState, Any]:
-    """(state, totals) of the checkpoint of a step, for ShapeDtypeStructs of both.
-
-    Raises:
-      CheckpointError: the checkpoint cannot be used, or holds another step.
-    """
+    """(state, totals) of the checkpoint of a step, for ShapeDtypeStructs of both."""
     items = checkpoints.restore(number, step.checkpoint_items(state, totals))
     totals = items["optimizer"].pop("totals")
     restored = TrainState(**items["optimizer"], **items["model"])
@@ -206,9 +182,3 @@ def _note_progress(text: str) -> None:
     """Notes what the input does before its first batch; a signal may end the run there."""
     watchdog.doing(text)
     preemption.raise_if_requested()
-
-
-def pending_work() -> str:
-    """What this process waits for, in words, for the watchdog."""
-    libraries = watchdog.in_libraries(compiler.cache_folder())
-    return "; ".join([*libraries, *processes.others(), *files.unanswered(10.0)])

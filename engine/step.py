@@ -5,12 +5,8 @@ prediction are functions of one device's share of the batch, so that BatchNorm's
 mesh axes. The step adds the sums and the gradients over all devices.
 
 A loss has terms, {name: (sum f32[], weight f32[])}, each of which is divided by its weight in the
-global batch. `accumulate` cuts a device's share into micro-batches, for
-config.gradient_accumulation_steps; the moving average of the weights is for
-config.moving_average_decay.
+global batch. `accumulate` is for config.gradient_accumulation_steps.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import functools
@@ -160,15 +156,8 @@ def _over_devices(x: jax.Array, axes: Any) -> jax.Array:
 def accumulate(loss: Any, axes: Any, params: Any, model_state: Any, parts: Any) -> Any:
     """Runs one device's micro-batches through the loss, with one backward pass for each.
 
-    Args:
-      loss: the benchmark's loss.
-      axes: the mesh's axes.
-      params: the parameters.
-      model_state: the model's state before the first micro-batch.
-      parts: (batch, key) with the micro-batches along a new first dimension.
-
-    Returns:
-      (the device's part of the mean gradient, terms of the loss, metrics, new model_state).
+    `parts` is (batch, key) with the micro-batches along a new first dimension. Returns (the
+    device's part of the mean gradient, terms of the loss, metrics, new model_state).
     """
 
     def weigh(model_state: Any, part: Any) -> Any:
@@ -332,14 +321,8 @@ def update_average(average: Any, newest: Any, done: jax.Array, decay: float) -> 
     The memory is short at first: the decay is at most (1 + done) / (10 + done), as with
     TensorFlow's ExponentialMovingAverage. Later it reaches back about 1 / (1 - decay) updates.
 
-    Args:
-      average: tree of arrays as `first_average` makes it.
-      newest: the same tree of any dtypes. Integers are not averaged: the newest value counts.
-      done: i32[].
-      decay: in [0, 1].
-
-    Returns:
-      The new average.
+    The averages are float32, `newest` has any dtypes, and `done` is i32[]. Integers are not
+    averaged: the newest value counts.
     """
     now = jnp.minimum(decay, (1.0 + done) / (10.0 + done))
 
@@ -386,13 +369,7 @@ def make_predict_step(predict: Callable[..., Any], mesh: Mesh) -> Any:
 
 
 def lower(step: Any, first: tuple[Any, ...], batches: tuple[Any, ...]) -> list[Any]:
-    """Lowers a jitted `step(*first, batch)` for each of `batches`.
-
-    `first` and `batches` are trees of ShapeDtypeStructs with shardings.
-
-    Returns:
-      [(batch, jax.stages.Lowered), ...]
-    """
+    """Lowers a jitted `step(*first, batch)`: [(batch, jax.stages.Lowered), ...] for `batches`."""
     return [(batch, step.lower(*first, batch)) for batch in batches]
 
 
@@ -404,11 +381,7 @@ class CompiledStep:
         self._by_shape = {_shape(batch): program.compile() for batch, program in lowered}
 
     def __call__(self, *arguments: Any) -> Any:
-        """Runs the program for the batch's shape.
-
-        Raises:
-          DataError: the benchmark's `batch_spec` does not declare the shape.
-        """
+        """Runs the program for the batch's shape, which the benchmark's `batch_spec` declares."""
         shape = _shape(arguments[-1])
         if shape not in self._by_shape:
             declared = " or ".join(_describe(known) for known in self._by_shape)

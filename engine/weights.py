@@ -3,8 +3,6 @@
 `Adoption` says which arrays are taken and which are new.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,11 +24,7 @@ class Weights(NamedTuple):
 
 
 def read_step(checkpoints: Checkpointer, step: int) -> Weights:
-    """Reads the weights of one step.
-
-    Raises:
-      CheckpointError: the checkpoint is damaged, or another program wrote it.
-    """
+    """Reads the weights of one step."""
     description = checkpoints.manifest(step)["tree"]["model"]
     model = {"params": {}, "model_state": {}, "ema": {}} | placeholders(description)
     if model["ema"]:
@@ -58,22 +52,22 @@ def placeholders(description: dict[str, str]) -> dict[str, Any]:
 
 
 class Adoption(NamedTuple):
-    """Which arrays `adopt` has taken from another model; names such as "params/head/kernel"."""
+    """The names of arrays that `adopt` has taken or not, such as "params/head/kernel"."""
 
     taken: list[str]
-    part: list[str]  # of this model, with some of the other's values
-    new: list[str]  # of this model, with their initial values
-    left: list[str]  # of the other model, without a place here, or not taken as they are
+    part: list[str]  # arrays of this model with some of the other model's values
+    new: list[str]  # arrays of this model with their initial values
+    left: list[str]  # arrays of the other model without a place here, or of which a part is taken
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of the other model's parameters that have a place here were taken."""
+        """Whether every parameter of the other model that this one has, too, was taken."""
         changed = {*self.new, *self.part} & {*self.left}
         return not any(name.startswith("params/") for name in changed)
 
     @property
     def summary(self) -> str:
-        """One line."""
+        """The numbers of arrays, and some names, in one line."""
         counts = {"taken in part": self.part, "new": self.new, "left": self.left}
         parts = [f"{len(self.taken)} arrays taken"] + [
             f"{len(names)} {what}" + (f" ({some(names)})" if names else "")
@@ -84,7 +78,7 @@ class Adoption(NamedTuple):
 
     @property
     def listing(self) -> str:
-        """One line for each array."""
+        """One line for each array, with what happened to it."""
         groups = self._asdict().items()
         return "".join(f"{what}\t{name}\n" for what, names in groups for name in names)
 
@@ -98,18 +92,8 @@ def adopt(
 ) -> tuple[Any, Any, Adoption]:
     """Puts another model's weights into this one's initial arrays; all are on the host.
 
-    Args:
-      merge: the benchmark's `adopt`.
-      params: this model's initial parameters.
-      model_state: this model's initial state.
-      weights: the other model's.
-      new: parts of this model that keep their initial arrays.
-
-    Returns:
-      (params, model_state, adoption).
-
-    Raises:
-      CheckpointError: too few of the arrays fit.
+    `merge` is the benchmark's `adopt`; `params` and `model_state` are this model's, and its parts
+    `new` keep their initial arrays. Returns (params, model_state, adoption).
     """
     theirs = {"params": weights.params, "model_state": weights.model_state}
     ours = {"params": params, "model_state": model_state}

@@ -12,7 +12,7 @@ import pytest
 
 import train
 from engine.cluster import hostlog, watchdog
-from engine.cluster.hostlog import BucketLog
+from engine.cluster.hostlog import HostLog
 from engine.run import read_settings
 from tests.conftest import make_tiny_config
 from tests.scripts.test_gradient import make_run, metrics
@@ -36,7 +36,7 @@ def stalling(gcs, phases):
     def look():
         news = time.monotonic()
         while not ended.wait(0.2):
-            activities = "; ".join([str(watchdog.activity()), *watchdog.in_libraries("")])
+            activities = str(watchdog.activity())
             for pattern in gcs.struck():
                 if phases[pattern] in activities:
                     gcs.clear_faults(pattern)
@@ -67,7 +67,7 @@ def test_every_phase_says_what_it_waits_for_and_goes_on(gcs, calm_run, cloud):  
         "PUT .*metrics.jsonl": f"writing {workdir}/metrics.jsonl",
         "PUT .*learning_curves": f"writing {workdir}/learning_curves.png",
         "PUT .*checkpoints/6/commit_success": f"writing {folder}/6",
-        "DELETE .*checkpoints/3/manifest/metadata": "deleting checkpoints that newer ones replace",
+        "DELETE .*checkpoints/3/manifest/metadata": f"writing {folder}/",  # it replaces this one
         "GET .*checkpoints/12/model/d/.*alt=media": f"reading {folder}/12",
         "PUT .*tfevents": f"writing TensorBoard events in {workdir}",  # when the file is made
         "POST .*tfevents": f"writing TensorBoard events in {workdir}",  # later ones, at the end
@@ -154,7 +154,7 @@ def test_a_log_that_cannot_be_read_is_not_replaced(gcs):
     path = f"{gcs.bucket()}/run/hosts/host-000.log"
     gcs.write(path, b"of an earlier start\n")
     gcs.fault("GET /bucket.*host-000.log", status=403, times=-1)
-    handler = BucketLog(path.removesuffix("/hosts/host-000.log"), 0)
+    handler = HostLog(path.removesuffix("/hosts/host-000.log"), 0)
     handler.emit(logging.makeLogRecord({"msg": "text", "levelno": logging.ERROR}))
     handler.flush()
     assert gcs.read(path) == b"of an earlier start\n"

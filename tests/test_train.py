@@ -18,15 +18,14 @@ import benchmarks
 import train
 from benchmarks.resnet import ResNet
 from benchmarks.resnet.input.cache import ImageCache
-from commands import evaluating, preflight
+from commands import evaluating
 from common.errors import RESTART, CheckpointError, DataError, UserError
 from engine import saving
 from engine.cadence import Every
 from engine.cluster import guard, preemption, processes
-from engine.report import starts as run_starts
 from engine.report.history import History
 from engine.run import read_settings
-from tests.conftest import make_programs, make_recipe, make_tiny_config, plan_of
+from tests.conftest import make_programs, make_recipe, make_tiny_config
 
 
 def never(code, reason):
@@ -185,7 +184,6 @@ def loop(monkeypatch):
 
         monkeypatch.setattr(train, "Feed", lambda batches, mesh: batches)
         monkeypatch.setattr(train, "Intervals", lambda *_: intervals)
-        monkeypatch.setattr(train, "_outlook", lambda *_: None)
         monkeypatch.setattr(jax, "block_until_ready", lambda done: events.append(done))
         nothing: Any = types.SimpleNamespace(
             vote=vote, before=lambda step: None, after=lambda step, done: ""
@@ -268,33 +266,6 @@ def test_parts_are_closed_unless_other_hosts_do_not_know_of_a_failure(joined, er
     assert bool(closed) == (not joined or error is not ValueError)
 
 
-def test_a_start_that_saves_nothing_is_counted(tiny_records, tmp_path, monkeypatch, caplog):
-    """One ends while it compiles, one after 3 steps; then the run goes to its end."""
-    workdir = str(tmp_path / "run")
-    config = make_tiny_config(tiny_records, log_step_count_steps="1", steps_per_eval="12")
-    settings = read_settings(config, workdir)
-
-    def fail(*_: Any) -> None:
-        raise DataError("as if it were killed")
-
-    for name in ("_compile", "_stop"):
-        with monkeypatch.context() as patch:
-            patch.setattr(train, "_compile", fail) if name == "_compile" else None
-            patch.setattr(train.Loop, "_stop", fail)
-            stop_at_batch(patch, "train_batches", 3)
-            patch.setattr(saving.Saver, "save", lambda self, position: 0.0)
-            with pytest.raises(DataError, match="killed"):
-                train.train_and_evaluate(settings)
-        monkeypatch.setattr(preemption, "_requested", None)
-    done = max(row["step"] for row in rows(workdir))
-    caplog.set_level("INFO", "tpu_suite")
-    train.train_and_evaluate(settings)
-    assert done > 0 and f", 2 restarts: {done} steps lost; goodput" in caplog.text
-    starts = json.loads((tmp_path / "run/starts.json").read_text())
-    assert [start.get("lost_steps") for start in starts] == [None, done, None]
-    assert run_starts.past_starts(workdir, {}, rows(workdir))[:2] == starts[:2]
-
-
 # Runs.
 
 
@@ -321,18 +292,6 @@ def test_a_run_leaves_what_people_look_for(uninterrupted):
     # The best one when step 12 was saved: step 12 was evaluated after that.
     best = max(evals[:-1], key=lambda r: (r["top_1_accuracy"], -r["step"]))["step"]
     assert steps == sorted({8, 9, 12} | {best})
-
-
-@pytest.mark.long
-def test_the_first_evaluation_may_come_earlier(tiny_records, tmp_path):
-    """What preflight foresees is what is evaluated."""
-    keys = {"eval_offset": "3", "steps_per_checkpoint": "", "train_steps": "8"}
-    config = make_tiny_config(tiny_records, **keys)
-    train.train_and_evaluate(read_settings(config, str(tmp_path)))
-    steps = [r["step"] for r in rows(str(tmp_path)) if r["split"] == "eval"]
-    assert steps == [3, 7, 8]
-    job = preflight._job(make_programs(config, str(tmp_path)), plan_of(config, 90))
-    assert job.evaluations == len(steps)
 
 
 @pytest.mark.parametrize("batch", [5, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 9))])
@@ -624,17 +583,6 @@ def test_watching_evaluates_each_new_checkpoint(tiny_records, tmp_path, monkeypa
     assert not [r for r in rows(tmp_path) if r["split"] == "eval"]
 
 
-def test_evaluating_without_checkpoints_gives_up_and_makes_nothing(tiny_records, tmp_path):
-    for folder, timeout, words in (
-        ("", 0.5, "no checkpoint in"),
-        ("/typo", 0.0, "--workdir right"),
-    ):
-        settings = read_settings(make_tiny_config(tiny_records), f"{tmp_path}{folder}")
-        with pytest.raises(CheckpointError, match=words):
-            evaluating.evaluate(settings, "latest", timeout)
-    assert not (tmp_path / "typo").exists()
-
-
 @pytest.mark.long
 def test_averaged_weights_are_what_is_evaluated(tiny_records, tmp_path):
     config = make_tiny_config(
@@ -653,15 +601,6 @@ def test_averaged_weights_are_what_is_evaluated(tiny_records, tmp_path):
     scores = History(str(tmp_path), writes=False).scores()[4]
     actual = evaluating.evaluate(read_settings(config, str(tmp_path)), "latest", 0.0)
     assert actual == pytest.approx(scores, rel=1e-5)
-
-
-def test_a_finished_run_tells_what_has_changed(uninterrupted, tiny_records, caplog):
-    workdir, _ = uninterrupted
-    with caplog.at_level("INFO", logger="tpu_suite"):
-        config = make_tiny_config(tiny_records, base_learning_rate=9.0, train_steps="10")
-        train.train_and_evaluate(read_settings(config, workdir))
-    assert "NOTE config.base_learning_rate was 0.4, is now 9.0" in caplog.text
-    assert "already finished: step 12, beyond the 10 that config.train_steps asks" in caplog.text
 
 
 @pytest.mark.parametrize("key", ["optimizer", "steps_per_eval", "profile_steps"])

@@ -20,7 +20,7 @@ from commands.report.record import Examined, Record
 from common.console import hms
 from common.keys import flat
 from engine.report import history
-from engine.report.starts import cost_of, training_seconds
+from engine.report.starts import cost_rows, training_seconds
 
 _FOLDER = pathlib.Path(__file__).parent
 _PICTURE_BYTES = 3_500_000  # of all pictures in base64, so that the page stays below 5 MB
@@ -212,8 +212,8 @@ def speed_rows(record: Record) -> dict[str, str]:
     if starts:
         times = "" if len(starts) == 1 else f", {len(starts)} times"
         shown["compilation"] = _duration(compiling) + times
-    if cost := cost_of(starts, record.history.rows):
-        shown |= cost.rows()
+    if cost := cost_rows(starts, record.history.rows):
+        shown |= cost
     elif chips:
         hours = chips * (training + evaluating + compiling) / 3600
         shown["device hours"] = f"{hours:,.2f}"

@@ -52,7 +52,7 @@ class Record:
         manifest = checkpoints.manifest(checkpoints.steps()[-1])
         history = History(workdir, writes=False)
         history.restore(manifest.get("evaluations", []))
-        starts = [_START | row for row in past_starts(workdir, manifest)]
+        starts = [_START | row for row in past_starts(manifest)]
         benchmark = settings.load_benchmark(f"{workdir}/data_index")
         plan = make_plan(settings, benchmark, manifest["num_train_examples"])
         return cls(settings, manifest, history, starts, benchmark, plan.recipe.total_steps)

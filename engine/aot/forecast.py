@@ -5,8 +5,6 @@ The forecast also says whether the hosts of the slice prepare examples as fast a
 them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -24,9 +22,9 @@ more batches wait beside it. Prices are Google's, on demand, as of 2025 and not 
 as --chip_hour_price. TFLOP: what the devices execute, by XLA's cost analysis; model TFLOP:
 three times the convolutions and matrix products of the forward pass, counted analytically."""
 _GIB = 2.0**30
-# Seconds of CPU time, as the rates have been measured, that a vCPU gives to the input per second.
-# A vCPU is one of a core's two threads. The rates come from a machine whose CPUs were all busy; the
-# rest is for slower hosts, reading over the network and copying to the chips. An assumption.
+# The share of its time that a vCPU, one of a core's two threads, gives to the input. The rates come
+# from a machine whose CPUs were all busy; the rest is for slower hosts, reading over the network
+# and copying to the chips. An assumption.
 _INPUT_SHARE = 0.75
 # Examples per second of CPU time, by the setting that has this rate.
 InputRates = Mapping[str, float]
@@ -34,22 +32,15 @@ InputRates = Mapping[str, float]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program(hlo.Cost):
-    """What the compiler says of one step, for one run on one device.
+    """What the compiler says of one step, for one run on one device; sizes are bytes of HBM."""
 
-    Attributes:
-      arguments, temporaries, code: bytes of HBM; outputs that replace arguments are in arguments.
-      outputs: bytes of HBM of further results.
-      flops, traffic: XLA's cost analysis: operations, and bytes read and written.
-      seconds: that compiling took.
-    """
-
-    arguments: int
-    outputs: int
+    arguments: int  # with the outputs that replace them
+    outputs: int  # further results
     temporaries: int
     code: int
-    flops: float
-    traffic: float
-    seconds: float
+    flops: float  # by XLA's cost analysis
+    traffic: float  # bytes read and written, by XLA's cost analysis
+    seconds: float  # that compiling took
 
     @property
     def memory(self) -> int:
@@ -65,24 +56,24 @@ def combine(programs: Sequence[Program], steps: Sequence[int] = ()) -> Program:
     equally.
     """
     counts = steps or [1] * len(programs)
+    shares = [count / sum(counts) for count in counts]
 
     def mean(name: str) -> float:
         values = (getattr(program, name) for program in programs)
-        return sum(n * value for n, value in zip(counts, values, strict=True)) / sum(counts)
+        return sum(share * value for share, value in zip(shares, values, strict=True))
 
     names: dict[str, tuple[int, int]] = {}
-    for count, program in zip(counts, programs, strict=True):
-        for name, cycles in program.names.items():
+    for share, program in zip(shares, programs, strict=True):
+        for name, (cycles, products) in program.names.items():
             before = names.get(name, (0, 0))
-            all_, products = (
-                a + round(count * b / sum(counts)) for a, b in zip(before, cycles, strict=True)
-            )
-            names[name] = all_, products
+            names[name] = before[0] + round(share * cycles), before[1] + round(share * products)
     return dataclasses.replace(
         max(programs, key=lambda program: program.memory),
         names=names,
-        **{"cycles": round(mean("cycles")), "moved": round(mean("moved"))},
-        **{"flops": mean("flops"), "traffic": mean("traffic")},
+        cycles=round(mean("cycles")),
+        moved=round(mean("moved")),
+        flops=mean("flops"),
+        traffic=mean("traffic"),
         loops=max(program.loops for program in programs),
         unknown_loops=max(program.unknown_loops for program in programs),
         seconds=sum(program.seconds for program in programs),
@@ -91,26 +82,17 @@ def combine(programs: Sequence[Program], steps: Sequence[int] = ()) -> Program:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What a run does, on any slice.
+    """What a run does, on any slice."""
 
-    Attributes:
-      unit: what an example is called, "images".
-      batch, eval_batch: examples per step over all devices.
-      examples, eval_examples: in one epoch and in one evaluation.
-      steps, evaluations: of the whole run.
-      forward_flops: of one example's loss, by `engine.aot.hlo.count_flops`; None if not known.
-      input_rates: as in `benchmarks.base`.
-    """
-
-    unit: str
-    batch: int
+    unit: str  # what an example is called, "images"
+    batch: int  # examples per step over all devices
     eval_batch: int
-    examples: int
-    eval_examples: int
-    steps: int
-    evaluations: int
-    forward_flops: int | None
-    input_rates: tuple[InputRates, ...] = ()
+    examples: int  # in one epoch
+    eval_examples: int  # in one evaluation
+    steps: int  # of the complete run
+    evaluations: int  # of the complete run
+    forward_flops: int | None  # of one example's loss, by `engine.aot.flops`; None if not known
+    input_rates: tuple[InputRates, ...] = ()  # as in `benchmarks.base`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,24 +106,17 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The result for one slice: the job and its two programs, or an `error` in one line.
-
-    Attributes:
-      batch: over all devices.
-      stages: what `train` was combined from, where the number of steps of each shape is known.
-      fits: False if the memory does not suffice; None if that is not known.
-      largest: largest batch per device that fits; None if nobody searched for it.
-    """
+    """The result for one slice: the job and its two programs, or an `error` in one line."""
 
     topology: Topology
-    batch: int
+    batch: int  # over all devices
     job: Job | None = None
     train: Program | None = None
     predict: Program | None = None
     error: str = ""
-    fits: bool | None = True
-    largest: int | None = None
-    stages: tuple[Stage, ...] = ()
+    fits: bool | None = True  # False if the memory does not suffice; None if that is not known
+    largest: int | None = None  # batch per device that fits; None if nobody searched for it
+    stages: tuple[Stage, ...] = ()  # of `train`, where the number of steps of each shape is known
 
 
 def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
@@ -154,12 +129,16 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
         chip = dataclasses.replace(chip, price=price)
     devices = topology.devices or math.nan  # not known where libtpu was not asked
     numbers = {
-        **{"slice": topology.name, "accelerator_type": topology.accelerator},
-        **{"chips": topology.chips, "devices": devices, "batch": outcome.batch},
+        "slice": topology.name,
+        "accelerator_type": topology.accelerator,
+        "chips": topology.chips,
+        "devices": devices,
+        "batch": outcome.batch,
         "batch_per_device": outcome.batch // devices,
         "memory_available": chip.memory * topology.chips / devices,
         "missing": chip.missing,
-        **{"fits": outcome.fits, "error": outcome.error},
+        "fits": outcome.fits,
+        "error": outcome.error,
     }
     if outcome.largest is not None:
         numbers["largest_batch_per_device"] = outcome.largest
@@ -167,8 +146,10 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
     if job is None or train is None or predict is None:
         return numbers
     numbers |= {
-        **{"memory": train.memory, "memory_arguments": train.arguments},
-        **{"memory_temporaries": train.temporaries, "memory_program": train.code},
+        "memory": train.memory,
+        "memory_arguments": train.arguments,
+        "memory_temporaries": train.temporaries,
+        "memory_program": train.code,
         "memory_of_evaluation": predict.memory,
         "collectives": {k: {"count": n, "bytes": b} for k, (n, b) in train.collectives.items()},
         "unknown_loops": train.unknown_loops + predict.unknown_loops,
@@ -179,41 +160,48 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
     step = numbers["step_seconds"]
     evaluation = math.ceil(job.eval_examples / job.eval_batch) * predict.cycles / chip.clock
     run = job.steps * step + job.evaluations * evaluation
+    hours = topology.chips * run / 3600
     numbers |= {
         "epoch_seconds": job.examples / job.batch * step,
         "evaluation_seconds": evaluation,
         "run_seconds": run,
-        "chip_hours": topology.chips * run / 3600,
+        "chip_hours": hours,
         "price": chip.price,
+        "dollars": hours * chip.price,
     }
     if outcome.stages:
-        numbers["stages"] = [_stage(stage, job, topology) for stage in outcome.stages]
-    for part in (numbers, *numbers.get("stages", ())):
-        part["dollars"] = part["chip_hours"] * numbers["price"]
+        numbers["stages"] = [_stage(stage, job, topology, chip.price) for stage in outcome.stages]
     if job.input_rates and chip.sizes:  # else its hosts are not known
         stages = numbers.get("stages", [numbers | {"name": ""}])
         numbers["input"] = _input(topology, stages, job.input_rates)
     return numbers
 
 
-def _stage(stage: Stage, job: Job, topology: Topology) -> dict[str, Any]:
+def _stage(stage: Stage, job: Job, topology: Topology, price: float) -> dict[str, Any]:
     seconds = stage.program.cycles / topology.chip.clock
-    total = stage.steps * seconds
+    hours = topology.chips * stage.steps * seconds / 3600
     return {
-        **{"name": stage.name, "steps": stage.steps, "memory": stage.program.memory},
-        **{"step_seconds": seconds, "examples_per_second": job.batch / seconds},
-        **{"seconds": total, "chip_hours": topology.chips * total / 3600},
+        "name": stage.name,
+        "steps": stage.steps,
+        "memory": stage.program.memory,
+        "step_seconds": seconds,
+        "examples_per_second": job.batch / seconds,
+        "seconds": stage.steps * seconds,
+        "chip_hours": hours,
+        "dollars": hours * price,
     }
 
 
 def _speed(topology: Topology, job: Job, train: Program) -> dict[str, Any]:
+    """The time of a step, its FLOPs and bytes, and which of the two need longer at their peak."""
     chip = topology.chip
     seconds = train.cycles / chip.clock
     peak, bandwidth = chip.peak / chip.devices, chip.bandwidth / chip.devices
     # Backward costs twice what forward does: a gradient by the input and one by the weights.
     model = None if job.forward_flops is None else 3 * job.forward_flops * job.batch
     numbers = {
-        **{"step_seconds": seconds, "examples_per_second": job.batch / seconds},
+        "step_seconds": seconds,
+        "examples_per_second": job.batch / seconds,
         "examples_per_second_per_chip": job.batch / seconds / topology.chips,
         "model_flops_per_step": model,
         "share_of_peak": model and model / topology.devices / seconds / peak,
@@ -222,11 +210,11 @@ def _speed(topology: Topology, job: Job, train: Program) -> dict[str, Any]:
         return numbers | dict.fromkeys(("flops_per_device", "bytes_per_device", "bound"))
     # XLA's "bytes accessed" has those of the vector memory too: no lower bound of the time.
     moved = train.moved or train.traffic
-    numbers |= {"flops_per_device": train.flops, "bytes_per_device": moved}
     bounds = {"compute": train.flops / peak, "HBM": moved / bandwidth}
     bound = max(bounds, key=lambda name: bounds[name])
     if math.isnan(sum(bounds.values())):
-        return numbers | {"bound": "?", "bound_seconds": math.nan}
+        bound, bounds = "?", {"?": math.nan}
+    numbers |= {"flops_per_device": train.flops, "bytes_per_device": moved}
     return numbers | {"bound": bound, "bound_seconds": bounds[bound]}
 
 
@@ -261,20 +249,28 @@ def tables(rows: Sequence[dict[str, Any]], unit: str) -> str:
     done = [r for r in rows if "step_seconds" in r]
     fed = f"{unit}/s that the hosts prepare, by setting: do they feed the chips?"
     grids = {
-        "memory per device, GiB": _memory_table(rows),
-        "one train step": _speed_table(done, unit),
-        "the stages of the run": _stage_table(done, unit),
-        fed: _input_table([r for r in done if "input" in r], unit),
-        "the run": _time_table(done),
+        "memory per device, GiB": [_memory_cells(r) for r in rows],
+        "one train step": [_speed_cells(r, unit) for r in done],
+        "the stages of the run": [
+            _stage_cells(r, stage, unit) for r in done for stage in r.get("stages", ())
+        ],
+        fed: [
+            _input_cells(r, stage, unit)
+            for r in done
+            if "input" in r
+            for stage in r["input"]["stages"]
+        ],
+        "the run": [_time_cells(r) for r in done],
     }
-    parts = [_grid(title, lines) for title, lines in grids.items() if len(lines) > 1]
-    parts += [
-        f"{r['slice']}: not known of its chips: {', '.join(r['missing'])}. What needs "
-        f"{'it' if len(r['missing']) == 1 else 'them'} shows ?"
-        + ("; give --chip_hour_price" if "price" in r["missing"] else "")
-        for r in rows
-        if r["missing"]
-    ]
+    parts = [_grid(title, lines) for title, lines in grids.items() if lines]
+    for r in rows:
+        if missing := r["missing"]:
+            fix = "; give --chip_hour_price" if "price" in missing else ""
+            what = "it" if len(missing) == 1 else "them"
+            names = ", ".join(missing)
+            parts.append(
+                f"{r['slice']}: not known of its chips: {names}. What needs {what} shows ?{fix}"
+            )
     parts += [f"{r['slice']}: {note}" for r in done for note in r["kernel_notes"]]
     parts += [
         f"{r['slice']}: too short: the compiler does not say how often {r['unknown_loops']} of "
@@ -290,104 +286,110 @@ def _text(value: float | None, form: str, unit: float = 1) -> str:
     return "?" if value is None or math.isnan(value) else format(value / unit, form)
 
 
-def _memory_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    head = ["slice", "type", "chips", "devices", "batch", "arguments", "temporaries", "program"]
-    lines = [[*head, "total", "of", "fits"]]
-    for r in rows:
-        line = [r["slice"], r["accelerator_type"], str(r["chips"])]
-        line += [_text(r[name], ".0f") for name in ("devices", "batch_per_device")]
-        if r["error"]:
-            lines.append([*line, r["error"] + _largest(r)])
-            continue
-        names = ("memory_arguments", "memory_temporaries", "memory_program", "memory")
-        sizes = [_text(r[name], ".2f", _GIB) for name in (*names, "memory_available")]
-        lines.append([*line, *sizes, "yes"])
-    return lines
+def _memory_cells(r: dict[str, Any]) -> dict[str, str]:
+    cells = {
+        "slice": r["slice"],
+        "type": r["accelerator_type"],
+        "chips": str(r["chips"]),
+        "devices": _text(r["devices"], ".0f"),
+        "batch": _text(r["batch_per_device"], ".0f"),
+    }
+    if r["error"]:
+        largest = ""
+        if (most := r.get("largest_batch_per_device")) is not None:
+            fits = f"{most} per device fit, {most * r['devices']} in all" if most else "none fits"
+            largest = f" [largest batch: {fits}]"
+        return {**cells, "fits": r["error"] + largest}
+    return {
+        **cells,
+        "arguments": _text(r["memory_arguments"], ".2f", _GIB),
+        "temporaries": _text(r["memory_temporaries"], ".2f", _GIB),
+        "program": _text(r["memory_program"], ".2f", _GIB),
+        "total": _text(r["memory"], ".2f", _GIB),
+        "of": _text(r["memory_available"], ".2f", _GIB),
+        "fits": "yes",
+    }
 
 
-def _largest(r: dict[str, Any]) -> str:
-    if (largest := r.get("largest_batch_per_device")) is None:
-        return ""
-    what = f"{largest} per device fit, {largest * r['devices']} in all" if largest else "none fits"
-    return f" [largest batch: {what}]"
-
-
-def _speed_table(rows: Sequence[dict[str, Any]], unit: str) -> list[list[str]]:
-    head = ["slice", "ms", f"{unit}/s", "per chip", "TFLOP", "model TFLOP", "of peak"]
-    lines = [[*head, "GB moved", "bound by", "ms at least", "collectives"]]
-    for r in rows:
-        per_device = r["flops_per_device"], r["bytes_per_device"]
-        flops, moved = (value and value * r["devices"] for value in per_device)
-        least = r.get("bound_seconds")
-        together = ", ".join(
-            f"{c['count']} {kind} {c['bytes'] / 1e6:.1f} MB" for kind, c in r["collectives"].items()
-        )
-        lines.append(
-            [
-                *(r["slice"], _text(1e3 * r["step_seconds"], ".1f")),
-                _text(r["examples_per_second"], ",.0f"),
-                _text(r["examples_per_second_per_chip"], ",.0f"),
-                *(_text(x, ".1f", 1e12) for x in (flops, r["model_flops_per_step"])),
-                _text(r["share_of_peak"], ".0%"),
-                _text(moved, ".0f", 1e9),
-                *(r["bound"] or "?", _text(least and 1e3 * least, ".1f")),
-                together or "none",
-            ]
-        )
-    return lines
-
-
-def _stage_table(rows: Sequence[dict[str, Any]], unit: str) -> list[list[str]]:
-    lines = [["slice", "stage", "steps", "ms", f"{unit}/s", "GiB per device", "time", "USD"]]
-    for r in rows:
-        for stage in r.get("stages", ()):
-            line = [r["slice"], stage["name"], f"{stage['steps']:,}"]
-            line += [_text(1e3 * stage["step_seconds"], ".1f")]
-            line += [_text(stage["examples_per_second"], ",.0f")]
-            line += [_text(stage["memory"], ".2f", _GIB), hms(stage["seconds"])]
-            lines.append([*line, _text(stage["dollars"], ",.2f")])
-    return lines
-
-
-def _input_table(rows: Sequence[dict[str, Any]], unit: str) -> list[list[str]]:
-    """Lines for those results of `row` that have an "input"."""
-    stages = [stage for r in rows for stage in r["input"]["stages"]]
-    settings = list(dict.fromkeys(name for stage in stages for name in stage["prepared"]))
-    lines = [["slice", "stage", "hosts", "vCPUs each", f"{unit}/s needed", *settings]]
-    for r in rows:
-        machine = str(r["input"]["hosts"]), str(r["input"]["cpus_per_host"])
-        for stage in r["input"]["stages"]:
-            need = stage["needed"]
-            cells = [
-                f"{rate:,.0f} {'yes' if rate >= need else 'no'}"
-                for rate in (stage["prepared"][name] for name in settings)
-            ]
-            lines.append([r["slice"], stage["name"] or "all", *machine, f"{need:,.0f}", *cells])
-    return lines
-
-
-def _time_table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
-    head = ["slice", "epoch", "one evaluation", "whole run", "chip-hours", "USD per chip-hour"]
-    lines = [[*head, "USD", "compiled in"]]
-    for r in rows:
-        times = [hms(r[f"{name}_seconds"]) for name in ("epoch", "evaluation", "run")]
-        money = _text(r["chip_hours"], ",.1f"), _text(r["price"], "g"), _text(r["dollars"], ",.2f")
-        lines.append([r["slice"], *times, *money, hms(r["compile_seconds"])])
-    return lines
-
-
-def _grid(title: str, lines: list[list[str]]) -> str:
-    """Lays lines out in aligned columns; the last cell of a short line may run on."""
-    count = len(lines[0])
-    widths = [
-        max(len(line[i]) for line in lines if len(line) == count or i < len(line) - 1)
-        for i in range(count)
+def _speed_cells(r: dict[str, Any], unit: str) -> dict[str, str]:
+    per_device = r["flops_per_device"], r["bytes_per_device"]
+    flops, moved = (value and value * r["devices"] for value in per_device)
+    least = r.get("bound_seconds")
+    collectives = [
+        f"{c['count']} {kind} {c['bytes'] / 1e6:.1f} MB" for kind, c in r["collectives"].items()
     ]
-    texts = [title]
-    for line in lines:
+    return {
+        "slice": r["slice"],
+        "ms": _text(1e3 * r["step_seconds"], ".1f"),
+        f"{unit}/s": _text(r["examples_per_second"], ",.0f"),
+        "per chip": _text(r["examples_per_second_per_chip"], ",.0f"),
+        "TFLOP": _text(flops, ".1f", 1e12),
+        "model TFLOP": _text(r["model_flops_per_step"], ".1f", 1e12),
+        "of peak": _text(r["share_of_peak"], ".0%"),
+        "GB moved": _text(moved, ".0f", 1e9),
+        "bound by": r["bound"] or "?",
+        "ms at least": _text(least and 1e3 * least, ".1f"),
+        "collectives": ", ".join(collectives) or "none",
+    }
+
+
+def _stage_cells(r: dict[str, Any], stage: dict[str, Any], unit: str) -> dict[str, str]:
+    return {
+        "slice": r["slice"],
+        "stage": stage["name"],
+        "steps": f"{stage['steps']:,}",
+        "ms": _text(1e3 * stage["step_seconds"], ".1f"),
+        f"{unit}/s": _text(stage["examples_per_second"], ",.0f"),
+        "GiB per device": _text(stage["memory"], ".2f", _GIB),
+        "time": hms(stage["seconds"]),
+        "USD": _text(stage["dollars"], ",.2f"),
+    }
+
+
+def _input_cells(r: dict[str, Any], stage: dict[str, Any], unit: str) -> dict[str, str]:
+    need = stage["needed"]
+    return {
+        "slice": r["slice"],
+        "stage": stage["name"] or "all",
+        "hosts": str(r["input"]["hosts"]),
+        "vCPUs each": str(r["input"]["cpus_per_host"]),
+        f"{unit}/s needed": f"{need:,.0f}",
+        **{
+            setting: f"{rate:,.0f} {'yes' if rate >= need else 'no'}"
+            for setting, rate in stage["prepared"].items()
+        },
+    }
+
+
+def _time_cells(r: dict[str, Any]) -> dict[str, str]:
+    return {
+        "slice": r["slice"],
+        "epoch": hms(r["epoch_seconds"]),
+        "one evaluation": hms(r["evaluation_seconds"]),
+        "whole run": hms(r["run_seconds"]),
+        "chip-hours": _text(r["chip_hours"], ",.1f"),
+        "USD per chip-hour": _text(r["price"], "g"),
+        "USD": _text(r["dollars"], ",.2f"),
+        "compiled in": hms(r["compile_seconds"]),
+    }
+
+
+def _grid(title: str, lines: list[dict[str, str]]) -> str:
+    """Aligns the cells of lines below the names of their columns.
+
+    A line with fewer cells than another has an error as its last one, which runs on.
+    """
+    head = max(lines, key=len)
+    texts = [[*head]] + [[*line.values()] for line in lines]
+    widths = [
+        max(len(text[i]) for text in texts if len(text) == len(head) or i < len(text) - 1)
+        for i in range(len(head))
+    ]
+    shown = [title]
+    for text in texts:
         cells = [
-            cell.ljust(width) if i in (0, len(line) - 1) else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=False))
+            cell.ljust(width) if i in (0, len(text) - 1) else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(text, widths, strict=False))
         ]
-        texts.append("  ".join(cells).rstrip())
-    return "\n".join(texts)
+        shown.append("  ".join(cells).rstrip())
+    return "\n".join(shown)

@@ -1,4 +1,4 @@
-"""Reads from the optimised HLO text of a compiled program what it costs; counts FLOPs in jaxprs.
+"""Reads from the optimised HLO text of a compiled program what it costs.
 
 The TPU's compiler writes its own estimate, `"estimated_cycles":"N"`, into the backend config of
 each instruction that runs on the cores; collectives have none. Instructions inside fusions have
@@ -15,16 +15,12 @@ place, the slice counts. The compiler may keep an array on the chip without sayi
 twice: the count is what a program cannot do without.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
-
-import jax
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 # Cycles, loops and collectives.
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -32,9 +28,9 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _CONSTANT = re.compile(r"= [su]\d+\[\]\S* constant\((\d+)\)")
 _CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
 _COLLECTIVES = (
-    *("all-reduce", "all-gather", "reduce-scatter"),
-    *("all-to-all", "collective-permute", "collective-broadcast"),
-)
+    "all-reduce", "all-gather", "reduce-scatter",
+    "all-to-all", "collective-permute", "collective-broadcast",
+)  # fmt: skip
 _RUNS = {"while", "call", "conditional", "async-start"}  # their callees have cycles of their own
 _KERNEL = "tpu_custom_call"  # what a Pallas kernel becomes
 _RANDOM = "rng-bit-generator"
@@ -56,66 +52,121 @@ _ARRAY_AND_LAYOUT = re.compile(r"\b(pred|[a-z]+\d+[a-z0-9]*)\[([\d,]*)\](?:\{([^
 _TILE = re.compile(r"T\(([\d,]+)\)")
 _MEMORY = re.compile(r"S\(\d+\)")
 _WITHOUT_TRAFFIC = {
-    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
-    *("partition-id", "replica-id", "while", "call", "conditional", "optimization-barrier"),
-}
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
+    "partition-id", "replica-id", "while", "call", "conditional", "optimization-barrier",
+}  # fmt: skip
 _UNWRITTEN = ("AllocateBuffer", "ConcatBitcast")  # custom calls that move nothing
 _SLICES = ("slice", "dynamic-slice", "gather")
 _SAME_ARRAY = ("bitcast", "reshape", "get-tuple-element", "copy", "convert")  # of the same array
 
 
-class Kernel(NamedTuple):
-    """A Pallas kernel, or random bits of the chip's generator: they get no cycles.
+# The instructions of a text.
 
-    Attributes:
-      name: of the instruction that runs it.
-      scopes: its path of scopes.
-      times: how often a run of the program runs it.
-      moved: bytes that it moves to and from the HBM in one run.
-      body: its code; equal ones have the same.
-      cycles: of one run, which `engine.aot.kernels` computes.
-      bundles: how many instructions a core issues in one run; None if that is not known.
-    """
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """A line of HLO."""
 
     name: str
-    scopes: str
-    times: float
-    moved: int
-    body: str
-    cycles: int = 0
-    bundles: int | None = None
+    opcode: str
+    shape: str  # the type of the result with its layout
+    line: str  # all of it
+    operands: tuple[str, ...]  # the names of what it reads
+    is_root: bool  # whether it is the result of its computation
+
+    @property
+    def scopes(self) -> str:
+        """The path of scopes that jax gave to it, or ""."""
+        match = _SCOPES.search(self.line)
+        return match[1] if match else ""
+
+    @property
+    def target(self) -> str:
+        """The name of the library's function that a custom call runs; "" of other operations."""
+        match = _TARGET.search(self.line) if self.opcode == "custom-call" else None
+        return match[1] if match else ""
+
+    @property
+    def branches(self) -> list[str]:
+        """The computations of which a conditional runs one."""
+        names = ",".join(_BRANCHES.findall(self.line)).split(",")
+        return [name.strip(" %") for name in names if name]
+
+    @property
+    def called(self) -> list[str]:
+        """The computations that it names."""
+        return _CALLED.findall(self.line) + self.branches
+
+    @property
+    def chances(self) -> list[float]:
+        """The probability with which each of `called` runs."""
+        count, rarely = len(self.branches), _RARELY.search(self.scopes)
+        each = [1 / count] * count if count else []
+        if count == 2 and rarely:
+            each = [1 - 1 / int(rarely[1]), 1 / int(rarely[1])]
+        return [1.0] * (len(self.called) - count) + each
+
+
+Computation = Mapping[str, Instruction]  # by name, in the order of the text
+
+
+def parse_computations(text: str) -> tuple[dict[str, dict[str, Instruction]], str | None]:
+    """All computations by name, and the name of the entry."""
+    found: dict[str, dict[str, Instruction]] = {}
+    entry, current = None, {}
+    for line in text.splitlines():
+        if header := _HEADER.match(line):
+            current = found[header[2]] = {}
+            entry = header[2] if header[1] else entry
+        elif match := _INSTRUCTION.match(line):
+            root, name, shape, opcode, rest = match.groups()
+            operands = tuple(_OPERAND.findall(_until_closed(rest)))
+            current[name] = Instruction(name, opcode, shape, line, operands, bool(root))
+    return found, entry
+
+
+def _until_closed(text: str) -> str:
+    """The text up to the parenthesis that closes the one just before it."""
+    depth = 1
+    for i, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if not depth:
+            return text[:i]
+    return text
+
+
+# What a program costs.
+
+
+class Kernel(NamedTuple):
+    """A Pallas kernel, or random bits of the chip: the compiler gives them no cycles."""
+
+    name: str  # of the instruction that runs it
+    scopes: str  # its path of scopes
+    times: float  # how often a run of the program runs it
+    moved: int  # bytes that it moves to and from the HBM in one run
+    body: str  # its code; equal kernels have the same
+    cycles: int = 0  # of one run, which `engine.aot.kernels` computes
+    bundles: int | None = None  # of instructions that a core issues in one run; None: not known
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one device does in one run of a program.
+    """What one device does in one run of a program."""
 
-    Attributes:
-      cycles: sum of the compiler's estimates, loops multiplied by their trips.
-      collectives: {kind: (how many, bytes of their results)}; those of all branches.
-      loops: how many there are; XLA's own cost analysis counts the body of each once.
-      unknown_loops: how many of them have an unknown number of trips; each counts once.
-      names: the cycles by the name that jax gave to the operation, its path of scopes:
-        (all, those of instructions with a convolution or matrix product).
-      moved: bytes to and from the HBM, see `bytes_moved`.
-      kernels: those that `cycles` leaves out.
-    """
-
-    cycles: int
-    collectives: dict[str, tuple[int, int]]
-    loops: int
-    unknown_loops: int
+    cycles: int  # sum of the compiler's estimates, loops multiplied by their trips
+    collectives: dict[str, tuple[int, int]]  # kind: (how many, bytes of results) in all branches
+    loops: int  # how many there are; XLA's own cost analysis counts the body of each once
+    unknown_loops: int  # how many of them have an unknown number of trips; each counts once
+    # The cycles by the name that jax gave to the operation, its path of scopes: (all, those of
+    # instructions with a convolution or matrix product).
     names: dict[str, tuple[int, int]]
-    moved: int = 0
-    kernels: tuple[Kernel, ...] = ()
+    moved: int = 0  # bytes to and from the HBM, as `bytes_moved` counts them
+    kernels: tuple[Kernel, ...] = ()  # those that `cycles` leaves out
 
 
 def cost(text: str) -> Cost:
-    """Reads `jax.stages.Compiled.as_text()` of a program.
-
-    Raises:
-      ValueError: the text has no entry computation.
-    """
+    """Reads `jax.stages.Compiled.as_text()` of a program."""
     found, entry = parse_computations(text)
     if entry is None:
         raise ValueError("this is no HLO text: it has no ENTRY computation")
@@ -205,89 +256,6 @@ def _result_bytes(instruction: Instruction) -> int:
     return sum(sizes)
 
 
-# The instructions of a text.
-
-
-@dataclasses.dataclass(frozen=True)
-class Instruction:
-    """A line of HLO.
-
-    Attributes:
-      name, opcode: as they are there.
-      shape: the type of the result with its layout.
-      line: all of it.
-      operands: the names of what it reads.
-      is_root: whether it is the result of its computation.
-    """
-
-    name: str
-    opcode: str
-    shape: str
-    line: str
-    operands: tuple[str, ...]
-    is_root: bool
-
-    @property
-    def scopes(self) -> str:
-        """The path of scopes that jax gave to it, or ""."""
-        match = _SCOPES.search(self.line)
-        return match[1] if match else ""
-
-    @property
-    def target(self) -> str:
-        """What a custom call calls; "" for other operations."""
-        match = _TARGET.search(self.line) if self.opcode == "custom-call" else None
-        return match[1] if match else ""
-
-    @property
-    def branches(self) -> list[str]:
-        """The computations of which a conditional runs one."""
-        names = ",".join(_BRANCHES.findall(self.line)).split(",")
-        return [name.strip(" %") for name in names if name]
-
-    @property
-    def called(self) -> list[str]:
-        """The computations that it names."""
-        return _CALLED.findall(self.line) + self.branches
-
-    @property
-    def chances(self) -> list[float]:
-        """The probability with which each of `called` runs."""
-        count, rarely = len(self.branches), _RARELY.search(self.scopes)
-        each = [1 / count] * count if count else []
-        if count == 2 and rarely:
-            each = [1 - 1 / int(rarely[1]), 1 / int(rarely[1])]
-        return [1.0] * (len(self.called) - count) + each
-
-
-Computation = Mapping[str, Instruction]  # by name, in the order of the text
-
-
-def parse_computations(text: str) -> tuple[dict[str, dict[str, Instruction]], str | None]:
-    """All computations by name, and the name of the entry."""
-    found: dict[str, dict[str, Instruction]] = {}
-    entry, current = None, {}
-    for line in text.splitlines():
-        if header := _HEADER.match(line):
-            current = found[header[2]] = {}
-            entry = header[2] if header[1] else entry
-        elif match := _INSTRUCTION.match(line):
-            root, name, shape, opcode, rest = match.groups()
-            operands = tuple(_OPERAND.findall(_until_closed(rest)))
-            current[name] = Instruction(name, opcode, shape, line, operands, bool(root))
-    return found, entry
-
-
-def _until_closed(text: str) -> str:
-    """The text up to the parenthesis that closes one before it."""
-    depth = 1
-    for i, character in enumerate(text):
-        depth += (character == "(") - (character == ")")
-        if not depth:
-            return text[:i]
-    return text
-
-
 # Bytes to and from the HBM.
 
 
@@ -330,7 +298,7 @@ def _size(shape: str) -> int:
 
 
 def _size_anywhere(shape: str) -> int:
-    """Bytes of a shape wherever it is: inside of a fusion memories have no meaning."""
+    """The bytes of a shape in any memory: inside of a fusion memories have no meaning."""
     return _size(_MEMORY.sub("", shape))
 
 
@@ -364,8 +332,8 @@ def _moved_by_fusion(fusion: Instruction, inside: Computation, body: Computation
         if inner.opcode == "parameter":
             number = int(inner.line.split(" parameter(", 1)[1].split(")", 1)[0])
             outer = inside.get(fusion.operands[number]) if number < len(fusion.operands) else None
-            if outer and (whole := _size(outer.shape)):
-                total += min(whole, _bytes_read(name, users, body))
+            if outer and (size := _size(outer.shape)):
+                total += min(size, _bytes_read(name, users, body))
     updates = _updated_sizes(body)
     results = enumerate(_array_sizes(fusion.shape))
     return total + sum(min(size, updates.get(i, size)) for i, size in results)
@@ -401,62 +369,3 @@ def _updated_sizes(body: Computation) -> dict[int, int]:
             update = body.get(inner.operands[1])
             found[i] = _size_anywhere(update.shape) if update else 0
     return found
-
-
-# FLOPs of a function by its definition, on any hardware.
-
-
-def count_flops(function: Callable[..., Any], *arguments: Any, examples: int = 1) -> int | None:
-    """Counts the FLOPs of the convolutions and matrix products in `function(*arguments)`.
-
-    A multiplication and an addition are two; padding counts as if it were data.
-
-    Args:
-      function: anything that jax can trace.
-      arguments: trees of arrays or ShapeDtypeStructs.
-      examples: the batch size. Only products whose result has rows for each example are counted,
-        not those that sum over examples, such as BatchNorm's statistics by Gram matrices. A result
-        has such rows if `examples` divides its size, so choose a large prime.
-
-    Returns:
-      The count; None where it depends on the data, as with a `while_loop`.
-    """
-    return _flops(jax.make_jaxpr(function)(*arguments).jaxpr, examples)
-
-
-def _flops(jaxpr: Any, examples: int) -> int | None:
-    total = 0
-    for equation in jaxpr.eqns:
-        name, parameters = equation.primitive.name, equation.params
-        parts = [_flops(part, examples) for part in _inner(parameters.values())]
-        if name == "while" or None in parts:
-            return None
-        known = [part for part in parts if part is not None]
-        platforms = parameters.get("branches_platforms")
-        if platforms and None in platforms:  # the definition; the others are for some hardware
-            total += known[platforms.index(None)]
-        elif name == "cond":
-            total += max(known)
-        else:
-            total += sum(known) * parameters.get("length", 1) if name == "scan" else sum(known)
-        out: Any = equation.outvars[0].aval if equation.outvars else None
-        if name not in ("dot_general", "conv_general_dilated") or math.prod(out.shape) % examples:
-            continue
-        if name == "dot_general":
-            (contracting, _), _ = parameters["dimension_numbers"]
-            sides = equation.invars[0].aval.shape
-            total += 2 * math.prod(out.shape) * math.prod(sides[i] for i in contracting)
-        else:
-            numbers, kernel = parameters["dimension_numbers"], equation.invars[1].aval.shape
-            window = math.prod(kernel) // kernel[numbers.rhs_spec[0]]  # its input features, too
-            total += 2 * math.prod(out.shape) * window
-    return total
-
-
-def _inner(parameters: Any) -> Iterator[Any]:
-    """The functions that an equation calls."""
-    for parameter in parameters:
-        for part in parameter if isinstance(parameter, (list, tuple)) else (parameter,):
-            jaxpr = getattr(part, "jaxpr", part)  # with or without its constants
-            if hasattr(jaxpr, "eqns"):
-                yield jaxpr

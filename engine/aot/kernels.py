@@ -7,8 +7,6 @@ loop runs; all branches count, so the price is an upper bound of the issue slots
 that nothing hides, and for the matrix unit, is not in it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os
@@ -42,9 +40,9 @@ def ask_for_bundles() -> None:
 
 
 def read_bundles() -> dict[str, int | None]:
-    """The bundles of each operation in the folder that `FOLDER` names, by its name; see `issued`.
+    """How many bundles a run of each operation issues, by its name, from the folder of `FOLDER`.
 
-    Of several programs' operations with one name, it is that of the newest.
+    Where several programs have an operation of one name, the newest counts.
     """
     folder = os.environ.get(FOLDER)
     return {
@@ -96,13 +94,9 @@ class _Loop:
 
 
 def priced(cost: hlo.Cost, chip: Chip, bundles: Mapping[str, int | None]) -> hlo.Cost:
-    """The cost with the cycles of its kernels.
+    """The cost of a program on a chip with the cycles of its kernels; `bundles` as read above.
 
-    Args:
-      cost: of a program.
-      chip: the one that runs it.
-      bundles: of `read_bundles`. A kernel without them has an equal one's count, else its bytes
-        alone.
+    A kernel without bundles has the count of an equal kernel, else its bytes alone count.
     """
     known = {kernel.body: bundles[kernel.name] for kernel in cost.kernels if kernel.name in bundles}
     bandwidth = chip.bandwidth / chip.devices

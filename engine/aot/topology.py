@@ -10,8 +10,6 @@ vCPUs by machine: Google's pages "Plan TPUs in GKE" and "TPU v5e", "TPU v5p", "T
 of Cloud TPU's documentation; those of v2, v3 and v4 are not verified.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
@@ -22,35 +20,19 @@ from common.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One kind of TPU chip.
+    """One kind of TPU chip; a figure that is not known is nan."""
 
-    Attributes:
-      name: the generation, "v5e".
-      prefix: what its accelerator types begin with, "v5litepod".
-      counts_cores: whether the number in an accelerator type counts cores, two per chip.
-      dimensions: of the torus that slices are cut from.
-      devices: that jax shows per chip.
-      clock: of the cores, Hz.
-      peak: bfloat16, FLOP/s per chip.
-      memory: HBM, bytes per chip.
-      bandwidth: of the HBM, bytes/s per chip.
-      price: US dollars per hour and chip.
-      sizes: the numbers in its accelerator types; () of a chip that is not in `CHIPS`.
-
-    A figure that is not known is nan; 0 `devices` means that only libtpu knows.
-    """
-
-    name: str
-    prefix: str
-    counts_cores: bool
-    dimensions: int
-    devices: int
-    clock: float
-    peak: float
-    memory: float
-    bandwidth: float
-    price: float
-    sizes: tuple[int, ...]
+    name: str  # the generation, "v5e"
+    prefix: str  # what its accelerator types begin with, "v5litepod"
+    counts_cores: bool  # whether the number in an accelerator type counts cores, two per chip
+    dimensions: int  # of the torus that slices are cut from
+    devices: int  # that jax shows per chip; 0: only libtpu knows
+    clock: float  # of the cores, Hz
+    peak: float  # bfloat16, FLOP/s per chip
+    memory: float  # HBM, bytes per chip
+    bandwidth: float  # of the HBM, bytes/s per chip
+    price: float  # US dollars per hour and chip
+    sizes: tuple[int, ...]  # the numbers in its accelerator types; () of a chip not in `CHIPS`
 
     @property
     def missing(self) -> list[str]:
@@ -78,8 +60,15 @@ CHIPS = {
 }
 # What jax calls the chips.
 _KINDS = {
-    **{"TPU v2": "v2", "TPU v3": "v3", "TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5e": "v5e"},
-    **{"TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e", "TPU v6e": "v6e"},
+    "TPU v2": "v2",
+    "TPU v3": "v3",
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
     "TPU7x": "tpu7x",
 }
 _ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v7x": "tpu7x"}
@@ -89,8 +78,13 @@ _SPELLING = re.compile(
 _HOST = (2, 2, 1)  # the chips of a host, but of slices of one chip and of v5e's and v6e's 2x4
 # vCPUs of a machine by its number of chips. A slice of another number has machines of 4 chips.
 _MACHINES = {
-    **{"v2": {4: 96}, "v3": {4: 96}, "v4": {4: 240}, "v5e": {1: 24, 4: 112, 8: 224}},
-    **{"v5p": {4: 208}, "v6e": {1: 44, 4: 180, 8: 180}, "tpu7x": {4: 224}},
+    "v2": {4: 96},
+    "v3": {4: 96},
+    "v4": {4: 240},
+    "v5e": {1: 24, 4: 112, 8: 224},
+    "v5p": {4: 208},
+    "v6e": {1: 44, 4: 180, 8: 180},
+    "tpu7x": {4: 224},
 }
 
 
@@ -103,7 +97,6 @@ class Topology:
 
     @property
     def chips(self) -> int:
-        """Number of chips."""
         return math.prod(self.shape)
 
     @property
@@ -157,9 +150,6 @@ def parse_slices(text: str, flag: str = "--tpu") -> list[Topology]:
     A slice is libtpu's name ("v5e:4x4", "v4:2x2x2") or the cloud's ("v5litepod-16", "v5e-16",
     "v3-32"), in which v2, v3, v4, v5p and tpu7x count cores, two per chip, and v5e and v6e chips.
     The chip of a libtpu's name need not be in `CHIPS`: perhaps the installed libtpu knows it.
-
-    Raises:
-      ConfigError: one of them is not known; the message names the `flag` that has it.
     """
     if text.strip().lower() == "all":
         return [_sized(chip, 8) for chip in CHIPS.values()]
@@ -204,7 +194,7 @@ def _grid(chip: Chip, flag_text: str, shape: tuple[int, ...]) -> Topology:
         host = "x".join(map(str, _HOST[: chip.dimensions]))
         also = f", or {chip.name}:{'x'.join('1' * chip.dimensions)}" if alone else ""
         raise ConfigError(
-            f"{flag_text} is no whole slice: hosts of {chip.name} have {host} chips; use "
+            f"{flag_text} is no complete slice: hosts of {chip.name} have {host} chips; use "
             f"multiples of that{also}"
         )
     return topology

@@ -1,7 +1,5 @@
 """Guards a run: the lock of its workdir, its memory, the hosts' vote to stop."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import time
@@ -30,19 +28,12 @@ class MemoryFull(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How long hosts wait for one another and how full memory may be.
+    """How long hosts wait for one another and how full memory may be; config.limits."""
 
-    Attributes:
-      watchdog_seconds: without a sign of life, before the watchdog warns; 0 is never.
-      host_memory_limit: share of a host's memory beyond which the run saves and stops.
-      hosts_wait_seconds: to wait for all hosts at the start.
-      host_silence_seconds: without news of a host, after which it counts as dead.
-    """
-
-    watchdog_seconds: Annotated[float, "[0, 1e7]"]
-    host_memory_limit: Annotated[float, "[0.01, 1]"]
-    hosts_wait_seconds: Annotated[float, "[1, 1e7]"]
-    host_silence_seconds: Annotated[float, "[1, 1e7]"]
+    watchdog_seconds: Annotated[float, "[0, 1e7]"]  # without a sign of life, before a warning
+    host_memory_limit: Annotated[float, "[0.01, 1]"]  # share beyond which the run saves and stops
+    hosts_wait_seconds: Annotated[float, "[1, 1e7]"]  # for all hosts, at the start
+    host_silence_seconds: Annotated[float, "[1, 1e7]"]  # after which a host counts as dead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +61,7 @@ class Guard:
     """Holds the workdir's lock while a run trains, and asks after each step whether to stop."""
 
     def __init__(self, workdir: str, mesh: Mesh, host_memory_limit: float):
-        """Takes the workdir's lock.
-
-        Raises:
-          LockError: another run has the lock.
-        """
+        """Takes the workdir's lock; LockError if another run has it."""
         self._limit, self._mesh = host_memory_limit, mesh
         self._lock = None
         if jax.process_index() == 0:
@@ -128,14 +115,9 @@ class Guard:
 
 
 def afford(needed: Mapping[tuple[str, ...], int], values: Mapping[str, Any]) -> None:
-    """Refuses input that needs more memory than this host has.
+    """Raises ConfigError for input that needs more memory than this host has.
 
-    Args:
-      needed: bytes by the config keys that decide about them, see `Benchmark.host_bytes`.
-      values: of the config's keys.
-
-    Raises:
-      ConfigError: the input does not fit.
+    `needed` has the bytes by the config keys that decide about them, `values` those keys' values.
     """
     total, free = sum(needed.values()), memory_free()
     if total > free:
@@ -146,7 +128,7 @@ def afford(needed: Mapping[tuple[str, ...], int], values: Mapping[str, Any]) -> 
 
 
 def less_memory(needed: Mapping[tuple[str, ...], int], values: Mapping[str, Any]) -> str:
-    """The fix for input that does not fit, with the keys of the largest part; see `afford`."""
+    """The fix for input that does not fit, with the config keys of its largest part."""
     keys = max(needed, key=lambda keys: needed[keys], default=())
     if not keys:
         return "use hosts with more memory"

@@ -9,8 +9,6 @@ host hangs. A host that fails sends the reason. jax's own service would abort th
 with a C++ stack, after minutes or at once (docs/design.md).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
@@ -20,7 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Self
 
 from common.errors import RESTART, HostError, one_line, parse_json, visible
 from engine.cluster import watchdog
@@ -50,7 +48,7 @@ class Host:
     def __str__(self) -> str:
         return f"host {self.index} ({self.name})"
 
-    def difference(self, first: Host) -> str:
+    def difference(self, first: Self) -> str:
         """The first fact in which this host differs from host 0, in words; "" if none does."""
         for key in sorted(self.facts.keys() | first.facts.keys()):
             there, here = self.facts.get(key, "nothing"), first.facts.get(key, "nothing")

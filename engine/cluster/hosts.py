@@ -3,8 +3,6 @@
 On Google's cloud a VM's metadata server knows the slice, and it says when the VM will go away.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
@@ -26,19 +24,12 @@ _NOTICE_PERIOD = 5.0  # seconds between two looks for a notice of preemption
 
 @dataclasses.dataclass(frozen=True)
 class ProcessGroup:
-    """The processes of a run, one per host, from the view of one of them.
+    """The processes of a run, one per host, from the view of one of them."""
 
-    Attributes:
-      address: "host:port" of process 0.
-      count: number of processes.
-      index: number of this process, from 0.
-      names: the hosts' names or addresses where the environment has them, else ().
-    """
-
-    address: str
-    count: int
-    index: int
-    names: tuple[str, ...] = ()
+    address: str  # "host:port" of process 0
+    count: int  # number of processes
+    index: int  # number of this process, from 0
+    names: tuple[str, ...] = ()  # of the hosts, or addresses, where the environment has them
 
 
 def find(
@@ -46,13 +37,8 @@ def find(
 ) -> ProcessGroup | None:
     """Finds the processes of this run; None if this one runs alone.
 
-    Args:
-      coordinator: "host:port" of process 0; "" means $JAX_COORDINATOR_ADDRESS.
-      num_processes: 0 means $JAX_NUM_PROCESSES.
-      process_id: -1 means $JAX_PROCESS_ID.
-
-    Raises:
-      HostError: some of the three values are missing, or a value is invalid.
+    The arguments are the flags; for one that is not given, $JAX_COORDINATOR_ADDRESS ("host:port" of
+    process 0), $JAX_NUM_PROCESSES or $JAX_PROCESS_ID counts.
     """
     address = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS", "")
     count = str(num_processes or os.environ.get("JAX_NUM_PROCESSES", ""))
@@ -138,11 +124,7 @@ def _attribute(name: str) -> str:
 
 
 def vm_metadata(path: str, timeout: float) -> str:
-    """Asks the VM's metadata server for `path`; waits up to `timeout` seconds.
-
-    Raises:
-      OSError: there is no such server, or it does not know the path.
-    """
+    """Asks the VM's metadata server for `path`; OSError after `timeout` seconds or a refusal."""
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     request = urllib.request.Request(
         f"http://{host}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}

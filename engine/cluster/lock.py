@@ -1,7 +1,5 @@
 """Keeps a second run out of a workdir."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json
@@ -25,27 +23,6 @@ _SILENCE = 90.0  # seconds without a sign of life after which a run counts as de
 
 class LockError(UserError):
     """Another run has the workdir; the message names its process and host."""
-
-
-def take(
-    workdir: str, lost: Callable[[str], None] = lambda message: None
-) -> LocalLock | BucketLock:
-    """Takes the lock of a workdir, until it is closed or the process dies.
-
-    Args:
-      workdir: the run's folder, local or gs://.
-      lost: called with a message, in a thread, if another run takes the lock on gs://.
-
-    Raises:
-      LockError: another run has the lock, or the lock cannot be written.
-    """
-    path = epath.Path(workdir) / "run.lock"
-    try:
-        return BucketLock(path, lost) if "://" in workdir else LocalLock(path)
-    except LockError:
-        raise
-    except Exception as error:  # each file system has errors of its own
-        raise LockError(f"cannot use {path}: {one_line(error)}") from error
 
 
 class LocalLock:
@@ -179,3 +156,19 @@ def _this_process() -> dict[str, Any]:
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         machine = f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"  # and the container
     return {"host": host, "pid": os.getpid(), "machine": machine, "token": uuid.uuid4().hex}
+
+
+def take(
+    workdir: str, lost: Callable[[str], None] = lambda message: None
+) -> LocalLock | BucketLock:
+    """Takes the lock of a workdir, until it is closed or the process dies.
+
+    On gs:// `lost` is called with a message, in a thread, if another run takes the lock.
+    """
+    path = epath.Path(workdir) / "run.lock"
+    try:
+        return BucketLock(path, lost) if "://" in workdir else LocalLock(path)
+    except LockError:
+        raise
+    except Exception as error:  # each file system has errors of its own
+        raise LockError(f"cannot use {path}: {one_line(error)}") from error

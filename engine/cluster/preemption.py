@@ -5,8 +5,6 @@ at once. A Python signal handler runs only when the main thread returns from C++
 takes minutes there. So the C-level handler wakes a thread, which then ends the process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

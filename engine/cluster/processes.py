@@ -3,8 +3,6 @@
 A process that runs alone waits for nobody.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import logging
@@ -25,13 +23,12 @@ from engine.cluster import watchdog
 from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hostlog import HostLog
 from engine.cluster.hosts import ProcessGroup
-from engine.report import starts
 
 _AGAIN = "; start the same command again on all hosts"
 _log = logging.getLogger("tpu_suite")
 _heartbeat: Heartbeat | None = None  # None in a process that runs alone
 _index = 0  # of this process
-_last_words: Callable[[], None] | None = None  # see `on_failure`
+_last_words: Callable[[], None] | None = None  # what `on_failure` has set
 
 
 def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float) -> None:
@@ -73,7 +70,7 @@ def run_facts(recipe: Mapping[str, Any]) -> dict[str, str]:
     versions = manifest.versions()
     return {
         "Python": platform.python_version(),
-        "the program's commit": starts.commit(),
+        "the program's commit": manifest.commit(),
         **{f"the version of {name}": versions.get(name, "absent") for name in manifest.LIBRARIES},
         **{f"config.{key}": str(value) for key, value in keys.flat(recipe).items()},
     }
@@ -111,9 +108,9 @@ def first_process_first(work: Callable[[], Any]) -> Any:
 
 
 def on_failure(work: Callable[[], None] | None) -> None:
-    """Sets what is called, in any thread, when a failure on any host ends this process.
+    """Has `work` called, in any thread, when a failure on any host ends this process.
 
-    Errors of `work` are dropped. None sets nothing.
+    Errors of `work` are dropped; None takes it back.
     """
     global _last_words
     _last_words = work

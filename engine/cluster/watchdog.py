@@ -4,8 +4,6 @@ A write to a gs:// that is silent may never return. `within` limits such a call.
 work in a thread, and shows the watchdog whether the thread computes or hangs.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import logging
@@ -28,11 +26,6 @@ _SIGN = 1.0  # seconds between signs of life of work in the background
 # What TensorFlow and Google's client raise after their last attempt; TensorStore's text.
 _GAVE_UP = ("AbortedError", "UnavailableError", "DeadlineExceededError", "RetryError")
 _GAVE_UP_TEXT = re.compile(r"(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED): ")
-# What a thread does inside a module of a library that tells nobody what it waits for.
-_MODULES = {
-    "jax._src.compilation_cache": "reading or writing the compiled programs in {cache}",
-    "orbax.checkpoint._src.path.deleter": "deleting checkpoints that newer ones replace",
-}
 _log = logging.getLogger("tpu_suite")
 T = TypeVar("T")
 
@@ -107,7 +100,7 @@ class Watchdog:
         self._seconds, self._note = seconds, note
         self._explain, self._rescue, self._leave = explain, rescue, leave
         self._others, self._hurry = others, hurry
-        self._seen, self._idle = self._signs(), 0.0
+        self._seen, self._idle = (_activity.time, others()), 0.0
         self._longest: dict[str, float] = {}  # seconds of each activity between two signs of life
         self._what = ""  # the activity at the last check
         self._closed = threading.Event()
@@ -129,7 +122,7 @@ class Watchdog:
 
     def _has_ended(self, passed: float) -> bool:
         """Looks for signs of life `passed` seconds after the last check; whether the run ended."""
-        if (signs := self._signs()) != self._seen:
+        if (signs := (_activity.time, self._others())) != self._seen:
             self._longest[self._what] = max(self._idle, self._longest.get(self._what, 0.0))
             self._seen, self._idle, self._what = signs, 0.0, _activity.what
             return False
@@ -151,9 +144,6 @@ class Watchdog:
             )
         return False
 
-    def _signs(self) -> Any:
-        return _activity.time, self._others()
-
     def _state(self) -> str:
         return "; ".join(filter(None, (str(_activity), within(self._explain, 30.0))))
 
@@ -166,13 +156,6 @@ def stacks() -> str:
         + "".join(traceback.format_stack(frame))
         for ident, frame in sys._current_frames().items()
     )
-
-
-def in_libraries(cache: str) -> list[str]:
-    """What the threads of this process do inside libraries; `cache` has the compiled programs."""
-    stacks = map(traceback.walk_stack, sys._current_frames().values())
-    modules = {frame.f_globals.get("__name__") for stack in stacks for frame, _ in stack}
-    return [text.format(cache=cache) for name, text in _MODULES.items() if name in modules]
 
 
 class Background(threading.Thread, Generic[T]):

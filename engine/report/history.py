@@ -4,8 +4,6 @@ Each line is a JSON object whose "split" is "train" or "eval". When a run resume
 back to the restored step, so that it has neither gaps nor duplicates.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -31,26 +29,12 @@ class History:
     def __init__(self, workdir: str, writes: bool):
         self._path = epath.Path(workdir) / "metrics.jsonl"
         self._writes = writes
-        self.damage = ""  # what was wrong with the file, in words
-        self.rows: list[dict[str, Any]] = []
         with watchdog.during(f"reading {self._path}"):
             text = self._path.read_bytes() if self._path.exists() else b""
-        self._read(text)
-
-    def _read(self, text: bytes) -> None:
-        """Keeps the rows of all lines that are intact, and rewrites the file without the others."""
         parsed = [_parse(line) for line in text.splitlines()]
         self.rows = sorted((row for row in parsed if row is not None), key=_step)
-        is_complete = text.endswith(b"\n") or not text
-        is_cut_short = bool(parsed) and parsed[-1] is None and not is_complete  # by a kill
-        if lost := len(parsed) - len(self.rows) - is_cut_short:
-            self.damage = f"{lost} of {len(parsed)} lines of {self._path} were damaged"
-            if self._writes:
-                copy = self._path.parent / "metrics.jsonl.damaged"
-                with writing(copy):
-                    copy.write_bytes(text)
-                self.damage += f" and are dropped; the file is kept as {copy.name}"
-        if lost or not is_complete:  # else the next row would continue that line
+        # A kill may have cut the last line short; without a rewrite the next row would continue it.
+        if len(self.rows) < len(parsed) or not text.endswith(b"\n"):
             self._rewrite()
 
     def evaluations(self) -> list[dict[str, Any]]:

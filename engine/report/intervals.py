@@ -1,8 +1,5 @@
 """Reports the log intervals of a training run: means, rates, waiting for input, time left."""
 
-from __future__ import annotations
-
-import dataclasses
 import logging
 import math
 import os
@@ -14,10 +11,12 @@ import jax
 import numpy as np
 
 from common.console import hms
-from engine.mesh import Feed
+from engine.mesh import Feed, num_chips
 from engine.report.writers import Reporter
+from engine.run import Plan
+from engine.start import Run
 
-_FIRST_LINE = 60  # seconds of training without a report
+_FIRST_LINE = 60  # seconds of training without a report, after which a line says how fast it is
 _SLOW_SHARE = 0.2  # of the time, waiting for input; less is not worth a warning
 _SLOW_INTERVALS = 3  # in a row; the first after a start or an evaluation is often slow
 _ADVICE = {  # where the benchmark has none
@@ -29,29 +28,19 @@ _ADVICE = {  # where the benchmark has none
 _COLUMNS = 100  # of the line of an interval
 
 
-@dataclasses.dataclass(frozen=True)
-class Outlook:
-    """What a report needs to know about the run; `benchmarks.base` explains unit to advice."""
-
-    total_steps: int
-    batch_size: int  # global
-    num_examples: int  # of an epoch
-    unit: str
-    throughput: tuple[str, str] | None
-    chips: int  # of all hosts
-    learning_rate: Callable[[int], Any]  # of a step
-    next_evaluation: Callable[[int], int | None] | None  # see `Progress.foresee`
-    advice: Mapping[str, str]
-
-
 class Intervals:
     """Reports each interval one step after its end, so that the loop never waits for its sums."""
 
-    def __init__(self, reporter: Reporter, feed: Feed, outlook: Outlook, step: int):
-        """Begins the first interval after `step` steps."""
-        self._reporter, self._feed, self._outlook = reporter, feed, outlook
-        self._progress = Progress(step, outlook.total_steps)
-        self._bottleneck = Bottleneck(outlook.advice)
+    def __init__(
+        self, reporter: Reporter, feed: Feed, run: Run, plan: Plan, step: int, evaluating: bool
+    ):
+        """Begins the first interval after `step` steps; `evaluating` says if the run evaluates."""
+        self._reporter, self._feed, self._run, self._plan = reporter, feed, run, plan
+        self._total = plan.recipe.total_steps
+        self._learning_rate = jax.jit(plan.recipe.learning_rate)
+        self._next_evaluation = plan.eval_every.next_after if evaluating else None
+        self._progress = Progress(step, self._total)
+        self._bottleneck = Bottleneck(run.benchmark.advice)
         self._pending: tuple[int, Any] | None = None  # an interval that is not yet reported
         self._has_line = False  # whether the user has seen how fast the run is
 
@@ -70,15 +59,14 @@ class Intervals:
         done = max(step - 1, 1)  # the newest step may still run
         elapsed, seconds = self._progress.so_far(done)
         if not self._has_line and elapsed > _FIRST_LINE:
-            self._has_line, hours = True, seconds * self._outlook.total_steps / 3600
+            self._has_line, hours = True, seconds * self._total / 3600
             where = "on this CPU " if jax.default_backend() == "cpu" else ""
             run = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
             self._reporter.say(
-                f"step {done:,}/{self._outlook.total_steps:,}: {where}a step takes about "
+                f"step {done:,}/{self._total:,}: {where}a step takes about "
                 f"{seconds:.2g} s, the run {run} besides its evaluations"
             )
-        left = hms(self._progress.remaining(step))
-        total = self._outlook.total_steps
+        left, total = hms(self._progress.remaining(step)), self._total
         self._reporter.live(
             f"{progress_bar(step, total)} {step / total:4.0%}  step {step:,}/{total:,}  {left} left"
         )
@@ -96,22 +84,21 @@ class Intervals:
             self._report(step, {k: v for k, v in totals.items() if k != "bad_step"})
         return totals
 
-    def _words(self, name: str, mean: float) -> str:
-        return self._reporter.quantity(name, mean).replace(" accuracy", "")
-
     def _report(self, step: int, sums: dict[str, tuple[Any, Any]]) -> None:
         self._has_line = True
-        run = self._outlook
+        benchmark, batch_size = self._run.benchmark, self._run.settings.train_batch_size
         means = {k: float(total / weight) for k, (total, weight) in sums.items() if weight}
         seconds, steps = self._progress.window(step)
         shares, warning = self._bottleneck.interval(seconds, self._feed)
-        unit, count = run.unit, float(run.batch_size * steps)
-        if run.throughput:
-            unit, name = run.throughput
+        unit, count = benchmark.unit, float(batch_size * steps)
+        hidden = {"gradient_norm"}  # on the terminal; metrics.jsonl has all of them
+        if benchmark.throughput:
+            unit, name = benchmark.throughput
             count = float(sums[name][1])
-        rate, epoch = count / seconds, step * run.batch_size / run.num_examples
-        learning_rate = float(run.learning_rate(step - 1))
-        self._progress.foresee(step, run.next_evaluation)
+            hidden.add(name)  # close to the loss
+        rate, epoch = count / seconds, step * batch_size / self._plan.num_examples
+        learning_rate = float(self._learning_rate(step - 1))
+        self._progress.foresee(step, self._next_evaluation)
         left = self._progress.remaining(step)
         row = {
             "step": step,
@@ -119,18 +106,17 @@ class Intervals:
             **means,
             "learning_rate": learning_rate,
             f"{unit}_per_second": rate,
-            f"{unit}_per_second_per_chip": rate / run.chips,
+            f"{unit}_per_second_per_chip": rate / num_chips(self._run.mesh),
             "step_seconds": seconds / steps,
             **{k: share for k, share in shares.items() if not math.isnan(share)},
             "eta_seconds": left,
         }
-        # The terminal shows neither; what counts the throughput is close to the loss.
-        hidden = {"gradient_norm", run.throughput[1] if run.throughput else ""}
-        means = {k: v for k, v in means.items() if k not in hidden}
-        cells = [  # metrics.jsonl has all of them
-            (0, f"step {step:,}/{run.total_steps:,}"),
-            (3, f"epoch {epoch:.2f}"),
-            *((0 if k == "loss" else 2, self._words(k, v)) for k, v in means.items()),
+        cells = [(0, f"step {step:,}/{self._total:,}"), (3, f"epoch {epoch:.2f}")]
+        for name, mean in means.items():
+            if name not in hidden:
+                text = self._reporter.quantity(name, mean).replace(" accuracy", "")
+                cells.append((0 if name == "loss" else 2, text))
+        cells += [
             (4, f"lr {learning_rate:.4g}"),
             (0, f"{rate:,.0f} {unit}/s"),
             (5, f"{1e3 * seconds / steps:.1f} ms/step"),
@@ -146,7 +132,7 @@ class Bottleneck:
     """Follows a run's input over its log intervals."""
 
     def __init__(self, advice: Mapping[str, str] | None = None, threads: int = 0):
-        """`advice` as in `benchmarks.base.Benchmark`; 0 decoding `threads`: one per CPU."""
+        """`advice` is the benchmark's; 0 decoding `threads` means one per CPU."""
         self._advice = _ADVICE | dict(advice or {})
         self._threads = threads or os.cpu_count() or 1
         self._before = (0.0, 0.0, 0.0)
@@ -182,7 +168,7 @@ class Bottleneck:
             reason = f"the {self._threads} decoding threads were busy {busy:.0%} of the time"
         return (
             f"WARNING input-bound: {part}. The devices waited for input {waited:.0%} of the time, "
-            f"{self._slow} intervals in a row, and {reason}. Remedy: {self._advice[part]}"
+            f"{self._slow} intervals in a row, and {reason}. Fix: {self._advice[part]}"
         )
 
 

@@ -1,7 +1,5 @@
 """Writes the reports of a run: terminal, metrics.jsonl, TensorBoard, curves, profiles, wandb."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io
@@ -156,9 +154,6 @@ class Reporter:
         """Ends the live line; writes the curves and events that are still in memory.
 
         During another exception a failure is only logged, because the run shows that exception.
-
-        Raises:
-          OutputError: the curves or the events cannot be written.
         """
         is_failing = sys.exception() is not None
         self._clear()

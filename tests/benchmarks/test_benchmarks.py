@@ -593,7 +593,7 @@ def test_no_device_computes_other_bits_than_another(job, tmp_path):
     nowhere: Any = None
     check = DeviceCheck(run, plan.recipe, nowhere, state)
     state = run.programs.initial_state(plan.recipe)
-    feed = meshes.Feed(check.watch(run.benchmark.train_batches(ROWS, 0, 1, 0), 0), run.mesh)
+    feed = meshes.Feed(run.benchmark.train_batches(ROWS, 0, 1, 0), run.mesh)
     for number, batch in zip(range(3), feed, strict=False):
         check.before(number, state, batch)
 

@@ -194,7 +194,7 @@ def test_the_flops_of_an_example_are_the_mean_over_the_steps_or_shapes(
         batch_spec=lambda split, size: [count and count * size for count in counts],
         stages=lambda: [types.SimpleNamespace(steps=n) for n in steps],
     )
-    monkeypatch.setattr(hlo, "count_flops", lambda loss, params, state, spec, *_, **__: spec)
+    monkeypatch.setattr(preflight, "count_flops", lambda loss, params, state, spec, *_, **__: spec)
     assert preflight._forward_flops(benchmark) == flops
 
 

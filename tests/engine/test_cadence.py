@@ -63,41 +63,23 @@ def test_zero_is_off_only_where_allowed(off):
 
 
 @pytest.mark.parametrize(
-    "bad",
-    ["abc", "5 weeks", "-5", -5, "-1 epochs", "2.5", "2.5 steps", "1,000", "1_000", "5 5 steps"]
-    + ["epochs", "1e999999 steps", "9" * 5000, "nan", "inf epochs", "five\nsteps", "5 m", "٣"],
+    "bad", ["abc", "5 weeks", -5, "2.5 steps", "1,000", "1e999999 steps", 2**31, "60 s", "1, 2 s"]
 )
-@pytest.mark.parametrize("make", [_steps, _every])
-def test_bad_durations_give_one_line_with_key_and_value(make, bad):
-    with pytest.raises(ConfigError) as caught:
-        make(bad)
-    message = str(caught.value)
-    key = "train_steps" if make is _steps else "eval_every"
-    assert message.startswith(f"{key}={bad!r} "[:80])
-    assert len(message.splitlines()) == 1
-    assert "'2.5 epochs'" in message
-    assert ("seconds" in message) == (make is _every)  # only what is accepted there
+def test_what_is_no_number_of_steps_is_refused_with_the_key(bad):
+    with pytest.raises(ConfigError, match=f"^train_steps={bad!r} "):
+        _steps(bad)
 
 
-@pytest.mark.parametrize(
-    ("duration", "problem"),
-    [
-        (2**31, "is more than 2,147,483,647 steps"),
-        ("60 seconds", "is a time, not steps"),
-        ("32, 48 epochs", "is not a duration"),
-    ],
-)
-def test_some_durations_are_no_number_of_steps(duration, problem):
-    with pytest.raises(ConfigError, match=f"^train_steps={duration!r} {problem}; "):
-        _steps(duration)
+@pytest.mark.parametrize("bad", ["abc", -5, "1,000, 2,000", "1, , 2 epochs", "0, 5", "5, 6 min"])
+def test_what_is_never_due_is_refused_with_the_key(bad):
+    with pytest.raises(ConfigError, match="^eval_every="):
+        _every(bad)
 
 
-@pytest.mark.parametrize("sizes", [{"batch_size": 0}, {"num_examples": 0}])
-def test_impossible_sizes(sizes):
-    with pytest.raises(ConfigError, match="both must be at least 1$"):
-        _steps("90 epochs", **sizes)
-    with pytest.raises(ConfigError, match="both must be at least 1$"):
-        _every("90 epochs", **sizes)
+@pytest.mark.parametrize(("period", "offset"), [("5 min", "3"), ("", "3"), ("8, 9 epochs", "3")])
+def test_an_offset_needs_a_period_in_steps(period, offset):
+    with pytest.raises(ConfigError, match=f"^eval_offset='{offset}' needs steps_per_eval"):
+        _every(period).since(offset, name="eval_offset", **IMAGENET)
 
 
 def test_an_offset_is_when_it_is_due_first():
@@ -109,16 +91,6 @@ def test_an_offset_is_when_it_is_due_first():
     epochs = _every("4 epochs").since("3 epochs", name="eval_offset", **IMAGENET)
     expected = [round((3 + 4 * k) * STEPS_PER_EPOCH) for k in range(200)]
     assert first_due(epochs, 200) == expected
-
-
-@pytest.mark.parametrize(
-    ("period", "offset"),
-    [("", "3 epochs"), ("5 min", "3 epochs"), ("8, 9 epochs", "3")]
-    + [("4 epochs", offset) for offset in ("3 min", "-3", "soon")],
-)
-def test_bad_offsets_give_one_line_with_key_and_value(period, offset):
-    with pytest.raises(ConfigError, match=rf"^eval_offset='{offset}' .*\Z"):
-        _every(period).since(offset, name="eval_offset", **IMAGENET)
 
 
 def test_an_offset_of_less_than_a_step_is_the_first_step_and_none_changes_nothing():
@@ -157,23 +129,6 @@ def test_lists_of_durations(durations, steps):
     assert not every.by_clock
 
 
-def test_a_list_is_exact():
-    """The entry is a Fraction until it is rounded: 0.15 epochs of 10 steps are a tie."""
-    sizes = {"batch_size": 1, "num_examples": 10}
-    assert list_to_steps("0.15, 0.25, 0.35 epochs", **sizes, name="x") == [2, 2, 4]
-
-
-@pytest.mark.parametrize(
-    ("durations", "entry"),
-    [("1,000, 2,000", "1,000"), ("1, , 2 epochs", " epochs"), ("1, 2,", "2,"), ("0, 5", "0")]
-    + [("5, -1", "-1"), ("5, 6 min", "5 min"), ("5 s, 6", "5 s"), ("5 s, 6 epochs", "5 s")]
-    + [("1.5, 2", "1.5"), ("1, 2 weeks", "1 weeks")],
-)
-def test_bad_lists_give_one_line_with_key_and_entry(durations, entry):
-    with pytest.raises(ConfigError, match=rf"^eval_every='{entry}' .*\Z"):
-        _every(durations)
-
-
 # --- Periods.
 
 
@@ -200,11 +155,6 @@ def test_due_and_next_after_agree_with_the_definition(duration, batch_size, num_
     assert {step for step in range(last) if every.due(step)} == {s for s in expected if s < last}
     for step in range(0, last - 2000, 3):
         assert every.next_after(step) == min(s for s in expected if s > step)
-
-
-def test_the_last_step_of_a_run_in_epochs_is_due():
-    for epochs in range(1, 200):
-        assert _every("1 epoch").due(_steps(f"{epochs} epochs"))
 
 
 def test_a_resumed_run_decides_the_same():
@@ -251,8 +201,3 @@ def test_by_clock(duration, seconds):
     assert not every.due(6)
     clock.now += 0.2 * seconds
     assert every.due(7)
-
-
-def test_the_default_clock_runs():
-    every = _every("1e-9 s")
-    assert any(every.due(step) for step in range(1000))

@@ -1,7 +1,4 @@
-"""A flipped bit in one device's parameters, batch or gradients ends a run, and names the device.
-
-Below that: checksums of bits, and which device is outvoted.
-"""
+"""A flipped bit in one device's parameters or gradients ends a run, and names the device."""
 
 import dataclasses
 import json
@@ -52,7 +49,7 @@ def prepared(run, data_dir):
     checkpoints = Checkpointer(run.checkpoints_dir, keep=1, best=None)
     abstract = run.programs.abstract_state(plan.recipe)
     check = corruption.DeviceCheck(run, plan.recipe, checkpoints, abstract)
-    batches = check.watch(run.benchmark.train_batches(24, 0, 1, 0), 0)
+    batches = run.benchmark.train_batches(24, 0, 1, 0)
     return check, run.programs.initial_state(plan.recipe), Feed(batches, run.mesh)
 
 
@@ -73,7 +70,7 @@ def gradient_of(device):
     return same
 
 
-@pytest.mark.parametrize("part", ["params", "batch", "gradients"])
+@pytest.mark.parametrize("part", ["params", "gradients"])
 @pytest.mark.parametrize("count", [8, 2])
 def test_a_flipped_bit(part, count, tiny_texts, tmp_path, monkeypatch):
     run = open_run(config(tiny_texts), tmp_path)
@@ -91,16 +88,13 @@ def test_a_flipped_bit(part, count, tiny_texts, tmp_path, monkeypatch):
     if part == "params":
         params = {**state.params, "embedding": flipped(state.params["embedding"], 1)}
         state = state._replace(params=params)
-    elif part == "batch":
-        batch = {**batch, "letters": flipped(batch["letters"], 1)}
     with pytest.raises(corruption.Corrupted) as raised:
         check.before(0, state, batch)
     device = r"device 1 \(cpu\) of host 0"
-    if count == 2 and part != "batch":  # a batch is compared with the host's
+    if count == 2:
         device = rf"one of device 0 \(cpu\) of host 0, {device}"
     what = {
         "params": "holds other bits in params/embedding",
-        "batch": "holds another batch than its host has sent",
         "gradients": "computes other gradients than others from the same examples",
     }[part]
     end = r"No step was made since this start. Use other devices, then the same command"
@@ -113,7 +107,7 @@ def test_no_false_alarm_in_fifty_checks(tiny_texts, tmp_path):
     check, state, feed = prepared(run, tiny_texts)
     for number, batch in zip(range(50), feed, strict=False):
         check.before(number, state, batch)
-    assert check._agreed == 49 and len(check._sent) <= 3
+    assert check._agreed == 49
 
 
 def final_state(workdir):
@@ -143,7 +137,7 @@ def test_a_run_ends_and_goes_on_from_before(tiny_texts, tmp_path, monkeypatch):
         train.train_and_evaluate(settings, False)
     match = re.fullmatch(
         r"device 6 \(cpu\) of host 0 .* in params/embedding, params/head/bias and 1 more: step 9 .*"
-        r"last agreed after step 4, .*; 3 is not\. To go on from it, type (.*) and then the .*",
+        r"last agreed after step 4, .*, 3 is not\. To go on from it, type (.*) and then the .*",
         str(raised.value),
     )
     assert match, raised.value
@@ -154,21 +148,6 @@ def test_a_run_ends_and_goes_on_from_before(tiny_texts, tmp_path, monkeypatch):
     monkeypatch.setattr(corruption.DeviceCheck, "before", before)
     train.train_and_evaluate(settings, False)
     assert final_state(workdir) == final_state(calm)
-
-
-@pytest.mark.parametrize(
-    ("steps", "advice"),
-    [
-        ([3, 6, 9], "no checkpoint is newer. Use other devices, then the same command"),
-        ([12], "no checkpoint is as old: use other devices and another --workdir"),
-        ([], "no checkpoint is as old: use other devices and another --workdir"),
-    ],
-)
-def test_what_to_go_on_from(steps, advice, monkeypatch):
-    check = object.__new__(corruption.DeviceCheck)
-    check._agreed, check._checkpoints = 9, object.__new__(Checkpointer)
-    monkeypatch.setattr(Checkpointer, "steps", lambda self: steps)
-    assert check._advice() == f"The devices last agreed after step 9, and {advice}"
 
 
 def test_one_device_has_nothing_to_compare(tiny_texts, tmp_path):
@@ -194,14 +173,6 @@ def test_every_bit_counts(dtype):
             data[element * raw.itemsize + bit // 8] ^= 1 << bit % 8
             sums.add(checksum(np.frombuffer(bytes(data), raw.dtype).reshape(3, 4)))
     assert len(sums) == 1 + 3 * len(bits)
-
-
-def test_signs_and_positions_count():
-    """A plain sum of bits would miss both."""
-    x = np.arange(1, 5, dtype=np.float32)
-    others = x * [-1, -1, 1, 1], x[::-1], x.reshape(2, 2).T.reshape(4)
-    assert len({checksum(y) for y in (x, *others)}) == 4
-    assert checksum(np.zeros((0, 3))) == 0
 
 
 @pytest.mark.long
@@ -236,30 +207,22 @@ def test_a_share_has_the_same_checksums_on_every_device():
         assert (swapped[:, 0] != own[:, 0]).all()  # the key belongs to the share
 
 
-def passes(faults):
-    """Checksums [5 devices, 1 array] of three passes; `faults` are (pass, device)."""
-    shares = np.arange(5)
-    rows = [np.roll(shares, -k)[:, None].copy() for k in range(3)]
-    for number, device in faults:
-        rows[number][device] += 100 * (device + 1)
-    return rows
-
-
 @pytest.mark.parametrize(
-    ("faults", "verdict"),
+    ("first", "second", "devices"),
     [
-        ([], ([], False)),
-        ([(0, 2), (1, 2), (2, 2)], ([2], True)),  # a device that is always wrong
-        ([(1, 4)], ([4], True)),  # once
-        ([(0, 1), (1, 1), (2, 1), (0, 3), (1, 3), (2, 3)], ([1, 3], True)),  # two: 0 judges 1 ...
-        ([(k, d) for k in range(3) for d in range(5)], ([0, 1, 2, 3, 4], False)),
+        ([], [], []),
+        ([2], [2], [2]),  # a device that is always wrong
+        ([], [4], [0, 4]),  # wrong once: either of the two that computed its share
+        ([1, 3], [1, 3], [0, 1, 2, 3, 4]),  # two devices
+        ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]),
     ],
 )
-def test_the_device_that_is_outvoted(faults, verdict):
-    votes = corruption.votes_on_shares(passes(faults))
-    assert [len(vote) for vote in votes] == [3] * 5
-    assert corruption.judge_votes(votes) == verdict
-
-
-def test_two_devices_cannot_tell_which_is_wrong():
-    assert corruption.judge_votes([{0: b"a", 1: b"b"}]) == ([0, 1], False)
+def test_the_devices_that_are_suspected(first, second, devices):
+    """Five devices; those in `first` and `second` compute their share, then the next one, wrong."""
+    own = np.arange(5)[:, None]
+    others = np.roll(own, -1, axis=0)
+    own, others = own.copy(), others.copy()
+    own[first] += 100 * (1 + np.array(first, int))[:, None]
+    others[second] += 100 * (1 + np.array(second, int))[:, None]
+    assert corruption.suspected(own, others) == devices
+    assert corruption.suspected(np.array([[0], [9]]), np.array([[1], [0]])) == [0, 1]

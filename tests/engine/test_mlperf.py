@@ -119,18 +119,6 @@ def test_a_real_run_with_fifty_layers(recipe, data, tmp_path):
         assert complaints(tmp_path / mlperf.LOG, ruleset) == []
 
 
-@pytest.mark.slow
-def test_only_process_0_writes_the_log(sgd):
-    assert keys(f"{sgd.workdir}/{mlperf.LOG}").count("run_stop") == 1
-    assert ":::MLLOG" in sgd.said(0) and ":::MLLOG" not in sgd.said(1)
-
-
-def test_the_log_is_also_on_the_terminal(lars):
-    workdir, out = lars
-    lines = [line for line in out.splitlines() if ":::MLLOG" in line]
-    assert lines == (workdir / mlperf.LOG).read_text().splitlines()
-
-
 def test_compilation_is_before_the_clock_and_data_are_after_it(lars):
     _, out = lars
     order = ['"init_start"', "compiled in", '"init_stop"', '"run_start"', "data: 96 images"]
@@ -209,11 +197,6 @@ def test_a_run_that_fails_is_aborted(data, tmp_path, monkeypatch):
     assert [row["key"] for row in lines[-3:]] == ["block_stop", "eval_start", "run_stop"]
     assert not mlperf_logs.load(tmp_path / mlperf.LOG).complete
     assert lines[-1]["metadata"]["status"] == "aborted"
-
-
-def test_nothing_is_written_without_a_format(tmp_path):
-    write_run(mlperf_config(mlperf={"format": ""}), str(tmp_path), [0.5, 0.7601], Clock())
-    assert list(tmp_path.iterdir()) == []
 
 
 _LINE = re.compile(r":::MLPv0\.5\.0 resnet (\d+\.\d{9}) \(\S+\.py:\d+\) (\w+)(?:: (.*))?")

@@ -122,14 +122,6 @@ def test_a_model_is_not_used_where_its_data_have_other_classes(
     assert re.search(message, str(caught.value))
 
 
-def test_the_page_may_accept_other_classes(workdir, tmp_path, monkeypatch):
-    folder = write_names(tmp_path / "data", "n0", "n2", "n1", "n3")
-    model = model_source.load(workdir).changed(data_dir=folder)
-    monkeypatch.setattr(demo, "compiler", COMPILES)
-    with pytest.raises(SystemExit, match="compiles"):
-        demo.make_demo(model, True)
-
-
 def test_other_classes_may_be_accepted_and_an_unreadable_manifest_is_a_note(workdir, tmp_path):
     folder = write_names(tmp_path / "data", "n0", "n2", "n1", "n3")
     said: list[str] = []
@@ -143,10 +135,6 @@ def test_other_classes_may_be_accepted_and_an_unreadable_manifest_is_a_note(work
     change_manifest(workdir, imported={})
     resuming.check_data(model_source.load(workdir).changed(data_dir=folder), False, said.append)
     assert len(said) == 2
-
-
-def test_checkpoints_have_names(workdir):
-    assert [model_source.load(workdir, name).step for name in ("latest", "best", "4")] == [4, 4, 4]
 
 
 def test_the_number_of_classes_is_that_of_the_checkpoint_not_of_the_data(workdir):

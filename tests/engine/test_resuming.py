@@ -225,7 +225,7 @@ def test_lines_identify_files_by_name_size_and_count_and_the_manifest(tmp_path):
 )
 def test_what_the_metrics_lack_is_told(logged, newest, lacks):
     notes, rows = [], [{"split": "train", "step": step} for step in logged]
-    history = types.SimpleNamespace(rows=[*rows, {"split": "eval", "step": 99}], damage="")
+    history = types.SimpleNamespace(rows=[*rows, {"split": "eval", "step": 99}])
     history.restore = len
     reporter: Any = types.SimpleNamespace(say=notes.append, history=history)
     plan: Any = types.SimpleNamespace(
@@ -235,12 +235,9 @@ def test_what_the_metrics_lack_is_told(logged, newest, lacks):
     text = f"NOTE metrics.jsonl lacks the training of steps {lacks} to {newest}"
     assert notes == [text] * bool(lacks)
     notes.clear()
-    history.damage, plan.log_every = "1 of 9 lines", Every()
+    plan.log_every = Every()
     resuming.fix_metrics(reporter, plan, {"step": newest, "evaluations": [{}, {}]})
-    assert notes == [
-        "NOTE 1 of 9 lines",
-        f"NOTE 2 scores that it lacked are from checkpoint {newest}",
-    ]
+    assert notes == [f"NOTE 2 scores that it lacked are from checkpoint {newest}"]
 
 
 def test_other_batches_of_batch_norm_are_told(tiny_records):

@@ -87,14 +87,3 @@ def test_a_new_run_drops_old_metrics(saver):
     saver.reporter.history.rows = [{"split": "train", "step": 3}]
     saver.start(position, "y")
     assert saver._init_from == "y" and saver.events[1:] == [("cut", 0)]
-
-
-@pytest.mark.parametrize(
-    ("steps", "key"), [("", "warmup_epochs"), ("3.6e5 examples", "warmup_steps")]
-)
-def test_the_advice_names_the_warmup_that_is_in_force(steps, key):
-    schedule = types.SimpleNamespace(warmup_steps=steps)
-    settings = types.SimpleNamespace(schedule=schedule, train_batch_size=8)
-    job: Any = types.SimpleNamespace(settings=settings, benchmark=None)
-    text = saving.explain_divergence(job, 3, 0)
-    assert f"a longer --config.{key} often helps" in text and "there is no checkpoint yet" in text

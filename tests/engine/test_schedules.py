@@ -179,11 +179,6 @@ def test_a_run_of_a_few_steps_learns(name, train_steps, warmup):
         assert rates[:-1].max() > 0
 
 
-def test_a_polynomial_run_that_ends_in_the_warmup_has_a_last_step():
-    rate = make_rate(3, learning_rate_schedule="polynomial", warmup_steps="6")
-    assert (rate.warmup_steps, rate.decay_steps) == (6, 1)
-
-
 @pytest.mark.device
 @pytest.mark.parametrize(
     ("warmup", "peak"), [(0, 8.0), (1, 8.0), (2, 8 / math.sqrt(2)), (4, 4.0), (25, 1.6)]

@@ -104,17 +104,6 @@ def test_rng_is_a_function_of_seed_step_and_shard(mesh, accumulation):
     assert len(seen) == 3
 
 
-def test_average_starts_as_a_copy_in_float32():
-    weights = {"w": jnp.ones(3, jnp.bfloat16), "v": jnp.ones(3)}
-    plan = recipe(ema_decay=0.9)
-    state = steps.init_state(lambda key: (weights, {"mean": jnp.zeros(2)}), plan, plan.seed)
-    average = jax.tree.leaves(state.ema)
-    assert {x.dtype for x in average} == {jnp.dtype(jnp.float32)}
-    assert sum(float(x.sum()) for x in average) == 6
-    trained = jax.tree.leaves((state.params, state.model_state))
-    assert len({id(x) for x in (*average, *trained)}) == 6
-
-
 def test_totals_are_sums_over_steps(mesh):
     batches = [{"x": hashed((16, 3), salt).astype(np.float32)} for salt in range(30, 34)]
     loss = norm = mean = 0.0
@@ -391,15 +380,6 @@ def test_gradients_are_those_of_the_whole_batch(mesh, rare, accumulation):
     wanted = {"all": (errors.sum(), 32), "rare": (errors[:rare].sum(), rare), "loss": (value, 1)}
     wanted["rare_rows"] = (rare, rare)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), dict(sums), wanted)
-
-
-def test_a_single_term_is_not_reported_twice(mesh):
-    def loss(*arguments):
-        terms, metrics, model_state = masked_loss(*arguments)
-        return {"all": terms["all"]}, metrics, model_state
-
-    _, sums, _ = jax.eval_shape(steps.make_gradients(loss, mesh, 1), *problem(5), jax.random.key(0))
-    assert set(sums) == {"loss", "rare_rows"}
 
 
 def test_integers_in_the_models_state_stay_integers(mesh):

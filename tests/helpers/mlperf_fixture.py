@@ -17,7 +17,7 @@ from PIL import Image
 
 import train
 from common.preparation import schema
-from engine import mlperf_formats
+from engine import mlperf
 from engine.run import Programs, make_plan, read_settings
 from engine.start import Run
 from scripts.mlperf import request as mlperf_request
@@ -182,7 +182,7 @@ def make_package(
     with pytest.MonkeyPatch.context() as patch:
         clock = Clock()
         patch.setattr(time, "time", clock)
-        patch.setattr(mlperf_formats, "clear_caches", lambda: True)
+        patch.setattr(mlperf, "clear_caches", lambda: True)
         for i, run_scores in enumerate(scores):
             config = mlperf_config(recipe, seed=i, mlperf=chosen)
             write_run(config, f"{root}/run_{i}", run_scores, clock)

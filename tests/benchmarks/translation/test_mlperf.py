@@ -9,7 +9,7 @@ from mlperf_compliance import tags
 from benchmarks.translation.gnmt import mlperf
 from common.errors import UserError
 from configs import gnmt, mlperf_gnmt, mlperf_transformer, transformer
-from engine import mlperf_formats
+from engine.mlperf import declare_examples
 from engine.run import read_settings
 from engine.start import Run
 from tests.benchmarks.translation import bpe_fixture, sentences_fixture
@@ -145,7 +145,7 @@ def test_the_counts_follow_from_the_files_before_the_clock(recipe, folder, key, 
     sizes |= {"row_length": 12} if "row_length" in config else {}
     config.update({**sizes, "mlperf": {"format": "mllog", "org": "nobody"}})
     opened = Run.open(read_settings(config.lock(), str(tmp_path / "run")))
-    run = mlperf_formats.declare_examples(opened, evaluating=True)
+    run = declare_examples(opened, evaluating=True)
     counted = {key: 90, "num_eval_sentences": 23, "vocabulary_size": entries}
     assert {name: run.settings.config[name] for name in counted} == counted
     assert run.benchmark.declared_examples("train") == 90

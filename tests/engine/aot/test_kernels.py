@@ -1,7 +1,5 @@
 """The price of Pallas kernels, from HLO and bundles cut from what libtpu 0.0.42 wrote."""
 
-import dataclasses
-
 import pytest
 
 from engine.aot import hlo, kernels, topology
@@ -105,15 +103,6 @@ def test_a_note_says_what_kernels_count():
     assert warning.startswith("too short: 3 kernels count by their bytes alone")
     known = kernels.priced(hlo.cost(HLO), V5E, {"k.3": 10, "k.5": 7})
     assert len(kernels.notes(known.kernels, V5E.clock)) == 1
-
-
-def test_the_bandwidth_is_a_devices():
-    """A v3's chip shows two devices, which share its memory."""
-    v3 = topology.CHIPS["v3"]
-    kernel = kernels.priced(hlo.cost(HLO), v3, {}).kernels[0]
-    assert kernel.cycles == pytest.approx(kernel.moved / (v3.bandwidth / 2) * v3.clock, abs=1)
-    unknown = dataclasses.replace(v3, bandwidth=float("nan"))
-    assert kernels.priced(hlo.cost(HLO), unknown, {"k.3": 9, "k.5": 9}).kernels[0].cycles == 9
 
 
 def test_libtpu_is_asked_and_its_files_are_read(tmp_path, monkeypatch):

@@ -49,21 +49,6 @@ def test_input_that_does_not_fit_is_refused_with_the_keys_that_cause_it(monkeypa
         guard.afford({(): 1_800_000_000, ("dogs",): 1_200_000_000}, values)
 
 
-def test_memory_is_read_once_in_two_seconds(watching, monkeypatch):
-    """Full is more than the limit."""
-    watching, memory = watching
-    now = types.SimpleNamespace(seconds=100.0)
-    monkeypatch.setattr(guard.time, "monotonic", lambda: now.seconds)
-    monkeypatch.setattr(guard, "_MEMORY_PERIOD", 2.0)
-    memory.used = 0.5
-    assert not watching._memory_is_full()
-    memory.used = 0.6
-    now.seconds += 2.0
-    assert not watching._memory_is_full()
-    now.seconds += 0.1
-    assert watching._memory_is_full()
-
-
 # The vote.
 
 
@@ -116,12 +101,3 @@ def test_process_0_has_the_lock(process, tmp_path, monkeypatch):
         assert folder == str(tmp_path)
         assert failures == ["checked", ("another run took it", 1)]
     guarded.close()
-
-
-def test_memory_that_is_full_elsewhere(watching, monkeypatch):
-    watching, memory = watching
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    memory.used = 0.6
-    vote = watching.vote()
-    memory.used = 0.1
-    assert "nearly full on another host" in str(vote.stop)

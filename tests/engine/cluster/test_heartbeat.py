@@ -66,15 +66,6 @@ def greeting(index, **changes):
     return json.dumps({"index": index, "name": "x", "facts": FACTS, **changes}).encode() + b"\n"
 
 
-def test_a_fact_that_only_one_host_has(log):
-    """A stranger's text is shown, but neither as a page nor as commands to the terminal."""
-    run = RollCall()
-    assert "config.more is 1 there and nothing on host 0" in str(run.join(1, more="1"))
-    run.send(greeting(1, name="\n\x1b[2J" + "x" * 9999, facts={}))
-    run.complete()
-    assert "host 1 ( \\x1b[2Jxxx" in log[1] and len(log[1]) < 600
-
-
 @pytest.mark.parametrize("index", [-1, 0, 2])
 def test_a_number_that_is_taken_or_too_large(index, log):
     run = RollCall()
@@ -82,16 +73,6 @@ def test_a_number_that_is_taken_or_too_large(index, log):
     assert text in answer["end"] and answer["code"] == 1
     run.complete()
     assert len(log) == 1 and text in log[0]
-
-
-def test_two_processes_of_one_number(log):
-    run = RollCall(3)
-    with run.connect() as host, host.makefile("r") as answers:
-        host.sendall(greeting(1))
-        assert "call themselves host 1 (x)" in run.send(greeting(1))
-        lines = run.join(2), run.first.get()
-        assert all(isinstance(line, Heartbeat) for line in lines)
-        assert "names" in answers.readline()
 
 
 def test_what_other_programs_send_is_ignored_and_named_once(log):
@@ -104,15 +85,6 @@ def test_what_other_programs_send_is_ignored_and_named_once(log):
     assert log == [
         "WARNING ignored 127.0.0.1, which tried to join this run: it sent no valid greeting in time"
     ]
-
-
-def test_a_program_that_sends_nothing_is_ignored(log, monkeypatch):
-    monkeypatch.setattr(heartbeat, "_GREETING_SECONDS", 1.0)
-    run = RollCall()
-    with run.connect() as stranger:
-        assert "no valid greeting" in stranger.makefile("r").readline()
-    monkeypatch.setattr(heartbeat, "_GREETING_SECONDS", 600.0)
-    run.complete()
 
 
 def test_a_host_that_dies_while_others_wait_may_come_again():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.cluster import hostlog
-from engine.cluster.hostlog import BucketLog, HostLog
+from engine.cluster.hostlog import HostLog
 
 
 def record(text, level=logging.INFO, name="tpu_suite"):
@@ -17,8 +17,8 @@ def record(text, level=logging.INFO, name="tpu_suite"):
 @pytest.fixture
 def remote(tmp_path, monkeypatch):
     """A log as on gs://; the clock stands at 30 s after the last upload."""
-    log = BucketLog(str(tmp_path), 3)
-    log._uploaded = 100.0
+    log = HostLog(str(tmp_path), 3)
+    log._is_local, log._uploaded = False, 100.0
     monkeypatch.setattr(hostlog.time, "monotonic", lambda: 130.0)
     return log
 
@@ -45,16 +45,6 @@ def test_lines_are_uploaded_every_half_minute_and_warnings_at_once(
     ] * starts
 
 
-def test_an_upload_is_not_started_twice_and_writes_each_line_once(remote, tmp_path):
-    remote.emit(record("one"))
-    remote.flush()
-    remote.emit(record("two"))
-    remote.flush()
-    remote.flush()  # nothing is new
-    path = tmp_path / "hosts" / "host-003.log"
-    assert [line.split(" INFO ")[1] for line in path.read_text().splitlines()] == ["one", "two"]
-
-
 def test_a_workdir_has_one_log_and_another_workdir_another(tmp_path):
     first = hostlog.attach(str(tmp_path / "a"), 0)
     loggers = logging.getLogger("tpu_suite"), logging.getLogger("absl")
@@ -75,8 +65,8 @@ def test_the_last_lines_are_written_while_python_shuts_down(tmp_path, monkeypatc
     def refuse(thread):
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    log = BucketLog(str(tmp_path), 3)
-    log._uploaded = float("inf")  # not yet
+    log = HostLog(str(tmp_path), 3)
+    log._is_local, log._uploaded = False, float("inf")  # not yet
     log.emit(record("the last line"))
     assert not (tmp_path / "hosts" / "host-003.log").exists()
     monkeypatch.setattr(threading.Thread, "start", refuse)

@@ -15,7 +15,6 @@ import pytest
 
 from common.errors import RESTART, CheckpointError, ConfigError, HostError
 from engine.cluster import processes, watchdog
-from engine.cluster.hosts import ProcessGroup
 from scripts import prepare
 from tests.test_main import TINY, environment
 from tests.torture import Group, differences, results
@@ -134,40 +133,6 @@ def test_processes_that_finish_leave_together(code, joined, monkeypatch):
         with pytest.raises(SystemExit) as caught:
             processes.finish(code)
         assert caught.value.code == 0 and not joined
-
-
-@pytest.mark.parametrize(("silence", "timeout"), [(20.0, 100), (40.0, 120)])
-def test_jax_notices_a_lost_host_later_than_the_heartbeat(silence, timeout, joined, monkeypatch):
-    """And jax's abort waits for it."""
-    calls = []
-    libc = types.SimpleNamespace(signal=lambda *arguments: calls.append(arguments), sleep="sleep")
-    monkeypatch.setattr(processes.ctypes, "CDLL", lambda name: libc)
-    monkeypatch.setattr(processes, "Heartbeat", lambda *_, **__: None)
-    monkeypatch.setattr(jax.config, "update", lambda *arguments: calls.append(arguments))
-    monkeypatch.setattr(
-        jax.distributed, "initialize", lambda *where, **more: calls.append((where, more))
-    )
-    processes.join(ProcessGroup("10.0.0.2:8476", 2, 1), {}, 300.4, silence)
-    assert calls == [
-        (signal.SIGABRT, "sleep"),
-        ("jax_enable_preemption_service", False),
-        (
-            ("10.0.0.2:8476", 2, 1),
-            {
-                "initialization_timeout": 300,
-                "heartbeat_timeout_seconds": timeout,
-                "shutdown_timeout_seconds": 60,
-            },
-        ),
-    ]
-
-
-def test_the_facts_of_a_run(monkeypatch):
-    monkeypatch.setattr(processes.starts, "commit", lambda: "0123-dirty")
-    facts = processes.run_facts({"seed": 3, "mlperf": {"format": ""}})
-    assert (facts["config.seed"], facts["config.mlperf.format"]) == ("3", "")
-    assert facts["the version of jax"] == jax.__version__
-    assert facts["the program's commit"] == "0123-dirty"
 
 
 # Several processes.

@@ -162,10 +162,3 @@ def test_a_run_that_hangs_ends_with_the_code_of_a_restart(signum, code, monkeypa
     with start.Run.watched(run):
         made[0]["leave"]("nothing moved")
     assert failures == [("nothing moved", code)]
-
-
-def test_the_activity_before_counts_again():
-    doing("training", 7)
-    with watchdog.during("saving x"):
-        assert str(watchdog.activity()) == "saving x (step 7)"
-    assert str(watchdog.activity()) == "training (step 7)"

@@ -9,8 +9,6 @@ import io
 import logging
 import math
 import os
-import pathlib
-import subprocess
 import sys
 import types
 
@@ -130,25 +128,6 @@ def test_events_that_cannot_be_written_are_one_line(tmp_path, monkeypatch, caplo
         assert bool(logged) == (error is KeyError)
 
 
-def test_the_curves_are_drawn_again_after_20_seconds(clock, tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(
-        writers, "draw_curves", lambda rows, *rest: drawn.append((len(rows), *rest))
-    )
-    reporter = Reporter(str(tmp_path), title="title", metrics=("score",))
-    monkeypatch.setattr(reporter, "_record", reporter.history.add)
-    rest = (f"{tmp_path}/learning_curves.png", "title", ("score",))
-    for step, seconds in enumerate((19.5, 0.5, 19.5, 1.0)):
-        clock.seconds += seconds
-        reporter.eval({"step": step, "epoch": 0.0}, "")
-    assert drawn == [(2, *rest), (4, *rest)]
-    reporter.close()  # there is no news
-    clock.seconds += 19.5
-    reporter.eval({"step": 9, "epoch": 0.0}, "")
-    reporter.close()
-    assert drawn[2:] == [(5, *rest)]
-
-
 def test_other_processes_write_nothing(tmp_path, monkeypatch, caplog, capsys):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
@@ -164,15 +143,6 @@ def test_other_processes_write_nothing(tmp_path, monkeypatch, caplog, capsys):
     assert os.listdir(tmp_path) == []
     assert caplog.messages == ["text"] * 3  # for the host's own log; main.py keeps the terminal
     assert capsys.readouterr().out == ""
-
-
-def test_parameters_are_listed(tmp_path):
-    reporter = Reporter(str(tmp_path))
-    params = {"stem": {"kernel": np.zeros((7, 7, 3, 64))}, "bias": np.zeros(1000)}
-    assert reporter.overview(params) == "10,408 parameters in 2 arrays"
-    table = (tmp_path / "parameters.txt").read_text()
-    assert "stem/kernel" in table
-    assert "(7, 7, 3, 64)" in table
 
 
 class Terminal(io.StringIO):
@@ -202,53 +172,13 @@ def test_the_live_line_makes_way(clock, monkeypatch, tmp_path):
     assert screen.getvalue() == shown
 
 
-def test_no_live_line_in_a_file(tmp_path, monkeypatch):
-    file = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", file)
-    reporter = Reporter(str(tmp_path))
-    reporter.live("a")
-    reporter.say("b")
-    reporter.close()
-    assert file.getvalue() == ""
-
-
-def test_tensorflow_waits_for_the_first_row(tmp_path):
-    program = """
-import sys
-sys.modules["tensorflow"] = None  # importing it now raises ImportError
-from engine.report.writers import Reporter
-reporter = Reporter(sys.argv[1])
-reporter.overview({})
-reporter.live("live")
-reporter.say("text")
-print("so far", flush=True)
-try:
-    reporter.train({"step": 1, "epoch": 0.0}, "")
-except ImportError:
-    print("wanted")
-"""
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    root = pathlib.Path(writers.__file__).parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root)
-    assert (done.stdout, done.returncode) == ("so far\nwanted\n", 0), done.stderr
-    assert [r["step"] for r in lines(tmp_path)] == [1]
-
-
 # Profiles.
 
 
-@pytest.mark.parametrize("steps", ["5", "5:", ":5", "5:5", "-3:5", "a:b", "1:2:3"])
+@pytest.mark.parametrize("steps", ["5", "5:", ":5", "5:5", "-3:5", "a:b", "1:2:3", "40:50"])
 def test_a_bad_profile_is_refused_by_key_and_value(steps, tmp_path):
-    with pytest.raises(OutputError) as caught:
-        Profiler(steps, str(tmp_path))
-    assert str(caught.value).startswith(f"config.profile_steps={steps!r} is not begin:end")
-
-
-def test_a_profile_beyond_the_run_is_refused(tmp_path):
-    profiler = Profiler("40:50", str(tmp_path))
-    profiler.check(41)
-    with pytest.raises(OutputError, match="config.profile_steps='40:50': the run has only 40 st"):
-        profiler.check(40)
+    with pytest.raises(OutputError, match=f"config.profile_steps='{steps}'"):
+        Profiler(steps, str(tmp_path)).check(40)
 
 
 def profiled(profiler, monkeypatch, first, last):
@@ -339,19 +269,6 @@ def test_curves_show_every_quantity_in_its_panel(panels):
     }
 
 
-@pytest.mark.parametrize("metrics", [("hr_at_10",), ("box_ap", "mask_ap"), ("bleu",)])
-def test_every_target_is_drawn(metrics, panels):
-    rows = [row(2, epoch=1.0, loss=2.5) | dict.fromkeys(metrics, 0.5)]
-    named = [metric.replace("_", " ") for metric in metrics]
-    drawn = panels(rows, metrics)
-    assert list(drawn) == ["loss", ", ".join(named), "learning rate"]
-    assert drawn[", ".join(named)] == {f"eval {name}": [(1.0, 0.5)] for name in named}
-
-
-def test_without_a_target_there_is_no_panel_for_one(panels):
-    assert list(panels([], metrics=(), width=880)) == ["loss", "learning rate"]
-
-
 def test_curves_of_a_step_evaluated_again_show_the_last(panels):
     rows = [row(s, epoch=e, loss=x) for s, e, x in ((4, 2.0, 9.0), (2, 1.0, 7.0), (4, 2.0, 3.0))]
     assert panels(rows)["loss"] == {"eval loss": [(1.0, 7.0), (2.0, 3.0)]}
@@ -362,22 +279,6 @@ def test_curves_of_nothing_and_of_what_is_not_finite(panels):
     strange = [math.nan, math.inf, 1.0, -math.inf]
     actual = panels([row(i, "train", epoch=float(i), loss=x) for i, x in enumerate(strange)])
     np.testing.assert_array_equal(actual["loss"]["train loss"], list(enumerate(strange)))
-
-
-def test_a_picture_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "curves.png"
-    writers.draw_curves([], str(path), "before")
-    before = path.read_bytes()
-
-    def half(self, data):
-        with open(self, "wb") as file:
-            file.write(data[:100])
-        raise OSError("No space left")
-
-    monkeypatch.setattr(type(writers.epath.Path(path)), "write_bytes", half)
-    with pytest.raises(OSError, match="No space left"):
-        writers.draw_curves([row(1, epoch=1.0, loss=1.0)], str(path), "after")
-    assert path.read_bytes() == before
 
 
 # wandb.

@@ -16,7 +16,7 @@ from benchmarks.ncf.ratings import ML_20M
 from benchmarks.resnet import mlperf as mlperf_resnet
 from common.errors import UserError
 from configs import mlperf_resnet50 as recipes
-from engine import mlperf_formats
+from engine import mlperf
 from scripts.mlperf import check as mlperf_check
 from scripts.mlperf import logs as mlperf_logs
 from tests.helpers.mlperf_fixture import RULESETS, Clock, make_package, mlperf_config, write_run
@@ -193,7 +193,7 @@ def test_a_single_log_is_judged_by_what_it_says(tmp_path, monkeypatch, capsys):
     counts = {"num_train_images": 117_266, "num_eval_images": 5_000}
     config = mlperf_config("mlperf_ssd:1024", **counts, mlperf={"clear_caches": True})
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(mlperf_formats, "clear_caches", lambda: True)
+    monkeypatch.setattr(mlperf, "clear_caches", lambda: True)
     for scores, word in (([0.1, 0.2, 0.235], "PASS"), ([0.1, 0.2, 0.22], "FAIL")):
         write_run(config, str(tmp_path), scores, Clock())
         assert mlperf_check.main(["mlperf.log"]) == int(word == "FAIL")

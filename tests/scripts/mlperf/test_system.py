@@ -6,7 +6,7 @@ import platform
 import jax
 
 from engine import mesh as meshes
-from engine import mlperf_formats
+from engine import mlperf
 from scripts.mlperf import system as mlperf_system
 from tests.helpers.mlperf_fixture import made_up_mesh, mlperf_config
 
@@ -35,7 +35,7 @@ def test_a_log_and_a_system_that_tell_little(monkeypatch):
 def test_chips_are_counted_and_not_their_cores(monkeypatch):
     def chips(per_chip: int) -> int:
         mesh = made_up_mesh(mlperf_config(), per_chip)
-        return mlperf_formats._machine(meshes.num_chips(mesh))["accelerators_per_node"]
+        return mlperf._machine(meshes.num_chips(mesh))["accelerators_per_node"]
 
     assert (chips(1), chips(2)) == (8, 4)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
