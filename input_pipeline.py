@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import jax
@@ -103,6 +103,14 @@ class Preprocessing:
     input_spec: str = "tensorflow"  # what `input_spec.parse_spec` reads
     eval_image_size: Annotated[int, "[0, 16384]"] = 0  # of evaluation; 0 = image_size
     reduced_decoding: bool = False  # whether large JPEGs are decoded at 1/2, 1/4 or 1/8
+    # Of training, from fractions of the run on; () = image_size. See `benchmarks.resnet.sizes`.
+    image_sizes: Annotated[Sequence[Sequence[float]], "[0, 100]"] = ()
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """All sizes of the training images, each once, in the order in which they come."""
+        sides = (int(side) for _, side in self.image_sizes)
+        return tuple(dict.fromkeys(sides)) or (self.image_size,)
 
     @functools.cached_property
     def spec(self) -> InputSpec:

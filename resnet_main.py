@@ -139,7 +139,7 @@ FLAGS = {
         ("randaug_num_layers", "randaug_magnitude"),
         Flag(int, "", of="augment_name"),
     ),
-    "use_cache": Flag(bool, "", "--config.decoded_cache=256 keeps decoded images in memory"),
+    "use_cache": Flag(bool, "", _INPUT),
     **dict.fromkeys(
         ("num_parallel_calls", "num_files_infeed", "prefetch_buffer_size", "num_prefetch_threads"),
         Flag(int, "", _INPUT),

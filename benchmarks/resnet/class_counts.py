@@ -1,8 +1,5 @@
-"""Counts the images of each class, for the weights of the loss and for notes on small data."""
+"""Counts the training images of each class, for the weights of the loss."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,56 +9,44 @@ from common.data.shards import record_name, tensorflow
 from common.errors import ConfigError, some
 from input_pipeline import Source, wrong_label
 
-_FEW_PER_CLASS = 5  # validation images
-
-
-def label_counts(source: Source, cache: str) -> np.ndarray:
-    """How many examples each class has, int64[num_classes].
-
-    The files are read through once; `cache` is that of `common.data.caches.scan_files`.
-
-    Raises:
-      DataError: a label is out of range, or a record is damaged.
-    """
-    tf = tensorflow()
-    features = {source.label_key: tf.io.FixedLenFeature([], tf.int64)}
-
-    def scan(path: str) -> dict[str, Any]:
-        counts = np.zeros(source.num_classes, np.int64)
-
-        def add(chunk: Any, first: int) -> None:
-            labels = tf.io.parse_example(chunk, features)[source.label_key].numpy()
-            labels = labels - source.label_offset
-            wrong = (labels < 0) | (labels >= source.num_classes)
-            if wrong.any():
-                record = record_name(path, first + int(wrong.argmax()))
-                raise wrong_label(
-                    record, int(labels[wrong][0]), source.label_offset, source.num_classes
-                )
-            np.add.at(counts, labels, 1)
-
-        caches.count_records(path, add, f"a schema with {source.label_key}")
-        return {"counts": counts.tolist()}
-
-    settings = {"labels": source.label_key, "from": source.label_offset, "n": source.num_classes}
-    rows = caches.scan_files(source.shards.paths, scan, cache, settings)
-    return np.sum([row["counts"] for row in rows], axis=0)
-
 
 def class_weights(source: Source, cache: str) -> np.ndarray:
     """The weight of each class, f32[K]: n / (K * count), whose mean over the n images is 1.
 
+    The files are read through once; `common.data.caches.scan_files` keeps the counts in `cache`.
+
     Raises:
       ConfigError: a class has no image.
+      DataError: a label is out of range, or a record is damaged.
     """
-    counts, names = label_counts(source, cache), source.class_names
-    if empty := [class_name(names, i) for i in np.flatnonzero(counts == 0)]:
-        lack = f"{_subject(empty, len(counts))} no training image and so no weight"
+    key, offset, number = source.label_key, source.label_offset, source.num_classes
+    tf = tensorflow()
+    features = {key: tf.io.FixedLenFeature([], tf.int64)}
+
+    def scan(path: str) -> dict[str, Any]:
+        counts = np.zeros(number, np.int64)
+
+        def add(chunk: Any, first: int) -> None:
+            labels = tf.io.parse_example(chunk, features)[key].numpy() - offset
+            wrong = (labels < 0) | (labels >= number)
+            if wrong.any():
+                record = record_name(path, first + int(wrong.argmax()))
+                raise wrong_label(record, int(labels[wrong][0]), offset, number)
+            np.add.at(counts, labels, 1)
+
+        caches.count_records(path, add, f"a schema with {key}")
+        return {"counts": counts.tolist()}
+
+    settings = {"labels": key, "from": offset, "n": number}
+    rows = caches.scan_files(source.shards.paths, scan, cache, settings)
+    counts = np.sum([row["counts"] for row in rows], axis=0)
+    if empty := [class_name(source.class_names, i) for i in np.flatnonzero(counts == 0)]:
         raise ConfigError(
-            f"config.class_weights='auto': {lack}; set --config.class_weights='', or "
+            f"config.class_weights='auto': {len(empty)} ({some(empty)}) of {number} classes "
+            "have no training image and so no weight; set --config.class_weights='', or "
             "prepare the data again without them"
         )
-    return (counts.sum() / (len(counts) * counts)).astype(np.float32)
+    return (counts.sum() / (number * counts)).astype(np.float32)
 
 
 def weights_note(weights: np.ndarray, names: tuple[str, ...]) -> str:
@@ -73,23 +58,6 @@ def weights_note(weights: np.ndarray, names: tuple[str, ...]) -> str:
     )
 
 
-def few_notes(source: Source, cache: str) -> list[str]:
-    """A sentence about classes with few validation images; [] if there are none."""
-    counts, names = label_counts(source, cache), source.class_names
-    if few := [class_name(names, i) for i in np.flatnonzero(counts < _FEW_PER_CLASS)]:
-        return [
-            f"{_subject(few, len(counts))} fewer than {_FEW_PER_CLASS} validation images: "
-            "their scores are chance, and so is the choice of the best step; prepare the "
-            "data with a larger --validation_fraction"
-        ]
-    return []
-
-
 def class_name(names: tuple[str, ...], i: Any) -> str:
     """The name of class i, or its number where the data have no names."""
     return (names[i] if i < len(names) else "") or f"class {i}"
-
-
-def _subject(names: Sequence[str], total: int) -> str:
-    """Subject and verb of a sentence about some of all classes."""
-    return f"{len(names)} ({some(names)}) of {total} classes {'has' if len(names) == 1 else 'have'}"

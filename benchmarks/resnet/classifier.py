@@ -36,14 +36,13 @@ from benchmarks.uses import Uses
 from common import foreign
 from common.data.decoding import Reader
 from common.data.order import Order
-from common.data.shards import read_some, tensorflow
+from common.data.shards import tensorflow
 from common.errors import ConfigError
 from common.images import manifest, pixels
 from common.images.input_spec import InputSpec
 from input_pipeline import Source
 
 IMAGENET = {"train": manifest.IMAGENET["train"], "eval": manifest.IMAGENET["validation"]}  # images
-_FEW_EVAL_IMAGES = 2_000  # of an evaluation: it may have classes with very few
 _FEW_IMAGES = 2_000  # below this number, new statistics are worse than those of the first model
 _FEW_SHARED = 10  # images that share statistics: below, these are too noisy
 
@@ -57,10 +56,9 @@ class ResNet(RecordBenchmark):
     advice = {
         "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
         "--config.input_streams",
-        "decoding": "set --config.preprocessing=fast, or --config.decoded_cache=256 if the hosts "
-        "have the memory; else use a machine with more CPU cores, or of photos of many "
-        "megapixels store smaller ones (--max_side=512 of scripts.prepare) or set "
-        "--config.reduced_decoding=True",
+        "decoding": "set --config.preprocessing=fast, or use a machine with more CPU cores; of "
+        "photos of many megapixels store smaller ones (--max_side=512 of scripts.prepare), or "
+        "set --config.reduced_decoding=True",
     }
 
     def __init__(self, settings: Settings, cache_dir: str):
@@ -75,7 +73,6 @@ class ResNet(RecordBenchmark):
         self.groups = {**Benchmark.groups, **heads}
         self._dtype = architecture.PRECISIONS[settings.model.precision]
         self._sizes: Sizes | None = None
-        self._decoded: list[tuple[Source, np.ndarray]] = []  # splits, their digests and labels
 
     # Data.
 
@@ -94,36 +91,9 @@ class ResNet(RecordBenchmark):
         def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
             encoded, label = source.parse(serialized)
             image = pixels.decode(encoded, only_jpeg=only_jpeg)
-            digest = tensorflow().strings.to_hash_bucket_fast(encoded, (1 << 63) - 1)
-            return {"label": label, "size": tensorflow().shape(image)[:2], "digest": digest}
+            return {"label": label, "size": tensorflow().shape(image)[:2]}
 
-        def check(batch: Any) -> None:
-            source.check(batch)
-            rows.append(np.stack([batch["digest"], batch["label"]]))
-
-        rows = [np.zeros((2, 0), np.int64)]
-        Reader(source.shards, pixels.jpegs_first(decode), check).decode_all()
-        self._decoded.append((source, np.concatenate(rows, 1)))
-
-    def remarks(self, split: str) -> list[tuple[str, str, str]]:
-        """Images that occur several times in the split that `check` read last, or in both."""
-        if not self._decoded:  # such as random images
-            return []
-        sources, rows = zip(*self._decoded, strict=True)
-        ends = np.cumsum([row.shape[1] for row in rows])
-
-        def name(i: int) -> str:
-            k = int(np.searchsorted(ends, i, side="right"))
-            example = i - int(ends[k] - rows[k].shape[1])
-            (record,) = read_some(sources[k].shards, [example])
-            file = sources[k].image(record)[1] or sources[k].shards.where(example)
-            return f"{class_counts.class_name(sources[k].class_names, rows[k][1, example])}/{file}"
-
-        digests, labels = np.concatenate(rows, 1)
-        numbers = np.repeat(np.arange(len(rows)), [row.shape[1] for row in rows])
-        fix = "delete the files that are wrong or too many, and prepare the data again"
-        found = manifest.repeated_images(digests, labels, numbers, name, [len(rows) - 1])
-        return [("warn", f"{split}: {line}", fix) for line in found]
+        Reader(source.shards, pixels.jpegs_first(decode), source.check).decode_all()
 
     @functools.cached_property
     def classes(self) -> int:
@@ -168,7 +138,9 @@ class ResNet(RecordBenchmark):
         return batches.specs(self.settings, split, batch_size)
 
     def order(self, batch_size: int) -> Order:
-        return batches.order(self.settings, self._train.shards.counts, batch_size)
+        keys, counts = self.keys, self._train.shards.counts
+        buffer, streams = keys.shuffle_buffer_size, keys.input_streams
+        return Order.make(counts, keys.seed, batch_size, streams, buffer, keys.repeats)
 
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
@@ -308,14 +280,12 @@ class ResNet(RecordBenchmark):
             )
 
     def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
-        notes, names = [], self._train.class_names
+        del evaluating
+        notes = []
         if self.keeps_statistics(norm_examples):
             notes.append("BatchNorm keeps the statistics of config.init_from")
         if self.class_weights is not None:
-            notes.append(class_counts.weights_note(self.class_weights, names))
-        if evaluating and self.num_examples("eval") < _FEW_EVAL_IMAGES:
-            cache = f"{self.cache_dir}/eval_labels.json"
-            notes += class_counts.few_notes(self.source("eval"), cache)
+            notes.append(class_counts.weights_note(self.class_weights, self._train.class_names))
         return [*notes, self.sizes.note()] if self.sizes else notes
 
     @property
@@ -341,11 +311,8 @@ class ResNet(RecordBenchmark):
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int
     ) -> dict[tuple[str, ...], int]:
-        """Eight batches; to train, three blocks of records per stream or all decoded images."""
+        """Eight batches; to train, three blocks of records per stream as well."""
         needed = batches.host_bytes(self.settings, split, batch_size, num_shards)
         if split == "eval":
             return needed
-        if self.settings.images.decoded_cache:
-            decoded = self.num_examples("train") * batches.image_bytes(self.settings, "train")
-            return needed | {("decoded_cache",): decoded // num_shards}
         return needed | {("shuffle_buffer_size",): self.held_bytes(num_shards)}

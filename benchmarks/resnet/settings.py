@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from benchmarks.resnet import architecture, sizes
@@ -44,20 +44,6 @@ class Data:
     shuffle_buffer_size: Annotated[int, "[1, 1e9]"]
     input_streams: Annotated[int, "[1, 1e6]"]
     repeats: Annotated[int, "[1, 1e6]"] = 1
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Images(Preprocessing):
-    """How images are prepared; `input_pipeline` reads what all runs have."""
-
-    decoded_cache: Annotated[int, "[0, 16384]"] = 0
-    image_sizes: Annotated[Sequence[Sequence[float]], "[0, 100]"] = ()
-
-    @property
-    def sides(self) -> tuple[int, ...]:
-        """All sizes of the training images, each once, in the order in which they come."""
-        sides = (int(side) for _, side in self.image_sizes)
-        return tuple(dict.fromkeys(sides)) or (self.image_size,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,7 +94,7 @@ class Settings:
     """All groups."""
 
     data: Data
-    images: Images
+    images: Preprocessing
     model: Architecture
     regularisation: Regularisation
     objective: Objective
@@ -163,10 +149,6 @@ def image_fixes(settings: Settings) -> Fixes:
         ):
             if any(side % 2 for side in sides):
                 yield key, "must be even for space_to_depth"
-    if images.decoded_cache and settings.data.dataset == "fake":
-        yield "decoded_cache", "dataset='fake' has nothing to decode"
-    elif 0 < images.decoded_cache < (largest := max(images.sides)):
-        yield "decoded_cache", f"use 0, or {largest}, the images' largest size, or more"
 
 
 def training_fixes(settings: Settings) -> Fixes:
@@ -179,8 +161,6 @@ def training_fixes(settings: Settings) -> Fixes:
             augment.Policy.parse(keys.augmentation)
         except ValueError as error:
             yield "augmentation", str(error)
-        if settings.images.decoded_cache:
-            yield "augmentation", "works before images are cropped; use decoded_cache=0"
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:

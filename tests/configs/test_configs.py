@@ -240,7 +240,6 @@ BAD: list[tuple[dict[str, Any], str]] = [  # with the key that the message names
     ({"image_sizes": ((0, 8), (0.5, 9), (0.5, 8))}, "image_sizes"),
     ({"image_sizes": ((0, 8, 9),)}, "image_sizes"),
     ({"image_sizes": ((0, 33),), "space_to_depth": True}, "image_sizes"),
-    ({"image_sizes": ((0, 300),), "decoded_cache": 256}, "decoded_cache"),
     ({"eval_image_size": 33, "space_to_depth": True}, "eval_image_size"),
     ({**FAKE, "num_train_images": 0}, "num_train_images"),
     ({**FAKE, "class_weights": "auto"}, "class_weights"),
