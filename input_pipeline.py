@@ -6,8 +6,6 @@ TensorFlow TPU tutorial's ResNet code, unless `config.preprocessing` is 'vgg' or
 names another library.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +27,6 @@ from common.images.input_spec import InputSpec
 KERNELS = {"exact": "bicubic", "fast": "bilinear", "vgg": "bilinear"}
 MODES = tuple(KERNELS)
 
-_OWN = input_spec.TENSORFLOW
 _NAME_KEYS = ("image/filename", "file_name")  # of the ImageNet schema, and of TFDS
 
 
@@ -67,7 +64,7 @@ class Source:
         return features[self.image_key].bytes_list.value[0], name
 
     def check(self, batch: Batch) -> None:
-        """Raises DataError if a label is out of range.
+        """Raises DataError if a label of the batch is out of range.
 
         TFDS records are not read through before, and files may change during a long run.
         """
@@ -79,8 +76,8 @@ class Source:
 
 
 def wrong_label(record: str, label: int, offset: int, num_classes: int) -> DataError:
-    """The error for a record, in words, whose label, from 0, is out of range; stored + `offset`."""
-    stored, fix = label + offset, "mend the record"
+    """The error for a record whose label is out of range; the file has `label` + `offset`."""
+    stored, fix = label + offset, "correct the record"
     if stored == 0:
         fix = "labels count from 1: write the records again with each label + 1"
         if num_classes == 1000:
@@ -114,11 +111,7 @@ class Preprocessing:
 
     @functools.cached_property
     def spec(self) -> InputSpec:
-        """How evaluation prepares images, and how all images are normalised.
-
-        Raises:
-          DataError: `input_spec` is none.
-        """
+        """How evaluation prepares images, and how all images are normalised."""
         spec = input_spec.parse_spec(self.input_spec).at(self.eval_image_size or self.image_size)
         if self.input_spec == "tensorflow":
             return dataclasses.replace(spec, kernel=KERNELS[self.preprocessing])
@@ -147,14 +140,12 @@ def train_batches(
     start_step: int,
     size_at: Callable[[Any], Any] | None = None,
 ) -> Iterator[Batch]:
-    """Endless training batches of some streams of `order`: see `base.Benchmark.train_batches`.
+    """Endless training batches of some streams of `order`, from `start_step` on.
 
     Yields image uint8[h, size, size, 3], label int32[h], flip bool[h], id int32[h], and
     host_seconds float32[h], the time that decoding took. `size_at` computes the size int32[] from
-    the step int64[], tensors of TensorFlow; by default it is `image_size`.
-
-    Raises:
-      DataError: a record cannot be decoded; the file and record are named.
+    the step int64[], tensors of TensorFlow; by default it is `image_size`. DataError names the
+    file and the record that cannot be decoded.
     """
 
     def decode(serialized: Any, seeds: Any, *step: Any, only_jpeg: bool) -> dict[str, Any]:
@@ -170,12 +161,10 @@ def train_batches(
 def eval_batches(
     source: Source, preprocessing: Preprocessing, batch_size: int, shard: int, num_shards: int
 ) -> Iterator[Batch]:
-    """Every example once over all shards: see `base.Benchmark.eval_batches`.
+    """Every example once over all shards, padded with rows whose mask is 0.
 
-    Yields image uint8[h, size, size, 3], label int32[h], id int32[h], mask float32[h].
-
-    Raises:
-      DataError: a record cannot be decoded; the file and record are named.
+    Yields image uint8[h, size, size, 3], label int32[h], id int32[h], mask float32[h]. DataError
+    names the file and the record that cannot be decoded.
     """
 
     def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
@@ -197,7 +186,7 @@ def _train_image(
 
 
 def normalize(
-    images: jax.Array, flip: jax.Array | None, dtype: Any, spec: InputSpec = _OWN
+    images: jax.Array, flip: jax.Array | None, dtype: Any, spec: InputSpec = input_spec.TENSORFLOW
 ) -> jax.Array:
     """Pixels [b, H, W, 3] RGB in 0..255 -> dtype[b, H, W, 3], what a model expects, on the device.
 

@@ -7,8 +7,6 @@ it. Flags of main.py may stand beside them: --config.seed=1. The recipe is confi
 that of --config. docs/resnet_main.md has a table of the flags.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

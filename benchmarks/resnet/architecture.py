@@ -1,7 +1,5 @@
 """The network that a recipe's keys describe, and the values that describe none."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import partial
@@ -62,7 +60,7 @@ def network(keys: Architecture, classes: int) -> models.ResNet:
     )
     # Whether the recipe names a variant, what composes it, and with which arguments. Later ones
     # change the parts of earlier ones.
-    table = (
+    table: tuple[tuple[bool, Callable[..., models.ResNet], tuple[Any, ...]], ...] = (
         (keys.resnet_version == "1", variants.compose_v1, ()),
         (keys.resnet_version == "2", variants.compose_v2, (padding,)),
         (keys.stage1_projection, variants.compose_stage1_projection, ()),
@@ -72,12 +70,9 @@ def network(keys: Architecture, classes: int) -> models.ResNet:
         (keys.blur_pool, variants.compose_blur_pool, ()),
         (keys.kernels == "pallas", variants.compose_pallas, (padding,)),
     )
-    named: list[tuple[Callable[..., models.ResNet], tuple[Any, ...]]] = [
-        (compose, arguments) for is_named, compose, arguments in table if is_named
-    ]
-    for compose, arguments in named:
-        model = compose(model, *arguments)
-    if keys.batch_norm == "gram" and not named:
+    for is_named, compose, arguments in table:
+        model = compose(model, *arguments) if is_named else model
+    if keys.batch_norm == "gram" and not any(is_named for is_named, _, _ in table):
         model = gram(model, padding)
     if keys.space_to_depth:
         model = model.clone(stem=space_to_depth.stem(model.stem))
@@ -96,11 +91,8 @@ def training_apply(
 ) -> Callable[..., Any]:
     """`model.apply` for rows of a training batch with these seeds, int32[b].
 
-    Args:
-      model: the model.
-      drop_path: the probability that a row lacks the branch of the last block; less for others.
-      dropout: the probability that the head does not see a feature.
-      seeds: may be None if both are 0.
+    `drop_path` is the probability that a row lacks the branch of the last block, `dropout` that the
+    head does not see a feature. `seeds` may be None if both are 0.
     """
     if drop_path:
         assert seeds is not None

@@ -3,8 +3,6 @@
 `benchmarks.base` explains each method.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator, Mapping
@@ -83,10 +81,6 @@ class ResNet(RecordBenchmark):
     def open(self, split: str, described: bool = True) -> Source:
         return records.open_split(self.keys, split, self.cache_dir, described)
 
-    @property
-    def _train(self) -> Source:
-        return self.source("train")
-
     def decode_all(self, source: Source) -> None:
         def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
             encoded, label = source.parse(serialized)
@@ -101,7 +95,7 @@ class ResNet(RecordBenchmark):
         if self.keys.num_label_classes:
             return self.keys.num_label_classes
         if self.keys.dataset.startswith("tfds:"):
-            return self._train.num_classes
+            return self.source("train").num_classes
         content = records.data_manifest(self.keys)
         return len(records.valid_labels(0, len(content.class_names) if content else 0))
 
@@ -110,7 +104,9 @@ class ResNet(RecordBenchmark):
         """The weight of each class in the loss, f32[K], of `config.class_weights`."""
         if not self.settings.objective.class_weights:
             return None
-        return class_counts.class_weights(self._train, f"{self.cache_dir}/train_labels.json")
+        return class_counts.class_weights(
+            self.source("train"), f"{self.cache_dir}/train_labels.json"
+        )
 
     def num_examples(self, split: str) -> int:
         if split == "train":
@@ -122,7 +118,7 @@ class ResNet(RecordBenchmark):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        names = list(self._train.class_names)
+        names = list(self.source("train").class_names)
         return {"class_names": names, "input_spec": self.input_spec.as_dict()}
 
     def identity(self, split: str) -> Identity:
@@ -138,7 +134,7 @@ class ResNet(RecordBenchmark):
         return batches.specs(self.settings, split, batch_size)
 
     def order(self, batch_size: int) -> Order:
-        keys, counts = self.keys, self._train.shards.counts
+        keys, counts = self.keys, self.source("train").shards.counts
         buffer, streams = keys.shuffle_buffer_size, keys.input_streams
         return Order.make(counts, keys.seed, batch_size, streams, buffer, keys.repeats)
 
@@ -147,7 +143,9 @@ class ResNet(RecordBenchmark):
     ) -> Iterator[HostBatch]:
         order = self.order(batch_size)
         streams = order.share(shard, num_shards)
-        stream = batches.train(self.settings, self._train, order, streams, start_step, self.sizes)
+        stream = batches.train(
+            self.settings, self.source("train"), order, streams, start_step, self.sizes
+        )
         if (weights := self.class_weights) is None:
             return stream
         return ({**batch, "weight": weights[batch["label"]]} for batch in stream)
@@ -179,9 +177,10 @@ class ResNet(RecordBenchmark):
     def loss(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array
     ) -> tuple[Terms, Terms, Any]:
-        """Cross-entropy with label smoothing; `rng` is not used.
+        """The cross-entropy of a batch, the accuracies, and the new statistics of BatchNorm.
 
-        All that is random follows from the leaf "draw", so that it belongs to the example.
+        `rng` is not used: all that is random follows from the leaf "draw", so that it belongs to
+        the example.
         """
         del rng
         inputs, labels, others, share = batches.inputs(self.settings, batch, self._dtype)
@@ -217,17 +216,10 @@ class ResNet(RecordBenchmark):
         }
 
     def classify(self, params: Any, model_state: Any, images: jax.Array) -> dict[str, jax.Array]:
-        """Logits, and the features that the last layer makes them from.
+        """{"logits": f32[b, K], "features": f32[b, F]}, what the last layer takes, of RGB images.
 
-        Args:
-          params: the parameters.
-          model_state: the running statistics.
-          images: uint8[b, size, size, 3] RGB of `input_spec`, as
-            `common.images.input_spec.prepare_image` makes them.
-
-        Returns:
-          {"logits": f32[b, K], "features": f32[b, F]}; with `eval_flip` the means over the image
-          and its mirror image.
+        `images` uint8[b, size, size, 3] are as `common.images.input_spec.prepare_image` makes them.
+        With `eval_flip` both are the means over the image and its mirror image.
         """
         inputs = input_pipeline.normalize(images, None, self._dtype, self.input_spec)
         is_doubled = self.settings.evaluation.eval_flip
@@ -271,7 +263,7 @@ class ResNet(RecordBenchmark):
         return foreign.RESNET.format(depth=min(max(self.settings.model.resnet_depth, 18), 152))
 
     def check_random_start(self, norm_examples: int) -> None:
-        """Also refuses "auto" where many images give new statistics: its rates are for a model."""
+        """Refuses "frozen" and "auto", whose statistics or rates need a trained model."""
         if (chosen := self.settings.tuning.bn_statistics) != "batch":
             raise ConfigError(
                 f"config.bn_statistics={chosen!r} keeps the statistics of config.init_from, which "
@@ -285,7 +277,9 @@ class ResNet(RecordBenchmark):
         if self.keeps_statistics(norm_examples):
             notes.append("BatchNorm keeps the statistics of config.init_from")
         if self.class_weights is not None:
-            notes.append(class_counts.weights_note(self.class_weights, self._train.class_names))
+            notes.append(
+                class_counts.weights_note(self.class_weights, self.source("train").class_names)
+            )
         return [*notes, self.sizes.note()] if self.sizes else notes
 
     @property

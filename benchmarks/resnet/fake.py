@@ -1,7 +1,5 @@
 """One random batch of images instead of data: `config.dataset='fake'`, to time the devices."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The losses and the qualities of classification."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import optax

@@ -5,8 +5,6 @@ mlperf_compliance 0.0.10 without the shapes of the layers. Tensors have the name
 reference implementation.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

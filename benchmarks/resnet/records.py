@@ -1,7 +1,5 @@
 """Opens labelled images: TFRecords of the ImageNet schema, counted and checked, or sets of TFDS."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from benchmarks.resnet.settings import Data
@@ -16,17 +14,13 @@ def open_split(keys: Data, split: str, cache_dir: str, described: bool = True) -
     """Opens the records, or the set of TFDS, that `config.dataset` names.
 
     `described` is whether the data manifest may spare the scan of records.
-
-    Raises:
-      ConfigError, DataError: see `open_records` and `open_tfds`.
     """
+    number = keys.num_label_classes
     if keys.dataset == "records":
         patterns = keys.train_files if split == "train" else keys.eval_files
         index = f"{cache_dir}/{split}.json"
-        number = keys.num_label_classes
         return open_records(keys.data_dir, patterns, number, index, split, described)
-    name = keys.dataset.removeprefix("tfds:")
-    return open_tfds(name, keys.data_dir, split, keys.num_label_classes)
+    return open_tfds(keys.dataset.removeprefix("tfds:"), keys.data_dir, split, number)
 
 
 def data_manifest(keys: Data) -> manifest.DataManifest | None:
@@ -43,18 +37,11 @@ def open_records(
     split: str,
     described: bool = True,
 ) -> Source:
-    """Opens TFRecords in the ImageNet schema.
+    """Opens TFRecords in the ImageNet schema that match `patterns` in a folder, local or gs://.
 
-    Each file is read through once to count and check its records, unless the folder's data manifest
-    describes it.
-
-    Args:
-      data_dir: folder, local or gs://.
-      patterns: see `common.data.files.find`.
-      num_classes: see `valid_labels`.
-      cache: see `common.data.caches.scan_files`.
-      split: "train" or "eval", for messages.
-      described: whether the data manifest may spare that.
+    Each file is read through once to count and check its records, unless it is `described` by the
+    folder's data manifest; `cache` keeps what was counted. `num_classes` is the config's number, 0
+    for that of the data.
 
     Raises:
       ConfigError: the data hold more than `num_classes` classes.
@@ -102,7 +89,7 @@ def valid_labels(num_classes: int, data_classes: int) -> range:
 
 
 def _scan_file(path: str, offset: int, num_classes: int) -> dict[str, Any]:
-    """{"count", "names": {label from 0: name}} of one file; DataError names its first fault."""
+    """{"count", "names": {label from 0: name}} of a file; DataError names its first bad record."""
     tf = tensorflow()
     optional = tf.io.FixedLenFeature([], tf.string, default_value="")
     features = {

@@ -3,8 +3,6 @@
 A group goes to the part that reads it. In the config all keys are on one level.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -21,12 +19,18 @@ from input_pipeline import MODES, Preprocessing
 
 # What `benchmarks.settle_config` takes from the model whose weights a run begins with.
 MODEL_KEYS = (
-    *("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite", "max_pool"),
-    *("space_to_depth", "input_spec", "blur_pool", "stage1_projection"),
+    "resnet_depth",
+    "num_filters",
+    "resnet_version",
+    "deep_stem",
+    "squeeze_excite",
+    "max_pool",
+    "space_to_depth",
+    "input_spec",
+    "blur_pool",
+    "stage1_projection",
 )
 WHOLE_KEYS = ("num_label_classes", "image_size", "eval_image_size", "eval_flip")
-
-Fixes = Iterator[tuple[str, str]]  # keys whose values cannot work, each with a fix
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,17 +105,13 @@ class Settings:
     tuning: Tuning
     evaluation: Evaluation
 
-    def values(self) -> dict[str, Any]:
-        """Every key and its value."""
-        return {key: value for group in vars(self).values() for key, value in vars(group).items()}
-
 
 def check_settings(settings: Settings) -> None:
     """Raises ConfigError, with a fix for each key, if values cannot work."""
-    values = settings.values()
-    faults = dict(data_fixes(settings)) | architecture.fixes(settings.model)
-    faults |= dict(image_fixes(settings)) | dict(training_fixes(settings))
+    faults = dict(_fixes(settings)) | architecture.fixes(settings.model)
     if faults:
+        groups = vars(settings).values()
+        values = {key: value for group in groups for key, value in vars(group).items()}
         raise ConfigError("; ".join(f"config.{k}={values[k]!r}: {v}" for k, v in faults.items()))
     try:
         parse_spec(settings.images.input_spec)
@@ -120,9 +120,10 @@ def check_settings(settings: Settings) -> None:
         raise ConfigError(f"config.input_spec={text!r:.80}: {error}") from None
 
 
-def data_fixes(settings: Settings) -> Fixes:
-    """The keys about the data that cannot work."""
-    data = settings.data
+def _fixes(settings: Settings) -> Iterator[tuple[str, str]]:
+    """The keys about data, images and training whose values cannot work, each with a fix."""
+    data, images, model = settings.data, settings.images, settings.model
+    keys = settings.regularisation
     if data.dataset == "fake":
         for key in ("num_train_images", "num_eval_images"):
             if getattr(data, key) < 1:
@@ -131,29 +132,16 @@ def data_fixes(settings: Settings) -> Fixes:
             yield "class_weights", "dataset='fake' has no classes to count"
     if not re.fullmatch("records|fake|tfds:.+", data.dataset):
         yield "dataset", "use records, tfds:NAME or fake"
-
-
-def image_fixes(settings: Settings) -> Fixes:
-    """The keys about the images that cannot work."""
-    images = settings.images
     if images.preprocessing not in MODES:
         yield "preprocessing", f"use one of {', '.join(map(repr, MODES))}"
-    if images.image_sizes and (fault := sizes.fault(images.image_sizes)):
+    if fault := sizes.fault(images.image_sizes):
         yield "image_sizes", fault
-        return
-    if settings.model.space_to_depth:
-        for key, sides in (
-            ("image_size", (images.image_size,)),
-            ("eval_image_size", (images.eval_image_size,)),
-            ("image_sizes", tuple(side for _, side in images.image_sizes)),
-        ):
-            if any(side % 2 for side in sides):
+    elif model.space_to_depth:
+        for key in ("image_size", "eval_image_size"):
+            if getattr(images, key) % 2:
                 yield key, "must be even for space_to_depth"
-
-
-def training_fixes(settings: Settings) -> Fixes:
-    """The keys about the training that cannot work."""
-    keys, model = settings.regularisation, settings.model
+        if any(side % 2 for _, side in images.image_sizes):
+            yield "image_sizes", "must be even for space_to_depth"
     if model.batch_norm == "gram" and (model.blur_pool or keys.drop_path):
         yield "batch_norm", "has no form with blur_pool or drop_path; use 'plain'"
     if keys.augmentation:
@@ -164,24 +152,13 @@ def training_fixes(settings: Settings) -> Fixes:
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """See `benchmarks.restored_config`: classes and pixels are those that the checkpoint has.
-
-    Raises:
-      ConfigError: the model has layers that are gone.
-    """
-    if values.get("normalization", "batch") != "batch":
-        raise ConfigError(
-            "the checkpoint's model has GroupNorm (config.normalization='group'), which this "
-            "version of the program lacks"
-        )
+    """The config of a checkpoint; classes and pixels are those that the checkpoint has."""
     if values.get("augmentation", "").endswith(":uniform"):  # gone, and only training would use it
         values = values | {"augmentation": ""}
     if head := manifest.get("tree", {}).get("model", {}).get("params/head/kernel"):
         values = values | {"num_label_classes": int(head.removesuffix("]").rpartition(",")[2])}
-    spec = manifest.get("input_spec")
-    if (
-        spec
-        and parse_spec(values.get("input_spec", "tensorflow")).at(spec["size"]).as_dict() != spec
-    ):
-        values = values | {"input_spec": json.dumps(spec)}  # a name may have got another meaning
+    if spec := manifest.get("input_spec"):
+        named = parse_spec(values.get("input_spec", "tensorflow")).at(spec["size"])
+        if named.as_dict() != spec:  # a name may have got another meaning
+            values = values | {"input_spec": json.dumps(spec)}
     return values

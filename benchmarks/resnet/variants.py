@@ -4,8 +4,6 @@ They can be applied to each other's results, as far as `benchmarks.resnet.archit
 table has the keys of the recipe for each.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

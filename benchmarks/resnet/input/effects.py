@@ -10,8 +10,6 @@ matrix products with factors of bfloat16. These hold whole levels exactly and ro
 at the border, Pillow and this module repeat the outermost pixels.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

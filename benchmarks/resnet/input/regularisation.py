@@ -5,8 +5,6 @@ hashes of the leaf "draw" int32[b] of a batch, a seed for each row in this step:
 belongs to the example, and is the same on any number of devices and after a resume.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """A table of photos and their classes, such as Kaggle's train.csv."""
 
-from __future__ import annotations
-
 import collections
 import csv
 import dataclasses

@@ -1,7 +1,5 @@
 """What a trained ResNet can be used for: to classify, to show, to export, to begin with."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
@@ -81,15 +79,13 @@ class ClassifierUses(Uses):
         return self._benchmark.classify(params, model_state, images)
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
-        """What `benchmarks.resnet.use.exhibits` shows."""
+        """The classes and the worst mistakes."""
         if not self._has_data:
             return []
         names = ("id", "label", "top", "probability", "label_probability")
         parts = [[row[name] for name in names] for row in rows]
         columns = map(np.concatenate, zip(*parts, strict=True))
-        benchmark = self._benchmark
-        content = records.data_manifest(benchmark.keys)
-        return exhibits.make(Predictions(*columns), benchmark.source("eval"), content)
+        return exhibits.make(Predictions(*columns), self._benchmark.source("eval"))
 
     def portable(self, params: Any, model_state: Any) -> Portable:
         """The forms of `Classifier`; its logits are computed in float32.

@@ -1,7 +1,5 @@
 """A trained ResNet in the forms that other programs read: an ONNX graph, and PyTorch's names."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -5,8 +5,6 @@ the projection comes first in its block. A name such as "conv2d_7" says no more,
 follows from the shapes in this order.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Mapping

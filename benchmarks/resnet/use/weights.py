@@ -4,8 +4,6 @@ The variants are those of `benchmarks.resnet.variants`. A model of another funct
 number of arrays, is refused by name.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

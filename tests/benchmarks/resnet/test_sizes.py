@@ -74,7 +74,7 @@ def test_sizes_that_cannot_work():
     def fixes(**keys: Any) -> dict[str, str]:
         counts = {"num_train_images": 1, "num_eval_images": 1}
         config = make_tiny_config("", **counts, **keys)
-        return dict(settings.image_fixes(read_config(settings.Settings, config)))
+        return dict(settings._fixes(read_config(settings.Settings, config)))
 
     assert fixes() == fixes(space_to_depth=True) == fixes(dataset="fake") == {}
     odd = {"image_sizes": ((0, 8), (0.5, 17)), "image_size": 18, "eval_image_size": 15}
