@@ -126,6 +126,11 @@ def fixes(keys: Architecture) -> dict[str, str]:
         faults["deep_stem"] = "has no form with space_to_depth; set one of them to False"
     if keys.deep_stem and keys.num_filters < 2:
         faults["num_filters"] = "must be at least 2 for deep_stem"
-    if keys.kernels == "pallas":
-        faults |= variants.pallas_fixes(keys)
+    has_variant = keys.resnet_version != "1.5" or keys.max_pool == "conv" or keys.blur_pool
+    has_variant |= bool(keys.deep_stem or keys.squeeze_excite)
+    has_kernel = keys.resnet_depth >= 50 and keys.batch_norm == "gram" and not has_variant
+    if keys.kernels == "pallas" and not has_kernel:
+        faults["kernels"] = (
+            "needs bottlenecks (50 layers or more), batch_norm='gram' and no variant; use 'xla'"
+        )
     return faults

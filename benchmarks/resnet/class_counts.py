@@ -49,15 +49,6 @@ def class_weights(source: Source, cache: str) -> np.ndarray:
     return (counts.sum() / (number * counts)).astype(np.float32)
 
 
-def weights_note(weights: np.ndarray, names: tuple[str, ...]) -> str:
-    """The smallest and the largest of the class weights, as a sentence."""
-    low, high = weights.argmin(), weights.argmax()
-    return (
-        f"the loss weighs classes from {weights[low]:.3g} ({class_name(names, low)}) "
-        f"to {weights[high]:.3g} ({class_name(names, high)})"
-    )
-
-
 def class_name(names: tuple[str, ...], i: Any) -> str:
     """The name of class i, or its number where the data have no names."""
     return (names[i] if i < len(names) else "") or f"class {i}"

@@ -26,7 +26,9 @@ from benchmarks.base import (
     mean_scores,
 )
 from benchmarks.records import RecordBenchmark
-from benchmarks.resnet import architecture, batches, class_counts, losses, records
+from benchmarks.resnet import architecture, class_counts, losses, records
+from benchmarks.resnet.input import regularisation
+from benchmarks.resnet.input.regularisation import Mixed
 from benchmarks.resnet.settings import Data, Settings
 from benchmarks.resnet.sizes import Sizes
 from benchmarks.resnet.use import ClassifierUses
@@ -43,6 +45,9 @@ from input_pipeline import Source
 IMAGENET = {"train": manifest.IMAGENET["train"], "eval": manifest.IMAGENET["validation"]}  # images
 _FEW_IMAGES = 2_000  # below this number, new statistics are worse than those of the first model
 _FEW_SHARED = 10  # images that share statistics: below, these are too noisy
+# CPU time per training image, fitted to the rows of docs/performance.md at 128, 160 and 224 pixels:
+# (for each image, for each of its pixels after resizing).
+_MICROSECONDS = {"exact": (1500.0, 0.018), "fast": (1430.0, 0.0077)}
 
 
 class ResNet(RecordBenchmark):
@@ -131,7 +136,21 @@ class ResNet(RecordBenchmark):
         return self.settings.images.spec
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
-        return batches.specs(self.settings, split, batch_size)
+        images, settings = self.settings.images, self.settings
+        sides: tuple[int, ...] = (images.spec.size,)
+        leaves: dict[str, Any] = {"label": np.int32, "id": np.int32}
+        if split == "eval":
+            leaves["mask"] = np.float32
+        else:
+            sides = images.sides
+            leaves["flip"] = np.bool_
+            if settings.objective.class_weights:
+                leaves["weight"] = np.float32
+            if settings.regularisation.is_used:
+                leaves["draw"] = np.int32
+        scalars = {k: jax.ShapeDtypeStruct((batch_size,), dtype) for k, dtype in leaves.items()}
+        shapes = [(batch_size, side, side, 3) for side in sides]
+        return tuple({"image": jax.ShapeDtypeStruct(x, np.uint8), **scalars} for x in shapes)
 
     def order(self, batch_size: int) -> Order:
         keys, counts = self.keys, self.source("train").shards.counts
@@ -141,11 +160,17 @@ class ResNet(RecordBenchmark):
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
-        order = self.order(batch_size)
-        streams = order.share(shard, num_shards)
-        stream = batches.train(
-            self.settings, self.source("train"), order, streams, start_step, self.sizes
+        order, size_at = self.order(batch_size), self.sizes.on_host if self.sizes else None
+        stream = input_pipeline.train_batches(
+            self.source("train"),
+            self.settings.images,
+            order,
+            order.share(shard, num_shards),
+            start_step,
+            size_at,
         )
+        if self.settings.regularisation.is_used:
+            stream = regularisation.add_draws(stream, self.keys.seed, start_step)
         if (weights := self.class_weights) is None:
             return stream
         return ({**batch, "weight": weights[batch["label"]]} for batch in stream)
@@ -183,7 +208,7 @@ class ResNet(RecordBenchmark):
         the example.
         """
         del rng
-        inputs, labels, others, share = batches.inputs(self.settings, batch, self._dtype)
+        inputs, labels, others, share = self._inputs(batch)
         variables = {"params": params, **model_state}
         group = 1 if self.bn_span == 1 else jax.lax.axis_size("group")
         disturbed = self.settings.regularisation
@@ -201,6 +226,16 @@ class ResNet(RecordBenchmark):
         metrics = losses.accuracies(logits, labels)
         sums = {name: (jnp.sum(values), count) for name, values in metrics.items()}
         return {"cross_entropy": (jnp.sum(terms), count)}, sums, model_state
+
+    def _inputs(self, batch: Mapping[str, jax.Array]) -> Mixed:
+        """The images of a training batch for the network, [b, h, w, 3], and their labels."""
+        images, keys = batch["image"], self.settings.regularisation
+        if keys.augmentation:
+            images = regularisation.augment_images(keys.augmentation, images, batch["draw"])
+        images = input_pipeline.normalize(images, batch["flip"], self._dtype, self.input_spec)
+        if not keys.is_used:
+            return Mixed(images, batch["label"], None, None)
+        return regularisation.erase_and_mix(keys, images, batch["label"], batch["draw"])
 
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
@@ -277,9 +312,12 @@ class ResNet(RecordBenchmark):
         if self.keeps_statistics(norm_examples):
             notes.append("BatchNorm keeps the statistics of config.init_from")
         if self.class_weights is not None:
-            notes.append(
-                class_counts.weights_note(self.class_weights, self.source("train").class_names)
+            names, weights = self.source("train").class_names, self.class_weights
+            low, high = (
+                f"{weights[i]:.3g} ({class_counts.class_name(names, i)})"
+                for i in (weights.argmin(), weights.argmax())
             )
+            notes.append(f"the loss weighs classes from {low} to {high}")
         return [*notes, self.sizes.note()] if self.sizes else notes
 
     @property
@@ -300,13 +338,25 @@ class ResNet(RecordBenchmark):
         return tuple(Stage(f"{side} pixels", sizes.steps(side)) for side in sides)
 
     def input_rates(self) -> tuple[Mapping[str, float], ...]:
-        return batches.input_rates(self.settings.images)
+        """By `preprocessing`: the figures of docs/performance.md, for JPEGs of 500 x 375 pixels."""
+        costs = _MICROSECONDS.items()
+        return tuple(
+            {mode: 1e6 / (image + pixel * side**2) for mode, (image, pixel) in costs}
+            for side in self.settings.images.sides
+        )
+
+    def size_key(self, split: str) -> str:
+        """The config's key that decides the size of a split's images."""
+        key = "image_sizes" if split == "train" else "eval_image_size"
+        return key if getattr(self.settings.images, key) else "image_size"
 
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int
     ) -> dict[tuple[str, ...], int]:
         """Eight batches; to train, three blocks of records per stream as well."""
-        needed = batches.host_bytes(self.settings, split, batch_size, num_shards)
-        if split == "eval":
-            return needed
-        return needed | {("shuffle_buffer_size",): self.held_bytes(num_shards)}
+        largest = max(spec["image"].size for spec in self.batch_spec(split, 1))
+        keys = f"{split}_batch_size", self.size_key(split)
+        needed: dict[tuple[str, ...], int] = {keys: 8 * batch_size * largest // num_shards}
+        if split == "train":
+            needed[("shuffle_buffer_size",)] = self.held_bytes(num_shards)
+        return needed

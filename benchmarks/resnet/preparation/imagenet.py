@@ -26,15 +26,12 @@ from common import console, foreign, limits
 from common.data import records
 from common.data.shards import tensorflow
 from common.errors import UserError, some, visible
-from common.images import manifest, photos
+from common.images import photos
 from common.images.pixels import LARGE
 from common.preparation import arguments, holdout, schema, sources, writing
 from common.preparation.folders import Folder, Reading
 
-IMAGENET = {
-    **{f"{split} images": number for split, number in manifest.IMAGENET.items()},
-    "classes": 1_000,
-}
+IMAGENET = {"train images": 1_281_167, "validation images": 50_000, "classes": 1_000}
 _HEADS = 8  # files of a kind that `readings` looks into
 _IN_CLASS = r"/(images?|imgs?)$"  # a folder in a class folder
 _NO_CLASS = (  # folders of other views of the same images, or of images beside these
@@ -189,7 +186,7 @@ def _table(
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
-    """Reads the arguments without reading files; exits with status 2 if one is invalid."""
+    """Reads the arguments without reading files."""
     add, path = parser.add_argument, console.path
     inputs = "tar of tars, or folder of class folders; local or gs://"
     add("--train", required=True, type=path, help=inputs)
@@ -230,13 +227,9 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
 
 
 def prepare(args: argparse.Namespace) -> str:
-    """Prepares the records; returns the last line to print.
-
-    Raises:
-        UserError: a mistake of the user's.
-        tf.errors.OpError: reading or writing failed.
-    """
-    settings, own, workers = _settings(args), args.layout == "folder", args.workers
+    """Prepares the records; returns the last line to print."""
+    own, workers = args.layout == "folder", args.workers
+    settings = _settings(args)
     lines = plan.read_labels(args.validation_labels) if args.validation_labels else []
     inputs = sources.list_inputs({"train": args.train, "validation": args.validation}, workers)
     for name, source in inputs.items():
@@ -287,6 +280,23 @@ def prepare(args: argparse.Namespace) -> str:
     return _last_line(args.out, content)
 
 
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings that the bytes of the records depend on; the manifest has them, too."""
+    settings = {
+        "layout": args.layout,
+        "seed": args.seed,
+        "validation_fraction": None if args.validation else args.validation_fraction,
+        "shards": args.shards or 0,
+        "validation_shards": args.validation_shards or 0,
+        "quality": args.quality,
+        "tools": writing.tools(),
+    }
+    settings |= {key: getattr(args, key) for key in ("group", "max_side") if getattr(args, key)}
+    if args.labels:
+        settings["label_column"] = [args.file_column, args.label_column, args.by_split]
+    return settings
+
+
 def _warn(content: dict[str, Any], results: list[dict[str, Any]], own: bool) -> None:
     """Prints what is weak: images that are there several times, classes with few or no images."""
     writing.report_repeated(results)
@@ -297,23 +307,6 @@ def _warn(content: dict[str, Any], results: list[dict[str, Any]], own: bool) -> 
     if own and few:
         fault = f"have fewer than {_FEW} training photos: {some(few, 5)}"
         print(visible(f"warning: {len(few):,} classes {fault}"))
-
-
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """The settings that the bytes of the records depend on; the manifest has them, too."""
-    columns = args.file_column, args.label_column
-    return {
-        "layout": args.layout,
-        "seed": args.seed,
-        "validation_fraction": None if args.validation else args.validation_fraction,
-        "shards": args.shards or 0,
-        "validation_shards": args.validation_shards or 0,
-        "quality": args.quality,
-        "tools": writing.tools(),
-        **({"group": args.group} if args.group else {}),
-        **({"max_side": args.max_side} if args.max_side else {}),
-        **({"label_column": [*columns, args.by_split]} if args.labels else {}),
-    }
 
 
 def _example(

@@ -22,19 +22,14 @@ from common.portable import Portable
 
 
 def foreign_settings(file: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The keys of a file of another library's weights, with remarks."""
+    """The config's keys that a file of another library's weights decides, with remarks."""
     return weights.read_settings(files.peek(file))
 
 
 def foreign_weights(source: Foreign, space_to_depth: bool) -> Imported:
     """The weights in a file as the ResNet that the file describes.
 
-    Args:
-      source: the file.
-      space_to_depth: whether the stem is to have this form.
-
-    Raises:
-      DataError: the file holds no ResNet.
+    `space_to_depth` is whether the stem is to have this form.
     """
     values, _ = weights.read_settings(source)
     keys = {"precision": "float32", "batch_norm": "plain", "bn_span": 1, "bn_momentum": 0.9}
@@ -88,17 +83,14 @@ class ClassifierUses(Uses):
         return exhibits.make(Predictions(*columns), self._benchmark.source("eval"))
 
     def portable(self, params: Any, model_state: Any) -> Portable:
-        """The forms of `Classifier`; its logits are computed in float32.
-
-        `eval_flip` has no part in it.
-        """
-        ours = self._benchmark
-        model = dataclasses.replace(ours.settings.model, precision="float32")
-        evaluation = dataclasses.replace(ours.settings.evaluation, eval_flip=False)
-        plain = dataclasses.replace(ours.settings, model=model, evaluation=evaluation)
-        precise = type(ours)(plain, ours.cache_dir)
+        """The forms of `Classifier`; its logits are computed in float32, without `eval_flip`."""
+        trained = self._benchmark
+        model = dataclasses.replace(trained.settings.model, precision="float32")
+        evaluation = dataclasses.replace(trained.settings.evaluation, eval_flip=False)
+        plain = dataclasses.replace(trained.settings, model=model, evaluation=evaluation)
+        precise = type(trained)(plain, trained.cache_dir)
         variables = {"params": params, **model_state}
-        classifier = Classifier(model, variables, ours.input_spec)
+        classifier = Classifier(model, variables, trained.input_spec)
         return classifier.portable(
             jax.jit(lambda images: precise.classify(params, model_state, images)["logits"])
         )

@@ -29,18 +29,11 @@ Layers = list[tuple[str, Shape]]  # (module or layer, shape of its kernel or sca
 def match(
     path: str, arrays: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], Family, dict[str, Any]]:
-    """Recognises the ResNet that a checkpoint holds.
+    """Recognises the ResNet among the arrays of a checkpoint.
 
-    Args:
-      path: of the checkpoint, for messages.
-      arrays: of its layers, as `common.foreign.tf_checkpoints.read` returns them.
-
-    Returns:
-      (its arrays by their names in the checkpoint, their names, the config's keys that they
-      decide). Version "1" has the same arrays as "1.5".
-
-    Raises:
-      DataError: there is none, or several; the message names the first array that does not fit.
+    Returns its arrays by their names in the checkpoint, the family of these names, and the config's
+    keys that they decide; version "1" has the same arrays as "1.5". DataError names the first
+    array that does not fit.
     """
     scope = _scope(path, arrays)
     arrays = {name: x for name, x in arrays.items() if _parts(name)["scope"] == scope}
@@ -58,8 +51,12 @@ def match(
         layers |= {module: layer for (layer, _), (module, _) in pairs}
     layers["head"] = next((layer for layer, _ in _ordered(arrays, "dense")), f"{scope}dense")
     values: dict[str, Any] = {
-        **{"resnet_depth": depth, "num_filters": stem[3], "resnet_version": version},
-        **{"deep_stem": False, "squeeze_excite": 0.0, "stage1_projection": projects},
+        "resnet_depth": depth,
+        "num_filters": stem[3],
+        "resnet_version": version,
+        "deep_stem": False,
+        "squeeze_excite": 0.0,
+        "stage1_projection": projects,
         "max_pool": "same",
     }
     if stem[2] == 12:
@@ -72,9 +69,7 @@ def expected(
 ) -> tuple[Layers, Layers]:
     """The convolutions and the BatchNorms of a ResNet in the order in which TensorFlow makes them.
 
-    Args:
-      depth, version, stage1_projection: values of the config's keys.
-      stem: the shape of the first kernel; its last number is that of the filters.
+    `stem` is the shape of the first kernel.
     """
     sizes, block = models.DEPTHS[depth]
     is_wide, is_second, filters = block is models.BottleneckBlock, version == "2", stem[-1]
@@ -98,7 +93,6 @@ def expected(
 
 
 def _parts(name: str) -> re.Match[str]:
-    """The parts of an array's name; they are those of `_NAME`."""
     parts = _NAME.fullmatch(name)
     assert parts is not None
     return parts

@@ -26,14 +26,17 @@ from common.layers import space_to_depth
 from common.trees import by_name
 
 _FAMILIES = (resnets.PLAIN, resnets.DEEP, resnets.PRE_ACTIVATION, resnets.HUGGING_FACE)
-# The keys without which the arrays are another model's
+# The keys that decide which arrays a model has
 ARCHITECTURE = (
-    *("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite"),
+    "resnet_depth",
+    "num_filters",
+    "resnet_version",
+    "deep_stem",
+    "squeeze_excite",
     "stage1_projection",
 )
-_STEM, _HEAD, _HEAD_BIAS = (
-    f"params/{name}" for name in ("conv_stem/kernel", "head/kernel", "head/bias")
-)
+_STEM = "params/conv_stem/kernel"
+_HEAD, _HEAD_BIAS = "params/head/kernel", "params/head/bias"
 # The first digits of SHA-256 are in the names of torchvision's files; these are its second weights.
 _TORCHVISION_V2 = ("11ad3fa6", "cd907fc2", "f82ba261")
 # timm's models that are the same function as one of ours, by the names of its architectures
@@ -49,10 +52,7 @@ _KERNELS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as Hugging Face wr
 def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """The values of the config's keys that describe the model in a file, and (remark, key) pairs.
 
-    Without `num_label_classes` where the file has no classifier.
-
-    Raises:
-      DataError: the file holds no ResNet that we have.
+    Without `num_label_classes` where the file has no classifier. DataError: no known ResNet.
     """
     arrays, family, values = _recognised(source)
     spec, remark = _input_spec(source, values["resnet_version"])
@@ -71,13 +71,9 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
 def translate(source: Foreign, params: Any, model_state: Any) -> tuple[Any, Any]:
     """The arrays of a file as (params, model_state), float32; without `head` where it has none.
 
-    Args:
-      source: the file.
-      params, model_state: arrays or ShapeDtypeStructs of our model with the settings that
-        `read_settings` gives; only the classes may be others.
-
-    Raises:
-      DataError: an array is missing, is unknown or has another shape.
+    `params` and `model_state` are arrays or ShapeDtypeStructs of the model with the settings that
+    `read_settings` gives; only the number of classes may differ. DataError: an array is missing, is
+    unknown or has another shape.
     """
     arrays, family, _ = _recognised(source)
     tree = {"params": params, "model_state": model_state}
@@ -118,11 +114,7 @@ def describe(source: Foreign, values: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 
 def _recognised(source: Foreign) -> tuple[dict[str, np.ndarray], Family, dict[str, Any]]:
-    """The arrays that matter, their family, and the config's keys that they decide.
-
-    Raises:
-      DataError: the file holds no ResNet that we have.
-    """
+    """The arrays of the model, their family, and the config's keys that they decide."""
     path, arrays = source.path, dict(source.arrays)
     if source.format == "TensorFlow":
         return tensorflow_weights.match(path, arrays)
