@@ -1,7 +1,7 @@
 """Makes batches of uint8 images from labelled records; each host makes its share of a batch.
 
 The host decodes, crops and resizes; the device flips, normalises and casts (`normalize`). Training
-order and augmentation are functions of (seed, step), see `common.data.order`. Windows follow the
+order and augmentation are functions of (seed, step) (`common.data.order`). Windows follow the
 TensorFlow TPU tutorial's ResNet code, unless `config.preprocessing` is 'vgg' or `config.input_spec`
 names another library.
 """
@@ -120,7 +120,7 @@ class Preprocessing:
     def window(self, height: Any, width: Any, seed: Any) -> Any:
         """The random training crop of an image, a function of `seed` int32[2].
 
-        It is the same at all sizes of the training images; see `random_window`.
+        It is the same at all sizes of the training images.
         """
         if self.preprocessing == "vgg":
             return random_square(height, width, seed)

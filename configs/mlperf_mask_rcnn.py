@@ -9,7 +9,7 @@ import ml_collections
 from configs import _detection, mask_rcnn
 from configs._loop import choose_recipe
 
-# By name: batch, peak rate, steps of warm-up, steps of the two drops, and epochs of the whole run,
+# By name: batch, peak rate, steps of warm-up, steps of the two drops, and epochs of the run,
 # a few more than the published runs needed (docs/mask_rcnn.md).
 RECIPES = {
     "8": (8, 0.01, 500, "144000, 192000", 17),

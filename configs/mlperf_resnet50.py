@@ -125,8 +125,8 @@ def _v07_4096() -> ml_collections.ConfigDict:
 def _v07_65536() -> ml_collections.ConfigDict:
     """Google's v3-8192 in JAX, 2020: tuned apart from the RCP of 65536, and with another span.
 
-    Its epoch is a quarter of 79 steps, so that four epochs are a whole number of steps: a warm-up
-    of 33 epochs is 651.75 steps, which leaves 1166.25 of the 92 epochs for the decay. Google's
+    Its epoch is a quarter of 79 steps, so that four epochs are 79 steps exactly: a warm-up of 33
+    epochs is 651.75 steps, which leaves 1166.25 of the 92 epochs for the decay. Google's
     momentum of biases and scales did not contain the rate; here it does.
     """
     config = _lars(65536, ENTRIES["v0.7-65536"][1])

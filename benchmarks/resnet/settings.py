@@ -108,11 +108,11 @@ class Settings:
 
 def check_settings(settings: Settings) -> None:
     """Raises ConfigError, with a fix for each key, if values cannot work."""
-    faults = dict(_fixes(settings)) | architecture.fixes(settings.model)
-    if faults:
+    errors = dict(_fixes(settings)) | architecture.fixes(settings.model)
+    if errors:
         groups = vars(settings).values()
         values = {key: value for group in groups for key, value in vars(group).items()}
-        raise ConfigError("; ".join(f"config.{k}={values[k]!r}: {v}" for k, v in faults.items()))
+        raise ConfigError("; ".join(f"config.{k}={values[k]!r}: {v}" for k, v in errors.items()))
     try:
         parse_spec(settings.images.input_spec)
     except DataError as error:
@@ -134,8 +134,8 @@ def _fixes(settings: Settings) -> Iterator[tuple[str, str]]:
         yield "dataset", "use records, tfds:NAME or fake"
     if images.preprocessing not in MODES:
         yield "preprocessing", f"use one of {', '.join(map(repr, MODES))}"
-    if fault := sizes.fault(images.image_sizes):
-        yield "image_sizes", fault
+    if fix := sizes.fix(images.image_sizes):
+        yield "image_sizes", fix
     elif model.space_to_depth:
         for key in ("image_size", "eval_image_size"):
             if getattr(images, key) % 2:

@@ -17,8 +17,8 @@ import numpy as np
 from common.data.shards import tensorflow
 
 
-def fault(pairs: Sequence[Sequence[float]]) -> str:
-    """What is wrong with pairs (fraction of the run, pixels), as a fix; "" if nothing is."""
+def fix(pairs: Sequence[Sequence[float]]) -> str:
+    """What to do about pairs (fraction of the run, pixels) that cannot work; "" if they can."""
     if any(len(pair) != 2 for pair in pairs):
         return "use pairs (fraction, pixels) such as ((0, 128), (0.4, 160), (0.8, 224))"
     fractions, sides = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -27,7 +27,7 @@ def fault(pairs: Sequence[Sequence[float]]) -> str:
     if any(later <= one for one, later in itertools.pairwise(fractions)):
         return "each fraction must be larger than the one before"
     if any(side != int(side) or not 1 <= side <= 16384 for side in sides):
-        return "pixels are whole numbers, 1 to 16384"
+        return "pixels are integers, 1 to 16384"
     return ""
 
 

@@ -70,7 +70,7 @@ class Magnitude:
     start: float
     reach: float
     direction: int = 1  # 1: up with the strength, -1: down, 0: the image's sign decides
-    rounding: float | None = None  # the change is the whole number below itself plus this
+    rounding: float | None = None  # added before the change is rounded down
 
     def __call__(self, strength: jax.Array, sign: jax.Array) -> jax.Array:
         """f32[b] of strengths f32[b] in 0..10 and signs f32[b], -1 or 1."""
@@ -153,7 +153,7 @@ def _change(
 _PLAIN = (effects.autocontrast, effects.equalize, effects.invert)
 _ENHANCERS = (effects.colour, effects.contrast, effects.brightness, effects.sharpness)
 _UNUSED = Magnitude(0, 0)
-_DOWN, _NEAREST = 1e-3, 0.5  # float32 may be just below a whole number
+_DOWN, _NEAREST = 1e-3, 0.5  # float32 may be just below an integer
 
 
 def _space(policy: Policy, size: int) -> dict[Effect, Magnitude]:

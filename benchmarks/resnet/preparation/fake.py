@@ -75,7 +75,7 @@ def prepare(args: argparse.Namespace) -> str:
     writing.State(args.out).claim(plan, args.overwrite)
     started = time.monotonic()
     sizes = (args.images, args.shards), (args.validation_images, args.validation_shards)
-    splits = dict(zip(records.SPLITS, sizes, strict=True))
+    splits: dict[str, tuple[int, int]] = dict(zip(records.SPLITS, sizes, strict=True))
     for split, (number, shards) in splits.items():
         print(f"{split}: {number:,} images in {shards:,} shards into {args.out}", flush=True)
     results = writing.write(args.out, splits, functools.partial(_example, args), pools.cores())

@@ -305,8 +305,8 @@ def _warn(content: dict[str, Any], results: list[dict[str, Any]], own: bool) -> 
             print(f"warning: {len(empty):,} classes have no {split} image: {', '.join(empty[:5])}")
     few = [f"{row['name']} ({row['train']})" for row in content["classes"] if row["train"] < _FEW]
     if own and few:
-        fault = f"have fewer than {_FEW} training photos: {some(few, 5)}"
-        print(visible(f"warning: {len(few):,} classes {fault}"))
+        weak = f"have fewer than {_FEW} training photos: {some(few, 5)}"
+        print(visible(f"warning: {len(few):,} classes {weak}"))
 
 
 def _example(

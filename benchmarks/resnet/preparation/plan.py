@@ -59,8 +59,8 @@ def make(
         groups = holdout.groups(names, settings.get("group", ""))
         share = holdout.choose(groups, labels, settings["validation_fraction"], seed)
         if not share.any():
-            fault = "no class has two images (with --group: two groups)"
-            raise SourceError(f"{train.path}: {fault}, so no image is left for validation")
+            reason = "no class has two images (with --group: two groups)"
+            raise SourceError(f"{train.path}: {reason}, so no image is left for validation")
         parts = {"validation": (train, "train", rows[share], labels[share])}
         rows, labels = rows[~share], labels[~share]
     else:

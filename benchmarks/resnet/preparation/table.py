@@ -161,8 +161,8 @@ def label(
         if not row.photos:
             missing.append(row.file)
         elif row.label and (first := labelled.setdefault(row.photos[0], row)).label != row.label:
-            fault = f"is {row.label!r}, but in line {first.line} {first.label!r}"
-            raise SourceError(f"{place} {fault}: leave one of the two rows")
+            other = f"is {row.label!r}, but in line {first.line} {first.label!r}"
+            raise SourceError(f"{place} {other}: leave one of the two rows")
     _warn(f"files of {path} that are not photos in {source.path}", missing)
     bare = [photo.name for i, photo in enumerate(source.files) if i not in labelled]
     _warn(f"photos without a label in {path} are left out", bare)

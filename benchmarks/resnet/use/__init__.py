@@ -22,7 +22,7 @@ from common.portable import Portable
 
 
 def foreign_settings(file: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The config's keys that a file of another library's weights decides, with remarks."""
+    """The config's keys that a file of another library's weights decides, with notes."""
     return weights.read_settings(files.peek(file))
 
 
@@ -98,10 +98,10 @@ class ClassifierUses(Uses):
     def read_foreign(self, file: str) -> Imported:
         """Weights of torchvision, timm, Hugging Face and TensorFlow."""
         benchmark, source = self._benchmark, files.read(file)
-        values, remarks = weights.read_settings(source)
+        values, notes = weights.read_settings(source)
         if (version := benchmark.settings.model.resnet_version) == "1":
             # The arrays of "1" and "1.5" are the same; a checkpoint of TensorFlow is silent.
-            values |= {key: version for _, key in remarks if key == "resnet_version"}
+            values |= {key: version for _, key in notes if key == "resnet_version"}
         for key in weights.ARCHITECTURE:
             if values[key] != (mine := getattr(benchmark.settings.model, key, values[key])):
                 raise ConfigError(f"config.{key}={mine!r}, but {file} has {values[key]!r}")

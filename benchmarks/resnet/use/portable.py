@@ -81,8 +81,8 @@ class Classifier:
         """PyTorch's form: timm's where timm has the model, else transformers'."""
         params, state = self.variables["params"], {**self.variables}
         del state["params"]
-        faults = [_SAME] if self.keys.max_pool == "same" else []
-        faults += [_BACKGROUND] if self.classes == 1001 else []
+        differences = [_SAME] if self.keys.max_pool == "same" else []
+        differences += [_BACKGROUND] if self.classes == 1001 else []
         if name := self._timm_name():
             arrays, library = resnets.names(params, state), "timm"
             files = {"config.json": self._timm_config(name, class_names)}
@@ -107,7 +107,7 @@ class Classifier:
         if ways:
             pixels = f"{library} resizes photos otherwise: the model has learnt from photos "
             pixels += f"resized {' and '.join(ways)}"
-        return TorchForm(arrays, files, library, name, "; ".join(faults), pixels)
+        return TorchForm(arrays, files, library, name, "; ".join(differences), pixels)
 
     def _timm_name(self) -> str:
         """The name of timm's architecture; "" where it has none."""

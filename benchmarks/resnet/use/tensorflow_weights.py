@@ -44,10 +44,10 @@ def match(
     best = max(known, key=lambda c: sum(map(_first_difference, (convs, norms), known[c])))
     depth, version, projects = best
     layers = {}
-    for theirs, ours, leaf in zip((convs, norms), known[best], ("kernel", "gamma"), strict=True):
-        if fault := _fault(theirs, ours, leaf, f"a ResNet-{depth} of version {version}"):
-            raise DataError(f"{path} holds no ResNet that is known here: {fault}")
-        pairs = zip(theirs, ours, strict=True)
+    for theirs, named, leaf in zip((convs, norms), known[best], ("kernel", "gamma"), strict=True):
+        if mismatch := _mismatch(theirs, named, leaf, f"a ResNet-{depth} of version {version}"):
+            raise DataError(f"{path} holds no ResNet that is known here: {mismatch}")
+        pairs = zip(theirs, named, strict=True)
         layers |= {module: layer for (layer, _), (module, _) in pairs}
     layers["head"] = next((layer for layer, _ in _ordered(arrays, "dense")), f"{scope}dense")
     values: dict[str, Any] = {
@@ -127,20 +127,20 @@ def _ordered(arrays: Mapping[str, np.ndarray], kind: str) -> Layers:
     return [(layer, shape) for (_, layer), shape in sorted(layers.items())]
 
 
-def _first_difference(theirs: Layers, ours: Layers) -> int:
+def _first_difference(theirs: Layers, named: Layers) -> int:
     """The number of the first layer whose shape differs; one more than there are if none does."""
-    pairs = itertools.zip_longest(theirs, ours, fillvalue=("", None))
-    return next((i for i, ((_, a), (_, b)) in enumerate(pairs) if a != b), len(ours) + 1)
+    pairs = itertools.zip_longest(theirs, named, fillvalue=("", None))
+    return next((i for i, ((_, a), (_, b)) in enumerate(pairs) if a != b), len(named) + 1)
 
 
-def _fault(theirs: Layers, ours: Layers, leaf: str, network: str) -> str:
+def _mismatch(theirs: Layers, named: Layers, leaf: str, network: str) -> str:
     """How the first layer that does not fit differs; "" if all fit."""
-    first = _first_difference(theirs, ours)
-    if first > len(ours):
+    first = _first_difference(theirs, named)
+    if first > len(named):
         return ""
-    if first == len(ours):
+    if first == len(named):
         return f"{theirs[first][0]} is one more than {network} has"
-    module, wanted = ours[first]
+    module, wanted = named[first]
     if first == len(theirs):
         after = f"after {theirs[-1][0]} " if theirs else ""
         return f"{after}it lacks {module} {list(wanted)} of {network}"

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import logging
-import pathlib
 from typing import Any
 
 import jax
@@ -19,7 +18,6 @@ import train
 from benchmarks.resnet import ResNet
 from common.errors import CheckpointError, ConfigError
 from common.preparation import schema
-from engine import model_source
 from engine.checkpoint import Checkpointer
 from engine.cluster import preemption
 from engine.evaluate import PatientJudge
@@ -80,13 +78,6 @@ def said(caplog):
 
 
 # --- Parts by name.
-
-
-def test_a_relative_folder_is_a_model(other, monkeypatch):
-    monkeypatch.chdir(pathlib.Path(other).parent)
-    weights = model_source.initial_weights(pathlib.Path(other).name, lambda file: None)
-    assert weights.source == f"{other}/checkpoints/2"
-    assert weights.params["head"]["kernel"].shape == (32, 4)
 
 
 @pytest.mark.parametrize("key", ["freeze", "init_without"])
