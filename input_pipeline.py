@@ -25,7 +25,6 @@ from common.images.input_spec import InputSpec
 # as the TensorFlow TPU tutorial (TF2's kernel: half-pixel centres, a = -0.5). "fast": the same,
 # bilinear. "vgg": `random_square`, bilinear without antialias.
 KERNELS = {"exact": "bicubic", "fast": "bilinear", "vgg": "bilinear"}
-MODES = tuple(KERNELS)
 
 _NAME_KEYS = ("image/filename", "file_name")  # of the ImageNet schema, and of TFDS
 
@@ -96,7 +95,7 @@ class Preprocessing:
     image_size: Annotated[int, "[1, 16384]"]
     crop_area_min: Annotated[float, "(0, 1]"]  # the smallest share of the area in a training crop
     random_flip: bool  # whether training images are mirrored at random
-    preprocessing: str = "exact"  # one of `MODES`
+    preprocessing: str = "exact"  # one of `KERNELS`
     input_spec: str = "tensorflow"  # what `input_spec.parse_spec` reads
     eval_image_size: Annotated[int, "[0, 16384]"] = 0  # of evaluation; 0 = image_size
     reduced_decoding: bool = False  # whether large JPEGs are decoded at 1/2, 1/4 or 1/8
@@ -238,7 +237,7 @@ def random_square(height: Any, width: Any, seed: Any) -> Any:
 
 
 def resize(image: Any, size: Any, mode: str) -> Any:
-    """uint8[size, size, 3] of uint8[h, w, 3]; `size` may be a tensor, `mode` is one of `MODES`."""
+    """uint8[size, size, 3] of uint8[h, w, 3]; `size` may be a tensor, `mode` is in `KERNELS`."""
     tf = tensorflow()
     side = size if isinstance(size, int) else None
     return tf.ensure_shape(pixels.sample(image, [size, size], KERNELS[mode]), [side, side, 3])

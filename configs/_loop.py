@@ -4,7 +4,6 @@ Durations are steps, or strings such as '500', '90 epochs', '1e6 examples'; cade
 times such as '10 minutes' or lists such as '32, 42.7, 48 epochs', and '' is never.
 """
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ def choose_recipe(recipes: Mapping[str, Any], name: str, file: str) -> Any:
     ValueError, for an unknown name, lists the names.
     """
     if name not in recipes:
-        path = f"configs/{os.path.basename(file)}"
+        path = f"configs/{file.rpartition('/')[2]}"
         raise ValueError(
             f"--config={path}:{name}: there is no such recipe; give --config={path}:NAME, where "
             f"NAME is one of {', '.join(recipes)}"

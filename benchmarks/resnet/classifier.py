@@ -66,9 +66,9 @@ class ResNet(RecordBenchmark):
 
     def __init__(self, settings: Settings, cache_dir: str):
         self.settings, self.cache_dir = settings, cache_dir
-        self.targets = (Target("top_1_accuracy", settings.evaluation.target, percent=True),)
+        self.targets = (Target("top_1_accuracy", settings.objective.target, percent=True),)
         self.bn_span = settings.model.bn_span
-        rate = settings.tuning.head_learning_rate
+        rate = settings.objective.head_learning_rate
         heads = {
             "head decayed": Group(decayed=True, rate=rate),
             "head not decayed": Group(rate=rate),
@@ -191,7 +191,7 @@ class ResNet(RecordBenchmark):
         inputs = jnp.zeros((1, size, size, 3), self._dtype)
         variables = self.model.init(rng, inputs, train=False)
         params: Any = variables["params"]
-        if self.settings.tuning.head_bias_from_classes:  # every class begins at 1 / K
+        if self.settings.objective.head_bias_from_classes:  # every class begins at 1 / K
             bias = jnp.full_like(params["head"]["bias"], -math.log(self.classes))
             params = {**params, "head": {**params["head"], "bias": bias}}
         return params, {k: v for k, v in variables.items() if k != "params"}
@@ -257,7 +257,7 @@ class ResNet(RecordBenchmark):
         With `eval_flip` both are the means over the image and its mirror image.
         """
         inputs = input_pipeline.normalize(images, None, self._dtype, self.input_spec)
-        is_doubled = self.settings.evaluation.eval_flip
+        is_doubled = self.settings.objective.eval_flip
         if is_doubled:
             inputs = jnp.concatenate([inputs, inputs[:, :, ::-1]])
 
@@ -285,7 +285,7 @@ class ResNet(RecordBenchmark):
 
         `norm_examples` is the number of images of a batch that share statistics.
         """
-        chosen = self.settings.tuning.bn_statistics
+        chosen = self.settings.objective.bn_statistics
         if chosen != "auto":
             return chosen == "frozen"
         images = self.nominal_examples("train")
@@ -299,7 +299,7 @@ class ResNet(RecordBenchmark):
 
     def check_random_start(self, norm_examples: int) -> None:
         """Refuses "frozen" and "auto", whose statistics or rates need a trained model."""
-        if (chosen := self.settings.tuning.bn_statistics) != "batch":
+        if (chosen := self.settings.objective.bn_statistics) != "batch":
             raise ConfigError(
                 f"config.bn_statistics={chosen!r} keeps the statistics of config.init_from, which "
                 f"names no model: give --config.init_from={self.published} or the workdir of a "

@@ -15,7 +15,7 @@ from benchmarks.resnet.input import augment
 from common.errors import ConfigError, DataError
 from common.images.input_spec import parse_spec
 from common.keys import Count, Positive, Seed, Share
-from input_pipeline import MODES, Preprocessing
+from input_pipeline import KERNELS, Preprocessing
 
 # What `benchmarks.settle_config` takes from the model whose weights a run begins with.
 MODEL_KEYS = (
@@ -69,26 +69,14 @@ class Regularisation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The loss."""
+    """What is learnt and scored, and how the head and the statistics of BatchNorm change."""
 
     loss: Literal["softmax", "bce_sum", "bce_mean", "bce_binary"] = "softmax"
     label_smoothing: Share
     class_weights: Literal["", "auto"] = ""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tuning:
-    """How the head and the statistics of BatchNorm begin and change."""
-
     bn_statistics: Literal["batch", "frozen", "auto"] = "batch"
     head_learning_rate: Positive = 1.0
     head_bias_from_classes: bool = False
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """What is evaluated, besides `eval_image_size`."""
-
     eval_flip: bool = False
     target: Share
 
@@ -102,8 +90,6 @@ class Settings:
     model: Architecture
     regularisation: Regularisation
     objective: Objective
-    tuning: Tuning
-    evaluation: Evaluation
 
 
 def check_settings(settings: Settings) -> None:
@@ -132,8 +118,8 @@ def _fixes(settings: Settings) -> Iterator[tuple[str, str]]:
             yield "class_weights", "dataset='fake' has no classes to count"
     if not re.fullmatch("records|fake|tfds:.+", data.dataset):
         yield "dataset", "use records, tfds:NAME or fake"
-    if images.preprocessing not in MODES:
-        yield "preprocessing", f"use one of {', '.join(map(repr, MODES))}"
+    if images.preprocessing not in KERNELS:
+        yield "preprocessing", f"use one of {', '.join(map(repr, KERNELS))}"
     if fix := sizes.fix(images.image_sizes):
         yield "image_sizes", fix
     elif model.space_to_depth:

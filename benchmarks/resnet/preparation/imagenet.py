@@ -84,7 +84,8 @@ def _official(folder: Folder, train: str, validation: str = "") -> Reading:
 def _class_folders(folder: Folder, images: list[str]) -> Reading | None:
     """Class folders in one folder, or in one for each split; None if many images are elsewhere.
 
-    Copies of them count as used: some archives hold their content twice, one in the other.
+    Copies of images that are used do not count as elsewhere: some archives hold their content
+    twice, one in the other. Neither do images for validation and tests.
     """
     dirs = {name: re.sub(_IN_CLASS, "", os.path.dirname(name), flags=re.I) for name in images}
     parents = {name: os.path.dirname(path) for name, path in dirs.items()}
@@ -101,8 +102,9 @@ def _class_folders(folder: Folder, images: list[str]) -> Reading | None:
     files = {name: (os.path.basename(name), sizes[name]) for name in images}
     used = [name for name in images if parents[name] in (train, held or train)]
     copies = {files[name] for name in used}
-    others = _num_others({name for name in images if files[name] in copies}, images)
-    if train is None or 10 * others > len(used):
+    trained = [name for name in images if table.split_of(name) in ("", "train")]
+    elsewhere = sum(files[name] not in copies for name in trained)
+    if train is None or 10 * elsewhere > len(used):
         return None
     classes, prefix = groups[train], f"{train}/" if train else ""
     tops = {
@@ -136,11 +138,6 @@ def _are_classes(names: Collection[str]) -> bool:
     return len(names) > 1 and "" in splits and len(splits) < 3 and not views
 
 
-def _num_others(used: Collection[str], images: Sequence[str]) -> int:
-    """How many images are not used, those for validation and tests aside."""
-    return sum(table.split_of(i) in ("", "train") for i in images if i not in used)
-
-
 def _has_objects(folder: Folder, images: list[str]) -> bool:
     """Whether there are labels of objects in the images: a file for each of them, or for all."""
 
@@ -169,7 +166,8 @@ def _table(
         return None
     rows = [(images[r.photos[0]], r.label) for r in content.rows if len(r.photos) == 1 and r.label]
     labels = dict(rows)
-    if len(labels) < len(rows) or _num_others(labels, images) > len(labels):
+    trained = [name for name in images if table.split_of(name) in ("", "train")]
+    if len(labels) < len(rows) or sum(name not in labels for name in trained) > len(labels):
         return None
     folders = {image: os.path.dirname(image) for image in labels}
     pairs = {(os.path.basename(folders[image]), text) for image, text in rows}

@@ -86,8 +86,8 @@ class ClassifierUses(Uses):
         """The forms of `Classifier`; its logits are computed in float32, without `eval_flip`."""
         trained = self._benchmark
         model = dataclasses.replace(trained.settings.model, precision="float32")
-        evaluation = dataclasses.replace(trained.settings.evaluation, eval_flip=False)
-        plain = dataclasses.replace(trained.settings, model=model, evaluation=evaluation)
+        objective = dataclasses.replace(trained.settings.objective, eval_flip=False)
+        plain = dataclasses.replace(trained.settings, model=model, objective=objective)
         precise = type(trained)(plain, trained.cache_dir)
         variables = {"params": params, **model_state}
         classifier = Classifier(model, variables, trained.input_spec)
