@@ -26,7 +26,7 @@ from benchmarks.base import (
     mean_scores,
 )
 from benchmarks.records import RecordBenchmark
-from benchmarks.resnet import architecture, class_counts, losses, records
+from benchmarks.resnet import architecture, losses, records
 from benchmarks.resnet.input import regularisation
 from benchmarks.resnet.input.regularisation import Mixed
 from benchmarks.resnet.settings import Data, Settings
@@ -109,9 +109,7 @@ class ResNet(RecordBenchmark):
         """The weight of each class in the loss, f32[K], of `config.class_weights`."""
         if not self.settings.objective.class_weights:
             return None
-        return class_counts.class_weights(
-            self.source("train"), f"{self.cache_dir}/train_labels.json"
-        )
+        return records.class_weights(self.source("train"), f"{self.cache_dir}/train_labels.json")
 
     def num_examples(self, split: str) -> int:
         if split == "train":
@@ -314,7 +312,7 @@ class ResNet(RecordBenchmark):
         if self.class_weights is not None:
             names, weights = self.source("train").class_names, self.class_weights
             low, high = (
-                f"{weights[i]:.3g} ({class_counts.class_name(names, i)})"
+                f"{weights[i]:.3g} ({records.class_name(names, i)})"
                 for i in (weights.argmin(), weights.argmax())
             )
             notes.append(f"the loss weighs classes from {low} to {high}")
