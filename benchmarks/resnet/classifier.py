@@ -158,15 +158,10 @@ class ResNet(RecordBenchmark):
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
-        order, size_at = self.order(batch_size), self.sizes.on_host if self.sizes else None
-        stream = input_pipeline.train_batches(
-            self.source("train"),
-            self.settings.images,
-            order,
-            order.share(shard, num_shards),
-            start_step,
-            size_at,
-        )
+        source, images, order = self.source("train"), self.settings.images, self.order(batch_size)
+        streams = order.share(shard, num_shards)
+        size_at = self.sizes.on_host if self.sizes else None
+        stream = input_pipeline.train_batches(source, images, order, streams, start_step, size_at)
         if self.settings.regularisation.is_used:
             stream = regularisation.add_draws(stream, self.keys.seed, start_step)
         if (weights := self.class_weights) is None:
