@@ -1,16 +1,14 @@
 """Makes batches of uint8 images from labelled records; each host makes its share of a batch.
 
 The host decodes, crops and resizes; the device flips, normalises and casts (`normalize`). Training
-order and augmentation are functions of (seed, step), see `common.data.order`. Windows follow the
+order and augmentation are functions of (seed, step) (`common.data.order`). Windows follow the
 TensorFlow TPU tutorial's ResNet code, unless `config.preprocessing` is 'vgg' or `config.input_spec`
 names another library.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import jax
@@ -27,9 +25,7 @@ from common.images.input_spec import InputSpec
 # as the TensorFlow TPU tutorial (TF2's kernel: half-pixel centres, a = -0.5). "fast": the same,
 # bilinear. "vgg": `random_square`, bilinear without antialias.
 KERNELS = {"exact": "bicubic", "fast": "bilinear", "vgg": "bilinear"}
-MODES = tuple(KERNELS)
 
-_OWN = input_spec.TENSORFLOW
 _NAME_KEYS = ("image/filename", "file_name")  # of the ImageNet schema, and of TFDS
 
 
@@ -67,7 +63,7 @@ class Source:
         return features[self.image_key].bytes_list.value[0], name
 
     def check(self, batch: Batch) -> None:
-        """Raises DataError if a label is out of range.
+        """Raises DataError if a label of the batch is out of range.
 
         TFDS records are not read through before, and files may change during a long run.
         """
@@ -79,8 +75,8 @@ class Source:
 
 
 def wrong_label(record: str, label: int, offset: int, num_classes: int) -> DataError:
-    """The error for a record, in words, whose label, from 0, is out of range; stored + `offset`."""
-    stored, fix = label + offset, "mend the record"
+    """The error for a record whose label is out of range; the file has `label` + `offset`."""
+    stored, fix = label + offset, "correct the record"
     if stored == 0:
         fix = "labels count from 1: write the records again with each label + 1"
         if num_classes == 1000:
@@ -99,18 +95,22 @@ class Preprocessing:
     image_size: Annotated[int, "[1, 16384]"]
     crop_area_min: Annotated[float, "(0, 1]"]  # the smallest share of the area in a training crop
     random_flip: bool  # whether training images are mirrored at random
-    preprocessing: str = "exact"  # one of `MODES`
+    preprocessing: str = "exact"  # one of `KERNELS`
     input_spec: str = "tensorflow"  # what `input_spec.parse_spec` reads
     eval_image_size: Annotated[int, "[0, 16384]"] = 0  # of evaluation; 0 = image_size
     reduced_decoding: bool = False  # whether large JPEGs are decoded at 1/2, 1/4 or 1/8
+    # Of training, from fractions of the run on; () = image_size. See `benchmarks.resnet.sizes`.
+    image_sizes: Annotated[Sequence[Sequence[float]], "[0, 100]"] = ()
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """All sizes of the training images, each once, in the order in which they come."""
+        sides = (int(side) for _, side in self.image_sizes)
+        return tuple(dict.fromkeys(sides)) or (self.image_size,)
 
     @functools.cached_property
     def spec(self) -> InputSpec:
-        """How evaluation prepares images, and how all images are normalised.
-
-        Raises:
-          DataError: `input_spec` is none.
-        """
+        """How evaluation prepares images, and how all images are normalised."""
         spec = input_spec.parse_spec(self.input_spec).at(self.eval_image_size or self.image_size)
         if self.input_spec == "tensorflow":
             return dataclasses.replace(spec, kernel=KERNELS[self.preprocessing])
@@ -119,7 +119,7 @@ class Preprocessing:
     def window(self, height: Any, width: Any, seed: Any) -> Any:
         """The random training crop of an image, a function of `seed` int32[2].
 
-        It is the same at all sizes of the training images; see `random_window`.
+        It is the same at all sizes of the training images.
         """
         if self.preprocessing == "vgg":
             return random_square(height, width, seed)
@@ -139,14 +139,12 @@ def train_batches(
     start_step: int,
     size_at: Callable[[Any], Any] | None = None,
 ) -> Iterator[Batch]:
-    """Endless training batches of some streams of `order`: see `base.Benchmark.train_batches`.
+    """Endless training batches of some streams of `order`, from `start_step` on.
 
     Yields image uint8[h, size, size, 3], label int32[h], flip bool[h], id int32[h], and
     host_seconds float32[h], the time that decoding took. `size_at` computes the size int32[] from
-    the step int64[], tensors of TensorFlow; by default it is `image_size`.
-
-    Raises:
-      DataError: a record cannot be decoded; the file and record are named.
+    the step int64[], tensors of TensorFlow; by default it is `image_size`. DataError names the
+    file and the record that cannot be decoded.
     """
 
     def decode(serialized: Any, seeds: Any, *step: Any, only_jpeg: bool) -> dict[str, Any]:
@@ -162,12 +160,10 @@ def train_batches(
 def eval_batches(
     source: Source, preprocessing: Preprocessing, batch_size: int, shard: int, num_shards: int
 ) -> Iterator[Batch]:
-    """Every example once over all shards: see `base.Benchmark.eval_batches`.
+    """Every example once over all shards, padded with rows whose mask is 0.
 
-    Yields image uint8[h, size, size, 3], label int32[h], id int32[h], mask float32[h].
-
-    Raises:
-      DataError: a record cannot be decoded; the file and record are named.
+    Yields image uint8[h, size, size, 3], label int32[h], id int32[h], mask float32[h]. DataError
+    names the file and the record that cannot be decoded.
     """
 
     def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
@@ -189,7 +185,7 @@ def _train_image(
 
 
 def normalize(
-    images: jax.Array, flip: jax.Array | None, dtype: Any, spec: InputSpec = _OWN
+    images: jax.Array, flip: jax.Array | None, dtype: Any, spec: InputSpec = input_spec.TENSORFLOW
 ) -> jax.Array:
     """Pixels [b, H, W, 3] RGB in 0..255 -> dtype[b, H, W, 3], what a model expects, on the device.
 
@@ -241,7 +237,7 @@ def random_square(height: Any, width: Any, seed: Any) -> Any:
 
 
 def resize(image: Any, size: Any, mode: str) -> Any:
-    """uint8[size, size, 3] of uint8[h, w, 3]; `size` may be a tensor, `mode` is one of `MODES`."""
+    """uint8[size, size, 3] of uint8[h, w, 3]; `size` may be a tensor, `mode` is in `KERNELS`."""
     tf = tensorflow()
     side = size if isinstance(size, int) else None
     return tf.ensure_shape(pixels.sample(image, [size, size], KERNELS[mode]), [side, side, 3])

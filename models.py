@@ -81,7 +81,7 @@ class BasicBlock(Block):
 
 
 class BottleneckBlock(Block):
-    """1x1, 3x3, 1x1 convolutions and a shortcut: as `BasicBlock`, with 4 * filters channels out."""
+    """1x1, 3x3, 1x1 convolutions and a shortcut: [b, h, w, c] to [..., 4 * filters]."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -134,15 +134,10 @@ class ResNet(nn.Module):
         )
 
     def __call__(self, images: jax.Array, train: bool) -> jax.Array:
-        """Returns logits, f32[b, num_classes].
+        """Returns logits, f32[b, num_classes], of normalised images, float[b, H, W, 3].
 
-        Args:
-            images: float[b, H, W, 3], already normalised.
-            train: normalise with the batch's statistics and update the running ones, else use
-                the running ones.
-
-        Raises:
-            NameError: `train` with BatchNorm's `axis_name` outside a `shard_map` over it.
+        `train` normalises with the batch's statistics and updates the running ones, else the
+        running ones are used.
         """
         return self.head(self.features(images, train))
 
@@ -155,12 +150,9 @@ class ResNet(nn.Module):
     def endpoints(self, images: jax.Array, train: bool) -> dict[str, jax.Array]:
         """Returns each stage's output, for detectors.
 
-        Call it inside a module, or use `init` and `apply` with `method="endpoints"`; `init` then
-        makes no `head`. Arguments and errors are those of `__call__`.
-
-        Returns:
-            `{"C2": ..., "C3": ..., ...}`: one array per stage in the compute dtype, of the
-            image's height and width divided by 4 and by the strides so far, rounded up.
+        `{"C2": ..., "C3": ..., ...}` has one array per stage in the compute dtype, of the image's
+        height and width divided by 4 and by the strides so far, rounded up. Call it inside a
+        module, or use `init` and `apply` with `method="endpoints"`; `init` then makes no `head`.
         """
         conv = partial(self.conv, dtype=self.dtype)
         norm = partial(self.norm, use_running_average=not train, dtype=self.dtype)

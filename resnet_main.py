@@ -7,8 +7,6 @@ it. Flags of main.py may stand beside them: --config.seed=1. The recipe is confi
 that of --config. docs/resnet_main.md has a table of the flags.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys
@@ -27,28 +25,26 @@ _RECIPE = "configs/resnet50.py"
 
 
 class Flag(NamedTuple):
-    """A flag of the tutorial, or a parameter of its --config_file.
+    """A flag of the tutorial, or a parameter of its --config_file."""
 
-    Attributes:
-      kind: bool, int, float or str.
-      here: the flags and variables of this program that mean the same, with {} for the value; by
-        value, where only some values have an equivalent; "" without one.
-      note: why a flag without an equivalent has no effect, or what to do instead of a value that
-        is not in `here`.
-      of: the flag without which this one has no effect, in the tutorial as well.
-    """
-
-    kind: type
+    kind: type  # bool, int, float or str
+    # The flags and variables of this program that mean the same, with {} for the value; by value,
+    # where only some values have an equivalent; "" without one.
     here: str | Mapping[str, str]
-    note: str = ""
-    of: str = ""
+    note: str = ""  # why the flag has no effect, or what to do instead of a value not in `here`
+    of: str = ""  # the flag without which this one has no effect, in the tutorial as well
 
 
-def _key(kind: type, name: str) -> Flag:
-    return Flag(kind, f"--config.{name}={{}}")
+def _keys(kind: type, names: str) -> dict[str, Flag]:
+    """Flags that the config has under the same names."""
+    return {name: Flag(kind, f"--config.{name}={{}}") for name in names.split()}
 
 
-_CORES = "all chips of the slice are used"
+def _without(kind: type, names: str, note: str = "", of: str = "") -> dict[str, Flag]:
+    """Flags that have no effect here."""
+    return dict.fromkeys(names.split(), Flag(kind, "", note, of))
+
+
 _INPUT = "the input uses all cores of the host"
 _LAYOUT = "the compiler chooses the layout"
 _LOOP = "the loop never waits for the step that it has just started"
@@ -57,7 +53,7 @@ _TPU = "a TPU VM uses its own chips; scripts/tpu_run.sh starts a command on a sl
 # The flags of tensorflow/tpu's models/official/resnet/resnet_main.py of 2018 to 2026, of the copies
 # in Google's MLPerf v0.5 entry, and of Paperspace/tpu-resnet.
 FLAGS = {
-    "data_dir": _key(str, "data_dir"),
+    **_keys(str, "data_dir"),
     "model_dir": Flag(str, "--workdir={}"),
     "mode": Flag(
         str,
@@ -72,33 +68,24 @@ FLAGS = {
     "eval_timeout": Flag(float, "--eval_timeout={}", "only --mode=eval waits for checkpoints"),
     # Machines.
     "use_tpu": Flag(bool, {"True": "", "False": "JAX_PLATFORMS=cpu"}, "all accelerators are used"),
-    **dict.fromkeys(("tpu", "tpu_name", "master", "eval_master"), Flag(str, "", _TPU)),
-    **dict.fromkeys(("gcp_project", "tpu_zone"), Flag(str, "", _TPU)),
-    **dict.fromkeys(("num_cores", "num_shards", "tpu_cores_per_host"), Flag(int, "", _CORES)),
+    **_without(str, "tpu tpu_name master eval_master gcp_project tpu_zone", _TPU),
+    **_without(int, "num_cores num_shards tpu_cores_per_host", "all chips of the slice are used"),
     # Training.
-    "train_steps": _key(int, "train_steps"),
-    "train_batch_size": _key(int, "train_batch_size"),
-    "eval_batch_size": _key(int, "eval_batch_size"),
-    "steps_per_eval": _key(int, "steps_per_eval"),
+    **_keys(int, "train_steps train_batch_size eval_batch_size steps_per_eval"),
     # Paperspace's copy evaluates each checkpoint.
     "steps_per_checkpoint": Flag(
         int, "--config.steps_per_checkpoint={0} --config.steps_per_eval={0}"
     ),
-    "log_step_count_steps": _key(int, "log_step_count_steps"),
+    **_keys(int, "log_step_count_steps"),
     "stop_threshold": Flag(float, "--config.target={} --config.stop_at_target=True"),
-    "base_learning_rate": _key(float, "base_learning_rate"),
-    "learning_rate": _key(float, "base_learning_rate"),
-    "momentum": _key(float, "momentum"),
-    "weight_decay": _key(float, "weight_decay"),
-    "label_smoothing": _key(float, "label_smoothing"),
-    "moving_average_decay": _key(float, "moving_average_decay"),
+    "learning_rate": Flag(float, "--config.base_learning_rate={}"),
+    **_keys(float, "base_learning_rate momentum weight_decay label_smoothing moving_average_decay"),
     "enable_lars": Flag(bool, {"False": "", "True": ""}),  # see `_lars`
-    "poly_rate": Flag(float, "", of="enable_lars"),
+    **_without(float, "poly_rate", of="enable_lars"),
     # Model.
-    "resnet_depth": _key(int, "resnet_depth"),
-    "resnet_size": _key(int, "resnet_depth"),
-    "num_label_classes": _key(int, "num_label_classes"),
-    "precision": _key(str, "precision"),
+    "resnet_size": Flag(int, "--config.resnet_depth={}"),
+    **_keys(int, "resnet_depth num_label_classes"),
+    **_keys(str, "precision"),
     "pre_activation": Flag(
         bool, {"True": "--config.resnet_version=2", "False": "--config.resnet_version=1.5"}
     ),
@@ -106,22 +93,21 @@ FLAGS = {
     "dropblock_groups": Flag(
         str, {}, "DropBlock is not implemented; --config.drop_path is similar"
     ),
-    "dropblock_keep_prob": Flag(float, "", of="dropblock_groups"),
-    "dropblock_size": Flag(int, "", of="dropblock_groups"),
-    "use_resnetd_stem": Flag(bool, {"False": "", "True": "--config.deep_stem=True"}),
-    "resnetd_shortcut": Flag(bool, {"False": "", "True": "--config.deep_stem=True"}),
+    **_without(float, "dropblock_keep_prob", of="dropblock_groups"),
+    **_without(int, "dropblock_size", of="dropblock_groups"),
+    **dict.fromkeys(  # `translate` refuses one of them alone
+        ("use_resnetd_stem", "resnetd_shortcut"),
+        Flag(bool, {"False": "", "True": "--config.deep_stem=True"}),
+    ),
     "replace_stem_max_pool": Flag(
         bool, {"False": "--config.max_pool=same", "True": "--config.max_pool=conv"}
     ),
-    "se_ratio": _key(float, "squeeze_excite"),
-    "drop_connect_rate": _key(float, "drop_path"),
-    "dropout_rate": _key(float, "dropout"),
-    "bn_momentum": _key(float, "bn_momentum"),
+    "se_ratio": Flag(float, "--config.squeeze_excite={}"),
+    "drop_connect_rate": Flag(float, "--config.drop_path={}"),
+    "dropout_rate": Flag(float, "--config.dropout={}"),
+    **_keys(float, "bn_momentum"),
     # Input.
-    "num_train_images": _key(int, "num_train_images"),
-    "num_eval_images": _key(int, "num_eval_images"),
-    "image_size": _key(int, "image_size"),
-    "shuffle_buffer_size": _key(int, "shuffle_buffer_size"),
+    **_keys(int, "num_train_images num_eval_images image_size shuffle_buffer_size"),
     "preprocessing": Flag(
         str,
         {
@@ -135,35 +121,27 @@ FLAGS = {
         {"randaugment": ""},  # see `_randaugment`
         "AutoAugment is not implemented; use randaugment, or --config.augmentation=trivialaugment",
     ),
-    **dict.fromkeys(
-        ("randaug_num_layers", "randaug_magnitude"),
-        Flag(int, "", of="augment_name"),
-    ),
-    "use_cache": Flag(bool, "", "--config.decoded_cache=256 keeps decoded images in memory"),
-    **dict.fromkeys(
-        ("num_parallel_calls", "num_files_infeed", "prefetch_buffer_size", "num_prefetch_threads"),
-        Flag(int, "", _INPUT),
-    ),
-    "prefetch_depth_auto_tune": Flag(bool, "", _INPUT),
-    "data_format": Flag(str, "", _LAYOUT),
-    "transpose_input": Flag(bool, "", _LAYOUT),
+    **_without(int, "randaug_num_layers randaug_magnitude", of="augment_name"),
+    **_without(int, "num_parallel_calls num_files_infeed prefetch_buffer_size", _INPUT),
+    **_without(int, "num_prefetch_threads", _INPUT),
+    **_without(bool, "prefetch_depth_auto_tune use_cache", _INPUT),
+    **_without(str, "data_format", _LAYOUT),
+    **_without(bool, "transpose_input", _LAYOUT),
     "bigtable_instance": Flag(
         str, {}, "Bigtable is not read; write the records to files and give --data_dir=DIR"
     ),
-    **dict.fromkeys(
-        [
-            *("bigtable_project", "bigtable_table", "bigtable_train_prefix"),
-            *("bigtable_eval_prefix", "bigtable_column_family", "bigtable_column_qualifier"),
-        ],
-        Flag(str, "", of="bigtable_instance"),
+    **_without(
+        str,
+        "bigtable_project bigtable_table bigtable_train_prefix bigtable_eval_prefix "
+        "bigtable_column_family bigtable_column_qualifier",
+        of="bigtable_instance",
     ),
     # The loop.
-    "iterations_per_loop": Flag(int, "", _LOOP),
+    **_without(int, "iterations_per_loop", _LOOP),
+    **_without(bool, "use_eval_runner use_train_runner", _LOOP),
     "skip_host_call": Flag(bool, "", "--config.log_step_count_steps says how often it reports"),
     "min_eval_interval": Flag(int, "", "--mode=eval evaluates each new checkpoint"),
     "use_async_checkpointing": Flag(bool, "", "training goes on while a checkpoint is written"),
-    "use_eval_runner": Flag(bool, "", _LOOP),
-    "use_train_runner": Flag(bool, "", _LOOP),
     "eval_after_training": Flag(bool, "", "--mode=train_and_eval evaluates the last step"),
     "mlperf_logging": Flag(bool, {"False": ""}, "bash run_and_time.sh writes MLPerf's logs"),
     "profile_every_n_steps": Flag(
@@ -176,12 +154,9 @@ FLAGS = {
         "train without it, and then: python main.py --mode=export --format=savedmodel "
         "--workdir=WORKDIR --out={}",
     ),
-    **dict.fromkeys(
-        ("export_to_tpu", "add_warmup_requests", "export_moving_average"),
-        Flag(bool, "", of="export_dir"),
-    ),
-    "model_name": Flag(str, "", of="export_dir"),
-    "inference_batch_sizes": Flag(int, "", of="export_dir"),
+    **_without(bool, "export_to_tpu add_warmup_requests export_moving_average", of="export_dir"),
+    **_without(str, "model_name", of="export_dir"),
+    **_without(int, "inference_batch_sizes", of="export_dir"),
     # The parameters in these are flags, too; see `_parameters`.
     "config_file": Flag(str, ""),
     "params_override": Flag(str, ""),
@@ -189,30 +164,18 @@ FLAGS = {
 
 
 class Translation(NamedTuple):
-    """What flags of the tutorial mean here.
+    """What flags of the tutorial mean here."""
 
-    Attributes:
-      arguments: flags of main.py.
-      variables: of the environment.
-      notes: a line for each flag that has no effect.
-      rest: the words that are none of the tutorial's flags.
-    """
-
-    arguments: list[str]
-    variables: dict[str, str]
-    notes: list[str]
-    rest: list[str]
+    arguments: list[str]  # flags of main.py
+    variables: dict[str, str]  # of the environment
+    notes: list[str]  # a line for each flag that has no effect
+    rest: list[str]  # the words that are no flags of the tutorial
 
 
 def translate(words: Sequence[str], names: Container[str] = FLAGS) -> Translation:
-    """Translates a command line.
+    """Translates a command line without the name of the program; flags not in `names` stay as rest.
 
-    Args:
-      words: without the name of the program.
-      names: the flags to translate; others stay in `rest`.
-
-    Raises:
-      ConfigError: a line for each value that is of the wrong kind or has no equivalent here.
+    ConfigError has a line for each value that is of the wrong kind or has no equivalent here.
     """
     values, rest = _parse(words, names)
     parameters = _parameters(values.pop("config_file", ""), values.pop("params_override", ""))
@@ -241,11 +204,7 @@ def translate(words: Sequence[str], names: Container[str] = FLAGS) -> Translatio
 
 
 def _parse(words: Sequence[str], names: Container[str]) -> tuple[dict[str, str], list[str]]:
-    """The values of the tutorial's flags as text, and the other words.
-
-    Raises:
-      ConfigError: a value is not of its flag's kind.
-    """
+    """The values of the tutorial's flags as text, and the other words."""
     parser = flags.FlagValues()
     parser.set_gnu_getopt(True)  # a word without -- ends nothing
     define = {
@@ -268,12 +227,8 @@ def _parse(words: Sequence[str], names: Container[str]) -> tuple[dict[str, str],
 def _parameters(file: str, override: str) -> list[str]:
     """The flags that --config_file and --params_override mean.
 
-    Args:
-      file: a YAML file, local or gs://, or "".
-      override: another one, or its text, or text such as "train_steps=9,resnet_depth=18".
-
-    Raises:
-      ConfigError: it is no YAML, or a parameter is unknown.
+    `file` is a YAML file, local or gs://, or ""; `override` another one, or its text, or text such
+    as "train_steps=9,resnet_depth=18".
     """
     parameters: dict[str, object] = {}
     for value in filter(None, (file, override)):
@@ -315,17 +270,15 @@ def _lars(values: Mapping[str, str]) -> list[str]:
 
 
 def hint(words: Sequence[str], about: str) -> str:
-    """What main.py answers to flags of the tutorial, in one line.
+    """What main.py answers to a command line with the refused flag `about`, in one line.
 
-    Args:
-      words: main.py's command line.
-      about: the flag that it has refused; "" is returned if it is none of `FLAGS`.
+    "" if the tutorial has no such flag.
     """
     if about not in FLAGS:
         return ""
-    # Modes of main.py that have a flag of the same name.
-    own = {"mode": "", "eval_timeout": "", "tpu": "preflight"}
-    old = [n for n in FLAGS if n not in own or (own[n] and f"--mode={own[n]}" not in words)]
+    # main.py has flags of these names, --tpu in one mode only.
+    both = {"mode", "eval_timeout"} | ({"tpu"} if "--mode=preflight" in words else set())
+    old = [name for name in FLAGS if name not in both]
     try:
         arguments, variables, notes, _ = translate(words, old)
     except ConfigError as error:

@@ -4,7 +4,24 @@ Durations are steps, or strings such as '500', '90 epochs', '1e6 examples'; cade
 times such as '10 minutes' or lists such as '32, 42.7, 48 epochs', and '' is never.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import ml_collections
+
+
+def choose_recipe(recipes: Mapping[str, Any], name: str, file: str) -> Any:
+    """The entry of `recipes`, those of a config file, that --config=FILE:NAME chooses.
+
+    ValueError, for an unknown name, lists the names.
+    """
+    if name not in recipes:
+        path = f"configs/{file.rpartition('/')[2]}"
+        raise ValueError(
+            f"--config={path}:{name}: there is no such recipe; give --config={path}:NAME, where "
+            f"NAME is one of {', '.join(recipes)}"
+        )
+    return recipes[name]
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -29,9 +46,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.steps_per_checkpoint = "1 epoch"
     config.keep_checkpoints = 3  # the newest; the best one stays as well
     config.log_step_count_steps = "100"
-    config.tracker = ""  # or 'wandb', which then reads the run's events (docs/operations.md)
+    config.tracker = ""  # or 'wandb', which then reads the run's events (docs/run.md)
     config.profile_steps = ""  # 'begin:end': a trace of these steps
-    # > 0: before every so many steps, all devices are compared (docs/operations.md).
+    # > 0: before every so many steps, all devices are compared (docs/run.md).
     config.check_devices_every = 0
 
     # Hosts.

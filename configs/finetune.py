@@ -1,4 +1,4 @@
-"""Fine-tunes a model on few examples of one's own: minutes instead of days.
+"""Fine-tunes a model on few examples: minutes instead of days.
 
     python main.py --config=configs/finetune.py --config.init_from=MODEL \
         --config.data_dir=data/photos --workdir=runs/photos
@@ -10,9 +10,7 @@ workdir, or weights from elsewhere; docs/use.md explains the choices. Sizes of l
 import ml_collections
 
 from configs import mask_rcnn, resnet50, ssd, transformer
-from configs._named import choose_recipe
-
-_FILE = "configs/finetune.py"
+from configs._loop import choose_recipe
 
 
 def _tuned(config: ml_collections.ConfigDict, steps: int, evals: int) -> ml_collections.ConfigDict:
@@ -159,9 +157,5 @@ RECIPES = {
 
 
 def get_config(name: str = "classifier") -> ml_collections.ConfigDict:
-    """The configuration of one recipe, a key of `RECIPES`.
-
-    Raises:
-      UnknownRecipe: there is none of that name; the message lists them.
-    """
-    return choose_recipe(RECIPES, name, _FILE)()
+    """The configuration of one recipe, a key of `RECIPES`."""
+    return choose_recipe(RECIPES, name, __file__)()

@@ -7,39 +7,31 @@ makes the images in COCO's form with masks, prepares them as COCO is prepared, a
 
 import ml_collections
 
-from configs import mask_rcnn
+from configs import _detection, mask_rcnn
 
 
 def get_config() -> ml_collections.ConfigDict:
     """The configuration for COCO, made small."""
     config = mask_rcnn.get_config()
+    _detection.set_digits(config)
     config.data_dir = "data/digit_masks"
-    config.num_classes = 10
-    config.max_boxes = 16
     config.image_short = 128
     config.image_long = 160
     config.image_shape = (128, 160)
     config.mask_size = 28
-    config.random_flip = False  # a mirrored 2 looks like a 5
     config.shuffle_buffer_size = 2048
-    config.input_streams = 8  # a stream has few examples, and each costs time to start
 
-    config.resnet_stages = (1, 2, 1)
     config.resnet_bottleneck = False
-    config.num_filters = 16
     config.init_env = ""  # there is no trained ResNet to begin with
     config.freeze = ""
     config.bn_statistics = "batch"
-    config.precision = "float32"  # bfloat16 is emulated on most CPUs
     config.pyramid_levels = (3, 4)
     config.pyramid_filters = 48
     config.anchor_scale = 5.0  # sides of 40 and 80 pixels
     config.anchor_ratios = (1.0, 1.6)
     config.anchor_samples = 64
-    config.proposals_before_nms = 100
-    config.proposals_after_nms = 50
-    config.eval_proposals_before_nms = 100
-    config.eval_proposals_after_nms = 50
+    config.proposals_before_nms = config.eval_proposals_before_nms = 100
+    config.proposals_after_nms = config.eval_proposals_after_nms = 50
     config.region_samples = 32
     config.region_scale = 128.0
     config.box_pool = 5
@@ -47,20 +39,10 @@ def get_config() -> ml_collections.ConfigDict:
     config.mask_pool = 7
     config.mask_features = (32, 32)
 
-    config.train_batch_size = 8
     config.eval_batch_size = 32
     config.train_steps = "2 epochs"
-    config.optimizer = "adam"
-    config.learning_rate_schedule = "cosine"
-    config.base_learning_rate = 1.5e-3
-    config.learning_rate_per = 0
-    config.warmup_steps = "200"
     config.warmup_from = 0.0
-    config.learning_rate_decay_steps = ""
-    config.weight_decay = 0.0
-
     config.target = 0.75
     config.mask_target = 0.0
-    config.stop_at_target = False
     config.log_step_count_steps = "250"
     return config

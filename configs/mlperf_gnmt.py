@@ -1,7 +1,7 @@
 """GNMT as it was run in MLPerf: --config=configs/mlperf_gnmt.py:NAME.
 
 docs/gnmt.md has the published curves. How many pairs the length rule keeps depends on the text, so
-that `config.num_train_pairs` is not set here. No run of ours has verified these recipes.
+that `config.num_train_pairs` is not set here. No run here has verified these recipes.
 """
 
 from typing import NamedTuple
@@ -9,15 +9,15 @@ from typing import NamedTuple
 import ml_collections
 
 from configs import gnmt
-from configs._named import choose_recipe
+from configs._loop import choose_recipe
 
 
 class Recipe(NamedTuple):
     """What differs between the recipes.
 
-    `cores` is how many devices of Google's clipped their own gradient of a batch; 0 where the
-    gradient of the whole batch was clipped. `drops` are the steps at which the rate is halved; ''
-    halves it at equal distances, from two thirds of the run on.
+    `cores` is how many of Google's devices each clipped its gradient; 0 where the gradient of the
+    complete batch was clipped. `drops` are the steps at which the rate is halved; '' halves it at
+    equal distances, from two thirds of the run on.
     """
 
     batch: int
@@ -50,12 +50,8 @@ RECIPES = {
 
 
 def get_config(name: str = "") -> ml_collections.ConfigDict:
-    """The configuration of one recipe, a key of `RECIPES`.
-
-    Raises:
-      UnknownRecipe: there is none of that name; the message lists them.
-    """
-    recipe: Recipe = choose_recipe(RECIPES, name, "configs/mlperf_gnmt.py")
+    """The configuration of one recipe, a key of `RECIPES`."""
+    recipe: Recipe = choose_recipe(RECIPES, name, __file__)
     config = gnmt.get_config()
     config.num_eval_sentences = 3_003
     config.vocabulary_size = 32_316
@@ -70,7 +66,7 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
     if recipe.cores:
         config.projection_bias = False
         config.gradient_clip_per_device = True
-        # Google's norm is of the sum over a core's pairs; ours is of the mean over them.
+        # Google's norm is of the sum over a core's pairs, `gradient_clip_norm` of the mean.
         config.gradient_clip_norm = 5.0 * recipe.cores / recipe.batch
     if name == "v0.5":
         # In twelfths of the run; the fourth interval ends with the run.

@@ -1,15 +1,15 @@
 """Mask R-CNN as MLPerf Training ran it from v0.6 on: --config=configs/mlperf_mask_rcnn.py:NAME.
 
 NAME is a batch size for which MLPerf publishes a reference convergence point (rulesets 1.0.0 to
-3.1.0), or one of Google's own entries. No run of ours has verified these recipes.
+3.1.0), or one of Google's own entries. No run here has verified these recipes.
 """
 
 import ml_collections
 
-from configs import mask_rcnn
-from configs._named import choose_recipe
+from configs import _detection, mask_rcnn
+from configs._loop import choose_recipe
 
-# By name: batch, peak rate, steps of warm-up, steps of the two drops, and epochs of the whole run,
+# By name: batch, peak rate, steps of warm-up, steps of the two drops, and epochs of the run,
 # a few more than the published runs needed (docs/mask_rcnn.md).
 RECIPES = {
     "8": (8, 0.01, 500, "144000, 192000", 17),
@@ -27,18 +27,10 @@ RECIPES = {
 
 
 def get_config(name: str = "") -> ml_collections.ConfigDict:
-    """The configuration of one recipe, a key of `RECIPES`.
-
-    Raises:
-      UnknownRecipe: there is none of that name; the message lists them.
-    """
-    batch, rate, warmup, drops, epochs = choose_recipe(RECIPES, name, "configs/mlperf_mask_rcnn.py")
+    """The configuration of one recipe, a key of `RECIPES`."""
+    batch, rate, warmup, drops, epochs = choose_recipe(RECIPES, name, __file__)
     config = mask_rcnn.get_config()
-    config.num_train_images = 117_266
-    config.num_eval_images = 5_000
-    config.num_classes = 80
-    config.train_batch_size = batch
-    config.eval_batch_size = batch  # divides among the same devices; the last batch is padded
+    _detection.set_coco(config, batch)
     config.base_learning_rate = rate
     config.learning_rate_per = 0
     config.warmup_steps = f"{warmup} steps"

@@ -1,14 +1,16 @@
 """ResNet-50 as MLPerf Training ran it: --config=configs/mlperf_resnet50.py:NAME.
 
 NAME is a batch size for which MLPerf publishes a reference convergence point (RCP), or one of
-Google's own entries in `ENTRIES`. No run of ours has verified these recipes; docs/mlperf.md says
+Google's own entries in `ENTRIES`. No run here has verified these recipes; docs/mlperf.md says
 what to expect.
 """
+
+import math
 
 import ml_collections
 
 from configs import resnet50
-from configs._named import choose_recipe
+from configs._loop import choose_recipe
 
 _IMAGES = 1_281_167
 _PERIOD = 4  # epochs between evaluations, by the rules
@@ -43,17 +45,10 @@ ENTRIES = {
 
 
 def get_config(name: str = "") -> ml_collections.ConfigDict:
-    """The configuration of one recipe.
-
-    Args:
-      name: a batch size of `POINTS`, or a key of `ENTRIES`.
-
-    Raises:
-      UnknownRecipe: neither; the message lists them.
-    """
+    """The configuration of one recipe: a batch size of `POINTS`, or a key of `ENTRIES`."""
     entries = {"v0.5": _v05, "v0.7-4096": _v07_4096, "v0.7-65536": _v07_65536}
     points = {str(batch): batch for batch in POINTS}
-    batch = choose_recipe(points | entries, name, "configs/mlperf_resnet50.py")
+    batch = choose_recipe(points | entries, name, __file__)
     if name in entries:
         return entries[name]()
     mean, _, base, warmup, momentum, weight_decay, decay, span = POINTS[batch]
@@ -64,48 +59,7 @@ def get_config(name: str = "") -> ml_collections.ConfigDict:
     config.weight_decay = weight_decay
     config.decay_steps = str(decay)
     # The rules leave the offset free: one evaluation falls just after the expected epoch.
-    offset = int(-(-mean // 1)) % _PERIOD
-    return _with_length(config, offset, warmup + decay * batch / _IMAGES)
-
-
-def _mlperf(batch: int) -> ml_collections.ConfigDict:
-    """What all recipes share."""
-    config = resnet50.get_config()
-    config.num_train_images = _IMAGES
-    config.num_eval_images = 50_000
-    config.num_label_classes = 1000
-    config.train_batch_size = batch
-    config.eval_batch_size = batch  # divides among the same devices; the last batch is padded
-    config.stop_at_target = True
-    config.steps_per_eval = f"{_PERIOD} epochs"
-    config.steps_per_checkpoint = ""  # every evaluation saves one, which is enough
-    return config
-
-
-def _lars(batch: int, span: int) -> ml_collections.ConfigDict:
-    """What all recipes from 2019 on share."""
-    config = _mlperf(batch)
-    config.target = 0.759
-    config.optimizer = "lars"
-    config.nesterov = False
-    config.label_smoothing = 0.1
-    config.learning_rate_schedule = "polynomial"
-    config.learning_rate_per = 0
-    config.bn_span = f"{span}/{batch}"
-    return config
-
-
-def _with_length(config: ml_collections.ConfigDict, offset: int, end: float):
-    """Sets the length and the evaluations, of which epoch `offset` has the first.
-
-    After epoch `end` the rate stays at its last value. A run that is a little late may still reach
-    the target there: it stops at the second evaluation after `end`.
-    """
-    periods = -(-(end - offset) // _PERIOD) + 1
-    length = int(offset + periods * _PERIOD)
-    config.eval_offset = f"{offset} epochs" if offset else ""
-    config.schedule_epochs = length  # as long as the run, so that nothing is stretched
-    config.train_steps = f"{length} epochs"
+    _set_length(config, math.ceil(mean) % _PERIOD, warmup + decay * batch / _IMAGES)
     return config
 
 
@@ -114,15 +68,49 @@ def _v05() -> ml_collections.ConfigDict:
 
     Google evaluated every epoch from the 60th on; this recipe evaluates every fourth.
     """
-    config = _mlperf(1024)
+    config = resnet50.get_config()
+    config.num_train_images = _IMAGES
+    config.num_eval_images = 50_000
+    config.num_label_classes = 1000
+    config.train_batch_size = config.eval_batch_size = 1024
+    config.stop_at_target = True
+    config.steps_per_eval = f"{_PERIOD} epochs"
+    config.steps_per_checkpoint = ""  # every evaluation saves one, which is enough
     config.target = 0.749
     return config
+
+
+def _lars(batch: int, span: int) -> ml_collections.ConfigDict:
+    """What all recipes from 2019 on share."""
+    config = _v05()
+    config.target = 0.759
+    config.train_batch_size = batch
+    config.eval_batch_size = batch  # divides among the same devices; the last batch is padded
+    config.bn_span = f"{span}/{batch}"
+    config.optimizer = "lars"
+    config.nesterov = False
+    config.label_smoothing = 0.1
+    config.learning_rate_schedule = "polynomial"
+    config.learning_rate_per = 0
+    return config
+
+
+def _set_length(config: ml_collections.ConfigDict, offset: int, end: float) -> None:
+    """Sets the length and the evaluations, of which epoch `offset` has the first.
+
+    After epoch `end` the rate stays at its last value. A run that is a little late may still reach
+    the target there: it stops at the second evaluation after `end`.
+    """
+    length = offset + _PERIOD * (math.ceil((end - offset) / _PERIOD) + 1)
+    config.eval_offset = f"{offset} epochs" if offset else ""
+    config.schedule_epochs = length  # as long as the run, so that nothing is stretched
+    config.train_steps = f"{length} epochs"
 
 
 def _v07_4096() -> ml_collections.ConfigDict:
     """Google's v3-32 in the cloud, 2020: a higher and shorter schedule than the RCP of 4096.
 
-    It also shares statistics among twice as many images. Its warm-up was 2 * 312 steps, ours is
+    It also shares statistics among twice as many images. Its warm-up was 2 * 312 steps; here it is
     626.
     """
     config = _lars(4096, ENTRIES["v0.7-4096"][1])
@@ -130,15 +118,16 @@ def _v07_4096() -> ml_collections.ConfigDict:
     config.warmup_epochs = 2.0
     config.weight_decay = 2e-4
     config.decay_steps = "12169"
-    return _with_length(config, 3, 2 + 12169 * 4096 / _IMAGES)
+    _set_length(config, 3, 2 + 12169 * 4096 / _IMAGES)
+    return config
 
 
 def _v07_65536() -> ml_collections.ConfigDict:
     """Google's v3-8192 in JAX, 2020: tuned apart from the RCP of 65536, and with another span.
 
-    Its epoch is a quarter of 79 steps, so that four epochs are a whole number of steps: a warm-up
-    of 33 epochs is 651.75 steps, which leaves 1166.25 of the 92 epochs for the decay. Google's
-    momentum of biases and scales did not contain the rate; ours does.
+    Its epoch is a quarter of 79 steps, so that four epochs are 79 steps exactly: a warm-up of 33
+    epochs is 651.75 steps, which leaves 1166.25 of the 92 epochs for the decay. Google's
+    momentum of biases and scales did not contain the rate; here it does.
     """
     config = _lars(65536, ENTRIES["v0.7-65536"][1])
     config.base_learning_rate = 23.080977304670448

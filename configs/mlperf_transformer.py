@@ -1,7 +1,7 @@
 """The Transformer as Google ran it in MLPerf: --config=configs/mlperf_transformer.py:NAME.
 
 All were trained on 566,340 packed rows of WMT English-German to BLEU 0.25. configs/transformer.py
-has the numbers of 'v0.7-512', for data of any size. No run of ours has verified these recipes.
+has the numbers of 'v0.7-512', for data of any size. No run here has verified these recipes.
 """
 
 import math
@@ -9,7 +9,7 @@ import math
 import ml_collections
 
 from configs import transformer
-from configs._named import choose_recipe
+from configs._loop import choose_recipe
 
 # By name: rows in a batch, base rate for any width, warm-up steps, Adam's betas, and the epoch at
 # which the published run reached the target.
@@ -23,14 +23,8 @@ RECIPES = {
 
 
 def get_config(name: str = "") -> ml_collections.ConfigDict:
-    """The configuration of one recipe, a key of `RECIPES`.
-
-    Raises:
-      UnknownRecipe: there is none of that name; the message lists them.
-    """
-    batch, base, warmup, (beta1, beta2), reached = choose_recipe(
-        RECIPES, name, "configs/mlperf_transformer.py"
-    )
+    """The configuration of one recipe, a key of `RECIPES`."""
+    batch, base, warmup, (beta1, beta2), reached = choose_recipe(RECIPES, name, __file__)
     config = transformer.get_config()
     config.num_train_rows = 566_340
     config.num_eval_sentences = 3_003

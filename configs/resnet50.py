@@ -46,11 +46,8 @@ def get_config() -> ml_collections.ConfigDict:
     # common/images/input_spec.py, or a JSON object with its fields.
     config.input_spec = "tensorflow"
     # True: training decodes JPEGs above a megapixel at 1/2, 1/4 or 1/8 of their size, as long as a
-    # crop then has the pixels that it is resized to; see docs/data.md.
+    # crop then has the pixels that it is resized to (docs/data.md).
     config.reduced_decoding = False
-    # > 0: training images stay decoded in the hosts' memory, so many pixels square (256: 197 KB
-    # each), and are cropped on the devices; no host decodes twice.
-    config.decoded_cache = 0
     config.crop_area_min = 0.08  # training crops take this share of the image or more
     config.random_flip = True
     # > 1: repeated augmentation. Each training image fills so many rows of a batch, each with its

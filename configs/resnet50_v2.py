@@ -2,7 +2,7 @@
 
 The tutorial's code is `cloud_tpu/models/resnet_garden` of tensorflow/tpu (February 2018), which
 states no accuracy. Its neighbour `cloud_tpu/models/resnet`, configs/resnet50.py here, replaced it:
-start from that one unless you want to repeat the tutorial. No run of ours has verified this recipe.
+start from that one unless you want to repeat the tutorial. No run here has verified this recipe.
 """
 
 import ml_collections
@@ -26,5 +26,5 @@ def get_config() -> ml_collections.ConfigDict:
     config.learning_rate_decay_epochs = (30, 60, 80, 90)
     config.learning_rate_decay_factors = (0.1, 0.1, 0.1, 0.0)
 
-    config.target = 0.75  # ours; the garden states none
+    config.target = 0.75  # not the garden's, which states none
     return config

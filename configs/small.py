@@ -9,9 +9,7 @@ import math
 import ml_collections
 
 from configs import gnmt, mask_rcnn_digits, ncf, resnet50, ssd_digits, transformer
-from configs._named import choose_recipe
-
-_FILE = "configs/small.py"
+from configs._loop import choose_recipe
 
 
 def _translator(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -45,20 +43,39 @@ def _gnmt() -> ml_collections.ConfigDict:
     return config
 
 
-def _mask_rcnn() -> ml_collections.ConfigDict:
-    config = mask_rcnn_digits.get_config()  # its rates, and batch statistics from random weights
+def _detector(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """The digits' recipe, its rates and batch statistics from random weights, for photos."""
     config.data_dir = ""
+    config.init_env = ""  # a backbone is the user's, which decides its sizes
     config.num_classes = 0  # as many as the data have
     config.max_boxes = 100  # photos of cells and crowds have many
+    config.random_flip = True  # photos may be mirrored, digits may not
+    config.target = 0.0
+    return config
+
+
+def _mask_rcnn() -> ml_collections.ConfigDict:
+    config = _detector(mask_rcnn_digits.get_config())
     config.image_short, config.image_long = 256, 320  # less loses objects, more takes too long
     config.image_shape = (256, 320)
-    config.random_flip = True  # photos may be mirrored, digits may not
     config.pyramid_levels = (2, 3, 4, 5, 6)
     config.anchor_scale, config.anchor_ratios = 3.0, (0.5, 1.0, 2.0)  # sides of 12 to 192 pixels
     config.anchor_samples, config.region_samples = 128, 64  # as images have more objects
     config.proposals_before_nms = config.eval_proposals_before_nms = 200
     config.proposals_after_nms = config.eval_proposals_after_nms = 150
-    config.target = config.mask_target = 0.0
+    return config
+
+
+def _ssd() -> ml_collections.ConfigDict:
+    config = _detector(ssd_digits.get_config())
+    config.image_size = 240  # less loses objects, more takes a core too long
+    config.crop_side_min = 0.7  # few images are soon known by heart
+    config.max_samples = 50
+    config.extra_squeezed = config.extra_filters = (64, 64, 64)
+    config.extra_strides, config.extra_paddings = (2, 2, 2), (1, 1, 1)
+    config.box_steps = (8, 16, 32, 64)
+    config.box_sides = (18, 36, 72, 130, 200)  # objects of a twelfth to most of the image
+    config.box_ratios = (2, 2, 2, 2)
     return config
 
 
@@ -97,25 +114,6 @@ def _resnet() -> ml_collections.ConfigDict:
     return config
 
 
-def _ssd() -> ml_collections.ConfigDict:
-    config = ssd_digits.get_config()  # its rates, and batch statistics from random weights
-    config.data_dir = ""
-    config.init_env = ""  # a backbone is the user's own, which decides its sizes
-    config.num_classes = 0  # as many as the data have
-    config.max_boxes = 100  # photos of cells and crowds have many
-    config.image_size = 240  # less loses objects, more takes a core too long
-    config.random_flip = True  # photos may be mirrored, digits may not
-    config.crop_side_min = 0.7  # few images are soon known by heart
-    config.max_samples = 50
-    config.extra_squeezed = config.extra_filters = (64, 64, 64)
-    config.extra_strides, config.extra_paddings = (2, 2, 2), (1, 1, 1)
-    config.box_steps = (8, 16, 32, 64)
-    config.box_sides = (18, 36, 72, 130, 200)  # objects of a twelfth to most of the image
-    config.box_ratios = (2, 2, 2, 2)
-    config.target = 0.0
-    return config
-
-
 def _transformer() -> ml_collections.ConfigDict:
     config = _translator(transformer.get_config())
     config.shuffle_buffer_size = 8192  # rows: 100,000 pairs
@@ -144,9 +142,5 @@ RECIPES = {
 
 
 def get_config(name: str = "") -> ml_collections.ConfigDict:
-    """The configuration of one recipe, a key of `RECIPES`.
-
-    Raises:
-      UnknownRecipe: there is none of that name; the message lists them.
-    """
-    return choose_recipe(RECIPES, name, _FILE)()
+    """The configuration of one recipe, a key of `RECIPES`."""
+    return choose_recipe(RECIPES, name, __file__)()

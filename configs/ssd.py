@@ -1,54 +1,37 @@
 """SSD300 with ResNet-34 on COCO: MLPerf v0.5's detection benchmark, mAP 0.212 on 8 cores.
 
-configs/_loop.py has the keys that all benchmarks share. docs/ssd.md explains the recipes.
+configs/_detection.py has the keys of both detectors, configs/_loop.py those of all benchmarks.
+docs/ssd.md explains the recipes.
 """
 
 import ml_collections
 from ml_collections import config_dict
 
-from configs import _loop
+from configs import _detection
 
 
 def get_config() -> ml_collections.ConfigDict:
     """The recipe's values and the keys of the SSD benchmark."""
-    config = _loop.get_config()
+    config = _detection.get_config()
     config.benchmark = "ssd"
 
-    # Data: records that `python -m scripts.prepare coco` makes.
-    config.data_dir = ""  # '' = the folder in the environment variable below
+    # Data.
     config.data_env = "MLP_PATH_GCS_SSD"
-    config.train_files = "train-*"
-    config.eval_files = "val-*"
-    # COCO's own file of the evaluation's true boxes; the score is computed with it.
-    config.eval_annotations = "instances_val*.json,raw-data/annotations/instances_val*.json"
-    # 0 = as many as the data hold. Another number must be that of the data.
-    config.num_train_images = 0  # with boxes; others are left out
-    config.num_eval_images = 0
-    config.num_classes = 0  # without the background; 0 = as many as the data have, else COCO's 80
-    config.class_numbers = "order"  # class k is the k-th category; 'ids': the category with id k
-    config.max_boxes = 100  # of an image in training; of more, the largest are taken
     config.image_size = 300
     config.crop_side_min = 0.3  # the least side of a training crop, as a share of the image's
     # Windows that a training crop tries before it draws another condition; MLPerf allows 1 and 50.
     config.max_samples = 50
-    config.random_flip = True
     config.antialias = False  # whether resizing averages pixels, to train and to evaluate
     config.shuffle_buffer_size = 8192  # images held for shuffling, over all hosts
     config.input_streams = 64  # a multiple of every number of hosts the run will have
 
     # Model.
     config.resnet_stages = (3, 4, 6)  # basic blocks per stage: ResNet-34 without its last stage
-    config.num_filters = 64
-    config.precision = "bfloat16"  # of activations; parameters, statistics and losses are float32
     # Devices that share BatchNorm statistics: 1, N, or 0 for all; or "64/4096": as many devices
     # as have 64 of the 4096 images of a forward pass.
     config.bn_span = config_dict.FieldReference(1, field_type=object)  # a number or text
-    config.bn_momentum = 0.9
     # "frozen": BatchNorm keeps the running statistics of `init_from`, and trains with them.
     config.bn_statistics = "batch"
-    config.max_pool = (
-        "same"  # of the stem, as Google's entry pads it; 'torch' for PyTorch's weights
-    )
     config.batch_norm = "gram"  # on TPUs; or 'plain', which computes the same
     # Extra layers after the trunk, one value each: channels of the 1x1 and of the 3x3 convolution,
     # its stride and its padding.
@@ -68,25 +51,17 @@ def get_config() -> ml_collections.ConfigDict:
     config.train_steps = "7.68e6 examples"
     config.weight_decay = 5e-4  # of all parameters
     config.base_learning_rate = 2.5e-3
-    # True: `init_from` has other classes, so of the last layers only what does not depend on the
-    # classes is taken.
-    config.new_classes = False
-    config.head_learning_rate = 1.0  # multiplies the rate of the layers that predict boxes
     config.learning_rate_per = 32  # images
     config.schedule_epochs = 64
     config.warmup_steps = "3.6e5 examples"
     config.learning_rate_decay_steps = "5.12e6, 6.4e6 examples"
-    config.init_env = "MLP_GCS_RESNET_CHECKPOINT"  # a ResNet-34
 
     # Evaluation.
     # A device needs 13 MB per image with 80 classes, 50 MB with 300, measured on a CPU.
     config.eval_batch_size = 256
     config.steps_per_eval = "3.84e6, 5.12e6, 5.76e6, 6.4e6, 7.04e6, 7.68e6 examples"
     config.steps_per_checkpoint = "2 epochs"
-    config.min_score = 0.05  # detections with a lower score are dropped
-    config.nms_iou = 0.5  # of two boxes of a class that overlap so much, the better one stays
     config.max_detections = 200  # of an image
     config.clip_boxes = True  # whether boxes end at the image, before the suppression
     config.target = 0.212  # mAP
-    config.stop_at_target = True
     return config

@@ -7,26 +7,20 @@ makes the images in COCO's form, prepares them as COCO is prepared, and trains o
 
 import ml_collections
 
-from configs import ssd
+from configs import _detection, ssd
 
 
 def get_config() -> ml_collections.ConfigDict:
     """The configuration for COCO, made small."""
     config = ssd.get_config()
+    _detection.set_digits(config)
     config.data_dir = "data/digit_scenes"
-    config.num_classes = 10
-    config.max_boxes = 16
     config.image_size = 128
     config.crop_side_min = 1.0  # no crops: digits of other sizes than those to find teach little
     config.max_samples = 1
-    config.random_flip = False  # a mirrored 2 looks like a 5
-    config.input_streams = 8  # a stream has few examples, and each costs time to start
 
-    config.resnet_stages = (1, 2, 1)
-    config.num_filters = 16
     config.max_pool = "torch"
     config.batch_norm = "plain"
-    config.precision = "float32"  # bfloat16 is emulated on most CPUs
     config.extra_squeezed = (64, 64)
     config.extra_filters = (128, 128)
     config.extra_strides = (2, 2)
@@ -35,19 +29,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.box_sides = (28, 46, 64, 80)
     config.box_ratios = (2, 2, 2)
 
-    config.train_batch_size = 8
     config.eval_batch_size = 64
     config.train_steps = "5 epochs"
-    config.optimizer = "adam"
-    config.learning_rate_schedule = "cosine"
-    config.base_learning_rate = 1.5e-3
-    config.learning_rate_per = 0
-    config.warmup_steps = "200"
-    config.learning_rate_decay_steps = ""
-    config.weight_decay = 0.0
-
     config.target = 0.8
-    config.stop_at_target = False
     config.steps_per_eval = "2 epochs"
     config.log_step_count_steps = "1 epoch"
     return config

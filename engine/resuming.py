@@ -31,7 +31,14 @@ from engine.weights import Adoption, Weights, adopt
 
 Manifest = Mapping[str, Any]  # what `engine.start.Run.facts` wrote
 Say = Callable[[str], None]  # writes a line for the user
-_GONE = ("sam_radius", "sam_every", "colout", "normalization", "head_init_std")  # former keys
+_GONE = (  # former keys
+    "sam_radius",
+    "sam_every",
+    "colout",
+    "normalization",
+    "head_init_std",
+    "decoded_cache",
+)
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256; messages show 12 digits
 
 

@@ -68,12 +68,6 @@ CROPS = Preprocessing(SIZE, 0.3, True)
 # Keys.
 
 
-@pytest.mark.parametrize(("evaluated", "size"), [(0, 32), (48, 48)])
-def test_evaluation_may_have_another_size(evaluated, size):
-    spec = Preprocessing(32, 0.3, True, eval_image_size=evaluated).spec
-    assert (spec.size, spec.kernel) == (size, "bicubic")
-
-
 @pytest.mark.parametrize(
     ("name", "preprocessing", "kernel"),
     [("tensorflow", "fast", "bilinear"), ("tensorflow", "exact", "bicubic")]
@@ -83,26 +77,6 @@ def test_tensorflows_pixels_are_evaluated_as_they_are_trained(name, preprocessin
     """The kernel of all others is their own."""
     spec = Preprocessing(32, 0.3, True, preprocessing=preprocessing, input_spec=name).spec
     assert spec == dataclasses.replace(input_spec.NAMED[name].at(32), kernel=kernel)
-
-
-@pytest.mark.parametrize(
-    ("preprocessing", "window"),
-    [("exact", ("window", 5, 7, 9, 0.3, 32)), ("fast", ("window", 5, 7, 9, 0.3, 32))]
-    + [("vgg", ("square", 5, 7, 9))],
-)
-def test_vgg_crops_squares(preprocessing, window, monkeypatch):
-    monkeypatch.setattr(input_pipeline, "random_square", lambda *each: ("square", *each))
-    monkeypatch.setattr(input_pipeline, "random_window", lambda *each: ("window", *each))
-    crops = Preprocessing(32, 0.3, True, preprocessing=preprocessing)
-    assert crops.window(5, 7, 9) == window
-
-
-def test_an_image_is_mirrored_for_odd_seeds():
-    seeds = [[0, 1, seed] for seed in range(6)]
-    mirrored = [bool(CROPS.flip(tensorflow().constant(row, "int32"))) for row in seeds]
-    assert mirrored == [False, True] * 3
-    plain = Preprocessing(SIZE, 0.3, False)
-    assert not any(plain.flip(tensorflow().constant(row, "int32")) for row in seeds)
 
 
 # Streams and shares of hosts.
@@ -383,15 +357,6 @@ def test_kinds_of_images(kind):
     assert crop.shape == (32, 32, 3) and crop.dtype == np.uint8 and crop.std() > 5
 
 
-@pytest.mark.parametrize("file_format", ["PNG", "JPEG"])
-@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 500), (500, 2)])
-def test_tiny_images(shape, file_format):
-    encoded = encode(np.tile(np.array([200, 100, 50], np.uint8), (*shape, 1)), file_format)
-    images = [trained(encoded, [9, i], 8, 0.08) for i in range(5)] + [evaluated(encoded, 8)]
-    for image in images:
-        assert_close(image, np.tile([200, 100, 50], (8, 8, 1)), most=2, mean=2)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_normalize(dtype):
     images, flip = noise(4 * 5, 7).reshape(4, 5, 7, 3), np.array([True, False, False, True])
@@ -470,13 +435,6 @@ def test_vgg_windows_are_squares_of_every_scale():
         for begin, length in ((y, height), (x, width)):
             place = begin / (length - tall)
             assert place.max() <= 1 and abs(place.mean() - 0.5) < 0.05 and np.ptp(place) > 0.95
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 900), (2, 3)])
-def test_vgg_windows_of_strange_shapes(shape):
-    seed = tensorflow().constant([1, 2])
-    y, x, height, width = input_pipeline.random_square(shape[0], shape[1], seed).numpy()
-    assert height == width >= 1 and 0 <= y <= shape[0] - height and 0 <= x <= shape[1] - width
 
 
 def test_reduced_decoding_is_antialiased_and_resumes_exactly(tmp_path):

@@ -138,10 +138,6 @@ def test_a_recipe_that_lacks_keys(tmp_path):
     [
         ({"data_dir": "/nowhere"}, ["/nowhere", "no such folder", "--config.data_dir"]),
         (
-            {"decoded_cache": 16_384, "train_batch_size": 4096},
-            ["needs about 26460.8 GB", "are free", "--config.decoded_cache=16384"],
-        ),
-        (
             {"eval_batch_size": 50_000_000, "image_size": 224},
             ["60211.2 GB are for --config.eval_batch_size=50000000 and --config.image_size=224"],
         ),

@@ -17,7 +17,6 @@ import pytest
 import benchmarks
 import train
 from benchmarks.resnet import ResNet
-from benchmarks.resnet.input.cache import ImageCache
 from commands import evaluating
 from common.errors import RESTART, CheckpointError, DataError, UserError
 from engine import saving
@@ -322,32 +321,6 @@ def test_sigterm_while_training_and_resume_changes_nothing(
         return [r for r in timeless(rows(folder)) if r["split"] == "eval"]
 
     assert means(workdir) == means(str(tmp_path))
-
-
-@pytest.mark.slow
-def test_images_in_memory_and_a_signal_while_they_are_decoded(tiny_records, tmp_path, monkeypatch):
-    """The signal ends the run at once, the same command trains, and a resume changes nothing."""
-    config = make_tiny_config(tiny_records, decoded_cache=24)
-    original = ImageCache.rows
-
-    def rows_of(self, ids):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return original(self, ids)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ImageCache, "rows", rows_of)
-        with pytest.raises(preemption.Preempted):
-            train.train_and_evaluate(read_settings(config, str(tmp_path / "run")))
-    assert not list((tmp_path / "run" / "checkpoints").iterdir())
-    for name, batch in (("run", 7), ("calm", 99)):
-        monkeypatch.setattr(preemption, "_requested", None)
-        with monkeypatch.context() as patch, contextlib.suppress(preemption.Preempted):
-            stop_at_batch(patch, "train_batches", batch)
-            train.train_and_evaluate(read_settings(config, str(tmp_path / name)))
-    monkeypatch.setattr(preemption, "_requested", None)
-    train.train_and_evaluate(read_settings(config, str(tmp_path / "run")))
-    one, other = (state_on_disk(str(tmp_path / name), 12) for name in ("run", "calm"))
-    assert_same_state(one, other)
 
 
 @pytest.mark.long

@@ -1,11 +1,7 @@
 """Classifies images with ResNets; this file has what `benchmarks` finds by name.
 
-`classifier.ResNet` joins the data, `models.ResNet`, the loss and the score. What few recipes name
-lies in other files of this folder: several sizes of images, images in memory, regularisation, other
-losses, the weights of classes, TFDS, random images.
+`classifier.ResNet` joins the data, `models.ResNet`, the loss and the score.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -20,11 +16,7 @@ __all__ += ["make", "needs_data_dir", "restored"]
 
 
 def make(config: Any, cache_dir: str) -> ResNet:
-    """Makes the benchmark; see `benchmarks.load`.
-
-    Raises:
-      ConfigError: a value cannot work.
-    """
+    """The benchmark of a config; ConfigError names the keys whose values cannot work."""
     settings = read_config(Settings, config)
     check_settings(settings)
     kind = FakeImages if settings.data.dataset == "fake" else ResNet

@@ -1,7 +1,5 @@
 """The network that a recipe's keys describe, and the values that describe none."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import partial
@@ -62,7 +60,7 @@ def network(keys: Architecture, classes: int) -> models.ResNet:
     )
     # Whether the recipe names a variant, what composes it, and with which arguments. Later ones
     # change the parts of earlier ones.
-    table = (
+    table: list[tuple[bool, Callable[..., models.ResNet], tuple[Any, ...]]] = [
         (keys.resnet_version == "1", variants.compose_v1, ()),
         (keys.resnet_version == "2", variants.compose_v2, (padding,)),
         (keys.stage1_projection, variants.compose_stage1_projection, ()),
@@ -71,13 +69,10 @@ def network(keys: Architecture, classes: int) -> models.ResNet:
         (keys.squeeze_excite > 0, variants.compose_squeeze_excite, (keys.squeeze_excite,)),
         (keys.blur_pool, variants.compose_blur_pool, ()),
         (keys.kernels == "pallas", variants.compose_pallas, (padding,)),
-    )
-    named: list[tuple[Callable[..., models.ResNet], tuple[Any, ...]]] = [
-        (compose, arguments) for is_named, compose, arguments in table if is_named
     ]
-    for compose, arguments in named:
-        model = compose(model, *arguments)
-    if keys.batch_norm == "gram" and not named:
+    for is_named, compose, arguments in table:
+        model = compose(model, *arguments) if is_named else model
+    if keys.batch_norm == "gram" and not any(is_named for is_named, _, _ in table):
         model = gram(model, padding)
     if keys.space_to_depth:
         model = model.clone(stem=space_to_depth.stem(model.stem))
@@ -96,11 +91,8 @@ def training_apply(
 ) -> Callable[..., Any]:
     """`model.apply` for rows of a training batch with these seeds, int32[b].
 
-    Args:
-      model: the model.
-      drop_path: the probability that a row lacks the branch of the last block; less for others.
-      dropout: the probability that the head does not see a feature.
-      seeds: may be None if both are 0.
+    `drop_path` is the probability that a row lacks the branch of the last block, `dropout` that the
+    head does not see a feature. `seeds` may be None if both are 0.
     """
     if drop_path:
         assert seeds is not None
@@ -116,7 +108,7 @@ def training_apply(
 
 def fixes(keys: Architecture) -> dict[str, str]:
     """A fix for each key with a value that cannot work."""
-    faults = {}
+    errors = {}
     for key, known in (
         ("precision", PRECISIONS),
         ("resnet_depth", models.DEPTHS),
@@ -125,15 +117,20 @@ def fixes(keys: Architecture) -> dict[str, str]:
         ("batch_norm", BATCH_NORMS),
     ):
         if getattr(keys, key) not in known:
-            faults[key] = f"use one of {', '.join(map(repr, known))}"
+            errors[key] = f"use one of {', '.join(map(repr, known))}"
     if keys.resnet_version == "2" and (keys.deep_stem or keys.squeeze_excite):
-        faults["resnet_version"] = "has neither deep_stem nor squeeze_excite; use '1.5' or '1'"
+        errors["resnet_version"] = "has neither deep_stem nor squeeze_excite; use '1.5' or '1'"
     if keys.resnet_version == "2" and keys.max_pool == "conv":
-        faults["max_pool"] = "has no form with resnet_version='2'; use 'same' or 'torch'"
+        errors["max_pool"] = "has no form with resnet_version='2'; use 'same' or 'torch'"
     if keys.deep_stem and keys.space_to_depth:
-        faults["deep_stem"] = "has no form with space_to_depth; set one of them to False"
+        errors["deep_stem"] = "has no form with space_to_depth; set one of them to False"
     if keys.deep_stem and keys.num_filters < 2:
-        faults["num_filters"] = "must be at least 2 for deep_stem"
-    if keys.kernels == "pallas":
-        faults |= variants.pallas_fixes(keys)
-    return faults
+        errors["num_filters"] = "must be at least 2 for deep_stem"
+    has_variant = keys.resnet_version != "1.5" or keys.max_pool == "conv" or keys.blur_pool
+    has_variant |= bool(keys.deep_stem or keys.squeeze_excite)
+    has_kernel = keys.resnet_depth >= 50 and keys.batch_norm == "gram" and not has_variant
+    if keys.kernels == "pallas" and not has_kernel:
+        errors["kernels"] = (
+            "needs bottlenecks (50 layers or more), batch_norm='gram' and no variant; use 'xla'"
+        )
+    return errors

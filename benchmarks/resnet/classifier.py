@@ -3,8 +3,6 @@
 `benchmarks.base` explains each method.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator, Mapping
@@ -28,7 +26,9 @@ from benchmarks.base import (
     mean_scores,
 )
 from benchmarks.records import RecordBenchmark
-from benchmarks.resnet import architecture, batches, class_counts, losses, records
+from benchmarks.resnet import architecture, losses, records
+from benchmarks.resnet.input import regularisation
+from benchmarks.resnet.input.regularisation import Mixed
 from benchmarks.resnet.settings import Data, Settings
 from benchmarks.resnet.sizes import Sizes
 from benchmarks.resnet.use import ClassifierUses
@@ -36,16 +36,18 @@ from benchmarks.uses import Uses
 from common import foreign
 from common.data.decoding import Reader
 from common.data.order import Order
-from common.data.shards import read_some, tensorflow
+from common.data.shards import tensorflow
 from common.errors import ConfigError
 from common.images import manifest, pixels
 from common.images.input_spec import InputSpec
 from input_pipeline import Source
 
 IMAGENET = {"train": manifest.IMAGENET["train"], "eval": manifest.IMAGENET["validation"]}  # images
-_FEW_EVAL_IMAGES = 2_000  # of an evaluation: it may have classes with very few
 _FEW_IMAGES = 2_000  # below this number, new statistics are worse than those of the first model
 _FEW_SHARED = 10  # images that share statistics: below, these are too noisy
+# CPU time per training image, fitted to the rows of docs/performance.md at 128, 160 and 224 pixels:
+# (for each image, for each of its pixels after resizing).
+_MICROSECONDS = {"exact": (1500.0, 0.018), "fast": (1430.0, 0.0077)}
 
 
 class ResNet(RecordBenchmark):
@@ -57,17 +59,16 @@ class ResNet(RecordBenchmark):
     advice = {
         "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
         "--config.input_streams",
-        "decoding": "set --config.preprocessing=fast, or --config.decoded_cache=256 if the hosts "
-        "have the memory; else use a machine with more CPU cores, or of photos of many "
-        "megapixels store smaller ones (--max_side=512 of scripts.prepare) or set "
-        "--config.reduced_decoding=True",
+        "decoding": "set --config.preprocessing=fast, or use a machine with more CPU cores; of "
+        "photos of many megapixels store smaller ones (--max_side=512 of scripts.prepare), or "
+        "set --config.reduced_decoding=True",
     }
 
     def __init__(self, settings: Settings, cache_dir: str):
         self.settings, self.cache_dir = settings, cache_dir
-        self.targets = (Target("top_1_accuracy", settings.evaluation.target, percent=True),)
+        self.targets = (Target("top_1_accuracy", settings.objective.target, percent=True),)
         self.bn_span = settings.model.bn_span
-        rate = settings.tuning.head_learning_rate
+        rate = settings.objective.head_learning_rate
         heads = {
             "head decayed": Group(decayed=True, rate=rate),
             "head not decayed": Group(rate=rate),
@@ -75,7 +76,6 @@ class ResNet(RecordBenchmark):
         self.groups = {**Benchmark.groups, **heads}
         self._dtype = architecture.PRECISIONS[settings.model.precision]
         self._sizes: Sizes | None = None
-        self._decoded: list[tuple[Source, np.ndarray]] = []  # splits, their digests and labels
 
     # Data.
 
@@ -86,44 +86,13 @@ class ResNet(RecordBenchmark):
     def open(self, split: str, described: bool = True) -> Source:
         return records.open_split(self.keys, split, self.cache_dir, described)
 
-    @property
-    def _train(self) -> Source:
-        return self.source("train")
-
     def decode_all(self, source: Source) -> None:
         def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
             encoded, label = source.parse(serialized)
             image = pixels.decode(encoded, only_jpeg=only_jpeg)
-            digest = tensorflow().strings.to_hash_bucket_fast(encoded, (1 << 63) - 1)
-            return {"label": label, "size": tensorflow().shape(image)[:2], "digest": digest}
+            return {"label": label, "size": tensorflow().shape(image)[:2]}
 
-        def check(batch: Any) -> None:
-            source.check(batch)
-            rows.append(np.stack([batch["digest"], batch["label"]]))
-
-        rows = [np.zeros((2, 0), np.int64)]
-        Reader(source.shards, pixels.jpegs_first(decode), check).decode_all()
-        self._decoded.append((source, np.concatenate(rows, 1)))
-
-    def remarks(self, split: str) -> list[tuple[str, str, str]]:
-        """Images that occur several times in the split that `check` read last, or in both."""
-        if not self._decoded:  # such as random images
-            return []
-        sources, rows = zip(*self._decoded, strict=True)
-        ends = np.cumsum([row.shape[1] for row in rows])
-
-        def name(i: int) -> str:
-            k = int(np.searchsorted(ends, i, side="right"))
-            example = i - int(ends[k] - rows[k].shape[1])
-            (record,) = read_some(sources[k].shards, [example])
-            file = sources[k].image(record)[1] or sources[k].shards.where(example)
-            return f"{class_counts.class_name(sources[k].class_names, rows[k][1, example])}/{file}"
-
-        digests, labels = np.concatenate(rows, 1)
-        numbers = np.repeat(np.arange(len(rows)), [row.shape[1] for row in rows])
-        fix = "delete the files that are wrong or too many, and prepare the data again"
-        found = manifest.repeated_images(digests, labels, numbers, name, [len(rows) - 1])
-        return [("warn", f"{split}: {line}", fix) for line in found]
+        Reader(source.shards, pixels.jpegs_first(decode), source.check).decode_all()
 
     @functools.cached_property
     def classes(self) -> int:
@@ -131,7 +100,7 @@ class ResNet(RecordBenchmark):
         if self.keys.num_label_classes:
             return self.keys.num_label_classes
         if self.keys.dataset.startswith("tfds:"):
-            return self._train.num_classes
+            return self.source("train").num_classes
         content = records.data_manifest(self.keys)
         return len(records.valid_labels(0, len(content.class_names) if content else 0))
 
@@ -140,7 +109,7 @@ class ResNet(RecordBenchmark):
         """The weight of each class in the loss, f32[K], of `config.class_weights`."""
         if not self.settings.objective.class_weights:
             return None
-        return class_counts.class_weights(self._train, f"{self.cache_dir}/train_labels.json")
+        return records.class_weights(self.source("train"), f"{self.cache_dir}/train_labels.json")
 
     def num_examples(self, split: str) -> int:
         if split == "train":
@@ -152,7 +121,7 @@ class ResNet(RecordBenchmark):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        names = list(self._train.class_names)
+        names = list(self.source("train").class_names)
         return {"class_names": names, "input_spec": self.input_spec.as_dict()}
 
     def identity(self, split: str) -> Identity:
@@ -165,17 +134,36 @@ class ResNet(RecordBenchmark):
         return self.settings.images.spec
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
-        return batches.specs(self.settings, split, batch_size)
+        images, settings = self.settings.images, self.settings
+        sides: tuple[int, ...] = (images.spec.size,)
+        leaves: dict[str, Any] = {"label": np.int32, "id": np.int32}
+        if split == "eval":
+            leaves["mask"] = np.float32
+        else:
+            sides = images.sides
+            leaves["flip"] = np.bool_
+            if settings.objective.class_weights:
+                leaves["weight"] = np.float32
+            if settings.regularisation.is_used:
+                leaves["draw"] = np.int32
+        scalars = {k: jax.ShapeDtypeStruct((batch_size,), dtype) for k, dtype in leaves.items()}
+        shapes = [(batch_size, side, side, 3) for side in sides]
+        return tuple({"image": jax.ShapeDtypeStruct(x, np.uint8), **scalars} for x in shapes)
 
     def order(self, batch_size: int) -> Order:
-        return batches.order(self.settings, self._train.shards.counts, batch_size)
+        keys, counts = self.keys, self.source("train").shards.counts
+        buffer, streams = keys.shuffle_buffer_size, keys.input_streams
+        return Order.make(counts, keys.seed, batch_size, streams, buffer, keys.repeats)
 
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
-        order = self.order(batch_size)
+        source, images, order = self.source("train"), self.settings.images, self.order(batch_size)
         streams = order.share(shard, num_shards)
-        stream = batches.train(self.settings, self._train, order, streams, start_step, self.sizes)
+        size_at = self.sizes.on_host if self.sizes else None
+        stream = input_pipeline.train_batches(source, images, order, streams, start_step, size_at)
+        if self.settings.regularisation.is_used:
+            stream = regularisation.add_draws(stream, self.keys.seed, start_step)
         if (weights := self.class_weights) is None:
             return stream
         return ({**batch, "weight": weights[batch["label"]]} for batch in stream)
@@ -196,7 +184,7 @@ class ResNet(RecordBenchmark):
         inputs = jnp.zeros((1, size, size, 3), self._dtype)
         variables = self.model.init(rng, inputs, train=False)
         params: Any = variables["params"]
-        if self.settings.tuning.head_bias_from_classes:  # every class begins at 1 / K
+        if self.settings.objective.head_bias_from_classes:  # every class begins at 1 / K
             bias = jnp.full_like(params["head"]["bias"], -math.log(self.classes))
             params = {**params, "head": {**params["head"], "bias": bias}}
         return params, {k: v for k, v in variables.items() if k != "params"}
@@ -207,12 +195,13 @@ class ResNet(RecordBenchmark):
     def loss(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array
     ) -> tuple[Terms, Terms, Any]:
-        """Cross-entropy with label smoothing; `rng` is not used.
+        """The cross-entropy of a batch, the accuracies, and the new statistics of BatchNorm.
 
-        All that is random follows from the leaf "draw", so that it belongs to the example.
+        `rng` is not used: all that is random follows from the leaf "draw", so that it belongs to
+        the example.
         """
         del rng
-        inputs, labels, others, share = batches.inputs(self.settings, batch, self._dtype)
+        inputs, labels, others, share = self._inputs(batch)
         variables = {"params": params, **model_state}
         group = 1 if self.bn_span == 1 else jax.lax.axis_size("group")
         disturbed = self.settings.regularisation
@@ -231,6 +220,16 @@ class ResNet(RecordBenchmark):
         sums = {name: (jnp.sum(values), count) for name, values in metrics.items()}
         return {"cross_entropy": (jnp.sum(terms), count)}, sums, model_state
 
+    def _inputs(self, batch: Mapping[str, jax.Array]) -> Mixed:
+        """The images of a training batch for the network, [b, h, w, 3], and their labels."""
+        images, keys = batch["image"], self.settings.regularisation
+        if keys.augmentation:
+            images = regularisation.augment_images(keys.augmentation, images, batch["draw"])
+        images = input_pipeline.normalize(images, batch["flip"], self._dtype, self.input_spec)
+        if not keys.is_used:
+            return Mixed(images, batch["label"], None, None)
+        return regularisation.erase_and_mix(keys, images, batch["label"], batch["draw"])
+
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
@@ -245,20 +244,13 @@ class ResNet(RecordBenchmark):
         }
 
     def classify(self, params: Any, model_state: Any, images: jax.Array) -> dict[str, jax.Array]:
-        """Logits, and the features that the last layer makes them from.
+        """{"logits": f32[b, K], "features": f32[b, F]}, what the last layer takes, of RGB images.
 
-        Args:
-          params: the parameters.
-          model_state: the running statistics.
-          images: uint8[b, size, size, 3] RGB of `input_spec`, as
-            `common.images.input_spec.prepare_image` makes them.
-
-        Returns:
-          {"logits": f32[b, K], "features": f32[b, F]}; with `eval_flip` the means over the image
-          and its mirror image.
+        `images` uint8[b, size, size, 3] are as `common.images.input_spec.prepare_image` makes them.
+        With `eval_flip` both are the means over the image and its mirror image.
         """
         inputs = input_pipeline.normalize(images, None, self._dtype, self.input_spec)
-        is_doubled = self.settings.evaluation.eval_flip
+        is_doubled = self.settings.objective.eval_flip
         if is_doubled:
             inputs = jnp.concatenate([inputs, inputs[:, :, ::-1]])
 
@@ -286,7 +278,7 @@ class ResNet(RecordBenchmark):
 
         `norm_examples` is the number of images of a batch that share statistics.
         """
-        chosen = self.settings.tuning.bn_statistics
+        chosen = self.settings.objective.bn_statistics
         if chosen != "auto":
             return chosen == "frozen"
         images = self.nominal_examples("train")
@@ -299,8 +291,8 @@ class ResNet(RecordBenchmark):
         return foreign.RESNET.format(depth=min(max(self.settings.model.resnet_depth, 18), 152))
 
     def check_random_start(self, norm_examples: int) -> None:
-        """Also refuses "auto" where many images give new statistics: its rates are for a model."""
-        if (chosen := self.settings.tuning.bn_statistics) != "batch":
+        """Refuses "frozen" and "auto", whose statistics or rates need a trained model."""
+        if (chosen := self.settings.objective.bn_statistics) != "batch":
             raise ConfigError(
                 f"config.bn_statistics={chosen!r} keeps the statistics of config.init_from, which "
                 f"names no model: give --config.init_from={self.published} or the workdir of a "
@@ -308,14 +300,17 @@ class ResNet(RecordBenchmark):
             )
 
     def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
-        notes, names = [], self._train.class_names
+        del evaluating
+        notes = []
         if self.keeps_statistics(norm_examples):
             notes.append("BatchNorm keeps the statistics of config.init_from")
         if self.class_weights is not None:
-            notes.append(class_counts.weights_note(self.class_weights, names))
-        if evaluating and self.num_examples("eval") < _FEW_EVAL_IMAGES:
-            cache = f"{self.cache_dir}/eval_labels.json"
-            notes += class_counts.few_notes(self.source("eval"), cache)
+            names, weights = self.source("train").class_names, self.class_weights
+            low, high = (
+                f"{weights[i]:.3g} ({records.class_name(names, i)})"
+                for i in (weights.argmin(), weights.argmax())
+            )
+            notes.append(f"the loss weighs classes from {low} to {high}")
         return [*notes, self.sizes.note()] if self.sizes else notes
 
     @property
@@ -336,16 +331,25 @@ class ResNet(RecordBenchmark):
         return tuple(Stage(f"{side} pixels", sizes.steps(side)) for side in sides)
 
     def input_rates(self) -> tuple[Mapping[str, float], ...]:
-        return batches.input_rates(self.settings.images)
+        """By `preprocessing`: the figures of docs/performance.md, for JPEGs of 500 x 375 pixels."""
+        costs = _MICROSECONDS.items()
+        return tuple(
+            {mode: 1e6 / (image + pixel * side**2) for mode, (image, pixel) in costs}
+            for side in self.settings.images.sides
+        )
+
+    def size_key(self, split: str) -> str:
+        """The config's key that decides the size of a split's images."""
+        key = "image_sizes" if split == "train" else "eval_image_size"
+        return key if getattr(self.settings.images, key) else "image_size"
 
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int
     ) -> dict[tuple[str, ...], int]:
-        """Eight batches; to train, three blocks of records per stream or all decoded images."""
-        needed = batches.host_bytes(self.settings, split, batch_size, num_shards)
-        if split == "eval":
-            return needed
-        if self.settings.images.decoded_cache:
-            decoded = self.num_examples("train") * batches.image_bytes(self.settings, "train")
-            return needed | {("decoded_cache",): decoded // num_shards}
-        return needed | {("shuffle_buffer_size",): self.held_bytes(num_shards)}
+        """Eight batches; to train, three blocks of records per stream as well."""
+        largest = max(spec["image"].size for spec in self.batch_spec(split, 1))
+        keys = f"{split}_batch_size", self.size_key(split)
+        needed: dict[tuple[str, ...], int] = {keys: 8 * batch_size * largest // num_shards}
+        if split == "train":
+            needed[("shuffle_buffer_size",)] = self.held_bytes(num_shards)
+        return needed

@@ -1,7 +1,5 @@
 """One random batch of images instead of data: `config.dataset='fake'`, to time the devices."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.base import Benchmark, HostBatch, Spec
-from benchmarks.resnet import batches
 from benchmarks.resnet.classifier import ResNet
 from benchmarks.resnet.use import ClassifierUses
 from benchmarks.uses import Uses
@@ -64,7 +61,7 @@ class FakeImages(ResNet):
         """One batch of each size, which every host makes completely, and copies for the devices."""
         specs = self.batch_spec(split, batch_size)
         nbytes = sum(spec["image"].size for spec in specs)
-        return {(f"{split}_batch_size", batches.size_key(self.settings, split)): 2 * nbytes}
+        return {(f"{split}_batch_size", self.size_key(split)): 2 * nbytes}
 
     def _batch(self, spec: Spec, split: str, shard: int, num_shards: int) -> HostBatch:
         """One host's share of a random batch of a split."""

@@ -5,8 +5,6 @@ mlperf_compliance 0.0.10 without the shapes of the layers. Tensors have the name
 reference implementation.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -31,11 +29,7 @@ _KINDS = {"kernel": "weight", "scale": "gamma", "bias": "beta"}
 
 
 def facts(run: Run) -> Facts:
-    """What the log of a run says about a ResNet.
-
-    Raises:
-      ConfigError: the optimizer is not that of the form.
-    """
+    """What the log of a run says about a ResNet."""
     values = _tags(run) if run.form == "v0.5" else _keys(run)
     tensors = [tensor(name) for name in by_name(run.params)]
     return Facts(values, tensors=tensors, steps_per_epoch=steps_per_epoch(run))
@@ -54,16 +48,16 @@ def tensor(name: str) -> str:
 
 
 def steps_per_epoch(run: Run) -> float:
-    """Steps of one epoch of the log, rarely a whole number.
+    """Steps of one epoch of the log, rarely an integer.
 
-    A recipe that gives its length in steps may fill up the last batch of some epochs. Its own
-    number counts if it is that of such an epoch.
+    A recipe that gives its length in steps may fill up the last batch of some epochs. Its number
+    of steps for an epoch counts if the last batch is all that it fills up.
     """
-    recipe, images = run.recipe, run.examples["train"] / run.recipe["train_batch_size"]
+    recipe, exact = run.recipe, run.examples["train"] / run.recipe["train_batch_size"]
     if not str(recipe["train_steps"]).isdecimal():
-        return images
-    own = run.steps / recipe["schedule_epochs"]
-    return own if images <= own <= math.ceil(images) else images
+        return exact
+    filled = run.steps / recipe["schedule_epochs"]
+    return filled if exact <= filled <= math.ceil(exact) else exact
 
 
 def _keys(run: Run) -> dict[str, Any]:

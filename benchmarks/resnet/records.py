@@ -1,13 +1,16 @@
-"""Opens labelled images: TFRecords of the ImageNet schema, counted and checked, or sets of TFDS."""
+"""Opens labelled images: TFRecords of the ImageNet schema, counted and checked, or sets of TFDS.
 
-from __future__ import annotations
+Also counts the images of each class, for the weights of the loss.
+"""
 
 from typing import Any
+
+import numpy as np
 
 from benchmarks.resnet.settings import Data
 from common.data import caches, decoding, files
 from common.data.shards import Shards, record_name, tensorflow
-from common.errors import ConfigError, DataError, one_line
+from common.errors import ConfigError, DataError, one_line, some
 from common.images import manifest
 from input_pipeline import Source, wrong_label
 
@@ -16,17 +19,13 @@ def open_split(keys: Data, split: str, cache_dir: str, described: bool = True) -
     """Opens the records, or the set of TFDS, that `config.dataset` names.
 
     `described` is whether the data manifest may spare the scan of records.
-
-    Raises:
-      ConfigError, DataError: see `open_records` and `open_tfds`.
     """
+    number = keys.num_label_classes
     if keys.dataset == "records":
         patterns = keys.train_files if split == "train" else keys.eval_files
         index = f"{cache_dir}/{split}.json"
-        number = keys.num_label_classes
         return open_records(keys.data_dir, patterns, number, index, split, described)
-    name = keys.dataset.removeprefix("tfds:")
-    return open_tfds(name, keys.data_dir, split, keys.num_label_classes)
+    return open_tfds(keys.dataset.removeprefix("tfds:"), keys.data_dir, split, number)
 
 
 def data_manifest(keys: Data) -> manifest.DataManifest | None:
@@ -43,18 +42,11 @@ def open_records(
     split: str,
     described: bool = True,
 ) -> Source:
-    """Opens TFRecords in the ImageNet schema.
+    """Opens TFRecords in the ImageNet schema that match `patterns` in a folder, local or gs://.
 
-    Each file is read through once to count and check its records, unless the folder's data manifest
-    describes it.
-
-    Args:
-      data_dir: folder, local or gs://.
-      patterns: see `common.data.files.find`.
-      num_classes: see `valid_labels`.
-      cache: see `common.data.caches.scan_files`.
-      split: "train" or "eval", for messages.
-      described: whether the data manifest may spare that.
+    Each file is read through once to count and check its records, unless it is `described` by the
+    folder's data manifest; `cache` keeps what was counted. `num_classes` is the config's number, 0
+    for that of the data.
 
     Raises:
       ConfigError: the data hold more than `num_classes` classes.
@@ -102,7 +94,7 @@ def valid_labels(num_classes: int, data_classes: int) -> range:
 
 
 def _scan_file(path: str, offset: int, num_classes: int) -> dict[str, Any]:
-    """{"count", "names": {label from 0: name}} of one file; DataError names its first fault."""
+    """{"count", "names": {label from 0: name}} of a file; DataError names its first bad record."""
     tf = tensorflow()
     optional = tf.io.FixedLenFeature([], tf.string, default_value="")
     features = {
@@ -172,3 +164,47 @@ def open_tfds(name: str, data_dir: str, split: str, num_classes: int = 0) -> Sou
             "at 0, which takes the number of the data"
         )
     return Source(shards, "image", "label", 0, label.num_classes, tuple(label.names))
+
+
+def class_weights(source: Source, cache: str) -> np.ndarray:
+    """The weight of each class, f32[K]: n / (K * count), whose mean over the n images is 1.
+
+    The files are read through once; `common.data.caches.scan_files` keeps the counts in `cache`.
+
+    Raises:
+      ConfigError: a class has no image.
+      DataError: a label is out of range, or a record is damaged.
+    """
+    key, offset, number = source.label_key, source.label_offset, source.num_classes
+    tf = tensorflow()
+    features = {key: tf.io.FixedLenFeature([], tf.int64)}
+
+    def scan(path: str) -> dict[str, Any]:
+        counts = np.zeros(number, np.int64)
+
+        def add(chunk: Any, first: int) -> None:
+            labels = tf.io.parse_example(chunk, features)[key].numpy() - offset
+            wrong = (labels < 0) | (labels >= number)
+            if wrong.any():
+                record = record_name(path, first + int(wrong.argmax()))
+                raise wrong_label(record, int(labels[wrong][0]), offset, number)
+            np.add.at(counts, labels, 1)
+
+        caches.count_records(path, add, f"a schema with {key}")
+        return {"counts": counts.tolist()}
+
+    settings = {"labels": key, "from": offset, "n": number}
+    rows = caches.scan_files(source.shards.paths, scan, cache, settings)
+    counts = np.sum([row["counts"] for row in rows], axis=0)
+    if empty := [class_name(source.class_names, i) for i in np.flatnonzero(counts == 0)]:
+        raise ConfigError(
+            f"config.class_weights='auto': {len(empty)} ({some(empty)}) of {number} classes "
+            "have no training image and so no weight; set --config.class_weights='', or "
+            "prepare the data again without them"
+        )
+    return (counts.sum() / (number * counts)).astype(np.float32)
+
+
+def class_name(names: tuple[str, ...], i: Any) -> str:
+    """The name of class i, or its number where the data have no names."""
+    return (names[i] if i < len(names) else "") or f"class {i}"

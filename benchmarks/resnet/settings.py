@@ -3,12 +3,10 @@
 A group goes to the part that reads it. In the config all keys are on one level.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from benchmarks.resnet import architecture, sizes
@@ -17,16 +15,22 @@ from benchmarks.resnet.input import augment
 from common.errors import ConfigError, DataError
 from common.images.input_spec import parse_spec
 from common.keys import Count, Positive, Seed, Share
-from input_pipeline import MODES, Preprocessing
+from input_pipeline import KERNELS, Preprocessing
 
 # What `benchmarks.settle_config` takes from the model whose weights a run begins with.
 MODEL_KEYS = (
-    *("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite", "max_pool"),
-    *("space_to_depth", "input_spec", "blur_pool", "stage1_projection"),
+    "resnet_depth",
+    "num_filters",
+    "resnet_version",
+    "deep_stem",
+    "squeeze_excite",
+    "max_pool",
+    "space_to_depth",
+    "input_spec",
+    "blur_pool",
+    "stage1_projection",
 )
 WHOLE_KEYS = ("num_label_classes", "image_size", "eval_image_size", "eval_flip")
-
-Fixes = Iterator[tuple[str, str]]  # keys whose values cannot work, each with a fix
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,20 +48,6 @@ class Data:
     shuffle_buffer_size: Annotated[int, "[1, 1e9]"]
     input_streams: Annotated[int, "[1, 1e6]"]
     repeats: Annotated[int, "[1, 1e6]"] = 1
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Images(Preprocessing):
-    """How images are prepared; `input_pipeline` reads what all runs have."""
-
-    decoded_cache: Annotated[int, "[0, 16384]"] = 0
-    image_sizes: Annotated[Sequence[Sequence[float]], "[0, 100]"] = ()
-
-    @property
-    def sides(self) -> tuple[int, ...]:
-        """All sizes of the training images, each once, in the order in which they come."""
-        sides = (int(side) for _, side in self.image_sizes)
-        return tuple(dict.fromkeys(sides)) or (self.image_size,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,26 +69,14 @@ class Regularisation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The loss."""
+    """What is learnt and scored, and how the head and the statistics of BatchNorm change."""
 
     loss: Literal["softmax", "bce_sum", "bce_mean", "bce_binary"] = "softmax"
     label_smoothing: Share
     class_weights: Literal["", "auto"] = ""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tuning:
-    """How the head and the statistics of BatchNorm begin and change."""
-
     bn_statistics: Literal["batch", "frozen", "auto"] = "batch"
     head_learning_rate: Positive = 1.0
     head_bias_from_classes: bool = False
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """What is evaluated, besides `eval_image_size`."""
-
     eval_flip: bool = False
     target: Share
 
@@ -108,25 +86,19 @@ class Settings:
     """All groups."""
 
     data: Data
-    images: Images
+    images: Preprocessing
     model: Architecture
     regularisation: Regularisation
     objective: Objective
-    tuning: Tuning
-    evaluation: Evaluation
-
-    def values(self) -> dict[str, Any]:
-        """Every key and its value."""
-        return {key: value for group in vars(self).values() for key, value in vars(group).items()}
 
 
 def check_settings(settings: Settings) -> None:
     """Raises ConfigError, with a fix for each key, if values cannot work."""
-    values = settings.values()
-    faults = dict(data_fixes(settings)) | architecture.fixes(settings.model)
-    faults |= dict(image_fixes(settings)) | dict(training_fixes(settings))
-    if faults:
-        raise ConfigError("; ".join(f"config.{k}={values[k]!r}: {v}" for k, v in faults.items()))
+    errors = dict(_fixes(settings)) | architecture.fixes(settings.model)
+    if errors:
+        groups = vars(settings).values()
+        values = {key: value for group in groups for key, value in vars(group).items()}
+        raise ConfigError("; ".join(f"config.{k}={values[k]!r}: {v}" for k, v in errors.items()))
     try:
         parse_spec(settings.images.input_spec)
     except DataError as error:
@@ -134,9 +106,10 @@ def check_settings(settings: Settings) -> None:
         raise ConfigError(f"config.input_spec={text!r:.80}: {error}") from None
 
 
-def data_fixes(settings: Settings) -> Fixes:
-    """The keys about the data that cannot work."""
-    data = settings.data
+def _fixes(settings: Settings) -> Iterator[tuple[str, str]]:
+    """The keys about data, images and training whose values cannot work, each with a fix."""
+    data, images, model = settings.data, settings.images, settings.model
+    keys = settings.regularisation
     if data.dataset == "fake":
         for key in ("num_train_images", "num_eval_images"):
             if getattr(data, key) < 1:
@@ -145,33 +118,16 @@ def data_fixes(settings: Settings) -> Fixes:
             yield "class_weights", "dataset='fake' has no classes to count"
     if not re.fullmatch("records|fake|tfds:.+", data.dataset):
         yield "dataset", "use records, tfds:NAME or fake"
-
-
-def image_fixes(settings: Settings) -> Fixes:
-    """The keys about the images that cannot work."""
-    images = settings.images
-    if images.preprocessing not in MODES:
-        yield "preprocessing", f"use one of {', '.join(map(repr, MODES))}"
-    if images.image_sizes and (fault := sizes.fault(images.image_sizes)):
-        yield "image_sizes", fault
-        return
-    if settings.model.space_to_depth:
-        for key, sides in (
-            ("image_size", (images.image_size,)),
-            ("eval_image_size", (images.eval_image_size,)),
-            ("image_sizes", tuple(side for _, side in images.image_sizes)),
-        ):
-            if any(side % 2 for side in sides):
+    if images.preprocessing not in KERNELS:
+        yield "preprocessing", f"use one of {', '.join(map(repr, KERNELS))}"
+    if fix := sizes.fix(images.image_sizes):
+        yield "image_sizes", fix
+    elif model.space_to_depth:
+        for key in ("image_size", "eval_image_size"):
+            if getattr(images, key) % 2:
                 yield key, "must be even for space_to_depth"
-    if images.decoded_cache and settings.data.dataset == "fake":
-        yield "decoded_cache", "dataset='fake' has nothing to decode"
-    elif 0 < images.decoded_cache < (largest := max(images.sides)):
-        yield "decoded_cache", f"use 0, or {largest}, the images' largest size, or more"
-
-
-def training_fixes(settings: Settings) -> Fixes:
-    """The keys about the training that cannot work."""
-    keys, model = settings.regularisation, settings.model
+        if any(side % 2 for _, side in images.image_sizes):
+            yield "image_sizes", "must be even for space_to_depth"
     if model.batch_norm == "gram" and (model.blur_pool or keys.drop_path):
         yield "batch_norm", "has no form with blur_pool or drop_path; use 'plain'"
     if keys.augmentation:
@@ -179,29 +135,16 @@ def training_fixes(settings: Settings) -> Fixes:
             augment.Policy.parse(keys.augmentation)
         except ValueError as error:
             yield "augmentation", str(error)
-        if settings.images.decoded_cache:
-            yield "augmentation", "works before images are cropped; use decoded_cache=0"
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """See `benchmarks.restored_config`: classes and pixels are those that the checkpoint has.
-
-    Raises:
-      ConfigError: the model has layers that are gone.
-    """
-    if values.get("normalization", "batch") != "batch":
-        raise ConfigError(
-            "the checkpoint's model has GroupNorm (config.normalization='group'), which this "
-            "version of the program lacks"
-        )
+    """The config of a checkpoint; classes and pixels are those that the checkpoint has."""
     if values.get("augmentation", "").endswith(":uniform"):  # gone, and only training would use it
         values = values | {"augmentation": ""}
     if head := manifest.get("tree", {}).get("model", {}).get("params/head/kernel"):
         values = values | {"num_label_classes": int(head.removesuffix("]").rpartition(",")[2])}
-    spec = manifest.get("input_spec")
-    if (
-        spec
-        and parse_spec(values.get("input_spec", "tensorflow")).at(spec["size"]).as_dict() != spec
-    ):
-        values = values | {"input_spec": json.dumps(spec)}  # a name may have got another meaning
+    if spec := manifest.get("input_spec"):
+        named = parse_spec(values.get("input_spec", "tensorflow")).at(spec["size"])
+        if named.as_dict() != spec:  # a name may have got another meaning
+            values = values | {"input_spec": json.dumps(spec)}
     return values

@@ -16,34 +16,26 @@ import numpy as np
 
 from common.data.shards import tensorflow
 
-PAIRS = "pairs (fraction, pixels) such as ((0, 128), (0.4, 160), (0.8, 224))"
 
-
-def fault(pairs: Sequence[Sequence[float]]) -> str:
-    """What is wrong with pairs (fraction of the run, pixels), as a fix; "" if nothing is."""
+def fix(pairs: Sequence[Sequence[float]]) -> str:
+    """What to do about pairs (fraction of the run, pixels) that cannot work; "" if they can."""
     if any(len(pair) != 2 for pair in pairs):
-        return f"use {PAIRS}"
+        return "use pairs (fraction, pixels) such as ((0, 128), (0.4, 160), (0.8, 224))"
     fractions, sides = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     if fractions and (fractions[0] != 0 or fractions[-1] >= 1):
         return "the fractions begin with 0 and stay below 1"
     if any(later <= one for one, later in itertools.pairwise(fractions)):
         return "each fraction must be larger than the one before"
     if any(side != int(side) or not 1 <= side <= 16384 for side in sides):
-        return "pixels are whole numbers, 1 to 16384"
+        return "pixels are integers, 1 to 16384"
     return ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The side of the training images from each of some steps on.
+    """The sides of the training images in a run of `total` steps."""
 
-    Attributes:
-      starts: ascending steps, counted from 0; the first is 0.
-      pixels: the side from that step on.
-      total: steps of the run.
-    """
-
-    starts: tuple[int, ...]
+    starts: tuple[int, ...]  # the first step of each side, from 0; ascending
     pixels: tuple[int, ...]
     total: int
 
@@ -58,7 +50,7 @@ class Sizes:
         return self.pixels[int(np.searchsorted(self.starts, step, side="right")) - 1]
 
     def on_host(self, step: Any) -> Any:
-        """`at` of a tensor int64[] of TensorFlow; returns int32[]."""
+        """The side int32[] at a step int64[], tensors of TensorFlow."""
         tf = tensorflow()
         begun = tf.reduce_sum(tf.cast(tf.constant(self.starts, tf.int64) <= step, tf.int32))
         return tf.constant(self.pixels, tf.int32)[begun - 1]

@@ -1,10 +1,8 @@
 """Other ResNets than v1.5: each `compose_` takes a `models.ResNet` and returns it with other parts.
 
-They can be applied to each other's results, as far as `benchmarks.resnet.architecture` says, whose
-table has the keys of the recipe for each.
+They can be applied to each other's results. `benchmarks.resnet.architecture` has the recipe's key
+for each, and refuses what does not go together. A `padding` is that of the stem's max-pool.
 """
-
-from __future__ import annotations
 
 from functools import partial
 from typing import Any
@@ -47,25 +45,18 @@ def compose_v1(model: ResNet) -> ResNet:
 def compose_v2(model: ResNet, padding: Any) -> ResNet:
     """Pre-activation: BatchNorm and ReLU come before each convolution, the shortcut is added last.
 
-    `model` has the parts of v1.5; `padding` is as in `models.stem`. He et al. 2016
-    (arXiv:1603.05027).
+    `model` has the parts of v1.5. He et al. 2016 (arXiv:1603.05027).
     """
+
+    def stem(images: jax.Array, features: int, conv: ModuleDef, norm: ModuleDef) -> jax.Array:
+        del norm  # each block begins with BatchNorm and ReLU
+        return max_pool(conv(features, (7, 7), 2, padding=3, name="conv_stem")(images), padding)
+
+    def last(x: jax.Array, norm: ModuleDef) -> jax.Array:
+        return nn.relu(norm(name="bn_final")(x))
+
     block = PreBasicBlock if model.block is BasicBlock else PreBottleneckBlock
-    return model.clone(stem=partial(_bare_stem, padding=padding), block=block, last=_final_norm)
-
-
-def _bare_stem(
-    images: jax.Array, features: int, conv: ModuleDef, norm: ModuleDef, padding: Any
-) -> jax.Array:
-    """`models.stem` without BatchNorm and ReLU, with which each block begins."""
-    del norm
-    x = conv(features, (7, 7), 2, padding=3, name="conv_stem")(images)
-    return max_pool(x, padding)
-
-
-def _final_norm(x: jax.Array, norm: ModuleDef) -> jax.Array:
-    """The BatchNorm and the ReLU after the last block."""
-    return nn.relu(norm(name="bn_final")(x))
+    return model.clone(stem=stem, block=block, last=last)
 
 
 class PreActivation(Block):
@@ -116,27 +107,29 @@ def compose_stage1_projection(model: ResNet) -> ResNet:
 def compose_deep_stem(model: ResNet, padding: Any) -> ResNet:
     """ResNet-D: a stem of three convolutions, and shortcuts that take means instead of a stride.
 
-    `padding` is that of the stem's max-pool, as in `models.stem`. He et al. 2018
+    The means are of 2x2 windows; at odd edges, of the pixels that exist. He et al. 2018
     (arXiv:1812.01187).
     """
 
     def block(filters: int, conv: ModuleDef, *parts: Any, **others: Any) -> Any:
-        return model.block(filters, partial(_mean_projection, conv), *parts, **others)
+        def mean_projection(features: int, size: Any, stride: int = 1, **rest: Any) -> Any:
+            if rest["name"] != "conv_proj" or stride != 2:
+                return conv(features, size, stride, **rest)
+            pool = partial(nn.avg_pool, window_shape=(2, 2), strides=(2, 2), padding="SAME")
+            return lambda x: conv(features, size, **rest)(pool(x, count_include_pad=False))
 
-    return model.clone(stem=partial(deep_stem, padding=padding), block=block)
+        return model.block(filters, mean_projection, *parts, **others)
 
+    def stem(images: jax.Array, features: int, conv: ModuleDef, norm: ModuleDef) -> jax.Array:
+        return max_pool(_deep_convolutions(images, features, conv, norm), padding)
 
-def deep_stem(
-    images: jax.Array, features: int, conv: ModuleDef, norm: ModuleDef, padding: Any
-) -> jax.Array:
-    """`models.stem` with three 3x3 convolutions: [b, H, W, 3] to [b, H / 4, W / 4, features]."""
-    return max_pool(_deep_convolutions(images, features, conv, norm), padding)
+    return model.clone(stem=stem, block=block)
 
 
 def _deep_convolutions(
     images: jax.Array, features: int, conv: ModuleDef, norm: ModuleDef
 ) -> jax.Array:
-    """The stem before its max-pool: [b, H, W, 3] to [b, H / 2, W / 2, features]."""
+    """Three 3x3 convolutions before a max-pool: [b, H, W, 3] to [b, H / 2, W / 2, features]."""
     x, half = images, features // 2
     for suffix, width, stride in (("", half, 2), ("2", half, 1), ("3", features, 1)):
         x = conv(width, (3, 3), stride, padding=1, name=f"conv_stem{suffix}")(x)
@@ -144,41 +137,22 @@ def _deep_convolutions(
     return x
 
 
-def _mean_pooled(x: jax.Array) -> jax.Array:
-    """The mean of 2x2 windows at a stride of 2; at odd edges, of the pixels that exist."""
-    return nn.avg_pool(x, (2, 2), (2, 2), "SAME", count_include_pad=False)
-
-
-def _mean_projection(
-    conv: ModuleDef, features: int, size: tuple[int, int], stride: int = 1, **others: Any
-) -> Any:
-    """`conv`, but of pooled values and without a stride where it is a block's projection."""
-    if others["name"] != "conv_proj" or stride != 2:
-        return conv(features, size, stride, **others)
-    return lambda x: conv(features, size, **others)(_mean_pooled(x))
-
-
 def compose_conv_pool(model: ResNet, deep: bool) -> ResNet:
     """The stem of ResNet-RS: a convolution with a stride takes the place of the max-pool.
 
     Before it come three convolutions (`deep`) or one. Bello et al. 2021 (arXiv:2103.07579).
     """
-    first = _deep_convolutions if deep else _plain_convolution
 
     def stem(images: jax.Array, features: int, conv: ModuleDef, norm: ModuleDef) -> jax.Array:
-        x = first(images, features, conv, norm)
+        if deep:
+            x = _deep_convolutions(images, features, conv, norm)
+        else:
+            x = conv(features, (7, 7), 2, padding=3, name="conv_stem")(images)
+            x = nn.relu(norm(name="bn_stem")(x))
         x = conv(features, (3, 3), 2, padding=1, name="conv_pool")(x)
         return nn.relu(norm(name="bn_pool")(x))
 
     return model.clone(stem=stem)
-
-
-def _plain_convolution(
-    images: jax.Array, features: int, conv: ModuleDef, norm: ModuleDef
-) -> jax.Array:
-    """The stem of `models` before its max-pool."""
-    x = conv(features, (7, 7), 2, padding=3, name="conv_stem")(images)
-    return nn.relu(norm(name="bn_stem")(x))
 
 
 def compose_squeeze_excite(model: ResNet, ratio: float) -> ResNet:
@@ -278,10 +252,7 @@ def compose_stochastic_depth(model: ResNet, last: float, seeds: jax.Array) -> Re
 def branch_factors(rate: float, seeds: jax.Array, block: int) -> jax.Array:
     """f32[b]: 0 for a row with probability `rate`, and 1 / (1 - rate) for the others.
 
-    Args:
-      rate: in [0, 1).
-      seeds: int32[b], one for each row.
-      block: the number of the block.
+    `seeds` int32[b] has one for each row; `block` is the number of the block.
     """
     stays = hash32(seeds, _DROP_PATH_SITE, block) >= jnp.uint32(round(rate * 2**32))
     return jnp.where(stays, jnp.float32(1 / (1 - rate)), 0)
@@ -295,22 +266,12 @@ def scale_branch(y: jax.Array, factors: jax.Array) -> jax.Array:
     return wide.astype(y.dtype)
 
 
-def pallas_fixes(keys: Any) -> dict[str, str]:
-    """A fix for config.kernels, if the `Architecture` has no form with Pallas."""
-    has_variant = keys.resnet_version != "1.5" or keys.max_pool == "conv" or keys.blur_pool
-    has_variant |= bool(keys.deep_stem or keys.squeeze_excite)
-    if keys.resnet_depth >= 50 and keys.batch_norm == "gram" and not has_variant:
-        return {}
-    fix = "needs bottlenecks (50 layers or more), batch_norm='gram' and no variant; use 'xla'"
-    return {"kernels": fix}
-
-
 def compose_pallas(model: ResNet, padding: Any) -> ResNet:
     """config.kernels = "pallas": one kernel per boundary of two bottlenecks in the backward pass.
 
-    The function and the variables are those of batch_norm="gram"; the arguments are those of
-    `gram_resnet.compose`. `common.layers.boundary` has the kernel and says what it saves. Where
-    these devices cannot run it, calling the model in training raises a ConfigError.
+    The function and the variables are those of batch_norm="gram". `common.layers.boundary` has the
+    kernel and says what it saves. Where these devices cannot run it, calling the model in training
+    raises a ConfigError.
     """
     from common.layers import gram_boundary  # imports Pallas, which few runs need
 

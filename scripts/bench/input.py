@@ -42,16 +42,14 @@ import psutil
 from PIL import Image
 
 import input_pipeline
-from benchmarks.resnet.input import cache as in_memory
 from benchmarks.resnet.records import open_records
-from benchmarks.resnet.settings import Images
 from common import entry
 from common.data import files, records
 from common.data.order import Order
 from common.data.shards import tensorflow
 from common.errors import UserError
 from common.images.input_spec import NAMED
-from common.images.pixels import decode, shrink
+from common.images.pixels import decode
 from common.preparation import schema
 from engine import environment
 from scripts.bench.peers import data_loader, on_torch
@@ -61,7 +59,7 @@ SHARDS = 8
 Batches = Iterator[Any]  # {name: array}; with a peer what the network gets
 PIPELINES = {  # whether the pipeline has the environment of main.py
     **{"flax's example": False, "decoding and cropping only": True},
-    **{"exact": True, "fast": True, "in memory": True},
+    **{"exact": True, "fast": True},
     **{"flax's example, eval": False, "exact, eval": True, "fast, eval": True},
 }
 WITH_TORCH = {  # the pipelines with --peer=torch
@@ -94,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(clock_table(seconds, flags.batch))
         return 0
     spent = {name: [float(cpu) for cpu, _ in turns] for name, turns in seconds.items()}
-    print(table(spent, flags.batch, quality(photos[:100], flags.size, flags.cache)))
+    print(table(spent, flags.batch, quality(photos[:100], flags.size)))
     return 0
 
 
@@ -215,13 +213,13 @@ def pipeline(name: str, folder: str, flags: argparse.Namespace) -> Batches:
     source, examples = open_both(folder, flags.peer)
     keys: dict[str, Any] = {"image_size": size, "crop_area_min": 0.08, "random_flip": True}
 
-    def ours(mode: str, cache: int = 0, reduced: bool = False) -> Batches:
-        more = {"decoded_cache": cache, "reduced_decoding": reduced}
-        settings = Images(**keys, preprocessing=mode, **more)
-        buffer = None if cache else 16 * batch
-        order = Order.make(source.shards.counts, 0, batch, SHARDS, buffer)
-        train_batches = in_memory.train_batches if cache else input_pipeline.train_batches
-        batches = train_batches(source, settings, order, range(order.streams), 0)
+    def ours(mode: str, reduced: bool = False) -> Batches:
+        settings = input_pipeline.Preprocessing(
+            **keys, preprocessing=mode, reduced_decoding=reduced
+        )
+        order = Order.make(source.shards.counts, 0, batch, SHARDS, 16 * batch)
+        streams = range(order.streams)
+        batches = input_pipeline.train_batches(source, settings, order, streams, 0)
         if not flags.peer:
             return batches
         program = jax.jit(functools.partial(input_pipeline.normalize, dtype=jnp.float32))
@@ -229,7 +227,7 @@ def pipeline(name: str, folder: str, flags: argparse.Namespace) -> Batches:
 
     def evaluated(mode: str) -> Batches:
         while True:
-            settings = Images(**keys, preprocessing=mode)
+            settings = input_pipeline.Preprocessing(**keys, preprocessing=mode)
             yield from input_pipeline.eval_batches(source, settings, batch, 0, 1)
 
     def flax(image: Callable[[Any], Any], train: bool = True) -> Batches:
@@ -241,7 +239,6 @@ def pipeline(name: str, folder: str, flags: argparse.Namespace) -> Batches:
         "exact": lambda: ours("exact"),
         "exact, reduced_decoding": lambda: ours("exact", reduced=True),
         "fast": lambda: ours("fast"),
-        "in memory": lambda: ours("exact", flags.cache),
         "flax's example, eval": lambda: flax(lambda e: flax_image(e, size, False), train=False),
         "exact, eval": lambda: evaluated("exact"),
         "fast, eval": lambda: evaluated("fast"),
@@ -314,7 +311,7 @@ class Server:
     def __init__(self, name: str, folder: str, flags: argparse.Namespace):
         self.name = name
         command = [sys.executable, "-m", "scripts.bench.input", f"--folder={folder}"]
-        command += [f"--{k}={vars(flags)[k]}" for k in ("images", "size", "cache", "batch", "peer")]
+        command += [f"--{k}={vars(flags)[k]}" for k in ("images", "size", "batch", "peer")]
         self._process = subprocess.Popen(
             [*command, f"--batches={flags.batches}", f"--serve={name}"],
             env=environment_of(name),
@@ -394,7 +391,7 @@ def settle(spent: Callable[[], float]) -> float:
             return begin
 
 
-def quality(jpegs: list[bytes], size: int, cache: int) -> dict[str, tuple[float, float]]:
+def quality(jpegs: list[bytes], size: int) -> dict[str, tuple[float, float]]:
     """(RMSE of 255, PSNR in dB) of train crops against Pillow's antialiased bicubic crops."""
     squares: dict[str, list[float]] = {}
     for i, encoded in enumerate(jpegs):
@@ -403,33 +400,21 @@ def quality(jpegs: list[bytes], size: int, cache: int) -> dict[str, tuple[float,
         y, x, height, width = window.numpy().tolist()
         box = (x, y, x + width, y + height)
         best = np.asarray(photo.resize((size, size), Image.Resampling.BICUBIC, box), np.float64)
-        for name, pixels in _crops(encoded, window, size, cache, photo).items():
+        for name, pixels in _crops(encoded, window, size).items():
             squares.setdefault(name, []).append(float(np.mean((pixels - best) ** 2)))
     means = {name: statistics.mean(errors) for name, errors in squares.items()}
     return {name: (mean**0.5, 10 * math.log10(255**2 / mean)) for name, mean in means.items()}
 
 
-def _crops(
-    encoded: Any, window: Any, size: int, cache: int, photo: Image.Image
-) -> dict[str, np.ndarray]:
+def _crops(encoded: Any, window: Any, size: int) -> dict[str, np.ndarray]:
     """float[size, size, 3] of a window, by each pipeline."""
     tf = tensorflow()
     plain = tf.io.decode_and_crop_jpeg(encoded, window, channels=3)  # the default, fast DCT
     crop = decode(encoded, lambda height, width: window)
-    shrunk = shrink(decode(encoded), cache).numpy()
-    scale = np.tile([cache / photo.height, cache / photo.width], 2)
-    device = in_memory.crop_on_device(
-        jnp.asarray(shrunk[None]),
-        jnp.asarray((window.numpy() * scale)[None], jnp.float32),
-        jnp.zeros(1, bool),
-        size,
-        jnp.bfloat16,
-    )
     crops = {
         "flax's example": tf.image.resize(plain, [size, size], method="bicubic"),
         "exact": input_pipeline.resize(crop, size, "exact"),
         "fast": input_pipeline.resize(crop, size, "fast"),
-        "in memory": device[0],
     }
     return {name: np.asarray(pixels, np.float64) for name, pixels in crops.items()}
 
@@ -442,7 +427,6 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--data", default="", help="folder of train-* records in ImageNet's schema")
     for name, default in {"images": 1000, "size": 224, "batch": 128, "rounds": 5}.items():
         add(f"--{name}", type=int, default=default)
-    add("--cache", type=int, default=256, help="config.decoded_cache")
     add("--batches", type=int, default=4, help="of each pipeline in a round")
     add("--peer", choices=("", "torch"), default="", help="the peer of a comparison by the clock")
     add("--only", default="", help="pipelines with this in their name, and flax's")

@@ -120,13 +120,10 @@ TINY = {
         variants={
             "fake": {"dataset": "fake"},
             "fast": {"preprocessing": "fast"},
-            "in memory": {"decoded_cache": 40},
             "repeats": {"repeats": 3},
-            "repeats, in memory": {"repeats": 3, "decoded_cache": 40},
             # 20 steps: the size changes after 4 and 6.
             "sizes": {"image_sizes": ((0.0, 16), (0.2, 24), (0.3, 32)), "eval_image_size": 40},
             "sizes, fake": {"dataset": "fake", "image_sizes": ((0.0, 16), (0.2, 24))},
-            "sizes, in memory": {"decoded_cache": 40, "image_sizes": ((0.0, 16), (0.2, 24))},
         },
     ),
     "ssd": Tiny(

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import re
 import shutil
 from typing import Any
 
@@ -136,30 +135,6 @@ def test_a_record_that_was_damaged_after_the_index_was_written(records):
     assert [row["status"] for row in records("resnet")[1]] == ["ok", "ok"]
     _, findings = records("resnet", lambda folder: damage(folder / file))
     assert findings[0]["status"] == "fail" and file in findings[0]["text"]
-
-
-def test_images_that_occur_several_times_are_named(records):
-    """By class and file; the ones under two labels come first."""
-    taken = []
-
-    def spoil(folder):
-        def take(feature):
-            taken.append([feature[key].bytes_list.value[0] for key in ("image/encoded", NAME)])
-
-        def same(feature):
-            taken.append([feature[NAME].bytes_list.value[0]])
-            feature["image/encoded"].bytes_list.value[0] = taken[0][0]
-
-        edit(folder / TRAIN["resnet"], take)
-        edit(folder / TRAIN["resnet"], same, 1)
-        edit(folder / "validation-00001-of-00002", same)
-
-    _, (train, twice, evaluation, both) = records("resnet", spoil)
-    first, second, third = (row[-1].decode() for row in taken)
-    assert [row["status"] for row in (train, twice, evaluation, both)] == ["ok", "warn"] * 2
-    assert "1 image is there under two labels" in twice["text"] and twice["remedy"]
-    assert re.search(rf": n\d/{first} = n\d/{second}$", twice["text"])
-    assert f"/{third}" in both["text"] and "under two labels" in both["text"]
 
 
 def test_the_first_of_several_hosts_reads_for_all(records):

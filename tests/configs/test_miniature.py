@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from configs import digits
-from configs._miniature import COST
+from configs.digits import COST
 from configs.recipes import RECIPES
 from tests.configs.test_configs import rates
 from tests.conftest import make_recipe, open_run

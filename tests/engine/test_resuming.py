@@ -13,7 +13,7 @@ import pytest
 import train
 from commands import evaluating
 from common.data import files, records
-from common.errors import CheckpointError, ConfigError, DataError
+from common.errors import CheckpointError, DataError
 from engine import model_source, resuming
 from engine.cadence import Every
 from engine.run import Programs, read_settings
@@ -298,9 +298,3 @@ def test_a_run_that_trained_in_a_way_that_is_gone_is_only_used(key, workdir, tin
     assert model_source.load(str(workdir)).benchmark.targets
     with pytest.raises(CheckpointError, match=f"config.{key}=0.5, which this version lacks"):
         train.train_and_evaluate(settings(workdir, tiny_records, train_steps="15"))
-
-
-def test_a_model_with_layers_that_are_gone_is_refused(workdir):
-    remember(workdir, normalization="group")
-    with pytest.raises(ConfigError, match="normalization='group'"):
-        model_source.load(str(workdir))

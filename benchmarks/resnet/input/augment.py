@@ -21,7 +21,6 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,41 +29,26 @@ from benchmarks.resnet.input import effects
 from common.hashing import hash32, uniform
 
 FORMS = "'randaugment:2x9', 'randaugment:2x6:0.5' or 'trivialaugment'"
-_GREY, _BLACK = (128.0, 128.0, 128.0), (0.0, 0.0, 0.0)
-_MEAN = (124.0, 116.0, 104.0)  # of ImageNet
 _SITE = 1909  # apart from other draws from the same seeds
 
 Effect = Callable[..., jax.Array]
-# The magnitude f32[b] for strengths f32[b] in 0..10 and signs f32[b], -1 or 1.
-Magnitude = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """Which operations change an image, and how much.
+    """Which operations change an image, and how much."""
 
-    Attributes:
-      kind: "tensorflow", "timm" or "trivial".
-      layers: how many operations an image gets.
-      strength: 0 to 10; "trivial" has none.
-      deviation: of the strength, for "timm".
-      fill: the colour, 0 to 255, of pixels whose source lies outside the image; by default that of
-        the source: grey, timm's mean of ImageNet, else black.
-    """
-
-    kind: str
-    layers: int
-    strength: float = 0.0
-    deviation: float = 0.0
-    fill: effects.Fill = _BLACK
+    kind: str  # "tensorflow", "timm" or "trivial"
+    layers: int  # how many operations an image gets
+    strength: float = 0.0  # 0 to 10; "trivial" has none
+    deviation: float = 0.0  # of the strength, for "timm"
+    # The colour, 0 to 255, of pixels whose source lies outside the image: in TensorFlow grey, in
+    # timm the mean of ImageNet, in torchvision black.
+    fill: effects.Fill = (0.0, 0.0, 0.0)
 
     @staticmethod
     def parse(text: str) -> Policy:
-        """Reads a policy.
-
-        Raises:
-          ValueError: `text` is none; the message is the fix.
-        """
+        """The policy of `config.augmentation`; ValueError's message is the fix."""
         if text == "trivialaugment":
             return Policy("trivial", 1)
         number = r"(\d+(?:\.\d*)?)"
@@ -75,8 +59,25 @@ class Policy:
         if strength > 10:
             raise ValueError(f"the strength is {strength:g}; use 0 to 10")
         if deviation:
-            return Policy("timm", layers, strength, float(deviation), _MEAN)
-        return Policy("tensorflow", layers, strength, fill=_GREY)
+            return Policy("timm", layers, strength, float(deviation), (124.0, 116.0, 104.0))
+        return Policy("tensorflow", layers, strength, fill=(128.0, 128.0, 128.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Magnitude:
+    """The magnitudes of an operation, which differ from `start` by at most `reach`."""
+
+    start: float
+    reach: float
+    direction: int = 1  # 1: up with the strength, -1: down, 0: the image's sign decides
+    rounding: float | None = None  # added before the change is rounded down
+
+    def __call__(self, strength: jax.Array, sign: jax.Array) -> jax.Array:
+        """f32[b] of strengths f32[b] in 0..10 and signs f32[b], -1 or 1."""
+        change = self.reach * (strength / 10)
+        if self.rounding is not None:
+            change = jnp.floor(change + self.rounding)
+        return self.start + (self.direction or sign) * change
 
 
 @jax.named_scope("augmentation")
@@ -91,14 +92,11 @@ def apply(policy: Policy, images: jax.Array, seeds: jax.Array, groups: int) -> j
 
     Returns:
       Images of the same shape and dtype; uint8 is rounded to the nearest level.
-
-    Raises:
-      ValueError: `groups` does not divide b; or the images are not square.
     """
     if len(images) % groups:
         raise ValueError(f"{groups} groups do not divide {len(images)} images")
     space = _space(policy, images.shape[1])
-    branches = [functools.partial(_change, *entry, policy.fill) for entry in space]
+    branches = [functools.partial(_change, *entry, policy.fill) for entry in space.items()]
 
     def change(group: tuple[jax.Array, jax.Array]) -> jax.Array:
         original, seeds = group
@@ -141,97 +139,59 @@ def _change(
     strength: jax.Array,
     sign: jax.Array,
 ) -> jax.Array:
-    more: tuple[Any, ...] = (fill,) if effect in _GEOMETRY else ()
-    if effect in _BOUNDED:
-        assert isinstance(magnitude, _BothWays)
-        more = (*more, magnitude.reach)
-    return effect(images, magnitude(strength, sign), *more)
+    """The images after one operation."""
+    changes = magnitude(strength, sign)
+    if effect in (effects.shear_x, effects.shear_y, effects.rotate):  # faster if it reaches little
+        return effect(images, changes, fill, magnitude.reach)
+    if effect in (effects.translate_x, effects.translate_y):
+        return effect(images, changes, fill)
+    return effect(images, changes)
 
 
-# The magnitudes of each form.
+# The operations of each form with their magnitudes, in the order in which draws count them.
 
-_GEOMETRY = (
-    *(effects.shear_x, effects.shear_y, effects.translate_x, effects.translate_y, effects.rotate),
-)
-_BOUNDED = effects.shear_x, effects.shear_y, effects.rotate  # faster for small magnitudes
-_PLAIN = (effects.autocontrast, effects.equalize, effects.invert, effects.identity)
+_PLAIN = (effects.autocontrast, effects.equalize, effects.invert)
 _ENHANCERS = (effects.colour, effects.contrast, effects.brightness, effects.sharpness)
-_DOWN, _NEAREST = 1e-3, 0.5  # how a change becomes whole; float32 may be just below a whole number
+_UNUSED = Magnitude(0, 0)
+_DOWN, _NEAREST = 1e-3, 0.5  # float32 may be just below an integer
 
 
-def _change_of(reach: float, strength: jax.Array, rounding: float | None) -> jax.Array:
-    change = reach * (strength / 10)
-    return change if rounding is None else jnp.floor(change + rounding)
-
-
-def _rising(start: float, reach: float, rounding: float | None = None) -> Magnitude:
-    return lambda strength, sign: start + _change_of(reach, strength, rounding)
-
-
-_UNUSED = _rising(0, 0)  # of operations that have no magnitude
-
-
-def _falling(start: float, reach: float, rounding: float | None = None) -> Magnitude:
-    return lambda strength, sign: start - _change_of(reach, strength, rounding)
-
-
-@dataclasses.dataclass(frozen=True)
-class _BothWays:
-    """A magnitude that differs from `centre` by at most `reach`."""
-
-    reach: float
-    centre: float = 0.0
-    rounding: float | None = None
-
-    def __call__(self, strength: jax.Array, sign: jax.Array) -> jax.Array:
-        return self.centre + sign * _change_of(self.reach, strength, self.rounding)
-
-
-def _space(policy: Policy, size: int) -> list[tuple[Effect, Magnitude]]:
-    """The operations of a policy with their magnitudes, for images of size x size pixels."""
-    makers = {"tensorflow": _tensorflow, "timm": _timm, "trivial": _trivial}
-    return list(makers[policy.kind](size).items())
-
-
-def _geometry(
-    shear: float, pixels: float, degrees: float, rounding: tuple[float | None, float | None]
-) -> dict[Effect, Magnitude]:
-    """Shears, translations and rotations; `rounding` of pixels and of degrees."""
-    moved = _BothWays(pixels, rounding=rounding[0])
-    reaches = (*(_BothWays(shear),) * 2, moved, moved, _BothWays(degrees, rounding=rounding[1]))
-    return dict(zip(_GEOMETRY, reaches, strict=True))
-
-
-def _tensorflow(size: int) -> dict[Effect, Magnitude]:
-    del size
+def _space(policy: Policy, size: int) -> dict[Effect, Magnitude]:
+    """The operations of a policy for images of size x size pixels."""
+    if policy.kind == "trivial":
+        return {
+            effects.identity: _UNUSED,
+            **dict.fromkeys(_PLAIN[:2], _UNUSED),
+            **dict.fromkeys(_ENHANCERS, Magnitude(1, 0.99, 0)),
+            **_geometry(0.99, Magnitude(0, 32, 0, _DOWN), 135),
+            effects.posterize: Magnitude(8, 6, -1, _NEAREST),
+            effects.solarize: Magnitude(255, 255, -1),
+        }
+    if policy.kind == "timm":
+        return {
+            **dict.fromkeys(_PLAIN, _UNUSED),
+            **dict.fromkeys(_ENHANCERS, Magnitude(1, 0.9, 0)),
+            **_geometry(0.3, Magnitude(0, 0.45 * size, 0), 30),
+            effects.posterize: Magnitude(4, 4, -1, _DOWN),
+            effects.solarize: Magnitude(256, 256, -1, _DOWN),
+            effects.solarize_add: Magnitude(0, 110, 1, _DOWN),
+        }
     return {
-        **dict.fromkeys(_PLAIN[:3], _UNUSED),
-        **dict.fromkeys(_ENHANCERS, _rising(0.1, 1.8)),
-        **_geometry(0.3, 100, 30, (None, None)),
-        effects.posterize: _rising(0, 4, _DOWN),
-        effects.solarize: _rising(0, 256, _DOWN),
-        effects.solarize_add: _rising(0, 110, _DOWN),
+        **dict.fromkeys(_PLAIN, _UNUSED),
+        **dict.fromkeys(_ENHANCERS, Magnitude(0.1, 1.8)),
+        **_geometry(0.3, Magnitude(0, 100, 0), 30),
+        effects.posterize: Magnitude(0, 4, 1, _DOWN),
+        effects.solarize: Magnitude(0, 256, 1, _DOWN),
+        effects.solarize_add: Magnitude(0, 110, 1, _DOWN),
     }
 
 
-def _timm(size: int) -> dict[Effect, Magnitude]:
+def _geometry(shear: float, pixels: Magnitude, degrees: float) -> dict[Effect, Magnitude]:
+    """Shears, translations and rotations up to these."""
     return {
-        **dict.fromkeys(_PLAIN[:3], _UNUSED),
-        **dict.fromkeys(_ENHANCERS, _BothWays(0.9, 1)),
-        **_geometry(0.3, 0.45 * size, 30, (None, None)),
-        effects.posterize: _falling(4, 4, _DOWN),
-        effects.solarize: _falling(256, 256, _DOWN),
-        effects.solarize_add: _rising(0, 110, _DOWN),
-    }
-
-
-def _trivial(size: int) -> dict[Effect, Magnitude]:
-    del size
-    return {
-        effects.identity: _UNUSED,
-        **dict.fromkeys(_PLAIN[:2], _UNUSED),
-        **dict.fromkeys(_ENHANCERS, _BothWays(0.99, 1)),
-        **_geometry(0.99, 32, 135, (_DOWN, None)),
-        effects.posterize: _falling(8, 6, _NEAREST),
-        effects.solarize: _falling(255, 255),
+        effects.shear_x: Magnitude(0, shear, 0),
+        effects.shear_y: Magnitude(0, shear, 0),
+        effects.translate_x: pixels,
+        effects.translate_y: pixels,
+        effects.rotate: Magnitude(0, degrees, 0),
     }

@@ -2,15 +2,13 @@
 
 Each takes images float32[b, h, w, 3] in 0..255 and a magnitude float32[b] that means what the
 argument of Pillow's operation means, and returns float32[b, h, w, 3] in 0..255. Pillow also rounds
-the result, mostly down, to whole levels.
+the result, mostly down, to integer levels.
 
 Colours change element by element, after at most one reduction. Geometry is linear interpolation by
-matrix products with factors of bfloat16. These hold whole levels exactly and round others by up to
+matrix products with factors of bfloat16. These hold integers exactly and round others by up to
 0.5; weights are rounded by up to 2^-9. A pixel whose source lies outside the image gets `fill`;
 at the border, Pillow and this module repeat the outermost pixels.
 """
-
-from __future__ import annotations
 
 import math
 from typing import Any
@@ -37,9 +35,9 @@ def _blend(plain: jax.Array, images: jax.Array, factor: jax.Array) -> jax.Array:
 
 
 def _grey(images: jax.Array) -> jax.Array:
-    """float32[b, h, w, 1]: the luma (ITU-R BT.601) in whole levels, with Pillow's factors.
+    """float32[b, h, w, 1]: the luma (ITU-R BT.601) in integers, with Pillow's factors.
 
-    Of whole levels, all sums are whole numbers below 2^24: float32 is exact.
+    Of integer levels, all sums are integers below 2^24: float32 is exact.
     """
     red, green, blue = jnp.split(images, 3, axis=-1)
     return jnp.floor((19595 * red + 38470 * green + 7471 * blue + 32768) / 65536)
@@ -120,7 +118,7 @@ def equalize(images: jax.Array, magnitude: jax.Array) -> jax.Array:
     """Makes the values of each channel equally frequent (`ImageOps.equalize`).
 
     Counts the values by a product of one-hot halves, 16 x 16, and looks the new values up by
-    another. Values count as whole levels, rounded down. The magnitude is not used.
+    another. Values count as integers, rounded down. The magnitude is not used.
     """
     del magnitude
     b, h, w, c = images.shape
@@ -214,11 +212,11 @@ def rotate(images: jax.Array, degrees: jax.Array, fill: Fill, most: float = math
 def _slide(
     images: jax.Array, slope: jax.Array, start: jax.Array, steepest: float, width: int
 ) -> jax.Array:
-    """Moves each row by a distance of its own: out[y, x] = in[y, x + start + slope * y].
+    """Moves each row by another distance: out[y, x] = in[y, x + start + slope * y].
 
-    A matrix product moves blocks of rows by whole pixels, for a matrix for each row would keep the
-    matrix units busy with 3 columns of 128. A weighted sum of a few neighbours then moves each row
-    by the rest. Beyond the edges the outermost pixels repeat.
+    A matrix product moves blocks of rows by an integer number of pixels, for a matrix for each row
+    would keep the matrix units busy with 3 columns of 128. A weighted sum of a few neighbours then
+    moves each row by the rest. Beyond the edges the outermost pixels repeat.
 
     Args:
       images: float[b, h, w, c].

@@ -5,8 +5,6 @@ hashes of the leaf "draw" int32[b] of a batch, a seed for each row in this step:
 belongs to the example, and is the same on any number of devices and after a resume.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -43,11 +41,15 @@ class Mixed(NamedTuple):
 def add_draws(batches: Iterator[HostBatch], seed: int, start_step: int) -> Iterator[HostBatch]:
     """Training batches from a step on, with the leaf "draw".
 
-    It is a function of (seed, step, id) and, of an example that is repeated, of the copy.
+    It is a function of (seed, step, id) and, of an example that is repeated, of how often its id
+    came before; the copies of an example are on one host.
     """
 
     def draw(step: int, ids: np.ndarray) -> np.ndarray:
-        mixed = hash64(seed, _DRAW_SITE, step, ids, _copies(ids))
+        order = np.argsort(ids, kind="stable")
+        copies = np.empty(len(ids), np.int64)
+        copies[order] = np.arange(len(ids)) - np.searchsorted(ids[order], ids[order])
+        mixed = hash64(seed, _DRAW_SITE, step, ids, copies)
         return (mixed >> np.uint64(33)).astype(np.int32)
 
     steps = zip(itertools.count(start_step), batches, strict=False)
@@ -69,15 +71,6 @@ def erase_and_mix(
     return mix(images, labels, seeds, mixup=keys.mixup, cutmix=keys.cutmix)
 
 
-def _copies(ids: np.ndarray) -> np.ndarray:
-    """int64[n]: how often the id of each row came before; the copies of one are on one host."""
-    order = np.argsort(ids, kind="stable")
-    ordered = ids[order]
-    copies = np.empty(len(ids), np.int64)
-    copies[order] = np.arange(len(ids)) - np.searchsorted(ordered, ordered)
-    return copies
-
-
 @jax.named_scope("mix")
 def mix(
     images: jax.Array, labels: jax.Array, seeds: jax.Array, *, mixup: float, cutmix: float
@@ -91,12 +84,8 @@ def mix(
     Sources: Zhang et al. 2017 (arXiv:1710.09412); Yun et al. 2019 (arXiv:1905.04899); timm for the
     choice between both, half of the rows each. There all rows have one share by default.
 
-    Args:
-      images: float[b, h, w, c]. In a `shard_map` b is one device's share, and so are the partners.
-      labels: int32[b].
-      seeds: int32[b].
-      mixup: alpha; 0 is without.
-      cutmix: alpha; 0 is without.
+    `images` are float[b, h, w, c], `labels` and `seeds` int32[b]; in a `shard_map` b is one
+    device's share, and the partners are of that device. `mixup` and `cutmix` are alpha, 0 for none.
     """
     if not mixup and not cutmix:
         return Mixed(images, labels, None, None)
@@ -175,11 +164,8 @@ def erase(images: jax.Array, seeds: jax.Array, probability: float) -> jax.Array:
     The window has 0.02 to 0.33 of the area, and a height of 0.3 to 3.3 times its width, even in the
     logarithm. Of ten windows the first one that is smaller than the image is taken.
 
-    Sources: Zhong et al. 2017 (arXiv:1708.04896), and torchvision for these numbers.
-
-    Args:
-      images: float[b, h, w, c].
-      seeds: int32[b].
+    Sources: Zhong et al. 2017 (arXiv:1708.04896), and torchvision for these numbers. `images` are
+    float[b, h, w, c], `seeds` int32[b].
     """
     height, width = images.shape[1:3]
     draws = _draws(seeds, _ERASE, (_ATTEMPTS, 2))

@@ -10,7 +10,6 @@ same files. After an interruption the same command continues.
 import argparse
 import functools
 import io
-import re
 import time
 from collections.abc import Sequence
 
@@ -42,15 +41,14 @@ def _example(args: argparse.Namespace, split: str, i: int) -> writing.Example:
 
 def height_width(text: str) -> tuple[int, int]:
     """'375x500' -> (375, 500); at most 40,000, because JPEG ends at 65,535 and sizes vary."""
-    parts = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
-    size = tuple(map(int, parts.groups())) if parts else (0, 0)
-    if not all(2 <= s <= 40_000 for s in size):
+    height, _, width = text.partition("x")
+    if not all(side.isdecimal() and 2 <= int(side) <= 40_000 for side in (height, width)):
         raise argparse.ArgumentTypeError(f"must be HEIGHTxWIDTH such as 375x500, got '{text}'")
-    return size[0], size[1]
+    return int(height), int(width)
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
-    """Reads the arguments; exits with status 2 and one line if one is invalid."""
+    """Reads the arguments."""
     add, images = parser.add_argument, console.integer(1, 10**9)
     shards, classes = console.integer(1, console.MOST_SHARDS), console.integer(1, 10**7)
     arguments.add_out(parser)
@@ -71,23 +69,17 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
 
 
 def prepare(args: argparse.Namespace) -> str:
-    """Writes what is missing of both splits; returns the last line to print.
-
-    Raises:
-        UserError: the folder has other records.
-    """
+    """Writes what is missing of both splits; returns the last line to print."""
     settings = {key: value for key, value in vars(args).items() if key not in ("out", "overwrite")}
     plan = {"settings": settings | {"size": [*args.size]}, "input": {}}
     writing.State(args.out).claim(plan, args.overwrite)
-    started, (train, validation) = time.monotonic(), records.SPLITS
-    splits: dict[str, tuple[int, int]] = {
-        train: (args.images, args.shards),
-        validation: (args.validation_images, args.validation_shards),
-    }
+    started = time.monotonic()
+    sizes = (args.images, args.shards), (args.validation_images, args.validation_shards)
+    splits: dict[str, tuple[int, int]] = dict(zip(records.SPLITS, sizes, strict=True))
     for split, (number, shards) in splits.items():
         print(f"{split}: {number:,} images in {shards:,} shards into {args.out}", flush=True)
-    make = functools.partial(_example, args)
-    size = sum(row["bytes"] for row in writing.write(args.out, splits, make, pools.cores()))
+    results = writing.write(args.out, splits, functools.partial(_example, args), pools.cores())
+    size = sum(row["bytes"] for row in results)
     return (
         f"wrote {args.images:,} train and {args.validation_images:,} validation images "
         f"({size / 1e6:,.0f} MB, {time.monotonic() - started:.0f} s); train on them: "

@@ -26,15 +26,12 @@ from common import console, foreign, limits
 from common.data import records
 from common.data.shards import tensorflow
 from common.errors import UserError, some, visible
-from common.images import manifest, photos
+from common.images import photos
 from common.images.pixels import LARGE
 from common.preparation import arguments, holdout, schema, sources, writing
 from common.preparation.folders import Folder, Reading
 
-IMAGENET = {
-    **{f"{split} images": number for split, number in manifest.IMAGENET.items()},
-    "classes": 1_000,
-}
+IMAGENET = {"train images": 1_281_167, "validation images": 50_000, "classes": 1_000}
 _HEADS = 8  # files of a kind that `readings` looks into
 _IN_CLASS = r"/(images?|imgs?)$"  # a folder in a class folder
 _NO_CLASS = (  # folders of other views of the same images, or of images beside these
@@ -87,7 +84,8 @@ def _official(folder: Folder, train: str, validation: str = "") -> Reading:
 def _class_folders(folder: Folder, images: list[str]) -> Reading | None:
     """Class folders in one folder, or in one for each split; None if many images are elsewhere.
 
-    Copies of them count as used: some archives hold their content twice, one in the other.
+    Copies of images that are used do not count as elsewhere: some archives hold their content
+    twice, one in the other. Neither do images for validation and tests.
     """
     dirs = {name: re.sub(_IN_CLASS, "", os.path.dirname(name), flags=re.I) for name in images}
     parents = {name: os.path.dirname(path) for name, path in dirs.items()}
@@ -104,8 +102,9 @@ def _class_folders(folder: Folder, images: list[str]) -> Reading | None:
     files = {name: (os.path.basename(name), sizes[name]) for name in images}
     used = [name for name in images if parents[name] in (train, held or train)]
     copies = {files[name] for name in used}
-    others = _num_others({name for name in images if files[name] in copies}, images)
-    if train is None or 10 * others > len(used):
+    trained = [name for name in images if table.split_of(name) in ("", "train")]
+    elsewhere = sum(files[name] not in copies for name in trained)
+    if train is None or 10 * elsewhere > len(used):
         return None
     classes, prefix = groups[train], f"{train}/" if train else ""
     tops = {
@@ -139,11 +138,6 @@ def _are_classes(names: Collection[str]) -> bool:
     return len(names) > 1 and "" in splits and len(splits) < 3 and not views
 
 
-def _num_others(used: Collection[str], images: Sequence[str]) -> int:
-    """How many images are not used, those for validation and tests aside."""
-    return sum(table.split_of(i) in ("", "train") for i in images if i not in used)
-
-
 def _has_objects(folder: Folder, images: list[str]) -> bool:
     """Whether there are labels of objects in the images: a file for each of them, or for all."""
 
@@ -172,7 +166,8 @@ def _table(
         return None
     rows = [(images[r.photos[0]], r.label) for r in content.rows if len(r.photos) == 1 and r.label]
     labels = dict(rows)
-    if len(labels) < len(rows) or _num_others(labels, images) > len(labels):
+    trained = [name for name in images if table.split_of(name) in ("", "train")]
+    if len(labels) < len(rows) or sum(name not in labels for name in trained) > len(labels):
         return None
     folders = {image: os.path.dirname(image) for image in labels}
     pairs = {(os.path.basename(folders[image]), text) for image, text in rows}
@@ -189,7 +184,7 @@ def _table(
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
-    """Reads the arguments without reading files; exits with status 2 if one is invalid."""
+    """Reads the arguments without reading files."""
     add, path = parser.add_argument, console.path
     inputs = "tar of tars, or folder of class folders; local or gs://"
     add("--train", required=True, type=path, help=inputs)
@@ -230,13 +225,9 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
 
 
 def prepare(args: argparse.Namespace) -> str:
-    """Prepares the records; returns the last line to print.
-
-    Raises:
-        UserError: a mistake of the user's.
-        tf.errors.OpError: reading or writing failed.
-    """
-    settings, own, workers = _settings(args), args.layout == "folder", args.workers
+    """Prepares the records; returns the last line to print."""
+    own, workers = args.layout == "folder", args.workers
+    settings = _settings(args)
     lines = plan.read_labels(args.validation_labels) if args.validation_labels else []
     inputs = sources.list_inputs({"train": args.train, "validation": args.validation}, workers)
     for name, source in inputs.items():
@@ -287,6 +278,23 @@ def prepare(args: argparse.Namespace) -> str:
     return _last_line(args.out, content)
 
 
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings that the bytes of the records depend on; the manifest has them, too."""
+    settings = {
+        "layout": args.layout,
+        "seed": args.seed,
+        "validation_fraction": None if args.validation else args.validation_fraction,
+        "shards": args.shards or 0,
+        "validation_shards": args.validation_shards or 0,
+        "quality": args.quality,
+        "tools": writing.tools(),
+    }
+    settings |= {key: getattr(args, key) for key in ("group", "max_side") if getattr(args, key)}
+    if args.labels:
+        settings["label_column"] = [args.file_column, args.label_column, args.by_split]
+    return settings
+
+
 def _warn(content: dict[str, Any], results: list[dict[str, Any]], own: bool) -> None:
     """Prints what is weak: images that are there several times, classes with few or no images."""
     writing.report_repeated(results)
@@ -295,25 +303,8 @@ def _warn(content: dict[str, Any], results: list[dict[str, Any]], own: bool) -> 
             print(f"warning: {len(empty):,} classes have no {split} image: {', '.join(empty[:5])}")
     few = [f"{row['name']} ({row['train']})" for row in content["classes"] if row["train"] < _FEW]
     if own and few:
-        fault = f"have fewer than {_FEW} training photos: {some(few, 5)}"
-        print(visible(f"warning: {len(few):,} classes {fault}"))
-
-
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """The settings that the bytes of the records depend on; the manifest has them, too."""
-    columns = args.file_column, args.label_column
-    return {
-        "layout": args.layout,
-        "seed": args.seed,
-        "validation_fraction": None if args.validation else args.validation_fraction,
-        "shards": args.shards or 0,
-        "validation_shards": args.validation_shards or 0,
-        "quality": args.quality,
-        "tools": writing.tools(),
-        **({"group": args.group} if args.group else {}),
-        **({"max_side": args.max_side} if args.max_side else {}),
-        **({"label_column": [*columns, args.by_split]} if args.labels else {}),
-    }
+        weak = f"have fewer than {_FEW} training photos: {some(few, 5)}"
+        print(visible(f"warning: {len(few):,} classes {weak}"))
 
 
 def _example(

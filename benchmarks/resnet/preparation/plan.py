@@ -19,21 +19,13 @@ _SHARDS = {"train": 1024, "validation": 128}  # of ImageNet
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """One split, in the order of writing.
-
-    Attributes:
-        source: the images.
-        origin: 'train' or 'validation', the flag of the source.
-        rows: int64[n], the index in the source of the k-th image.
-        labels: int32[n], the label of the k-th image, from 1.
-        shards: the number of files.
-    """
+    """One split, in the order of writing."""
 
     source: Source
-    origin: str
-    rows: np.ndarray
-    labels: np.ndarray
-    shards: int
+    origin: str  # 'train' or 'validation', the flag of the source
+    rows: np.ndarray  # int64[n], the index in the source of the k-th image
+    labels: np.ndarray  # int32[n], the label of the k-th image, from 1
+    shards: int  # the number of files
 
     def left_out(self) -> list[tuple[str, str]]:
         """(path, reason) of the files that are no images or have no class."""
@@ -57,9 +49,6 @@ def make(
         settings: layout ("folder": no number of files is usual), seed, validation_fraction, shards
             and validation_shards (0: chosen here); with `group`, images in whose names this pattern
             finds the same text stay in one split.
-
-    Raises:
-        SourceError: images without a class, classes without images, or labels that do not fit.
     """
     classes = _classes(train)
     numbers = {normal_name(name): i for i, name in enumerate(classes, 1)}
@@ -70,8 +59,8 @@ def make(
         groups = holdout.groups(names, settings.get("group", ""))
         share = holdout.choose(groups, labels, settings["validation_fraction"], seed)
         if not share.any():
-            fault = "no class has two images (with --group: two groups)"
-            raise SourceError(f"{train.path}: {fault}, so no image is left for validation")
+            reason = "no class has two images (with --group: two groups)"
+            raise SourceError(f"{train.path}: {reason}, so no image is left for validation")
         parts = {"validation": (train, "train", rows[share], labels[share])}
         rows, labels = rows[~share], labels[~share]
     else:
@@ -137,11 +126,7 @@ def _labelled(
 
 
 def read_labels(path: str) -> list[str]:
-    """Reads a file with one class name per line.
-
-    Raises:
-        SourceError: the file does not exist, is empty, or is not text.
-    """
+    """Reads a file with one class name per line."""
     if not tensorflow().io.gfile.exists(path) or records.is_folder(path):
         raise SourceError(f"there is no file {path}")
     try:

@@ -1,7 +1,5 @@
 """A table of photos and their classes, such as Kaggle's train.csv."""
 
-from __future__ import annotations
-
 import collections
 import csv
 import dataclasses
@@ -19,8 +17,8 @@ from common.preparation.sources import Source, SourceError, read_all
 from common.text import normal_name
 
 _LABELS = (  # names of columns, the likeliest first
-    *("label_name", "class_name", "category_name", "label", "labels", "class", "category"),
-    *("breed", "species", "target", "diagnosis", "dx", "class_id", "label_id", "category_id", "y"),
+    "label_name class_name category_name label labels class category breed species target "
+    "diagnosis dx class_id label_id category_id y"
 )
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -36,7 +34,7 @@ def split_of(name: str) -> str:
 
 
 class Photos:
-    """Finds photos by what a table calls them: any end of the path, also without its ending."""
+    """Finds photos by what a table calls them: any end of the path, also without its suffix."""
 
     def __init__(self, names: Sequence[str]):
         self._folders = [name.lower().split("/")[-2::-1] for name in names]  # the inner ones first
@@ -66,21 +64,21 @@ class Photos:
 
 
 class Row(NamedTuple):
-    """A row of a table; `photos` are those that its cell `file` may mean, see `Photos.find`."""
+    """A row of a table."""
 
     line: int
     file: str
-    photos: list[int]
+    photos: list[int]  # those that `file` may mean
     label: str  # '' if there is none
     split: str  # 'train', 'validation' or 'test'; '' in a table without splits
 
 
 class Table(NamedTuple):
-    """Photos and their classes, and the names of all columns and of those with files and so on."""
+    """Photos and their classes."""
 
     rows: list[Row]
-    names: list[str]
-    file: str
+    names: list[str]  # of all columns
+    file: str  # the names of the columns with files, labels and splits
     label: str
     split: str
 
@@ -88,17 +86,11 @@ class Table(NamedTuple):
 def parse(
     path: str, text: str, photos: Photos, file: str = "", label: str = "", guess: bool = True
 ) -> Table:
-    """Reads a text with commas, tabs or semicolons; titles above the table do not matter.
+    """Reads a table with commas, tabs or semicolons; titles above it do not matter.
 
-    Args:
-        path: of the table.
-        text: its content; without a header the columns are "1", "2" and so on.
-        photos: those that it may name.
-        file, label: the names of columns; '' for those that look like it.
-        guess: the only other column with values that repeat may have labels, whatever its name.
-
-    Raises:
-        SourceError: it is no table, or has no such columns.
+    Without a header the columns are "1", "2" and so on. `file` and `label` are the names of
+    columns; '' takes those that look like it. With `guess`, the only other column with values that
+    repeat may have the labels, whatever its name.
     """
     reader = csv.reader(io.StringIO(text, ""), delimiter=max(",\t;", key=text[:4096].count))
     try:
@@ -117,7 +109,7 @@ def parse(
         if name not in columns:
             raise SourceError(f"{path} has no column {name!r}, but {', '.join(names)}")
 
-    def hits(name: str) -> tuple[int, int]:  # an ending counts: numbers of rows look like names
+    def hits(name: str) -> tuple[int, int]:  # a suffix counts: numbers of rows look like names
         found = {*itertools.chain(*map(photos.find, columns[name]))}
         return len(found), sum(cell.lower().endswith(SUFFIXES) for cell in columns[name])
 
@@ -138,7 +130,7 @@ def _label_column(columns: Mapping[str, Sequence[str]], known: Sequence[str], gu
     """The column with the labels, which is none of the `known`; '' if that is not clear."""
     others = {name: column for name, column in columns.items() if name not in known}
     keys = {re.sub(r"\W+", "_", name.lower()): name for name in others}
-    for key in _LABELS:
+    for key in _LABELS.split():
         if key in keys:
             return keys[key]
     repeat = [name for name, cells in others.items() if 1 < len({*cells}) <= len(cells) / 2]
@@ -148,18 +140,11 @@ def _label_column(columns: Mapping[str, Sequence[str]], known: Sequence[str], gu
 def label(
     source: Source, path: str, file_column: str, label_column: str, by_split: bool
 ) -> dict[str, Source]:
-    """The photos of a table with its classes, by split: "train" and, if it has them, "validation".
+    """The photos in a table with its classes, by split: "train" and, if it has them, "validation".
 
-    Prints which photos have no label, and which files are missing.
-
-    Args:
-        source: all photos.
-        path: of the table.
-        file_column, label_column: their names, see `parse`.
-        by_split: whether a column with the names of splits counts.
-
-    Raises:
-        SourceError: there is no such column, a file has two labels, or several files fit a row.
+    Prints which photos have no label, and which files are missing. `by_split` is whether a column
+    with the names of splits counts. SourceError: there is no such column, a file has two labels, or
+    several files fit a row.
     """
     try:
         text = read_all(path, limits.TEXT_BYTES).decode("utf-8-sig")
@@ -176,8 +161,8 @@ def label(
         if not row.photos:
             missing.append(row.file)
         elif row.label and (first := labelled.setdefault(row.photos[0], row)).label != row.label:
-            fault = f"is {row.label!r}, but in line {first.line} {first.label!r}"
-            raise SourceError(f"{place} {fault}: leave one of the two rows")
+            other = f"is {row.label!r}, but in line {first.line} {first.label!r}"
+            raise SourceError(f"{place} {other}: leave one of the two rows")
     _warn(f"files of {path} that are not photos in {source.path}", missing)
     bare = [photo.name for i, photo in enumerate(source.files) if i not in labelled]
     _warn(f"photos without a label in {path} are left out", bare)

@@ -1,7 +1,5 @@
 """What a trained ResNet can be used for: to classify, to show, to export, to begin with."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
@@ -24,19 +22,14 @@ from common.portable import Portable
 
 
 def foreign_settings(file: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The keys of a file of another library's weights, with remarks."""
+    """The config's keys that a file of another library's weights decides, with notes."""
     return weights.read_settings(files.peek(file))
 
 
 def foreign_weights(source: Foreign, space_to_depth: bool) -> Imported:
     """The weights in a file as the ResNet that the file describes.
 
-    Args:
-      source: the file.
-      space_to_depth: whether the stem is to have this form.
-
-    Raises:
-      DataError: the file holds no ResNet.
+    `space_to_depth` is whether the stem is to have this form.
     """
     values, _ = weights.read_settings(source)
     keys = {"precision": "float32", "batch_norm": "plain", "bn_span": 1, "bn_momentum": 0.9}
@@ -81,28 +74,23 @@ class ClassifierUses(Uses):
         return self._benchmark.classify(params, model_state, images)
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
-        """What `benchmarks.resnet.use.exhibits` shows."""
+        """The classes and the worst mistakes."""
         if not self._has_data:
             return []
         names = ("id", "label", "top", "probability", "label_probability")
         parts = [[row[name] for name in names] for row in rows]
         columns = map(np.concatenate, zip(*parts, strict=True))
-        benchmark = self._benchmark
-        content = records.data_manifest(benchmark.keys)
-        return exhibits.make(Predictions(*columns), benchmark.source("eval"), content)
+        return exhibits.make(Predictions(*columns), self._benchmark.source("eval"))
 
     def portable(self, params: Any, model_state: Any) -> Portable:
-        """The forms of `Classifier`; its logits are computed in float32.
-
-        `eval_flip` has no part in it.
-        """
-        ours = self._benchmark
-        model = dataclasses.replace(ours.settings.model, precision="float32")
-        evaluation = dataclasses.replace(ours.settings.evaluation, eval_flip=False)
-        plain = dataclasses.replace(ours.settings, model=model, evaluation=evaluation)
-        precise = type(ours)(plain, ours.cache_dir)
+        """The forms of `Classifier`; its logits are computed in float32, without `eval_flip`."""
+        trained = self._benchmark
+        model = dataclasses.replace(trained.settings.model, precision="float32")
+        objective = dataclasses.replace(trained.settings.objective, eval_flip=False)
+        plain = dataclasses.replace(trained.settings, model=model, objective=objective)
+        precise = type(trained)(plain, trained.cache_dir)
         variables = {"params": params, **model_state}
-        classifier = Classifier(model, variables, ours.input_spec)
+        classifier = Classifier(model, variables, trained.input_spec)
         return classifier.portable(
             jax.jit(lambda images: precise.classify(params, model_state, images)["logits"])
         )
@@ -110,10 +98,10 @@ class ClassifierUses(Uses):
     def read_foreign(self, file: str) -> Imported:
         """Weights of torchvision, timm, Hugging Face and TensorFlow."""
         benchmark, source = self._benchmark, files.read(file)
-        values, remarks = weights.read_settings(source)
+        values, notes = weights.read_settings(source)
         if (version := benchmark.settings.model.resnet_version) == "1":
             # The arrays of "1" and "1.5" are the same; a checkpoint of TensorFlow is silent.
-            values |= {key: version for _, key in remarks if key == "resnet_version"}
+            values |= {key: version for _, key in notes if key == "resnet_version"}
         for key in weights.ARCHITECTURE:
             if values[key] != (mine := getattr(benchmark.settings.model, key, values[key])):
                 raise ConfigError(f"config.{key}={mine!r}, but {file} has {values[key]!r}")

@@ -1,7 +1,5 @@
 """A trained ResNet in the forms that other programs read: an ONNX graph, and PyTorch's names."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
@@ -35,20 +33,14 @@ _BACKGROUND = "the model has 1001 classes: the first is TensorFlow's background"
 
 @dataclasses.dataclass(frozen=True)
 class Classifier:
-    """A ResNet with its arrays.
-
-    Attributes:
-      keys: of the recipe.
-      variables: `params` and `batch_stats`, NumPy arrays.
-      spec: the pixels that it takes.
-    """
+    """A ResNet with its arrays."""
 
     keys: Architecture
-    variables: Mapping[str, Any]
-    spec: InputSpec
+    variables: Mapping[str, Any]  # `params` and `batch_stats`, NumPy arrays
+    spec: InputSpec  # the pixels that the model takes
 
     def portable(self, logits: Callable[[Any], Any]) -> Portable:
-        """The forms; see `Portable`, also for `logits`."""
+        """The model's forms; `logits` computes its program."""
         spec = dataclasses.replace(self.spec, channels="RGB")  # the first layer is turned round
         return Portable(spec, self.classes, logits, self.draw, self._torch)
 
@@ -57,7 +49,7 @@ class Classifier:
         return len(self.variables["params"]["head"]["bias"])
 
     def draw(self, graph: Graph) -> tuple[Ends, Ends]:
-        """Adds the network to a graph, see `Portable`."""
+        """Adds the network to a graph of ONNX; returns its inputs and outputs."""
         graph.node("Cast", f"{INPUT}/float", [INPUT], to=graph.types.FLOAT)
         graph.node("Transpose", PIXELS, [f"{INPUT}/float"], perm=[0, 3, 1, 2])
         keys, spec = self.keys, self.spec
@@ -86,21 +78,21 @@ class Classifier:
         return self.keys.stage1_projection and not self._is_bottleneck
 
     def _torch(self, class_names: tuple[str, ...]) -> TorchForm:
-        """See `Portable.torch`: timm's form where timm has the model, else transformers'."""
+        """PyTorch's form: timm's where timm has the model, else transformers'."""
         params, state = self.variables["params"], {**self.variables}
         del state["params"]
-        faults = [_SAME] if self.keys.max_pool == "same" else []
-        faults += [_BACKGROUND] if self.classes == 1001 else []
+        differences = [_SAME] if self.keys.max_pool == "same" else []
+        differences += [_BACKGROUND] if self.classes == 1001 else []
         if name := self._timm_name():
             arrays, library = resnets.names(params, state), "timm"
             files = {"config.json": self._timm_config(name, class_names)}
         else:
-            self._check_native()
+            self._check_transformers()
             name, library = "ResNetForImageClassification", "transformers"
             arrays = resnets.names(params, state, resnets.HUGGING_FACE)
             files = {
-                "config.json": self._native_config(class_names),
-                "preprocessor_config.json": self._native_pixels(),
+                "config.json": self._transformers_config(class_names),
+                "preprocessor_config.json": self._transformers_pixels(),
             }
         if self.spec.channels == "BGR":  # the stem is to take RGB
             stem = next(k for k, x in arrays.items() if x.ndim == 4 and x.shape[1] == 3)
@@ -109,32 +101,34 @@ class Classifier:
         # The batches that PyTorch's BatchNorm counts; transformers reports their absence.
         norms = [k.removesuffix("running_mean") for k in arrays if k.endswith("running_mean")]
         arrays |= {f"{norm}num_batches_tracked": np.zeros((), np.int64) for norm in norms}
-        spec, own = self.spec, []
-        own += [] if spec.antialias else ["without antialiasing"]
-        own += [] if spec.resize else ["after the crop instead of before it"]
-        pixels = f"{library} resizes photos otherwise: the model has learnt from photos resized "
-        pixels = pixels + " and ".join(own) if own else ""
-        return TorchForm(arrays, files, library, name, "; ".join(faults), pixels)
+        ways = [] if self.spec.antialias else ["without antialiasing"]
+        ways += [] if self.spec.resize else ["after the crop instead of before it"]
+        pixels = ""
+        if ways:
+            pixels = f"{library} resizes photos otherwise: the model has learnt from photos "
+            pixels += f"resized {' and '.join(ways)}"
+        return TorchForm(arrays, files, library, name, "; ".join(differences), pixels)
 
     def _timm_name(self) -> str:
         """The name of timm's architecture; "" where it has none."""
         keys, depth, params = self.keys, self.keys.resnet_depth, self.variables["params"]
-        form, depths = _TIMM[keys.deep_stem, bool(keys.squeeze_excite)]
-        has_pool, share = keys.max_pool != "conv", 1 / 16
-        if keys.blur_pool or self._projects_first or not (has_pool or keys.deep_stem):
+        if keys.blur_pool or self._projects_first or keys.num_filters != 64:
             return ""
+        if keys.resnet_version == "1" and self._is_bottleneck:
+            return ""
+        (form, depths), share = _TIMM[keys.deep_stem, bool(keys.squeeze_excite)], 1 / 16
         if keys.resnet_version == "2":
             form, depths = _TIMM_V2
-        elif not has_pool:
+        elif keys.max_pool == "conv":
+            if not (keys.deep_stem and keys.squeeze_excite):
+                return ""
             (form, depths), share = _TIMM_RS, 1 / 4
-        ratios = {_is_squeezed(x, share) for name, x in params.items() if name.startswith("stage")}
-        ratios |= set() if has_pool else {bool(keys.squeeze_excite)}
-        strides_later = keys.resnet_version != "1" or not self._is_bottleneck
-        fits = keys.num_filters == 64 and strides_later and ratios <= {True}
-        return form.format(depth) if fits and depth in depths else ""
+        blocks = [block for name, block in params.items() if name.startswith("stage")]
+        fits = depth in depths and all(_is_squeezed(block, share) for block in blocks)
+        return form.format(depth) if fits else ""
 
-    def _check_native(self) -> None:
-        """Refuses what transformers' own ResNet cannot be."""
+    def _check_transformers(self) -> None:
+        """Refuses what the ResNet of transformers cannot be."""
         keys, names = self.keys, ["resnet_version", "deep_stem", "squeeze_excite", "num_filters"]
         rare = ["blur_pool"] if keys.blur_pool else []
         rare += ["stage1_projection"] if self._projects_first else []
@@ -171,7 +165,7 @@ class Classifier:
             },
         }
 
-    def _native_config(self, class_names: Sequence[str]) -> dict[str, Any]:
+    def _transformers_config(self, class_names: Sequence[str]) -> dict[str, Any]:
         width, last = self.keys.num_filters, 4 if self._is_bottleneck else 1
         labels = class_names or [str(i) for i in range(self.classes)]
         return {
@@ -189,7 +183,7 @@ class Classifier:
             "label2id": {name: i for i, name in enumerate(labels)},
         }
 
-    def _native_pixels(self) -> dict[str, Any]:
+    def _transformers_pixels(self) -> dict[str, Any]:
         spec = self.spec
         return {
             "image_processor_type": "BitImageProcessor",

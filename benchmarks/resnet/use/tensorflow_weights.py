@@ -5,8 +5,6 @@ the projection comes first in its block. A name such as "conv2d_7" says no more,
 follows from the shapes in this order.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Mapping
@@ -31,18 +29,11 @@ Layers = list[tuple[str, Shape]]  # (module or layer, shape of its kernel or sca
 def match(
     path: str, arrays: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], Family, dict[str, Any]]:
-    """Recognises the ResNet that a checkpoint holds.
+    """Recognises the ResNet among the arrays of a checkpoint.
 
-    Args:
-      path: of the checkpoint, for messages.
-      arrays: of its layers, as `common.foreign.tf_checkpoints.read` returns them.
-
-    Returns:
-      (its arrays by their names in the checkpoint, their names, the config's keys that they
-      decide). Version "1" has the same arrays as "1.5".
-
-    Raises:
-      DataError: there is none, or several; the message names the first array that does not fit.
+    Returns its arrays by their names in the checkpoint, the family of these names, and the config's
+    keys that they decide; version "1" has the same arrays as "1.5". DataError names the first
+    array that does not fit.
     """
     scope = _scope(path, arrays)
     arrays = {name: x for name, x in arrays.items() if _parts(name)["scope"] == scope}
@@ -53,15 +44,19 @@ def match(
     best = max(known, key=lambda c: sum(map(_first_difference, (convs, norms), known[c])))
     depth, version, projects = best
     layers = {}
-    for theirs, ours, leaf in zip((convs, norms), known[best], ("kernel", "gamma"), strict=True):
-        if fault := _fault(theirs, ours, leaf, f"a ResNet-{depth} of version {version}"):
-            raise DataError(f"{path} holds no ResNet that is known here: {fault}")
-        pairs = zip(theirs, ours, strict=True)
+    for theirs, named, leaf in zip((convs, norms), known[best], ("kernel", "gamma"), strict=True):
+        if mismatch := _mismatch(theirs, named, leaf, f"a ResNet-{depth} of version {version}"):
+            raise DataError(f"{path} holds no ResNet that is known here: {mismatch}")
+        pairs = zip(theirs, named, strict=True)
         layers |= {module: layer for (layer, _), (module, _) in pairs}
     layers["head"] = next((layer for layer, _ in _ordered(arrays, "dense")), f"{scope}dense")
     values: dict[str, Any] = {
-        **{"resnet_depth": depth, "num_filters": stem[3], "resnet_version": version},
-        **{"deep_stem": False, "squeeze_excite": 0.0, "stage1_projection": projects},
+        "resnet_depth": depth,
+        "num_filters": stem[3],
+        "resnet_version": version,
+        "deep_stem": False,
+        "squeeze_excite": 0.0,
+        "stage1_projection": projects,
         "max_pool": "same",
     }
     if stem[2] == 12:
@@ -74,9 +69,7 @@ def expected(
 ) -> tuple[Layers, Layers]:
     """The convolutions and the BatchNorms of a ResNet in the order in which TensorFlow makes them.
 
-    Args:
-      depth, version, stage1_projection: values of the config's keys.
-      stem: the shape of the first kernel; its last number is that of the filters.
+    `stem` is the shape of the first kernel.
     """
     sizes, block = models.DEPTHS[depth]
     is_wide, is_second, filters = block is models.BottleneckBlock, version == "2", stem[-1]
@@ -100,7 +93,6 @@ def expected(
 
 
 def _parts(name: str) -> re.Match[str]:
-    """The parts of an array's name; they are those of `_NAME`."""
     parts = _NAME.fullmatch(name)
     assert parts is not None
     return parts
@@ -135,20 +127,20 @@ def _ordered(arrays: Mapping[str, np.ndarray], kind: str) -> Layers:
     return [(layer, shape) for (_, layer), shape in sorted(layers.items())]
 
 
-def _first_difference(theirs: Layers, ours: Layers) -> int:
+def _first_difference(theirs: Layers, named: Layers) -> int:
     """The number of the first layer whose shape differs; one more than there are if none does."""
-    pairs = itertools.zip_longest(theirs, ours, fillvalue=("", None))
-    return next((i for i, ((_, a), (_, b)) in enumerate(pairs) if a != b), len(ours) + 1)
+    pairs = itertools.zip_longest(theirs, named, fillvalue=("", None))
+    return next((i for i, ((_, a), (_, b)) in enumerate(pairs) if a != b), len(named) + 1)
 
 
-def _fault(theirs: Layers, ours: Layers, leaf: str, network: str) -> str:
+def _mismatch(theirs: Layers, named: Layers, leaf: str, network: str) -> str:
     """How the first layer that does not fit differs; "" if all fit."""
-    first = _first_difference(theirs, ours)
-    if first > len(ours):
+    first = _first_difference(theirs, named)
+    if first > len(named):
         return ""
-    if first == len(ours):
+    if first == len(named):
         return f"{theirs[first][0]} is one more than {network} has"
-    module, wanted = ours[first]
+    module, wanted = named[first]
     if first == len(theirs):
         after = f"after {theirs[-1][0]} " if theirs else ""
         return f"{after}it lacks {module} {list(wanted)} of {network}"

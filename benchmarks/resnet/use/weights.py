@@ -4,8 +4,6 @@ The variants are those of `benchmarks.resnet.variants`. A model of another funct
 number of arrays, is refused by name.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -28,17 +26,20 @@ from common.layers import space_to_depth
 from common.trees import by_name
 
 _FAMILIES = (resnets.PLAIN, resnets.DEEP, resnets.PRE_ACTIVATION, resnets.HUGGING_FACE)
-# The keys without which the arrays are another model's
+# The keys that decide which arrays a model has
 ARCHITECTURE = (
-    *("resnet_depth", "num_filters", "resnet_version", "deep_stem", "squeeze_excite"),
+    "resnet_depth",
+    "num_filters",
+    "resnet_version",
+    "deep_stem",
+    "squeeze_excite",
     "stage1_projection",
 )
-_STEM, _HEAD, _HEAD_BIAS = (
-    f"params/{name}" for name in ("conv_stem/kernel", "head/kernel", "head/bias")
-)
+_STEM = "params/conv_stem/kernel"
+_HEAD, _HEAD_BIAS = "params/head/kernel", "params/head/bias"
 # The first digits of SHA-256 are in the names of torchvision's files; these are its second weights.
 _TORCHVISION_V2 = ("11ad3fa6", "cd907fc2", "f82ba261")
-# timm's models that are the same function as one of ours, by the names of its architectures
+# timm's architectures that are the same function as a ResNet here
 _TIMM = r"(tv_|gluon_)?(se)?resnet(v2_|rs)?\d+d?"
 _STRIDES = (
     "{path} does not say which convolution of a bottleneck has the stride: the second is assumed, "
@@ -49,37 +50,30 @@ _KERNELS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as Hugging Face wr
 
 
 def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The values of the config's keys that describe the model in a file, and (remark, key) pairs.
+    """The values of the config's keys that describe the model in a file, and (note, key) pairs.
 
-    Without `num_label_classes` where the file has no classifier.
-
-    Raises:
-      DataError: the file holds no ResNet that we have.
+    Without `num_label_classes` where the file has no classifier. DataError: no known ResNet.
     """
     arrays, family, values = _recognised(source)
-    spec, remark = _input_spec(source, values["resnet_version"])
+    spec, note = _input_spec(source, values["resnet_version"])
     name = next((k for k, known in NAMED.items() if known == spec), json.dumps(spec.as_dict()))
     values |= {"image_size": spec.size, "input_spec": name}
     if (bias := arrays.get(family.name(_HEAD_BIAS))) is not None:
         values["num_label_classes"] = bias.size
-    remarks = [(source.remark, "")] if source.remark else []
-    remarks += [(remark, "input_spec")] if remark else []
+    notes = [(source.remark, "")] if source.remark else []
+    notes += [(note, "input_spec")] if note else []
     is_wide = models.DEPTHS[values["resnet_depth"]][1] is models.BottleneckBlock
     if source.format == "TensorFlow" and values["resnet_version"] == "1.5" and is_wide:
-        remarks.append((_STRIDES.format(path=source.path), "resnet_version"))
-    return values, remarks
+        notes.append((_STRIDES.format(path=source.path), "resnet_version"))
+    return values, notes
 
 
 def translate(source: Foreign, params: Any, model_state: Any) -> tuple[Any, Any]:
     """The arrays of a file as (params, model_state), float32; without `head` where it has none.
 
-    Args:
-      source: the file.
-      params, model_state: arrays or ShapeDtypeStructs of our model with the settings that
-        `read_settings` gives; only the classes may be others.
-
-    Raises:
-      DataError: an array is missing, is unknown or has another shape.
+    `params` and `model_state` are arrays or ShapeDtypeStructs of the model with the settings that
+    `read_settings` gives; only the number of classes may differ. DataError: an array is missing, is
+    unknown or has another shape.
     """
     arrays, family, _ = _recognised(source)
     tree = {"params": params, "model_state": model_state}
@@ -92,10 +86,10 @@ def translate(source: Foreign, params: Any, model_state: Any) -> tuple[Any, Any]
     is_folded = height == width == 4 and arrays[family.name(_STEM)].shape[:2] != (4, 4)
     if is_folded:
         shapes[_STEM] = (7, 7, channels // 4, filters)
-    ours = files.adapt(source.path, arrays, shapes, family.theirs)
+    adapted = files.adapt(source.path, arrays, shapes, family.theirs)
     if is_folded:
-        ours[_STEM] = np.asarray(space_to_depth.convert_kernel(jnp.asarray(ours[_STEM])))
-    tree = unflatten_dict(ours, sep="/")
+        adapted[_STEM] = np.asarray(space_to_depth.convert_kernel(jnp.asarray(adapted[_STEM])))
+    tree = unflatten_dict(adapted, sep="/")
     return tree["params"], tree["model_state"]
 
 
@@ -120,11 +114,7 @@ def describe(source: Foreign, values: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 
 def _recognised(source: Foreign) -> tuple[dict[str, np.ndarray], Family, dict[str, Any]]:
-    """The arrays that matter, their family, and the config's keys that they decide.
-
-    Raises:
-      DataError: the file holds no ResNet that we have.
-    """
+    """The arrays of the model, their family, and the config's keys that they decide."""
     path, arrays = source.path, dict(source.arrays)
     if source.format == "TensorFlow":
         return tensorflow_weights.match(path, arrays)
@@ -180,11 +170,11 @@ def _depth(path: str, arrays: Mapping[str, np.ndarray], family: Family) -> int:
 
 
 def _input_spec(source: Foreign, version: str) -> tuple[InputSpec, str]:
-    """How the model wants its pixels, and a remark where the file does not say it."""
+    """How the model wants its pixels, and a note where the file does not say it."""
     beside = source.beside
     try:
-        if ours := beside.get("input_spec.json"):
-            return input_spec.from_dict(ours), ""
+        if spec := beside.get("input_spec.json"):
+            return input_spec.from_dict(spec), ""
         if isinstance(timm := beside.get("config.json", {}).get("pretrained_cfg"), dict):
             return _of_timm(timm), ""
         if processor := beside.get("preprocessor_config.json"):

@@ -41,7 +41,7 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "loss": ("softmax",),
     "resnet_version": ("1.5",),
     **dict.fromkeys(("deep_stem", "squeeze_excite", "blur_pool", "stage1_projection"), (False,)),
-    **dict.fromkeys(("mixup", "cutmix", "random_erasing", "drop_path", "decoded_cache"), (0,)),
+    **dict.fromkeys(("mixup", "cutmix", "random_erasing", "drop_path"), (0,)),
     **dict.fromkeys(("augmentation", "class_weights"), ("",)),
     **dict.fromkeys(("space_to_depth", "remat"), (False,)),
     "max_pool": ("same", "torch"),

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import logging
-import pathlib
 from typing import Any
 
 import jax
@@ -19,7 +18,6 @@ import train
 from benchmarks.resnet import ResNet
 from common.errors import CheckpointError, ConfigError
 from common.preparation import schema
-from engine import model_source
 from engine.checkpoint import Checkpointer
 from engine.cluster import preemption
 from engine.evaluate import Judge
@@ -80,13 +78,6 @@ def said(caplog):
 
 
 # --- Parts by name.
-
-
-def test_a_relative_folder_is_a_model(other, monkeypatch):
-    monkeypatch.chdir(pathlib.Path(other).parent)
-    weights = model_source.initial_weights(pathlib.Path(other).name, lambda file: None)
-    assert weights.source == f"{other}/checkpoints/2"
-    assert weights.params["head"]["kernel"].shape == (32, 4)
 
 
 @pytest.mark.parametrize("key", ["freeze", "init_without"])
@@ -227,13 +218,12 @@ def test_an_empty_class_is_refused_by_name(missing, unbalanced, tmp_path):
         train.train_and_evaluate(read_settings(config, str(tmp_path)))
 
 
-def test_few_validation_images_are_told(unbalanced, tmp_path):
+def test_kept_statistics_and_class_weights_are_told(unbalanced, tmp_path):
     overrides = {"bn_statistics": "auto", "class_weights": "auto", "num_label_classes": 3}
     benchmark = benchmarks.load(make_tiny_config(unbalanced, **overrides), str(tmp_path))
-    statistics, weights, few = benchmark.notes(16, evaluating=True)
+    statistics, weights = benchmark.notes(16, evaluating=True)
     assert statistics == "BatchNorm keeps the statistics of config.init_from"
     assert weights == "the loss weighs classes from 0.583 (n0) to 2.33 (n1)"
-    assert few.startswith("3 (n0, n1, n2) of 3 classes have fewer than 5 validation images")
 
 
 # --- A run with all of it.

@@ -101,12 +101,6 @@ def test_good_records(folder):
     assert set(train(source)) == set(range(5))
 
 
-def test_missing_folder(folder):
-    line = fault(open_train, f"{folder}/absent")
-    assert line.startswith(f"no train records in '{folder}/absent': there is no such folder; set ")
-    assert "--config.data_dir (or --config.train_files)" in line
-
-
 def test_empty_files(folder):
     (folder / "train-0").write_bytes(b"")
     source = open_train(folder)
@@ -115,14 +109,6 @@ def test_empty_files(folder):
     (folder / "train-1").write_bytes(b"")
     line = fault(open_train, folder)
     assert line == f"no train records: the 2 files {folder}/train-0 ... are empty"
-
-
-def test_records_of_another_name_are_named(folder):
-    for number in range(2):
-        write(folder / f"val-{number:05}-of-00002", good(1))
-    line = fault(open_train, folder, "validation-*,validation/validation-*")
-    assert "'validation-*" in line and "val-*" in line and "--config.train_files" in line
-    assert open_train(folder, "val-*").shards.total == 2
 
 
 # What is wrong -> the record, or its image and label; what counting says, and what reading says.
@@ -153,12 +139,6 @@ def test_unusable_record(folder, what):
     for work in (train, evaluate):
         line = fault(work, unchecked(folder, (6, 5)))
         assert line.startswith(place) and reading in line
-
-
-def test_first_of_many_faults_is_named(folder):
-    write(folder / "train-1", [*good(2), example(encode(), 9), example(b"hello", 1)])
-    write(folder / "train-2", [b"\xff"])
-    assert fault(open_train, folder).startswith(f"{folder}/train-1, record 2 (counted from 0)")
 
 
 def test_fault_after_the_first_chunk_of_counting(folder):

@@ -232,16 +232,12 @@ def test_a_config_without_the_new_keys_means_the_defaults(tiny_records):
         benchmarks.load(config, "")
 
 
-def test_training_with_vgg_windows_and_in_memory(tiny_records):
-    for overrides in ({}, {"decoded_cache": 40}):
-        benchmark = load(tiny_records, preprocessing="vgg", input_spec="vgg", **overrides)
-        (spec,) = benchmark.batch_spec("train", 8)
-        for batch in itertools.islice(benchmark.train_batches(8, 0, 1, 0), 3):
-            for key, leaf in spec.items():
-                assert batch[key].shape == leaf.shape and batch[key].dtype == leaf.dtype
-            if overrides:  # squares of 20 x 24 pixels: 224 / 512 to 224 / 256 of 20
-                sides = batch["window"][:, 2] * 20 / 40
-                assert (sides >= 8).all() and (sides <= 17).all()
+def test_training_with_vgg_windows(tiny_records):
+    benchmark = load(tiny_records, preprocessing="vgg", input_spec="vgg")
+    (spec,) = benchmark.batch_spec("train", 8)
+    for batch in itertools.islice(benchmark.train_batches(8, 0, 1, 0), 3):
+        for key, leaf in spec.items():
+            assert batch[key].shape == leaf.shape and batch[key].dtype == leaf.dtype
 
 
 def test_the_gradient_tutorials_recipe():

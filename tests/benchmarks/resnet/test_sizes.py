@@ -13,7 +13,6 @@ import pytest
 import benchmarks
 import train
 from benchmarks.resnet import settings
-from benchmarks.resnet.input import cache
 from commands import preflight
 from common.keys import read_config
 from engine.aot import forecast
@@ -65,33 +64,22 @@ def test_bytes_that_a_host_holds(monkeypatch):
     batches, records = 8 * 24 * 16 * 16 * 3 // 3, {("shuffle_buffer_size",): 333}
     assert held("eval") == {("eval_batch_size", "image_size"): batches}
     sized = {("eval_batch_size", "eval_image_size"): 8 * 8 * 20 * 20 * 3}
-    assert held("eval", eval_image_size=20, decoded_cache=40) == sized
+    assert held("eval", eval_image_size=20) == sized
     assert held("train") == {("train_batch_size", "image_size"): batches} | records
     key = ("train_batch_size", "image_sizes")
     assert held("train", image_sizes=STAGES) == {key: batches} | records
-    assert held("train", decoded_cache=40) == {
-        ("train_batch_size", "decoded_cache"): 8 * 8 * 40 * 40 * 3,
-        ("decoded_cache",): 30 * 40 * 40 * 3,
-    }
 
 
 def test_sizes_that_cannot_work():
     def fixes(**keys: Any) -> dict[str, str]:
         counts = {"num_train_images": 1, "num_eval_images": 1}
         config = make_tiny_config("", **counts, **keys)
-        return dict(settings.image_fixes(read_config(settings.Settings, config)))
+        return dict(settings._fixes(read_config(settings.Settings, config)))
 
     assert fixes() == fixes(space_to_depth=True) == fixes(dataset="fake") == {}
-    assert fixes(decoded_cache=16) == fixes(image_size=15) == {}
-    small = "use 0, or 16, the images' largest size, or more"
-    assert fixes(decoded_cache=15) == {"decoded_cache": small}
-    assert fixes(decoded_cache=15, image_sizes=STAGES, image_size=8) == {"decoded_cache": small}
-    nothing = {"decoded_cache": "dataset='fake' has nothing to decode"}
-    assert fixes(decoded_cache=40, dataset="fake") == nothing
     odd = {"image_sizes": ((0, 8), (0.5, 17)), "image_size": 18, "eval_image_size": 15}
     even = "must be even for space_to_depth"
     assert fixes(space_to_depth=True, **odd) == {"eval_image_size": even, "image_sizes": even}
-    assert set(fixes(image_sizes=((0.5, 8),), decoded_cache=1)) == {"image_sizes"}
 
 
 def assert_equal(one: Any, other: Any) -> None:
@@ -108,26 +96,6 @@ def test_a_batch_is_that_of_a_run_of_its_size(tiny_records, mode):
         plain = batches(tiny_records, image_size=side, preprocessing=mode)
         for step in np.flatnonzero(np.equal(SIDES, side)):
             assert_equal(staged[step], plain[step])
-
-
-def test_images_in_memory_are_cropped_to_the_size_of_the_step(tiny_records, monkeypatch):
-    staged = load(tiny_records, image_sizes=STAGES, decoded_cache=20)
-    plain = batches(tiny_records, decoded_cache=20)
-    crop, cropped = cache.crop, []
-
-    def noting(*args: Any) -> jax.Array:
-        cropped.append(crop(*args))
-        return cropped[-1]
-
-    monkeypatch.setattr(cache, "crop", noting)
-    weights, key = jax.eval_shape(staged.init, jax.random.key(0)), jax.random.key(0)
-    for step, batch in enumerate(batches(tiny_records, image_sizes=STAGES, decoded_cache=20)):
-        window = batch.pop(f"window_{SIDES[step]}")
-        assert_equal({**batch, "window": window}, plain[step])
-        if step in (0, 5, 10):
-            rows = {**batch, f"window_{SIDES[step]}": window}
-            jax.eval_shape(staged.loss, *weights, rows, key)
-            assert cropped[-1].shape == (16, SIDES[step], SIDES[step], 3)
 
 
 @pytest.mark.long
@@ -196,4 +164,3 @@ def test_preflight_forecasts_each_stage(monkeypatch):
     assert len(row["stages"]) == len(row["input"]["stages"]) == 3
     small, large, _ = (stage["prepared"] for stage in row["input"]["stages"])
     assert small["exact"] > large["exact"] and small["fast"] > small["exact"]
-    assert small["decoded_cache=256"] == large["decoded_cache=256"] > small["fast"]

@@ -57,6 +57,7 @@ def test_refusals(text):
 STRENGTHS = (0.0, 3.0, 6.0, 10.0)
 ENHANCED = {effects.colour, effects.contrast, effects.brightness, effects.sharpness}
 PLAIN = {effects.autocontrast, effects.equalize}
+MOVES = {effects.shear_x, effects.shear_y, effects.translate_x, effects.translate_y, effects.rotate}
 MAGNITUDES = {
     "randaugment:2x9": {
         **dict.fromkeys(ENHANCED, ([0.1, 0.64, 1.18, 1.9],) * 2),
@@ -95,7 +96,7 @@ MAGNITUDES = {
 
 @pytest.mark.parametrize("text", MAGNITUDES)
 def test_magnitudes(text):
-    space = dict(augment._space(Policy.parse(text), 200))
+    space = augment._space(Policy.parse(text), 200)
     strengths = jnp.asarray(STRENGTHS, jnp.float32)
     for effect, expected in MAGNITUDES[text].items():
         for sign, values in zip((1.0, -1.0), expected, strict=True):
@@ -104,15 +105,15 @@ def test_magnitudes(text):
 
 
 def test_the_operations_of_each_source():
-    kinds = [set(dict(augment._space(Policy.parse(text), 200))) for text in TEXTS]
-    common = {*PLAIN, *ENHANCED, effects.posterize, effects.solarize, *augment._GEOMETRY}
+    kinds = [set(augment._space(Policy.parse(text), 200)) for text in TEXTS]
+    common = {*PLAIN, *ENHANCED, effects.posterize, effects.solarize, *MOVES}
     assert kinds[0] == kinds[1] == common | {effects.invert, effects.solarize_add}
     assert kinds[2] == common | {effects.identity}
 
 
 def test_each_of_the_31_strengths_of_trivial_augment_is_as_torchvisions():
     """Its translations are whole numbers, of linspace(0, 32, 31); bits are of 8 - round(k / 5)."""
-    space = dict(augment._space(Policy.parse("trivialaugment"), 200))
+    space = augment._space(Policy.parse("trivialaugment"), 200)
     k = np.arange(31)
     pixels, bits = (
         np.asarray(jax.jit(space[effect])(jnp.asarray(k, jnp.float32) / 3, jnp.ones(31)))
@@ -193,12 +194,12 @@ def changed_by(effect, row, magnitude, more):
 
 def expected_row(policy, image, first, seed):
     """One layer of an image: the drawn operation alone, in float32."""
-    space = augment._space(policy, image.shape[0])
+    space = list(augment._space(policy, image.shape[0]).items())
     effect, magnitude = space[int(augment.draw_operation(jnp.int32(first), 0, len(space)))]
     strength, sign, used = augment._draw(policy, jnp.asarray([seed], jnp.int32), 0)
     if not used[0]:
         return image.astype(np.float32)
-    more = (policy.fill,) if effect in augment._GEOMETRY else ()
+    more = (policy.fill,) if effect in MOVES else ()
     row = jnp.asarray(image[None], jnp.float32)
     return np.asarray(changed_by(effect, row, magnitude(strength, sign) * jnp.ones(1), more)[0])
 

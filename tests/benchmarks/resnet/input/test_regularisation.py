@@ -114,7 +114,6 @@ def test_all_of_it_trains(tiny_records, tmp_path):
     [
         ({"blur_pool": True}, "config.batch_norm='gram': .*blur_pool"),
         ({"drop_path": 0.1}, "config.batch_norm='gram': .*drop_path"),
-        ({"augmentation": "trivialaugment", "decoded_cache": 32}, "config.augmentation='trivial"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(overrides, words, tmp_path):

@@ -268,22 +268,15 @@ def test_imagenet_must_be_complete(imagenet, tmp_path, monkeypatch):
     assert contents(tmp_path / "out") == contents(imagenet[-1])
 
 
-@pytest.mark.parametrize("fault", ["cut", "inner cut", "no tar", "gzip"])
-def test_a_damaged_archive_takes_one_line(fault, tmp_path, capsys):
+def test_a_damaged_inner_archive_takes_one_line(tmp_path, capsys):
     arguments, *_ = write_imagenet(tmp_path)
     path = tmp_path / "ILSVRC2012_img_train.tar"
     data = path.read_bytes()
-    if fault == "inner cut":
-        with tarfile.open(path, "w") as outer:
-            add(outer, "n01440764.tar", data[: 512 * 40])
-    else:
-        broken = {"cut": data[:-30_000], "no tar": b"<html>404</html>" * 99, "gzip": b"\x1f\x8b  "}
-        path.write_bytes(broken[fault])
-    command = [*arguments, "--subset", f"--out={tmp_path}/out"]
-    code, message = leaves("imagenet", command, capsys)
+    with tarfile.open(path, "w") as outer:
+        add(outer, "n01440764.tar", data[: 512 * 40])
+    code, message = leaves("imagenet", [*arguments, "--subset", f"--out={tmp_path}/out"], capsys)
     assert code == 2 and "ILSVRC2012_img_train.tar" in message
-    expected = {"no tar": "no tar archive", "gzip": "is compressed (gzip)"}
-    assert expected.get(fault, "cut short or damaged") in message
+    assert "cut short or damaged" in message
 
 
 @pytest.mark.parametrize(
@@ -291,7 +284,6 @@ def test_a_damaged_archive_takes_one_line(fault, tmp_path, capsys):
     [
         ("--train=/no/such.tar", "there is no /no/such.tar"),
         ("--validation=", "needs --validation"),
-        ("--shards=100", "--shards: 100 files cannot be filled with 48 images"),
         ("--validation_fraction=0.2", "not both"),
         ("LABELS short", "has 1 lines for the 20 images"),
         ("LABELS numbers", "no class '490' is among the training images; lines must be synsets"),

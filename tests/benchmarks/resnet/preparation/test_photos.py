@@ -3,7 +3,6 @@
 import collections
 import io
 import json
-import os
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from common.preparation.folders import Folder
 from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet import encoded, near, picture, pixels, rows
 from tests.common.preparation import test_schema
-from tests.helpers.preparation import leaves
 
 
 def parse_own(record):
@@ -213,55 +211,13 @@ def test_own_validation_folder(tmp_path):
     assert [row["image/class/text"] for row in rest] == [b"a", b"b"]
 
 
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (
-            lambda cats: open(os.fsencode(cats) + b"/caf\xe9.jpg", "wb").close(),
-            ["/photos/cats'", r"b'caf\xe9.jpg'", "not UTF-8", "rename"],
-        ),
-        (lambda cats: (cats / "self").symlink_to(cats), ["/cats/self'", "remove the link"]),
-        (lambda cats: (cats / "above").symlink_to(".."), ["/cats/above'", "remove the link"]),
-    ],
-)
-def test_names_and_links_that_cannot_be_read_take_one_line(spoil, words, tmp_path, capsys):
-    photos = tmp_path / "photos"
-    (photos / "cats").mkdir(parents=True)
-    spoil(photos / "cats")
-    command = ["--layout=folder", f"--train={photos}", f"--out={tmp_path}/records", "--workers=2"]
-    code, line = leaves("imagenet", command, capsys)
-    assert code == 2 and all(word in line for word in words), line
-
-
-def test_a_link_to_another_folder_is_followed(tmp_path):
-    for name in ("photos/cats", "elsewhere"):
-        (tmp_path / name).mkdir(parents=True)
-        for i in range(2):
-            (tmp_path / name / f"{i}.jpg").write_bytes(encoded(picture(10 * len(name) + i)))
-    (tmp_path / "photos" / "dogs").symlink_to("../elsewhere")
-    listing = sources.list_input(f"{tmp_path}/photos", 1)
-    assert [file.name for file in listing.files] == [
-        *("cats/0.jpg", "cats/1.jpg", "dogs/0.jpg", "dogs/1.jpg")
-    ]
-
-
-def test_a_path_that_is_not_utf8_takes_one_line(tmp_path, capsys):
-    path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
-    os.mkdir(path)
-    command = ["--layout=folder", f"--train={path}", f"--out={tmp_path}/records"]
-    code, line = leaves("imagenet", command, capsys)
-    assert code == 2 and "argument --train" in line and r"caf\xe9" in line
-
-
 def test_folders_whose_names_look_alike_are_refused(tmp_path):
-    for other in ("A\u0308pfel", "Äpfel ", " A\u0308pfel"):
-        for name in ("Äpfel", other, "birds"):
-            (tmp_path / other / name).mkdir(parents=True)
-            (tmp_path / other / name / "1.jpg").write_bytes(encoded(picture(1)))
-        flags = ["--layout=folder", f"--train={tmp_path}/{other}", f"--out={tmp_path}/out"]
-        with pytest.raises(UserError, match="look alike") as error:
-            prepare.make("imagenet", flags)
-        assert ascii("Äpfel") in str(error.value) and ascii(other) in str(error.value)
+    for name in ("Äpfel", "A\u0308pfel", "birds"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        (tmp_path / "photos" / name / "1.jpg").write_bytes(encoded(picture(1)))
+    flags = ["--layout=folder", f"--train={tmp_path}/photos", f"--out={tmp_path}/out"]
+    with pytest.raises(UserError, match="look alike"):
+        prepare.make("imagenet", flags)
 
 
 def test_a_validation_folder_may_write_a_name_in_another_form(tmp_path, capsys):

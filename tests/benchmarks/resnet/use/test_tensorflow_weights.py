@@ -314,13 +314,9 @@ FAULTS = [  # (arrays put in, arrays taken out, words of the refusal)
     ({}, ("conv2d_54/kernel",), "after conv2d_53 it lacks stage4_block3/conv3"),
     ({"conv2d_99/kernel": ONES}, (), "conv2d_99 is one more than a ResNet-50 of version 1.5 has"),
     ({}, ("batch_normalization_4/gamma",), r"batch_normalization_4/gamma has the shape \[\]"),
-    ({}, ("batch_normalization_4/moving_mean",), "it lacks batch_normalization_4/moving_mean$"),
-    ({"dense_7/kernel": ONES[0, 0]}, (), r"dense_7/kernel \[16, 16\] instead of \[128, 5\]"),
     ({"dense/bias": ONES[0, 0, 0]}, (), "it lacks dense/kernel"),
-    ({"dense_2/bias": ONES[0, 0, 0], "dense/bias": ONES[0, 0, 0]}, (), "unknown arrays: dense_2"),
     ({"conv2d/kernel": ONES}, (), r"no conv2d takes images, its arrays are conv2d/kernel \[1, 1"),
     ({"a/conv2d/kernel": np.ones((3, 3, 3, 4))}, (), "images in the scopes '', 'a/'"),
-    ({"conv2d/kernel": np.ones((7, 7, 3, 4), "i4")}, (), "whole numbers, in conv2d/kernel"),
 ]
 
 
@@ -331,19 +327,6 @@ def test_other_models_are_refused_with_the_first_array(added, removed, words):
     with pytest.raises(DataError, match=words) as refused:
         translated(source)
     assert str(refused.value).startswith("x.ckpt") and len(str(refused.value)) < 600
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("bert/embeddings", "has none of the layers .* its arrays are bert/embeddings$"),
-        ("dense/kernel", "no conv2d takes images"),
-    ],
-)
-def test_checkpoints_without_a_resnet(name, words, tmp_path):
-    saved(tmp_path / "x", {name: np.zeros((9, 4), np.float32)})
-    with pytest.raises(DataError, match=words):
-        weights.read_settings(files.read(str(tmp_path / "x")))
 
 
 def test_predict_takes_what_a_checkpoint_does_not_say(folder):

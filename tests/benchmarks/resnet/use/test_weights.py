@@ -146,12 +146,8 @@ CHANGES = [  # (arrays put in, arrays taken out, words of the refusal)
     ({}, ["fc.bias"], "it lacks fc.bias; it has other shapes: fc.weight"),
     ({"maxpool.0.weight": W, "aux.x": W}, [], "unknown arrays: maxpool.0.weight, aux.x$"),
     ({"fc.weight": W}, [], r"other shapes: fc.weight \[2, 3\] instead of \[7, 512\]"),
-    ({"bn1.bias": W[0, 0]}, [], r"bn1.bias \[\] instead of \[64\]"),
-    ({"bn1.bias": np.zeros(64, np.int8)}, [], "whole numbers, in bn1.bias"),
     ({"layer4.2.conv1.weight": W}, [], r"stages of \(2, 2, 2, 3\) basic blocks: no ResNet"),
-    ({"layer9.0.conv1.weight": W}, [], "unknown arrays: layer9.0.conv1.weight"),
     ({"conv1.weight": W[0]}, [], "first layer is no convolution"),
-    ({"layer1.0.conv3.weight": W}, [], "2, 2, 2, 2. bottleneck blocks: no ResNet"),
 ]
 
 
@@ -219,9 +215,8 @@ def test_the_second_weights_of_torchvision_are_known_by_their_digest():
     [
         *(
             ({"config.json": {"architecture": name}}, f"architecture '{name}' is not supported")
-            for name in ("resnetblur50", "resnetv2_50d_gn", "resnetv2_50x1_bit", "resnet50_gn")
+            for name in ("resnetblur50", "resnetv2_50x1_bit", "resnet50_gn")
         ),
-        ({"config.json": {"architecture": "x" * 81}}, f"architecture '{'x' * 80}' is not"),
         ({"config.json": {**HF_CONFIG, "hidden_act": "gelu"}}, "hidden_act='gelu' in config.json"),
         ({"config.json": {"pretrained_cfg": {**TIMM, "crop_mode": "squash"}}}, "mode='squash'"),
         ({"preprocessor_config.json": {"size": 3}}, "remove these files and give"),
