@@ -1,7 +1,6 @@
 """Reads the annotations of both splits: COCO's files, own files, or other tools' labels."""
 
 import argparse
-import dataclasses
 import functools
 import json
 import os
@@ -10,34 +9,32 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.detection.coco import Annotations
-from benchmarks.detection.preparation import label_files, labels, objects, tfrecords
+from benchmarks.detection.preparation import labels, objects
 from common import limits
 from common.data import records
 from common.errors import parse_json, visible
 from common.preparation import holdout, sources
 from common.preparation.folders import Folder
 
-FORMS = (*label_files.FORMS, "tfrecords")
 _Inputs = dict[str, sources.Source]
 
 
 def read_annotations(
     args: argparse.Namespace, inputs: _Inputs
-) -> tuple[dict[str, Annotations], bytes, _Inputs]:
-    """(annotations by split, those of val in COCO's form, `inputs` with the images in records).
+) -> tuple[dict[str, Annotations], bytes]:
+    """(annotations by split, those of val in COCO's form).
 
     Raises:
-        SourceError: the input is not of its form, a file is missing or there twice, images of one
-            file cannot be split, or boxes seem to be no COCO's.
-        DataError: as `Annotations.parse`.
-        tf.errors.OpError: reading failed.
+        SourceError: a file is missing or there twice, the input is not of its form, or all images
+            are one group.
+        DataError: from `Annotations.parse`.
     """
     if args.annotations or args.val_annotations:
         texts = {name: _file(name, inputs) for name in records.DETECTION_SPLITS}
     else:
         if args.labels:
             path = inputs["train_images"].path
-            splits, inputs = _labels(args, inputs)
+            splits = _labels(args, path)
         else:
             path, read = _file("train", inputs)
             splits = {"train": read()}
@@ -49,19 +46,15 @@ def read_annotations(
         texts = {name: (path, functools.partial(bytes, text)) for name, text in splits.items()}
     annotations = {}
     for name, (path, read) in texts.items():
-        if name == "train" or path != texts["train"][0]:
-            print(f"reading {path}", flush=True)
+        print(f"reading {name}: {path}", flush=True)
         annotations[name] = Annotations.parse(read(), path, args.masks)
         objects.check_boxes(annotations[name], args.trust_boxes)
     objects.check_categories(*annotations.values())
-    return annotations, texts["val"][1](), inputs
+    return annotations, texts["val"][1]()
 
 
 def _file(name: str, inputs: _Inputs) -> tuple[str, Callable[[], bytes]]:
-    """(name in messages, what reads it) of the annotation file of a split.
-
-    SourceError if it is missing or there twice.
-    """
+    """(name in messages, function that reads it) of the annotation file of a split."""
     if own := inputs.get(f"{name}_annotations"):
         if not own.archive:
             raise sources.SourceError(f"--{name}_annotations: {own.path} is a folder, not a file")
@@ -79,23 +72,16 @@ def _file(name: str, inputs: _Inputs) -> tuple[str, Callable[[], bytes]]:
     return f"{path}/{source.files[rows[0]].name}", read
 
 
-def _labels(args: argparse.Namespace, inputs: _Inputs) -> tuple[dict[str, bytes], _Inputs]:
-    """(labels by split in COCO's form, `inputs` with the images in records)."""
-    images = inputs["train_images"]
-    path, folder = images.path, Folder.open(images.path)
-    if args.labels == "tfrecords":
-        splits, notes, files = tfrecords.read(folder, args.masks)
-        images = dataclasses.replace(images, files=files, archive=False)
-        inputs = inputs | dict.fromkeys(("train_images", "val_images"), images)
-    else:
-        splits, notes = labels.read(folder, args.labels)
+def _labels(args: argparse.Namespace, path: str) -> dict[str, bytes]:
+    """The labels of other tools by split, in COCO's form."""
+    splits, notes = labels.read(Folder.open(path), args.labels)
     for note in notes:
         print(visible(f"warning: {note}"))
     rows = [row for content in splits.values() for row in content["annotations"]]
     if args.masks and (plain := sum("segmentation" not in row for row in rows)):
         fault = f"{plain:,} of {len(rows):,} objects have no outline"
         raise sources.SourceError(f"{path}: {fault}: add them, or leave out --masks")
-    return {name: json.dumps(content).encode() for name, content in splits.items()}, inputs
+    return {name: json.dumps(content).encode() for name, content in splits.items()}
 
 
 def _split(data: bytes, path: str, args: argparse.Namespace) -> dict[str, bytes]:
