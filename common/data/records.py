@@ -28,8 +28,7 @@ _SHARD = (
     rf"(?:validation{_NUMBER}|(?:train|val){_NUMBER}(?:\.tfrecord)?|"
     rf"(?:{'|'.join(TEXT_SPLITS)}){_NUMBER})"
 )
-_BESIDE = r"manifest\.json|instances_val2017\.json|vocab\.\w+|(?:sources|references)\.txt"
-_UNFINISHED = rf"tmp\.({_SHARD}|{_BESIDE})\.[0-9a-f]{{8}}"
+_UNFINISHED = r"tmp\..+\.[0-9a-f]{8}"  # of `files.write`
 
 
 def shard_name(split: str, i: int, n: int) -> str:

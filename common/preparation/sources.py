@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import itertools
 import os
@@ -39,7 +38,7 @@ class SourceError(UserError):
 class File(NamedTuple):
     """A file of a source.
 
-    `place` is its offset in a tar, its path and offset in records, or its entry in a zip.
+    `place` is its offset in a tar, or its entry in a zip.
     """
 
     name: str
@@ -86,15 +85,13 @@ class Source:
         """
         name, size, place = self.files[i]
         if size > most:
-            fault = f"the file has {size:,} bytes, an image at most {most:,}"
-            raise photos.BadImage(f"{fault}: save it as a JPEG")
+            raise photos.BadImage(f"the file has {size:,} bytes, an image at most {most:,}")
         if isinstance(place, zipfile.ZipInfo):
             return self._unzip(place)
         if place is None:
             data = read_at(os.path.join(self.path, name), 0, size + 1)
         else:
-            path, offset = place if isinstance(place, tuple) else (self.path, place)
-            data = read_at(path, offset, size)
+            data = read_at(self.path, place, size)
         if len(data) != size:
             raise UserError(f"{self.path} changed while it was read: {name}")
         return data
@@ -113,15 +110,14 @@ class Source:
                 return data
         except (zlib.error, struct.error, tf.errors.OutOfRangeError):
             pass
-        raise UserError(f"{self.path} is damaged at {info.filename}: mend or replace it")
+        raise UserError(f"{self.path} is damaged at {info.filename}: get it again")
 
 
 def list_input(path: str, workers: int, zipped: bool = False) -> Source:
     """Lists a folder recursively without its hidden files; of an archive it finds no files yet.
 
-    Raises:
-        SourceError: the path does not exist, or the archive is compressed and no zip, or not
-            `zipped`.
+    SourceError if the path does not exist, or is an archive that is compressed; of a zip only
+    unless `zipped`.
     """
     path = path if path.endswith("://") else path.rstrip("/") or "/"
     try:
@@ -142,16 +138,8 @@ def list_inputs(
     paths: Mapping[str, str | None], workers: int, zipped: bool = False
 ) -> dict[str, Source]:
     """The inputs by their flags, see `list_input`; each path is listed once."""
-    list_once = functools.cache(lambda path: list_input(path, workers, zipped))
-    return {flag: list_once(path) for flag, path in paths.items() if path}
-
-
-def check_unchanged(inputs: Mapping[str, Source], workers: int) -> None:
-    """Raises UserError if an input is another one than when it was listed."""
-    paths = {flag: source.path for flag, source in inputs.items()}
-    for flag, source in list_inputs(paths, workers, zipped=True).items():
-        if source.stamp != inputs[flag].stamp:
-            raise UserError(f"--{flag} changed while it was read; start again with --overwrite")
+    listed = {path: list_input(path, workers, zipped) for path in {*paths.values()} if path}
+    return {flag: listed[path] for flag, path in paths.items() if path}
 
 
 def _digest(rows: list[tuple]) -> str:
@@ -170,12 +158,11 @@ def _walk(root: str, pool: futures.Executor) -> Iterator[tuple[str, int, int]]:
 
     def entries(folder: str) -> list[tuple[str, Any]]:
         path = os.path.join(root, folder)
-        if "://" not in root:
-            _check_local(path)
-        names = gfile.listdir(path)
-        if "/" in names:  # an object FOLDER//NAME, which TensorFlow lists but cannot read
-            raise SourceError(f"{path}/ holds a folder without a name ('//')")
-        names = [name.rstrip("/") for name in names]
+        for name in () if "://" in root else os.listdir(path):
+            if not console.is_utf8(name):  # TensorFlow cannot read it
+                fault = f"holds {os.fsencode(name)!r}, whose name is not UTF-8"
+                raise SourceError(f"{path!r} {fault}: rename the file")
+        names = [name.rstrip("/") for name in gfile.listdir(path)]
         paths = [os.path.join(folder, name) for name in names if name and not is_hidden(name)]
         return [(path, gfile.stat(os.path.join(root, path))) for path in paths]
 
@@ -196,18 +183,6 @@ def _walk(root: str, pool: futures.Executor) -> Iterator[tuple[str, int, int]]:
 def is_hidden(name: str) -> bool:
     """Whether a file or folder of this name is none of the user's data."""
     return name.startswith(".") or name == "__MACOSX"
-
-
-def _check_local(path: str) -> None:
-    """Refuses names that TensorFlow cannot read, and a link to a folder that the link is in."""
-    path = path.rstrip("/") or "/"
-    for name in os.listdir(path):
-        if not console.is_utf8(name):
-            fault = f"holds {os.fsencode(name)!r}, whose name is not UTF-8"
-            raise SourceError(f"{path!r} {fault}: rename the file")
-    above = os.path.realpath(os.path.dirname(path))
-    if os.path.islink(path) and f"{above}/".startswith(f"{os.path.realpath(path)}/"):
-        raise SourceError(f"{path!r} is a link to a folder that it is in: remove the link")
 
 
 def _ends(path: str, size: int, zipped: bool) -> bytes:
@@ -314,8 +289,7 @@ def _members(path: str, inner: File | None = None) -> Iterator[File]:
 def all_files(source: Source) -> Source:
     """All files of a folder or a zip, but hidden ones.
 
-    Raises:
-        SourceError: the archive is no zip, cut short, encrypted, or packed in an unusual way.
+    SourceError if the archive is no zip, cut short, encrypted, or packed in an unusual way.
     """
     if not source.archive:
         return source
@@ -325,21 +299,24 @@ def all_files(source: Source) -> Source:
             infos = [info for info in archive.infolist() if not info.is_dir()]
     except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
         fault = "is cut short, damaged or no zip archive"
-        raise SourceError(f"{path} {fault} ({one_line(error)}): mend or replace it") from error
+        raise SourceError(f"{path} {fault} ({one_line(error)}): get it again") from error
     for info in infos:
-        name, method = info.filename, info.compress_type
-        if not info.flag_bits & 0x800:  # some archivers write UTF-8 and do not say so
-            with contextlib.suppress(UnicodeError):
-                name = name.encode("cp437").decode()
+        name, method = zip_name(info), info.compress_type
         if any(map(is_hidden, name.removeprefix("./").split("/"))):
             continue
-        if info.flag_bits & 1:
-            raise SourceError(f"{path} is encrypted ({name}): unpack it, and give the folder")
-        if method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            fault = f"in an unusual way (method {method})"
-            raise SourceError(f"{path} packs {name} {fault}: unpack it, and give the folder")
+        if info.flag_bits & 1 or method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            fault = f"has {name} encrypted or packed in an unusual way (method {method})"
+            raise SourceError(f"{path} {fault}: unpack it, and give the folder")
         files.append(File(name, info.file_size, info))
     return _with_files(source, files)
+
+
+def zip_name(info: zipfile.ZipInfo) -> str:
+    """The name of a file in a zip; some archivers write UTF-8 and do not say so."""
+    if not info.flag_bits & 0x800:
+        with contextlib.suppress(UnicodeError):
+            return info.filename.encode("cp437").decode()
+    return info.filename
 
 
 def read_all(path: str, most: int) -> bytes:

@@ -108,7 +108,6 @@ def prepare(args: argparse.Namespace) -> str:
     check(splits["train"].with_boxes, len(splits["val"].files), "the input")
     sizes = {name: (len(split.order), split.shards) for name, split in splits.items()}
     results = writing.write(args.out, sizes, make, args.workers, records.DETECTION_SUFFIX)
-    sources.check_unchanged(inputs, args.workers)
     content = _manifest(splits, settings, results)
     writing.report(content)
     _warn(content)

@@ -200,7 +200,7 @@ def test_a_damaged_archive_takes_one_line(fault, archives, tmp_path):
     command = [f"--train_images={path}", *flags[1:], f"--out={tmp_path}/out"]
     with pytest.raises(UserError) as refusal:
         prepare.make("coco", command)
-    words = {"encrypted": "encrypted", "method": "0005.jpg in an", "flipped": "at train2017/0000"}
+    words = {"encrypted": "encrypted", "method": "0005.jpg", "flipped": "at train2017/0000"}
     assert "train2017.zip" in str(refusal.value)
     assert words.get(fault, "no zip archive") in str(refusal.value)
 

@@ -220,8 +220,6 @@ def test_own_validation_folder(tmp_path):
             lambda cats: open(os.fsencode(cats) + b"/caf\xe9.jpg", "wb").close(),
             ["/photos/cats'", r"b'caf\xe9.jpg'", "not UTF-8", "rename"],
         ),
-        (lambda cats: (cats / "self").symlink_to(cats), ["/cats/self'", "remove the link"]),
-        (lambda cats: (cats / "above").symlink_to(".."), ["/cats/above'", "remove the link"]),
     ],
 )
 def test_names_and_links_that_cannot_be_read_take_one_line(spoil, words, tmp_path, capsys):
