@@ -4,7 +4,7 @@ from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import RECORDS, SHARDS, contents, write_coco
 from tests.benchmarks.resnet.preparation.test_imagenet_gcs import assert_same
 
-SETTINGS = ["--subset", "--masks", *SHARDS]
+SETTINGS = ["--masks", *SHARDS]
 
 
 def test_archives_and_folders_become_the_bytes_of_a_local_run(gcs, tmp_path, capsys):

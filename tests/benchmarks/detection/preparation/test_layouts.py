@@ -127,7 +127,7 @@ def test_cocos_archives_and_folders(tmp_path):
     shutil.move(tmp_path / "annotations.zip", tmp_path / "annotations_trainval2017.zip")
     (reading,) = coco.readings(Folder.open(str(tmp_path)))
     assert "--masks" in reading.arguments and "COCO" in reading.found
-    prepare.make("coco", [*reading.arguments, "--subset", f"--out={tmp_path}/out"])
+    prepare.make("coco", [*reading.arguments, f"--out={tmp_path}/out"])
     (tmp_path / "open" / "annotations").mkdir()
     for path in (tmp_path / "open").glob("*.json"):
         shutil.move(path, tmp_path / "open" / "annotations")
