@@ -37,6 +37,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from common.layers import device_kind
+
 _FEW_IMAGES = 16  # with 32, XLA's own way is as fast on v3, and needs less memory
 _FEW_PIXELS = 2  # the largest side of a result that has few pixels
 _WRITES_ZEROS = ("TPU v2", "TPU v3")
@@ -53,7 +55,9 @@ def conv_general_dilated(
     """`lax.conv_general_dilated` for flax's `nn.Conv` of [b, h, w, c]: the same function."""
     strides, window = tuple(window_strides), kernel.shape[:2]
     on_cpu = device_kind() == "cpu"
-    if (on_cpu or max(strides) > 1 and _is_small(x)) and _is_plain(**others):
+    # An exported program does not know how many images it has.
+    is_small = isinstance(x.shape[0], int) and x.shape[0] <= _FEW_IMAGES
+    if (on_cpu or max(strides) > 1 and is_small) and _is_plain(**others):
         if isinstance(padding, str):
             padding = lax.padtype_to_pads(x.shape[1:3], window, strides, padding)
         sides = tuple((low, high) for low, high in padding)
@@ -72,11 +76,6 @@ def conv_on_cpus(x: jax.Array, kernel: jax.Array, *where: Any, **others: Any) ->
     return conv(x, kernel, *where, **others)
 
 
-def _is_small(x: jax.Array) -> bool:
-    """Whether x has few images; an exported program does not know how many."""
-    return isinstance(x.shape[0], int) and x.shape[0] <= _FEW_IMAGES
-
-
 def _is_plain(
     lhs_dilation: Any = None,
     rhs_dilation: Any = None,
@@ -88,12 +87,6 @@ def _is_plain(
     dilations = *(lhs_dilation or ()), *(rhs_dilation or ())
     known = set(others) <= {"dimension_numbers"}
     return known and set(dilations) <= {1} and feature_group_count == 1 and precision is None
-
-
-def device_kind() -> str:
-    """The kind of device that the program is traced for, as "cpu"; "" outside of a mesh."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return device.device_kind if device else ""
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

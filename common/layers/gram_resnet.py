@@ -24,7 +24,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from common.layers import convolutions
+from common.layers import device_kind
 from common.layers.convolutions import Pairs
 from common.layers.gram_norm import Recomputed, conv_norm, conv_norm_sum, recompute
 
@@ -47,7 +47,7 @@ def compose(model: Any, fast_stem: Any, fast_block: Any, padding: Any) -> Any:
     """
 
     def is_fast(norm: Any) -> bool:
-        kind = convolutions.device_kind()
+        kind = device_kind()
         return _is_training(norm) and (not kind or kind.startswith("TPU"))
 
     def either_stem(images: jax.Array, features: int, conv: Any, norm: Any) -> Any:
