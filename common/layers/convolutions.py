@@ -23,13 +23,11 @@ cells makes two new pixels: 128 to 128 channels, of whose products three quarter
 So each convolution shifts the cells by one pixel, and the next one shifts them back.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import flax.linen as nn
 import jax
@@ -172,20 +170,14 @@ class Doubling(nn.ConvTranspose):
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """An array [b, h, w, c] with two neighbouring pixels of a row in each cell.
+    """An array [b, h, w, c] with two neighbouring pixels of a row in each cell."""
 
-    Attributes:
-      cells: [b, h, n, 2 * c]. Pixels outside of the image are zeros.
-      width: w.
-      shifted: the first cell holds a pixel outside of the image, and pixel 0.
-    """
-
-    cells: jax.Array
-    width: int
-    shifted: bool = False
+    cells: jax.Array  # [b, h, n, 2 * c]; pixels outside of the image are zeros
+    width: int  # w
+    shifted: bool = False  # the first cell holds a pixel outside of the image, and pixel 0
 
     @classmethod
-    def pack(cls, x: jax.Array) -> Pairs:
+    def pack(cls, x: jax.Array) -> Self:
         """The pairs of [b, h, w, c]."""
         b, h, w, c = x.shape
         padded = jnp.pad(x, [(0, 0), (0, 0), (0, w % 2), (0, 0)])
@@ -215,7 +207,7 @@ class Pairs:
         factor, bias = (jnp.where(self.inside, values, 0) for values in (factor, bias))
         return (self.cells.astype(mean.dtype) - mean) * factor + bias
 
-    def conv(self, kernel: jax.Array) -> Pairs:
+    def conv(self, kernel: jax.Array) -> Self:
         """Convolves with [3, 3, c, d], padding 1. Pixels outside of the image are not cleared."""
         c, d = kernel.shape[2:]
         sides = [(0, 0), (0, 1), (0, 0), (0, 0)], [(0, 0), (1, 0), (0, 0), (0, 0)]
@@ -228,7 +220,7 @@ class Pairs:
             ((1, 1), (0, is_odd) if self.shifted else (1, 1 - is_odd)),
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
-        return Pairs(cells, self.width, not self.shifted)
+        return dataclasses.replace(self, cells=cells, shifted=not self.shifted)
 
     def halve(self, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
         """A convolution with [3, 3, c, d], stride 2 and padding 1; and every other pixel.

@@ -5,8 +5,6 @@ XLA turns a product with a single row of ones back into a reduction, hence eight
 are reductions.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Public data sets by name: from their publishers' addresses, each file checked by its SHA-256."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import hashlib

@@ -24,8 +24,8 @@ def pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        fault = f"{text!r} is no regular expression: {error}"
-        raise argparse.ArgumentTypeError(fault) from error
+        problem = f"{text!r} is no regular expression: {error}"
+        raise argparse.ArgumentTypeError(problem) from error
     return text
 
 

@@ -5,8 +5,6 @@ pass over the headers gives the place of each; a zip has the places in its direc
 is one ranged read, in any order.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib
@@ -48,25 +46,15 @@ class File(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """An archive or a folder.
+    """An archive or a folder."""
 
-    Attributes:
-        path: of the archive or folder, local or gs://.
-        files: sorted, with the names 'class/file', or 'file' where there are no classes.
-        stamp: a digest of names, sizes and modification times; it changes with the input.
-        archive: whether the path is an archive.
-        folders: the names of the folders in a folder, those without files too.
-        skipped: (name, reason) of the files that are no images.
-        classes: of the files, where a table has them; else the folders are the classes.
-    """
-
-    path: str
-    files: list[File]
-    stamp: str = ""
+    path: str  # local or gs://
+    files: list[File]  # sorted; their names are 'class/file', or 'file' without classes
+    stamp: str = ""  # a digest of names, sizes and times of modification
     archive: bool = False
-    folders: tuple[str, ...] = ()
-    skipped: tuple[tuple[str, str], ...] = ()
-    classes: Sequence[str] = ()
+    folders: tuple[str, ...] = ()  # the names of the folders at the top, empty ones too
+    skipped: tuple[tuple[str, str], ...] = ()  # (name, reason) of the files that are no images
+    classes: Sequence[str] = ()  # of the files, where a table has them; else their folders are
 
     def class_name(self, i: int) -> str:
         """Returns the class of the i-th image, '' where there are no classes."""
@@ -78,10 +66,8 @@ class Source:
     def read(self, i: int, most: int = limits.IMAGE_BYTES) -> bytes:
         """Reads the i-th file; any thread may call it.
 
-        Raises:
-            photos.BadImage: the file has more than `most` bytes.
-            UserError: the file's length has changed since it was listed, or a zip is damaged.
-            tf.errors.OpError: the file cannot be read.
+        photos.BadImage if the file has more than `most` bytes; UserError if its length has changed
+        since it was listed, or a zip is damaged.
         """
         name, size, place = self.files[i]
         if size > most:
@@ -160,8 +146,8 @@ def _walk(root: str, pool: futures.Executor) -> Iterator[tuple[str, int, int]]:
         path = os.path.join(root, folder)
         for name in () if "://" in root else os.listdir(path):
             if not console.is_utf8(name):  # TensorFlow cannot read it
-                fault = f"holds {os.fsencode(name)!r}, whose name is not UTF-8"
-                raise SourceError(f"{path!r} {fault}: rename the file")
+                problem = f"holds {os.fsencode(name)!r}, whose name is not UTF-8"
+                raise SourceError(f"{path!r} {problem}: rename the file")
         names = [name.rstrip("/") for name in gfile.listdir(path)]
         paths = [os.path.join(folder, name) for name in names if name and not is_hidden(name)]
         return [(path, gfile.stat(os.path.join(root, path))) for path in paths]
@@ -199,13 +185,11 @@ def images(source: Source, sniff: bool, workers: int) -> Source:
     """The images of a folder or a tar; the other files become `skipped`.
 
     With `sniff` the first bytes of a file say that it is an image, else its name does.
-
-    Raises:
-        SourceError: the archive is damaged, cut short, or no tar.
     """
     files = _tar_files(source.path, workers) if source.archive else source.files
 
-    def fault(file: File) -> str:
+    def reason(file: File) -> str:
+        """Why a file is no image; '' if it is one."""
         if not file.size:
             return "empty" if source.archive else "an empty file"
         if not sniff:
@@ -213,19 +197,18 @@ def images(source: Source, sniff: bool, workers: int) -> Source:
         head = read_at(os.path.join(source.path, file.name), 0, photos.HEAD)
         return "" if photos.looks_like_image(head) else photos.unknown(head)
 
-    kept, skipped = [], []
+    reasons = []
     progress = console.ProgressBar(f"looking at {source.path}", len(files), "files")
     with pools.Threads(workers) as pool:
-        faults = pools.ordered(pool, fault, files, 4 * workers) if sniff else map(fault, files)
-        for file, reason in zip(files, faults, strict=True):
+        texts = pools.ordered(pool, reason, files, 4 * workers) if sniff else map(reason, files)
+        for text in texts:
             progress.add()
-            if reason:
-                skipped.append((file.name, reason))
-            else:
-                kept.append(file)
+            reasons.append(text)
     if not source.archive:
         progress.close()
-    return _with_files(source, kept, tuple(sorted(skipped)))
+    kept = [file for file, text in zip(files, reasons, strict=True) if not text]
+    skipped = sorted((file.name, text) for file, text in zip(files, reasons, strict=True) if text)
+    return _with_files(source, kept, tuple(skipped))
 
 
 def _with_files(
@@ -269,9 +252,6 @@ def _members(path: str, inner: File | None = None) -> Iterator[File]:
                     if info.offset_data > end:
                         break  # into the outer tar
                     last = info.name
-                    if not console.is_utf8(last):
-                        name = os.fsencode(last)
-                        raise SourceError(f"{archive} holds {name!r}, whose name is not UTF-8")
                     folder, base = os.path.split(last)
                     folder = label or os.path.basename(folder)
                     if info.isreg() and not base.startswith("."):
@@ -280,8 +260,8 @@ def _members(path: str, inner: File | None = None) -> Iterator[File]:
             # tarfile takes damage, or the end of the file, for the end of the tar.
             is_cut = tar.offset + 512 > end or read_at(path, tar.offset, 512) != bytes(512)
         except (tarfile.TarError, ValueError, tf.errors.OutOfRangeError) as error:
-            fault = f"cut short or damaged after {last}" if last else "no tar archive"
-            raise SourceError(f"{archive} is {fault}: {one_line(error)}") from error
+            problem = f"cut short or damaged after {last}" if last else "no tar archive"
+            raise SourceError(f"{archive} is {problem}: {one_line(error)}") from error
     if is_cut:
         raise SourceError(f"{archive} is cut short or damaged after {last or 'its start'}")
 
@@ -298,15 +278,15 @@ def all_files(source: Source) -> Source:
         with tensorflow().io.gfile.GFile(path, "rb") as file, zipfile.ZipFile(file) as archive:
             infos = [info for info in archive.infolist() if not info.is_dir()]
     except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
-        fault = "is cut short, damaged or no zip archive"
-        raise SourceError(f"{path} {fault} ({one_line(error)}): get it again") from error
+        problem = "is cut short, damaged or no zip archive"
+        raise SourceError(f"{path} {problem} ({one_line(error)}): get it again") from error
     for info in infos:
         name, method = zip_name(info), info.compress_type
         if any(map(is_hidden, name.removeprefix("./").split("/"))):
             continue
         if info.flag_bits & 1 or method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            fault = f"has {name} encrypted or packed in an unusual way (method {method})"
-            raise SourceError(f"{path} {fault}: unpack it, and give the folder")
+            problem = f"has {name} encrypted or packed in an unusual way (method {method})"
+            raise SourceError(f"{path} {problem}: unpack it, and give the folder")
         files.append(File(name, info.file_size, info))
     return _with_files(source, files)
 

@@ -60,14 +60,14 @@ class State:
         old, existing = self.read("plan.json"), self._first_file()
         if existing and old != plan and not overwrite:
             if old is None:
-                fault = f"already holds {existing}"
+                problem = f"already holds {existing}"
             else:
                 before, after = ({**p["settings"], **p["input"]} for p in (old, plan))
                 keys = sorted({*before, *after})
                 changed = [f"--{key}" for key in keys if before.get(key) != after.get(key)]
                 changes = f"(changed: {', '.join(changed)})"
-                fault = f"holds shards of another input or other settings {changes}"
-            raise UserError(f"{self.out} {fault}; choose another --out, or --overwrite")
+                problem = f"holds shards of another input or other settings {changes}"
+            raise UserError(f"{self.out} {problem}; choose another --out, or --overwrite")
         if old != plan:
             self.remove_manifest()
             if gfile.exists(self._folder):

@@ -41,8 +41,8 @@ def read_annotations(
         if "val" not in splits:
             splits = _split(splits["train"], path, args)
         elif args.group or args.val_fraction:
-            fault = f"--group and --val_fraction: {path} has images for train and for val already"
-            raise sources.SourceError(f"{fault}: leave them out")
+            problem = f"--group and --val_fraction: {path} has images for train and for val already"
+            raise sources.SourceError(f"{problem}: leave them out")
         texts = {name: (path, functools.partial(bytes, text)) for name, text in splits.items()}
     annotations = {}
     for name, (path, read) in texts.items():
@@ -66,8 +66,8 @@ def _file(name: str, inputs: _Inputs) -> tuple[str, Callable[[], bytes]]:
     source = sources.all_files(inputs["annotations"])
     rows = [i for i, file in enumerate(source.files) if os.path.basename(file.name) == base]
     if len(rows) != 1:
-        fault = f"holds {base} more than once" if rows else f"holds no {base}"
-        raise sources.SourceError(f"--annotations: {path} {fault}; {fix}")
+        problem = f"holds {base} more than once" if rows else f"holds no {base}"
+        raise sources.SourceError(f"--annotations: {path} {problem}; {fix}")
     read = functools.partial(source.read, rows[0], limits.ANNOTATION_BYTES)
     return f"{path}/{source.files[rows[0]].name}", read
 
@@ -79,8 +79,8 @@ def _labels(args: argparse.Namespace, path: str) -> dict[str, bytes]:
         print(visible(f"warning: {note}"))
     rows = [row for content in splits.values() for row in content["annotations"]]
     if args.masks and (plain := sum("segmentation" not in row for row in rows)):
-        fault = f"{plain:,} of {len(rows):,} objects have no outline"
-        raise sources.SourceError(f"{path}: {fault}: add them, or leave out --masks")
+        problem = f"{plain:,} of {len(rows):,} objects have no outline"
+        raise sources.SourceError(f"{path}: {problem}: add them, or leave out --masks")
     return {name: json.dumps(content).encode() for name, content in splits.items()}
 
 
@@ -90,14 +90,15 @@ def _split(data: bytes, path: str, args: argparse.Namespace) -> dict[str, bytes]
     Each category gives a share of the images in which it is the rarest one, and so do the images
     without objects.
     """
-    whole = Annotations.parse(data, path)
-    objects.check_boxes(whole, args.trust_boxes)
-    _, kinds = np.unique(whole.category_ids, return_inverse=True)
-    rows, kinds = np.unique(np.stack([whole.rows, kinds]), axis=1)  # each category of an image once
+    complete = Annotations.parse(data, path)
+    objects.check_boxes(complete, args.trust_boxes)
+    _, kinds = np.unique(complete.category_ids, return_inverse=True)
+    pairs = np.stack([complete.rows, kinds])
+    rows, kinds = np.unique(pairs, axis=1)  # each category of an image once
     order = np.argsort(-np.bincount(kinds)[kinds], kind="stable")
-    rarest = np.full(len(whole.image_ids), kinds.max() + 2)
+    rarest = np.full(len(complete.image_ids), kinds.max() + 2)
     rarest[rows[order]] = kinds[order] + 1  # the last one stays, which is the rarest
-    groups = holdout.groups(whole.file_names, args.group)
+    groups = holdout.groups(complete.file_names, args.group)
     share = args.val_fraction or 0.1
     held_out = holdout.choose(groups, rarest, share, args.seed)
     if not held_out.any():
@@ -105,9 +106,9 @@ def _split(data: bytes, path: str, args: argparse.Namespace) -> dict[str, bytes]
         print(visible(few))
         held_out = holdout.choose(groups, np.ones_like(rarest), share, args.seed)
     if not held_out.any():
-        fault = f"a single {'group' if args.group else 'image'}, so none is left for validation"
-        raise sources.SourceError(f"{path} has {fault}")
-    content, val = parse_json(data.decode("utf-8-sig")), {*whole.image_ids[held_out].tolist()}
+        problem = f"a single {'group' if args.group else 'image'}, so none is left for validation"
+        raise sources.SourceError(f"{path} has {problem}")
+    content, val = parse_json(data.decode("utf-8-sig")), {*complete.image_ids[held_out].tolist()}
 
     def part(is_val: bool) -> bytes:
         lists = {

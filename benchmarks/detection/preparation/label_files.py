@@ -4,8 +4,6 @@ globox parses the boxes. Its readers of folders drop polygons, take local paths 
 first mistake without naming its file.
 """
 
-from __future__ import annotations
-
 import collections
 import itertools
 import math
@@ -39,7 +37,7 @@ class Entry(NamedTuple):
     file: str
     names: Sequence[str]  # of the image, the likeliest first; with or without an ending
     objects: Sequence[Object] = ()
-    faults: Sequence[str] = ()  # "FILE:PLACE: REASON" of each object that cannot be read
+    problems: Sequence[str] = ()  # "FILE:PLACE: REASON" of each object that cannot be read
     skipped: Sequence[str] = ()  # the kinds of shapes that are neither upright boxes nor polygons
     size: tuple[int, int] | None = None  # height, width in pixels, if the file has it
     split: str = ""  # "train", "val" or "test", if the file says it
@@ -219,7 +217,7 @@ def _entry(
     file: str, names: Sequence[str], rows: Iterable[tuple[Any, Any]], parse: Callable, *more: Any
 ) -> Entry:
     """The entry with the objects of rows (place, content); `more` are its size and split."""
-    objects, faults, skipped = [], [], []
+    objects, problems, skipped = [], [], []
     for place, row in rows:
         try:
             each: Object = parse(row)
@@ -233,8 +231,8 @@ def _entry(
         except Exception as error:  # globox asserts, and its parsers raise what odd rows lead to
             what = f"{row:.60}: " if isinstance(row, str) else ""
             what += "it has no " if isinstance(error, KeyError) else ""
-            faults.append(f"{file}:{place}: {what}{one_line(error)}")
-    return Entry(file, names, objects, faults, skipped, *more)
+            problems.append(f"{file}:{place}: {what}{one_line(error)}")
+    return Entry(file, names, objects, problems, skipped, *more)
 
 
 class Kind(NamedTuple):

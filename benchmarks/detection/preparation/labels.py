@@ -4,8 +4,6 @@ A label file belongs to the image of its name, beside it or in the folder that s
 labels/train/a.txt and images/train/a.jpg. `label_files` reads the files.
 """
 
-from __future__ import annotations
-
 import collections
 import math
 import os
@@ -185,19 +183,19 @@ def _entries(folder: Folder, form: str, reader: Reader, notes: list[str]) -> lis
         try:
             return [*FORMS[form].read(reader, name)]
         except (ElementTree.ParseError, ValueError) as error:
-            fault = f"{name} is damaged or cut short: {error}"
-            return [Entry(name, (name,), faults=[fault])]
+            problem = f"{name} is damaged or cut short: {error}"
+            return [Entry(name, (name,), problems=[problem])]
 
     rows = _in_threads(folder, entries, folder.named(FORMS[form].ending), "label files")
     result = [entry for row in rows for entry in row]
-    faults = [fault for entry in result for fault in entry.faults]
-    total = sum(len(entry.objects) for entry in result) + len(faults)
-    if len(faults) > _MANY * total:
-        raise SourceError(f"{len(faults):,} of {total:,} objects cannot be read: {faults[0]}")
+    problems = [problem for entry in result for problem in entry.problems]
+    total = sum(len(entry.objects) for entry in result) + len(problems)
+    if len(problems) > _MANY * total:
+        raise SourceError(f"{len(problems):,} of {total:,} objects cannot be read: {problems[0]}")
     if not total:
         raise SourceError(f"{folder.path}: none of its {len(result):,} labels has an object")
-    if faults:
-        notes.append(f"left out: {len(faults):,} of {total:,} objects, for one {faults[0]}")
+    if problems:
+        notes.append(f"left out: {len(problems):,} of {total:,} objects, for one {problems[0]}")
     skipped = collections.Counter(shape for entry in result for shape in entry.skipped)
     for shape, number in skipped.items():
         notes.append(f"left out: {count(number, 'shape')} '{shape}'; boxes and polygons are read")
@@ -217,11 +215,11 @@ def _matched(
     if missing:
         number = f"{len(missing):,} of {count(len(entries), 'label')}"
         names = dict.fromkeys((missing[0].file, missing[0].names[-1]))
-        fault = f"{number} without an image of their own, for one {': '.join(names)}"
+        problem = f"{number} without an image of their own, for one {': '.join(names)}"
         if not labelled:
             fix = "put the images beside them, or into the folder images beside labels"
-            raise SourceError(f"{folder.path}: {fault}: {fix}")
-        notes.append(f"left out: {fault}")
+            raise SourceError(f"{folder.path}: {problem}: {fix}")
+        notes.append(f"left out: {problem}")
     return labelled
 
 
@@ -277,13 +275,13 @@ def _sizes(folder: Folder, images: list[str], notes: list[str]) -> dict[str, tup
     """(height, width) of images as EXIF turns them; those that cannot be read are missing."""
 
     def size(name: str) -> tuple[int, int] | str:
-        fault = ""
+        problem = ""
         for most in (1 << 16, limits.TEXT_BYTES):  # a TIFF may have its size behind the pixels
             try:
                 return photos.sizes(folder.head(name, most))[-1]
             except photos.BadImage as error:
-                fault = f"{name}: {error}"
-        return fault
+                problem = f"{name}: {error}"
+        return problem
 
     rows = dict(zip(images, _in_threads(folder, size, images, "images"), strict=True))
     if bad := [row for row in rows.values() if isinstance(row, str)]:
@@ -316,15 +314,12 @@ def _content(
                 "iscrowd": int(crowd),
             }
             if polygons:
-                points = [np.reshape(polygon, (-1, 2)) * unit for polygon in polygons]
-                row["segmentation"] = [each.ravel().tolist() for each in points]
-                row["area"] = sum(map(_area, points))
+                row["segmentation"], row["area"] = [], 0.0
+                for polygon in polygons:
+                    points = np.reshape(polygon, (-1, 2)) * unit
+                    row["segmentation"].append(points.ravel().tolist())
+                    (x0, y0), (x1, y1) = points.T, np.roll(points, -1, axis=0).T
+                    row["area"] += float(abs(x0 @ y1 - x1 @ y0) / 2)  # the shoelace formula
             annotations.append(row)
     categories = [{"id": i, "name": name} for name, i in ids.items()]
     return {"images": rows, "annotations": annotations, "categories": categories}
-
-
-def _area(points: np.ndarray) -> float:
-    """The area of a polygon, float[n, 2], by the shoelace formula."""
-    (x0, y0), (x1, y1) = points.T, np.roll(points, -1, axis=0).T
-    return float(abs(x0 @ y1 - x1 @ y0) / 2)

@@ -1,7 +1,5 @@
 """Recognises images with boxes by the names and the contents of files, for `folders.Reading`."""
 
-from __future__ import annotations
-
 import collections
 import itertools
 import os

@@ -26,33 +26,20 @@ _FEW = 3  # boxes that are no reason to suspect a file
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split:
-    """One split.
+    """One split."""
 
-    Attributes:
-        name: 'train' or 'val'.
-        annotations: of its n images with m objects.
-        source: the image files.
-        files: int64[n], the index in the source of each image.
-        shares: float32[m, 4], the boxes: y0, x0, y1, x1 as shares of the image, cut at its edge.
-        objects: int64[o], the objects whose box has an area left, sorted by image.
-        starts: int64[n + 1], where those of each image begin in `objects`.
-        cut: how many of these reached more than a pixel beyond the image.
-        order: int64[k], the images that get a record, in the order of writing.
-        shards: the number of files.
-        turn: whether EXIF turns a photo whose size does not tell.
-    """
-
-    name: str
-    annotations: Annotations
-    source: Source
-    files: np.ndarray
+    name: str  # 'train' or 'val'
+    annotations: Annotations  # of its n images with m objects
+    source: Source  # the image files
+    files: np.ndarray  # int64[n], the index in the source of each image
+    # float32[m, 4], the boxes: y0, x0, y1, x1 as shares of the image, cut at its edge.
     shares: np.ndarray
-    objects: np.ndarray
-    starts: np.ndarray
-    cut: int
-    order: np.ndarray
-    shards: int
-    turn: bool = False
+    objects: np.ndarray  # int64[o], whose boxes have an area left, sorted by image
+    starts: np.ndarray  # int64[n + 1], where the objects of each image begin in `objects`
+    cut: int  # how many of these reached more than a pixel beyond the image
+    order: np.ndarray  # int64[k], the images that get a record, in the order of writing
+    shards: int  # the number of files
+    turn: bool = False  # whether EXIF turns a photo whose size does not tell
 
     @property
     def with_boxes(self) -> int:
@@ -189,11 +176,11 @@ def locate(annotations: Annotations, source: Source) -> np.ndarray:
         files += fits
     if missing:
         total, first = len(annotations.file_names), ", ".join(missing[:3])
-        fault = f"{len(missing):,} of the {total:,} images of {annotations.path} are not in"
+        problem = f"{len(missing):,} of the {total:,} images of {annotations.path} are not in"
         fix = "get the missing files, or take them out of the annotations"
         if len(missing) > total / 2:
             fix = "it seems to be the annotation file of another set of images"
-        raise SourceError(f"{fault} {source.path} ({first}{', ...' * (len(missing) > 3)}): {fix}")
+        raise SourceError(f"{problem} {source.path} ({first}{', ...' * (len(missing) > 3)}): {fix}")
     return np.array(files, np.int64)
 
 
@@ -209,7 +196,9 @@ def example(split: Split, masks: bool, quality: int, k: int) -> writing.Example:
     try:
         jpeg = _jpeg(split.source.read(int(split.files[row])), size, quality, split.turn)
         outlines = [data.outlines[i] for i in objects] if masks else []
-        pngs = [_png(coco.outline_mask(outline, *size)) for outline in outlines]
+        pngs = [io.BytesIO() for _ in outlines]
+        for png, outline in zip(pngs, outlines, strict=True):  # 1 inside
+            Image.fromarray(coco.outline_mask(outline, *size)).save(png, "PNG")
     except (photos.BadImage, ValueError) as error:  # or an outline cannot be drawn
         if split.name == "val":
             raise UserError(
@@ -230,7 +219,7 @@ def example(split: Split, masks: bool, quality: int, k: int) -> writing.Example:
     for i, side in enumerate(("ymin", "xmin", "ymax", "xmax")):
         feature[f"image/object/bbox/{side}"] = schema.floats(split.shares[objects, i].tolist())
     if masks:
-        feature["image/object/mask"] = schema.strings(pngs)
+        feature["image/object/mask"] = schema.strings([png.getvalue() for png in pngs])
     notes: dict[str, list] = {"digests": [digest[:16], 0, path]}
     notes |= {"changed": [path, jpeg.change]} if jpeg.change else {}
     return schema.serialize(feature), labels, notes
@@ -242,13 +231,6 @@ def _jpeg(data: bytes, size: tuple[int, int], quality: int, turn: bool) -> photo
     if (jpeg.width, jpeg.height) == size != (jpeg.height, jpeg.width):
         jpeg = photos.to_jpeg(data, rotate=not turn, quality=quality, grey=False)
     if (jpeg.height, jpeg.width) != size:
-        fault = f"the image is {jpeg.height}x{jpeg.width}, in the annotations {size[0]}x{size[1]}"
-        raise photos.BadImage(f"{fault} pixels high and wide")
+        problem = f"the image is {jpeg.height}x{jpeg.width}, in the annotations {size[0]}x{size[1]}"
+        raise photos.BadImage(f"{problem} pixels high and wide")
     return jpeg
-
-
-def _png(mask: np.ndarray) -> bytes:
-    """A mask as PNG of the image's size, 1 inside."""
-    out = io.BytesIO()
-    Image.fromarray(mask).save(out, "PNG")
-    return out.getvalue()

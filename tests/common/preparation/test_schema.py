@@ -12,6 +12,7 @@ from PIL import Image
 from common.data import records
 from common.data.shards import tensorflow
 from common.errors import UserError
+from common.preparation import digits as preparation
 from scripts import prepare
 from tests.helpers.preparation import leaves
 
@@ -205,3 +206,24 @@ def test_digits_do_not_replace_other_images(fake, tmp_path):
     with pytest.raises(UserError, match="holds other images; choose another --out"):
         prepare.make("digits", ["--out", str(tmp_path)])
     assert (tmp_path / "train-00000-of-00008").read_bytes() == theirs
+
+
+def test_some_digits_are_the_first_images_of_the_complete_set():
+    every, small = preparation.examples(), preparation.examples(range(5, 10), per_class=20)
+    for split, examples in every.items():
+        rows = [row for row in map(parse, examples) if row["image/class/label"] > 5]
+        kept = list(map(parse, small[split]))
+        for label in range(1, 6):  # of 5 to 9
+            names = [row["image/filename"] for row in rows if row["image/class/label"] == label + 5]
+            assert all(name.startswith(b"digit_%d_" % (label + 4)) for name in names)
+            own = [row["image/filename"] for row in kept if row["image/class/label"] == label]
+            assert own == (names[:20] if split == "train" else names)
+        assert len(kept) == (100 if split == "train" else len(rows))
+
+
+@pytest.mark.parametrize("flags", [["--digits=9-5"], ["--digits=5"], ["--per_class=1"]])
+def test_odd_tasks_are_refused(flags, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        prepare.make("digits", ["--out", str(tmp_path), *flags])
+    assert "must be" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -22,6 +22,7 @@ from tests.benchmarks.resnet.preparation.test_imagenet import (
     picture,
     pixels,
 )
+from tests.benchmarks.resnet.preparation.test_imagenet_gcs import assert_same
 from tests.common.preparation.test_schema import frames
 from tests.conftest import make_recipe
 from tests.helpers.preparation import typed
@@ -130,11 +131,8 @@ OWN = ["--train_images=a", "--train_annotations=t.json", "--val_annotations=v.js
         ([flag for flag in OWN if "train_a" not in flag], "--val_annotations needs --train_annot"),
         ([*OWN, "--labels=yolo"], "give --annotations="),
         ([*OWN, "--group=a"], "are for images without validation annotations"),
-        ([*OWN, "--val_fraction=1"], "must be between 0 and 1"),
         ([*OWN[:2], "--val_images=v", "--out=o"], "--val_images needs --val_annotations"),
         ([*OWN, "--out=a/b"], "--out must not be in --train_images: a/b"),
-        ([*OWN, "--quality=101"], "100 or less"),
-        ([*OWN, "--val_shards=0"], "1 or more"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -309,3 +307,30 @@ def test_folders_and_one_worker_give_the_same_bytes(coco, tmp_path):
     ]
     prepare.make("coco", [*unpacked, *flags[3:], f"--out={tmp_path}/out", "--workers=1"])
     assert contents(tmp_path / "out") == contents(out)
+
+
+def test_from_gs_to_gs_the_bytes_are_those_of_a_local_run(gcs, tmp_path, capsys):
+    """An image of a zip is one ranged read."""
+    settings = ["--masks", *SHARDS]
+    prepare.make("coco", [*write_coco(tmp_path), *settings, f"--out={tmp_path}/records"])
+    expected, raw, out = contents(tmp_path / "records"), gcs.bucket("read"), gcs.bucket("objects")
+    assert set(expected) == {*RECORDS, "instances_val2017.json", "manifest.json"}
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and "records" not in path.parts:
+            gcs.write(f"{raw}/{path.relative_to(tmp_path)}", path.read_bytes())
+    inputs = [f"--{split}_images={raw}/{split}2017.zip" for split in ("train", "val")]
+    command = [*inputs, f"--annotations={raw}/annotations.zip", *settings, f"--out={out}/a"]
+    prepare.make("coco", [*command, "--workers=16"])
+    assert_same(gcs, f"{out}/a", expected)
+    paths = [request for request, _, _ in gcs.log() if "train2017.zip" in request]
+    reads = [path for path in paths if "/storage/v1/" not in path]
+    assert 12 <= len(reads) <= 12 + 10  # of 12 images, the directory, and both ends of the archive
+    before = len(gcs.log())
+    prepare.make("coco", command)
+    assert "continuing: 5 of 5 shards" in capsys.readouterr().out
+    again = [request for request, _, _ in gcs.log()[before:]]
+    assert again and not [line for line in again if not line.startswith("GET ")]
+    folders = [f"--{split}_images={raw}/open/{split}2017" for split in ("train", "val")]
+    folders += [f"--annotations={raw}/open", *settings, f"--out={out}/b"]
+    prepare.make("coco", folders)
+    assert_same(gcs, f"{out}/b", expected)
