@@ -30,7 +30,7 @@ _reading: dict[str, Callable[[], list[str]]] = {}  # by thread: the files that i
 
 @contextlib.contextmanager
 def reading(paths: Callable[[], list[str]]) -> Iterator[None]:
-    """Within this context the thread waits for the files `paths()`: see `unanswered`."""
+    """Within this context the thread waits for the files `paths()`, which `unanswered` asks."""
     thread = threading.current_thread().name
     _reading[thread] = paths
     try:

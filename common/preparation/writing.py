@@ -59,10 +59,10 @@ class State:
         gfile = tensorflow().io.gfile
         old, existing = self.read("plan.json"), self._first_file()
         if existing and old != plan and not overwrite:
-            if old is None:
-                problem = f"already holds {existing}"
-            else:
-                before, after = ({**p["settings"], **p["input"]} for p in (old, plan))
+            problem = f"already holds {existing}"
+            if old:
+                before = old["settings"] | old["input"]
+                after = plan["settings"] | plan["input"]
                 keys = sorted({*before, *after})
                 changed = [f"--{key}" for key in keys if before.get(key) != after.get(key)]
                 changes = f"(changed: {', '.join(changed)})"

@@ -24,10 +24,8 @@ def read_annotations(
 ) -> tuple[dict[str, Annotations], bytes]:
     """(annotations by split, those of val in COCO's form).
 
-    Raises:
-        SourceError: a file is missing or there twice, the input is not of its form, or all images
-            are one group.
-        DataError: from `Annotations.parse`.
+    SourceError if a file is missing or there twice, the input is not of its form, or all images are
+    one group.
     """
     if args.annotations or args.val_annotations:
         texts = {name: _file(name, inputs) for name in records.DETECTION_SPLITS}

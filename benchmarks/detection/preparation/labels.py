@@ -128,12 +128,8 @@ def read(folder: Folder, form: str) -> Labels:
     """Reads all labels of a form.
 
     An image without labels in a folder with labelled ones has no objects. Of the splits, test
-    counts as val where there is no val.
-
-    Raises:
-        SourceError: globox is missing; no label has an image or an object; a tenth of the objects
-            cannot be read.
-        tf.errors.OpError: a file cannot be read.
+    counts as val where there is no val. SourceError if globox is missing, no label has an image or
+    an object, or a tenth of the objects cannot be read.
     """
     images, notes = _Images(folder), []
     settings = yolo_settings(folder) if form == "yolo" else Settings()
