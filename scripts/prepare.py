@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import contextlib
 import importlib
 import os
 import re
@@ -242,17 +241,12 @@ def _unpacked(args: argparse.Namespace, path: str) -> tuple[Folder | None, list[
     """The files of an archive and their readings; None if a dry run cannot look into it."""
     if "://" in args.path:
         raise SourceError(f"{args.path} is an archive that must be unpacked: copy it here first")
-    if not args.dry_run:
-        archives.unpack(args.path, path)
-        folder = Folder.open(path)
-        return folder, readings(folder)
-    print(f"its files would be unpacked to {path}", flush=True)
-    folder = archives.Listing.of(args.path, path)
-    with contextlib.suppress(OSError, tensorflow().errors.OpError):  # it may need more than heads
-        if found := readings(folder):
-            return folder, found
-    print(f"what they are is seen after that: {_endings(folder)}")
-    return None, []
+    if args.dry_run:
+        print(f"its files would be unpacked to {path}; what they are is seen after that")
+        return None, []
+    archives.unpack(args.path, path)
+    folder = Folder.open(path)
+    return folder, readings(folder)
 
 
 def choose(folder: Folder, found: Sequence[Reading], form: str = "") -> Reading:

@@ -143,7 +143,7 @@ def test_a_damaged_image_that_training_meets(place, gcs, tiny_records, tmp_path)
         folder, workdir = f"{bucket}/records", f"{bucket}/run"
     config.data_dir = str(folder)
     words = f"{folder}/{os.path.basename(file)}, {record} cannot be used: Invalid JPEG data"
-    fails_with(config, workdir, words, "mend the file")
+    fails_with(config, workdir, words, "repair the file")
     saved = (
         steps(gcs, workdir)
         if place == "gs"

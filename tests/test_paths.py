@@ -69,7 +69,7 @@ ALLOWED = {  # by file: the calls
     "common/limits.py": "os.stat",
     "common/preparation/archives.py": "open os.* shutil.rmtree .makedirs tarfile.open "
     "zipfile.ZipFile",
-    "common/preparation/downloads.py": "open os.* pathlib.Path shutil.* .makedirs",
+    "common/preparation/downloads.py": "open os.* shutil.* .makedirs",
     "common/preparation/sources.py": "os.* tarfile.open zipfile.ZipFile",
     "scripts/prepare.py": "os.path.*",
     "scripts/gradient.py": "open os.* pathlib.Path",

@@ -14,8 +14,8 @@ import numpy as np
 
 from common.errors import ConfigError
 from common.hashing import hash32
-from common.layers import gram_resnet
-from common.layers.pooling import max_pool
+from common.layers import device_kind, gram_resnet
+from common.layers.cpu import max_pool
 from models import BasicBlock, Block, ModuleDef, ResNet
 
 MIN_BLUR_CHANNELS = 16  # a convolution of fewer, which is the stem's, is left as it is
@@ -279,11 +279,10 @@ def compose_pallas(model: ResNet, padding: Any) -> ResNet:
     opens = names[: min(sum(model.stage_sizes[:_PALLAS_STAGES]), len(names) - 1)]
 
     def block(*parts: Any, name: str) -> Any:
-        device = jax.sharding.get_abstract_mesh().abstract_device
-        if device and device.device_kind in _WITHOUT_PALLAS:
+        if (kind := device_kind()) in _WITHOUT_PALLAS:
             raise ConfigError(
-                f"config.kernels='pallas': {device.device_kind} cannot multiply bfloat16 in a "
-                "Pallas kernel; use 'xla'"
+                f"config.kernels='pallas': {kind} cannot multiply bfloat16 in a Pallas kernel; "
+                "use 'xla'"
             )
         return gram_boundary.BottleneckBlock(*parts, opens=name in opens, name=name)
 

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from common.layers import sums
-from common.layers.convolutions import device_kind
+from common.layers import device_kind, sums
 
 BARRED = -1e9  # the logit of a column that is no word
 _CACHED = 1 << 21  # logits of a slice on CPUs: 8 MB in float32 stay in the caches

@@ -4,8 +4,6 @@
 has. `cached_arrays` keeps a dataclass of arrays, with a key that says what they depend on.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -32,13 +30,10 @@ _PART = 64 << 20  # bytes that are written at a time
 def scan_files(
     paths: Sequence[str], scan: Callable[[str], dict[str, Any]], cache: str, settings: Any
 ) -> list[Any]:
-    """The results of `scan(path)` for all files.
+    """The results, JSON, of `scan(path)` for all files.
 
-    The results are JSON. The file `cache`, local or gs://, keeps them for the next start, as long
-    as paths, sizes and `settings` (JSON) are the same.
-
-    Raises:
-      DataError: a file is missing; or from `scan`, for the first file that has a fault.
+    The file `cache`, local or gs://, keeps them for the next start, as long as paths, sizes and
+    `settings` (JSON) are the same. DataError if a file is missing; or from `scan`.
     """
     report_progress(f"looking up the sizes of {len(paths)} files, {paths[0]} first")
     lengths = files.sizes(paths)
@@ -70,14 +65,11 @@ def count_records(path: str, check: Callable[[Any, int], None], schema: str) -> 
         raises DataError for a record that cannot be used, and TensorFlow's errors for one that it
         cannot parse. It sees records again that it could not parse.
       schema: what the records should be, for the message about one that cannot be parsed.
-
-    Raises:
-      DataError: the file cannot be read, a record is damaged or cannot be parsed; or from `check`.
     """
     tf = tensorflow()
-    dataset, fault = tf.data.TFRecordDataset(path, buffer_size=READ_BUFFER), ""
+    dataset, problem = tf.data.TFRecordDataset(path, buffer_size=READ_BUFFER), ""
     count = size = 0
-    for rows in (256, 1):  # after a fault again one by one, to name the record
+    for rows in (256, 1):  # after an error again one by one, to name the record
         try:
             for chunk in dataset.skip(count).batch(rows):
                 check(chunk, count)
@@ -90,16 +82,12 @@ def count_records(path: str, check: Callable[[Any, int], None], schema: str) -> 
             damage = tf.errors.DataLossError, tf.errors.InvalidArgumentError, UnicodeDecodeError
             if not isinstance(error, damage):
                 raise DataError(f"cannot read {path}: {one_line(error)}") from error
-            fault = read_fault(error)
-    raise DataError(f"{record_name(path, count)} is damaged or not in {schema}: {fault}")
+            problem = read_fault(error)
+    raise DataError(f"{record_name(path, count)} is damaged or not in {schema}: {problem}")
 
 
 def file_stamps(paths: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Path, bytes and time of modification (ns, but whole seconds) of files, for keys.
-
-    Raises:
-      DataError: a file is missing or may not be read.
-    """
+    """Path, bytes and time of modification (ns, but whole seconds) of files, for keys."""
     sizes, gfile = files.sizes(paths), tensorflow().io.gfile
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         times = pool.map(lambda path: int(gfile.stat(path).mtime_nsec), paths)

@@ -1,20 +1,15 @@
-"""Decodes records to batches of arrays on all cores; a fault names its file and its record.
+"""Decodes records to batches of arrays on all cores; an error names its file and its record.
 
 Every host gets as many evaluation batches, of one shape: `eval_slices` and `pad_batch`.
 """
 
-from __future__ import annotations
-
 import dataclasses
-import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from common import limits
 from common.console import Progress
 from common.data import files
 from common.data.order import Order, segments
@@ -137,13 +132,13 @@ class Reader:
                     del decoders[0]
                     iterator = start()
                     continue
-                fault = unreadable(self.shards, reads(number))
-                fault = fault or _undecodable(records(number).take(rows), decoders[0])
-                if not fault:  # the second attempt succeeded
+                problem = unreadable(self.shards, reads(number))
+                problem = problem or _undecodable(records(number).take(rows), decoders[0])
+                if not problem:  # the second attempt succeeded
                     raise DataError(f"reading the records failed: {read_fault(error)}") from error
-                record = self.shards.where(fault[0])
-                fix = "mend the file, then start the same command again"
-                raise DataError(f"{record} cannot be used: {fault[1]}; {fix}") from error
+                record = self.shards.where(problem[0])
+                fix = "repair the file, then start the same command again"
+                raise DataError(f"{record} cannot be used: {problem[1]}; {fix}") from error
             self.check(batch)
             yield batch
             number += 1
@@ -179,29 +174,8 @@ def _undecodable(records: Any, decode: Decode) -> tuple[int, str] | None:
         try:
             decode(serialized, *rest)
         except read_errors() as error:
-            return int(example), read_fault(error) + size_remark(serialized, *rest)
+            return int(example), read_fault(error)
     return None
-
-
-def size_remark(serialized: Any, *rest: Any) -> str:
-    """Says that an image in a record is too large to be decoded; "" if none is.
-
-    Args:
-      serialized: the tf.train.Example, a string tensor; or several of them [n].
-      rest: begins with the index of the one among several.
-    """
-    record = serialized[rest[0]] if serialized.shape.rank else serialized
-    try:
-        feature = tensorflow().train.Example.FromString(record.numpy()).features.feature
-        values = [data for row in feature.values() for data in row.bytes_list.value]
-        for data in values:
-            if data.startswith(IMAGE_MAGIC):
-                Image.open(io.BytesIO(data)).close()
-    except Image.DecompressionBombError as error:
-        return f"; {limits.too_large(error)}"
-    except Exception:  # no example, or a damaged image: that is the fault
-        return ""
-    return ""
 
 
 def eval_slices(total: int, batch_size: int, shard: int, num_shards: int) -> list[range]:

@@ -1,7 +1,5 @@
 """Finds files of records, reads their manifests, writes files, and knows which are being read."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import glob
@@ -13,7 +11,7 @@ import shlex
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from etils import epath
@@ -32,7 +30,7 @@ _reading: dict[str, Callable[[], list[str]]] = {}  # by thread: the files that i
 
 @contextlib.contextmanager
 def reading(paths: Callable[[], list[str]]) -> Iterator[None]:
-    """Within this context the thread waits for the files `paths()`: see `unanswered`."""
+    """Within this context the thread waits for the files `paths()`, which `unanswered` asks."""
     thread = threading.current_thread().name
     _reading[thread] = paths
     try:
@@ -68,10 +66,9 @@ def unanswered(seconds: float) -> list[str]:
 def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
     """Sorted files that match comma-separated `patterns`, relative to `data_dir` or absolute.
 
-    Raises:
-      DataError: no file matches, or the folder cannot be listed; `what` is the files' name.
+    DataError if no file matches, or the folder cannot be listed; `what` is the files' name in it.
     """
-    tf, paths, fault = tensorflow(), set(), ""
+    tf, paths, problem = tensorflow(), set(), ""
     folder = data_dir.rstrip("/") or "/"
     report_progress(f"listing {folder} for {what}")
     try:
@@ -83,15 +80,15 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
                 else matching_paths(f"{folder}/{pattern}", folder)
             )
         if not paths and not tf.io.gfile.exists(folder):
-            fault = "there is no such folder"
+            problem = "there is no such folder"
         elif not paths and not tf.io.gfile.stat(folder).is_directory:
-            fault = "it is a file, not a folder"
+            problem = "it is a file, not a folder"
         elif all(map(tf.io.gfile.isdir, paths)):  # "train-images" is a folder that matches
-            fault, paths = _without_records(folder, patterns), set()
+            problem, paths = _without_records(folder, patterns), set()
     except (tf.errors.OpError, UnicodeDecodeError) as error:  # a name may not be UTF-8
         raise DataError(f"cannot list {folder} for {what}: {one_line(error)}") from error
     if not paths:
-        raise DataError(f"no {what} in {data_dir!r}: {fault}")
+        raise DataError(f"no {what} in {data_dir!r}: {problem}")
     numbered = {path for path in paths if re.search(_NUMBERED, path)}
     matches = tuple(sorted(numbered or paths))  # unfinished copies have other names
     for path in matches:
@@ -119,19 +116,15 @@ def known_part(pattern: str, folder: str = "") -> str:
 def _without_records(folder: str, patterns: str) -> str:
     """What is wrong with a folder in which no file matches."""
     names = [name for name in tensorflow().io.gfile.listdir(folder) if not name.startswith(".")]
-    fault = f"no file there matches {patterns!r}"
+    problem = f"no file there matches {patterns!r}"
     if not names or any(re.search(r"-\d{5}-of-\d{5}", name) for name in names):
-        return fault
+        return problem
     command = f"python -m scripts.prepare {shlex.quote(folder)}"
-    return f"{fault}; if photos, text or ratings are there, {command} makes records of them"
+    return f"{problem}; if photos, text or ratings are there, {command} makes records of them"
 
 
 def find_one(data_dir: str, patterns: str, what: str, key: str) -> str:
-    """The one file that matches, see `find`; `key` is the config's, for the message.
-
-    Raises:
-      DataError: no file matches, or several do.
-    """
+    """The one file that matches, see `find`; `key` is the config's, for the message."""
     path, *others = find(data_dir, patterns, what)
     if others:
         raise DataError(
@@ -142,12 +135,9 @@ def find_one(data_dir: str, patterns: str, what: str, key: str) -> str:
 
 
 def check_complete(paths: Sequence[str]) -> None:
-    """Checks that sets of shards, named STEM-00000-of-00008[.tfrecord], are complete.
+    """Raises DataError unless sets of shards, STEM-00000-of-00008[.tfrecord], are complete.
 
     Numbers count from 0, or from 1 as in the files of MLPerf's reference for translation.
-
-    Raises:
-      DataError: a file is missing, or files of two sets are in one folder.
     """
     matches = _matches(paths)
     for stem in stems(paths):
@@ -156,18 +146,15 @@ def check_complete(paths: Sequence[str]) -> None:
         if others:
             totals = " and ".join(f"of {n}" for n in (total, *others))
             raise DataError(f"{stem}-*: two sets of shards lie together, {totals}; keep one")
-        if missing := missing_numbers(numbers, total):
+        first = int(total in numbers and 0 not in numbers)
+        if missing := sorted({*range(first, first + total)} - numbers):
             raise DataError(
                 f"{stem}-*: {len(missing)} of {total} files are missing, number {missing[0]} first"
             )
 
 
 def find_shards(data_dir: str, patterns: str, split: str, marker: str = "-*") -> tuple[str, ...]:
-    """The files of a split, see `find`; patterns with `marker` in them mean complete sets.
-
-    Raises:
-      DataError: no file matches, a shard is missing, or two sets of shards are in one folder.
-    """
+    """The files of a split, see `find`; patterns with `marker` in them mean complete sets."""
     try:
         paths = find(data_dir, patterns, f"{split} records")
         if marker in patterns:
@@ -199,12 +186,6 @@ def _matches(paths: Iterable[str]) -> list[re.Match[str]]:
     return [m for path in paths if (m := re.fullmatch(f"(.*){_NUMBERED}", path))]
 
 
-def missing_numbers(numbers: Collection[int], total: int) -> list[int]:
-    """The shards that are missing of 0 to `total` - 1, or of 1 to `total` if they count from 1."""
-    first = int(total in numbers and 0 not in numbers)
-    return sorted(set(range(first, first + total)) - set(numbers))
-
-
 def sizes(paths: Sequence[str]) -> list[int]:
     """The bytes in each file; DataError if a file is missing or may not be read."""
     tf = tensorflow()
@@ -222,10 +203,10 @@ def sizes(paths: Sequence[str]) -> list[int]:
 def identity(
     what: str, data_dir: str, paths: Sequence[str], counts: Sequence[int]
 ) -> dict[str, str]:
-    """A line about files by `what` they are, and one about the data manifest of their folder.
+    """{`what` the files are: a line about them, "manifest.json": one about their data manifest}.
 
-    It is the same for files of the same names, sizes and numbers of records. Folders do not matter,
-    so that data may move. A path may come several times, with a part of its records each.
+    The lines are the same for files of the same names, sizes and numbers of records. Folders do not
+    matter, so that data may move. A path may come several times, with a part of its records each.
     """
     totals: dict[str, int] = {}
     for path, count in zip(paths, counts, strict=True):

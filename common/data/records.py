@@ -5,8 +5,6 @@ A split is the files `train-00000-of-01024` ... or `validation-00000-of-00128` .
 translation `translate_packed-train-00000-of-00100` ... and `translate-dev-00000-of-00001`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os
@@ -28,8 +26,7 @@ _SHARD = (
     rf"(?:validation{_NUMBER}|(?:train|val){_NUMBER}(?:\.tfrecord)?|"
     rf"(?:{'|'.join(TEXT_SPLITS)}){_NUMBER})"
 )
-_BESIDE = r"manifest\.json|instances_val2017\.json|vocab\.\w+|(?:sources|references)\.txt"
-_UNFINISHED = rf"tmp\.({_SHARD}|{_BESIDE})\.[0-9a-f]{{8}}"
+_UNFINISHED = r"tmp\..+\.[0-9a-f]{8}"  # of `files.write`
 
 
 def shard_name(split: str, i: int, n: int) -> str:
@@ -48,9 +45,6 @@ def shard_runs(num_examples: int, num_shards: int) -> list[range]:
     As in the original ImageNet records, each shard holds ceil(num_examples / num_shards) and the
     last one the rest: 1,023 shards of 1,252 and one of 371. Where this would leave a shard empty,
     the sizes differ by at most 1 instead.
-
-    Raises:
-      ValueError: there are fewer examples than shards, or no shard.
     """
     if not 1 <= num_shards <= num_examples:
         raise ValueError(f"cannot fill {num_shards} shards with {num_examples} examples")
@@ -83,16 +77,15 @@ def _matching(out: str, pattern: str) -> list[str]:
 
 
 def list_folder(path: str) -> list[str]:
-    """The names in a folder, local or gs://; none if it does not exist; errors as `is_folder`."""
+    """The names in a folder, local or gs://; none if it does not exist."""
     return tensorflow().io.gfile.listdir(path) if is_folder(path) else []
 
 
 def is_folder(path: str) -> bool:
     """Whether a folder exists, local or gs://.
 
-    Raises:
-      tf.errors.OpError: the folder may not be read, or does not answer. TensorFlow's own isdir
-        returns False there.
+    tf.errors.OpError if it may not be read, or does not answer; TensorFlow's own isdir returns
+    False there.
     """
     tf = tensorflow()
     try:
@@ -107,10 +100,9 @@ def read_shard(path: str) -> Iterator[bytes]:
 
 
 def write_shard(path: str, examples: Iterable[bytes]) -> dict[str, Any]:
-    """Writes one TFRecord file, complete or not at all: see `common.data.files.write`.
+    """Writes one TFRecord file, complete or not at all.
 
-    Returns:
-      Its {"examples": number, "bytes": number, "sha256": in hexadecimal}.
+    Returns {"examples": number, "bytes": number, "sha256": in hexadecimal}.
     """
     count = size = 0
     digest = hashlib.sha256()

@@ -1,7 +1,5 @@
 """Reads TFRecord files with TensorFlow, in file order or in the training order of `order.Order`."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -185,12 +183,12 @@ def train_stream(shards: Shards, order: Order, streams: range, start_step: int) 
 
 
 def read_errors() -> tuple[type[Exception], ...]:
-    """The errors of faulty records; UnicodeDecodeError where TensorFlow's message quotes bytes."""
+    """The errors of damaged records; UnicodeDecodeError where TensorFlow's message quotes bytes."""
     return tensorflow().errors.OpError, UnicodeDecodeError
 
 
 def read_fault(error: Exception) -> str:
-    """The fault of a record in one line, from one of `read_errors`."""
+    """What is wrong with a record, in one line, from one of `read_errors`."""
     return "not a tf.train.Example" if isinstance(error, UnicodeDecodeError) else one_line(error)
 
 
@@ -201,8 +199,8 @@ def unreadable(shards: Shards, segments: np.ndarray) -> tuple[int, str] | None:
         for _ in read_records(shards, segments):
             count += 1
     except tensorflow().errors.OpError as error:
-        fault = one_line(error)
-        if "expected to contain" in fault:  # by assert_cardinality
-            fault = "its file holds fewer records than when they were counted"
-        return int(example_numbers(shards.counts, segments)[count]), fault
+        problem = one_line(error)
+        if "expected to contain" in problem:  # by assert_cardinality
+            problem = "its file holds fewer records than when they were counted"
+        return int(example_numbers(shards.counts, segments)[count]), problem
     return None

@@ -28,26 +28,17 @@ _CROP_PADDING = 1 / 0.875 - 1  # evaluation keeps the central 87.5 % of the shor
 
 @dataclasses.dataclass(frozen=True)
 class InputSpec:
-    """How an image becomes [size, size, 3], and which pixels count as 0 and 1.
+    """How an image becomes [size, size, 3], and which pixels count as 0 and 1."""
 
-    Attributes:
-      size: the side of the square that the model takes.
-      resize: the shorter side to which the image is resized before its centre is cropped, with
-        torchvision's rounding; 0: `centre_window` is cropped first, then resized to `size`.
-      kernel: 'bilinear' or 'bicubic'.
-      antialias: True: resized as Pillow, torchvision and timm do; False: as TensorFlow does.
-      mean: subtracted from the pixels 0..255, in RGB order.
-      std: the divisor after that, in RGB order.
-      channels: 'RGB' or 'BGR', the order that the model's first layer expects.
-    """
-
-    size: int
+    size: int  # the side of the square that the model takes
+    # The shorter side to which the image is resized before its centre is cropped, with
+    # torchvision's rounding; 0: `centre_window` is cropped first, then resized to `size`.
     resize: int
-    kernel: str
-    antialias: bool
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    channels: str = "RGB"
+    kernel: str  # 'bilinear' or 'bicubic'
+    antialias: bool  # resized as Pillow, torchvision and timm do; else as TensorFlow does
+    mean: tuple[float, float, float]  # subtracted from the pixels 0..255, in RGB order
+    std: tuple[float, float, float]  # the divisor after that, in RGB order
+    channels: str = "RGB"  # or 'BGR', the order that the model's first layer expects
 
     def at(self, size: int) -> InputSpec:
         """The same recipe for another size."""
@@ -84,11 +75,7 @@ NAMED = {
 
 
 def parse_spec(text: str) -> InputSpec:
-    """The spec of a name in `NAMED`, or of a JSON object as text.
-
-    Raises:
-      DataError: it is neither, or a value cannot work.
-    """
+    """The spec of a name in `NAMED`, or of a JSON object as text; DataError if it is neither."""
     if text in NAMED:
         return NAMED[text]
     try:
@@ -100,11 +87,7 @@ def parse_spec(text: str) -> InputSpec:
 
 
 def from_dict(values: Any) -> InputSpec:
-    """Reads and checks what `InputSpec.as_dict` wrote.
-
-    Raises:
-      DataError: a key is missing or unknown, or a value cannot work.
-    """
+    """Reads and checks what `InputSpec.as_dict` wrote; DataError if a value cannot work."""
     names = [field.name for field in dataclasses.fields(InputSpec)]
     if not isinstance(values, dict) or sorted(values) != sorted(names):
         raise DataError(f"an input spec is a JSON object with the keys {', '.join(names)}")
@@ -199,7 +182,7 @@ def _resized(height: Any, width: Any, spec: InputSpec) -> Any:
 
 
 def _margin(excess: Any) -> Any:
-    """Half of it, rounded to an even number where that is not whole: torch's `CenterCrop`."""
+    """Half of the excess, rounded to even where it is odd, as torch's `CenterCrop` does."""
     half = excess // 2
     return half + (excess % 2) * (half % 2)
 
@@ -212,10 +195,7 @@ def _pillow(image: np.ndarray, shape: np.ndarray, kernel: str) -> np.ndarray:
 def prepare_image(encoded: bytes, spec: InputSpec) -> np.ndarray:
     """uint8[size, size, 3], RGB, of a JPEG, PNG, BMP or GIF: the pixels that evaluation reads.
 
-    As in evaluation, an orientation in EXIF is not applied.
-
-    Raises:
-      DataError: it is no such image.
+    As in evaluation, an orientation in EXIF is not applied. DataError if it is no such image.
     """
     return run_decoder(
         _evaluation_graph(spec), functools.partial(evaluated, spec=spec), encoded
@@ -225,8 +205,7 @@ def prepare_image(encoded: bytes, spec: InputSpec) -> np.ndarray:
 def run_decoder(program: Callable[..., Any], plain: Callable[..., Any], *inputs: Any) -> Any:
     """What `program`, the graph of `plain`, makes of an encoded image and further `inputs`.
 
-    Raises:
-      DataError: the image cannot be decoded.
+    DataError if the image cannot be decoded.
     """
     with contextlib.suppress(*read_errors()):
         return program(*inputs)

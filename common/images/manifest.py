@@ -4,8 +4,6 @@ The data manifest is manifest.json, which preparations write into a folder of re
 classes and the number of records of each file, so that a run need not count them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -51,11 +49,7 @@ class DataManifest:
 
 
 def load(data_dir: str) -> DataManifest | None:
-    """The data manifest of a folder, local or gs://; None if it has none.
-
-    Raises:
-      DataError: the manifest cannot be read or is of another form.
-    """
+    """The data manifest of a folder, local or gs://; None if it has none."""
     data = files.read_manifest(data_dir)
     return None if data is None else parse(data, str(epath.Path(data_dir) / MANIFEST))
 

@@ -1,7 +1,5 @@
 """Converts any image file into the RGB JPEG of a record."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io
@@ -30,19 +28,12 @@ class BadImage(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Jpeg:
-    """An image as a record stores it.
+    """An image as a record stores it."""
 
-    Attributes:
-        encoded: a JPEG.
-        height: in pixels.
-        width: in pixels.
-        change: why the image was re-encoded; '' if it was not.
-    """
-
-    encoded: bytes
+    encoded: bytes  # a JPEG
     height: int
     width: int
-    change: str
+    change: str  # why the image was re-encoded; '' if it was not
 
 
 def quiet() -> None:
@@ -71,11 +62,7 @@ def _brands(head: bytes) -> bytes:
 
 
 def to_jpeg(data: bytes, rotate: bool, quality: int, grey: bool = True, max_side: int = 0) -> Jpeg:
-    """As `convert`, and decodes every image once as a check.
-
-    Raises:
-        BadImage: the image cannot be decoded.
-    """
+    """`convert`, and decodes an image that was kept once, as a check."""
     jpeg = convert(data, rotate, quality, grey, max_side)
     if not jpeg.change:
         decode(data)
@@ -95,9 +82,6 @@ def convert(data: bytes, rotate: bool, quality: int, grey: bool = True, max_side
         quality: of re-encoded JPEGs, 1 to 100.
         grey: whether a grey JPEG may stay grey.
         max_side: a longer short side is shrunk to this number of pixels; 0 shrinks nothing.
-
-    Raises:
-        BadImage: the image cannot be decoded.
     """
     with _opened(data) as image:
         change = _change(image, rotate, ("RGB", "L") if grey else ("RGB",))
@@ -108,14 +92,14 @@ def convert(data: bytes, rotate: bool, quality: int, grey: bool = True, max_side
             return Jpeg(data, image.height, image.width, "")
         is_deep = image.mode in ("RGB", "RGBA") and ";16" in str(image.tile[:1])
         image.load()
-        depth, remark = _declared_bits(image, data), ""
+        depth, note = _declared_bits(image, data), ""
         if is_deep and np.asarray(image)[..., :3].max() < 64:
-            image, remark = _deep_colours(image, data, depth)
+            image, note = _deep_colours(image, data, depth)
         upright = ImageOps.exif_transpose(image) if rotate else image
         if upright.mode[0] in "IF":  # grey values that Pillow clips above 255
-            pixels, remark = _scaled(np.asarray(upright), depth)
+            pixels, note = _scaled(np.asarray(upright), depth)
             upright = Image.fromarray(pixels)
-        rgb, change = _to_rgb(upright), change + remark
+        rgb, change = _to_rgb(upright), change + note
         if shrinks:
             share = max_side / min(rgb.size)
             width, height = (round(side * share) for side in rgb.size)
@@ -129,9 +113,6 @@ def sizes(data: bytes) -> list[tuple[int, int]]:
     """(height, width) of an image as it is stored and, if EXIF turns it, as it is seen.
 
     It reads the header. EXIF data behind the pixels of a PNG are not found. Pillow turns each TIFF.
-
-    Raises:
-        BadImage: the image cannot be opened.
     """
     with _opened(data) as image:
         size = image.height, image.width
@@ -142,7 +123,7 @@ def sizes(data: bytes) -> list[tuple[int, int]]:
 
 @contextlib.contextmanager
 def _opened(data: bytes) -> Iterator[Any]:
-    """Opens an image file; all its faults become BadImage."""
+    """Opens an image file; all errors in the context become BadImage."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             yield image
@@ -158,11 +139,7 @@ def _opened(data: bytes) -> Iterator[Any]:
 
 
 def decode(data: bytes) -> Any:
-    """Decodes a JPEG, PNG, BMP or GIF to uint8[H, W, 3] with the decoder of the training.
-
-    Raises:
-        BadImage: the image cannot be decoded.
-    """
+    """Decodes a JPEG, PNG, BMP or GIF to uint8[H, W, 3] with the decoder of the training."""
     tf = tensorflow()
     try:
         return tf.io.decode_image(data, channels=3, expand_animations=False)
@@ -198,17 +175,17 @@ def _deep_colours(image: Any, data: bytes, depth: int) -> tuple[Any, str]:
         raise BadImage("16 bits per channel, of which few are used: save it as an 8-bit PNG")
     values = tensorflow().io.decode_png(data, dtype=tensorflow().uint16).numpy()
     grey = values.shape[2] < 3
-    colours, remark = _scaled(values[..., : 1 if grey else 3], depth)
+    colours, note = _scaled(values[..., : 1 if grey else 3], depth)
     channels = [colours] * (3 if grey else 1)
     if values.shape[2] in (2, 4):  # transparency
         channels.append(_scaled(values[..., -1:], depth)[0])
     result = Image.fromarray(np.concatenate(channels, 2))
     result.info = image.info  # with the orientation
-    return result, remark
+    return result, note
 
 
 def _scaled(values: np.ndarray, declared: int) -> tuple[np.ndarray, str]:
-    """(uint8 values, a remark) of values of any type and depth.
+    """(uint8 values, a note on a guess) of values of any type and depth.
 
     The depth is that which the file declares, else the smallest of `_DEPTHS` that holds the values;
     16 if all are multiples of 257, as 8 bits in 16 are. Values from 0 to 1 that are no integers are
@@ -220,15 +197,15 @@ def _scaled(values: np.ndarray, declared: int) -> tuple[np.ndarray, str]:
     if values.dtype.kind == "f" and high <= 1:
         return np.rint(255 * values).astype(np.uint8), ""
     values = np.rint(values).astype(np.int64)
-    depth, remark = declared, ""
+    depth, note = declared, ""
     if not (values % 257).any():
         depth = 16
     elif not 0 < declared <= 16 or high >= 1 << declared:
         depth = next(bits for bits in _DEPTHS if high < 1 << bits)
         if depth < 16:
-            remark = f"; values to {high:,.0f} taken for {depth} bits"
+            note = f"; values to {high:,.0f} taken for {depth} bits"
     most = (1 << depth) - 1
-    return ((255 * values + most // 2) // most).astype(np.uint8), remark
+    return ((255 * values + most // 2) // most).astype(np.uint8), note
 
 
 def _change(image: Image.Image, rotate: bool, modes: tuple[str, ...]) -> str:

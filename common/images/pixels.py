@@ -1,7 +1,5 @@
 """Decodes and resizes images on the host, with TensorFlow."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

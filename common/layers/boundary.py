@@ -11,8 +11,6 @@ not fill the 128 lanes of a register. So do these arrays lie in a TPU's memory (
 transposing them costs nothing. A step takes some pixels of 128 images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple

@@ -23,19 +23,19 @@ cells makes two new pixels: 128 to 128 channels, of whose products three quarter
 So each convolution shifts the cells by one pixel, and the next one shifts them back.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from common.layers import device_kind
 
 _FEW_IMAGES = 16  # with 32, XLA's own way is as fast on v3, and needs less memory
 _FEW_PIXELS = 2  # the largest side of a result that has few pixels
@@ -53,7 +53,9 @@ def conv_general_dilated(
     """`lax.conv_general_dilated` for flax's `nn.Conv` of [b, h, w, c]: the same function."""
     strides, window = tuple(window_strides), kernel.shape[:2]
     on_cpu = device_kind() == "cpu"
-    if (on_cpu or max(strides) > 1 and _is_small(x)) and _is_plain(**others):
+    # An exported program does not know how many images it has.
+    is_small = isinstance(x.shape[0], int) and x.shape[0] <= _FEW_IMAGES
+    if (on_cpu or max(strides) > 1 and is_small) and _is_plain(**others):
         if isinstance(padding, str):
             padding = lax.padtype_to_pads(x.shape[1:3], window, strides, padding)
         sides = tuple((low, high) for low, high in padding)
@@ -72,11 +74,6 @@ def conv_on_cpus(x: jax.Array, kernel: jax.Array, *where: Any, **others: Any) ->
     return conv(x, kernel, *where, **others)
 
 
-def _is_small(x: jax.Array) -> bool:
-    """Whether x has few images; an exported program does not know how many."""
-    return isinstance(x.shape[0], int) and x.shape[0] <= _FEW_IMAGES
-
-
 def _is_plain(
     lhs_dilation: Any = None,
     rhs_dilation: Any = None,
@@ -88,12 +85,6 @@ def _is_plain(
     dilations = *(lhs_dilation or ()), *(rhs_dilation or ())
     known = set(others) <= {"dimension_numbers"}
     return known and set(dilations) <= {1} and feature_group_count == 1 and precision is None
-
-
-def device_kind() -> str:
-    """The kind of device that the program is traced for, as "cpu"; "" outside of a mesh."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return device.device_kind if device else ""
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -179,20 +170,14 @@ class Doubling(nn.ConvTranspose):
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """An array [b, h, w, c] with two neighbouring pixels of a row in each cell.
+    """An array [b, h, w, c] with two neighbouring pixels of a row in each cell."""
 
-    Attributes:
-      cells: [b, h, n, 2 * c]. Pixels outside of the image are zeros.
-      width: w.
-      shifted: the first cell holds a pixel outside of the image, and pixel 0.
-    """
-
-    cells: jax.Array
-    width: int
-    shifted: bool = False
+    cells: jax.Array  # [b, h, n, 2 * c]; pixels outside of the image are zeros
+    width: int  # w
+    shifted: bool = False  # the first cell holds a pixel outside of the image, and pixel 0
 
     @classmethod
-    def pack(cls, x: jax.Array) -> Pairs:
+    def pack(cls, x: jax.Array) -> Self:
         """The pairs of [b, h, w, c]."""
         b, h, w, c = x.shape
         padded = jnp.pad(x, [(0, 0), (0, 0), (0, w % 2), (0, 0)])
@@ -222,7 +207,7 @@ class Pairs:
         factor, bias = (jnp.where(self.inside, values, 0) for values in (factor, bias))
         return (self.cells.astype(mean.dtype) - mean) * factor + bias
 
-    def conv(self, kernel: jax.Array) -> Pairs:
+    def conv(self, kernel: jax.Array) -> Self:
         """Convolves with [3, 3, c, d], padding 1. Pixels outside of the image are not cleared."""
         c, d = kernel.shape[2:]
         sides = [(0, 0), (0, 1), (0, 0), (0, 0)], [(0, 0), (1, 0), (0, 0), (0, 0)]
@@ -235,7 +220,7 @@ class Pairs:
             ((1, 1), (0, is_odd) if self.shifted else (1, 1 - is_odd)),
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
-        return Pairs(cells, self.width, not self.shifted)
+        return dataclasses.replace(self, cells=cells, shifted=not self.shifted)
 
     def halve(self, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
         """A convolution with [3, 3, c, d], stride 2 and padding 1; and every other pixel.

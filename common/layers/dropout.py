@@ -5,8 +5,6 @@ element's position in the row. It is the same however the rows are cut over devi
 batches. The backward pass computes it again: no mask is stored.
 """
 
-from __future__ import annotations
-
 import math
 
 import jax

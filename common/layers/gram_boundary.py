@@ -130,7 +130,7 @@ class _Saved(NamedTuple):
 def _close(
     epsilon: float, axis_name: Any, stride: int, y2: Any, shortcut: Any, weights: Any
 ) -> Any:
-    """See `Open.close`; returns the moments of each BatchNorm, too."""
+    """The arrays of `Open.close`, and the moments of each BatchNorm."""
     return _forward(epsilon, axis_name, stride, y2, shortcut, weights)[0]
 
 

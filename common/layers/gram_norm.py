@@ -63,9 +63,6 @@ def conv_norm(
         (y, mean, var): the normalised output [b, h, w, D] in the compute dtype, and the mean and
         biased variance of the convolution's output, without gradients, f32[D] (or f64[D], if x is
         float64).
-
-    Raises:
-        NameError: `axis_name` outside a `shard_map` over it.
     """
     outputs: Any = _conv_norm(epsilon, axis_name, x, kernel, scale, bias)
     y, mean, var = outputs

@@ -24,7 +24,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from common.layers import convolutions
+from common.layers import device_kind
 from common.layers.convolutions import Pairs
 from common.layers.gram_norm import Recomputed, conv_norm, conv_norm_sum, recompute
 
@@ -47,8 +47,8 @@ def compose(model: Any, fast_stem: Any, fast_block: Any, padding: Any) -> Any:
     """
 
     def is_fast(norm: Any) -> bool:
-        kind = convolutions.device_kind()
-        return _is_training(norm) and (not kind or kind.startswith("TPU"))
+        kind, is_training = device_kind(), not norm(parent=None).use_running_average
+        return is_training and (not kind or kind.startswith("TPU"))
 
     def either_stem(images: jax.Array, features: int, conv: Any, norm: Any) -> Any:
         if is_fast(norm):
@@ -60,10 +60,6 @@ def compose(model: Any, fast_stem: Any, fast_block: Any, padding: Any) -> Any:
         return block(filters, conv, norm, *others, name=name)
 
     return model.clone(stem=either_stem, block=either_block)
-
-
-def _is_training(norm: Any) -> bool:
-    return not norm(parent=None).use_running_average
 
 
 def stem(images: jax.Array, features: int, conv: Any, norm: Any, padding: Any) -> jax.Array:

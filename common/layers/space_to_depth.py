@@ -18,10 +18,7 @@ PADDING = ((2, 1), (2, 1))  # of the convolution of `rearrange`d images
 def rearrange(images: jax.Array) -> jax.Array:
     """Moves 2x2 pixels into channels: [b, H, W, C] to [b, H/2, W/2, 4 * C], dtype kept.
 
-    Channel (2 * (y % 2) + x % 2) * C + c holds pixel (y, x), channel c.
-
-    Raises:
-        ValueError: odd H or W.
+    Channel (2 * (y % 2) + x % 2) * C + c holds pixel (y, x), channel c. ValueError: odd H or W.
     """
     b, h, w, c = images.shape
     if h % 2 or w % 2:
@@ -103,9 +100,6 @@ def convert_kernel(kernel: jax.Array) -> jax.Array:
 
     [7, 7, C, F] to [4, 4, 4 * C, F]. Stride 1 and padding (2, 1) on `rearrange(images)` then give
     the same result as stride 2 and padding (3, 3) on `images`.
-
-    Raises:
-        ValueError: a kernel that is not [7, 7, C, F].
     """
     if kernel.ndim != 4 or kernel.shape[:2] != (7, 7):
         raise ValueError(f"convert_kernel needs [7, 7, C, F], got {list(kernel.shape)}")

@@ -5,8 +5,6 @@ XLA turns a product with a single row of ones back into a reduction, hence eight
 are reductions.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -29,7 +27,7 @@ def over_last_axis(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 def over_first_axes(x: jax.Array, dtype: Any) -> jax.Array:
-    """The sum [n] of x [..., n], added in `dtype`; see `over_last_axis`."""
+    """The sum [n] of x [..., n], added in `dtype`, and rounded as in `over_last_axis`."""
     axes = x.ndim - 1
 
     def product(x: jax.Array) -> jax.Array:

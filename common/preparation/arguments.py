@@ -33,8 +33,8 @@ def parse_images(
 ) -> argparse.Namespace:
     """Adds the arguments that preparations of images share, and parses all.
 
-    The usual `shards` (by the argument for the number of files) and `quality` are in words. An
-    output inside of an input is refused; `flags` are the arguments with paths of images.
+    `shards` has the help of each argument for a number of files, and `quality` the usual quality in
+    words. An output inside of an input is refused; `flags` are the arguments with paths of images.
     """
     add = parser.add_argument
     add_out(parser)
@@ -61,12 +61,20 @@ def fitted(examples: int, largest: int, epochs: int, least: int) -> dict[str, An
     devices of most machines, at most `largest`, and no more than the set has. The steps are
     `epochs` epochs, but no fewer than `least`; a tenth of them are the warm-up.
     """
-    eighth, full = ((n or 1).bit_length() - 1 for n in (examples // 8, examples))
-    batch = min(largest, 1 << min(max(3, eighth), full))
+
+    def log2(number: int) -> int:
+        return max(number, 1).bit_length() - 1
+
+    batch = min(largest, 1 << min(max(3, log2(examples // 8)), log2(examples)))
     steps = max(least, math.ceil(epochs * examples / batch))
-    values = dict.fromkeys(("train_batch_size", "eval_batch_size"), batch)
-    tenths = ("warmup_steps", "steps_per_eval", "steps_per_checkpoint")
-    return {**values, "train_steps": steps, **dict.fromkeys(tenths, steps // 10)}
+    return {
+        "train_batch_size": batch,
+        "eval_batch_size": batch,
+        "train_steps": steps,
+        "warmup_steps": steps // 10,
+        "steps_per_eval": steps // 10,
+        "steps_per_checkpoint": steps // 10,
+    }
 
 
 def keys(**values: Any) -> list[str]:

@@ -14,17 +14,16 @@ import argparse
 import io
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from common import console
-from common.data import records
-from common.data.shards import tensorflow
+from common.data import files, records
 from common.errors import UserError
-from common.preparation import arguments, schema
+from common.preparation import arguments, schema, writing
 
 SEED = 0
 SIZE = 32  # pixels, height and width
@@ -75,45 +74,27 @@ def examples(chosen: range = range(10), per_class: int = 0) -> dict[str, list[by
 
 
 def make(out: str, splits: dict[str, list[bytes]]) -> bool:
-    """Writes the shards of `examples` that are missing, or of other digits; whether there were any.
+    """Writes the shards of `examples` unless they are there; whether any was missing or other.
 
-    Raises:
-        UserError: the folder holds shards of other images.
+    UserError if the folder holds shards of other images.
     """
-    existing = records.existing_shards(out)
     expected = {
-        records.shard_name(split, i, count): splits[split][run.start : run.stop]
+        records.shard_name(split, i, count): b"".join(
+            map(records.frame, splits[split][run.start : run.stop])
+        )
         for split, count in SHARDS.items()
         for i, run in enumerate(records.shard_runs(len(splits[split]), count))
     }
-    others, missing = [name for name in existing if name not in expected], []
-    for name, serialized in expected.items():
-        try:
-            images = _facts(records.read_shard(os.path.join(out, name))) if name in existing else []
-        except tensorflow().errors.DataLossError:  # cut short
-            images = []
-        if not all(file.startswith(b"digit_") for file, _ in images):
-            others.append(name)
-        elif images != _facts(serialized):
-            missing.append(name)
-    if others:
-        path = os.path.join(out, others[0])
-        raise UserError(f"{path} holds other images; choose another --out, or empty the folder")
+    existing = {}
+    for name in records.existing_shards(out):
+        path = os.path.join(out, name)
+        existing[name] = files.read(path) or b"" if name in expected else b""
+        if b"digit_" not in existing[name]:  # the name of each class
+            raise UserError(f"{path} holds other images; choose another --out, or empty the folder")
     records.remove_unfinished(out)
-    for name in missing:
-        records.write_shard(os.path.join(out, name), expected[name])
-    return bool(missing)
-
-
-def _facts(examples: Iterable[bytes]) -> list[tuple[bytes, int]]:
-    """The name and the label of each image; the pixels depend on the version of libjpeg."""
-    tf = tensorflow()
-    features = {
-        "image/filename": tf.io.FixedLenFeature([], tf.string, ""),
-        "image/class/label": tf.io.FixedLenFeature([], tf.int64, 0),
-    }
-    columns = tf.io.parse_example([*examples], features)
-    return list(zip(*(columns[key].numpy().tolist() for key in features), strict=True))
+    for name, data in expected.items():
+        writing.save(out, name, data)
+    return existing != expected
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:

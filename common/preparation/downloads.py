@@ -1,14 +1,10 @@
 """Public data sets by name: from their publishers' addresses, each file checked by its SHA-256."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import hashlib
 import os
-import pathlib
 import shutil
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -82,10 +78,8 @@ SETS = {
 def get(name: str) -> str:
     """Downloads the files of a set that are not in data/raw; returns the file or folder there.
 
-    A .gz is stored unpacked. One that the user copied there is unpacked and removed, as by gunzip.
-
-    Raises:
-      DataError: a file cannot be downloaded, or has other content than the published one.
+    A .gz is stored unpacked. DataError if a file cannot be downloaded, or has other content than
+    the published one.
     """
     dataset = SETS[name]
     has_folder = len(dataset.files) > 1
@@ -97,32 +91,27 @@ def get(name: str) -> str:
     )
     os.makedirs(folder, exist_ok=True)
     for file, digits in dataset.files.items():
-        copied, address = pathlib.Path(folder, file), f"{dataset.address}/{file}"
-        path = copied.with_suffix("") if copied.suffix == ".gz" else copied
-        is_packed = path != copied and copied.exists()
+        address = f"{dataset.address}/{file}"
         try:
-            fetch(copied.absolute().as_uri() if is_packed else address, str(path), digits)
+            fetch(address, os.path.join(folder, file.removesuffix(".gz")), digits)
         except ValueError as error:
             raise DataError(str(error)) from error
         except Exception as error:  # of the network, the disk, an archive
             pattern = f"{{{','.join(dataset.files)}}}" if has_folder else file
             quickstart = f"bash scripts/quickstart.sh {dataset.offline}".strip()
             raise DataError(
-                f"{copied if is_packed else address} cannot be read: {one_line(error)}; without a "
-                f"network type `curl -O '{dataset.address}/{pattern}'` on another machine and copy "
-                f"the files to {folder} here; `{quickstart}` needs no data"
+                f"{address} cannot be read: {one_line(error)}; without a network type "
+                f"`curl -O '{dataset.address}/{pattern}'` on another machine, unpack each .gz, and "
+                f"copy the files to {folder} here; `{quickstart}` needs no data"
             ) from error
-        if is_packed:
-            copied.unlink()
     return folder if has_folder else os.path.join(folder, *dataset.files)
 
 
 def fetch(address: str, path: str, digits: str) -> None:
     """Downloads a file, a .gz unpacked, unless it exists; it has its name once it is complete.
 
-    Raises:
-      ValueError: its SHA-256 does not begin with `digits`.
-      OSError, EOFError, zlib.error, http.client.HTTPException: the download failed.
+    ValueError if its SHA-256 does not begin with `digits`; a failed download raises what urllib or
+    gzip raises.
     """
     if os.path.exists(path):
         return _check(path, digits, path, "delete it, and the same command downloads it again")
@@ -132,9 +121,6 @@ def fetch(address: str, path: str, digits: str) -> None:
         _download(address, part)
         _check(part, digits, address, "it is damaged, or another version")
         os.replace(part, path)
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(part)

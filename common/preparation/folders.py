@@ -1,10 +1,8 @@
 """The files of what a user points at, and what they may be."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from common import limits, pools
 from common.data.shards import tensorflow
@@ -13,25 +11,15 @@ from common.preparation import sources
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """The files of a folder, or one file.
+    """The files of a folder, or one file."""
 
-    Attributes:
-        path: the folder, local or gs://; of one file the folder that it is in.
-        files: with their names relative to `path`, sorted; hidden files are not among them.
-        is_file: whether the user named the file.
-    """
-
-    path: str
-    files: tuple[sources.File, ...]
-    is_file: bool = False
+    path: str  # the folder, local or gs://; of one file the folder that it is in
+    files: tuple[sources.File, ...]  # sorted by names relative to `path`, without hidden files
+    is_file: bool = False  # whether the user named the file
 
     @classmethod
-    def open(cls, path: str) -> Folder:
-        """Lists a folder with all folders in it; a file is a folder of one file.
-
-        Raises:
-            SourceError: there is no such path, or it is a pipe or the like.
-        """
+    def open(cls, path: str) -> Self:
+        """Lists a folder with all folders in it; a file is a folder of one file."""
         gfile = tensorflow().io.gfile
         if gfile.exists(path) and not gfile.isdir(path):
             limits.check_file(path, sources.SourceError)
@@ -45,7 +33,7 @@ class Folder:
         """The path that the user gave: the folder's, or the one file's."""
         return self.full(self.files[0].name if self.is_file else "")
 
-    def inner(self) -> Folder | None:
+    def inner(self) -> Self | None:
         """The only folder at the top, without the files beside it; None if it is not the only."""
         tops = {top for top, slash, _ in (f.name.partition("/") for f in self.files) if slash}
         if len(tops) != 1:
@@ -69,20 +57,11 @@ class Folder:
 
 
 class Reading(NamedTuple):
-    """One way to read a folder.
+    """One way to read a folder."""
 
-    Attributes:
-        name: of the preparation, such as "coco".
-        form: of the data, the value of --as that chooses this reading, such as "yolo".
-        found: what lies there and how it is known: "12 folders of JPEGs: classes".
-        makes: what the preparation makes of it: "records of 12 classes, a tenth for validation".
-        arguments: of the preparation, without --out.
-        files: how many files it uses; of several readings the one with more files is likelier.
-    """
-
-    name: str
-    form: str
-    found: str
-    makes: str
-    arguments: list[str]
-    files: int
+    name: str  # of the preparation, such as "coco"
+    form: str  # of the data, the value of --as that chooses this reading, such as "yolo"
+    found: str  # what lies there and how it is known: "12 folders of JPEGs: classes"
+    makes: str  # by the preparation: "records of 12 classes, a tenth for validation"
+    arguments: list[str]  # of the preparation, without --out
+    files: int  # that it uses; of several readings the one with more files is likelier

@@ -20,12 +20,12 @@ def fraction(text: str) -> float:
 
 
 def pattern(text: str) -> str:
-    """The type of a flag with a regular expression, see `groups`."""
+    """The type of a flag with a regular expression."""
     try:
         re.compile(text)
     except re.error as error:
-        fault = f"{text!r} is no regular expression: {error}"
-        raise argparse.ArgumentTypeError(fault) from error
+        text = f"{text!r} is no regular expression: {error}"
+        raise argparse.ArgumentTypeError(text) from error
     return text
 
 

@@ -5,11 +5,8 @@ pass over the headers gives the place of each; a zip has the places in its direc
 is one ranged read, in any order.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import itertools
 import os
@@ -39,7 +36,7 @@ class SourceError(UserError):
 class File(NamedTuple):
     """A file of a source.
 
-    `place` is its offset in a tar, its path and offset in records, or its entry in a zip.
+    `place` is its offset in a tar, or its entry in a zip.
     """
 
     name: str
@@ -49,25 +46,15 @@ class File(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """An archive or a folder.
+    """An archive or a folder."""
 
-    Attributes:
-        path: of the archive or folder, local or gs://.
-        files: sorted, with the names 'class/file', or 'file' where there are no classes.
-        stamp: a digest of names, sizes and modification times; it changes with the input.
-        archive: whether the path is an archive.
-        folders: the names of the folders in a folder, those without files too.
-        skipped: (name, reason) of the files that are no images.
-        classes: of the files, where a table has them; else the folders are the classes.
-    """
-
-    path: str
-    files: list[File]
-    stamp: str = ""
+    path: str  # local or gs://
+    files: list[File]  # sorted; their names are 'class/file', or 'file' without classes
+    stamp: str = ""  # a digest of names, sizes and times of modification
     archive: bool = False
-    folders: tuple[str, ...] = ()
-    skipped: tuple[tuple[str, str], ...] = ()
-    classes: Sequence[str] = ()
+    folders: tuple[str, ...] = ()  # the names of the folders at the top, empty ones too
+    skipped: tuple[tuple[str, str], ...] = ()  # (name, reason) of the files that are no images
+    classes: Sequence[str] = ()  # of the files, where a table has them; else their folders are
 
     def class_name(self, i: int) -> str:
         """Returns the class of the i-th image, '' where there are no classes."""
@@ -79,22 +66,18 @@ class Source:
     def read(self, i: int, most: int = limits.IMAGE_BYTES) -> bytes:
         """Reads the i-th file; any thread may call it.
 
-        Raises:
-            photos.BadImage: the file has more than `most` bytes.
-            UserError: the file's length has changed since it was listed, or a zip is damaged.
-            tf.errors.OpError: the file cannot be read.
+        photos.BadImage if the file has more than `most` bytes; UserError if its length has changed
+        since it was listed, or a zip is damaged.
         """
         name, size, place = self.files[i]
         if size > most:
-            fault = f"the file has {size:,} bytes, an image at most {most:,}"
-            raise photos.BadImage(f"{fault}: save it as a JPEG")
+            raise photos.BadImage(f"the file has {size:,} bytes, an image at most {most:,}")
         if isinstance(place, zipfile.ZipInfo):
             return self._unzip(place)
         if place is None:
             data = read_at(os.path.join(self.path, name), 0, size + 1)
         else:
-            path, offset = place if isinstance(place, tuple) else (self.path, place)
-            data = read_at(path, offset, size)
+            data = read_at(self.path, place, size)
         if len(data) != size:
             raise UserError(f"{self.path} changed while it was read: {name}")
         return data
@@ -113,15 +96,14 @@ class Source:
                 return data
         except (zlib.error, struct.error, tf.errors.OutOfRangeError):
             pass
-        raise UserError(f"{self.path} is damaged at {info.filename}: mend or replace it")
+        raise UserError(f"{self.path} is damaged at {info.filename}: get it again")
 
 
 def list_input(path: str, workers: int, zipped: bool = False) -> Source:
     """Lists a folder recursively without its hidden files; of an archive it finds no files yet.
 
-    Raises:
-        SourceError: the path does not exist, or the archive is compressed and no zip, or not
-            `zipped`.
+    SourceError if the path does not exist, or is an archive that is compressed; of a zip only
+    unless `zipped`.
     """
     path = path if path.endswith("://") else path.rstrip("/") or "/"
     try:
@@ -142,16 +124,8 @@ def list_inputs(
     paths: Mapping[str, str | None], workers: int, zipped: bool = False
 ) -> dict[str, Source]:
     """The inputs by their flags, see `list_input`; each path is listed once."""
-    list_once = functools.cache(lambda path: list_input(path, workers, zipped))
-    return {flag: list_once(path) for flag, path in paths.items() if path}
-
-
-def check_unchanged(inputs: Mapping[str, Source], workers: int) -> None:
-    """Raises UserError if an input is another one than when it was listed."""
-    paths = {flag: source.path for flag, source in inputs.items()}
-    for flag, source in list_inputs(paths, workers, zipped=True).items():
-        if source.stamp != inputs[flag].stamp:
-            raise UserError(f"--{flag} changed while it was read; start again with --overwrite")
+    listed = {path: list_input(path, workers, zipped) for path in {*paths.values()} if path}
+    return {flag: listed[path] for flag, path in paths.items() if path}
 
 
 def _digest(rows: list[tuple]) -> str:
@@ -170,12 +144,11 @@ def _walk(root: str, pool: futures.Executor) -> Iterator[tuple[str, int, int]]:
 
     def entries(folder: str) -> list[tuple[str, Any]]:
         path = os.path.join(root, folder)
-        if "://" not in root:
-            _check_local(path)
-        names = gfile.listdir(path)
-        if "/" in names:  # an object FOLDER//NAME, which TensorFlow lists but cannot read
-            raise SourceError(f"{path}/ holds a folder without a name ('//')")
-        names = [name.rstrip("/") for name in names]
+        for name in () if "://" in root else os.listdir(path):
+            if not console.is_utf8(name):  # TensorFlow cannot read it
+                problem = f"holds {os.fsencode(name)!r}, whose name is not UTF-8"
+                raise SourceError(f"{path!r} {problem}: rename the file")
+        names = [name.rstrip("/") for name in gfile.listdir(path)]
         paths = [os.path.join(folder, name) for name in names if name and not is_hidden(name)]
         return [(path, gfile.stat(os.path.join(root, path))) for path in paths]
 
@@ -198,18 +171,6 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"
 
 
-def _check_local(path: str) -> None:
-    """Refuses names that TensorFlow cannot read, and a link to a folder that the link is in."""
-    path = path.rstrip("/") or "/"
-    for name in os.listdir(path):
-        if not console.is_utf8(name):
-            fault = f"holds {os.fsencode(name)!r}, whose name is not UTF-8"
-            raise SourceError(f"{path!r} {fault}: rename the file")
-    above = os.path.realpath(os.path.dirname(path))
-    if os.path.islink(path) and f"{above}/".startswith(f"{os.path.realpath(path)}/"):
-        raise SourceError(f"{path!r} is a link to a folder that it is in: remove the link")
-
-
 def _ends(path: str, size: int, zipped: bool) -> bytes:
     """The first and last 64 KiB of a file, because TensorFlow has no exact modification time."""
     limits.check_file(path, SourceError)
@@ -224,13 +185,11 @@ def images(source: Source, sniff: bool, workers: int) -> Source:
     """The images of a folder or a tar; the other files become `skipped`.
 
     With `sniff` the first bytes of a file say that it is an image, else its name does.
-
-    Raises:
-        SourceError: the archive is damaged, cut short, or no tar.
     """
     files = _tar_files(source.path, workers) if source.archive else source.files
 
-    def fault(file: File) -> str:
+    def reason(file: File) -> str:
+        """Why a file is no image; '' if it is one."""
         if not file.size:
             return "empty" if source.archive else "an empty file"
         if not sniff:
@@ -238,19 +197,18 @@ def images(source: Source, sniff: bool, workers: int) -> Source:
         head = read_at(os.path.join(source.path, file.name), 0, photos.HEAD)
         return "" if photos.looks_like_image(head) else photos.unknown(head)
 
-    kept, skipped = [], []
+    reasons = []
     progress = console.ProgressBar(f"looking at {source.path}", len(files), "files")
     with pools.Threads(workers) as pool:
-        faults = pools.ordered(pool, fault, files, 4 * workers) if sniff else map(fault, files)
-        for file, reason in zip(files, faults, strict=True):
+        texts = pools.ordered(pool, reason, files, 4 * workers) if sniff else map(reason, files)
+        for text in texts:
             progress.add()
-            if reason:
-                skipped.append((file.name, reason))
-            else:
-                kept.append(file)
+            reasons.append(text)
     if not source.archive:
         progress.close()
-    return _with_files(source, kept, tuple(sorted(skipped)))
+    kept = [file for file, text in zip(files, reasons, strict=True) if not text]
+    skipped = sorted((file.name, text) for file, text in zip(files, reasons, strict=True) if text)
+    return _with_files(source, kept, tuple(skipped))
 
 
 def _with_files(
@@ -294,9 +252,6 @@ def _members(path: str, inner: File | None = None) -> Iterator[File]:
                     if info.offset_data > end:
                         break  # into the outer tar
                     last = info.name
-                    if not console.is_utf8(last):
-                        name = os.fsencode(last)
-                        raise SourceError(f"{archive} holds {name!r}, whose name is not UTF-8")
                     folder, base = os.path.split(last)
                     folder = label or os.path.basename(folder)
                     if info.isreg() and not base.startswith("."):
@@ -305,8 +260,8 @@ def _members(path: str, inner: File | None = None) -> Iterator[File]:
             # tarfile takes damage, or the end of the file, for the end of the tar.
             is_cut = tar.offset + 512 > end or read_at(path, tar.offset, 512) != bytes(512)
         except (tarfile.TarError, ValueError, tf.errors.OutOfRangeError) as error:
-            fault = f"cut short or damaged after {last}" if last else "no tar archive"
-            raise SourceError(f"{archive} is {fault}: {one_line(error)}") from error
+            problem = f"cut short or damaged after {last}" if last else "no tar archive"
+            raise SourceError(f"{archive} is {problem}: {one_line(error)}") from error
     if is_cut:
         raise SourceError(f"{archive} is cut short or damaged after {last or 'its start'}")
 
@@ -314,8 +269,7 @@ def _members(path: str, inner: File | None = None) -> Iterator[File]:
 def all_files(source: Source) -> Source:
     """All files of a folder or a zip, but hidden ones.
 
-    Raises:
-        SourceError: the archive is no zip, cut short, encrypted, or packed in an unusual way.
+    SourceError if the archive is no zip, cut short, encrypted, or packed in an unusual way.
     """
     if not source.archive:
         return source
@@ -324,22 +278,25 @@ def all_files(source: Source) -> Source:
         with tensorflow().io.gfile.GFile(path, "rb") as file, zipfile.ZipFile(file) as archive:
             infos = [info for info in archive.infolist() if not info.is_dir()]
     except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
-        fault = "is cut short, damaged or no zip archive"
-        raise SourceError(f"{path} {fault} ({one_line(error)}): mend or replace it") from error
+        problem = "is cut short, damaged or no zip archive"
+        raise SourceError(f"{path} {problem} ({one_line(error)}): get it again") from error
     for info in infos:
-        name, method = info.filename, info.compress_type
-        if not info.flag_bits & 0x800:  # some archivers write UTF-8 and do not say so
-            with contextlib.suppress(UnicodeError):
-                name = name.encode("cp437").decode()
+        name, method = zip_name(info), info.compress_type
         if any(map(is_hidden, name.removeprefix("./").split("/"))):
             continue
-        if info.flag_bits & 1:
-            raise SourceError(f"{path} is encrypted ({name}): unpack it, and give the folder")
-        if method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            fault = f"in an unusual way (method {method})"
-            raise SourceError(f"{path} packs {name} {fault}: unpack it, and give the folder")
+        if info.flag_bits & 1 or method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            problem = f"has {name} encrypted or packed in an unusual way (method {method})"
+            raise SourceError(f"{path} {problem}: unpack it, and give the folder")
         files.append(File(name, info.file_size, info))
     return _with_files(source, files)
+
+
+def zip_name(info: zipfile.ZipInfo) -> str:
+    """The name of a file in a zip; some archivers write UTF-8 and do not say so."""
+    if not info.flag_bits & 0x800:
+        with contextlib.suppress(UnicodeError):
+            return info.filename.encode("cp437").decode()
+    return info.filename
 
 
 def read_all(path: str, most: int) -> bytes:

@@ -54,21 +54,20 @@ class State:
     def claim(self, plan: dict[str, dict[str, Any]], overwrite: bool) -> None:
         """Writes plan.json, {"settings": {...}, "input": {flag: stamp}}, and deletes partial files.
 
-        Raises:
-            UserError: the folder holds records of another plan, which only `overwrite` deletes.
+        UserError if the folder holds records of another plan, which only `overwrite` deletes.
         """
         gfile = tensorflow().io.gfile
         old, existing = self.read("plan.json"), self._first_file()
         if existing and old != plan and not overwrite:
-            if old is None:
-                fault = f"already holds {existing}"
-            else:
-                before, after = ({**p["settings"], **p["input"]} for p in (old, plan))
+            problem = f"already holds {existing}"
+            if old:
+                before = old["settings"] | old["input"]
+                after = plan["settings"] | plan["input"]
                 keys = sorted({*before, *after})
                 changed = [f"--{key}" for key in keys if before.get(key) != after.get(key)]
                 changes = f"(changed: {', '.join(changed)})"
-                fault = f"holds shards of another input or other settings {changes}"
-            raise UserError(f"{self.out} {fault}; choose another --out, or --overwrite")
+                problem = f"holds shards of another input or other settings {changes}"
+            raise UserError(f"{self.out} {problem}; choose another --out, or --overwrite")
         if old != plan:
             self.remove_manifest()
             if gfile.exists(self._folder):
@@ -76,9 +75,7 @@ class State:
             records.remove_shards(self.out)
             self.write("plan.json", plan)
         records.remove_unfinished(self.out)
-        for name in records.list_folder(self._folder):
-            if name.startswith("tmp."):
-                gfile.remove(os.path.join(self._folder, name))
+        records.remove_unfinished(self._folder)
 
     def remove_manifest(self) -> None:
         """Deletes the manifest, which describes a complete set."""
@@ -100,17 +97,13 @@ class State:
         return files.MANIFEST if files.MANIFEST in records.list_folder(self.out) else ""
 
     def finished(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """The summaries of the finished shards, by name."""
-        gfile = tensorflow().io.gfile
-
-        def summary(name: str) -> dict[str, Any] | None:
-            path, row = os.path.join(self.out, name), self.read(f"{name}.json")
-            is_finished = row and gfile.exists(path) and gfile.stat(path).length == row["bytes"]
-            return row if is_finished else None
-
+        """The summaries of the shards that are there and not cut short, by name."""
+        existing = sorted({*records.existing_shards(self.out)} & {*names})
+        sizes = files.sizes([os.path.join(self.out, name) for name in existing])
         with pools.Threads(16) as pool:
-            rows = zip(names, pool.map(summary, names), strict=True)
-            finished = {name: row for name, row in rows if row}
+            summaries = list(pool.map(lambda name: self.read(f"{name}.json"), existing))
+        rows = zip(existing, sizes, summaries, strict=True)
+        finished = {name: row for name, size, row in rows if row and row["bytes"] == size}
         if finished:
             counts = f"{len(finished):,} of {len(names):,}"
             print(f"continuing: {counts} shards are finished", flush=True)
@@ -139,9 +132,6 @@ def write(
     Returns:
         The summary of each shard in order: {"split", "name", "examples", "bytes", "sha256",
         "classes": {label: number}, "left_out", "changed", "digests"}, see `Example`.
-
-    Raises:
-        tf.errors.OpError, UserError: the input cannot be read, or the output cannot be written.
     """
     state, stop = State(out), threading.Event()
     planned = {
@@ -196,8 +186,8 @@ def shuffled(seed: int, purpose: str, names: Sequence[str]) -> np.ndarray:
 def num_shards(asked: int, flag: str, source: Source, rows: np.ndarray, usual: int) -> int:
     """The number of files for the images `rows`: `asked` by --`flag`, or `usual`, or by their size.
 
-    0 is no number, and sets that are too small for `usual` have another. SourceError if there are
-    fewer images than files.
+    `asked` and `usual` may be 0; a set that is too small for `usual` gets fewer files. SourceError
+    if there are fewer images than files.
     """
     examples = len(rows)
     if asked > examples:
@@ -267,14 +257,13 @@ def manifest(
 
 
 def report(content: dict[str, Any]) -> None:
-    """Prints the first 20 images that were left out, and the re-encoded ones, or one of many."""
+    """Prints the first images that were left out, and the first ones that were re-encoded."""
     for key, title, most in (("left_out", "left out", 20), ("re_encoded", "re-encoded", 5)):
         rows = content[key]
-        shown = rows[:most] if len(rows) <= most or key == "left_out" else rows[:1]
-        for row in shown:
+        for row in rows[:most]:
             print(visible(f"{title}: {row['file']}: {row['reason']}"))
-        if len(rows) > len(shown):
-            print(f"{title}: {len(rows) - len(shown):,} more; all are in {files.MANIFEST}")
+        if len(rows) > most:
+            print(f"{title}: {len(rows) - most:,} more; all are in {files.MANIFEST}")
 
 
 def report_repeated(results: Sequence[Mapping[str, Any]]) -> None:
@@ -287,22 +276,15 @@ def report_repeated(results: Sequence[Mapping[str, Any]]) -> None:
 
 
 def is_complete(out: str, *others: str) -> bool:
-    """Whether a folder has the shards that its manifest lists, no other ones, and `others`."""
-    if not all(tensorflow().io.gfile.exists(os.path.join(out, name)) for name in others):
-        return False
-    try:
-        content = parse_json(files.read_manifest(out) or b"{}")
-    except ValueError:  # damaged
-        return False
-    shards = [row for split in content.get("splits", {}).values() for row in split["shards"]]
-    if {row["name"] for row in shards} != set(records.existing_shards(out)):
-        return False
-    sizes = files.sizes([os.path.join(out, row["name"]) for row in shards])
-    return bool(shards) and sizes == [row["bytes"] for row in shards]
+    """Whether a folder has a manifest, all shards that it lists, no other ones, and `others`."""
+    content = parse_json(files.read_manifest(out) or b"{}")
+    names = {row["name"] for split in content.get("splits", {}).values() for row in split["shards"]}
+    is_listed = names == {*records.existing_shards(out)}
+    return bool(names) and is_listed and {*others} <= {*records.list_folder(out)}
 
 
 def save_manifest(out: str, content: dict) -> None:
-    """Writes manifest.json; see `save`."""
+    """Writes manifest.json completely or not at all, unless it has this content already."""
     save(out, files.MANIFEST, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
 
 

@@ -20,11 +20,12 @@ import numpy as np
 from benchmarks.detection import survey
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.preparation import objects
-from benchmarks.detection.preparation.inputs import FORMS, read_annotations
+from benchmarks.detection.preparation.inputs import read_annotations
+from benchmarks.detection.preparation.label_files import FORMS
 from benchmarks.detection.preparation.layouts import readings as readings
 from common import console, foreign
 from common.data import records
-from common.errors import UserError, count, visible
+from common.errors import UserError, count, some, visible
 from common.preparation import arguments, holdout, sources, writing
 
 KIND = "detection"  # in the manifest
@@ -48,7 +49,6 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     group = "images in whose path it finds the same text stay in one split: '[^/_]+_'"
     add("--group", type=holdout.pattern, default="", metavar="REGEX", help=group)
     add("--masks", action="store_true", help="write each object's mask, for Mask R-CNN")
-    add("--subset", action="store_true", help="accept a part of COCO: do not check its counts")
     add("--trust_boxes", action="store_true", help="accept boxes that look like no COCO boxes")
     exif = "whether the boxes are on photos as EXIF turns them, where no photo's size tells (turn)"
     add("--exif", choices=("turn", "ignore"), help=exif)
@@ -62,8 +62,6 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
         )
     if args.val_annotations and not args.train_annotations:
         parser.error("--val_annotations needs --train_annotations")
-    if not args.annotations and args.subset:
-        parser.error("--subset is for COCO, with --annotations")
     is_split = bool(args.annotations or args.val_annotations)
     if is_split and (args.group or args.val_fraction):
         parser.error("--group and --val_fraction are for images without validation annotations")
@@ -80,9 +78,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
 def prepare(args: argparse.Namespace) -> str:
     """Prepares the records; returns the last line to print.
 
-    Raises:
-        UserError: a mistake of the user's.
-        tf.errors.OpError: reading or writing failed.
+    UserError for a mistake of the user's; tf.errors.OpError if reading or writing failed.
     """
     settings = _settings(args)
     flags = ("train_images", "val_images", "annotations", "train_annotations", "val_annotations")
@@ -90,24 +86,14 @@ def prepare(args: argparse.Namespace) -> str:
     inputs = sources.list_inputs(paths, args.workers, zipped=True)
     stamps = {flag: source.stamp for flag, source in inputs.items()}
     writing.State(args.out).claim({"settings": settings, "input": stamps}, args.overwrite)
-    annotations, scored, inputs = read_annotations(args, inputs)
+    annotations, scored = read_annotations(args, inputs)
     splits = _plan(args, inputs, annotations)
-    categories = splits["train"].annotations.categories
-    official = args.annotations and not args.subset
-
-    def check(train: int, val: int, subject: str) -> None:
-        if official:
-            row = len(splits["train"].files), train, val, len(categories)
-            counts = dict(zip(objects.COCO, row, strict=True))
-            writing.check_counts(counts, objects.COCO, "COCO 2017", subject, args.out)
 
     def make(name: str, k: int) -> writing.Example:
         return objects.example(splits[name], args.masks, args.quality, k)
 
-    check(splits["train"].with_boxes, len(splits["val"].files), "the input")
     sizes = {name: (len(split.order), split.shards) for name, split in splits.items()}
     results = writing.write(args.out, sizes, make, args.workers, records.DETECTION_SUFFIX)
-    sources.check_unchanged(inputs, args.workers)
     content = _manifest(splits, settings, results)
     writing.report(content)
     _warn(content)
@@ -117,15 +103,14 @@ def prepare(args: argparse.Namespace) -> str:
         for _, text, fix in found:
             print(visible(f"warning: {name}: {text}: {fix}"))
     writing.report_repeated(results)
-    examples = {name: row["examples"] for name, row in content["splits"].items()}
-    if not examples["train"]:
+    images = content["splits"]["train"]["examples"]
+    if not images:
         raise UserError("none of the training images can be used")
-    check(examples["train"], examples["val"], "the output")
     writing.save(args.out, SCORED, scored)
     writing.save_manifest(args.out, content)
-    if examples["train"] < arguments.FEW:
+    if images < arguments.FEW:
         recipe = "mask_rcnn" if args.masks else "ssd"
-        keys = arguments.keys(**arguments.fitted(examples["train"], *_SMALL[recipe]))
+        keys = arguments.keys(**arguments.fitted(images, *_SMALL[recipe]))
         command = arguments.train_command(f"small.py:{recipe}", args.out, *keys)
         print(f"without a network, from random weights: {command}")
     return _last_line(args.out, content)
@@ -169,26 +154,26 @@ def _plan(
 
 
 def _turned(args: argparse.Namespace, splits: dict[str, objects.Split]) -> dict[str, objects.Split]:
-    """The splits with the decision of each whether EXIF turns its photos."""
+    """The splits, each with the decision whether EXIF turns its photos."""
     if args.exif or args.annotations:  # COCO's boxes are on the stored pixels
         return {k: dataclasses.replace(s, turn=args.exif == "turn") for k, s in splits.items()}
     seen = {name: objects.turned(split, args.workers) for name, split in splits.items()}
     known = [turn for turn, _ in seen.values() if turn is not None]
     for name, (turn, doubtful) in seen.items():
-        # As the other file, which most likely is from the same tool; else as predict.py does.
+        # As in the other file, which most likely is from the same tool; else as in predict.py.
         choice = turn if turn is not None else (*known, True)[0]
         splits[name] = dataclasses.replace(splits[name], turn=choice)
         if doubtful:
             what, flag = ("turned", "ignore") if choice else ("not turned", "turn")
             print(
-                f"warning: {name}: EXIF turns {doubtful:,} photos to the same size, and no size in "
-                f"{splits[name].annotations.path} tells whether before the boxes were drawn: they "
-                f"are {what} here; if that is wrong, add --exif={flag}; predict.py turns photos"
+                f"warning: {name}: EXIF turns {doubtful:,} photos to the same size, so no size "
+                f"tells whether the boxes are on turned photos: they are {what} here; if that is "
+                f"wrong, add --exif={flag}; predict.py turns photos"
             )
         elif turn is False:
             print(
-                f"warning: {name}: the boxes are on the photos as they are stored, not as EXIF "
-                "turns them, and so are the records; predict.py turns photos: remove their EXIF "
+                f"warning: {name}: the boxes, and so the records, are on the photos as they are "
+                "stored, not as EXIF turns them; predict.py turns photos: remove their EXIF "
                 "orientation to predict on such pixels"
             )
     return splits
@@ -220,37 +205,30 @@ def _manifest(
 def _warn(content: dict[str, Any]) -> None:
     """Prints what differs between the annotations and the records."""
     for name, row in content["splits"].items():
-        without = row["images"] - row["with_boxes"]
+        without, boxes = row["images"] - row["with_boxes"], row["boxes"]
         if name == "train" and without:
-            one, several = "image without boxes has", "images without boxes have"
-            print(f"{name}: {count(without, one, several)} no record")
-        if dropped := row["boxes"]["dropped"]:
+            print(f"{name}: {count(without, 'image')} without boxes: no record")
+        if dropped := boxes["dropped"]:
             one, several = "box has no area inside of its", "boxes have no area inside of their"
             print(f"{name}: {count(dropped, one, several)} image")
-        if cut := row["boxes"]["cut"]:
-            total = sum(k * images for k, images in enumerate(row["boxes"]["per_image"]))
+        if cut := boxes["cut"]:
+            total = sum(k * images for k, images in enumerate(boxes["per_image"]))
             one, several = "box was cut at the edge of its", "boxes were cut at the edge of their"
-            text = f"{count(cut, one, several)} image"
+            text = f"{name}: {count(cut, one, several)} image"
             if cut > _MANY_CUT * total:
-                print(
-                    f"warning: {name}: {text}, {cut / total:.0%} of all: training learns nonsense "
-                    "if they are not [x, y, width, height] in pixels; look at the annotations"
-                )
-            else:
-                print(f"{name}: {text}")
+                text = f"warning: {text}, {cut / total:.0%} of all: look at the annotations"
+            print(text)
         empty = [f"{r['id']} {r['name']}" for r in content["classes"] if not r[name]]
         if empty:
-            few = ", ".join(empty[:5]) + f", and {len(empty) - 5:,} more" * (len(empty) > 5)
             kinds = count(len(empty), "category has", "categories have")
-            print(f"warning: {kinds} no object in {name}: {few}")
+            print(f"warning: {kinds} no object in {name}: {some(empty)}")
 
 
 def small_data(images: int, masks: bool = False) -> tuple[str, list[str]]:
     """The recipe, and the flags that fit it to the number of training images.
 
     Few images fine-tune a model. More, but fewer than COCO's, train the recipe for COCO for 60
-    epochs, with its rate per image and drops at its shares of the run. See docs/ssd.md; with masks,
-    docs/mask_rcnn.md.
+    epochs, with its rate per image and drops at its shares of the run.
     """
     recipe, depth = ("mask_rcnn", 50) if masks else ("ssd", 34)
     values: dict[str, Any] = {"init_from": foreign.RESNET.format(depth=depth)}

@@ -40,19 +40,12 @@ _TRIES = 20  # places for a digit
 
 
 class Kind(NamedTuple):
-    """A set of images.
-
-    Attributes:
-        seed: of the images.
-        sizes: their heights and widths; image i has the one of number i modulo their count.
-        info: of the annotations; the first 24 characters of its description are no other set's.
-        masks: whether the records have them.
-    """
+    """A set of images."""
 
     seed: int
-    sizes: tuple[tuple[int, int], ...]
-    info: dict[str, Any]
-    masks: bool
+    sizes: tuple[tuple[int, int], ...]  # height, width; image i has number i modulo their count
+    info: dict[str, Any]  # of the annotations; no other set's description begins with the same 24
+    masks: bool  # whether the records have masks
 
 
 SQUARE = Kind(
@@ -74,13 +67,13 @@ class Scene:
         self.objects: list[dict[str, Any]] = []
 
     def add(self, ink: np.ndarray, category: int) -> None:
-        """Puts a digit, float[h, w] of 0..1, where it covers little of others; if there is room."""
+        """Puts a digit, float[h, w] of 0..1, where it covers little of others; if it fits."""
         tile = _resize(ink, self._draw.uniform(*_SIDES) * SIDE)
-        room = np.array(self._size) - tile.shape
-        if (room < 0).any():
+        space = np.array(self._size) - tile.shape
+        if (space < 0).any():
             return
         x0, y0, wide, tall = _box(tile >= _INK)
-        for y, x in self._draw.integers(0, room + 1, (_TRIES, 2)).tolist():
+        for y, x in self._draw.integers(0, space + 1, (_TRIES, 2)).tolist():
             box = [x + x0, y + y0, wide, tall]
             if all(_shared(box, other["bbox"]) <= _OVERLAP for other in self.objects):
                 inside = np.zeros(self._size, bool)
@@ -125,14 +118,10 @@ class Scene:
 def scene(
     split: str, i: int, inks: list[np.ndarray], classes: np.ndarray, kind: Kind = SQUARE
 ) -> Scene:
-    """The i-th image of a split: a function of the arguments.
+    """The i-th image, from 0, of the split 'train' or 'val': a function of the arguments.
 
-    Args:
-        split: 'train' or 'val'.
-        i: from 0.
-        inks: the digits of the split, as `ink` returns them.
-        classes: int[n], which digit each is.
-        kind: the set that the image is of.
+    `inks` are the digits of the split, as `ink` returns them, and `classes` int[n] which digit each
+    is.
     """
     draw = np.random.default_rng((kind.seed, list(COUNTS).index(split), i))
     image = Scene(draw, kind.sizes[i % len(kind.sizes)])
@@ -206,11 +195,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
 
 
 def prepare(args: argparse.Namespace, kind: Kind = SQUARE) -> str:
-    """Makes the images that are missing, and their records; returns the last line to print.
-
-    Raises:
-        UserError: the folder holds other records.
-    """
+    """Makes the images that are missing, and their records; returns the last line to print."""
     out, folder, info = args.out, os.path.join(args.out, "coco"), dict(kind.info)
     counts = COUNTS | {"train": args.train_images or COUNTS["train"]}
     if args.digits != range(10):
@@ -226,11 +211,11 @@ def prepare(args: argparse.Namespace, kind: Kind = SQUARE) -> str:
         f"{arguments.train_command(recipe, out, *arguments.keys(**keys))}"
     )
     start = json.dumps({"info": info})[:-1].encode()
-    if _starts(os.path.join(out, coco.SCORED), start) and writing.is_complete(out):
+    scored = files.read(os.path.join(out, coco.SCORED)) or b""
+    if scored.startswith(start) and writing.is_complete(out):
         return f"already complete: {state}"
-    # Of any version, with any digits.
-    is_ours = _starts(os.path.join(folder, "instances_train.json"), start[:50])
-    writing.State(out).refuse_others(is_ours)
+    train = files.read(os.path.join(folder, "instances_train.json")) or b""
+    writing.State(out).refuse_others(train.startswith(start[:50]))  # any version, any digits
     print(f"{sum(counts.values()):,} images of digits into {out}, up to 40 s", flush=True)
     write_coco(folder, kind, counts, info, args.digits)
     flags = [f"--{split}_images={folder}/{split}" for split in counts]
@@ -280,8 +265,3 @@ def _shared(a: list[float], b: list[float]) -> float:
     wide = min(ax + aw, bx + bw) - max(ax, bx)
     tall = min(ay + ah, by + bh) - max(ay, by)
     return max(wide, 0) * max(tall, 0) / min(aw * ah, bw * bh)
-
-
-def _starts(path: str, start: bytes) -> bool:
-    """Whether a file exists and starts with these bytes."""
-    return (files.read(path) or b"").startswith(start)

@@ -1,7 +1,6 @@
 """Reads the annotations of both splits: COCO's files, own files, or other tools' labels."""
 
 import argparse
-import dataclasses
 import functools
 import json
 import os
@@ -10,58 +9,50 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.detection.coco import Annotations
-from benchmarks.detection.preparation import label_files, labels, objects, tfrecords
+from benchmarks.detection.preparation import labels, objects
 from common import limits
 from common.data import records
 from common.errors import parse_json, visible
 from common.preparation import holdout, sources
 from common.preparation.folders import Folder
 
-FORMS = (*label_files.FORMS, "tfrecords")
 _Inputs = dict[str, sources.Source]
 
 
 def read_annotations(
     args: argparse.Namespace, inputs: _Inputs
-) -> tuple[dict[str, Annotations], bytes, _Inputs]:
-    """(annotations by split, those of val in COCO's form, `inputs` with the images in records).
+) -> tuple[dict[str, Annotations], bytes]:
+    """(annotations by split, those of val in COCO's form).
 
-    Raises:
-        SourceError: the input is not of its form, a file is missing or there twice, images of one
-            file cannot be split, or boxes seem to be no COCO's.
-        DataError: as `Annotations.parse`.
-        tf.errors.OpError: reading failed.
+    SourceError if a file is missing or there twice, the input is not of its form, or all images are
+    one group.
     """
     if args.annotations or args.val_annotations:
         texts = {name: _file(name, inputs) for name in records.DETECTION_SPLITS}
     else:
         if args.labels:
             path = inputs["train_images"].path
-            splits, inputs = _labels(args, inputs)
+            splits = _labels(args, path)
         else:
             path, read = _file("train", inputs)
             splits = {"train": read()}
         if "val" not in splits:
             splits = _split(splits["train"], path, args)
         elif args.group or args.val_fraction:
-            fault = f"--group and --val_fraction: {path} has images for train and for val already"
-            raise sources.SourceError(f"{fault}: leave them out")
+            problem = f"--group and --val_fraction: {path} has images for train and for val already"
+            raise sources.SourceError(f"{problem}: leave them out")
         texts = {name: (path, functools.partial(bytes, text)) for name, text in splits.items()}
     annotations = {}
     for name, (path, read) in texts.items():
-        if name == "train" or path != texts["train"][0]:
-            print(f"reading {path}", flush=True)
+        print(f"reading {name}: {path}", flush=True)
         annotations[name] = Annotations.parse(read(), path, args.masks)
         objects.check_boxes(annotations[name], args.trust_boxes)
     objects.check_categories(*annotations.values())
-    return annotations, texts["val"][1](), inputs
+    return annotations, texts["val"][1]()
 
 
 def _file(name: str, inputs: _Inputs) -> tuple[str, Callable[[], bytes]]:
-    """(name in messages, what reads it) of the annotation file of a split.
-
-    SourceError if it is missing or there twice.
-    """
+    """(name in messages, function that reads it) of the annotation file of a split."""
     if own := inputs.get(f"{name}_annotations"):
         if not own.archive:
             raise sources.SourceError(f"--{name}_annotations: {own.path} is a folder, not a file")
@@ -73,29 +64,22 @@ def _file(name: str, inputs: _Inputs) -> tuple[str, Callable[[], bytes]]:
     source = sources.all_files(inputs["annotations"])
     rows = [i for i, file in enumerate(source.files) if os.path.basename(file.name) == base]
     if len(rows) != 1:
-        fault = f"holds {base} more than once" if rows else f"holds no {base}"
-        raise sources.SourceError(f"--annotations: {path} {fault}; {fix}")
+        problem = f"holds {base} more than once" if rows else f"holds no {base}"
+        raise sources.SourceError(f"--annotations: {path} {problem}; {fix}")
     read = functools.partial(source.read, rows[0], limits.ANNOTATION_BYTES)
     return f"{path}/{source.files[rows[0]].name}", read
 
 
-def _labels(args: argparse.Namespace, inputs: _Inputs) -> tuple[dict[str, bytes], _Inputs]:
-    """(labels by split in COCO's form, `inputs` with the images in records)."""
-    images = inputs["train_images"]
-    path, folder = images.path, Folder.open(images.path)
-    if args.labels == "tfrecords":
-        splits, notes, files = tfrecords.read(folder, args.masks)
-        images = dataclasses.replace(images, files=files, archive=False)
-        inputs = inputs | dict.fromkeys(("train_images", "val_images"), images)
-    else:
-        splits, notes = labels.read(folder, args.labels)
+def _labels(args: argparse.Namespace, path: str) -> dict[str, bytes]:
+    """The labels of other tools by split, in COCO's form."""
+    splits, notes = labels.read(Folder.open(path), args.labels)
     for note in notes:
         print(visible(f"warning: {note}"))
     rows = [row for content in splits.values() for row in content["annotations"]]
     if args.masks and (plain := sum("segmentation" not in row for row in rows)):
-        fault = f"{plain:,} of {len(rows):,} objects have no outline"
-        raise sources.SourceError(f"{path}: {fault}: add them, or leave out --masks")
-    return {name: json.dumps(content).encode() for name, content in splits.items()}, inputs
+        problem = f"{plain:,} of {len(rows):,} objects have no outline"
+        raise sources.SourceError(f"{path}: {problem}: add them, or leave out --masks")
+    return {name: json.dumps(content).encode() for name, content in splits.items()}
 
 
 def _split(data: bytes, path: str, args: argparse.Namespace) -> dict[str, bytes]:
@@ -104,14 +88,15 @@ def _split(data: bytes, path: str, args: argparse.Namespace) -> dict[str, bytes]
     Each category gives a share of the images in which it is the rarest one, and so do the images
     without objects.
     """
-    whole = Annotations.parse(data, path)
-    objects.check_boxes(whole, args.trust_boxes)
-    _, kinds = np.unique(whole.category_ids, return_inverse=True)
-    rows, kinds = np.unique(np.stack([whole.rows, kinds]), axis=1)  # each category of an image once
+    complete = Annotations.parse(data, path)
+    objects.check_boxes(complete, args.trust_boxes)
+    _, kinds = np.unique(complete.category_ids, return_inverse=True)
+    pairs = np.stack([complete.rows, kinds])
+    rows, kinds = np.unique(pairs, axis=1)  # each category of an image once
     order = np.argsort(-np.bincount(kinds)[kinds], kind="stable")
-    rarest = np.full(len(whole.image_ids), kinds.max() + 2)
+    rarest = np.full(len(complete.image_ids), kinds.max() + 2)
     rarest[rows[order]] = kinds[order] + 1  # the last one stays, which is the rarest
-    groups = holdout.groups(whole.file_names, args.group)
+    groups = holdout.groups(complete.file_names, args.group)
     share = args.val_fraction or 0.1
     held_out = holdout.choose(groups, rarest, share, args.seed)
     if not held_out.any():
@@ -119,9 +104,9 @@ def _split(data: bytes, path: str, args: argparse.Namespace) -> dict[str, bytes]
         print(visible(few))
         held_out = holdout.choose(groups, np.ones_like(rarest), share, args.seed)
     if not held_out.any():
-        fault = f"a single {'group' if args.group else 'image'}, so none is left for validation"
-        raise sources.SourceError(f"{path} has {fault}")
-    content, val = parse_json(data.decode("utf-8-sig")), {*whole.image_ids[held_out].tolist()}
+        problem = f"a single {'group' if args.group else 'image'}, so none is left for validation"
+        raise sources.SourceError(f"{path} has {problem}")
+    content, val = parse_json(data.decode("utf-8-sig")), {*complete.image_ids[held_out].tolist()}
 
     def part(is_val: bool) -> bytes:
         lists = {

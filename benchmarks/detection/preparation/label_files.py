@@ -1,14 +1,10 @@
-"""What the label files of YOLO, Pascal VOC, CVAT, LabelMe and Open Images say about images.
+"""What the label files of YOLO, Pascal VOC, CVAT and LabelMe say about images.
 
 globox parses the boxes. Its readers of folders drop polygons, take local paths only, and end at the
 first mistake without naming its file.
 """
 
-from __future__ import annotations
-
 import collections
-import csv
-import functools
 import itertools
 import math
 import os
@@ -19,7 +15,6 @@ from xml.etree import ElementTree
 
 from benchmarks.detection.coco import normal
 from common import limits
-from common.data.shards import tensorflow
 from common.errors import one_line, parse_json
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
@@ -28,7 +23,7 @@ _SPLIT = re.compile(r"(?<![a-z])(train|val|test)(?:ing|id|idation)?(?![a-z])")
 
 
 class Object(NamedTuple):
-    """An object in pixels; in YOLO and Open Images in shares of the image's width and height."""
+    """An object in pixels; YOLO's are in shares of the image's width and height."""
 
     label: str  # the name of its category
     box: Sequence[float]  # x, y, width, height
@@ -42,18 +37,18 @@ class Entry(NamedTuple):
     file: str
     names: Sequence[str]  # of the image, the likeliest first; with or without an ending
     objects: Sequence[Object] = ()
-    faults: Sequence[str] = ()  # "FILE:PLACE: REASON" of each object that cannot be read
+    problems: Sequence[str] = ()  # "FILE:PLACE: REASON" of each object that cannot be read
     skipped: Sequence[str] = ()  # the kinds of shapes that are neither upright boxes nor polygons
     size: tuple[int, int] | None = None  # height, width in pixels, if the file has it
     split: str = ""  # "train", "val" or "test", if the file says it
 
 
 class Settings(NamedTuple):
-    """What YOLO's data.yaml says, or a list of classes without one."""
+    """YOLO's data.yaml, or a list of classes without one."""
 
     file: str = ""
     names: Mapping[int, str] = {}  # of the classes
-    content: Mapping[str, Any] = {}  # of data.yaml
+    has_key_points: bool = False
 
 
 def split_of(path: str) -> str:
@@ -69,8 +64,7 @@ def lines(folder: Folder, name: str) -> list[str]:
 def yolo_settings(folder: Folder) -> Settings:
     """The settings of the uppermost data.yaml with names, else of a list of classes.
 
-    Raises:
-        SourceError: a .yaml is no YAML.
+    SourceError if a .yaml with names is no YAML.
     """
     import yaml
 
@@ -85,12 +79,12 @@ def yolo_settings(folder: Folder) -> Settings:
         except yaml.YAMLError as error:
             if "names" not in text:
                 continue
-            fault = " ".join(str(error).split())
-            raise SourceError(f"{folder.full(file)} is no YAML: {fault}") from error
+            raise SourceError(f"{folder.full(file)} is no YAML: {one_line(error)}") from error
         names = content.get("names") if isinstance(content, dict) else None
         names = dict(enumerate(names)) if isinstance(names, list) else names
         if isinstance(names, dict) and all(str(key).isdigit() for key in names):
-            return Settings(file, {int(k): str(v).strip() for k, v in names.items()}, content)
+            names = {int(key): str(name).strip() for key, name in names.items()}
+            return Settings(file, names, "kpt_shape" in content)
     return Settings()
 
 
@@ -108,8 +102,8 @@ class Reader:
         try:
             from globox import BoundingBox
         except ImportError as error:
-            fix = "pip install globox"
-            raise SourceError(f"globox reads such labels and is missing: {fix}") from error
+            text = "globox reads such labels and is missing: pip install globox"
+            raise SourceError(text) from error
         self._boxes: Any = BoundingBox
         self._folder, self._has_image, self._settings = folder, has_image, settings
 
@@ -121,14 +115,14 @@ class Reader:
             yield _entry(file, (file,), rows, self._yolo)
 
     def _yolo(self, line: str) -> Object:
-        settings, names, content = self._settings
+        file, names, has_key_points = self._settings
         number, *values = map(float, line.split())
         if names and number not in names:
-            fault = f"class {number:.0f} is not among the {len(names)} of {settings}"
-            raise ValueError(f"{fault}: complete the names there")
-        if "kpt_shape" in content:  # key points follow the box
+            raise ValueError(f"class {number:.0f} is not among the {len(names)} of {file}")
+        if has_key_points:  # they follow the box
             values = values[:4]
-        _check_shares(values)
+        if not all(-0.01 <= value <= 1.01 for value in values):
+            raise ValueError("the numbers are no shares of the image, from 0 to 1")
         is_box = len(values) < 6
         read = self._boxes.from_yolo_v5 if is_box else self._boxes.from_yolo_seg
         box = read(" ".join(map(str, (0, *values))), image_size=(1, 1))
@@ -176,7 +170,7 @@ class Reader:
     def labelme(self, file: str) -> Iterator[Entry]:
         content = parse_json(_text(self._folder, file))
         shapes = content.get("shapes") if isinstance(content, dict) else None
-        if not isinstance(shapes, list) or not all(isinstance(shape, dict) for shape in shapes):
+        if not isinstance(shapes, list):
             return
         groups = collections.defaultdict(list)
         for i, shape in enumerate(shapes, 1):  # those of one label and one group are an object
@@ -199,50 +193,15 @@ class Reader:
         polygons = [[float(x) for point in outline for x in point] for outline in outlines]
         return Object(box.label, box.ltwh, polygons)
 
-    def openimages(self, file: str) -> Iterator[Entry]:
-        """A row is an object; only those of images that are there are kept, a few of millions."""
-        rows: dict[str, list[tuple[int, dict[str, str]]] | None] = {}
-        with tensorflow().io.gfile.GFile(self._folder.full(file), "rb") as data:
-            table = csv.DictReader(line.decode("utf-8-sig", "replace") for line in data)
-            if not {"ImageID", "LabelName", "XMin"} <= {*(table.fieldnames or ())}:
-                return
-            for i, row in enumerate(table, 2):
-                if (image := row["ImageID"]) not in rows:
-                    rows[image] = [] if self._has_image(image) else None
-                if (kept := rows[image]) is not None:
-                    kept.append((i, row))
-        for image, kept in rows.items():
-            if kept is not None:
-                yield _entry(file, (image,), kept, self._openimages, None, split_of(file))
-
-    def _openimages(self, row: dict[str, str]) -> Object:
-        sides = tuple(float(row[side]) for side in ("XMin", "YMin", "XMax", "YMax"))
-        _check_shares(sides)
-        label = self._titles.get(row["LabelName"], row["LabelName"])
-        box = self._boxes.create(label=label, coords=sides)
-        return Object(label, box.ltwh, crowd=row.get("IsGroupOf") == "1")
-
-    @functools.cached_property
-    def _titles(self) -> dict[str, str]:
-        """The names of Open Images' classes."""
-        files = (n for n in self._folder.named(".csv") if "class" in os.path.basename(n).lower())
-        rows = (row for name in files for row in csv.reader(lines(self._folder, name)))
-        return dict(row for row in rows if len(row) == 2)
-
 
 def _text(folder: Folder, name: str) -> str:
-    """A text file; what is no UTF-8 becomes signs that no parser takes."""
+    """A text file; bytes that are no UTF-8 become characters that no parser takes."""
     return folder.head(name, limits.TEXT_BYTES).decode("utf-8-sig", "replace")
 
 
 def _beside(file: str, name: str) -> str:
-    """The path of a name that a file has for another one."""
+    """The path of another file, which `file` names relative to its own folder."""
     return os.path.join(os.path.dirname(file), normal(name.strip()))
-
-
-def _check_shares(values: Sequence[float]) -> None:
-    if not all(-0.01 <= value <= 1.01 for value in values):
-        raise ValueError("the numbers are no shares of the image, from 0 to 1")
 
 
 def _size(height: Any, width: Any) -> tuple[int, int] | None:
@@ -257,8 +216,8 @@ def _size(height: Any, width: Any) -> tuple[int, int] | None:
 def _entry(
     file: str, names: Sequence[str], rows: Iterable[tuple[Any, Any]], parse: Callable, *more: Any
 ) -> Entry:
-    """The entry with the objects of rows, each with its place; `more` are its size and split."""
-    objects, faults, skipped = [], [], []
+    """The entry with the objects of rows (place, content); `more` are its size and split."""
+    objects, problems, skipped = [], [], []
     for place, row in rows:
         try:
             each: Object = parse(row)
@@ -272,8 +231,8 @@ def _entry(
         except Exception as error:  # globox asserts, and its parsers raise what odd rows lead to
             what = f"{row:.60}: " if isinstance(row, str) else ""
             what += "it has no " if isinstance(error, KeyError) else ""
-            faults.append(f"{file}:{place}: {what}{one_line(error)}")
-    return Entry(file, names, objects, faults, skipped, *more)
+            problems.append(f"{file}:{place}: {what}{one_line(error)}")
+    return Entry(file, names, objects, problems, skipped, *more)
 
 
 class Kind(NamedTuple):
@@ -290,12 +249,9 @@ _NUMBERS = rb"(?:[ \t]+-?[\d.][\d.eE+-]*)"
 _LINE = rb"^(?:\xef\xbb\xbf)?\s*\d+(?:\.0*)?" + _NUMBERS + rb"{4,}[ \t]*(?:[\r\n]|$)"
 _LINES = rb"(?m)^\s*\d+(?:\.0*)?" + _NUMBERS + rb"{4,5}(" + _NUMBERS + rb"{5,})?[ \t]*\r?$"
 _SHAPES = rb'"shape_type"\s*:\s*"(?:rectangle|(polygon))"'
-_TABLE = rb"^(?:\xef\xbb\xbf)?ImageID,.*LabelName,.*XMin"
-_VOC, _CVAT = rb"<annotation[\s>]", rb"<annotations[\s>]"
 FORMS = {
     "yolo": Kind("YOLO's", ".txt", Reader.yolo, _LINE, _LINES),
-    "voc": Kind("Pascal VOC's", ".xml", Reader.voc, _VOC),
-    "cvat": Kind("CVAT's", ".xml", Reader.cvat, _CVAT, rb"<(?:box|(polygon))\s"),
+    "voc": Kind("Pascal VOC's", ".xml", Reader.voc, rb"<annotation[\s>]"),
+    "cvat": Kind("CVAT's", ".xml", Reader.cvat, rb"<annotations[\s>]", rb"<(?:box|(polygon))\s"),
     "labelme": Kind("LabelMe's", ".json", Reader.labelme, rb'"shapes"\s*:\s*\[', _SHAPES),
-    "openimages": Kind("Open Images'", ".csv", Reader.openimages, _TABLE),
 }

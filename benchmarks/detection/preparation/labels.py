@@ -1,16 +1,14 @@
-"""Labels of YOLO, Pascal VOC, CVAT, LabelMe and Open Images in COCO's form: images and splits.
+"""Labels of YOLO, Pascal VOC, CVAT and LabelMe in COCO's form: images and splits.
 
 A label file belongs to the image of its name, beside it or in the folder that stands for its own:
 labels/train/a.txt and images/train/a.jpg. `label_files` reads the files.
 """
 
-from __future__ import annotations
-
 import collections
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
@@ -35,9 +33,9 @@ from common.preparation.sources import SourceError
 
 # Folders of images and of their labels, by which the paths of the two differ.
 _KINDS = {"images", "image", "jpegimages", "labels", "annotations", "xmls", ".."}
-# Of each split the keys in data.yaml, and the files with lists.
-_SPLITS = {"train": ("train", "trainval"), "val": ("val", "valid", "validation"), "test": ("test",)}
-_MANY = 0.1  # of the objects; so many faults are no accident
+# The names of the lists of each split's images.
+_LISTS = {"train": ("train", "trainval"), "val": ("val", "valid", "validation"), "test": ("test",)}
+_MANY = 0.1  # of the objects: so many that cannot be read are no accident
 
 
 class Form(NamedTuple):
@@ -103,23 +101,22 @@ def forms(folder: Folder) -> list[Form]:
     images, result = _Images(folder), []
     filled = {file.name for file in folder.files if file.size and not folder.is_file}
     for form, kind in FORMS.items():
-        names = [name for name in folder.named(kind.ending) if name in filled]
-        names.sort(key=lambda name: name.count("/"))
+        names = sorted(filled & {*folder.named(kind.ending)}, key=lambda n: (n.count("/"), n))
         sample = dict.fromkeys([*names[:16], *names[:: max(1, len(names) // 16)]])
         heads = {name: folder.head(name) for name in sample}
         heads = {name: head for name, head in heads.items() if re.search(kind.head, head)}
         if not heads:
             continue
-        number = max(len(heads), sum(images.find(name) is not None for name in names))
-        found = f"{count(number, 'label file')} in {kind.title} form"
-        shapes = {bool(m[1]) for head in heads.values() for m in re.finditer(kind.shape, head)}
         try:
             settings = yolo_settings(folder) if form == "yolo" else Settings()
         except SourceError:  # which `read` raises
             settings = Settings()
         if form == "yolo" and not (images.names or settings.names):  # numbers may be anything
             continue
-        polygons = True in shapes and "kpt_shape" not in settings.content
+        number = max(len(heads), sum(images.find(name) is not None for name in names))
+        shapes = {bool(m[1]) for head in heads.values() for m in re.finditer(kind.shape, head)}
+        polygons = True in shapes and not settings.has_key_points
+        found = f"{count(number, 'label file')} in {kind.title} form"
         found += f"{' with polygons' * polygons}, such as {min(heads, key=len)}"
         if settings.names:
             found += f", {count(len(settings.names), 'class', 'classes')} by {settings.file}"
@@ -131,12 +128,8 @@ def read(folder: Folder, form: str) -> Labels:
     """Reads all labels of a form.
 
     An image without labels in a folder with labelled ones has no objects. Of the splits, test
-    counts as val where there is no val.
-
-    Raises:
-        SourceError: globox is missing; no label has an image or an object; a tenth of the objects
-            cannot be read.
-        tf.errors.OpError: a file cannot be read.
+    counts as val where there is no val. SourceError if globox is missing, no label has an image or
+    an object, or a tenth of the objects cannot be read.
     """
     images, notes = _Images(folder), []
     settings = yolo_settings(folder) if form == "yolo" else Settings()
@@ -151,7 +144,7 @@ def read(folder: Folder, form: str) -> Labels:
     names = names or sorted(used, key=lambda label: (len(label) * label.isdigit(), label))
     if not settings.names and form == "yolo":
         notes.append("no data.yaml, obj.names or classes.txt has names: categories are numbers")
-    lists = _lists(folder, form, settings, images, notes)
+    lists = _lists(folder, form, images, notes)
     contents = {}
     for split, members in _splits(sorted(sizes), labelled, lists, notes).items():
         if empty := sum(name not in labelled for name in members):
@@ -159,8 +152,7 @@ def read(folder: Folder, form: str) -> Labels:
                 f"{split}: {empty:,} of {count(len(members), 'image')} without labels: they count "
                 "as images without objects; take those out that nobody has labelled"
             )
-        relative = form in ("yolo", "openimages")
-        contents[split] = _content(members, labelled, sizes, names, relative)
+        contents[split] = _content(members, labelled, sizes, names, form == "yolo")
     rows = [row for content in contents.values() for row in content["annotations"]]
     if 0 < (plain := sum("segmentation" not in row for row in rows)) < len(rows):
         notes.append(f"{plain:,} of {len(rows):,} objects have a box and no polygon: no masks")
@@ -168,7 +160,7 @@ def read(folder: Folder, form: str) -> Labels:
 
 
 def _in_threads(folder: Folder, work: Callable, names: list[str], unit: str) -> Iterator[Any]:
-    """`map(work, names)` with the progress."""
+    """`map(work, names)` with a progress bar."""
     if not names:
         return
     workers = pools.threads(folder.path)
@@ -181,26 +173,25 @@ def _in_threads(folder: Folder, work: Callable, names: list[str], unit: str) -> 
 
 
 def _entries(folder: Folder, form: str, reader: Reader, notes: list[str]) -> list[Entry]:
-    """All labels; what cannot be read is a note, or a SourceError if that is much, or all."""
+    """All labels. Objects that cannot be read are a note, or a SourceError if they are many."""
 
     def entries(name: str) -> list[Entry]:
         try:
             return [*FORMS[form].read(reader, name)]
         except (ElementTree.ParseError, ValueError) as error:
-            fault = f"{name} is damaged or cut short: {error}"
-            return [Entry(name, (name,), faults=[fault])]
+            problem = f"{name} is damaged or cut short: {error}"
+            return [Entry(name, (name,), problems=[problem])]
 
     rows = _in_threads(folder, entries, folder.named(FORMS[form].ending), "label files")
     result = [entry for row in rows for entry in row]
-    faults = [fault for entry in result for fault in entry.faults]
-    total = sum(len(entry.objects) for entry in result) + len(faults)
-    if len(faults) > _MANY * total:
-        raise SourceError(f"{len(faults):,} of {total:,} objects cannot be read: {faults[0]}")
+    problems = [problem for entry in result for problem in entry.problems]
+    total = sum(len(entry.objects) for entry in result) + len(problems)
+    if len(problems) > _MANY * total:
+        raise SourceError(f"{len(problems):,} of {total:,} objects cannot be read: {problems[0]}")
     if not total:
-        fault = f"none of its {len(result):,} labels has an object"
-        raise SourceError(f"{folder.path}: {fault if result else 'no image has a label'}")
-    if faults:
-        notes.append(f"left out: {len(faults):,} of {total:,} objects, for one {faults[0]}")
+        raise SourceError(f"{folder.path}: none of its {len(result):,} labels has an object")
+    if problems:
+        notes.append(f"left out: {len(problems):,} of {total:,} objects, for one {problems[0]}")
     skipped = collections.Counter(shape for entry in result for shape in entry.skipped)
     for shape, number in skipped.items():
         notes.append(f"left out: {count(number, 'shape')} '{shape}'; boxes and polygons are read")
@@ -220,11 +211,11 @@ def _matched(
     if missing:
         number = f"{len(missing):,} of {count(len(entries), 'label')}"
         names = dict.fromkeys((missing[0].file, missing[0].names[-1]))
-        fault = f"{number} without an image of their own, for one {': '.join(names)}"
+        problem = f"{number} without an image of their own, for one {': '.join(names)}"
         if not labelled:
             fix = "put the images beside them, or into the folder images beside labels"
-            raise SourceError(f"{folder.path}: {fault}: {fix}")
-        notes.append(f"left out: {fault}")
+            raise SourceError(f"{folder.path}: {problem}: {fix}")
+        notes.append(f"left out: {problem}")
     return labelled
 
 
@@ -250,58 +241,43 @@ def _splits(
     return used
 
 
-def _lists(
-    folder: Folder, form: str, settings: Settings, images: _Images, notes: list[str]
-) -> dict[str, set[str]]:
-    """The images of each split for which data.yaml or a list of images names some.
-
-    The paths are often those of another machine: the longest end that is here counts.
-    """
-    content, texts = settings.content, folder.named(".txt")
-    above, root = os.path.dirname(settings.file), str(content.get("path") or "")
-    usual = {"yolo": r"(?i)(.*/)?%s\.txt", "voc": r"(?i)(.*/)?ImageSets/Main/%s\.txt"}
-
-    def members(value: str) -> Sequence[tuple[str, tuple[int, str] | None]]:
-        parts = [part for part in normal(value).split("/") if part not in ("..", ".")]
-        ends = [os.path.join(*parts[i:]) for i in range(len(parts))]
-        for path in (os.path.join(*row) for end in ends for row in ((above, end), (end,))):
-            if path in texts:
-                base = re.sub(r"(ImageSets/Main/)?[^/]*$", "", path)
-                names = filter(None, lines(folder, path))
-                return [(name, images.find(base + name, name)) for name in names]
-            if rows := [(n, (0, n)) for n in images.names if n.startswith(f"{path}/")]:
-                return rows
-        return [(f"{value} of {settings.file}", None)]
-
+def _lists(folder: Folder, form: str, images: _Images, notes: list[str]) -> dict[str, set[str]]:
+    """The images of each split that a list names: train.txt, and Pascal VOC's ImageSets/Main."""
+    where, texts = {"yolo": "", "voc": "ImageSets/Main/"}, folder.named(".txt")
     lists, missing = {}, []
-    for split, keys in _SPLITS.items() if form in usual else ():
-        files = ([t for t in texts if re.fullmatch(usual[form] % key, t)] for key in keys)
-        values = next(filter(None, (*map(content.get, keys), *files)), [])
-        values = values if isinstance(values, list) else [values]
-        rows = [row for value in values for row in members(os.path.join(root, str(value)))]
-        missing += [name for name, match in rows if not match and split != "test"]
-        lists[split] = {match[1] for _, match in rows if match}
+    for split, names in _LISTS.items() if form in where else ():
+        matches: list[re.Match] = []
+        for name in names:  # the second one where there is no first one
+            pattern = rf"(?i)(?:(.*)/)?{where[form]}{name}\.txt"
+            matches = matches or [m for text in texts if (m := re.fullmatch(pattern, text))]
+        lists[split] = set()
+        for match in matches:
+            for name in filter(None, lines(folder, match[0])):
+                if image := images.find(os.path.join(match[1] or "", name), name):
+                    lists[split].add(image[1])
+                elif split != "test":
+                    missing.append(name)
     if missing:
-        number = count(len(missing), "image or folder", "images or folders")
+        number = count(len(missing), "image")
         notes.append(f"{number} in the lists of splits and not here, for one {missing[0]}")
     if lists and (both := lists["train"] & lists["val"]):
         rest = "train goes without them" if lists["train"] - both else "a new split is made"
         notes.append(f"{count(len(both), 'image')} of both train and val: {rest}")
         lists["train"] -= both
-    return {split: images for split, images in lists.items() if images}
+    return {split: members for split, members in lists.items() if members}
 
 
 def _sizes(folder: Folder, images: list[str], notes: list[str]) -> dict[str, tuple[int, int]]:
     """(height, width) of images as EXIF turns them; those that cannot be read are missing."""
 
     def size(name: str) -> tuple[int, int] | str:
-        fault = ""
-        for most in (1 << 16, limits.TEXT_BYTES):  # a few have their sizes further behind
+        problem = ""
+        for most in (1 << 16, limits.TEXT_BYTES):  # a TIFF may have its size behind the pixels
             try:
                 return photos.sizes(folder.head(name, most))[-1]
             except photos.BadImage as error:
-                fault = f"{name}: {error}"
-        return fault
+                problem = f"{name}: {error}"
+        return problem
 
     rows = dict(zip(images, _in_threads(folder, size, images, "images"), strict=True))
     if bad := [row for row in rows.values() if isinstance(row, str)]:
@@ -313,7 +289,7 @@ def _content(
     images: list[str],
     labelled: dict[str, Entry],
     sizes: dict[str, tuple[int, int]],
-    names: Sequence[str],
+    names: list[str],
     relative: bool,
 ) -> dict[str, Any]:
     """The images, annotations and categories of a split; ids count from 1."""
@@ -325,19 +301,21 @@ def _content(
         unit = (width, height) if relative else (1, 1)
         for label, box, polygons, crowd in labelled[name].objects if name in labelled else ():
             x, y, w, h = (np.reshape(box, (2, 2)) * unit).ravel().tolist()
-            row: dict[str, Any] = {"id": len(annotations) + 1, "image_id": image_id}
-            row |= {"category_id": ids[label], "bbox": [x, y, w, h], "area": w * h}
-            row["iscrowd"] = int(crowd)
+            row: dict[str, Any] = {
+                "id": len(annotations) + 1,
+                "image_id": image_id,
+                "category_id": ids[label],
+                "bbox": [x, y, w, h],
+                "area": w * h,
+                "iscrowd": int(crowd),
+            }
             if polygons:
-                points = [np.reshape(polygon, (-1, 2)) * unit for polygon in polygons]
-                row["segmentation"] = [each.ravel().tolist() for each in points]
-                row["area"] = sum(map(_area, points))
+                row["segmentation"], row["area"] = [], 0.0
+                for polygon in polygons:
+                    points = np.reshape(polygon, (-1, 2)) * unit
+                    row["segmentation"].append(points.ravel().tolist())
+                    (x0, y0), (x1, y1) = points.T, np.roll(points, -1, axis=0).T
+                    row["area"] += float(abs(x0 @ y1 - x1 @ y0) / 2)  # the shoelace formula
             annotations.append(row)
     categories = [{"id": i, "name": name} for name, i in ids.items()]
     return {"images": rows, "annotations": annotations, "categories": categories}
-
-
-def _area(points: np.ndarray) -> float:
-    """The area of a polygon of N points, (N, 2)."""
-    (x0, y0), (x1, y1) = points.T, np.roll(points, -1, axis=0).T
-    return float(abs(x0 @ y1 - x1 @ y0) / 2)

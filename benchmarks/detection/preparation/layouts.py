@@ -1,36 +1,25 @@
-"""Recognises images with boxes by the names and the heads of files, for `folders.Reading`."""
-
-from __future__ import annotations
+"""Recognises images with boxes by the names and the contents of files, for `folders.Reading`."""
 
 import collections
 import itertools
 import os
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from benchmarks.detection.coco import normal
-from benchmarks.detection.preparation import label_files, labels, tfrecords
-from benchmarks.detection.preparation.label_files import split_of
+from benchmarks.detection.preparation import labels
+from benchmarks.detection.preparation.label_files import FORMS, split_of
+from common import limits
 from common.errors import count, parse_json, some
 from common.images import photos
 from common.preparation.folders import Folder, Reading
-from common.preparation.sources import read_at
 
 _COCO = {  # the archives of 2017
     "--train_images": "train2017.zip",
     "--val_images": "val2017.zip",
     "--annotations": "annotations_trainval2017.zip",
 }
-_LIST = re.compile(rb'"(images|annotations|categories)"\s*:\s*\[')
-_FILE_NAME = re.compile(
-    rb'"file_name"\s*:\s*("(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*")'
-)
-_CATEGORIES = re.compile(rb'"categories"\s*:\s*\[.*?(\}\s*\]|$)', re.DOTALL)
-_NAME = re.compile(rb'"name"\s*:')
-# Run lengths, or polygons of at least six numbers.
-_OUTLINE = re.compile(rb'"segmentation"\s*:\s*(?:\{|\[\s*\[(?:[^][,]+,){5})')
-_LOOKED, _END = 16 << 20, 1 << 20  # bytes: of a larger JSON the first and the last ones
+_KEYS = b'"images"', b'"annotations"', b'"categories"', b'"bbox"'
 _LARGEST = 8  # JSONs that are looked at, because COCO's are larger than other tools'
 _LISTED = 100  # images of a JSON that are looked for
 
@@ -39,9 +28,9 @@ class _File(NamedTuple):
     """A JSON in COCO's form."""
 
     name: str
-    masks: bool
+    masks: bool  # whether all objects have outlines
     text: str  # what it holds
-    images: str  # their number
+    images: int
     listed: list[str]  # some file names
     folder: str | None = None  # of these images; None if there are none of them
 
@@ -59,16 +48,12 @@ def readings(folder: Folder) -> list[Reading]:
     images = folder.named(*photos.SUFFIXES)
     rows = _coco(folder, images, folder.named(".json"))
     path = folder.full(folder.files[0].name if folder.is_file else "")
-    forms = labels.forms(folder) if images or not rows else []
-    for form, found, files, masks in [*forms, *tfrecords.forms(folder)]:
-        if form == "tfrecords":
-            sizes = {split: len(names) for split, names in tfrecords.splits(folder).items()}
-        else:
-            names = map(os.path.dirname, folder.named(label_files.FORMS[form].ending))
-            sizes, files = collections.Counter(map(split_of, names)), files + len(images)
+    for form, found, files, masks in labels.forms(folder) if images or not rows else ():
+        names = map(os.path.dirname, folder.named(FORMS[form].ending))
+        sizes = collections.Counter(map(split_of, names))
         flags = [f"--labels={form}", f"--train_images={path}"]
-        rows.append(_reading(form, found, files, masks, flags, _sized(sizes)))
-    return rows if images or zips else rows[-1:]  # beside records a JSON is about their images
+        rows.append(_reading(form, found, files + len(images), masks, flags, _sized(sizes)))
+    return rows
 
 
 def _reading(
@@ -80,7 +65,7 @@ def _reading(
 
 
 def _sized(sizes: Mapping[str, int]) -> str:
-    """How many files are of each split, as their names say."""
+    """How many label files are of each split, as their folders say."""
     train, val, test = (sizes.get(split, 0) for split in ("train", "val", "test"))
     if not train or not (val or test):
         return "images; validation as lists of splits say, else a tenth"
@@ -94,12 +79,12 @@ def _coco(folder: Folder, images: list[str], names: list[str]) -> list[Reading]:
     by_base = collections.defaultdict(list)
     for image in images:
         by_base[os.path.basename(image).lower()].append(image)
-    names = sorted(names, key=lambda name: (-sizes[name], name))[:_LARGEST]
-    looked = (_look(folder, name, sizes[name]) for name in names)
-    files = [file._replace(folder=_folder(file, by_base)) for file in looked if file]
-    files = [file for file in files if file.folder is not None] or files
     # COCO's annotations have other files for the same images: key points and captions.
-    files = [f for f in files if os.path.basename(f.name).startswith("instances")] or files
+    names = [n for n in names if os.path.basename(n).startswith("instances")] or names
+    names = sorted(names, key=lambda name: (-sizes[name], name))[:_LARGEST]
+    files = [file for file in (_look(folder, name) for name in names) if file]
+    files = [file._replace(folder=_folder(file, by_base)) for file in files]
+    files = [file for file in files if file.folder is not None] or files
     if not files:
         return []
     parts = collections.defaultdict(list)
@@ -119,34 +104,30 @@ def _coco(folder: Folder, images: list[str], names: list[str]) -> list[Reading]:
     found = " and ".join(["images" if has_images else "no images", *(file.name for file in used)])
     kinds = ", polygons: boxes and masks" if masks else ": boxes"
     found += f" in COCO's form{used[0].text}{kinds}"
-    if rest := [f"{f.name} (images: {f.images})" for f in files if f not in used]:
+    if rest := [f"{file.name} (images: {file.images:,})" for file in files if file not in used]:
         found += f"; not used: {some(rest)}"
-    split = f"{used[0].images} images, a tenth of them for validation"
+    split = f"{used[0].images:,} images, a tenth of them for validation"
     if len(used) > 1:
-        split = f"{used[0].images} train and {used[1].images} val images"
+        split = f"{used[0].images:,} train and {used[1].images:,} val images"
     return [_reading("coco", found, len(images) + len(used), masks, flags, split)]
 
 
-def _look(folder: Folder, name: str, size: int) -> _File | None:
+def _look(folder: Folder, name: str) -> _File | None:
     """What a JSON in COCO's form says; None if it is none, or has captions or segments."""
-    data = folder.head(name, _LOOKED)
-    if is_part := size > len(data):
-        data += read_at(folder.full(name), max(0, size - _END), _END)  # often the objects
-    lists = {match[1] for match in _LIST.finditer(data)}
-    if len(lists) < 3 - is_part or b'"bbox"' not in data or b'"segments_info"' in data:
+    data = folder.head(name, limits.ANNOTATION_BYTES)
+    if not all(key in data for key in _KEYS) or b'"segments_info"' in data:
         return None
-    listed = _FILE_NAME.findall(data)
-    number, objects = f"{len(listed):,}", data.count(b'"bbox"')
-    plain = objects - len(_OUTLINE.findall(data))
-    text = f", {plain:,} of {objects:,} objects without an outline" if 0 < plain < objects else ""
-    if is_part:
-        number, text = "many", ""
-    elif match := _CATEGORIES.search(data):
-        names = len(_NAME.findall(match[0]))
-        text = f", {count(names, 'category', 'categories')}{text}"
-    some_names = listed[:: max(1, len(listed) // _LISTED)]
-    names = [parse_json(each.decode(errors="replace")) for each in some_names]
-    return _File(name, plain <= 2 * is_part, text, number, names)  # a part cuts two objects
+    try:
+        content = parse_json(data.decode("utf-8-sig"))
+        names = [str(row["file_name"]) for row in content["images"]]
+        outlines = [bool(row.get("segmentation")) for row in content["annotations"]]
+        text = f", {count(len(content['categories']), 'category', 'categories')}"
+    except (ValueError, TypeError, KeyError, AttributeError):  # another tool's
+        return None
+    plain = outlines.count(False)
+    if 0 < plain < len(outlines):
+        text += f", {plain:,} of {len(outlines):,} objects without an outline"
+    return _File(name, not plain, text, len(names), names[:: max(1, len(names) // _LISTED)])
 
 
 def _folder(file: _File, by_base: dict[str, list[str]]) -> str | None:

@@ -20,45 +20,26 @@ from common.images import photos
 from common.preparation import schema, writing
 from common.preparation.sources import Source, SourceError
 
-COCO = {  # of 2017
-    "train images": 118_287,
-    "train images with boxes": 117_266,
-    "val images": 5_000,
-    "categories": 80,
-}
 _ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:")
 _FEW = 3  # boxes that are no reason to suspect a file
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split:
-    """One split.
+    """One split."""
 
-    Attributes:
-        name: 'train' or 'val'.
-        annotations: of its n images with m objects.
-        source: the image files.
-        files: int64[n], the index in the source of each image.
-        shares: float32[m, 4], the boxes: y0, x0, y1, x1 as shares of the image, cut at its edge.
-        objects: int64[o], the objects whose box has an area left, sorted by image.
-        starts: int64[n + 1], where those of each image begin in `objects`.
-        cut: how many of these reached more than a pixel beyond the image.
-        order: int64[k], the images that get a record, in the order of writing.
-        shards: the number of files.
-        turn: whether EXIF turns a photo whose size does not tell.
-    """
-
-    name: str
-    annotations: Annotations
-    source: Source
-    files: np.ndarray
+    name: str  # 'train' or 'val'
+    annotations: Annotations  # of its n images with m objects
+    source: Source  # the image files
+    files: np.ndarray  # int64[n], the index in the source of each image
+    # float32[m, 4], the boxes: y0, x0, y1, x1 as shares of the image, cut at its edge.
     shares: np.ndarray
-    objects: np.ndarray
-    starts: np.ndarray
-    cut: int
-    order: np.ndarray
-    shards: int
-    turn: bool = False
+    objects: np.ndarray  # int64[o], whose boxes have an area left, sorted by image
+    starts: np.ndarray  # int64[n + 1], where the objects of each image begin in `objects`
+    cut: int  # how many of these reached more than a pixel beyond the image
+    order: np.ndarray  # int64[k], the images that get a record, in the order of writing
+    shards: int  # the number of files
+    turn: bool = False  # whether EXIF turns a photo whose size does not tell
 
     @property
     def with_boxes(self) -> int:
@@ -71,11 +52,9 @@ def plan_split(
 ) -> Split:
     """Plans a split; training leaves out images without boxes, and shuffles the others.
 
-    The `seed` is that of the order; `shards` are the number of files that is asked for, or 0, and
-    the usual number of a large set, or 0.
-
-    Raises:
-        SourceError: no image has a box, an image is missing, or there are more files than images.
+    `seed` decides the order. `shards` are the number of files that is asked for, or 0, and the
+    usual number of a large set, or 0. SourceError if no image has a box, an image is missing, or
+    there are more files than images.
     """
     files = locate(annotations, source)
     limit = annotations.sizes[annotations.rows]
@@ -101,9 +80,10 @@ def plan_split(
 
 
 def turned(split: Split, workers: int) -> tuple[bool | None, int]:
-    """Whether a split's boxes are of photos that EXIF has turned; the first photo to tell decides.
+    """Whether a split's boxes are on photos that EXIF has turned; the first photo to tell decides.
 
-    None if no photo tells: then the second value is how many EXIF turns and keeps of one size.
+    None if no photo tells: then the second value is the number of photos whose size EXIF keeps
+    although it turns them.
     """
 
     def fits(row: int) -> list[bool]:
@@ -132,24 +112,19 @@ def check_boxes(annotations: Annotations, trusted: bool = False) -> None:
     x, y, w, h = annotations.boxes.T
     if not len(x):
         raise SourceError(f"{annotations.path} has no boxes at all: its 'annotations' is empty")
-    if trusted:
-        return
     height, width = annotations.sizes[annotations.rows].T + 1  # a pixel for rounding
     beyond = (x + w > width) | (y + h > height)
     corners = (w > x) & (h > y) & (w <= width) & (h <= height)
-    number, form = f"of the {len(x):,} boxes", "COCO has [x, y, width, height] in pixels"
-    fix = "(or add --trust_boxes if they are right)"
     seems = corners.mean() >= 1 / 3 and corners.sum() >= 0.9 * (w > x).sum()
+    like = ""
     if beyond.sum() >= _FEW and beyond.mean() >= 0.1 and seems:
+        like = f"corners [x0, y0, x1, y1]: {beyond.mean():.0%} of them reach beyond their images"
+    elif len(x) >= _FEW and np.abs(annotations.boxes).max() <= 1:
+        like = "shares of the image: no side is longer than 1"
+    if like and not trusted:
         raise SourceError(
-            f"{annotations.path}: the boxes look like corners [x0, y0, x1, y1], but {form}, and "
-            f"read so {beyond.mean():.0%} {number} reach beyond their images: subtract x0 from x1 "
-            f"and y0 from y1 in the file {fix}"
-        )
-    if len(x) >= _FEW and np.abs(annotations.boxes).max() <= 1:
-        raise SourceError(
-            f"{annotations.path}: the boxes look like shares of the image, but {form}, and read so "
-            f"no side {number} is longer than 1 pixel: multiply them by the images' sizes {fix}"
+            f"{annotations.path}: the boxes look like {like}; COCO has [x, y, width, height] in "
+            "pixels: convert them (or add --trust_boxes if they are right)"
         )
 
 
@@ -170,10 +145,7 @@ def locate(annotations: Annotations, source: Source) -> np.ndarray:
 
     A file_name may have more or fewer folders in front than the name in the source, and capital
     letters in other places. Of a path on another machine the last part is enough, if it is the only
-    file of that name.
-
-    Raises:
-        SourceError: an image is missing, two files fit one image, or one file fits two.
+    file of that name. SourceError if an image is missing, or is not one file of its own.
     """
     names = [file.name for file in source.files]
     by_path = {name: i for i, name in enumerate(names)}
@@ -204,19 +176,18 @@ def locate(annotations: Annotations, source: Source) -> np.ndarray:
         files += fits
     if missing:
         total, first = len(annotations.file_names), ", ".join(missing[:3])
-        fault = f"{len(missing):,} of the {total:,} images of {annotations.path} are not in"
+        problem = f"{len(missing):,} of the {total:,} images of {annotations.path} are not in"
         fix = "get the missing files, or take them out of the annotations"
         if len(missing) > total / 2:
             fix = "it seems to be the annotation file of another set of images"
-        raise SourceError(f"{fault} {source.path} ({first}{', ...' * (len(missing) > 3)}): {fix}")
+        raise SourceError(f"{problem} {source.path} ({first}{', ...' * (len(missing) > 3)}): {fix}")
     return np.array(files, np.int64)
 
 
 def example(split: Split, masks: bool, quality: int, k: int) -> writing.Example:
     """Reads and converts the k-th image of a split.
 
-    Raises:
-        UserError: a validation image cannot be used, although the score will ask for it.
+    UserError if a validation image cannot be used, because the score will ask for it.
     """
     row, data = int(split.order[k]), split.annotations
     image_id, name = int(data.image_ids[row]), data.file_names[row]
@@ -225,11 +196,13 @@ def example(split: Split, masks: bool, quality: int, k: int) -> writing.Example:
     try:
         jpeg = _jpeg(split.source.read(int(split.files[row])), size, quality, split.turn)
         outlines = [data.outlines[i] for i in objects] if masks else []
-        pngs = [_png(coco.outline_mask(outline, *size)) for outline in outlines]
+        pngs = [io.BytesIO() for _ in outlines]
+        for png, outline in zip(pngs, outlines, strict=True):  # 1 inside
+            Image.fromarray(coco.outline_mask(outline, *size)).save(png, "PNG")
     except (photos.BadImage, ValueError) as error:  # or an outline cannot be drawn
         if split.name == "val":
             raise UserError(
-                f"{path}: {error}; mend it, or take image {image_id} out of {data.path}"
+                f"{path}: {error}; repair it, or take image {image_id} out of {data.path}"
             ) from error
         return b"", (), {"left_out": [path, str(error)]}
     names, labels = dict(data.categories), data.category_ids[objects].tolist()
@@ -246,7 +219,7 @@ def example(split: Split, masks: bool, quality: int, k: int) -> writing.Example:
     for i, side in enumerate(("ymin", "xmin", "ymax", "xmax")):
         feature[f"image/object/bbox/{side}"] = schema.floats(split.shares[objects, i].tolist())
     if masks:
-        feature["image/object/mask"] = schema.strings(pngs)
+        feature["image/object/mask"] = schema.strings([png.getvalue() for png in pngs])
     notes: dict[str, list] = {"digests": [digest[:16], 0, path]}
     notes |= {"changed": [path, jpeg.change]} if jpeg.change else {}
     return schema.serialize(feature), labels, notes
@@ -258,13 +231,6 @@ def _jpeg(data: bytes, size: tuple[int, int], quality: int, turn: bool) -> photo
     if (jpeg.width, jpeg.height) == size != (jpeg.height, jpeg.width):
         jpeg = photos.to_jpeg(data, rotate=not turn, quality=quality, grey=False)
     if (jpeg.height, jpeg.width) != size:
-        fault = f"the image is {jpeg.height}x{jpeg.width}, in the annotations {size[0]}x{size[1]}"
-        raise photos.BadImage(f"{fault} pixels high and wide")
+        problem = f"the image is {jpeg.height}x{jpeg.width}, in the annotations {size[0]}x{size[1]}"
+        raise photos.BadImage(f"{problem} pixels high and wide")
     return jpeg
-
-
-def _png(mask: np.ndarray) -> bytes:
-    """A mask as PNG of the image's size, 1 inside."""
-    out = io.BytesIO()
-    Image.fromarray(mask).save(out, "PNG")
-    return out.getvalue()

@@ -21,8 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from common.layers import sums
-from common.layers.convolutions import device_kind
+from common.layers import device_kind, sums
 
 
 def lstm(

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from benchmarks.translation import losses
 from benchmarks.translation.gnmt.lstm import cell, lstm
-from common.layers import products
+from common.layers import cpu
 from common.layers.dropout import dropout
 
 _TILE = 128  # the tables have a multiple of it as words: that fills the TPU's matrix unit
@@ -71,7 +71,7 @@ class LSTM(nn.Module):
         self.bias = self.param("bias", init, (self.directions, gates))
 
     def _products(self, x: jax.Array, direction: int = 0) -> jax.Array:
-        return products.dot(x, self.kernel[direction].astype(self.dtype))
+        return cpu.dot(x, self.kernel[direction].astype(self.dtype))
 
     def __call__(self, x: jax.Array, direction: int = 0, **how: Any) -> jax.Array:
         """The outputs [T, b, H] of one LSTM for inputs [T, b, n]; `how` as `lstm` takes it."""
@@ -107,7 +107,7 @@ class Attention(nn.Module):
     dtype: Any
 
     def setup(self):
-        init, how = _symmetric(self.init_scale), {"dtype": self.dtype, "dot_general": products.dot}
+        init, how = _symmetric(self.init_scale), {"dtype": self.dtype, "dot_general": cpu.dot}
         dense: Any = partial(nn.Dense, self.width, **how)
         self.query, self.key = (dense(use_bias=False, kernel_init=init) for _ in range(2))
         self.direction = self.param("direction", init, (self.width,))

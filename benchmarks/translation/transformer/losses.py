@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.translation import losses as sliced
-from common.layers import sums
-from common.layers.convolutions import device_kind
+from common.layers import device_kind, sums
 
 
 def logits(features: jax.Array, table: jax.Array, vocab_size: int) -> jax.Array:

@@ -72,12 +72,6 @@ def test_index_keeps_nothing_of_a_failed_scan(counted, tmp_path):
     assert not other.exists() and cache.exists()
 
 
-def test_index_of_a_file_that_has_gone(tmp_path):
-    path = str(tmp_path / "gone")
-    with pytest.raises(DataError, match=f"^cannot read {path}: .*No such file"):
-        caches.scan_files([path], never, str(tmp_path / "cache.json"), {})
-
-
 def test_counting_reports_its_progress(counted, monkeypatch):
     paths, cache, _ = counted
     texts = []
@@ -88,18 +82,6 @@ def test_counting_reports_its_progress(counted, monkeypatch):
     assert f"2 files, {paths[0]} first" in looking
     assert all(str(cache) in text for text in (reading, writing))
     assert [text.split(": ")[1] for text in counts] == [f"{n} of 2 files" for n in range(3)]
-
-
-def test_a_listener_may_stop_the_work(counted, monkeypatch):
-    paths, cache, _ = counted
-
-    def stop(text):
-        if "1 of" in text:
-            raise InterruptedError(text)
-
-    monkeypatch.setattr(console, "_listener", stop)
-    with pytest.raises(InterruptedError, match="1 of 2 files"):
-        caches.scan_files(paths, lengths, str(cache), {"n": 9})
 
 
 # --- Arrays.

@@ -11,7 +11,6 @@ from common.data.decoding import Reader
 from common.data.order import Order
 from common.data.shards import Shards, tensorflow
 from common.errors import DataError
-from tests.common.images.test_photos import png_of_size
 
 COUNTS = (5, 0, 7)
 
@@ -98,21 +97,6 @@ def test_the_files_of_a_batch_are_known_while_it_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "reading", reading)
     list(Reader(store(tmp_path), [decimal], accept).eval_batches(4, 0, 1))
     assert names[:3] == [["0"], ["0", "2"], ["2"]]
-
-
-@pytest.mark.parametrize(
-    "data", [png_of_size(31_623, 31_623), png_of_size(8, 8), b"\x89PNG no image"]
-)
-def test_a_record_says_if_its_image_is_too_large(data):
-    tf = tensorflow()
-    value = tf.train.BytesList(value=[b"text", data])
-    feature = {"image/encoded": tf.train.Feature(bytes_list=value)}
-    record = tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
-    words = "; 1,000,014,129 pixels, more than the 178,956,970 that are decoded: shrink the image"
-    expected = words if data == png_of_size(31_623, 31_623) else ""
-    assert decoding.size_remark(tf.constant(record)) == expected
-    assert decoding.size_remark(tf.constant([b"x", record]), 1) == expected
-    assert decoding.size_remark(tf.constant(b"no example")) == ""
 
 
 # --- Slices and padding of the evaluation.

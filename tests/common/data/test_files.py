@@ -143,14 +143,6 @@ def test_the_one_file_that_matches(tmp_path):
         files.find_one(str(tmp_path), "a-*", "seeds", "seed_file")
 
 
-@pytest.mark.parametrize(
-    ("numbers", "missing"),
-    [((0, 1, 2), []), ((1, 2, 3), []), ((1, 2), [0]), ((1, 3), [2]), ((0, 3), [1, 2])],
-)
-def test_missing_numbers_count_from_0_or_1(numbers, missing):
-    assert files.missing_numbers(numbers, 3) == missing
-
-
 def test_bytes_of_records_by_at_most_64_files(tmp_path):
     """Of 64 files all count; of 65 every other one, 33 of 3 bytes and 2 records each."""
     paths = [str(tmp_path / str(i)) for i in range(65)]

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import models
 from benchmarks.resnet import variants
 from common.errors import ConfigError
-from common.layers import boundary, convolutions
+from common.layers import boundary
 from common.layers.boundary import Arguments, Results
 from tests.common.layers.test_gram_resnet import (
     agree,
@@ -23,6 +23,7 @@ from tests.common.layers.test_gram_resnet import (
     both,
     leaves_in_float64,
     on_eight_devices,
+    trace_for,
     trained,
     variables_of,
 )
@@ -209,7 +210,7 @@ def test_a_model_agrees_in_float64(monkeypatch):
 @pytest.mark.long
 def test_a_model_on_eight_devices(monkeypatch):
     """Statistics of pairs of devices, and gradients added over all."""
-    monkeypatch.setattr(convolutions, "device_kind", lambda: "TPU v4")
+    trace_for("TPU v4", monkeypatch)
     norm = functools.partial(models.BatchNorm, axis_name="group")
     with jax.enable_x64(True):
         *pair, calls = with_kernels(monkeypatch, stage_sizes=(2, 1), norm=norm)

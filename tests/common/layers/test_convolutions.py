@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from common.layers import convolutions
+from common.layers import convolutions, device_kind
 from common.layers.convolutions import Pairs
 from tests.common.layers.test_gram_norm import jitted
 from tests.common.layers.test_gram_resnet import compare
@@ -219,12 +219,12 @@ def test_the_kind_of_device_is_that_of_the_mesh():
     seen = []
 
     def f(x):
-        seen.append(convolutions.device_kind())
+        seen.append(device_kind())
         return x
 
     specs = jax.sharding.PartitionSpec("d")
     jax.jit(jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=specs))(jnp.zeros(1))
-    assert seen == [jax.devices()[0].device_kind] and convolutions.device_kind() == ""
+    assert seen == [jax.devices()[0].device_kind] and device_kind() == ""
 
 
 # --- In pairs of pixels.

@@ -2,11 +2,6 @@
 
 import collections
 import functools
-import os
-import pathlib
-import subprocess
-import sys
-import textwrap
 from typing import Any
 
 import flax.linen as nn
@@ -319,34 +314,6 @@ def test_the_sum_that_libtpu_cannot_fuse_stands_alone(dtype, count):
     kernel, one = jnp.zeros((8, 16)), jnp.ones(16)
     text = jax.jit(gram).lower(x, kernel, one, one).as_text()
     assert text.count("optimization_barrier") == count
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["tpu7x:2x2x1", "v6e:2x2"])
-def test_libtpu_compiles_the_sum_of_float32(name):
-    """In a process of its own, because libtpu dies without the barrier."""
-    pytest.importorskip("libtpu", reason="libtpu is not installed (requirements-tpu.txt)")
-    code = f"""
-    import functools, jax, jax.numpy as jnp
-    from jax.experimental import topologies
-    from jax.sharding import SingleDeviceSharding
-    from common.layers import gram_norm
-    device = topologies.get_topology_desc({name!r}, "tpu").devices[0]
-    where = SingleDeviceSharding(device)
-    shapes = (8, 8, 8, 32), (32, 64), (64,), (64,)
-    specs = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=where) for shape in shapes]
-    layer = functools.partial(gram_norm.conv_norm, epsilon=1e-5)
-    jax.jit(layer).lower(*specs).compile()
-    """
-    quiet = {"TPU_SKIP_MDS_QUERY": "1", "JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=pathlib.Path(__file__).parents[3],
-        env=os.environ | quiet,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
 
 
 # --- Arrays that are computed again.

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import models
 from benchmarks.resnet import architecture
-from common.layers import convolutions, gram_resnet, space_to_depth
+from common.layers import convolutions, cpu, gram_resnet, space_to_depth
 from engine import mesh as meshes
 from tests.common.layers.test_gram_norm import QUICK, assert_close, jitted
 from tests.conftest import make_programs, make_recipe, make_tiny_config
@@ -149,10 +149,16 @@ def on_eight_devices(pair: Any) -> Any:
     assert_trees_close(actual[2], expected[2], 1e-8)
 
 
+def trace_for(kind, monkeypatch):
+    """The layers take the forms for a kind of device."""
+    for module in (convolutions, cpu, gram_resnet):
+        monkeypatch.setattr(module, "device_kind", lambda: kind)
+
+
 @pytest.mark.long
 def test_a_model_on_eight_devices(monkeypatch):
     """With the layers that TPUs have."""
-    monkeypatch.setattr(convolutions, "device_kind", lambda: "TPU v3")
+    trace_for("TPU v3", monkeypatch)
     norm = functools.partial(models.BatchNorm, axis_name="group")
     with jax.enable_x64(True):
         on_eight_devices(both(50, stage_sizes=(1, 1), norm=norm))
@@ -326,7 +332,7 @@ def test_convolution_outputs_are_not_saved():
 @pytest.mark.parametrize("span", [1, 0])
 def test_a_short_run_ends_where_the_plain_one_does(tiny_records, tmp_path, span, monkeypatch):
     """The digits' recipe, 60 steps on 8 devices: losses of single steps, and both ends."""
-    monkeypatch.setattr(convolutions, "device_kind", lambda: "TPU v4")
+    trace_for("TPU v4", monkeypatch)
 
     def losses(batch_norm):
         changes = {"batch_norm": batch_norm, "bn_span": span, "train_steps": "60"}

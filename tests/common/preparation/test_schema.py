@@ -12,8 +12,9 @@ from PIL import Image
 from common.data import records
 from common.data.shards import tensorflow
 from common.errors import UserError
+from common.preparation import digits as preparation
 from scripts import prepare
-from tests.helpers.preparation import edit, leaves
+from tests.helpers.preparation import leaves
 
 NUMBERS = "image/height", "image/width", "image/channels", "image/class/label"
 TEXTS = "image/colorspace", "image/class/synset", "image/format", "image/filename", "image/encoded"
@@ -179,12 +180,10 @@ def test_digits_are_scikit_learns(digits):
 
 @pytest.mark.long
 def test_complete_digits_are_left_alone_and_others_replaced(digits, tmp_path):
-    """Other pixels are no others, because other JPEG libraries round differently."""
     before = contents(digits)
     for name, data in before.items():
         (tmp_path / name).write_bytes(data)
     first, second = tmp_path / "train-00000-of-00008", tmp_path / "validation-00001-of-00002"
-    edit(first, lambda row: row["image/encoded"].bytes_list.value.__setitem__(0, b"JPEG"))
     times = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert "already complete" in prepare.make("digits", ["--out", str(tmp_path)])
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == times
@@ -207,3 +206,24 @@ def test_digits_do_not_replace_other_images(fake, tmp_path):
     with pytest.raises(UserError, match="holds other images; choose another --out"):
         prepare.make("digits", ["--out", str(tmp_path)])
     assert (tmp_path / "train-00000-of-00008").read_bytes() == theirs
+
+
+def test_some_digits_are_the_first_images_of_the_complete_set():
+    every, small = preparation.examples(), preparation.examples(range(5, 10), per_class=20)
+    for split, examples in every.items():
+        rows = [row for row in map(parse, examples) if row["image/class/label"] > 5]
+        kept = list(map(parse, small[split]))
+        for label in range(1, 6):  # of 5 to 9
+            names = [row["image/filename"] for row in rows if row["image/class/label"] == label + 5]
+            assert all(name.startswith(b"digit_%d_" % (label + 4)) for name in names)
+            own = [row["image/filename"] for row in kept if row["image/class/label"] == label]
+            assert own == (names[:20] if split == "train" else names)
+        assert len(kept) == (100 if split == "train" else len(rows))
+
+
+@pytest.mark.parametrize("flags", [["--digits=9-5"], ["--digits=5"], ["--per_class=1"]])
+def test_odd_tasks_are_refused(flags, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        prepare.make("digits", ["--out", str(tmp_path), *flags])
+    assert "must be" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

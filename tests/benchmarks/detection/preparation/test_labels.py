@@ -107,9 +107,6 @@ def labelme(path, *shapes):
     )
 
 
-OPEN_HEAD = "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax,IsOccluded,IsGroupOf\n"
-OPEN_CAT, OPEN_DOG = "/m/01yrx,1,0.4,0.6,0.3,0.7,0,0\n", "/m/0bt9lr,1,0,0.5,0,0.5,0,1\n"
-
 FOLDERS = {
     "yolo: images/train": ("yolo", IN_FOLDERS | {"data.yaml": "names:\n  0: cat\n  1: dog\n"}, TWO),
     "yolo: train/images": (
@@ -206,17 +203,6 @@ FOLDERS = {
             }
         },
     ),
-    "open images": (
-        "openimages",
-        {"class-descriptions-boxable.csv": "/m/01yrx,cat\n/m/0bt9lr,dog\n/m/0,bird\n"}
-        | {"oidv6-train-annotations-bbox.csv": f"{OPEN_HEAD}0a,xclick,{OPEN_CAT}0b,x,{OPEN_CAT}"}
-        | {"validation-annotations-bbox.csv": f"{OPEN_HEAD}0c,xclick,{OPEN_DOG}"}
-        | {"train/0a.jpg": JPEG, "validation/0c.jpg": JPEG},
-        {
-            "train": {"train/0a.jpg": [CAT]},
-            "val": {"validation/0c.jpg": [("dog", [0, 0, 100, 50], 1, [])]},
-        },
-    ),
 }
 
 
@@ -249,17 +235,6 @@ ODD = {
         | {"a.txt": f"{MANY}\n7 0.5 0.5 0.1 0.1\n0 nan .5 .1 .1"},
         ("2 of 26 objects", "a.txt:26", "class 7", "1 of data.yaml"),
         {"train": {"a.jpg": [CAT] * 24}},
-    ),
-    "a data.yaml that names other folders": (
-        IN_FOLDERS
-        | {"data.yaml": "train: /content/pets/a\nval: /content/pets/b\nnames: [cat, dog]\n"},
-        ("2 images or folders", "/content/pets/a of data.yaml"),
-        TWO,
-    ),
-    "one folder for both splits": (
-        IN_FOLDERS | {"data.yaml": "train: images/train\nval: images/train\nnames: [cat, dog]\n"},
-        ("1 image of both train and val: a new split",),
-        {"train": TWO["train"] | TWO["val"]},
     ),
     "an image in both lists": (
         {"images/a.jpg": JPEG, "images/b.jpg": JPEG, "images/c.jpg": JPEG, "labels/a.txt": CAT_LINE}
@@ -348,16 +323,6 @@ REFUSED = {
         "labelme",
         {"a.jpg": JPEG, "a.json": '{"shapes": ['},
         ("a.json", "damaged"),
-    ),
-    "open images: none": (
-        "openimages",
-        {"b.jpg": JPEG, "train.csv": f"{OPEN_HEAD}a,x,{OPEN_CAT}"},
-        ("no image has a label",),
-    ),
-    "open images": (
-        "openimages",
-        {"a.jpg": JPEG, "train.csv": f"{OPEN_HEAD}a,x,/m/0,1,80,90,10,20,0,0\n"},
-        ("train.csv:2", "share"),
     ),
 }
 

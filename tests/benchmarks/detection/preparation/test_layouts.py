@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from benchmarks.detection.preparation import coco, layouts
+from benchmarks.detection.preparation import coco
 from common.preparation.folders import Folder
 from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import (
@@ -122,22 +122,12 @@ def test_own_images_are_recognised_and_prepared(name, tmp_path, capsys, monkeypa
     assert config.data_dir == f"{tmp_path}/out" and config.train_batch_size == batch
 
 
-def test_of_a_large_file_a_part_is_looked_at(tmp_path, monkeypatch):
-    place(tmp_path, {"all.json": T, **photos("images", *TRAIN)})
-    place(tmp_path / "b", {"all.json": changed(TRAIN, same, ["bbox"]), **photos("images", *TRAIN)})
-    expected = coco.readings(Folder.open(str(tmp_path)))
-    monkeypatch.setattr(layouts, "_LOOKED", 1000)
-    for folder, rows in ((tmp_path, expected), (tmp_path / "b", [])):
-        seen = coco.readings(Folder.open(str(folder)))
-        assert [row.arguments for row in seen] == [row.arguments for row in rows]
-
-
 def test_cocos_archives_and_folders(tmp_path):
     write_coco(tmp_path)
     shutil.move(tmp_path / "annotations.zip", tmp_path / "annotations_trainval2017.zip")
     (reading,) = coco.readings(Folder.open(str(tmp_path)))
     assert "--masks" in reading.arguments and "COCO" in reading.found
-    prepare.make("coco", [*reading.arguments, "--subset", f"--out={tmp_path}/out"])
+    prepare.make("coco", [*reading.arguments, f"--out={tmp_path}/out"])
     (tmp_path / "open" / "annotations").mkdir()
     for path in (tmp_path / "open").glob("*.json"):
         shutil.move(path, tmp_path / "open" / "annotations")

@@ -13,7 +13,6 @@ from PIL import Image
 from benchmarks.resnet.preparation import imagenet as preparation
 from common.errors import UserError
 from common.images import photos
-from common.preparation import writing
 from scripts import prepare
 from tests.common.preparation import test_schema
 from tests.helpers.preparation import leaves
@@ -239,21 +238,6 @@ def test_another_input_or_setting_is_refused_and_never_mixed(tmp_path):
     with pytest.raises(UserError, match="already holds train-00000-of-00001"):
         prepare.make("imagenet", [*command, f"--out={other}"])
     assert contents(other) == {"train-00000-of-00001": b"precious"}
-
-
-def test_an_input_that_changes_meanwhile_gives_no_manifest(tmp_path, monkeypatch):
-    arguments, *_ = write_imagenet(tmp_path)
-    write = writing.write
-
-    def change(*args, **options):
-        results = write(*args, **options)
-        os.utime(tmp_path / "ILSVRC2012_img_val.tar", (1, 1))
-        return results
-
-    monkeypatch.setattr(writing, "write", change)
-    with pytest.raises(UserError, match="--validation changed while it was read"):
-        prepare.make("imagenet", [*arguments, "--subset", f"--out={tmp_path}/out"])
-    assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_imagenet_must_be_complete(imagenet, tmp_path, monkeypatch):
