@@ -1,12 +1,8 @@
-"""What a user asks predict.py for, and the model that answers.
-
-A `Predictor` computes predictions for batches of fixed shapes, on all devices.
-"""
+"""What a user asks predict.py for, and the model that answers, on all devices."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +10,9 @@ import jax
 import numpy as np
 
 from benchmarks.base import BATCH_AXES
-from engine import locations, step
+from commands.predict.outputs import say
+from common.images import photos
+from engine import compiler, locations, resuming, step
 from engine import mesh as meshes
 from engine.model_source import Model
 
@@ -23,16 +21,15 @@ Leaves = Mapping[str, np.ndarray]  # of one example, or of a batch
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """predict.py explains each flag.
+    """The command line of predict.py, which explains each flag.
 
     Attributes:
-      sources: files, folders, patterns, "-", sentences, as the kind of the model takes them.
       model: a workdir or a checkpoint; or a file or folder of another library's weights.
-      recipe, keys: for such weights, see `model_source.load`; None where `model` is a workdir.
+      recipe, keys: for such weights, as `model_source.load` takes them; None where `model` is a
+        workdir.
       format: one of `outputs.FORMATS` or of the kind's own; "" if none was given.
       out: the file of results; "" writes them to the standard output.
-      options: the flags that were given of those that single kinds of models have.
-      accept_other_data: use a model also where its data have other classes by now.
+      options: the given flags of those that single kinds of models have.
     """
 
     sources: Sequence[str]
@@ -47,32 +44,18 @@ class Request:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def flag(
-    group: str, default: Any, text: str, kind: Callable[[str], Any] | None = None, end: str = ""
-) -> Any:
-    """A field of a kind's `Options`: a flag that only some kinds of models have.
+def prepare(model: Model, accept_other_data: bool, checks_data: bool = True) -> Model:
+    """The model as it answers: in float32 on CPUs, where bfloat16 is no faster.
 
-    Args:
-      group: the title above it in --help.
-      default: False for a flag without a value.
-      text: its help.
-      kind: makes its value of what the user gives.
-      end: of the name of the file to write that the flag names; "" for another flag.
+    Raises:
+      UserError: there are no such devices; or `checks_data`, and the model's data have other
+        classes by now, and `accept_other_data` is False.
     """
-    metadata = {"group": group, "help": text, "type": kind, "end": end}
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-data_dir_flag = functools.partial(
-    flag,
-    "translators and recommenders",
-    "",
-    "where the vocabulary or the ratings are, if not where the run had them",
-)
-
-
-def choose_precision(model: Model) -> Model:
-    """The model in float32 on CPUs, where bfloat16 is no faster; elsewhere as it was trained."""
+    photos.quiet()
+    if checks_data:
+        resuming.check_data(model, accept_other_data, say)
+    meshes.check_platform()
+    compiler.use_cache(model.config.compilation_cache)
     return model.in_float32() if jax.default_backend() == "cpu" else model
 
 
@@ -89,7 +72,7 @@ def with_data(model: Model, data_dir: str, **changes: Any) -> Model:
 
 
 class Predictor:
-    """A trained model on this machine's devices."""
+    """A trained model on this machine's devices, for batches of fixed shapes."""
 
     def __init__(self, predict: Callable[..., Any], model: Model, batch_size: int, at_once: int):
         """Reads the weights.

@@ -11,7 +11,7 @@ import types
 import numpy as np
 import pytest
 
-import commands.predict
+import commands.predict.model
 import predict
 from benchmarks.resnet import ResNet
 from benchmarks.uses import Uses
@@ -99,14 +99,13 @@ def test_a_model_is_not_used_where_its_data_have_other_classes(
     config = change_manifest(workdir)["config"]
     folder = write_names(tmp_path / "data", *names)
     change_manifest(workdir, config=config | {"data_dir": folder})
-    monkeypatch.setattr(commands.predict, "compiler", COMPILES)
+    monkeypatch.setattr(commands.predict.model, "compiler", COMPILES)
     monkeypatch.setattr(export.programs, "of", lambda *_: sys.exit("prepares"))
     monkeypatch.setattr(ResNet, "num_examples", lambda *_: 4)
     source = types.SimpleNamespace(class_names=names, shards=Shards((), ()))
     monkeypatch.setattr(ResNet, "source", lambda *_: source)
     monkeypatch.setattr(Run, "host_bytes", lambda *_: {})
     monkeypatch.setattr(Programs, "lower_predict", lambda *_: sys.exit("compiles"))
-    monkeypatch.setattr(demo, "compiler", COMPILES)
     command = {
         "demo": lambda: demo.make_demo(model_source.load(workdir)),
         "export": lambda: export.run(workdir, "latest", "stablehlo"),
@@ -125,7 +124,7 @@ def test_a_model_is_not_used_where_its_data_have_other_classes(
 def test_the_page_may_accept_other_classes(workdir, tmp_path, monkeypatch):
     folder = write_names(tmp_path / "data", "n0", "n2", "n1", "n3")
     model = model_source.load(workdir).changed(data_dir=folder)
-    monkeypatch.setattr(demo, "compiler", COMPILES)
+    monkeypatch.setattr(commands.predict.model, "compiler", COMPILES)
     with pytest.raises(SystemExit, match="compiles"):
         demo.make_demo(model, True)
 
