@@ -43,9 +43,6 @@ flags.DEFINE_float(
 )
 flags.register_validator("eval_timeout", lambda seconds: seconds > 0, "must be more than 0 seconds")
 flags.DEFINE_string(
-    "compare", "", "With --mode=report: the workdir of another run, for comparison."
-)
-flags.DEFINE_string(
     "format",
     "",
     "With --mode=export: one or more of hf, onnx, savedmodel, stablehlo; not every model has "
@@ -67,9 +64,6 @@ flags.DEFINE_bool(
     "accept_other_data",
     False,
     "With --mode=export: also where the data have other classes than the model by now.",
-)
-flags.DEFINE_string(
-    "push", "", "With --mode=export --format=hf: OWNER/NAME on the Hugging Face hub to send it to."
 )
 flags.DEFINE_string(
     "tpu", "", "With --mode=preflight: slices such as v5e:4x4 or v3-32, with commas; or all."

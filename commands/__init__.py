@@ -56,14 +56,14 @@ MODES = {
     "export": Mode(
         "commands.export:run",
         "write the trained model for other programs (without --config)",
-        ("checkpoint", "format", "out", "allow_mismatch", "push", "accept_other_data"),
+        ("checkpoint", "format", "out", "allow_mismatch", "accept_other_data"),
         recipe="refused",
         hosts="alone",
     ),
     "report": Mode(
         "commands.report:report",
         "write a page about the run, WORKDIR/report/report.html (with or without --config)",
-        ("checkpoint", "compare"),
+        ("checkpoint",),
         recipe="optional",
     ),
     "doctor": Mode(

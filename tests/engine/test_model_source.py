@@ -110,7 +110,7 @@ def test_a_model_is_not_used_where_its_data_have_other_classes(
         "demo": lambda: demo.make_demo(model_source.load(workdir)),
         "export": lambda: export.run(workdir, "latest", "stablehlo"),
         "predict": lambda: predict.main(["x.jpg", f"--workdir={workdir}"]),
-        "report": lambda: report.report(model_source.settings(workdir), "latest", ""),
+        "report": lambda: report.report(model_source.settings(workdir), "latest"),
     }[use]
     with pytest.raises((UserError, SystemExit)) as caught:
         command()
