@@ -68,7 +68,7 @@ MODES = {
     ),
     "doctor": Mode(
         "commands.doctor:run",
-        "look for what would stop the run, and say the remedy",
+        "look for what would stop the run, and say how to fix it",
         ("json", "full"),
         hosts="unjoined",
     ),

@@ -28,25 +28,22 @@ from common.errors import (
 from common.trees import Parts
 from engine import mesh as meshes
 from engine.cluster import guard, processes
-from engine.cluster.hosts import vm_metadata
 from engine.locations import check_folder
 from engine.model_source import initial_weights
 from engine.run import Programs, Settings
 from engine.weights import adopt
 
 _LOCK = "/tmp/libtpu_lockfile"
-_SHARED = "/dev/shm"
-_ACCOUNT = "instance/service-accounts/default/email"  # of the VM, at its metadata server
 _HOSTS_WAIT = 60.0  # seconds to wait for the doctors of the other hosts
 _LABELS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 
 
 class Finding(NamedTuple):
-    """What a check says; `remedy` is empty where nothing is wrong."""
+    """What a check says; `fix` is empty where nothing is wrong."""
 
     status: Literal["ok", "warn", "fail"]
     text: str
-    remedy: str = ""
+    fix: str = ""
 
 
 @dataclasses.dataclass
@@ -105,13 +102,13 @@ def run(settings: Settings, as_json: bool, full: bool = False, hosts: Any = None
                 findings = list(check(case))
             except Exception as error:  # each file system has errors of its own
                 findings = [Finding("fail", one_line(error), "see the message")]
-            for status, text, remedy in findings:
+            for status, text, fix in findings:
                 failures = [row["text"] for row in rows if row["status"] == "fail"]
                 if status == "fail" and text in failures:  # of what several checks need
                     continue
-                rows.append({"status": status, "check": name, "text": text, "remedy": remedy})
+                rows.append({"status": status, "check": name, "text": text, "fix": fix})
                 if not as_json:
-                    hint = f"\n       -> {remedy}" if remedy else ""
+                    hint = f"\n       -> {fix}" if fix else ""
                     print(visible(f"{_LABELS[status]}  {name}: {text}{hint}"), flush=True)
     failed, warned = (sum(row["status"] == status for row in rows) for status in ("fail", "warn"))
     if as_json:
@@ -138,19 +135,25 @@ def _versions(case: Case) -> Iterator[Finding]:
             "the full tensorflow is installed and takes the TPU at import",
             "pip uninstall tensorflow; pip install --require-hashes -r requirements.txt",
         )
-    if version("jax") != version("jaxlib"):
-        both = f"jax {version('jax')} and jaxlib {version('jaxlib')} are not of one release"
-        yield Finding("warn", both, "install both from the same requirements file")
-    if os.environ.get("TPU_GRPC_URL"):
-        yield Finding("ok", "TPU_GRPC_URL is set; a TPU VM does not use it")
 
 
 def _tpu_in_use(case: Case) -> Iterator[Finding]:
+    """Other processes that have the TPU or its lock file open, each as "pid N (command)"."""
     if not meshes.tpu_chips():  # the lock file of a compiler for absent TPUs does not matter
         return
-    if holders := _holders("/dev/accel", "/dev/vfio/", _LOCK):
-        remedy = "stop that process (kill PID), or wait until it has ended"
-        yield Finding("fail", f"by {'; '.join(holders)}", remedy)
+    holders = set()
+    for descriptor in glob.glob("/proc/[0-9]*/fd/*"):
+        pid = descriptor.split("/")[2]
+        try:
+            opened = os.readlink(descriptor)
+            if pid != str(os.getpid()) and opened.startswith(("/dev/accel", "/dev/vfio/", _LOCK)):
+                with open(f"/proc/{pid}/cmdline") as command:
+                    holders.add(f"pid {pid} ({command.read().replace(chr(0), ' ').strip()[:80]})")
+        except OSError:  # the process has ended, or another user owns it
+            continue
+    if holders:
+        fix = "stop that process (kill PID), or wait until it has ended"
+        yield Finding("fail", f"by {'; '.join(sorted(holders))}", fix)
     elif os.path.exists(_LOCK):
         text = f"{_LOCK} is left over: no process holds it"
         yield Finding("warn", text, f"if jax cannot start: sudo rm {_LOCK}")
@@ -158,36 +161,11 @@ def _tpu_in_use(case: Case) -> Iterator[Finding]:
         yield Finding("ok", "by no other process")
 
 
-def _surroundings(case: Case) -> Iterator[Finding]:
-    """What a container or another cloud may lack, and a run needs at times."""
-    if not os.access(_SHARED, os.W_OK):
-        text = f"{_SHARED} is missing or cannot be written: programs of several processes fail"
-        remedy = "docker run --shm-size=1g; in Kubernetes an emptyDir of medium Memory"
-        yield Finding("warn", text, remedy)
-    if meshes.tpu_chips() and not _metadata("instance/id"):
-        text = "no metadata server: a run does not notice that its VM will be taken away"
-        yield Finding("warn", text, "save often: --config.steps_per_checkpoint=500")
-
-
 def _gpus(case: Case) -> Iterator[Finding]:
     if number := meshes.count_gpus():
-        text, remedy = meshes.gpu_obstacle()
+        text, fix = meshes.gpu_obstacle()
         fine = f"{number} of NVIDIA, driver {meshes.driver_version() or 'unknown'}"
-        yield Finding("warn", text, remedy) if text else Finding("ok", fine)
-
-
-def _holders(*paths: str) -> list[str]:
-    """Other processes that have such a file open, as "pid N (command)"."""
-    holders = set()
-    for descriptor in glob.glob("/proc/[0-9]*/fd/*"):
-        pid = descriptor.split("/")[2]
-        try:
-            if pid != str(os.getpid()) and os.readlink(descriptor).startswith(paths):
-                with open(f"/proc/{pid}/cmdline") as command:
-                    holders.add(f"pid {pid} ({command.read().replace(chr(0), ' ').strip()[:80]})")
-        except OSError:  # the process has ended, or another user owns it
-            continue
-    return sorted(holders)
+        yield Finding("warn", text, fix) if text else Finding("ok", fine)
 
 
 def _devices(case: Case) -> Iterator[Finding]:
@@ -205,11 +183,10 @@ def _workdir(case: Case) -> Iterator[Finding]:
     try:
         check_folder(workdir)
     except CheckpointError as error:
-        remedy = "choose another --workdir"
+        fix = "choose another --workdir"
         if workdir.startswith("gs://"):
-            who = _metadata(_ACCOUNT) or "the service account"
-            remedy = f"give {who} roles/storage.admin on the bucket"
-        yield Finding("fail", str(error), remedy)
+            fix = "give the VM's service account roles/storage.admin on the bucket"
+        yield Finding("fail", str(error), fix)
     else:
         yield Finding("ok", f"{workdir} can be written, listed and deleted in")
 
@@ -219,10 +196,10 @@ def _data(case: Case) -> Iterator[Finding]:
     try:
         train, held_out = benchmark.num_examples("train"), benchmark.num_examples("eval")
     except DataError as error:
-        who = _metadata(_ACCOUNT) if "gs://" in str(error) else ""
-        reader = f"; {who} needs roles/storage.objectViewer there" if who else ""
-        remedy = "set --config.data_dir, mend that, or prepare the data again"
-        yield Finding("fail", str(error), f"{remedy}{reader}")
+        fix = "set --config.data_dir, repair that, or prepare the data again"
+        if "gs://" in str(error):
+            fix += "; the VM's service account needs roles/storage.objectViewer there"
+        yield Finding("fail", str(error), fix)
         return
     yield Finding("ok", f"{train:,} {benchmark.unit} to train, {held_out:,} to evaluate")
     if train < settings.train_batch_size:
@@ -235,16 +212,16 @@ def _records(case: Case) -> Iterator[Finding]:
     benchmark = case.benchmark
     for split in ("train", "eval") if case.full else ():
         try:
-            faults = benchmark.check(split)
+            errors = benchmark.check(split)
         except UserError as error:
-            faults = [str(error)]
-        for fault in faults:
-            yield Finding("fail", fault, "mend that, or prepare the data again")
-        if not faults:
+            errors = [str(error)]
+        for error in errors:
+            yield Finding("fail", error, "repair that, or prepare the data again")
+        if not errors:
             count = benchmark.num_examples(split)
             yield Finding("ok", f"the {split} split is fit: read all {count:,} {benchmark.unit}")
-            for status, text, remedy in benchmark.remarks(split):
-                yield Finding("warn" if status == "warn" else "ok", text, remedy)
+            for status, text, fix in benchmark.remarks(split):
+                yield Finding("warn" if status == "warn" else "ok", text, fix)
 
 
 def _memory(case: Case) -> Iterator[Finding]:
@@ -260,7 +237,7 @@ def _memory(case: Case) -> Iterator[Finding]:
 
 
 def _initial_weights(case: Case) -> Iterator[Finding]:
-    remedy = "set --config.init_from to a workdir, one of its checkpoints, or a file of weights"
+    fix = "set --config.init_from to a workdir, one of its checkpoints, or a file of weights"
     settings, benchmark = case.settings, case.benchmark
     try:
         if settings.init_from:
@@ -272,9 +249,9 @@ def _initial_weights(case: Case) -> Iterator[Finding]:
         elif not _has_begun(settings.workdir):
             Programs.make(settings).check_random_start()
             if note := settings.lacks_weights:
-                yield Finding("warn", note, remedy)
+                yield Finding("warn", note, fix)
     except (CheckpointError, ConfigError, DataError) as error:
-        yield Finding("fail", str(error), remedy)
+        yield Finding("fail", str(error), fix)
 
 
 def _has_begun(workdir: str) -> bool:
@@ -295,25 +272,16 @@ def _hosts(case: Case) -> Iterator[Finding]:
     try:
         processes.join(group, facts, _HOSTS_WAIT, case.settings.limits.host_silence_seconds)
     except HostError as error:
-        remedy = f"start the doctor on all hosts at once, and open tcp:{port} between them"
-        yield Finding("fail", str(error), remedy)
+        fix = f"start the doctor on all hosts at once, and open tcp:{port} between them"
+        yield Finding("fail", str(error), fix)
     else:
         yield Finding("ok", f"{group.count} arrived at {group.address} and agree")
-
-
-def _metadata(path: str) -> str:
-    """What this VM's metadata server says; "" where there is none."""
-    try:
-        return vm_metadata(path, 2)
-    except OSError:
-        return ""
 
 
 _CHECKS = {
     "versions": _versions,
     "TPU in use": _tpu_in_use,
     "hosts": _hosts,
-    "surroundings": _surroundings,
     "GPUs": _gpus,
     "devices": _devices,
     "workdir": _workdir,

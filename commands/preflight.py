@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import importlib.util
 import json
 import math
 import multiprocessing
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -93,27 +91,20 @@ def run(
                 outcome = _with_largest(settings, outcome)
             outcomes.append(outcome)
     finally:  # results that took minutes are shown, even if the rest is interrupted
-        if outcomes:
-            _report(outcomes, as_json, price)
+        rows = [forecast.row(outcome, price) for outcome in outcomes]
+        job = next((outcome.job for outcome in outcomes if outcome.job), None)
+        if as_json and rows:
+            print(json.dumps(forecast.plain(rows), indent=2))
+        elif rows:
+            unit = job.unit if job else "examples"
+            print(f"{forecast.tables(rows, unit)}\n\n{forecast.NOTE}")
+            if job:
+                print(
+                    f"No data were read: an epoch counts as {job.examples:,} {unit}, an evaluation "
+                    f"as {job.eval_examples:,};\n{job.steps:,} steps and {job.evaluations:,} "
+                    f"evaluations of {job.eval_batch:,} at a time."
+                )
     return int(any(outcome.error for outcome in outcomes))
-
-
-def _report(outcomes: list[Outcome], as_json: bool, price: float | None) -> None:
-    """Prints the forecasts."""
-    rows = [forecast.row(outcome, price) for outcome in outcomes]
-    jobs = [outcome.job for outcome in outcomes if outcome.job]
-    unit = jobs[0].unit if jobs else "examples"
-    if as_json:
-        print(json.dumps(forecast.plain(rows), indent=2))
-    else:
-        print(f"{forecast.tables(rows, unit)}\n\n{forecast.NOTE}")
-        if jobs:
-            job = jobs[0]
-            print(
-                f"No data were read: an epoch counts as {job.examples:,} {unit}, an evaluation "
-                f"as {job.eval_examples:,};\n{job.steps:,} steps and {job.evaluations:,} "
-                f"evaluations of {job.eval_batch:,} at a time."
-            )
 
 
 def inspect(
@@ -139,10 +130,10 @@ def inspect(
         with contextlib.suppress(EOFError, ConnectionError):  # the child has died
             connection.send((settings.config, one.name, steps))
             while not isinstance(message, Outcome):
-                is_new = connection.poll(1.0)
-                message = connection.recv() if is_new else phase
-                phase = message if isinstance(message, str) else phase
-                _progress(one, phase, start, is_new and message is phase)
+                if isinstance(message, str):
+                    phase = message
+                    _say(f"{one.name}: {phase} ...")
+                message = connection.recv()
         if not isinstance(message, Outcome):
             code = process.wait()
             name = signal.Signals(-code).name if code < 0 else ""
@@ -211,19 +202,8 @@ def _last_line(noise: IO[bytes]) -> str:
     return f": {lines[-1][:200]}" if lines else ""
 
 
-def _progress(one: Topology, phase: str, start: float, is_new: bool) -> None:
-    """Prints the phase: on a terminal in one line with a clock, elsewhere a line per phase."""
-    text = f"{one.name}: {phase} ..."
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{text} {hms(time.monotonic() - start)}")
-        sys.stderr.flush()
-    elif is_new:
-        _say(text)
-
-
 def _say(text: str) -> None:
-    clear = "\r\x1b[K" if sys.stderr.isatty() else ""
-    print(f"{clear}{text}", file=sys.stderr, flush=True)
+    print(text, file=sys.stderr, flush=True)
 
 
 # In the child.
@@ -260,13 +240,13 @@ def compiled(
     say: Callable[[str], None],
     lower: Callable[..., list[Any]] = lower_train,
 ) -> Outcome:
-    """Compiles in this process, which libtpu may crash; see `inspect`."""
+    """Compiles the steps of a run for one slice in this process, which libtpu may crash."""
     outcome, step = Outcome(one, settings.train_batch_size), ""
     done: dict[str, Any] = {}
     try:
         if settings.config.get("kernels") == "pallas":
             kernels.ask_for_bundles()  # before libtpu is loaded
-        devices = _devices(one)
+        devices: Any = topologies.get_topology_desc(one.name, "tpu", **one.options).devices
         if not one.chip.devices:
             chip = dataclasses.replace(one.chip, devices=len(devices) // one.chips)
             outcome = dataclasses.replace(outcome, topology=dataclasses.replace(one, chip=chip))
@@ -294,26 +274,6 @@ def compiled(
         return dataclasses.replace(outcome, train=done.get("train"), error=text, fits=fits)
     except (UserError, ValueError, RuntimeError, OSError) as error:  # such as a batch size
         return dataclasses.replace(outcome, error=one_line(error), fits=None)
-
-
-def _devices(one: Topology) -> Any:
-    """libtpu's devices of a slice.
-
-    Raises:
-      ConfigError: the installed libtpu knows no such chip or slice.
-    """
-    try:
-        return topologies.get_topology_desc(one.name, "tpu", **one.options).devices
-    except jax.errors.JaxRuntimeError as error:
-        libtpu, text = f"libtpu {importlib.metadata.version('libtpu')}", one_line(error)
-        if "Invalid TPU external name" in text:
-            known = f"{topology.known()}; or a newer libtpu may know it"
-            raise ConfigError(f"{libtpu} knows no chip {one.chip.name}: use {known}") from error
-        if host := re.search('chips_per_host_bounds "([0-9x]+)"', text):
-            raise ConfigError(
-                f"{one.name} is no whole slice for {libtpu}: its hosts have {host[1]} chips"
-            ) from error
-        raise
 
 
 def _program(lowered: Any, chip: Chip) -> Program:

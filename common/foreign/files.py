@@ -16,16 +16,18 @@ import ml_dtypes
 import numpy as np
 from etils import epath
 
-from common import limits
 from common.errors import DataError, one_line, parse_json, some
 from common.foreign import BESIDE, PUBLISHED, pickles, tf_checkpoints
 from common.text import text_lines
 
-_MOST_BYTES = 8 << 30
 _SAFETENSORS_DTYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
-    **{"F16": np.dtype("<f2"), "F32": np.dtype("<f4"), "F64": np.dtype("<f8")},
-    **{"I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "U8": np.dtype("u1")},
+    "F16": np.dtype("<f2"),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "U8": np.dtype("u1"),
 }
 
 
@@ -79,7 +81,6 @@ def read(path: str) -> Foreign:
     """
     if source := _peeked.pop(path, None):
         return source
-    limits.check_file(path)
     try:
         if tf_checkpoints.is_one(path):
             arrays, digest, remark = tf_checkpoints.read(path)
@@ -100,23 +101,14 @@ def read(path: str) -> Foreign:
 
 
 def _read_file(file: epath.Path) -> Foreign:
-    path = str(file)
-    if (size := file.stat().length) > _MOST_BYTES:
-        raise DataError(f"{path} has {size:,} bytes: more than {_MOST_BYTES:,} are not read")
-    data = file.read_bytes()
+    path, data = str(file), file.read_bytes()
     # Beside files of other names the descriptions may be another model's.
     beside, lines = _beside(file) if file.name in PUBLISHED else ({}, "")
-    if data.startswith((b"PK", b"\x80\x02")) and not path.endswith(".keras"):
-        # A zip archive; before PyTorch 1.6 a pickle. Keras's archives have no pickle.
+    if data.startswith((b"PK", b"\x80\x02")):  # a zip archive; before PyTorch 1.6 a pickle
         arrays, entry = pickles.read(data, path)
         form = f"PyTorch, entry {entry!r}" if entry else "PyTorch"
     elif data[8:9] == b"{":
         form, arrays = "safetensors", _read_safetensors(data, path)
-    elif epath.Path(f"{path}.meta").exists():
-        raise DataError(
-            f"{path} is damaged or cut short: {path}.meta says that it is a checkpoint of "
-            "TensorFlow, format V1; copy it again"
-        )
     else:
         raise DataError(
             f"{path} is no file of weights that can be read: use .safetensors, PyTorch's .pth or "

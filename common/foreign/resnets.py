@@ -17,8 +17,11 @@ from common.errors import CheckpointError
 from common.trees import by_name
 
 LEAVES = {
-    **{"kernel": "weight", "scale": "weight", "bias": "bias"},
-    **{"mean": "running_mean", "var": "running_var"},
+    "kernel": "weight",
+    "scale": "weight",
+    "bias": "bias",
+    "mean": "running_mean",
+    "var": "running_var",
 }
 _TF = {"kernel": "kernel", "bias": "bias"}
 _TF_NORM = {"scale": "gamma", "bias": "beta", "mean": "moving_mean", "var": "moving_variance"}
@@ -96,9 +99,15 @@ PLAIN = Family(
 DEEP = dataclasses.replace(
     PLAIN,
     outside={
-        **{"conv_stem": "conv1.0", "bn_stem": "conv1.1", "conv_stem2": "conv1.3"},
-        **{"bn_stem2": "conv1.4", "conv_stem3": "conv1.6", "bn_stem3": "bn1", "head": "fc"},
-        **{"conv_pool": "maxpool.0", "bn_pool": "maxpool.1"},
+        "conv_stem": "conv1.0",
+        "bn_stem": "conv1.1",
+        "conv_stem2": "conv1.3",
+        "bn_stem2": "conv1.4",
+        "conv_stem3": "conv1.6",
+        "bn_stem3": "bn1",
+        "head": "fc",
+        "conv_pool": "maxpool.0",
+        "bn_pool": "maxpool.1",
     },
     inside={**PLAIN.inside, "conv_proj": "downsample.1", "bn_proj": "downsample.2"},
 )
@@ -115,16 +124,14 @@ HUGGING_FACE = Family(
         "head": "classifier.1",
     },
     "resnet.encoder.stages.{stage0}.layers.{block0}.",
-    {
-        **{f"conv{k}": f"layer.{k - 1}.convolution" for k in (1, 2, 3)},
-        **{f"bn{k}": f"layer.{k - 1}.normalization" for k in (1, 2, 3)},
-        **{"conv_proj": "shortcut.convolution", "bn_proj": "shortcut.normalization"},
-    },
+    {f"conv{k}": f"layer.{k - 1}.convolution" for k in (1, 2, 3)}
+    | {f"bn{k}": f"layer.{k - 1}.normalization" for k in (1, 2, 3)}
+    | {"conv_proj": "shortcut.convolution", "bn_proj": "shortcut.normalization"},
 )
 
 
 def names(params: Any, model_state: Any, family: Family | None = None) -> dict[str, np.ndarray]:
-    """{their name: array in their layout} of our model; arrays keep their dtype and are views.
+    """{their name: array in their layout} of a model; arrays keep their dtype and are views.
 
     The stem's kernel is always that of the plain stem. Arrays of BatchNorm's counters are left out:
     PyTorch's strict load does without them.
@@ -144,20 +151,15 @@ def names(params: Any, model_state: Any, family: Family | None = None) -> dict[s
     arrays = {}
     for path, array in by_name({"params": params, "model_state": model_state}).items():
         if path == "params/conv_stem/kernel" and array.shape[:2] == (4, 4):
-            array = _plain_stem(array)
+            wide = unfold_kernel(array)
+            if wide[0].any() or wide[:, 0].any():
+                raise CheckpointError(
+                    "the stem was trained with config.space_to_depth=True: it sees 8x8 pixels, "
+                    "and the stem of PyTorch's ResNets 7x7"
+                )
+            array = wide[1:, 1:]
         arrays |= family.theirs(path, array)
     return arrays
-
-
-def _plain_stem(kernel: np.ndarray) -> np.ndarray:
-    """The plain stem's kernel [7, 7, 3, F] of a space-to-depth stem's [4, 4, 12, F]."""
-    wide = unfold_kernel(kernel)
-    if wide[0].any() or wide[:, 0].any():
-        raise CheckpointError(
-            "the stem was trained with config.space_to_depth=True: it sees 8x8 pixels, for which "
-            "PyTorch's ResNets have no place"
-        )
-    return wide[1:, 1:]
 
 
 def unfold_kernel(kernel: np.ndarray) -> np.ndarray:

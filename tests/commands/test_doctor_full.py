@@ -112,7 +112,7 @@ def test_a_fault_is_named_with_file_and_record(name, change, message, records):
     _, (train, evaluation, *_) = records(name, spoil)
     assert (train["status"], evaluation["status"]) == ("fail", "ok")
     assert f"{file}, record 0" in train["text"] and message in train["text"]
-    assert train["remedy"]
+    assert train["fix"]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_images_that_occur_several_times_are_named(records):
     _, (train, twice, evaluation, both) = records("resnet", spoil)
     first, second, third = (row[-1].decode() for row in taken)
     assert [row["status"] for row in (train, twice, evaluation, both)] == ["ok", "warn"] * 2
-    assert "1 image is there under two labels" in twice["text"] and twice["remedy"]
+    assert "1 image is there under two labels" in twice["text"] and twice["fix"]
     assert re.search(rf": n\d/{first} = n\d/{second}$", twice["text"])
     assert f"/{third}" in both["text"] and "under two labels" in both["text"]
 
@@ -189,4 +189,4 @@ def test_a_detectors_labels_and_anchors_are_looked_at(records):
     assert "boxes are copies of others" in warnings[0] and TRAIN["ssd"] in warnings[0]
     assert "objects are crowds (iscrowd 1)" in warnings[-1]
     (fits,) = [row for row in findings if "fit no anchor (IoU 0.5)" in row["text"]]
-    assert fits["status"] == "ok" or "config." in fits["remedy"]
+    assert fits["status"] == "ok" or "config." in fits["fix"]
