@@ -11,8 +11,6 @@ source is too, or a sentence. What cannot be used has a row with the error, and 
 Which flags there are depends on the model; docs/use.md has examples for each kind.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import signal
@@ -95,8 +93,7 @@ def _add_kinds(parser: console.Parser) -> None:
     add = group("detectors")
     add("--min_score", type=console.share, help="of a detection, at least (0.3; .coco.json: 0)")
     add("--max_detections", type=natural, help="the best of each picture (100)")
-    add("--draw", help="folder for the pictures with boxes and outlines")
-    add("--masks", help="folder for a PNG per picture: the number of the detection at each pixel")
+    add("--draw", help="folder for the pictures with boxes and masks")
     add = group("translators and recommenders")
     add("--data_dir", help="where the vocabulary or the ratings are, if not where the run had them")
     add = group("translators")

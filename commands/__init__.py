@@ -1,7 +1,5 @@
 """What each value of --mode does, and what it needs: `main.py` reads everything from this table."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
@@ -16,7 +14,7 @@ class Mode:
         of the run (the workdir, where a recipe is refused) and the values of `flags`. If it returns
         an integer, that is the exit code.
       summary: for --help.
-      flags: that other modes refuse, unless they have them, too.
+      flags: those that other modes refuse, unless they have them, too.
       arguments: makes the function's arguments from the values of `flags`.
       recipe: "required"; "optional", where the workdir's checkpoint holds one; or "refused".
       workdir: "required"; "optional", where only --workdir names one; or "unused".

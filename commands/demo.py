@@ -5,15 +5,12 @@ predict.py: they come from the same functions. NiceGUI, which is not among the r
 training, shows them; all that the page loads comes from this machine.
 """
 
-from __future__ import annotations
-
 import base64
-import dataclasses
 import os
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from commands.predict import boxes, classes, drawing, items, sentences, sources, texts
 from commands.predict.model import Leaves, prepare
@@ -25,15 +22,8 @@ _N_BEST = 3  # translations of a sentence
 _TOP = 10  # items of a user
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """What the page shows.
-
-    Attributes:
-      columns, rows: of a table, as text.
-      picture: a JPEG; b"" for none.
-      error: why there is no answer, in one line; "" if there is one.
-    """
+class Answer(NamedTuple):
+    """What the page shows: a table, a JPEG if there is one, or why there is no answer."""
 
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
@@ -41,21 +31,13 @@ class Answer:
     error: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Demo:
-    """A model that answers.
-
-    Attributes:
-      title: of the page.
-      takes: "a photo", "a sentence" or "the id of a user".
-      example: of what to type; "" for photos.
-      answer: of a text; or, of photos, of the content of a file.
-    """
+class Demo(NamedTuple):
+    """A model that answers: texts such as `example`; or, where that is "", contents of files."""
 
     title: str
-    takes: str
+    takes: str  # "a photo", "a sentence" or "the id of a user"
     example: str
-    answer: Callable[..., Answer]
+    answer: Callable[[Any], Answer]
 
 
 def make_demo(model: model_source.Model, accept_other_data: bool = False) -> Demo:
@@ -65,14 +47,20 @@ def make_demo(model: model_source.Model, accept_other_data: bool = False) -> Dem
       UserError: its vocabulary or its ratings are missing, it is of no kind that answers, or its
         data have other classes by now and `accept_other_data` is False.
     """
-    kinds = {"classes": _classes, "boxes": _boxes, "sentences": _sentences, "items": _items}
+    kinds: dict[str, tuple[str, str, Any]] = {
+        "classes": ("a photo", "", _classes),
+        "boxes": ("a photo", "", _boxes),
+        "sentences": ("a sentence", "A sentence.", _sentences),
+        "items": ("the id of a user", "1", _items),
+    }
     uses = model.benchmark.uses
     if uses.answers not in kinds:
         raise ConfigError(
             f"{model.source} is a model of the benchmark {model.config.benchmark!r}, for which "
             f"there is no page; {uses.hint}"
         )
-    takes, example, answer = kinds[uses.answers](prepare(model, accept_other_data))
+    takes, example, make = kinds[uses.answers]
+    answer = make(prepare(model, accept_other_data))
     lock = threading.Lock()  # one question after the other
 
     def guarded(question: Any) -> Answer:
@@ -85,7 +73,7 @@ def make_demo(model: model_source.Model, accept_other_data: bool = False) -> Dem
     return Demo(f"{model.config.benchmark}: {model.source}", takes, example, guarded)
 
 
-def _classes(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
+def _classes(model: model_source.Model) -> Callable[[bytes], Answer]:
     classifier = classes.Classifier(model, classes.Options())
     predicted = _predicted(classifier)
 
@@ -98,10 +86,10 @@ def _classes(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]
         rows = [(each["label"], f"{each['probability']:.1%}") for each in found]
         return Answer(("class", "probability"), rows, picture.photo.encoded)
 
-    return "a photo", "", answer
+    return answer
 
 
-def _boxes(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
+def _boxes(model: model_source.Model) -> Callable[[bytes], Answer]:
     detector = boxes.Detector(model, boxes.Options())
     predicted = _predicted(detector)
 
@@ -117,7 +105,7 @@ def _boxes(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
         drawn = drawing.draw_objects(picture.photo.encoded, objects)
         return Answer(("class", "score", "x", "y", "width", "height"), rows, drawn)
 
-    return "a photo", "", answer
+    return answer
 
 
 def _predicted(
@@ -132,13 +120,12 @@ def _predicted(
             with open(path, "wb") as file:
                 file.write(content)
             picture = sources.load_picture(path, model.inputs)
-        (answer,) = sources.in_batches([picture], predictor)
-        return answer
+        return picture, None if picture.inputs is None else predictor([picture.inputs])[0]
 
     return predicted
 
 
-def _sentences(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
+def _sentences(model: model_source.Model) -> Callable[[str], Answer]:
     best = min(_N_BEST, model.config.beam_size)
     translator = sentences.Translator(model, sentences.Options(n_best=best), 1)
 
@@ -148,10 +135,10 @@ def _sentences(model: model_source.Model) -> tuple[str, str, Callable[..., Answe
         rows = [(each["text"], f"{each['score']:.3f}") for each in row.content["translations"]]
         return Answer(("translation", "score"), rows, error=row.error)
 
-    return "a sentence", "A sentence.", answer
+    return answer
 
 
-def _items(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
+def _items(model: model_source.Model) -> Callable[[str], Answer]:
     recommender = items.Recommender(model, items.Options(top=_TOP), 1)
 
     def answer(text: str) -> Answer:
@@ -165,7 +152,7 @@ def _items(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
         ]
         return Answer(("item", "title", "probability"), rows, error=row.error)
 
-    return "the id of a user", "1", answer
+    return answer
 
 
 # The page.
@@ -200,7 +187,7 @@ def build_page(demo: Demo) -> None:
         answer = await run.io_bound(demo.answer, question)
         shown.clear()
         with shown:
-            _show_answer(answer)
+            _show_answer(ui, answer)
 
     async def upload(event: Any) -> None:
         await show(await event.file.read())
@@ -221,9 +208,8 @@ def build_page(demo: Demo) -> None:
     shown = ui.column().classes("w-full")
 
 
-def _show_answer(answer: Answer) -> None:
-    from nicegui import ui  # pyright: ignore[reportMissingImports] (optional)
-
+def _show_answer(ui: Any, answer: Answer) -> None:
+    """Shows an answer with NiceGUI's `ui`."""
     if answer.error:
         ui.label(answer.error).classes("text-negative")
         return

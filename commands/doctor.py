@@ -1,7 +1,5 @@
 """--mode=doctor: checks everything that could stop a run at its start, and says what to do."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import glob
@@ -48,16 +46,11 @@ class Finding(NamedTuple):
 
 @dataclasses.dataclass
 class Case:
-    """The run that the checks are about.
-
-    Attributes:
-      settings, full, hosts: as for `run`; `full` on the first host alone.
-      scratch: an empty folder that is deleted afterwards.
-    """
+    """The run that the checks are about, as for `run`."""
 
     settings: Settings
-    scratch: str
-    full: bool = False
+    scratch: str  # an empty folder that is deleted afterwards
+    full: bool = False  # on the first host alone
     hosts: Any = None
 
     @functools.cached_property
@@ -82,16 +75,13 @@ class Case:
 
 
 def run(settings: Settings, as_json: bool, full: bool = False, hosts: Any = None) -> int:
-    """Checks this host for the run that `settings` describe, and prints the findings.
+    """Checks this host for a run, prints the findings, and returns the exit code.
 
     Args:
       settings: the settings of the run, with the folder of its data.
       as_json: print one JSON list instead of lines.
       full: read and check all records, too.
       hosts: (group, facts) for `engine.cluster.processes.join`; None if this host is alone.
-
-    Returns:
-      The exit code: 1 if a check has failed, else 0.
     """
     rows: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory() as scratch:

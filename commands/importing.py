@@ -3,8 +3,6 @@
 An imported model is a workdir with the checkpoint of step 0, which no training run writes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 
@@ -22,23 +20,17 @@ from engine.step import model_items, state_of
 
 
 def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list[str]:
-    """Sets the config's keys to those of the model whose weights the run uses.
+    """Sets the config's keys to those of the model whose weights the run uses; returns notes.
 
     A run that is evaluated, that began with another model's weights, or whose checkpoint is older
-    than a key of its model, uses the model of its own workdir; other runs use the model in
-    `config.init_from`. See `benchmarks.settle_config`.
+    than a key of its model, uses the model of its workdir; other runs use the model in
+    `config.init_from`.
 
     Args:
-      config: changed in place.
+      config: changed in place by `benchmarks.settle_config`.
       workdir: "" for a mode without one.
       mode: the value of --mode.
       fixed: keys that the user has given, which stay.
-
-    Returns:
-      Lines for the user.
-
-    Raises:
-      DataError: foreign weights cannot be used.
     """
     notes = []
     imports, evaluates = mode == "import", mode in ("eval", "report")
@@ -57,14 +49,9 @@ def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list
 
 
 def run(settings: Settings) -> None:
-    """Imports `settings.init_from`.
+    """Imports the weights in `settings.init_from` of another library.
 
     The checkpoint holds no optimizer: a training run in this workdir begins with its weights.
-
-    Raises:
-      ConfigError: `settings.init_from` holds no foreign weights.
-      DataError: they cannot be used.
-      CheckpointError: the workdir has checkpoints, or cannot be written to.
     """
     folder = epath.Path(settings.workdir) / "checkpoints"
     if folder.exists() and any(p.name.isdigit() for p in folder.iterdir()):

@@ -5,8 +5,6 @@ has its own process, which runs this file as a program. What a step costs is wha
 at the prices of a chip.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib.util
@@ -71,11 +69,6 @@ def run(
 
     Returns:
       The exit code: 0 if all slices can run the steps, 1 if one cannot or the compiler failed.
-
-    Raises:
-      ConfigError: a slice is not known, or libtpu is not installed.
-      Preempted: a signal arrived. The compilation in progress is killed; finished slices are
-        printed.
     """
     slices = topology.parse_slices(tpu)
     if importlib.util.find_spec("libtpu") is None:
@@ -115,14 +108,8 @@ def inspect(
 ) -> Outcome:
     """Compiles steps of a run for one slice in another process, because the compiler may crash.
 
-    Args:
-      settings: the settings of the run.
-      one: the slice.
-      steps: ("train",) or ("train", "predict").
-      worker: the module that compiles there, as a program; it calls `work`.
-
-    Returns:
-      The compiler's result; its `error` is the reason if the steps do not compile.
+    `steps` are ("train",) or ("train", "predict"). `worker` is the module that compiles there, as a
+    program; it calls `work`. The result's `error` is the reason if the steps do not compile.
     """
     start, phase = time.monotonic(), "starting"
     with tempfile.TemporaryFile() as noise, _child(noise, worker) as (process, connection):
@@ -191,14 +178,13 @@ def _child(noise: IO[bytes], worker: str) -> Iterator[tuple[subprocess.Popen[byt
 def _last_line(noise: IO[bytes]) -> str:
     """The last message in the output of a dead compiler, after a colon; "" if there is none.
 
-    Lines of the signal handler and of the stack trace do not count.
+    Lines of the signal handler (RAW) and of the stack trace do not count.
     """
     noise.seek(0)
     lines = noise.read().decode(errors="replace").splitlines()
-    lines = [" ".join(line.split()) for line in lines if line.strip()]
+    lines = [" ".join(line.split()) for line in lines if line.strip() and " RAW: " not in line]
     marks = "@", "***", "PC:", "=== ", "https://symbolize"
     lines = [line for line in lines if not line.startswith(marks)]
-    lines = [line for line in lines if " RAW: " not in line]  # written in the signal handler
     return f": {lines[-1][:200]}" if lines else ""
 
 
@@ -216,10 +202,7 @@ def lower_train(programs: Programs, plan: Plan) -> list[Any]:
 
 
 def work(connection: Connection, lower: Callable[..., list[Any]] = lower_train) -> None:
-    """Compiles the steps that the parent sends; ends when the parent ends.
-
-    `lower` is `lower_train`, or makes another train step from the same.
-    """
+    """Compiles the steps that the parent sends, with `lower`'s train step; ends with the parent."""
     recipe, name, steps = connection.recv()
 
     def watch() -> None:

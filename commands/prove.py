@@ -4,8 +4,6 @@ It needs no recipe, no data and no network. docs/check.md says what each check c
 has the results, without names of people or hosts, paths and tokens.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import getpass
@@ -46,19 +44,12 @@ _SECRET = re.compile(r"\S*@\S+|\b(?=\w*\d)(?=\w*[A-Za-z])[\w-]{24,}\b|\b\d{1,3}(
 
 
 class Check(NamedTuple):
-    """Tests that are one row of the table; they run in a process of their own.
+    """Tests that are one row of the table; they run in a process of their own."""
 
-    Attributes:
-      name: for the table and for prove.json.
-      tests: files, of which the tests that are marked `device` run, or one test.
-      look: what to look at where it fails.
-      limit: seconds after which it is stopped.
-    """
-
-    name: str
-    tests: str
-    look: str
-    limit: float = 1800.0
+    name: str  # for the table and for prove.json
+    tests: str  # files, of which the tests that are marked `device` run, or one test
+    look: str  # what to look at where it fails
+    limit: float = 1800.0  # seconds after which it is stopped
 
 
 _SPEED = "the batch per device and the memory, docs/check.md"
@@ -118,56 +109,35 @@ CHECKS = (
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What a test gets, by its fixture `case`: the environment variable PROVE has it as JSON.
+    """What a test gets, by its fixture `case`: the environment variable PROVE has it as JSON."""
 
-    Attributes:
-      folder: a local folder of this proof, with the data that it makes and its compiled programs.
-      workdir: the folder, local or gs://, for the workdirs of runs.
-      short: whether the test should take as little time as possible.
-      devices: how many devices there are, for tests that leave them to other processes.
-    """
-
-    folder: str
-    workdir: str
-    short: bool
-    devices: int = 1
+    folder: str  # local, with the data that this proof makes and its compiled programs
+    workdir: str  # the folder, local or gs://, for the workdirs of runs
+    short: bool  # whether the test should take as little time as possible
+    devices: int = 1  # how many there are, for tests that leave them to other processes
 
 
 class Row(NamedTuple):
-    """The outcome of one check.
-
-    Attributes:
-      status: ok, failed or skipped.
-      summary: one line for the user.
-      look: what to look at where the check failed, else "".
-      figures: {name: number, text or bool}.
-      programs: {name: SHA-256 of the program's StableHLO text}.
-    """
+    """The outcome of one check."""
 
     name: str
-    status: str
-    summary: str
-    look: str
+    status: str  # ok, failed or skipped
+    summary: str  # one line for the user
+    look: str  # what to look at where the check failed, else ""
     seconds: float
-    figures: dict[str, Any]
-    programs: dict[str, str]
+    figures: dict[str, Any]  # numbers, texts and bools by name
+    programs: dict[str, str]  # the SHA-256 of each program's StableHLO text
 
 
 def run(workdir: str, short: bool = False, out: str = "", checks: Sequence[Check] = CHECKS) -> int:
-    """Runs all checks, prints a table and writes prove.json.
+    """Runs all checks, prints a table and writes prove.json; the exit code is 1 if one failed.
 
     Args:
-      workdir: folder, local or gs://, for the checks' runs and logs, in a new subfolder that stays;
-        "" is a temporary folder, of which only the logs of failed checks stay.
+      workdir: folder, local or gs://, for the checks' runs, in a new subfolder that stays; "" is a
+        temporary folder.
       short: smaller models and shorter measurements, for CPUs.
       out: folder, local or gs://, for prove.json; "" is the workdir, or else the current folder.
       checks: what to run.
-
-    Returns:
-      The exit code: 1 if a check failed, else 0.
-
-    Raises:
-      UserError: prove.json cannot be written; pytest or the tests are missing.
     """
     if importlib.util.find_spec("pytest") is None:
         raise ConfigError(

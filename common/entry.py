@@ -1,7 +1,5 @@
 """Begins and ends every program: its standard streams, and one way out with its exit code."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import errno

@@ -4,8 +4,6 @@ A `Graph` has nodes and constants; `Resnet` adds the layers of a trained ResNet.
 are float32[b, c, h, w]. The result of a node has its name.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence

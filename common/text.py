@@ -1,7 +1,5 @@
 """Text in files: its lines, the sentences of .sgm, similar names, shares, and tables as CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -57,21 +55,14 @@ def limited_lines(file: Any, name: str, kind: type[UserError] = DataError) -> It
       kind: what is raised.
 
     Raises:
-      UserError: `kind`, for a line of `limits.LINE_BYTES` or `limits.EMPTY_LINES` lines in a row
-        without text.
+      UserError: `kind`, for a line of more than `limits.LINE_BYTES`.
     """
-    number = empty = 0
+    number = 0
     while line := file.readline(limits.LINE_BYTES):
         number += 1
         if len(line) == limits.LINE_BYTES and not line.endswith(b"\n"):
             mib = limits.LINE_BYTES / (1 << 20)
             raise kind(f"{name}, line {number} is longer than {mib:g} MiB: split it")
-        empty = empty + 1 if line.isspace() else 0
-        if empty >= limits.EMPTY_LINES:
-            raise kind(
-                f"{name}: {empty:,} lines in a row, up to line {number:,}, are empty: "
-                "it is no text, or damaged; remove them if they are right"
-            )
         yield line
 
 

@@ -1,7 +1,5 @@
 """The arrays of a model by name, and parts of it by the words of these names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from typing import Any

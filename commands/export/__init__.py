@@ -4,8 +4,6 @@ Every format is read back and computes the outputs of drawn pictures. An export 
 large is not written. The same checkpoint and versions of libraries give the same bytes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.util
@@ -37,7 +35,7 @@ def run(
     allow_mismatch: bool = False,
     accept_other_data: bool = False,
 ) -> None:
-    """Exports a model.
+    """Exports a model; OutputError if what was written computes something else.
 
     Args:
       path: a workdir or WORKDIR/checkpoints/STEP.
@@ -46,10 +44,6 @@ def run(
       out: the folder of the export; "" is WORKDIR/export.
       allow_mismatch: write PyTorch's form of a model that PyTorch computes differently.
       accept_other_data: export also where the data have other classes than the model by now.
-
-    Raises:
-      UserError: a mistake that the user can fix.
-      OutputError: the written model computes something else; it is deleted.
     """
     jax.config.update("jax_platforms", "cpu")  # a run may have the accelerator, and CPUs are exact
     chosen = choose(formats or ",".join(DEFAULTS))
@@ -69,11 +63,7 @@ def run(
 
 
 def choose(names: str) -> tuple[str, ...]:
-    """The formats of --format, in the order of `PATHS`.
-
-    Raises:
-      ConfigError: a name is unknown, or a package is missing.
-    """
+    """The formats of --format, in the order of `PATHS`; ConfigError if one cannot be written."""
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in PATHS]
     if unknown or not wanted:
@@ -86,10 +76,9 @@ def choose(names: str) -> tuple[str, ...]:
 
 
 def _earlier(out: str) -> dict[str, Any]:
-    """What `_LIST` says about an earlier export in a folder; {} if that is empty or new.
+    """What `_LIST` says about an earlier export in a folder; {} if the folder is empty or new.
 
-    Raises:
-      ConfigError: the folder has something else.
+    ConfigError if the folder has something else.
     """
     folder = epath.Path(out)
     with contextlib.suppress(Exception):  # each file system raises its own types
@@ -129,9 +118,6 @@ def _publish(folder: str, out: str, earlier: dict[str, Any]) -> None:
     """Replaces an earlier export by a new one; `_LIST` names no formats until all are written.
 
     Of the earlier export only the files that its `_LIST` names are deleted.
-
-    Raises:
-      OutputError: the folder cannot be written to.
     """
     target, names = epath.Path(out), [os.path.relpath(path, folder) for path in files_in(folder)]
     old = [name for name in earlier.get("files", ()) if name != _LIST]

@@ -5,8 +5,6 @@ it. It has `Options`, the flags of predict.py that only some models have, `FORMA
 `run(request, options, model)`, which returns the exit code.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from typing import Any

@@ -1,9 +1,7 @@
 """Finds objects on pictures: what predict.py does with a detector.
 
-Objects become rows, and drawings: the photo with boxes, names and scores, or the pixels of masks.
+Objects become rows, and drawings: the photo with boxes, names, scores and the pixels of masks.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import functools
@@ -35,7 +33,6 @@ class Options:
     min_score: float | None = None
     max_detections: int = 100
     draw: str = ""
-    masks: str = ""
 
     def least(self, form: str) -> float:
         """The least score of a detection in this format."""
@@ -75,30 +72,25 @@ def run(request: Request, options: Options, model: model_source.Model) -> int:
 
 
 class Detector(sources.PictureModel):
-    """Finds the objects on pictures, and writes the pictures with boxes, and the masks."""
+    """Finds the objects on pictures, and writes the pictures with boxes."""
 
     def __init__(self, model: model_source.Model, options: Options, form: str = ""):
-        """Makes the folders of drawings.
-
-        Raises:
-          UserError: a weight is not finite, or a folder cannot be written.
-        """
+        """Makes the folder of drawings; UserError if it or a weight cannot be used."""
         # (id, name) of each class; "" where the data had no such class
         self._categories = model.manifest["categories"]
         super().__init__(model, f"{sum(bool(name) for _, name in self._categories):,} classes")
         self._uses: Any = model.benchmark.uses
         model.check_finite()
         self._options, self._form, self.at_once = options, form, self._uses.at_once
-        for option in ("draw", "masks"):
-            if folder := getattr(options, option):
-                check_folder(folder, f"--{option}")
+        if options.draw:
+            check_folder(options.draw, "--draw")
         self._stems: dict[str, str] = {}  # of the files of drawings, by the path of the picture
 
     def files(self, paths: Sequence[str]) -> list[tuple[str, str]]:
-        return [file for path in paths for file in self._files(path)]
+        return [("draw", self._file(path)) for path in paths if self._options.draw]
 
-    def _files(self, path: str) -> list[tuple[str, str]]:
-        """(flag, file) of each file that is written for a picture; two of one name get numbers."""
+    def _file(self, path: str) -> str:
+        """The file of a picture's drawing; the second of two pictures with one name gets _2."""
         if path not in self._stems:
             name = stem = os.path.splitext(os.path.basename(path))[0]
             taken, number = {*self._stems.values()}, 1
@@ -106,12 +98,7 @@ class Detector(sources.PictureModel):
                 number += 1
                 name = f"{stem}_{number}"
             self._stems[path] = name
-        folders = (("draw", self._options.draw, ".jpg"), ("masks", self._options.masks, ".png"))
-        return [
-            (option, os.path.join(folder, self._stems[path] + end))
-            for option, folder, end in folders
-            if folder
-        ]
+        return os.path.join(self._options.draw, f"{self._stems[path]}.jpg")
 
     def predict(self, params: Any, model_state: Any, batch: Any) -> Any:
         benchmark: Any = self.model.benchmark
@@ -125,7 +112,8 @@ class Detector(sources.PictureModel):
         if result is None or picture.photo is None:
             return Row(picture.source, picture.error)
         objects = self.objects(picture.photo, result)
-        self.draw(picture, objects)
+        if self._options.draw:
+            self.draw(picture, objects)
         size = {"height": picture.photo.height, "width": picture.photo.width}
         return Row(picture.source, "", {**size, "objects": [each.entry() for each in objects]})
 
@@ -145,15 +133,11 @@ class Detector(sources.PictureModel):
         return objects[: self._options.max_detections]
 
     def draw(self, picture: Picture, objects: Sequence[Object]) -> None:
-        """Writes the drawings of a picture that could be read."""
+        """Writes the photo with its objects; the weak ones, as in COCO's form, would hide it."""
         assert picture.photo is not None
-        for option, path in self._files(picture.path):
-            if option == "draw":  # the weak ones, which COCO's score wants, would hide the photo
-                seen = [each for each in objects if each.score >= self._options.least("")]
-                content = drawing.draw_objects(picture.photo.encoded, seen)
-            else:
-                content = drawing.draw_masks(picture.photo.height, picture.photo.width, objects)
-            outputs.save(path, [content], quiet=True)
+        seen = [each for each in objects if each.score >= self._options.least("")]
+        content = drawing.draw_objects(picture.photo.encoded, seen)
+        outputs.save(self._file(picture.path), [content], quiet=True)
 
     def write(self, request: Request, paths: Sequence[str], rows: Iterator[Row]) -> None:
         if request.format == "coco":
@@ -197,14 +181,10 @@ def write_coco(
     source: str,
     listed: Mapping[int, tuple[int, ...]],
 ) -> None:
-    """Writes the objects in COCO's form of results.
+    """Writes the objects of the pictures `paths` in COCO's form of results.
 
-    Args:
-      out: the file.
-      paths: of the pictures.
-      rows: of the pictures.
-      source: the file of annotations of the run's data; "" for none.
-      listed: by the place in `paths` of each picture that it lists, its id and its size there.
+    `source` is the file of annotations of the run's data, or "". `listed` has the id and the size
+    of each picture in it, by its place in `paths`.
     """
     numbers = image_ids(paths, source, listed)
 

@@ -1,7 +1,5 @@
 """Classifies pictures: what predict.py does with a classifier."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import os

@@ -1,6 +1,4 @@
-"""Pictures that predict.py draws: boxes on a photo, and masks."""
-
-from __future__ import annotations
+"""Photos with the objects that predict.py has found on them."""
 
 import colorsys
 import functools
@@ -47,20 +45,6 @@ def draw_objects(encoded: bytes, objects: Sequence[Any]) -> bytes:
         pen.text((x0 + line, y0 - lift), text, "white", font)
     file = io.BytesIO()
     image.save(file, "JPEG", quality=_QUALITY)
-    return file.getvalue()
-
-
-def draw_masks(height: int, width: int, objects: Sequence[Any]) -> bytes:
-    """A PNG of the photo's size: at each pixel the rank of its object from 1, best first; else 0.
-
-    8 bits per pixel, or 16 where there are more than 255 objects.
-    """
-    ranks = np.zeros((height, width), np.uint16 if len(objects) > 255 else np.uint8)
-    for rank, each in reversed(list(enumerate(objects, 1))):
-        if each.inside:
-            ranks[each.inside()] = rank
-    file = io.BytesIO()
-    Image.fromarray(ranks).save(file, "PNG")
     return file.getvalue()
 
 

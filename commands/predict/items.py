@@ -1,7 +1,5 @@
 """Recommends items to users: what predict.py does with NCF."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import time
@@ -77,12 +75,7 @@ def run(request: Request, options: Options, model: model_source.Model) -> int:
 
 
 class Recommender:
-    """Finds the items that users rate most probably.
-
-    Attributes:
-      uses: the model's `benchmarks.ncf.use.NcfUses`.
-      items: its `benchmarks.ncf.names.Finder`.
-    """
+    """Finds the items that users rate most probably."""
 
     def __init__(self, model: model_source.Model, options: Options, batch_size: int):
         """Reads the weights; UserError if the ratings are missing or not the model's."""
@@ -132,9 +125,9 @@ class Recommender:
         """The row of each user; those of a batch are scored at once."""
         while chunk := list(itertools.islice(users, self._predictor.batch_size)):
             examples = [{"vector": each.vector} for each in chunk if isinstance(each, Query)]
-            scores = iter(self._predictor(examples)["score"] if examples else ())
+            results = iter(self._predictor(examples))
             for each in chunk:
-                yield each if isinstance(each, Row) else self._best(each, next(scores))
+                yield each if isinstance(each, Row) else self._best(each, next(results)["score"])
 
     def _best(self, query: Query, scores: np.ndarray) -> Row:
         """The items with the largest scores f32[items]; of equal ones the lower id first.

@@ -1,7 +1,5 @@
 """What a user asks predict.py for, and the model that answers, on all devices."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -47,9 +45,8 @@ class Request:
 def prepare(model: Model, accept_other_data: bool, checks_data: bool = True) -> Model:
     """The model as it answers: in float32 on CPUs, where bfloat16 is no faster.
 
-    Raises:
-      UserError: there are no such devices; or `checks_data`, and the model's data have other
-        classes by now, and `accept_other_data` is False.
+    Where `checks_data`, a model whose data have other classes by now is refused, unless
+    `accept_other_data`.
     """
     photos.quiet()
     if checks_data:
@@ -60,10 +57,9 @@ def prepare(model: Model, accept_other_data: bool, checks_data: bool = True) -> 
 
 
 def with_data(model: Model, data_dir: str, **changes: Any) -> Model:
-    """The model with the files of `data_dir`, "" for the run's own, and other values of its config.
+    """The model with the files of `data_dir`, "" for the run's folder, and with `changes` of keys.
 
-    Raises:
-      UserError: the model needs a file that is missing or not its own.
+    UserError if a file is missing, or is another than the model's.
     """
     folder = locations.check_path(data_dir or model.config.data_dir, "--data_dir")
     model = model.changed(data_dir=folder, **changes)
@@ -77,13 +73,10 @@ class Predictor:
     def __init__(self, predict: Callable[..., Any], model: Model, batch_size: int, at_once: int):
         """Reads the weights.
 
-        Args:
-          predict: (params, model_state, batch) -> rows, arrays [b, ...].
-          model: whose weights are used.
-          batch_size: examples per call, rounded up to a multiple of `at_once` for each device.
-          at_once: examples that a device computes at once. Their number decides how sums are
-            ordered, so it is the same for all batch sizes and numbers of devices, and the results
-            are the same bit for bit.
+        A device computes `at_once` examples at once. Their number decides how sums are ordered, so
+        it is the same for all batch sizes and numbers of devices, and the results are the same bit
+        for bit. `batch_size` is rounded up to a multiple of it for each device. `predict` makes
+        rows, arrays [b, ...], of (params, model_state, batch).
         """
         mesh = meshes.make(BATCH_AXES, 1)
         unit = at_once * mesh.size
@@ -103,7 +96,7 @@ class Predictor:
 
         self._step = step.make_predict_step(in_parts, mesh)
 
-    def compile(self, example: Mapping[str, Any]) -> None:
+    def compile(self, example: Leaves) -> None:
         """Compiles for examples whose arrays have the shapes and dtypes of this one's."""
         batch = {
             name: jax.ShapeDtypeStruct(
@@ -111,25 +104,35 @@ class Predictor:
             )
             for name, x in {**example, "mask": np.float32(1)}.items()
         }
-        self._programs[shapes(example)] = self._step.lower(*self._weights, batch).compile()
+        self._programs[_shapes(example)] = self._step.lower(*self._weights, batch).compile()
 
-    def __call__(self, examples: Sequence[Leaves]) -> dict[str, np.ndarray]:
-        """The rows [n, ...] of n examples of equal shapes, at most `batch_size`."""
-        key = shapes(examples[0])
-        if key not in self._programs:
-            self.compile(examples[0])
-        batch = {name: self._padded([each[name] for each in examples]) for name in examples[0]}
-        batch["mask"] = self._padded([np.float32(1)] * len(examples))
+    def __call__(self, examples: Sequence[Leaves]) -> list[Leaves]:
+        """The row of each example; examples of one shape share batches."""
+        groups: dict[Any, list[int]] = {}  # the places of examples by their shapes
+        for place, example in enumerate(examples):
+            groups.setdefault(_shapes(example), []).append(place)
+        rows: list[Leaves] = [{}] * len(examples)
+        for key, places in groups.items():
+            if key not in self._programs:
+                self.compile(examples[places[0]])
+            for begin in range(0, len(places), self.batch_size):
+                batch = places[begin : begin + self.batch_size]
+                found = self._batch(key, [examples[place] for place in batch])
+                for i, place in enumerate(batch):
+                    rows[place] = {name: values[i] for name, values in found.items()}
+        return rows
+
+    def _batch(self, key: Any, examples: Sequence[Leaves]) -> dict[str, np.ndarray]:
+        """The rows of a batch; what is missing to a full one is zeros, with the mask 0."""
+        batch = {}
+        for name, x in {**examples[0], "mask": np.float32(1)}.items():
+            batch[name] = np.zeros((self.batch_size, *x.shape), x.dtype)
+            for i, example in enumerate(examples):
+                batch[name][i] = example.get(name, 1)
         rows = self._programs[key](*self._weights, jax.device_put(batch, self._sharding))
-        return {name: np.asarray(values)[: len(examples)] for name, values in rows.items()}
-
-    def _padded(self, values: Sequence[Any]) -> np.ndarray:
-        first = np.asarray(values[0])
-        array = np.zeros((self.batch_size, *first.shape), first.dtype)
-        array[: len(values)] = values
-        return array
+        return {name: np.asarray(values) for name, values in rows.items()}
 
 
-def shapes(example: Mapping[str, Any]) -> Any:
+def _shapes(example: Leaves) -> Any:
     """What examples of one batch have in common."""
     return tuple((name, x.shape) for name, x in sorted(example.items()))

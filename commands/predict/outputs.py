@@ -3,8 +3,6 @@
 A file is complete or not there.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -59,19 +57,13 @@ def write_rows(
     cells: Callable[[Row], Sequence[Mapping[str, Any]]],
     table: Callable[[Iterable[Row], int], Iterator[str]],
 ) -> None:
-    """Writes rows in one of `FORMATS`, else as a table.
+    """Writes rows in one of `FORMATS`, else as `table`; `out` is as for `write`.
 
     Args:
-      out: the file; "" is the standard output.
-      form: of `FORMATS`, or another for the table.
-      rows: one for each input.
+      out, form, rows: the file or "", the format, and a row for each input.
       columns: of a CSV.
       cells: makes the lines of a CSV for an answer: values by column, besides those of `source`.
       table: makes lines for a terminal of that many columns.
-
-    Raises:
-      OutputError: the file cannot be written.
-      BrokenPipeError: nobody reads the standard output any more.
     """
     if form == "csv":
         text = _csv(rows, columns, cells)
@@ -146,11 +138,7 @@ def check_output(path: str, flag: str) -> None:
 
 
 def check_apart(paths: Sequence[str], written: Iterable[tuple[str, str]]) -> None:
-    """Refuses to write over one of the inputs.
-
-    Raises:
-      ConfigError: one of (flag, path) of the files to write is one of `paths`.
-    """
+    """Raises ConfigError if one of (flag, path) of the files to write is one of the inputs."""
     inputs = {os.path.realpath(path) for path in paths}  # paths of buckets stay different
     for flag, path in written:
         if path and os.path.realpath(path) in inputs:
@@ -161,7 +149,11 @@ def check_apart(paths: Sequence[str], written: Iterable[tuple[str, str]]) -> Non
 
 
 def write(out: str, text: Iterable[str]) -> None:
-    """Writes the pieces of a text to the file `out`, as `write_rows` does."""
+    """Writes the pieces of a text to the file `out`; "" is the standard output.
+
+    Raises:
+      OutputError: it cannot be written; BrokenPipeError if nobody reads the standard output.
+    """
     if out:
         save(out, (piece.encode() for piece in text))
         return

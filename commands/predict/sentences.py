@@ -1,7 +1,5 @@
 """Translates sentences: what predict.py does with a translator."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -54,18 +52,10 @@ def run(request: Request, options: Options, model: model_source.Model) -> int:
 
 
 class Translator:
-    """Translates lines in batches, in their order, and counts.
-
-    Attributes:
-      errors: lines without a translation that are not empty.
-    """
+    """Translates lines in batches, in their order, and counts."""
 
     def __init__(self, model: model_source.Model, options: Options, batch_size: int):
-        """Reads the weights.
-
-        Raises:
-          UserError: there are too few beams, or the vocabulary is missing or not the model's.
-        """
+        """Reads the weights; UserError for too few beams or another vocabulary than the model's."""
         beams = options.beams or model.config.beam_size
         if options.n_best > beams:
             raise ConfigError(
@@ -82,7 +72,7 @@ class Translator:
 
         self._uses = benchmark.uses
         self._predictor = Predictor(predict, model, batch_size, self._uses.at_once)
-        self._lines = self._cut = self.errors = 0
+        self._lines = self._cut = self.errors = 0  # errors: lines that are not empty
         self._seconds = 0.0  # of translating
         self._said: set[str] = set()
 
@@ -102,7 +92,7 @@ class Translator:
     def _translated(self, chunk: Sequence[Line]) -> list[Row]:
         """The rows of some lines; an empty line has neither translations nor an error."""
         rows: dict[int, Row] = {}  # by the numbers of lines, as is `sentences`
-        sentences: dict[int, list[int]] = {}
+        sentences: dict[int, Sequence[int]] = {}
         most = self._uses.most_tokens
         for number, line in enumerate(chunk, self._lines + 1):
             ids = [] if line.error else self._uses.encode(line.text)
@@ -114,43 +104,27 @@ class Translator:
             if ids and not error:
                 sentences[number] = ids
         self._note(sentences)
-        groups: dict[int, list[int]] = {}  # the numbers of lines by the size of their inputs
-        for number, ids in sentences.items():
-            groups.setdefault(self._uses.size(len(ids)), []).append(number)
-        for size, numbers in groups.items():
-            for begin in range(0, len(numbers), self._predictor.batch_size):
-                batch = numbers[begin : begin + self._predictor.batch_size]
-                for number, error, found in self._batch(size, {n: sentences[n] for n in batch}):
-                    rows[number] = Row(rows[number].source, error, {"translations": found})
+        inputs = [np.zeros(self._uses.size(len(ids)), np.int32) for ids in sentences.values()]
+        for padded, ids in zip(inputs, sentences.values(), strict=True):
+            padded[: len(ids)] = ids
+        results = self._predictor([{"inputs": padded} for padded in inputs])
+        for number, result in zip(sentences, results, strict=True):
+            rows[number] = self._row(rows[number].source, result["tokens"], result["score"])
         return [*rows.values()]
 
-    def _batch(
-        self, size: int, batch: Mapping[int, Sequence[int]]
-    ) -> Iterator[tuple[int, str, list[dict[str, Any]]]]:
-        """(number, error, translations) of sentences by number, whose inputs have `size` tokens."""
-        inputs = np.zeros((len(batch), size), np.int32)
-        for row, ids in zip(inputs, batch.values(), strict=True):
-            row[: len(ids)] = ids
-        results = self._predictor([{"inputs": row} for row in inputs])
-        for number, every, scores in zip(batch, results["tokens"], results["score"], strict=True):
-            if not np.isfinite(scores[0]):
-                yield number, "the model's scores are not finite: its run has diverged", []
-                continue
-            if self._uses.is_cut(every[0]):
-                self._cut += 1
-                self._say_once(
-                    "cut",
-                    f"NOTE the translation of line {number:,} reached the model's greatest length "
-                    "before its end; it is cut off there",
-                )
-            exist = np.isfinite(scores)
-            found = [
-                {"text": self._uses.text(tokens), "score": round(float(score), 6)}
-                for tokens, score in zip(every[exist], scores[exist], strict=True)
-            ]
-            yield number, "", found
+    def _row(self, source: Mapping[str, Any], every: np.ndarray, scores: np.ndarray) -> Row:
+        """The row of a sentence with translations `every` int32[n, l] and their scores f32[n]."""
+        if not np.isfinite(scores[0]):
+            return Row(source, "the model's scores are not finite: its run has diverged")
+        self._cut += self._uses.is_cut(every[0])
+        exist = np.isfinite(scores)
+        found = [
+            {"text": self._uses.text(tokens), "score": round(float(score), 6)}
+            for tokens, score in zip(every[exist], scores[exist], strict=True)
+        ]
+        return Row(source, "", {"translations": found})
 
-    def _note(self, sentences: dict[int, list[int]]) -> None:
+    def _note(self, sentences: Mapping[int, Sequence[int]]) -> None:
         """Says once if the text is not cut as the training data were, and if a line is long."""
         unknown = self._uses.unknown_words(sentences.values())
         if unknown > _UNKNOWN * sum(map(len, sentences.values())):

@@ -3,12 +3,11 @@
 A file that cannot be used stays among them, with the reason.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import glob
 import io
+import itertools
 import os
 import re
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 from PIL import Image
 
 from commands.predict import outputs
-from commands.predict.model import Leaves, Predictor, Request, shapes
+from commands.predict.model import Leaves, Predictor, Request
 from commands.predict.outputs import Row, say, shown
 from common import pools
 from common.console import Progress
@@ -34,19 +33,12 @@ from engine.model_source import Model
 
 _QUALITY = 95  # of re-encoded pictures, as where own photos are prepared for training
 _SUFFIXES = (*photos.SUFFIXES, ".heic", ".heif")  # HEIC is not read: its row says so
-_WAITING = 8  # batches of pictures that wait for a batch of another shape to fill
+_BATCHES = 4  # that are read before the first is computed, so that pictures of one shape share it
 
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A file as the model takes it, or the reason why it cannot be used.
-
-    Attributes:
-      path: of the file.
-      photo: the file as a JPEG, upright; None if it could not be used.
-      inputs: the arrays of `PictureModel.inputs`; None if the file could not be used.
-      error: why it could not be used, in one line.
-    """
+    """A file as an upright JPEG and as the model's arrays; or why it cannot be used."""
 
     path: str
     photo: Jpeg | None = None
@@ -65,14 +57,8 @@ class Picture:
 def find_pictures(sources: Sequence[str], lines: Iterable[str]) -> list[str]:
     """Lists the pictures of all sources in their order; those of one source in natural order.
 
-    Args:
-      sources: files, folders (all levels; only names that end as a picture's, hidden ones not),
-        patterns with * ? [], or "-", which stands for `lines`. Local or gs://.
-      lines: paths of files, one each.
-
-    Raises:
-      DataError: there is no picture, or a source cannot be listed.
-      ConfigError: there is no source, or one is neither local nor gs://.
+    A source is a file, a folder (all levels; only names that end as a picture's, hidden ones not),
+    a pattern with * ? [], or "-", which stands for the paths in `lines`. Local or gs://.
     """
     if not sources:
         raise ConfigError("name a picture, a folder of pictures, or `-` for paths on stdin")
@@ -185,13 +171,10 @@ def load_picture(path: str, prepare: Callable[[Jpeg], Leaves]) -> Picture:
 class PictureModel:
     """A model that answers for pictures; classifiers and detectors are subclasses.
 
-    Attributes:
-      model: the trained model.
-      summary: what the line about the loaded model says of it.
-      at_once: pictures that a device computes at once, as `Predictor` takes them.
+    `summary` is what the line about the loaded model says of it.
     """
 
-    at_once = 8
+    at_once = 8  # pictures that a device computes at once, as `Predictor` takes them
 
     def __init__(self, model: Model, summary: str):
         self.model, self.summary = model, summary
@@ -243,21 +226,25 @@ def answer(load: Callable[[], PictureModel], request: Request) -> int:
     predictor = model.predictor(request.batch_size)
     ready = time.monotonic()
     say(f"{model.model.source}: {model.summary}; loaded and compiled in {ready - started:.1f} s")
-    errors, threads = 0, pools.threads(*request.sources)
+    done, errors, threads = 0, 0, pools.threads(*request.sources)
 
     def rows() -> Iterator[Row]:
-        nonlocal errors
+        nonlocal done, errors
         progress = Progress(len(paths))
         with ThreadPoolExecutor(threads) as pool:
-            ahead = 2 * predictor.batch_size + threads
+            at_once = _BATCHES * predictor.batch_size
             pictures = pools.ordered(
-                pool, lambda path: load_picture(path, model.inputs), paths, ahead
+                pool, lambda path: load_picture(path, model.inputs), paths, at_once + threads
             )
-            for done, (picture, result) in enumerate(in_batches(pictures, predictor), 1):
-                row = model.row(picture, result)
-                errors += bool(row.error)
+            while chunk := list(itertools.islice(pictures, at_once)):
+                usable = [picture.inputs for picture in chunk if picture.inputs is not None]
+                results = iter(predictor(usable))
+                for picture in chunk:
+                    result = None if picture.inputs is None else next(results)
+                    row = model.row(picture, result)
+                    done, errors = done + 1, errors + bool(row.error)
+                    yield row
                 progress.log(done, f"{done:,} of {len(paths):,} files")
-                yield row
 
     model.write(request, paths, rows())
     seconds = time.monotonic() - ready
@@ -274,40 +261,3 @@ def _stdin_lines() -> Iterator[str]:
     """The paths on stdin; bytes that are not UTF-8 stay as they are in file names."""
     for line in sys.stdin.buffer:
         yield os.fsdecode(line.rstrip(b"\r\n"))
-
-
-def in_batches(
-    pictures: Iterable[Picture], predictor: Predictor
-) -> Iterator[tuple[Picture, Leaves | None]]:
-    """Yields each picture with its row, in order; None where the picture has an error.
-
-    Pictures of one shape share a batch.
-    """
-    waiting: list[list[Any]] = []  # [picture, row or None], in their order
-    groups: dict[Any, list[list[Any]]] = {}  # of `waiting`, those without a row, by shape
-
-    def compute(group: list[list[Any]]) -> None:
-        rows = predictor([picture.inputs for picture, _ in group])
-        for i, entry in enumerate(group):
-            entry[1] = {name: values[i] for name, values in rows.items()}
-        group.clear()
-
-    def ready() -> Iterator[tuple[Picture, Leaves | None]]:
-        while waiting and (waiting[0][1] is not None or waiting[0][0].inputs is None):
-            picture, row = waiting.pop(0)
-            yield picture, row
-
-    for picture in pictures:
-        waiting.append(entry := [picture, None])
-        if picture.inputs is not None:
-            group = groups.setdefault(shapes(picture.inputs), [])
-            group.append(entry)
-            if len(group) == predictor.batch_size:
-                compute(group)
-        if len(waiting) > _WAITING * predictor.batch_size:
-            for group in filter(None, groups.values()):
-                compute(group)
-        yield from ready()
-    for group in filter(None, groups.values()):
-        compute(group)
-    yield from ready()

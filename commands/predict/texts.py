@@ -1,7 +1,5 @@
 """Reads lines of text: of files, of the standard input, or given on the command line."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -30,15 +28,9 @@ class Line(NamedTuple):
 
 
 def files(sources: Sequence[str], what: str) -> list[str]:
-    """The sources that are files, local or gs://; "-" is none.
+    """The sources that are files, local or gs://; DataError if one is a folder or is missing.
 
-    Args:
-      sources: files, "-", and texts if `what` is not empty.
-      what: what a source may be besides a file, for the message; "" for nothing.
-
-    Raises:
-      DataError: a file does not exist, or is a folder.
-      ConfigError: a source is neither local nor gs://.
+    `what` is what a source may be besides a file or "-", for the message; "" for nothing.
     """
     names: list[str] = []
     for source in sources:
@@ -60,15 +52,7 @@ def files(sources: Sequence[str], what: str) -> list[str]:
 
 
 def lines(sources: Sequence[str], names: Sequence[str]) -> Iterator[Line]:
-    """The lines of all sources in their order; "-" is the standard input.
-
-    Args:
-      sources: files, "-" and texts.
-      names: the files among them, as `files` returned them.
-
-    Raises:
-      DataError: a file cannot be read.
-    """
+    """The lines of all sources in their order: of the files `names`, of stdin for "-", or texts."""
     for source in sources:
         if source == "-":
             yield from map(parse, _typed() if sys.stdin.isatty() else sys.stdin.buffer)

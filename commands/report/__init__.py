@@ -16,15 +16,7 @@ from engine.run import Settings
 
 
 def report(settings: Settings, checkpoint: str) -> None:
-    """Evaluates a checkpoint and writes the report of its run.
-
-    Args:
-      settings: those of the run.
-      checkpoint: "latest", "best" (in the run's own evaluations) or a step.
-
-    Raises:
-      UserError: a mistake of the user's; then nothing is written.
-    """
+    """Evaluates a checkpoint, "latest", "best" or a step, and writes the report of its run."""
     examined, record = examine(settings, checkpoint), Record.read(settings)
     if jax.process_index() == 0:
         files = {name: data for shown in examined.exhibits for name, data in shown.files.items()}

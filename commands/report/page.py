@@ -1,7 +1,5 @@
 """Renders the page of a report, and draws its charts."""
 
-from __future__ import annotations
-
 import base64
 import datetime
 import io

@@ -128,14 +128,10 @@ class Examined:
 
 
 def examine(settings: Settings, checkpoint: str) -> Examined:
-    """Evaluates a checkpoint; without its data, only says why it could not.
-
-    Args:
-      settings: those of the run.
-      checkpoint: "latest", "best" (in the run's own evaluations) or a step.
+    """Evaluates a checkpoint, "latest", "best" or a step; without its data, says why it could not.
 
     Raises:
-      UserError: another mistake than missing data, such as other data; Preempted: a signal arrived.
+      OtherData: the data are not those of the run.
     """
     try:
         with examining(settings, checkpoint) as examination:
@@ -149,6 +145,5 @@ def examine(settings: Settings, checkpoint: str) -> Examined:
     except OtherData:
         raise
     except DataError as error:
-        fault = str(error)
-    _, step = model_source.open_checkpoint(settings.workdir, "--workdir", checkpoint)
-    return Examined(step, fault=fault)
+        _, step = model_source.open_checkpoint(settings.workdir, "--workdir", checkpoint)
+        return Examined(step, fault=str(error))

@@ -3,8 +3,6 @@
 `adapt` puts the arrays into the places of a model's.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math
@@ -38,12 +36,10 @@ class Foreign:
     Attributes:
       path: the file, or the prefix of TensorFlow's checkpoint.
       format: "safetensors", "PyTorch" or "TensorFlow"; with the entry of a training checkpoint.
-      sha256: of the file, in hexadecimal digits; of the arrays that were read from a checkpoint of
-        TensorFlow.
-      arrays: {name in the file: array}, without PyTorch's counters of batches; all are finite in
+      sha256: of the file, or of the arrays that were read from a checkpoint of TensorFlow.
+      arrays: by their names in the file, without PyTorch's counters of batches; all are finite in
         float32.
-      beside: {name: content} of JSON files beside it: config.json, preprocessor_config.json and
-        input_spec.json, where there are some.
+      beside: the contents of the JSON files beside it, by name.
       labels: the names of the classes in order; () if none are known.
       remark: what was left out, in one line; "" for nothing.
     """
@@ -73,12 +69,7 @@ def peek(path: str) -> Foreign:
 
 
 def read(path: str) -> Foreign:
-    """Reads a file of weights that `common.foreign.find` returned.
-
-    Raises:
-      DataError: the file is damaged, is of a kind that is not supported, holds something that is
-        no array, or values that are not finite.
-    """
+    """Reads a file of weights that `common.foreign.find` returned; DataError if it is damaged."""
     if source := _peeked.pop(path, None):
         return source
     try:
@@ -169,20 +160,17 @@ def adapt(
     shapes: Mapping[str, tuple[int, ...]],
     theirs: Callable[[str, np.ndarray], Mapping[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
-    """Puts a file's arrays into the places of a model's.
+    """A model's arrays, float32 by path, with the values of a file's arrays.
 
     The model's arrays are filled with the numbers of their values; `theirs` carries these numbers
-    to the places of the values in the file.
+    to where the values are in the file.
 
     Args:
       path: the file, for messages.
       arrays: what it holds, by name.
-      shapes: of the model's arrays, by our path such as "params/head/kernel".
-      theirs: returns one of our arrays, of a path, as the file has it: {name: array} in the
+      shapes: of the model's arrays, by path such as "params/head/kernel".
+      theirs: returns an array of the model, of a path, as the file has it: {name: array} in the
         library's layout, of several names where the library splits it.
-
-    Returns:
-      {our path: float32 array}.
 
     Raises:
       DataError: an array is missing, is unknown, has another shape, or holds whole numbers.

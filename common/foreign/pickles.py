@@ -41,18 +41,9 @@ _WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")  # of several devices and of
 
 
 def read(data: bytes, path: str) -> tuple[dict[str, np.ndarray], str]:
-    """Reads {name: array} from the bytes of a file.
+    """Reads arrays by name, with the dtypes of a file, from its bytes; `path` is for messages.
 
-    Args:
-      data: the file.
-      path: its name, for messages.
-
-    Returns:
-      (arrays, the entry of a training checkpoint that they are from or ""); their dtypes are the
-      file's.
-
-    Raises:
-      DataError: the file is damaged, or holds no arrays.
+    The second value is the entry of a training checkpoint that they are from, or "".
     """
     try:
         content = _load(data) if data.startswith(b"PK") else _load_old(io.BytesIO(data))

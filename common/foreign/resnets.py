@@ -4,8 +4,6 @@ One table serves both directions: an export renames our arrays with it, and `fil
 where each of our arrays is in a file.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping
@@ -44,11 +42,11 @@ class Family:
     """How one library names the arrays of a ResNet, and lays them out.
 
     Attributes:
-      outside: {our module: theirs} outside the blocks; in TensorFlow's checkpoints, where names do
-        not follow a rule, of all modules.
+      outside: their names of our modules outside the blocks; in TensorFlow's checkpoints, where
+        names do not follow a rule, of all modules.
       block: what comes before the names inside a block: a format of `stage`, which counts from 1,
         and of `stage0` and `block0`, which count from 0.
-      inside: {our module: theirs} inside a block.
+      inside: their names of our modules inside a block.
       is_torch: leaves and layouts are PyTorch's (OIHW), else TensorFlow's (as ours).
     """
 
@@ -58,11 +56,7 @@ class Family:
     is_torch: bool = True
 
     def name(self, path: str) -> str:
-        """Their name of our array, such as "params/stage1_block1/conv1/kernel".
-
-        Raises:
-          KeyError: the family has no such array.
-        """
+        """Their name of our array, such as "params/stage1_block1/conv1/kernel"; or KeyError."""
         module, leaf = split(path)
         if self.block and (inner := re.fullmatch(r"stage(\d+)_block(\d+)/(\w+)", module)):
             stage, block = int(inner[1]), int(inner[2])
@@ -136,14 +130,8 @@ def names(params: Any, model_state: Any, family: Family | None = None) -> dict[s
     The stem's kernel is always that of the plain stem. Arrays of BatchNorm's counters are left out:
     PyTorch's strict load does without them.
 
-    Args:
-      params, model_state: of the benchmark, as NumPy arrays.
-      family: torchvision's and timm's by default, whose variant shows in the arrays: timm's
-        resnetv2 and resnet*d have names of their own.
-
-    Raises:
-      KeyError: the family has no name for an array.
-      CheckpointError: a space-to-depth stem was trained beyond the 7x7 pixels of the plain one.
+    The default `family` is torchvision's and timm's, whose variant shows in the arrays: timm's
+    resnetv2 and resnet*d have other names. KeyError if the family has no name for an array.
     """
     if family is None:
         deep = DEEP if "conv_stem2" in params else PLAIN

@@ -38,7 +38,8 @@ XML = "code 404 with body '<?xml?>\n<Error><Message>No such bucket.</Message>\n<
         (type("Told", (Exception,), {"message": "the message"})("the str"), "the message"),
         (
             ValueError(JSON),
-            "HTTP response code 403 (the caller may not create objects) when initiating an upload",
+            "Error executing an HTTP request: HTTP response code 403 (the caller may not create "
+            "objects) when initiating an upload",
         ),
         (ValueError(XML), "code 404 (No such bucket.)"),
     ],

@@ -99,23 +99,20 @@ def test_the_accuracy_is_that_of_evaluation(call, pictures, workdir, tiny_record
     assert f"top 1 accuracy {np.mean(right):.2%}: {sum(right)} of 23 files" in err
 
 
-def test_pictures_share_full_batches_by_their_shape_and_stay_in_order():
-    """Those that cannot be read take no place in a batch."""
-    small, large = ({"x": np.zeros(n, np.uint8)} for n in (2, 3))
-    kinds, sizes = [small, None, small, large, small, small, large, small, large], []
-    every = [Picture(str(i), inputs=kind) for i, kind in enumerate(kinds)]
+def test_examples_share_full_batches_by_their_shape_and_stay_in_order(workdir):  # noqa: F811
+    opened = model_source.load(workdir)
+    shapes = []
 
-    class Triples:
-        batch_size = 3
+    def predict(params, state, batch):
+        shapes.append(batch["x"].shape)
+        return {"sum": batch["x"].sum(1), "mask": batch["mask"]}
 
-        def __call__(self, examples):
-            sizes.append((len(examples), len(examples[0]["x"])))
-            return {"n": np.arange(len(examples))}
-
-    results = list(sources.in_batches(iter(every), Triples()))  # pyright: ignore
-    assert [picture.path for picture, _ in results] == [picture.path for picture in every]
-    assert [row and int(row["n"]) for _, row in results] == [0, None, 1, 0, 2, 0, 1, 1, 2]
-    assert sizes == [(3, 2), (3, 3), (2, 2)]
+    predictor = model.Predictor(predict, opened, 1, 1)  # a batch of 8, one for each device
+    examples = [{"x": np.full(2 + (i % 5 == 3), i, np.float32)} for i in range(20)]
+    rows = predictor(examples)
+    assert [float(row["sum"]) for row in rows] == [float(each["x"].sum()) for each in examples]
+    assert all(row["mask"] == 1 for row in rows) and {*shapes} == {(1, 2), (1, 3)}
+    assert predictor([]) == []
 
 
 def test_lines_for_people_have_no_control_characters(capsys):

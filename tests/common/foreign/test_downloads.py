@@ -138,9 +138,8 @@ FILE = f"https://web/tiny-{hashlib.sha256(WEIGHTS).hexdigest()[:8]}.safetensors"
         (f"{NAME}@v9", DataError, "Revision Not Found for url: .*/v9"),
         ("hf-hub:timm/empty", DataError, "has neither model.safetensors nor pytorch_model.bin"),
         ("https://web/tiny-00000000.pth", DataError, "another SHA-256"),
-        ("https://web/gone-00000000.pth", DataError, "404.*`curl -O http.*/gone-00000000.pth`"),
+        ("https://web/gone-00000000.pth", DataError, "404"),
         ("https://web/tiny.pth", ConfigError, "NAME-HASH.pth"),
-        ("https://web/tiny-0000000.pth", ConfigError, "NAME-HASH.pth"),
     ],
 )
 def test_names_without_weights(hub, name, kind, words, tmp_path):
@@ -157,11 +156,8 @@ def test_no_network(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     for is_offline in (False, True):
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
-        with pytest.raises(
-            DataError, match=f"{NAME} cannot be downloaded: .* on the local disk"
-        ) as e:
+        with pytest.raises(DataError, match=f"{NAME} cannot be downloaded: .*the path of a copy"):
             foreign.fetch(NAME)
-        assert "`hf download timm/tiny.a1 --local-dir=tiny.a1`" in str(e.value)
     with pytest.raises(DataError, match="cannot be downloaded: .*refused"):
         foreign.fetch("http://127.0.0.1:9/tiny-00000000.pth")
 
