@@ -68,11 +68,6 @@ flags.DEFINE_bool(
 flags.DEFINE_string(
     "tpu", "", "With --mode=preflight: slices such as v5e:4x4 or v3-32, with commas; or all."
 )
-flags.DEFINE_bool(
-    "largest_batch",
-    False,
-    "With --mode=preflight: where the batch does not fit, find one that does.",
-)
 flags.DEFINE_float(
     "chip_hour_price",
     None,
@@ -143,8 +138,6 @@ def main(argv: Sequence[str]) -> int:
     """Runs the mode; returns the exit code: 0 done, 128 + signal stopped, others failed."""
     del argv
     mode = MODES[_MODE.value]
-    if mode.function.startswith("train:"):  # each host's log has what it prints
-        entry.output_only_shows()
     needed = mode.workdir == "required" or (mode.workdir == "optional" and _WORKDIR.value)
     workdir = locations.workdir(_WORKDIR.value, _say) if needed else ""
     host = None if mode.hosts == "alone" else _host()

@@ -74,7 +74,7 @@ MODES = {
         "commands.preflight:run",
         "compile the steps for TPUs that are not here, and say whether they fit and how fast they "
         "would be",
-        ("tpu", "json", "largest_batch", "chip_hour_price"),
+        ("tpu", "json", "chip_hour_price"),
         workdir="unused",
         reads_data=False,
         hosts="alone",

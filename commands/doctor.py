@@ -14,15 +14,7 @@ import jax
 from etils import epath
 
 from benchmarks.base import Benchmark
-from common.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    HostError,
-    UserError,
-    one_line,
-    visible,
-)
+from common.errors import CheckpointError, HostError, UserError, one_line, visible
 from common.trees import Parts
 from engine import mesh as meshes
 from engine.cluster import guard, processes
@@ -87,11 +79,11 @@ def run(settings: Settings, as_json: bool, full: bool = False, hosts: Any = None
     with tempfile.TemporaryDirectory() as scratch:
         is_first = not hosts or hosts[0].index == 0  # one host's index serves all of them
         case = Case(settings, scratch, full and is_first, hosts)
-        for name, check in _CHECKS.items():
+        for name, (check, fix) in _CHECKS.items():
             try:
                 findings = list(check(case))
-            except Exception as error:  # each file system has errors of its own
-                findings = [Finding("fail", one_line(error), "see the message")]
+            except Exception as error:  # of users, and of each file system
+                findings = [Finding("fail", one_line(error), fix)]
             for status, text, fix in findings:
                 failures = [row["text"] for row in rows if row["status"] == "fail"]
                 if status == "fail" and text in failures:  # of what several checks need
@@ -169,28 +161,13 @@ def _devices(case: Case) -> Iterator[Finding]:
 
 
 def _workdir(case: Case) -> Iterator[Finding]:
-    workdir = case.settings.workdir
-    try:
-        check_folder(workdir)
-    except CheckpointError as error:
-        fix = "choose another --workdir"
-        if workdir.startswith("gs://"):
-            fix = "give the VM's service account roles/storage.admin on the bucket"
-        yield Finding("fail", str(error), fix)
-    else:
-        yield Finding("ok", f"{workdir} can be written, listed and deleted in")
+    check_folder(case.settings.workdir)
+    yield Finding("ok", f"{case.settings.workdir} can be written, listed and deleted in")
 
 
 def _data(case: Case) -> Iterator[Finding]:
     settings, benchmark = case.settings, case.benchmark
-    try:
-        train, held_out = benchmark.num_examples("train"), benchmark.num_examples("eval")
-    except DataError as error:
-        fix = "set --config.data_dir, repair that, or prepare the data again"
-        if "gs://" in str(error):
-            fix += "; the VM's service account needs roles/storage.objectViewer there"
-        yield Finding("fail", str(error), fix)
-        return
+    train, held_out = benchmark.num_examples("train"), benchmark.num_examples("eval")
     yield Finding("ok", f"{train:,} {benchmark.unit} to train, {held_out:,} to evaluate")
     if train < settings.train_batch_size:
         text = f"a batch of {settings.train_batch_size} is more than one epoch"
@@ -227,56 +204,53 @@ def _memory(case: Case) -> Iterator[Finding]:
 
 
 def _initial_weights(case: Case) -> Iterator[Finding]:
-    fix = "set --config.init_from to a workdir, one of its checkpoints, or a file of weights"
     settings, benchmark = case.settings, case.benchmark
-    try:
-        if settings.init_from:
-            weights = initial_weights(settings.init_from, benchmark.uses.read_foreign)
-            params, model_state = jax.eval_shape(benchmark.init, jax.random.key(0))
-            new = Parts("init_without", settings.init_without)
-            adoption = adopt(benchmark.adopt, params, model_state, weights, new)[2]
-            yield Finding("ok", f"{weights.source}: {adoption.summary}")
-        elif not _has_begun(settings.workdir):
-            Programs.make(settings).check_random_start()
-            if note := settings.lacks_weights:
-                yield Finding("warn", note, fix)
-    except (CheckpointError, ConfigError, DataError) as error:
-        yield Finding("fail", str(error), fix)
-
-
-def _has_begun(workdir: str) -> bool:
-    """Whether a run resumes from a checkpoint of its own; or that is not known."""
-    steps = epath.Path(workdir) / "checkpoints"
-    try:
-        return steps.exists() and any(step.name.isdigit() for step in steps.iterdir())
-    except Exception:  # each file system has errors of its own; a finding of `_workdir`
-        return True
+    if settings.init_from:
+        weights = initial_weights(settings.init_from, benchmark.uses.read_foreign)
+        params, model_state = jax.eval_shape(benchmark.init, jax.random.key(0))
+        new = Parts("init_without", settings.init_without)
+        adoption = adopt(benchmark.adopt, params, model_state, weights, new)[2]
+        yield Finding("ok", f"{weights.source}: {adoption.summary}")
+        return
+    steps = epath.Path(settings.workdir) / "checkpoints"
+    if steps.exists() and any(step.name.isdigit() for step in steps.iterdir()):
+        return  # the run resumes
+    Programs.make(settings).check_random_start()
+    if note := settings.lacks_weights:
+        yield Finding("warn", note, _WEIGHTS)
 
 
 def _hosts(case: Case) -> Iterator[Finding]:
     """The doctors of all hosts join, as the run's processes would."""
-    if not case.hosts:
-        return
-    group, facts = case.hosts
-    port = group.address.rpartition(":")[2]
-    try:
-        processes.join(group, facts, _HOSTS_WAIT, case.settings.limits.host_silence_seconds)
-    except HostError as error:
-        fix = f"start the doctor on all hosts at once, and open tcp:{port} between them"
-        yield Finding("fail", str(error), fix)
-    else:
-        yield Finding("ok", f"{group.count} arrived at {group.address} and agree")
+    if case.hosts:
+        group, facts = case.hosts
+        try:
+            processes.join(group, facts, _HOSTS_WAIT, case.settings.limits.host_silence_seconds)
+        except HostError as error:
+            port = group.address.rpartition(":")[2]
+            fix = f"start the doctor on all hosts at once, and open tcp:{port} between them"
+            yield Finding("fail", str(error), fix)
+        else:
+            yield Finding("ok", f"{group.count} arrived at {group.address} and agree")
 
 
-_CHECKS = {
-    "versions": _versions,
-    "TPU in use": _tpu_in_use,
-    "hosts": _hosts,
-    "GPUs": _gpus,
-    "devices": _devices,
-    "workdir": _workdir,
-    "data": _data,
-    "records": _records,
-    "memory": _memory,
-    "initial weights": _initial_weights,
+_WEIGHTS = "set --config.init_from to a workdir, one of its checkpoints, or a file of weights"
+_CHECKS = {  # by name (the check, what to do where it raises an error)
+    "versions": (_versions, "see the message"),
+    "TPU in use": (_tpu_in_use, "see the message"),
+    "hosts": (_hosts, "see the message"),
+    "GPUs": (_gpus, "see the message"),
+    "devices": (_devices, "see the message"),
+    "workdir": (
+        _workdir,
+        "choose another --workdir; in a bucket the VM's service account needs roles/storage.admin",
+    ),
+    "data": (
+        _data,
+        "set --config.data_dir, repair that, or prepare the data again; in a bucket the VM's "
+        "service account needs roles/storage.objectViewer",
+    ),
+    "records": (_records, "see the message"),
+    "memory": (_memory, "see the message"),
+    "initial weights": (_initial_weights, _WEIGHTS),
 }

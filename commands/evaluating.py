@@ -16,7 +16,7 @@ def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Score
       settings: those of the run that wrote the checkpoints.
       checkpoint: "latest", "best" (in the evaluations of that run) or a step.
       watch_seconds: > 0: go on with new checkpoints as they appear, until the run's last step is
-        evaluated or none came for so long.
+        evaluated or no checkpoint came for so long.
 
     Returns:
       The scores of the last checkpoint evaluated.

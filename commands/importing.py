@@ -34,13 +34,13 @@ def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list
     """
     notes = []
     imports, evaluates = mode == "import", mode in ("eval", "report")
-    own = model_source.peek(workdir) if workdir and not imports else None
-    if own is not None and not own.get("step") and not evaluates:
+    previous = model_source.peek(workdir) if workdir and not imports else None
+    if previous is not None and not previous.get("step") and not evaluates:
         config.init_from = f"{workdir}/checkpoints/0"
         notes.append("the workdir holds an imported model, with whose weights the run begins")
-    begins = config.init_from or (own and own["config"].get("init_from"))
-    if own is not None and (evaluates or begins or benchmarks.is_older(own)):
-        return notes + benchmarks.settle_config(config, own, fixed, whole=evaluates)
+    begins = config.init_from or (previous and previous["config"].get("init_from"))
+    if previous is not None and (evaluates or begins or benchmarks.is_older(previous)):
+        return notes + benchmarks.settle_config(config, previous, fixed, whole=evaluates)
     if not config.init_from:
         return notes
     path, file = model_source.find(config.init_from, "--config.init_from")

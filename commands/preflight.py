@@ -1,15 +1,14 @@
 """--mode=preflight: compiles a run's steps for TPU slices, without a TPU, and says if they fit.
 
 libtpu compiles for any slice. It may crash, and it writes to the terminal. Every slice therefore
-has its own process, which runs this file as a program. What a step costs is what the compiler does,
-at the prices of a chip.
+has a separate process, which runs this file as a program. What a step costs is what the compiler
+does, at the prices of a chip.
 """
 
 import contextlib
 import dataclasses
 import importlib.util
 import json
-import math
 import multiprocessing
 import os
 import signal
@@ -35,7 +34,6 @@ from engine.aot.forecast import Job, Outcome, Program, Stage
 from engine.aot.topology import Chip, Topology
 from engine.run import Plan, Programs, Settings, make_plan, read_settings
 
-_ROWS = 8  # the TPU's memory has rows of 8; other batches per device waste memory
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _CHILD = [sys.executable, "-m"]  # and a module that calls `work`
 _FULL = "RESOURCE_EXHAUSTED: "
@@ -51,20 +49,13 @@ _ENVIRONMENT = {
 _EXAMPLES = 1009  # a prime, for `hlo.count_flops`
 
 
-def run(
-    settings: Settings,
-    tpu: str,
-    as_json: bool = False,
-    search: bool = False,
-    price: float | None = None,
-) -> int:
+def run(settings: Settings, tpu: str, as_json: bool = False, price: float | None = None) -> int:
     """Compiles the steps of a run for every slice, and prints a forecast.
 
     Args:
       settings: the settings of the run.
       tpu: slices, as `engine.aot.topology.parse_slices` reads them.
       as_json: print one JSON list instead of tables.
-      search: find the largest batch that fits, where the run's batch does not.
       price: US dollars for an hour of one chip; None is Google's list price.
 
     Returns:
@@ -79,10 +70,7 @@ def run(
     outcomes: list[Outcome] = []
     try:
         for one in slices:
-            outcome = inspect(settings, one)
-            if search and outcome.fits is False and not outcome.train:
-                outcome = _with_largest(settings, outcome)
-            outcomes.append(outcome)
+            outcomes.append(inspect(settings, one))
     finally:  # results that took minutes are shown, even if the rest is interrupted
         rows = [forecast.row(outcome, price) for outcome in outcomes]
         job = next((outcome.job for outcome in outcomes if outcome.job), None)
@@ -131,29 +119,10 @@ def inspect(
     return message
 
 
-def _with_largest(settings: Settings, outcome: Outcome) -> Outcome:
-    """The outcome with the largest batch per device that fits, found by bisection; 0 if none."""
-    devices, parts = outcome.topology.devices, settings.gradient_accumulation_steps
-    share = outcome.batch // devices
-    unit = math.lcm(_ROWS, parts) if share > math.lcm(_ROWS, parts) else parts
-    fits, too_large = 0, -(-share // unit)  # in units
-    while too_large - fits > 1:
-        middle = (fits + too_large) // 2
-        _say(f"{outcome.topology.name}: trying {middle * unit} per device")
-        smaller = ml_collections.ConfigDict(settings.config)
-        smaller.train_batch_size = middle * unit * devices
-        trial = inspect(read_settings(smaller), outcome.topology, ("train",))
-        if trial.fits is None:  # the compiler failed otherwise
-            error = f"the search for a smaller batch ended at {middle * unit}: {trial.error}"
-            return dataclasses.replace(outcome, error=f"{outcome.error}; {error}")
-        fits, too_large = (middle, too_large) if trial.fits else (fits, middle)
-    return dataclasses.replace(outcome, largest=fits * unit)
-
-
 @contextlib.contextmanager
 def _child(noise: IO[bytes], worker: str) -> Iterator[tuple[subprocess.Popen[bytes], Connection]]:
     """Starts a module as a program; its output and libtpu's go to `noise`."""
-    # The variables of a TPU VM describe its own slice.
+    # The variables of a TPU VM describe the slice that it is a part of.
     others = {name: x for name, x in os.environ.items() if not name.startswith("TPU_")}
     ours, theirs = multiprocessing.Pipe()
     with ours, tempfile.TemporaryDirectory() as bundles:
@@ -176,7 +145,7 @@ def _child(noise: IO[bytes], worker: str) -> Iterator[tuple[subprocess.Popen[byt
 
 
 def _last_line(noise: IO[bytes]) -> str:
-    """The last message in the output of a dead compiler, after a colon; "" if there is none.
+    """The last message in the output of a dead compiler, after a colon; "" without any.
 
     Lines of the signal handler (RAW) and of the stack trace do not count.
     """

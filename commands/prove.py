@@ -1,7 +1,7 @@
 """--mode=prove: tests that are marked `device`, on the devices of this machine instead of CPUs.
 
 It needs no recipe, no data and no network. docs/check.md says what each check compares. prove.json
-has the results, without names of people or hosts, paths and tokens.
+has the results, without names of users or hosts, paths and tokens.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _SECRET = re.compile(r"\S*@\S+|\b(?=\w*\d)(?=\w*[A-Za-z])[\w-]{24,}\b|\b\d{1,3}(
 
 
 class Check(NamedTuple):
-    """Tests that are one row of the table; they run in a process of their own."""
+    """Tests that are one row of the table; they run in a separate process."""
 
     name: str  # for the table and for prove.json
     tests: str  # files, of which the tests that are marked `device` run, or one test
@@ -185,7 +185,7 @@ def _run_all(case: Case, checks: Sequence[Check], logs: str) -> list[Row]:
 
 
 def _run_one(check: Check, case: Case, logs: str) -> Row:
-    """Runs a check in a process of its own, which is stopped with all that it has started."""
+    """Runs a check in a separate process, which is stopped with all that it has started."""
     started, path = time.monotonic(), f"{logs}/{re.sub('[^A-Za-z0-9]', '_', check.name)}"
     words = [sys.executable, "-m", "pytest", "-m", "device", f"--junitxml={path}.xml"]
     words += ["-q", "--capture=no"]  # else a crash takes along what was printed before
@@ -226,8 +226,8 @@ def _environment(case: Case) -> dict[str, str]:
     """The environment of a check: one cache of compiled programs for all of them."""
     # Without assertions, which PYTHONOPTIMIZE leaves out, nothing would fail.
     others = "PYTEST_", "PYTHONOPTIMIZE"
-    own = {name: value for name, value in os.environ.items() if not name.startswith(others)}
-    return own | {
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    return kept | {
         "JAX_COMPILATION_CACHE_DIR": f"{case.folder}/compiled",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "PROVE": json.dumps(dataclasses.asdict(case)),
@@ -277,7 +277,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def make_record(rows: list[Row], short: bool) -> dict[str, Any]:
-    """The content of prove.json: no names of people or hosts, no paths, no tokens."""
+    """The content of prove.json: no names of users or hosts, no paths, no tokens."""
     devices = next((row.figures for row in rows if row.name == "devices"), {})
     checks = []
     for row in rows:

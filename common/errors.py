@@ -13,7 +13,7 @@ _OP_NAMES = re.compile(r"\{\{.*?\}\} ?| \[Op:\w+\].*")
 # All but the line feed and the tab, marks that turn the direction of writing, and what is no UTF-8.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
-RESTART = 75  # exit code EX_TEMPFAIL: the run has no fault, start the same command again
+RESTART = 75  # exit code EX_TEMPFAIL: nothing is wrong with the run, start the command again
 
 
 class UserError(Exception):
@@ -86,7 +86,7 @@ def count(number: int, noun: str, plural: str = "") -> str:
 
 
 def parse_json(data: str | bytes, **options: Any) -> Any:
-    """The value of a JSON document; `options` as of `json.loads`.
+    """The value of a JSON document; `options` are passed to `json.loads`.
 
     Raises:
       ValueError: it is no JSON, or so nested that Python's parser gives up.

@@ -1,4 +1,4 @@
-"""Limits of the files that are read, so that none fills the memory or never ends: docs/data.md."""
+"""Limits of the files that are read, so that no file fills the memory or never ends."""
 
 import os
 import re

@@ -45,7 +45,7 @@ class Classifier:
 
     trained: model_source.Model
     portable: Portable
-    names: Sequence[str]  # of the classes; () are none
+    names: Sequence[str]  # of the classes; () where they have no names
     torch: TorchForm | None  # where "hf" is wanted
     encoded: Sequence[bytes]  # pictures, in the formats of files
     images: np.ndarray  # uint8[n, s, s, 3], their pixels as evaluation and predict.py read them
@@ -212,7 +212,7 @@ def card_text(model: Classifier, rows: dict[str, Any]) -> str:
 def _measured(trained: model_source.Model) -> tuple[dict[str, float], int]:
     """(accuracies of this checkpoint, number of images), by the run's evaluation or --mode=eval.
 
-    Where there are none, it is ({}, 0).
+    It is ({}, 0) where the checkpoint was not evaluated.
     """
     for folder in (trained.workdir, f"{trained.workdir}/eval"):
         for row in reversed(History(folder, writes=False).rows):

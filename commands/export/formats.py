@@ -136,7 +136,7 @@ def _classify(program: export.Exported, spec: InputSpec, labels: Sequence[str]) 
     shape, count = (_sides(x) for x in (program.in_avals[0], program.out_avals[0]))
     names = tf.constant(list(labels) or [str(i) for i in range(count[1] or 0)])
 
-    # A function of its own, because both signatures would otherwise have a copy of the weights.
+    # A separate function: otherwise each signature would have a copy of the weights.
     @tf.function(input_signature=[tf.TensorSpec(shape, tf.uint8, "images")], autograph=False)
     def logits(images: Any) -> Any:
         return {"logits": call([images])[0]}

@@ -50,7 +50,7 @@ def _draw(number: int, height: int, width: int, form: str) -> bytes:
 
 
 def of(model: model_source.Model) -> Mapping[str, Program]:
-    """The programs of a model, in float32; {} if it has none. UserError if a file is missing."""
+    """The programs of a model, in float32; {} for classifiers. UserError if a file is missing."""
     uses = model.in_float32().benchmark.uses
     uses.check_files(model.manifest, model.source)
     return uses.programs(model.params, model.model_state)

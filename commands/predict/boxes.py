@@ -85,6 +85,7 @@ class Detector(sources.PictureModel):
         if options.draw:
             check_folder(options.draw, "--draw")
         self._stems: dict[str, str] = {}  # of the files of drawings, by the path of the picture
+        self._taken: set[str] = set()  # all of them
 
     def files(self, paths: Sequence[str]) -> list[tuple[str, str]]:
         return [("draw", self._file(path)) for path in paths if self._options.draw]
@@ -93,10 +94,11 @@ class Detector(sources.PictureModel):
         """The file of a picture's drawing; the second of two pictures with one name gets _2."""
         if path not in self._stems:
             name = stem = os.path.splitext(os.path.basename(path))[0]
-            taken, number = {*self._stems.values()}, 1
-            while name in taken:
+            number = 1
+            while name in self._taken:
                 number += 1
                 name = f"{stem}_{number}"
+            self._taken.add(name)
             self._stems[path] = name
         return os.path.join(self._options.draw, f"{self._stems[path]}.jpg")
 

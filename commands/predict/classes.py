@@ -158,11 +158,11 @@ def other_folder(row: Row) -> str:
 
 
 def read_names(path: str, model: model_source.Model, accept_other_data: bool) -> list[str]:
-    """The names of the model's classes: those of the file of --labels, else its own, else numbers.
+    """The names of the model's classes: of the file of --labels, else of its data, else numbers.
 
     Raises:
       ConfigError: the file cannot be read, or has another number of lines; or it has the model's
-        own names in another order, and `accept_other_data` is False.
+        names in another order, and `accept_other_data` is False.
     """
     count = model.config.num_label_classes
     own = names = model_source.class_names(model.manifest, count)
@@ -182,7 +182,7 @@ def read_names(path: str, model: model_source.Model, accept_other_data: bool) ->
         if moved and not accept_other_data:
             i = moved[0]
             raise ConfigError(
-                f"--labels={path} has the model's own names in another order: line {i + 1} is "
+                f"--labels={path} has the model's names in another order: line {i + 1} is "
                 f"{names[i]!r}, class {i + 1} of {model.source} is {own[i]!r}. Leave --labels out, "
                 "or go on knowingly with --accept_other_data"
             )

@@ -25,7 +25,7 @@ class Request:
       model: a workdir or a checkpoint; or a file or folder of another library's weights.
       recipe, keys: for such weights, as `model_source.load` takes them; None where `model` is a
         workdir.
-      format: one of `outputs.FORMATS` or of the kind's own; "" if none was given.
+      format: one of `outputs.FORMATS` or of those of a kind of models; "" if no format was given.
       out: the file of results; "" writes them to the standard output.
       options: the given flags of those that single kinds of models have.
     """
@@ -108,18 +108,18 @@ class Predictor:
 
     def __call__(self, examples: Sequence[Leaves]) -> list[Leaves]:
         """The row of each example; examples of one shape share batches."""
-        groups: dict[Any, list[int]] = {}  # the places of examples by their shapes
-        for place, example in enumerate(examples):
-            groups.setdefault(_shapes(example), []).append(place)
+        groups: dict[Any, list[int]] = {}  # the indices of examples by their shapes
+        for index, example in enumerate(examples):
+            groups.setdefault(_shapes(example), []).append(index)
         rows: list[Leaves] = [{}] * len(examples)
-        for key, places in groups.items():
+        for key, indices in groups.items():
             if key not in self._programs:
-                self.compile(examples[places[0]])
-            for begin in range(0, len(places), self.batch_size):
-                batch = places[begin : begin + self.batch_size]
-                found = self._batch(key, [examples[place] for place in batch])
-                for i, place in enumerate(batch):
-                    rows[place] = {name: values[i] for name, values in found.items()}
+                self.compile(examples[indices[0]])
+            for begin in range(0, len(indices), self.batch_size):
+                batch = indices[begin : begin + self.batch_size]
+                found = self._batch(key, [examples[index] for index in batch])
+                for i, index in enumerate(batch):
+                    rows[index] = {name: values[i] for name, values in found.items()}
         return rows
 
     def _batch(self, key: Any, examples: Sequence[Leaves]) -> dict[str, np.ndarray]:

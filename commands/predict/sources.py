@@ -31,7 +31,7 @@ from common.images.photos import Jpeg
 from engine import locations
 from engine.model_source import Model
 
-_QUALITY = 95  # of re-encoded pictures, as where own photos are prepared for training
+_QUALITY = 95  # of re-encoded pictures, as where photos are prepared for training
 _SUFFIXES = (*photos.SUFFIXES, ".heic", ".heif")  # HEIC is not read: its row says so
 _BATCHES = 4  # that are read before the first is computed, so that pictures of one shape share it
 
@@ -143,7 +143,7 @@ def natural(path: str) -> list[Any]:
 def load_picture(path: str, prepare: Callable[[Jpeg], Leaves]) -> Picture:
     """Reads a file and makes the arrays that the model expects; an error is in the result.
 
-    The picture is turned upright and re-encoded as where own photos are prepared for training, so
+    The picture is turned upright and re-encoded as where photos are prepared for training, so
     that a photo and its record have the same pixels.
     """
     try:
@@ -201,7 +201,7 @@ class PictureModel:
         raise NotImplementedError
 
     def score(self) -> str:
-        """A line about the pictures so far; "" for none."""
+        """A line about the pictures so far; "" for nothing."""
         return ""
 
     def predictor(self, batch_size: int) -> Predictor:
@@ -218,7 +218,7 @@ class PictureModel:
 
 
 def answer(load: Callable[[], PictureModel], request: Request) -> int:
-    """Writes an answer for each picture; returns the exit code: 1 if a picture has none."""
+    """Writes an answer for each picture; returns the exit code: 1 if a picture has no answer."""
     started = time.monotonic()
     model = load()
     paths = find_pictures(request.sources, _stdin_lines())

@@ -1,4 +1,4 @@
-"""--mode=report: one page about a run, for people who were not there.
+"""--mode=report: one page about a run, for readers who were not there.
 
 The page is WORKDIR/report/report.html. It needs no network and no JavaScript; the other files of
 that folder are for programs.

@@ -1,12 +1,12 @@
-"""Renders the page of a report, and draws its charts."""
+"""Renders the page of a report."""
 
 import base64
 import datetime
-import io
 import math
 import pathlib
 import shlex
 import statistics
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,21 +17,16 @@ from commands.report.record import Examined, Record
 from common.keys import flat
 from engine.report import history
 from engine.report.starts import cost_of
+from engine.report.writers import draw_curves
 
 _FOLDER = pathlib.Path(__file__).parent
 _PICTURE_BYTES = 3_500_000  # of all pictures in base64, so that the page stays below 5 MB
 _PERCENT = "\u00a0%"  # behind a no-break space
 _SHORT = 30  # letters; a column of such texts is not wrapped
-_SPLITS = {"train": ("training", "#1f6fb2"), "eval": ("evaluation", "#c8591a")}
-_GREEN, _GREY = "#1b7f4b", "#5b6876"
-_MOST_POINTS = 500  # of a line of a chart; nobody sees more
-_MOST_DOTS = 40  # evaluations that have a dot each
 
 
 def render(record: Record, examined: Examined) -> str:
     """The HTML of the report; every text is escaped."""
-    names = ["loss", *(target.metric for target in record.benchmark.targets), "learning_rate"]
-    charts = [(_titled(name), svg) for name in names if (svg := _chart(record, name))]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -45,10 +40,10 @@ def render(record: Record, examined: Examined) -> str:
         record=record,
         verdict=_verdict(record, examined),
         notes=_notes(record, examined),
-        charts=[(title, base64.b64encode(svg).decode()) for title, svg in charts],
+        curves=base64.b64encode(_curves(record)).decode(),
         tables=[table for table in _tables(record) if table.rows or table.text],
         exhibits=_with_images(examined.exhibits),
-        fault=examined.fault,
+        error=examined.error,
         uses=_uses(record),
         config=[(key, _value(value)) for key, value in sorted(config.items())],
         written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -225,50 +220,18 @@ def _uses(record: Record) -> list[tuple[str, str]]:
     return [(what, command.replace("{workdir}", workdir)) for what, command in uses.items()]
 
 
-# Charts.
-
-
 def _titled(metric: str) -> str:
     """The name of a metric as a heading; one with capitals, such as mAP, stays as it is."""
     words = metric.replace("_", " ")
     return words.capitalize() if words.islower() else words
 
 
-def _chart(record: Record, metric: str) -> bytes:
-    """The SVG of one metric over the epochs, or b""."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
-
-    figure = Figure(figsize=(4.6, 2.9), layout="constrained")
-    axes = figure.subplots()
-    for split, (label, colour) in _SPLITS.items():
-        points = [
-            (row.get("epoch", math.nan), row.get(metric, math.nan)) for row in record.rows(split)
-        ]
-        points = [point for point in points if all(map(math.isfinite, point))]
-        stride = -(-len(points) // _MOST_POINTS)
-        if points:
-            x, y = zip(*points[::-stride], strict=True)  # the last one always
-            dots = "o" if split == "eval" and len(points) <= _MOST_DOTS else ""
-            end = f": {record.number(metric, y[0])} at the end" if split == "eval" else ""
-            axes.plot(x, y, color=colour, label=label + end, marker=dots, markersize=4)
-    if not axes.lines:
+def _curves(record: Record) -> bytes:
+    """A PNG of the losses, the scores and the learning rate over the epochs; b"" without any."""
+    if not record.history.rows:
         return b""
-    resumes = [start["step"] for start in record.starts if start["step"]]
-    for i, step in enumerate(resumes):
-        text = f"resumed at step {step:,}" if len(resumes) == 1 else f"{len(resumes)} resumes"
-        axes.axvline(record.epoch(step), color=_GREY, linestyle="--", label="" if i else text)
-    for target in record.benchmark.targets:
-        if target.metric == metric and target.value > 0:
-            text = f"target {record.number(metric, target.value)}"
-            axes.axhline(target.value, color=_GREEN, linestyle="--", label=text)
-    if record.is_percent(metric):
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_ylabel(metric.replace("_", " "))
-    axes.set_xlabel("epoch")
-    axes.set_xlim(left=0)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    file = io.BytesIO()
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/curves.png"
+        targets = [target.metric for target in record.benchmark.targets]
+        draw_curves(record.history.rows, path, "", targets)
+        return pathlib.Path(path).read_bytes()

@@ -116,15 +116,15 @@ class Record:
 class Examined:
     """A checkpoint that was evaluated for the report.
 
-    `scores` are {} and `fault` says why where the data cannot be read. `exhibits` show the
-    predictions; there are none on processes other than 0.
+    `scores` are {} and `error` says why where the data cannot be read. `exhibits` show the
+    predictions, on process 0 only.
     """
 
     step: int
     examples: int = 0
     scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
     exhibits: Sequence[Exhibit] = ()
-    fault: str = ""
+    error: str = ""
 
 
 def examine(settings: Settings, checkpoint: str) -> Examined:
@@ -146,4 +146,4 @@ def examine(settings: Settings, checkpoint: str) -> Examined:
         raise
     except DataError as error:
         _, step = model_source.open_checkpoint(settings.workdir, "--workdir", checkpoint)
-        return Examined(step, fault=str(error))
+        return Examined(step, error=str(error))

@@ -1,6 +1,6 @@
 """Reads a file of weights: arrays by the names that they have in it, and the JSON beside it.
 
-`adapt` puts the arrays into the places of a model's.
+`adapt` makes a model's arrays of them.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Foreign:
       arrays: by their names in the file, without PyTorch's counters of batches; all are finite in
         float32.
       beside: the contents of the JSON files beside it, by name.
-      labels: the names of the classes in order; () if none are known.
+      labels: the names of the classes in order; () if they are not known.
       remark: what was left out, in one line; "" for nothing.
     """
 
@@ -173,28 +173,28 @@ def adapt(
         library's layout, of several names where the library splits it.
 
     Raises:
-      DataError: an array is missing, is unknown, has another shape, or holds whole numbers.
+      DataError: an array is missing, is unknown, has another shape, or holds integers.
     """
-    places: dict[str, tuple[str, np.ndarray]] = {}
+    wanted: dict[str, tuple[str, np.ndarray]] = {}
     for ours, shape in shapes.items():
         numbers = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
-        places |= {name: (ours, array) for name, array in theirs(ours, numbers).items()}
-    common = {name: arrays[name] for name in places if name in arrays}
-    faults = {
-        "lacks": [name for name in places if name not in arrays],
-        "has unknown arrays:": [name for name in arrays if name not in places],
+        wanted |= {name: (ours, array) for name, array in theirs(ours, numbers).items()}
+    common = {name: arrays[name] for name in wanted if name in arrays}
+    errors = {
+        "lacks": [name for name in wanted if name not in arrays],
+        "has unknown arrays:": [name for name in arrays if name not in wanted],
         "has other shapes:": [
-            f"{name} {list(array.shape)} instead of {list(places[name][1].shape)}"
+            f"{name} {list(array.shape)} instead of {list(wanted[name][1].shape)}"
             for name, array in common.items()
-            if array.shape != places[name][1].shape
+            if array.shape != wanted[name][1].shape
         ],
         "has no weights, but whole numbers, in": [
             name for name, array in common.items() if array.dtype.kind in "iub"
         ],
     }
-    if text := "; it ".join(f"{what} {some(names)}" for what, names in faults.items() if names):
+    if text := "; it ".join(f"{what} {some(names)}" for what, names in errors.items() if names):
         raise DataError(f"{path} is another model than its names say: it {text}")
     values = {ours: np.empty(shape, np.float32) for ours, shape in shapes.items()}
-    for name, (ours, numbers) in places.items():
+    for name, (ours, numbers) in wanted.items():
         values[ours].reshape(-1)[numbers] = arrays[name]
     return values

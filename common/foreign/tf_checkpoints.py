@@ -21,7 +21,7 @@ _MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"  # a V1 checkpoint ends with it, as
 # What the names of a checkpoint's files have after its prefix; the last is a shard of V1.
 _SUFFIX = re.compile(r"(\.index|\.meta|\.data-\d{5}-of-\d{5}|-\d{5}-of-\d{5})$")
 _LATEST = re.compile(r'^model_checkpoint_path:\s*"(.*)"\s*$', re.MULTILINE)
-# Layers by the names that TensorFlow gives them; "tower/conv2d_3/kernel/Momentum" is none of them.
+# Layers by the names that TensorFlow gives them; "tower/conv2d_3/kernel/Momentum" is no layer.
 _ARRAY = re.compile(
     r"(?:.+/)?(conv2d(_\d+)?/kernel|dense(_\d+)?/(kernel|bias)"
     r"|batch_normalization(_\d+)?/(gamma|beta|moving_mean|moving_variance))"

@@ -17,7 +17,6 @@ from safetensors.numpy import save_file
 
 import benchmarks
 from commands import doctor
-from common.errors import CheckpointError
 from engine import mesh
 from engine.cluster import guard
 from engine.cluster.hosts import ProcessGroup
@@ -83,16 +82,18 @@ def test_a_finding_is_a_line_with_its_remedy(as_json, monkeypatch, capsys):
         raise OSError("gone\nand away")
 
     slow = doctor.Finding("warn", "slow", "buy")
-    monkeypatch.setattr(doctor, "_CHECKS", {"devices": lambda case: [slow], "data": fail})
+    monkeypatch.setattr(
+        doctor, "_CHECKS", {"devices": (lambda case: [slow], ""), "data": (fail, "mend")}
+    )
     settings: Any = None
     assert doctor.run(settings, as_json) == 1
     out = capsys.readouterr().out
     if as_json:
-        row = {"status": "fail", "check": "data", "text": "gone", "fix": "see the message"}
+        row = {"status": "fail", "check": "data", "text": "gone", "fix": "mend"}
         assert json.loads(out) == [{**slow._asdict(), "check": "devices"}, row]
     else:
         assert out == (
-            "WARN  devices: slow\n       -> buy\nFAIL  data: gone\n       -> see the message\n"
+            "WARN  devices: slow\n       -> buy\nFAIL  data: gone\n       -> mend\n"
             "doctor: 1 of 2 checks failed, 1 warned\n"
         )
 
@@ -148,16 +149,6 @@ def test_the_input_may_take_four_fifths_of_the_free_memory(needed, status, monke
     assert finding.text == "input needs about 2.2 GB of this host, 2.8 GB are free"
 
 
-def test_who_needs_the_right_to_write(monkeypatch):
-    def refuse(folder):
-        raise CheckpointError(f"cannot write to {folder}")
-
-    monkeypatch.setattr(doctor, "check_folder", refuse)
-    case: Any = types.SimpleNamespace(settings=types.SimpleNamespace(workdir="gs://b"))
-    (finding,) = doctor._workdir(case)
-    assert finding.text == "cannot write to gs://b" and "roles/storage.admin" in finding.fix
-
-
 def test_weights_of_another_library_are_read_as_training_reads_them(diagnose, tmp_path):
     path = str(tmp_path / "resnet.safetensors")
     save_file({"fc.weight": np.zeros((4, 8), np.float32)}, path)
@@ -198,7 +189,7 @@ def test_a_workdir_that_cannot_be_written(diagnose, tmp_path, monkeypatch):
     assert code == 1
     assert faults(findings) == {"workdir"}
     assert str(tmp_path / "file") in findings["workdir"][0]["text"]
-    assert findings["workdir"][0]["fix"] == "choose another --workdir"
+    assert "choose another --workdir" in findings["workdir"][0]["fix"]
     assert list(temporary.iterdir()) == []
 
 

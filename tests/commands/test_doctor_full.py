@@ -27,7 +27,7 @@ def records(request, tmp_path, capsys, monkeypatch):
         spoil(folder)
         config = importlib.import_module(tiny.config).get_config()
         config.update({**tiny.overrides, "data_dir": str(folder)})
-        only = {"records": doctor._records}
+        only = {"records": (doctor._records, "")}
         monkeypatch.setattr(doctor, "_CHECKS", only)
         capsys.readouterr()
         doctor.run(read_settings(config, str(tmp_path / "run")), True, True, hosts)
