@@ -74,7 +74,7 @@ class Translator:
         self._predictor = Predictor(predict, model, batch_size, self._uses.at_once)
         self._lines = self._cut = self.errors = 0  # errors: lines that are not empty
         self._seconds = 0.0  # of translating
-        self._said: set[str] = set()
+        self._has_noted = False
 
     def rows(self, every: Iterator[Line], at_once: int) -> Iterator[Row]:
         """The row of each line; `at_once` lines are read before the first is translated."""
@@ -125,26 +125,14 @@ class Translator:
         return Row(source, "", {"translations": found})
 
     def _note(self, sentences: Mapping[int, Sequence[int]]) -> None:
-        """Says once if the text is not cut as the training data were, and if a line is long."""
+        """Says once if the text is not cut into words as the training data were."""
         unknown = self._uses.unknown_words(sentences.values())
-        if unknown > _UNKNOWN * sum(map(len, sentences.values())):
-            self._say_once(
-                "unknown",
+        if unknown > _UNKNOWN * sum(map(len, sentences.values())) and not self._has_noted:
+            self._has_noted = True
+            say(
                 f"NOTE {unknown:,} words are not in the vocabulary: the input must be tokenized "
-                "and cut into pieces as the training data were, see docs/gnmt.md",
+                "and cut into pieces as the training data were, see docs/gnmt.md"
             )
-        for number, ids in sentences.items():
-            if len(ids) > self._uses.longest:
-                self._say_once(
-                    "long",
-                    f"NOTE line {number:,} has {len(ids):,} tokens: the model was evaluated on at "
-                    f"most {self._uses.longest:,}, and may translate longer lines badly",
-                )
-
-    def _say_once(self, kind: str, text: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
-            say(text)
 
     def summarize(self) -> None:
         """Says how fast it was, and how many lines have no translation."""

@@ -63,22 +63,16 @@ def find_pictures(sources: Sequence[str], lines: Iterable[str]) -> list[str]:
     if not sources:
         raise ConfigError("name a picture, a folder of pictures, or `-` for paths on stdin")
     pictures: list[str] = []
-    left_out: list[str] = []
     for source in sources:
         if source == "-":
             pictures += [line for line in lines if line]
             continue
         path = locations.check_path(source, "SOURCE")
         with refusing(f"cannot list {shown(source)}"):
-            matches, others = _of_one(path)
+            matches = _of_one(path)
         if not matches:
-            ends = f"; the {len(others)} files there have other names" if others else ""
-            raise DataError(f"{shown(source)}: there is no such picture or folder of them{ends}")
+            raise DataError(f"{shown(source)}: there is no such picture, or no picture in it")
         pictures += matches
-        left_out += others
-    if left_out:
-        name = shown(left_out[0])
-        say(f"NOTE left out {len(left_out):,} of the files, not named as pictures, such as {name}")
     if not pictures:
         raise DataError("no picture is named; `-` reads paths, one per line, from stdin")
     return pictures
@@ -95,8 +89,8 @@ def refusing(what: str) -> Iterator[None]:
         raise DataError(f"{what}: {one_line(error)}") from error
 
 
-def _of_one(path: str) -> tuple[list[str], list[str]]:
-    """The pictures that a file, a folder or a pattern means, and the other files there."""
+def _of_one(path: str) -> list[str]:
+    """The pictures that a file, a folder or a pattern means."""
     remote = tensorflow().io.gfile if "://" in path else None
     is_folder = remote.isdir if remote else os.path.isdir
     exists = remote.exists if remote else os.path.lexists
@@ -107,13 +101,14 @@ def _of_one(path: str) -> tuple[list[str], list[str]]:
     else:
         known = files.known_part(path)
         matches = glob.glob(glob.escape(known) + path[len(known) :], recursive=True)
-    pictures, others = [], []
+    pictures = []
     for match in sorted(matches, key=natural):
-        inside = _walk(match, remote) if is_folder(match) else [match]
-        for name in sorted(inside, key=natural):
-            is_picture = name == match or name.lower().endswith(_SUFFIXES)
-            (pictures if is_picture else others).append(name)
-    return pictures, others
+        if is_folder(match):
+            inside = sorted(_walk(match, remote), key=natural)
+            pictures += [name for name in inside if name.lower().endswith(_SUFFIXES)]
+        else:
+            pictures.append(match)
+    return pictures
 
 
 def _walk(folder: str, remote: Any) -> list[str]:

@@ -23,7 +23,7 @@ import benchmarks
 import train
 from commands import preflight
 from common.errors import ConfigError
-from configs import fake_imagenet, ncf, resnet50
+from configs import ncf, resnet50
 from engine.aot import forecast, hlo, topology
 from engine.aot.forecast import Outcome, Program
 from engine.run import Programs, make_plan, read_settings
@@ -184,21 +184,6 @@ def test_the_flops_of_an_example_are_the_mean_over_the_steps_or_shapes(
     )
     monkeypatch.setattr(hlo, "count_flops", lambda loss, params, state, spec, *_, **__: spec)
     assert preflight._forward_flops(benchmark) == flops
-
-
-@pytest.mark.parametrize("kernels", ["xla", "pallas"])
-def test_bundles_of_kernels_are_asked_for_before_libtpu_is_loaded(kernels, monkeypatch):
-    asked = []
-
-    def load(*_, **__):
-        raise RuntimeError(f"asked {len(asked)} times")
-
-    monkeypatch.setattr(preflight.kernels, "ask_for_bundles", lambda: asked.append(True))
-    monkeypatch.setattr(preflight.topologies, "get_topology_desc", load)
-    config = fake_imagenet.get_config()
-    config.kernels = kernels
-    outcome = preflight.compiled(read_settings(config.lock()), V3, ("train",), print)
-    assert outcome.error == f"asked {int(kernels == 'pallas')} times"
 
 
 @pytest.mark.parametrize(("period", "evaluations"), [("1", 10), ("3", 4), ("11", 1), ("0", 1)])

@@ -1,6 +1,5 @@
 """How every program begins and ends: its streams may be closed, full, or a terminal that goes."""
 
-import ast
 import os
 import pathlib
 import pty
@@ -13,8 +12,6 @@ import time
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Its parent reads what it has sent, and then ends it or takes no notice of how it ends.
-INTERNAL = {"commands/preflight.py", "scripts/bench/peers/step.py"}
 
 
 def start(code: str, *words: str, redirect: str = "", **options) -> subprocess.Popen:
@@ -95,18 +92,6 @@ def main():
   threading.Thread(target=work).start()
   print("main")"""
     assert run(code) == (0, "main\nthread\natexit\n", "")
-
-
-def test_every_program_ends_through_entry():
-    missing = []
-    for path in ROOT.glob("**/*.py"):
-        name = path.relative_to(ROOT).as_posix()
-        if name.startswith((".", "tests/")) or name in INTERNAL:
-            continue
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'":
-                missing += [] if "entry.run(" in ast.unparse(node.body[-1]) else [name]
-    assert missing == []
 
 
 RUN = """

