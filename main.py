@@ -41,9 +41,6 @@ flags.DEFINE_float(
 )
 flags.register_validator("eval_timeout", lambda seconds: seconds > 0, "must be more than 0 seconds")
 flags.DEFINE_string(
-    "compare", "", "With --mode=report: the workdir of another run, for comparison."
-)
-flags.DEFINE_string(
     "format",
     "",
     "With --mode=export: one or more of hf, onnx, savedmodel, stablehlo; not every model has "
@@ -67,15 +64,7 @@ flags.DEFINE_bool(
     "With --mode=export: also where the data have other classes than the model by now.",
 )
 flags.DEFINE_string(
-    "push", "", "With --mode=export --format=hf: OWNER/NAME on the Hugging Face hub to send it to."
-)
-flags.DEFINE_string(
     "tpu", "", "With --mode=preflight: slices such as v5e:4x4 or v3-32, with commas; or all."
-)
-flags.DEFINE_bool(
-    "largest_batch",
-    False,
-    "With --mode=preflight: where the batch does not fit, find one that does.",
 )
 flags.DEFINE_float(
     "chip_hour_price",
@@ -134,8 +123,6 @@ def main(argv: Sequence[str]) -> int:
     """Runs the mode; returns the exit code: 0 done, 128 + signal stopped, others failed."""
     del argv
     mode = MODES[_MODE.value]
-    if mode.function.startswith("train:"):  # each host's log has what it prints
-        entry.output_only_shows()
     needed = mode.workdir == "required" or (mode.workdir == "optional" and _WORKDIR.value)
     workdir = locations.workdir(_WORKDIR.value, _say) if needed else ""
     if os.environ.get("TPU_GRPC_URL") and mode.hosts == "joined":

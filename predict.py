@@ -11,15 +11,10 @@ source is too, or a sentence. What cannot be used has a row with the error, and 
 Which flags there are depends on the model; docs/use.md has examples for each kind.
 """
 
-from __future__ import annotations
-
 import argparse
-import dataclasses
 import functools
-import os
 import signal
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from common import entry
@@ -31,27 +26,19 @@ from commands import predict  # noqa: E402
 from commands.predict.model import Request  # noqa: E402
 from common import console  # noqa: E402
 from common.errors import UserError  # noqa: E402 (the environment decides how libraries start)
-from common.text import limited_lines  # noqa: E402
+from configs import resnet50  # noqa: E402
 
-_NAME = "predict"
 _GENERAL = ("checkpoint", "format", "out", "batch_size", "accept_other_data")  # of all models
-_GROUPS = (  # of flags that only some models have, in the order of --help
-    "classifiers",
-    "detectors",
-    "translators and recommenders",
-    "translators",
-    "recommenders",
-)
 _KEYS = {
     "resnet_version": "1: the first convolution of a bottleneck has its stride; 1.5: the second",
-    "input_spec": "how pixels are prepared: a name in docs/models.md, or a JSON object",
+    "input_spec": "how pixels are prepared: a name in docs/resnet.md, or a JSON object",
 }
 
 
 def _parser() -> console.Parser:
     summary, _, more = (__doc__ or "").partition("\n\n")
     parser = console.Parser(
-        prog=_NAME,
+        prog="predict",
         description=summary,
         epilog=more,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -91,21 +78,31 @@ def _add_kinds(parser: console.Parser) -> None:
     """Adds the flags that only some models have; only those that are given become options."""
 
     def group(title: str) -> Any:
-        made = parser.add_argument_group(title)
-        return functools.partial(made.add_argument, default=argparse.SUPPRESS)
+        added = parser.add_argument_group(title)
+        return functools.partial(added.add_argument, default=argparse.SUPPRESS)
 
     add = group("weights of other programs, where these do not say it")
     for key, text in _KEYS.items():
         add(f"--config.{key}", help=text)
-    every = [field for kind in predict.KINDS.values() for field in dataclasses.fields(kind.Options)]
-    for title in _GROUPS:
-        add = group(title)
-        fields = {field.name: field for field in every if field.metadata["group"] == title}
-        for name, field in fields.items():
-            kind = {"type": field.metadata["type"]}
-            if field.default is False:
-                kind = {"action": "store_true"}
-            add(f"--{name}", help=field.metadata["help"], **kind)
+    natural = console.integer(1)
+    add = group("classifiers")
+    add("--top_k", type=natural, help="classes for each picture (5)")
+    add("--logits", action="store_true", help="write logits instead of probabilities")
+    add("--embeddings", help="file .npy for the features, float32[files, channels]")
+    add("--labels", help="file with a class name per line; default: the model's names")
+    add = group("detectors")
+    add("--min_score", type=console.share, help="of a detection, at least (0.3; .coco.json: 0)")
+    add("--max_detections", type=natural, help="the best of each picture (100)")
+    add("--draw", help="folder for the pictures with boxes and masks")
+    add = group("translators and recommenders")
+    add("--data_dir", help="where the vocabulary or the ratings are, if not where the run had them")
+    add = group("translators")
+    add("--beams", type=console.integer(1, 100), help="of the search; default: config.beam_size")
+    add("--n_best", type=console.integer(1, 100), help="translations of each sentence (1)")
+    add = group("recommenders")
+    add("--user", help="users, with commas between; or give a file of ids or names as SOURCE")
+    add("--items", help="items of a user who is not in the model; or a file, a user on a line")
+    add("--top", type=natural, help="items for each user (10)")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -117,35 +114,24 @@ def main(argv: list[str] | None = None) -> int:
     keys = {key: given.pop(name) for key in _KEYS if (name := f"config.{key}") in given}
     if workdir and keys:
         parser.error(f"argument --config.{next(iter(keys))}: goes with --model, not --workdir")
+    recipe = None
+    if model:  # what another library's weights do not decide
+        recipe = resnet50.get_config()
+        recipe.precision = "float32"  # as the other library computes
     request = Request(
         sources=sources,
         model=workdir or model,
-        recipe=None if workdir else _recipe(),
+        recipe=recipe,
         keys=keys,
         **{name: given.pop(name) for name in _GENERAL},
         options=given,
     )
     try:
-        return predict.run(request, _lines())
+        return predict.run(request)
     except UserError as error:
-        sys.exit(f"{_NAME}: {error}")
+        sys.exit(f"predict: {error}")
     except BrokenPipeError:  # a reader such as `head` has enough
         sys.exit(128 + signal.SIGPIPE)
-
-
-def _recipe() -> Any:
-    """What another library's weights do not decide."""
-    from configs import resnet50
-
-    recipe = resnet50.get_config()
-    recipe.precision = "float32"  # as the other library computes
-    return recipe
-
-
-def _lines() -> Iterator[str]:
-    """The paths on stdin; bytes that are not UTF-8 stay as they are in file names."""
-    for line in limited_lines(sys.stdin.buffer, "the list of paths on stdin"):
-        yield os.fsdecode(line.rstrip(b"\r\n"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """What each value of --mode does, and what it needs: `main.py` reads everything from this table."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
@@ -16,7 +14,7 @@ class Mode:
         of the run (the workdir, where a recipe is refused) and the values of `flags`. If it returns
         an integer, that is the exit code.
       summary: for --help.
-      flags: that other modes refuse, unless they have them, too.
+      flags: those that other modes refuse, unless they have them, too.
       arguments: makes the function's arguments from the values of `flags`.
       recipe: "required"; "optional", where the workdir's checkpoint holds one; or "refused".
       workdir: "required"; "optional", where only --workdir names one; or "unused".
@@ -56,19 +54,19 @@ MODES = {
     "export": Mode(
         "commands.export:run",
         "write the trained model for other programs (without --config)",
-        ("checkpoint", "format", "out", "allow_mismatch", "push", "accept_other_data"),
+        ("checkpoint", "format", "out", "allow_mismatch", "accept_other_data"),
         recipe="refused",
         hosts="alone",
     ),
     "report": Mode(
         "commands.report:report",
         "write a page about the run, WORKDIR/report/report.html (with or without --config)",
-        ("checkpoint", "compare"),
+        ("checkpoint",),
         recipe="optional",
     ),
     "doctor": Mode(
         "commands.doctor:run",
-        "look for what would stop the run, and say the remedy",
+        "look for what would stop the run, and say how to fix it",
         ("json", "full"),
         hosts="unjoined",
     ),
@@ -76,7 +74,7 @@ MODES = {
         "commands.preflight:run",
         "compile the steps for TPUs that are not here, and say whether they fit and how fast they "
         "would be",
-        ("tpu", "json", "largest_batch", "chip_hour_price"),
+        ("tpu", "json", "chip_hour_price"),
         workdir="unused",
         reads_data=False,
         hosts="alone",

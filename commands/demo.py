@@ -5,38 +5,25 @@ predict.py: they come from the same functions. NiceGUI, which is not among the r
 training, shows them; all that the page loads comes from this machine.
 """
 
-from __future__ import annotations
-
 import base64
-import dataclasses
 import os
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from commands.predict import boxes, classes, drawing, items, sentences, sources, texts
-from commands.predict.model import choose_precision
-from commands.predict.outputs import Row, say
+from commands.predict.model import Leaves, prepare
 from common import limits
 from common.errors import ConfigError, UserError, one_line
-from common.images import photos
-from engine import compiler, model_source, resuming
-from engine import mesh as meshes
+from engine import model_source
 
 _N_BEST = 3  # translations of a sentence
 _TOP = 10  # items of a user
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """What the page shows.
-
-    Attributes:
-      columns, rows: of a table, as text.
-      picture: a JPEG; b"" for none.
-      error: why there is no answer, in one line; "" if there is one.
-    """
+class Answer(NamedTuple):
+    """What the page shows: a table, a JPEG if there is one, or why there is no answer."""
 
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
@@ -44,21 +31,13 @@ class Answer:
     error: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Demo:
-    """A model that answers.
-
-    Attributes:
-      title: of the page.
-      takes: "a photo", "a sentence" or "the id of a user".
-      example: of what to type; "" for photos.
-      answer: of a text; or, of photos, of the content of a file.
-    """
+class Demo(NamedTuple):
+    """A model that answers: texts such as `example`; or, where that is "", contents of files."""
 
     title: str
-    takes: str
+    takes: str  # "a photo", "a sentence" or "the id of a user"
     example: str
-    answer: Callable[..., Answer]
+    answer: Callable[[Any], Answer]
 
 
 def make_demo(model: model_source.Model, accept_other_data: bool = False) -> Demo:
@@ -68,96 +47,98 @@ def make_demo(model: model_source.Model, accept_other_data: bool = False) -> Dem
       UserError: its vocabulary or its ratings are missing, it is of no kind that answers, or its
         data have other classes by now and `accept_other_data` is False.
     """
-    photos.quiet()
-    kinds = {"classes": _classes, "boxes": _boxes, "sentences": _sentences, "items": _items}
+    kinds: dict[str, tuple[str, str, Any]] = {
+        "classes": ("a photo", "", _classes),
+        "boxes": ("a photo", "", _boxes),
+        "sentences": ("a sentence", "A sentence.", _sentences),
+        "items": ("the id of a user", "1", _items),
+    }
     uses = model.benchmark.uses
     if uses.answers not in kinds:
         raise ConfigError(
             f"{model.source} is a model of the benchmark {model.config.benchmark!r}, for which "
             f"there is no page; {uses.hint}"
         )
-    resuming.check_data(model, accept_other_data, say)
-    meshes.check_platform()
-    compiler.use_cache(model.config.compilation_cache)
-    takes, example, answer = kinds[uses.answers](choose_precision(model))
-    return Demo(f"{model.config.benchmark}: {model.source}", takes, example, _one_by_one(answer))
+    takes, example, make = kinds[uses.answers]
+    answer = make(prepare(model, accept_other_data))
+    lock = threading.Lock()  # one question after the other
 
-
-def _one_by_one(answer: Callable[..., Answer]) -> Callable[..., Answer]:
-    """Answers one question after the other; a fault of one is its answer."""
-    lock = threading.Lock()
-
-    def guarded(*question: Any) -> Answer:
+    def guarded(question: Any) -> Answer:
         with lock:
             try:
-                return answer(*question)
+                return answer(question)
             except UserError as error:
                 return Answer(error=one_line(error))
 
-    return guarded
+    return Demo(f"{model.config.benchmark}: {model.source}", takes, example, guarded)
 
 
-def _classes(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
-    predicted = _predicted(classes.Classifier(model, classes.Options()))
+def _classes(model: model_source.Model) -> Callable[[bytes], Answer]:
+    classifier = classes.Classifier(model, classes.Options())
+    predicted = _predicted(classifier)
 
     def answer(content: bytes) -> Answer:
-        picture, row = predicted(content)
+        picture, result = predicted(content)
+        row = classifier.row(picture, result)
         if row.error or picture.photo is None:
             return Answer(error=row.error)
-        rows = [(rank.label, f"{rank.value:.1%}") for rank in row.answers]
+        found = row.content["predictions"]
+        rows = [(each["label"], f"{each['probability']:.1%}") for each in found]
         return Answer(("class", "probability"), rows, picture.photo.encoded)
 
-    return "a photo", "", answer
+    return answer
 
 
-def _boxes(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
-    predicted = _predicted(boxes.Detector(model, boxes.Options()))
+def _boxes(model: model_source.Model) -> Callable[[bytes], Answer]:
+    detector = boxes.Detector(model, boxes.Options())
+    predicted = _predicted(detector)
 
     def answer(content: bytes) -> Answer:
-        picture, row = predicted(content)
-        if row.error or picture.photo is None:
-            return Answer(error=row.error)
+        picture, result = predicted(content)
+        if result is None or picture.photo is None:
+            return Answer(error=picture.error)
+        objects = detector.objects(picture.photo, result)
         rows = [
-            (each.label, f"{each.score:.1%}", *(f"{x:.0f}" for x in each.bbox))
-            for each in row.answers
+            (each.label, f"{each.score:.1%}", *(f"{x:.0f}" for x in each.entry()["bbox"]))
+            for each in objects
         ]
-        drawn = drawing.draw_objects(picture.photo.encoded, row.answers)
+        drawn = drawing.draw_objects(picture.photo.encoded, objects)
         return Answer(("class", "score", "x", "y", "width", "height"), rows, drawn)
 
-    return "a photo", "", answer
+    return answer
 
 
-def _predicted(model: sources.PictureModel) -> Callable[[bytes], tuple[sources.Picture, Row]]:
-    """Loads the model; makes of a file's content the picture and its row, as predict.py does."""
+def _predicted(
+    model: sources.PictureModel,
+) -> Callable[[bytes], tuple[sources.Picture, Leaves | None]]:
+    """Loads the model; returns what makes a picture and its results of the content of a file."""
     predictor = model.predictor(1)
-    predictor.compile(model.blank())
 
-    def predicted(content: bytes) -> tuple[sources.Picture, Row]:
+    def predicted(content: bytes) -> tuple[sources.Picture, Leaves | None]:
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "photo")  # the browser's name may be too long
             with open(path, "wb") as file:
                 file.write(content)
             picture = sources.load_picture(path, model.inputs)
-        ((_, result),) = sources.in_batches([picture], predictor, sources.Tally())
-        return picture, model.row(picture, result)
+        return picture, None if picture.inputs is None else predictor([picture.inputs])[0]
 
     return predicted
 
 
-def _sentences(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
+def _sentences(model: model_source.Model) -> Callable[[str], Answer]:
     best = min(_N_BEST, model.config.beam_size)
     translator = sentences.Translator(model, sentences.Options(n_best=best), 1)
 
     def answer(text: str) -> Answer:
         line = texts.Line(" ".join(text.split()))
         (row,) = translator.rows(iter([line]), 1)
-        rows = [(each.text, f"{each.score:.3f}") for each in row.answers]
+        rows = [(each["text"], f"{each['score']:.3f}") for each in row.content["translations"]]
         return Answer(("translation", "score"), rows, error=row.error)
 
-    return "a sentence", "A sentence.", answer
+    return answer
 
 
-def _items(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
+def _items(model: model_source.Model) -> Callable[[str], Answer]:
     recommender = items.Recommender(model, items.Options(top=_TOP), 1)
 
     def answer(text: str) -> Answer:
@@ -165,10 +146,13 @@ def _items(model: model_source.Model) -> tuple[str, str, Callable[..., Answer]]:
         if not users:
             return Answer(error="type the id of a user")
         (row,) = recommender.rows(iter(users))
-        rows = [(str(each.item), each.title, f"{each.score:.1%}") for each in row.answers]
+        rows = [
+            (str(each["item"]), each.get("title", ""), f"{each['score']:.1%}")
+            for each in row.content.get("items", ())
+        ]
         return Answer(("item", "title", "probability"), rows, error=row.error)
 
-    return "the id of a user", "1", answer
+    return answer
 
 
 # The page.
@@ -196,14 +180,14 @@ def build_page(demo: Demo) -> None:
 
     ui.label(demo.title).classes("text-xl")
 
-    async def show(*question: Any) -> None:
+    async def show(question: Any) -> None:
         shown.clear()
         with shown:
             ui.spinner()
-        answer = await run.io_bound(demo.answer, *question)
+        answer = await run.io_bound(demo.answer, question)
         shown.clear()
         with shown:
-            _show_answer(answer)
+            _show_answer(ui, answer)
 
     async def upload(event: Any) -> None:
         await show(await event.file.read())
@@ -224,9 +208,8 @@ def build_page(demo: Demo) -> None:
     shown = ui.column().classes("w-full")
 
 
-def _show_answer(answer: Answer) -> None:
-    from nicegui import ui  # pyright: ignore[reportMissingImports] (optional)
-
+def _show_answer(ui: Any, answer: Answer) -> None:
+    """Shows an answer with NiceGUI's `ui`."""
     if answer.error:
         ui.label(answer.error).classes("text-negative")
         return

@@ -1,7 +1,5 @@
 """--mode=doctor: checks everything that could stop a run at its start, and says what to do."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import glob
@@ -16,51 +14,35 @@ import jax
 from etils import epath
 
 from benchmarks.base import Benchmark
-from common.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    HostError,
-    UserError,
-    one_line,
-    visible,
-)
+from common.errors import CheckpointError, HostError, UserError, one_line, visible
 from common.trees import Parts
 from engine import mesh as meshes
 from engine.cluster import guard, processes
-from engine.cluster.hosts import vm_metadata
 from engine.locations import check_folder
 from engine.model_source import initial_weights
 from engine.run import Programs, Settings
 from engine.weights import adopt
 
 _LOCK = "/tmp/libtpu_lockfile"
-_SHARED = "/dev/shm"
-_ACCOUNT = "instance/service-accounts/default/email"  # of the VM, at its metadata server
 _HOSTS_WAIT = 60.0  # seconds to wait for the doctors of the other hosts
 _LABELS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 
 
 class Finding(NamedTuple):
-    """What a check says; `remedy` is empty where nothing is wrong."""
+    """What a check says; `fix` is empty where nothing is wrong."""
 
     status: Literal["ok", "warn", "fail"]
     text: str
-    remedy: str = ""
+    fix: str = ""
 
 
 @dataclasses.dataclass
 class Case:
-    """The run that the checks are about.
-
-    Attributes:
-      settings, full, hosts: as for `run`; `full` on the first host alone.
-      scratch: an empty folder that is deleted afterwards.
-    """
+    """The run that the checks are about, as for `run`."""
 
     settings: Settings
-    scratch: str
-    full: bool = False
+    scratch: str  # an empty folder that is deleted afterwards
+    full: bool = False  # on the first host alone
     hosts: Any = None
 
     @functools.cached_property
@@ -85,33 +67,30 @@ class Case:
 
 
 def run(settings: Settings, as_json: bool, full: bool = False, hosts: Any = None) -> int:
-    """Checks this host for the run that `settings` describe, and prints the findings.
+    """Checks this host for a run, prints the findings, and returns the exit code.
 
     Args:
       settings: the settings of the run, with the folder of its data.
       as_json: print one JSON list instead of lines.
       full: read and check all records, too.
       hosts: (group, facts) for `engine.cluster.processes.join`; None if this host is alone.
-
-    Returns:
-      The exit code: 1 if a check has failed, else 0.
     """
     rows: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory() as scratch:
         is_first = not hosts or hosts[0].index == 0  # one host's index serves all of them
         case = Case(settings, scratch, full and is_first, hosts)
-        for name, check in _CHECKS.items():
+        for name, (check, fix) in _CHECKS.items():
             try:
                 findings = list(check(case))
-            except Exception as error:  # each file system has errors of its own
-                findings = [Finding("fail", one_line(error), "see the message")]
-            for status, text, remedy in findings:
+            except Exception as error:  # of users, and of each file system
+                findings = [Finding("fail", one_line(error), fix)]
+            for status, text, fix in findings:
                 failures = [row["text"] for row in rows if row["status"] == "fail"]
                 if status == "fail" and text in failures:  # of what several checks need
                     continue
-                rows.append({"status": status, "check": name, "text": text, "remedy": remedy})
+                rows.append({"status": status, "check": name, "text": text, "fix": fix})
                 if not as_json:
-                    hint = f"\n       -> {remedy}" if remedy else ""
+                    hint = f"\n       -> {fix}" if fix else ""
                     print(visible(f"{_LABELS[status]}  {name}: {text}{hint}"), flush=True)
     failed, warned = (sum(row["status"] == status for row in rows) for status in ("fail", "warn"))
     if as_json:
@@ -138,19 +117,25 @@ def _versions(case: Case) -> Iterator[Finding]:
             "the full tensorflow is installed and takes the TPU at import",
             "pip uninstall tensorflow; pip install --require-hashes -r requirements.txt",
         )
-    if version("jax") != version("jaxlib"):
-        both = f"jax {version('jax')} and jaxlib {version('jaxlib')} are not of one release"
-        yield Finding("warn", both, "install both from the same requirements file")
-    if os.environ.get("TPU_GRPC_URL"):
-        yield Finding("ok", "TPU_GRPC_URL is set; a TPU VM does not use it")
 
 
 def _tpu_in_use(case: Case) -> Iterator[Finding]:
+    """Other processes that have the TPU or its lock file open, each as "pid N (command)"."""
     if not meshes.tpu_chips():  # the lock file of a compiler for absent TPUs does not matter
         return
-    if holders := _holders("/dev/accel", "/dev/vfio/", _LOCK):
-        remedy = "stop that process (kill PID), or wait until it has ended"
-        yield Finding("fail", f"by {'; '.join(holders)}", remedy)
+    holders = set()
+    for descriptor in glob.glob("/proc/[0-9]*/fd/*"):
+        pid = descriptor.split("/")[2]
+        try:
+            opened = os.readlink(descriptor)
+            if pid != str(os.getpid()) and opened.startswith(("/dev/accel", "/dev/vfio/", _LOCK)):
+                with open(f"/proc/{pid}/cmdline") as command:
+                    holders.add(f"pid {pid} ({command.read().replace(chr(0), ' ').strip()[:80]})")
+        except OSError:  # the process has ended, or another user owns it
+            continue
+    if holders:
+        fix = "stop that process (kill PID), or wait until it has ended"
+        yield Finding("fail", f"by {'; '.join(sorted(holders))}", fix)
     elif os.path.exists(_LOCK):
         text = f"{_LOCK} is left over: no process holds it"
         yield Finding("warn", text, f"if jax cannot start: sudo rm {_LOCK}")
@@ -158,21 +143,10 @@ def _tpu_in_use(case: Case) -> Iterator[Finding]:
         yield Finding("ok", "by no other process")
 
 
-def _surroundings(case: Case) -> Iterator[Finding]:
-    """What a container or another cloud may lack, and a run needs at times."""
-    if not os.access(_SHARED, os.W_OK):
-        text = f"{_SHARED} is missing or cannot be written: programs of several processes fail"
-        remedy = "docker run --shm-size=1g; in Kubernetes an emptyDir of medium Memory"
-        yield Finding("warn", text, remedy)
-    if meshes.tpu_chips() and not _metadata("instance/id"):
-        text = "no metadata server: a run does not notice that its VM will be taken away"
-        yield Finding("warn", text, "save often: --config.steps_per_checkpoint=500")
-
-
 def _gpus(case: Case) -> Iterator[Finding]:
     if number := meshes.count_gpus():
-        text, remedy = meshes.gpu_obstacle()
-        yield Finding("warn", text, remedy) if text else Finding("ok", f"{number} of NVIDIA")
+        text, fix = meshes.gpu_obstacle()
+        yield Finding("warn", text, fix) if text else Finding("ok", f"{number} of NVIDIA")
 
 
 def _holders(*paths: str) -> list[str]:
@@ -200,29 +174,13 @@ def _devices(case: Case) -> Iterator[Finding]:
 
 
 def _workdir(case: Case) -> Iterator[Finding]:
-    workdir = case.settings.workdir
-    try:
-        check_folder(workdir)
-    except CheckpointError as error:
-        remedy = "choose another --workdir"
-        if workdir.startswith("gs://"):
-            who = _metadata(_ACCOUNT) or "the service account"
-            remedy = f"give {who} roles/storage.admin on the bucket"
-        yield Finding("fail", str(error), remedy)
-    else:
-        yield Finding("ok", f"{workdir} can be written, listed and deleted in")
+    check_folder(case.settings.workdir)
+    yield Finding("ok", f"{case.settings.workdir} can be written, listed and deleted in")
 
 
 def _data(case: Case) -> Iterator[Finding]:
     settings, benchmark = case.settings, case.benchmark
-    try:
-        train, held_out = benchmark.num_examples("train"), benchmark.num_examples("eval")
-    except DataError as error:
-        who = _metadata(_ACCOUNT) if "gs://" in str(error) else ""
-        reader = f"; {who} needs roles/storage.objectViewer there" if who else ""
-        remedy = "set --config.data_dir, mend that, or prepare the data again"
-        yield Finding("fail", str(error), f"{remedy}{reader}")
-        return
+    train, held_out = benchmark.num_examples("train"), benchmark.num_examples("eval")
     yield Finding("ok", f"{train:,} {benchmark.unit} to train, {held_out:,} to evaluate")
     if train < settings.train_batch_size:
         text = f"a batch of {settings.train_batch_size} is more than one epoch"
@@ -234,16 +192,16 @@ def _records(case: Case) -> Iterator[Finding]:
     benchmark = case.benchmark
     for split in ("train", "eval") if case.full else ():
         try:
-            faults = benchmark.check(split)
+            errors = benchmark.check(split)
         except UserError as error:
-            faults = [str(error)]
-        for fault in faults:
-            yield Finding("fail", fault, "mend that, or prepare the data again")
-        if not faults:
+            errors = [str(error)]
+        for error in errors:
+            yield Finding("fail", error, "repair that, or prepare the data again")
+        if not errors:
             count = benchmark.num_examples(split)
             yield Finding("ok", f"the {split} split is fit: read all {count:,} {benchmark.unit}")
-            for status, text, remedy in benchmark.remarks(split):
-                yield Finding("warn" if status == "warn" else "ok", text, remedy)
+            for status, text, fix in benchmark.remarks(split):
+                yield Finding("warn" if status == "warn" else "ok", text, fix)
 
 
 def _memory(case: Case) -> Iterator[Finding]:
@@ -259,65 +217,53 @@ def _memory(case: Case) -> Iterator[Finding]:
 
 
 def _initial_weights(case: Case) -> Iterator[Finding]:
-    remedy = "set --config.init_from to a workdir, one of its checkpoints, or a file of weights"
     settings, benchmark = case.settings, case.benchmark
-    try:
-        if settings.init_from:
-            weights = initial_weights(settings.init_from, benchmark.uses.read_foreign)
-            params, model_state = jax.eval_shape(benchmark.init, jax.random.key(0))
-            new = Parts("init_without", settings.init_without)
-            adoption = adopt(benchmark.adopt, params, model_state, weights, new)[2]
-            yield Finding("ok", f"{weights.source}: {adoption.summary}")
-        elif not _has_begun(settings.workdir):
-            Programs.make(settings).check_random_start()
-            if note := settings.lacks_weights:
-                yield Finding("warn", note, remedy)
-    except (CheckpointError, ConfigError, DataError) as error:
-        yield Finding("fail", str(error), remedy)
-
-
-def _has_begun(workdir: str) -> bool:
-    """Whether a run resumes from a checkpoint of its own; or that is not known."""
-    steps = epath.Path(workdir) / "checkpoints"
-    try:
-        return steps.exists() and any(step.name.isdigit() for step in steps.iterdir())
-    except Exception:  # each file system has errors of its own; a finding of `_workdir`
-        return True
+    if settings.init_from:
+        weights = initial_weights(settings.init_from, benchmark.uses.read_foreign)
+        params, model_state = jax.eval_shape(benchmark.init, jax.random.key(0))
+        new = Parts("init_without", settings.init_without)
+        adoption = adopt(benchmark.adopt, params, model_state, weights, new)[2]
+        yield Finding("ok", f"{weights.source}: {adoption.summary}")
+        return
+    steps = epath.Path(settings.workdir) / "checkpoints"
+    if steps.exists() and any(step.name.isdigit() for step in steps.iterdir()):
+        return  # the run resumes
+    Programs.make(settings).check_random_start()
+    if note := settings.lacks_weights:
+        yield Finding("warn", note, _WEIGHTS)
 
 
 def _hosts(case: Case) -> Iterator[Finding]:
     """The doctors of all hosts join, as the run's processes would."""
-    if not case.hosts:
-        return
-    group, facts = case.hosts
-    port = group.address.rpartition(":")[2]
-    try:
-        processes.join(group, facts, _HOSTS_WAIT, case.settings.limits.host_silence_seconds)
-    except HostError as error:
-        remedy = f"start the doctor on all hosts at once, and open tcp:{port} between them"
-        yield Finding("fail", str(error), remedy)
-    else:
-        yield Finding("ok", f"{group.count} arrived at {group.address} and agree")
+    if case.hosts:
+        group, facts = case.hosts
+        try:
+            processes.join(group, facts, _HOSTS_WAIT, case.settings.limits.host_silence_seconds)
+        except HostError as error:
+            port = group.address.rpartition(":")[2]
+            fix = f"start the doctor on all hosts at once, and open tcp:{port} between them"
+            yield Finding("fail", str(error), fix)
+        else:
+            yield Finding("ok", f"{group.count} arrived at {group.address} and agree")
 
 
-def _metadata(path: str) -> str:
-    """What this VM's metadata server says; "" where there is none."""
-    try:
-        return vm_metadata(path, 2)
-    except OSError:
-        return ""
-
-
-_CHECKS = {
-    "versions": _versions,
-    "TPU in use": _tpu_in_use,
-    "hosts": _hosts,
-    "surroundings": _surroundings,
-    "GPUs": _gpus,
-    "devices": _devices,
-    "workdir": _workdir,
-    "data": _data,
-    "records": _records,
-    "memory": _memory,
-    "initial weights": _initial_weights,
+_WEIGHTS = "set --config.init_from to a workdir, one of its checkpoints, or a file of weights"
+_CHECKS = {  # by name (the check, what to do where it raises an error)
+    "versions": (_versions, "see the message"),
+    "TPU in use": (_tpu_in_use, "see the message"),
+    "hosts": (_hosts, "see the message"),
+    "GPUs": (_gpus, "see the message"),
+    "devices": (_devices, "see the message"),
+    "workdir": (
+        _workdir,
+        "choose another --workdir; in a bucket the VM's service account needs roles/storage.admin",
+    ),
+    "data": (
+        _data,
+        "set --config.data_dir, repair that, or prepare the data again; in a bucket the VM's "
+        "service account needs roles/storage.objectViewer",
+    ),
+    "records": (_records, "see the message"),
+    "memory": (_memory, "see the message"),
+    "initial weights": (_initial_weights, _WEIGHTS),
 }

@@ -1,7 +1,5 @@
 """--mode=eval: evaluates checkpoints of a workdir; with --watch, new ones as they appear."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 
@@ -16,16 +14,12 @@ def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Score
 
     Args:
       settings: those of the run that wrote the checkpoints.
-      checkpoint: "latest", "best" (in that run's own evaluations) or a step.
+      checkpoint: "latest", "best" (in the evaluations of that run) or a step.
       watch_seconds: > 0: go on with new checkpoints as they appear, until the run's last step is
-        evaluated or none came for so long.
+        evaluated or no checkpoint came for so long.
 
     Returns:
       The scores of the last checkpoint evaluated.
-
-    Raises:
-      UserError: a mistake that the user can fix.
-      Preempted: a signal arrived.
     """
     with examining(settings, checkpoint, watch_seconds) as examination:
         run, plan, step = examination.run, examination.plan, examination.step

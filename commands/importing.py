@@ -3,8 +3,6 @@
 An imported model is a workdir with the checkpoint of step 0, which no training run writes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 
@@ -22,33 +20,27 @@ from engine.step import model_items, state_of
 
 
 def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list[str]:
-    """Sets the config's keys to those of the model whose weights the run uses.
+    """Sets the config's keys to those of the model whose weights the run uses; returns notes.
 
     A run that is evaluated, that began with another model's weights, or whose checkpoint is older
-    than a key of its model, uses the model of its own workdir; other runs use the model in
-    `config.init_from`. See `benchmarks.settle_config`.
+    than a key of its model, uses the model of its workdir; other runs use the model in
+    `config.init_from`.
 
     Args:
-      config: changed in place.
+      config: changed in place by `benchmarks.settle_config`.
       workdir: "" for a mode without one.
       mode: the value of --mode.
       fixed: keys that the user has given, which stay.
-
-    Returns:
-      Lines for the user.
-
-    Raises:
-      DataError: foreign weights cannot be used.
     """
     notes = []
     imports, evaluates = mode == "import", mode in ("eval", "report")
-    own = model_source.peek(workdir) if workdir and not imports else None
-    if own is not None and not own.get("step") and not evaluates:
+    previous = model_source.peek(workdir) if workdir and not imports else None
+    if previous is not None and not previous.get("step") and not evaluates:
         config.init_from = f"{workdir}/checkpoints/0"
         notes.append("the workdir holds an imported model, with whose weights the run begins")
-    begins = config.init_from or (own and own["config"].get("init_from"))
-    if own is not None and (evaluates or begins or benchmarks.is_older(own)):
-        return notes + benchmarks.settle_config(config, own, fixed, whole=evaluates)
+    begins = config.init_from or (previous and previous["config"].get("init_from"))
+    if previous is not None and (evaluates or begins or benchmarks.is_older(previous)):
+        return notes + benchmarks.settle_config(config, previous, fixed, whole=evaluates)
     if not config.init_from:
         return notes
     path, file = model_source.find(config.init_from, "--config.init_from")
@@ -57,14 +49,9 @@ def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list
 
 
 def run(settings: Settings) -> None:
-    """Imports `settings.init_from`.
+    """Imports the weights in `settings.init_from` of another library.
 
     The checkpoint holds no optimizer: a training run in this workdir begins with its weights.
-
-    Raises:
-      ConfigError: `settings.init_from` holds no foreign weights.
-      DataError: they cannot be used.
-      CheckpointError: the workdir has checkpoints, or cannot be written to.
     """
     folder = epath.Path(settings.workdir) / "checkpoints"
     if folder.exists() and any(p.name.isdigit() for p in folder.iterdir()):

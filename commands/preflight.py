@@ -1,21 +1,16 @@
 """--mode=preflight: compiles a run's steps for TPU slices, without a TPU, and says if they fit.
 
 libtpu compiles for any slice. It may crash, and it writes to the terminal. Every slice therefore
-has its own process, which runs this file as a program. What a step costs is what the compiler does,
-at the prices of a chip.
+has a separate process, which runs this file as a program. What a step costs is what the compiler
+does, at the prices of a chip.
 """
-
-from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import importlib.util
 import json
-import math
 import multiprocessing
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -40,7 +35,6 @@ from engine.aot.forecast import Job, Outcome, Program, Stage
 from engine.aot.topology import Chip, Topology
 from engine.run import Plan, Programs, Settings, make_plan, read_settings
 
-_ROWS = 8  # the TPU's memory has rows of 8; other batches per device waste memory
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _CHILD = [sys.executable, "-m"]  # and a module that calls `work`
 _FULL = "RESOURCE_EXHAUSTED: "
@@ -56,29 +50,17 @@ _ENVIRONMENT = {
 _EXAMPLES = 1009  # a prime, for `count_flops`
 
 
-def run(
-    settings: Settings,
-    tpu: str,
-    as_json: bool = False,
-    search: bool = False,
-    price: float | None = None,
-) -> int:
+def run(settings: Settings, tpu: str, as_json: bool = False, price: float | None = None) -> int:
     """Compiles the steps of a run for every slice, and prints a forecast.
 
     Args:
       settings: the settings of the run.
       tpu: slices, as `engine.aot.topology.parse_slices` reads them.
       as_json: print one JSON list instead of tables.
-      search: find the largest batch that fits, where the run's batch does not.
       price: US dollars for an hour of one chip; None is Google's list price.
 
     Returns:
       The exit code: 0 if all slices can run the steps, 1 if one cannot or the compiler failed.
-
-    Raises:
-      ConfigError: a slice is not known, or libtpu is not installed.
-      Preempted: a signal arrived. The compilation in progress is killed; finished slices are
-        printed.
     """
     slices = topology.parse_slices(tpu)
     if importlib.util.find_spec("libtpu") is None:
@@ -89,32 +71,22 @@ def run(
     outcomes: list[Outcome] = []
     try:
         for one in slices:
-            outcome = inspect(settings, one)
-            if search and outcome.fits is False and not outcome.train:
-                outcome = _with_largest(settings, outcome)
-            outcomes.append(outcome)
+            outcomes.append(inspect(settings, one))
     finally:  # results that took minutes are shown, even if the rest is interrupted
-        if outcomes:
-            _report(outcomes, as_json, price)
+        rows = [forecast.row(outcome, price) for outcome in outcomes]
+        job = next((outcome.job for outcome in outcomes if outcome.job), None)
+        if as_json and rows:
+            print(json.dumps(forecast.plain(rows), indent=2))
+        elif rows:
+            unit = job.unit if job else "examples"
+            print(f"{forecast.tables(rows, unit)}\n\n{forecast.NOTE}")
+            if job:
+                print(
+                    f"No data were read: an epoch counts as {job.examples:,} {unit}, an evaluation "
+                    f"as {job.eval_examples:,};\n{job.steps:,} steps and {job.evaluations:,} "
+                    f"evaluations of {job.eval_batch:,} at a time."
+                )
     return int(any(outcome.error for outcome in outcomes))
-
-
-def _report(outcomes: list[Outcome], as_json: bool, price: float | None) -> None:
-    """Prints the forecasts."""
-    rows = [forecast.row(outcome, price) for outcome in outcomes]
-    jobs = [outcome.job for outcome in outcomes if outcome.job]
-    unit = jobs[0].unit if jobs else "examples"
-    if as_json:
-        print(json.dumps(forecast.plain(rows), indent=2))
-    else:
-        print(f"{forecast.tables(rows, unit)}\n\n{forecast.NOTE}")
-        if jobs:
-            job = jobs[0]
-            print(
-                f"No data were read: an epoch counts as {job.examples:,} {unit}, an evaluation "
-                f"as {job.eval_examples:,};\n{job.steps:,} steps and {job.evaluations:,} "
-                f"evaluations of {job.eval_batch:,} at a time."
-            )
 
 
 def inspect(
@@ -125,14 +97,8 @@ def inspect(
 ) -> Outcome:
     """Compiles steps of a run for one slice in another process, because the compiler may crash.
 
-    Args:
-      settings: the settings of the run.
-      one: the slice.
-      steps: ("train",) or ("train", "predict").
-      worker: the module that compiles there, as a program; it calls `work`.
-
-    Returns:
-      The compiler's result; its `error` is the reason if the steps do not compile.
+    `steps` are ("train",) or ("train", "predict"). `worker` is the module that compiles there, as a
+    program; it calls `work`. The result's `error` is the reason if the steps do not compile.
     """
     start, phase = time.monotonic(), "starting"
     with tempfile.TemporaryFile() as noise, _child(noise, worker) as (process, connection):
@@ -140,10 +106,10 @@ def inspect(
         with contextlib.suppress(EOFError, ConnectionError):  # the child has died
             connection.send((settings.config, one.name, steps))
             while not isinstance(message, Outcome):
-                is_new = connection.poll(1.0)
-                message = connection.recv() if is_new else phase
-                phase = message if isinstance(message, str) else phase
-                _progress(one, phase, start, is_new and message is phase)
+                if isinstance(message, str):
+                    phase = message
+                    _say(f"{one.name}: {phase} ...")
+                message = connection.recv()
         if not isinstance(message, Outcome):
             code = process.wait()
             name = signal.Signals(-code).name if code < 0 else ""
@@ -154,29 +120,10 @@ def inspect(
     return message
 
 
-def _with_largest(settings: Settings, outcome: Outcome) -> Outcome:
-    """The outcome with the largest batch per device that fits, found by bisection; 0 if none."""
-    devices, parts = outcome.topology.devices, settings.gradient_accumulation_steps
-    share = outcome.batch // devices
-    unit = math.lcm(_ROWS, parts) if share > math.lcm(_ROWS, parts) else parts
-    fits, too_large = 0, -(-share // unit)  # in units
-    while too_large - fits > 1:
-        middle = (fits + too_large) // 2
-        _say(f"{outcome.topology.name}: trying {middle * unit} per device")
-        smaller = ml_collections.ConfigDict(settings.config)
-        smaller.train_batch_size = middle * unit * devices
-        trial = inspect(read_settings(smaller), outcome.topology, ("train",))
-        if trial.fits is None:  # the compiler failed otherwise
-            error = f"the search for a smaller batch ended at {middle * unit}: {trial.error}"
-            return dataclasses.replace(outcome, error=f"{outcome.error}; {error}")
-        fits, too_large = (middle, too_large) if trial.fits else (fits, middle)
-    return dataclasses.replace(outcome, largest=fits * unit)
-
-
 @contextlib.contextmanager
 def _child(noise: IO[bytes], worker: str) -> Iterator[tuple[subprocess.Popen[bytes], Connection]]:
     """Starts a module as a program; its output and libtpu's go to `noise`."""
-    # The variables of a TPU VM describe its own slice.
+    # The variables of a TPU VM describe the slice that it is a part of.
     others = {name: x for name, x in os.environ.items() if not name.startswith("TPU_")}
     ours, theirs = multiprocessing.Pipe()
     with ours, tempfile.TemporaryDirectory() as bundles:
@@ -199,32 +146,20 @@ def _child(noise: IO[bytes], worker: str) -> Iterator[tuple[subprocess.Popen[byt
 
 
 def _last_line(noise: IO[bytes]) -> str:
-    """The last message in the output of a dead compiler, after a colon; "" if there is none.
+    """The last message in the output of a dead compiler, after a colon; "" without any.
 
-    Lines of the signal handler and of the stack trace do not count.
+    Lines of the signal handler (RAW) and of the stack trace do not count.
     """
     noise.seek(0)
     lines = noise.read().decode(errors="replace").splitlines()
-    lines = [" ".join(line.split()) for line in lines if line.strip()]
+    lines = [" ".join(line.split()) for line in lines if line.strip() and " RAW: " not in line]
     marks = "@", "***", "PC:", "=== ", "https://symbolize"
     lines = [line for line in lines if not line.startswith(marks)]
-    lines = [line for line in lines if " RAW: " not in line]  # written in the signal handler
     return f": {lines[-1][:200]}" if lines else ""
 
 
-def _progress(one: Topology, phase: str, start: float, is_new: bool) -> None:
-    """Prints the phase: on a terminal in one line with a clock, elsewhere a line per phase."""
-    text = f"{one.name}: {phase} ..."
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{text} {hms(time.monotonic() - start)}")
-        sys.stderr.flush()
-    elif is_new:
-        _say(text)
-
-
 def _say(text: str) -> None:
-    clear = "\r\x1b[K" if sys.stderr.isatty() else ""
-    print(f"{clear}{text}", file=sys.stderr, flush=True)
+    print(text, file=sys.stderr, flush=True)
 
 
 # In the child.
@@ -237,10 +172,7 @@ def lower_train(programs: Programs, plan: Plan) -> list[Any]:
 
 
 def work(connection: Connection, lower: Callable[..., list[Any]] = lower_train) -> None:
-    """Compiles the steps that the parent sends; ends when the parent ends.
-
-    `lower` is `lower_train`, or makes another train step from the same.
-    """
+    """Compiles the steps that the parent sends, with `lower`'s train step; ends with the parent."""
     recipe, name, steps = connection.recv()
 
     def watch() -> None:
@@ -261,13 +193,13 @@ def compiled(
     say: Callable[[str], None],
     lower: Callable[..., list[Any]] = lower_train,
 ) -> Outcome:
-    """Compiles in this process, which libtpu may crash; see `inspect`."""
+    """Compiles the steps of a run for one slice in this process, which libtpu may crash."""
     outcome, step = Outcome(one, settings.train_batch_size), ""
     done: dict[str, Any] = {}
     try:
         if settings.config.get("kernels") == "pallas":
             kernels.ask_for_bundles()  # before libtpu is loaded
-        devices = _devices(one)
+        devices: Any = topologies.get_topology_desc(one.name, "tpu", **one.options).devices
         if not one.chip.devices:
             chip = dataclasses.replace(one.chip, devices=len(devices) // one.chips)
             outcome = dataclasses.replace(outcome, topology=dataclasses.replace(one, chip=chip))
@@ -295,26 +227,6 @@ def compiled(
         return dataclasses.replace(outcome, train=done.get("train"), error=text, fits=fits)
     except (UserError, ValueError, RuntimeError, OSError) as error:  # such as a batch size
         return dataclasses.replace(outcome, error=one_line(error), fits=None)
-
-
-def _devices(one: Topology) -> Any:
-    """libtpu's devices of a slice.
-
-    Raises:
-      ConfigError: the installed libtpu knows no such chip or slice.
-    """
-    try:
-        return topologies.get_topology_desc(one.name, "tpu", **one.options).devices
-    except jax.errors.JaxRuntimeError as error:
-        libtpu, text = f"libtpu {importlib.metadata.version('libtpu')}", one_line(error)
-        if "Invalid TPU external name" in text:
-            known = f"{topology.known()}; or a newer libtpu may know it"
-            raise ConfigError(f"{libtpu} knows no chip {one.chip.name}: use {known}") from error
-        if host := re.search('chips_per_host_bounds "([0-9x]+)"', text):
-            raise ConfigError(
-                f"{one.name} is no whole slice for {libtpu}: its hosts have {host[1]} chips"
-            ) from error
-        raise
 
 
 def _program(lowered: Any, chip: Chip) -> Program:

@@ -1,10 +1,8 @@
 """--mode=prove: tests that are marked `device`, on the devices of this machine instead of CPUs.
 
-It needs no recipe, no data and no network. docs/prove.md says what each check compares. prove.json
-has the results, without names of people or hosts, paths and tokens.
+It needs no recipe, no data and no network. docs/check.md says what each check compares. prove.json
+has the results, without names of users or hosts, paths and tokens.
 """
-
-from __future__ import annotations
 
 import contextlib
 import dataclasses
@@ -15,6 +13,7 @@ import math
 import os
 import platform
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,6 +30,7 @@ from etils import epath
 from common.console import hms
 from common.errors import ConfigError, OutputError, one_line, parse_json, visible
 from engine import locations, manifest
+from engine.report import starts
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _SEND = (
@@ -44,140 +44,100 @@ _SECRET = re.compile(r"\S*@\S+|\b(?=\w*\d)(?=\w*[A-Za-z])[\w-]{24,}\b|\b\d{1,3}(
 
 
 class Check(NamedTuple):
-    """Tests that are one row of the table; they run in a process of their own.
+    """Tests that are one row of the table; they run in a separate process."""
 
-    Attributes:
-      name: for the table and for prove.json.
-      tests: files, of which the tests that are marked `device` run, or one test.
-      look: what to look at where it fails.
-      seconds: about how long it takes on two CPU cores with --short, and on one TPU chip without.
-      limit: seconds after which it is stopped.
-    """
-
-    name: str
-    tests: str
-    look: str
-    seconds: tuple[float, float]
-    limit: float = 1800.0
+    name: str  # for the table and for prove.json
+    tests: str  # files, of which the tests that are marked `device` run, or one test
+    look: str  # what to look at where it fails
+    limit: float = 1800.0  # seconds after which it is stopped
 
 
-_SPEED = "the batch per device and the memory, docs/preflight.md"
+_SPEED = "the batch per device and the memory, docs/check.md"
 _STEP = "tests/device/test_speed.py::test_train_step"
 CHECKS = (
     Check(
         "devices",
         "tests/device/test_values.py::test_the_devices_of_this_machine_are_used",
         "python main.py --mode=doctor with a recipe; does another process use the devices?",
-        (5, 15),
     ),
     Check(
         "values",
         "tests/device/test_values.py::test_values tests/engine/test_schedules.py",
         "the versions of jax and of the driver; then the layers of the named model or the schedule",
-        (55, 120),
     ),
     Check(
         "all devices as one",
         "tests/device/test_values.py::test_all_devices_are_as_one",
         "the links between the devices, and engine/step.py",
-        (45, 90),
     ),
     Check(
         "kill -9 and resume",
         "tests/device/test_runs.py::test_kill_and_resume",
         "the check's log; engine/checkpoint.py, the disk or the bucket; on a GPU set "
         "XLA_FLAGS=--xla_gpu_deterministic_ops=true",
-        (80, 90),
     ),
     Check(
         "exact evaluation",
         "tests/device/test_runs.py::test_every_image_is_evaluated_once",
         "engine/evaluate.py, and eval_batches of the benchmark",
-        (10, 30),
     ),
     Check(
         "save while training",
         "tests/device/test_runs.py::test_a_save_while_training_goes_on",
         "engine/checkpoint.py, the disk or the bucket",
-        (35, 60),
     ),
     Check(
         "BatchNorm's form gram",
         "tests/common/layers/test_gram_norm.py",
         "common/layers/gram_norm.py",
-        (6, 15),
     ),
     Check(
         "Pallas kernels",
         "tests/common/layers/test_boundary.py",
         "the named kernel and its plain form",
-        (6, 60),
     ),
-    Check("speed: ResNet-50", f"{_STEP}[resnet50]", _SPEED, (25, 240)),
-    Check("speed: SSD", f"{_STEP}[ssd]", _SPEED, (45, 240)),
-    Check("speed: Transformer", f"{_STEP}[transformer]", _SPEED, (12, 240)),
+    Check("speed: ResNet-50", f"{_STEP}[resnet50]", _SPEED),
+    Check("speed: SSD", f"{_STEP}[ssd]", _SPEED),
+    Check("speed: Transformer", f"{_STEP}[transformer]", _SPEED),
     Check(
         "input of the host",
         "tests/device/test_speed.py::test_input_of_the_host",
         "TensorFlow, the disk and the number of CPU cores",
-        (15, 30),
     ),
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What a test gets, by its fixture `case`: the environment variable PROVE has it as JSON.
+    """What a test gets, by its fixture `case`: the environment variable PROVE has it as JSON."""
 
-    Attributes:
-      folder: a local folder of this proof, with the data that it makes and its compiled programs.
-      workdir: the folder, local or gs://, for the workdirs of runs.
-      short: whether the test should take as little time as possible.
-      devices: how many devices there are, for tests that leave them to other processes.
-    """
-
-    folder: str
-    workdir: str
-    short: bool
-    devices: int = 1
+    folder: str  # local, with the data that this proof makes and its compiled programs
+    workdir: str  # the folder, local or gs://, for the workdirs of runs
+    short: bool  # whether the test should take as little time as possible
+    devices: int = 1  # how many there are, for tests that leave them to other processes
 
 
 class Row(NamedTuple):
-    """The outcome of one check.
-
-    Attributes:
-      status: ok, failed or skipped.
-      summary: one line for the user.
-      look: what to look at where the check failed, else "".
-      figures: {name: number, text or bool}.
-      programs: {name: SHA-256 of the program's StableHLO text}.
-    """
+    """The outcome of one check."""
 
     name: str
-    status: str
-    summary: str
-    look: str
+    status: str  # ok, failed or skipped
+    summary: str  # one line for the user
+    look: str  # what to look at where the check failed, else ""
     seconds: float
-    figures: dict[str, Any]
-    programs: dict[str, str]
+    figures: dict[str, Any]  # numbers, texts and bools by name
+    programs: dict[str, str]  # the SHA-256 of each program's StableHLO text
 
 
 def run(workdir: str, short: bool = False, out: str = "", checks: Sequence[Check] = CHECKS) -> int:
-    """Runs all checks, prints a table and writes prove.json.
+    """Runs all checks, prints a table and writes prove.json; the exit code is 1 if one failed.
 
     Args:
-      workdir: folder, local or gs://, for the checks' runs and logs, in a new subfolder that stays;
-        "" is a temporary folder, of which only the logs of failed checks stay.
+      workdir: folder, local or gs://, for the checks' runs, in a new subfolder that stays; "" is a
+        temporary folder.
       short: smaller models and shorter measurements, for CPUs.
       out: folder, local or gs://, for prove.json; "" is the workdir, or else the current folder.
       checks: what to run.
-
-    Returns:
-      The exit code: 1 if a check failed, else 0.
-
-    Raises:
-      ConfigError: the folder of prove.json is none for results; pytest or the tests are missing.
-      OutputError: prove.json cannot be written.
     """
     if importlib.util.find_spec("pytest") is None:
         raise ConfigError(
@@ -189,52 +149,34 @@ def run(workdir: str, short: bool = False, out: str = "", checks: Sequence[Check
             "--mode=prove runs tests, and this copy of the program has no folder tests: "
             "use a clone of the repository"
         )
-    target = _target(out or workdir or ".", "--workdir" if workdir and not out else "--out")
-    with tempfile.TemporaryDirectory(prefix="prove.", ignore_cleanup_errors=True) as folder:
-        runs = f"{workdir}/prove-{uuid.uuid4().hex[:8]}" if workdir else folder
-        rows = _run_all(Case(folder, runs, short), checks)
-        _keep_logs(folder, rows)
-    content = make_record(rows, short)
+    flag = "--workdir" if workdir and not out else "--out"
+    folder = locations.check_results_folder(out or workdir or ".", flag)
+    locations.check_folder(folder, flag)
+    target, logs = epath.Path(folder) / "prove.json", tempfile.mkdtemp(prefix="prove_logs.")
+    with tempfile.TemporaryDirectory(prefix="prove.", ignore_cleanup_errors=True) as scratch:
+        runs = f"{workdir}/prove-{uuid.uuid4().hex[:8]}" if workdir else scratch
+        rows = _run_all(Case(scratch, runs, short), checks, logs)
     print(f"\n{table(rows)}\n")
     try:
-        target.write_text(json.dumps(content, indent=1) + "\n")
+        target.write_text(json.dumps(make_record(rows, short), indent=1) + "\n")
     except Exception as error:  # each file system raises its own types
         raise OutputError(f"cannot write {target}: {one_line(error)}") from error
     failed = sum(row.status == "failed" for row in rows)
     skipped = sum(row.status == "skipped" for row in rows)
+    if failed:
+        print(f"logs of the checks: {logs}")
+    else:
+        shutil.rmtree(logs)
     print(f"prove: {failed} of {len(rows)} checks failed, {skipped} skipped; wrote {target}")
     print(_SEND)
     return int(failed > 0)
 
 
-def _target(folder: str, flag: str) -> Any:
-    """The path of prove.json in a folder, which is made; `flag` names it.
-
-    Raises:
-      ConfigError: it is no folder for results.
-      OutputError: it cannot be made or written to.
-    """
-    path = epath.Path(locations.check_results_folder(folder, flag)) / "prove.json"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        probe = path.parent / f".write_test.{uuid.uuid4().hex}"
-        probe.write_text("")
-        probe.unlink()
-    except Exception as error:  # each file system raises its own types
-        raise OutputError(f"cannot write to {flag}={folder}: {one_line(error)}") from error
-    return path
-
-
-def _run_all(case: Case, checks: Sequence[Check]) -> list[Row]:
+def _run_all(case: Case, checks: Sequence[Check], logs: str) -> list[Row]:
     rows: list[Row] = []
-    planned = [check.seconds[0 if case.short else 1] for check in checks]
-    for number, check in enumerate(checks):
-        spent, done = sum(row.seconds for row in rows), sum(planned[:number])
-        # This machine may be faster or slower than the one that the plan is from.
-        factor = min(max(spent / done, 0.2), 5.0) if done > 10 else 1.0
-        left = hms(factor * sum(planned[number:]))
-        print(f"[{number + 1}/{len(checks)}] {check.name} (all done in about {left})", flush=True)
-        row = _run_one(check, case)
+    for number, check in enumerate(checks, 1):
+        print(f"[{number}/{len(checks)}] {check.name}", flush=True)
+        row = _run_one(check, case, logs)
         if check.name == "devices":
             case = dataclasses.replace(case, devices=row.figures.get("count", 1))
         print(visible(f"      {_LABELS[row.status]}: {row.summary}"), flush=True)
@@ -242,15 +184,15 @@ def _run_all(case: Case, checks: Sequence[Check]) -> list[Row]:
     return rows
 
 
-def _run_one(check: Check, case: Case) -> Row:
-    """Runs a check in a process of its own, which is stopped with all that it has started."""
-    started, report = time.monotonic(), f"{_file(case.folder, check.name)}.xml"
-    words = [sys.executable, "-m", "pytest", "-m", "device", f"--junitxml={report}"]
+def _run_one(check: Check, case: Case, logs: str) -> Row:
+    """Runs a check in a separate process, which is stopped with all that it has started."""
+    started, path = time.monotonic(), f"{logs}/{re.sub('[^A-Za-z0-9]', '_', check.name)}"
+    words = [sys.executable, "-m", "pytest", "-m", "device", f"--junitxml={path}.xml"]
     words += ["-q", "--capture=no"]  # else a crash takes along what was printed before
-    # A warning of another version of a library is no fault of this machine.
+    # A warning of another version of a library is no error of this machine.
     for option in ("addopts=", "filterwarnings=default", "junit_family=xunit1"):
         words += ["-o", option]
-    with open(f"{_file(case.folder, check.name)}.log", "wb") as log:
+    with open(f"{path}.log", "wb") as log:
         process = subprocess.Popen(
             [*words, "-p", "no:cacheprovider", *check.tests.split()],
             cwd=_ROOT,
@@ -261,8 +203,11 @@ def _run_one(check: Check, case: Case) -> Row:
             start_new_session=True,  # Ctrl-C reaches only this process, which ends the other
         )
         try:
-            process.wait(check.limit)
-            reason = f"the check's process ended with {_ending(process.returncode)}"
+            code = process.wait(check.limit)
+            ending = f"exit code {code}"
+            if code < 0:
+                ending = f"signal {-code} ({signal.Signals(-code).name})"
+            reason = f"the check's process ended with {ending}"
         except subprocess.TimeoutExpired:
             reason = f"not done after {hms(check.limit)}"
         finally:
@@ -271,7 +216,7 @@ def _run_one(check: Check, case: Case) -> Row:
             process.wait()
     status, summary, figures, programs = "failed", reason, {}, {}
     with contextlib.suppress(OSError, ElementTree.ParseError):  # a crash leaves no report
-        status, summary, figures, programs = _read(report)
+        status, summary, figures, programs = _read(f"{path}.xml")
     look = check.look if status == "failed" else ""
     seconds = time.monotonic() - started
     return Row(check.name, status, summary, look, seconds, figures, programs)
@@ -281,8 +226,8 @@ def _environment(case: Case) -> dict[str, str]:
     """The environment of a check: one cache of compiled programs for all of them."""
     # Without assertions, which PYTHONOPTIMIZE leaves out, nothing would fail.
     others = "PYTEST_", "PYTHONOPTIMIZE"
-    own = {name: value for name, value in os.environ.items() if not name.startswith(others)}
-    return own | {
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    return kept | {
         "JAX_COMPILATION_CACHE_DIR": f"{case.folder}/compiled",
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "PROVE": json.dumps(dataclasses.asdict(case)),
@@ -317,26 +262,6 @@ def _read(report: str) -> tuple[str, str, dict[str, Any], dict[str, str]]:
     return "ok", "; ".join(summaries) or f"{len(tests)} tests passed", figures, programs
 
 
-def _ending(code: int) -> str:
-    return f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
-
-
-def _file(folder: str, name: str) -> str:
-    words = "".join(letter if letter.isalnum() else "_" for letter in name)
-    return f"{folder}/{words}"
-
-
-def _keep_logs(folder: str, rows: Sequence[Row]) -> None:
-    """Copies the logs of failed checks out of the temporary folder, and says where they are."""
-    failed = [row.name for row in rows if row.status == "failed"]
-    if failed:
-        kept = tempfile.mkdtemp(prefix="prove_logs.")
-        for name in failed:
-            with contextlib.suppress(OSError):
-                os.replace(f"{_file(folder, name)}.log", f"{_file(kept, name)}.log")
-        print(f"\nlogs of the failed checks: {kept}")
-
-
 def table(rows: Sequence[Row]) -> str:
     """The rows in aligned columns; a failed one is followed by what to look at."""
     width = max(len(row.name) for row in rows)
@@ -352,7 +277,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def make_record(rows: list[Row], short: bool) -> dict[str, Any]:
-    """The content of prove.json: no names of people or hosts, no paths, no tokens."""
+    """The content of prove.json: no names of users or hosts, no paths, no tokens."""
     devices = next((row.figures for row in rows if row.name == "devices"), {})
     checks = []
     for row in rows:
@@ -364,7 +289,7 @@ def make_record(rows: list[Row], short: bool) -> dict[str, Any]:
         "format": 1,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "short": short,
-        "commit": _commit(),
+        "commit": starts.commit(),
         "devices": _rounded(devices),
         "host": {"cores": os.cpu_count(), "machine": platform.machine()},
         "versions": {"python": platform.python_version(), **manifest.versions()},
@@ -397,18 +322,3 @@ def _rounded(values: dict[str, Any]) -> dict[str, Any]:
         return anonymous(str(value))
 
     return {name: one(value) for name, value in values.items()}
-
-
-def _commit() -> str:
-    """The commit of this repository, with "+" if files differ from it; "" without git."""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        commit = _git("rev-parse", "HEAD")
-        return commit + ("+" if commit and _git("status", "--porcelain", "-uno") else "")
-    return ""
-
-
-def _git(*words: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", _ROOT, *words], capture_output=True, text=True, timeout=30, check=False
-    )
-    return done.stdout.strip() if done.returncode == 0 else ""

@@ -3,8 +3,6 @@
 `report_progress` also tells the program that waits, such as a run that counts its records.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import math
@@ -53,8 +51,8 @@ def integer(least: int, most: int = 10**18) -> Callable[[str], int]:
     def convert(text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
             limit = f" and {most:,} or less" if most < 10**18 else ""
-            fault = f"must be a whole number of {least} or more{limit}, got '{text}'"
-            raise argparse.ArgumentTypeError(fault)
+            message = f"must be a whole number of {least} or more{limit}, got '{text}'"
+            raise argparse.ArgumentTypeError(message)
         return int(text)
 
     return convert
@@ -68,7 +66,7 @@ def share(text: str) -> float:
 
 
 def path(text: str) -> str:
-    """The type of an argument that names a file or folder, for TensorFlow, which takes UTF-8."""
+    """The type of an argument that names a file or folder: TensorFlow needs UTF-8."""
     if not is_utf8(text):
         raise argparse.ArgumentTypeError(f"the path {os.fsencode(text)!r} is not UTF-8")
     return text

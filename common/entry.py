@@ -1,10 +1,7 @@
 """Begins and ends every program: its standard streams, and one way out with its exit code."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
-import errno
 import os
 import signal
 import sys
@@ -14,18 +11,15 @@ from typing import Any, NoReturn
 
 from common.errors import UserError
 
-_results = True  # whether the standard output has the results, see `output_only_shows`
-
 
 class Stream:
     """A standard output that ends no work: text that cannot be written is dropped.
 
-    `fault` is the first error, unless it is that of a terminal that went away. `buffer` raises.
+    So a run goes on when its terminal goes away, or the reader of its pipe. `buffer` raises.
     """
 
     def __init__(self, stream: Any):
-        self._stream, self._is_terminal = stream, stream.isatty()
-        self.fault: OSError | None = None
+        self._stream = stream
         with contextlib.suppress(AttributeError):  # a name may have letters that it cannot show
             stream.reconfigure(errors="backslashreplace")
 
@@ -34,25 +28,14 @@ class Stream:
 
     def write(self, text: str) -> int:
         """Writes text, or drops it."""
-        self._attempt(lambda: self._stream.write(text))
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
         """Writes what is in memory, or drops it."""
-        self._attempt(self._stream.flush)
-
-    def _attempt(self, act: Callable[[], Any]) -> None:
-        try:
-            act()
-        except OSError as error:
-            if not (self._is_terminal and error.errno == errno.EIO):
-                self.fault = self.fault or error
-
-
-def output_only_shows() -> None:
-    """From now on, an output that cannot be written is no failure: files have the results."""
-    global _results
-    _results = False
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 def run(main: Callable[[], Any]) -> NoReturn:
@@ -61,7 +44,11 @@ def run(main: Callable[[], Any]) -> NoReturn:
     A failure does not wait for threads: TensorFlow closes a file when Python deletes it, and
     repeats the upload, which takes many minutes on a dead connection.
     """
-    _open_streams()
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: no file may get its number
+            number = os.open(os.devnull, os.O_RDONLY)
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w"))
+    sys.stdout, sys.stderr = Stream(sys.stdout), Stream(sys.stderr)
     try:
         code = main()
     except SystemExit as error:
@@ -84,17 +71,10 @@ def run(main: Callable[[], Any]) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process at once; 0 becomes a failure where the standard output lacks results."""
+    """Ends the process at once."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    fault = getattr(sys.stdout, "fault", None)
-    if fault and _results and not code:
-        code = 1
-        if fault.errno == errno.EPIPE:  # the reader has enough, such as `head`
-            code = 128 + signal.SIGPIPE
-        else:
-            print(f"ERROR: cannot write the standard output: {fault.strerror}", file=sys.stderr)
     os._exit(code)
 
 
@@ -102,12 +82,3 @@ def note(text: str) -> None:
     """Writes to the terminal from a signal handler, which must not enter a buffer of `print`."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
-
-
-def _open_streams() -> None:
-    """Opens the standard streams that are closed, before a file gets their number."""
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # nothing can be read from it or written to it
-            number = os.open(os.devnull, os.O_RDONLY)
-            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w"))
-    sys.stdout, sys.stderr = Stream(sys.stdout), Stream(sys.stderr)

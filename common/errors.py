@@ -9,12 +9,11 @@ from typing import Any
 _ANSWER = re.compile(
     r"""with body '.*?(?:"message": "|<Message>)(.*?)(?:"|</).*?'\s*(?=when|$)""", re.DOTALL
 )
-_REFUSAL = re.compile(r"""\{\s*"error": .*?"message": "(.*?)".*""", re.DOTALL)
 _OP_NAMES = re.compile(r"\{\{.*?\}\} ?| \[Op:\w+\].*")
 # All but the line feed and the tab, marks that turn the direction of writing, and what is no UTF-8.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
-RESTART = 75  # exit code EX_TEMPFAIL: the run has no fault, start the same command again
+RESTART = 75  # exit code EX_TEMPFAIL: nothing is wrong with the run, start the command again
 
 
 class UserError(Exception):
@@ -68,8 +67,6 @@ def one_line(error: BaseException) -> str:
     """What an exception says, in one line of at most 1,000 characters."""
     text = str(getattr(error, "message", "") or error)  # TensorFlow's str() adds op names
     text = _OP_NAMES.sub("", _ANSWER.sub(r"(\1) ", text))
-    text = _REFUSAL.sub(r"\1", text)
-    text = text.replace("Error executing an HTTP request: ", "")
     text = re.sub(r"libcurl code 42 .*?Callback aborted", "the connection stood still", text)
     text = re.sub(r"\s+(?=when \w+ing )", " ", text)  # with which object it happened
     lines = text.split(" [tensorstore_spec")[0].strip().splitlines()
@@ -89,7 +86,7 @@ def count(number: int, noun: str, plural: str = "") -> str:
 
 
 def parse_json(data: str | bytes, **options: Any) -> Any:
-    """The value of a JSON document; `options` as of `json.loads`.
+    """The value of a JSON document; `options` are passed to `json.loads`.
 
     Raises:
       ValueError: it is no JSON, or so nested that Python's parser gives up.

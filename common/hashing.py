@@ -5,8 +5,6 @@ alone: on any number of devices an example gets the same numbers. A full-size dr
 `jax.random` can take as long as the rest of a step.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

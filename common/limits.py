@@ -1,10 +1,7 @@
-"""Limits of the files that are read, so that none fills the memory or never ends: docs/data.md."""
-
-from __future__ import annotations
+"""Limits of the files that are read, so that no file fills the memory or never ends."""
 
 import os
 import re
-import stat
 
 from common.errors import DataError, UserError
 
@@ -14,30 +11,15 @@ ANNOTATION_BYTES = 8 << 30  # of a JSON file of boxes; COCO's has 0.45 GB, Objec
 SGM_BYTES = 256 << 20  # WMT's sets for tests have about 1 MB
 TEXT_BYTES = 64 << 20  # of a file of class names; ImageNet's 50,000 labels have 0.5 MB
 LINE_BYTES = 1 << 20  # of a line of text; a sentence has 100 to 1,000
-EMPTY_LINES = 1_000_000  # in a row; real text has a few
-
-_SPECIAL = {
-    "a pipe": stat.S_ISFIFO,
-    "a device": lambda mode: stat.S_ISCHR(mode) or stat.S_ISBLK(mode),
-    "a socket": stat.S_ISSOCK,
-}
-
-
-def special(path: str) -> str:
-    """What a local path is if it is neither a file nor a folder, such as "a pipe"; else ""."""
-    if "://" in path:
-        return ""
-    try:
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError):  # whoever opens the path reports it
-        return ""
-    return next((name for name, test in _SPECIAL.items() if test(mode)), "")
 
 
 def check_file(path: str, kind: type[UserError] = DataError) -> None:
-    """Raises `kind` if a local path is a pipe, a device or a socket: reading it might never end."""
-    if name := special(path):
-        raise kind(f"{path} is {name}, not a file: save its content as a file, and give that file")
+    """Raises `kind` if a local path is a pipe or a device: reading it might never end."""
+    is_local = "://" not in path and os.path.exists(path)
+    if is_local and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise kind(
+            f"{path} is a pipe or a device, not a file: save its content, and give that file"
+        )
 
 
 def check_size(path: str, size: int, most: int, kind: type[UserError] = DataError) -> None:

@@ -4,8 +4,6 @@ A `Graph` has nodes and constants; `Resnet` adds the layers of a trained ResNet.
 are float32[b, c, h, w]. The result of a node has its name.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -229,11 +227,11 @@ class Resnet:
         channels = kernel.shape[2]
         if self.blur and stride > 1 and channels >= self.blur[1]:
             # The stride of a 1x1 convolution goes to the blur, which is the same.
-            own, stride = (stride, 1) if len(kernel) == 1 else (1, stride)
-            self.size = -(-self.size // own)
+            step, stride = (stride, 1) if len(kernel) == 1 else (1, stride)
+            self.size = -(-self.size // step)
             blur = np.repeat(self.blur[0][None, None], channels, axis=0)
             inputs = [x, self.graph.constant(f"{name}/blur/kernel", blur)]
-            place = placement(own, ((1, 1), (1, 1)))
+            place = placement(step, ((1, 1), (1, 1)))
             x = self.graph.node("Conv", f"{name}/blur", inputs, group=channels, **place)
         bias = np.zeros(kernel.shape[-1])
         if self._has(norm):
@@ -243,7 +241,7 @@ class Resnet:
         return self.graph.conv(name, x, kernel, bias, stride, (edge, edge))
 
     def _norm(self, x: str, name: str) -> str:
-        """A BatchNorm of its own."""
+        """A BatchNorm that follows no convolution."""
         return self.graph.affine(name, x, *self._constants(name))
 
     def _constants(self, norm: str) -> tuple[np.ndarray, np.ndarray]:

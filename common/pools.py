@@ -3,8 +3,6 @@
 NumPy, TensorFlow and libjpeg release Python's lock, so that threads use all cores.
 """
 
-from __future__ import annotations
-
 import collections
 import concurrent.futures
 import os

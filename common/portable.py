@@ -1,7 +1,5 @@
 """A trained model in forms that other programs read; --mode=export writes them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

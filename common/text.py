@@ -1,7 +1,5 @@
 """Text in files: its lines, the sentences of .sgm, similar names, shares, and tables as CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -18,7 +16,7 @@ _SGM_SENTENCE = re.compile(rb"<seg\b[^<>]*>((?:[^<]|<(?!/?seg\b))*+)</seg>", re.
 
 
 def text_lines(text: str) -> list[str]:
-    r"""The lines of a list of names, stripped; none at its end is empty. "\n" alone ends one."""
+    r"""The stripped lines of a list of names, without empty ones at its end; "\n" ends a line."""
     return [line.strip() for line in text.rstrip().split("\n")] if text.strip() else []
 
 
@@ -35,10 +33,7 @@ def is_sgm(path: str) -> bool:
 def sgm_sentences(file: Any, name: str, kind: type[UserError] = DataError) -> Iterator[bytes]:
     """The sentences of one of WMT's .sgm, each as a line.
 
-    The arguments are those of `limited_lines`.
-
-    Raises:
-      UserError: `kind`, for a file of more than `limits.SGM_BYTES`, or without a <seg>.
+    `kind` is raised, with the `name` of the file, for more than `limits.SGM_BYTES` or no <seg>.
     """
     if len(data := file.read(limits.SGM_BYTES + 1)) > limits.SGM_BYTES:
         raise kind(f"{name} has more than {limits.SGM_BYTES:,} bytes: split it")
@@ -51,27 +46,14 @@ def sgm_sentences(file: Any, name: str, kind: type[UserError] = DataError) -> It
 def limited_lines(file: Any, name: str, kind: type[UserError] = DataError) -> Iterator[bytes]:
     r"""The lines of a binary file with the "\n" at their ends, which alone ends a line.
 
-    Args:
-      file: has `readline`.
-      name: of the file, for messages.
-      kind: what is raised.
-
-    Raises:
-      UserError: `kind`, for a line of `limits.LINE_BYTES` or `limits.EMPTY_LINES` lines in a row
-        without text.
+    `kind` is raised, with the `name` of the file, for a line of more than `limits.LINE_BYTES`.
     """
-    number = empty = 0
+    number = 0
     while line := file.readline(limits.LINE_BYTES):
         number += 1
         if len(line) == limits.LINE_BYTES and not line.endswith(b"\n"):
             mib = limits.LINE_BYTES / (1 << 20)
             raise kind(f"{name}, line {number} is longer than {mib:g} MiB: split it")
-        empty = empty + 1 if line.isspace() else 0
-        if empty >= limits.EMPTY_LINES:
-            raise kind(
-                f"{name}: {empty:,} lines in a row, up to line {number:,}, are empty: "
-                "it is no text, or damaged; remove them if they are right"
-            )
         yield line
 
 

@@ -1,7 +1,5 @@
 """The arrays of a model by name, and parts of it by the words of these names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from typing import Any
@@ -37,7 +35,7 @@ class Parts:
         return any(pattern.search(name) for pattern in self._patterns)
 
     def check(self, names: Collection[str]) -> None:
-        """Raises ConfigError if an entry means none of the parameters `names`."""
+        """Raises ConfigError if an entry means no parameter among `names`."""
         for entry, pattern in zip(self._entries, self._patterns, strict=True):
             if not any(map(pattern.search, names)):
                 tops = dict.fromkeys(name.partition("/")[0] for name in names)

@@ -423,7 +423,6 @@ def _step(step: str, request: Request) -> int:
 
 def main() -> int:
     """Runs the job that the environment and the command line describe, or a step of it."""
-    entry.output_only_shows()
     words = sys.argv[1:]
     if words[:1] in (["begin"], ["finish"]):
         return _step(words[0], parse_request(words[1:], os.environ))

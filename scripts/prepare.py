@@ -355,7 +355,6 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(0 if name else 2)
     # Small blocks, because archives on gs:// are read one image of about 100 KB at a time.
     environment.set_defaults(GCS_READ_CACHE_BLOCK_SIZE_MB="1", TF_CPP_MIN_LOG_LEVEL="3")
-    entry.output_only_shows()
     if name in PREPARATIONS:
         run(name, rest)
     elif name == "download":

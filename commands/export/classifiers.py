@@ -3,8 +3,6 @@
 The card is card.md, filled in; its front matter is for Hugging Face.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -26,34 +24,32 @@ from engine import model_source
 from engine.report.history import History
 
 _LIMIT = 1e-5  # the largest error that is accepted, as a share of the largest logit
-_RECIPE = (  # keys of the config that say how a model was trained
-    *("train_batch_size", "train_steps", "base_learning_rate", "learning_rate_schedule"),
-    *("weight_decay", "label_smoothing", "moving_average_decay", "seed", "init_from"),
+# Keys of the config that say how a model was trained.
+_RECIPE = (
+    "train_batch_size",
+    "train_steps",
+    "base_learning_rate",
+    "learning_rate_schedule",
+    "weight_decay",
+    "label_smoothing",
+    "moving_average_decay",
+    "seed",
+    "init_from",
 )
 Compute = Callable[[np.ndarray], np.ndarray]  # uint8[b, s, s, 3] -> float32[b, K]
 
 
 @dataclasses.dataclass(frozen=True)
 class Classifier:
-    """What the formats are written from, and the logits that they must compute.
-
-    Attributes:
-      trained: the checkpoint.
-      portable: its model.
-      names: of the classes; () are none.
-      torch: PyTorch's form where "hf" is wanted.
-      encoded: pictures, in the formats of files.
-      images: uint8[n, s, s, 3], their pixels as evaluation and predict.py read them.
-      logits: float32[n, K] of the images, by the model itself.
-    """
+    """What the formats are written from, and the logits that they must compute."""
 
     trained: model_source.Model
     portable: Portable
-    names: Sequence[str]
-    torch: TorchForm | None
-    encoded: Sequence[bytes]
-    images: np.ndarray
-    logits: np.ndarray
+    names: Sequence[str]  # of the classes; () where they have no names
+    torch: TorchForm | None  # where "hf" is wanted
+    encoded: Sequence[bytes]  # pictures, in the formats of files
+    images: np.ndarray  # uint8[n, s, s, 3], their pixels as evaluation and predict.py read them
+    logits: np.ndarray  # float32[n, K] of the images, by the model itself
 
     @functools.cached_property
     def exported(self) -> export.Exported:
@@ -72,28 +68,22 @@ class Classifier:
                 pathlib.Path(path).with_name(file).write_text(text + "\n", encoding="utf-8")
             return
         spec = self.portable.spec
-        facts = {
-            "input_spec": json.dumps(spec.as_dict()),
-            "class_names": json.dumps(self.names),
-        }
+        described = json.dumps(spec.as_dict())
+        facts = {"input_spec": described, "class_names": json.dumps(self.names)}
         program = None if name == "onnx" else self.exported
         formats.write(name, path, program, self.portable.draw, facts, (spec, self.names))
 
     def read(self, name: str, path: str) -> Compute:
-        """Reads a format back; returns the function that it computes."""
+        """Reads a format back, "hf" as other libraries' weights; returns what it computes."""
         if name == "hf":
-            return self._read_hf(path)
+            back = model_source.load(path, recipe=self.trained.config, say=lambda line: None)
+            portable = back.benchmark.uses.portable(back.params, back.model_state)
+            assert portable is not None
+            return lambda images: np.asarray(portable.logits(images))
         run = formats.read(name, path, "images")
         if name == "stablehlo":
             return lambda images: np.asarray(run(images))
         return lambda images: run({"images": images})["logits"]
-
-    def _read_hf(self, path: str) -> Compute:
-        """The model as an import reads it, by the rules for other libraries' weights."""
-        back = model_source.load(path, recipe=self.trained.config, say=lambda line: None)
-        portable = back.benchmark.uses.portable(back.params, back.model_state)
-        assert portable is not None
-        return lambda images: np.asarray(portable.logits(images))
 
     def error(self, run: Compute) -> float:
         """The largest difference, as a share of the largest logit.
@@ -108,8 +98,7 @@ class Classifier:
     def check_serving(self, path: str) -> dict[str, Any]:
         """Runs a SavedModel on encoded pictures; returns how far its pixels are off.
 
-        Raises:
-          OutputError: its probabilities are not those of its pixels.
+        OutputError if its probabilities are not those of its pixels.
         """
         spec = self.portable.spec
         results = formats.read("savedmodel", path)({"image_bytes": list(self.encoded)})
@@ -132,22 +121,10 @@ def write(
     pictures: Sequence[bytes],
     folder: str,
 ) -> tuple[dict[str, Any], Sequence[str]]:
-    """Writes formats and the card, and checks them.
+    """Writes formats and the card into a local folder, and checks them with encoded `pictures`.
 
-    Args:
-      model: the checkpoint.
-      names: of the formats.
-      allow_mismatch: write PyTorch's form of a model that PyTorch computes differently.
-      pictures: encoded, to check with.
-      folder: local.
-
-    Returns:
-      The facts about each format, and the names of the classes.
-
-    Raises:
-      ConfigError: the model has no such form.
-      OutputError: what was written computes something else.
-      CheckpointError: the logits are not finite.
+    Returns the facts about each format, and the names of the classes. UserError if the model has no
+    such form or no finite logits, or if what was written computes something else.
     """
     portable = model.benchmark.uses.portable(model.params, model.model_state)
     if portable is None:
@@ -181,11 +158,7 @@ def write(
 
 
 def _export(name: str, content: Classifier, folder: str) -> dict[str, Any]:
-    """Writes one format into a folder, reads it back and runs it; returns what is known of it.
-
-    Raises:
-      OutputError: it cannot be written, or computes something else.
-    """
+    """Writes one format into a folder, reads it back and runs it; returns the facts about it."""
     path = f"{folder}/{formats.PATHS[name]}"
     content.write(name, path)
     error = content.error(content.read(name, path))
@@ -196,11 +169,13 @@ def _export(name: str, content: Classifier, folder: str) -> dict[str, Any]:
             f"--format={name}: what was written is off by {error:.1e} of the largest logit, more "
             f"than {_LIMIT:.0e}; nothing is exported"
         )
-    remark = "; ".join(filter(None, [mismatch, torch.pixels if torch else ""]))
-    text = f"; {remark}" if remark else ""
-    size = formats.megabytes(path)
-    print(f"{name}: {size:.1f} MB, off by {error:.1e} of the largest logit{text}")
-    return {"path": formats.PATHS[name], "error": error} | ({"remark": remark} if remark else {})
+    facts: dict[str, Any] = {"path": formats.PATHS[name], "error": error}
+    text = f"{name}: {formats.megabytes(path):.1f} MB, off by {error:.1e} of the largest logit"
+    if remark := "; ".join(filter(None, [mismatch, torch.pixels if torch else ""])):
+        facts["remark"] = remark
+        text += f"; {remark}"
+    print(text)
+    return facts
 
 
 # The card.
@@ -237,7 +212,7 @@ def card_text(model: Classifier, rows: dict[str, Any]) -> str:
 def _measured(trained: model_source.Model) -> tuple[dict[str, float], int]:
     """(accuracies of this checkpoint, number of images), by the run's evaluation or --mode=eval.
 
-    Where there are none, it is ({}, 0).
+    It is ({}, 0) where the checkpoint was not evaluated.
     """
     for folder in (trained.workdir, f"{trained.workdir}/eval"):
         for row in reversed(History(folder, writes=False).rows):

@@ -7,8 +7,6 @@ older one does not. jax writes a newer StableHLO than TensorFlow of the same day
 write older ones too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib
@@ -57,12 +55,9 @@ def write(
       name: of the format.
       path: the new file or folder; the model of a SavedModel is in its version 1.
       program: the model as jax exports it, not for ONNX; its dimensions may be symbolic.
-      draw: the same as a graph of ONNX, see `Program.draw`.
+      draw: adds the same to a graph of ONNX, and returns its inputs and outputs.
       facts: the metadata of ONNX.
       classes: of a classifier how an encoded image becomes pixels, and the names; () are numbers.
-
-    Raises:
-      ConfigError: the program has operations that TensorFlow's StableHLO does not have.
     """
     if name == "savedmodel":
         assert program is not None
@@ -141,7 +136,7 @@ def _classify(program: export.Exported, spec: InputSpec, labels: Sequence[str]) 
     shape, count = (_sides(x) for x in (program.in_avals[0], program.out_avals[0]))
     names = tf.constant(list(labels) or [str(i) for i in range(count[1] or 0)])
 
-    # A function of its own, because both signatures would otherwise have a copy of the weights.
+    # A separate function: otherwise each signature would have a copy of the weights.
     @tf.function(input_signature=[tf.TensorSpec(shape, tf.uint8, "images")], autograph=False)
     def logits(images: Any) -> Any:
         return {"logits": call([images])[0]}

@@ -3,8 +3,6 @@
 README.md beside it is program.md, filled in.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -52,7 +50,7 @@ def _draw(number: int, height: int, width: int, form: str) -> bytes:
 
 
 def of(model: model_source.Model) -> Mapping[str, Program]:
-    """The programs of a model, in float32; {} if it has none. UserError if a file is missing."""
+    """The programs of a model, in float32; {} for classifiers. UserError if a file is missing."""
     uses = model.in_float32().benchmark.uses
     uses.check_files(model.manifest, model.source)
     return uses.programs(model.params, model.model_state)
@@ -61,21 +59,11 @@ def of(model: model_source.Model) -> Mapping[str, Program]:
 def write(
     model: model_source.Model, programs: Mapping[str, Program], names: Sequence[str], folder: str
 ) -> tuple[dict[str, Any], Sequence[str]]:
-    """Writes the programs, checks them, and describes them in README.md.
+    """Writes the programs of a model into a local folder, checks them, and describes them.
 
-    Args:
-      model: the checkpoint.
-      programs: of it, see `of`.
-      names: of the formats; () are those of every such model.
-      folder: local.
-
-    Returns:
-      The facts about each file, and the names of the classes.
-
-    Raises:
-      ConfigError: the model does not have one of the formats.
-      OutputError: what was written computes something else.
-      CheckpointError: the weights are not finite.
+    `names` are those of the formats; () for the formats of every such model. Returns the facts
+    about each file, and the names of the classes. UserError if the model does not have a format or
+    finite weights, or if what was written computes something else.
     """
     known = [name for name in FORMATS if name != "onnx" or any(p.draw for p in programs.values())]
     if other := [name for name in names if name not in known]:
@@ -135,9 +123,6 @@ def _check(name: str, path: str, program: Program, checks: Sequence[Check]) -> f
 
     Another compiler rounds in another way, which changes the order of what is nearly equal: of a
     SavedModel a share of the values may be off, and ONNX is compared by the program's distance.
-
-    Raises:
-      OutputError: the error is too large.
     """
     if name == "savedmodel":
         checks = checks[:2]  # TensorFlow compiles each shape for seconds
@@ -155,20 +140,19 @@ def _check(name: str, path: str, program: Program, checks: Sequence[Check]) -> f
             f"--format={name}: what was written is off by {error:.1e} of the largest value of an "
             f"output, more than {limit:.0e}; nothing is exported"
         )
-    remark = f", where rounding changes an order ({share:.1%} of the values)" if share else ""
+    note = f", where rounding changes an order ({share:.1%} of the values)" if share else ""
     size = f"{os.path.basename(path)}, {formats.megabytes(path):.1f} MB"
-    print(f"{name}: {size}, off by {error:.1e} of the largest value{remark}")
+    print(f"{name}: {size}, off by {error:.1e} of the largest value{note}")
     return error
 
 
 def difference(
     results: Sequence[Arrays], wanted: Sequence[Arrays], limit: float
 ) -> tuple[float, float]:
-    """Compares outputs with the model's.
+    """(error, share) of outputs beside the model's.
 
-    Returns:
-      The largest difference of a value, as a share of the largest value of its output, and the
-      largest share of the values of an output that are off by more than `limit`.
+    The error is the largest difference of a value, as a share of the largest value of its output;
+    the share is the largest of the values of an output that are off by more than `limit`.
     """
     errors, shares = [0.0], [0.0]
     for others, outputs in zip(results, wanted, strict=False):

@@ -1,45 +1,39 @@
 """Uses a trained model: what predict.py does.
 
 A kind of answers is a module of this folder, named as `Uses.answers` of the benchmarks that give
-it. It has `Options`, the flags of predict.py that only some models have, and
-`run(request, options, model, stdin)`, which returns the exit code.
+it. It has `Options`, the flags of predict.py that only some models have, `FORMATS`, and
+`run(request, options, model)`, which returns the exit code.
 """
 
-from __future__ import annotations
-
 import dataclasses
-import os
 import sys
-from collections.abc import Iterable, Mapping
 from typing import Any
 
-from etils import epath
-
 from commands.predict import boxes, classes, items, sentences
-from commands.predict.model import Request, choose_precision
-from commands.predict.outputs import FORMATS, say
+from commands.predict.model import Request, prepare
+from commands.predict.outputs import check_output, say
 from common.errors import ConfigError
-from common.images import photos
-from engine import compiler, environment, locations, model_source, resuming
-from engine import mesh as meshes
+from engine import environment, model_source
 
-KINDS = {"classes": classes, "boxes": boxes, "sentences": sentences, "items": items}
+KINDS: dict[str, Any] = {
+    "classes": classes,
+    "boxes": boxes,
+    "sentences": sentences,
+    "items": items,
+}
 # The end of the name of --out that stands for each format; the first that fits counts.
-ENDS = {"coco": ".coco.json", **{form: f".{form}" for form in FORMATS}, "text": ".txt"}
+ENDS = {"coco": ".coco.json", "csv": ".csv", "json": ".json", "jsonl": ".jsonl", "text": ".txt"}
 
 
-def run(request: Request, stdin: Iterable[str]) -> int:
-    """Writes an answer for each input; returns the exit code: 1 if an input has none.
-
-    `stdin` are the lines that the source "-" stands for.
+def run(request: Request) -> int:
+    """Writes an answer for each input; returns the exit code: 1 if an input has no answer.
 
     Raises:
       UserError: a mistake that the user can fix; before any input is read.
     """
-    photos.quiet()
     environment.show_log(sys.stderr)
     if request.out:
-        _check_output(request.out, "out")
+        check_output(request.out, "out")
     model = model_source.load(
         request.model,
         request.checkpoint,
@@ -54,34 +48,20 @@ def run(request: Request, stdin: Iterable[str]) -> int:
             f"{model.source} is a model of the benchmark {model.config.benchmark!r}, which "
             f"predict.py cannot use; {uses.hint}"
         )
-    kind: Any = KINDS[uses.answers]
-    options = _options(kind.Options, request.options, model)
-    form = _format(request.format, request.out, kind.Options.formats)
-    for field in dataclasses.fields(options):
-        path, end = getattr(options, field.name), field.metadata["end"]
-        if end and path:
-            if not path.lower().endswith(end):
-                raise ConfigError(f"--{field.name}={path}: must end with {end}")
-            _check_output(path, field.name)
-    if not getattr(options, "labels", ""):
-        resuming.check_data(model, request.accept_other_data, say)
-    request = dataclasses.replace(request, format=form)
-    meshes.check_platform()
-    compiler.use_cache(model.config.compilation_cache)
-    return kind.run(request, options, choose_precision(model), stdin)
-
-
-def _options(known: Any, given: Mapping[str, Any], model: model_source.Model) -> Any:
-    """The flags of one kind of answers; ConfigError for a flag of another kind."""
-    names = [field.name for field in dataclasses.fields(known)]
-    for flag, value in given.items():
-        if flag not in names:
+    kind = KINDS[uses.answers]
+    known = [field.name for field in dataclasses.fields(kind.Options)]
+    for flag, value in request.options.items():
+        if flag not in known:
             raise ConfigError(
                 f"--{flag}={value}: {model.source} is a model of the benchmark "
                 f"{model.config.benchmark!r}, which has no such flag; it has "
-                f"{', '.join(f'--{name}' for name in names)}"
+                f"{', '.join(f'--{name}' for name in known)}"
             )
-    return known(**given)
+    options = kind.Options(**request.options)
+    form = _format(request.format, request.out, kind.FORMATS)
+    checks = not getattr(options, "labels", "")
+    model = prepare(model, request.accept_other_data, checks)
+    return kind.run(dataclasses.replace(request, format=form), options, model)
 
 
 def _format(given: str, out: str, formats: tuple[str, ...]) -> str:
@@ -96,11 +76,3 @@ def _format(given: str, out: str, formats: tuple[str, ...]) -> str:
         flag = f"--format={given}" if given else f"--out={out}"
         raise ConfigError(f"{flag}: this model's results are files named {ends}")
     return form or ("table" if sys.stdout.isatty() else "csv")
-
-
-def _check_output(path: str, flag: str) -> None:
-    """Refuses a file that cannot be written, before anything is computed."""
-    locations.check_path(path, f"--{flag}")
-    if epath.Path(path).is_dir():
-        raise ConfigError(f"--{flag}={path} is a folder; name a file in it")
-    locations.check_folder(os.path.dirname(path) or ".", f"--{flag}")

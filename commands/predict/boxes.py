@@ -1,46 +1,38 @@
 """Finds objects on pictures: what predict.py does with a detector.
 
-Objects become rows, and drawings: the photo with boxes, names and scores, or the pixels of masks.
+Objects become rows, and drawings: the photo with boxes, names, scores and the pixels of masks.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from commands.predict import drawing, outputs, sources
-from commands.predict.model import Leaves, Request, flag
-from commands.predict.outputs import FORMATS, Row, path_cell, say, shortest, text_cell
+from commands.predict.model import Leaves, Request
+from commands.predict.outputs import Row, path_cell, say, shortest, text_cell
 from commands.predict.sources import Picture
-from common import console
+from common.errors import count
 from common.images.photos import Jpeg
 from engine import model_source
 from engine.locations import check_folder
 
+FORMATS = (*outputs.FORMATS, "coco")
+COLUMNS = ("path", "label", "category_id", "score", "x", "y", "width", "height", "error")
 _MIN_SCORE = 0.3  # weaker detections are mostly wrong; COCO's score wants them all the same
-_flag = functools.partial(flag, "detectors")
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The flags of predict.py for detectors."""
 
-    formats = (*FORMATS, "coco")
-
-    min_score: float | None = _flag(
-        None, "the least score of a detection (0.3; .coco.json: 0)", console.share
-    )
-    max_detections: int = _flag(100, "the best of each picture (100)", console.integer(1))
-    draw: str = _flag("", "folder for the pictures with boxes and outlines")
-    masks: str = _flag(
-        "", "folder for a PNG per picture: the number of the detection at each pixel"
-    )
+    min_score: float | None = None
+    max_detections: int = 100
+    draw: str = ""
 
     def least(self, form: str) -> float:
         """The least score of a detection in this format."""
@@ -49,17 +41,10 @@ class Options:
         return 0.0 if form == "coco" else _MIN_SCORE
 
 
-@dataclasses.dataclass(frozen=True)
-class Object:
-    """One object.
+class Object(NamedTuple):
+    """One object: box (y0, x0, y1, x1) in pixels of the photo, and its mask, if it has one.
 
-    Attributes:
-      label: the name of its class.
-      category_id: of its class in the data.
-      score: from 0 to 1.
-      box: (y0, x0, y1, x1) in pixels of the photo.
-      outline: run lengths of its mask, as COCO has them; None without masks.
-      inside: makes bool[height, width], the pixels of the photo in its mask.
+    `outline` are the mask's run lengths, as COCO has them; `inside` makes bool[height, width].
     """
 
     label: str
@@ -69,58 +54,45 @@ class Object:
     outline: Mapping[str, Any] | None = None
     inside: Callable[[], np.ndarray] | None = None
 
-    @property
-    def bbox(self) -> list[float]:
-        """x, y, width and height in pixels, as COCO has them."""
+    def entry(self) -> dict[str, Any]:
+        """The object in JSON; `bbox` is x, y, width and height, as COCO has them."""
         y0, x0, y1, x1 = self.box
-        return [x0, y0, x1 - x0, y1 - y0]
+        entry = {
+            "label": self.label,
+            "category_id": self.category_id,
+            "score": shortest(self.score),
+            "bbox": [shortest(value) for value in (x0, y0, x1 - x0, y1 - y0)],
+        }
+        return entry | ({"segmentation": self.outline} if self.outline else {})
 
-    @property
-    def segmentation(self) -> dict[str, Any]:
-        """The outline as an entry of COCO's results; {} without masks."""
-        return {"segmentation": self.outline} if self.outline else {}
 
-
-def run(request: Request, options: Options, model: model_source.Model, stdin: Iterable[str]) -> int:
-    """Writes the objects of each picture; see `commands.predict.run`."""
-    load = functools.partial(Detector, model, options, request.format)
-    return sources.answer(load, request, stdin)
+def run(request: Request, options: Options, model: model_source.Model) -> int:
+    """Writes the objects of each picture; returns the exit code."""
+    return sources.answer(lambda: Detector(model, options, request.format), request)
 
 
 class Detector(sources.PictureModel):
-    """Finds the objects on pictures, and writes the pictures with boxes, and the masks."""
-
-    columns = ("path", "label", "category_id", "score", "x", "y", "width", "height", "error")
+    """Finds the objects on pictures, and writes the pictures with boxes."""
 
     def __init__(self, model: model_source.Model, options: Options, form: str = ""):
-        """Makes the folders of drawings.
-
-        Raises:
-          UserError: a weight is not finite, or a folder cannot be written.
-        """
-        super().__init__(model)
-        self._uses: Any = model.benchmark.uses
-        model.check_finite()
+        """Makes the folder of drawings; UserError if it or a weight cannot be used."""
         # (id, name) of each class; "" where the data had no such class
         self._categories = model.manifest["categories"]
+        super().__init__(model, f"{sum(bool(name) for _, name in self._categories):,} classes")
+        self._uses: Any = model.benchmark.uses
+        model.check_finite()
         self._options, self._form, self.at_once = options, form, self._uses.at_once
-        folders = {"draw": (options.draw, ".jpg"), "masks": (options.masks, ".png")}
-        self._folders = {option: each for option, each in folders.items() if each[0]}
-        for option, (folder, _) in self._folders.items():
-            check_folder(folder, f"--{option}")
+        if options.draw:
+            check_folder(options.draw, "--draw")
         self._stems: dict[str, str] = {}  # of the files of drawings, by the path of the picture
         self._taken: set[str] = set()  # all of them
 
-    @property
-    def summary(self) -> str:
-        return f"{sum(bool(name) for _, name in self._categories):,} classes"
-
     def files(self, paths: Sequence[str]) -> list[tuple[str, str]]:
-        return [(option, file) for path in paths for option, file in self._files(path)]
+        return [("draw", self._file(path)) for path in paths if self._options.draw]
 
-    def _files(self, path: str) -> Iterator[tuple[str, str]]:
-        """(flag, file) of each file that is written for a picture; two of one name get numbers."""
-        if self._folders and path not in self._stems:
+    def _file(self, path: str) -> str:
+        """The file of a picture's drawing; the second of two pictures with one name gets _2."""
+        if path not in self._stems:
             name = stem = os.path.splitext(os.path.basename(path))[0]
             number = 1
             while name in self._taken:
@@ -128,8 +100,7 @@ class Detector(sources.PictureModel):
                 name = f"{stem}_{number}"
             self._taken.add(name)
             self._stems[path] = name
-        for option, (folder, end) in self._folders.items():
-            yield option, os.path.join(folder, self._stems[path] + end)
+        return os.path.join(self._options.draw, f"{self._stems[path]}.jpg")
 
     def predict(self, params: Any, model_state: Any, batch: Any) -> Any:
         benchmark: Any = self.model.benchmark
@@ -142,66 +113,64 @@ class Detector(sources.PictureModel):
     def row(self, picture: Picture, result: Leaves | None) -> Row:
         if result is None or picture.photo is None:
             return Row(picture.source, picture.error)
-        height, width = picture.photo.height, picture.photo.width
-        found = self._uses.detections(result, height, width)
+        objects = self.objects(picture.photo, result)
+        if self._options.draw:
+            self.draw(picture, objects)
+        size = {"height": picture.photo.height, "width": picture.photo.width}
+        return Row(picture.source, "", {**size, "objects": [each.entry() for each in objects]})
+
+    def objects(self, photo: Jpeg, result: Leaves) -> list[Object]:
+        """The objects on a photo, the best first."""
+        found = self._uses.detections(result, photo.height, photo.width)
         objects = []
         for i, (score, number) in enumerate(zip(found.scores, found.classes, strict=True)):
             category, name = self._categories[number - 1]
-            outline, inside = None, None
-            if found.outlines:
-                outline, inside = found.outlines[i], functools.partial(found.inside, i)
             if name and score >= self._options.least(self._form):
                 box = tuple(map(float, found.boxes[i]))
-                objects.append(Object(name, category, float(score), box, outline, inside))
-        objects = objects[: self._options.max_detections]
-        self.draw(picture, objects)
-        return make_row(picture, objects)
+                one = Object(name, category, float(score), box)
+                if found.outlines:
+                    inside = functools.partial(found.inside, i)
+                    one = one._replace(outline=found.outlines[i], inside=inside)
+                objects.append(one)
+        return objects[: self._options.max_detections]
 
     def draw(self, picture: Picture, objects: Sequence[Object]) -> None:
-        """Writes the drawings of a picture that could be read."""
+        """Writes the photo with its objects; the weak ones, as in COCO's form, would hide it."""
         assert picture.photo is not None
-        for option, path in self._files(picture.path):
-            if option == "draw":  # the weak ones, which COCO's score wants, would hide the photo
-                seen = [each for each in objects if each.score >= self._options.least("")]
-                content = drawing.draw_objects(picture.photo.encoded, seen)
-            else:
-                content = drawing.draw_masks(picture.photo.height, picture.photo.width, objects)
-            outputs.save(path, [content], quiet=True)
+        seen = [each for each in objects if each.score >= self._options.least("")]
+        content = drawing.draw_objects(picture.photo.encoded, seen)
+        outputs.save(self._file(picture.path), [content], quiet=True)
 
     def write(self, request: Request, paths: Sequence[str], rows: Iterator[Row]) -> None:
         if request.format == "coco":
             write_coco(request.out, paths, rows, *self._uses.listed(paths))
         else:
-            outputs.write_rows(request.out, request.format, rows, self.columns, table)
+            outputs.write_rows(request.out, request.format, rows, COLUMNS, _cells, _table)
 
 
-def make_row(picture: Picture, objects: Sequence[Object]) -> Row:
-    """The row of a picture with objects, the best first; without any it has one line in a CSV."""
-    assert picture.photo is not None
-    entries, lines = [], []
-    for each in objects:
-        score, bbox = shortest(each.score), list(map(shortest, each.bbox))
-        named = {"label": each.label, "category_id": each.category_id, "score": score}
-        entries.append({**named, "bbox": bbox, **each.segmentation})
-        lines.append(named | dict(zip(("x", "y", "width", "height"), bbox, strict=True)))
-    size = {"height": picture.photo.height, "width": picture.photo.width}
-    return Row(picture.source, "", {**size, "objects": entries}, lines or [{}], objects)
+def _cells(row: Row) -> list[dict[str, Any]]:
+    """The lines of a CSV for a picture, one for each object."""
+    lines = []
+    for each in row.content["objects"]:
+        x, y, width, height = each["bbox"]
+        lines.append({**each, "x": x, "y": y, "width": width, "height": height})
+    return lines
 
 
-def table(rows: Iterable[Row], width: int) -> Iterator[str]:
+def _table(rows: Iterable[Row], width: int) -> Iterator[str]:
     """Lines for a terminal of `width` columns: one for each picture, one for each object."""
     for row in rows:
         name = path_cell(row.source["path"], max(width - 30, 20))
         if row.error:
             yield f"{name}  ERROR {row.error}\n"
             continue
-        count = len(row.answers)
-        found = "no objects" if not count else f"{count} object{'s' * (count > 1)}"
+        objects = row.content["objects"]
+        found = count(len(objects), "object") if objects else "no objects"
         yield f"{name}  {row.content['width']} x {row.content['height']}, {found}\n"
-        for each in row.answers:
-            x, y, wide, high = each.bbox
-            label = text_cell(each.label, 24)
-            yield f"  {label:24} {each.score:6.1%}  at {x:.0f}, {y:.0f}: {wide:.0f} x {high:.0f}\n"
+        for each in objects:
+            x, y, wide, high = (f"{side:.0f}" for side in each["bbox"])
+            label = text_cell(each["label"], 24)
+            yield f"  {label:24} {each['score']:6.1%}  at {x}, {y}: {wide} x {high}\n"
 
 
 # COCO's form of results.
@@ -212,39 +181,31 @@ def write_coco(
     paths: Sequence[str],
     rows: Iterable[Row],
     source: str,
-    listed: Mapping[int, tuple[int, int, int]],
+    listed: Mapping[int, tuple[int, ...]],
 ) -> None:
-    """Writes the objects in COCO's form of results.
+    """Writes the objects of the pictures `paths` in COCO's form of results.
 
-    `source` and `listed` are those of `benchmarks.detection.use.DetectorUses.listed`.
+    `source` is the file of annotations of the run's data, or "". `listed` has the id and the size
+    of each picture in it, by its place in `paths`.
     """
-    numbers, odd = image_ids(paths, source, listed), 0
+    numbers = image_ids(paths, source, listed)
 
     def objects() -> Iterator[dict[str, Any]]:
-        nonlocal odd
-        for i, (row, number) in enumerate(zip(rows, numbers, strict=True)):
-            if i in listed and not row.error:
-                odd += listed[i][1:] != (row.content["height"], row.content["width"])
-            for each in row.answers:
-                values = {"category_id": each.category_id, "score": each.score, "bbox": each.bbox}
-                yield {"image_id": number, **values, **each.segmentation}
+        for row, number in zip(rows, numbers, strict=True):
+            for each in row.content.get("objects", ()):
+                values = {name: value for name, value in each.items() if name != "label"}
+                yield {"image_id": number, **values}
 
     outputs.write(out, outputs.json_array(objects()))
-    if odd:
-        say(
-            f"NOTE {odd:,} pictures have another size in {source}, perhaps because EXIF turns "
-            "them: their boxes are in pixels of the upright photo, not of those annotations"
-        )
 
 
 def image_ids(
-    paths: Sequence[str], source: str, listed: Mapping[int, tuple[int, int, int]]
+    paths: Sequence[str], source: str, listed: Mapping[int, tuple[int, ...]]
 ) -> list[int]:
     """COCO's ids of images, with NOTES that say where they are from.
 
-    They are those of the annotations `source` for the pictures that it lists, see
-    `benchmarks.detection.use.DetectorUses.listed`; else the numbers at the ends of the names; if
-    these are not of their own, numbers that count on.
+    They are those of the annotations for the pictures that these list (as in `write_coco`), else
+    the numbers at the ends of the names, else numbers that count on if two would be the same.
     """
     ids = {i: number for i, (number, *_) in listed.items()}
     others = [i for i in range(len(paths)) if i not in ids]
@@ -255,7 +216,7 @@ def image_ids(
     if len({*ids.values(), *numbers}) < len(paths):
         first = max(ids.values(), default=0) + 1
         numbers = list(range(first, first + len(others)))
-        text = f"{first}, {first + 1}, ..., as not all names end with numbers of their own"
+        text = f"{first}, {first + 1}, ..., as not all names end with different numbers"
     if ids:
         say(f"NOTE image_id is that of {source} for {len(ids):,} pictures, which it lists")
     if others:

@@ -1,9 +1,6 @@
 """Recommends items to users: what predict.py does with NCF."""
 
-from __future__ import annotations
-
 import dataclasses
-import functools
 import itertools
 import time
 from collections.abc import Iterable, Iterator
@@ -13,26 +10,23 @@ import jax
 import numpy as np
 
 from commands.predict import outputs, texts
-from commands.predict.model import Predictor, Request, data_dir_flag, flag, with_data
-from commands.predict.outputs import FORMATS, Row, say, shortest, shown, text_cell
-from common import console
+from commands.predict.model import Predictor, Request, with_data
+from commands.predict.outputs import Row, say, shortest, shown, text_cell
 from common.errors import ConfigError, DataError
 from engine import model_source
 
+FORMATS = outputs.FORMATS
 COLUMNS = ("user", "rank", "item", "title", "score", "error")
-_flag = functools.partial(flag, "recommenders")
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The flags of predict.py for recommenders."""
 
-    formats = FORMATS
-
-    user: str = _flag("", "users, with commas between; or give a file of ids or names as SOURCE")
-    items: str = _flag("", "items of a user who is not in the model; or a file, a user on a line")
-    top: int = _flag(10, "items for each user (10)", console.integer(1))
-    data_dir: str = data_dir_flag()
+    user: str = ""
+    items: str = ""
+    top: int = 10
+    data_dir: str = ""
 
 
 class Query(NamedTuple):
@@ -44,17 +38,8 @@ class Query(NamedTuple):
     rated: np.ndarray
 
 
-class Item(NamedTuple):
-    """One item; `score` is the probability that the user rates it, `title` may be empty."""
-
-    item: int
-    title: str
-    score: float
-
-
-def run(request: Request, options: Options, model: model_source.Model, stdin: Iterable[str]) -> int:
-    """Writes the best items for each user; see `commands.predict.run`."""
-    del stdin  # `texts` reads it
+def run(request: Request, options: Options, model: model_source.Model) -> int:
+    """Writes the best items for each user; returns the exit code."""
     started = time.monotonic()
     if not (options.user or options.items or request.sources):
         raise ConfigError(
@@ -81,7 +66,7 @@ def run(request: Request, options: Options, model: model_source.Model, stdin: It
             errors += bool(row.error)
             yield row
 
-    outputs.write_rows(request.out, request.format, rows(), COLUMNS, table)
+    outputs.write_rows(request.out, request.format, rows(), COLUMNS, _cells, table)
     if not users:
         raise DataError("no user is named: give an id or a name, one on each line")
     if errors:
@@ -90,12 +75,7 @@ def run(request: Request, options: Options, model: model_source.Model, stdin: It
 
 
 class Recommender:
-    """Finds the items that users rate most probably.
-
-    Attributes:
-      uses: the model's `benchmarks.ncf.use.NcfUses`.
-      items: its `benchmarks.ncf.names.Finder`.
-    """
+    """Finds the items that users rate most probably."""
 
     def __init__(self, model: model_source.Model, options: Options, batch_size: int):
         """Reads the weights; UserError if the ratings are missing or not the model's."""
@@ -145,9 +125,9 @@ class Recommender:
         """The row of each user; those of a batch are scored at once."""
         while chunk := list(itertools.islice(users, self._predictor.batch_size)):
             examples = [{"vector": each.vector} for each in chunk if isinstance(each, Query)]
-            scores = iter(self._predictor(examples)["score"] if examples else ())
+            results = iter(self._predictor(examples))
             for each in chunk:
-                yield each if isinstance(each, Row) else self._best(each, next(scores))
+                yield each if isinstance(each, Row) else self._best(each, next(results)["score"])
 
     def _best(self, query: Query, scores: np.ndarray) -> Row:
         """The items with the largest scores f32[items]; of equal ones the lower id first.
@@ -159,16 +139,19 @@ class Recommender:
             return Row(source, "the model's scores are not finite: its run has diverged")
         order = np.argsort(-scores, kind="stable")
         best = order[~np.isin(order, query.rated)][: self._top].tolist()
-        items, entries, lines = [], [], []
-        for rank, i in enumerate(best, 1):
-            item = Item(int(self.items.ids[i]), self.items.name(i), float(scores[i]))
-            values = {**item._asdict(), "score": shortest(item.score)}
-            items.append(item)
-            entries.append({key: value for key, value in values.items() if value != ""})
-            lines.append({"rank": rank, **values})
-        content = {"name": query.name, "items": entries}
-        content = {key: value for key, value in content.items() if value != ""}
-        return Row(source, "", content, lines, items)
+        items = []
+        for i in best:
+            item: dict[str, Any] = {"item": int(self.items.ids[i])}
+            if title := self.items.name(i):
+                item["title"] = title
+            items.append(item | {"score": shortest(float(scores[i]))})
+        named = {"name": query.name} if query.name else {}
+        return Row(source, "", named | {"items": items})
+
+
+def _cells(row: Row) -> list[dict[str, Any]]:
+    """The lines of a CSV for a user, one for each item."""
+    return [{"rank": rank, **item} for rank, item in enumerate(row.content["items"], 1)]
 
 
 def table(rows: Iterable[Row], width: int) -> Iterator[str]:
@@ -180,6 +163,7 @@ def table(rows: Iterable[Row], width: int) -> Iterator[str]:
             continue
         name = row.content.get("name", "")
         yield f"user {user}{name and f': {text_cell(name, width)}'}\n"
-        for rank, each in enumerate(row.answers, 1):
-            title = text_cell(each.title, max(width - 28, 20))
-            yield f"{rank:5}  {each.score:6.1%}  item {each.item:<7}  {title}".rstrip() + "\n"
+        for rank, each in enumerate(row.content["items"], 1):
+            title = text_cell(each.get("title", ""), max(width - 28, 20))
+            line = f"{rank:5}  {each['score']:6.1%}  item {each['item']:<7}  {title}"
+            yield line.rstrip() + "\n"

@@ -1,12 +1,6 @@
-"""What a user asks predict.py for, and the model that answers.
-
-A `Predictor` computes predictions for batches of fixed shapes, on all devices.
-"""
-
-from __future__ import annotations
+"""What a user asks predict.py for, and the model that answers, on all devices."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +8,9 @@ import jax
 import numpy as np
 
 from benchmarks.base import BATCH_AXES
-from engine import locations, step
+from commands.predict.outputs import say
+from common.images import photos
+from engine import compiler, locations, resuming, step
 from engine import mesh as meshes
 from engine.model_source import Model
 
@@ -23,16 +19,15 @@ Leaves = Mapping[str, np.ndarray]  # of one example, or of a batch
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """predict.py explains each flag.
+    """The command line of predict.py, which explains each flag.
 
     Attributes:
-      sources: files, folders, patterns, "-", sentences, as the kind of the model takes them.
       model: a workdir or a checkpoint; or a file or folder of another library's weights.
-      recipe, keys: for such weights, see `model_source.load`; None where `model` is a workdir.
-      format: one of `outputs.FORMATS` or of the kind's own; "" if none was given.
+      recipe, keys: for such weights, as `model_source.load` takes them; None where `model` is a
+        workdir.
+      format: one of `outputs.FORMATS` or of those of a kind of models; "" if no format was given.
       out: the file of results; "" writes them to the standard output.
-      options: the flags that were given of those that single kinds of models have.
-      accept_other_data: use a model also where its data have other classes by now.
+      options: the given flags of those that single kinds of models have.
     """
 
     sources: Sequence[str]
@@ -47,40 +42,24 @@ class Request:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def flag(
-    group: str, default: Any, text: str, kind: Callable[[str], Any] | None = None, end: str = ""
-) -> Any:
-    """A field of a kind's `Options`: a flag that only some kinds of models have.
+def prepare(model: Model, accept_other_data: bool, checks_data: bool = True) -> Model:
+    """The model as it answers: in float32 on CPUs, where bfloat16 is no faster.
 
-    Args:
-      group: the title above it in --help.
-      default: False for a flag without a value.
-      text: its help.
-      kind: makes its value of what the user gives.
-      end: of the name of the file to write that the flag names; "" for another flag.
+    Where `checks_data`, a model whose data have other classes by now is refused, unless
+    `accept_other_data`.
     """
-    metadata = {"group": group, "help": text, "type": kind, "end": end}
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-data_dir_flag = functools.partial(
-    flag,
-    "translators and recommenders",
-    "",
-    "where the vocabulary or the ratings are, if not where the run had them",
-)
-
-
-def choose_precision(model: Model) -> Model:
-    """The model in float32 on CPUs, where bfloat16 is no faster; elsewhere as it was trained."""
+    photos.quiet()
+    if checks_data:
+        resuming.check_data(model, accept_other_data, say)
+    meshes.check_platform()
+    compiler.use_cache(model.config.compilation_cache)
     return model.in_float32() if jax.default_backend() == "cpu" else model
 
 
 def with_data(model: Model, data_dir: str, **changes: Any) -> Model:
-    """The model with the files of `data_dir`, "" for the run's own, and other values of its config.
+    """The model with the files of `data_dir`, "" for the run's folder, and with `changes` of keys.
 
-    Raises:
-      UserError: the model needs a file that is missing or not its own.
+    UserError if a file is missing, or is another than the model's.
     """
     folder = locations.check_path(data_dir or model.config.data_dir, "--data_dir")
     model = model.changed(data_dir=folder, **changes)
@@ -89,18 +68,15 @@ def with_data(model: Model, data_dir: str, **changes: Any) -> Model:
 
 
 class Predictor:
-    """A trained model on this machine's devices."""
+    """A trained model on this machine's devices, for batches of fixed shapes."""
 
     def __init__(self, predict: Callable[..., Any], model: Model, batch_size: int, at_once: int):
         """Reads the weights.
 
-        Args:
-          predict: (params, model_state, batch) -> rows, arrays [b, ...].
-          model: whose weights are used.
-          batch_size: examples per call, rounded up to a multiple of `at_once` for each device.
-          at_once: examples that a device computes at once. Their number decides how sums are
-            ordered, so it is the same for all batch sizes and numbers of devices, and the results
-            are the same bit for bit.
+        A device computes `at_once` examples at once. Their number decides how sums are ordered, so
+        it is the same for all batch sizes and numbers of devices, and the results are the same bit
+        for bit. `batch_size` is rounded up to a multiple of it for each device. `predict` makes
+        rows, arrays [b, ...], of (params, model_state, batch).
         """
         mesh = meshes.make(BATCH_AXES, 1)
         unit = at_once * mesh.size
@@ -120,7 +96,7 @@ class Predictor:
 
         self._step = step.make_predict_step(in_parts, mesh)
 
-    def compile(self, example: Mapping[str, Any]) -> None:
+    def compile(self, example: Leaves) -> None:
         """Compiles for examples whose arrays have the shapes and dtypes of this one's."""
         batch = {
             name: jax.ShapeDtypeStruct(
@@ -128,25 +104,35 @@ class Predictor:
             )
             for name, x in {**example, "mask": np.float32(1)}.items()
         }
-        self._programs[shapes(example)] = self._step.lower(*self._weights, batch).compile()
+        self._programs[_shapes(example)] = self._step.lower(*self._weights, batch).compile()
 
-    def __call__(self, examples: Sequence[Leaves]) -> dict[str, np.ndarray]:
-        """The rows [n, ...] of n examples of equal shapes, at most `batch_size`."""
-        key = shapes(examples[0])
-        if key not in self._programs:
-            self.compile(examples[0])
-        batch = {name: self._padded([each[name] for each in examples]) for name in examples[0]}
-        batch["mask"] = self._padded([np.float32(1)] * len(examples))
+    def __call__(self, examples: Sequence[Leaves]) -> list[Leaves]:
+        """The row of each example; examples of one shape share batches."""
+        groups: dict[Any, list[int]] = {}  # the indices of examples by their shapes
+        for index, example in enumerate(examples):
+            groups.setdefault(_shapes(example), []).append(index)
+        rows: list[Leaves] = [{}] * len(examples)
+        for key, indices in groups.items():
+            if key not in self._programs:
+                self.compile(examples[indices[0]])
+            for begin in range(0, len(indices), self.batch_size):
+                batch = indices[begin : begin + self.batch_size]
+                found = self._batch(key, [examples[index] for index in batch])
+                for i, index in enumerate(batch):
+                    rows[index] = {name: values[i] for name, values in found.items()}
+        return rows
+
+    def _batch(self, key: Any, examples: Sequence[Leaves]) -> dict[str, np.ndarray]:
+        """The rows of a batch; what is missing to a full one is zeros, with the mask 0."""
+        batch = {}
+        for name, x in {**examples[0], "mask": np.float32(1)}.items():
+            batch[name] = np.zeros((self.batch_size, *x.shape), x.dtype)
+            for i, example in enumerate(examples):
+                batch[name][i] = example.get(name, 1)
         rows = self._programs[key](*self._weights, jax.device_put(batch, self._sharding))
-        return {name: np.asarray(values)[: len(examples)] for name, values in rows.items()}
-
-    def _padded(self, values: Sequence[Any]) -> np.ndarray:
-        first = np.asarray(values[0])
-        array = np.zeros((self.batch_size, *first.shape), first.dtype)
-        array[: len(values)] = values
-        return array
+        return {name: np.asarray(values) for name, values in rows.items()}
 
 
-def shapes(example: Mapping[str, Any]) -> Any:
+def _shapes(example: Leaves) -> Any:
     """What examples of one batch have in common."""
     return tuple((name, x.shape) for name, x in sorted(example.items()))

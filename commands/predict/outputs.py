@@ -3,8 +3,6 @@
 A file is complete or not there.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -14,10 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from common.data import files
 from common.errors import ConfigError, OutputError, is_of_files, one_line, visible
 from common.text import csv_text
+from engine import locations
 
 FORMATS = ("csv", "json", "jsonl")
 
@@ -29,16 +29,12 @@ class Row:
     Attributes:
       source: the input, by its names in JSON and in the columns of a CSV.
       error: why there is no answer, in one line; "" if there is one.
-      content: what the object of a JSON file has besides, if there is an answer.
-      cells: the lines of a CSV, what they have besides: values by column; others are empty.
-      answers: for tables and drawings, the best first, as each kind of models has them.
+      content: the answer, by its names in JSON.
     """
 
     source: Mapping[str, Any]
     error: str = ""
     content: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    cells: Sequence[Mapping[str, Any]] = ({},)
-    answers: Sequence[Any] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The object of a JSON file."""
@@ -58,14 +54,19 @@ def write_rows(
     form: str,
     rows: Iterable[Row],
     columns: Sequence[str],
+    cells: Callable[[Row], Sequence[Mapping[str, Any]]],
     table: Callable[[Iterable[Row], int], Iterator[str]],
 ) -> None:
-    """Writes rows in one of `FORMATS`, else as `table` for a terminal of that many columns.
+    """Writes rows in one of `FORMATS`, else as `table`; `out` is as for `write`.
 
-    `columns` are those of a CSV; for `out` see `write`.
+    Args:
+      out, form, rows: the file or "", the format, and a row for each input.
+      columns: of a CSV.
+      cells: makes the lines of a CSV for an answer: values by column, besides those of `source`.
+      table: makes lines for a terminal of that many columns.
     """
     if form == "csv":
-        text = _csv(rows, columns)
+        text = _csv(rows, columns, cells)
     elif form == "json":
         text = json_array(row.as_json() for row in rows)
     elif form == "jsonl":
@@ -75,11 +76,17 @@ def write_rows(
     write(out, text)
 
 
-def _csv(rows: Iterable[Row], columns: Sequence[str]) -> Iterator[str]:
+def _csv(
+    rows: Iterable[Row],
+    columns: Sequence[str],
+    cells: Callable[[Row], Sequence[Mapping[str, Any]]],
+) -> Iterator[str]:
+    """The lines of a CSV; a row without an answer has one, too."""
     yield csv_text([columns])
     for row in rows:
-        lines = ({**row.source, "error": row.error, **cells} for cells in row.cells)
-        yield csv_text([values.get(name, "") for name in columns] for values in lines)
+        answers = [] if row.error else cells(row)
+        lines = [{**row.source, "error": row.error, **answer} for answer in answers or [{}]]
+        yield csv_text([line.get(name, "") for name in columns] for line in lines)
 
 
 def json_array(objects: Iterable[dict[str, Any]]) -> Iterator[str]:
@@ -102,11 +109,9 @@ def path_text(path: str) -> str:
 
 
 def shown(path: str) -> str:
-    """A path as text for the user: `path_text`, and without control characters."""
-    printable = (
-        c if c.isprintable() else c.encode("unicode_escape").decode() for c in path_text(path)
-    )
-    return "".join(printable)
+    """A path as text for the user: `path_text` without control characters."""
+    text = path_text(path)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def path_cell(path: str, width: int) -> str:
@@ -124,31 +129,30 @@ def text_cell(text: str, width: int) -> str:
 # Files.
 
 
-def check_apart(paths: Sequence[str], written: Iterable[tuple[str, str]]) -> None:
-    """Refuses to write over one of the inputs.
+def check_output(path: str, flag: str) -> None:
+    """Refuses a file that cannot be written, before anything is computed."""
+    locations.check_path(path, f"--{flag}")
+    if epath.Path(path).is_dir():
+        raise ConfigError(f"--{flag}={path} is a folder; name a file in it")
+    locations.check_folder(os.path.dirname(path) or ".", f"--{flag}")
 
-    Raises:
-      ConfigError: one of (flag, path) of the files to write is one of `paths`.
-    """
-    inputs = {_real_path(path) for path in paths}
+
+def check_apart(paths: Sequence[str], written: Iterable[tuple[str, str]]) -> None:
+    """Raises ConfigError if one of (flag, path) of the files to write is one of the inputs."""
+    inputs = {os.path.realpath(path) for path in paths}  # paths of buckets stay different
     for flag, path in written:
-        if path and _real_path(path) in inputs:
+        if path and os.path.realpath(path) in inputs:
             raise ConfigError(
                 f"--{flag}: {path} is one of the inputs, and would be overwritten; "
                 "write to another folder"
             )
 
 
-def _real_path(path: str) -> str:
-    return path if "://" in path else os.path.realpath(path)
-
-
 def write(out: str, text: Iterable[str]) -> None:
     """Writes the pieces of a text to the file `out`; "" is the standard output.
 
     Raises:
-      OutputError: the file cannot be written.
-      BrokenPipeError: nobody reads the standard output any more.
+      OutputError: it cannot be written; BrokenPipeError if nobody reads the standard output.
     """
     if out:
         save(out, (piece.encode() for piece in text))

@@ -1,53 +1,40 @@
 """Translates sentences: what predict.py does with a translator."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from commands.predict import outputs, texts
-from commands.predict.model import Predictor, Request, data_dir_flag, flag, with_data
-from commands.predict.outputs import FORMATS, Row, say
+from commands.predict.model import Predictor, Request, with_data
+from commands.predict.outputs import Row, say
 from commands.predict.texts import Line
-from common import console
 from common.errors import ConfigError, count
 from engine import model_source
 
+FORMATS = ("text", *outputs.FORMATS)
 COLUMNS = ("line", "source", "translation", "score", "error")
 # Read before the first is translated, so that lines of one length share a batch.
 _LINES = 1024
 _UNKNOWN = 0.2  # the share of unknown words that causes a NOTE
-_flag = functools.partial(flag, "translators")
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The flags of predict.py for translators; 0 is what the run had."""
+    """The flags of predict.py for translators; 0 beams are those of the run."""
 
-    formats = ("text", *FORMATS)
-
-    beams: int = _flag(0, "of the search; default: config.beam_size", console.integer(1, 100))
-    n_best: int = _flag(1, "translations of each sentence (1)", console.integer(1, 100))
-    data_dir: str = data_dir_flag()
+    beams: int = 0
+    n_best: int = 1
+    data_dir: str = ""
 
 
-class Translation(NamedTuple):
-    """One translation; `score` is that of the search, the logarithm of a probability."""
-
-    text: str
-    score: float
-
-
-def run(request: Request, options: Options, model: model_source.Model, stdin: Iterable[str]) -> int:
-    """Writes the translations of each line; see `commands.predict.run`."""
-    del stdin  # a line is read as bytes, because it may not be text
+def run(request: Request, options: Options, model: model_source.Model) -> int:
+    """Writes the translations of each line; returns the exit code."""
     started = time.monotonic()
     sources = request.sources or ["-"]
     names = texts.files(sources, "a sentence")
@@ -59,24 +46,16 @@ def run(request: Request, options: Options, model: model_source.Model, stdin: It
         say("type a sentence and press Enter; Ctrl-D ends")
     rows = translator.rows(texts.lines(sources, names), 1 if is_typed else _LINES)
     plain = functools.partial(plain_text, options.n_best)
-    outputs.write_rows(request.out, request.format, rows, COLUMNS, plain)
+    outputs.write_rows(request.out, request.format, rows, COLUMNS, _cells, plain)
     translator.summarize()
     return 1 if translator.errors else 0
 
 
 class Translator:
-    """Translates lines in batches, in their order, and counts.
-
-    Attributes:
-      errors: lines without a translation that are not empty.
-    """
+    """Translates lines in batches, in their order, and counts."""
 
     def __init__(self, model: model_source.Model, options: Options, batch_size: int):
-        """Reads the weights.
-
-        Raises:
-          UserError: there are too few beams, or the vocabulary is missing or not the model's.
-        """
+        """Reads the weights; UserError for too few beams or another vocabulary than the model's."""
         beams = options.beams or model.config.beam_size
         if options.n_best > beams:
             raise ConfigError(
@@ -93,9 +72,9 @@ class Translator:
 
         self._uses = benchmark.uses
         self._predictor = Predictor(predict, model, batch_size, self._uses.at_once)
-        self._lines = self._cut = self.errors = 0
+        self._lines = self._cut = self.errors = 0  # errors: lines that are not empty
         self._seconds = 0.0  # of translating
-        self._said: set[str] = set()
+        self._has_noted = False
 
     def rows(self, every: Iterator[Line], at_once: int) -> Iterator[Row]:
         """The row of each line; `at_once` lines are read before the first is translated."""
@@ -112,74 +91,48 @@ class Translator:
 
     def _translated(self, chunk: Sequence[Line]) -> list[Row]:
         """The rows of some lines; an empty line has neither translations nor an error."""
-        sources, answers, sentences = {}, {}, {}  # by the numbers of lines
+        rows: dict[int, Row] = {}  # by the numbers of lines, as is `sentences`
+        sentences: dict[int, Sequence[int]] = {}
         most = self._uses.most_tokens
         for number, line in enumerate(chunk, self._lines + 1):
             ids = [] if line.error else self._uses.encode(line.text)
             error = line.error
             if len(ids) > most:
                 error = f"{len(ids):,} tokens, more than {most:,}: split it into sentences"
-            sources[number], answers[number] = {"line": number, "source": line.text}, error or ()
+            source = {"line": number, "source": line.text}
+            rows[number] = Row(source, error, {"translations": []})
             if ids and not error:
                 sentences[number] = ids
         self._note(sentences)
-        groups: dict[int, list[int]] = {}  # the numbers of lines by the size of their inputs
-        for number, ids in sentences.items():
-            groups.setdefault(self._uses.size(len(ids)), []).append(number)
-        for size, numbers in groups.items():
-            for begin in range(0, len(numbers), self._predictor.batch_size):
-                batch = numbers[begin : begin + self._predictor.batch_size]
-                answers |= self._batch(size, {number: sentences[number] for number in batch})
-        return [make_row(source, answers[number]) for number, source in sources.items()]
+        inputs = [np.zeros(self._uses.size(len(ids)), np.int32) for ids in sentences.values()]
+        for padded, ids in zip(inputs, sentences.values(), strict=True):
+            padded[: len(ids)] = ids
+        results = self._predictor([{"inputs": padded} for padded in inputs])
+        for number, result in zip(sentences, results, strict=True):
+            rows[number] = self._row(rows[number].source, result["tokens"], result["score"])
+        return [*rows.values()]
 
-    def _batch(
-        self, size: int, batch: Mapping[int, Sequence[int]]
-    ) -> dict[int, str | list[Translation]]:
-        """The translations of sentences, by number, or an error; inputs have `size` tokens."""
-        inputs = np.zeros((len(batch), size), np.int32)
-        for row, ids in zip(inputs, batch.values(), strict=True):
-            row[: len(ids)] = ids
-        results = self._predictor([{"inputs": row} for row in inputs])
-        answers = {}
-        for number, every, scores in zip(batch, results["tokens"], results["score"], strict=True):
-            if not np.isfinite(scores[0]):
-                answers[number] = "the model's scores are not finite: its run has diverged"
-                continue
-            exist = np.isfinite(scores)
-            if self._uses.is_cut(every[0]):
-                self._cut += 1
-                self._say_once(
-                    "cut",
-                    f"NOTE the translation of line {number:,} reached the model's greatest length "
-                    "before its end; it is cut off there",
-                )
-            answers[number] = [
-                Translation(self._uses.text(tokens), round(float(score), 6))
-                for tokens, score in zip(every[exist], scores[exist], strict=True)
-            ]
-        return answers
+    def _row(self, source: Mapping[str, Any], every: np.ndarray, scores: np.ndarray) -> Row:
+        """The row of a sentence with translations `every` int32[n, l] and their scores f32[n]."""
+        if not np.isfinite(scores[0]):
+            return Row(source, "the model's scores are not finite: its run has diverged")
+        self._cut += self._uses.is_cut(every[0])
+        exist = np.isfinite(scores)
+        found = [
+            {"text": self._uses.text(tokens), "score": round(float(score), 6)}
+            for tokens, score in zip(every[exist], scores[exist], strict=True)
+        ]
+        return Row(source, "", {"translations": found})
 
-    def _note(self, sentences: dict[int, list[int]]) -> None:
-        """Says once if the text is not cut as the training data were, and if a line is long."""
+    def _note(self, sentences: Mapping[int, Sequence[int]]) -> None:
+        """Says once if the text is not cut into words as the training data were."""
         unknown = self._uses.unknown_words(sentences.values())
-        if unknown > _UNKNOWN * sum(map(len, sentences.values())):
-            self._say_once(
-                "unknown",
+        if unknown > _UNKNOWN * sum(map(len, sentences.values())) and not self._has_noted:
+            self._has_noted = True
+            say(
                 f"NOTE {unknown:,} words are not in the vocabulary: the input must be tokenized "
-                "and cut into pieces as the training data were, see docs/gnmt.md",
+                "and cut into pieces as the training data were, see docs/gnmt.md"
             )
-        for number, ids in sentences.items():
-            if len(ids) > self._uses.longest:
-                self._say_once(
-                    "long",
-                    f"NOTE line {number:,} has {len(ids):,} tokens: the model was evaluated on at "
-                    f"most {self._uses.longest:,}, and may translate longer lines badly",
-                )
-
-    def _say_once(self, kind: str, text: str) -> None:
-        if kind not in self._said:
-            self._said.add(kind)
-            say(text)
 
     def summarize(self) -> None:
         """Says how fast it was, and how many lines have no translation."""
@@ -191,13 +144,10 @@ class Translator:
             say(f"{self.errors:,} of {self._lines:,} lines have no translation")
 
 
-def make_row(source: Mapping[str, Any], answer: str | Sequence[Translation]) -> Row:
-    """The row of a line, whose answer is an error or the translations, the best first."""
-    if isinstance(answer, str):
-        return Row(source, answer)
-    content = {"translations": [each._asdict() for each in answer]}
-    lines = [{"translation": each.text, "score": each.score} for each in answer]
-    return Row(source, "", content, lines or [{}], answer)
+def _cells(row: Row) -> list[dict[str, Any]]:
+    """The lines of a CSV for a sentence, one for each translation."""
+    every = row.content["translations"]
+    return [{"translation": each["text"], "score": each["score"]} for each in every]
 
 
 def plain_text(n_best: int, rows: Iterable[Row], width: int) -> Iterator[str]:
@@ -208,7 +158,8 @@ def plain_text(n_best: int, rows: Iterable[Row], width: int) -> Iterator[str]:
     del width
     for row in rows:
         texts = [
-            each.text if n_best == 1 else f"{each.score:.4f}\t{each.text}" for each in row.answers
+            each["text"] if n_best == 1 else f"{each['score']:.4f}\t{each['text']}"
+            for each in row.content.get("translations", ())
         ]
         texts += [""] * (n_best - len(texts))
         yield "".join(f"{text}\n" for text in texts)

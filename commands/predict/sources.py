@@ -3,65 +3,51 @@
 A file that cannot be used stays among them, with the reason.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import glob
 import io
+import itertools
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import jax
 from PIL import Image
 
 from commands.predict import outputs
-from commands.predict.model import Leaves, Predictor, Request, shapes
+from commands.predict.model import Leaves, Predictor, Request
 from commands.predict.outputs import Row, say, shown
-from common import limits, pools
+from common import pools
 from common.console import Progress
 from common.data import files
 from common.data.shards import tensorflow
-from common.errors import ConfigError, DataError, is_of_files, one_line
+from common.errors import ConfigError, DataError, count, is_of_files, one_line
 from common.images import photos
 from common.images.photos import Jpeg
 from engine import locations
 from engine.model_source import Model
 
-_QUALITY = 95  # of re-encoded pictures, as where own photos are prepared for training
-# Names of pictures in a folder. HEIC and AVIF are not read: each gets a row that says so.
-_SUFFIXES = photos.SUFFIXES
-_SUFFIXES += (".heic", ".heif", ".avif")
-_WAITING = 8  # batches of pictures that wait for a batch of another shape to fill
+_QUALITY = 95  # of re-encoded pictures, as where photos are prepared for training
+_SUFFIXES = (*photos.SUFFIXES, ".heic", ".heif")  # HEIC is not read: its row says so
+_BATCHES = 4  # that are read before the first is computed, so that pictures of one shape share it
 
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A file as the model takes it, or the reason why it cannot be used.
-
-    Attributes:
-      path: of the file.
-      photo: the file as a JPEG, upright; None if it could not be used.
-      inputs: the arrays of `PictureModel.inputs`; None if the file could not be used.
-      error: why it could not be used, in one line.
-      read_seconds: of one thread.
-      decode_seconds: of one thread, for decoding, cropping and resizing.
-    """
+    """A file as an upright JPEG and as the model's arrays; or why it cannot be used."""
 
     path: str
     photo: Jpeg | None = None
     inputs: Leaves | None = None
     error: str = ""
-    read_seconds: float = 0.0
-    decode_seconds: float = 0.0
 
     @property
     def source(self) -> dict[str, Any]:
-        """See `Row`."""
+        """The path as the source of a `Row`."""
         return {"path": outputs.path_text(self.path)}
 
 
@@ -71,34 +57,22 @@ class Picture:
 def find_pictures(sources: Sequence[str], lines: Iterable[str]) -> list[str]:
     """Lists the pictures of all sources in their order; those of one source in natural order.
 
-    Args:
-      sources: files, folders (all levels; only names that end as a picture's, hidden ones not),
-        patterns with * ? [], or "-", which stands for `lines`. Local or gs://.
-      lines: paths of files, one each.
-
-    Raises:
-      DataError: there is no picture, or a source cannot be listed.
-      ConfigError: there is no source, or one is neither local nor gs://.
+    A source is a file, a folder (all levels; only names that end as a picture's, hidden ones not),
+    a pattern with * ? [], or "-", which stands for the paths in `lines`. Local or gs://.
     """
     if not sources:
         raise ConfigError("name a picture, a folder of pictures, or `-` for paths on stdin")
     pictures: list[str] = []
-    left_out: list[str] = []
     for source in sources:
         if source == "-":
             pictures += [line for line in lines if line]
             continue
         path = locations.check_path(source, "SOURCE")
         with refusing(f"cannot list {shown(source)}"):
-            matches, others = _of_one(path)
+            matches = _of_one(path)
         if not matches:
-            ends = f"; the {len(others)} files there have other names" if others else ""
-            raise DataError(f"{shown(source)}: there is no such picture or folder of them{ends}")
+            raise DataError(f"{shown(source)}: there is no such picture, or no picture in it")
         pictures += matches
-        left_out += others
-    if left_out:
-        name = shown(left_out[0])
-        say(f"NOTE left out {len(left_out):,} of the files, not named as pictures, such as {name}")
     if not pictures:
         raise DataError("no picture is named; `-` reads paths, one per line, from stdin")
     return pictures
@@ -115,26 +89,26 @@ def refusing(what: str) -> Iterator[None]:
         raise DataError(f"{what}: {one_line(error)}") from error
 
 
-def _of_one(path: str) -> tuple[list[str], list[str]]:
+def _of_one(path: str) -> list[str]:
+    """The pictures that a file, a folder or a pattern means."""
     remote = tensorflow().io.gfile if "://" in path else None
     is_folder = remote.isdir if remote else os.path.isdir
     exists = remote.exists if remote else os.path.lexists
-    if is_folder(path):
+    if is_folder(path) or exists(path):  # names may have brackets
         matches = [path]
-    elif exists(path) or not glob.has_magic(path):  # names may have brackets
-        return ([path], []) if exists(path) else ([], [])
     elif remote:
-        matches = files.matching_paths(path)
+        matches = files.matching_paths(path) if glob.has_magic(path) else []
     else:
         known = files.known_part(path)
         matches = glob.glob(glob.escape(known) + path[len(known) :], recursive=True)
-    pictures, others = [], []
+    pictures = []
     for match in sorted(matches, key=natural):
-        inside = _walk(match, remote) if is_folder(match) else [match]
-        for name in sorted(inside, key=natural):
-            is_picture = name == match or name.lower().endswith(_SUFFIXES)
-            (pictures if is_picture else others).append(name)
-    return pictures, others
+        if is_folder(match):
+            inside = sorted(_walk(match, remote), key=natural)
+            pictures += [name for name in inside if name.lower().endswith(_SUFFIXES)]
+        else:
+            pictures.append(match)
+    return pictures
 
 
 def _walk(folder: str, remote: Any) -> list[str]:
@@ -162,47 +136,28 @@ def natural(path: str) -> list[Any]:
 
 
 def load_picture(path: str, prepare: Callable[[Jpeg], Leaves]) -> Picture:
-    """Reads a file and makes the arrays that the model expects; a fault is in the result.
+    """Reads a file and makes the arrays that the model expects; an error is in the result.
 
-    The picture is turned upright and re-encoded as where own photos are prepared for training, so
+    The picture is turned upright and re-encoded as where photos are prepared for training, so
     that a photo and its record have the same pixels.
     """
-    started = time.perf_counter()
     try:
-        data = _read(path)
+        with tensorflow().io.gfile.GFile(path, "rb") if "://" in path else open(path, "rb") as file:
+            head = file.read(photos.HEAD)
+            if not photos.looks_like_image(head):
+                return Picture(path, error=photos.unknown(head) if head else "the file is empty")
+            data = head + file.read()
     except Exception as error:  # each file system raises its own types
-        if not (is_of_files(error) or isinstance(error, photos.BadImage)):
+        if not is_of_files(error):
             raise
-        text = str(error)
-        if not isinstance(error, photos.BadImage):  # the row has the path
-            text = f"unreadable: {getattr(error, 'strerror', None) or one_line(error)}"
-        return Picture(path, error=text, read_seconds=time.perf_counter() - started)
-    read = time.perf_counter()
-    photo, inputs, fault = None, None, ""
+        reason = getattr(error, "strerror", None) or one_line(error)  # the row has the path
+        return Picture(path, error=f"unreadable: {reason}")
+    photo = None
     try:
         photo = photos.convert(data, rotate=True, quality=_QUALITY)
-        inputs = prepare(photo)
+        return Picture(path, photo, prepare(photo))
     except (photos.BadImage, DataError) as error:
-        fault = str(error)
-    return Picture(path, photo, inputs, fault, read - started, time.perf_counter() - read)
-
-
-def _read(path: str) -> bytes:
-    """The bytes of a file that begins as a picture does; others are not read further."""
-    if name := limits.special(path):
-        raise photos.BadImage(f"{name}, not a file: save its content as a file")
-    most = limits.IMAGE_BYTES
-    large = photos.BadImage(f"more than {most:,} bytes: save it as a JPEG")
-    if "://" not in path and os.stat(path).st_size > most:
-        raise large
-    with tensorflow().io.gfile.GFile(path, "rb") if "://" in path else open(path, "rb") as file:
-        head = file.read(photos.HEAD)
-        if not photos.looks_like_image(head):
-            raise photos.BadImage(photos.unknown(head) if head else "the file is empty")
-        data = head + file.read(most)
-        if len(data) > most:
-            raise large
-        return data
+        return Picture(path, photo, error=str(error))
 
 
 # Answering in batches.
@@ -211,25 +166,21 @@ def _read(path: str) -> bytes:
 class PictureModel:
     """A model that answers for pictures; classifiers and detectors are subclasses.
 
-    `at_once` pictures are computed at once by a device, see `Predictor`.
+    `summary` is what the line about the loaded model says of it.
     """
 
-    at_once = 8
+    at_once = 8  # pictures that a device computes at once, as `Predictor` takes them
 
-    def __init__(self, model: Model):
-        self.model = model
-
-    @property
-    def summary(self) -> str:
-        """What the line about the loaded model says of it."""
-        raise NotImplementedError
+    def __init__(self, model: Model, summary: str):
+        self.model, self.summary = model, summary
 
     def files(self, paths: Sequence[str]) -> list[tuple[str, str]]:
         """(flag, file) of each file that is written for some pictures, besides that of --out."""
-        raise NotImplementedError
+        del paths
+        return []
 
     def predict(self, params: Any, model_state: Any, batch: Any) -> Any:
-        """See `Predictor`."""
+        """The rows, arrays [b, ...], of a batch on the devices."""
         raise NotImplementedError
 
     def inputs(self, photo: Jpeg) -> Leaves:
@@ -245,130 +196,63 @@ class PictureModel:
         raise NotImplementedError
 
     def score(self) -> str:
-        """A line about the pictures so far; "" for none."""
+        """A line about the pictures so far; "" for nothing."""
         return ""
 
     def predictor(self, batch_size: int) -> Predictor:
-        """Reads the weights."""
-        return Predictor(self.predict, self.model, batch_size, self.at_once)
+        """Reads the weights, and compiles for pictures of the commonest shape.
 
-    def blank(self) -> Leaves:
-        """The arrays of a black picture.
-
-        One thread makes them first: TensorFlow may crash if two first use an operation.
+        One thread makes the black picture that shows the shape, before others decode:
+        TensorFlow may crash if two threads are the first to use an operation.
         """
+        predictor = Predictor(self.predict, self.model, batch_size, self.at_once)
         file = io.BytesIO()
         Image.new("RGB", (8, 8)).save(file, "JPEG")
-        return self.inputs(Jpeg(file.getvalue(), 8, 8, ""))
+        predictor.compile(self.inputs(Jpeg(file.getvalue(), 8, 8, "")))
+        return predictor
 
 
-@dataclasses.dataclass
-class Tally:
-    """Sums over the files of a run; the seconds of threads are added up."""
-
-    files: int = 0
-    errors: int = 0
-    read_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    device_seconds: float = 0.0
-
-    def add(self, picture: Picture, error: str) -> None:
-        """Counts one file."""
-        self.files += 1
-        self.errors += bool(error)
-        self.read_seconds += picture.read_seconds
-        self.decode_seconds += picture.decode_seconds
-
-
-def answer(load: Callable[[], PictureModel], request: Request, stdin: Iterable[str]) -> int:
-    """Writes an answer for each picture; see `commands.predict.run`."""
+def answer(load: Callable[[], PictureModel], request: Request) -> int:
+    """Writes an answer for each picture; returns the exit code: 1 if a picture has no answer."""
     started = time.monotonic()
     model = load()
-    paths = find_pictures(request.sources, stdin)
+    paths = find_pictures(request.sources, _stdin_lines())
     outputs.check_apart(paths, [*model.files(paths), ("out", request.out)])
-    predictor, blank = model.predictor(request.batch_size), model.blank()
-    loaded = time.monotonic()
-    predictor.compile(blank)
-    compiled = time.monotonic()
-    say(
-        f"{model.model.source}: {model.summary}; loaded in {loaded - started:.1f} s, "
-        f"compiled in {compiled - loaded:.1f} s"
-    )
-    tally, threads = Tally(), pools.threads(*request.sources)
+    predictor = model.predictor(request.batch_size)
+    ready = time.monotonic()
+    say(f"{model.model.source}: {model.summary}; loaded and compiled in {ready - started:.1f} s")
+    done, errors, threads = 0, 0, pools.threads(*request.sources)
 
     def rows() -> Iterator[Row]:
+        nonlocal done, errors
         progress = Progress(len(paths))
         with ThreadPoolExecutor(threads) as pool:
-            ahead = 2 * predictor.batch_size + threads
+            at_once = _BATCHES * predictor.batch_size
             pictures = pools.ordered(
-                pool, lambda path: load_picture(path, model.inputs), paths, ahead
+                pool, lambda path: load_picture(path, model.inputs), paths, at_once + threads
             )
-            for picture, result in in_batches(pictures, predictor, tally):
-                row = model.row(picture, result)
-                tally.add(picture, row.error)
-                progress.log(tally.files, f"{tally.files:,} of {len(paths):,} files")
-                yield row
+            while chunk := list(itertools.islice(pictures, at_once)):
+                usable = [picture.inputs for picture in chunk if picture.inputs is not None]
+                results = iter(predictor(usable))
+                for picture in chunk:
+                    result = None if picture.inputs is None else next(results)
+                    row = model.row(picture, result)
+                    done, errors = done + 1, errors + bool(row.error)
+                    yield row
+                progress.log(done, f"{done:,} of {len(paths):,} files")
 
     model.write(request, paths, rows())
-    summarize(tally, time.monotonic() - compiled, threads, model.score())
-    return 1 if tally.errors else 0
-
-
-def in_batches(
-    pictures: Iterable[Picture], predictor: Predictor, tally: Tally
-) -> Iterator[tuple[Picture, Leaves | None]]:
-    """Yields each picture with its row, in order; None where the picture has an error.
-
-    Pictures of one shape share a batch.
-    """
-    waiting: list[list[Any]] = []  # [picture, row or None], in their order
-    groups: dict[Any, list[list[Any]]] = {}  # of `waiting`, those without a row, by shape
-
-    def compute(group: list[list[Any]]) -> None:
-        started = time.perf_counter()
-        rows = predictor([picture.inputs for picture, _ in group])
-        tally.device_seconds += time.perf_counter() - started
-        for i, entry in enumerate(group):
-            entry[1] = {name: values[i] for name, values in rows.items()}
-        group.clear()
-
-    def ready() -> Iterator[tuple[Picture, Leaves | None]]:
-        while waiting and (waiting[0][1] is not None or waiting[0][0].inputs is None):
-            picture, row = waiting.pop(0)
-            yield picture, row
-
-    for picture in pictures:
-        waiting.append(entry := [picture, None])
-        if picture.inputs is not None:
-            group = groups.setdefault(shapes(picture.inputs), [])
-            group.append(entry)
-            if len(group) == predictor.batch_size:
-                compute(group)
-        if len(waiting) > _WAITING * predictor.batch_size:
-            for group in filter(None, groups.values()):
-                compute(group)
-        yield from ready()
-    for group in filter(None, groups.values()):
-        compute(group)
-    yield from ready()
-
-
-def summarize(tally: Tally, seconds: float, threads: int, score: str) -> None:
-    """Says how fast it was, the line `score` unless it is empty, and how many files failed."""
-
-    def rate(busy: float) -> str:
-        return f"{tally.files / max(busy, 1e-9):,.0f}"
-
-    reading, decoding = tally.read_seconds / threads, tally.decode_seconds / threads
-    line = f"{tally.files:,} file{'s' * (tally.files != 1)} in {seconds:.1f} s"
-    if tally.device_seconds:
-        line += (
-            f": {rate(seconds)} images/s; alone, reading would reach {rate(reading)} and decoding "
-            f"{rate(decoding)} ({threads} threads), the devices ({jax.device_count()}) "
-            f"{rate(tally.device_seconds)}"
-        )
-    say(line)
-    if score:
+    seconds = time.monotonic() - ready
+    rate = len(paths) / max(seconds, 1e-9)
+    say(f"{count(len(paths), 'file')} in {seconds:.1f} s: {rate:,.0f} images/s")
+    if score := model.score():
         say(score)
-    if tally.errors:
-        say(f"{tally.errors:,} of {tally.files:,} files have no prediction; their rows say why")
+    if errors:
+        say(f"{errors:,} of {len(paths):,} files have no prediction; their rows say why")
+    return 1 if errors else 0
+
+
+def _stdin_lines() -> Iterator[str]:
+    """The paths on stdin; bytes that are not UTF-8 stay as they are in file names."""
+    for line in sys.stdin.buffer:
+        yield os.fsdecode(line.rstrip(b"\r\n"))

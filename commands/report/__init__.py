@@ -1,45 +1,26 @@
-"""--mode=report: one page about a run, for people who were not there.
+"""--mode=report: one page about a run, for readers who were not there.
 
 The page is WORKDIR/report/report.html. It needs no network and no JavaScript; the other files of
 that folder are for programs.
 """
-
-from __future__ import annotations
 
 import jax
 from etils import epath
 
 from commands.report import page
 from commands.report.record import Record, examine
-from common.errors import ConfigError, visible
-from engine import model_source
+from common.errors import visible
 from engine.cluster import processes
 from engine.report.history import writing
 from engine.run import Settings
 
 
-def report(settings: Settings, checkpoint: str, compared: str) -> None:
-    """Evaluates a checkpoint and writes the report of its run.
-
-    Args:
-      settings: those of the run.
-      checkpoint: "latest", "best" (in the run's own evaluations) or a step.
-      compared: the workdir of another run, for comparison; "" for none.
-
-    Raises:
-      UserError: a mistake of the user's; then nothing is written.
-    """
-    other = Record.read(model_source.settings(compared, "--compare")) if compared else None
-    if other and other.settings.benchmark != settings.benchmark:
-        raise ConfigError(
-            f"--compare={compared} is a run of {other.settings.benchmark!r}, and "
-            f"{settings.workdir} is one of {settings.benchmark!r}: compare two of one benchmark"
-        )
+def report(settings: Settings, checkpoint: str) -> None:
+    """Evaluates a checkpoint, "latest", "best" or a step, and writes the report of its run."""
     examined, record = examine(settings, checkpoint), Record.read(settings)
     if jax.process_index() == 0:
         files = {name: data for shown in examined.exhibits for name, data in shown.files.items()}
-        files |= page.pictures(record, examined, other)
-        html = page.render(record, examined, other).encode()
+        html = page.render(record, examined).encode()
         folder = epath.Path(settings.workdir) / "report"
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)

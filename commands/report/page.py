@@ -1,41 +1,32 @@
-"""Renders the page of a report, and draws its charts."""
-
-from __future__ import annotations
+"""Renders the page of a report."""
 
 import base64
 import datetime
-import io
 import math
 import pathlib
 import shlex
 import statistics
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 import jinja2
-from PIL import Image
 
 from benchmarks.uses import Exhibit, Picture
 from commands.report.record import Examined, Record
-from common.console import hms
 from common.keys import flat
 from engine.report import history
-from engine.report.starts import cost_rows, training_seconds
+from engine.report.starts import cost_rows
+from engine.report.writers import draw_curves
 
 _FOLDER = pathlib.Path(__file__).parent
 _PICTURE_BYTES = 3_500_000  # of all pictures in base64, so that the page stays below 5 MB
 _PERCENT = "\u00a0%"  # behind a no-break space
 _SHORT = 30  # letters; a column of such texts is not wrapped
-_SPLITS = {"train": ("training", "#1f6fb2"), "eval": ("evaluation", "#c8591a")}
-_GREEN, _GREY = "#1b7f4b", "#5b6876"
-_MOST_POINTS = 500  # of a line of a chart; nobody sees more
-_MOST_DOTS = 40  # evaluations that have a dot each
 
 
-def render(record: Record, examined: Examined, other: Record | None) -> str:
+def render(record: Record, examined: Examined) -> str:
     """The HTML of the report; every text is escaped."""
-    names = ["loss", *(target.metric for target in record.benchmark.targets), "learning_rate"]
-    charts = [(_titled(name), svg) for name in names if (svg := _chart(record, other, name))]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -47,13 +38,12 @@ def render(record: Record, examined: Examined, other: Record | None) -> str:
     config = flat(record.manifest["config"])
     return environment.get_template("report.html").render(
         record=record,
-        other=other,
-        verdict=_verdict(record, examined, other),
+        verdict=_verdict(record, examined),
         notes=_notes(record, examined),
-        charts=[(title, base64.b64encode(svg).decode()) for title, svg in charts],
-        tables=[table for table in _tables(record, other) if table.rows or table.text],
+        curves=base64.b64encode(_curves(record)).decode(),
+        tables=[table for table in _tables(record) if table.rows or table.text],
         exhibits=_with_images(examined.exhibits),
-        fault=examined.fault,
+        error=examined.error,
         uses=_uses(record),
         config=[(key, _value(value)) for key, value in sorted(config.items())],
         written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -63,9 +53,10 @@ def render(record: Record, examined: Examined, other: Record | None) -> str:
 # The verdict.
 
 
-def _verdict(record: Record, examined: Examined, other: Record | None) -> list[dict[str, Any]]:
+def _verdict(record: Record, examined: Examined) -> list[dict[str, Any]]:
     """One entry for each target: the score of the evaluated checkpoint, and how it compares."""
-    scores = examined.scores or record.history.scores().get(examined.step, {})
+    past = record.history.scores()
+    scores = examined.scores or past.get(examined.step, {})
     entries = []
     for target in record.benchmark.targets:
         metric, value = target.metric, scores.get(target.metric, math.nan)
@@ -78,21 +69,15 @@ def _verdict(record: Record, examined: Examined, other: Record | None) -> list[d
         ):
             unit = record.benchmark.unit
             facts.append(f"{interval.strip(' ()')}{_PERCENT}, on {examined.examples:,} {unit}")
-        facts.append(_best(record, metric, ""))
-        if other:
-            facts.append(_best(other, metric, f" of {other.name}"))
+        best = record.history.best(metric)
+        if best is None:
+            facts.append(f"no {'defined score' if past else 'evaluation'} during training")
+        else:
+            highest = record.number(metric, past[best][metric])
+            facts.append(f"best evaluation: {highest} at step {best:,}")
         score = record.number(metric, value)
         entries.append({"name": _titled(metric), "score": score, "facts": facts, "state": state})
     return entries
-
-
-def _best(record: Record, metric: str, of_run: str) -> str:
-    """The best evaluation of a run, in words."""
-    best, scores = record.history.best(metric), record.history.scores()
-    if best is None:
-        return f"no {'defined score' if scores else 'evaluation'}{of_run} during training"
-    highest = record.number(metric, scores[best][metric])
-    return f"best evaluation{of_run}: {highest} at step {best:,}"
 
 
 def _notes(record: Record, examined: Examined) -> list[str]:
@@ -120,40 +105,17 @@ def _notes(record: Record, examined: Examined) -> list[str]:
     dirty = [start["commit"] for start in record.starts if start["commit"].endswith("-dirty")]
     if dirty:
         notes.append(f"The program had changes that are in no commit ({dirty[-1]}).")
-    if not record.starts and not record.imported:
-        notes.append("The run is of an older program, which did not record its starts and recipe.")
     return notes
 
 
 # Tables of names and values.
 
 
-def _tables(record: Record, other: Record | None) -> list[Exhibit]:
-    runs = [record, other] if other else [record]
-    names = [run.name for run in runs]
-
-    def joined(title: str, rows_of: Callable[[Record], dict[str, str]], text: str = "") -> Exhibit:
-        """A column of values for each run."""
-        values = [rows_of(run) for run in runs]
-        keys = dict.fromkeys(key for column in values for key in column)
-        rows = [(key, *(column.get(key, "–") for column in values)) for key in keys]
-        return Exhibit(title=title, text=text, columns=["", *names] if other else (), rows=rows)
-
-    losses = (
-        "Steps that were lost in a kill and done again do not count, nor do saving checkpoints and "
-        "opening the data."
-    )
+def _tables(record: Record) -> list[Exhibit]:
     recipe = record.manifest.get("recipe", {})
     file, changes = recipe.get("file", ""), recipe.get("changes", {})
     kept = f"All other values are those of {file}." if changes else f"The run used {file} as it is."
     changed = [(key, *map(_value, pair)) for key, pair in sorted(changes.items())]
-    differing: list[Exhibit] = []
-    if other:
-        ours, theirs = flat(record.manifest["config"]), flat(other.manifest["config"])
-        pairs = {key: (ours.get(key), theirs.get(key)) for key in sorted(ours | theirs)}
-        rows = [(key, *map(_value, pair)) for key, pair in pairs.items() if pair[0] != pair[1]]
-        title = "Differences between the runs"
-        differing.append(Exhibit(title=title, columns=["key", *names], rows=rows))
     starts = [
         (
             f"resumed at step {start['step']:,}" if i or start["step"] else "start",
@@ -163,30 +125,25 @@ def _tables(record: Record, other: Record | None) -> list[Exhibit]:
         )
         for i, start in enumerate(record.starts)
     ]
+    versions = sorted(record.manifest.get("versions", {}).items())
     return [
-        joined("Speed and cost", speed_rows, "" if record.imported else losses),
-        joined("Data", _data_rows),
+        Exhibit(title="Speed and cost", rows=speed_rows(record)),
+        Exhibit(title="Data", rows=_data_rows(record)),
         Exhibit(
             title="Changes to the recipe",
             text=kept if file else "",
             columns=["key", "recipe", "this run"],
             rows=changed,
         ),
-        *differing,
         Exhibit(title="Starts", columns=["", "time", "devices", "commit"], rows=starts),
-        joined("Software", _software_rows),
+        Exhibit(title="Software", rows=[(name, str(version)) for name, version in versions]),
     ]
 
 
-def speed_rows(record: Record) -> dict[str, str]:
-    """How fast a run was, as far as its files say so.
-
-    Steps that were lost in a kill and done again are in none of the figures, nor are saving and
-    opening the data.
-    """
-    starts, shown, chips = record.starts, {}, 0
-    rows = record.rows("train")
-    rows = [row for row in rows if math.isfinite(row.get("step_seconds", math.nan))]
+def speed_rows(record: Record) -> list[tuple[str, str]]:
+    """How fast a run was and what it cost, as far as its files say so."""
+    shown = []
+    rows = [row for row in record.rows("train") if math.isfinite(row.get("step_seconds", math.nan))]
     suffix = "_per_second_per_chip"
     # "images" or, where examples differ in size, such as "tokens".
     units = [key.removesuffix(suffix) for row in rows for key in row if key.endswith(suffix)]
@@ -195,55 +152,28 @@ def speed_rows(record: Record) -> dict[str, str]:
     rates = [(rate, chip) for rate, chip in rates if rate > 0 and chip > 0]  # not those of nan
     if rates:
         chips = round(rates[-1][0] / rates[-1][1])
-        shown["devices"] = f"{chips:,}" + (f" ({starts[-1]['device']})" if starts else "")
         rate = statistics.median(rate for rate, _ in rates)
         per_chip = f", {rate / chips:,.0f} per device" if chips > 1 else ""
-        shown["throughput, median"] = f"{rate:,.0f} {unit.replace('_', ' ')}/s{per_chip}"
-    seconds = training_seconds(rows, [start["step"] for start in starts])
-    waits = [row.get("input_wait", math.nan) for row in rows]
-    waited, training = sum(map(math.prod, zip(seconds, waits, strict=True))), sum(seconds)
-    if training and not math.isnan(waited):
-        shown["waiting for input"] = f"{waited / training:.0%} of the training time"
-    evaluations = [row.get("seconds", 0.0) for row in record.rows("eval")]
-    evaluating = sum(seconds for seconds in evaluations if seconds > 0)
-    compiling = sum(start["compile_seconds"] for start in starts)
-    shown |= {"training": _duration(training)} if training else {}
-    shown |= {"evaluation": _duration(evaluating)} if evaluating else {}
-    if starts:
-        times = "" if len(starts) == 1 else f", {len(starts)} times"
-        shown["compilation"] = _duration(compiling) + times
-    if cost := cost_rows(starts, record.history.rows):
-        shown |= cost
-    elif chips:
-        hours = chips * (training + evaluating + compiling) / 3600
-        shown["device hours"] = f"{hours:,.2f}"
-    return shown
+        shown.append(("devices", f"{chips:,}"))
+        shown.append(("throughput, median", f"{rate:,.0f} {unit.replace('_', ' ')}/s{per_chip}"))
+    return [*shown, *cost_rows(record.starts, record.history.rows).items()]
 
 
-def _data_rows(record: Record) -> dict[str, str]:
-    manifest, unit, rows = record.manifest, record.benchmark.unit, {}
+def _data_rows(record: Record) -> list[tuple[str, str]]:
+    manifest, unit, rows = record.manifest, record.benchmark.unit, []
     if not record.imported:
-        rows["training"] = f"{manifest['num_train_examples']:,} {unit}"
+        rows.append(("training", f"{manifest['num_train_examples']:,} {unit}"))
     if evaluated := [row["examples"] for row in record.rows("eval") if "examples" in row]:
-        rows["evaluation"] = f"{evaluated[-1]:,} {unit}"
+        rows.append(("evaluation", f"{evaluated[-1]:,} {unit}"))
     if names := manifest.get("class_names"):
-        rows["classes"] = f"{len(names):,}"
+        rows.append(("classes", f"{len(names):,}"))
     if folder := manifest["config"].get("data_dir"):
-        rows["folder"] = folder
+        rows.append(("folder", folder))
     return rows
-
-
-def _software_rows(record: Record) -> dict[str, str]:
-    versions = record.manifest.get("versions", {})
-    return {name: str(version) for name, version in sorted(versions.items())}
 
 
 def _value(value: Any) -> str:
     return "''" if value == "" else str(value)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 60 else hms(seconds)
 
 
 def _kinds(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -264,7 +194,7 @@ def _kinds(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _with_images(exhibits: Sequence[Exhibit]) -> list[tuple[Exhibit, list[tuple[Picture, str]]]]:
-    """Each exhibit with its pictures as data: URIs, as many as the page has room for."""
+    """Each exhibit with its pictures as data: URIs, as many as the page has space for."""
     left, shown = _PICTURE_BYTES, []
     for exhibit in exhibits:
         images = []
@@ -289,66 +219,18 @@ def _uses(record: Record) -> list[tuple[str, str]]:
     return [(what, command.replace("{workdir}", workdir)) for what, command in uses.items()]
 
 
-# Charts.
-
-
-def pictures(record: Record, examined: Examined, other: Record | None) -> dict[str, bytes]:
-    """Files for other pages, about 30 to 80 kB each: curves of the scores, drawn detections."""
-    scores = record.benchmark.headline(examined.scores) if examined.scores else {}
-    names = {"loss", *scores, *(target.metric for target in record.benchmark.targets)}
-    shown = {f"{name}.svg": svg for name in names if (svg := _chart(record, other, name))}
-    for png in filter(None, (each.files.get("detections.png") for each in examined.exhibits)):
-        image, file = Image.open(io.BytesIO(png)), io.BytesIO()
-        image.thumbnail((1200, 1200))
-        image.save(file, "WEBP", quality=70)  # a tenth of the PNG's bytes
-        shown["detections.webp"] = file.getvalue()
-    return shown
-
-
 def _titled(metric: str) -> str:
     """The name of a metric as a heading; one with capitals, such as mAP, stays as it is."""
     words = metric.replace("_", " ")
     return words.capitalize() if words.islower() else words
 
 
-def _chart(record: Record, other: Record | None, metric: str) -> bytes:
-    """The SVG of one metric over the epochs, or b""; the lines of `other` are dotted."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
-
-    figure = Figure(figsize=(4.6, 2.9), layout="constrained")
-    axes = figure.subplots()
-    for run in filter(None, (record, other)):
-        for split, (name, colour) in _SPLITS.items():
-            rows = run.rows(split)
-            points = [(row.get("epoch", math.nan), row.get(metric, math.nan)) for row in rows]
-            points = [point for point in points if all(map(math.isfinite, point))]
-            stride = -(-len(points) // _MOST_POINTS)
-            if points:
-                x, y = zip(*points[::-stride], strict=True)  # the last one always
-                dots = "o" if split == "eval" and len(points) <= _MOST_DOTS else ""
-                label = f"{name}, {run.name}" if run is other else name
-                label += f": {run.number(metric, y[0])} at the end" if split == "eval" else ""
-                style = {"linestyle": ":" if run is other else "-", "marker": dots, "markersize": 4}
-                axes.plot(x, y, color=colour, label=label.replace("$", r"\$"), **style)
-    if not axes.lines:
+def _curves(record: Record) -> bytes:
+    """A PNG of the losses, the scores and the learning rate over the epochs; b"" without any."""
+    if not record.history.rows:
         return b""
-    resumes = [start["step"] for start in record.starts if start["step"]]
-    for i, step in enumerate(resumes):
-        text = f"resumed at step {step:,}" if len(resumes) == 1 else f"{len(resumes)} resumes"
-        axes.axvline(record.epoch(step), color=_GREY, linestyle="--", label="" if i else text)
-    for target in record.benchmark.targets:
-        if target.metric == metric and target.value > 0:
-            text = f"target {record.number(metric, target.value)}"
-            axes.axhline(target.value, color=_GREEN, linestyle="--", label=text)
-    if record.is_percent(metric):
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_ylabel(metric.replace("_", " "))
-    took = speed_rows(record).get("training", "")
-    axes.set_xlabel(f"epoch (trained for {took})" if took else "epoch")
-    axes.set_xlim(left=0)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    file = io.BytesIO()
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/curves.png"
+        targets = [target.metric for target in record.benchmark.targets]
+        draw_curves(record.history.rows, path, "", targets)
+        return pathlib.Path(path).read_bytes()

@@ -20,21 +20,14 @@ from engine.resuming import OtherData
 from engine.run import Settings, make_plan
 
 Row = dict[str, Any]
-# What a start lacks that an older program recorded, or that ended while it compiled.
-_START: Row = {"compile_seconds": 0.0, "seconds": 0.0, "lost_steps": 0}
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
     """A run, as its newest checkpoint and metrics.jsonl describe it.
 
-    Attributes:
-      settings: those of the run.
-      manifest: of the newest checkpoint.
-      history: the rows of metrics.jsonl; scores that it has lost are from the manifest.
-      starts: each start of the run; [] in a run of an older program.
-      benchmark: with the run's settings.
-      total_steps: that the config asks for.
+    `history` has the rows of metrics.jsonl; scores that it has lost are from the manifest. `starts`
+    are [] in a run of an older program; `total_steps` is what the config asks for.
     """
 
     settings: Settings
@@ -46,13 +39,13 @@ class Record:
 
     @classmethod
     def read(cls, settings: Settings) -> Record:
-        """Raises UserError if the config cannot work."""
+        """Reads the files of a run; UserError if its config cannot work."""
         workdir = settings.workdir
         checkpoints = Checkpointer(f"{workdir}/checkpoints", keep=1, best=None)
         manifest = checkpoints.manifest(checkpoints.steps()[-1])
         history = History(workdir, writes=False)
         history.restore(manifest.get("evaluations", []))
-        starts = [_START | row for row in past_starts(manifest)]
+        starts = past_starts(manifest)
         benchmark = settings.load_benchmark(f"{workdir}/data_index")
         plan = make_plan(settings, benchmark, manifest["num_train_examples"])
         return cls(settings, manifest, history, starts, benchmark, plan.recipe.total_steps)
@@ -123,30 +116,22 @@ class Record:
 class Examined:
     """A checkpoint that was evaluated for the report.
 
-    Attributes:
-      step: of the checkpoint.
-      examples: how many were evaluated.
-      scores: of the evaluation; {} where the data cannot be read.
-      exhibits: what the benchmark shows of its predictions; [] on processes other than 0.
-      fault: why the data cannot be read, or "".
+    `scores` are {} and `error` says why where the data cannot be read. `exhibits` show the
+    predictions, on process 0 only.
     """
 
     step: int
     examples: int = 0
     scores: Mapping[str, float] = dataclasses.field(default_factory=dict)
     exhibits: Sequence[Exhibit] = ()
-    fault: str = ""
+    error: str = ""
 
 
 def examine(settings: Settings, checkpoint: str) -> Examined:
-    """Evaluates a checkpoint; without its data, only says why it could not.
-
-    Args:
-      settings: those of the run.
-      checkpoint: "latest", "best" (in the run's own evaluations) or a step.
+    """Evaluates a checkpoint, "latest", "best" or a step; without its data, says why it could not.
 
     Raises:
-      UserError: another mistake than missing data, such as other data; Preempted: a signal arrived.
+      OtherData: the data are not those of the run.
     """
     try:
         with examining(settings, checkpoint) as examination:
@@ -160,6 +145,5 @@ def examine(settings: Settings, checkpoint: str) -> Examined:
     except OtherData:
         raise
     except DataError as error:
-        fault = str(error)
-    _, step = model_source.open_checkpoint(settings.workdir, "--workdir", checkpoint)
-    return Examined(step, fault=fault)
+        _, step = model_source.open_checkpoint(settings.workdir, "--workdir", checkpoint)
+        return Examined(step, error=str(error))

@@ -10,9 +10,6 @@ Nothing in them runs. `find` says which file a path means, and `fetch` downloads
 `files.read` reads a file; it is imported for such a file only.
 """
 
-from __future__ import annotations
-
-import functools
 import pathlib
 import re
 
@@ -22,7 +19,7 @@ from common.errors import ConfigError, DataError, one_line
 from common.foreign import tf_checkpoints
 from common.preparation import downloads
 
-# Published weights that messages and the preparations name; docs/models.md has more.
+# Published weights that messages and the preparations name; docs/resnet.md has more.
 RESNET = "hf-hub:timm/resnet{depth}.a1_in1k"  # of depth 18, 34, 50, 101 or 152
 MASK_RCNN = "https://download.pytorch.org/models/maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth"
 NAMES = ("hf-hub:", "https://")  # with these begin the names that `fetch` downloads
@@ -41,14 +38,11 @@ def describe(file: str) -> str:
 
 
 def find(path: str, source: str = "") -> str:
-    """The file of weights that a path means, local, gs:// or a name; "" if it is none.
+    """The file of weights that a path means, local, gs:// or a name; "" if it means no weights.
 
-    A file is one whatever its name. A folder is one if it has a file of weights and no folder
-    `checkpoints`. Of a checkpoint of TensorFlow it is the prefix. `source` is for `fetch`.
-
-    Raises:
-      DataError: a folder has several files of weights, or cannot be listed, or weights cannot be
-        downloaded.
+    Each file counts, whatever its name. A folder counts if it has a file of weights and no folder
+    `checkpoints`. Of a checkpoint of TensorFlow it is the prefix. `source` is the flag or variable
+    that names a download, for messages.
     """
     if path.startswith(NAMES):
         return fetch(path, source)[1]
@@ -75,46 +69,31 @@ def find(path: str, source: str = "") -> str:
 def fetch(name: str, source: str = "") -> tuple[str, str]:
     """Downloads weights; returns a name that means the same bytes for ever, and their path here.
 
-    Raises:
-      ConfigError: `name`, from the flag or variable `source`, has another form than those above.
-      DataError: the weights cannot be downloaded, or are not what the name says.
+    `source` is the flag or variable that has the name, for messages.
     """
+    import huggingface_hub as hub
+
     shown = f"{source}={name}".removeprefix("=")
-    if model := _MODEL.fullmatch(name):
-        at = f" --revision={model[2]}" if model[2] else ""
-        command = f"hf download {model[1]}{at} --local-dir={model[1].split('/')[1]}"
-        download = functools.partial(_of_hub, model[1], model[2])
-    elif file := _FILE.fullmatch(name):
-        command, download = f"curl -O {name}", functools.partial(_of_server, *file.group(0, 1, 2))
-    else:
+    model, file = _MODEL.fullmatch(name), _FILE.fullmatch(name)
+    if not model and not file:
         raise ConfigError(
             f"{shown}: give hf-hub:OWNER/NAME[@REVISION] or https://.../NAME-HASH.pth"
         )
     try:
-        return download()
+        if file:
+            path = hub.cached_assets_path("tpu_suite", "weights") / file[1]
+            downloads.fetch(name, str(path), file[2])
+            return name, str(path)
+        assert model is not None
+        for weights in PUBLISHED:
+            wanted = [*BESIDE, "labels.txt", weights]
+            folder = hub.snapshot_download(model[1], revision=model[2], allow_patterns=wanted)
+            if (path := pathlib.Path(folder, weights)).exists():
+                return f"hf-hub:{model[1]}@{path.parent.name}", str(path)
+        raise ValueError(f"it has neither {' nor '.join(PUBLISHED)}")
     except Exception as error:  # of the network, the disk, huggingface_hub
         reason = " ".join(str(error).split()) or type(error).__name__
-        fix = f"; or `{command}` on another machine, copy that here and give its path"
-        fix = "" if isinstance(error, ValueError) else fix  # else perhaps there is no network
-        raise DataError(f"{shown} cannot be downloaded: {reason.rstrip('.')}{fix}") from error
-
-
-def _of_hub(model: str, revision: str | None) -> tuple[str, str]:
-    """`fetch` from the Hugging Face hub."""
-    import huggingface_hub as hub
-
-    for weights in PUBLISHED:
-        wanted = [*BESIDE, "labels.txt", weights]
-        folder = hub.snapshot_download(model, revision=revision, allow_patterns=wanted)
-        if (path := pathlib.Path(folder, weights)).exists():
-            return f"hf-hub:{model}@{path.parent.name}", str(path)
-    raise ValueError(f"it has neither {' nor '.join(PUBLISHED)}")
-
-
-def _of_server(address: str, name: str, digits: str) -> tuple[str, str]:
-    """`fetch` of a file whose name has the first digits of its SHA-256."""
-    import huggingface_hub as hub
-
-    path = hub.cached_assets_path("tpu_suite", "weights") / name
-    downloads.fetch(address, str(path), digits)
-    return address, str(path)
+        raise DataError(
+            f"{shown} cannot be downloaded: {reason.rstrip('.')}; without a network give the path "
+            "of a copy"
+        ) from error

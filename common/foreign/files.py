@@ -1,9 +1,7 @@
 """Reads a file of weights: arrays by the names that they have in it, and the JSON beside it.
 
-`adapt` puts the arrays into the places of a model's.
+`adapt` makes a model's arrays of them.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import hashlib
@@ -16,16 +14,18 @@ import ml_dtypes
 import numpy as np
 from etils import epath
 
-from common import limits
 from common.errors import DataError, one_line, parse_json, some
 from common.foreign import BESIDE, PUBLISHED, pickles, tf_checkpoints
 from common.text import text_lines
 
-_MOST_BYTES = 8 << 30
 _SAFETENSORS_DTYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
-    **{"F16": np.dtype("<f2"), "F32": np.dtype("<f4"), "F64": np.dtype("<f8")},
-    **{"I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "U8": np.dtype("u1")},
+    "F16": np.dtype("<f2"),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "U8": np.dtype("u1"),
 }
 
 
@@ -36,13 +36,11 @@ class Foreign:
     Attributes:
       path: the file, or the prefix of TensorFlow's checkpoint.
       format: "safetensors", "PyTorch" or "TensorFlow"; with the entry of a training checkpoint.
-      sha256: of the file, in hexadecimal digits; of the arrays that were read from a checkpoint of
-        TensorFlow.
-      arrays: {name in the file: array}, without PyTorch's counters of batches; all are finite in
+      sha256: of the file, or of the arrays that were read from a checkpoint of TensorFlow.
+      arrays: by their names in the file, without PyTorch's counters of batches; all are finite in
         float32.
-      beside: {name: content} of JSON files beside it: config.json, preprocessor_config.json and
-        input_spec.json, where there are some.
-      labels: the names of the classes in order; () if none are known.
+      beside: the contents of the JSON files beside it, by name.
+      labels: the names of the classes in order; () if they are not known.
       remark: what was left out, in one line; "" for nothing.
     """
 
@@ -71,15 +69,9 @@ def peek(path: str) -> Foreign:
 
 
 def read(path: str) -> Foreign:
-    """Reads a file of weights that `common.foreign.find` returned.
-
-    Raises:
-      DataError: the file is damaged, is of a kind that is not supported, holds something that is
-        no array, or values that are not finite.
-    """
+    """Reads a file of weights that `common.foreign.find` returned; DataError if it is damaged."""
     if source := _peeked.pop(path, None):
         return source
-    limits.check_file(path)
     try:
         if tf_checkpoints.is_one(path):
             arrays, digest, remark = tf_checkpoints.read(path)
@@ -100,23 +92,14 @@ def read(path: str) -> Foreign:
 
 
 def _read_file(file: epath.Path) -> Foreign:
-    path = str(file)
-    if (size := file.stat().length) > _MOST_BYTES:
-        raise DataError(f"{path} has {size:,} bytes: more than {_MOST_BYTES:,} are not read")
-    data = file.read_bytes()
+    path, data = str(file), file.read_bytes()
     # Beside files of other names the descriptions may be another model's.
     beside, lines = _beside(file) if file.name in PUBLISHED else ({}, "")
-    if data.startswith((b"PK", b"\x80\x02")) and not path.endswith(".keras"):
-        # A zip archive; before PyTorch 1.6 a pickle. Keras's archives have no pickle.
+    if data.startswith((b"PK", b"\x80\x02")):  # a zip archive; before PyTorch 1.6 a pickle
         arrays, entry = pickles.read(data, path)
         form = f"PyTorch, entry {entry!r}" if entry else "PyTorch"
     elif data[8:9] == b"{":
         form, arrays = "safetensors", _read_safetensors(data, path)
-    elif epath.Path(f"{path}.meta").exists():
-        raise DataError(
-            f"{path} is damaged or cut short: {path}.meta says that it is a checkpoint of "
-            "TensorFlow, format V1; copy it again"
-        )
     else:
         raise DataError(
             f"{path} is no file of weights that can be read: use .safetensors, PyTorch's .pth or "
@@ -177,44 +160,41 @@ def adapt(
     shapes: Mapping[str, tuple[int, ...]],
     theirs: Callable[[str, np.ndarray], Mapping[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
-    """Puts a file's arrays into the places of a model's.
+    """A model's arrays, float32 by path, with the values of a file's arrays.
 
     The model's arrays are filled with the numbers of their values; `theirs` carries these numbers
-    to the places of the values in the file.
+    to where the values are in the file.
 
     Args:
       path: the file, for messages.
       arrays: what it holds, by name.
-      shapes: of the model's arrays, by our path such as "params/head/kernel".
-      theirs: returns one of our arrays, of a path, as the file has it: {name: array} in the
+      shapes: of the model's arrays, by path such as "params/head/kernel".
+      theirs: returns an array of the model, of a path, as the file has it: {name: array} in the
         library's layout, of several names where the library splits it.
 
-    Returns:
-      {our path: float32 array}.
-
     Raises:
-      DataError: an array is missing, is unknown, has another shape, or holds whole numbers.
+      DataError: an array is missing, is unknown, has another shape, or holds integers.
     """
-    places: dict[str, tuple[str, np.ndarray]] = {}
+    wanted: dict[str, tuple[str, np.ndarray]] = {}
     for ours, shape in shapes.items():
         numbers = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
-        places |= {name: (ours, array) for name, array in theirs(ours, numbers).items()}
-    common = {name: arrays[name] for name in places if name in arrays}
-    faults = {
-        "lacks": [name for name in places if name not in arrays],
-        "has unknown arrays:": [name for name in arrays if name not in places],
+        wanted |= {name: (ours, array) for name, array in theirs(ours, numbers).items()}
+    common = {name: arrays[name] for name in wanted if name in arrays}
+    errors = {
+        "lacks": [name for name in wanted if name not in arrays],
+        "has unknown arrays:": [name for name in arrays if name not in wanted],
         "has other shapes:": [
-            f"{name} {list(array.shape)} instead of {list(places[name][1].shape)}"
+            f"{name} {list(array.shape)} instead of {list(wanted[name][1].shape)}"
             for name, array in common.items()
-            if array.shape != places[name][1].shape
+            if array.shape != wanted[name][1].shape
         ],
         "has no weights, but whole numbers, in": [
             name for name, array in common.items() if array.dtype.kind in "iub"
         ],
     }
-    if text := "; it ".join(f"{what} {some(names)}" for what, names in faults.items() if names):
+    if text := "; it ".join(f"{what} {some(names)}" for what, names in errors.items() if names):
         raise DataError(f"{path} is another model than its names say: it {text}")
     values = {ours: np.empty(shape, np.float32) for ours, shape in shapes.items()}
-    for name, (ours, numbers) in places.items():
+    for name, (ours, numbers) in wanted.items():
         values[ours].reshape(-1)[numbers] = arrays[name]
     return values

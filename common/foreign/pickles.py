@@ -2,9 +2,9 @@
 
 Such a file is a zip archive: one pickle, and one record for each storage. Before PyTorch 1.6 it is
 five pickles, and then the storages: each int64 count and its elements. A pickle names functions
-that its reader is to call. This reader calls only its own: for a tensor, a parameter, an
-`OrderedDict`, and a stand-in that does nothing for the settings of a training run. It refuses
-everything else by name.
+that its reader is to call. This reader calls only its own classes: for a tensor, a parameter and an
+`OrderedDict`, and for everything else, such as the settings of a training run, a stand-in that does
+nothing.
 """
 
 from __future__ import annotations
@@ -23,49 +23,30 @@ import numpy as np
 from common.errors import DataError, one_line
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # the first two pickles before PyTorch 1.6
-_RESAVE = "save only the weights there, with torch.save(model.state_dict(), FILE)"
-_RESAVE_FLOATS = "save it as float32 there, with torch.save(model.float().state_dict(), FILE)"
 _DTYPES = {
     "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
-    **{"HalfStorage": np.dtype("<f2"), "FloatStorage": np.dtype("<f4")},
-    **{"DoubleStorage": np.dtype("<f8"), "LongStorage": np.dtype("<i8")},
-    **{"IntStorage": np.dtype("<i4"), "ShortStorage": np.dtype("<i2")},
-    **{"CharStorage": np.dtype("i1"), "ByteStorage": np.dtype("u1")},
+    "HalfStorage": np.dtype("<f2"),
+    "FloatStorage": np.dtype("<f4"),
+    "DoubleStorage": np.dtype("<f8"),
+    "LongStorage": np.dtype("<i8"),
+    "IntStorage": np.dtype("<i4"),
+    "ShortStorage": np.dtype("<i2"),
+    "CharStorage": np.dtype("i1"),
+    "ByteStorage": np.dtype("u1"),
     "BoolStorage": np.dtype("?"),
 }
-# torch._utils._rebuild_tensor_v3 makes arrays of float8 and the like.
-_ODD_DTYPES = re.compile(r"torch\.\w{1,40}Storage|torch\._utils\._rebuild_tensor_v3")
-# Names in training checkpoints that become stand-ins.
-_HARMLESS = re.compile(
-    r"argparse\.Namespace|datetime\.datetime|_codecs\.encode|(builtins|__builtin__)\.set"
-    r"|collections\.(defaultdict|Counter)|pathlib(\._local)?\.(Path|PosixPath|WindowsPath)"
-    r"|numpy\.(dtype|ndarray)|numpy\._?core\.multiarray\.(scalar|_reconstruct)"
-    r"|torch\.(Size|device|bfloat16|float(16|32|64)|int(32|64)|bool|uint8)"
-)
 # Where training programs keep the weights; their running average comes first.
 _ENTRIES = ("state_dict_ema", "model_ema", "state_dict", "model")
 _WRAPPERS = re.compile(r"^(module\.|_orig_mod\.)+")  # of several devices and of compilation
 
 
 def read(data: bytes, path: str) -> tuple[dict[str, np.ndarray], str]:
-    """Reads {name: array} from the bytes of a file.
+    """Reads arrays by name, with the dtypes of a file, from its bytes; `path` is for messages.
 
-    Args:
-      data: the file.
-      path: its name, for messages.
-
-    Returns:
-      (arrays, the entry of a training checkpoint that they are from or ""); their dtypes are the
-      file's.
-
-    Raises:
-      DataError: the file is damaged, names something that must not run, or holds no arrays.
+    The second value is the entry of a training checkpoint that they are from, or "".
     """
     try:
         content = _load(data) if data.startswith(b"PK") else _load_old(io.BytesIO(data))
-    except _Forbidden as error:
-        reason, fix = error.args
-        raise DataError(f"{path} is refused: {reason}; {fix}") from error
     except Exception as error:  # a damaged pickle may raise any type
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise DataError(f"{path} is damaged, or no file of PyTorch's ({reason})") from error
@@ -73,7 +54,10 @@ def read(data: bytes, path: str) -> tuple[dict[str, np.ndarray], str]:
     for entry, candidate in [("", content), *((key, content.get(key)) for key in _ENTRIES)]:
         if arrays := _arrays(candidate):
             return arrays, entry
-    raise DataError(f"{path} holds no weights by name: {_RESAVE}")
+    raise DataError(
+        f"{path} holds no weights by name: save only the weights there, with "
+        "torch.save(model.float().state_dict(), FILE)"
+    )
 
 
 def _arrays(content: Any) -> dict[str, np.ndarray]:
@@ -128,35 +112,24 @@ def _load_old(file: io.BytesIO) -> Any:
     return content
 
 
-class _Forbidden(Exception):
-    """(what the pickle wants that this reader does not do, what the user can do)."""
-
-
 class _Unpickler(pickle.Unpickler):
-    """Calls only the classes of this file."""
+    """Calls only the classes of this file, whatever functions a pickle names."""
 
     def __init__(self, file: io.BytesIO, storage: Callable[[str, np.dtype, int], np.ndarray]):
         super().__init__(file)
         self._storage = storage
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
-        name = f"{module_name}.{global_name}"
-        if module_name == "torch" and global_name in _DTYPES:
+        if module_name == "torch" and global_name.endswith("Storage"):
             return global_name  # for `persistent_load`
-        if own := _CLASSES.get(name):
-            return own
-        if _HARMLESS.fullmatch(name):
-            return _StandIn
-        if _ODD_DTYPES.fullmatch(name):
-            raise _Forbidden(f"it has arrays of another dtype ({name!r})", _RESAVE_FLOATS)
-        raise _Forbidden(
-            f"its pickle asks for {name[:200]!r}, which is no part of weights", _RESAVE
-        )
+        return _CLASSES.get(f"{module_name}.{global_name}", _StandIn)
 
     def persistent_load(self, pid: Any, /) -> _Array:
         kind, storage_type, key, _, count, *view = pid
         if kind != "storage":
-            raise _Forbidden("its pickle holds the code of a model", _RESAVE)
+            raise ValueError("it holds the code of a model: save its state_dict() there")
+        if storage_type not in _DTYPES:
+            raise ValueError(f"it has a {storage_type}: save model.float().state_dict() there")
         storage = _Array()
         storage.array = self._storage(key, _DTYPES[storage_type], count)
         if view and view[0] is not None:  # before PyTorch 1.6: a part of the storage
@@ -166,10 +139,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Inert:
-    """An object whose attributes a pickle cannot set."""
+    """An object whose attributes a pickle cannot set, such as `_metadata` of a dictionary."""
 
     def __setstate__(self, state: Any) -> None:
-        """PyTorch's dictionaries have `_metadata`: it is left out, so is any other state."""
+        del state
 
 
 class _Dictionary(_Inert, dict[Any, Any]):

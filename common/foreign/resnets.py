@@ -4,8 +4,6 @@ One table serves both directions: an export renames our arrays with it, and `fil
 where each of our arrays is in a file.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping
@@ -17,8 +15,11 @@ from common.errors import CheckpointError
 from common.trees import by_name
 
 LEAVES = {
-    **{"kernel": "weight", "scale": "weight", "bias": "bias"},
-    **{"mean": "running_mean", "var": "running_var"},
+    "kernel": "weight",
+    "scale": "weight",
+    "bias": "bias",
+    "mean": "running_mean",
+    "var": "running_var",
 }
 _TF = {"kernel": "kernel", "bias": "bias"}
 _TF_NORM = {"scale": "gamma", "bias": "beta", "mean": "moving_mean", "var": "moving_variance"}
@@ -41,11 +42,11 @@ class Family:
     """How one library names the arrays of a ResNet, and lays them out.
 
     Attributes:
-      outside: {our module: theirs} outside the blocks; in TensorFlow's checkpoints, where names do
-        not follow a rule, of all modules.
+      outside: their names of our modules outside the blocks; in TensorFlow's checkpoints, where
+        names do not follow a rule, of all modules.
       block: what comes before the names inside a block: a format of `stage`, which counts from 1,
         and of `stage0` and `block0`, which count from 0.
-      inside: {our module: theirs} inside a block.
+      inside: their names of our modules inside a block.
       is_torch: leaves and layouts are PyTorch's (OIHW), else TensorFlow's (as ours).
     """
 
@@ -55,11 +56,7 @@ class Family:
     is_torch: bool = True
 
     def name(self, path: str) -> str:
-        """Their name of our array, such as "params/stage1_block1/conv1/kernel".
-
-        Raises:
-          KeyError: the family has no such array.
-        """
+        """Their name of our array, such as "params/stage1_block1/conv1/kernel"; or KeyError."""
         module, leaf = split(path)
         if self.block and (inner := re.fullmatch(r"stage(\d+)_block(\d+)/(\w+)", module)):
             stage, block = int(inner[1]), int(inner[2])
@@ -96,9 +93,15 @@ PLAIN = Family(
 DEEP = dataclasses.replace(
     PLAIN,
     outside={
-        **{"conv_stem": "conv1.0", "bn_stem": "conv1.1", "conv_stem2": "conv1.3"},
-        **{"bn_stem2": "conv1.4", "conv_stem3": "conv1.6", "bn_stem3": "bn1", "head": "fc"},
-        **{"conv_pool": "maxpool.0", "bn_pool": "maxpool.1"},
+        "conv_stem": "conv1.0",
+        "bn_stem": "conv1.1",
+        "conv_stem2": "conv1.3",
+        "bn_stem2": "conv1.4",
+        "conv_stem3": "conv1.6",
+        "bn_stem3": "bn1",
+        "head": "fc",
+        "conv_pool": "maxpool.0",
+        "bn_pool": "maxpool.1",
     },
     inside={**PLAIN.inside, "conv_proj": "downsample.1", "bn_proj": "downsample.2"},
 )
@@ -115,28 +118,20 @@ HUGGING_FACE = Family(
         "head": "classifier.1",
     },
     "resnet.encoder.stages.{stage0}.layers.{block0}.",
-    {
-        **{f"conv{k}": f"layer.{k - 1}.convolution" for k in (1, 2, 3)},
-        **{f"bn{k}": f"layer.{k - 1}.normalization" for k in (1, 2, 3)},
-        **{"conv_proj": "shortcut.convolution", "bn_proj": "shortcut.normalization"},
-    },
+    {f"conv{k}": f"layer.{k - 1}.convolution" for k in (1, 2, 3)}
+    | {f"bn{k}": f"layer.{k - 1}.normalization" for k in (1, 2, 3)}
+    | {"conv_proj": "shortcut.convolution", "bn_proj": "shortcut.normalization"},
 )
 
 
 def names(params: Any, model_state: Any, family: Family | None = None) -> dict[str, np.ndarray]:
-    """{their name: array in their layout} of our model; arrays keep their dtype and are views.
+    """{their name: array in their layout} of a model; arrays keep their dtype and are views.
 
     The stem's kernel is always that of the plain stem. Arrays of BatchNorm's counters are left out:
     PyTorch's strict load does without them.
 
-    Args:
-      params, model_state: of the benchmark, as NumPy arrays.
-      family: torchvision's and timm's by default, whose variant shows in the arrays: timm's
-        resnetv2 and resnet*d have names of their own.
-
-    Raises:
-      KeyError: the family has no name for an array.
-      CheckpointError: a space-to-depth stem was trained beyond the 7x7 pixels of the plain one.
+    The default `family` is torchvision's and timm's, whose variant shows in the arrays: timm's
+    resnetv2 and resnet*d have other names. KeyError if the family has no name for an array.
     """
     if family is None:
         deep = DEEP if "conv_stem2" in params else PLAIN
@@ -144,20 +139,15 @@ def names(params: Any, model_state: Any, family: Family | None = None) -> dict[s
     arrays = {}
     for path, array in by_name({"params": params, "model_state": model_state}).items():
         if path == "params/conv_stem/kernel" and array.shape[:2] == (4, 4):
-            array = _plain_stem(array)
+            wide = unfold_kernel(array)
+            if wide[0].any() or wide[:, 0].any():
+                raise CheckpointError(
+                    "the stem was trained with config.space_to_depth=True: it sees 8x8 pixels, "
+                    "and the stem of PyTorch's ResNets 7x7"
+                )
+            array = wide[1:, 1:]
         arrays |= family.theirs(path, array)
     return arrays
-
-
-def _plain_stem(kernel: np.ndarray) -> np.ndarray:
-    """The plain stem's kernel [7, 7, 3, F] of a space-to-depth stem's [4, 4, 12, F]."""
-    wide = unfold_kernel(kernel)
-    if wide[0].any() or wide[:, 0].any():
-        raise CheckpointError(
-            "the stem was trained with config.space_to_depth=True: it sees 8x8 pixels, for which "
-            "PyTorch's ResNets have no place"
-        )
-    return wide[1:, 1:]
 
 
 def unfold_kernel(kernel: np.ndarray) -> np.ndarray:

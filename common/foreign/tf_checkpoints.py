@@ -5,16 +5,8 @@ V2 is `PREFIX.index` with `PREFIX.data-00000-of-00001` and so on. V1 is one file
 averages of weights and counters, which may be much larger, stay on the disk.
 """
 
-from __future__ import annotations
-
-import atexit
-import functools
-import glob
 import hashlib
-import os
 import re
-import shutil
-import tempfile
 from collections.abc import Collection
 from typing import Any
 
@@ -29,7 +21,7 @@ _MAGIC = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"  # a V1 checkpoint ends with it, as
 # What the names of a checkpoint's files have after its prefix; the last is a shard of V1.
 _SUFFIX = re.compile(r"(\.index|\.meta|\.data-\d{5}-of-\d{5}|-\d{5}-of-\d{5})$")
 _LATEST = re.compile(r'^model_checkpoint_path:\s*"(.*)"\s*$', re.MULTILINE)
-# Layers by the names that TensorFlow gives them; "tower/conv2d_3/kernel/Momentum" is none of them.
+# Layers by the names that TensorFlow gives them; "tower/conv2d_3/kernel/Momentum" is no layer.
 _ARRAY = re.compile(
     r"(?:.+/)?(conv2d(_\d+)?/kernel|dense(_\d+)?/(kernel|bias)"
     r"|batch_normalization(_\d+)?/(gamma|beta|moving_mean|moving_variance))"
@@ -37,22 +29,15 @@ _ARRAY = re.compile(
 
 
 def find(path: str) -> str:
-    """The prefix of the checkpoint that a path means, which is no folder; "" if it is none.
-
-    Args:
-      path: a prefix, or one of a checkpoint's files; local or gs://.
-    """
+    """The prefix of the checkpoint that a prefix or one of its files means; "" for other files."""
     prefix = _SUFFIX.sub("", path)
     return prefix if is_one(prefix) else ""
 
 
 def newest(folder: epath.Path, names: Collection[str]) -> str:
-    """The prefix of the checkpoint in a folder of these files; "" if there is none.
+    """The prefix of the checkpoint in a folder of these files; "" if there is no checkpoint.
 
-    Of several the file `checkpoint` names the one to take, which TensorFlow writes there.
-
-    Raises:
-      DataError: it names none of them, or is missing.
+    Of several checkpoints it is the one that the file `checkpoint` of TensorFlow names.
     """
     bare = {_SUFFIX.sub("", name) for name in names if _SUFFIX.search(name)}
     shards = {name.rpartition("-of-")[0] for name in names}
@@ -83,14 +68,9 @@ def is_one(prefix: str) -> bool:
 
 
 def read(prefix: str) -> tuple[dict[str, np.ndarray], str, str]:
-    """Reads the arrays of the layers in a checkpoint that `find` returned.
+    """Reads (arrays of layers by name, their SHA-256, a note or "") of a checkpoint.
 
-    Returns:
-      (arrays by their names in the checkpoint; their SHA-256 in hexadecimal digits; a remark, or
-      ""). The digest covers names, dtypes, shapes and values.
-
-    Raises:
-      DataError: the checkpoint is damaged, or has no arrays of layers.
+    The digest covers names, dtypes, shapes and values.
     """
     reader, shapes = _opened(prefix)
     names = sorted(name for name in shapes if _ARRAY.fullmatch(name))
@@ -120,19 +100,7 @@ def listed(prefix: str) -> str:
 def _opened(prefix: str) -> tuple[Any, dict[str, list[int]]]:
     """TensorFlow's reader of a checkpoint, and the shapes of its arrays by name."""
     try:
-        reader: Any = tensorflow().train.load_checkpoint(_plain(prefix))
+        reader: Any = tensorflow().train.load_checkpoint(prefix)
         return reader, reader.get_variable_to_shape_map()
     except Exception as error:  # TensorFlow's own classes, RuntimeError and others
         raise DataError(f"{prefix} is damaged: {one_line(error)}") from error
-
-
-@functools.cache
-def _plain(prefix: str) -> str:
-    """The prefix of links to the files, because TensorFlow takes a prefix for a pattern."""
-    if "://" in prefix or not glob.has_magic(prefix):
-        return prefix
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    for path in matching_paths(f"{prefix}*", prefix):
-        os.symlink(os.path.abspath(path), f"{folder}/model{path.removeprefix(prefix)}")
-    return f"{folder}/model"

@@ -259,7 +259,6 @@ def _say(text: str) -> None:
 
 def main() -> int:
     """Starts the runs that the environment and the command line ask for."""
-    entry.output_only_shows()
     try:
         requests = [settle_request(request) for request in parse_requests(sys.argv[1:], os.environ)]
     except UserError as error:

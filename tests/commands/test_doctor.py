@@ -17,7 +17,6 @@ from safetensors.numpy import save_file
 
 import benchmarks
 from commands import doctor
-from common.errors import CheckpointError
 from engine import mesh
 from engine.cluster import guard
 from engine.cluster.hosts import ProcessGroup
@@ -83,16 +82,18 @@ def test_a_finding_is_a_line_with_its_remedy(as_json, monkeypatch, capsys):
         raise OSError("gone\nand away")
 
     slow = doctor.Finding("warn", "slow", "buy")
-    monkeypatch.setattr(doctor, "_CHECKS", {"devices": lambda case: [slow], "data": fail})
+    monkeypatch.setattr(
+        doctor, "_CHECKS", {"devices": (lambda case: [slow], ""), "data": (fail, "mend")}
+    )
     settings: Any = None
     assert doctor.run(settings, as_json) == 1
     out = capsys.readouterr().out
     if as_json:
-        row = {"status": "fail", "check": "data", "text": "gone", "remedy": "see the message"}
+        row = {"status": "fail", "check": "data", "text": "gone", "fix": "mend"}
         assert json.loads(out) == [{**slow._asdict(), "check": "devices"}, row]
     else:
         assert out == (
-            "WARN  devices: slow\n       -> buy\nFAIL  data: gone\n       -> see the message\n"
+            "WARN  devices: slow\n       -> buy\nFAIL  data: gone\n       -> mend\n"
             "doctor: 1 of 2 checks failed, 1 warned\n"
         )
 
@@ -103,7 +104,6 @@ def test_a_finding_is_a_line_with_its_remedy(as_json, monkeypatch, capsys):
         ({"jaxlib": "0.9"}, 0, ["ok"]),
         ({"jaxlib": "0.9"}, 4, ["ok", "fail"]),
         ({"jaxlib": "0.9", "libtpu": "1"}, 4, ["ok"]),
-        ({"jaxlib": "0.8", "libtpu": "1"}, 0, ["ok", "warn"]),
         ({"jaxlib": "0.9", "libtpu": "1", "tensorflow": "2"}, 0, ["ok", "warn"]),
         ({"jaxlib": "0.9", "libtpu": "1", "tensorflow": "2"}, 4, ["ok", "fail"]),
     ],
@@ -114,19 +114,16 @@ def test_versions(versions, chips, statuses, monkeypatch):
             raise importlib.metadata.PackageNotFoundError(name)
         return versions.get(name, "0.9")
 
-    monkeypatch.delenv("TPU_GRPC_URL", raising=False)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(mesh, "tpu_chips", lambda: chips)
     monkeypatch.setattr(importlib.metadata, "version", version)
     case: Any = None
     first, *rest = findings = list(doctor._versions(case))
-    assert [f.status for f in findings] == statuses and all(f.remedy for f in rest)
+    assert [f.status for f in findings] == statuses and all(f.fix for f in rest)
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")  # its lock has the full tensorflow
     assert not any("tensorflow is" in f.text for f in doctor._versions(case))
     text = f", jax 0.9, jaxlib {versions['jaxlib']}, libtpu {versions.get('libtpu', 'absent')}, "
     assert text in first.text
-    monkeypatch.setenv("TPU_GRPC_URL", "grpc://10.0.0.2:8470")
-    assert "a TPU VM does not use it" in list(doctor._versions(case))[-1].text
 
 
 @pytest.mark.parametrize(("size", "statuses"), [(90, ["ok"]), (91, ["ok", "warn"])])
@@ -148,26 +145,8 @@ def test_the_input_may_take_four_fifths_of_the_free_memory(needed, status, monke
     )
     monkeypatch.setattr(guard, "memory_free", lambda: 2_750_000_000)
     (finding,) = doctor._memory(case)
-    assert finding.status == status and ("--config.train" in finding.remedy) == (status == "fail")
+    assert finding.status == status and ("--config.train" in finding.fix) == (status == "fail")
     assert finding.text == "input needs about 2.2 GB of this host, 2.8 GB are free"
-
-
-@pytest.mark.parametrize(
-    ("workdir", "account", "remedy"),
-    [
-        ("gs://b", "me@x.iam", "give me@x.iam roles/storage.admin on the bucket"),
-        ("gs://b", "", "give the service account roles/storage.admin on the bucket"),
-    ],
-)
-def test_who_needs_the_right_to_write(workdir, account, remedy, monkeypatch):
-    def refuse(folder):
-        raise CheckpointError(f"cannot write to {folder}")
-
-    monkeypatch.setattr(doctor, "check_folder", refuse)
-    monkeypatch.setattr(doctor, "_metadata", lambda path: account)
-    case: Any = types.SimpleNamespace(settings=types.SimpleNamespace(workdir=workdir))
-    (finding,) = doctor._workdir(case)
-    assert finding == doctor.Finding("fail", f"cannot write to {workdir}", remedy)
 
 
 def test_weights_of_another_library_are_read_as_training_reads_them(diagnose, tmp_path):
@@ -177,7 +156,7 @@ def test_weights_of_another_library_are_read_as_training_reads_them(diagnose, tm
     (finding,) = findings["initial weights"]
     assert (code, finding["status"]) == (1, "fail")
     assert path in finding["text"] and "there is no" not in finding["text"]
-    assert "a file of weights" in finding["remedy"]
+    assert "a file of weights" in finding["fix"]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +189,7 @@ def test_a_workdir_that_cannot_be_written(diagnose, tmp_path, monkeypatch):
     assert code == 1
     assert faults(findings) == {"workdir"}
     assert str(tmp_path / "file") in findings["workdir"][0]["text"]
-    assert findings["workdir"][0]["remedy"] == "choose another --workdir"
+    assert "choose another --workdir" in findings["workdir"][0]["fix"]
     assert list(temporary.iterdir()) == []
 
 
@@ -234,7 +213,7 @@ def test_a_tpu_that_cannot_be_used(diagnose, monkeypatch, tmp_path):
     code, findings = diagnose()
     assert code == 1
     assert faults(findings) == {"versions"}  # the test requirements have no libtpu
-    assert "scripts/setup.sh tpu" in findings["versions"][1]["remedy"]
+    assert "scripts/setup.sh tpu" in findings["versions"][1]["fix"]
     monkeypatch.delenv("JAX_PLATFORMS")
     _, findings = diagnose()
     assert "4 TPU chip(s) but jax runs on the CPU" in findings["devices"][0]["text"]
@@ -269,32 +248,4 @@ def test_a_host_that_does_not_come_is_named(diagnose, monkeypatch):
     assert code == 1
     row = findings["hosts"][0]
     assert "1 of 2 hosts arrived; host 1 (10.0.0.7) did not within" in row["text"]
-    assert f"tcp:{port}" in row["remedy"]
-
-
-@pytest.mark.parametrize(
-    ("shared", "chips", "answers", "texts"),
-    [
-        (True, 0, False, []),
-        (True, 4, True, []),
-        (False, 0, True, ["/shm is missing or cannot be written: programs of several processes"]),
-        (True, 4, False, ["no metadata server: a run does not notice that its VM will be taken"]),
-    ],
-)
-def test_what_a_container_or_another_cloud_lacks(
-    shared, chips, answers, texts, monkeypatch, tmp_path
-):
-    def metadata(path, timeout):
-        if not answers:
-            raise OSError("no route")
-        return "1234"
-
-    if shared:
-        (tmp_path / "shm").mkdir()
-    monkeypatch.setattr(doctor, "_SHARED", str(tmp_path / "shm"))
-    monkeypatch.setattr(mesh, "tpu_chips", lambda: chips)
-    monkeypatch.setattr(doctor, "vm_metadata", metadata)
-    found = list(doctor._surroundings(None))  # type: ignore[arg-type]
-    assert [finding.status for finding in found] == ["warn"] * len(texts)
-    for finding, text in zip(found, texts, strict=True):
-        assert text in finding.text and finding.remedy
+    assert f"tcp:{port}" in row["fix"]

@@ -111,7 +111,7 @@ def test_a_file_is_a_model_like_its_workdir(imported, folder, backbone):
 
 def test_its_report_says_where_it_is_from(imported, folder, tiny_records, capsys):
     settings, _ = settled(config_of(tiny_records), imported, "report")
-    report.report(settings, "latest", "")
+    report.report(settings, "latest")
     page = (imported / "report" / "report.html").read_text()
     assert f"The model was imported from {folder}/model.safetensors (safetensors, SHA-256 " in page
     for words in ("older program", "stopped", "device hours", "1,281,167"):

@@ -1,4 +1,4 @@
-"""Lines of text: where they end, and how long and how many they may be."""
+"""Lines of text: where they end, and how long they may be."""
 
 import io
 
@@ -19,8 +19,6 @@ def test_only_line_feeds_end_the_lines_of_a_list():
     ("text", "words"),
     [
         (b"a\n" * 9 + b"x" * 64, "^N, line 10 is longer than .* MiB: split it"),
-        (b"\n" * 5, "^N: 5 lines in a row, up to line 5, are empty"),
-        (b"a\n" + b" \r\n" * 5, "^N: 5 lines in a row, up to line 6, are empty"),
         (b"\n" * 4 + b"a\n" + b"\n" * 4 + b"x" * 63, None),
         (b"x" * 63 + b"\n" + b"y", None),
         (b"", None),
@@ -28,7 +26,6 @@ def test_only_line_feeds_end_the_lines_of_a_list():
 )
 def test_lines_have_limits(text, words, monkeypatch):
     monkeypatch.setattr(limits, "LINE_BYTES", 64)
-    monkeypatch.setattr(limits, "EMPTY_LINES", 5)
     lines = limited_lines(io.BytesIO(text), "N")
     if words is None:
         assert b"".join(lines) == text

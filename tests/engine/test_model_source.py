@@ -11,7 +11,7 @@ import types
 import numpy as np
 import pytest
 
-import commands.predict
+import commands.predict.model
 import predict
 from benchmarks.resnet import ResNet
 from benchmarks.uses import Uses
@@ -99,19 +99,18 @@ def test_a_model_is_not_used_where_its_data_have_other_classes(
     config = change_manifest(workdir)["config"]
     folder = write_names(tmp_path / "data", *names)
     change_manifest(workdir, config=config | {"data_dir": folder})
-    monkeypatch.setattr(commands.predict, "compiler", COMPILES)
+    monkeypatch.setattr(commands.predict.model, "compiler", COMPILES)
     monkeypatch.setattr(export.programs, "of", lambda *_: sys.exit("prepares"))
     monkeypatch.setattr(ResNet, "num_examples", lambda *_: 4)
     source = types.SimpleNamespace(class_names=names, shards=Shards((), ()))
     monkeypatch.setattr(ResNet, "source", lambda *_: source)
     monkeypatch.setattr(Run, "host_bytes", lambda *_: {})
     monkeypatch.setattr(Programs, "lower_predict", lambda *_: sys.exit("compiles"))
-    monkeypatch.setattr(demo, "compiler", COMPILES)
     command = {
         "demo": lambda: demo.make_demo(model_source.load(workdir)),
         "export": lambda: export.run(workdir, "latest", "stablehlo"),
         "predict": lambda: predict.main(["x.jpg", f"--workdir={workdir}"]),
-        "report": lambda: report.report(model_source.settings(workdir), "latest", ""),
+        "report": lambda: report.report(model_source.settings(workdir), "latest"),
     }[use]
     with pytest.raises((UserError, SystemExit)) as caught:
         command()

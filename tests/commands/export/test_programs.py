@@ -224,7 +224,7 @@ def test_what_cannot_be_exported_is_refused(model, tmp_path):  # noqa: F811
     words = "^--format=hf: .* is exported as savedmodel, stablehlo, onnx$"
     with pytest.raises(ConfigError, match=words):
         export.run("any", "latest", "stablehlo,hf", str(tmp_path / "out"))
-    assert list(tmp_path.iterdir()) == []
+    assert not [*(tmp_path / "out").iterdir()]
     values = jax.tree.map(lambda x: x * np.nan, opened.params)
     diverged = dataclasses.replace(opened, _read=lambda: Weights("ssd", values, {}))
     with pytest.raises(CheckpointError, match="^ssd: weights are not finite; the run diverged"):

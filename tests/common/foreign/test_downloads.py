@@ -16,9 +16,8 @@ import safetensors.numpy
 from huggingface_hub import constants
 from huggingface_hub.utils import _cache_assets
 
-from commands import export
 from common import foreign
-from common.errors import ConfigError, DataError, OutputError
+from common.errors import ConfigError, DataError
 from common.foreign import files
 from engine import model_source
 
@@ -52,9 +51,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         self.requests.append((self.command, self.path))
-        if self.path == "/api/whoami-v2":
-            token = self.headers.get("Authorization", "")
-            return self.json({"name": "me"}, 200 if token == "Bearer good" else 401)
         if parts := re.fullmatch(r"/api/models/(\w+/[\w.]+)/tree/\w+\?.*", self.path):
             rows = self.files[parts[1]].items()
             return self.json(
@@ -79,18 +75,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return self.answer(200, data, ETag=etag, X_Repo_Commit=COMMIT)
 
     do_HEAD = do_GET
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.requests.append((self.command, self.path))
-        if "/preupload/" in self.path:
-            names = [row["path"] for row in json.loads(body)["files"]]
-            rows = [{"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names]
-            return self.json({"files": rows})
-        if "/commit/" in self.path:
-            self.files["sent"] = [json.loads(line) for line in body.splitlines()]
-        url = f"http://{self.headers['Host']}/me/model"
-        return self.json({"url": url, "commitUrl": url, "commitOid": COMMIT, "warnings": []})
 
 
 @pytest.fixture
@@ -154,9 +138,8 @@ FILE = f"https://web/tiny-{hashlib.sha256(WEIGHTS).hexdigest()[:8]}.safetensors"
         (f"{NAME}@v9", DataError, "Revision Not Found for url: .*/v9"),
         ("hf-hub:timm/empty", DataError, "has neither model.safetensors nor pytorch_model.bin"),
         ("https://web/tiny-00000000.pth", DataError, "another SHA-256"),
-        ("https://web/gone-00000000.pth", DataError, "404.*`curl -O http.*/gone-00000000.pth`"),
+        ("https://web/gone-00000000.pth", DataError, "404"),
         ("https://web/tiny.pth", ConfigError, "NAME-HASH.pth"),
-        ("https://web/tiny-0000000.pth", ConfigError, "NAME-HASH.pth"),
     ],
 )
 def test_names_without_weights(hub, name, kind, words, tmp_path):
@@ -173,11 +156,8 @@ def test_no_network(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     for is_offline in (False, True):
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
-        with pytest.raises(
-            DataError, match=f"{NAME} cannot be downloaded: .* on the local disk"
-        ) as e:
+        with pytest.raises(DataError, match=f"{NAME} cannot be downloaded: .*the path of a copy"):
             foreign.fetch(NAME)
-        assert "`hf download timm/tiny.a1 --local-dir=tiny.a1`" in str(e.value)
     with pytest.raises(DataError, match="cannot be downloaded: .*refused"):
         foreign.fetch("http://127.0.0.1:9/tiny-00000000.pth")
 
@@ -199,34 +179,3 @@ def test_a_download_that_is_cut_off(hub, tmp_path, monkeypatch):
     assert foreign.fetch(address) == (address, path) and foreign.find(path) == path
     np.testing.assert_array_equal(files.read(path).arrays["w"], W["w"])
     assert not hub.requests
-
-
-def test_an_export_is_sent_with_its_card(hub, tmp_path):
-    (tmp_path / "export").mkdir()
-    (tmp_path / "export/README.md").write_text("---\nlicense: mit\n---\ncard")
-    (tmp_path / "export/model.safetensors").write_bytes(WEIGHTS)
-    export.check_hub("me/model", ("hf", "onnx"))
-    assert export.send_to_hub(str(tmp_path / "export"), "me/model").endswith("/me/model")
-    sent = [row["value"]["path"] for row in hub.files["sent"] if row["key"] == "file"]
-    assert sorted(sent) == ["README.md", "model.safetensors"]
-
-
-@pytest.mark.parametrize(
-    ("repository", "formats", "token", "words"),
-    [
-        ("model", ("hf",), "good", "give OWNER/NAME"),
-        ("me/model", ("onnx",), "good", "sends the format hf: give --format=hf"),
-        ("me/model", ("hf",), "bad", "knows no login here .*hf auth login"),
-    ],
-)
-def test_what_cannot_be_sent(hub, monkeypatch, repository, formats, token, words):
-    monkeypatch.setenv("HF_TOKEN", token)
-    with pytest.raises(ConfigError, match=words) as refused:
-        export.check_hub(repository, formats)
-    assert "\n" not in str(refused.value)
-
-
-def test_a_hub_that_does_not_take_it(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(OutputError, match="--push=me/model: the hub refuses it: "):
-        export.send_to_hub(str(tmp_path), "me/model")

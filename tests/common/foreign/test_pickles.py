@@ -82,18 +82,15 @@ EVIL += [("torch.nn.modules.conv", "Conv2d"), ("numpy", "load")]
 
 @pytest.mark.parametrize(("module", "name"), EVIL)
 @pytest.mark.parametrize("write", [write_pth, lambda path, *args: path.write_bytes(old_pth(*args))])
-def test_a_pickle_that_would_run_something_is_refused_by_name(module, name, write, tmp_path):
+def test_a_pickle_that_would_run_something_does_not(module, name, write, tmp_path):
     mark, path = tmp_path / "executed", tmp_path / "x.pth"
     write(path, {"w": tensor("0", W), "x": Call(module, name, f"touch {mark}")}, {"0": W})
-    words = f"x.pth is refused: .*'{module}.{name}', which is no part of weights; save only"
-    with pytest.raises(DataError, match=words) as refused:
-        files.read(str(path))
-    assert "\n" not in str(refused.value) and not mark.exists()
+    assert list(files.read(str(path)).arrays) == ["w"] and not mark.exists()
 
 
 PICKLES = {  # content: words of the refusal
-    b"(S'id'\nios\nsystem\n.": "'os.system', which is no part",
-    b"\x80\x02(cos\nsystem\nX\x02\x00\x00\x00ido.": "'os.system', which is no part",
+    b"(S'id'\nios\nsystem\n.": "holds no weights by name",
+    b"\x80\x02(cos\nsystem\nX\x02\x00\x00\x00ido.": "holds no weights by name",
     b"\x80\x02\x82\x01.": "damaged",  # an extension
     b"\x80\x02}": "damaged",
     # A change of what a name stands for
@@ -101,8 +98,8 @@ PICKLES = {  # content: words of the refusal
     dumps({"w": 1, 2: "x"}): "holds no weights by name",
     dumps([tensor("0", W)]): "holds no weights by name",
     dumps({"w": tensor("7", W)}): "damaged.*no item named",
-    dumps({"w": tensor("0", W, "QInt8Storage")}): r"another dtype \('torch.QInt8Storage'\); save",
-    dumps({"w": Call("torch._utils", "_rebuild_tensor_v3", 1)}): "another dtype .*_v3'.; save it",
+    dumps({"w": tensor("0", W, "QInt8Storage")}): "it has a QInt8Storage: save",
+    dumps({"w": Call("torch._utils", "_rebuild_tensor_v3", 1)}): "holds no weights by name",
     dumps({"w": tensor("0", W, size=(4, 4))}): "larger than its storage",
     dumps({"w": tensor("0", W, size=(2, 2), stride=(8, 8))}): "damaged",
     dumps({"w": tensor("0", W, offset=-1)}): "damaged",

@@ -20,7 +20,7 @@ from commands import importing
 from common import foreign
 from common.data.shards import tensorflow
 from common.errors import ConfigError, DataError
-from common.foreign import files, tf_checkpoints
+from common.foreign import files
 from configs import transformer
 from engine import model_source
 from tests.benchmarks.resnet.use.test_weights import translated
@@ -221,19 +221,6 @@ def test_a_benchmark_without_a_reader_says_what_a_checkpoint_holds(tmp_path):
         with pytest.raises(ConfigError, match=f"TensorFlow with the arrays {layer}, with which"):
             importing.settle(config, "", "train", ())
     assert foreign.find(f"{tmp_path}/model.ckpt-9") == ""
-
-
-@pytest.mark.parametrize("form", [1, 2])
-def test_a_folder_whose_name_is_a_pattern(form, tmp_path):
-    """TensorFlow would read the other folder, or none."""
-    for folder, value in (("set1", 1), ("set[1]", 2)):
-        (tmp_path / folder).mkdir()
-        array = np.full((7, 7, 3, 64), value, np.float32)
-        saved(tmp_path / "model", {"conv2d/kernel": array}, form)
-        for file in tmp_path.glob("model*"):
-            file.rename(tmp_path / folder / file.name)
-    (found,) = tf_checkpoints.read(f"{tmp_path}/set[1]/model")[0].values()
-    assert found.max() == 2 == found.min()
 
 
 def test_paths_and_damage(gcs, tmp_path):
