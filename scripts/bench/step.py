@@ -274,6 +274,8 @@ def read_config(flags: argparse.Namespace) -> Any:
     """
     file, _, name = flags.config.partition(":")
     path = f"configs/{file.removeprefix('configs/').removesuffix('.py')}.py"
+    if not epath.Path(path).exists():
+        raise ConfigError(f"--config={flags.config}: there is no {path}")
     config = recipes.load(f"{path}:{name}" if name else path)
     for text in flags.set:
         key, _, value = text.partition("=")
