@@ -112,7 +112,6 @@ class Entry:
       init_meaning: what that variable is, for messages.
       init_default: the checkpoint where the variable is not set.
       init_yields: whether the variable is another benchmark's where both run one after the other.
-      may_miss: how many of the runs may miss the target.
       ruleset: the newest one of mlperf-logging that knows the benchmark.
       evaluation: (scores of the targets, form) -> what is logged of an evaluation. In v0.5 a
         mapping stands next to "epoch", and any other value under "value".
@@ -132,7 +131,6 @@ class Entry:
     init_meaning: str = ""
     init_default: str = ""
     init_yields: bool = False
-    may_miss: int = 1
     ruleset: str = ""
     evaluation: Callable[[Mapping[str, float], str], Any] = only_score
     logs_eval_size: bool = True

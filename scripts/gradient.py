@@ -1,4 +1,4 @@
-"""Runs a job under Gradient's contract; scripts/gradient_job.sh starts it. See docs/gradient.md.
+"""Runs a job under Gradient's contract; scripts/gradient_job.sh starts it. See docs/run.md.
 
 Each step is a process: main.py, and this program itself with `begin` or `finish` before the flags.
 The first process reads the environment, starts the steps in order and passes SIGTERM, SIGHUP and
@@ -9,8 +9,6 @@ output_data/job.json before it deletes the input. A later `begin` with the same 
 completes the deletion of these files.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fnmatch
@@ -20,11 +18,10 @@ import math
 import os
 import pathlib
 import re
-import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from types import FrameType
 from typing import Any
@@ -69,12 +66,8 @@ class Request:
 
 
 def parse_request(flags: Sequence[str], env: Mapping[str, str]) -> Request:
-    """Reads the flags of main.py and the environment, and checks them.
-
-    Raises:
-      UserError: a variable is missing or invalid, or the job itself sets a flag.
-    """
-    model_dir, source = (env.get(name, "").strip() for name in ("TPU_MODEL_DIR", "STAGE_FROM"))
+    """Reads and checks the environment and the flags of main.py, of which the job sets some."""
+    model_dir, source = env.get("TPU_MODEL_DIR", "").strip(), env.get("STAGE_FROM", "").strip()
     if not model_dir:
         raise UserError(
             "TPU_MODEL_DIR is not set: give the job's folder, gs://BUCKET/FOLDER or /FOLDER; the "
@@ -99,9 +92,15 @@ def parse_request(flags: Sequence[str], env: Mapping[str, str]) -> Request:
     for name in ("KEEP_INPUT", "EXPORT_MODEL"):
         if (value := env.get(name, "")) not in ("", "0", "1"):
             raise UserError(f"{name}={value}: must be 0 or 1")
-    keep, exports = (env.get(name) == "1" for name in ("KEEP_INPUT", "EXPORT_MODEL"))
     root = epath.Path(model_dir)
-    return Request(root / "input_data", root / "output_data", [*flags], keep, source, exports)
+    return Request(
+        input=root / "input_data",
+        output=root / "output_data",
+        flags=[*flags],
+        keep_input=env.get("KEEP_INPUT") == "1",
+        stage_from=source,
+        exports=env.get("EXPORT_MODEL") == "1",
+    )
 
 
 class Children:
@@ -151,39 +150,29 @@ def run(request: Request, children: Children) -> int:
     main_py = [sys.executable, "main.py"]
     train = [*main_py, *request.flags, workdir, f"--config.data_dir={request.input}", _KEEP]
     export = [*main_py, "--mode=export", "--format=savedmodel", workdir]
-    misplaced = f"nothing was deleted; records belong in {request.input}, see also STAGE_FROM"
-    kept = f"nothing was deleted; {request.input} and {request.output} are as it left them"
     complete = f"the trained run is complete, in {request.output}"
     steps = [
-        ("preparing", [*this, "begin", *request.flags], "nothing was trained and nothing deleted"),
-        ("the doctor", [*train, "--mode=doctor"], misplaced),
-        ("training", [*train, "--mode=train_and_eval"], kept),
-        *([("exporting", export, f"nothing was deleted; {complete}")] * request.exports),
-        ("finishing", [*this, "finish", *request.flags], complete),
+        ("preparing", [*this, "begin", *request.flags], "nothing was trained or deleted"),
+        ("the doctor", [*train, "--mode=doctor"], f"records belong in {request.input}"),
+        ("training", [*train, "--mode=train_and_eval"], "nothing was deleted"),
     ]
+    if request.exports:
+        steps.append(("exporting", export, f"nothing was deleted; {complete}"))
+    steps.append(("finishing", [*this, "finish", *request.flags], complete))
     for step, command, state in steps:
-        env = dict(os.environ)
-        if step == "the doctor":  # training says that TPU_GRPC_URL is not used; once is enough
-            env.pop("TPU_GRPC_URL", None)
-        code = children.run(command, env)
+        code = children.run(command, os.environ)
         if step == "preparing" and code == ALREADY_FINISHED:
             return 0
         if code:
-            text = f"{step} ended with exit code {code}: {state}. The same command continues from"
-            print(f"job: {text} here", file=sys.stderr, flush=True)
+            text = f"{step} ended with exit code {code}: {state}. The same command continues here"
+            print(f"job: {text}", file=sys.stderr, flush=True)
             return code
     _say(f"finished; everything is in {request.output}")
     return 0
 
 
 def begin(request: Request) -> int:
-    """Stages the input and returns 0.
-
-    If the job has been finished, it deletes the input and returns ALREADY_FINISHED.
-
-    Raises:
-      UserError: a folder cannot be used.
-    """
+    """Stages the input and returns 0; of a finished job it deletes the input: ALREADY_FINISHED."""
     record = _read(request.output / RECORD)
     trained = any((request.output / "checkpoints").glob("*/manifest"))
     if record.get("flags") == request.flags and trained:
@@ -195,19 +184,20 @@ def begin(request: Request) -> int:
         _say(f"NOTE the run in {request.output} was finished with other flags: {flags}")
     if request.stage_from:
         from benchmarks import mlperf  # imports jax, which `_step` precedes
+        from engine import recipe
 
-        groups = mlperf.entry(_benchmark(request.flags)).files
+        words = [word for flag in request.flags for word in flag.split("=", 1)]
+        file = words[[word.lstrip("-") for word in words].index("config") + 1]
+        if not os.path.exists(file.partition(":")[0]):
+            raise UserError(f"--config={file}: there is no such file")
+        groups = mlperf.entry(recipe.load(file).benchmark).files
         stage(epath.Path(request.stage_from), request.input, groups)
     _write(request.output / STAGED, files(request.input))
     return 0
 
 
 def finish(request: Request) -> int:
-    """Writes the metadata and the record, then deletes the input; returns 0.
-
-    Raises:
-      UserError: the run has no complete checkpoint, or it cannot be read.
-    """
+    """Writes the metadata and the record, then deletes the input; returns 0."""
     _write(request.output / METADATA, metadata(str(request.output)))
     _say(f"wrote {request.output / METADATA}")
     staged = _read(request.output / STAGED)
@@ -245,11 +235,7 @@ def _clear_input(request: Request, known: dict[str, Any]) -> None:
 
 
 def metadata(workdir: str) -> dict[str, Any]:
-    """Returns the scores of the best and of the last evaluation of a run, as Gradient shows them.
-
-    Raises:
-      CheckpointError: the run has no complete checkpoint, or the newest cannot be read.
-    """
+    """The scores of the best and of the last evaluation of a run, in the form of Gradient."""
     from engine.checkpoint import Checkpointer  # imports jax, which `_step` precedes
     from engine.report.history import History
 
@@ -270,18 +256,6 @@ def metadata(workdir: str) -> dict[str, Any]:
     return {"metrics": metrics}
 
 
-def _benchmark(flags: list[str]) -> str:
-    """The benchmark of the recipe in main.py's flags."""
-    words = [word for flag in flags for word in flag.split("=", 1)]
-    names = [word.lstrip("-") for word in words]
-    path, _, argument = words[names.index("config") + 1].partition(":")
-    try:
-        make = runpy.run_path(path)["get_config"]
-        return (make(argument) if argument else make()).benchmark
-    except Exception as error:  # the recipe is a program
-        raise UserError(f"--config={path} is no recipe: {one_line(error)}") from error
-
-
 def stage(source: epath.Path, target: epath.Path, groups: Sequence[Sequence[str]]) -> None:
     """Copies the benchmark's files, unless the target has a file of the same name and size.
 
@@ -289,9 +263,6 @@ def stage(source: epath.Path, target: epath.Path, groups: Sequence[Sequence[str]
       source: the folder of the data.
       target: the input folder of the job.
       groups: the patterns of `benchmarks.mlperf.Entry.files`; a file must match the first group.
-
-    Raises:
-      UserError: the source has no data, or a file cannot be copied.
     """
     real = [str(p) if _is_remote(p) else os.path.realpath(p) for p in (source, target)]
     if f"{real[0]}/".startswith(f"{real[1]}/"):
@@ -348,7 +319,9 @@ def files(folder: epath.Path) -> dict[str, list[Any]]:
     followed.
     """
     if _is_remote(folder):
-        names = [*_names(str(folder))]
+        walk = tensorflow().io.gfile.walk(str(folder))
+        tops = [(top.removeprefix(str(folder)).strip("/"), names) for top, _, names in walk]
+        names = [f"{top}/{name}" if top else name for top, names in tops for name in names]
         with futures.ThreadPoolExecutor(THREADS) as pool:
             statuses = pool.map(lambda name: (folder / name).stat(), names)
             return {k: [v.length, str(v.mtime)] for k, v in zip(names, statuses, strict=True)}
@@ -359,17 +332,6 @@ def files(folder: epath.Path) -> dict[str, list[Any]]:
             version = f"{status.st_ino}-{status.st_mtime_ns}"
             items[str(path.relative_to(folder))] = [status.st_size, version]
     return items
-
-
-def _names(folder: str) -> Iterator[str]:
-    """The objects below a folder on gs://, by one request per folder; epath's walk makes more."""
-    tf = tensorflow()
-    with contextlib.suppress(tf.errors.NotFoundError):
-        for name in tf.io.gfile.listdir(folder):
-            if name.endswith("/"):
-                yield from (name + rest for rest in _names(f"{folder}/{name[:-1]}"))
-            else:
-                yield name
 
 
 def _why_foreign(folder: epath.Path) -> str:

@@ -6,7 +6,7 @@
 # The job reads $TPU_MODEL_DIR/input_data and writes $TPU_MODEL_DIR/output_data. The same command
 # resumes the job or reports that the job is finished. KEEP_INPUT=1 keeps the input. STAGE_FROM=DIR first
 # copies the data of the benchmark from DIR into input_data. EXPORT_MODEL=1 leaves the trained
-# classifier in output_data/export/savedmodel, for TensorFlow Serving. See docs/gradient.md.
+# classifier in output_data/export/savedmodel, for TensorFlow Serving. See docs/run.md.
 #
 # The script uses the first Python that has the packages: the active venv's, .venv's, or python3. If
 # none has them, it makes .venv by scripts/setup.sh for what the machine has: TPU, GPU or CPU.

@@ -4,15 +4,12 @@
 brings a public data set first; without arguments all are listed.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import importlib
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,10 +42,8 @@ PREPARATIONS = {
 _COMMAND = "python -m scripts.prepare"
 _FORMS = "photos by class, labels of boxes, pairs of sentences, or rows of users and items"
 _TABLES = (".csv", ".tsv", ".txt", ".dat", ".jsonl", ".parquet")
-_PACKED = (".rar", ".7z", ".zst")  # what `archives` does not unpack
 _NOTES = re.compile(r"(readme|licen[cs]e|copying|citation|notice).*|.*\.(md|pdf|html)", re.I)
 _FAR_MORE = 20  # times the files of a second reading: then that one is of stray files
-_PATIENCE = 240  # seconds for the measurement
 _TRAIN = "train on them: "  # in the last line of a preparation, before the command
 _TRAIN_FILE = "train.json"  # with that command, in prepare_state
 
@@ -67,35 +62,26 @@ def _module(name: str) -> Any:
 
 
 def make(name: str, argv: Sequence[str]) -> str:
-    """Prepares the data; returns the last line to print.
-
-    Raises:
-        UserError: a mistake of the user's.
-        tf.errors.OpError: reading or writing failed.
-    """
+    """Prepares the data; returns the last line to print."""
     args = parse(name, argv)
     print(f"prepare {name}: starting TensorFlow, up to 10 s", flush=True)
     photos.quiet()
     return _module(name).prepare(args)
 
 
-def run(name: str, argv: Sequence[str]) -> None:
-    """Prepares the data and prints the last line; a failure exits with one line and its code."""
-    _run(f"prepare {name}", lambda: print(make(name, argv)))
-
-
-def _run(title: str, act: Callable[[], Any]) -> None:
+def run(title: str, act: Callable[[], Any]) -> None:
+    """Prepares data; a failure exits with one line, which begins with the title, and its code."""
     try:
         act()
         return
     except KeyboardInterrupt:
-        fault, code = "stopped; the same command continues", 130
+        text, code = "stopped; the same command continues", 130
     except UserError as error:
-        fault, code = str(error), error.code
+        text, code = str(error), error.code
     except (OSError, UnicodeError, tensorflow().errors.OpError) as error:
         fix = "remove the cause, and the same command continues"
-        fault, code = f"failed: {one_line(error)}; {fix}", 1
-    print(f"{title}: {fault}", file=sys.stderr)
+        text, code = f"failed: {one_line(error)}; {fix}", 1
+    print(f"{title}: {text}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -116,8 +102,6 @@ def _flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--out", type=console.path, help="folder for the records (data/NAME)")
     add("--dry_run", action="store_true", help="only say what is there and would be made")
     add("--as", dest="form", default="", metavar="FORM", help="which of several readings to take")
-    add("--untimed", action="store_true", help="do not measure how long training takes here")
-    add("--tpu", default="", help="slices to ask the compiler for the price on: v5e-8,v4-16")
     args, rest = parser.parse_known_args(console.underscored(argv))
     if rest and not rest[0].startswith("-"):
         parser.error(f"give one PATH, a folder with all files: {rest[0]} is a second one")
@@ -125,12 +109,7 @@ def _flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def prepare_path(argv: Sequence[str]) -> None:
-    """Finds out what lies at a path, prepares it, and prints the command that trains on it.
-
-    Raises:
-        UserError: a mistake of the user's.
-        tf.errors.OpError: reading or writing failed.
-    """
+    """Finds out what lies at a path, prepares it, and prints the command that trains on it."""
     args, rest = _flags(argv)
     if "://" not in args.path and not os.path.lexists(args.path):
         names = ", ".join(PREPARATIONS)
@@ -155,11 +134,11 @@ def prepare_path(argv: Sequence[str]) -> None:
     print(f"found: {reading.found}\nmakes in {out}: {reading.makes}")
     print(f"with: {_COMMAND} {shlex.join([reading.name, *flags])}", flush=True)
     if not args.dry_run:
-        _finish(_module(reading.name).prepare(parsed), out, args)
+        _finish(_module(reading.name).prepare(parsed), out)
 
 
 def download(argv: Sequence[str]) -> None:
-    """Downloads a public data set, and prepares it as `prepare_path` does."""
+    """Downloads a public data set, prepares it, and prints the command that trains on it."""
     parser = console.Parser(
         prog=f"{_COMMAND} download",
         description="Downloads a public data set to data/raw, checks it, and prepares it. Other "
@@ -196,11 +175,7 @@ def _out(args: argparse.Namespace, is_file: bool, name: str) -> str:
 
 
 def is_prepared(folder: Folder, path: str) -> bool:
-    """Prints the command that trains where a folder holds records of this program.
-
-    Raises:
-        SourceError: their preparation has not ended.
-    """
+    """Prints the command that trains where a folder holds records of this program."""
     names = {file.name for file in folder.files}
     if "prepare_state/plan.json" in names and files.MANIFEST not in names:
         raise SourceError(f"{path} holds unfinished records: type the command that began them")
@@ -218,22 +193,21 @@ def is_prepared(folder: Folder, path: str) -> bool:
 def readings(folder: Folder) -> list[Reading]:
     """What the preparations see in a folder, or in the only folder there.
 
-    Raises:
-        UserError: of one that takes the data for its own, where no other does.
+    Where none can read it, the UserError of one that takes the data for its own is raised.
     """
     inner = folder.inner()
     if inner and all(_NOTES.fullmatch(f.name) for f in folder.files if "/" not in f.name):
         return readings(inner)
-    found, faults = [], []
+    found, errors = [], []
     for module in map(_module, PREPARATIONS):
         try:
             found += getattr(module, "readings", lambda folder: [])(folder)
         except UserError as error:
-            faults.append(error)
+            errors.append(error)
     if inner and not found:
         return readings(inner)
-    if faults and not found:
-        raise faults[0]
+    if errors and not found:
+        raise errors[0]
     return found
 
 
@@ -252,15 +226,14 @@ def _unpacked(args: argparse.Namespace, path: str) -> tuple[Folder | None, list[
 def choose(folder: Folder, found: Sequence[Reading], form: str = "") -> Reading:
     """The reading of a form, or the one that fits far more files than the others.
 
-    Raises:
-        SourceError: there is none, or several are as likely.
+    Raises SourceError if there is none, or if several are as likely.
     """
     found = sorted(found, key=lambda reading: -reading.files)
     chosen = [reading for reading in found if form in ("", reading.form)]
     texts = [f"{reading.found} (--as={reading.form})" for reading in found]
     if not chosen:
-        fault = f"--as={form}: there is nothing of this form; " if form else ""
-        raise SourceError(f"{fault}{folder.given} {_contents(folder, texts)}")
+        prefix = f"--as={form}: there is nothing of this form; " if form else ""
+        raise SourceError(f"{prefix}{folder.given} {_contents(folder, texts)}")
     others = [reading for reading in chosen if reading.form != chosen[0].form]
     if others and chosen[0].files < _FAR_MORE * others[0].files:
         two = " or ".join(f"{one.found} (--as={one.form})" for one in (chosen[0], others[0]))
@@ -276,20 +249,15 @@ def _contents(folder: Folder, texts: Sequence[str]) -> str:
     def are_most(*suffixes: str) -> bool:
         return 2 * len(folder.named(*suffixes)) >= len(folder.files)
 
-    path = shlex.quote(folder.full(folder.files[0].name))
     if texts:
         return f"holds {texts[0]}"
-    if are_most(*archives.SUFFIXES):
-        path = shlex.quote(folder.full(folder.named(*archives.SUFFIXES)[0]))
-        return f"holds another archive, which is not opened: type {_COMMAND} {path}"
-    if are_most(*_PACKED):
-        return "is packed in a way that is not read here: unpack it, and give the folder"
     if are_most(*SUFFIXES):
         return (
             f"holds {_endings(folder)}, but neither labels nor class folders beside each other: "
             f"give the folder of the classes, or {_COMMAND} imagenet --layout=folder --train=PATH"
         )
     if folder.is_file and are_most(*_TABLES):
+        path = shlex.quote(folder.full(folder.files[0].name))
         return (
             "has no columns whose names are known: if users and items are in it, type "
             f"{_COMMAND} interactions {path} --user=1 --item=2 --out=DIR; if sentences, "
@@ -305,39 +273,18 @@ def _endings(folder: Folder) -> str:
     return ", ".join(f"{number:,} {ending}" for ending, number in most)
 
 
-def _finish(line: str, out: str, args: argparse.Namespace) -> None:
-    """Prints the last line of a preparation, what training takes, and the command alone."""
+def _finish(line: str, out: str) -> None:
+    """Prints the last line of a preparation, and the command that trains in a line of its own."""
     result, _, command = line.partition(_TRAIN)
     print(result.removesuffix("; "), flush=True)
     if not command:
         return
-    words = shlex.split(command)
     State(out).write(_TRAIN_FILE, command)
-    if not args.untimed:
-        print("measuring a step, up to 4 min; Ctrl-C skips it", flush=True)
-        print(pace(words[2:]), flush=True)
-    price = ["--mode=preflight", f"--tpu={args.tpu or 'v5e-8'}"]
-    price += ["--config.init_from="] * ("--config.init_from=" in command)  # no download
-    if args.tpu:
-        subprocess.run([sys.executable, *words[1:], *price])
-    else:
-        print(f"what it costs on a slice: add {shlex.join(price)} to the last line", flush=True)
+    price = ["--mode=preflight", "--tpu=v5e-8"]
+    if "--config.init_from=" in command:
+        price.append("--config.init_from=")  # no download
+    print(f"what it costs on a slice: add {shlex.join(price)} to the last line", flush=True)
     print(f"{_TRAIN.strip()}\n{command}")
-
-
-def pace(flags: Sequence[str]) -> str:
-    """How long a run with these flags of main.py takes on this machine, in a line."""
-    command, output = [sys.executable, "-m", "scripts.bench.pace", *flags], b""
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_PATIENCE)
-        output = done.stdout
-        fault = f"not measured: {(done.stderr.decode().strip() or 'no reason').splitlines()[-1]}"
-    except subprocess.TimeoutExpired as error:
-        output = error.stdout or b""
-        fault = f"compiling and a first step take more than {console.duration(_PATIENCE)}"
-    except KeyboardInterrupt:
-        fault = "not measured"
-    return [f"on this machine: {fault}", *output.decode().splitlines()][-1]
 
 
 def main(argv: Sequence[str]) -> None:
@@ -356,11 +303,11 @@ def main(argv: Sequence[str]) -> None:
     # Small blocks, because archives on gs:// are read one image of about 100 KB at a time.
     environment.set_defaults(GCS_READ_CACHE_BLOCK_SIZE_MB="1", TF_CPP_MIN_LOG_LEVEL="3")
     if name in PREPARATIONS:
-        run(name, rest)
+        run(f"prepare {name}", lambda: print(make(name, rest)))
     elif name == "download":
-        _run("prepare download", lambda: download(rest))
+        run("prepare download", lambda: download(rest))
     else:
-        _run("prepare", lambda: prepare_path(argv))
+        run("prepare", lambda: prepare_path(argv))
 
 
 if __name__ == "__main__":

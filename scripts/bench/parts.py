@@ -7,19 +7,14 @@ A part is all operations with its name in their path of scopes, such as "stage2_
 modules of flax and jax.named_scope give these names. An operation with several of the names belongs
 to the first one of --parts. A fusion has the name of its last operation. With batches of several
 shapes, all figures are the mean over the shapes. The table says how much of a part is fused with
-convolutions or matrix products; --picture draws it. Needs libtpu (requirements-tpu.txt) and takes
-minutes for each slice; docs/performance.md says what the estimates leave out. Collectives, sorts,
-gathers and scatters have no estimate.
+convolutions or matrix products. Needs libtpu (requirements-tpu.txt) and takes minutes for each
+slice; docs/performance.md says what the estimates leave out. Collectives, sorts, gathers and
+scatters have no estimate.
 """
 
-from __future__ import annotations
-
 import argparse
-import io
 import re
 from collections.abc import Mapping, Sequence
-
-from etils import epath
 
 from commands import preflight
 from common import console, entry
@@ -34,21 +29,18 @@ Costs = dict[str, tuple[float, float]]  # part -> ms (all, with products)
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the table of each slice, and returns the exit code."""
     flags = _flags(argv)
-    parts, tables, failed = flags.parts.split(","), {}, False
+    parts, failed = flags.parts.split(","), False
     for one in topology.parse_slices(flags.tpu):
-        outcome = preflight.inspect(
-            read_settings(config_of(flags, "", one.devices)), one, ("train",)
-        )
+        settings = read_settings(config_of(flags, "", one.devices))
+        outcome = preflight.inspect(settings, one, ("train",))
         if outcome.train is None:
             print(f"{one.name}: {outcome.error}")
             failed = True
             continue
-        tables[one.name] = split(outcome.train.names, parts, one.chip.clock)
-        if nowhere := [part for part in parts if not tables[one.name][part][0]]:
+        costs = split(outcome.train.names, parts, one.chip.clock)
+        if nowhere := [part for part in parts if not costs[part][0]]:
             print(f"no operation has a name with {', '.join(nowhere)}: is it misspelled?")
-        print(f"{one.name}, {flags.batch_per_device} per device:\n\n{table(tables[one.name])}\n")
-    if flags.picture and tables:
-        draw(tables, flags.picture)
+        print(f"{one.name}, {flags.batch_per_device} per device:\n\n{table(costs)}\n")
     return int(failed)
 
 
@@ -83,36 +75,6 @@ def table(costs: Costs) -> str:
     return "\n".join(lines)
 
 
-def draw(tables: Mapping[str, Costs], path: str) -> None:
-    """A PNG or SVG with a bar for each slice, cut into its parts."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 1.6 + 0.8 * len(tables)), layout="constrained")
-    axis = figure.subplots()
-    parts = list(next(iter(tables.values())))
-    begin = dict.fromkeys(tables, 0.0)
-    for number, part in enumerate(parts):
-        for products, hatch in ((True, ""), (False, "////")):
-            widths = [t[part][1] if products else t[part][0] - t[part][1] for t in tables.values()]
-            axis.barh(
-                list(tables),
-                widths,
-                left=list(begin.values()),
-                color=f"C{number}",
-                hatch=hatch,
-                edgecolor="white",
-                linewidth=0.3,
-                label=part if products else None,
-            )
-            begin = {name: begin[name] + w for name, w in zip(tables, widths, strict=True)}
-    axis.set_xlabel("ms of a train step (compiler's estimate); hatched: without products")
-    axis.invert_yaxis()
-    figure.legend(ncols=4, fontsize=8, loc="outside lower center")
-    file = io.BytesIO()
-    figure.savefig(file, format=path.rpartition(".")[2])
-    epath.Path(path).write_bytes(file.getvalue())
-
-
 def _flags(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = console.Parser(prog="parts", description=console.summary(__doc__))
     add = parser.add_argument
@@ -120,7 +82,6 @@ def _flags(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--tpu", required=True, help="slices, named as for --mode=preflight")
     add("--batch_per_device", type=console.integer(1), required=True, metavar="N")
     add("--parts", required=True, metavar="NAMES", help="scopes, with commas between")
-    add("--picture", default="", metavar="FILE", help="a .png or .svg to draw")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="of the config")
     return parser.parse_args(argv)
 

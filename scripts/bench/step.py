@@ -16,8 +16,6 @@ Without --tpu both steps run in turn, and the least of --steps rounds counts. On
 float32, unless told otherwise. --json prints an object per step instead of a table.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import itertools
@@ -45,17 +43,25 @@ from scripts.bench import batches, peers
 from scripts.bench.peers import on_torch
 from scripts.bench.peers import step as peer_step
 
-_ESTIMATE = "ms (estimate)"
+Row = dict[str, Any]
 _COLUMNS = {
-    **{"slice": "slice", "step": "step", "batch_norm": "BatchNorm", "batch": "batch", "ms": "ms"},
-    **{"ratio": "ratio to plain", "ratio_to_peer": "ratio to the peer"},
-    **{"moved": "through the HBM, GB", "moved_ratio": "ratio"},
-    **{"temporaries": "temporaries, GB", "temporaries_ratio": "ratio "},
-    **{"traffic": "bytes accessed, GB"},
-    **{"flops": "TFLOP", "compile_seconds": "compile, s", "error": "error"},
+    "slice": "slice",
+    "step": "step",
+    "batch_norm": "BatchNorm",
+    "batch": "batch",
+    "ms": "ms",
+    "ratio": "ratio to plain",
+    "ratio_to_peer": "ratio to the peer",
+    "moved": "through the HBM, GB",
+    "moved_ratio": "ratio",
+    "temporaries": "temporaries, GB",
+    "temporaries_ratio": "ratio ",
+    "traffic": "bytes accessed, GB",
+    "flops": "TFLOP",
+    "compile_seconds": "compile, s",
+    "error": "error",
 }
 _UNITS = {"temporaries": 1e9, "traffic": 1e9, "moved": 1e9, "flops": 1e12}
-_PEER = "scripts.bench.peers.step"
 # Examples of a timed batch beside a peer, at most, by benchmark; others have 16.
 _TIMED = {"transformer": 32, "gnmt": 32, "ncf": 2048}
 
@@ -63,8 +69,16 @@ _TIMED = {"transformer": 32, "gnmt": 32, "ncf": 2048}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures the steps, prints them, and returns the exit code."""
     flags = _flags(arguments)
-    if flags.peer:
-        return _compare(flags) if flags.tpu else _compare_timed(flags)
+    if not flags.peer:
+        rows = _compare_norms(flags)
+    else:
+        rows = _estimate_peer(flags) if flags.tpu else _time_peer(flags)
+    print("\n".join(map(json.dumps, rows)) if flags.json else table(rows))
+    return int(any("error" in row for row in rows))
+
+
+def _compare_norms(flags: argparse.Namespace) -> list[Row]:
+    """Our step with each kind of BatchNorm, on each slice or on this machine's devices."""
     if not flags.tpu:
         meshes.open_platform()
     slices: list[Any] = topology.parse_slices(flags.tpu) if flags.tpu else [None]
@@ -78,20 +92,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if plain and plain["slice"] == row["slice"] and plain.get("ms") and row.get("ms"):
             row["ratio"] = row["ms"] / plain["ms"]
         rows.append(row)
-        if flags.json:
-            print(json.dumps(row), flush=True)
-    if not flags.json:
-        print(table(rows))
-    return int(any("error" in row for row in rows))
+    return rows
 
 
-def _compare(flags: argparse.Namespace) -> int:
-    """Prints the peer's estimate and ours for each slice, and returns the exit code."""
-    rows: list[dict[str, Any]] = []
+def _estimate_peer(flags: argparse.Namespace) -> list[Row]:
+    """The compiler's estimates of the peer's step and of ours, on each slice."""
+    rows: list[Row] = []
     for one in topology.parse_slices(flags.tpu):
         config = config_of(flags, "", one.devices)
         peers.check(config)
-        found = {"peer": estimate(config, one, _PEER), "ours": estimate(config, one)}
+        found = {"peer": estimate(config, one, peer_step.__name__), "ours": estimate(config, one)}
         for name, figures in found.items():
             row = {"slice": one.name, "step": name, "estimate": True, **figures}
             rows.append(row | {"batch_per_device": flags.batch_per_device})
@@ -100,32 +110,25 @@ def _compare(flags: argparse.Namespace) -> int:
             for key in ("moved", "temporaries"):
                 ours[f"{key}_ratio"] = ours[key] / peer[key]
             ours["ratio_to_peer"] = ours["ms"] / peer["ms"]
-    print("\n".join(map(json.dumps, rows)) if flags.json else table(rows))
-    return int(any("error" in row for row in rows))
+    return rows
 
 
-def _compare_timed(flags: argparse.Namespace) -> int:
-    """Prints the ms of the peer's step and of ours on this machine, and returns the exit code."""
-    try:
-        config, *both = pair(flags)
-    except ConfigError as error:
-        sys.exit(f"ERROR: {error}")
-    ours, theirs = on_torch.least(both[0], both[1], flags.steps)
-    common = {"slice": jax.devices()[0].device_kind, "estimate": False}
-    common["batch"] = config.train_batch_size
-    names = {"plain": "flax", "torch": "PyTorch"}
-    rows: list[dict[str, Any]] = [
-        common | {"step": names[flags.peer], "ms": theirs},
-        common | {"step": "ours", "ms": ours, "ratio_to_peer": ours / theirs},
-    ]
-    print("\n".join(map(json.dumps, rows)) if flags.json else table(rows))
+def _time_peer(flags: argparse.Namespace) -> list[Row]:
+    """The ms of the peer's step and of ours on this machine."""
+    config, ours, theirs = pair(flags)
+    our_ms, their_ms = least(ours, theirs, flags.steps)
     precision = config.get("precision", "float32")
     print(f"{precision}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
-    return 0
+    common = {"slice": jax.devices()[0].device_kind, "estimate": False}
+    common["batch"] = config.train_batch_size
+    return [
+        common | {"step": {"plain": "flax", "torch": "PyTorch"}[flags.peer], "ms": their_ms},
+        common | {"step": "ours", "ms": our_ms, "ratio_to_peer": our_ms / their_ms},
+    ]
 
 
 def pair(flags: argparse.Namespace) -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
-    """The config of the flags, and a train step of ours and of their peer on the same batch.
+    """The config of the flags, and a train step of ours and of the peer on the same batch.
 
     Both are compiled, and each call waits for the device.
 
@@ -150,9 +153,9 @@ def pair(flags: argparse.Namespace) -> tuple[Any, Callable[[], Any], Callable[[]
     config.eval_batch_size = devices
     programs = Programs.make(read_settings(config.lock()))
     batch = batches.first(programs)
-    *_, ours = opened(programs, batch)
+    *_, ours = make_step(programs, batch)
     if torch is None:
-        theirs = peer_step.opened(programs, batch)
+        theirs = peer_step.make_step(programs, batch)
     else:
         theirs = on_torch.make_step(torch, programs, batch)
     ours()
@@ -160,29 +163,42 @@ def pair(flags: argparse.Namespace) -> tuple[Any, Callable[[], Any], Callable[[]
     return config, ours, theirs
 
 
-def estimate(
-    config: Any, one: topology.Topology, worker: str = "commands.preflight"
-) -> dict[str, Any]:
+def least(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -> tuple[float, float]:
+    """The least ms of two steps, which alternate because other work disturbs both alike."""
+    best = [float("inf"), float("inf")]
+    for turn in range(rounds + 2):  # the first two warm up
+        for i, step in enumerate((ours, theirs)):
+            started = time.perf_counter()
+            step()
+            if turn >= 2:
+                best[i] = min(best[i], time.perf_counter() - started)
+    return best[0] * 1e3, best[1] * 1e3
+
+
+def estimate(config: Any, one: topology.Topology, worker: str = "commands.preflight") -> Row:
     """Returns the compiler's estimate of the train step, in ms, bytes and FLOPs, or its "error".
 
-    `worker` is the module that compiles it, see `commands.preflight.inspect`.
+    `worker` is the module that compiles the step, in a process of its own.
     """
     outcome = preflight.inspect(read_settings(config), one, ("train",), worker)
     if outcome.train is None:
         return {"error": outcome.error}
     program = outcome.train
     return {
-        **{"cycles": program.cycles, "ms": program.cycles / one.chip.clock * 1e3},
-        **{"moved": program.moved, "temporaries": program.temporaries},
-        **{"traffic": program.traffic, "flops": program.flops},
+        "cycles": program.cycles,
+        "ms": program.cycles / one.chip.clock * 1e3,
+        "moved": program.moved,
+        "temporaries": program.temporaries,
+        "traffic": program.traffic,
+        "flops": program.flops,
         "compile_seconds": program.seconds,
     }
 
 
-def timed(config: Any, count: int) -> dict[str, Any]:
+def timed(config: Any, count: int) -> Row:
     """Measures the train step on this machine's devices: the median in ms, and XLA's analysis."""
     programs = Programs.make(read_settings(config))
-    compiled, compile_seconds, step = opened(programs, batches.first(programs))
+    compiled, compile_seconds, step = make_step(programs, batches.first(programs))
     seconds = []
     for _ in range(count + 2):  # the first two warm up
         started = time.monotonic()
@@ -192,12 +208,13 @@ def timed(config: Any, count: int) -> dict[str, Any]:
     return {
         "ms": statistics.median(seconds[2:]) * 1e3,
         "temporaries": memory.temp_size_in_bytes,
-        **{"traffic": cost.get("bytes accessed"), "flops": cost.get("flops")},
+        "traffic": cost.get("bytes accessed"),
+        "flops": cost.get("flops"),
         "compile_seconds": compile_seconds,
     }
 
 
-def opened(programs: Programs, batch: HostBatch) -> tuple[Any, float, Callable[[], None]]:
+def make_step(programs: Programs, batch: HostBatch) -> tuple[Any, float, Callable[[], None]]:
     """The compiled train step, the seconds that took, and a function that takes a step."""
     benchmark, mesh = programs.benchmark, programs.mesh
     examples = benchmark.nominal_examples("train") or benchmark.num_examples("train")
@@ -220,10 +237,12 @@ def opened(programs: Programs, batch: HostBatch) -> tuple[Any, float, Callable[[
     return compiled, compile_seconds, step
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[Row]) -> str:
     """Formats rows as a Markdown table, without columns that are empty in all rows."""
     names = [name for name in _COLUMNS if any(row.get(name) is not None for row in rows)]
-    titles = [_ESTIMATE if n == "ms" and rows[0]["estimate"] else _COLUMNS[n] for n in names]
+    titles = [_COLUMNS[name] for name in names]
+    if rows[0]["estimate"] and "ms" in names:
+        titles[names.index("ms")] = "ms (estimate)"
     lines = [titles, ["---"] * len(names)]
     lines += [[_cell(name, row.get(name)) for name in names] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -238,7 +257,7 @@ def _cell(name: str, value: Any) -> str:
 
 
 def config_of(flags: argparse.Namespace, kind: str, devices: int) -> Any:
-    """The locked config of --config and --set, for so many devices; exits if a value is invalid."""
+    """The locked config of --config and --set for so many devices, with `kind` of BatchNorm."""
     config = read_config(flags)
     if kind:
         config.batch_norm = kind
@@ -248,24 +267,30 @@ def config_of(flags: argparse.Namespace, kind: str, devices: int) -> Any:
 
 
 def read_config(flags: argparse.Namespace) -> Any:
-    """The config of --config with the values of --set; exits if one is invalid."""
+    """The config of --config with the values of --set.
+
+    Raises:
+      ConfigError: there is no such recipe or key, or a value has another type.
+    """
     file, _, name = flags.config.partition(":")
     path = f"configs/{file.removeprefix('configs/').removesuffix('.py')}.py"
     if not epath.Path(path).exists():
-        sys.exit(f"ERROR: --config={flags.config}: there is no {path}")
+        raise ConfigError(f"--config={flags.config}: there is no {path}")
     config = recipes.load(f"{path}:{name}" if name else path)
     for text in flags.set:
         key, _, value = text.partition("=")
         if key not in config:
-            sys.exit(f"ERROR: --set {text}: the config has no key {key!r}")
+            raise ConfigError(f"--set {text}: the config has no key {key!r}")
         type_of = type(config[key])
         try:
             parsed = value if type_of is str else ast.literal_eval(value)
             config[key] = float(parsed) if type_of is float else parsed
-        except (ValueError, SyntaxError, TypeError):
-            sys.exit(f"ERROR: --set {text}: the value must have the type of {config[key]!r}")
+        except (ValueError, SyntaxError, TypeError) as error:
+            raise ConfigError(
+                f"--set {text}: the value must have the type of {config[key]!r}"
+            ) from error
         if key == "data_dir" and value and not epath.Path(value).exists():
-            sys.exit(f"ERROR: --set {text}: there is no such folder")
+            raise ConfigError(f"--set {text}: there is no such folder")
     return config if flags.tpu else batches.without_data(config)
 
 

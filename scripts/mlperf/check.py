@@ -4,18 +4,20 @@
     python -m scripts.mlperf.check LOG ... [--curves=FILE.svg]
 
 DIR is $MLP_GCS_MODEL_DIR of run_and_time.sh, or any folder with results/ and systems/. The exit
-code is 0 if mlperf-logging's checkers accept the logs, and the package that DIR is. Of logs of v0.5
-and v0.6, times and results are read; --ruleset=0.6.0 asks the checkers about v0.6. --curves draws
-the scores by epoch.
+code is 0 if mlperf-logging's checkers accept the logs, and the package that DIR is. They do not
+know logs of v0.5 and v0.6: of these, times and results are read. --curves draws the scores by
+epoch.
 """
 
-from __future__ import annotations
-
+import contextlib
 import dataclasses
+import io
+import logging.handlers
 import os
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,11 +26,12 @@ from etils import epath
 from benchmarks import mlperf
 from common import console, entry
 from common.errors import UserError, one_line, parse_json
-from scripts.mlperf import curves, logs, official
-from scripts.mlperf.official import RULESETS, V06
+from scripts.mlperf import curves, logs
 from scripts.mlperf.request import REQUEST_FILE
 
-_NO_LOG = f"no line begins with {', '.join(logs.FORMS.values())}"
+RULESETS = ("0.7.0", "1.0.0", "1.1.0", "2.0.0", "2.1.0", "3.0.0", "3.1.0", "4.0.0")
+# Errors of the package checker that only repeat those of the other checkers.
+_REPEATED = r"\d+ files do not comply|Seed checker failed$|System description file checker failed"
 
 
 @dataclasses.dataclass
@@ -41,10 +44,9 @@ class Result:
       paths: the logs.
       description: of the system, in systems/; None if these are only logs.
       runs: what the logs say, by file name; those that cannot be read are absent.
-      ruleset: the rules of the check, or the form of logs that are only read.
+      ruleset: the rules of the check; "" of logs that are only read.
       scale: multiplies the minutes if the runs needed fewer epochs than the reference.
       faults: the reasons of a FAIL, a line each.
-      notes: further lines for the user.
     """
 
     system: str
@@ -52,115 +54,34 @@ class Result:
     paths: Sequence[Any]
     description: Any = None
     runs: dict[str, logs.Run] = dataclasses.field(default_factory=dict)
-    ruleset: str = "-"
+    ruleset: str = ""
     scale: float = 1.0
     faults: list[str] = dataclasses.field(default_factory=list)
-    notes: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def epochs(self) -> float | None:
-        """To the target, the mean without the best and the worst run; None if there is no mean."""
+        """Epochs to the target, the mean without the best and the worst run; None without one."""
         return logs.olympic([run.epochs for run in self.runs.values()])
 
     @property
     def minutes(self) -> float | None:
-        """To the target, as `epochs`."""
+        """Minutes to the target, the mean without the best and the worst run; None without one."""
         return logs.olympic([r.minutes if r.success else None for r in self.runs.values()])
 
     def __str__(self) -> str:
-        name, lines = f"{self.benchmark} on {self.system}", self.notes
-        if self.paths and not self.runs:
-            return f"{name} is not judged: {'; '.join(self.faults)}"
+        word = "FAIL" if self.faults else "PASS" if self.ruleset else "READ"
+        forms = ", ".join(sorted({run.form for run in self.runs.values()}))
+        rules = f"rules {self.ruleset}" if self.ruleset else f"logs of {forms or 'no form'}"
+        lines = [*self.faults]
         if self.epochs is None or self.minutes is None:
             mean = "no olympic mean"
-            lines = [f"{file}: {run}" for file, run in self.runs.items()] + lines
+            lines += [f"{file}: {run}" for file, run in self.runs.items()]
         else:
             mean = f"olympic mean {self.epochs:.2f} epochs, {self.minutes:.2f} minutes"
             if self.scale != 1:
                 mean += f", scaled by {self.scale:.4f} {self.minutes * self.scale:.2f} minutes"
-        is_read = self.ruleset in logs.FORMS
-        word = "FAIL" if self.faults else "READ" if is_read else "PASS"
-        rules = f"logs of {self.ruleset}" if is_read else f"rules {self.ruleset}"
-        head = f"{word} {name}, {rules}: {len(self.paths)} runs, {mean}"
-        return "\n".join([head, *(f"  {line}" for line in self.faults + lines)])
-
-
-def judge(result: Result, ruleset: str) -> None:
-    """Reads the logs and asks the checkers about them.
-
-    Args:
-      result: gets what they say.
-      ruleset: of `RULESETS`; "" for the newest ruleset that knows the benchmark.
-    """
-    runs, faults = result.runs, result.faults
-    for path in result.paths:
-        try:
-            run = logs.load(path)
-            if run.form:
-                runs[path.name] = run
-            else:
-                faults.append(f"{path.name}: {_NO_LOG}")
-        except UserError as error:
-            faults.append(f"{path.name}: {error}")
-    if not result.paths:
-        faults.append("no run has ended: there is no result_*.txt")
-    entries = {entry.name: entry for entry in mlperf.entries().values()}
-    names = [run.values.get("submission_benchmark") for run in runs.values()]
-    known = next((entries[name] for name in [*names, result.benchmark] if name in entries), None)
-    if known and not result.description:  # single logs may be in any folder
-        result.benchmark = known.name
-    may_miss = 0 if len(result.paths) == 1 else known.may_miss if known else 1
-    missed = [file for file, run in runs.items() if not run.success]
-    if len(missed) > may_miss:
-        faults += [f"{file}: the target was not reached" for file in missed]
-        missed = []
-    allowed = "one run may" if may_miss == 1 else f"{may_miss} runs may"
-    result.notes += [f"{file}: the target was not reached, which {allowed}" for file in missed]
-    forms = {run.form for run in runs.values()}
-    if len(forms) > 1:
-        faults.append(f"the logs are of several forms: {', '.join(sorted(forms))}")
-    elif forms == {"mllog"} or (forms == {"v0.6"} and ruleset == V06):
-        newest = known.ruleset if known and known.ruleset else RULESETS[-1]
-        result.ruleset = ruleset or newest
-        _ask(result, missed)
-    elif forms:
-        (result.ruleset,) = forms
-        if ruleset:
-            result.notes.append(f"--ruleset={ruleset} is for logs of another form")
-
-
-def _ask(result: Result, tolerated: Sequence[str]) -> None:
-    """Adds what mlperf-logging says: about each log, and about the package if it is one.
-
-    Rules of v0.6 have no package. `tolerated` are the files that may miss the target.
-    """
-    ruleset, faults, description = result.ruleset, result.faults, result.description
-    # The checkers read local files only, and they write files.
-    with tempfile.TemporaryDirectory() as copy:
-        root = epath.Path(copy)
-        folder = root / "results" / result.system / result.benchmark
-        folder.mkdir(parents=True)
-        for path in result.paths:
-            (folder / path.name).write_bytes(path.read_bytes())
-        for file in result.runs:
-            missed = "Failed checks for eval_accuracy" if file in tolerated else "-"
-            texts = official.check_log(folder / file, ruleset)
-            faults += [f"{file}: {text}" for text in texts if not text.startswith(missed)]
-        if not description or ruleset == V06 or len(result.runs) < len(result.paths):
-            return
-        name = f"systems/{description.name}"
-        if not description.exists():
-            faults.append(f"{name} does not exist: run_and_time.sh writes it beside the results")
-            return
-        (root / "systems").mkdir()
-        (root / name).write_bytes(description.read_bytes())
-        try:
-            parse_json((root / name).read_text())
-        except ValueError as error:
-            faults.append(f"{name} is not JSON: {one_line(error)}")
-            return
-        more, result.scale = official.check_package(root, folder, ruleset)
-        faults += more
+        head = f"{word} {self.benchmark} on {self.system}, {rules}: {len(self.paths)} runs, {mean}"
+        return "\n".join([head, *(f"  {line}" for line in lines)])
 
 
 def check(paths: Sequence[str], ruleset: str = "") -> list[Result]:
@@ -189,7 +110,7 @@ def check(paths: Sequence[str], ruleset: str = "") -> list[Result]:
         system, benchmark = os.path.abspath(folder).split("/")[-2:]
         found.append(Result(system, benchmark, files))
     for result in found:
-        judge(result, ruleset)
+        _judge(result, ruleset)
     return found
 
 
@@ -209,21 +130,119 @@ def _find(root: Any) -> Iterator[Result]:
                 yield Result(system.name, folder.name, sorted(paths), description)
 
 
-def _draw(results: Sequence[Result], path: str) -> list[str]:
-    """Draws the runs that have evaluations; returns the lines of their table."""
-    sets = list[curves.Runs]()
-    for result in results:
-        entries = mlperf.entries().values()  # maskrcnn is "mask" in v0.6
-        entry = next((e for e in entries if e.name.startswith(result.benchmark)), None)
-        runs = [run for run in result.runs.values() if run.evals]
-        if entry and runs:
-            system = runs[0].values.get("submission_platform", result.system)
-            form = "" if runs[0].form == "mllog" else f"{runs[0].form} "
-            sets.append(curves.Runs(entry, form + system, runs))
-    if not sets:
-        raise UserError(f"--curves={path}: no log of the six benchmarks has an evaluation")
-    curves.draw(sets, path)
-    return curves.table(sets)
+def _judge(result: Result, ruleset: str) -> None:
+    """Reads the logs and asks the checkers about those that they know."""
+    runs, faults = result.runs, result.faults
+    for path in result.paths:
+        try:
+            run = logs.load(path)
+        except UserError as error:
+            faults.append(f"{path.name}: {error}")
+            continue
+        if run.form:
+            runs[path.name] = run
+        else:
+            faults.append(f"{path.name}: no line is one of MLPerf's log")
+    if not result.paths:
+        faults.append("no run has ended: there is no result_*.txt")
+    entries = {entry.name: entry for entry in mlperf.entries().values()}
+    names = [run.values.get("submission_benchmark") for run in runs.values()]
+    known = next((entries[name] for name in [*names, result.benchmark] if name in entries), None)
+    if known and not result.description:  # single logs may be in any folder
+        result.benchmark = known.name
+    forms = {run.form for run in runs.values()}
+    if len(forms) > 1:
+        faults.append(f"the logs are of several forms: {', '.join(sorted(forms))}")
+    elif forms == {"mllog"}:
+        result.ruleset = ruleset or (known.ruleset if known else "") or RULESETS[-1]
+        _ask(result)
+
+
+def _ask(result: Result) -> None:
+    """Adds what mlperf-logging says: about each log, and about the package if it is one."""
+    missed = [file for file, run in result.runs.items() if not run.success]
+    tolerated = missed if len(missed) == 1 < len(result.paths) else []  # the rules allow one
+    # The checkers read local files only, and they write files.
+    with tempfile.TemporaryDirectory() as copy:
+        root = epath.Path(copy)
+        folder = root / "results" / result.system / result.benchmark
+        folder.mkdir(parents=True)
+        for path in result.paths:
+            (folder / path.name).write_bytes(path.read_bytes())
+        for file in result.runs:
+            texts = _log_faults(folder / file, result.ruleset)
+            if file in tolerated:
+                texts = [x for x in texts if not x.startswith("Failed checks for eval_accuracy")]
+            result.faults += [f"{file}: {text}" for text in texts]
+        if not result.description or len(result.runs) < len(result.paths):
+            return
+        if not result.description.exists():
+            name = f"systems/{result.description.name}"
+            result.faults.append(f"{name} does not exist: run_and_time.sh writes it")
+            return
+        (root / "systems").mkdir()
+        (root / "systems" / result.description.name).write_bytes(result.description.read_bytes())
+        result.faults += _package_faults(root, result.ruleset)
+        if (scaling := folder / "scaling.json").exists():
+            result.scale = parse_json(scaling.read_text())["scaling_factor"]
+
+
+def _log_faults(path: Any, ruleset: str) -> list[str]:
+    """The faults of one log, a line each."""
+    from mlperf_logging.compliance_checker import mlp_compliance
+
+    checker = mlp_compliance.make_checker("training", ruleset, False, False)
+    with _collected():
+        try:
+            checker.check_file(str(path), f"training_{ruleset}/common.yaml")
+        except Exception as error:  # a faulty log makes the checker raise anything
+            text = f"the log checker failed: {type(error).__name__}: {one_line(error)}"
+            checker.not_overwritable.append(text)
+    return [_short(text) for text in (*checker.overwritable.values(), *checker.not_overwritable)]
+
+
+def _package_faults(root: Any, ruleset: str) -> list[str]:
+    """The faults besides those of single logs: runs, seeds, convergence, the system's description.
+
+    `root` is a local copy with systems/ and results/; the checkers write to it.
+    """
+    from mlperf_logging.package_checker import package_checker
+
+    with _collected() as records:
+        try:
+            package_checker.check_training_package(
+                str(root), "training", ruleset, True, False, False, False, False, log_output=""
+            )
+        except Exception as error:  # faulty files make the checkers raise anything
+            logging.error("the package checker failed: %s: %s", type(error).__name__, error)
+    faults = []
+    for record in records:
+        text = record.getMessage().strip()
+        is_news = record.levelno >= logging.ERROR or "in files do not match" in text
+        if is_news and not re.match(_REPEATED, text):
+            faults.append(_short(text.replace(f"{root}/", "")))
+    return faults
+
+
+def _short(text: str) -> str:
+    """The start of a checker's message, in one line."""
+    return " ".join(text.split("current context")[0].split())[:300]
+
+
+@contextlib.contextmanager
+def _collected() -> Iterator[list[logging.LogRecord]]:
+    """Collects what the checkers log, and prints nothing of theirs."""
+    handler, root = logging.handlers.BufferingHandler(sys.maxsize), logging.getLogger()
+    old_level, old_handlers = root.level, root.handlers[:]
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield handler.buffer
+    finally:
+        root.handlers[:] = old_handlers
+        root.setLevel(old_level)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -235,26 +254,18 @@ def main(argv: list[str] | None = None) -> int:
     )
     what = "$MLP_GCS_MODEL_DIR of run_and_time.sh, local or gs://, a folder with results/, or logs"
     parser.add_argument("paths", metavar="PATH", nargs="+", help=what)
-    ruleset = "of MLPerf Training, not for v0.5; default: the newest that knows the benchmark"
+    ruleset = "of MLPerf Training; default: the newest that knows the benchmark"
     parser.add_argument("--ruleset", choices=RULESETS, default="", help=ruleset)
     picture = "a .svg or .png to draw with the scores by epoch; a table of them is printed"
     parser.add_argument("--curves", metavar="FILE", default="", help=picture)
     arguments = parser.parse_args(argv)
-    try:
-        if arguments.curves and not arguments.curves.endswith((".svg", ".png")):
-            raise UserError(f"--curves={arguments.curves}: give a name that ends in .svg or .png")
-        results = check(arguments.paths, arguments.ruleset)
-        table = _draw(results, arguments.curves) if arguments.curves else []
-    except UserError as error:
-        print(f"ERROR: {error}", file=sys.stderr)
-        return 1
-    except ImportError as error:
-        print(f"ERROR: {error}: pip install mlperf-logging", file=sys.stderr)
-        return 1
-    except Exception as error:  # each file system has errors of its own
-        print(f"ERROR: {' '.join(arguments.paths)}: {one_line(error)}", file=sys.stderr)
-        return 1
-    print("\n".join([*map(str, results), *table]))
+    if arguments.curves and not arguments.curves.endswith((".svg", ".png")):
+        raise UserError(f"--curves={arguments.curves}: give a name that ends in .svg or .png")
+    results = check(arguments.paths, arguments.ruleset)
+    print("\n".join(map(str, results)))
+    if arguments.curves:
+        sets = [(result.system, result.benchmark, [*result.runs.values()]) for result in results]
+        print("\n".join(curves.draw(sets, arguments.curves)))
     return int(any(result.faults for result in results))
 
 

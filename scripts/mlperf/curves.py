@@ -1,7 +1,5 @@
 """Learning curves of MLPerf's logs, the user's beside published ones, for `check --curves`."""
 
-from __future__ import annotations
-
 import io
 import statistics
 from collections.abc import Sequence
@@ -9,7 +7,8 @@ from typing import NamedTuple
 
 from etils import epath
 
-from benchmarks.mlperf import Entry
+from benchmarks import mlperf
+from common.errors import UserError
 from scripts.mlperf import logs
 
 _HEAD = "| benchmark | logs | epochs to the target | minutes | score at 1/4, 1/2, 3/4 |"
@@ -19,33 +18,55 @@ _WIDTH = 3  # panels in a row
 class Runs(NamedTuple):
     """The runs of one system for one benchmark; each has an evaluation."""
 
-    entry: Entry
+    entry: mlperf.Entry
     label: str
     runs: Sequence[logs.Run]
 
 
-def table(sets: Sequence[Runs]) -> list[str]:
-    """The lines of a Markdown table: ranges over the runs, and mean scores on the way.
+def draw(results: Sequence[tuple[str, str, Sequence[logs.Run]]], path: str) -> list[str]:
+    """Draws the runs that have evaluations; returns the lines of their table, in Markdown.
+
+    Args:
+      results: (system, benchmark, runs) of each set; a run's own name of its system comes first.
+      path: the .svg or .png.
+
+    Raises:
+      UserError: there is no such run.
+    """
+    sets = list[Runs]()
+    for system, benchmark, all_runs in results:
+        entries = mlperf.entries().values()  # maskrcnn is "mask" in v0.6
+        entry = next((e for e in entries if e.name.startswith(benchmark)), None)
+        runs = [run for run in all_runs if run.evals]
+        if entry and runs:
+            system = runs[0].values.get("submission_platform", system)
+            form = "" if runs[0].form == "mllog" else f"{runs[0].form} "
+            sets.append(Runs(entry, form + system, runs))
+    if not sets:
+        raise UserError(f"--curves={path}: no log of the six benchmarks has an evaluation")
+    _draw(sets, path)
+    return [_HEAD, "|---|---|---|---|---|", *map(_row, sets)]
+
+
+def _row(group: Runs) -> str:
+    """A row of the table: ranges over the runs, and mean scores on the way.
 
     The score at 1/4 is the latest one by a quarter of the epochs that the longest run has; "-" if
     there was no evaluation yet. Mask R-CNN's is that of the boxes.
     """
-    lines = [_HEAD, "|---|---|---|---|---|"]
-    for entry, label, runs in sets:
-        curves = [[(epoch, scores[0]) for epoch, scores in _scores(run)] for run in runs]
-        last = max(curve[-1][0] for curve in curves)
-        quarters = []
-        for part in (1, 2, 3):
-            before = [[s for epoch, s in curve if epoch <= last * part / 4] for curve in curves]
-            known = [scores[-1] for scores in before if scores]
-            quarters.append(f"{statistics.fmean(known):.3f}" if known else "-")
-        epochs = _range([run.epochs for run in runs], "g")
-        minutes = _range([run.minutes for run in runs], ".1f")
-        lines.append(f"| {entry.name} | {label} | {epochs} | {minutes} | {', '.join(quarters)} |")
-    return lines
+    curves = [[(epoch, scores[0]) for epoch, scores in _scores(run)] for run in group.runs]
+    last = max(curve[-1][0] for curve in curves)
+    quarters = []
+    for part in (1, 2, 3):
+        before = [[s for epoch, s in curve if epoch <= last * part / 4] for curve in curves]
+        known = [scores[-1] for scores in before if scores]
+        quarters.append(f"{statistics.fmean(known):.3f}" if known else "-")
+    epochs = _range([run.epochs for run in group.runs], "g")
+    minutes = _range([run.minutes for run in group.runs], ".1f")
+    return f"| {group.entry.name} | {group.label} | {epochs} | {minutes} | {', '.join(quarters)} |"
 
 
-def draw(sets: Sequence[Runs], path: str) -> None:
+def _draw(sets: Sequence[Runs], path: str) -> None:
     """Writes a PNG or SVG with a panel for each benchmark and a line for each run and score."""
     import matplotlib
     from matplotlib.figure import Figure

@@ -1,7 +1,5 @@
 """Reads times and results from the logs of MLPerf runs: v0.5's lines, v0.6's and later ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
@@ -9,7 +7,6 @@ from typing import Any
 
 from common.errors import UserError, parse_json
 
-FORMS = {"mllog": ":::MLLOG", "v0.6": ":::MLL", "v0.5": ":::MLPv0.5.0"}  # how lines begin
 _V05 = re.compile(r":::MLPv0\.5\.0 (\S+) ([\d.]+) \(\S+\) (\w+)(?:: (.*))?$")
 _V06 = re.compile(r":::MLL ([\d.]+) (\w+): (.*)$")
 
@@ -19,7 +16,7 @@ class Run:
     """The content of one run's log.
 
     Attributes:
-      form: of its lines, a key of `FORMS`; "" if it has none.
+      form: of its lines, "mllog", "v0.6" or "v0.5"; "" if it has none.
       values: the first value of each key.
       evals: (epochs, score) of every evaluation before the clock stopped; a score is a number, or
         several by name or in a list.
@@ -56,22 +53,13 @@ class Run:
 
 
 def load(path: Any) -> Run:
-    """Reads the log in a file; see `read`.
-
-    Raises:
-      UserError: the log is damaged.
-      OSError: the file cannot be read; on gs:// also other exceptions.
-    """
-    return read(path.read_bytes().decode(errors="replace"))
-
-
-def read(text: str) -> Run:
-    """Reads a log; other lines of the text are skipped.
+    """Reads the log in a file; other lines of the text are skipped.
 
     Raises:
       UserError: a line of the log is damaged.
     """
     run, before, first_epoch, started_evals = Run(), "", 1, list[float]()
+    text = path.read_bytes().decode(errors="replace")
     for key, value, metadata, seconds in _lines(run, text):
         run.values.setdefault(key, value)
         if key == "block_start":
@@ -80,7 +68,7 @@ def read(text: str) -> Run:
             started_evals.append(metadata["epoch_num"])
         elif key == "eval_accuracy" and run.ended is None:  # Google's SSD of v0.6 has one later
             # Google's Transformer of v0.6 has the right epoch only where an evaluation starts, and
-            # its Mask R-CNN counts from 0.
+            # NVIDIA's Mask R-CNN counts from 0.
             epoch = started_evals.pop(0) if started_evals else metadata["epoch_num"]
             run.evals.append((epoch + 1 - first_epoch, value))
         elif key == "run_start":

@@ -1,9 +1,7 @@
 """Reads the requests of run_and_time.sh: variables, names, flags, and each folder's request.json.
 
-It reports all mistakes at once, a line each. What a run finds in its folders the doctor checks.
+What a run finds in its folders the doctor checks.
 """
-
-from __future__ import annotations
 
 import argparse
 import dataclasses
@@ -18,7 +16,7 @@ from etils import epath
 from benchmarks import mlperf
 from benchmarks.mlperf import Entry
 from common import console
-from common.errors import CheckpointError, ConfigError, HostError, UserError, one_line, parse_json
+from common.errors import ConfigError, UserError, one_line, parse_json
 from engine import locations, recipe
 from engine.cluster import hosts
 from engine.mlperf import LOG
@@ -65,11 +63,6 @@ class Request:
         """How MLPerf runs the benchmark."""
         return mlperf.entry(self.benchmark)
 
-    @property
-    def name(self) -> str:
-        """MLPerf's name of the benchmark."""
-        return self.entry.name
-
     def seeds(self) -> list[int]:
         """Draws a different seed for each run; more runs or another host change none of them."""
         return random.Random(self.seed).sample(range(2**31), self.runs)
@@ -79,66 +72,67 @@ def parse_requests(words: Sequence[str], env: Mapping[str, str]) -> list[Request
     """Reads and checks the command line and the environment; returns a request per benchmark.
 
     Raises:
-      UserError: a line for each mistake.
+      UserError: the first mistake.
     """
     arguments, rest = _parser().parse_known_args(words)
     names, flags = _split(rest)
     names = [*dict.fromkeys([*names, *arguments.benchmark])] or _with_data(env)
-    known, mistakes, root = mlperf.entries(), list[str](), env.get(MODEL_DIR, "").rstrip("/")
+    known, root = mlperf.entries(), env.get(MODEL_DIR, "").rstrip("/")
     if not root:
-        mistakes.append(f"{MODEL_DIR} is not set: {_MEANING}")
-    elif "://" not in root and not root.startswith("/"):
-        mistakes.append(f"{MODEL_DIR}={root}: must be gs://BUCKET/FOLDER or /FOLDER")
-    else:
-        try:
-            locations.check_folder(root, MODEL_DIR)
-        except CheckpointError as error:
-            mistakes.append(str(error))
+        raise UserError(f"{MODEL_DIR} is not set: {_MEANING}")
+    if "://" not in root and not root.startswith("/"):
+        raise UserError(f"{MODEL_DIR}={root}: must be gs://BUCKET/FOLDER or /FOLDER")
+    locations.check_folder(root, MODEL_DIR)
     if unknown := [name for name in names if name not in known]:
         raise UserError(f"{unknown[0]!r} is no benchmark: give some of {', '.join(known)}")
     if arguments.config and len(names) > 1:
         several = ", ".join(names)
-        mistakes.append(f"--config={arguments.config} is for one benchmark, not for {several}")
+        raise UserError(f"--config={arguments.config} is for one benchmark, not for {several}")
     for flag in flags:
         if (name := _name(flag)) in _OWNED:
-            mistakes.append(f"--{name} cannot be given here: {_OWNED[name]}")
-    host = None
-    try:
-        host = _host(flags)
-    except HostError as error:
-        mistakes.append(str(error))
+            raise UserError(f"--{name} cannot be given here: {_OWNED[name]}")
+    host = _host(flags)
     if host and arguments.seed is None:
-        mistakes.append(f"a run on {host.count} hosts needs --seed=N, the same N on all of them")
+        raise UserError(f"a run on {host.count} hosts needs --seed=N, the same N on all of them")
     requests = list[Request]()
     for name in names:
         entry, own = known[name], f"{root}/{name}"
         if not env.get(entry.variable):
-            mistakes.append(f"{entry.variable} is not set: {entry.meaning}")
+            raise UserError(f"{entry.variable} is not set: {entry.meaning}")
         # main.py reads --config before the keys that override it.
         flags_of_it = [f"--config={arguments.config or entry.recipe}", *flags]
         if wrong := recipe.explain(flags_of_it, ConfigError("")):
-            mistakes.append(f"{name}: {wrong}")
-        is_own = len(names) > 1 or (not mistakes and (epath.Path(own) / REQUEST_FILE).exists())
-        claims = sum(known[one].init_variable == entry.init_variable for one in names)
-        begins = env.get(entry.init_variable, "").rstrip("/")
-        is_others = begins in [one.init_default for one in known.values() if one is not entry]
-        if is_others or (entry.init_yields and claims > 1):
-            begins = ""
+            raise UserError(f"{name}: {wrong}")
+        is_own = len(names) > 1 or (epath.Path(own) / REQUEST_FILE).exists()
         requests.append(
             Request(
                 benchmark=name,
                 model_dir=own if is_own else root,
-                data_dir=env.get(entry.variable, "").rstrip("/"),
+                data_dir=env[entry.variable].rstrip("/"),
                 runs=arguments.runs or entry.runs,
                 seed=arguments.seed,
                 flags=flags_of_it,
                 is_first=host is None or host.index == 0,
-                init_from=begins or entry.init_default,
+                init_from=_init_from(name, names, env),
             )
         )
-    if mistakes:
-        raise UserError("\n".join(mistakes))
     return requests
+
+
+def _init_from(name: str, names: Sequence[str], env: Mapping[str, str]) -> str:
+    """The checkpoint that a benchmark starts from, "" for none.
+
+    Two benchmarks may have the same variable: it is the other's where both run, or where it names
+    the other's default.
+    """
+    known = mlperf.entries()
+    entry = known[name]
+    chosen = env.get(entry.init_variable, "").rstrip("/")
+    is_shared = sum(known[other].init_variable == entry.init_variable for other in names) > 1
+    of_others = [other.init_default for other in known.values() if other is not entry]
+    if chosen in of_others or (entry.init_yields and is_shared):
+        chosen = ""
+    return chosen or entry.init_default
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -152,15 +146,13 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _parser() -> console.Parser:
     entries = mlperf.entries()
-    recipes = ", ".join(f"{entry.recipe} for {name}" for name, entry in entries.items())
-    counts = ", ".join(f"{entry.runs} for {name}" for name, entry in entries.items())
-    meanings = {MODEL_DIR: _MEANING}
-    for entry in entries.values():
-        meanings[entry.variable] = entry.meaning
+    lines = [f"  {MODEL_DIR}: {_MEANING}"]
+    for name, entry in entries.items():
+        default = f"default: {entry.runs} runs of {entry.recipe}"
+        lines.append(f"  {entry.variable}: {entry.meaning}, for {name}; {default}")
         if entry.init_variable:
-            begins = f"{entry.init_meaning}; default: {entry.init_default}"
-            meanings[entry.init_variable] = begins
-    lines = [f"  {variable}: {meaning}" for variable, meaning in meanings.items()]
+            default = f"default for {name}: {entry.init_default}"
+            lines.append(f"  {entry.init_variable}: {entry.init_meaning}; {default}")
     others = "Other flags are main.py's and override the script's: --config.mlperf.org=NAME."
     parser = console.Parser(
         prog="run_and_time.sh",
@@ -170,32 +162,23 @@ def _parser() -> console.Parser:
         epilog="\n".join(["variables of the environment:", *lines, "", others]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    default = "another way to give NAME; default: all whose data variables are set"
-    parser.add_argument(
-        "--benchmark", choices=[*entries], action="append", default=[], help=default
-    )
-    file = f"the recipe, in configs/; default: {recipes}"
-    parser.add_argument("--config", metavar="FILE[:NAME]", help=file)
-    runs = f"default: the number of MLPerf's rules, {counts}"
-    parser.add_argument("--runs", metavar="N", type=console.integer(1, 10_000), help=runs)
-    seed = "determines the runs' seeds; default: random for every folder"
-    parser.add_argument("--seed", metavar="N", type=console.integer(0), help=seed)
+    add = parser.add_argument
+    about = "another way to give NAME; default: all whose data variables are set"
+    add("--benchmark", choices=[*entries], action="append", default=[], help=about)
+    add("--config", metavar="FILE[:NAME]", help="the recipe, in configs/")
+    add("--runs", metavar="N", type=console.integer(1, 10_000), help="of each benchmark")
+    about = "determines the runs' seeds; default: random for every folder"
+    add("--seed", metavar="N", type=console.integer(0), help=about)
     return parser
 
 
 def _with_data(env: Mapping[str, str]) -> list[str]:
-    """The benchmarks whose data variables are set.
-
-    Raises:
-      UserError: none is.
-    """
+    """The benchmarks whose data variables are set; UserError if none is."""
     variables = {name: entry.variable for name, entry in mlperf.entries().items()}
     if chosen := [name for name, variable in variables.items() if env.get(variable)]:
         return chosen
-    fix = f"set one to the folder of the data, and {MODEL_DIR} to {_MEANING} (see --help)"
-    lines = [f"  {name}: {variable}" for name, variable in variables.items()]
-    problem = f"which benchmark? no variable names the data: {fix}"
-    raise UserError("\n".join([problem, *lines]))
+    listed = ", ".join(f"{variable} for {name}" for name, variable in variables.items())
+    raise UserError(f"which benchmark? no variable names the data: set {listed} (see --help)")
 
 
 def _name(flag: str) -> str:
@@ -222,32 +205,17 @@ def settle_request(request: Request) -> Request:
     path = root / REQUEST_FILE
     try:
         has_runs = (root / "results").exists() or any(True for _ in root.glob(f"run_*/{LOG}"))
-        if path.exists():
-            before = parse_json(path.read_text())
-            if request.seed is None:
-                request = dataclasses.replace(request, seed=int(before["seed"]))
-            if not has_runs:  # another checkpoint may replace one that could not be read
-                before["init_from"] = request.init_from
-            now = _constants(request)
-            for values in (before, now):  # in any order; the last of two flags of a name counts
-                values["flags"] = sorted({_name(flag): flag for flag in values["flags"]}.values())
-            changes = [
-                f"{key} {before.get(key)} before, {value} now"
-                for key, value in now.items()
-                if before.get(key) != value
-            ]
-            if changes:
-                raise UserError(
-                    f"{MODEL_DIR}={root} holds runs of another kind ({'; '.join(changes)}): give a "
-                    f"new {MODEL_DIR}"
-                )
-        elif has_runs:
+        before = parse_json(path.read_text()) if path.exists() else {}
+        if has_runs and not before:
             raise UserError(
                 f"{MODEL_DIR}={root} holds runs, but no {REQUEST_FILE} that describes them: give "
                 f"a new {MODEL_DIR}"
             )
         if request.seed is None:
-            request = dataclasses.replace(request, seed=random.SystemRandom().randrange(2**31))
+            seed = int(before["seed"]) if before else random.SystemRandom().randrange(2**31)
+            request = dataclasses.replace(request, seed=seed)
+        if before:
+            _compare(before, request, has_runs)
         if request.is_first and not has_runs:
             write_file(path, json.dumps(_constants(request), indent=2) + "\n")
         return request
@@ -255,6 +223,25 @@ def settle_request(request: Request) -> Request:
         raise
     except Exception as error:  # each file system has errors of its own
         raise UserError(f"{path}: {one_line(error)}; or give a new {MODEL_DIR}") from error
+
+
+def _compare(before: dict[str, Any], request: Request, has_runs: bool) -> None:
+    """Raises UserError if a folder was begun with another request."""
+    if not has_runs:  # another checkpoint may replace one that could not be read
+        before["init_from"] = request.init_from
+    now = _constants(request)
+    for values in (before, now):  # in any order; the last of two flags of a name counts
+        values["flags"] = sorted({_name(flag): flag for flag in values["flags"]}.values())
+    changes = [
+        f"{key} {before.get(key)} before, {value} now"
+        for key, value in now.items()
+        if before.get(key) != value
+    ]
+    if changes:
+        raise UserError(
+            f"{MODEL_DIR}={request.model_dir} holds runs of another kind ({'; '.join(changes)}): "
+            f"give a new {MODEL_DIR}"
+        )
 
 
 def _constants(request: Request) -> dict[str, Any]:
@@ -283,7 +270,9 @@ def command_line(request: Request, index: int, seed: int) -> list[str]:
     (recipe, *flags), entry = request.flags, request.entry
     init_from = [f"--config.init_from={request.init_from}"] if request.init_from else []
     return [
-        *(sys.executable, "main.py", recipe),
+        sys.executable,
+        "main.py",
+        recipe,
         f"--workdir={request.model_dir}/run_{index}",
         f"--config.data_dir={request.data_dir}",
         f"--config.seed={seed}",

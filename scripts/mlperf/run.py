@@ -6,8 +6,6 @@ their logs. If the program is killed, the same command continues; it first colle
 ended in the meantime.
 """
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import json
@@ -69,7 +67,7 @@ def examine(request: Request, children: Children) -> int:
     """
     root = epath.Path(request.model_dir)
     with contextlib.suppress(UserError), _files(root):  # `run` says what is wrong
-        results = _results(root, request.name)
+        results = _results(root, request.entry.name)
         ended = [_is_complete(root / f"run_{index}") for index in range(request.runs)]
         if all(end or f"result_{index}.txt" in results for index, end in enumerate(ended)):
             return 0
@@ -94,7 +92,7 @@ def run(request: Request, children: Children) -> int:
     for index, seed in enumerate(request.seeds()):
         folder = root / f"run_{index}"
         with _files(folder):
-            if f"result_{index}.txt" in _results(root, request.name):
+            if f"result_{index}.txt" in _results(root, request.entry.name):
                 _say(f"run {index} of {request.runs} has its result already")
                 continue
             if _is_complete(folder):
@@ -176,16 +174,20 @@ def _collect(request: Request, index: int, ended: float | None) -> None:
         return
     root = epath.Path(request.model_dir)
     folder = root / f"run_{index}"
-    result, name = logs.load(folder / LOG), request.name
+    result, name = logs.load(folder / LOG), request.entry.name
     ended = ended or result.ended or 0.0
     begun = f"STARTING TIMING RUN AT {_clock(result.started or ended)}"
     if (folder / TIMING).exists():
         begun = (folder / TIMING).read_text().strip()
     start = begun.partition(" AT ")[2]
     seconds = ended - time.mktime(time.strptime(start, _TIME))
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = str(os.getuid())
     last = [
         f"ENDING TIMING RUN AT {_clock(ended)}",
-        f"RESULT,{name},0,{seconds:.0f},{_user()},{start}",
+        f"RESULT,{name},0,{seconds:.0f},{user},{start}",
     ]
     platform = re.sub(r"[^\w.-]", "-", str(result.values.get("submission_platform", "tpu")))
     description = root / "systems" / f"{platform}.json"
@@ -219,7 +221,7 @@ def summarize(request: Request) -> None:
     root = epath.Path(request.model_dir)
     rows: dict[str, Any] = {}
     with _files(root):
-        for file, path in _results(root, request.name).items():
+        for file, path in _results(root, request.entry.name).items():
             log = logs.load(path)
             _say(f"{file}: {log}")
             rows[file] = {
@@ -235,7 +237,7 @@ def summarize(request: Request) -> None:
             key: logs.olympic([r[key] if r["success"] else None for r in rows.values()])
             for key in ("epochs", "minutes")
         }
-        summary = {"benchmark": request.name, "runs": rows, "olympic_mean": means}
+        summary = {"benchmark": request.entry.name, "runs": rows, "olympic_mean": means}
         write_file(root / "summary.json", json.dumps(summary, indent=2) + "\n")
     if means["minutes"] is not None:
         _say(f"mean without best and worst: {means['minutes']:.2f} minutes")
@@ -246,25 +248,14 @@ def _clock(seconds: float) -> str:
     return time.strftime(_TIME, time.localtime(seconds))
 
 
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return str(os.getuid())
-
-
 def _say(text: str) -> None:
     print(f"mlperf: {text}", flush=True)
 
 
 def main() -> int:
     """Starts the runs that the environment and the command line ask for."""
-    try:
-        requests = [settle_request(request) for request in parse_requests(sys.argv[1:], os.environ)]
-    except UserError as error:
-        for line in str(error).splitlines():
-            print(f"ERROR: {line}", file=sys.stderr)
-        return 1
+    entry.output_only_shows()
+    requests = [settle_request(request) for request in parse_requests(sys.argv[1:], os.environ)]
     if len(requests) > 1 and requests[0].is_first:
         _say(f"{len(requests)} benchmarks, one after the other:")
         for one in requests:

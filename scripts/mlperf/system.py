@@ -1,7 +1,5 @@
 """Describes this machine for MLPerf: the fields of systems/NAME.json."""
 
-from __future__ import annotations
-
 import platform
 import re
 import shutil
@@ -21,12 +19,20 @@ _STATUS = {
 }
 _LIBRARIES = ("jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorflow-cpu")
 # No program can tell these: a user completes them.
-_UNKNOWN = [
-    *("host_processor_interconnect", "host_storage_type", "host_networking"),
-    *("host_networking_topology", "host_memory_configuration", "accelerator_host_interconnect"),
-    *("accelerator_frequency", "accelerator_on-chip_memories", "accelerator_interconnect"),
-    *("accelerator_memory_configuration", "accelerator_interconnect_topology", "cooling"),
-]
+_UNKNOWN = (
+    "host_processor_interconnect",
+    "host_storage_type",
+    "host_networking",
+    "host_networking_topology",
+    "host_memory_configuration",
+    "accelerator_host_interconnect",
+    "accelerator_frequency",
+    "accelerator_on-chip_memories",
+    "accelerator_interconnect",
+    "accelerator_memory_configuration",
+    "accelerator_interconnect_topology",
+    "cooling",
+)
 
 
 def describe(name: str, values: dict[str, Any]) -> dict[str, str]:

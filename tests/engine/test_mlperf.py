@@ -227,7 +227,7 @@ def test_v05(data, tmp_path):
     assert values["eval_size"] == 40 and values["eval_accuracy"]["value"] >= 0.749
     epochs = [value["epoch"] for name, value in entries if name == "eval_accuracy"]
     assert epochs == [3, 7, 11, 15][: len(epochs)]
-    run = mlperf_logs.read(text)
+    run = mlperf_logs.load(tmp_path / mlperf.LOG)
     assert run.success and run.complete and run.form == "v0.5" and run.epochs == epochs[-1] + 1
     assert run.minutes is not None and 0 < run.minutes < 5
 

@@ -21,7 +21,7 @@ def leaves(name, arguments, capsys):
     capsys.readouterr()
     title = f"prepare {name}"
     with pytest.raises(SystemExit) as leaving:
-        prepare.run(name, arguments)
+        prepare.run(title, lambda: prepare.make(name, arguments))
     code, output = leaving.value.code, capsys.readouterr().err.splitlines()
     if isinstance(code, str):  # sys.exit prints it
         code, output = 1, [*output, *code.splitlines()]

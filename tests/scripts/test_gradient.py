@@ -82,8 +82,7 @@ def test_a_job(kind, gcs, calm_run, tiny_records, tmp_path):
             code = process.wait()
         output = (tmp_path / "log").read_text()
         assert code == 143, output
-        assert f"training ended with exit code 143: nothing was deleted; {model_dir}" in output
-        assert output.count("TPU_GRPC_URL") == 1
+        assert "training ended with exit code 143: nothing was deleted" in output
         assert sorted(os.listdir(model_dir / "input_data")) == sorted(os.listdir(tiny_records))
         code, output = run(model_dir)
         assert code == 0 and "resuming at step" in output, output
@@ -154,7 +153,7 @@ class Scripted(Children):
         self.codes, self.commands = list(codes), []
 
     def run(self, command, env):
-        self.commands.append((command[1:], env))
+        self.commands.append(command[1:])
         return self.codes.pop(0)
 
 
@@ -169,10 +168,7 @@ class Scripted(Children):
         *(([0, 0, 0, 0], "", 0, ""), ([0, 0, 0, 0, 0], "1", 0, "")),
     ],
 )
-def test_the_order_of_the_steps_and_their_exit_codes(
-    codes, exports, code, words, capfd, monkeypatch
-):
-    monkeypatch.setenv("TPU_GRPC_URL", "grpc://x")
+def test_the_order_of_the_steps_and_their_exit_codes(codes, exports, code, words, capfd):
     children = Scripted(*codes)
     request = parse_request(["--config=c.py"], {"TPU_MODEL_DIR": "/m", "EXPORT_MODEL": exports})
     assert gradient.run(request, children) == code
@@ -181,15 +177,16 @@ def test_the_order_of_the_steps_and_their_exit_codes(
     ours = ["--workdir=/m/output_data", "--config.data_dir=/m/input_data"]
     ours.append("--config.keep_checkpoints=1")
     this, flags = ["-m", "scripts.gradient"], ["--config=c.py"]
-    assert [command for command, _ in children.commands] == [
-        [*this, "begin", *flags],
-        ["main.py", *flags, *ours, "--mode=doctor"],
-        ["main.py", *flags, *ours, "--mode=train_and_eval"],
-        *([["main.py", "--mode=export", "--format=savedmodel", ours[0]]] if exports else []),
-        [*this, "finish", *flags],
-    ][: len(codes)]
-    has_url = ["TPU_GRPC_URL" in env for _, env in children.commands]
-    assert has_url == [True, False, True, True, True][: len(codes)]
+    assert (
+        children.commands
+        == [
+            [*this, "begin", *flags],
+            ["main.py", *flags, *ours, "--mode=doctor"],
+            ["main.py", *flags, *ours, "--mode=train_and_eval"],
+            *([["main.py", "--mode=export", "--format=savedmodel", ours[0]]] if exports else []),
+            [*this, "finish", *flags],
+        ][: len(codes)]
+    )
 
 
 def test_signals_go_to_the_child_and_stop_what_follows():
@@ -403,7 +400,7 @@ def test_the_benchmark_of_the_recipe_chooses_what_is_staged(tmp_path):
         request = job(tmp_path / config[-1], config, STAGE_FROM=str(tmp_path / "data"))
         assert gradient.begin(request) == 0
         assert set(gradient.files(request.input)) == expected
-    with pytest.raises(UserError, match="--config=configs/nothing.py is no recipe"):
+    with pytest.raises(UserError, match="--config=configs/nothing.py: there is no"):
         gradient.begin(job(tmp_path, ["--config=configs/nothing.py"], STAGE_FROM="/nowhere"))
 
 

@@ -2,12 +2,10 @@
 
 `resnet` and `transformer` are the steps of flax's examples imagenet and wmt, written anew. `gnmt`,
 `ssd` and `mask_rcnn` are the plain forms of the same networks and losses. Each module has
-`make(settings, benchmark) -> Peer`; `scripts.bench.peers.step` makes a train step of it.
+`make(benchmark, freeze) -> Peer`; `scripts.bench.peers.step` makes a train step of it.
 
 Dropout is drawn with the generator "rbg", as trainers on TPUs set it.
 """
-
-from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -46,14 +44,9 @@ def check(config: Mapping[str, Any]) -> None:
 
 
 def load(recipe: Mapping[str, Any], benchmark: Any) -> Peer:
-    """The peer of a benchmark, at the sizes of its settings.
+    """The peer of a benchmark, at the sizes of its settings; ConfigError if it has none.
 
-    Args:
-      recipe: the values of the config; of the loop's keys a peer has `freeze` alone.
-      benchmark: what `engine.run.Settings.load_benchmark` makes of it.
-
-    Raises:
-      ConfigError: it has none.
+    `recipe` are the values of the config; of the loop's keys a peer has `freeze` alone.
     """
     check(recipe)
     package = importlib.import_module(f"{__name__}.{recipe['benchmark']}")

@@ -4,8 +4,6 @@ The gradients are those that jax derives. The logits of all tokens exist at once
 the attention are stored. Dropout masks are drawn by "rbg".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -115,7 +113,7 @@ class GNMT(nn.Module):
 
 
 def make(benchmark: Any, freeze: str) -> Peer:
-    """The peer of a `benchmarks.translation.gnmt`; see `peers.load`."""
+    """The peer of a `benchmarks.translation.gnmt`."""
     del freeze  # a recipe of this network has no such layers
     settings = benchmark.settings
     network = GNMT(benchmark.vocabulary_size, settings)

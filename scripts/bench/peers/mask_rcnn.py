@@ -9,8 +9,6 @@ Of an image there are G true objects ("boxes" f32[G, 4], "classes" int32[G], 0 i
 in bits), N anchors and R regions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -350,7 +348,7 @@ class MaskRCNN(nn.Module):
 
 
 def make(benchmark: Any, freeze: str) -> Peer:
-    """The peer of a `benchmarks.detection.mask_rcnn`; see `peers.load`."""
+    """The peer of a `benchmarks.detection.mask_rcnn`."""
     keys, backbone = benchmark.settings, benchmark.settings.backbone
     norm = partial(nn.BatchNorm, momentum=backbone.bn_momentum, epsilon=backbone.bn_epsilon)
     stages, frozen = tuple(backbone.resnet_stages), Parts("freeze", freeze)

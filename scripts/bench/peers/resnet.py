@@ -5,8 +5,6 @@ normalised in the compute dtype, BatchNorm's statistics are a device's, half the
 kernels times 1e-4 is part of the loss. Layers have our names, so that our weights fit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -104,7 +102,7 @@ class Classifier(Trunk):
 
 
 def make(benchmark: Any, freeze: str) -> Peer:
-    """The peer of a `benchmarks.resnet` with ResNet v1.5; see `peers.load`."""
+    """The peer of a `benchmarks.resnet` with ResNet v1.5."""
     del freeze  # this example has no such layers
     keys, side = benchmark.settings.model, benchmark.settings.images.image_size
     if keys.resnet_version != "1.5" or keys.deep_stem or keys.squeeze_excite or keys.blur_pool:

@@ -4,8 +4,6 @@ Two convolutions per map predict offsets and classes, all maps are joined, the h
 found by sorting, and the matched boxes by indices. Images are augmented on the device as ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -86,7 +84,7 @@ def detection_loss(
 
 
 def make(benchmark: Any, freeze: str) -> Peer:
-    """The peer of a `benchmarks.detection.ssd`; see `peers.load`."""
+    """The peer of a `benchmarks.detection.ssd`."""
     del freeze  # recipes for COCO train all layers
     settings = benchmark.settings
     keys, layout, side = settings.backbone, settings.maps.layout, settings.images.image_size

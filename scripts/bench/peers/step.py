@@ -3,8 +3,6 @@
 As a program it compiles the step for a slice, as the child process of `commands.preflight.inspect`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -76,7 +74,7 @@ def make(peer: Peer, mesh: Mesh, compiler_options: Mapping[str, str] | None = No
 def lower_peer(
     peer: Peer, mesh: Mesh, batch_size: int, options: Mapping[str, str] | None
 ) -> list[Any]:
-    """The step, lowered for each kind of batch of `batch_size` examples, as `engine.step.lower`."""
+    """The step lowered for each kind of batch of `batch_size` examples: [(batch, lowered), ...]."""
     state = jax.eval_shape(lambda: first(peer, jax.random.key(0)))
     state = meshes.abstract(state, meshes.replicated(mesh))
     sharding = meshes.batch_sharding(mesh)
@@ -93,8 +91,8 @@ def lower_with_our_options(programs: Programs, plan: Plan) -> list[Any]:
     return lower_peer(peer, programs.mesh, settings.train_batch_size, options)
 
 
-def opened(programs: Programs, batch: HostBatch) -> Callable[[], None]:
-    """A function that takes a step on a batch of ours and waits for the devices."""
+def make_step(programs: Programs, batch: HostBatch) -> Callable[[], None]:
+    """A function that takes a step of the peer on a batch of ours and waits for the devices."""
     settings, mesh = programs.settings, programs.mesh
     benchmark: Any = programs.benchmark
     peer = peers.load(settings.config, benchmark)

@@ -11,8 +11,6 @@ not mirrored and keep their contrast, and its norms are not decayed. Suppression
 torchvision.ops.nms, one image at a time.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 from collections import OrderedDict

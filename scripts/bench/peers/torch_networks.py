@@ -1,12 +1,9 @@
 """ResNet, Transformer, GNMT and NeuMF of PyTorch's own layers, for `on_torch`.
 
-A network is a `torch.nn.Module` from a training batch, {name: tensor}, to the loss, a scalar. Its
-method `tree`, which the ResNet lacks, returns its tensors as our parameters: with the same names
-and shapes, so that they compute the same. The first weights are drawn as programs in PyTorch draw
-them.
+A network is a `torch.nn.Module` from a training batch, {name: tensor}, to the loss, a scalar. The
+first weights are drawn as programs in PyTorch draw them. tests/scripts/bench/test_peers.py compares
+the losses of the translators with ours for the same weights.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
@@ -148,15 +145,6 @@ def transformer(torch: Any, benchmark: Any) -> Any:
         def _embed(self, ids: Any, place: Any) -> Any:
             return self.dropout(self.table(ids) * math.sqrt(width) + self.waves[place])
 
-        def tree(self) -> Any:
-            rows = -words % 128  # of our table; they are no words
-            tree = {"embedding": nn.functional.pad(self.table.weight, (0, 0, 0, rows))}
-            for side in ("encoder", "decoder"):
-                layers = getattr(self.stacks, side)
-                tree |= {f"{side}_{i}": _layer(layer) for i, layer in enumerate(layers.layers)}
-                tree[f"{side}_norm"] = _norm(layers.norm)
-            return tree
-
     return Translator()
 
 
@@ -169,31 +157,6 @@ def _mask(torch: Any, queries: Any, keys: Any, heads: int, causal: bool = False)
     seen = seen.tril() if causal else seen
     mask = torch.zeros(seen.shape, device=seen.device).masked_fill(~seen, -math.inf)
     return mask.repeat_interleave(heads, 0)
-
-
-def _dense(layer: Any) -> Any:
-    return {"kernel": layer.weight.T, **({} if layer.bias is None else {"bias": layer.bias})}
-
-
-def _norm(layer: Any) -> Any:
-    return {"scale": layer.weight, "bias": layer.bias}
-
-
-def _layer(layer: Any) -> Any:
-    """Our parameters of a layer of the encoder or of the decoder."""
-    attention, norms = layer.self_attn, [layer.norm1, layer.norm2]
-    tree = {
-        "attention": {"query_key_value": {"kernel": attention.in_proj_weight.T}},
-        "mlp": {"in": _dense(layer.linear1), "out": _dense(layer.linear2)},
-    }
-    tree["attention"]["out"] = _dense(attention.out_proj)
-    if hasattr(layer, "multihead_attn"):
-        cross = layer.multihead_attn
-        query, key_value = (x.T for x in cross.in_proj_weight.tensor_split([cross.embed_dim]))
-        parts = {"query": {"kernel": query}, "key_value": {"kernel": key_value}}
-        tree["cross_attention"] = {**parts, "out": _dense(cross.out_proj)}
-        tree["cross_norm"], norms = _norm(norms[1]), [norms[0], layer.norm3]
-    return tree | {"attention_norm": _norm(norms[0]), "mlp_norm": _norm(norms[1])}
 
 
 def gnmt(torch: Any, benchmark: Any) -> Any:
@@ -267,29 +230,7 @@ def gnmt(torch: Any, benchmark: Any) -> Any:
             both = {side: torch.tensor(batch[side]).to(device) for side in ("inputs", "targets")}
             return {**both, "length": torch.tensor((batch["inputs"] != PAD).sum(1))}
 
-        def tree(self) -> Any:
-            rows = (0, -words % 128)  # of our tables; they are no words
-            tree = {"embedding": nn.functional.pad(self.table.weight, (0, 0, *rows))}
-            dense = _dense(self.classifier).items()
-            tree["classifier"] = {name: nn.functional.pad(x, rows) for name, x in dense}
-            names = "direction", "gain", "bias"
-            tree["attention"] = {name: getattr(self.attention, name) for name in names}
-            for name in ("query", "key"):
-                tree["attention"][name] = _dense(getattr(self.attention, name))
-            for side in ("encoder", "decoder"):
-                layers = enumerate(getattr(self, side))
-                tree |= {f"{side}_{i}": _lstm(torch, layer) for i, layer in layers}
-            return tree
-
     return Translator()
-
-
-def _lstm(torch: Any, layer: Any) -> Any:
-    """Our parameters of a layer, [directions, ...]; PyTorch has two biases, which are added."""
-    rows = [weights[:4] for weights in layer.all_weights]
-    kernel, recurrent, *biases = map(torch.stack, zip(*rows, strict=True))
-    kernels = {"kernel": kernel.mT, "recurrent_kernel": recurrent.mT}
-    return kernels | {"bias": biases[0] + biases[1]}
 
 
 def ncf(torch: Any, benchmark: Any) -> Any:
@@ -323,11 +264,5 @@ def ncf(torch: Any, benchmark: Any) -> Any:
             joined = torch.cat([user[:, :factors] * item[:, :factors], hidden], -1)
             logits, labels = self.logit(joined)[:, 0].float(), batch["label"].float()
             return nn.functional.binary_cross_entropy_with_logits(logits, labels)
-
-        def tree(self) -> Any:
-            tree = {f"mlp_{i}": _dense(layer) for i, layer in enumerate(self.layers)}
-            tables = {"users": self.users, "items": self.items}
-            tree |= {name: {"embedding": table.weight} for name, table in tables.items()}
-            return tree | {"logit": _dense(self.logit)}
 
     return NeuMF()

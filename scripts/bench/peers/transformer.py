@@ -6,8 +6,6 @@ drawn by "rbg". Unlike ours, a sentence that is not the first of its row sees th
 one before as its start.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -112,7 +110,7 @@ def smoothed(logits: jax.Array, targets: jax.Array, smoothing: float) -> jax.Arr
 
 
 def make(benchmark: Any, freeze: str) -> Peer:
-    """The peer of a `benchmarks.translation.transformer`; see `peers.load`."""
+    """The peer of a `benchmarks.translation.transformer`."""
     del freeze  # this example has no such layers
     settings, words = benchmark.settings, benchmark.vocabulary_size
     sizes = settings.num_heads, settings.mlp_width

@@ -8,13 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.translation.transformer.losses import perfect
 from common.errors import ConfigError
 from common.layers import space_to_depth
 from engine import mesh as meshes
 from engine.run import Programs, read_settings
 from scripts.bench import peers
 from scripts.bench.peers import step as steps
-from tests.helpers import stable_weights
+from scripts.bench.peers import torch_networks
+from tests.helpers import stable_weights, torch_trees
 
 
 def programs(name: str, **changes: Any) -> Any:
@@ -176,11 +178,34 @@ def attended(ours: Any, heads: int) -> Any:
     return cut | {"out": {"kernel": ours["out"]["kernel"].reshape(heads, -1, width)}}
 
 
+TRANSFORMER: dict[str, Any] = {
+    "num_layers": 2,
+    "width": 16,
+    "mlp_width": 32,
+    "num_heads": 2,
+    "dropout": 0.0,
+    "vocabulary_size": 50,
+    "num_train_rows": 64,
+    "num_eval_sentences": 8,
+    "row_length": 8,
+    "train_batch_size": 8,
+}
+GNMT: dict[str, Any] = {
+    "num_encoder_layers": 3,
+    "num_decoder_layers": 3,
+    "width": 16,
+    "dropout": 0.0,
+    "vocabulary_size": 50,
+    "num_train_pairs": 64,
+    "num_eval_sentences": 8,
+    "bucket_lengths": (8,),
+    "train_batch_size": 8,
+}
+
+
 @pytest.mark.long
 def test_transformer():
-    sizes = {"num_layers": 2, "width": 16, "mlp_width": 32, "num_heads": 2, "dropout": 0.0}
-    data = {"vocabulary_size": 50, "num_train_rows": 64, "num_eval_sentences": 8, "row_length": 8}
-    benchmark, peer = loaded("transformer", **sizes, **data, train_batch_size=8)
+    benchmark, peer = loaded("transformer", **TRANSFORMER)
     params, _ = initial(benchmark)
     mapped = {"embedding": {"embedding": params["embedding"][:50] * 4}}  # ours times sqrt(width)
     for name, arrays in params.items():
@@ -198,10 +223,7 @@ def test_transformer():
 
 @pytest.mark.long
 def test_gnmt():
-    sizes = {"num_encoder_layers": 3, "num_decoder_layers": 3, "width": 16, "dropout": 0.0}
-    data = {"vocabulary_size": 50, "num_train_pairs": 64, "num_eval_sentences": 8}
-    lengths = {"bucket_lengths": (8,), "train_batch_size": 8}
-    benchmark, peer = loaded("gnmt", **sizes, **data, **lengths)
+    benchmark, peer = loaded("gnmt", **GNMT)
     params, _ = initial(benchmark)
     asked = {k: params["attention"][k] for k in ("query", "key", "direction", "gain", "bias")}
     mapped = {
@@ -221,6 +243,42 @@ def test_gnmt():
     assert shapes(mapped) == shapes(jax.eval_shape(peer.init, jax.random.key(0))[0])
     batch = rows(8, 50)
     (ours, _), (loss, _) = both(benchmark, peer, (params, {}), (mapped, {}), (batch, batch))
+    assert loss == pytest.approx(ours, rel=1e-5)
+
+
+def torch_loss(torch, name, made, batch):
+    """The loss of a network in PyTorch on a batch, and ours with its weights."""
+    network = getattr(torch_networks, name)(torch, made.benchmark)
+    for x in network.parameters():
+        torch.nn.init.normal_(x, std=0.3)
+    tree = getattr(torch_trees, name)(torch, network)
+    params = jax.tree.map(lambda x: x.detach().numpy(), tree)
+    assert shapes(params) == shapes(jax.eval_shape(made.benchmark.init, jax.random.key(0))[0])
+    ((ours, weight),) = made.benchmark.loss(params, {}, batch, None)[0].values()
+    inputs = {name: torch.tensor(x) for name, x in batch.items()}
+    inputs = network.inputs(batch, "cpu") if hasattr(network, "inputs") else inputs
+    with torch.no_grad():
+        return float(network(inputs)), float(ours / weight)
+
+
+@pytest.mark.parity
+def test_the_transformer_in_pytorch():
+    """Also in rows of two sentences and with padding."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    batch = rows(8, 50)
+    for side in ("inputs", "targets"):
+        batch[f"{side}_segmentation"][:, 3:] *= 2
+        batch[f"{side}_position"][:, 3:] -= 3
+    made = programs("transformer", **TRANSFORMER)
+    loss, ours = torch_loss(torch, "transformer", made, batch)
+    assert loss == pytest.approx(ours + perfect(50, 0.1), rel=1e-5)
+
+
+@pytest.mark.parity
+def test_gnmt_in_pytorch():
+    """Also in rows of different lengths."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    loss, ours = torch_loss(torch, "gnmt", programs("gnmt", **GNMT), rows(8, 50))
     assert loss == pytest.approx(ours, rel=1e-5)
 
 

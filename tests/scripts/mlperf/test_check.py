@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -68,21 +67,6 @@ def test_five_good_runs_pass(ruleset, package, capsys):
     assert {path: path.read_bytes() for path in package.rglob("*") if path.is_file()} == before
 
 
-def test_without_the_checkers(package, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "mlperf_logging.compliance_checker", None)
-    assert mlperf_check.main([str(package)]) == 1
-    assert "pip install mlperf-logging" in capsys.readouterr().err
-
-
-def test_an_error_is_one_line_and_the_exit_code(monkeypatch, capsys):
-    def fail(paths, ruleset):
-        raise OSError("odd")
-
-    monkeypatch.setattr(mlperf_check, "check", fail)
-    assert mlperf_check.main(["folder"]) == 1
-    assert capsys.readouterr().err == "ERROR: folder: odd\n"
-
-
 @pytest.mark.long
 def test_all_of_it_may_lie_on_gs(gcs, package):
     root = f"{gcs.bucket()}/some/runs"
@@ -102,7 +86,7 @@ FAULTS = [
     (r'"global_batch_size", "value": 1632', '"global_batch_size", "value": 1', "Batch sizes in"),
     (r'"key": "run_start"', '"key: "run_start"', "is damaged"),
     (r'.*"key": "run_start".*\n', "", "'run_start'"),
-    (r":::MLLOG", "MLLOG", "result_1.txt: no line begins with :::MLLOG, "),
+    (r":::MLLOG", "MLLOG", "result_1.txt: no line is one of MLPerf's log"),
 ]
 
 
@@ -130,7 +114,7 @@ def test_runs_that_converge_too_early_are_found(copy):
              r'"INTERVAL_END", "key": \2')  # fmt: skip
     outcome = verdict(copy)
     (fault,) = outcome.faults
-    assert outcome.epochs == 31 and "31.00 epochs is less than the 33.80 allowed" in fault
+    assert outcome.epochs == 31 and fault.startswith("RCP Test Failed")
 
 
 def test_runs_that_are_a_little_early_are_scaled(tmp_path):
@@ -180,11 +164,9 @@ def test_one_run_may_miss_the_target_and_not_two(copy):
         edit(result(copy, i), '"status": "success"', '"status": "aborted"')
         outcome = verdict(copy)
         if i == 1:
-            (note,) = outcome.notes
-            assert outcome.faults == [] and note.startswith("result_1.txt: the target was not")
-            assert outcome.epochs == pytest.approx((35 + 35 + 39) / 3)
-    assert "result_1.txt: the target was not reached" in outcome.faults
-    assert "result_2.txt: the target was not reached" in outcome.faults
+            assert outcome.faults == [] and outcome.epochs == pytest.approx((35 + 35 + 39) / 3)
+    faults = [fault for fault in outcome.faults if "eval_accuracy" in fault]
+    assert [fault.split(":")[0] for fault in faults] == ["result_1.txt", "result_2.txt"]
     assert outcome.epochs is None and outcome.minutes is None
 
 
@@ -214,7 +196,7 @@ ALL = [f"results/tpu-v3-8/resnet/result_{i}.txt" for i in range(5)]
     [
         (ALL, None, "no run has ended: there is no result_*.txt"),
         ([DESCRIPTION], None, f"{DESCRIPTION} does not exist"),
-        ([DESCRIPTION], b"{", f"{DESCRIPTION} is not JSON"),
+        ([DESCRIPTION], b"{", "the package checker failed: JSONDecodeError"),
         ([DESCRIPTION], b'{"division": "closed"}', "System description checker failed for"),
     ],
 )
@@ -255,11 +237,10 @@ def test_a_folder_of_several_benchmarks(package, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("made", ["", "results", "results/tpu/minigo"])
-def test_nothing_to_check(made, tmp_path, capsys):
+def test_nothing_to_check(made, tmp_path):
     (tmp_path / made).mkdir(parents=True, exist_ok=True)
-    assert mlperf_check.main([str(tmp_path)]) == 1
-    (message,) = capsys.readouterr().err.splitlines()
-    assert message.startswith(f"ERROR: {tmp_path}")
+    with pytest.raises(UserError, match=f"^{tmp_path} has no results"):
+        mlperf_check.main([str(tmp_path)])
 
 
 # --- Reading.
@@ -275,39 +256,43 @@ def test_v05_is_only_read(package, tmp_path):
     assert verdict(tmp_path).faults == ["the logs are of several forms: mllog, v0.5"]
 
 
-def test_half_of_ncfs_runs_may_miss_the_target(tmp_path, clock):
+def test_single_logs_of_ncf_are_read(tmp_path, clock):
     config, paths = mlperf_config("ncf", **ML_20M, mlperf={"format": "v0.5"}), []
-    for index, scores in enumerate([[0.5], [0.5], [0.5, 0.636]]):
-        write_run(config, str(tmp_path / str(index)), scores, clock)
-        (tmp_path / "tpu" / "ncf").mkdir(parents=True, exist_ok=True)
-        log = tmp_path / str(index) / "mlperf.log"
-        paths += [str(log.rename(tmp_path / "tpu" / "ncf" / f"result_{index}.txt"))]
+    for index, scores in enumerate([[0.5], [0.5, 0.636]]):
+        folder = tmp_path / "tpu" / "ncf" / str(index)
+        write_run(config, str(folder), scores, clock)
+        paths.append(str((folder / "mlperf.log").rename(folder.parent / f"result_{index}.txt")))
     (outcome,) = mlperf_check.check(paths)
-    assert outcome.faults == []
-    assert [note.rpartition(", ")[2] for note in outcome.notes] == ["which 50 runs may"] * 2
-    assert str(outcome).startswith("READ ncf on tpu, logs of v0.5: 3 runs, no olympic mean\n")
-    assert "  result_2.txt: 81.00 minutes, epoch 2" in str(outcome).splitlines()
+    assert str(outcome).splitlines() == [
+        "READ ncf on tpu, logs of v0.5: 2 runs, no olympic mean",
+        "  result_0.txt: 41.00 minutes, target NOT reached",
+        "  result_1.txt: 81.00 minutes, epoch 2",
+    ]
 
 
 @pytest.mark.parametrize(
     ("values", "mean"),
     [
-        *(([1, 2, 3, 4, 100], 3), ([5, 1, 3], 3), ([None, 1, 2, 3, 4], 3)),
-        *(([None, None, 2, 3, 4], None), ([1, 2], None), ([], None)),
+        ([1, 2, 3, 4, 100], 3),
+        ([None, 1, 2, 3, 4], 3),
+        ([None, None, 2, 3, 4], None),
+        ([1, 2], None),
     ],
 )
 def test_olympic_mean(values, mean):
     assert mlperf_logs.olympic(values) == mean
 
 
-def test_reading_finds_a_log_among_other_lines():
+def test_reading_finds_a_log_among_other_lines(tmp_path):
     row = {"time_ms": 60_000, "key": "run_start", "value": None, "metadata": {}}
     stop = {**row, "time_ms": 120_000, "key": "run_stop", "metadata": {"status": "aborted"}}
-    run = mlperf_logs.read(f"step 1\nI0101 :::MLLOG {json.dumps(row)}\n:::MLLOG {json.dumps(stop)}")
+    log = tmp_path / "log"
+    log.write_text(f"step 1\nI0101 :::MLLOG {json.dumps(row)}\n:::MLLOG {json.dumps(stop)}")
+    run = mlperf_logs.load(log)
     assert run.minutes == 1 and not run.success and run.epochs is None
-    assert mlperf_logs.read("").minutes is None
+    log.write_text("\n:::MLLOG {}")
     with pytest.raises(UserError, match="line 2 is damaged"):
-        mlperf_logs.read("\n:::MLLOG {}")
+        mlperf_logs.load(log)
 
 
 def v06(key, value=None, **metadata):
@@ -337,15 +322,15 @@ def test_curves_have_the_epochs_that_were_trained(tmp_path, capsys):
     assert "target 0.25" in picture.read_text()
     log.write_text(v06("run_start"))
     for flag, words in ((picture, "has an evaluation"), ("curves.pdf", "ends in .svg or .png")):
-        assert mlperf_check.main([str(log), f"--curves={flag}"]) == 1
-        assert words in capsys.readouterr().err
+        with pytest.raises(UserError, match=words):
+            mlperf_check.main([str(log), f"--curves={flag}"])
 
 
-def test_a_text_without_a_known_line_is_not_judged(tmp_path, capsys):
+def test_a_text_without_a_known_line_is_a_fault(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("loss 0.5\n:::MLPv0.4.0 resnet run_start\n")
     assert mlperf_check.main([str(tmp_path / "notes.txt")]) == 1
-    (line,) = capsys.readouterr().out.splitlines()
-    assert "is not judged: notes.txt: no line begins with :::MLLOG, :::MLL, :::MLPv0.5.0" in line
+    head, line = capsys.readouterr().out.splitlines()
+    assert head.startswith("FAIL ") and line == "  notes.txt: no line is one of MLPerf's log"
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs the published logs, see MLPERF_LOGS")
@@ -370,8 +355,10 @@ class TestPublishedLogs:
     @pytest.mark.parametrize(
         ("name", "minutes", "epochs", "count", "least"),
         [
-            *(("resnet", 42.19, 60, 5, 0.759), ("ssd", 12.61, 59, 5, 0.23)),
-            *(("mask", 107.03, 15, 5, 0.339), ("transformer", 10.20, 3.125, 10, 25.0)),
+            ("resnet", 42.19, 60, 5, 0.759),
+            ("ssd", 12.61, 59, 5, 0.23),
+            ("mask", 107.03, 15, 5, 0.339),
+            ("transformer", 10.20, 3.125, 10, 25.0),
             ("gnmt", 12.25, 6, 10, 24.0),
         ],
     )
@@ -385,11 +372,10 @@ class TestPublishedLogs:
 
     @pytest.mark.parametrize(("name", "minutes"), [("gnmt", 11.06), ("ssd", 12.25)])
     def test_nvidias_of_2019(self, name, minutes):
-        for ruleset, word in (("", "READ"), ("0.6.0", "PASS")):
-            outcome = verdict_of_logs(f"v0.6/nvidia/{name}", ruleset)
-            assert str(outcome).startswith(f"{word} {name} on nvidia, ")
-            (run,) = outcome.runs.values()
-            assert run.success and round(run.minutes or 0, 2) == minutes
+        outcome = verdict_of_logs(f"v0.6/nvidia/{name}")
+        assert str(outcome).startswith(f"READ {name} on nvidia, ")
+        (run,) = outcome.runs.values()
+        assert run.success and round(run.minutes or 0, 2) == minutes
 
     def test_the_page_has_their_table(self, tmp_path, capsys):
         logs = [str(path) for path in REAL.glob("v0*/**/result_*.txt") if "nvidia" not in str(path)]
@@ -400,6 +386,6 @@ class TestPublishedLogs:
         assert [row for row in rows if row.split(" | ", 2)[2] not in page] == []
 
 
-def verdict_of_logs(folder: str, ruleset: str = "") -> mlperf_check.Result:
-    (outcome,) = mlperf_check.check(sorted(map(str, (REAL / folder).iterdir())), ruleset)
+def verdict_of_logs(folder: str) -> mlperf_check.Result:
+    (outcome,) = mlperf_check.check(sorted(map(str, (REAL / folder).iterdir())))
     return outcome

@@ -72,7 +72,7 @@ def test_what_the_command_line_and_the_environment_say(env):
 def test_each_benchmark_has_its_data_recipe_and_log(tmp_path):
     env = {"MLP_GCS_MODEL_DIR": str(tmp_path / "runs"), "MLP_PATH_GCS_NCF": str(tmp_path)}
     request = parse(["--benchmark=ncf"], env)
-    assert (request.name, request.runs, request.data_dir) == ("ncf", 100, str(tmp_path))
+    assert (request.entry.name, request.runs, request.data_dir) == ("ncf", 100, str(tmp_path))
     words = mlperf_request.command_line(request, 0, 1)
     assert {"--config=configs/ncf.py", "--config.mlperf.format=v0.5"} <= set(words)
     assert "--config.num_ratings=20000263" in words
@@ -106,15 +106,14 @@ def test_a_checkpoint_to_start_from_comes_from_the_environment(env, monkeypatch)
         ({}, ["--workdir=x"], "--workdir cannot be given here"),
         ({}, ["--config.seed=1"], "--config.seed cannot be given here"),
         ({}, ["--coordinator=a:1", "--num_processes=2", "--process_id=1"], "2 hosts needs --seed"),
+        ({}, ["--coordinator=a:1"], "--process_id missing"),
+        ({"MLP_GCS_MODEL_DIR": "/dev/null/runs"}, [], "MLP_GCS_MODEL_DIR=/dev/null/runs"),
     ],
 )
-def test_what_is_wrong_is_named(changed, words, says, env, monkeypatch, capsys):
-    for name, value in {**env, **changed}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "argv", ["run_and_time.sh", *words])
-    assert mlperf_run.main() == 1
-    (output,) = capsys.readouterr().err.splitlines()
-    assert output.startswith("ERROR: ") and says in output
+def test_what_is_wrong_is_named(changed, words, says, env):
+    with pytest.raises(UserError) as caught:
+        mlperf_request.parse_requests(words, {**env, **changed})
+    assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 VARIABLES = {name: entry.variable for name, entry in rules.entries().items()}
@@ -132,9 +131,8 @@ def test_the_only_data_variable_chooses_the_benchmark(name, tmp_path):
 def test_which_benchmark_is_asked_where_no_variable_says(tmp_path):
     with pytest.raises(UserError) as caught:
         mlperf_request.parse_requests([], {"MLP_GCS_MODEL_DIR": str(tmp_path)})
-    line, *others = str(caught.value).splitlines()
-    assert line.startswith("which benchmark? no variable")
-    assert {other.strip() for other in others} == {f"{n}: {VARIABLES[n]}" for n in VARIABLES}
+    assert str(caught.value).startswith("which benchmark? no variable")
+    assert all(f"{VARIABLES[name]} for {name}" in str(caught.value) for name in VARIABLES)
 
 
 SIX = ("gnmt", "mask_rcnn", "ncf", "resnet", "ssd", "transformer")
@@ -200,16 +198,6 @@ def test_what_only_one_benchmark_knows_is_refused_before_any_begins(flag, says, 
         mlperf_request.parse_requests(["ssd", "gnmt", flag], six)
     assert says in str(caught.value)
     parse(["ssd", flag], six)
-
-
-def test_nothing_that_is_wrong_hides_the_rest():
-    """A folder that cannot be written, a flag, a place without its number, no data."""
-    with pytest.raises(UserError) as caught:
-        words = ["resnet", "--mode=eval", "--coordinator=a:1"]
-        mlperf_request.parse_requests(words, {"MLP_GCS_MODEL_DIR": "/dev/null/runs"})
-    model, mode, place, data = str(caught.value).splitlines()
-    assert mode.startswith("--mode cannot be given") and "--process_id missing" in place
-    assert "MLP_GCS_MODEL_DIR=/dev/null/runs" in model and data.startswith(f"{DATA} is not set")
 
 
 def test_of_several_hosts_only_the_first_collects(env):
