@@ -1,7 +1,5 @@
 """Evaluates translations: batches of sentences, the true ones, and BLEU, chrF and TER."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What both translators say in MLPerf's logs; the `mlperf` of each has the rest."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from typing import Any

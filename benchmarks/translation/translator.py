@@ -1,7 +1,5 @@
 """What both translators are: settings, a vocabulary, sentences to evaluate, and their scores."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -14,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.base import Benchmark, HostBatch, Identity, Spec, Target
-from benchmarks.translation import agreement, evaluation, search
-from benchmarks.translation.rows import check_vocabulary
+from benchmarks.translation import evaluation, search
+from benchmarks.translation.rows import check_vocabulary, vocabulary_fault
 from benchmarks.translation.use import TranslatorUses
 from benchmarks.translation.vocabulary import Vocabulary, load_vocabulary
 from benchmarks.uses import Uses
@@ -175,7 +173,7 @@ class Translator(Benchmark):
         paths = self.record_files(split)
         if not paths:
             return ""
-        fault, is_certain = agreement.fault(self.vocabulary, paths, split == "eval")
+        fault, is_certain = vocabulary_fault(self.vocabulary, paths)
         if is_certain:
             raise DataError(fault)
         if fault:
@@ -205,9 +203,9 @@ class Translator(Benchmark):
             numbers = {"id": np.int32, "mask": np.float32}
         array = jax.ShapeDtypeStruct
         return tuple(
-            {name: array((batch_size, length), np.int32) for name, length in rows.items()}
+            {name: array((batch_size, length), np.int32) for name, length in kind.items()}
             | {name: array((batch_size,), dtype) for name, dtype in numbers.items()}
-            for rows in kinds
+            for kind in kinds
         )
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:

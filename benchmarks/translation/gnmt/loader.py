@@ -4,8 +4,6 @@ Text is two files with a sentence per line, whose words spaces separate.
 `benchmarks.translation.rows` defines the records. A packed row is cut into its pairs.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import itertools
@@ -32,7 +30,6 @@ _log = logging.getLogger("tpu_suite")
 _VERSION = 1  # raise it when the same files give other arrays
 _FILLER = 128  # lines after the sentences to evaluate: Google's files are padded to full batches
 _BLOCK = 8 << 20  # bytes of text that are read and looked up at a time
-_LONGEST = 1 << 20  # bytes of a line, and of lines without text; a sentence has 100 to 1,000
 
 
 def load(
@@ -42,7 +39,7 @@ def load(
 
     The names, sizes and times of modification (in seconds) of the files, the vocabulary and the
     arguments decide whether the cache is used. Training leaves out pairs with an empty side or one
-    that is longer than the last of `bucket_lengths`.
+    that is longer than the last of `bucket_lengths`; to evaluate, such a source is an error.
 
     Args:
       settings: `gnmt.Settings`, of which those that name the data are read, and the lengths.
@@ -50,12 +47,6 @@ def load(
       vocabulary: of the ids; text needs `Words`.
       most: to evaluate on text, the pairs to take; a few lines of filling may follow them.
       cache_dir: folder for the cache, local or gs://; "" for none.
-
-    Raises:
-      ConfigError: there are sources without targets, or targets without sources.
-      DataError: files are missing, cannot be read, are not UTF-8, differ in their numbers of lines
-        or have no pair to use; a record cannot be used; to evaluate, a source is empty or longer
-        than the last of `eval_lengths`, or there are fewer pairs than `most`, or many more.
     """
     paths, is_text = _find(settings, split), bool(getattr(settings, f"{split}_source"))
     longest = (settings.bucket_lengths if split == "train" else settings.eval_lengths)[-1]
@@ -74,7 +65,7 @@ def load(
 
 
 def _find(settings: Any, split: str) -> tuple[str, ...]:
-    """The two files of text, or those of records."""
+    """The two files of text, or the files of records."""
     data_dir, records = settings.data_dir, getattr(settings, f"{split}_files")
     text = {side: getattr(settings, f"{split}_{side}") for side in ("source", "target")}
     try:
@@ -139,11 +130,11 @@ def _check_sentences(corpus: Corpus, longest: int, most: int | None) -> Corpus:
     lengths = corpus.lengths[:, 0]
     if (lengths == 1).any():
         name = corpus.describe(int((lengths == 1).argmax()))
-        raise DataError(f"{name}: the sentence to translate is empty; mend the file")
+        raise DataError(f"{name}: the sentence to translate is empty; correct the file")
     if lengths.max() > longest:
         name, size = corpus.describe(int(lengths.argmax())), lengths.max()
         raise DataError(
-            f"{name}: the sentence has {size} tokens, and the evaluation has room for {longest}: "
+            f"{name}: the sentence has {size} tokens, and the evaluation allows {longest}: "
             f"set the last of --config.eval_lengths to {size} or more"
         )
     return corpus
@@ -181,7 +172,7 @@ def read_text(paths: tuple[str, ...], vocabulary: Vocabulary, longest: int | Non
     if counts[0] != counts[1]:
         raise DataError(
             f"{paths[0]} has {counts[0]:,} lines and {paths[1]} {counts[1]:,}: line i of one is "
-            "the translation of line i of the other; mend or prepare both again"
+            "the translation of line i of the other; correct or prepare both again"
         )
     return Corpus.make(paths, (), np.arange(counts[0]), (sources, targets), longest)
 
@@ -196,9 +187,6 @@ def read_text_side(
       vocabulary: words that it does not have become Words.UNKNOWN.
       longest: see `Sentences.cut`.
       report: is called with the bytes of each block that was read.
-
-    Raises:
-      DataError: the file cannot be read, or is not UTF-8.
     """
     tf = tensorflow()
     words = pyarrow.array([word.encode() for word in vocabulary.words], pyarrow.binary())
@@ -208,9 +196,6 @@ def read_text_side(
     try:
         with files.reading(lambda: [path]), tf.io.gfile.GFile(path, "rb") as file:
             for block in _text_blocks(file):
-                if len(block) >= _LONGEST and (block.isspace() or b"\n" not in block[:-1]):
-                    fault = f"{len(block):,} bytes without text, or without the end of a line"
-                    raise DataError(f"{path}, line {number + 1:,} and on: {fault}; mend it")
                 part = _encode_block(block, options, dtype)
                 parts.append(part.cut(longest))
                 number += len(part.lengths)
@@ -230,8 +215,6 @@ def _text_blocks(file: Any) -> Iterator[bytes]:
         head, newline, rest = (rest + data).rpartition(b"\n")
         if newline:
             yield head + newline
-        elif len(rest) >= _LONGEST:
-            break
     if rest:
         yield rest + b"\n"
 
@@ -257,10 +240,10 @@ def _encode_block(block: bytes, words: Any, dtype: type[np.generic]) -> Sentence
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-    """The pairs of one file; `packed` is None if it is empty."""
+    """The pairs of one file."""
 
-    count: int
-    packed: bool | None
+    count: int  # of records
+    packed: bool | None  # None if the file is empty
     records: np.ndarray  # int64[pairs], the record of each pair, counted in the file
     sides: tuple[Sentences, Sentences]
 
@@ -274,10 +257,6 @@ def read_records(paths: Sequence[str], split: str, vocab_size: int, longest: int
         in the same folder.
       vocab_size: ids are below it.
       longest: see `Sentences.cut`.
-
-    Raises:
-      DataError: a record is damaged, of another schema or has an id outside of the vocabulary;
-        packed and single records lie together (to train) or all are packed (to evaluate).
     """
     lengths, results = files.sizes(paths), []
     progress = Progress(sum(lengths))
@@ -303,7 +282,7 @@ def read_records(paths: Sequence[str], split: str, vocab_size: int, longest: int
 
 
 def _read_file(path: str, vocab_size: int, longest: int | None) -> _File:
-    """All pairs of a file; DataError names its first fault."""
+    """All pairs of a file; DataError names the first record that cannot be used."""
     dtype = id_type(vocab_size)
     empty = Sentences(np.zeros(0, dtype), np.zeros(0, np.int32))
     records, sides, kinds = [np.zeros(0, np.int64)], ([empty], [empty]), list[bool]()
@@ -331,9 +310,9 @@ def _read_file(path: str, vocab_size: int, longest: int | None) -> _File:
 def _cut_rows(
     columns: Columns, packed: bool, vocab_size: int
 ) -> tuple[np.ndarray, list[Any]] | None:
-    """The row of each pair of a chunk, and (ids, lengths) of each side; None if there is a fault.
+    """The row of each pair of a chunk, and (ids, lengths) of each side; None if a row is wrong.
 
-    It only finds that there is one: `_first_fault` looks at the rows one by one.
+    `_first_fault` then looks at the rows one by one.
     """
     keys, sides = [], []
     for side in SIDES:
@@ -358,11 +337,12 @@ def _cut_rows(
 
 
 def _first_fault(path: str, first: int, columns: Columns, vocab_size: int) -> DataError:
-    """The error for the first faulty row of a chunk."""
+    """The error for the first wrong row of a chunk."""
     for i, row in enumerate(rows.split(columns), first):
-        wrong = rows.any_fault(row, vocab_size)
+        wrong = rows.fault(row, vocab_size)
         if not wrong and not rows.is_packed(row) and not all(row[side].all() for side in SIDES):
             wrong = "it has the id 0 (padding) inside of a sentence; write it again"
         if wrong:
             return DataError(f"{record_name(path, i)}: {wrong}")
-    return DataError(f"{record_name(path, first)} or one of the next: its segments are damaged")
+    fault = "a segment is out of order, or has no end"
+    return DataError(f"{record_name(path, first)} or one of the next: {fault}")

@@ -4,8 +4,6 @@ Keys of 'mllog' are those of mlperf-logging's ruleset 0.7.0, the last one that k
 Keys of 'v0.5' are the tags of mlperf_compliance 0.0.10.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from benchmarks import mlperf

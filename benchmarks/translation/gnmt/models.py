@@ -10,8 +10,6 @@ Sequences are [positions, b, ...] inside. Parameters are float32; products are i
 cells, the attention's tanh and softmax are in float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple

@@ -8,8 +8,6 @@ Letters in shapes: b rows, L tokens of a row, S source tokens, T target tokens, 
 are float32; products are in the compute dtype, norms and softmax in float32.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import partial
