@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.mlperf import Entry, Run, only_score
 
-# The key of 'mllog' that says how sentences of more tokens are treated.
+# The key of 'mllog' that says how sentences with more tokens are treated.
 DISCARD = {"max_sequence_length": {"method": "discard"}}
 
 

@@ -105,9 +105,11 @@ def fault(row: Row, vocab_size: int) -> str:
                 f"{side} has the id {wrong}, and the vocabulary {vocab_size:,} entries: the "
                 "records were made with another vocabulary, see docs/transformer.md"
             )
-        if not packed and ids[-1] != EOS:
-            return f"{side} does not end with {EOS} (EOS); write the records again"
         if not packed:
+            if ids[-1] != EOS:
+                return f"{side} does not end with {EOS} (EOS); write the records again"
+            if not ids.all():
+                return f"{side} has the id 0 (padding) inside of the sentence; write it again"
             continue
         segments, positions = row[f"{side}_segmentation"], row[f"{side}_position"]
         if not len(ids) == len(segments) == len(positions):

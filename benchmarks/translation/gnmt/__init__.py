@@ -126,7 +126,8 @@ class Gnmt(Translator):
     def train_rows(self) -> Sequence[Mapping[str, int]]:
         return [{"inputs": size, "targets": size} for size in self.settings.bucket_lengths]
 
-    def read_eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
+    @functools.cached_property
+    def eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
         corpus, every = self._eval, np.arange(len(self._eval))
         sources = corpus.rows(every, 0, self.eval_lengths[-1])
         return sources, corpus.rows(every, 1, int(corpus.lengths[:, 1].max()))

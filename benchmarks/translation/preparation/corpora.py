@@ -1,24 +1,19 @@
-"""Reads pairs of sentences from files: two files of lines, tables, TMX, and lines of JSON.
+"""Reads pairs of sentences from files: two files of lines, tables, and lines of JSON.
 
-Each file may be local or gs://, a .gz, or a member of a tar. Nothing is unpacked, and no file is
-held in memory.
+Each file may be local or gs://, and a .gz.
 """
 
 from __future__ import annotations
 
-import collections
 import csv
 import gzip
 import io
 import itertools
 import os
-import posixpath
 import re
-import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
-from xml.etree import ElementTree
 
 from benchmarks.translation.preparation import languages
 from common import limits
@@ -27,69 +22,41 @@ from common.errors import one_line, parse_json
 from common.preparation.sources import SourceError
 from common.text import is_sgm, limited_lines, sgm_sentences
 
-DAMAGE = (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile)
 _SAMPLE = 50  # rows that tell what the columns and languages are
 LETTER = r"[^\W\d_]"
 _LINE_ENDS = re.compile(r"\r?\n|\r")
 
-Row = dict[Any, str]  # texts by the number of a column, from 1, by key, or by language
+Row = dict[Any, str]  # texts by the number of a column, from 1, or by key
 Reader = Callable[[str], Iterator[tuple[int, Row]]]  # yields the number of each row, from 1, and it
 
 
-class Text(NamedTuple):
-    """One file of lines; with a `member`, it is in the archive at `path`."""
+def lines(path: str) -> Iterator[str]:
+    r"""Yields the lines of a file without "\n", which alone ends a line; of an .sgm its segments.
 
-    path: str
-    member: str = ""
-
-    @property
-    def name(self) -> str:
-        """The file in messages."""
-        return f"{self.path}/{self.member}" if self.member else self.path
-
-    def lines(self) -> Iterator[str]:
-        r"""Yields the lines without "\n", which alone ends a line; of an .sgm its segments.
-
-        Raises:
-            SourceError: the file is damaged, not UTF-8, or beyond one of `common.limits`.
-        """
-        read = sgm_sentences if is_sgm(self.name.removesuffix(".gz")) else limited_lines
-        try:
-            with open_file(self.path) as raw:
-                file = unzipped(self._open_member(raw) if self.member else raw)
-                for number, line in enumerate(read(file, self.name, SourceError), 1):
-                    if number == 1:
-                        line = line.removeprefix(b"\xef\xbb\xbf")
-                    yield self._decode(line.removesuffix(b"\n"), number)
-        except DAMAGE as error:
-            raise SourceError(f"{self.name} is damaged or cut short: {one_line(error)}") from error
-
-    def _decode(self, line: bytes, number: int) -> str:
-        try:
-            return line.decode()
-        except UnicodeDecodeError as error:
-            raise SourceError(
-                f"{self.name}, line {number} is not UTF-8 (byte 0x{line[error.start]:02x} at "
-                f"position {error.start}): convert the file, for example with iconv"
-            ) from error
-
-    def _open_member(self, raw: Any) -> Any:
-        archive = tarfile.open(fileobj=raw, mode="r|*")  # noqa: SIM115 (its member is read)
-        for info in archive:
-            if posixpath.normpath(info.name) == self.member and info.isreg():
-                return archive.extractfile(info)
-        raise SourceError(f"{self.path} holds no file {self.member}")
-
-
-def open_file(path: str) -> io.BufferedReader:
-    """Opens a local or gs:// file."""
+    Raises:
+        SourceError: the file is damaged, not UTF-8, or beyond one of `common.limits`.
+    """
     limits.check_file(path, SourceError)
-    return io.BufferedReader(_File(path), 1 << 20)
+    read = sgm_sentences if is_sgm(path.removesuffix(".gz")) else limited_lines
+    try:
+        with io.BufferedReader(_File(path), 1 << 20) as raw:
+            file: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
+            for number, line in enumerate(read(file, path, SourceError), 1):
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                yield _decode(line.removesuffix(b"\n"), f"{path}, line {number}")
+    except (zlib.error, EOFError, gzip.BadGzipFile) as error:
+        raise SourceError(f"{path} is damaged or cut short: {one_line(error)}") from error
 
 
-def unzipped(file: Any) -> Any:
-    """The content of a .gz; other files as they are."""
-    return gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
+def _decode(line: bytes, name: str) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"{name} is not UTF-8 (byte 0x{line[error.start]:02x} at position {error.start}): "
+            "convert the file, for example with iconv"
+        ) from error
 
 
 class _File(io.RawIOBase):
@@ -110,27 +77,27 @@ class _File(io.RawIOBase):
 class Lines(NamedTuple):
     """Two files, of which line i of one is the translation of line i of the other."""
 
-    source: Text
-    target: Text
+    source: str
+    target: str
 
     def __str__(self) -> str:
-        return f"{self.source.name} and {self.target.name}"
+        return f"{self.source} and {self.target}"
 
     @property
     def paths(self) -> list[str]:
-        """The files that hold the text; an archive counts for each of its members."""
-        return [self.source.path, self.target.path]
+        """The files that hold the text."""
+        return [self.source, self.target]
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Yields the pairs of lines; SourceError if the files differ in their numbers of lines."""
-        lines = itertools.zip_longest(self.source.lines(), self.target.lines())
-        for number, (source, target) in enumerate(lines, 1):
+        both = itertools.zip_longest(lines(self.source), lines(self.target))
+        for number, (source, target) in enumerate(both, 1):
             if source is None or target is None:
-                total = number + sum(1 for _ in lines)
+                total = number + sum(1 for _ in both)
                 counts = [number - 1 if line is None else total for line in (source, target)]
                 raise SourceError(
-                    f"{self.source.name} has {counts[0]:,} lines and {self.target.name} "
-                    f"{counts[1]:,}: line i of one must be the translation of line i of the other"
+                    f"{self.source} has {counts[0]:,} lines and {self.target} {counts[1]:,}: "
+                    "line i of one must be the translation of line i of the other"
                 )
             yield source, target
 
@@ -166,12 +133,12 @@ class Corpus(NamedTuple):
         if not (read := FORMS.get(ending(path), ("", None))[1]):
             raise SourceError(
                 f"{path} is no file of pairs ({', '.join(FORMS)}): rename it; give files of lines "
-                "as --train_source and --train_target, tar archives as --train_archives"
+                "as --train_source and --train_target"
             )
         rows = [row for _, row in itertools.islice(read(path), _SAMPLE)]
         numbers = {str(key): key for row in rows for key in row}
         is_table = "1" in numbers
-        header = rows[0] if is_table and _is_header(rows[0], columns, wanted) else {}
+        header = rows[0] if is_table and _have_header(rows, columns, wanted) else {}
         names = {cell.strip(): key for key, cell in header.items()} or numbers
         sides = columns or languages.choose(names, wanted)
         if not sides and is_table and not header:
@@ -218,11 +185,12 @@ class Corpus(NamedTuple):
         return bool(sides) and all(are_mostly(side, pattern) for side in sides)
 
 
-def _is_header(row: Row, columns: Sequence[str], wanted: tuple[str, str]) -> bool:
-    """Whether a row of a table names two languages, or the `columns` that were asked for."""
-    if columns and {*columns} <= {cell.strip() for cell in row.values()}:
+def _have_header(rows: Sequence[Row], columns: Sequence[str], wanted: tuple[str, str]) -> bool:
+    """Whether the first row has the `columns`, or alone names two languages."""
+    if columns and {*columns} <= {cell.strip() for cell in rows[0].values()}:
         return True
-    return len(languages.named(row.values(), wanted)) > 1
+    first, *later = (len(languages.named(row.values(), wanted)) > 1 for row in rows[:2])
+    return first and not any(later)
 
 
 def _text_columns(rows: Sequence[Row]) -> list[str]:
@@ -242,7 +210,7 @@ def are_mostly(texts: Sequence[str], pattern: str) -> bool:
 
 def _read_tabs(path: str) -> Iterator[tuple[int, Row]]:
     """Cells with tabs between them; quotes are a part of the text."""
-    for number, line in enumerate(Text(path).lines(), 1):
+    for number, line in enumerate(lines(path), 1):
         if line.strip():
             yield number, dict(enumerate(line.rstrip("\r").split("\t"), 1))
 
@@ -258,7 +226,7 @@ def _read_csv(path: str) -> Iterator[tuple[int, Row]]:
 
 
 def _cells(path: str, delimiter: str) -> Iterator[tuple[int, Row]]:
-    reader = csv.reader((line + "\n" for line in Text(path).lines()), delimiter=delimiter)
+    reader = csv.reader((line + "\n" for line in lines(path)), delimiter=delimiter)
     try:
         for row in reader:
             if row:
@@ -270,7 +238,7 @@ def _cells(path: str, delimiter: str) -> Iterator[tuple[int, Row]]:
 
 def _read_json(path: str) -> Iterator[tuple[int, Row]]:
     """Objects, one in a line; those of Hugging Face's datasets have the texts in "translation"."""
-    for number, line in enumerate(Text(path).lines(), 1):
+    for number, line in enumerate(lines(path), 1):
         if not line.strip():
             continue
         try:
@@ -283,46 +251,12 @@ def _read_json(path: str) -> Iterator[tuple[int, Row]]:
         yield number, {key: text for key, text in row.items() if isinstance(text, str)}
 
 
-def _read_tmx(path: str) -> Iterator[tuple[int, Row]]:
-    """The texts of each unit by language; "" of a language that it lacks."""
-    body, number = None, 0
-    try:
-        with open_file(path) as raw:
-            for event, node in ElementTree.iterparse(unzipped(raw), ("start", "end")):
-                name = node.tag.rpartition("}")[2]
-                if event == "start":
-                    body = node if name == "body" else body
-                elif name == "tu":
-                    number += 1
-                    variants = map(_variant, node.findall("{*}tuv"))
-                    yield number, collections.defaultdict(str, variants)
-                    (node if body is None else body).clear()  # it would fill the memory
-    except (ElementTree.ParseError, ValueError, LookupError, *DAMAGE) as error:
-        raise SourceError(f"{path} is no TMX, or damaged: {one_line(error)}") from error
-
-
-def _variant(node: ElementTree.Element) -> tuple[str, str]:
-    """The language and the text of a variant in a TMX."""
-    code = node.get("{http://www.w3.org/XML/1998/namespace}lang") or node.get("lang") or ""
-    segment = node.find("{*}seg")
-    return languages.code(code) or code.lower(), "" if segment is None else _content(segment)
-
-
-def _content(node: ElementTree.Element) -> str:
-    """The text of a segment without the codes of its layout; only highlighted text is text."""
-    parts = [node.text]
-    for child in node:
-        parts += [_content(child) if child.tag.endswith("hi") else "", child.tail]
-    return "".join(filter(None, parts))
-
-
 # The form and the reader of a file by the end of its name, behind which .gz may be.
 FORMS: dict[str, tuple[str, Reader]] = {
     ".tsv": ("tsv", _read_tabs),
     ".tab": ("tsv", _read_tabs),
     ".txt": ("tsv", _read_tabs),
     ".csv": ("pairs", _read_csv),
-    ".tmx": ("tmx", _read_tmx),
     ".jsonl": ("jsonl", _read_json),
     ".ndjson": ("jsonl", _read_json),
     ".json": ("jsonl", _read_json),

@@ -3,74 +3,35 @@
 import argparse
 import collections
 import hashlib
-import posixpath
-import re
-import tarfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.translation.preparation import corpora
-from benchmarks.translation.preparation.corpora import Corpus, Lines, Text
+from benchmarks.translation.preparation.corpora import Corpus, Lines
 from benchmarks.translation.vocabulary import Vocabulary, Words, load_vocabulary
 from common.data import files
 from common.data.shards import tensorflow
-from common.errors import DataError, UserError, one_line
+from common.errors import DataError, UserError
 from common.preparation.sources import SourceError
 
-_ARCHIVE = r"(.+?\.(?:tgz|tar|tar\.gz|tar\.bz2|tar\.xz))"
 _EVAL = 2000, 100, 50  # pairs taken for evaluation: the most, the least, and one in so many
 _SHORT = 10  # characters: sides that have fewer count as so long in a ratio
 
 Pair = tuple[str, str]
 
 
-def _find_texts(argument: str) -> list[Text]:
-    """The files of a comma-separated argument: FILE, FILE.gz, or ARCHIVE.tgz/MEMBER."""
-    gfile, texts = tensorflow().io.gfile, []
-    for path in filter(None, argument.split(",")):
-        match = re.fullmatch(f"{_ARCHIVE}/(.+)", path)
-        text = Text(match[1], posixpath.normpath(match[2])) if match else Text(path)
-        if not gfile.exists(text.path):
-            raise SourceError(f"there is no {text.path}")
-        if gfile.isdir(text.path):
-            raise SourceError(f"{text.path} is a folder; give files of text")
-        if not match and re.fullmatch(_ARCHIVE, path):
-            raise SourceError(
-                f"{path} is an archive: give {path}/MEMBER, or --train_archives={path}"
-            )
-        texts.append(text)
-    return texts
-
-
-def _pairs_in(archive: str, source: str, target: str) -> list[Lines]:
-    """The pairs of files in an archive whose names differ in the language only.
-
-    They are NAME.en with NAME.de (each perhaps .gz), and NAME-src.en.sgm with NAME-ref.de.sgm.
-    """
-    if not tensorflow().io.gfile.exists(archive):
-        raise SourceError(f"there is no {archive}")
-    print(f"listing {archive}", flush=True)
-    try:
-        with corpora.open_file(archive) as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
-            names = [posixpath.normpath(info.name) for info in tar if info.isreg()]
-    except corpora.DAMAGE as error:
-        fault = one_line(error)
-        raise SourceError(f"{archive} is no tar archive, or is damaged: {fault}") from error
-    sides: list[dict[str, str]] = []
-    for language, role in ((source, "src"), (target, "ref")):
-        pattern = rf"(?P<stem>.*?)(-{role}\.{language}\.sgm|\.{language})(\.gz)?"
-        matches = {name: re.fullmatch(pattern, name) for name in names if "/._" not in f"/{name}"}
-        sides.append({match["stem"]: name for name, match in matches.items() if match})
-    stems = [stem for stem in sides[0] if stem in sides[1]]
-    if not stems:
-        few = ", ".join(names[:4])
-        raise SourceError(
-            f"{archive} holds no files NAME.{source} and NAME.{target} (it holds {few} ...): set "
-            "--source_language and --target_language"
-        )
-    return [Lines(Text(archive, sides[0][stem]), Text(archive, sides[1][stem])) for stem in stems]
+def _find_texts(argument: str) -> list[str]:
+    """The files of a comma-separated argument."""
+    gfile, paths = tensorflow().io.gfile, [*filter(None, argument.split(","))]
+    for path in paths:
+        if not gfile.exists(path):
+            raise SourceError(f"there is no {path}")
+        if gfile.isdir(path):
+            raise SourceError(f"{path} is a folder; give files of text")
+        if path.endswith((".tgz", ".tar", ".tar.gz", ".zip")):
+            raise SourceError(f"{path} is an archive: unpack it, and give its files of text")
+    return paths
 
 
 def _load(path: str) -> Vocabulary:
@@ -97,7 +58,7 @@ class TextInput:
 
     Attributes:
         vocabulary: the one to use; None if it is to be built.
-        size: bytes of the training text; archives count for each member.
+        size: bytes of the files with training text.
         settings: what changes the records, beside the settings that each preparation has.
     """
 
@@ -107,13 +68,9 @@ class TextInput:
         self._inputs: dict[str, list[Corpus | Lines]] = {}
         for split in ("train", "eval"):
             sides = [_find_texts(getattr(args, f"{split}_{s}")) for s in ("source", "target")]
-            inputs: list[Corpus | Lines] = [*map(Lines, *sides)]
-            archives = args.train_archives if split == "train" else ""
-            for archive in filter(None, archives.split(",")):
-                inputs += _pairs_in(archive, wanted[0] or "en", wanted[1] or "de")
-            for path in filter(None, getattr(args, split).split(",")):
-                inputs.append(Corpus.open(path, columns, wanted))
-            self._inputs[split] = inputs
+            paths = filter(None, getattr(args, split).split(","))
+            tables = [Corpus.open(path, columns, wanted) for path in paths]
+            self._inputs[split] = [*map(Lines, *sides), *tables]
         self.vocabulary = _load(args.vocabulary) if args.vocabulary else None
         self._paths = [path for each in self._inputs["train"] for path in each.paths]
         self.size = sum(files.sizes(self._paths))

@@ -2,16 +2,12 @@
 
     python -m scripts.prepare text --train_source=train.en --train_target=train.de \\
         --eval_source=test.en --eval_target=test.de --out=data/mine
-    python -m scripts.prepare text --train_archives=europarl.tgz,news.tgz --source_language=en \\
-        --target_language=de --eval_source=newstest2014.en --eval_target=newstest2014.de \\
-        --out=gs://bucket/wmt
-    python -m scripts.prepare text --train=mine.tsv,more.tmx --clean --max_ratio=9 --out=data/mine
+    python -m scripts.prepare text --train=mine.tsv,more.jsonl --clean --max_ratio=9 --out=data/mine
 
 Line i of a target file is the translation of line i of its source file; only "\\n" ends a line. A
-file may be a .gz, an .sgm, or a member of an archive (dev.tgz/dev/newstest2013-src.en.sgm). Files
-of pairs are tables (.tsv, .csv), .tmx and .jsonl. The program builds a vocabulary of subwords (or
-takes a file), and packs several pairs into each row. After an interruption the same command
-continues. See docs/data.md.
+file may be a .gz or an .sgm. Files of pairs are tables (.tsv, .csv) and .jsonl. The program builds
+a vocabulary of subwords (or takes a file), and packs several pairs into each row. After an
+interruption the same command continues. See docs/data.md.
 """
 
 import argparse
@@ -67,13 +63,10 @@ def readings(folder: Folder) -> list[Reading]:
         seen[form] += 1
         if not form or seen[form] > _MOST:
             continue
-        try:
+        with contextlib.suppress(*faults):
             corpus = Corpus.open(folder.full(name))
-            if form == "tmx" or corpus.has_sentences():
+            if corpus.has_sentences():
                 inputs[form][name,] = corpus.names
-        except faults:
-            if form == "tmx":  # nothing else has this ending: the preparation says the error
-                inputs[form][name,] = "source", "target"
     return [_reading(folder, form, inputs[form]) for form in inputs if inputs[form]]
 
 
@@ -124,14 +117,13 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
     add, sized = parser.add_argument, console.integer(1, 10**6)
     utf8: dict[str, Any] = {"type": console.path, "default": ""}
-    files = "files, with commas between; FILE, FILE.gz, FILE.sgm or ARCHIVE.tgz/MEMBER"
+    files = "files, with commas between: FILE, FILE.gz or FILE.sgm"
     add("--train_source", **utf8, metavar="FILES", help=files)
     add("--train_target", **utf8, metavar="FILES", help="their translations, in the same order")
-    add("--train_archives", **utf8, metavar="FILES", help="archives with NAME.en and NAME.de")
-    pairs = "files of pairs: .tsv, .csv, .tmx, .jsonl, each perhaps .gz"
+    pairs = "files of pairs: .tsv, .csv, .jsonl, each perhaps .gz"
     add("--train", **utf8, metavar="FILES", help=pairs)
     add("--columns", default="", metavar="A,B", help="source and target, by number or name")
-    guess = "(en and de, or by names, headers and keys; English is the source)"
+    guess = "(by names, headers and keys; English is the source)"
     add("--source_language", default="", metavar="CODE", help=f"such as en {guess}")
     add("--target_language", default="", metavar="CODE", help="such as de")
     add("--clean", action="store_true", help="leave out repeated pairs and those of equal sides")
@@ -185,8 +177,8 @@ def _fault(args: argparse.Namespace) -> str:
             return f"--{split}_source has {numbers[0]} files and --{split}_target {numbers[1]}"
     if args.columns and len([name for name in args.columns.split(",") if name]) != 2:
         return f"--columns={args.columns} must be two, of the source and the target"
-    if not (args.train_source or args.train_archives or args.train):
-        return "give --train, or --train_source and --train_target, or --train_archives"
+    if not (args.train_source or args.train):
+        return "give --train, or --train_source and --train_target"
     return ""
 
 

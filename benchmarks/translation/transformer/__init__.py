@@ -125,7 +125,8 @@ class Transformer(Translator, RecordBenchmark):
     def train_rows(self) -> Sequence[Mapping[str, int]]:
         return [dict.fromkeys(FEATURES, self.settings.row_length)]
 
-    def read_eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
+    @functools.cached_property
+    def eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
         if not self.eval_text[0]:
             return self.source("eval").read_all()
         return self._encoded(self.eval_text[0], self.eval_lengths[-1]), self._encoded(

@@ -30,11 +30,7 @@ ENTRY = entry(
 
 
 def facts(run: Run) -> Facts:
-    """What the log of a run says about the Transformer.
-
-    Raises:
-      ConfigError: the optimizer is not MLPerf's.
-    """
+    """What the log of a run says about the Transformer; ConfigError if its optimizer is another."""
     mlperf.check_optimizer(run, "Transformer", "adam")
     return Facts(_tags(run) if run.form == "v0.5" else _keys(run), DISCARD)
 
