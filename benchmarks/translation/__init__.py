@@ -3,8 +3,7 @@
 A run goes through these files in this order:
 
     vocabulary.py     text to token ids and back; its subwords have tensor2tensor's rules
-    rows.py           records of sentence pairs: their form, their faults, and manifest.json
-    agreement.py      whether records and a vocabulary belong together
+    rows.py           records of sentence pairs: form, errors, vocabulary, manifest.json
     translator.py     the benchmark that both packages extend: keys, vocabulary, references
     transformer/      rows packed with several pairs: records, network, loss, beam search
     gnmt/             pairs in memory, in buckets of similar length: network, loss, beam search

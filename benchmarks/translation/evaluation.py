@@ -1,7 +1,5 @@
 """Evaluates translations: batches of sentences, the true ones, and BLEU, chrF and TER."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -18,7 +16,7 @@ SETTINGS = {"lowercase": True, "tokenize": "intl"}  # of sacrebleu
 def batches(
     sentences: np.ndarray, sizes: Sequence[int], batch_size: int, shard: int, num_shards: int
 ) -> Iterator[HostBatch]:
-    """Every sentence once over all shards, sorted by length: see `base.Benchmark.eval_batches`.
+    """Every sentence once over all shards, sorted by length.
 
     Yields inputs int32[h, size], where `size` is the least of `sizes` that fits all of the global
     batch; id int32[h], the row of `sentences`; and mask float32[h].
@@ -42,16 +40,13 @@ def batches(
 
 
 def find_text(data_dir: str, names: str, key: str) -> list[str]:
-    """The files of text that exist of those which a key of the config names.
+    """The existing files among those that a key of the config names.
 
     Args:
       data_dir: folder, local or gs://.
-      names: with commas between, relative to `data_dir` or absolute. Of several names none needs to
-        exist. A single name must exist.
+      names: with commas between, relative to `data_dir` or absolute. A single name must exist;
+        of several names none needs to.
       key: of the config, for the message.
-
-    Raises:
-      DataError: a file is missing, or the folder cannot be read.
     """
     candidates, paths = [name.strip() for name in names.split(",") if name.strip()], []
     for name in candidates:
@@ -71,11 +66,7 @@ def find_text(data_dir: str, names: str, key: str) -> list[str]:
 
 
 def read_lines(path: str) -> list[str]:
-    """The lines of a file of text, of an .sgm its segments, without the white space around each.
-
-    Raises:
-      DataError: the file cannot be read, or is not UTF-8.
-    """
+    """The lines of a file of text, of an .sgm its segments, without the white space around each."""
     try:
         with tensorflow().io.gfile.GFile(path, "rb") as file:
             data = b"\n".join(sgm_sentences(file, path)) if is_sgm(path) else file.read()
@@ -108,13 +99,8 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, floa
       "precision_1" ... "precision_4", the shares of n-grams that the references have, smoothed as
       BLEU is. All are 0 where there is nothing to score.
 
-    Raises:
-      ValueError: the lists differ in length.
-
     Source: Papineni et al. 2002; Post 2018, arXiv:1804.08771 (sacrebleu).
     """
-    if len(hypotheses) != len(references):
-        raise ValueError(f"{len(hypotheses)} translations for {len(references)} references")
     pairs = list(zip(hypotheses, references, strict=True)) or [("", "")]
     result = _metric("BLEU").corpus_score(
         [pair[0] for pair in pairs], [[pair[1] for pair in pairs]]

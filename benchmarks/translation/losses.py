@@ -6,8 +6,6 @@ of the steps at a time, and are computed once: the forward pass also makes the g
 Letters in shapes: T target positions, b rows, H width, V words, Vp columns of the classifier.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 

@@ -1,14 +1,12 @@
 """What both translators say in MLPerf's logs; the `mlperf` of each has the rest."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.mlperf import Entry, Run, only_score
 
-# The key of 'mllog' that says how sentences of more tokens are treated.
+# The key of 'mllog' that says how sentences with more tokens are treated.
 DISCARD = {"max_sequence_length": {"method": "discard"}}
 
 

@@ -1,4 +1,4 @@
-"""Records of sentence pairs, packed or one pair each: their form, their faults, their manifest.
+"""Records of sentence pairs, packed or one pair each: their form, errors, vocabulary and manifest.
 
 A record is a tf.train.Example with lists of int64. One pair has `inputs`, the source, and
 `targets`, its translation, each with EOS at its end. A packed row has several pairs one after the
@@ -10,24 +10,25 @@ The schemas are tensor2tensor's (`translate_ende_wmt32k_packed-*`, `translate_en
 `preparation.text` describes the records that it wrote.
 """
 
-from __future__ import annotations
-
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
-from benchmarks.translation.vocabulary import EOS, Vocabulary
-from common.data import files
-from common.data.shards import tensorflow
+from benchmarks.translation.vocabulary import EOS, Vocabulary, Words
+from common.data import files, records
+from common.data.shards import read_errors, read_fault, tensorflow
 from common.errors import DataError, parse_json
 
 SIDES = ("inputs", "targets")
 FEATURES = tuple(f"{side}{part}" for side in SIDES for part in ("", "_segmentation", "_position"))
 _MANIFEST_KIND = "translation"
 SCHEMA = "the schema of translation (lists of int64: inputs, targets)"
+_PAIRS = 20  # that are compared with the vocabulary
+_SAME = 0.8  # the least share of them with the same ids
 
 Row = dict[str, np.ndarray]  # int64[n] by the names of FEATURES; [0] where a record has none
 Columns = dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (values, splits) of several records
@@ -56,20 +57,8 @@ def is_packed(row: Row) -> bool:
     return len(row["targets_segmentation"]) > 0
 
 
-def of_record(record: bytes, name: str) -> Row:
-    """The row of a serialized tf.train.Example; DataError, with its name, if it is none."""
-    try:
-        feature = tensorflow().train.Example.FromString(record).features.feature
-    except Exception as error:  # the module of protobuf's DecodeError depends on its version
-        raise DataError(f"{name} is no tf.train.Example") from error
-    return {
-        name: np.array(feature[name].int64_list.value if name in feature else [], np.int64)
-        for name in FEATURES
-    }
-
-
 def pairs(row: Row) -> Iterator[list[np.ndarray]]:
-    """The ids of both sides, with EOS, of each pair of a record without a fault."""
+    """The ids of both sides, with EOS, of each pair of a correct record."""
     if not is_packed(row):
         yield [row[side] for side in SIDES]
         return
@@ -82,7 +71,7 @@ def usable(paths: Sequence[str], packed: Sequence[bool | None], split: str) -> l
 
     Args:
       paths: the files.
-      packed: whether the records of each file are packed; None of an empty file.
+      packed: whether the records of each file are packed; None for an empty file.
       split: "train" or "eval".
 
     Raises:
@@ -103,21 +92,24 @@ def usable(paths: Sequence[str], packed: Sequence[bool | None], split: str) -> l
     return [i for i, kind in enumerate(packed) if split == "train" or not kind]
 
 
-def fault(row: Row, packed: bool, vocab_size: int) -> str:
-    """The first fault of a record, and how to fix it; "" if it has none."""
+def fault(row: Row, vocab_size: int) -> str:
+    """What is wrong with a record, and how to fix it; "" if nothing is."""
+    packed = is_packed(row)
     for side in SIDES:
         ids = row[side]
         if not len(ids):
-            return f"it has no {side}; mend the record"
+            return f"it has no {side}; correct the record"
         if ids.min() < 0 or ids.max() >= vocab_size:
             wrong = ids[(ids < 0) | (ids >= vocab_size)][0]
             return (
                 f"{side} has the id {wrong}, and the vocabulary {vocab_size:,} entries: the "
                 "records were made with another vocabulary, see docs/transformer.md"
             )
-        if not packed and ids[-1] != EOS:
-            return f"{side} does not end with {EOS} (EOS); write the records again"
         if not packed:
+            if ids[-1] != EOS:
+                return f"{side} does not end with {EOS} (EOS); write the records again"
+            if not ids.all():
+                return f"{side} has the id 0 (padding) inside of the sentence; write it again"
             continue
         segments, positions = row[f"{side}_segmentation"], row[f"{side}_position"]
         if not len(ids) == len(segments) == len(positions):
@@ -129,31 +121,65 @@ def fault(row: Row, packed: bool, vocab_size: int) -> str:
     return ""
 
 
-def order_fault(row: Row) -> str:
-    """The first fault of the segments and positions of a packed row; "" if it has none."""
-    for side in SIDES:
-        segments, positions = row[f"{side}_segmentation"], row[f"{side}_position"]
-        numbers = segments[np.flatnonzero(np.diff(segments, prepend=0) != 0)]
-        if numbers[numbers > 0].tolist() != list(range(1, segments.max() + 1)):
-            return f"the segments of {side} do not count from 1 in order"
-        for number in range(1, int(segments.max()) + 1):
-            positions_here = positions[segments == number]
-            if (positions_here != np.arange(len(positions_here))).any():
-                return f"the positions of segment {number} of {side} do not count from 0"
-    return ""
+def vocabulary_fault(vocabulary: Vocabulary, paths: Sequence[str]) -> tuple[str, bool]:
+    """What says that records were made with another vocabulary.
+
+    The same subwords may have other ids in another file. MLPerf's reference for the Transformer is
+    a trap of this kind: its copy of tensor2tensor's vocabulary begins with '<pad>_' and '<EOS>_',
+    its loader puts '<pad>' and '<EOS>' in front, and all ids of its records are 2 higher than the
+    lines. So the first 20 pairs without unknown text are decoded: encoding gives their ids again,
+    or does so if all ids are 2 lower.
+
+    Args:
+      vocabulary: to decode the records with.
+      paths: the files of a split, with single pairs or packed rows.
+
+    Returns:
+      (the error in one line, or ""; whether it is certain).
+
+    Raises:
+      DataError: a file cannot be read, or has a record of another form.
+    """
+    if isinstance(vocabulary, Words):  # its text is tokenized, which that of records is not
+        return "", False
+    first = []
+    for pair in itertools.islice(_read_pairs(paths), _PAIRS):
+        if not any(vocabulary.unknown in ids.tolist() for ids in pair):
+            first.append(pair)
+
+    def count_same(shift: int) -> int:
+        def is_same(ids: np.ndarray) -> bool:
+            return vocabulary.encode(vocabulary.decode(ids + shift)) == (ids + shift).tolist()
+
+        return sum(all(map(is_same, pair)) for pair in first)
+
+    same, least = count_same(0), _SAME * len(first)
+    if same >= least:
+        return "", False
+    text = (
+        f"{paths[0]} does not belong to the vocabulary {vocabulary.path}: decoded with it, {same} "
+        f"of the first {len(first)} pairs have the same ids if encoded again"
+    )
+    if count_same(-2) < least:
+        return f"{text}; give the vocabulary of the records as --config.vocabulary_file", False
+    return (
+        f"{text}, and {count_same(-2)} with all ids 2 lower; MLPerf's reference puts two entries "
+        f"in front of its file: sed '1i<pad>\\n<EOS>' {vocabulary.path} > vocab.reference does "
+        "so, too; give that file as --config.vocabulary_file"
+    ), True
 
 
-def any_fault(row: Row, vocab_size: int) -> str:
-    """As `fault`; the order of segments and positions and the ends of segments are checked too."""
-    packed = is_packed(row)
-    if wrong := fault(row, packed, vocab_size) or (order_fault(row) if packed else ""):
-        return wrong
-    for side in SIDES if packed else ():
-        for number in range(1, int(row[f"{side}_segmentation"].max()) + 1):
-            ids = row[side][row[f"{side}_segmentation"] == number]
-            if ids[-1] != EOS or (ids[:-1] == EOS).any():
-                return f"segment {number} of {side} has no {EOS} (EOS) at its end, or one before"
-    return ""
+def _read_pairs(paths: Sequence[str]) -> Iterator[list[np.ndarray]]:
+    """The ids of both sides of the first pairs, without EOS."""
+    for path in paths:
+        try:
+            first = [*itertools.islice(records.read_shard(path), _PAIRS)]
+            rows = split(columns(first)) if first else []
+        except read_errors() as error:
+            raise DataError(f"cannot read {path}: {read_fault(error)}") from error
+        for row in rows:
+            for pair in pairs(row):
+                yield [ids[:-1] for ids in pair]
 
 
 class ManifestShard(NamedTuple):
@@ -161,7 +187,6 @@ class ManifestShard(NamedTuple):
 
     examples: int
     bytes: int
-    sha256: str
     pairs: int
     tokens: tuple[int, int]  # of inputs and of targets
 
@@ -194,14 +219,18 @@ def load_manifest(data_dir: str) -> DataManifest | None:
         content = parse_json(data)
         if content.get("kind") != _MANIFEST_KIND:
             return None
-        vocabulary, splits = content["vocabulary"], content["splits"]
-        rows = [row for split in splits.values() for row in split["shards"]]
+        vocabulary, shards = content["vocabulary"], {}
+        for part in content["splits"].values():
+            for row in part["shards"]:
+                inputs, targets = map(int, row["tokens"])
+                numbers = (int(row[key]) for key in ("examples", "bytes", "pairs"))
+                shards[row["name"]] = ManifestShard(*numbers, (inputs, targets))
         return DataManifest(
             int(content["length"]),
             str(vocabulary["file"]),
             str(vocabulary["sha256"]),
             int(vocabulary["size"]),
-            {row["name"]: _manifest_shard(row) for row in rows},
+            shards,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise files.foreign_manifest(str(epath.Path(data_dir) / files.MANIFEST), error) from error
@@ -210,7 +239,7 @@ def load_manifest(data_dir: str) -> DataManifest | None:
 def check_vocabulary(data_dir: str, vocabulary: Vocabulary, path: str) -> None:
     """Raises DataError if the folder's manifest says that its records have another vocabulary.
 
-    path: of the vocabulary, for the message. Folders without a manifest pass.
+    `path` is that of the vocabulary, for the message. Folders without a manifest pass.
     """
     content = load_manifest(data_dir)
     if content and content.vocabulary_digest != vocabulary.digest:
@@ -219,9 +248,3 @@ def check_vocabulary(data_dir: str, vocabulary: Vocabulary, path: str) -> None:
             f"{vocabulary.digest[:12]}, in manifest.json {content.vocabulary_digest[:12]}): use "
             f"{data_dir.rstrip('/')}/{content.vocabulary_file}, or prepare the records again"
         )
-
-
-def _manifest_shard(row: dict) -> ManifestShard:
-    inputs, targets = map(int, row["tokens"])
-    numbers = {key: int(row[key]) for key in ("examples", "bytes", "pairs")}
-    return ManifestShard(**numbers, sha256=str(row["sha256"]), tokens=(inputs, targets))

@@ -3,8 +3,6 @@
 Letters in shapes: b sentences, k beams of each, V tokens that the model knows, T positions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,21 +17,13 @@ Lists = Any  # a NamedTuple of arrays [b, ...]; its `tokens` int32[b, k, T] are 
 
 
 class Rules(NamedTuple):
-    """How to search.
+    """How to search."""
 
-    Attributes:
-      beams: k.
-      alpha: the strength of the length penalty, 0 or more.
-      length: T, the most tokens of a sequence.
-      vocab_size: V; logits of further ids are ignored.
-      top: how many sequences to return for a sentence, at most k.
-    """
-
-    beams: int
-    alpha: float
-    length: int
-    vocab_size: int
-    top: int = 1
+    beams: int  # k
+    alpha: float  # the strength of the length penalty, 0 or more
+    length: int  # T, the most tokens of a sequence
+    vocab_size: int  # V; logits of further ids are ignored
+    top: int = 1  # how many sequences to return for a sentence, at most k
 
     @property
     def penalties(self) -> jax.Array:

@@ -1,7 +1,5 @@
 """What both translators are: settings, a vocabulary, sentences to evaluate, and their scores."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
@@ -14,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.base import Benchmark, HostBatch, Identity, Spec, Target
-from benchmarks.translation import agreement, evaluation, search
-from benchmarks.translation.rows import check_vocabulary
+from benchmarks.translation import evaluation, search
+from benchmarks.translation.rows import check_vocabulary, vocabulary_fault
 from benchmarks.translation.use import TranslatorUses
 from benchmarks.translation.vocabulary import Vocabulary, load_vocabulary
 from benchmarks.uses import Uses
@@ -31,7 +29,7 @@ Lengths = Annotated[Sequence[Length], "[1, 100] rising"]  # each is a program of
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The config's keys that both translators read; the recipes in configs/ explain them."""
+    """The keys of the config that both translators have; the recipes in configs/ explain them."""
 
     seed: Seed
     data_dir: str
@@ -92,8 +90,9 @@ class Translator(Benchmark):
         """The kinds of training batches: the length of each leaf of token ids, by its name."""
         raise NotImplementedError
 
-    def read_eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Reads the sentences to evaluate and their translations, int32[n, length] each."""
+    @property
+    def eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """The sentences to evaluate and their translations, int32[n, length], padded with zeros."""
         raise NotImplementedError
 
     def n_best(self, params: Any, inputs: jax.Array, top: int) -> tuple[jax.Array, jax.Array]:
@@ -175,7 +174,7 @@ class Translator(Benchmark):
         paths = self.record_files(split)
         if not paths:
             return ""
-        fault, is_certain = agreement.fault(self.vocabulary, paths, split == "eval")
+        fault, is_certain = vocabulary_fault(self.vocabulary, paths)
         if is_certain:
             raise DataError(fault)
         if fault:
@@ -205,19 +204,14 @@ class Translator(Benchmark):
             numbers = {"id": np.int32, "mask": np.float32}
         array = jax.ShapeDtypeStruct
         return tuple(
-            {name: array((batch_size, length), np.int32) for name, length in rows.items()}
+            {name: array((batch_size, length), np.int32) for name, length in kind.items()}
             | {name: array((batch_size,), dtype) for name, dtype in numbers.items()}
-            for rows in kinds
+            for kind in kinds
         )
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
         sources = self.eval_pairs[0]
         return evaluation.batches(sources, self.eval_lengths, batch_size, shard, num_shards)
-
-    @functools.cached_property
-    def eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """The sentences to evaluate and their translations, padded with zeros."""
-        return self.read_eval_pairs()
 
     def search_rules(self, length: int, top: int) -> search.Rules:
         """The rules of a beam search for `top` translations of at most `length` tokens."""
@@ -249,11 +243,7 @@ class Translator(Benchmark):
 
     @functools.cached_property
     def references(self) -> list[str]:
-        """The true translations; without a file they are the decoded targets of the data.
-
-        Raises:
-          DataError: the file has not one line for each sentence.
-        """
+        """The true translations; without a file they are the decoded targets of the data."""
         (path, lines), count = self.reference_file, self.count("eval")
         if path and len(lines) != count:
             raise DataError(
@@ -283,7 +273,7 @@ class Translator(Benchmark):
         ]
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        """BLEU as a fraction, see `evaluation.bleu`; with chrF unless a target stops the run."""
+        """BLEU as a fraction; with chrF unless a target stops the run."""
         return self._scores(rows, () if self.settings.stop_at_target else ("chrF",))
 
     def all_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:

@@ -1,14 +1,10 @@
 """What a trained translator can be used for: it translates, and its translations are shown.
 
 It is also exported, as a `Program` with its beam search inside. Exhibits show where translations
-are wrong: the worst sentences, BLEU by the source's length, the first translations, and the
-attention of one sentence.
+are wrong: the worst sentences, BLEU by the source's length, and the first translations.
 """
 
-from __future__ import annotations
-
 import textwrap
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from benchmarks.exhibits import csv_file, png
+from benchmarks.exhibits import csv_file
 from benchmarks.translation import evaluation
-from benchmarks.translation.vocabulary import EOS, PAD, Words
-from benchmarks.uses import Bar, Exhibit, Picture, Uses
+from benchmarks.translation.vocabulary import EOS, Words
+from benchmarks.uses import Bar, Exhibit, Uses
 from common.data import files
 from common.data.order import even_groups
 from common.errors import CheckpointError, DataError
@@ -30,8 +26,6 @@ Sentence = tuple[str, str, str]  # source, translation, reference
 _SHOWN = 12  # sentences in a table
 _WIDTH = 100  # columns of the terminal
 _GROUPS = 6  # of sentences of similar length
-_MOST_SHOWN = 32  # tokens of a sentence whose attention is drawn
-_INCHES, _MOST_INCHES = 0.3, 12.0  # of a cell of the attention, and of the picture
 _MOST_TOKENS = 2048  # of a sentence: the attention of 8 takes about 2 GB in the Transformer (big)
 # Who reads a vocabulary file, by `Vocabulary.kind`.
 _READERS = {
@@ -64,14 +58,11 @@ class TranslatorUses(Uses):
         self._benchmark = benchmark
 
     def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
-        """Opens the vocabulary in the data folder.
+        """Opens the vocabulary in the data folder; UserError if it is missing, or another one.
 
         Args:
           manifest: of the checkpoint, which has the digest of the model's vocabulary.
           source: the checkpoint, for messages.
-
-        Raises:
-          UserError: the vocabulary is missing, or not the model's.
         """
         try:
             now = self._benchmark.metadata["vocabulary"]
@@ -132,21 +123,6 @@ class TranslatorUses(Uses):
         """Whether a translation int32[n] reached the greatest length before its end."""
         return EOS not in tokens
 
-    # What `attention` shows, in words.
-    attends = ""
-
-    def attention(self, params: Any, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-        """How much each token of a translation looks at each token of its source.
-
-        Args:
-          params: of the model, as NumPy arrays.
-          source, target: ids int32[S] and int32[T], each with EOS.
-
-        Returns:
-          float32[T, S]; the rows sum to 1.
-        """
-        raise NotImplementedError
-
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
         """Sentences to read, BLEU by length; translations.txt, and .tsv with the references."""
         translations = self._benchmark.translations(rows)
@@ -157,45 +133,6 @@ class TranslatorUses(Uses):
             worst_sentences(sentences),
             bleu_by_length(sentences, np.count_nonzero(ids > EOS, axis=1)),
             _first_sentences(sentences),
-        ]
-
-    def insights(
-        self, params: Any, model_state: Any, rows: Iterator[dict[str, np.ndarray]]
-    ) -> list[Exhibit]:
-        """The attention of one sentence as a picture."""
-        del model_state
-        sources = self._benchmark.eval_pairs[0]
-        lengths = np.count_nonzero(sources, axis=1)
-        targets = {
-            i: tokens[tokens != PAD]
-            for row in rows
-            for i, tokens in zip(row["id"].tolist(), row["tokens"], strict=True)
-        }
-        sizes = {i: (len(target), int(lengths[i])) for i, target in targets.items()}
-        readable = [i for i, size in sizes.items() if min(size) and max(size) <= _MOST_SHOWN]
-        if not readable:
-            return []
-        i = max(readable, key=lambda i: (max(sizes[i]), -i))  # of equal ones the first
-        target = targets[i]
-        source = sources[i][: lengths[i]]
-        weights = self.attention(params, source, target)
-        labels = [
-            ["(end)" if token == EOS else self.text(np.array([token])) for token in side.tolist()]
-            for side in (source, target)
-        ]
-        text = (
-            f"Where the model looks while it writes a translation: {self.attends}. Each row is a "
-            "token of the translation, each column one of the source. The sentence is the "
-            f"longest of those with at most {_MOST_SHOWN} tokens."
-        )
-        return [
-            Exhibit(
-                title="Attention",
-                text=text,
-                columns=("source", "translation"),
-                rows=[(self.text(source), self.text(target))],
-                pictures=[_attention_picture(weights, *labels)],
-            )
         ]
 
 
@@ -316,28 +253,6 @@ def bleu_by_length(sentences: Sequence[Sentence], lengths: np.ndarray) -> Exhibi
         bars=bars,
         files={"bleu_by_length.csv": csv_file(head, table)},
     )
-
-
-def _attention_picture(
-    weights: np.ndarray, source: Sequence[str], target: Sequence[str]
-) -> Picture:
-    """A PNG of float[T, S]: how much each token of the translation looks at each of the source."""
-    from matplotlib.figure import Figure
-
-    width, height = (min(1.6 + _INCHES * len(side), _MOST_INCHES) for side in (source, target))
-    figure = Figure(figsize=(max(width, 4.0), max(height, 3.0)), layout="constrained")
-    axes = figure.subplots()
-    image = axes.imshow(weights, cmap="Blues", vmin=0, aspect="auto")
-    for labels, axis in ((source, axes.xaxis), (target, axes.yaxis)):
-        axis.set_ticks(range(len(labels)), labels, fontsize=8)
-        for label in axis.get_ticklabels():
-            label.set_parse_math(False)
-    axes.xaxis.tick_top()
-    axes.tick_params(axis="x", rotation=90)
-    figure.colorbar(image, shrink=0.8)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a box stands for it
-        return Picture(png(figure), (), wide=True)
 
 
 def make_program(benchmark: Any, params: Any) -> Program:

@@ -11,13 +11,10 @@ into the longest subwords of the vocabulary. The subwords of a text therefore gi
 text.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from etils import epath
 
@@ -40,19 +37,14 @@ class Vocabulary:
     """Text to ids and back.
 
     Attributes:
-      kind: "subwords", "sentencepiece" or "words".
-      size: the number of ids, PAD and EOS included.
-      data: the file's content.
-      digest: its SHA-256 in hexadecimal.
-      path: of the file.
-      language: ISO 639-1 code of the texts that `decode` makes.
-      unknown: the id of any text that it has no entry for; None if it has one for each.
+      data, path: the file's content, and where it is.
+      digest: the SHA-256 of the content in hexadecimal.
     """
 
-    kind: str
-    size: int
-    language = "de"
-    unknown: int | None = None
+    kind: str  # "subwords", "sentencepiece" or "words"
+    size: int  # the number of ids, PAD and EOS included
+    language = "de"  # ISO 639-1 code of the texts that `decode` makes
+    unknown: int | None = None  # the id of any text without an entry; None if each text has one
 
     def __init__(self, data: bytes, path: str):
         self.data, self.digest, self.path = data, hashlib.sha256(data).hexdigest(), path
@@ -67,24 +59,67 @@ class Vocabulary:
 
 
 class Subwords(Vocabulary):
-    """A `Vocabulary` of tensor2tensor's subwords."""
+    """A `Vocabulary` of tensor2tensor's subwords, of which the first two are RESERVED."""
 
     kind = "subwords"
 
     def __init__(self, data: bytes, path: str):
         super().__init__(data, path)
-        try:
-            entries = parse_subwords(data.decode(), path)
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path} is no vocabulary: it is not UTF-8") from error
-        self.size = len(entries)
-        self._encoder = SubwordEncoder(entries)
+        self.entries = _parse_subwords(data, path)
+        self.size = len(self.entries)
+        self._ids = {s: i for i, s in enumerate(self.entries) if s and i >= len(RESERVED)}
+        self._alphabet = {c for s in self.entries for c in s} | ESCAPE_CHARACTERS
+        self._longest = max(map(len, self._ids))
+        self._cache: dict[str, tuple[int, ...]] = {}
 
     def encode(self, text: str) -> list[int]:
-        return self._encoder.encode(text)
+        ids: list[int] = []
+        cache = self._cache
+        for token in split_tokens(text):
+            part = cache.get(token)
+            if part is None:
+                part = self._encode_token(token)
+                if len(cache) >= _CACHED:
+                    cache.clear()
+                if len(token) <= _CACHED_LENGTH:  # text without blanks has long ones
+                    cache[token] = part
+            ids += part
+        return ids
+
+    def _encode_token(self, token: str) -> tuple[int, ...]:
+        try:
+            pieces = cut_token(escape_token(token, self._alphabet), self._ids, self._longest)
+        except KeyError:  # a character that is in longer subwords only
+            singles = {s for s in self._ids if len(s) == 1}
+            pieces = cut_token(escape_token(token, singles), self._ids, self._longest)
+        return tuple(self._ids[piece] for piece in pieces)
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self._encoder.decode(_sentence(ids))
+        """The text of the ids; an id outside of the vocabulary is skipped, as in tensor2tensor."""
+        escaped = "".join(self.entries[i] for i in _sentence(ids) if 0 <= i < self.size)
+        return join_tokens(part for piece in escaped.split("_") if (part := unescape_token(piece)))
+
+
+def _parse_subwords(data: bytes, path: str) -> list[str]:
+    """The subwords in a vocabulary file: one in each line, in quotes or not."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no vocabulary: it is not UTF-8") from error
+    lines = [line.rstrip() for line in text.removesuffix("\n").split("\n")]
+    subwords = [s[1:-1] if len(s) > 1 and s[0] == s[-1] and s[0] in "'\"" else s for s in lines]
+    if [s.removesuffix("_") for s in subwords[:2]] != list(RESERVED):
+        raise DataError(
+            f"{path} is no vocabulary of subwords: its first two lines must be '<pad>_' and "
+            "'<EOS>_', as tensor2tensor writes them"
+        )
+    missing = sorted(ESCAPE_CHARACTERS - set(subwords))
+    if missing:
+        raise DataError(
+            f"{path} has no subword {missing[0]!r}, which unknown characters need: it is no "
+            "vocabulary of tensor2tensor, or it is cut short"
+        )
+    return subwords
 
 
 class SentencePiece(Vocabulary):
@@ -96,8 +131,14 @@ class SentencePiece(Vocabulary):
     kind = "sentencepiece"
 
     def __init__(self, data: bytes, path: str):
+        import sentencepiece
+
         super().__init__(data, path)
-        self._model = _load_model(data, path)
+        self._model = sentencepiece.SentencePieceProcessor()
+        try:
+            self._model.load_from_serialized_proto(data)
+        except (RuntimeError, ValueError) as error:
+            raise DataError(f"{path} is no sentencepiece model: {one_line(error)}") from error
         own = (self._model.pad_id(), self._model.eos_id()) == (PAD, EOS)
         self._shift = 0 if own else 2
         self.size = self._model.vocab_size() + self._shift
@@ -117,9 +158,6 @@ class Words(Vocabulary):
     that is not the last of its word ends with "@@": "nach H@@ aus" is "nach Haus". Id 2 is any
     unknown word; the words have the ids from 3 on, in the order of the file. The text to encode is
     tokenized and cut already: only spaces separate words.
-
-    Attributes:
-      words: those with the ids from 3 on; of a word that is listed twice, the first id counts.
     """
 
     kind = "words"
@@ -127,7 +165,7 @@ class Words(Vocabulary):
 
     def __init__(self, data: bytes, path: str):
         super().__init__(data, path)
-        self.words = _parse_words(data)
+        self.words = _parse_words(data)  # of a word that is listed twice, the first id counts
         self.size = self.FIRST + len(self.words)
         self._names = ["<unk>", *self.words]
         self._ids: dict[str, int] = {}
@@ -138,22 +176,14 @@ class Words(Vocabulary):
         return [self._ids.get(word, self.UNKNOWN) for word in text.split(" ") if word]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """As in `Vocabulary`; one line, without tokenization, with unknown words as <unk>.
-
-        Raises:
-          DataError: sacremoses is not installed.
-        """
+        """The text in one line, without tokenization; unknown words are <unk>."""
         tokens = [self._names[i - self.UNKNOWN] for i in _sentence(ids) if i < self.size]
         text = _BPE_JOINT.sub("", " ".join(tokens))
-        return _detokenizer(self.path, self.language)(text.split(" "))
+        return _detokenizer(self.language)(text.split(" "))
 
 
 def load_vocabulary(path: str) -> Vocabulary:
-    """Loads a vocabulary file, local or gs://; its content says of which kind it is.
-
-    Raises:
-      DataError: the file cannot be read, or is no vocabulary.
-    """
+    """Loads a vocabulary file, local or gs://; its content says of which kind it is."""
     try:
         data = epath.Path(path).read_bytes()
     except Exception as error:  # gs:// raises TensorFlow's own classes
@@ -188,28 +218,10 @@ def _sentence(ids: Iterable[int]) -> Iterator[int]:
             yield i
 
 
-def _load_model(data: bytes, path: str) -> Any:
-    try:
-        import sentencepiece
-    except ImportError as error:
-        raise DataError(
-            f"{path} needs sentencepiece ({error}): pip install -r requirements.txt"
-        ) from error
-    model = sentencepiece.SentencePieceProcessor()
-    try:
-        model.load_from_serialized_proto(data)
-    except (RuntimeError, ValueError) as error:
-        raise DataError(f"{path} is no sentencepiece model: {one_line(error)}") from error
-    return model
-
-
 def _parse_words(data: bytes) -> list[str]:
     """The words of a file of subword-nmt in its order, without the specials.
 
-    Only "\\n" ends a line; a "\\r" before it is dropped.
-
-    Raises:
-      ValueError: the file is no list of words; the message is the reason.
+    Only "\\n" ends a line; a "\\r" before it is dropped. ValueError says why a file is no list.
     """
     try:
         lines = data.decode().removesuffix("\n").split("\n")
@@ -225,14 +237,10 @@ def _parse_words(data: bytes) -> list[str]:
 
 
 @functools.cache
-def _detokenizer(path: str, language: str) -> Callable[[list[str]], str]:
+def _detokenizer(language: str) -> Callable[[list[str]], str]:
     """The inverse of the Moses tokenizer; English and French have apostrophes that join words."""
-    try:
-        from sacremoses import MosesDetokenizer
-    except ImportError as error:
-        raise DataError(
-            f"{path} needs sacremoses ({error}): pip install -r requirements.txt"
-        ) from error
+    from sacremoses import MosesDetokenizer
+
     return MosesDetokenizer(lang=language).detokenize
 
 
@@ -277,69 +285,6 @@ def unescape_token(escaped: str) -> str:
         return chr(code) if code < 0xD800 or 0xE000 <= code < 0x110000 else "\u3013"
 
     return _ESCAPED.sub(character, escaped)
-
-
-def parse_subwords(text: str, path: str) -> list[str]:
-    """The subwords in the text of a vocabulary file: one in each line, in quotes or not.
-
-    Raises:
-      DataError: the text is not of this form.
-    """
-    lines = [line.rstrip() for line in text.removesuffix("\n").split("\n")]
-    subwords = [s[1:-1] if len(s) > 1 and s[0] == s[-1] and s[0] in "'\"" else s for s in lines]
-    if [s.removesuffix("_") for s in subwords[:2]] != list(RESERVED):
-        raise DataError(
-            f"{path} is no vocabulary of subwords: its first two lines must be '<pad>_' and "
-            "'<EOS>_', as tensor2tensor writes them"
-        )
-    missing = sorted(ESCAPE_CHARACTERS - set(subwords))
-    if missing:
-        raise DataError(
-            f"{path} has no subword {missing[0]!r}, which unknown characters need: it is no "
-            "vocabulary of tensor2tensor, or it is cut short"
-        )
-    return subwords
-
-
-class SubwordEncoder:
-    """Text to ids and back, by a list of subwords of which the first two are RESERVED."""
-
-    def __init__(self, subwords: Sequence[str]):
-        self._subwords = list(subwords)
-        reserved = len(RESERVED)
-        self._ids = {s: i for i, s in enumerate(self._subwords) if s and i >= reserved}
-        self._alphabet = {c for s in self._subwords for c in s} | ESCAPE_CHARACTERS
-        self._longest = max(map(len, self._ids))
-        self._cache: dict[str, tuple[int, ...]] = {}
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, of which none is reserved."""
-        ids: list[int] = []
-        cache = self._cache
-        for token in split_tokens(text):
-            part = cache.get(token)
-            if part is None:
-                part = self._encode_token(token)
-                if len(cache) >= _CACHED:
-                    cache.clear()
-                if len(token) <= _CACHED_LENGTH:  # text without blanks has long ones
-                    cache[token] = part
-            ids += part
-        return ids
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids; an id outside of the vocabulary is skipped, as in tensor2tensor."""
-        size = len(self._subwords)
-        escaped = "".join(self._subwords[i] for i in ids if 0 <= i < size)
-        return join_tokens(part for piece in escaped.split("_") if (part := unescape_token(piece)))
-
-    def _encode_token(self, token: str) -> tuple[int, ...]:
-        try:
-            pieces = cut_token(escape_token(token, self._alphabet), self._ids, self._longest)
-        except KeyError:  # a character that is in longer subwords only
-            singles = {s for s in self._ids if len(s) == 1}
-            pieces = cut_token(escape_token(token, singles), self._ids, self._longest)
-        return tuple(self._ids[piece] for piece in pieces)
 
 
 def cut_token(escaped: str, subwords: Mapping[str, int] | set[str], longest: int) -> list[str]:

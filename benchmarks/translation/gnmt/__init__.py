@@ -5,8 +5,6 @@ batches of pairs of similar length. `models` has the network, `lstm` and `losses
 parts with their gradients, `search` the beam search, `mlperf` the rules of MLPerf.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re
@@ -23,7 +21,6 @@ from benchmarks.translation import losses, translator
 from benchmarks.translation.gnmt import loader, models, search
 from benchmarks.translation.gnmt.corpus import Buckets, Corpus, bucket_batches
 from benchmarks.translation.translator import Length, Lengths, Translator
-from benchmarks.translation.use import TranslatorUses
 from benchmarks.translation.vocabulary import EOS
 from common.data import files
 from common.errors import ConfigError, DataError
@@ -38,7 +35,7 @@ Layers = Annotated[int, "[2, 99]"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(translator.Settings):
-    """The config's keys that this benchmark reads; configs/gnmt.py explains them."""
+    """The keys of the config; configs/gnmt.py explains them."""
 
     train_source: str
     train_target: str
@@ -54,15 +51,6 @@ class Settings(translator.Settings):
     attention_gain: Positive
     coverage_penalty: NotNegative
     max_length: Length
-
-
-def make(config: Any, cache_dir: str) -> Gnmt:
-    """Makes the benchmark; see `benchmarks.load`.
-
-    Raises:
-      ConfigError: a value cannot work.
-    """
-    return Gnmt(read_config(Settings, config), cache_dir)
 
 
 class Gnmt(Translator):
@@ -138,7 +126,8 @@ class Gnmt(Translator):
     def train_rows(self) -> Sequence[Mapping[str, int]]:
         return [{"inputs": size, "targets": size} for size in self.settings.bucket_lengths]
 
-    def read_eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
+    @functools.cached_property
+    def eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
         corpus, every = self._eval, np.arange(len(self._eval))
         sources = corpus.rows(every, 0, self.eval_lengths[-1])
         return sources, corpus.rows(every, 1, int(corpus.lengths[:, 1].max()))
@@ -169,10 +158,6 @@ class Gnmt(Translator):
             return {("eval_lengths",): self._eval.nbytes}
         self._buckets(batch_size)  # a batch that is too large is refused before anything compiles
         return {(): self._train.nbytes + 2 * 8 * len(self._train)}
-
-    @property
-    def uses(self) -> GnmtUses:
-        return GnmtUses(self)
 
     # Forward pass, loss and score.
 
@@ -238,18 +223,6 @@ class Gnmt(Translator):
         return search.beam_search(step, cache, memory.visible, limit, coverage, rules)
 
 
-class GnmtUses(TranslatorUses):
-    """The uses of a GNMT."""
-
-    attends = "the attention of the decoder's first layer, which all layers share"
-
-    def attention(self, params: Any, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-        _, captured = self._benchmark.network.apply(
-            {"params": params},
-            {"inputs": jnp.asarray(source)[None], "targets": jnp.asarray(target)[None]},
-            None,
-            capture_intermediates=lambda module, method: module.name == "attention",
-            mutable=["intermediates"],
-        )
-        _, probabilities = captured["intermediates"]["attention"]["__call__"][0]
-        return np.asarray(probabilities[:, 0], np.float32)
+def make(config: Any, cache_dir: str) -> Gnmt:
+    """Makes the benchmark; ConfigError if a value of the config cannot work."""
+    return Gnmt(read_config(Settings, config), cache_dir)

@@ -24,21 +24,10 @@ _PLANS = 2  # epochs in memory: two threads may be in two of them
 
 
 class Sentences(NamedTuple):
-    """Sentences as ids, EOS included, one after the other.
+    """Sentences as ids, EOS included, one after the other."""
 
-    Attributes:
-      ids: [tokens], of the type of `id_type`.
-      lengths: int32[sentences], those of sentences without ids included.
-    """
-
-    ids: np.ndarray
-    lengths: np.ndarray
-
-    def cut(self, longest: int | None) -> Sentences:
-        """Drops the ids, and not the lengths, of sentences of more than `longest` tokens."""
-        if longest is None or (self.lengths <= longest).all():
-            return self
-        return Sentences(self.ids[np.repeat(self.lengths <= longest, self.lengths)], self.lengths)
+    ids: np.ndarray  # [tokens], of the type of `id_type`
+    lengths: np.ndarray  # int32[sentences]
 
 
 def id_type(vocab_size: int) -> type[np.generic]:
@@ -53,23 +42,15 @@ def join_sentences(parts: list[Sentences]) -> Sentences:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Corpus:
-    """Pairs of sentences; side 0 is the sources, side 1 their translations.
+    """Pairs of sentences; side 0 is the sources, side 1 their translations."""
 
-    Attributes:
-      paths: the two files of text, or the files of records.
-      counts: the records in each file; () of text.
-      ids: uint16 or int32[tokens], every sentence with EOS at its end.
-      lengths: int32[n, 2], tokens of each side, EOS included.
-      starts: int64[n, 2], where each sentence begins in `ids`.
-      numbers: int64[n], the line or record of each pair, counted from 0 before any were left out.
-        The pairs of a packed row share its number.
-    """
-
-    paths: tuple[str, ...]
-    counts: tuple[int, ...]
-    ids: np.ndarray
-    lengths: np.ndarray
-    starts: np.ndarray
+    paths: tuple[str, ...]  # the two files of text, or the files of records
+    counts: tuple[int, ...]  # the records in each file; () for text
+    ids: np.ndarray  # uint16 or int32[tokens], every sentence with EOS at its end
+    lengths: np.ndarray  # int32[n, 2], tokens of each side, EOS included
+    starts: np.ndarray  # int64[n, 2], where each sentence begins in `ids`
+    # int64[n], the line or record of each pair, counted from 0 before any were left out. The pairs
+    # of a packed row share its number.
     numbers: np.ndarray
 
     @classmethod
@@ -81,17 +62,18 @@ class Corpus:
         sides: tuple[Sentences, Sentences],
         longest: int | None,
     ) -> Corpus:
-        """Joins both sides; `longest` is what `Sentences.cut` was called with."""
-        most = np.inf if longest is None else longest
-        sizes = [np.where(side.lengths > most, 0, side.lengths) for side in sides]
-        starts = [np.cumsum(lengths, dtype=np.int64) - lengths for lengths in sizes]
-        starts[1] += len(sides[0].ids)
+        """Joins both sides; of sentences of more than `longest` tokens only the lengths stay."""
+        lengths = np.stack([side.lengths for side in sides])
+        is_kept = lengths <= (np.inf if longest is None else longest)
+        ids = np.concatenate([side.ids for side in sides])
+        sizes = np.where(is_kept, lengths, 0).ravel()
+        starts = np.cumsum(sizes, dtype=np.int64) - sizes
         return cls(
             paths,
             counts,
-            np.concatenate([side.ids for side in sides]),
-            np.stack([side.lengths for side in sides], axis=1),
-            np.stack(starts, axis=1),
+            ids[np.repeat(is_kept.ravel(), lengths.ravel())],
+            lengths.T.copy(),
+            starts.reshape(2, -1).T.copy(),
             numbers,
         )
 
@@ -106,12 +88,9 @@ class Corpus:
     def rows(self, which: np.ndarray, side: int, size: int) -> np.ndarray:
         """int32[m, size]: sentences of the pairs `which`, int64[m], padded with zeros.
 
-        Raises:
-          ValueError: a sentence has more than `size` tokens.
+        None of them has more than `size` tokens.
         """
         lengths = self.lengths[which, side]
-        if lengths.max(initial=0) > size:
-            raise ValueError(f"a sentence of {lengths.max()} tokens does not fit {size}")
         rows = np.zeros((len(which), size), np.int32)
         is_token = np.arange(size) < lengths[:, None]
         positions = self.starts[which, side][:, None] + np.arange(size)
@@ -154,18 +133,12 @@ class Buckets:
     does not fill a batch moves up into the next larger bucket. What is left of the last one, fewer
     than `batch_size` pairs, is not used in this epoch. The batches come in an order drawn from
     (seed, epoch).
-
-    Attributes:
-      bounds: the lengths of the buckets, rising.
-      which: int16[n], the bucket of each pair.
-      seed: of the run.
-      batch_size: over all hosts.
     """
 
-    bounds: tuple[int, ...]
-    which: np.ndarray
-    seed: int
-    batch_size: int
+    bounds: tuple[int, ...]  # the lengths of the buckets, rising
+    which: np.ndarray  # int16[n], the bucket of each pair
+    seed: int  # of the run
+    batch_size: int  # over all hosts
 
     @classmethod
     def make(
@@ -175,12 +148,7 @@ class Buckets:
 
         Args:
           lengths: int[n], of the longer side of each pair; at most the last of `bounds`.
-          bounds: rising.
-          seed: of the run.
-          batch_size: over all hosts.
-
-        Raises:
-          DataError: there are fewer pairs than a batch has.
+          bounds, seed, batch_size: of the result.
         """
         if len(lengths) < batch_size:
             raise DataError(
@@ -188,8 +156,6 @@ class Buckets:
                 "train on; set a smaller one"
             )
         which = np.searchsorted(bounds, lengths).astype(np.int16)
-        if which.max() >= len(bounds):
-            raise ValueError(f"a pair of {lengths.max()} tokens, buckets up to {bounds[-1]}")
         return cls(tuple(bounds), which, seed, batch_size)
 
     @property
@@ -226,7 +192,7 @@ class Buckets:
 def bucket_batches(
     corpus: Corpus, buckets: Buckets, shard: int, num_shards: int, start_step: int
 ) -> Iterator[HostBatch]:
-    """Endless training batches: see `base.Benchmark.train_batches`.
+    """Endless training batches of a host.
 
     Yields inputs and targets, int32[h, size] padded with zeros, where `size` is that of the step's
     bucket; dropout int32[h], the seed of the pair's dropout in this epoch; and id int32[h], the

@@ -4,8 +4,7 @@ Text is two files with a sentence per line, whose words spaces separate.
 `benchmarks.translation.rows` defines the records. A packed row is cut into its pairs.
 """
 
-from __future__ import annotations
-
+import array
 import concurrent.futures
 import dataclasses
 import itertools
@@ -15,12 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow
-from pyarrow import compute
 
 from benchmarks.translation import rows
 from benchmarks.translation.gnmt.corpus import Corpus, Sentences, id_type, join_sentences
-from benchmarks.translation.rows import SIDES, Columns
 from benchmarks.translation.vocabulary import EOS, Vocabulary, Words
 from common.console import Progress
 from common.data import caches, files
@@ -32,7 +28,6 @@ _log = logging.getLogger("tpu_suite")
 _VERSION = 1  # raise it when the same files give other arrays
 _FILLER = 128  # lines after the sentences to evaluate: Google's files are padded to full batches
 _BLOCK = 8 << 20  # bytes of text that are read and looked up at a time
-_LONGEST = 1 << 20  # bytes of a line, and of lines without text; a sentence has 100 to 1,000
 
 
 def load(
@@ -42,7 +37,7 @@ def load(
 
     The names, sizes and times of modification (in seconds) of the files, the vocabulary and the
     arguments decide whether the cache is used. Training leaves out pairs with an empty side or one
-    that is longer than the last of `bucket_lengths`.
+    that is longer than the last of `bucket_lengths`; to evaluate, such a source is an error.
 
     Args:
       settings: `gnmt.Settings`, of which those that name the data are read, and the lengths.
@@ -50,12 +45,6 @@ def load(
       vocabulary: of the ids; text needs `Words`.
       most: to evaluate on text, the pairs to take; a few lines of filling may follow them.
       cache_dir: folder for the cache, local or gs://; "" for none.
-
-    Raises:
-      ConfigError: there are sources without targets, or targets without sources.
-      DataError: files are missing, cannot be read, are not UTF-8, differ in their numbers of lines
-        or have no pair to use; a record cannot be used; to evaluate, a source is empty or longer
-        than the last of `eval_lengths`, or there are fewer pairs than `most`, or many more.
     """
     paths, is_text = _find(settings, split), bool(getattr(settings, f"{split}_source"))
     longest = (settings.bucket_lengths if split == "train" else settings.eval_lengths)[-1]
@@ -74,29 +63,21 @@ def load(
 
 
 def _find(settings: Any, split: str) -> tuple[str, ...]:
-    """The two files of text, or those of records."""
+    """The two files of text, or the files of records."""
     data_dir, records = settings.data_dir, getattr(settings, f"{split}_files")
     text = {side: getattr(settings, f"{split}_{side}") for side in ("source", "target")}
-    try:
-        if all(text.values()):
-            return tuple(
-                files.find_one(data_dir, pattern, f"{split} {side} text", f"{split}_{side}")
-                for side, pattern in text.items()
-            )
-        if any(text.values()):
-            missing = next(side for side, pattern in text.items() if not pattern)
-            raise ConfigError(
-                f"config.{split}_{missing}='': text needs {split}_source and {split}_target; "
-                f"leave both empty to read the records {split}_files"
-            )
-        paths = files.find(data_dir, records, f"{split} records")
-        if "*" in records:  # the pattern means all shards, not some by name
-            files.check_complete(paths)
-        return paths
-    except DataError as error:
-        keys = f"{split}_files, or {split}_source and {split}_target"
-        fix = f"set --config.data_dir (or {keys}) to where the data are"
-        raise DataError(f"{error}; {fix}") from error
+    if all(text.values()):
+        return tuple(
+            files.find_one(data_dir, pattern, f"{split} {side} text", f"{split}_{side}")
+            for side, pattern in text.items()
+        )
+    if any(text.values()):
+        missing = next(side for side, pattern in text.items() if not pattern)
+        raise ConfigError(
+            f"config.{split}_{missing}='': text needs {split}_source and {split}_target; "
+            f"leave both empty to read the records {split}_files"
+        )
+    return files.find_shards(data_dir, records, split, marker="*")
 
 
 def _read(
@@ -139,11 +120,11 @@ def _check_sentences(corpus: Corpus, longest: int, most: int | None) -> Corpus:
     lengths = corpus.lengths[:, 0]
     if (lengths == 1).any():
         name = corpus.describe(int((lengths == 1).argmax()))
-        raise DataError(f"{name}: the sentence to translate is empty; mend the file")
+        raise DataError(f"{name}: the sentence to translate is empty; correct the file")
     if lengths.max() > longest:
         name, size = corpus.describe(int(lengths.argmax())), lengths.max()
         raise DataError(
-            f"{name}: the sentence has {size} tokens, and the evaluation has room for {longest}: "
+            f"{name}: the sentence has {size} tokens, and the evaluation allows {longest}: "
             f"set the last of --config.eval_lengths to {size} or more"
         )
     return corpus
@@ -155,11 +136,7 @@ def read_text(paths: tuple[str, ...], vocabulary: Vocabulary, longest: int | Non
     Args:
       paths: of the sources and of the targets.
       vocabulary: must be `Words`.
-      longest: see `Sentences.cut`.
-
-    Raises:
-      DataError: the vocabulary is of another kind, or a file cannot be read, is not UTF-8 or has
-        another number of lines than the other.
+      longest: see `Corpus.make`.
     """
     if not isinstance(vocabulary, Words):
         raise DataError(
@@ -176,51 +153,41 @@ def read_text(paths: tuple[str, ...], vocabulary: Vocabulary, longest: int | Non
         share = done / max(total, 1)
         progress.at(done, f"reading sentences, once per workdir: {share:.0%} of the text")
 
-    sources, targets = (read_text_side(path, vocabulary, longest, report) for path in paths)
+    sources, targets = (read_text_side(path, vocabulary, report) for path in paths)
     counts = len(sources.lengths), len(targets.lengths)
     if counts[0] != counts[1]:
         raise DataError(
             f"{paths[0]} has {counts[0]:,} lines and {paths[1]} {counts[1]:,}: line i of one is "
-            "the translation of line i of the other; mend or prepare both again"
+            "the translation of line i of the other; correct or prepare both again"
         )
     return Corpus.make(paths, (), np.arange(counts[0]), (sources, targets), longest)
 
 
-def read_text_side(
-    path: str, vocabulary: Words, longest: int | None, report: Callable[[int], None]
-) -> Sentences:
+def read_text_side(path: str, vocabulary: Words, report: Callable[[int], None]) -> Sentences:
     """Reads one file; only "\\n" ends a line, and a "\\r" before it is dropped.
 
     Args:
       path: the file.
       vocabulary: words that it does not have become Words.UNKNOWN.
-      longest: see `Sentences.cut`.
       report: is called with the bytes of each block that was read.
-
-    Raises:
-      DataError: the file cannot be read, or is not UTF-8.
     """
     tf = tensorflow()
-    words = pyarrow.array([word.encode() for word in vocabulary.words], pyarrow.binary())
-    options = compute.SetLookupOptions(words)
-    dtype, number = id_type(vocabulary.size), 0
-    parts = [Sentences(np.zeros(0, dtype), np.zeros(0, np.int32))]
+    ids, lengths = array.array(np.dtype(id_type(vocabulary.size)).char), array.array("i")
     try:
         with files.reading(lambda: [path]), tf.io.gfile.GFile(path, "rb") as file:
             for block in _text_blocks(file):
-                if len(block) >= _LONGEST and (block.isspace() or b"\n" not in block[:-1]):
-                    fault = f"{len(block):,} bytes without text, or without the end of a line"
-                    raise DataError(f"{path}, line {number + 1:,} and on: {fault}; mend it")
-                part = _encode_block(block, options, dtype)
-                parts.append(part.cut(longest))
-                number += len(part.lengths)
+                for line in block.decode().removesuffix("\n").split("\n"):
+                    words = vocabulary.encode(line.removesuffix("\r"))
+                    ids.extend(words)
+                    ids.append(EOS)
+                    lengths.append(len(words) + 1)
                 report(len(block))
     except tf.errors.OpError as error:
         raise DataError(f"cannot read {path}: {one_line(error)}") from error
     except UnicodeDecodeError as error:
-        line = number + error.object[: error.start].count(b"\n") + 1
-        raise DataError(f"{path}, line {line}: not UTF-8; convert the file") from error
-    return join_sentences(parts)
+        number = len(lengths) + error.object[: error.start].count(b"\n") + 1
+        raise DataError(f"{path}, line {number}: not UTF-8; convert the file") from error
+    return Sentences(np.array(ids), np.array(lengths))
 
 
 def _text_blocks(file: Any) -> Iterator[bytes]:
@@ -230,39 +197,18 @@ def _text_blocks(file: Any) -> Iterator[bytes]:
         head, newline, rest = (rest + data).rpartition(b"\n")
         if newline:
             yield head + newline
-        elif len(rest) >= _LONGEST:
-            break
     if rest:
         yield rest + b"\n"
 
 
-def _encode_block(block: bytes, words: Any, dtype: type[np.generic]) -> Sentences:
-    """The sentences of complete lines; UnicodeDecodeError if they are not UTF-8.
-
-    words: pyarrow's options of index_in for the words of the vocabulary.
-    """
-    block.decode()
-    lines = [line.removesuffix(b"\r") for line in block.split(b"\n")[:-1]]
-    call, space = compute.call_function, compute.SplitPatternOptions(" ")
-    cut = call("split_pattern", [pyarrow.array(lines, pyarrow.binary())], space)
-    # index_in has null for an unknown word; several spaces have empty words between them.
-    indices = call("index_in", [cut.flatten()], words).fill_null(-1).to_numpy()
-    is_word = call("binary_length", [cut.flatten()]).to_numpy() > 0
-    ids = np.where(indices < 0, Words.UNKNOWN, indices + Words.FIRST).astype(dtype)[is_word]
-    counts = np.concatenate([[0], np.cumsum(is_word)])  # words before each cut
-    stops = counts[cut.offsets.to_numpy()[1:]]  # for each line: the words up to its end
-    lengths = np.diff(stops, prepend=0) + 1
-    return Sentences(np.insert(ids, stops, EOS), lengths.astype(np.int32))
-
-
 @dataclasses.dataclass(frozen=True)
 class _File:
-    """The pairs of one file; `packed` is None if it is empty."""
+    """The pairs of one file."""
 
-    count: int
-    packed: bool | None
+    count: int  # of records
+    packed: bool | None  # None if the file is empty
     records: np.ndarray  # int64[pairs], the record of each pair, counted in the file
-    sides: tuple[Sentences, Sentences]
+    sides: list[Sentences]
 
 
 def read_records(paths: Sequence[str], split: str, vocab_size: int, longest: int | None) -> Corpus:
@@ -273,25 +219,19 @@ def read_records(paths: Sequence[str], split: str, vocab_size: int, longest: int
       split: "train" or "eval". To evaluate, single pairs alone are read where packed rows lie
         in the same folder.
       vocab_size: ids are below it.
-      longest: see `Sentences.cut`.
-
-    Raises:
-      DataError: a record is damaged, of another schema or has an id outside of the vocabulary;
-        packed and single records lie together (to train) or all are packed (to evaluate).
+      longest: see `Corpus.make`.
     """
     lengths, results = files.sizes(paths), []
     progress = Progress(sum(lengths))
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-
-        def one(path: str) -> _File:
-            return _read_file(path, vocab_size, longest)
-
+    waiting = files.reading(lambda: list(paths[len(results) :]))
+    with concurrent.futures.ThreadPoolExecutor(16) as pool, waiting:
         # The first file alone: TensorFlow may crash if an operation is first used by two threads.
-        with files.reading(lambda: list(paths[len(results) :])):
-            for result in itertools.chain([one(paths[0])], pool.map(one, paths[1:])):
-                results.append(result)
-                text = f"reading pairs, once per workdir: {len(results)} of {len(paths)} files"
-                progress.at(sum(lengths[: len(results)]), text)
+        first = _read_file(paths[0], vocab_size)
+        others = pool.map(lambda path: _read_file(path, vocab_size), paths[1:])
+        for result in itertools.chain([first], others):
+            results.append(result)
+            text = f"reading pairs, once per workdir: {len(results)} of {len(paths)} files"
+            progress.at(sum(lengths[: len(results)]), text)
     indices = rows.usable(paths, [file.packed for file in results], split)
     paths, results = tuple(paths[i] for i in indices), [results[i] for i in indices]
     counts = tuple(file.count for file in results)
@@ -302,67 +242,29 @@ def read_records(paths: Sequence[str], split: str, vocab_size: int, longest: int
     return Corpus.make(paths, counts, np.concatenate(numbers), (sources, targets), longest)
 
 
-def _read_file(path: str, vocab_size: int, longest: int | None) -> _File:
-    """All pairs of a file; DataError names its first fault."""
-    dtype = id_type(vocab_size)
-    empty = Sentences(np.zeros(0, dtype), np.zeros(0, np.int32))
-    records, sides, kinds = [np.zeros(0, np.int64)], ([empty], [empty]), list[bool]()
+def _read_file(path: str, vocab_size: int) -> _File:
+    """All pairs of a file; DataError names the first record that cannot be used."""
+    numbers: list[int] = []
+    sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    kinds: set[bool] = set()  # whether records are packed
 
     def add(chunk: Any, first: int) -> None:
-        columns = rows.columns(chunk)
-        packed_rows = np.diff(columns["targets_segmentation"][1]) > 0
-        kinds.append(bool(packed_rows[0]))
-        if (other := packed_rows != kinds[0]).any():
-            record = record_name(path, first + int(other.argmax()))
-            raise DataError(f"{record}: packed rows and single pairs are mixed in this file")
-        cut = _cut_rows(columns, kinds[0], vocab_size)
-        if cut is None:
-            raise _first_fault(path, first, columns, vocab_size)
-        records.append(first + cut[0])
-        for parts, (ids, lengths) in zip(sides, cut[1], strict=True):
-            part = Sentences(ids.astype(dtype), lengths.astype(np.int32))
-            parts.append(part.cut(longest))
+        for number, row in enumerate(rows.split(rows.columns(chunk)), first):
+            kinds.add(rows.is_packed(row))
+            wrong = rows.fault(row, vocab_size)
+            if len(kinds) > 1:
+                wrong = "packed rows and single pairs are mixed in this file"
+            if wrong:
+                raise DataError(f"{record_name(path, number)}: {wrong}")
+            for pair in rows.pairs(row):
+                numbers.append(number)
+                for sentences, ids in zip(sides, pair, strict=True):
+                    sentences.append(ids)
 
     count = caches.count_records(path, add, rows.SCHEMA)
-    joined = join_sentences(sides[0]), join_sentences(sides[1])
-    return _File(count, kinds[0] if kinds else None, np.concatenate(records), joined)
-
-
-def _cut_rows(
-    columns: Columns, packed: bool, vocab_size: int
-) -> tuple[np.ndarray, list[Any]] | None:
-    """The row of each pair of a chunk, and (ids, lengths) of each side; None if there is a fault.
-
-    It only finds that there is one: `_first_fault` looks at the rows one by one.
-    """
-    keys, sides = [], []
-    for side in SIDES:
-        ids, splits = columns[side]
-        segments, others = (
-            columns[f"{side}_segmentation"] if packed else (np.ones_like(ids), splits)
-        )
-        if not np.array_equal(splits, others) or (np.diff(splits) == 0).any():
-            return None
-        if ((ids > 0) != (segments > 0)).any() or ids.min() < 0 or ids.max() >= vocab_size:
-            return None
-        row = np.repeat(np.arange(len(splits) - 1), np.diff(splits))
-        key = ((row << 32) + segments)[ids > 0]  # rises from pair to pair
-        ids = ids[ids > 0]
-        first = np.flatnonzero(np.diff(key, prepend=-1))
-        lengths = np.diff(first, append=len(ids))
-        if (np.diff(key[first]) < 0).any() or (ids[first + lengths - 1] != EOS).any():
-            return None
-        keys.append(key[first])
-        sides.append((ids, lengths))
-    return (keys[0] >> 32, sides) if np.array_equal(*keys) else None
-
-
-def _first_fault(path: str, first: int, columns: Columns, vocab_size: int) -> DataError:
-    """The error for the first faulty row of a chunk."""
-    for i, row in enumerate(rows.split(columns), first):
-        wrong = rows.any_fault(row, vocab_size)
-        if not wrong and not rows.is_packed(row) and not all(row[side].all() for side in SIDES):
-            wrong = "it has the id 0 (padding) inside of a sentence; write it again"
-        if wrong:
-            return DataError(f"{record_name(path, i)}: {wrong}")
-    return DataError(f"{record_name(path, first)} or one of the next: its segments are damaged")
+    joined = []
+    for sentences in sides:
+        ids = np.concatenate([np.zeros(0, np.int64), *sentences]).astype(id_type(vocab_size))
+        joined.append(Sentences(ids, np.array([len(ids) for ids in sentences], np.int32)))
+    packed = kinds.pop() if kinds else None
+    return _File(count, packed, np.array(numbers, np.int64), joined)

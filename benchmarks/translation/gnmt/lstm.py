@@ -13,8 +13,6 @@ step, so there it stacks the steps as usual.
 Letters in shapes: T steps, b rows, H width.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -4,8 +4,6 @@ Keys of 'mllog' are those of mlperf-logging's ruleset 0.7.0, the last one that k
 Keys of 'v0.5' are the tags of mlperf_compliance 0.0.10.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from benchmarks import mlperf
@@ -32,21 +30,13 @@ ENTRY = entry(
 
 
 def facts(run: Run) -> Facts:
-    """What the log of a run says about GNMT.
-
-    Raises:
-      ConfigError: the optimizer is not MLPerf's, or the learning rate does not drop at steps.
-    """
+    """What the log of a run says about GNMT; ConfigError if the run breaks MLPerf's rules."""
     mlperf.check_optimizer(run, "GNMT", "adam")
     return Facts(_tags(run) if run.form == "v0.5" else _keys(run), DISCARD)
 
 
 def _drops(run: Run) -> list[int]:
-    """The steps at which the rate drops, two or more.
-
-    Raises:
-      ConfigError: there are fewer than two, or they are neither epochs nor plain steps.
-    """
+    """The steps at which the learning rate drops; ConfigError if there are fewer than two."""
     recipe = run.recipe
     if recipe["learning_rate_decay_steps"] or recipe["learning_rate_schedule"] != "step":
         drops = mlperf.drop_steps(run, "GNMT")

@@ -10,8 +10,6 @@ Sequences are [positions, b, ...] inside. Parameters are float32; products are i
 cells, the attention's tanh and softmax are in float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -54,7 +52,10 @@ def _symmetric(scale: float) -> Any:
 
 
 class LSTM(nn.Module):
-    """LSTMs of one layer that read the same inputs; of two, the second reads them backwards."""
+    """One layer of LSTMs, all with the same inputs: one, or two that read in both directions.
+
+    Direction 0 reads from the first position, direction 1 from the last.
+    """
 
     inputs: int
     width: int
@@ -74,7 +75,7 @@ class LSTM(nn.Module):
         return cpu.dot(x, self.kernel[direction].astype(self.dtype))
 
     def __call__(self, x: jax.Array, direction: int = 0, **how: Any) -> jax.Array:
-        """The outputs [T, b, H] of one LSTM for inputs [T, b, n]; `how` as `lstm` takes it."""
+        """The outputs [T, b, H] of one LSTM for inputs [T, b, n]; `how` goes to `lstm`."""
         recurrent, bias = self.recurrent_kernel[direction], self.bias[direction]
         return lstm(self._products(x, direction), recurrent, bias, **how)
 
@@ -173,31 +174,21 @@ def _tanh(query: jax.Array, keys: jax.Array, bias: jax.Array) -> jax.Array:
 
 
 class GNMT(nn.Module):
-    """Encoder, decoder and classifier; see the module's docstring.
+    """Encoder, decoder and classifier, wired as the module's docstring says."""
 
-    Attributes:
-      vocab_size: V, of both languages together, PAD (0) and EOS (1) included. The table of words
-        and the classifier have more, up to the next multiple of 128, which are no words.
-      width: H.
-      encoder_layers: at least 2; the first one reads in both directions.
-      decoder_layers: at least 2.
-      dropout: the probability of 0 in the inputs of each LSTM.
-      projection_bias: whether the classifier has a bias.
-      init_scale: initial weights and biases are uniform between -init_scale and init_scale; the
-        attention's bias is 0.
-      attention_gain: the initial g of the attention.
-      dtype: of products and activations.
-    """
-
+    # V, of both languages together, PAD (0) and EOS (1) included. The table of words and the
+    # classifier have more, up to the next multiple of 128, which are no words.
     vocab_size: int
-    width: int = 1024
-    encoder_layers: int = 4
-    decoder_layers: int = 4
-    dropout: float = 0.2
-    projection_bias: bool = True
-    init_scale: float = 0.1
-    attention_gain: float = 1024**-0.5
-    dtype: Any = jnp.bfloat16
+    width: int = 1024  # H
+    encoder_layers: int = 4  # at least 2; the first one reads in both directions
+    decoder_layers: int = 4  # at least 2
+    dropout: float = 0.2  # the probability of 0 in the inputs of each LSTM
+    projection_bias: bool = True  # whether the classifier has a bias
+    init_scale: float = (
+        0.1  # initial weights are uniform in +-init_scale; the attention's bias is 0
+    )
+    attention_gain: float = 1024**-0.5  # the initial g of the attention
+    dtype: Any = jnp.bfloat16  # of products and activations
 
     def setup(self):
         init, words = _symmetric(self.init_scale), -(-self.vocab_size // _TILE) * _TILE
@@ -235,7 +226,7 @@ class GNMT(nn.Module):
         return x
 
     def encode(self, inputs: jax.Array, seeds: jax.Array | None = None) -> Memory:
-        """Encodes sentences int32[b, S] padded with zeros; `seeds` as in `__call__`."""
+        """Encodes sentences int32[b, S] padded with zeros; `seeds` int32[b] are the dropout's."""
         visible = inputs > 0
         x = self._dropped(self._embed(inputs.T), seeds, _ENCODER)
         x = self.encoder[0].both(x, visible.T)

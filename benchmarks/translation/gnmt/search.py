@@ -4,8 +4,6 @@ Letters in shapes: b sentences, k beams of each, V tokens that the model knows, 
 source, T of the translation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,24 +1,19 @@
-"""Reads sentences from files: lines, or pairs in tables, TMX, JSON lines and gettext's .po.
+"""Reads pairs of sentences from files: two files of lines, tables, and lines of JSON.
 
-Each file may be local or gs://, a .gz, or a member of a tar or zip. Nothing is unpacked, and no
-file is held in memory.
+Each file may be local or gs://, and a .gz.
 """
 
 from __future__ import annotations
 
-import collections
 import csv
 import gzip
 import io
 import itertools
 import os
-import posixpath
 import re
-import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
-from xml.etree import ElementTree
 
 from benchmarks.translation.preparation import languages
 from common import limits
@@ -27,90 +22,48 @@ from common.errors import one_line, parse_json
 from common.preparation.sources import SourceError
 from common.text import is_sgm, limited_lines, sgm_sentences
 
-DAMAGE = (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile)
-_BUFFER = 1 << 20  # bytes of a read
 _SAMPLE = 50  # rows that tell what the columns and languages are
 LETTER = r"[^\W\d_]"
 _LINE_ENDS = re.compile(r"\r?\n|\r")
-_MESSAGE = re.compile(  # of gettext: S stands for strings, one in a line
-    r"(?P<comments>(#.*\n)*)(msgctxt *S)?msgid *(?P<id>S)(msgid_plural *S)?"
-    r"msgstr(\[0\])? *(?P<text>S)".replace("S", r'(".*"\n)+')
-)
-_ESCAPES = {"n": "\n", "t": "\t"}
 
-Count = Callable[[int], Any]  # gets the number of bytes of each read
-Row = dict[Any, str]  # texts by the number of a column, from 1, by key, or by language
-Reader = Callable[[str, Count], Iterator[tuple[int, Row]]]
+Row = dict[Any, str]  # texts by the number of a column, from 1, or by key
+Reader = Callable[[str], Iterator[tuple[int, Row]]]  # yields the number of each row, from 1, and it
 
 
-def _ignore(size: int) -> None:
-    """Counts nothing."""
+def lines(path: str) -> Iterator[str]:
+    r"""Yields the lines of a file without "\n", which alone ends a line; of an .sgm its segments.
 
-
-class Text(NamedTuple):
-    """One file of lines; with a `member`, it is in the archive at `path`."""
-
-    path: str
-    member: str = ""
-
-    @property
-    def name(self) -> str:
-        """The file in messages."""
-        return f"{self.path}/{self.member}" if self.member else self.path
-
-    def lines(self, count: Count = _ignore) -> Iterator[bytes]:
-        r"""Yields the lines without "\n", which alone ends a line; of an .sgm its segments.
-
-        Raises:
-            SourceError: the file is damaged, or beyond one of `common.limits`.
-            tf.errors.OpError: it cannot be read.
-        """
-        try:
-            with open_file(self.path, count) as raw:
-                file = unzipped(self._find_member(raw) if self.member else raw)
-                if is_sgm(self.name.removesuffix(".gz")):
-                    yield from sgm_sentences(file, self.name, SourceError)
-                    return
-                for i, line in enumerate(limited_lines(file, self.name, SourceError)):
-                    yield line.removeprefix(b"" if i else b"\xef\xbb\xbf").removesuffix(b"\n")
-        except DAMAGE as error:
-            raise SourceError(f"{self.name} is damaged or cut short: {one_line(error)}") from error
-
-    def decode(self, line: bytes, number: int) -> str:
-        """A line as text; SourceError if it is not UTF-8."""
-        try:
-            return line.decode()
-        except UnicodeDecodeError as error:
-            raise SourceError(
-                f"{self.name}, line {number} is not UTF-8 (byte 0x{line[error.start]:02x} at "
-                f"position {error.start}): convert the file, for example with iconv"
-            ) from error
-
-    def _find_member(self, raw: Any) -> Any:
-        """Opens the member, without unpacking the archive."""
-        archive = tarfile.open(fileobj=raw, mode="r|*")  # noqa: SIM115 (its member is read)
-        for info in archive:
-            if posixpath.normpath(info.name) == self.member and info.isreg():
-                return archive.extractfile(info)
-        raise SourceError(f"{self.path} holds no file {self.member}")
-
-
-def open_file(path: str, count: Count = _ignore) -> io.BufferedReader:
-    """Opens a local or gs:// file; `count` gets the bytes of each read."""
+    Raises:
+        SourceError: the file is damaged, not UTF-8, or beyond one of `common.limits`.
+    """
     limits.check_file(path, SourceError)
-    return io.BufferedReader(_File(path, count), _BUFFER)
+    read = sgm_sentences if is_sgm(path.removesuffix(".gz")) else limited_lines
+    try:
+        with io.BufferedReader(_File(path), 1 << 20) as raw:
+            file: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
+            for number, line in enumerate(read(file, path, SourceError), 1):
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                yield _decode(line.removesuffix(b"\n"), f"{path}, line {number}")
+    except (zlib.error, EOFError, gzip.BadGzipFile) as error:
+        raise SourceError(f"{path} is damaged or cut short: {one_line(error)}") from error
 
 
-def unzipped(file: Any) -> Any:
-    """What is in a .gz; other files as they are."""
-    return gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file
+def _decode(line: bytes, name: str) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"{name} is not UTF-8 (byte 0x{line[error.start]:02x} at position {error.start}): "
+            "convert the file, for example with iconv"
+        ) from error
 
 
 class _File(io.RawIOBase):
-    """A local or gs:// file; counts the bytes that are read."""
+    """A local or gs:// file with the interface of Python's own files."""
 
-    def __init__(self, path: str, count: Count):
-        self._file, self._count = tensorflow().io.gfile.GFile(path, "rb"), count
+    def __init__(self, path: str):
+        self._file = tensorflow().io.gfile.GFile(path, "rb")
 
     def readable(self) -> bool:
         return True
@@ -118,53 +71,45 @@ class _File(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = self._file.read(len(buffer))
         buffer[: len(data)] = data
-        self._count(len(data))
         return len(data)
 
 
 class Lines(NamedTuple):
     """Two files, of which line i of one is the translation of line i of the other."""
 
-    source: Text
-    target: Text
+    source: str
+    target: str
 
     def __str__(self) -> str:
-        return f"{self.source.name} and {self.target.name}"
+        return f"{self.source} and {self.target}"
 
-    def pairs(self, count: Count = _ignore) -> Iterator[tuple[str, str]]:
-        """Yields the pairs of lines.
+    @property
+    def paths(self) -> list[str]:
+        """The files that hold the text."""
+        return [self.source, self.target]
 
-        Raises:
-            SourceError: the numbers of lines differ, or a line is not UTF-8.
-        """
-        lines = itertools.zip_longest(*(text.lines(count) for text in self))
-        for number, pair in enumerate(lines, 1):
-            if None in pair:
-                total = number + sum(1 for _ in lines)
-                counts = [number - 1 if line is None else total for line in pair]
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Yields the pairs of lines; SourceError if the files differ in their numbers of lines."""
+        both = itertools.zip_longest(lines(self.source), lines(self.target))
+        for number, (source, target) in enumerate(both, 1):
+            if source is None or target is None:
+                total = number + sum(1 for _ in both)
+                counts = [number - 1 if line is None else total for line in (source, target)]
                 raise SourceError(
-                    f"{self.source.name} has {counts[0]:,} lines and {self.target.name} "
-                    f"{counts[1]:,}: line i of one must be the translation of line i of the other"
+                    f"{self.source} has {counts[0]:,} lines and {self.target} {counts[1]:,}: "
+                    "line i of one must be the translation of line i of the other"
                 )
-            yield self.source.decode(pair[0], number), self.target.decode(pair[1], number)
+            yield source, target
 
 
 class Corpus(NamedTuple):
-    """A file of pairs.
+    """A file of pairs."""
 
-    Attributes:
-        path: local or gs://.
-        read: its reader, see `FORMS`.
-        keys: of source and target in the rows.
-        names: of them, for people.
-        header: the row of a table that names the columns; {} if there is none.
-    """
-
-    path: str
+    path: str  # local or gs://
     read: Reader
-    keys: Sequence[Any]
-    names: tuple[str, ...]
-    header: Row
+    keys: Sequence[Any]  # of source and target in the rows
+    names: tuple[str, ...]  # of source and target, in messages
+    has_header: bool  # whether the first row of a table names the columns
 
     @classmethod
     def open(
@@ -188,15 +133,16 @@ class Corpus(NamedTuple):
         if not (read := FORMS.get(ending(path), ("", None))[1]):
             raise SourceError(
                 f"{path} is no file of pairs ({', '.join(FORMS)}): rename it; give files of lines "
-                "as --train_source and --train_target, tar archives as --train_archives"
+                "as --train_source and --train_target"
             )
-        rows = [row for _, row in itertools.islice(read(path, _ignore), _SAMPLE)]
+        rows = [row for _, row in itertools.islice(read(path), _SAMPLE)]
         numbers = {str(key): key for row in rows for key in row}
-        header = _header(rows[:4], columns, wanted) if "1" in numbers else {}
+        is_table = "1" in numbers
+        header = rows[0] if is_table and _have_header(rows, columns, wanted) else {}
         names = {cell.strip(): key for key, cell in header.items()} or numbers
         sides = columns or languages.choose(names, wanted)
-        if not sides and not header and "1" in numbers:
-            sides = _texts(rows)
+        if not sides and is_table and not header:
+            sides = _text_columns(rows)
         elif not (sides or header or any(wanted)):  # two other keys or languages
             sides = sorted(names, key=lambda name: languages.code(name) != "en")
         keys = [names.get(side, numbers.get(side)) for side in sides]
@@ -210,24 +156,20 @@ class Corpus(NamedTuple):
             )
             raise SourceError(f"{path} has {few}: {fix}")
         titles = {key: f"column {key}" for key in keys if isinstance(key, int)} | header
-        return cls(path, read, keys, tuple(f"{titles.get(key, key)}" for key in keys), header)
+        sides = tuple(str(titles.get(key, key)) for key in keys)
+        return cls(path, read, keys, sides, bool(header))
 
     def __str__(self) -> str:
         return f"{self.path}, {' to '.join(self.names)}"
 
-    def pairs(self, count: Count = _ignore) -> Iterator[tuple[str, str]]:
-        """Yields source and target of each row below the header, which may be there again.
+    @property
+    def paths(self) -> list[str]:
+        """The files that hold the text."""
+        return [self.path]
 
-        Raises:
-            SourceError: the file is damaged; the message names the row.
-            tf.errors.OpError: it cannot be read.
-        """
-        rows = self.read(self.path, count)
-        if self.header:
-            rows = itertools.dropwhile(lambda row: row[1] != self.header, rows)
-        for number, row in rows:
-            if self.header and row == self.header:
-                continue
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Yields source and target of each row; SourceError, with the row, if one lacks a side."""
+        for number, row in itertools.islice(self.read(self.path), int(self.has_header), None):
             try:
                 source, target = (_LINE_ENDS.sub(" ", row[key]) for key in self.keys)
             except KeyError as error:
@@ -236,28 +178,29 @@ class Corpus(NamedTuple):
             yield source, target
 
     def has_sentences(self) -> bool:
-        """Whether the first rows look like text, and not like ratings, titles or labels.
-
-        Raises: see `pairs`.
-        """
-        is_certain = {*map(languages.code, self.names)} - {"", "source", "target"}
-        pattern = LETTER if is_certain else r"[.!?\u2026\u3002\uff01\uff1f\u0964]\W*$"
+        """Whether the first rows look like text, and not like ratings, titles or labels."""
+        has_languages = {*map(languages.code, self.names)} - {"", "source", "target"}
+        pattern = LETTER if has_languages else r"[.!?\u2026\u3002\uff01\uff1f\u0964]\W*$"
         sides = [*zip(*itertools.islice(self.pairs(), _SAMPLE), strict=True)]
         return bool(sides) and all(are_mostly(side, pattern) for side in sides)
 
 
-def _header(rows: Sequence[Row], columns: Sequence[str], wanted: tuple[str, str]) -> Row:
-    """The row that has `columns`, or alone has names of two languages; {} if there is none."""
-    named = [row for row in rows if len(languages.named(row.values(), wanted)) > 1]
-    own = [row for row in rows if columns and {*columns} <= {cell.strip() for cell in row.values()}]
-    return (own or (named if len(named) == 1 else []) or [{}])[0]
+def _have_header(rows: Sequence[Row], columns: Sequence[str], wanted: tuple[str, str]) -> bool:
+    """Whether the first row has the `columns`, or alone names two languages."""
+    if columns and {*columns} <= {cell.strip() for cell in rows[0].values()}:
+        return True
+    first, *later = (len(languages.named(row.values(), wanted)) > 1 for row in rows[:2])
+    return first and not any(later)
 
 
-def _texts(rows: Sequence[Row]) -> list[str]:
+def _text_columns(rows: Sequence[Row]) -> list[str]:
     """The first two columns that hold text: no numbers, no codes of languages."""
-    cells = {key: [row.get(key, "") for row in rows] for key in itertools.chain(*rows)}
-    texts = {key for key in cells if not all(map(languages.code, cells[key]))}
-    return [str(key) for key in cells if key in texts and are_mostly(cells[key], LETTER)][:2]
+    columns = {key: [row.get(key, "") for row in rows] for key in itertools.chain(*rows)}
+    texts = []
+    for key, cells in columns.items():
+        if are_mostly(cells, LETTER) and not all(map(languages.code, cells)):
+            texts.append(str(key))
+    return texts[:2]
 
 
 def are_mostly(texts: Sequence[str], pattern: str) -> bool:
@@ -265,108 +208,58 @@ def are_mostly(texts: Sequence[str], pattern: str) -> bool:
     return 2 * sum(bool(re.search(pattern, text)) for text in texts) >= len(texts) > 0
 
 
-# --- Readers yield the number of each row, from 1, and its texts.
-
-
-def _decoded(path: str, count: Count) -> Iterator[tuple[int, str]]:
-    text = Text(path)
-    return ((i, text.decode(line, i)) for i, line in enumerate(text.lines(count), 1))
-
-
-def _read_tabs(path: str, count: Count) -> Iterator[tuple[int, Row]]:
+def _read_tabs(path: str) -> Iterator[tuple[int, Row]]:
     """Cells with tabs between them; quotes are a part of the text."""
-    for number, line in _decoded(path, count):
+    for number, line in enumerate(lines(path), 1):
         if line.strip():
             yield number, dict(enumerate(line.rstrip("\r").split("\t"), 1))
 
 
-def _read_csv(path: str, count: Count) -> Iterator[tuple[int, Row]]:
+def _read_csv(path: str) -> Iterator[tuple[int, Row]]:
     """Cells that may be quoted; the delimiter cuts all of the first rows into as many."""
-    sizes = {}
+    fits = []
     for delimiter in ",;\t":
-        rows = itertools.islice(_cells(path, delimiter, _ignore), _SAMPLE)
-        sizes[delimiter] = {len(row) for _, row in rows}
-    fits = [each for each, size in sizes.items() if len(size) == 1 and size != {1}]
-    yield from _cells(path, [*fits, ","][0], count)
+        sizes = {len(row) for _, row in itertools.islice(_cells(path, delimiter), _SAMPLE)}
+        if len(sizes) == 1 and sizes != {1}:
+            fits.append(delimiter)
+    yield from _cells(path, [*fits, ","][0])
 
 
-def _cells(path: str, delimiter: str, count: Count) -> Iterator[tuple[int, Row]]:
-    reader = csv.reader((line + "\n" for _, line in _decoded(path, count)), delimiter=delimiter)
+def _cells(path: str, delimiter: str) -> Iterator[tuple[int, Row]]:
+    reader = csv.reader((line + "\n" for line in lines(path)), delimiter=delimiter)
     try:
-        yield from ((reader.line_num, dict(enumerate(row, 1))) for row in reader if row)
+        for row in reader:
+            if row:
+                yield reader.line_num, dict(enumerate(row, 1))
     except csv.Error as error:
         fault = f"{path}, line {reader.line_num}: {one_line(error)}"
         raise SourceError(f"{fault}; is a quote not closed?") from error
 
 
-def _read_json(path: str, count: Count) -> Iterator[tuple[int, Row]]:
+def _read_json(path: str) -> Iterator[tuple[int, Row]]:
     """Objects, one in a line; those of Hugging Face's datasets have the texts in "translation"."""
-    for number, line in _decoded(path, count):
+    for number, line in enumerate(lines(path), 1):
+        if not line.strip():
+            continue
         try:
-            row = parse_json(line) if line.strip() else {}
+            row = parse_json(line)
             row = row.get("translation", row)
             row = {key: "" if text is None else text for key, text in row.items()}
         except (ValueError, AttributeError) as error:
             fault = f"{path}, line {number} is no JSON object"
             raise SourceError(f"{fault}: each line must be one, {{...}}") from error
-        if row:
-            yield number, {key: text for key, text in row.items() if isinstance(text, str)}
-
-
-def _read_tmx(path: str, count: Count) -> Iterator[tuple[int, Row]]:
-    """The texts of each unit by language; "" of a language that it lacks."""
-    body, number = None, 0
-    try:
-        with open_file(path, count) as raw:
-            for event, node in ElementTree.iterparse(unzipped(raw), ("start", "end")):
-                name = node.tag.rpartition("}")[2]
-                if event == "start":
-                    body = node if name == "body" else body
-                elif name == "tu":
-                    number += 1
-                    variants = map(_variant, node.findall("{*}tuv"))
-                    yield number, collections.defaultdict(str, variants)
-                    (node if body is None else body).clear()  # it would fill the memory
-    except (ElementTree.ParseError, ValueError, LookupError, *DAMAGE) as error:
-        raise SourceError(f"{path} is no TMX, or damaged: {one_line(error)}") from error
-
-
-def _variant(node: ElementTree.Element) -> tuple[str, str]:
-    """The language and the text of a variant in a TMX."""
-    code = node.get("{http://www.w3.org/XML/1998/namespace}lang") or node.get("lang") or ""
-    segment = node.find("{*}seg")
-    return languages.code(code) or code.lower(), "" if segment is None else _content(segment)
-
-
-def _content(node: ElementTree.Element) -> str:
-    """The text of a segment without the codes of its layout; only highlighted text is text."""
-    parts = [node.text]
-    for child in node:
-        parts += [_content(child) if child.tag.endswith("hi") else "", child.tail]
-    return "".join(filter(None, parts))
-
-
-def _read_po(path: str, count: Count) -> Iterator[tuple[int, Row]]:
-    """The messages of gettext, of several forms the first; neither fuzzy nor obsolete ones."""
-    words = re.findall(r"[A-Za-z]+", path)
-    code = next(filter(None, map(languages.code, reversed(words))), "target")
-    content = "\n".join(line.strip() for _, line in _decoded(path, count)) + "\n"
-    for number, match in enumerate(_MESSAGE.finditer(content), 1):
-        parts = ("".join(re.findall(r'"(.*)"', match[side])) for side in ("id", "text"))
-        source, target = (re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), p) for p in parts)
-        if not source and (header := re.search(r"^Language: *(\w\S*)", target, re.MULTILINE)):
-            code = languages.code(header[1]) or header[1]
-        elif source and not re.search("^#,.*fuzzy", match["comments"], re.MULTILINE):
-            yield number, {"en": source, code: target}
+        yield number, {key: text for key, text in row.items() if isinstance(text, str)}
 
 
 # The form and the reader of a file by the end of its name, behind which .gz may be.
 FORMS: dict[str, tuple[str, Reader]] = {
-    **dict.fromkeys((".tsv", ".tab", ".txt"), ("tsv", _read_tabs)),
+    ".tsv": ("tsv", _read_tabs),
+    ".tab": ("tsv", _read_tabs),
+    ".txt": ("tsv", _read_tabs),
     ".csv": ("pairs", _read_csv),
-    ".tmx": ("tmx", _read_tmx),
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), ("jsonl", _read_json)),
-    ".po": ("po", _read_po),
+    ".jsonl": ("jsonl", _read_json),
+    ".ndjson": ("jsonl", _read_json),
+    ".json": ("jsonl", _read_json),
 }
 
 

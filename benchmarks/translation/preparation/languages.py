@@ -1,7 +1,5 @@
 """Names of languages: which of several columns, keys or files are the two to translate."""
 
-from __future__ import annotations
-
 import collections
 import re
 from collections.abc import Iterable, Sequence

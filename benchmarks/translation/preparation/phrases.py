@@ -6,16 +6,14 @@
 num2words, without a network, by the patterns and words in phrases.tsv. In every evaluation
 sentence, a value or the combination of values is one that no training sentence has: 1 in 20 are
 reserved for the evaluation. OUT/raw has the text, a sentence per line, and `text` makes the records
-of it. The same versions of Babel and num2words give the same bytes. The program does nothing if the
-folder is complete.
+from it. The same versions of Babel and num2words give the same bytes. The program does nothing if
+the folder is complete.
 """
 
 import argparse
 import collections
 import datetime
 import hashlib
-import importlib.metadata
-import json
 import os
 import re
 from bisect import bisect
@@ -29,16 +27,13 @@ from num2words import num2words
 
 from benchmarks.translation.preparation import text
 from common import console
-from common.data import files
+from common.data.shards import tensorflow
 from common.preparation import arguments, writing
 
 COUNTS = {"train": 20_000, "eval": 500}
 VOCABULARY, LENGTH = 800, 64  # subwords; tokens of a row
 _RESERVED = 20  # 1 of so many values is for the evaluation
 _TRIES = 1000  # sentences of one pattern
-_ABOUT = "about.json"  # in OUT/raw, written last
-# In it. Folders of earlier versions have this text with another end.
-_DESCRIPTION = b"English sentences with German translations by scripts.data.phrases, version 2"
 _SPACES = str.maketrans(dict.fromkeys("\u00a0\u2009\u202f", " "))  # CLDR has several kinds
 _UNITS = {
     "length": "length-kilometer length-meter length-centimeter length-mile length-foot",
@@ -67,21 +62,13 @@ WORDS = _load_words()
 
 
 class Slot(NamedTuple):
-    """A part of a sentence in both languages.
-
-    Attributes:
-        en: in English.
-        de: in German.
-        value: the same for every way to write it.
-        is_open: whether there are many such values, so that one of them can be left out.
-        parts: values of other slots that the text contains, each open.
-    """
+    """A part of a sentence in both languages."""
 
     en: str
     de: str
-    value: str
-    is_open: bool = True
-    parts: tuple[str, ...] = ()
+    value: str  # the same for every way to write it
+    is_open: bool = True  # whether there are many such values, so that one can be left out
+    parts: tuple[str, ...] = ()  # values of other slots that the text contains, each open
 
 
 def _both(write: Callable[..., str], *args: Any, en: str = "en", **options: Any) -> tuple[str, str]:
@@ -307,43 +294,35 @@ def pairs(split: str, count: int) -> list[tuple[str, str]]:
     return list(texts.items())[:count]
 
 
-def _write_raw(folder: str) -> None:
-    """Writes train.en, train.de, eval.en and eval.de, and then about.json."""
-    libraries = {name: importlib.metadata.version(name) for name in ("Babel", "num2words")}
-    about = {"description": _DESCRIPTION.decode(), "libraries": libraries, "sha256": {}}
-    for split, count in COUNTS.items():
-        sides = zip(*pairs(split, count), strict=True)
-        for language, lines in zip(("en", "de"), sides, strict=True):
-            name, data = f"{split}.{language}", "".join(f"{line}\n" for line in lines).encode()
-            about["sha256"][name] = hashlib.sha256(data).hexdigest()
-            files.write(os.path.join(folder, name), [data])
-    files.write(os.path.join(folder, _ABOUT), [json.dumps(about, indent=1).encode() + b"\n"])
-
-
 def prepare(args: argparse.Namespace) -> str:
-    """Makes the text and the records that are missing; returns the last line to print.
+    """Makes the text and the records if they are not complete; returns the last line to print.
 
     Raises:
         UserError: the folder holds other records.
     """
-    out, folder = args.out, os.path.join(args.out, "raw")
+    out, raw = args.out, os.path.join(args.out, "raw")
     state = (
         f"{COUNTS['train']:,} pairs for training and {COUNTS['eval']:,} for evaluation are in "
         f"{out}; train on them: {arguments.train_command('phrases', out)}"
     )
-    about = files.read(os.path.join(folder, _ABOUT)) or b""
-    has_text = _DESCRIPTION in about
-    if has_text and writing.is_complete(out, "vocab.subwords", "sources.txt", "references.txt"):
+    beside = ("raw/eval.de", "vocab.subwords", "sources.txt", "references.txt")
+    if writing.is_complete(out, *beside):
         return f"already complete: {state}"
-    writing.State(out).refuse_others(_DESCRIPTION[:40] in about)
+    writing.State(out).refuse_others(tensorflow().io.gfile.exists(f"{raw}/train.en"))
     print(f"{sum(COUNTS.values()):,} pairs of sentences into {out}, about 30 s", flush=True)
-    if not has_text:
-        _write_raw(folder)
+    for split, count in COUNTS.items():
+        sides = zip(*pairs(split, count), strict=True)
+        for code, lines in zip(("en", "de"), sides, strict=True):
+            writing.save(raw, f"{split}.{code}", "".join(f"{line}\n" for line in lines).encode())
     flags = [
-        f"--{split}_{side}={folder}/{split}.{language}"
-        for split in COUNTS
-        for side, language in (("source", "en"), ("target", "de"))
+        f"--train_source={raw}/train.en",
+        f"--train_target={raw}/train.de",
+        f"--eval_source={raw}/eval.en",
+        f"--eval_target={raw}/eval.de",
+        f"--vocabulary_size={VOCABULARY}",
+        f"--length={LENGTH}",
+        f"--out={out}",
+        "--overwrite",
     ]
-    flags += [f"--vocabulary_size={VOCABULARY}", f"--length={LENGTH}", f"--out={out}"]
-    text.make(text.parse(console.Parser(), [*flags, "--overwrite"]))
+    text.make(text.parse(console.Parser(), flags))
     return f"wrote: {state}"

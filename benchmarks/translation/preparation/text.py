@@ -2,15 +2,11 @@
 
     python -m scripts.prepare text --train_source=train.en --train_target=train.de \\
         --eval_source=test.en --eval_target=test.de --out=data/mine
-    python -m scripts.prepare text --train_archives=europarl.tgz,news.tgz --source_language=en \\
-        --target_language=de --eval_source=newstest2014.en --eval_target=newstest2014.de \\
-        --out=gs://bucket/wmt
-    python -m scripts.prepare text --train=mine.tsv,more.tmx --clean --max_ratio=9 --out=data/mine
+    python -m scripts.prepare text --train=mine.tsv,more.jsonl --clean --max_ratio=9 --out=data/mine
 
 Line i of a target file is the translation of line i of its source file; only "\\n" ends a line. A
-file may be a .gz, an .sgm, or a member of an archive (dev.tgz/dev/newstest2013-src.en.sgm). Files
-of pairs are tables (.tsv, .csv), .tmx, .jsonl and .po. The program streams its input, builds a
-vocabulary of subwords (or takes a file), and packs several pairs into each row. After an
+file may be a .gz or an .sgm. Files of pairs are tables (.tsv, .csv) and .jsonl. The program builds
+a vocabulary of subwords (or takes a file), and packs several pairs into each row. After an
 interruption the same command continues. See docs/data.md.
 """
 
@@ -19,13 +15,12 @@ import collections
 import contextlib
 import os
 import re
-import time
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.translation.preparation import corpora, languages, shards, sources
-from benchmarks.translation.preparation.corpora import Corpus, Lines, Text
+from benchmarks.translation.preparation.corpora import Corpus
 from common import console, pools
 from common.data.shards import tensorflow
 from common.errors import UserError
@@ -42,9 +37,14 @@ _STEPS = 2500  # of the schedule, in 10 to 100 epochs; small text has twice as m
 # Ends of the names of lines of text, beside languages; words in the names of evaluation text.
 _LINES = ("txt", "text", "tok", "sgm", "src", "tgt", "trg", "source", "target")
 _EVAL = {"val", "valid", "validation", "dev", "newsdev", "eval"}, {"test", "newstest", "tst"}
-_CERTAIN = ("tmx", "po")  # forms that hold nothing else than text
 _MOST = 1000  # files of a form that are looked at
-_COUNTED = 16 << 20  # bytes of text: pairs of more are not counted
+_LEFT_OUT = {
+    "empty": "with an empty side",
+    "repeated": "that are repeated",
+    "equal": "with equal sides",
+    "ratio": "of a length ratio above --max_ratio={max_ratio}",
+    "long": "with more than --max_tokens={max_tokens} tokens on a side",
+}
 
 
 def readings(folder: Folder) -> list[Reading]:
@@ -63,13 +63,10 @@ def readings(folder: Folder) -> list[Reading]:
         seen[form] += 1
         if not form or seen[form] > _MOST:
             continue
-        try:
+        with contextlib.suppress(*faults):
             corpus = Corpus.open(folder.full(name))
-            if form in _CERTAIN or corpus.has_sentences():
+            if corpus.has_sentences():
                 inputs[form][name,] = corpus.names
-        except faults:
-            if form in _CERTAIN:  # the preparation says the fault
-                inputs[form][name,] = "source", "target"
     return [_reading(folder, form, inputs[form]) for form in inputs if inputs[form]]
 
 
@@ -87,32 +84,20 @@ def _reading(folder: Folder, form: str, inputs: Mapping[tuple[str, ...], Sequenc
         for i, end in enumerate(ends if part else ()):
             flags.append(f"--{name}{end}=" + ",".join(folder.full(row[i]) for row in part))
     flags += ["--clean", "--max_ratio=9"]  # the ratio of Moses' clean-corpus-n
-    about = f"{' and '.join(train[0])}, {_amount(folder, form, train)}: "
-    if len(train) > 1:
-        about = f"{len(train) * len(train[0]):,} files, such as {about}"
+    sizes = {file.name: file.size for file in folder.files}
+    size = sum(sizes[name] for row in train for name in row)
+    number = f"{len(train) * len(train[0]):,} files, such as " if len(train) > 1 else ""
     how = "text" if sides[0].startswith("column ") else "names"
-    about += f"{sides[0]} and {sides[1]} by their {how}"
+    about = (
+        f"{number}{' and '.join(train[0])}, {size:,} bytes: "
+        f"{sides[0]} and {sides[1]} by their {how}"
+    )
     text = ", ".join(row[0] for row in evaluation[:3]) or "a part of the training pairs"
     turn = f" (--source_language={sides[1]} turns it)" if languages.code(sides[1]) else ""
     makes = f"packed rows, {sides[0]} to {sides[1]}{turn}; evaluation on {text}"
     if aside := [row[0] for row in inputs if row not in {*train, *evaluation}]:
         makes += f"; not used: {', '.join(aside[:3])}{' ...' * (len(aside) > 3)}"
     return Reading("text", form, about, makes, flags, sum(map(len, rows)))
-
-
-def _amount(folder: Folder, form: str, rows: Sequence[Sequence[str]]) -> str:
-    """How much text is in files."""
-    sizes = {file.name: file.size for file in folder.files}
-    size = sum(sizes[row[0]] for row in rows)
-    with contextlib.suppress(UserError, tensorflow().errors.OpError):  # in an archive, or faulty
-        if size <= _COUNTED:
-            paths = [[*map(folder.full, row)] for row in rows]
-            inputs = [
-                Lines(*map(Text, pair)) if form == "text" else Corpus.open(pair[0])
-                for pair in paths
-            ]
-            return f"{sum(all(pair) for each in inputs for pair in each.pairs()):,} pairs"
-    return f"{size:,} bytes"
 
 
 def _is_lines(name: str) -> bool:
@@ -132,28 +117,22 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
     add, sized = parser.add_argument, console.integer(1, 10**6)
     utf8: dict[str, Any] = {"type": console.path, "default": ""}
-    files = "files, with commas between; FILE, FILE.gz, FILE.sgm or ARCHIVE.tgz/MEMBER"
+    files = "files, with commas between: FILE, FILE.gz or FILE.sgm"
     add("--train_source", **utf8, metavar="FILES", help=files)
     add("--train_target", **utf8, metavar="FILES", help="their translations, in the same order")
-    add("--train_archives", **utf8, metavar="FILES", help="archives with NAME.en and NAME.de")
-    pairs = "files of pairs: .tsv, .csv, .tmx, .jsonl, .po, each perhaps .gz"
+    pairs = "files of pairs: .tsv, .csv, .jsonl, each perhaps .gz"
     add("--train", **utf8, metavar="FILES", help=pairs)
     add("--columns", default="", metavar="A,B", help="source and target, by number or name")
-    guess = "(en and de, or by names, headers and keys; English is the source)"
+    guess = "(by names, headers and keys; English is the source)"
     add("--source_language", default="", metavar="CODE", help=f"such as en {guess}")
     add("--target_language", default="", metavar="CODE", help="such as de")
     add("--clean", action="store_true", help="leave out repeated pairs and those of equal sides")
     ratio = "leave out pairs of which a side has N times the other's characters"
     add("--max_ratio", type=console.integer(1, 1000), default=0, metavar="N", help=ratio)
-    add(
-        "--eval",
-        **utf8,
-        metavar="FILES",
-        help="pairs to evaluate on, else some of the training pairs",
-    )
+    evaluation = "pairs to evaluate on, else some of the training pairs"
+    add("--eval", **utf8, metavar="FILES", help=evaluation)
     add("--eval_source", **utf8, metavar="FILES", help="text to evaluate on")
     add("--eval_target", **utf8, metavar="FILES", help="its reference translations")
-    add("--records", **utf8, metavar="DIR", help="pack records of this folder instead of text")
     arguments.add_out(parser)
     add("--vocabulary", **utf8, metavar="FILE", help="t2t's vocab.*.subwords or sentencepiece's")
     size = "to build (32768; for less than 33 MB one for each 1,000 characters)"
@@ -188,7 +167,7 @@ def _turn(args: argparse.Namespace) -> None:
 
 
 def _fault(args: argparse.Namespace) -> str:
-    """What is wrong with the arguments together."""
+    """What is wrong with the arguments together; "" if nothing is."""
     if args.max_tokens > args.length:
         return f"--max_tokens={args.max_tokens} must not exceed --length={args.length}"
     for split in ("train", "eval"):
@@ -196,18 +175,10 @@ def _fault(args: argparse.Namespace) -> str:
         numbers = [len([p for p in paths.split(",") if p]) for paths in lists]
         if numbers[0] != numbers[1]:
             return f"--{split}_source has {numbers[0]} files and --{split}_target {numbers[1]}"
-    if args.records:
-        if args.train_source or args.train_archives or args.train or args.eval_source:
-            return "--records takes the place of files of text; give one of them"
-        if args.records.rstrip("/") == args.out.rstrip("/"):
-            return f"--out must be another folder than --records: {args.out}"
-        return ""
     if args.columns and len([name for name in args.columns.split(",") if name]) != 2:
         return f"--columns={args.columns} must be two, of the source and the target"
-    if not (args.train_source or args.train_archives or args.train):
-        return (
-            "give --train, or --train_source and --train_target, or --train_archives, or --records"
-        )
+    if not (args.train_source or args.train):
+        return "give --train, or --train_source and --train_target"
     return ""
 
 
@@ -226,40 +197,25 @@ def prepare(args: argparse.Namespace) -> str:
 
 def make(args: argparse.Namespace) -> dict[str, Any]:
     """Prepares the records as `prepare` does; returns the content of their manifest."""
-    source = sources.RecordInput(args) if args.records else sources.TextInput(args)
-    begin = time.monotonic()
-    content, packed = shards.make(args, source)
+    content = shards.make(args, sources.TextInput(args))
     _report(content, args)
-    seconds = time.monotonic() - begin
-    if packed:
-        rate = packed / seconds
-        print(f"{packed:,} pairs in {console.duration(seconds)}, {rate:,.0f} pairs/s")
     writing.save_manifest(args.out, content)
     return content
 
 
 def _report(content: dict[str, Any], args: argparse.Namespace) -> None:
-    """Prints what was left out, and how full the rows are."""
+    """Prints which pairs were left out, and how full the rows are."""
     train, evaluation = content["splits"]["train"], content["splits"]["eval"]
     vocabulary, length = content["vocabulary"], content["length"]
     print(f"vocabulary: {vocabulary['size']:,} entries ({vocabulary['kind']})")
-    for name, split in (("train", train), ("eval", evaluation)):
-        if empty := split["left_out"]["empty"]:
-            print(f"{name}: {empty:,} pairs with an empty side were left out")
-    if args.clean or args.max_ratio:
-        counts = [train["left_out"].get(reason, 0) for reason in ("equal", "repeated", "ratio")]
-        print(
-            f"train: left out: {counts[0]:,} with equal sides, {counts[1]:,} repeated, "
-            f"{counts[2]:,} of a length ratio above {args.max_ratio or 'any'}"
-        )
-    if long := train["left_out"]["long"]:
-        print(
-            f"train: {long:,} pairs with more than --max_tokens={args.max_tokens} tokens on a side "
-            f"were left out (the longest has {train['longest']:,})"
-        )
+    if empty := evaluation["left_out"]["empty"]:
+        print(f"eval: {empty:,} pairs with an empty side were left out")
+    for reason, count in train["left_out"].items():
+        if count:
+            print(f"train: {count:,} pairs {_LEFT_OUT[reason].format(**vars(args))} were left out")
     if (longest := evaluation["longest_inputs"]) > EVAL_LENGTHS[-1]:
         print(
-            f"warning: an evaluation sentence has {longest:,} tokens, and the config has room for "
+            f"warning: an evaluation sentence has {longest:,} tokens, and the config allows "
             f"{EVAL_LENGTHS[-1]}: the command below sets config.eval_lengths"
         )
     if train["pairs"] < _TINY:

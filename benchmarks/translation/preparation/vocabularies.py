@@ -3,8 +3,6 @@
 Subwords are learned as tensor2tensor 1.15.7's `SubwordTextEncoder` does.
 """
 
-from __future__ import annotations
-
 import collections
 import hashlib
 import itertools
@@ -47,11 +45,7 @@ def load_saved(state: writing.State) -> Vocabulary | None:
 
 
 def build(state: writing.State, texts: Iterable[str], size: int) -> Vocabulary:
-    """Builds a vocabulary of subwords and writes it to the output folder.
-
-    Raises:
-        UserError: the characters of the text alone are many more than `size`.
-    """
+    """Builds a vocabulary of about `size` subwords and writes it to the output folder."""
     print(f"building a vocabulary of about {size:,} subwords", flush=True)
     counts = collections.Counter(token for text in texts for token in split_tokens(text))
     data = learn_subwords(counts, size).encode()

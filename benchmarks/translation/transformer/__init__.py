@@ -4,8 +4,6 @@
 two largest parts with their gradients, `search` the beam search, `mlperf` the rules of MLPerf.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -22,7 +20,6 @@ from benchmarks.translation import evaluation, translator
 from benchmarks.translation.rows import FEATURES
 from benchmarks.translation.transformer import losses, models, records, search
 from benchmarks.translation.translator import Length, Translator
-from benchmarks.translation.use import TranslatorUses
 from benchmarks.translation.vocabulary import EOS
 from common.data import files
 from common.errors import ConfigError, DataError
@@ -36,7 +33,7 @@ MODEL_KEYS = ("num_layers", "width", "mlp_width", "num_heads")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(translator.Settings):
-    """The config's keys that this benchmark reads; configs/transformer.py explains them."""
+    """The keys of the config; configs/transformer.py explains them."""
 
     num_train_rows: Count
     row_length: Annotated[int, "[8, 65536]"]
@@ -49,21 +46,6 @@ class Settings(translator.Settings):
     extra_length: Annotated[int, "[0, 65536]"]
     eval_source: str = ""  # runs of before have none
     init_required: bool = False
-
-
-def make(config: Any, cache_dir: str) -> Transformer:
-    """Makes the benchmark; see `benchmarks.load`.
-
-    Raises:
-      ConfigError: a value cannot work.
-    """
-    settings = read_config(Settings, config)
-    width, heads = settings.width, settings.num_heads
-    if width % (2 * heads):
-        raise ConfigError(
-            f"config.num_heads={heads}: config.width={width} must be a multiple of twice as many"
-        )
-    return Transformer(settings, cache_dir)
 
 
 class Transformer(Translator, RecordBenchmark):
@@ -143,7 +125,8 @@ class Transformer(Translator, RecordBenchmark):
     def train_rows(self) -> Sequence[Mapping[str, int]]:
         return [dict.fromkeys(FEATURES, self.settings.row_length)]
 
-    def read_eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
+    @functools.cached_property
+    def eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
         if not self.eval_text[0]:
             return self.source("eval").read_all()
         return self._encoded(self.eval_text[0], self.eval_lengths[-1]), self._encoded(
@@ -184,10 +167,6 @@ class Transformer(Translator, RecordBenchmark):
         batches = 8 * batch_size * self.settings.row_length * len(FEATURES) * 4 // num_shards
         shuffled = {("shuffle_buffer_size",): self.held_bytes(num_shards)}
         return {("train_batch_size", "row_length"): batches} | shuffled
-
-    @property
-    def uses(self) -> TransformerUses:
-        return TransformerUses(self)
 
     # Forward pass, loss and score.
 
@@ -246,30 +225,12 @@ class Transformer(Translator, RecordBenchmark):
         return search.beam_search(step, cache, limit, rules)
 
 
-class TransformerUses(TranslatorUses):
-    """The uses of a Transformer."""
-
-    attends = "the mean over the heads of the decoder's last layer"
-
-    def attention(self, params: Any, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-        sides = {"inputs": jnp.asarray(source)[None], "targets": jnp.asarray(target)[None]}
-        rows = dict(sides)
-        for name, ids in sides.items():
-            rows[f"{name}_segmentation"] = jnp.ones_like(ids)
-            rows[f"{name}_position"] = jnp.arange(ids.shape[1])[None]
-        model = self._benchmark.network.clone(remat=False)
-        _, captured = model.apply(
-            {"params": params},
-            rows,
-            None,
-            capture_intermediates=lambda module, method: (
-                module.name in ("query", "key_value") and method == "transposed"
-            ),
-            mutable=["intermediates"],
+def make(config: Any, cache_dir: str) -> Transformer:
+    """Makes the benchmark; ConfigError if a value of the config cannot work."""
+    settings = read_config(Settings, config)
+    width, heads = settings.width, settings.num_heads
+    if width % (2 * heads):
+        raise ConfigError(
+            f"config.num_heads={heads}: config.width={width} must be a multiple of twice as many"
         )
-        layer = captured["intermediates"][f"decoder_{model.layers - 1}"]["cross_attention"]
-        (query,), (key, _) = (layer[name]["transposed"][0] for name in ("query", "key_value"))
-        heads = 1, model.heads, -1
-        query, key = (x.astype(jnp.float32).reshape(*heads, x.shape[-1]) for x in (query, key))
-        scores = jnp.einsum("bhdt,bhds->bhts", query, key) / np.sqrt(query.shape[2])
-        return np.asarray(jax.nn.softmax(scores, -1)[0].mean(axis=0))
+    return Transformer(settings, cache_dir)

@@ -7,8 +7,6 @@ The tokens are the last axis of all arrays ("tall"): heads are narrower than the
 TPU. On CPUs the heads are the last axis: the same products take three quarters of the time.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from functools import partial

@@ -1,7 +1,5 @@
 """The Transformer's loss: cross-entropy with smoothed labels over a shared table of words."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

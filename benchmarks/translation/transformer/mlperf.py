@@ -4,8 +4,6 @@ Keys of 'mllog' are those of mlperf-logging's ruleset 0.7.0, the last one that k
 Keys of 'v0.5' are the tags of mlperf_compliance 0.0.10.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -32,11 +30,7 @@ ENTRY = entry(
 
 
 def facts(run: Run) -> Facts:
-    """What the log of a run says about the Transformer.
-
-    Raises:
-      ConfigError: the optimizer is not MLPerf's.
-    """
+    """What the log of a run says about the Transformer; ConfigError if its optimizer is another."""
     mlperf.check_optimizer(run, "Transformer", "adam")
     return Facts(_tags(run) if run.form == "v0.5" else _keys(run), DISCARD)
 

@@ -8,8 +8,6 @@ Letters in shapes: b rows, L tokens of a row, S source tokens, T target tokens, 
 are float32; products are in the compute dtype, norms and softmax in float32.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -220,7 +218,7 @@ class Feed(nn.Module):
 
 
 class Layer(nn.Module):
-    """A layer of the encoder, or with `cross` of the decoder. It has five dropouts or six."""
+    """A layer of the encoder, or with `cross` of the decoder; it numbers up to six dropouts."""
 
     heads: int
     mlp_width: int
@@ -240,7 +238,7 @@ class Layer(nn.Module):
     def __call__(
         self, x: jax.Array, memory: jax.Array | None, masks: Any, seeds: Any, site: int
     ) -> jax.Array:
-        """Returns [b, L, width]; `masks` are those of the self-attention and of the other one."""
+        """Returns [b, L, width]; `masks` has one for the self-attention and one for the other."""
 
         def add(x: jax.Array, y: jax.Array, number: int) -> jax.Array:
             return x + dropout(y, self.rate, seeds, site + number)
@@ -264,30 +262,20 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Encoder and decoder; see the module's docstring.
+    """Encoder and decoder, wired as the module's docstring says."""
 
-    Attributes:
-      vocab_size: words, PAD (0) and EOS (1) included. The table has rows up to the next multiple
-        of 128, which are no words.
-      width: of the features; even, and a multiple of `heads`.
-      mlp_width: of the hidden layer in each layer.
-      heads: of each attention.
-      layers: of each stack.
-      dropout: the probability of 0, in four places: embeddings, every sub-layer's result,
-        attention's probabilities, and the hidden layers.
-      remat: whether the backward pass computes each layer again from its input, which takes less
-        memory and more time.
-      dtype: of products and activations.
-    """
-
+    # Words, PAD (0) and EOS (1) included. The table has rows up to the next multiple of 128, which
+    # are no words.
     vocab_size: int
-    width: int = 1024
-    mlp_width: int = 4096
-    heads: int = 16
-    layers: int = 6
+    width: int = 1024  # of the features; even, and a multiple of `heads`
+    mlp_width: int = 4096  # of the hidden layer in each layer
+    heads: int = 16  # of each attention
+    layers: int = 6  # of each stack
+    # The probability of 0 in the embeddings, every sub-layer's result, the attention's
+    # probabilities, and the hidden layers.
     dropout: float = 0.1
-    remat: bool = False
-    dtype: Any = jnp.bfloat16
+    remat: bool = False  # whether the backward pass computes each layer again, to save memory
+    dtype: Any = jnp.bfloat16  # of products and activations
 
     def setup(self):
         shape = -(-self.vocab_size // _TILE) * _TILE, self.width

@@ -1,7 +1,5 @@
 """Opens TFRecords of sentence pairs, packed or one pair each, checks them, and makes batches."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import logging
@@ -21,33 +19,20 @@ from common.errors import DataError
 _log = logging.getLogger("tpu_suite")
 
 _RARE = 0.01  # the share of packed rows that may be longer than the others
-_SHORT = 0.9  # shorter rows, as a share of the length, cause a warning
-_ORDERED = 64  # records of each file whose segments and positions are checked
 _READ = 1024  # sentences to evaluate that are read at a time
-_PACK = "python -m scripts.prepare text --records={folder} --vocabulary=VOCABULARY --out=PACKED"
 
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """One split of sentence pairs in TFRecords.
+    """One split of sentence pairs in TFRecords."""
 
-    Attributes:
-      shards: the records; those with too long pairs are left out of training.
-      packed: whether a record is a row of several pairs.
-      length: positions of a row, of inputs and, to train, of targets.
-      vocab_size: ids are below it.
-      pairs: in all records.
-      tokens: (inputs, targets) in all records, EOS included and padding not.
-      target_length: positions of targets; those to evaluate on may be longer than `length`.
-    """
-
-    shards: Shards
-    packed: bool
-    length: int
-    vocab_size: int
-    pairs: int
-    tokens: tuple[int, int]
-    target_length: int
+    shards: Shards  # records with too long pairs are left out of training
+    packed: bool  # whether a record is a row of several pairs
+    length: int  # positions of a row, of inputs and, to train, of targets
+    vocab_size: int  # ids are below it
+    pairs: int  # in all records
+    tokens: tuple[int, int]  # inputs and targets in all records, EOS included and padding not
+    target_length: int  # positions of targets; to evaluate, they may be longer than `length`
 
     @property
     def fill(self) -> float:
@@ -57,28 +42,21 @@ class Records:
     def train_batches(
         self, order: Order, shard: int, num_shards: int, start_step: int
     ) -> Iterator[Batch]:
-        """Endless training batches: see `base.Benchmark.train_batches`.
+        """Endless training batches of a host.
 
         Yields the leaves FEATURES int32[h, length]; dropout int32[h], the seed of the row's dropout
         in this epoch; id int32[h]; and host_seconds float32[h].
-
-        Raises:
-          DataError: the streams cannot be shared by so many hosts, or a record cannot be used.
         """
 
         def decode(serialized: Any, seeds: Any) -> dict[str, Any]:
             return {**self.parse(serialized), "dropout": seeds[2]}
 
-        reader = Reader(self.shards, [decode], self.check)
+        reader = Reader(self.shards, [decode], _accept)
         return reader.train_batches(order, order.share(shard, num_shards), start_step)
 
     def read_all(self) -> tuple[np.ndarray, np.ndarray]:
-        """The (inputs, targets) of all pairs in file order, int32[n, length] padded with zeros.
-
-        Raises:
-          DataError: a record cannot be used; the file and record are named.
-        """
-        reader = Reader(self.shards, [self.parse], self.check)
+        """The (inputs, targets) of all pairs in file order, int32[n, length] padded with zeros."""
+        reader = Reader(self.shards, [self.parse], _accept)
         batches = [
             [batch[side][batch["mask"] > 0] for side in SIDES]
             for batch in reader.eval_batches(_READ, 0, 1)
@@ -104,21 +82,9 @@ class Records:
                 row[f"{side}_position"] = tf.where(is_token, position, tf.zeros_like(position))
         return row
 
-    def check(self, batch: dict[str, np.ndarray]) -> None:
-        """Raises DataError if an id is outside of the vocabulary: files may change in a long run.
 
-        batch: rows [n, length or target_length] by name, and "id", the numbers of the examples.
-        """
-        for side in SIDES:
-            if side not in batch:
-                continue
-            wrong = ((batch[side] < 0) | (batch[side] >= self.vocab_size)).any(axis=1)
-            if wrong.any():
-                record = self.shards.where(int(batch["id"][wrong][0]))
-                raise DataError(
-                    f"{record}: {side} has an id outside of the vocabulary of "
-                    f"{self.vocab_size:,} entries; mend the record"
-                )
+def _accept(batch: Batch) -> None:
+    """Takes any batch: all records were checked when they were opened, or written."""
 
 
 def open_records(
@@ -148,10 +114,7 @@ def open_records(
       described: whether the manifest may spare the scan.
 
     Raises:
-      DataError: no file matches, a shard is missing, or a record is damaged or of another schema;
-        an id is outside of the vocabulary; rows were packed for another length; packed and single
-        records lie together (to train); to evaluate, all records are packed, or inputs are longer
-        than `length`.
+      DataError: the files cannot be used; the message names one of them and the fix.
     """
     paths = files.find_shards(data_dir, patterns, split, marker="*")
     described &= split == "train"
@@ -219,7 +182,7 @@ def _from_manifest(
 
 
 def _check_length(paths: Sequence[str], results: Sequence[dict[str, Any]], length: int) -> None:
-    """DataError if packed rows were packed for another length; warns if it may have been shorter.
+    """DataError if packed rows were packed for another length.
 
     Google's rows have no padding at their ends, and a few of them are longer than all others: they
     hold one pair that was longer than a row.
@@ -234,31 +197,27 @@ def _check_length(paths: Sequence[str], results: Sequence[dict[str, Any]], lengt
             break
     if packed_length > length or (len(sizes) == 1 and packed_length < length):
         raise _other_length(paths[0], packed_length, length)
-    if packed_length < _SHORT * length:
-        _log.warning(
-            "config.row_length=%d: nearly all train rows have at most %d positions, and training "
-            "wastes the rest; set --config.row_length=%d",
-            *(length, packed_length, packed_length),
-        )
 
 
 def _report(source: Records, results: Sequence[dict[str, Any]] = ()) -> Records:
-    """Logs how full the rows are and what is left out; returns `source`."""
+    """Logs how full the rows are and how many are left out; returns `source`."""
     pairs, share = source.pairs, f"{source.fill:.1%} of their positions"
     if left_out := sum(len(row["left_out"]) for row in results):
         total, unit = sum(row["count"] for row in results), "rows" if source.packed else "pairs"
         _log.warning(
             "%d of %d train %s have more than %d tokens on a side and are left out",
-            *(left_out, total, unit, source.length),
+            left_out,
+            total,
+            unit,
+            source.length,
         )
     if source.packed:
         _log.info("%d train rows hold %d pairs and use %s", source.shards.total, pairs, share)
     else:
-        folder = source.shards.paths[0].rpartition("/")[0]
         _log.warning(
-            "the train records hold one pair each and use %s: training wastes the rest; pack them "
-            "first: %s",
-            *(share, _PACK.format(folder=folder)),
+            "the train records hold one pair each and use %s: training wastes the rest; rows of "
+            "several pairs are made from the text by: python -m scripts.prepare text",
+            share,
         )
     return source
 
@@ -270,25 +229,23 @@ def _padded(values: Any, length: int) -> Any:
 
 
 def _scan_file(path: str, length: int, vocab_size: int, split: str) -> dict[str, Any]:
-    """The facts of one file as JSON; DataError names its first fault."""
+    """The facts of one file as JSON; DataError names the first record that cannot be used."""
     facts: dict[str, Any] = {"packed": None, "pairs": 0, "tokens": [0, 0], "longest_targets": 0}
     facts |= {"sizes": {}, "left_out": []}  # sizes: how many packed rows have which length
 
     def check(chunk: Any, first: int) -> None:
         for i, row in enumerate(rows.split(rows.columns(chunk)), first):
             record, packed = record_name(path, i), rows.is_packed(row)
-            wrong = rows.fault(row, packed, vocab_size)
-            if packed and not wrong and i < _ORDERED:
-                wrong = rows.order_fault(row)
-            if wrong:
+            if wrong := rows.fault(row, vocab_size):
                 raise DataError(f"{record}: {wrong}")
             if facts["packed"] not in (None, packed):
                 raise DataError(f"{record}: packed rows and single pairs are mixed in this file")
             facts["packed"] = packed
-            if split == "eval" and not packed and (size := len(row["inputs"])) > length:
+            size = len(row["inputs"])
+            if split == "eval" and not packed and size > length:
                 raise DataError(
-                    f"{record}: inputs has {size} tokens, and the evaluation has room for "
-                    f"{length}: set the last of --config.eval_lengths to {size} or more"
+                    f"{record}: inputs has {size} tokens, and the evaluation allows {length}: set "
+                    f"the last of --config.eval_lengths to {size} or more"
                 )
             _add(facts, row, i, length if split == "train" else None)
 

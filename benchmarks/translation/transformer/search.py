@@ -3,8 +3,6 @@
 Letters in shapes: b sentences, k beams of each, V tokens that the model knows, T positions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -133,11 +133,9 @@ SIGNATURES = {
 }
 
 
-def test_the_signatures_and_lists_of_different_lengths():
+def test_the_signatures():
     for name, settings in SIGNATURES.items():
         assert evaluation.signature(name).startswith(settings)
-    with pytest.raises(ValueError, match="2 translations for 1 references"):
-        evaluation.bleu(["a", "b"], ["a"])
 
 
 BOTH = ("chrF", "TER")

@@ -1,12 +1,22 @@
-"""The data manifest of pairs of sentences: what it says of files, and what is none."""
+"""Records of sentence pairs: their data manifest, and the vocabulary that they belong to."""
 
+import collections
 import copy
+import importlib
+import io
 import json
+import logging
+import random
 from typing import Any
 
 import pytest
+import sentencepiece
 
-from benchmarks.translation import rows
+import benchmarks
+from benchmarks.translation import rows, vocabulary
+from benchmarks.translation.preparation import packing, vocabularies
+from benchmarks.translation.vocabulary import EOS, split_tokens
+from common.data import records
 from common.errors import DataError
 
 ROWS = [
@@ -29,8 +39,8 @@ def write(folder, content):
 def test_everything_that_it_says(tmp_path):
     loaded: Any = rows.load_manifest(write(tmp_path, CONTENT))
     shards = {
-        "a": rows.ManifestShard(3, 2, "f0", 7, (10, 8)),
-        "b": rows.ManifestShard(1, 4, "f1", 2, (6, 5)),
+        "a": rows.ManifestShard(3, 2, 7, (10, 8)),
+        "b": rows.ManifestShard(1, 4, 2, (6, 5)),
     }
     assert loaded == rows.DataManifest(256, "vocab.subwords", "ab", 33708, shards)
     (tmp_path / "a").write_bytes(b"12")
@@ -54,3 +64,115 @@ def test_another_form_is_one_line(tmp_path, missing):
     del (content["splits"]["train"]["shards"][0] if missing == "tokens" else content)[missing]
     with pytest.raises(DataError, match=f"^{tmp_path}/manifest.json is not .*'{missing}'"):
         rows.load_manifest(write(tmp_path, content))
+
+
+# --- Records and a vocabulary that do not belong together: MLPerf's reference's folder in small.
+
+WORDS = (
+    *("the", "cats,", "sat", "(on)", "a", "mat.", "and", "saw-one", "small"),
+    *("bird;", "over", "there:", "Ähre", "Übung", "straße"),
+)
+TRAIN, DEV = "wmt32k-encoded-train-00001-of-00001", "wmt32k-encoded-dev-00001-of-00001"
+RECORDS = dict.fromkeys(("train_source", "train_target", "eval_source", "eval_target"), "")
+
+
+def sentences(count, seed):
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randrange(5, 12))) for _ in range(count)]
+
+
+LINES = {"train": sentences(60, 0), "eval": sentences(24, 1), "other": sentences(30, 2)}
+
+
+def backwards(line):
+    return " ".join(line.split()[::-1])
+
+
+def learn(size, lines):
+    """The bytes of a file: as MLPerf's copy it begins with '<pad>_' and '<EOS>_'."""
+    counts = collections.Counter(token for line in lines for token in split_tokens(line))
+    return vocabularies.learn_subwords(counts, size).encode()
+
+
+FILE = learn(90, LINES["train"] + LINES["eval"])
+OTHER = learn(70, LINES["other"])
+LOADED = b"<pad>\n<EOS>\n" + FILE  # what the reference's loader makes of the file
+
+
+def encoded(data, split):
+    """(source, target) of each pair; a target is its source in another order."""
+    encode = vocabulary.parse_vocabulary(data, "vocab").encode
+    return [([*encode(s), EOS], [*encode(backwards(s)), EOS]) for s in LINES[split]]
+
+
+def write_records(folder, made_with, file, packed=False):
+    """The folder of the reference; `made_with` is the vocabulary of the records."""
+    assert FILE.startswith(b"'<pad>_'\n'<EOS>_'\n")
+    for name, split in ((TRAIN, "train"), (DEV, "eval")):
+        pairs = encoded(made_with, split)
+        rows = [{"inputs": source, "targets": target} for source, target in pairs]
+        if packed and split == "train":
+            rows = [packing.row(members, 128) for members in packing.pack(pairs, 128)]
+        records.write_shard(f"{folder}/{name}", map(packing.serialize_example, rows))
+    (folder / "vocab.ende.32768").write_bytes(file)
+
+
+def fault(folder, split="eval"):
+    path = f"{folder}/{TRAIN if split == 'train' else DEV}"
+    loaded = vocabulary.load_vocabulary(f"{folder}/vocab.ende.32768")
+    return rows.vocabulary_fault(loaded, [path])
+
+
+@pytest.mark.parametrize(("made_with", "file"), [(FILE, FILE), (LOADED, LOADED)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_records_of_the_vocabulary_pass(tmp_path, made_with, file, packed):
+    write_records(tmp_path, made_with, file, packed)
+    assert fault(tmp_path) == fault(tmp_path, "train") == ("", False)
+
+
+def test_ids_that_are_two_higher(tmp_path):
+    write_records(tmp_path, LOADED, FILE)
+    text, is_certain = fault(tmp_path)
+    assert is_certain and "\n" not in text
+    assert " of the first 20 pairs have the same ids" in text and "and 20 with all ids" in text
+    assert f"sed '1i<pad>\\n<EOS>' {tmp_path}/vocab.ende.32768 > vocab.reference" in text
+
+
+def test_another_vocabulary(tmp_path):
+    write_records(tmp_path, FILE, OTHER)
+    text, is_certain = fault(tmp_path, "train")
+    assert not is_certain and "give the vocabulary of the records as --config.vocab" in text
+
+
+@pytest.mark.parametrize("name", ["transformer", "gnmt"])
+def test_a_run_is_refused_or_warned(tmp_path, name, caplog):
+    def opened(**changes):
+        config = importlib.import_module(f"configs.{name}").get_config()
+        config.update((RECORDS if name == "gnmt" else {}) | changes | {"data_dir": str(tmp_path)})
+        benchmark = benchmarks.load(config.lock(), "")
+        assert [benchmark.num_examples(split) for split in ("train", "eval")][1] == 24
+        return [row[0] for split in ("train", "eval") for row in benchmark.remarks(split)]
+
+    caplog.set_level(logging.WARNING)
+    write_records(tmp_path, FILE, OTHER)
+    assert opened() == ["warn", "warn"]
+    assert sum("does not belong to" in record.message for record in caplog.records) == 2
+    write_records(tmp_path, LOADED, FILE)
+    with pytest.raises(DataError, match="20 with all ids 2 lower"):
+        opened()
+    (tmp_path / "vocab.reference").write_bytes(LOADED)
+    assert opened(vocabulary_file="vocab.reference") == []
+
+
+def test_sentencepiece_without_the_letters_of_the_text(tmp_path):
+    """Unknown text decodes as a sign of its own: that is no other vocabulary."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES["train"]), model_writer=model, vocab_size=40, minloglevel=2
+    )
+    made = vocabulary.parse_vocabulary(model.getvalue(), "vocab.model")
+    pairs = [([*made.encode(line.upper()), EOS],) * 2 for line in LINES["eval"]]
+    assert all(made.unknown in source for source, _ in pairs)
+    data = [packing.serialize_example({"inputs": s, "targets": t}) for s, t in pairs]
+    records.write_shard(f"{tmp_path}/{DEV}", data)
+    assert rows.vocabulary_fault(made, [f"{tmp_path}/{DEV}"]) == ("", False)

@@ -364,7 +364,7 @@ def check_refused(name, data, overrides, words):
         ("transformer", {"vocabulary_size": 99}, "vocabulary_size=99, but .* has 27 entries"),
         ("transformer", {"num_train_rows": 91}, "num_train_rows=91, but the train split has 90"),
         ("transformer", {"num_eval_sentences": 5}, "sentences=5, but the eval split has 23"),
-        ("transformer", {"eval_lengths": (4, 6)}, r"room for 6: .*config.eval_lengths"),
+        ("transformer", {"eval_lengths": (4, 6)}, "config.eval_lengths"),
         ("transformer", {"num_heads": 3}, "config.num_heads=3: config.width=16"),
         ("transformer", {"num_heads": 16}, "width=16 must be a multiple of twice as many"),
     ],

@@ -1,23 +1,13 @@
-"""The tables of translations, and what a translator's report shows.
-
-The report is checked against sacrebleu and against decoding token by token.
-"""
+"""The tables of translations, and what a translator's report shows, against sacrebleu."""
 
 import csv
 import io
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import sacrebleu
-from PIL import Image
 
 from benchmarks.translation import use
-from benchmarks.translation.transformer import models
-from benchmarks.translation.vocabulary import EOS
-from tests.benchmarks.translation.test_translators import data, make, perfect  # noqa: F401
 
 ROWS = [
     ("on 3 May", "am 3. Mai", "am 3. Mai"),
@@ -98,63 +88,3 @@ def test_bleu_by_length_is_the_corpus_s_of_those_sentences():
     every = [s[1] for s in SENTENCES], [[s[2] for s in SENTENCES]]
     whole = sacrebleu.corpus_bleu(*every, lowercase=True, tokenize="intl").score / 100
     assert [bar.ideal for bar in shown.bars] == [pytest.approx(whole)] * 4
-
-
-def decoded(name: str, benchmark: Any, params: Any, source: Any, target: Any, patch: Any) -> Any:
-    """float32[T, S], the attention of a search that is led along `target`, token by token."""
-    model, variables, seen = benchmark.network, {"params": params}, []
-    memory = model.apply(variables, source[None], method="encode")
-    before = np.concatenate([[0], target[:-1]]).astype(np.int32)
-    if name == "gnmt":
-        cache, rows = model.start(1, 1), []
-        for token in before:
-            ids = jnp.full((1, 1), token)
-            _, weights, cache = model.apply(variables, ids, cache, memory, method="step")
-            rows.append(np.asarray(weights)[0, 0])
-        return np.stack(rows)
-    softmax = models._softmax
-    patch.setattr(models, "_softmax", lambda *x: seen.append(softmax(*x)) or seen[-1])
-    cache, rows = model.start(memory, 1, len(target)), []
-    for position, token in enumerate(before):
-        ids = jnp.full((1, 1), token)
-        _, cache = model.apply(variables, ids, jnp.int32(position), cache, memory, method="step")
-        rows.append(np.asarray(seen[-1])[0].mean(axis=(0, 1)))  # the last layer's to the source
-    return np.stack(rows)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["transformer", "gnmt"])
-def test_the_attention_is_that_of_decoding(name, data, monkeypatch):  # noqa: F811 (the fixture)
-    benchmark = make(name, data[name], **({"num_layers": 2} if name == "transformer" else {}))
-    params, _ = jax.jit(benchmark.init)(jax.random.key(1))
-    params = jax.tree.map(np.asarray, params)
-    source, target = np.array([5, 3, 9, 4, EOS], np.int32), np.array([7, 2, 8, EOS], np.int32)
-    weights = benchmark.uses.attention(params, source, target)
-    assert weights.shape == (4, 5) and weights.sum(axis=1) == pytest.approx(np.ones(4))
-    expected = decoded(name, benchmark, params, source, target, monkeypatch)
-    np.testing.assert_allclose(weights, expected, atol=1e-5)
-    assert np.ptp(weights) > 0.01
-
-
-def test_the_attention_of_the_longest_sentence_is_drawn(data, monkeypatch):  # noqa: F811
-    benchmark = make("transformer", data["transformer"])
-    uses, drawn = benchmark.uses, []
-
-    def attention(params, source, target):
-        drawn.append((params, source.tolist(), target.tolist()))
-        return np.full((len(target), len(source)), 1 / len(source), np.float32)
-
-    monkeypatch.setattr(uses, "attention", attention)
-    rows = list(perfect(benchmark, data["transformer"], wrong=1))
-    (shown,) = uses.insights("params", {}, iter(rows))
-    ((params, source, target),) = drawn
-    sources = benchmark.eval_pairs[0]
-    lengths = np.count_nonzero(sources[1:], axis=1)  # the first has no translation
-    assert params == "params" and len(source) == len(target) == lengths.max()
-    assert source == sources[1:][lengths.argmax(), : len(source)].tolist()
-    assert source == [*target[-2::-1], EOS]
-    assert Image.open(io.BytesIO(shown.pictures[0].data)).format == "PNG"
-    assert shown.rows == [(uses.text(np.array(source)), uses.text(np.array(target)))]
-    empty = {"id": np.array([0]), "tokens": np.zeros((1, 12), np.int32)}
-    for nothing in ([], [empty]):
-        assert uses.insights("params", {}, iter(nothing)) == []

@@ -159,7 +159,7 @@ def test_missing_files_and_half_a_config(folder):
     with pytest.raises(ConfigError, match="config.eval_source=''"):
         load(folder, Patterns("", TRAIN.targets, "*"), split="eval")
     os.remove(folder / TRAIN.targets)
-    with pytest.raises(DataError, match=r"no train target text in .*\.de'.*config.data_dir"):
+    with pytest.raises(DataError, match=r"no train target text in .*\.de'"):
         load(folder)
     with pytest.raises(DataError, match="config.eval_source='vocab.*' matches 2 files"):
         load(folder, Patterns("vocab.*", "vocab.*", ""), split="eval")
@@ -268,8 +268,6 @@ def test_rows(tiny_bpe):
     longest = int(corpus.lengths[:, 0].argmax())
     size = int(corpus.lengths[longest, 0])
     assert corpus.rows(np.array([longest]), 0, size).all()
-    with pytest.raises(ValueError, match="does not fit"):
-        corpus.rows(np.array([longest]), 0, size - 1)
 
 
 def test_training_batches(tiny_bpe):
@@ -297,8 +295,8 @@ def words():
     return vocabulary.Words("\n".join(("<unk>", "<s>", "</s>", *WORDS)).encode(), "vocab")
 
 
-def read_file(path, words, longest=None):
-    return loader.read_text_side(str(path), words, longest, lambda size: None)
+def read_file(path, words):
+    return loader.read_text_side(str(path), words, lambda size: None)
 
 
 def by_lines(text, words):
@@ -309,9 +307,9 @@ def by_lines(text, words):
     ]
 
 
-def assert_sentences(actual, sentences, longest=10**9):
+def assert_sentences(actual, sentences):
     assert actual.lengths.tolist() == [len(ids) for ids in sentences]
-    assert actual.ids.tolist() == [i for ids in sentences if len(ids) <= longest for i in ids]
+    assert actual.ids.tolist() == [i for ids in sentences for i in ids]
     assert actual.lengths.dtype == np.int32
 
 
@@ -329,11 +327,10 @@ def test_ids_of_random_text(tmp_path, monkeypatch, words, block, end):
     path = tmp_path / "text"
     path.write_bytes(text.encode())
     sizes = []
-    actual = loader.read_text_side(str(path), words, None, sizes.append)
+    actual = loader.read_text_side(str(path), words, sizes.append)
     assert_sentences(actual, by_lines(text, words))
     assert actual.ids.dtype == np.uint16
     assert sum(sizes) - len(text.encode()) in (0, 1)  # the last line may lack its end
-    assert_sentences(read_file(path, words, 4), by_lines(text, words), 4)
 
 
 def test_empty_files_and_lines(tmp_path, words):
@@ -451,15 +448,12 @@ def changed_row(**features):
     [
         (single(([5, 6], [7, 1])), "inputs does not end with 1"),
         (single(([5, 1], [7, VOCAB, 1])), "targets has the id 50, and the vocabulary 50"),
-        (single(([5, 0, 1], [7, 1])), "id 0 .padding. inside of a sentence"),
+        (single(([5, 0, 1], [7, 1])), "id 0 .padding. inside of the sentence"),
         ({"inputs": [5, 1]}, "it has no targets"),
         (changed_row(inputs=[5, 6, 1, 8, 1]), "differ in length"),
         (changed_row(inputs=[5, 6, 1, 8, 1, 9]), "not positive exactly where"),
-        (changed_row(inputs=[5, 6, 2, 8, 1, 0]), "segment 1 of inputs has no 1 .EOS. at its end"),
         (changed_row(inputs_segmentation=[1, 1, 1, 1, 1, 0]), "different numbers of segments"),
-        (changed_row(inputs_segmentation=[2, 2, 2, 1, 1, 0]), "inputs do not count from 1"),
         (changed_row(targets_segmentation=[1, 1, 3, 3, 3, 0]), "different numbers of segments"),
-        (changed_row(inputs_segmentation=[1, 2, 2, 1, 1, 0]), "inputs do not count from 1"),
     ],
 )
 def test_faults_name_the_record(tmp_path, row, fault):

@@ -23,58 +23,14 @@ def table(rows, tab="\t"):
     return "".join(tab.join(row) + "\n" for row in rows)
 
 
-def tmx(pairs, languages=("en-US", "de-DE")):
-    units = "".join(
-        "<tu>"
-        + "".join(
-            f'<tuv xml:lang="{code}"><seg>{side}</seg></tuv>'
-            for code, side in zip(languages, pair, strict=False)
-        )
-        + "</tu>"
-        for pair in pairs
-    )
-    return f'<?xml version="1.0"?><tmx version="1.4"><header/><body>{units}</body></tmx>'
-
-
 QUOTED = [[f'"{side.replace(chr(34), chr(34) * 2)}"' for side in pair] for pair in PAIRS]
-PO = r"""
-# A comment
-msgid ""
-msgstr ""
-"Language: de\n"
-"Content-Type: text/plain; charset=UTF-8\n"
-
-#: a.c:1
-msgctxt "of an animal"
-msgid "A dog "
-"runs."
-msgstr "Ein Hund läuft."
-msgid "He said \"no\"."
-msgstr "Er sagte „nein“."
-
-#, fuzzy, c-format
-#| msgid "old"
-msgid "%d guess"
-msgstr "%d Schätzung"
-
-msgid "Go."
-msgid_plural "Go all."
-msgstr[0] "Geh."
-msgstr[1] "Geht."
-
-#~ msgid "gone"
-#~ msgstr "weg"
-"""
 FORMS = {
     "header.tsv": table([("id", "de", "en"), *((str(i), b, a) for i, (a, b) in enumerate(PAIRS))]),
     "deu.txt": table((*pair, "CC-BY 2.0 (France) Attribution: tatoeba.org #1") for pair in PAIRS),
-    "twice.tsv": table([("Export", "2024"), ("de", "en"), *(p[::-1] for p in PAIRS[:2])])
-    + table([("de", "en"), PAIRS[2][::-1]]),
     "codes.tsv": table(("eng", "deu", *pair) for pair in PAIRS),
     "tatoeba.tsv": "\ufeff" + table((f"{i}", a, f"9{i}", b) for i, (a, b) in enumerate(PAIRS)),
     "roles.csv": table([("source", "target"), *QUOTED], ","),
     "german.csv": table([("Text (German)", "Text (English)"), *(q[::-1] for q in QUOTED)], ";"),
-    "a.tmx": tmx([*PAIRS[:2], ("Go<ph>{1}</ph><hi>.</hi>", "Geh.")]),
     "flat.jsonl": "".join(json.dumps({"id": 1, "de": b, "en": a}) + "\n" for a, b in PAIRS),
     "flores.jsonl": "".join(
         json.dumps({"id": 1, "sentence_eng_Latn": a, "sentence_deu_Latn": b}) + "\n"
@@ -83,7 +39,6 @@ FORMS = {
     "nested.json": "".join(
         json.dumps({"translation": {"de": b, "en": a}}) + "\n" for a, b in PAIRS
     ),
-    "de.po": PO,
 }
 
 
@@ -100,10 +55,8 @@ def write(folder, name, content):
 
 
 def read(*flags):
-    """(the input of `prepare text`, its pairs to evaluate on, its pairs to train on)."""
-    source = sources.TextInput(text.parse(console.Parser(), [*flags, "--out=x"]))
-    evaluation, train = ([*filter(None, source.read(split))] for split in ("eval", "train"))
-    return source, evaluation, train
+    """What `prepare text` reads."""
+    return sources.TextInput(text.parse(console.Parser(), [*flags, "--out=x"])).read()
 
 
 @pytest.mark.parametrize("end", ["", ".gz"])
@@ -134,38 +87,30 @@ def test_the_zip_of_opus_is_read_by_names(tmp_path):
         file.writestr("x.de-en.xml", "<x/>")
     path = write(tmp_path, "de-en.txt.zip", data.getvalue())
     archives.unpack(path, f"{tmp_path}/raw")
-    (reading,) = text.readings(Folder.open(f"{tmp_path}/raw"))
-    assert reading.form == "text"
-    assert sorted([*read(*reading.arguments)[1], *read(*reading.arguments)[2]]) == sorted(MANY)
-
+ 
 
 def test_cleaning_and_the_evaluation_that_is_drawn(tmp_path):
     pairs = [(f"sentence {i // 2}", f"Satz {i}") for i in range(1000)]
     weak = [("OK", "OK"), pairs[0], ("a long sentence " * 9, "kurz"), ("", "x")]
     names = [write(tmp_path, f"{k}.tsv", table([*pairs[k::2], *weak])) for k in range(2)]
     flags = [f"--train={','.join(names)}", "--columns=1,2"]
-    source, evaluation, train = read(*flags, "--clean", "--max_ratio=9")
-    assert source.left_out == {"empty": 2, "equal": 1, "repeated": 4, "ratio": 1}
+    train, evaluation, left_out = read(*flags, "--clean", "--max_ratio=9")
+    assert left_out == {"empty": 2, "equal": 1, "repeated": 4, "ratio": 1}
     assert sorted([*evaluation, *train]) == sorted(pairs)
     assert 98 <= len(evaluation) <= 100
     assert not {pair[0] for pair in evaluation} & {pair[0] for pair in train}
-    assert read(*flags[::-1], "--clean", "--max_ratio=9")[1:] == (evaluation, train)
-    _, few, rest = read(*flags)
-    assert len(few) + len(rest) == len(pairs) + 6
+    assert read(*flags[::-1], "--clean", "--max_ratio=9") == (train, evaluation, left_out)
+    train, evaluation, left_out = read(*flags)
+    assert len(evaluation) + len(train) == len(pairs) + 6 and left_out == {"empty": 2}
 
 
-@pytest.mark.parametrize(
-    "name", ["train.tsv", "train.jsonl.gz", "train.de", "train.tmx", "train.po"]
-)
+@pytest.mark.parametrize("name", ["train.tsv", "train.jsonl.gz", "train.de"])
 def test_the_reading_of_a_folder_makes_records(tmp_path, capsys, name):
     """From the flags that it gives, with the warnings for weak data."""
     contents = {
         "train.tsv": table(MANY),
         "train.jsonl.gz": "".join(json.dumps({"en": a, "de": b}) + "\n" for a, b in MANY),
-        "train.tmx": tmx([*MANY, ("same", "same")]),
         "train.de": LINES[1],
-        "train.po": 'msgid ""\nmsgstr "Language: de\\n"\n\n'
-        + "".join(f'msgid "{a}"\nmsgstr "{b}"\n\n' for a, b in MANY),
     }
     write(tmp_path, f"in/{name}", contents[name])
     if name == "train.de":
@@ -183,7 +128,7 @@ def test_the_reading_of_a_folder_makes_records(tmp_path, capsys, name):
     assert pairs == ([60, 2] if name == "train.de" else [48, 12])
     assert ("1 of 2 sentences to evaluate on are in" in printed) == (name == "train.de")
     assert f"warning: {pairs[0]} pairs" in printed
-    turned = read(*reading.arguments, "--source_language=de")[2]
+    turned = read(*reading.arguments, "--source_language=de").train
     assert turned[0][0].startswith("The dog" if name == "train.tsv" else "Der Hund")
     sentences = (tmp_path / "out/sources.txt").read_text().splitlines()
     assert {*sentences} <= {*LINES[0].splitlines(), "A cat sits."}
@@ -221,11 +166,8 @@ def test_other_data_are_no_text(tmp_path, name, content):
         ("a.tsv", "en\tde\tfr\na\tb\tc\n", "a.tsv has en, de, fr: which two are the source"),
         ("a.csv", 'en,de\n"a b,c\n', "a.csv, line"),
         ("a.tsv", b"en\tde\na\t\xe4\n", "a.tsv, line 2 is not UTF-8 (byte 0xe4"),
-        ("a.tmx", tmx([("a",)]), "a.tmx has en: a pair has two"),
-        ("a.tmx", tmx(PAIRS)[:-30], "a.tmx is no TMX, or damaged"),
         ("a.jsonl", "[1]\n", "a.jsonl, line 1 is no JSON object"),
         ("a.jsonl", '{"en": "a", "de": ""}\n{"de": 3}\n', "a.jsonl, line 2 has no text for both"),
-        ("a.po", "hello\n", "a.po has no text: a pair has two"),
         ("a.zip", b"PK\x03\x04", "a.zip is no file of pairs (.tsv, "),
         ("a.tsv", None, "there is no"),
         ("", None, "is a folder: give its files"),
@@ -237,12 +179,6 @@ def test_a_fault_takes_one_line(tmp_path, capsys, name, content, words):
     code, line = leaves("text", [f"--train={path}", f"--out={tmp_path}/out"], capsys)
     assert code in (1, 2) and words in line, line
     assert not (tmp_path / "out/manifest.json").exists()
-
-
-def test_equal_sides_are_warned_of(tmp_path, capsys):
-    path = write(tmp_path, "a.tsv", table([*MANY, *[(f"Equal {i}.",) * 2 for i in range(30)]]))
-    prepare.make("text", [f"--train={path}", f"--eval={path}", f"--out={tmp_path}/out"])
-    assert "warning: train: 33% of the pairs have equal sides" in capsys.readouterr().out
 
 
 def test_pairs_of_names():

@@ -68,13 +68,6 @@ def test_rows_come_as_soon_as_enough_pairs_are_there():
     assert list(packing.pack([], 8)) == []
 
 
-@pytest.mark.parametrize("pair", [([], [1]), ([1], []), ([5] * 9, [1])])
-def test_refuses_sides_that_do_not_fit(pair):
-    sizes = f"{len(pair[0])} and {len(pair[1])}"
-    with pytest.raises(ValueError, match=f"^a pair of {sizes} ids, length 8$"):
-        list(packing.pack([pair], 8))
-
-
 def test_serialized_as_tensorflow_reads_it_and_always_the_same():
     row = {"b": [2**40], "inputs": np.arange(300), "a": []}
     data = packing.serialize_example(row)

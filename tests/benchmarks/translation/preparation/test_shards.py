@@ -1,15 +1,11 @@
 """Shards of text: who gets which pair, how full the rows are, the sample, a killed process."""
 
-import argparse
 import hashlib
 import os
-import pickle
-import tempfile
 
 import numpy as np
 import pytest
 
-from benchmarks.translation import vocabulary
 from benchmarks.translation.preparation import packing, shards
 from common.data import records
 from common.errors import UserError
@@ -23,16 +19,15 @@ LATER = [[0, 1, 2], [2, 0, 1], [1, 2, 0]]
 SUMS = ["0175f0e2", "b18986dc", "352be31a"]  # of (seed, shard): (0, 0), (0, 1), (1, 0)
 
 
-@pytest.fixture
-def spool():
-    with tempfile.TemporaryFile() as file:
-        yield shards.Spool(file)
-
-
 def make(pairs, seed=0, number=0):
-    """The facts and rows of a shard of these pairs of ids."""
-    job = number, [pickle.dumps([list(map(int, side)) for side in pair]) for pair in pairs]
-    return shards.make_shard(VOCABULARY, LENGTH, 80, seed, job)
+    """The facts and rows of a shard of these pairs of ids, which the vocabulary gives back."""
+    return shards.make_shard(VOCABULARY, LENGTH, 80, seed, (number, pairs))
+
+
+@pytest.fixture(autouse=True)
+def ids_are_text(monkeypatch):
+    """Pairs of ids stand for those of text."""
+    monkeypatch.setattr(shards, "encode", lambda pair, _: [[int(i) for i in side] for side in pair])
 
 
 def test_rows_are_as_full_as_promised():
@@ -45,26 +40,22 @@ def test_rows_are_as_full_as_promised():
     assert sum(shares) / 2 >= 0.97 and max(shares) >= 0.98
 
 
-def test_each_shard_gets_one_of_as_many_consecutive_pairs(spool):
+def test_each_shard_gets_one_of_as_many_consecutive_pairs():
     """In an order that is drawn anew, also after 1,024 times as many pairs."""
-    for number in range(3 * 1024 + 30):
-        spool.add((f"{number}", "b"))
-    owners = spool.deal(3, 7)
+    owners = shards.deal(3 * 1024 + 30, 3, 7)
     groups = owners.reshape(-1, 3)
     assert (np.sort(groups, 1) == [0, 1, 2]).all()
     assert groups[[0, 1, 2, 3]].tolist() == FIRST and groups[[1024, 1025, 1026]].tolist() == LATER
-    assert [pickle.loads(pair) for pair in spool.read([3000, 7])] == [("3000", "b"), ("7", "b")]
-    assert len(spool.deal(4, 7)) == len(spool) == 3 * 1024 + 30
+    assert len(shards.deal(3 * 1024 + 30, 4, 7)) == 3 * 1024 + 30
 
 
-def test_the_sample_has_a_bounded_size_and_the_order_of_the_text(spool, monkeypatch):
+def test_the_sample_has_a_bounded_size_and_the_order_of_the_text(monkeypatch):
     texts = [f"{number:05}" for number in range(2000)]
-    for text in texts:
-        spool.add((text, text))
-    assert spool.sample(0)[::2] == texts
+    pairs = [(text, text) for text in texts]
+    assert shards.sample(pairs, 0)[::2] == texts
     monkeypatch.setattr(shards, "_SAMPLE", 5000)
-    sample = spool.sample(0)[::2]
-    assert 440 < len(sample) <= 500 and sample == sorted(sample) != spool.sample(1)[::2]
+    sample = shards.sample(pairs, 0)[::2]
+    assert 440 < len(sample) <= 500 and sample == sorted(sample) != shards.sample(pairs, 1)[::2]
 
 
 def test_what_a_shard_holds():
@@ -85,21 +76,10 @@ def test_the_order_is_drawn_from_the_seed_and_the_shard():
         assert hashlib.sha256(data).hexdigest()[:8] == total
 
 
-def die(*_):
+def die(job):
     os._exit(1)
 
 
-def test_processes_that_are_killed_or_cannot_start_take_one_line(spool, tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "make_shard", die)
-    args = argparse.Namespace(out=str(tmp_path), length=8, max_tokens=8, seed=0)
-    spool.add(([5, 1], [6, 1]))
-    loaded = vocabulary.parse_vocabulary(VOCABULARY, "vocab")
+def test_processes_that_are_killed_take_one_line():
     with pytest.raises(UserError, match="one of --workers=2 processes was killed.* take fewer"):
-        shards._write_shards(args, spool, loaded, ["a"], [0], 2)
-
-    def without_shm(*_):
-        raise FileNotFoundError(2, "No such file or directory")
-
-    monkeypatch.setattr(shards.futures, "ProcessPoolExecutor", without_shm)
-    with pytest.raises(UserError, match="^--workers=2: .*/dev/shm .*--workers=1$"):
-        shards._write_shards(args, spool, loaded, ["a"], [0], 2)
+        list(shards._made(die, iter([(0, []), (1, [])]), 2))

@@ -1,19 +1,16 @@
-"""`prepare text` on files, archives and records, read back by hand; faults; continuation."""
+"""`prepare text` on files, read back by hand, and its continuation."""
 
 import gzip
-import io
 import json
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 
 import numpy as np
 import pytest
 
 from benchmarks.translation import vocabulary
-from benchmarks.translation.preparation import packing
 from benchmarks.translation.rows import SIDES
 from common.data import records as shard_files
 from common.data.shards import tensorflow
@@ -22,7 +19,7 @@ from configs import transformer
 from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet_gcs import assert_same
 from tests.benchmarks.translation.preparation.test_packing import unpack
-from tests.helpers.preparation import check_data, leaves
+from tests.helpers.preparation import check_data
 from tests.test_main import ROOT
 
 WORDS = "the cat sat on a mat and saw one small bird_ over there \\ é\u00a0 x\u2028y 😀 ?"
@@ -165,99 +162,24 @@ def test_a_killed_run_leaves_no_process_and_continues(made, tmp_path, capsys):
     assert contents(tmp_path / "out") == contents(out)
 
 
-def archive(members):
-    """The bytes of a .tgz."""
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w:gz") as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return data.getvalue()
-
-
 def sgm(lines):
     rows = "".join(f'<seg id="{i}"> {line} </seg>\n' for i, line in enumerate(lines, 1))
     return f'<refset setid="x">\n<doc docid="1">\n<p>\n{rows}</p>\n</doc>\n</refset>\n'.encode()
 
 
-def test_archives_gzip_and_sgm_give_the_same_records(made, tmp_path):
+def test_gzip_and_sgm_give_the_same_records(made, tmp_path):
     folder, _, out = made
-    source, target = ((folder / f"train.{language}").read_bytes() for language in ("en", "de"))
-    train = {
-        "training/x.cs-en.en": b"not this one\n",
-        "training/._x.de-en.de": b"\xff",
-        "training/x.de-en.de": target,
-        "./training/x.de-en.en.gz": gzip.compress(source),
-    }
-    (tmp_path / "train.tgz").write_bytes(archive(train))
-    dev = {
-        f"dev/t-src.{language}.sgm": sgm(p[side] for p in EVAL)
-        for side, language in enumerate(("en", "de"))
-    }
-    (tmp_path / "dev.tgz").write_bytes(archive(dev))
-    prepare.make(
-        "text",
-        [
-            *(f"--train_archives={tmp_path}/train.tgz", f"--out={tmp_path}/out", *SETTINGS),
-            f"--eval_source={tmp_path}/dev.tgz/dev/t-src.en.sgm",
-            f"--eval_target={tmp_path}/dev.tgz/dev/t-src.de.sgm",
-        ],
-    )
+    flags = [f"--out={tmp_path}/out", *SETTINGS]
+    for side, (name, language) in enumerate((("source", "en"), ("target", "de"))):
+        train = gzip.compress((folder / f"train.{language}").read_bytes())
+        (tmp_path / f"train.{language}.gz").write_bytes(train)
+        (tmp_path / f"t-src.{language}.sgm").write_bytes(sgm(p[side] for p in EVAL))
+        flags.append(f"--train_{name}={tmp_path}/train.{language}.gz")
+        flags.append(f"--eval_{name}={tmp_path}/t-src.{language}.sgm")
+    prepare.make("text", flags)
     made_here, expected = contents(tmp_path / "out"), contents(out)
     for name in (*NAMES, DEV, "vocab.subwords"):
         assert made_here[name] == expected[name]
-
-
-def test_records_of_others_are_packed(made, tmp_path):
-    """Single pairs, as the reference has them, and packed rows of t2t become the same pairs."""
-    folder, _, out = made
-    single = tmp_path / "single"
-    rows = [pair for name in NAMES for row in rows_of(out / name) for pair in unpack(row)]
-    for k in range(2):
-        data = [packing.serialize_example({"inputs": a, "targets": b}) for a, b in rows[k::2]]
-        shard_files.write_shard(str(single / f"wmt32k-encoded-train-{k + 1:05d}-of-00002"), data)
-    (single / "wmt32k-encoded-dev-00001-of-00001").write_bytes((out / DEV).read_bytes())
-    (single / "vocab.ende.32768").write_bytes((out / "vocab.subwords").read_bytes())
-    assert check_data(small(), single, tmp_path)[1] == len(EVAL)
-    settings = ["--length=64", "--max_tokens=40", "--shards=2"]
-    for source in (single, out):
-        target = tmp_path / f"packed-{source.name}"
-        prepare.make("text", [f"--records={source}", f"--out={target}", *settings])
-        content = json.loads((target / "manifest.json").read_text())
-        assert content["length"] == 64
-        shards = [target / row["name"] for row in content["splits"]["train"]["shards"]]
-        packed = [pair for path in shards for row in rows_of(path) for pair in unpack(row)]
-        assert sorted(packed) == sorted(rows)
-        assert (target / DEV).read_bytes() == (out / DEV).read_bytes()
-        lines = (target / "references.txt").read_text().split("\n")
-        assert lines == [*(pair[1].strip() for pair in EVAL), ""]
-
-
-def test_records_of_others_must_be_one_complete_set(made, tmp_path, capsys):
-    _, _, out = made
-    for name in (*NAMES, DEV, "vocab.subwords"):
-        (tmp_path / name).write_bytes((out / name).read_bytes())
-
-    def refusal(*flags):
-        return leaves("text", [f"--records={tmp_path}", f"--out={tmp_path}/out", *flags], capsys)[1]
-
-    other = (out / "vocab.subwords").read_bytes().replace(b"'the_'", b"'eht_'")
-    (tmp_path / "other").write_bytes(other)
-    (tmp_path / "manifest.json").write_bytes((out / "manifest.json").read_bytes())
-    words = "other is not the vocabulary of the records in"
-    assert words in refusal(f"--vocabulary={tmp_path}/other")
-    shard_files.write_shard(f"{tmp_path}/other-train-00001-of-00001", [])
-    assert "2 sets of train records, other-train-* and translate_packed-train-*" in refusal()
-    (tmp_path / "other-train-00001-of-00001").unlink()
-    saved = rows_of(tmp_path / NAMES[1])
-    (tmp_path / NAMES[1]).unlink()
-    assert "translate_packed-train-*: 1 of 3 files are missing, number 1 first" in refusal()
-    (tmp_path / NAMES[1]).write_bytes((out / NAMES[1]).read_bytes()[:-7])
-    assert f"{NAMES[1]} is damaged: " in refusal()
-    rows = [row | {"inputs_segmentation": 2 * row["inputs_segmentation"]} for row in saved]
-    shard_files.write_shard(str(tmp_path / NAMES[1]), map(packing.serialize_example, rows))
-    assert f"{NAMES[1]}, record 0" in refusal()
 
 
 def test_from_and_to_gs(gcs, made):
