@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,12 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.base import HostBatch
 from benchmarks.detection import coco, exhibits, records, weights
-from benchmarks.detection.exhibits import Photo
-from benchmarks.uses import Exhibit, Imported, Picture, Uses
+from benchmarks.uses import Exhibit, Imported, Uses
 from common.data.shards import tensorflow
-from common.errors import UserError, one_line
+from common.errors import UserError
 from common.images import manifest, photos, pixels
 from common.images.input_spec import run_decoder
 from common.portable import Arrays, Program
@@ -155,80 +151,11 @@ class DetectorUses(Uses):
         return Detections(row["score"][best], row["class"][best], row["boxes"][best])
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
-        """Classes, confusions, the worst and the first images; detections.json in COCO's form."""
-        scorer, true = self._benchmark.scorer, self._benchmark.annotations
-        columns = scorer.columns(rows)
-        strong = columns["score"] >= exhibits.MIN_SCORE
-        strong = {key: values[strong] for key, values in columns.items()}
-        quality = scorer.quality(columns)
-        judgement = exhibits.judge(true, columns)
-        source = self._benchmark.source("eval")
-        worst = _drawn("the worst images", lambda: exhibits.worst(true, source, strong, judgement))
-        table = {"mistakes.csv": exhibits.mistakes_table(true, judgement)}
-        return [
-            exhibits.classes(true, quality, judgement),
-            _drawn("precision and recall", lambda: exhibits.curves(true, quality)),
-            exhibits.confusion(true, judgement),
-            dataclasses.replace(worst, files=table),
-            self._first_images(columns, strong),
-        ]
-
-    def _first_images(
-        self, columns: Mapping[str, np.ndarray], strong: Mapping[str, np.ndarray]
-    ) -> Exhibit:
-        """The first images with their `strong` detections; detections.json has all `columns`."""
-        pictures: list[Picture] = []
-        files = {"detections.json": to_json(columns)}
-        text = (
-            "The first images to evaluate, whatever their result: what the model found, and beside "
-            f"it the true boxes. Detections with a score below {exhibits.MIN_SCORE} are not drawn; "
-            "detections.json has all of them."
-        )
-        try:
-            photos, more = self._first_photos(), (strong, self._benchmark.annotations)
-            pictures = [Picture(exhibits.draw([one], *more), (), wide=True) for one in photos]
-            files["detections.png"] = exhibits.draw(photos, *more)
-        except Exception as error:  # of drawing; the detections are worth more than their picture
-            text = f"The detections cannot be drawn: {one_line(error)}."
-            _log.warning("no detections.png: it cannot be drawn (%s)", one_line(error))
-        return Exhibit(title="Detections", text=text, pictures=pictures, files=files)
-
-    def first_batches(self, batch_size: int) -> list[HostBatch]:
-        """The first batch to evaluate of each shape."""
-        return [next(self._benchmark.eval_batches(batch_size, 0, 1))]
-
-    def shown(self, batch: Mapping[str, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
-        """An image of a batch, uint8[h, w, 3] without padding, and (height, width) at first."""
-        return batch["image"][i], batch["size"][i]
-
-    def _first_photos(self) -> list[Photo]:
-        """Images to draw, of all shapes in turn."""
-        kinds = [
-            [
-                Photo(int(batch["image_id"][i]), *self.shown(batch, i))
-                for i in np.flatnonzero(batch["mask"] > 0).tolist()
-            ]
-            for batch in self.first_batches(_DRAWN)
-        ]
-        turns = itertools.chain.from_iterable(itertools.zip_longest(*kinds))
-        return [photo for photo in turns if photo][:_DRAWN]
-
-
-def _drawn(what: str, make: Callable[[], Exhibit]) -> Exhibit:
-    """An exhibit with pictures, or its fault: the other exhibits are worth more than it."""
-    try:
-        return make()
-    except Exception as error:
-        _log.warning("%s cannot be drawn (%s)", what, one_line(error))
-        title = what[:1].upper() + what[1:]
-        return Exhibit(title=title, text=f"It cannot be drawn: {one_line(error)}.")
-
-
-def to_json(detections: Mapping[str, Any]) -> bytes:
-    """Columns of detections, as `scoring.score` takes them, in COCO's form of results."""
-    columns = [np.asarray(detections[key]).tolist() for key in detections]
-    rows = [dict(zip(detections, values, strict=True)) for values in zip(*columns, strict=True)]
-    return json.dumps(rows).encode()
+        """The classes, the worst and the first images; detections.json in COCO's form."""
+        benchmark = self._benchmark
+        columns = benchmark.scorer.columns(rows)
+        quality = benchmark.scorer.quality(columns)
+        return exhibits.show(benchmark.annotations, benchmark.source("eval"), columns, quality)
 
 
 def make_program(benchmark: Any, uses: DetectorUses, model: Any, upright: bool) -> Program:
@@ -295,67 +222,27 @@ def _off(wanted: Arrays, found: Arrays, min_score: float) -> float:
 def scaled_photo(
     photo: jax.Array, shape: Sequence[int], size: Any, antialias: bool = False
 ) -> jax.Array:
-    """uint8[*shape, 3] of uint8[h, w, 3]: bilinear, the values of `common.images.pixels`.
+    """uint8[*shape, 3] of uint8[h, w, 3], bilinear.
+
+    The values are those of `common.images.pixels`, a few of them off by one level where rounding
+    decides.
 
     Args:
-      photo: the pixels.
+      photo: the pixels; jax may not know its sides yet.
       shape: of the result; beyond `size` its values have no meaning.
       size: two numbers, the height and width to which the photo is scaled.
       antialias: whether to average over the pixels, as `pixels.shrink` does, else `pixels.sample`.
     """
     x, sides = photo.astype(jnp.float32), photo_sides(photo)
-    for axis in (0, 1) if antialias else (1, 0):  # the order of TensorFlow's kernels
-        x = jnp.moveaxis(x, axis, 0)
-        scale = _average if antialias else _interpolate
-        x = jnp.moveaxis(scale(x, sides[axis], shape[axis], size[axis]), 0, axis)
+    for axis in (0, 1):
+        step = sides[axis] / size[axis]
+        centres = jnp.minimum((jnp.arange(shape[axis]) + 0.5) * step - 0.5, sides[axis] - 1)
+        distance = jnp.abs(centres[:, None] - jnp.arange(photo.shape[axis]))
+        weights = jax.nn.relu(1 - distance / (jnp.maximum(step, 1) if antialias else 1))
+        weights /= weights.sum(axis=1, keepdims=True)
+        scaled = jnp.tensordot(weights, x, (1, axis), precision="highest")
+        x = jnp.moveaxis(scaled, 0, axis)
     return (x + 0.5).astype(jnp.uint8)
-
-
-def _interpolate(x: jax.Array, length: jax.Array, count: int, size: Any) -> jax.Array:
-    """float32[count, ...] of x float32[length, ...]: between the two nearest rows."""
-    places = _product(jnp.arange(count) + 0.5, length / size) - 0.5
-    before = jnp.floor(places)
-    first, last = _rows(x, before, length), _rows(x, jnp.ceil(places), length)
-    return first + _product(last - first, (places - before)[:, None, None])
-
-
-def _average(x: jax.Array, length: jax.Array, count: int, size: Any) -> jax.Array:
-    """As `_interpolate`, of all rows below a triangle whose sides are no shorter than a row."""
-    step = 1 / (size / length)
-    width, centres = jnp.maximum(step, 1), _product(jnp.arange(count) + 0.5, step)
-    start = jnp.maximum(jnp.ceil(centres - width - 0.5), 0)
-    end = jnp.minimum(jnp.floor(centres + width - 0.5), length - 1)
-
-    def weights(i: Any) -> jax.Array:
-        slope = 1 - _product(jnp.abs(start + i + 0.5 - centres), 1 / width)
-        return jnp.where(start + i <= end, jnp.maximum(slope, 0), 0)
-
-    def total(add: Callable[[Any], jax.Array], *sides: int) -> jax.Array:
-        """The sum over all rows below the triangle, one after another."""
-        most = 2 * jnp.ceil(width).astype(jnp.int32) + 1
-        zeros = jnp.zeros((count, *sides))
-        return jax.lax.fori_loop(0, most, lambda i, before: before + add(i), zeros)
-
-    shares = 1 / total(weights)
-
-    def add(i: Any) -> jax.Array:
-        return _product(_rows(x, start + i, length), (weights(i) * shares)[:, None, None])
-
-    return total(add, *x.shape[1:])
-
-
-def _product(x: jax.Array, y: Any) -> jax.Array:
-    """x * y, rounded before something is added to it, as in TensorFlow's kernels.
-
-    No value here reaches the bound, which keeps compilers from fusing product and sum: that
-    changes ties of the last rounding.
-    """
-    return jnp.minimum(x * y, 65536.0)
-
-
-def _rows(x: jax.Array, places: jax.Array, length: jax.Array) -> jax.Array:
-    """The rows of x at whole `places` float32[n]; the outermost ones beyond them."""
-    return x[jnp.clip(places, 0, length - 1).astype(jnp.int32)]
 
 
 def photo_sides(photo: jax.Array) -> jax.Array:
