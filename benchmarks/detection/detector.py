@@ -146,7 +146,7 @@ class Detector(RecordBenchmark):
 
     def decode_all(self, source: Any) -> None:
         def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
-            image = source.image(serialized)
+            image = records.read_image(serialized)
             decoded = pixels.decode(image.encoded, only_jpeg=only_jpeg)
             size = tensorflow().shape(decoded)[:2]
             return {"size": image.checked(size, size)}
@@ -154,18 +154,7 @@ class Detector(RecordBenchmark):
         Reader(source.shards, pixels.jpegs_first(decode), source.check).decode_all()
 
     def remarks(self, split: str) -> list[survey.Finding]:
-        if split == "eval":  # the score reads the objects of the annotations
-            return survey.oddities(self.annotations)
-        objects = records.read_objects(sorted({*self.source(split).shards.paths}))
-        return [*survey.oddities(objects), survey.unfit(self, objects)]
-
-    def seen(self, sizes: np.ndarray) -> np.ndarray:
-        """float64[n, 2], the height and width that the network sees of images int64[n, 2]."""
-        raise NotImplementedError
-
-    def grids(self, factor: float) -> tuple[list[survey.Grid], str]:
-        """The anchors with sides times `factor`, and the flag that sets them so."""
-        raise NotImplementedError
+        return survey.oddities(self.annotations) if split == "eval" else []
 
     @functools.cached_property
     def _classes(self) -> int:

@@ -168,16 +168,8 @@ def test_the_first_of_several_hosts_reads_for_all(records):
         assert len(records("languages", hosts=(group, {}))[1]) == number
 
 
-def test_a_detectors_labels_and_anchors_are_looked_at(records):
-    """The copies of the training boxes, crowds in the annotations, and small anchors."""
-
-    def double(feature):
-        for key in [key for key in feature if key.startswith("image/object/")]:
-            values = getattr(feature[key], feature[key].WhichOneof("kind")).value
-            values.extend(list(values))
-
+def test_a_detectors_annotations_are_looked_at(records):
     def spoil(folder):
-        edit(folder / TRAIN["ssd"], double)
         path = folder / "instances_val2017.json"
         content = json.loads(path.read_text())
         for row in content["annotations"]:
@@ -186,7 +178,4 @@ def test_a_detectors_labels_and_anchors_are_looked_at(records):
 
     _, findings = records("ssd", spoil)
     warnings = [row["text"] for row in findings if row["status"] == "warn"]
-    assert "boxes are copies of others" in warnings[0] and TRAIN["ssd"] in warnings[0]
-    assert "objects are crowds (iscrowd 1)" in warnings[-1]
-    (fits,) = [row for row in findings if "fit no anchor (IoU 0.5)" in row["text"]]
-    assert fits["status"] == "ok" or "config." in fits["remedy"]
+    assert len(warnings) == 1 and "are crowds (iscrowd 1)" in warnings[0]

@@ -7,7 +7,6 @@ loss.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 
 import models as resnets
 from benchmarks.base import Benchmark, Group, HostBatch, Target, Terms
-from benchmarks.detection import boxes, survey
+from benchmarks.detection import boxes
 from benchmarks.detection.detector import Detector, Leaves, restored
 from benchmarks.detection.mask_rcnn import input_pipeline, losses, models, roi_align
 from benchmarks.detection.mask_rcnn.losses import Objects
@@ -104,18 +103,6 @@ class MaskRcnn(Detector):
     def decode_all(self, source: Pools) -> None:
         for part in source.sources:
             super().decode_all(part)
-
-    def seen(self, sizes: np.ndarray) -> np.ndarray:
-        images = self.settings.images
-        scales = images.image_short / sizes.min(axis=1), images.image_long / sizes.max(axis=1)
-        return sizes * np.minimum(*scales)[:, None]
-
-    def grids(self, factor: float) -> tuple[list[survey.Grid], str]:
-        scale = factor * self.settings.layout.anchor_scale
-        layout = dataclasses.replace(self.settings.layout, anchor_scale=scale)
-        return layout.grids(
-            max(self.settings.images.image_shape)
-        ), f"--config.anchor_scale={scale:g}"
 
     def _mix(self, batch_size: int) -> Mix:
         return Mix.make(self.source("train"), self.keys, batch_size)

@@ -140,7 +140,7 @@ def _trained(
 ) -> dict[str, Any]:
     """The leaves of an image to train on."""
     mirrored = tensorflow().equal(seeds[0] % 2, 1) & preprocessing.random_flip
-    image, size = padded(source.image(serialized), shape, preprocessing, only_jpeg, mirrored)
+    image, size = padded(records.read_image(serialized), shape, preprocessing, only_jpeg, mirrored)
     masks = masks_of_record(serialized, preprocessing.mask_size, mirrored)
     objects = source.objects(serialized, crowds=False)
     row = _objects(objects, masks, size, mirrored, preprocessing.max_boxes)
@@ -203,13 +203,13 @@ def _evaluated(
     only_jpeg: bool,
 ) -> dict[str, Any]:
     """The leaves of an image to evaluate."""
-    original = source.image(serialized)
+    original = records.read_image(serialized)
     image, size = padded(original, shape, preprocessing, only_jpeg)
     return {
         "image": image,
         "size": size,
         "original": tensorflow().cast(original.size, "float32"),
-        "image_id": source.image_id(serialized),
+        "image_id": records.read_image_id(serialized),
     }
 
 

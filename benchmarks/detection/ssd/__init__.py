@@ -6,7 +6,6 @@ augments, `models` has the network and its default boxes, `losses` the loss.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.base import HostBatch, Terms
-from benchmarks.detection import boxes, detector, survey
+from benchmarks.detection import boxes, detector
 from benchmarks.detection.detector import Detector, Leaves
 from benchmarks.detection.settings import normalize
 from benchmarks.detection.ssd import input_pipeline, losses, models
@@ -88,16 +87,6 @@ class Ssd(Detector):
         if split == "train":
             return {"augment": ((), np.int32)}
         return {"size": ((2,), np.float32)}
-
-    def seen(self, sizes: np.ndarray) -> np.ndarray:
-        return np.full(sizes.shape, float(self.settings.images.image_size))
-
-    def grids(self, factor: float) -> tuple[list[survey.Grid], str]:
-        scales = [round(factor * scale, 1) for scale in self._layout.scales]
-        text = ", ".join(f"{scale:g}" for scale in scales)
-        return dataclasses.replace(
-            self._layout, scales=scales
-        ).grids, f"--config.box_sides='{text}'"
 
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int

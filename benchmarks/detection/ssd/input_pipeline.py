@@ -96,7 +96,7 @@ def train_batches(
     """
 
     def decode(serialized: Any, seeds: Any, only_jpeg: bool) -> dict[str, Any]:
-        image, objects = source.image(serialized), source.objects(serialized)
+        image, objects = records.read_image(serialized), source.objects(serialized)
         draws = draw_crop(seeds, preprocessing.max_samples)
         window = crop_window(objects.boxes, image.size, draws, preprocessing.crop_side_min)
         boxes, classes = cut_boxes(*objects, image.size, window, preprocessing.max_boxes)
@@ -121,11 +121,11 @@ def eval_batches(
     tf = tensorflow()
 
     def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
-        image = source.image(serialized)
+        image = records.read_image(serialized)
         window = tf.concat([[0, 0], image.size], axis=0)
         return {
             "image": resized(image, window, preprocessing, only_jpeg),
-            "image_id": source.image_id(serialized),
+            "image_id": records.read_image_id(serialized),
             "size": tf.cast(image.size, tf.float32),
         }
 
