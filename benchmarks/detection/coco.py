@@ -3,8 +3,6 @@
 An outline is the field `segmentation` of an object: polygons, or the run lengths of a mask.
 """
 
-from __future__ import annotations
-
 import array
 import collections
 import dataclasses
@@ -61,7 +59,7 @@ class Annotations:
     outlines: list[Any]
 
     @classmethod
-    def load(cls, path: str, masks: bool = False) -> Annotations:
+    def load(cls, path: str, masks: bool = False) -> "Annotations":
         """Reads a file, local or gs://; `masks` keeps the outlines."""
         try:
             data = epath.Path(path).read_bytes()
@@ -70,13 +68,8 @@ class Annotations:
         return cls.parse(data, path, masks)
 
     @classmethod
-    def parse(cls, data: bytes, path: str, masks: bool = False) -> Annotations:
-        """Reads the bytes of a file; `path` is its name in messages.
-
-        Raises:
-          DataError: it is no JSON, or has no objects; an id is repeated, missing or beyond int32;
-            an object names an image or a category that the file does not list.
-        """
+    def parse(cls, data: bytes, path: str, masks: bool = False) -> "Annotations":
+        """Reads the bytes of a file; `path` is its name in messages."""
         content = _decode(data, path, masks)
         file_names, image_ids, sizes = _images(content["images"], path)
         named = _listed(content["categories"], path, ("category", "categories"), "name")
@@ -236,7 +229,7 @@ def _objects(
 
 
 def _name(row: Any, i: int) -> str:
-    """The i-th object in words: by its id, else by its place."""
+    """The i-th object in words: by its id, else by its index."""
     number = row[0] if isinstance(row, tuple) else row.get("id") if isinstance(row, dict) else None
     return f"annotation {i} (counted from 0)" if number is None else f"annotation {number}"
 
@@ -305,6 +298,6 @@ def outline_lists(outline: Any) -> Any:
 
 
 def mask_outline(inside: np.ndarray) -> dict[str, Any]:
-    """The run-length encoding of bool[height, width]: see `outline_mask`."""
+    """The run-length encoding of bool[height, width], column by column."""
     edges = np.flatnonzero(np.diff(inside.T.ravel(), prepend=False, append=not inside[-1, -1]))
     return {"counts": np.diff(edges, prepend=0).tolist(), "size": [*inside.shape]}

@@ -5,8 +5,6 @@ more, or a detection that it matches with no object. COCO's score ranks all dete
 concern those that a user would look at, with a score of `MIN_SCORE` or more.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

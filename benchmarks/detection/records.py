@@ -5,8 +5,6 @@ The schema is that of Google's TPU detectors, whose writer is
 reads all files once to count and check the records, unless their data manifest describes them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import re

@@ -1,7 +1,5 @@
 """Scores detections with pycocotools as COCO does; evaluations load it, training does not."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -61,9 +59,6 @@ def quality(annotations: Annotations, detections: Mapping[str, Any], kind: str =
         float[n, 4] (x, y, width, height in pixels) or, for `segm`, segmentation object[n] (run
         lengths as pycocotools compresses them). Numbers that are not finite make a detection void.
       kind: "bbox" or "segm".
-
-    Raises:
-      ValueError: a detection names an image or category that the annotations do not list.
     """
     rows = _detections(annotations, detections, kind)
     truth = index(annotations)

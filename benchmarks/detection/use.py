@@ -1,13 +1,10 @@
-"""What a trained detector can be used for: to find objects on photos, and to show what it found.
+"""Uses of a trained detector: to find objects on photos, and to show what it found.
 
-For other programs it is a function of a photo, see `common.portable.Program`.
+For other programs it is a function of a photo, a `common.portable.Program`.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +20,6 @@ from common.images import manifest, photos, pixels
 from common.images.input_spec import run_decoder
 from common.portable import Arrays, Program
 
-_DRAWN = 9  # images
 _MARGIN = 1e-3  # of a score that rounding may bring below the least
 _MEANING = {  # of what a program takes and returns
     "photo": "RGB, of any size; EXIF must be applied",
@@ -32,24 +28,16 @@ _MEANING = {  # of what a program takes and returns
     "score": "from 0 to 1, the best first; 0 is no detection",
     "masks": "for each cell of the box the probability of the object, times 255",
 }
-_log = logging.getLogger("tpu_suite")
 
 
 @dataclasses.dataclass(frozen=True)
 class Detections:
-    """The objects that a detector found on one photo, the best first.
+    """The objects that a detector found on one photo, the best first."""
 
-    Attributes:
-      scores: f32[n], above 0.
-      classes: int32[n], from 1.
-      boxes: f32[n, 4], (y0, x0, y1, x1) in pixels of the photo.
-      outlines: of each object, run lengths as pycocotools writes them; () without masks.
-    """
-
-    scores: np.ndarray
-    classes: np.ndarray
-    boxes: np.ndarray
-    outlines: Sequence[Any] = ()
+    scores: np.ndarray  # f32[n], above 0
+    classes: np.ndarray  # int32[n], from 1
+    boxes: np.ndarray  # f32[n, 4], (y0, x0, y1, x1) in pixels of the photo
+    outlines: Sequence[Any] = ()  # of each object, run lengths as pycocotools writes them
 
     def inside(self, i: int) -> np.ndarray:
         """bool[height, width], the pixels of the photo that belong to object i."""
@@ -73,7 +61,6 @@ class DetectorUses(Uses):
         self._decoders: dict[bool, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
     def read_foreign(self, file: str) -> Imported:
-        """The detector's own checkpoints of other libraries, and the files that a ResNet takes."""
         return weights.read_foreign(self._benchmark, file)
 
     def data_meaning(self) -> Mapping[str, Any]:
@@ -87,8 +74,8 @@ class DetectorUses(Uses):
     def listed(self, paths: Sequence[str]) -> tuple[str, dict[int, tuple[int, int, int]]]:
         """The file of annotations in the folder of the run's data, and the pictures in it.
 
-        The second value is, by the place in `paths` of each picture that the file lists, its id,
-        height and width there. ("", {}) where there is no such file.
+        The second value has the id, height and width there of the pictures that the file lists, by
+        their indices in `paths`. ("", {}) where there is no such file.
         """
         try:
             if not self._benchmark.keys.data_dir:
@@ -103,19 +90,10 @@ class DetectorUses(Uses):
     def inputs(self, encoded: bytes, height: int, width: int) -> dict[str, Any]:
         """The leaves of a batch to predict for one photo, as evaluation has them of a record.
 
-        Args:
-          encoded: an upright JPEG.
-          height, width: of it in pixels.
-
-        Raises:
-          DataError: it cannot be decoded.
+        `encoded` is an upright JPEG of `height` x `width` pixels; DataError says that it cannot be
+        decoded.
         """
-        decoder, plain = self._decoder(height > width)
-        leaves = run_decoder(decoder, plain, encoded, np.array([height, width], np.int32))
-        return {name: x.numpy() for name, x in leaves.items()} | {"image_id": np.int32(0)}
-
-    def _decoder(self, upright: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """`leaves` as a graph and as it is, of (encoded, size)."""
+        upright = height > width
         if upright not in self._decoders:
             tf = tensorflow()
 
@@ -125,27 +103,62 @@ class DetectorUses(Uses):
             signature = [tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.int32)]
             graph = tf.function(plain, input_signature=signature, autograph=False)
             self._decoders[upright] = graph, plain
-        return self._decoders[upright]
+        size = np.array([height, width], np.int32)
+        leaves = run_decoder(*self._decoders[upright], encoded, size)
+        return {name: x.numpy() for name, x in leaves.items()} | {"image_id": np.int32(0)}
 
     def leaves(self, image: records.Image, upright: bool) -> dict[str, Any]:
-        """The image and the sizes that `predict` takes, as tensors; see `inputs`."""
+        """The image and the sizes that `predict` takes, as TensorFlow's tensors."""
+        raise NotImplementedError
+
+    def resized(self, photo: jax.Array, upright: bool) -> dict[str, jax.Array]:
+        """The same by jax, of a photo uint8[h, w, 3]."""
         raise NotImplementedError
 
     def programs(self, params: Any, model_state: Any) -> dict[str, Program]:
         """The detector with resizing and suppression inside: a photo in, boxes in its pixels out.
 
-        Where upright photos have a padded shape of their own, "upright" is for them.
+        Where upright photos have their own padded shape, "upright" is for them.
         """
         kinds = [False, True] if len(self._benchmark.image_shapes) > 1 else [False]
-        make = functools.partial(make_program, self._benchmark, self, (params, model_state))
-        return {"upright" if upright else "": make(upright) for upright in kinds}
+        model = jax.tree.map(jnp.asarray, (params, model_state))
+        return {"upright" if upright else "": self._program(model, upright) for upright in kinds}
 
-    def resized(self, photo: jax.Array, upright: bool) -> dict[str, jax.Array]:
-        """The leaves of a batch to predict for one photo uint8[h, w, 3], by jax."""
-        raise NotImplementedError
+    def _program(self, model: tuple[Any, Any], upright: bool) -> Program:
+        benchmark = self._benchmark
+        takes_all = len(benchmark.image_shapes) == 1
+
+        def outputs(leaves: Mapping[str, Any]) -> Arrays:
+            batch = {name: jnp.asarray(x)[None] for name, x in leaves.items()}
+            row = benchmark.predict(*model, batch)
+            return {name: row[name][0] for name in _MEANING if name in row}
+
+        def compute(inputs: Arrays) -> Arrays:
+            leaves = self.resized(inputs["photo"], upright)
+            return outputs({**leaves, "image_id": jnp.zeros((), int)})
+
+        def examples(pictures: Sequence[bytes]) -> Sequence[tuple[Arrays, Arrays]]:
+            pairs, predicted = [], jax.jit(outputs)
+            for picture in pictures:
+                photo = photos.convert(picture, rotate=True, quality=95)  # as predict.py reads it
+                if takes_all or (photo.height > photo.width) == upright:
+                    leaves = self.inputs(photo.encoded, photo.height, photo.width)
+                    inputs = {"photo": pixels.decode(photo.encoded).numpy()}
+                    pairs.append((inputs, predicted(leaves)))
+            return pairs
+
+        shape = "" if takes_all else "upright " if upright else "wide "
+        return Program(
+            task=f"finds objects in {shape}photos",
+            compute=compute,
+            inputs={"photo": ("height, width, 3", np.uint8)},
+            meaning=_MEANING,
+            examples=examples,
+            distance=functools.partial(distance, min_score=benchmark.settings.detection.min_score),
+        )
 
     def detections(self, row: Mapping[str, np.ndarray], height: int, width: int) -> Detections:
-        """Those of one photo, of a row of `predict`; a score that is not finite is none."""
+        """The objects of one photo, from a row of `predict`; a score that is nan is no object."""
         best = np.argsort(-row["score"], kind="stable")
         best = best[row["score"][best] > 0]
         return Detections(row["score"][best], row["class"][best], row["boxes"][best])
@@ -156,45 +169,6 @@ class DetectorUses(Uses):
         columns = benchmark.scorer.columns(rows)
         quality = benchmark.scorer.quality(columns)
         return exhibits.show(benchmark.annotations, benchmark.source("eval"), columns, quality)
-
-
-def make_program(benchmark: Any, uses: DetectorUses, model: Any, upright: bool) -> Program:
-    """The program of a detector for wide photos, or for upright ones.
-
-    Args:
-      benchmark, uses: the detector and its uses.
-      model: (params, model_state).
-      upright: whether the photos are higher than wide; all are wide where that is the same.
-    """
-    model = jax.tree.map(jnp.asarray, model)
-    both = len(benchmark.image_shapes) == 1
-
-    def outputs(leaves: Mapping[str, Any]) -> Arrays:
-        row = benchmark.predict(*model, {name: jnp.asarray(x)[None] for name, x in leaves.items()})
-        return {name: row[name][0] for name in _MEANING if name in row}
-
-    def compute(inputs: Arrays) -> Arrays:
-        leaves = uses.resized(inputs["photo"], upright)
-        return outputs({**leaves, "image_id": jnp.zeros((), int)})
-
-    def examples(pictures: Sequence[bytes]) -> Sequence[tuple[Arrays, Arrays]]:
-        pairs, predicted = [], jax.jit(outputs)
-        for picture in pictures:
-            photo = photos.convert(picture, rotate=True, quality=95)  # as predict.py reads a file
-            if both or (photo.height > photo.width) == upright:
-                leaves = uses.inputs(photo.encoded, photo.height, photo.width)
-                pairs.append(({"photo": pixels.decode(photo.encoded).numpy()}, predicted(leaves)))
-        return pairs
-
-    shape = "wide" if not upright else "upright"
-    return Program(
-        task="finds objects in photos" if both else f"finds objects in {shape} photos",
-        compute=compute,
-        inputs={"photo": ("height, width, 3", np.uint8)},
-        meaning=_MEANING,
-        examples=examples,
-        distance=functools.partial(distance, min_score=benchmark.settings.detection.min_score),
-    )
 
 
 def distance(wanted: Arrays, found: Arrays, min_score: float) -> float:
@@ -209,6 +183,7 @@ def distance(wanted: Arrays, found: Arrays, min_score: float) -> float:
 
 
 def _off(wanted: Arrays, found: Arrays, min_score: float) -> float:
+    """The largest distance of a detection in `wanted` to its nearest one in `found`."""
     score, boxes, classes = (
         np.asarray(wanted[name])[:, None] for name in ("score", "boxes", "class")
     )

@@ -40,10 +40,11 @@ _RESNET_KEYS = {
 
 
 def follow(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks a ResNet with whose weights a detector begins; see `benchmarks.settle_config`.
+    """Checks a ResNet with whose weights a detector begins, and gives its sizes to the backbone.
 
-    The backbone gets the ResNet's sizes. A recipe with `config.init_env` is a published one: its
-    sizes stay, and others are refused.
+    A recipe with `config.init_env` is a published one: its sizes stay, and others are refused.
+    ConfigError says that the ResNet computes something else than the backbone with these arrays, or
+    was trained on other pixels.
 
     Args:
       config: the detector's.
@@ -51,10 +52,6 @@ def follow(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
       The values of the config's keys for the sizes of the backbone, as many stages as it has.
-
-    Raises:
-      ConfigError: the ResNet computes something else than the backbone with these arrays, or was
-        trained on other pixels.
     """
     name = f"config.init_from={config.init_from}"
     for key, needed in _RESNET_KEYS.items():

@@ -8,8 +8,6 @@ Parameters are float32. Convolutions and activations are in the compute dtype. T
 the heads for proposals and boxes are float32, because many scores would be equal in bfloat16.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

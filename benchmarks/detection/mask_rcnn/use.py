@@ -9,8 +9,6 @@ it would draw objects about a pixel too large: perfect masks of 8 to 16 pixels w
 0.77 with the truth, those of 40 to 80 pixels one of 0.97.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence

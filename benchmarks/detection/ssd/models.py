@@ -12,8 +12,6 @@ one's, and for each aspect ratio a a wide box and a high one of the first square
 2.2 of the paper).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ The graph takes a photo of any size and gives boxes in its pixels: resizing and 
 inside, the program's own rules in ONNX's operations.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence
