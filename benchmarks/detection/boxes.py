@@ -4,8 +4,6 @@ A box is (y0, x0, y1, x1) in continuous coordinates: its height is y1 - y0, with
 of some older detectors. A box without area, such as the zeros of a padded list, overlaps nothing.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -18,7 +16,7 @@ from jax import lax
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)
 LARGEST_LOG = math.log(1000 / 16)  # a decoded side is at most 62.5 times its anchor's
 _SMALLEST_SHARE = 1e-6  # of the anchor's side, so that the logarithm of an empty box is finite
-_COLUMNS = 128  # of the table in which `_takers` marks anchors; the width of a TPU's tile
+_COLUMNS = 128  # of the table in which `_best_anchors` marks anchors; the width of a TPU's tile
 
 
 def area(boxes: jax.typing.ArrayLike) -> jax.Array:
@@ -152,9 +150,9 @@ def match(
     """Gives each anchor the true box of the highest IoU, and each true box its best anchor.
 
     An anchor is positive if its highest IoU reaches the threshold. Besides, the best anchor of
-    each true box takes this box, however low the IoU, as long as it is above 0. Where two true
-    boxes have the same best anchor, the later box wins. Of equal IoUs the first is the highest
-    (SSD, arXiv:1512.02325, section 2.2).
+    each true box is assigned to this box, however low the IoU, as long as it is above 0. Where two
+    true boxes have the same best anchor, it is assigned to the later one. Of equal IoUs the first
+    is the highest (SSD, arXiv:1512.02325, section 2.2).
 
     Args:
         boxes: f32[G, 4], G >= 1.
@@ -171,9 +169,9 @@ def match(
     overlap, nearest = _highest(overlaps, 0)
     if not for_every_box:
         return Match(nearest, overlap >= threshold, overlap)
-    taker = _takers(*_highest(overlaps, 1), overlaps.shape[1])
-    is_taken = taker >= 0
-    return Match(jnp.where(is_taken, taker, nearest), is_taken | (overlap >= threshold), overlap)
+    assigned = _best_anchors(*_highest(overlaps, 1), overlaps.shape[1])
+    is_best = assigned >= 0
+    return Match(jnp.where(is_best, assigned, nearest), is_best | (overlap >= threshold), overlap)
 
 
 def take_by_product(values: jax.Array, index: jax.Array) -> jax.Array:
@@ -208,12 +206,13 @@ def _highest(values: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
     return maximum, position
 
 
-def _takers(overlap: jax.Array, best: jax.Array, count: int) -> jax.Array:
-    """The last true box that takes each of `count` anchors, int32[count]; -1 where none does.
+def _best_anchors(overlap: jax.Array, best: jax.Array, count: int) -> jax.Array:
+    """Scatters the numbers of the true boxes to their best anchors, int32[count]; else -1.
 
-    Comparing every anchor with every box would take as long as the overlaps themselves. Instead
-    the anchors form a table with rows of `_COLUMNS`, and the product of the boxes' rows and columns
-    as one-hot matrices marks the best anchors.
+    Of several boxes with the same best anchor the last one counts. Comparing every anchor with
+    every box would take as long as the overlaps themselves. Instead the anchors form a table with
+    rows of `_COLUMNS`, and the product of the boxes' rows and columns as one-hot matrices marks the
+    best anchors.
 
     Args:
         overlap: f32[G], the highest IoU of each true box.
@@ -221,9 +220,9 @@ def _takers(overlap: jax.Array, best: jax.Array, count: int) -> jax.Array:
         count: the number of anchors.
     """
     numbers = jnp.arange(len(best))
-    takes = overlap > 0
-    beaten = takes & (best[:, None] == best) & (numbers[:, None] < numbers)
-    marks = jnp.where(takes & ~jnp.any(beaten, 1), numbers + 1, 0)
+    overlaps = overlap > 0
+    overwritten = overlaps & (best[:, None] == best) & (numbers[:, None] < numbers)
+    marks = jnp.where(overlaps & ~jnp.any(overwritten, 1), numbers + 1, 0)
     rows = best // _COLUMNS == jnp.arange(-(-count // _COLUMNS))[:, None]
     columns = (best % _COLUMNS)[:, None] == jnp.arange(_COLUMNS)
     table = jnp.dot(

@@ -3,29 +3,25 @@
 An outline is the field `segmentation` of an object: polygons, or the run lengths of a mask.
 """
 
-from __future__ import annotations
-
 import array
 import collections
 import dataclasses
 import hashlib
-import math
 import os
 import posixpath
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from common import limits
 from common.errors import DataError, one_line, parse_json
 
 # Where a folder of records may have the annotations of the evaluation; the second is Google's.
 FILES = "instances_val*.json,raw-data/annotations/instances_val*.json"
 _INT32 = 2**31
-_LARGEST_COORDINATE = 1e9  # of a coordinate in pixels, either way
-_LONGEST_EDGE = 1 << 23  # pixels of a polygon's edge, for which pycocotools takes about a gigabyte
+_LARGEST_COORDINATE = 1e9  # in pixels, either way
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -63,52 +59,43 @@ class Annotations:
     outlines: list[Any]
 
     @classmethod
-    def load(cls, path: str, masks: bool = False) -> Annotations:
-        """Reads a file, local or gs://; `masks` keeps the outlines.
-
-        Raises:
-          DataError: the file cannot be read, or as `parse`.
-        """
-        return cls.parse(_read(path), path, masks)
+    def load(cls, path: str, masks: bool = False) -> "Annotations":
+        """Reads a file, local or gs://; `masks` keeps the outlines."""
+        try:
+            data = epath.Path(path).read_bytes()
+        except Exception as error:  # gs:// raises TensorFlow's own classes
+            raise DataError(f"cannot read the annotations {path}: {one_line(error)}") from error
+        return cls.parse(data, path, masks)
 
     @classmethod
-    def parse(cls, data: bytes, path: str, masks: bool = False) -> Annotations:
-        """Reads the bytes of a file; `path` is its name in messages.
-
-        Raises:
-          DataError: it is no JSON, or has no objects; an id is repeated, missing or beyond int32;
-            an object names an image or a category that the file does not list.
-        """
-        text, digest = _text(data, path), hashlib.sha256(data).hexdigest()
-        del data  # COCO's training annotations are 450 MB
-        content = _decode(text, path, masks)
-        del text
+    def parse(cls, data: bytes, path: str, masks: bool = False) -> "Annotations":
+        """Reads the bytes of a file; `path` is its name in messages."""
+        content = _decode(data, path, masks)
         file_names, image_ids, sizes = _images(content["images"], path)
         named = _listed(content["categories"], path, ("category", "categories"), "name")
         categories = tuple(sorted((number, name) for number, name, _ in named))
         row_of = {image_id: row for row, image_id in enumerate(image_ids)}
         objects = _objects(content["annotations"], path, row_of, dict(categories))
-        boxes = np.array([box for _, _, box, *_ in objects], np.float64).reshape(-1, 4)
-        areas = [area for *_, area, _, _ in objects]
-        own = boxes[:, 2] * boxes[:, 3]
+        columns = list(zip(*objects, strict=True)) or [()] * 6
+        rows, labels, corners, areas, crowd, outlines = columns
         if masks:
-            for i, (row, _, _, _, _, outline) in enumerate(objects):
-                if fault := outline_fault(outline, *sizes[row]):
+            for i, (row, outline) in enumerate(zip(rows, outlines, strict=True)):
+                if error := outline_error(outline, *sizes[row]):
                     name = _name(content["annotations"][i], i)
-                    raise DataError(f"{path}: {name}, of image {image_ids[row]}, {fault}")
+                    raise DataError(f"{path}: {name}, of image {image_ids[row]}, {error}")
         return cls(
             path=path,
-            digest=digest,
+            digest=hashlib.sha256(data).hexdigest(),
             categories=categories,
             image_ids=np.array(image_ids, np.int64),
             sizes=np.array(sizes, np.int64).reshape(-1, 2),
             file_names=file_names,
-            rows=np.array([row for row, *_ in objects], np.int64),
-            category_ids=np.array([category for _, category, *_ in objects], np.int64),
-            boxes=boxes,
-            areas=np.array([own[i] if a is None else a for i, a in enumerate(areas)], np.float64),
-            crowd=np.array([crowd for *_, crowd, _ in objects], bool),
-            outlines=[outline for *_, outline in objects] if masks else [],
+            rows=np.array(rows, np.int64),
+            category_ids=np.array(labels, np.int64),
+            boxes=np.array(corners, np.float64).reshape(-1, 4),
+            areas=np.array(areas, np.float64),
+            crowd=np.array(crowd, bool),
+            outlines=list(outlines) if masks else [],
         )
 
     def listed(self, paths: Sequence[str]) -> list[int | None]:
@@ -119,16 +106,12 @@ class Annotations:
         by_base: dict[str, list[int]] = {}
         for row, name in enumerate(self.file_names):
             by_base.setdefault(os.path.basename(normal(name)), []).append(row)
-        fits = [
-            [
-                r
-                for r in by_base.get(os.path.basename(p), ())
-                if is_end(normal(self.file_names[r]), p)
-            ]
-            for p in paths
-        ]
-        times = collections.Counter(row for rows in fits for row in rows)
-        return [rows[0] if len(rows) == 1 and times[rows[0]] == 1 else None for rows in fits]
+        fitting = []
+        for path in paths:
+            same_base = by_base.get(os.path.basename(path), ())
+            fitting.append([r for r in same_base if is_end(normal(self.file_names[r]), path)])
+        times = collections.Counter(row for rows in fitting for row in rows)
+        return [rows[0] if len(rows) == 1 and times[rows[0]] == 1 else None for rows in fitting]
 
 
 def normal(name: str) -> str:
@@ -142,21 +125,7 @@ def is_end(path: str, name: str) -> bool:
     return f"/{long}".endswith(f"/{short}")
 
 
-def _read(path: str) -> bytes:
-    try:
-        return epath.Path(path).read_bytes()
-    except Exception as error:  # gs:// raises TensorFlow's own classes
-        raise DataError(f"cannot read the annotations {path}: {one_line(error)}") from error
-
-
-def _text(data: bytes, path: str) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is damaged or no JSON: it is not UTF-8; convert it") from error
-
-
-def _decode(text: str, path: str, masks: bool) -> dict[str, list]:
+def _decode(data: bytes, path: str, masks: bool) -> dict[str, list]:
     """The three lists of a file.
 
     Objects become tuples of what is needed while the file is read, because as dicts those of COCO's
@@ -174,11 +143,9 @@ def _decode(text: str, path: str, masks: bool) -> dict[str, list]:
         return fields
 
     try:
-        content = parse_json(text, object_hook=compact)
+        content = parse_json(data, object_hook=compact)
     except ValueError as error:
-        raise DataError(
-            f"{path} is damaged or no JSON ({one_line(error)}): mend or replace it"
-        ) from error
+        raise DataError(f"{path} is damaged or no JSON ({one_line(error)})") from error
     for key in ("images", "annotations", "categories"):
         if not isinstance(content, dict) or not isinstance(content.get(key), list):
             raise DataError(
@@ -189,7 +156,7 @@ def _decode(text: str, path: str, masks: bool) -> dict[str, list]:
 
 
 def _images(rows: list[Any], path: str) -> tuple[list[str], list[int], list[tuple[int, int]]]:
-    """(file names, ids, (height, width)) of the images; DataError names the first fault."""
+    """(file names, ids, (height, width)) of the images; DataError names the first error."""
     names, ids, sizes = [], [], []
     for image_id, name, row in _listed(rows, path, ("image", "images"), "file_name"):
         size: Any = row.get("height"), row.get("width")
@@ -197,11 +164,6 @@ def _images(rows: list[Any], path: str) -> tuple[list[str], list[int], list[tupl
             raise DataError(
                 f"{path}: image {image_id} ({name}) needs a height and width that are whole "
                 f"numbers of 1 or more, but has {size[0]!r} and {size[1]!r}"
-            )
-        if math.prod(size) > limits.PIXELS:
-            raise DataError(
-                f"{path}: image {image_id} ({name}) has height {size[0]} and width {size[1]}, more "
-                f"than the {limits.PIXELS:,} pixels that are decoded: mend the numbers"
             )
         names.append(name)
         ids.append(image_id)
@@ -212,7 +174,7 @@ def _images(rows: list[Any], path: str) -> tuple[list[str], list[int], list[tupl
 def _listed(
     rows: list[Any], path: str, kind: tuple[str, str], name_key: str
 ) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """(id, name, row) of each image or category; DataError names the first fault.
+    """(id, name, row) of each image or category; DataError names the first error.
 
     `kind` is the word for one row and for several.
     """
@@ -222,8 +184,11 @@ def _listed(
         row = row if isinstance(row, dict) else {}
         number: Any = row.get("id")
         name = row.get(name_key)
-        if fault := _id_fault(number):
-            raise DataError(f"{path}: the id of {one} {i} (counted from 0) {fault}")
+        if type(number) is not int or not -_INT32 <= number < _INT32:
+            raise DataError(
+                f"{path}: the id of {one} {i} (counted from 0) is {number!r}, not a whole number "
+                "of 32 bits: number them from 1"
+            )
         if number in seen:
             raise DataError(f"{path}: {one} id {number} occurs more than once")
         if not isinstance(name, str) or not name:
@@ -236,60 +201,55 @@ def _listed(
 
 def _objects(
     rows: list[Any], path: str, row_of: dict[int, int], categories: dict[int, str]
-) -> list[tuple[int, int, list[float], float | None, bool, Any]]:
-    """(image row, category id, box, area, crowd, outline) of each object; DataError as above."""
+) -> list[tuple[int, int, list[float], float, bool, Any]]:
+    """(image row, category id, box, area, crowd, outline) of each object.
+
+    The area is that of the box where the file has none. DataError names the first error.
+    """
     objects = []
     for i, row in enumerate(rows):
         if type(row) is not tuple:
             raise DataError(f"{path}: {_name(row, i)} has no bbox")
         _, image_id, category, box, area, crowd, outline = row
         if type(image_id) is not int or image_id not in row_of:
-            fault = f"is of image {image_id!r}, which is not among the {len(row_of):,} images"
-            raise DataError(f"{path}: {_name(row, i)} {fault} of the file")
-        if type(category) is not int or category not in categories:
-            fault = f"is of category {category!r}, which is not among the {len(categories):,}"
-            raise DataError(f"{path}: {_name(row, i)} {fault} categories of the file")
-        if not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
-            fault = (
-                f"has bbox {box!r:.200} instead of four numbers of pixels, [x, y, width, height]"
-            )
-            raise DataError(f"{path}: {_name(row, i)}, of image {image_id}, {fault}")
-        if crowd not in (None, 0, 1):
-            raise DataError(f"{path}: {_name(row, i)} has iscrowd {crowd!r} instead of 0 or 1")
-        area = float(area) if is_number(area) else None
-        objects.append((row_of[image_id], category, box, area, bool(crowd), outline))
+            error = f"is of image {image_id!r}, which is not among the {len(row_of):,} images"
+        elif type(category) is not int or category not in categories:
+            error = f"is of category {category!r}, which is not among the {len(categories):,}"
+        elif not isinstance(box, list) or len(box) != 4 or not all(map(is_number, box)):
+            numbers = "four numbers of pixels, [x, y, width, height]"
+            error = f"of image {image_id} has bbox {box!r:.200} instead of {numbers}"
+        elif crowd not in (None, 0, 1):
+            error = f"has iscrowd {crowd!r} instead of 0 or 1"
+        else:
+            area = float(area) if is_number(area) else float(box[2]) * float(box[3])
+            objects.append((row_of[image_id], category, box, area, bool(crowd), outline))
+            continue
+        raise DataError(f"{path}: {_name(row, i)} {error}")
     return objects
 
 
 def _name(row: Any, i: int) -> str:
-    """The i-th object in words: by its id, else by its place."""
+    """The i-th object in words: by its id, else by its index."""
     number = row[0] if isinstance(row, tuple) else row.get("id") if isinstance(row, dict) else None
     return f"annotation {i} (counted from 0)" if number is None else f"annotation {number}"
 
 
-def _id_fault(value: Any) -> str:
-    if type(value) is not int:
-        return f"is {value!r}, not a whole number"
-    if not -_INT32 <= value < _INT32:
-        return f"is {value}, which does not fit 32 bits: number them from 1"
-    return ""
-
-
-def outline_fault(outline: Any, height: int, width: int) -> str:
+def outline_error(outline: Any, height: int, width: int) -> str:
     """What is wrong with an object's polygons or run-length encoding; '' if nothing is.
 
-    pycocotools takes memory as these numbers say, and its loops end where they say.
+    pycocotools takes memory as these numbers say.
     """
     pixels, side = f"{height}x{width} pixels", max(height, width)
     if isinstance(outline, dict):
-        if not isinstance(outline.get("counts"), (list, str, bytes)):
+        counts = outline.get("counts")
+        if not isinstance(counts, (list, str, bytes)):
             return "has a segmentation without 'counts'"
         if outline.get("size") not in ([height, width], (height, width)):
             return f"has a segmentation of size {outline.get('size')} in {pixels}"
-        try:
-            _run_lengths(outline["counts"], height * width)
-        except ValueError as error:
-            return f"has a segmentation whose runs are damaged ({error})"
+        if isinstance(counts, list):
+            are_lengths = all(type(length) is int and length >= 0 for length in counts)
+            if not are_lengths or sum(counts) != height * width:
+                return f"has a segmentation whose runs are not those of {pixels}"
         return ""
     if not isinstance(outline, list) or not outline:
         return "has no segmentation"
@@ -299,50 +259,7 @@ def outline_fault(outline: Any, height: int, width: int) -> str:
         odd = [v for v in polygon if not (is_number(v) and -side <= v <= 2 * side)]
         if odd:
             return f"has a polygon with {odd[0]!r:.30}, no number in or near its {pixels}"
-        if len(polygon) * 2 * side > _LONGEST_EDGE:  # no edge is longer than 3 sides
-            points = np.reshape(polygon, (-1, 2))
-            length = np.abs(points - np.roll(points, 1, axis=0)).max(axis=1).sum()
-            if length > _LONGEST_EDGE:
-                return f"has a polygon with an edge of {length:,.0f} pixels in {pixels}"
     return ""
-
-
-def _run_lengths(counts: Any, total: int) -> list[int]:
-    """The lengths of runs outside and inside in turn, from a list or from COCO's compressed text.
-
-    Raises:
-      ValueError: they are not whole numbers of 0 or more whose sum is `total`.
-    """
-    lengths = counts if isinstance(counts, list) else _decoded_lengths(counts)
-    for length in lengths:
-        if type(length) is not int or length < 0:
-            raise ValueError(f"{length!r} is no length")
-    if sum(lengths) != total:
-        raise ValueError(f"{sum(lengths)} of {total} pixels")
-    return lengths
-
-
-def _decoded_lengths(counts: str | bytes) -> list[int]:
-    """The numbers in COCO's compressed text.
-
-    A number has 5 bits per character, the lowest first; the 6th bit says that more follow. From the
-    fourth number on, it is the difference to the run before the last.
-    """
-    lengths: list[int] = []
-    value = shift = 0
-    for character in counts.encode() if isinstance(counts, str) else counts:
-        bits = character - 48
-        value |= (bits & 31) << shift
-        shift += 5
-        if bits & 32:
-            if shift > 64:
-                raise ValueError("a number has no end")
-            continue
-        if bits & 16:  # the sign
-            value -= 1 << shift
-        lengths.append(value + lengths[-2] if len(lengths) > 2 else value)
-        value = shift = 0
-    return lengths
 
 
 def is_number(value: Any) -> bool:
@@ -359,26 +276,20 @@ def dense_outline(outline: Any) -> Any:
 
 
 def outline_mask(outline: Any, height: int, width: int) -> np.ndarray:
-    """The pixels of an object: uint8[height, width], 1 inside its outline.
+    """The pixels of an object, drawn by pycocotools: uint8[height, width], 1 inside its outline.
 
-    The outline must have no `outline_fault`. pycocotools draws the polygons. Its own decoder
-    is left out, because it warns with NumPy 2, and because damaged runs can lead it beyond its
-    memory.
-
-    Raises:
-      ValueError: the runs are damaged.
+    The outline must have no `outline_error`. ValueError says that its compressed runs are damaged.
     """
     from pycocotools import mask as masks
 
-    try:
-        counts = outline["counts"] if isinstance(outline, dict) else None
-        if counts is None:
-            counts = masks.merge(masks.frPyObjects(outline_lists(outline), height, width))["counts"]
-        runs = _run_lengths(counts, height * width)
-        inside = np.repeat((np.arange(len(runs)) % 2).astype(np.uint8), runs)
-        return inside.reshape(width, height).T  # column by column
-    except (TypeError, ValueError, IndexError) as error:
-        raise ValueError(f"its segmentation is damaged ({one_line(error)})") from error
+    runs = outline
+    if isinstance(outline, list):
+        runs = masks.merge(masks.frPyObjects(outline_lists(outline), height, width))
+    elif isinstance(outline["counts"], list):
+        runs = masks.frPyObjects(outline, height, width)
+    with warnings.catch_warnings():  # of pycocotools 2.0.11 with NumPy 2
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return masks.decode(runs)
 
 
 def outline_lists(outline: Any) -> Any:
@@ -387,6 +298,6 @@ def outline_lists(outline: Any) -> Any:
 
 
 def mask_outline(inside: np.ndarray) -> dict[str, Any]:
-    """The run-length encoding of bool[height, width]: see `outline_mask`."""
+    """The run-length encoding of bool[height, width], column by column."""
     edges = np.flatnonzero(np.diff(inside.T.ravel(), prepend=False, append=not inside[-1, -1]))
     return {"counts": np.diff(edges, prepend=0).tolist(), "size": [*inside.shape]}

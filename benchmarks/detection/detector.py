@@ -1,6 +1,4 @@
-"""What the detectors share: data in COCO's form, COCO's score, a ResNet to begin with."""
-
-from __future__ import annotations
+"""The base of both detectors: data in COCO's form, COCO's score, a ResNet to begin with."""
 
 import dataclasses
 import functools
@@ -27,7 +25,7 @@ COCO = {"train": 117_266, "eval": 5_000, "classes": 80}  # of 2017; training ima
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """See `benchmarks.restored_config`: the classes are those of the data that it saw."""
+    """The config of an older checkpoint: it has the number of classes of the data that it saw."""
     return {**values, "num_classes": len(x)} if (x := manifest.get("categories")) else values
 
 
@@ -64,7 +62,7 @@ class Detector(RecordBenchmark):
 
     @property
     def image_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of each kind of batches, the shape of its images."""
+        """The shape of the images in each kind of batches."""
         raise NotImplementedError
 
     def own_leaves(self, split: str) -> Leaves:
@@ -130,23 +128,22 @@ class Detector(RecordBenchmark):
             masks=self.reads_masks,
             described=described,
         )
-        if self.keys.class_numbers == "ids":
+        if keys.class_numbers == "ids":
             numbers = tuple(number for number, _ in self.categories)
             source = dataclasses.replace(source, category_ids=numbers)
         ids = set(annotations.image_ids.tolist())
         if split == "eval" and (odd := ids ^ set(source.image_ids)):
-            records_path, odd_one = source.shards.paths[0], min(odd)
-            side = "the annotations" if odd_one in ids else "the records"
+            side = "the annotations" if min(odd) in ids else "the records"
             raise DataError(
-                f"the eval records ({records_path} ...) and the annotations ({annotations.path}) "
-                f"differ in {len(odd):,} images, such as the id {odd_one}, which only {side} have: "
-                "they must be of one data set, and complete"
+                f"the eval records ({source.shards.paths[0]} ...) and the annotations "
+                f"({annotations.path}) differ in {len(odd):,} images, such as the id {min(odd)}, "
+                f"which only {side} have: they must be of one data set, and complete"
             )
         return source
 
     def decode_all(self, source: Any) -> None:
         def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
-            image = source.image(serialized)
+            image = records.read_image(serialized)
             decoded = pixels.decode(image.encoded, only_jpeg=only_jpeg)
             size = tensorflow().shape(decoded)[:2]
             return {"size": image.checked(size, size)}
@@ -154,22 +151,11 @@ class Detector(RecordBenchmark):
         Reader(source.shards, pixels.jpegs_first(decode), source.check).decode_all()
 
     def remarks(self, split: str) -> list[survey.Finding]:
-        if split == "eval":  # the score reads the objects of the annotations
-            return survey.oddities(self.annotations)
-        objects = records.read_objects(sorted({*self.source(split).shards.paths}))
-        return [*survey.oddities(objects), survey.unfit(self, objects)]
-
-    def seen(self, sizes: np.ndarray) -> np.ndarray:
-        """float64[n, 2], the height and width that the network sees of images int64[n, 2]."""
-        raise NotImplementedError
-
-    def grids(self, factor: float) -> tuple[list[survey.Grid], str]:
-        """The anchors with sides times `factor`, and the flag that sets them so."""
-        raise NotImplementedError
+        return survey.oddities(self.annotations) if split == "eval" else []
 
     @functools.cached_property
     def _classes(self) -> int:
-        """The config's number of classes, else the data's, else COCO's 80."""
+        """The number of classes in the config, else in the data, else COCO's 80."""
         if self.keys.num_classes or not self.keys.data_dir:
             return self.keys.num_classes or COCO["classes"]
         return len(self.categories)
@@ -201,7 +187,6 @@ class Detector(RecordBenchmark):
     # Model and score.
 
     def adopt(self, params: Any, model_state: Any, loaded: Any) -> tuple[Any, Any]:
-        """Takes another such detector's arrays, or a ResNet's; see `weights.adopt`."""
         return weights.adopt(self, super().adopt, params, model_state, loaded)
 
     @property

@@ -1,7 +1,5 @@
 """What the losses of detectors consist of: distances of boxes, and cross-entropy."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

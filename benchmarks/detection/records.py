@@ -1,12 +1,9 @@
 """Images with boxes in TFRecords: opens a split's files, and reads their images and objects.
 
 The schema is that of Google's TPU detectors, whose writer is
-`tools/datasets/create_coco_tf_record.py` in github.com/tensorflow/tpu. The records are counted and
-checked, unless their data manifest describes them: the first run in a workdir reads all files once.
-What training leaves out is logged.
+`tools/datasets/create_coco_tf_record.py` in github.com/tensorflow/tpu. The first run in a workdir
+reads all files once to count and check the records, unless their data manifest describes them.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import logging
@@ -16,10 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.detection.survey import Objects
 from common.data import caches, files
 from common.data.decoding import IMAGE_MAGIC
-from common.data.shards import READ_BUFFER, Shards, record_name, tensorflow
+from common.data.shards import Shards, record_name, tensorflow
 from common.errors import DataError
 from common.images import manifest
 
@@ -64,20 +60,6 @@ class Source:
     image_ids: tuple[int, ...] = ()  # to evaluate; () to train
     upright: tuple[bool, ...] = ()  # whether it is higher than wide; () unless masks are read
 
-    def image(self, serialized: Any) -> Image:
-        """The image of a serialized tf.train.Example."""
-        tf = tensorflow()
-        parsed = tf.io.parse_single_example(serialized, _image_features())
-        size = tf.stack([parsed["image/height"], parsed["image/width"]])
-        return Image(parsed["image/encoded"], tf.cast(size, tf.int32))
-
-    def image_id(self, serialized: Any) -> Any:
-        """The id int32 of the image in the annotations, of a serialized tf.train.Example."""
-        tf = tensorflow()
-        features = {"image/source_id": tf.io.FixedLenFeature([], tf.string)}
-        parsed = tf.io.parse_single_example(serialized, features)
-        return tf.strings.to_number(parsed["image/source_id"], tf.int32)
-
     def objects(self, serialized: Any, crowds: bool = True) -> RecordObjects:
         """The objects of a serialized tf.train.Example; without `crowds`, only single ones."""
         tf = tensorflow()
@@ -94,8 +76,24 @@ class Source:
             record = self.shards.where(int(batch["id"][wrong][0]))
             raise DataError(
                 f"{record}: a category is none of the {len(self.category_ids)} in the annotations; "
-                "mend the record: `--mode=doctor --full` names the value"
+                "`--mode=doctor --full` names the value"
             )
+
+
+def read_image(serialized: Any) -> Image:
+    """The image of a serialized tf.train.Example."""
+    tf = tensorflow()
+    parsed = tf.io.parse_single_example(serialized, _image_features())
+    size = tf.stack([parsed["image/height"], parsed["image/width"]])
+    return Image(parsed["image/encoded"], tf.cast(size, tf.int32))
+
+
+def read_image_id(serialized: Any) -> Any:
+    """The id int32 of an image in the annotations, from a serialized tf.train.Example."""
+    tf = tensorflow()
+    features = {"image/source_id": tf.io.FixedLenFeature([], tf.string)}
+    parsed = tf.io.parse_single_example(serialized, features)
+    return tf.strings.to_number(parsed["image/source_id"], tf.int32)
 
 
 def if_equal(value: Any, x: Any, y: Any, message: str) -> Any:
@@ -131,7 +129,6 @@ def marked_shards(paths: tuple[str, ...], examples: Sequence[np.ndarray]) -> Sha
 
 
 def _image_features() -> dict[str, Any]:
-    """The features of the image in a record."""
     tf = tensorflow()
     number = tf.io.FixedLenFeature([], tf.int64)
     encoded = tf.io.FixedLenFeature([], tf.string)
@@ -171,43 +168,41 @@ def open_records(
 ) -> Source:
     """Opens TFRecords of images with boxes, and logs what training leaves out of them.
 
-    Training leaves out the images without a box. Each file is read through once to count and check
-    its records, unless the folder's data manifest describes them.
+    Training leaves out the images without a box. DataError names the file and the record of the
+    first error.
 
     Args:
       data_dir: folder, local or gs://.
-      patterns: see `common.data.files.find`.
+      patterns: of the names of the files, see `common.data.files.find`.
       category_ids: all categories of the annotations, sorted.
-      max_boxes: how many boxes of an image a batch has room for.
-      cache: see `common.data.caches.scan_files`.
+      max_boxes: how many boxes of an image a batch holds.
+      cache: the file that keeps the result of the scan, see `common.data.caches.scan_files`.
       split: "train" or "eval".
       masks: whether objects have masks to train on; a crowd then counts as no box.
       described: whether the data manifest may spare the scan.
-
-    Raises:
-      DataError: no file matches; a key is missing, a category unknown, a box far outside of its
-        image, a record damaged or not an image (the file and record are named); to evaluate, two
-        records have the same image id; to train, no record has a box, or the masks are missing.
     """
     paths = files.find_shards(data_dir, patterns, split)
-    read = None
-    if described and not masks:  # the manifest knows no orientation
-        read = _from_manifest(data_dir, paths, category_ids, split)
-    source, images, flat = read or _from_scan(paths, category_ids, cache, split, masks)
-    if split == "eval":
-        _check_unique(source)
-    else:
+    opened = None
+    if described and not masks:  # the manifest does not say which images are upright
+        opened = _from_manifest(data_dir, paths, category_ids, split)
+    source, images, flat = opened or _from_scan(paths, category_ids, cache, split, masks)
+    if split == "train":
         _report(images, flat, max_boxes)
+        return source
+    values, first, number = np.unique(source.image_ids, return_index=True, return_counts=True)
+    if len(twice := np.flatnonzero(number > 1)):
+        record = source.shards.where(int(first[twice[0]]))
+        raise DataError(
+            f"{record}: image/source_id={values[twice[0]]} is also the id of another record; an "
+            "evaluation must have every image once: write the records again"
+        )
     return source
 
 
 def _from_manifest(
     data_dir: str, paths: tuple[str, ...], category_ids: tuple[int, ...], split: str
 ) -> tuple[Source, np.ndarray, int] | None:
-    """As `_from_scan`; None without a manifest of these data, or if training images lack a box.
-
-    Arguments are those of `open_records`.
-    """
+    """What `_from_scan` returns; None without a manifest of these data, or if images lack a box."""
     content = manifest.load(data_dir) if data_dir else None
     if not content or content.category_ids != category_ids:
         return None
@@ -235,19 +230,10 @@ def _report(images: np.ndarray, flat: int, max_boxes: int) -> None:
         _log.warning(
             "%d of %d train images have more than config.max_boxes=%d boxes, up to %d: training "
             "keeps the largest",
-            *(crowded, total, max_boxes, np.flatnonzero(images)[-1]),
-        )
-
-
-def _check_unique(source: Source) -> None:
-    """Raises DataError if two records have the same image id."""
-    values, first, number = np.unique(source.image_ids, return_index=True, return_counts=True)
-    if len(twice := np.flatnonzero(number > 1)):
-        value = values[twice[0]]
-        record = source.shards.where(int(first[twice[0]]))
-        raise DataError(
-            f"{record}: image/source_id={value} is also the id of another record; an evaluation "
-            "must have every image once: write the records again"
+            crowded,
+            total,
+            max_boxes,
+            np.flatnonzero(images)[-1],
         )
 
 
@@ -256,13 +242,8 @@ def _from_scan(
 ) -> tuple[Source, np.ndarray, int]:
     """Opens files whose records it has checked.
 
-    Arguments are those of `open_records`.
-
     Returns:
       (source, int64[n]: how many train images have k boxes, the number of boxes without an area).
-
-    Raises:
-      DataError: the first fault, with its file and record.
     """
     settings: dict[str, Any] = {"category_ids": list(category_ids), "split": split}
     settings |= {"masks": split == "train"} if masks else {}
@@ -274,7 +255,7 @@ def _from_scan(
     files.check_not_empty(paths, list(map(len, boxes)), split)
     examples = [(split == "eval") | (of_file > 0) for of_file in boxes]
     if not any(of_file.any() for of_file in examples):
-        single = " that is no crowd" * masks
+        single = " that is no crowd" if masks else ""
         raise DataError(f"no train records: none of the images in {paths[0]} ... has a box{single}")
     ids = tuple(i for row in rows for i in row["ids"])
     upright = np.array([high for row in rows for high in row["upright"]], bool)
@@ -286,11 +267,11 @@ def _from_scan(
 def _scan_file(
     path: str, category_ids: tuple[int, ...], split: str, masks: bool = False
 ) -> dict[str, Any]:
-    """What is known of the records of a file.
+    """What is known of the records of a file; DataError names the first error.
 
     {"boxes": [of each], "upright": [whether each is higher than wide], "ids": [of each image to
     evaluate], "flat": boxes without area}. With `masks`, objects need them, and a crowd counts as
-    no box. DataError names the first fault.
+    no box.
     """
     tf = tensorflow()
     features = _image_features() | object_features(masks)
@@ -304,39 +285,21 @@ def _scan_file(
         columns = {name: _rows(values) for name, values in parsed.items()}
         for i in range(len(chunk)):
             row, record = {k: v[i] for k, v in columns.items()}, record_name(path, first + i)
-            if fault := _record_fault(row, category_ids):
-                raise DataError(f"{record}: {fault}")
+            if error := _record_error(row, category_ids):
+                raise DataError(f"{record}: {error}")
             if split == "eval":
                 ids.append(_image_id(row["image/source_id"], record))
-            has_area, single = _has_area(row), _single(row)
-            boxes.append(int(np.count_nonzero(has_area & single)))
-            upright.append(int(row["image/height"] > row["image/width"]))
+            y0, x0, y1, x1 = (np.clip(row[f"image/object/bbox/{side}"], 0, 1) for side in SIDES)
+            has_area = (y1 > y0) & (x1 > x0)
             flat += int(np.count_nonzero(~has_area))
+            if len(row.get(CROWD, ())):
+                has_area = has_area & (row[CROWD] == 0)
+            boxes.append(int(np.count_nonzero(has_area)))
+            upright.append(int(row["image/height"] > row["image/width"]))
 
     schema = "the schema of detection records (image/encoded, image/object/bbox/xmin, ...)"
     caches.count_records(path, check, schema)
     return {"boxes": boxes, "upright": upright, "ids": ids, "flat": flat}
-
-
-def read_objects(paths: Sequence[str]) -> Objects:
-    """The objects with an area in files that `open_records` takes."""
-    tf = tensorflow()
-    number = tf.io.FixedLenFeature([], tf.int64)
-    features = object_features(single=True) | {"image/height": number, "image/width": number}
-    features["image/filename"] = tf.io.FixedLenFeature([], tf.string, default_value="")
-    parts, sizes, names = [], [], []
-    for path in paths:
-        for i, record in enumerate(tf.data.TFRecordDataset(path, buffer_size=READ_BUFFER)):
-            parsed = tf.io.parse_single_example(record, features)
-            crowd = parsed.pop(CROWD).numpy()
-            boxes, kept = (x.numpy() for x in clipped_boxes(parsed))
-            crowd = crowd == 1 if len(crowd) else np.zeros(len(boxes), bool)
-            parts.append((parsed[LABEL].numpy()[kept], boxes[kept].astype(float), crowd[kept]))
-            sizes.append([parsed["image/height"].numpy(), parsed["image/width"].numpy()])
-            names.append(parsed["image/filename"].numpy().decode() or record_name(path, i))
-    rows = np.repeat(np.arange(len(parts)), [len(labels) for labels, *_ in parts])
-    labels, boxes, crowds = map(np.concatenate, zip(*parts, strict=True))
-    return Objects(rows, labels, boxes, crowds, np.array(sizes), names)
 
 
 def _rows(values: Any) -> list[Any]:
@@ -346,8 +309,8 @@ def _rows(values: Any) -> list[Any]:
     return np.split(values.values.numpy(), values.row_splits.numpy()[1:-1])
 
 
-def _record_fault(row: dict[str, Any], category_ids: tuple[int, ...]) -> str:
-    """The first fault of a record, with its fix; "" if it has none."""
+def _record_error(row: dict[str, Any], category_ids: tuple[int, ...]) -> str:
+    """The first error in a record, with its fix; "" if it has none."""
     if not row["image/encoded"].startswith(IMAGE_MAGIC):
         return "it is not a JPEG, PNG, BMP or GIF image"
     labels, sides = row[LABEL], [row[f"image/object/bbox/{side}"] for side in SIDES]
@@ -356,7 +319,7 @@ def _record_fault(row: dict[str, Any], category_ids: tuple[int, ...]) -> str:
     others = [row[key] for key in (CROWD, MASK) if len(row.get(key, ()))]
     lengths = {len(values) for values in (labels, *sides, *others)}
     if len(lengths) > 1:
-        return f"its objects differ in number from key to key ({sorted(lengths)}); mend the record"
+        return f"its objects differ in number from key to key ({sorted(lengths)})"
     unknown = labels[~np.isin(labels, category_ids)]
     if len(unknown):
         few = ", ".join(map(str, category_ids[:4])) + ", ..." * (len(category_ids) > 4)
@@ -371,18 +334,6 @@ def _record_fault(row: dict[str, Any], category_ids: tuple[int, ...]) -> str:
             "coordinates must be shares of its sides (0..1), not pixels"
         )
     return ""
-
-
-def _has_area(row: dict[str, Any]) -> np.ndarray:
-    """bool[n], of the objects of a record."""
-    y0, x0, y1, x1 = (np.clip(row[f"image/object/bbox/{side}"], 0, 1) for side in SIDES)
-    return (y1 > y0) & (x1 > x0)
-
-
-def _single(row: dict[str, Any]) -> np.ndarray:
-    """bool[n]: which objects of a record are no crowds, if that was asked and is known."""
-    crowd = row.get(CROWD, ())
-    return crowd == 0 if len(crowd) else np.ones(len(row[LABEL]), bool)
 
 
 def _image_id(text: bytes, record: str) -> int:

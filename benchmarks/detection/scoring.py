@@ -1,7 +1,5 @@
 """Scores detections with pycocotools as COCO does; evaluations load it, training does not."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -11,13 +9,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.detection import coco
 from benchmarks.detection.coco import Annotations, outline_lists
 from common.console import Progress
-from common.errors import DataError
 
 PRECISIONS = ("mAP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
 NAMES = (*PRECISIONS, "AR_1", "AR_10", "AR_100", "AR_small", "AR_medium", "AR_large")
+
+
+class Match(NamedTuple):
+    """How pycocotools matches the n objects and m detections of an image and a category.
+
+    At an IoU of 0.5 or more; the detection with the highest score chooses first. A crowd is no
+    object to find, and takes any number of detections.
+    """
+
+    image_id: int
+    category_id: int
+    scores: np.ndarray  # float[m], of the detections
+    is_matched: np.ndarray  # bool[m]
+    found_at: np.ndarray  # float[n], the score of the detection of each object, 0 without one
 
 
 class Quality(NamedTuple):
@@ -29,26 +39,15 @@ class Quality(NamedTuple):
         are 0.
       precision: float64[10, 101, K], of each category at the IoU thresholds 0.5, 0.55 ... 0.95 and
         the recalls 0, 0.01 ... 1, for objects of all sizes; -1 for a category without an object.
+      matches: of each image and category with an object or a detection, for objects of all sizes.
     """
 
     scores: dict[str, float]
     precision: np.ndarray
+    matches: list[Match]
 
 
-def score(
-    annotations: Annotations,
-    detections: Sequence[Mapping[str, Any]] | Mapping[str, Any],
-    kind: str = "bbox",
-) -> dict[str, float]:
-    """`Quality.scores` of detections; arguments and errors are those of `quality`."""
-    return quality(annotations, detections, kind).scores
-
-
-def quality(
-    annotations: Annotations,
-    detections: Sequence[Mapping[str, Any]] | Mapping[str, Any],
-    kind: str = "bbox",
-) -> Quality:
+def quality(annotations: Annotations, detections: Mapping[str, Any], kind: str = "bbox") -> Quality:
     """Scores detections with pycocotools; any thread may call it, and it prints nothing.
 
     All images of the annotations count, with or without detections. pycocotools takes the best 100
@@ -56,17 +55,11 @@ def quality(
 
     Args:
       annotations: the truth; for `segm` loaded with `masks`.
-      detections: dicts of `image_id`, `category_id`, `score`, and `bbox` (x, y, width, height in
-        pixels) or, for `segm`, `segmentation` (run-length encoding); or one dict of these columns:
-        int[n], int[n], float[n], float[n, 4]. Numbers that are not finite make a detection void.
+      detections: columns image_id int[n], category_id int[n], score float[n], and bbox
+        float[n, 4] (x, y, width, height in pixels) or, for `segm`, segmentation object[n] (run
+        lengths as pycocotools compresses them). Numbers that are not finite make a detection void.
       kind: "bbox" or "segm".
-
-    Raises:
-      ValueError: a detection names an image or category that the annotations do not list, or the
-        outlines are missing.
     """
-    if kind == "segm" and len(annotations.outlines) < len(annotations.rows):
-        raise ValueError(f"the annotations {annotations.path} were loaded without outlines")
     rows = _detections(annotations, detections, kind)
     truth = index(annotations)
     others = {key: truth.dataset[key] for key in ("images", "categories")}
@@ -77,7 +70,27 @@ def quality(
     evaluation.summarize()
     stats = np.where(evaluation.stats < 0, math.nan, evaluation.stats).tolist()  # -1: not defined
     scores: dict[str, float] = dict(zip(NAMES, stats, strict=True))
-    return Quality(scores, evaluation.eval["precision"][:, :, :, 0, -1].copy())
+    precision = evaluation.eval["precision"][:, :, :, 0, -1].copy()
+    return Quality(scores, precision, _matches(evaluation))
+
+
+def _matches(evaluation: Any) -> list[Match]:
+    matches, all_sizes = [], evaluation.params.areaRng[0]
+    for row in evaluation.evalImgs:
+        if row and row["aRng"] == all_sizes:
+            score_of = dict(zip(row["dtIds"], row["dtScores"], strict=True))
+            objects = zip(row["gtMatches"][0], row["gtIgnore"], strict=True)
+            found_at = [score_of.get(detection, 0.0) for detection, crowd in objects if not crowd]
+            matches.append(
+                Match(
+                    row["image_id"],
+                    row["category_id"],
+                    np.array(row["dtScores"]),
+                    row["dtMatches"][0] > 0,
+                    np.array(found_at),
+                )
+            )
+    return matches
 
 
 class Scorer:
@@ -102,7 +115,7 @@ class Scorer:
         return self._judged[1]
 
     def columns(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """The detections of all images as `score` takes them.
+        """The detections of all images as `quality` takes them.
 
         Those of the last rows are kept, because --mode=eval scores and then shows the same ones.
         """
@@ -114,7 +127,7 @@ class Scorer:
         return columns
 
     def _in_order(self, row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """A row with classes in order, from one with ids; without what is no category."""
+        """A row with classes in order, from one with ids; without classes that are no category."""
         ids = np.asarray([category for category, _ in self.annotations.categories])
         place = np.searchsorted(ids, row["class"]).clip(max=len(ids) - 1)
         known = ids[place] == row["class"]
@@ -139,7 +152,7 @@ class Scorer:
 
 
 def headline(scores: Mapping[str, float]) -> dict[str, float]:
-    """The precisions that a line shows, without those that no object counts for, but with mAP.
+    """The precisions that a line shows: mAP, and the others that are defined.
 
     With masks, those of all sizes, of boxes and of masks.
     """
@@ -155,65 +168,48 @@ def index(annotations: Annotations) -> Any:
 
     It numbers the objects from 1, because pycocotools takes the number 0 for "no match".
     """
+    image_ids = annotations.image_ids.tolist()
     images = [
-        {"id": image_id, "height": height, "width": width, "file_name": name}
-        for image_id, (height, width), name in zip(
-            annotations.image_ids.tolist(),
-            annotations.sizes.tolist(),
-            annotations.file_names,
-            strict=True,
-        )
+        {"id": image_id, "height": height, "width": width}
+        for image_id, (height, width) in zip(image_ids, annotations.sizes.tolist(), strict=True)
     ]
-    objects = [
-        {"id": i + 1, "image_id": image_id, "category_id": category, "bbox": box}
-        | {"area": area, "iscrowd": int(crowd)}
-        for i, (image_id, category, box, area, crowd) in enumerate(
-            zip(
-                annotations.image_ids[annotations.rows].tolist(),
-                annotations.category_ids.tolist(),
-                annotations.boxes.tolist(),
-                annotations.areas.tolist(),
-                annotations.crowd.tolist(),
-                strict=True,
-            )
-        )
-    ]
-    for row, outline in zip(objects, annotations.outlines, strict=False):
-        row["segmentation"] = outline_lists(outline)
+    columns = {
+        "image_id": annotations.image_ids[annotations.rows].tolist(),
+        "category_id": annotations.category_ids.tolist(),
+        "bbox": annotations.boxes.tolist(),
+        "area": annotations.areas.tolist(),
+        "iscrowd": annotations.crowd.astype(int).tolist(),
+    }
+    if annotations.outlines:
+        columns["segmentation"] = [outline_lists(outline) for outline in annotations.outlines]
+    rows = zip(*columns.values(), strict=True)
+    objects = [dict(zip(columns, row, strict=True), id=i) for i, row in enumerate(rows, 1)]
     categories = [{"id": number, "name": name} for number, name in annotations.categories]
     return _index({"images": images, "categories": categories, "annotations": objects})
 
 
-def _detections(annotations: Annotations, detections: Any, kind: str) -> list[dict[str, Any]]:
+def _detections(
+    annotations: Annotations, detections: Mapping[str, Any], kind: str
+) -> list[dict[str, Any]]:
     """pycocotools' own dicts of all detections whose numbers are finite."""
-    key = "segmentation" if kind == "segm" else "bbox"
-    names = ("image_id", "category_id", "score", key)
-    if isinstance(detections, Mapping):
-        columns = [np.asarray(detections[n]).tolist() for n in names[:3]]
-        columns.append(list(detections[key]))
-        table = zip(*columns, strict=True)
-    else:
-        table = ([row[n] for n in names] for row in detections)
     images, categories = set(annotations.image_ids.tolist()), dict(annotations.categories)
-    size_of = dict(zip(annotations.image_ids.tolist(), annotations.sizes.tolist(), strict=True))
+    columns = [np.asarray(detections[n]).tolist() for n in ("image_id", "category_id", "score")]
+    shapes = detections["segmentation" if kind == "segm" else "bbox"]
     masks, rows = _pycocotools()[2], []
-    for image_id, category, confidence, shape in table:
-        image_id, category, confidence = int(image_id), int(category), float(confidence)
+    for image_id, category, confidence, shape in zip(*columns, shapes, strict=True):
         if image_id not in images or category not in categories:
             raise ValueError(
                 f"a detection of category {category} in image {image_id} does not fit the "
                 f"annotations {annotations.path}"
             )
-        is_others = kind == "segm" and not isinstance(detections, Mapping)
-        if is_others and (fault := coco.outline_fault(shape, *size_of[image_id])):
-            raise ValueError(f"a detection of category {category} in image {image_id} {fault}")
         box = [float(x) for x in (masks.toBbox(shape) if kind == "segm" else shape)]
         if not all(map(math.isfinite, (confidence, *box))):
             continue  # pycocotools would match it with any object, because nan < 0.5 is false
-        area = float(masks.area(shape)) if kind == "segm" else box[2] * box[3]
         row = {"id": len(rows) + 1, "image_id": image_id, "category_id": category, "bbox": box}
-        row |= {"score": confidence, "area": area, "iscrowd": 0}
-        rows.append(row | ({"segmentation": shape} if kind == "segm" else {}))
+        row |= {"score": confidence, "iscrowd": 0, "area": box[2] * box[3]}
+        if kind == "segm":
+            row |= {"area": float(masks.area(shape)), "segmentation": shape}
+        rows.append(row)
     return rows
 
 
@@ -246,12 +242,8 @@ def _pycocotools() -> tuple[Any, Any, Any]:
 
     Redirecting stdout instead would take away what other threads print meanwhile.
     """
-    try:
-        from pycocotools import coco, cocoeval, mask
-    except ImportError as error:
-        raise DataError(
-            f"scoring detections needs pycocotools ({error}): pip install -r requirements.txt"
-        ) from error
+    from pycocotools import coco, cocoeval, mask
+
     silent: Callable[..., None] = lambda *_, **__: None  # noqa: E731
     for module in (coco, cocoeval):
         vars(module)["print"] = silent  # in their modules only; the built-in stays

@@ -5,8 +5,6 @@ k-th largest number digit by digit, from the highest to the lowest. Each pass ov
 counts how many are at least as large as the digits found so far and each possible next one.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import lax

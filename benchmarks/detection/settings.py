@@ -4,8 +4,6 @@ A group checks its values and goes to the part that reads it. A detector's own `
 keys. In the config all keys are on one level; configs/ssd.py explains them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -57,7 +55,7 @@ class Backbone:
 
     @property
     def pool_padding(self) -> Any:
-        """The padding of the stem's max-pool, see `models.stem`."""
+        """The padding of the stem's max-pool, as `models.stem` takes it."""
         return "SAME" if self.max_pool == "same" else ((1, 1), (1, 1))
 
     @property

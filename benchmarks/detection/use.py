@@ -1,15 +1,10 @@
-"""What a trained detector can be used for: to find objects on photos, and to show what it found.
+"""Uses of a trained detector: to find objects on photos, and to show what it found.
 
-For other programs it is a function of a photo, see `common.portable.Program`.
+For other programs it is a function of a photo, a `common.portable.Program`.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import json
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,17 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.base import HostBatch
 from benchmarks.detection import coco, exhibits, records, weights
-from benchmarks.detection.exhibits import Photo
-from benchmarks.uses import Exhibit, Imported, Picture, Uses
+from benchmarks.uses import Exhibit, Imported, Uses
 from common.data.shards import tensorflow
-from common.errors import UserError, one_line
+from common.errors import UserError
 from common.images import manifest, photos, pixels
 from common.images.input_spec import run_decoder
 from common.portable import Arrays, Program
 
-_DRAWN = 9  # images
 _MARGIN = 1e-3  # of a score that rounding may bring below the least
 _MEANING = {  # of what a program takes and returns
     "photo": "RGB, of any size; EXIF must be applied",
@@ -36,24 +28,16 @@ _MEANING = {  # of what a program takes and returns
     "score": "from 0 to 1, the best first; 0 is no detection",
     "masks": "for each cell of the box the probability of the object, times 255",
 }
-_log = logging.getLogger("tpu_suite")
 
 
 @dataclasses.dataclass(frozen=True)
 class Detections:
-    """The objects that a detector found on one photo, the best first.
+    """The objects that a detector found on one photo, the best first."""
 
-    Attributes:
-      scores: f32[n], above 0.
-      classes: int32[n], from 1.
-      boxes: f32[n, 4], (y0, x0, y1, x1) in pixels of the photo.
-      outlines: of each object, run lengths as pycocotools writes them; () without masks.
-    """
-
-    scores: np.ndarray
-    classes: np.ndarray
-    boxes: np.ndarray
-    outlines: Sequence[Any] = ()
+    scores: np.ndarray  # f32[n], above 0
+    classes: np.ndarray  # int32[n], from 1
+    boxes: np.ndarray  # f32[n, 4], (y0, x0, y1, x1) in pixels of the photo
+    outlines: Sequence[Any] = ()  # of each object, run lengths as pycocotools writes them
 
     def inside(self, i: int) -> np.ndarray:
         """bool[height, width], the pixels of the photo that belong to object i."""
@@ -77,7 +61,6 @@ class DetectorUses(Uses):
         self._decoders: dict[bool, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
     def read_foreign(self, file: str) -> Imported:
-        """The detector's own checkpoints of other libraries, and the files that a ResNet takes."""
         return weights.read_foreign(self._benchmark, file)
 
     def data_meaning(self) -> Mapping[str, Any]:
@@ -91,8 +74,8 @@ class DetectorUses(Uses):
     def listed(self, paths: Sequence[str]) -> tuple[str, dict[int, tuple[int, int, int]]]:
         """The file of annotations in the folder of the run's data, and the pictures in it.
 
-        The second value is, by the place in `paths` of each picture that the file lists, its id,
-        height and width there. ("", {}) where there is no such file.
+        The second value has the id, height and width there of the pictures that the file lists, by
+        their indices in `paths`. ("", {}) where there is no such file.
         """
         try:
             if not self._benchmark.keys.data_dir:
@@ -107,19 +90,10 @@ class DetectorUses(Uses):
     def inputs(self, encoded: bytes, height: int, width: int) -> dict[str, Any]:
         """The leaves of a batch to predict for one photo, as evaluation has them of a record.
 
-        Args:
-          encoded: an upright JPEG.
-          height, width: of it in pixels.
-
-        Raises:
-          DataError: it cannot be decoded.
+        `encoded` is an upright JPEG of `height` x `width` pixels; DataError says that it cannot be
+        decoded.
         """
-        decoder, plain = self._decoder(height > width)
-        leaves = run_decoder(decoder, plain, encoded, np.array([height, width], np.int32))
-        return {name: x.numpy() for name, x in leaves.items()} | {"image_id": np.int32(0)}
-
-    def _decoder(self, upright: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """`leaves` as a graph and as it is, of (encoded, size)."""
+        upright = height > width
         if upright not in self._decoders:
             tf = tensorflow()
 
@@ -129,145 +103,72 @@ class DetectorUses(Uses):
             signature = [tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.int32)]
             graph = tf.function(plain, input_signature=signature, autograph=False)
             self._decoders[upright] = graph, plain
-        return self._decoders[upright]
+        size = np.array([height, width], np.int32)
+        leaves = run_decoder(*self._decoders[upright], encoded, size)
+        return {name: x.numpy() for name, x in leaves.items()} | {"image_id": np.int32(0)}
 
     def leaves(self, image: records.Image, upright: bool) -> dict[str, Any]:
-        """The image and the sizes that `predict` takes, as tensors; see `inputs`."""
+        """The image and the sizes that `predict` takes, as TensorFlow's tensors."""
+        raise NotImplementedError
+
+    def resized(self, photo: jax.Array, upright: bool) -> dict[str, jax.Array]:
+        """The same by jax, of a photo uint8[h, w, 3]."""
         raise NotImplementedError
 
     def programs(self, params: Any, model_state: Any) -> dict[str, Program]:
         """The detector with resizing and suppression inside: a photo in, boxes in its pixels out.
 
-        Where upright photos have a padded shape of their own, "upright" is for them.
+        Where upright photos have their own padded shape, "upright" is for them.
         """
         kinds = [False, True] if len(self._benchmark.image_shapes) > 1 else [False]
-        make = functools.partial(make_program, self._benchmark, self, (params, model_state))
-        return {"upright" if upright else "": make(upright) for upright in kinds}
+        model = jax.tree.map(jnp.asarray, (params, model_state))
+        return {"upright" if upright else "": self._program(model, upright) for upright in kinds}
 
-    def resized(self, photo: jax.Array, upright: bool) -> dict[str, jax.Array]:
-        """The leaves of a batch to predict for one photo uint8[h, w, 3], by jax."""
-        raise NotImplementedError
+    def _program(self, model: tuple[Any, Any], upright: bool) -> Program:
+        benchmark = self._benchmark
+        takes_all = len(benchmark.image_shapes) == 1
+
+        def outputs(leaves: Mapping[str, Any]) -> Arrays:
+            batch = {name: jnp.asarray(x)[None] for name, x in leaves.items()}
+            row = benchmark.predict(*model, batch)
+            return {name: row[name][0] for name in _MEANING if name in row}
+
+        def compute(inputs: Arrays) -> Arrays:
+            leaves = self.resized(inputs["photo"], upright)
+            return outputs({**leaves, "image_id": jnp.zeros((), int)})
+
+        def examples(pictures: Sequence[bytes]) -> Sequence[tuple[Arrays, Arrays]]:
+            pairs, predicted = [], jax.jit(outputs)
+            for picture in pictures:
+                photo = photos.convert(picture, rotate=True, quality=95)  # as predict.py reads it
+                if takes_all or (photo.height > photo.width) == upright:
+                    leaves = self.inputs(photo.encoded, photo.height, photo.width)
+                    inputs = {"photo": pixels.decode(photo.encoded).numpy()}
+                    pairs.append((inputs, predicted(leaves)))
+            return pairs
+
+        shape = "" if takes_all else "upright " if upright else "wide "
+        return Program(
+            task=f"finds objects in {shape}photos",
+            compute=compute,
+            inputs={"photo": ("height, width, 3", np.uint8)},
+            meaning=_MEANING,
+            examples=examples,
+            distance=functools.partial(distance, min_score=benchmark.settings.detection.min_score),
+        )
 
     def detections(self, row: Mapping[str, np.ndarray], height: int, width: int) -> Detections:
-        """Those of one photo, of a row of `predict`; a score that is not finite is none."""
+        """The objects of one photo, from a row of `predict`; a score that is nan is no object."""
         best = np.argsort(-row["score"], kind="stable")
         best = best[row["score"][best] > 0]
         return Detections(row["score"][best], row["class"][best], row["boxes"][best])
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
-        """Classes, confusions, the worst and the first images; detections.json in COCO's form."""
-        scorer, true = self._benchmark.scorer, self._benchmark.annotations
-        columns = scorer.columns(rows)
-        strong = columns["score"] >= exhibits.MIN_SCORE
-        strong = {key: values[strong] for key, values in columns.items()}
-        quality = scorer.quality(columns)
-        judgement = exhibits.judge(true, columns)
-        source = self._benchmark.source("eval")
-        worst = _drawn("the worst images", lambda: exhibits.worst(true, source, strong, judgement))
-        table = {"mistakes.csv": exhibits.mistakes_table(true, judgement)}
-        return [
-            exhibits.classes(true, quality, judgement),
-            _drawn("precision and recall", lambda: exhibits.curves(true, quality)),
-            exhibits.confusion(true, judgement),
-            dataclasses.replace(worst, files=table),
-            self._first_images(columns, strong),
-        ]
-
-    def _first_images(
-        self, columns: Mapping[str, np.ndarray], strong: Mapping[str, np.ndarray]
-    ) -> Exhibit:
-        """The first images with their `strong` detections; detections.json has all `columns`."""
-        pictures: list[Picture] = []
-        files = {"detections.json": to_json(columns)}
-        text = (
-            "The first images to evaluate, whatever their result: what the model found, and beside "
-            f"it the true boxes. Detections with a score below {exhibits.MIN_SCORE} are not drawn; "
-            "detections.json has all of them."
-        )
-        try:
-            photos, more = self._first_photos(), (strong, self._benchmark.annotations)
-            pictures = [Picture(exhibits.draw([one], *more), (), wide=True) for one in photos]
-            files["detections.png"] = exhibits.draw(photos, *more)
-        except Exception as error:  # of drawing; the detections are worth more than their picture
-            text = f"The detections cannot be drawn: {one_line(error)}."
-            _log.warning("no detections.png: it cannot be drawn (%s)", one_line(error))
-        return Exhibit(title="Detections", text=text, pictures=pictures, files=files)
-
-    def first_batches(self, batch_size: int) -> list[HostBatch]:
-        """The first batch to evaluate of each shape."""
-        return [next(self._benchmark.eval_batches(batch_size, 0, 1))]
-
-    def shown(self, batch: Mapping[str, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
-        """An image of a batch, uint8[h, w, 3] without padding, and (height, width) at first."""
-        return batch["image"][i], batch["size"][i]
-
-    def _first_photos(self) -> list[Photo]:
-        """Images to draw, of all shapes in turn."""
-        kinds = [
-            [
-                Photo(int(batch["image_id"][i]), *self.shown(batch, i))
-                for i in np.flatnonzero(batch["mask"] > 0).tolist()
-            ]
-            for batch in self.first_batches(_DRAWN)
-        ]
-        turns = itertools.chain.from_iterable(itertools.zip_longest(*kinds))
-        return [photo for photo in turns if photo][:_DRAWN]
-
-
-def _drawn(what: str, make: Callable[[], Exhibit]) -> Exhibit:
-    """An exhibit with pictures, or its fault: the other exhibits are worth more than it."""
-    try:
-        return make()
-    except Exception as error:
-        _log.warning("%s cannot be drawn (%s)", what, one_line(error))
-        title = what[:1].upper() + what[1:]
-        return Exhibit(title=title, text=f"It cannot be drawn: {one_line(error)}.")
-
-
-def to_json(detections: Mapping[str, Any]) -> bytes:
-    """Columns of detections, as `scoring.score` takes them, in COCO's form of results."""
-    columns = [np.asarray(detections[key]).tolist() for key in detections]
-    rows = [dict(zip(detections, values, strict=True)) for values in zip(*columns, strict=True)]
-    return json.dumps(rows).encode()
-
-
-def make_program(benchmark: Any, uses: DetectorUses, model: Any, upright: bool) -> Program:
-    """The program of a detector for wide photos, or for upright ones.
-
-    Args:
-      benchmark, uses: the detector and its uses.
-      model: (params, model_state).
-      upright: whether the photos are higher than wide; all are wide where that is the same.
-    """
-    model = jax.tree.map(jnp.asarray, model)
-    both = len(benchmark.image_shapes) == 1
-
-    def outputs(leaves: Mapping[str, Any]) -> Arrays:
-        row = benchmark.predict(*model, {name: jnp.asarray(x)[None] for name, x in leaves.items()})
-        return {name: row[name][0] for name in _MEANING if name in row}
-
-    def compute(inputs: Arrays) -> Arrays:
-        leaves = uses.resized(inputs["photo"], upright)
-        return outputs({**leaves, "image_id": jnp.zeros((), int)})
-
-    def examples(pictures: Sequence[bytes]) -> Sequence[tuple[Arrays, Arrays]]:
-        pairs, predicted = [], jax.jit(outputs)
-        for picture in pictures:
-            photo = photos.convert(picture, rotate=True, quality=95)  # as predict.py reads a file
-            if both or (photo.height > photo.width) == upright:
-                leaves = uses.inputs(photo.encoded, photo.height, photo.width)
-                pairs.append(({"photo": pixels.decode(photo.encoded).numpy()}, predicted(leaves)))
-        return pairs
-
-    shape = "wide" if not upright else "upright"
-    return Program(
-        task="finds objects in photos" if both else f"finds objects in {shape} photos",
-        compute=compute,
-        inputs={"photo": ("height, width, 3", np.uint8)},
-        meaning=_MEANING,
-        examples=examples,
-        distance=functools.partial(distance, min_score=benchmark.settings.detection.min_score),
-    )
+        """The classes, the worst and the first images; detections.json in COCO's form."""
+        benchmark = self._benchmark
+        columns = benchmark.scorer.columns(rows)
+        quality = benchmark.scorer.quality(columns)
+        return exhibits.show(benchmark.annotations, benchmark.source("eval"), columns, quality)
 
 
 def distance(wanted: Arrays, found: Arrays, min_score: float) -> float:
@@ -282,6 +183,7 @@ def distance(wanted: Arrays, found: Arrays, min_score: float) -> float:
 
 
 def _off(wanted: Arrays, found: Arrays, min_score: float) -> float:
+    """The largest distance of a detection in `wanted` to its nearest one in `found`."""
     score, boxes, classes = (
         np.asarray(wanted[name])[:, None] for name in ("score", "boxes", "class")
     )
@@ -295,67 +197,27 @@ def _off(wanted: Arrays, found: Arrays, min_score: float) -> float:
 def scaled_photo(
     photo: jax.Array, shape: Sequence[int], size: Any, antialias: bool = False
 ) -> jax.Array:
-    """uint8[*shape, 3] of uint8[h, w, 3]: bilinear, the values of `common.images.pixels`.
+    """uint8[*shape, 3] of uint8[h, w, 3], bilinear.
+
+    The values are those of `common.images.pixels`, a few of them off by one level where rounding
+    decides.
 
     Args:
-      photo: the pixels.
+      photo: the pixels; jax may not know its sides yet.
       shape: of the result; beyond `size` its values have no meaning.
       size: two numbers, the height and width to which the photo is scaled.
       antialias: whether to average over the pixels, as `pixels.shrink` does, else `pixels.sample`.
     """
     x, sides = photo.astype(jnp.float32), photo_sides(photo)
-    for axis in (0, 1) if antialias else (1, 0):  # the order of TensorFlow's kernels
-        x = jnp.moveaxis(x, axis, 0)
-        scale = _average if antialias else _interpolate
-        x = jnp.moveaxis(scale(x, sides[axis], shape[axis], size[axis]), 0, axis)
+    for axis in (0, 1):
+        step = sides[axis] / size[axis]
+        centres = jnp.minimum((jnp.arange(shape[axis]) + 0.5) * step - 0.5, sides[axis] - 1)
+        distance = jnp.abs(centres[:, None] - jnp.arange(photo.shape[axis]))
+        weights = jax.nn.relu(1 - distance / (jnp.maximum(step, 1) if antialias else 1))
+        weights /= weights.sum(axis=1, keepdims=True)
+        scaled = jnp.tensordot(weights, x, (1, axis), precision="highest")
+        x = jnp.moveaxis(scaled, 0, axis)
     return (x + 0.5).astype(jnp.uint8)
-
-
-def _interpolate(x: jax.Array, length: jax.Array, count: int, size: Any) -> jax.Array:
-    """float32[count, ...] of x float32[length, ...]: between the two nearest rows."""
-    places = _product(jnp.arange(count) + 0.5, length / size) - 0.5
-    before = jnp.floor(places)
-    first, last = _rows(x, before, length), _rows(x, jnp.ceil(places), length)
-    return first + _product(last - first, (places - before)[:, None, None])
-
-
-def _average(x: jax.Array, length: jax.Array, count: int, size: Any) -> jax.Array:
-    """As `_interpolate`, of all rows below a triangle whose sides are no shorter than a row."""
-    step = 1 / (size / length)
-    width, centres = jnp.maximum(step, 1), _product(jnp.arange(count) + 0.5, step)
-    start = jnp.maximum(jnp.ceil(centres - width - 0.5), 0)
-    end = jnp.minimum(jnp.floor(centres + width - 0.5), length - 1)
-
-    def weights(i: Any) -> jax.Array:
-        slope = 1 - _product(jnp.abs(start + i + 0.5 - centres), 1 / width)
-        return jnp.where(start + i <= end, jnp.maximum(slope, 0), 0)
-
-    def total(add: Callable[[Any], jax.Array], *sides: int) -> jax.Array:
-        """The sum over all rows below the triangle, one after another."""
-        most = 2 * jnp.ceil(width).astype(jnp.int32) + 1
-        zeros = jnp.zeros((count, *sides))
-        return jax.lax.fori_loop(0, most, lambda i, before: before + add(i), zeros)
-
-    shares = 1 / total(weights)
-
-    def add(i: Any) -> jax.Array:
-        return _product(_rows(x, start + i, length), (weights(i) * shares)[:, None, None])
-
-    return total(add, *x.shape[1:])
-
-
-def _product(x: jax.Array, y: Any) -> jax.Array:
-    """x * y, rounded before something is added to it, as in TensorFlow's kernels.
-
-    No value here reaches the bound, which keeps compilers from fusing product and sum: that
-    changes ties of the last rounding.
-    """
-    return jnp.minimum(x * y, 65536.0)
-
-
-def _rows(x: jax.Array, places: jax.Array, length: jax.Array) -> jax.Array:
-    """The rows of x at whole `places` float32[n]; the outermost ones beyond them."""
-    return x[jnp.clip(places, 0, length - 1).astype(jnp.int32)]
 
 
 def photo_sides(photo: jax.Array) -> jax.Array:

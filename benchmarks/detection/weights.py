@@ -1,17 +1,14 @@
 """The weights that a detector begins with: a ResNet's for its backbone, or those of a detector.
 
 Both may be a run's or another library's. A detector's own module `weights` knows the names and
-layouts of another library's: `MODEL`, `matches(source)`, `FORMER`, `SHAPES`,
-`read_settings(source)` and `theirs(path, array, values)`. Its `renew_heads` says what stays of the
-heads for new classes. A `detector` here is a `benchmarks.detection.detector.Detector`.
+layouts of another library's: `MODEL`, `matches(source)`, `FORMER`, `read_settings(source)` and
+`theirs(path, array, values)`. Its `renew_heads` says what stays of the heads for new classes. A
+`detector` here is a `benchmarks.detection.detector.Detector`.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import functools
 import importlib
-import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,7 +18,6 @@ from flax.traverse_util import unflatten_dict
 
 import benchmarks
 from benchmarks.detection import settings
-from benchmarks.detection.settings import Backbone
 from benchmarks.uses import Imported
 from common.errors import CheckpointError, ConfigError, DataError
 from common.foreign import files
@@ -35,16 +31,20 @@ Described = tuple[dict[str, Any], list[tuple[str, str]]]  # keys' values, (remar
 FOLLOWS = ("resnet",)
 # What a detector's ResNet is. Other values compute something else with arrays of the same shapes.
 _RESNET_KEYS = {
-    **{"resnet_version": "1.5", "deep_stem": False, "squeeze_excite": 0.0, "blur_pool": False},
+    "resnet_version": "1.5",
+    "deep_stem": False,
+    "squeeze_excite": 0.0,
+    "blur_pool": False,
     "stage1_projection": False,
 }
 
 
 def follow(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks a ResNet with whose weights a detector begins; see `benchmarks.settle_config`.
+    """Checks a ResNet with whose weights a detector begins, and gives its sizes to the backbone.
 
-    The backbone gets the ResNet's sizes. A recipe with `config.init_env` is a published one: its
-    sizes stay, and others are refused.
+    A recipe with `config.init_env` is a published one: its sizes stay, and others are refused.
+    ConfigError says that the ResNet computes something else than the backbone with these arrays, or
+    was trained on other pixels.
 
     Args:
       config: the detector's.
@@ -52,10 +52,6 @@ def follow(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
       The values of the config's keys for the sizes of the backbone, as many stages as it has.
-
-    Raises:
-      ConfigError: the ResNet computes something else than the backbone with these arrays, or was
-        trained on other pixels.
     """
     name = f"config.init_from={config.init_from}"
     for key, needed in _RESNET_KEYS.items():
@@ -64,34 +60,34 @@ def follow(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
                 f"{name} is a ResNet with {key}={value!r}, which is no backbone of a detector: "
                 f"give one that was trained with --config.{key}={needed}"
             )
-    depth, stages = values.get("resnet_depth"), tuple(config.resnet_stages)
-    block = BottleneckBlock if config.get("resnet_bottleneck", False) else BasicBlock
-    any_block = not config.init_env and "resnet_bottleneck" in config
-    fitting = [
-        d
-        for d, (sizes, kind) in DEPTHS.items()
-        if (kind == block or any_block) and (sizes[: len(stages)] == stages or not config.init_env)
-    ]
-    if depth in DEPTHS and depth not in fitting:
-        sizes, kind = DEPTHS[depth]
-        wanted = "-" + " or -".join(map(str, fitting)) if fitting else " of these blocks"
-        raise ConfigError(
-            f"{name} is a ResNet-{depth}, whose stages have {sizes} blocks ({kind.__name__}), not "
-            f"those of config.resnet_stages={stages} ({block.__name__}): give a ResNet{wanted}"
-        )
     spec = input_spec.parse_spec(values.get("input_spec", "tensorflow"))
     # Size and resizing are the detector's own.
-    pixels = {"mean": settings.PIXEL_MEAN, "std": settings.PIXEL_STD, "channels": "RGB"}
-    for field, own in pixels.items():
-        if (value := getattr(spec, field)) != own:
-            raise ConfigError(
-                f"{name} is a ResNet whose input_spec has {field}={value}, but a detector gives "
-                f"its backbone {own}: give one that was trained with "
-                "--config.input_spec=tensorflow, or another with these values"
-            )
-    if config.init_env or depth not in DEPTHS:
+    if (spec.mean, spec.std, spec.channels) != (settings.PIXEL_MEAN, settings.PIXEL_STD, "RGB"):
+        raise ConfigError(
+            f"{name} is a ResNet whose input_spec has mean={spec.mean}, std={spec.std} and "
+            f"{spec.channels}, but a detector gives its backbone RGB of ImageNet's: give one that "
+            "was trained with --config.input_spec=tensorflow"
+        )
+    depth, stages = values.get("resnet_depth"), tuple(config.resnet_stages)
+    block = BottleneckBlock if config.get("resnet_bottleneck", False) else BasicBlock
+    takes_any = not config.init_env and "resnet_bottleneck" in config
+
+    def fits(sizes: tuple[int, ...], kind: Any) -> bool:
+        has_stages = not config.init_env or sizes[: len(stages)] == stages
+        return has_stages and (kind == block or takes_any)
+
+    if depth not in DEPTHS:
         return {}
     sizes, kind = DEPTHS[depth]
+    if not fits(sizes, kind):
+        fitting = [str(number) for number, row in DEPTHS.items() if fits(*row)]
+        fix = f": give a ResNet-{' or -'.join(fitting)}" if fitting else ""
+        raise ConfigError(
+            f"{name} is a ResNet-{depth}, whose stages have {sizes} blocks ({kind.__name__}), not "
+            f"those of config.resnet_stages={stages} ({block.__name__}){fix}"
+        )
+    if config.init_env:
+        return {}
     followed: dict[str, Any] = {"resnet_stages": sizes[: len(stages)]}
     followed["num_filters"] = values["num_filters"]
     if "resnet_bottleneck" in config:
@@ -109,47 +105,40 @@ def adopt(
     """Takes the arrays of another such detector, or those of a ResNet for the backbone.
 
     With `config.new_classes`, the detector's `renew_heads` says what stays of the heads.
+    CheckpointError says that an array of the backbone is missing or of another shape.
 
     Args:
       detector: the one that begins with them.
       merge: takes the arrays whose path and shape are the same.
       params, model_state, loaded: see `Benchmark.adopt`.
-
-    Raises:
-      CheckpointError: an array of the backbone is missing or of another shape.
     """
     own = by_name(params)
     if "backbone" not in loaded["params"]:  # a ResNet's arrays
         state = {kind: {"backbone": arrays} for kind, arrays in loaded["model_state"].items()}
         loaded = {"params": {"backbone": loaded["params"]}, "model_state": state}
     params, model_state = merge(params, model_state, loaded)
-    theirs = by_name(loaded)
-    for name, mine in (by_name({"params": params}) | by_name({"model_state": model_state})).items():
+    theirs, keys = by_name(loaded), detector.settings.backbone
+    for name, mine in by_name({"params": params, "model_state": model_state}).items():
         other = theirs.get(name)
         if "/backbone/" in name and (other is None or other.shape != mine.shape):
             has = "is missing" if other is None else f"has the shape {other.shape}"
             raise CheckpointError(
-                f"{name} {has}, the backbone needs {mine.shape}: give a workdir of "
-                f"{_fitting_models(detector.settings.backbone)}, or of such a detector"
+                f"{name} {has}, the backbone needs {mine.shape}: give a ResNet with the "
+                f"config.resnet_stages={keys.resnet_stages} and "
+                f"config.num_filters={keys.num_filters} of the detector, or such a detector"
             )
     if detector.settings.tuning.new_classes:
         if isinstance(next(iter(own.values())), jax.ShapeDtypeStruct):
             # So that these arrays count as taken in part here, too
             own = {name: np.zeros(x.shape, x.dtype) for name, x in own.items()}
-        its_weights = importlib.import_module(f"{type(detector).__module__}.weights")
-        mine = its_weights.renew_heads(detector, own, by_name(loaded["params"]))
+        mine = _module(detector).renew_heads(detector, own, by_name(loaded["params"]))
         params = unflatten_dict(by_name(params) | mine, sep="/")
     return params, model_state
 
 
-def _fitting_models(backbone: Backbone) -> str:
-    """The ResNets whose arrays a backbone can take, in words."""
-    is_wide = getattr(backbone, "resnet_bottleneck", False)
-    depth, blocks = ("", "") if is_wide else (" --config.resnet_depth=34", " of basic blocks")
-    return (
-        f"--config=configs/resnet50.py{depth} (or the ResNet{blocks} that config.resnet_stages="
-        f"{backbone.resnet_stages} and config.num_filters={backbone.num_filters} describe)"
-    )
+def _module(detector: Any) -> Any:
+    """The module `weights` of a detector."""
+    return importlib.import_module(f"{type(detector).__module__}.weights")
 
 
 def read_foreign_settings(package: str, file: str) -> Described | None:
@@ -158,9 +147,6 @@ def read_foreign_settings(package: str, file: str) -> Described | None:
     Args:
       package: the detector's, such as "benchmarks.detection.ssd".
       file: of another library's weights, local or gs://.
-
-    Raises:
-      DataError: the file cannot be used.
     """
     source = files.peek(file)
     own = importlib.import_module(f"{package}.weights")
@@ -175,13 +161,11 @@ def read_foreign_settings(package: str, file: str) -> Described | None:
 
 
 def described(own: Any, source: Foreign) -> tuple[Mapping[str, np.ndarray], *Described]:
-    """A file's arrays by the names of today, and what a module `weights` reads from them.
-
-    Raises:
-      DataError: it holds another detector, or an incomplete one.
-    """
-    rows = ((*name.rpartition("."), array) for name, array in source.arrays.items())
-    arrays = {f"{own.FORMER.get(layer, layer)}{dot}{leaf}": x for layer, dot, leaf, x in rows}
+    """A file's arrays by the names of today, and what a module `weights` reads from them."""
+    arrays = {}
+    for name, array in source.arrays.items():
+        layer, dot, leaf = name.rpartition(".")
+        arrays[f"{own.FORMER.get(layer, layer)}{dot}{leaf}"] = array
     try:
         return arrays, *own.read_settings(dataclasses.replace(source, arrays=arrays))
     except (KeyError, ValueError) as error:
@@ -191,14 +175,11 @@ def described(own: Any, source: Foreign) -> tuple[Mapping[str, np.ndarray], *Des
 
 
 def read_foreign(detector: Any, file: str) -> Imported:
-    """Reads weights with which a detector can begin.
+    """Reads weights with which a detector can begin: such a detector's, or a ResNet's.
 
-    Raises:
-      DataError: the file holds neither such a detector nor a ResNet, or cannot be used.
-      ConfigError: the detector in the file has other sizes than the config's.
+    DataError says that the file holds neither, or a detector of other sizes than the config's.
     """
-    source = files.read(file)
-    own = importlib.import_module(f"{type(detector).__module__}.weights")
+    source, own = files.read(file), _module(detector)
     if not own.matches(source):
         folded = getattr(detector.settings.backbone, "space_to_depth", False)
         try:
@@ -207,20 +188,9 @@ def read_foreign(detector: Any, file: str) -> Imported:
             raise DataError(f"{error}; nor is it {own.MODEL}") from error
     arrays, values, _ = described(own, source)
     keys = detector.settings
-    mine = {key: value for group in vars(keys).values() for key, value in vars(group).items()}
-    flags = [
-        shlex.quote(f"--config.{key}={value!r}")
-        for key in own.SHAPES
-        if key in mine and mine[key] != (value := values[key])
-    ]
-    if flags:
-        raise ConfigError(
-            f"{file} is {own.MODEL} of other sizes than the config's: give {' '.join(flags)}"
-        )
-    keys = dataclasses.replace(
-        keys, data=dataclasses.replace(keys.data, num_classes=values["num_classes"])
-    )
-    params, state = jax.eval_shape(type(detector)(keys, "").init, jax.random.key(0))
+    data = dataclasses.replace(keys.data, num_classes=values["num_classes"])
+    same = type(detector)(dataclasses.replace(keys, data=data), "")
+    params, state = jax.eval_shape(same.init, jax.random.key(0))
     named = by_name({"params": params, "model_state": state})
     shapes = {path: tuple(leaf.shape) for path, leaf in named.items()}
     layout = functools.partial(own.theirs, values=values)
@@ -231,7 +201,6 @@ def read_foreign(detector: Any, file: str) -> Imported:
     count = sum(array.size for array in jax.tree.leaves(tree["params"]))
     summary = (
         f"{file} ({source.format}): {own.MODEL}, {count:,} parameters, {values['num_classes']} "
-        f"classes, max-pool padded as {values['max_pool']!r}, RGB pixels with the mean "
-        f"{settings.PIXEL_MEAN} and deviation {settings.PIXEL_STD}, SHA-256 {source.sha256[:12]}"
+        f"classes, SHA-256 {source.sha256[:12]}"
     )
     return Imported(file, tree["params"], tree["model_state"], {"imported": imported}, summary)

@@ -141,3 +141,16 @@ def test_the_first_of_several_hosts_reads_for_all(records):
     for host, number in ((0, 2), (1, 0)):
         group = ProcessGroup("127.0.0.1:1", 2, host, ("a", "b"))
         assert len(records("languages", hosts=(group, {}))[1]) == number
+
+
+def test_a_detectors_annotations_are_looked_at(records):
+    def spoil(folder):
+        path = folder / "instances_val2017.json"
+        content = json.loads(path.read_text())
+        for row in content["annotations"]:
+            row["iscrowd"] = 1
+        path.write_text(json.dumps(content))
+
+    _, findings = records("ssd", spoil)
+    warnings = [row["text"] for row in findings if row["status"] == "warn"]
+    assert len(warnings) == 1 and "are crowds (iscrowd 1)" in warnings[0]

@@ -5,9 +5,6 @@ one orientation, `models` has the network, its anchors and proposals, `losses` t
 loss.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,48 +15,35 @@ import numpy as np
 
 import models as resnets
 from benchmarks.base import Benchmark, Group, HostBatch, Target, Terms
-from benchmarks.detection import boxes, survey
-from benchmarks.detection.detector import Detector, Leaves, restored
+from benchmarks.detection import boxes
+from benchmarks.detection.detector import Detector, Leaves
+from benchmarks.detection.detector import restored as restored
 from benchmarks.detection.mask_rcnn import input_pipeline, losses, models, roi_align
 from benchmarks.detection.mask_rcnn.losses import Objects
 from benchmarks.detection.mask_rcnn.pools import Mix, Pools
-from benchmarks.detection.mask_rcnn.settings import Settings
+from benchmarks.detection.mask_rcnn.settings import Heads, Settings
 from benchmarks.detection.mask_rcnn.use import MaskRcnnUses, MaskScorer
-from benchmarks.detection.weights import FOLLOWS, follow, read_foreign_settings
+from benchmarks.detection.weights import FOLLOWS as FOLLOWS
+from benchmarks.detection.weights import follow as follow
+from benchmarks.detection.weights import read_foreign_settings
 from benchmarks.uses import Uses
 from common import foreign
 from common.keys import read_config
 from common.layers import space_to_depth
 
-__all__ = [
-    "BODY_KEYS",
-    "FOLLOWS",
-    "MODEL_KEYS",
-    "WHOLE_KEYS",
-    "MaskRcnn",
-    "follow",
-    "foreign_settings",
-    "make",
-    "restored",
-]
-# What `benchmarks` takes of a Mask R-CNN or a ResNet; of the first; of it as it is.
-MODEL_KEYS = ("max_pool", "space_to_depth", "bn_epsilon", "anchor_grid")
+# The keys that a run takes from the weights it begins with: of a Mask R-CNN or a ResNet
+MODEL_KEYS = ("max_pool", "space_to_depth", "bn_epsilon")
+# Of a Mask R-CNN
 BODY_KEYS = (
-    *("resnet_stages", "resnet_bottleneck", "num_filters", "pyramid_levels", "pyramid_filters"),
-    *("anchor_scale", "anchor_ratios", "region_scale"),
-    *("box_pool", "box_features", "mask_pool", "mask_features"),
+    "resnet_stages",
+    "resnet_bottleneck",
+    "num_filters",
+    *models.Layout.__dataclass_fields__,
+    *Heads.__dataclass_fields__,
 )
+# Of a Mask R-CNN that is used as it is
 WHOLE_KEYS = ("num_classes", "class_numbers", "class_candidates")
 foreign_settings = functools.partial(read_foreign_settings, __name__)
-
-
-def make(config: Any, cache_dir: str) -> MaskRcnn:
-    """Makes the benchmark; see `benchmarks.load`.
-
-    Raises:
-      ConfigError: a value cannot work.
-    """
-    return MaskRcnn(read_config(Settings, config), cache_dir)
 
 
 class MaskRcnn(Detector):
@@ -104,18 +88,6 @@ class MaskRcnn(Detector):
     def decode_all(self, source: Pools) -> None:
         for part in source.sources:
             super().decode_all(part)
-
-    def seen(self, sizes: np.ndarray) -> np.ndarray:
-        images = self.settings.images
-        scales = images.image_short / sizes.min(axis=1), images.image_long / sizes.max(axis=1)
-        return sizes * np.minimum(*scales)[:, None]
-
-    def grids(self, factor: float) -> tuple[list[survey.Grid], str]:
-        scale = factor * self.settings.layout.anchor_scale
-        layout = dataclasses.replace(self.settings.layout, anchor_scale=scale)
-        return layout.grids(
-            max(self.settings.images.image_shape)
-        ), f"--config.anchor_scale={scale:g}"
 
     def _mix(self, batch_size: int) -> Mix:
         return Mix.make(self.source("train"), self.keys, batch_size)
@@ -265,7 +237,7 @@ class MaskRcnn(Detector):
         return MaskScorer(self.annotations, self.keys.class_numbers == "ids")
 
     def _corners(self, blocks: jax.Array) -> list[np.ndarray]:
-        """The anchors of images in blocks, see `Layout.corners`."""
+        """The anchors of each level, of images in blocks of 2x2 pixels."""
         return self.settings.layout.corners(2 * blocks.shape[1], 2 * blocks.shape[2])
 
     def _propose(
@@ -275,7 +247,10 @@ class MaskRcnn(Detector):
         keys, prefix = self.settings.proposals, "" if train else "eval_"
         corners = self._corners(batch["image"])
         return models.propose(
-            *(logits, codes, corners, batch["size"]),
+            logits,
+            codes,
+            corners,
+            batch["size"],
             before=getattr(keys, f"{prefix}proposals_before_nms"),
             after=getattr(keys, f"{prefix}proposals_after_nms"),
             iou=keys.proposal_nms_iou,
@@ -291,3 +266,7 @@ class MaskRcnn(Detector):
     @property
     def uses(self) -> Uses:
         return MaskRcnnUses(self)
+
+
+def make(config: Any, cache_dir: str) -> MaskRcnn:
+    return MaskRcnn(read_config(Settings, config), cache_dir)

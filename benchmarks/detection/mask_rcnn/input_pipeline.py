@@ -3,11 +3,9 @@
 An image is resized, its aspect kept, and padded with zeros at the bottom and on the right. Images
 that are at least as wide as high have one padded shape, the others the same turned round; a batch
 has images of one shape. The host decodes, resizes, mirrors and pads, and cuts the objects' masks
-out of PNGs of whole images; the device normalises. The training order and what is drawn for an
-image are functions of (seed, step), see `benchmarks.detection.mask_rcnn.pools`.
+out of PNGs of complete images; the device normalises. The training order and the random numbers of
+an image are functions of (seed, step).
 """
-
-from __future__ import annotations
 
 import dataclasses
 import functools
@@ -49,7 +47,6 @@ class Preprocessing(settings.Preprocessing):
     mask_size: Annotated[int, "[4, 1024]"]  # side of a mask, which spans the box of its object
 
     def __post_init__(self):
-        """Raises ConfigError if a value does not fit another."""
         shape = tuple(self.image_shape)
         if len(shape) != 2 or shape[0] > shape[1]:
             raise ConfigError(
@@ -59,7 +56,7 @@ class Preprocessing(settings.Preprocessing):
         for key, side in (("image_short", shape[0]), ("image_long", shape[1])):
             if getattr(self, key) > side:
                 raise ConfigError(
-                    f"config.image_shape={shape}: has no room for images of "
+                    f"config.image_shape={shape}: is too small for images of "
                     f"config.{key}={getattr(self, key)}"
                 )
         if self.image_short > self.image_long:
@@ -96,26 +93,22 @@ def train_batches(
     num_shards: int,
     start_step: int,
 ) -> Iterator[Batch]:
-    """Endless training batches: see `base.Benchmark.train_batches`.
+    """Endless training batches.
 
-    Yields image uint8[h, H/2, W/2, 12], see `padded`; size float32[h, 2], height and width without
-    padding; of the objects boxes float32[h, max_boxes, 4] (y0, x0, y1, x1) in pixels of the resized
-    image, classes int32[h, max_boxes] from 1 and masks uint8[h, max_boxes, mask_size^2 / 8], see
-    `packed_masks`, all with zeros at the end; draw int32[h], a seed of the example in this step; id
-    int32[h]; and host_seconds float32[h].
-
-    Raises:
-      DataError: the streams cannot be shared by so many hosts; or a record cannot be decoded or has
-        an unknown category (the file and record are named).
+    Yields image uint8[h, H/2, W/2, 12], as `padded` makes it; size float32[h, 2], height and width
+    without padding; of the objects boxes float32[h, max_boxes, 4] (y0, x0, y1, x1) in pixels of the
+    resized image, classes int32[h, max_boxes] from 1 and masks uint8[h, max_boxes,
+    mask_size^2 / 8], as `packed_masks` makes them, all with zeros at the end; draw int32[h], a seed
+    of the example in this step; id int32[h]; and host_seconds float32[h].
     """
     streams = {pool: order.share(shard, num_shards) for pool, order in mix.orders.items()}
 
     def of_pool(pool: int, step: int) -> Iterator[Batch]:
         source, copies = pools.sources[pool], mix.copies[pool]
-        decode = functools.partial(_trained, source, preprocessing.shapes[pool], preprocessing)
-        own = source.shards
-        shards = Shards(own.paths * copies, own.counts * copies, own.left_out * copies)
+        once = source.shards
+        shards = Shards(once.paths * copies, once.counts * copies, once.left_out * copies)
         source = dataclasses.replace(source, shards=shards)
+        decode = functools.partial(_trained, source, preprocessing.shapes[pool], preprocessing)
         reader = Reader(shards, pixels.jpegs_first(decode), source.check)
         return reader.train_batches(mix.orders[pool], streams[pool], step)
 
@@ -140,7 +133,7 @@ def _trained(
 ) -> dict[str, Any]:
     """The leaves of an image to train on."""
     mirrored = tensorflow().equal(seeds[0] % 2, 1) & preprocessing.random_flip
-    image, size = padded(source.image(serialized), shape, preprocessing, only_jpeg, mirrored)
+    image, size = padded(records.read_image(serialized), shape, preprocessing, only_jpeg, mirrored)
     masks = masks_of_record(serialized, preprocessing.mask_size, mirrored)
     objects = source.objects(serialized, crowds=False)
     row = _objects(objects, masks, size, mirrored, preprocessing.max_boxes)
@@ -150,35 +143,20 @@ def _trained(
 def eval_batches(
     pools: Pools, preprocessing: Preprocessing, batch_size: int, shard: int, num_shards: int
 ) -> Iterator[Batch]:
-    """Every example once over all shards: see `base.Benchmark.eval_batches`.
+    """Every example once over all shards; batches of wide images come first.
 
-    Batches of wide images come first. Yields image uint8[h, H/2, W/2, 12], see `padded`; size and
-    original float32[h, 2], height and width of the image without padding and before it was resized;
-    image_id int32[h]; id int32[h]; mask float32[h].
-
-    Raises:
-      DataError: a record cannot be decoded; the file and record are named.
+    Yields image uint8[h, H/2, W/2, 12], as `padded` makes it; size and original float32[h, 2],
+    height and width of the image without padding and before it was resized; image_id int32[h]; id
+    int32[h]; mask float32[h], 0 of padding.
     """
     first = 0
     for source, shape in zip(pools.sources, preprocessing.shapes, strict=True):
-        for batch in pool_batches(source, shape, preprocessing, batch_size, shard, num_shards):
-            yield batch | {"id": first + batch["id"]}
+        if source.shards.total:
+            decode = functools.partial(_evaluated, shape, preprocessing)
+            reader = Reader(source.shards, pixels.jpegs_first(decode), source.check)
+            for batch in reader.eval_batches(batch_size, shard, num_shards):
+                yield batch | {"id": first + batch["id"]}
         first += source.shards.total
-
-
-def pool_batches(
-    source: Source,
-    shape: tuple[int, int],
-    preprocessing: Preprocessing,
-    batch_size: int,
-    shard: int,
-    num_shards: int,
-) -> Iterator[Batch]:
-    """The batches of `eval_batches` of one shape; "id" counts within its images."""
-    if source.shards.total:
-        decode = functools.partial(_evaluated, source, shape, preprocessing)
-        reader = Reader(source.shards, pixels.jpegs_first(decode), source.check)
-        yield from reader.eval_batches(batch_size, shard, num_shards)
 
 
 def normalized(batch: Mapping[str, jax.Array], dtype: Any) -> jax.Array:
@@ -196,20 +174,16 @@ def normalized(batch: Mapping[str, jax.Array], dtype: Any) -> jax.Array:
 
 
 def _evaluated(
-    source: Source,
-    shape: tuple[int, int],
-    preprocessing: Preprocessing,
-    serialized: Any,
-    only_jpeg: bool,
+    shape: tuple[int, int], preprocessing: Preprocessing, serialized: Any, only_jpeg: bool
 ) -> dict[str, Any]:
     """The leaves of an image to evaluate."""
-    original = source.image(serialized)
+    original = records.read_image(serialized)
     image, size = padded(original, shape, preprocessing, only_jpeg)
     return {
         "image": image,
         "size": size,
         "original": tensorflow().cast(original.size, "float32"),
-        "image_id": source.image_id(serialized),
+        "image_id": records.read_image_id(serialized),
     }
 
 
@@ -251,7 +225,7 @@ def _objects(
 
 
 def masks_of_record(serialized: Any, size: int, mirrored: Any = False) -> Any:
-    """The masks of the single objects of a serialized tf.train.Example, see `packed_masks`."""
+    """The `packed_masks` of the single objects of a serialized tf.train.Example."""
     tf = tensorflow()
     number = tf.io.FixedLenFeature([], tf.int64)
     features = records.object_features(single=True) | {MASK: tf.io.RaggedFeature(tf.string)}

@@ -9,8 +9,6 @@ random sample is a function of the image's key and of the position alone: it is 
 number of devices, and again when a run is resumed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -49,7 +47,7 @@ class Regions(NamedTuple):
     owner: jax.Array  # int32[b, R], the object that a positive region is to find
     valid: jax.Array  # bool[b, R]; False is padding
 
-    def first(self, count: int) -> Regions:
+    def first(self, count: int) -> "Regions":
         """The first regions of each image."""
         return Regions(*(x[:, :count] for x in self))
 

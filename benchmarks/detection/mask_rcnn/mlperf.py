@@ -4,8 +4,6 @@ Keys of 'mllog' are those of mlperf-logging's rulesets 0.7.0 to 3.1.0. Keys of '
 of mlperf_compliance 0.0.10. Tensors have the names of ruleset 1.1.0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,11 +57,7 @@ _LAYERS = {
 
 
 def facts(run: Run) -> Facts:
-    """What the log of a run says about Mask R-CNN.
-
-    Raises:
-      ConfigError: the optimizer is not MLPerf's, or the learning rate does not drop at steps.
-    """
+    """The values of Mask R-CNN in the log of a run."""
     check_optimizer(run, "Mask R-CNN", "sgd")
     layers = dict.fromkeys(name.rpartition("/")[0] for name in by_name(run.params))
     tensors = [tensor(layer) for layer in layers if not layer.startswith("backbone/")]

@@ -8,8 +8,6 @@ Parameters are float32. Convolutions and activations are in the compute dtype. T
 the heads for proposals and boxes are float32, because many scores would be equal in bfloat16.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -227,7 +225,9 @@ class Layout:
         return corners
 
     def grids(self, side: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """See `benchmarks.detection.survey.Grid`; of each level, for images of `side` pixels."""
+        """Of each level the centres of anchors float64[n] along a side of `side` pixels, and
+        float64[k, 2], the heights and widths of the anchors around each.
+        """
         grids, is_centred = [], self.anchor_grid == "centres"
         for level in self.pyramid_levels:
             cell = 2**level

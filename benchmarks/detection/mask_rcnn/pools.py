@@ -1,12 +1,10 @@
 """Deals the steps of a run to pools of images: those that are higher than wide, and the others.
 
-Each pool has an `Order` of its own, so a step has examples of one pool. Steps are dealt in rounds
+Each pool has its `Order`, so a step has examples of one pool. Steps are dealt in rounds
 of about an epoch. A round gives every pool steps in proportion to its size, and what is left of a
 step is carried to the next round; the order within a round is drawn from (seed, round). The pool of
 a step is therefore a function of (seed, step), and no state is saved.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import functools
@@ -28,7 +26,7 @@ class Pools:
     sources: tuple[Source, ...]
 
     @classmethod
-    def by_orientation(cls, source: Source) -> Pools:
+    def by_orientation(cls, source: Source) -> "Pools":
         """The images that are at least as wide as high, then the others."""
         upright = np.array(source.upright, bool)
         return cls((_part(source, ~upright), _part(source, upright)))
@@ -42,17 +40,17 @@ class Pools:
 
     @property
     def image_ids(self) -> tuple[int, ...]:
-        """See `Source`."""
+        """The ids of the images to evaluate in the annotations; () to train."""
         return sum((source.image_ids for source in self.sources), ())
 
 
 def _part(source: Source, chosen: np.ndarray) -> Source:
     """Some images of a source, chosen bool[n]."""
     shards, examples = source.shards, []
-    for file, own in enumerate(np.split(chosen, np.cumsum(shards.counts)[:-1])):
+    for file, of_file in enumerate(np.split(chosen, np.cumsum(shards.counts)[:-1])):
         left_out = shards.left_out[file]
-        records = np.zeros(len(own) + len(left_out), bool)
-        records[np.delete(np.arange(len(records)), left_out)] = own
+        records = np.zeros(len(of_file) + len(left_out), bool)
+        records[np.delete(np.arange(len(records)), left_out)] = of_file
         examples.append(records)
     ids = tuple(np.array(source.image_ids)[chosen].tolist()) if source.image_ids else ()
     return Source(marked_shards(shards.paths, examples), source.category_ids, ids)
@@ -69,7 +67,8 @@ class Mix:
       counts: of each pool, the examples in each of its files.
       seed: decides the order.
       batch_size: of a step, which has examples of one pool.
-      max_streams, buffer: see `Order.make`; the pools share the buffer.
+      max_streams: a multiple of every number of hosts that will ever share the run.
+      buffer: the examples among which the order is random; the pools share them.
     """
 
     counts: tuple[tuple[int, ...], ...]
@@ -79,7 +78,7 @@ class Mix:
     buffer: int
 
     @classmethod
-    def make(cls, pools: Pools, keys: Data, batch_size: int) -> Mix:
+    def make(cls, pools: Pools, keys: Data, batch_size: int) -> "Mix":
         """The order of the images in pools."""
         counts = tuple(source.shards.counts for source in pools.sources)
         return cls(counts, keys.seed, batch_size, keys.input_streams, keys.shuffle_buffer_size)

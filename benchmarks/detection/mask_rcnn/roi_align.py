@@ -4,8 +4,6 @@ He et al. 2017 (arXiv:1703.06870), section 3; the level of a region is that of L
 (arXiv:1612.03144), section 4.2.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The config's keys that only Mask R-CNN reads; configs/mask_rcnn.py explains them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Annotated

@@ -9,8 +9,6 @@ it would draw objects about a pixel too large: perfect masks of 8 to 16 pixels w
 0.77 with the truth, those of 40 to 80 pixels one of 0.97.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.base import HostBatch
 from benchmarks.detection import scoring
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.mask_rcnn import input_pipeline
@@ -63,26 +60,13 @@ class MaskRcnnUses(DetectorUses):
             outlines.append(outline | {"counts": outline["counts"].decode()})
         return dataclasses.replace(found, outlines=outlines)
 
-    def first_batches(self, batch_size: int) -> list[HostBatch]:
-        benchmark = self._benchmark
-        images = benchmark.settings.images
-        kinds = zip(benchmark.source("eval").sources, images.shapes, strict=True)
-        how = images, batch_size, 0, 1
-        batches = [next(input_pipeline.pool_batches(*kind, *how), None) for kind in kinds]
-        return [batch for batch in batches if batch]
-
-    def shown(self, batch: Mapping[str, np.ndarray], i: int) -> tuple[np.ndarray, np.ndarray]:
-        height, width = batch["size"][i].astype(int)
-        pixels = space_to_depth.restore(batch["image"][i])
-        return pixels[:height, :width], batch["original"][i]
-
 
 class MaskScorer(Scorer):
     """Scores boxes, and with "mask_" before the names outlines."""
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         columns = self.columns(rows)
-        outlined = scoring.score(self.annotations, columns, "segm")
+        outlined = scoring.quality(self.annotations, columns, "segm").scores
         named = {f"mask_{name}": value for name, value in outlined.items()}
         return self.quality(columns).scores | named
 

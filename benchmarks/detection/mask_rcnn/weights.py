@@ -9,8 +9,6 @@ background's stay. The boxes and masks of a new class begin as the mean of those
 before.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -25,11 +23,6 @@ MODEL = "torchvision's Mask R-CNN"
 # The first digits of SHA-256 of torchvision's weights of 2019, whose BatchNorm divides by the
 # standard deviation alone. In its name: maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth
 _WITHOUT_EPSILON = "bf2d0c1e"
-# The keys that decide the shapes of arrays, besides the number of classes
-SHAPES = (
-    *("resnet_stages", "resnet_bottleneck", "num_filters", "space_to_depth", "pyramid_levels"),
-    *("pyramid_filters", "anchor_ratios", "box_pool", "box_features", "mask_features"),
-)
 _COCO_IDS = 90  # of COCO's 80 categories; the numbers between them are unused classes
 _SWAPPED = [1, 0, 3, 2]  # (x, y, width, height) as (y, x, height, width), and back
 _LAYERS = {
@@ -68,9 +61,8 @@ def matches(source: Foreign) -> bool:
 def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """The values of the config's keys that describe the model in a file, and (remark, key) pairs.
 
-    Raises:
-      DataError: the file has another detector of torchvision's.
-      KeyError, ValueError: what is missing.
+    DataError says that it is another detector of torchvision's, KeyError and ValueError what is
+    missing.
     """
     arrays, remarks = source.arrays, []
     if "rpn.head.conv.1.0.weight" in arrays:
@@ -102,12 +94,19 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
         "resnet_stages": tuple(blocks),
         "resnet_bottleneck": "backbone.body.layer1.0.conv3.weight" in arrays,
         "num_filters": len(arrays["backbone.body.conv1.weight"]),
-        **{"max_pool": "torch", "space_to_depth": False, "bn_epsilon": 0.0 if is_first else 1e-5},
-        **{"pyramid_levels": (2, 3, 4, 5, 6), "pyramid_filters": filters},
-        **{"anchor_grid": "corners", "anchor_scale": 8.0, "anchor_ratios": (0.5, 1.0, 2.0)},
-        **{"region_scale": 224.0, "box_pool": round((dense[0][1] / filters) ** 0.5)},
+        "max_pool": "torch",
+        "space_to_depth": False,
+        "bn_epsilon": 0.0 if is_first else 1e-5,
+        "pyramid_levels": (2, 3, 4, 5, 6),
+        "pyramid_filters": filters,
+        "anchor_grid": "corners",
+        "anchor_scale": 8.0,
+        "anchor_ratios": (0.5, 1.0, 2.0),
+        "region_scale": 224.0,
+        "box_pool": round((dense[0][1] / filters) ** 0.5),
         "box_features": tuple(shape[0] for shape in dense),
-        **{"mask_pool": 14, "mask_features": tuple(arrays[name].size for name in sorted(masks))},
+        "mask_pool": 14,
+        "mask_features": tuple(arrays[name].size for name in sorted(masks)),
         "num_classes": classes,
         "class_numbers": "ids" if classes == _COCO_IDS else "order",
         "class_candidates": 1000,
@@ -118,9 +117,6 @@ def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str,
     """Our array, such as "params/box_head/dense1/kernel", by torchvision's name and layout.
 
     `values` are those of `read_settings`.
-
-    Raises:
-      KeyError: torchvision has no such array.
     """
     module, leaf = split(path)
     if module.startswith("backbone/"):
@@ -141,7 +137,10 @@ def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str,
 def renew_heads(
     detector: Any, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The arrays of a Mask R-CNN's last layers, by path, as SSD has them."""
+    """The arrays of the last layers of a Mask R-CNN that begins with those of other classes.
+
+    `initial` are its initial parameters by path, `loaded` those of the other Mask R-CNN.
+    """
     del detector
     heads = {}
     for layer, (size, is_mean) in _CLASS_LAYERS.items():

@@ -4,9 +4,6 @@ This file joins the other files of this folder into a benchmark: `input_pipeline
 augments, `models` has the network and its default boxes, `losses` the loss.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,53 +13,32 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.base import HostBatch, Terms
-from benchmarks.detection import boxes, detector, survey
+from benchmarks.detection import boxes, detector
 from benchmarks.detection.detector import Detector, Leaves
 from benchmarks.detection.settings import normalize
 from benchmarks.detection.ssd import input_pipeline, losses, models
-from benchmarks.detection.ssd.settings import Settings
+from benchmarks.detection.ssd.settings import Maps, Settings
 from benchmarks.detection.ssd.use import SsdUses
-from benchmarks.detection.weights import FOLLOWS, follow, read_foreign_settings
+from benchmarks.detection.weights import FOLLOWS as FOLLOWS
+from benchmarks.detection.weights import follow as follow
+from benchmarks.detection.weights import read_foreign_settings
 from benchmarks.uses import Uses
 from common import foreign
 from common.keys import read_config
 from common.layers import gram_resnet
 from models import BatchNorm
 
-__all__ = [
-    "BODY_KEYS",
-    "FOLLOWS",
-    "MODEL_KEYS",
-    "WHOLE_KEYS",
-    "Ssd",
-    "follow",
-    "foreign_settings",
-    "make",
-    "restored",
-]
-# What `benchmarks` takes of an SSD or a ResNet; of an SSD; of an SSD used as it is.
+# The keys that a run takes from the weights it begins with: of an SSD or a ResNet
 MODEL_KEYS = ("max_pool", "clip_boxes")
-BODY_KEYS = (
-    *("image_size", "antialias", "resnet_stages", "num_filters"),
-    *("extra_squeezed", "extra_filters", "extra_strides", "extra_paddings"),
-    *("box_steps", "box_sides", "box_ratios"),
-)
-WHOLE_KEYS = ("num_classes",)
+# Of an SSD
+BODY_KEYS = ("antialias", "resnet_stages", "num_filters", *Maps.__dataclass_fields__)
+WHOLE_KEYS = ("num_classes",)  # of an SSD that is used as it is
 foreign_settings = functools.partial(read_foreign_settings, __name__)
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """See `benchmarks.restored_config`: the first SSDs padded the max-pool as PyTorch does."""
+    """The config of an older checkpoint: the first SSDs padded the max-pool as PyTorch does."""
     return {"max_pool": "torch", "clip_boxes": True, **detector.restored(values, manifest)}
-
-
-def make(config: Any, cache_dir: str) -> Ssd:
-    """Makes the benchmark; see `benchmarks.load`.
-
-    Raises:
-      ConfigError: a value cannot work.
-    """
-    return Ssd(read_config(Settings, config), cache_dir)
 
 
 class Ssd(Detector):
@@ -88,16 +64,6 @@ class Ssd(Detector):
         if split == "train":
             return {"augment": ((), np.int32)}
         return {"size": ((2,), np.float32)}
-
-    def seen(self, sizes: np.ndarray) -> np.ndarray:
-        return np.full(sizes.shape, float(self.settings.images.image_size))
-
-    def grids(self, factor: float) -> tuple[list[survey.Grid], str]:
-        scales = [round(factor * scale, 1) for scale in self._layout.scales]
-        text = ", ".join(f"{scale:g}" for scale in scales)
-        return dataclasses.replace(
-            self._layout, scales=scales
-        ).grids, f"--config.box_sides='{text}'"
 
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
@@ -193,3 +159,7 @@ class Ssd(Detector):
     @property
     def uses(self) -> Uses:
         return SsdUses(self)
+
+
+def make(config: Any, cache_dir: str) -> Ssd:
+    return Ssd(read_config(Settings, config), cache_dir)

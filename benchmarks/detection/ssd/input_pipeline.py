@@ -2,10 +2,10 @@
 
 The host draws the crop from the boxes of an image, decodes only the crop, and resizes it. The
 device flips, changes the colours and normalises (`augment`). Training order and augmentation are
-functions of (seed, step), see `common.data.order`.
+functions of (seed, step).
 
 To draw a crop, rounds follow each other until one succeeds. A round chooses one of seven with equal
-chances: the whole image, which succeeds; windows without a condition; or windows whose IoU with
+chances: the complete image, which succeeds; windows without a condition; or windows whose IoU with
 every box is above 0.1, 0.3, 0.5, 0.7 or 0.9. It then tries `max_samples` windows and takes the
 first that is valid: its sides are `side_min` to 1 of the image's, at a ratio between 1/2 and 2, and
 at least one box has its centre inside. Source: the SSD reference of MLPerf (`SSDCropping` in
@@ -13,17 +13,14 @@ mlcommons/training), which tries one window per round. Google's entries tried 50
 valid one, and demanded an IoU above 0 where the reference has no condition; windows of a round are
 drawn alike, so that the last is as good as the first.
 
-All random numbers of a crop are drawn at once. The rounds before the first whole image are the only
-ones that matter, 6 on average. After 64 rounds the whole image is taken, which happens to fewer
-than 1 of 19,000 images. A window consists of whole pixels, so that the boxes fit the pixels
-exactly.
+All random numbers of a crop are drawn at once. Only the rounds before the first complete image
+matter, 6 on average. After 64 rounds the complete image is taken, which happens to fewer than 1 of
+19,000 images. The sides of a window are integers, so that the boxes fit the pixels exactly.
 
 Brightness, contrast, saturation and hue are linear maps of a pixel (contrast also needs the mean of
 the image). In this order they combine into one 3x3 matrix and one offset per image, so that an
 image is read twice and no intermediate image exists. Values are clipped once, at the end.
 """
-
-from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
@@ -53,7 +50,7 @@ _CHROMA = np.linalg.inv(_YIQ) @ np.diag([0, 1.0, 1.0]) @ _YIQ
 _TURNED = np.linalg.inv(_YIQ) @ np.array([[0, 0, 0], [0, 0, 1.0], [0, -1.0, 0]]) @ _YIQ
 _FLIP = 4  # the number of a draw that no colour uses
 _ROUNDS = 64  # of a crop, at most
-_CHOICES = 7  # of a round: number 0 is the whole image, the others have a condition on the IoU
+_CHOICES = 7  # of a round: number 0 is the complete image, the others have a condition on the IoU
 _NO_CONDITION = -1.0
 _MIN_IOU = (_NO_CONDITION, 0.1, 0.3, 0.5, 0.7, 0.9)
 Side = Annotated[int, "[1, 4096]"]
@@ -84,19 +81,15 @@ def train_batches(
     num_shards: int,
     start_step: int,
 ) -> Iterator[Batch]:
-    """Endless training batches: see `base.Benchmark.train_batches`.
+    """Endless training batches.
 
     Yields image uint8[h, size, size, 3]; boxes float32[h, max_boxes, 4] (y0, x0, y1, x1) as shares
     of the image and classes int32[h, max_boxes] from 1, both with zeros at the end; augment
     int32[h], the seed of `augment`; id int32[h]; and host_seconds float32[h].
-
-    Raises:
-      DataError: the streams cannot be shared by so many hosts; or a record cannot be decoded or has
-        an unknown category (the file and record are named).
     """
 
     def decode(serialized: Any, seeds: Any, only_jpeg: bool) -> dict[str, Any]:
-        image, objects = source.image(serialized), source.objects(serialized)
+        image, objects = records.read_image(serialized), source.objects(serialized)
         draws = draw_crop(seeds, preprocessing.max_samples)
         window = crop_window(objects.boxes, image.size, draws, preprocessing.crop_side_min)
         boxes, classes = cut_boxes(*objects, image.size, window, preprocessing.max_boxes)
@@ -110,22 +103,19 @@ def train_batches(
 def eval_batches(
     source: Source, preprocessing: Preprocessing, batch_size: int, shard: int, num_shards: int
 ) -> Iterator[Batch]:
-    """Every example once over all shards: see `base.Benchmark.eval_batches`.
+    """Every example once over all shards.
 
-    Yields image uint8[h, size, size, 3], the whole image; image_id int32[h]; size float32[h, 2],
-    the height and width of the original in pixels; id int32[h]; mask float32[h].
-
-    Raises:
-      DataError: a record cannot be decoded; the file and record are named.
+    Yields image uint8[h, size, size, 3], not cropped; image_id int32[h]; size float32[h, 2], the
+    height and width of the original in pixels; id int32[h]; mask float32[h], 0 of padding.
     """
     tf = tensorflow()
 
     def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:
-        image = source.image(serialized)
+        image = records.read_image(serialized)
         window = tf.concat([[0, 0], image.size], axis=0)
         return {
             "image": resized(image, window, preprocessing, only_jpeg),
-            "image_id": source.image_id(serialized),
+            "image_id": records.read_image_id(serialized),
             "size": tf.cast(image.size, tf.float32),
         }
 
@@ -155,8 +145,7 @@ def augment(
 
     Returns:
       Images dtype[b, H, W, 3] of zero mean and unit variance, and boxes float32[b, G, 4].
-      Brightness is 0.875 to 1.125, contrast and saturation 0.5 to 1.5, hue -0.05 to 0.05 turns, see
-      `jitter_colours`.
+      Brightness is 0.875 to 1.125, contrast and saturation 0.5 to 1.5, hue -0.05 to 0.05 turns.
     """
     signed = 2 * hashing.uniform(seed[:, None], jnp.arange(4)) - 1  # f32[b, 4] in [-1, 1)
     if random_flip:
@@ -182,7 +171,7 @@ def _flip(images: jax.Array, boxes: jax.Array, flip: jax.Array) -> tuple[jax.Arr
 
 
 class CropDraws(NamedTuple):
-    """The random numbers of a crop, for the r rounds before the whole image is chosen."""
+    """The random numbers of a crop, for the r rounds before the complete image is chosen."""
 
     conditions: Any  # int32[r], the index in `_MIN_IOU`
     numbers: Any  # float32[r, max_samples, 4] in [0, 1): height, width, y, x of each window
@@ -233,7 +222,7 @@ def cut_boxes(boxes: Any, classes: Any, size: Any, crop: Any, max_boxes: int) ->
     off. Of more than `max_boxes` the largest are kept.
 
     Args:
-      boxes, size: see `crop_window`.
+      boxes, size: of the image, as in `crop_window`.
       classes: int32[n] from 1.
       crop: int32[4], from `crop_window`.
     """

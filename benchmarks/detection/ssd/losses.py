@@ -3,8 +3,6 @@
 Liu et al. 2016 (arXiv:1512.02325), sections 2.2 and 2.3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

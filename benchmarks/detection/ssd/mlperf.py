@@ -5,8 +5,6 @@ detector: from 2.0.0 on `ssd` is another model on other data. Keys of 'v0.5' are
 mlperf_compliance 0.0.10. Tensors have the names of ruleset 1.1.0.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -39,11 +37,7 @@ _KINDS = {"kernel": "weight", "scale": "gamma", "bias": "beta"}
 
 
 def facts(run: Run) -> Facts:
-    """What the log of a run says about SSD.
-
-    Raises:
-      ConfigError: the optimizer is not MLPerf's.
-    """
+    """The values of SSD in the log of a run."""
     check_optimizer(run, "SSD", "sgd")
     values = _tags(run) if run.form == "v0.5" else _keys(run)
     return Facts(values, tensors=[tensor(name) for name in by_name(run.params)])

@@ -12,8 +12,6 @@ one's, and for each aspect ratio a a wide box and a high one of the first square
 2.2 of the paper).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -77,7 +75,9 @@ class Layout:
 
     @property
     def grids(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """See `benchmarks.detection.survey.Grid`; nothing is larger than the image."""
+        """Of each map the centres of cells float64[n] along a side, and float64[k, 2], the heights
+        and widths of the boxes around each; in pixels, none larger than the image.
+        """
         grids = []
         for k, (size, step) in enumerate(zip(self.feature_sizes, self.steps, strict=True)):
             shapes = _box_shapes(self.scales[k], self.scales[k + 1], self.aspect_ratios[k])

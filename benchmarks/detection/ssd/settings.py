@@ -1,7 +1,5 @@
 """The config's keys that only SSD reads; configs/ssd.py explains them."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal

@@ -8,8 +8,6 @@ Class k is the k-th category in the order of COCO's ids, as here.
 For other classes, the heads keep the boxes and the background.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,8 +17,6 @@ from common.foreign.files import Foreign
 from common.foreign.resnets import LEAVES, PLAIN, split, torch_layout
 
 MODEL = "MLPerf's reference SSD"
-# The keys that decide the shapes of arrays, besides the number of classes
-SHAPES = ("resnet_stages", "num_filters", "extra_squeezed", "extra_filters", "box_ratios")
 _SWAPPED = [1, 0, 3, 2]  # (x, y, width, height) as (y, x, height, width), and back
 # What the reference makes of torchvision's children of a ResNet-34
 _STAGES = {"layer1": "layer1.4", "layer2": "layer1.5", "layer3": "layer2.0"}
@@ -40,8 +36,7 @@ def matches(source: Foreign) -> bool:
 def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """The values of the config's keys that describe the model in a file, and no remarks.
 
-    Raises:
-      KeyError, ValueError: what is missing.
+    KeyError and ValueError say what is missing.
     """
     arrays = source.arrays
     blocks = [
@@ -57,13 +52,20 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
     if (classes := arrays["conf.0.bias"].size // max(count, 1) - 1) < 1:
         raise ValueError("classes besides the background")
     return {
-        **{"image_size": 300, "resnet_stages": tuple(blocks), "max_pool": "torch"},
+        "image_size": 300,
+        "antialias": True,
+        "resnet_stages": tuple(blocks),
+        "max_pool": "torch",
         "num_filters": len(arrays["model.layer1.0.weight"]),
-        **{"num_classes": classes, "clip_boxes": False, "antialias": True},
-        **{"extra_squeezed": squeezed, "extra_filters": filters},
-        **{"extra_strides": (2, 2, 2, 1, 1), "extra_paddings": (1, 1, 1, 0, 0)},
-        **{"box_steps": (8, 16, 32, 64, 100, 300), "box_ratios": (2, 3, 3, 3, 2, 2)},
+        "extra_squeezed": squeezed,
+        "extra_filters": filters,
+        "extra_strides": (2, 2, 2, 1, 1),
+        "extra_paddings": (1, 1, 1, 0, 0),
+        "box_steps": (8, 16, 32, 64, 100, 300),
         "box_sides": (21, 45, 99, 153, 207, 261, 315),
+        "box_ratios": (2, 3, 3, 3, 2, 2),
+        "clip_boxes": False,
+        "num_classes": classes,
     }, []
 
 
@@ -72,9 +74,6 @@ def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str,
 
     An array of a head becomes two: of the codes and of the classes, both with the shapes of the
     boxes last, while we have them first. `values` are those of `read_settings`.
-
-    Raises:
-      KeyError: the reference has no such array.
     """
     module, leaf = split(path)
     if module.startswith("backbone/"):
@@ -97,8 +96,8 @@ def renew_heads(
 
     Args:
       detector: the SSD.
-      initial: its own initial parameters by path.
-      loaded: the other SSD's; heads with other maps or boxes are not used.
+      initial: its initial parameters by path.
+      loaded: those of the other SSD; heads with other maps or boxes are not used.
     """
     heads = {}
     for i, boxes in enumerate(detector.settings.maps.layout.boxes_per_cell, 1):

@@ -11,7 +11,6 @@ import pycocotools.mask
 import pytest
 
 from benchmarks.detection import coco, scoring
-from common import limits
 from common.errors import DataError
 
 IDS = (7, 1_000_000, -3)  # of images; the last one has no objects
@@ -61,6 +60,14 @@ def perfect():
     ]
 
 
+def score(data, rows, kind="bbox"):
+    """The scores of detections, which are dicts."""
+    shape = "segmentation" if kind == "segm" else "bbox"
+    keys = ("image_id", "category_id", "score", shape)
+    columns = {key: [row[key] for row in rows] for key in keys}
+    return scoring.quality(data, columns, kind).scores
+
+
 def test_the_columns_of_a_file(tmp_path):
     path = tmp_path / "instances.json"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(content()).encode())  # as some editors save
@@ -77,20 +84,20 @@ def test_the_columns_of_a_file(tmp_path):
 def test_a_perfect_detector_scores_one_and_an_empty_list_zero():
     """The objects are medium and large, and one is small; the crowd asks for no detection."""
     data = parse(content())
-    ones = scoring.score(data, perfect())
+    ones = score(data, perfect())
     assert tuple(ones) == scoring.NAMES
     assert list(ones.values()) == pytest.approx([1] * 12)
-    assert scoring.score(data, []) == dict.fromkeys(scoring.NAMES, 0.0)
+    assert score(data, []) == dict.fromkeys(scoring.NAMES, 0.0)
     small = content()
     small["annotations"] = small["annotations"][:2]
-    assert np.isnan(scoring.score(parse(small), [])["AP_large"])  # nothing large to find
+    assert np.isnan(score(parse(small), [])["AP_large"])  # nothing large to find
 
 
 def test_what_no_object_counts_for_is_not_defined_and_no_number():
     data = content()
     for row in data["annotations"]:
         row["iscrowd"] = 1
-    scores = scoring.score(parse(data), perfect())
+    scores = score(parse(data), perfect())
     assert np.isnan([*scores.values()]).all()
     assert [*scoring.headline(scores)] == ["mAP"]
     both = scores | {f"mask_{name}": value for name, value in scores.items()}
@@ -104,16 +111,16 @@ def test_numbers_known_by_hand():
     data["annotations"] = data["annotations"][:1]
     data = parse(data)
     # 30 of 40 columns are shared: IoU is 30 / 50 and reaches 0.5, 0.55 and 0.6 of the ten limits.
-    shifted = scoring.score(data, [detection(7, 3, [20, 20, 40, 50])])
+    shifted = score(data, [detection(7, 3, [20, 20, 40, 50])])
     assert shifted["mAP"] == pytest.approx(0.3) and shifted["AR_100"] == pytest.approx(0.3)
     assert (shifted["AP50"], shifted["AP75"]) == (pytest.approx(1), 0)
     # A better scored mistake before the hit: precision is 1/2 at every recall.
     both = [detection(7, 3, [150, 0, 5, 5], 0.95), detection(7, 3, [10, 20, 40, 50], 0.9)]
-    assert scoring.score(data, both)["mAP"] == pytest.approx(0.5)
-    assert scoring.score(data, both)["AR_1"] == 0 and scoring.score(data, both)["AR_10"] == 1
+    assert score(data, both)["mAP"] == pytest.approx(0.5)
+    assert score(data, both)["AR_1"] == 0 and score(data, both)["AR_10"] == 1
     # After the hit it costs nothing, nor does one in the image without objects if it comes later.
     late = [*both[1:], detection(-3, 3, [1, 1, 9, 9], 0.1)]
-    assert scoring.score(data, late)["mAP"] == pytest.approx(1)
+    assert score(data, late)["mAP"] == pytest.approx(1)
 
 
 def drawn(seed, images=30, per_image=6):
@@ -160,9 +167,8 @@ def test_random_detections_score_as_with_pycocotools_itself(seed, tmp_path, caps
     expected = official(data, [dict(row) for row in found], tmp_path / "a.json")
     capsys.readouterr()
     annotations = parse(data)
-    for detections in (found, columns):
-        result = scoring.score(annotations, detections)
-        np.testing.assert_array_equal(list(result.values()), expected)
+    result = scoring.quality(annotations, columns).scores
+    np.testing.assert_array_equal(list(result.values()), expected)
     assert 0.05 < result["mAP"] < 0.9
     assert capsys.readouterr() == ("", "")
     print("said")  # the built-in is as it was
@@ -176,14 +182,14 @@ def test_numbers_that_are_not_finite_match_nothing():
         detection(1_000_000, 3, [1, 1, 5, 5], np.nan),
     ]
     data = parse(content())
-    assert scoring.score(data, void) == scoring.score(data, [])
-    assert scoring.score(data, [*void, *perfect()])["mAP"] == 1
+    assert score(data, void) == score(data, [])
+    assert score(data, [*void, *perfect()])["mAP"] == 1
 
 
 @pytest.mark.parametrize("row", [detection(8, 3, [1, 1, 5, 5]), detection(7, 4, [1, 1, 5, 5])])
 def test_a_detection_of_another_set_is_refused(row):
     with pytest.raises(ValueError, match="does not fit the annotations a.json"):
-        scoring.score(parse(content()), [row])
+        score(parse(content()), [row])
 
 
 def squares():
@@ -210,12 +216,10 @@ def test_masks_score_by_their_pixels():
         for row in index.anns.values()
         if not row["iscrowd"]
     ]
-    assert scoring.score(data, found, "segm")["mAP"] == pytest.approx(1)
+    assert score(data, found, "segm")["mAP"] == pytest.approx(1)
     everything = coco_masks.encode(np.ones((100, 200), np.uint8, order="F"))
     full = {**found[0], "segmentation": everything}
-    assert scoring.score(data, [full, *found[1:]], "segm")["mAP"] < 1
-    with pytest.raises(ValueError, match="loaded without outlines"):
-        scoring.score(parse(squares()), found, "segm")
+    assert score(data, [full, *found[1:]], "segm")["mAP"] < 1
 
 
 def change(key, i, **fields):
@@ -244,12 +248,11 @@ def drop(key, i, name):
         (drop("images", 2, "file_name"), "image -3 .*file_name"),
         (change("images", 0, width=0), r"image 7 \(7.jpg\) .*100 and 0"),
         (change("images", 0, height=126.0), "126.0 and 200"),
-        (change("images", 0, height=10**9), "height 1000000000 and width 200"),
         (change("annotations", 1, iscrowd="0"), "annotation 5 .*iscrowd '0'"),
         (change("categories", 0, name=None), "category 90 .*name"),
         (change("annotations", 1, image_id=8), "annotation 5 .*image 8"),
         (change("annotations", 1, category_id=91), "annotation 5 .*category 91"),
-        (change("annotations", 1, bbox=[1, 2, 3]), r"annotation 5, of image 7, .*bbox \[1, 2, 3\]"),
+        (change("annotations", 1, bbox=[1, 2, 3]), r"annotation 5 of image 7 .*bbox \[1, 2, 3\]"),
         (change("annotations", 1, bbox=[1, 2, 3, "4"]), "bbox"),
         (change("annotations", 1, bbox=[1, 2, 3, float("nan")]), "bbox"),
         (change("annotations", 1, bbox=[1, 2, 3, 1e9]), "bbox"),
@@ -268,11 +271,11 @@ def test_each_mistake_in_a_file_takes_one_line(spoil, message):
 def test_ids_have_32_bits():
     data = content()
     for row, number in zip(data["images"], (2**31 - 1, -(2**31), 0), strict=True):
-        row |= {"id": number, "height": 1, "width": limits.PIXELS}
+        row |= {"id": number, "height": 1, "width": 2}
     data["annotations"] = []
     found = parse(data)
     assert found.image_ids.tolist() == [2**31 - 1, -(2**31), 0]
-    assert found.sizes.tolist() == [[1, limits.PIXELS]] * 3 and found.boxes.shape == (0, 4)
+    assert found.sizes.tolist() == [[1, 2]] * 3 and found.boxes.shape == (0, 4)
 
 
 def test_a_mistake_in_an_outline_is_found_where_outlines_are_read():
@@ -282,9 +285,9 @@ def test_a_mistake_in_an_outline_is_found_where_outlines_are_read():
     with pytest.raises(DataError, match="annotation 5, of image 7, has no segmentation"):
         parse(data, masks=True)
     data["annotations"][1]["segmentation"] = outline
-    row = {"image_id": 7, "category_id": 3, "score": 0.5, "segmentation": [[0, 0, 2e9, 0, 5, 5]]}
-    with pytest.raises(ValueError, match="a detection of category 3 in image 7 has .*2000000000.0"):
-        scoring.score(parse(data, masks=True), [row], "segm")
+    outline[0][0] = 2e9
+    with pytest.raises(DataError, match="annotation 5, of image 7, has .*2000000000.0"):
+        parse(data, masks=True)
 
 
 @pytest.mark.parametrize("data", [b"", b'{"images": [', b"<html>", b"\xff\xfe\x00", b"[" * 10**5])
@@ -302,7 +305,7 @@ def test_a_missing_file_takes_one_line(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # of an older NumPy
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_polygons_and_runs_become_the_pixels_of_pycocotools(seed):
     draw = np.random.default_rng(seed)
     height, width = map(int, draw.integers(5, 90, 2))
@@ -342,12 +345,9 @@ def polygon(*tail):
         ([[*TRIANGLE, 1, 11], [*TRIANGLE, -10, 20]], ""),  # beyond the picture, and near
         (RUNS, ""),
         (RUNS | {"counts": "0T3"}, ""),  # 0, 100
-        (RUNS | {"counts": "abc"}, "(0 of 100 pixels)"),
-        (RUNS | {"counts": b"abc"}, "(0 of 100 pixels)"),
-        (RUNS | {"counts": [10**12, 100 - 10**12]}, "(-999999999900 is no length)"),
-        (RUNS | {"counts": [10**12]}, "(1000000000000 of 100 pixels)"),
-        (RUNS | {"counts": [0.5, 99.5]}, "(0.5 is no length)"),
-        (RUNS | {"counts": "P" * 10**6}, "(a number has no end)"),
+        (RUNS | {"counts": [10**12, 100 - 10**12]}, "whose runs are not those of 10x10"),
+        (RUNS | {"counts": [50, 20]}, "whose runs are not those"),
+        (RUNS | {"counts": [0.5, 99.5]}, "whose runs are not those"),
         (RUNS | {"size": [10, 9]}, "size [10, 9] in 10x10"),
         ({"size": [10, 10]}, "without 'counts'"),
         ({"counts": []}, "size None in 10x10"),
@@ -362,16 +362,10 @@ def polygon(*tail):
 )
 def test_faults_of_outlines(outline, fault):
     """Those that would end the program in pycocotools as well."""
-    found = coco.outline_fault(outline, 10, 10)
+    found = coco.outline_error(outline, 10, 10)
     assert fault in found and bool(fault) == bool(found)
 
 
-def test_an_edge_that_would_fill_the_memory():
-    zigzag = [0, 5, 65_000, 5] * 50
-    assert coco.outline_fault([zigzag], 2_000, 65_535) == ""
-    assert "edge of 130,000,000 pixels" in coco.outline_fault([zigzag * 20], 2_000, 65_535)
-
-
 def test_damaged_runs_raise():
-    with pytest.raises(ValueError, match="segmentation is damaged"):
-        coco.outline_mask({"counts": [110, -10], "size": [10, 10]}, 10, 10)
+    with pytest.raises(ValueError, match="Invalid RLE"):
+        coco.outline_mask({"counts": "abc", "size": [10, 10]}, 10, 10)

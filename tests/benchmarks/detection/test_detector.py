@@ -59,27 +59,20 @@ def test_a_host_s_memory(outliner, tiny_masks, tmp_path):
 
 
 @pytest.mark.long
-def test_pictures_are_drawn_without_padding(outliner, monkeypatch):
-    ids = outliner.annotations.image_ids[:3].astype(np.int32)
+def test_pictures_have_the_masks_of_both_orientations(outliner):
     rows = {
-        "image_id": ids,
+        "image_id": outliner.annotations.image_ids[:3].astype(np.int32),
         "score": np.full((3, 1), 0.9, np.float32),
         "class": np.ones((3, 1), np.int32),
         "boxes": np.tile(np.array([4, 5, 20, 30], np.float32), (3, 1, 1)),
         "masks": np.full((3, 1, 4, 4), 255, np.uint8),
     }
-    shown = []
-    draw = exhibits.draw
-    monkeypatch.setattr(exhibits, "draw", lambda *some: shown.append(some[0]) or draw(*some))
     exhibit = outliner.uses.exhibits(iter([rows]))[-1]
     assert len(exhibit.pictures) == 9 and "detections.png" in exhibit.files
-    drawn = Image.open(io.BytesIO(exhibit.pictures[0].data))
-    assert drawn.format == "PNG"
-    assert {tuple(photo.size) for photo in shown[-1]} == {(48, 64), (64, 48)}
-    for photo in shown[-1]:
-        height, width = photo.size
-        assert photo.pixels.shape == (height // 2, width // 2, 3)
-        assert photo.pixels.all(axis=-1).mean() > 0.9  # padding is black
+    assert Image.open(io.BytesIO(exhibit.pictures[0].data)).format == "PNG"
+    artist = exhibits.Artist(outliner.annotations, outliner.source("eval"), {})
+    shapes = {photo.pixels.shape for photo in artist.photos(outliner.annotations.image_ids[:9])}
+    assert shapes == {(48, 64, 3), (64, 48, 3)}
 
 
 def test_the_columns_of_the_same_rows_are_made_once(detector, monkeypatch):
@@ -158,7 +151,7 @@ def test_a_backbone_is_complete_and_fits(tmp_path):
         adopt(arrays(a=(2, 3)), arrays(a=(6,)))
     with pytest.raises(CheckpointError, match=r"b has the shape \(3,\), .* needs \(4,\)"):
         adopt(arrays(a=(2, 3), b=(3,)), arrays(a=(6,)))
-    with pytest.raises(CheckpointError, match="params/backbone/b is missing"):  # before the state
+    with pytest.raises(CheckpointError, match="is missing"):
         adopt(arrays(a=(2, 3)), {})
 
 

@@ -1,4 +1,4 @@
-"""What a detector's report shows, against pycocotools' own arrays and against a scene by hand."""
+"""The exhibits of a detector, against pycocotools' own arrays and against scenes by hand."""
 
 import contextlib
 import csv
@@ -11,8 +11,9 @@ from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
+from benchmarks.detection import scoring
 from benchmarks.detection.coco import Annotations
-from benchmarks.detection.exhibits import Judgement, judge
+from benchmarks.detection.exhibits import judge
 from benchmarks.uses import Exhibit
 from tests.benchmarks.detection.ssd.test_ssd import make, perfect_rows
 
@@ -103,27 +104,71 @@ def test_an_evaluation_is_scored_once(benchmark, rows, monkeypatch):
     """The report shows the numbers of the score that the evaluation has computed."""
     benchmark.score(iter(rows))
     monkeypatch.setattr("benchmarks.detection.scoring.quality", lambda *_: 1 / 0)
-    monkeypatch.setattr("benchmarks.detection.exhibits.draw", lambda *_: b"")
+    monkeypatch.setattr("benchmarks.detection.exhibits.Artist.draw", lambda *_: b"")
     assert benchmark.uses.exhibits(iter(rows))
 
 
-def test_the_worst_images_come_first(benchmark, exhibits):
-    worst, costs = exhibits["Worst images"], {}
-    for row in table(worst, "mistakes.csv"):
-        costs[row["file"]] = costs.get(row["file"], 0.0) + float(row["cost"])
-    expected = sorted(costs, key=lambda name: -costs[name])[:9]
-    assert [picture.caption[0].split(",")[0] for picture in worst.pictures] == expected
+def test_the_worst_images_come_first(benchmark, rows, exhibits):
+    worst, truth, costs = exhibits["Worst images"], benchmark.annotations, {}
+    quality = benchmark.scorer.quality(benchmark.scorer.columns(iter(rows)))
+    for mistake in judge(truth, quality)[0]:
+        costs[mistake.image_id] = costs.get(mistake.image_id, 0.0) + mistake.cost
+    expected = sorted(costs, key=lambda image_id: -costs[image_id])[:9]
+    names = [truth.file_names[truth.image_ids.tolist().index(image_id)] for image_id in expected]
+    assert [picture.caption[0].split(",")[0] for picture in worst.pictures] == names
     drawn = Image.open(io.BytesIO(worst.pictures[0].data))
     assert drawn.format == "PNG" and worst.pictures[0].wide
-    assert Image.open(io.BytesIO(exhibits["Precision and recall"].pictures[0].data)).format == "PNG"
 
 
-def scene(objects: Any, detections: Any) -> Judgement:
-    """Judges one image; rows are (category, x, y, crowd or score), all boxes are 10 x 10."""
+# (objects, detections, (category, score, cost) of each mistake, found, missed, false of cat and
+# dog); rows are (category, x, y, crowd or score) of boxes of 10 x 10
+CASES: list[Any] = [
+    ([(2, 0, 0, 0)], [(2, 1, 0, 0.75)], [], [1, 0, 0], [0, 0, 0]),
+    ([(2, 0, 0, 0)], [], [(2, 0, 1)], [0, 1, 0], [0, 0, 0]),
+    # A weak detection makes a miss cheaper; one of another class or elsewhere does not.
+    ([(2, 0, 0, 0)], [(2, 1, 0, 0.25)], [(2, 0, 0.75)], [0, 1, 0], [0, 0, 0]),
+    (
+        [(2, 0, 0, 0)],
+        [(5, 1, 0, 0.25), (2, 50, 0, 0.25)],
+        [(2, 0, 1)],
+        [0, 1, 0],
+        [0, 0, 0],
+    ),
+    ([(2, 0, 0, 0)], [(5, 1, 0, 0.75)], [(2, 0, 1), (5, 0.75, 0.75)], [0, 1, 0], [0, 0, 1]),
+    # The object is found, although the wrong class has the higher score.
+    (
+        [(2, 0, 0, 0)],
+        [(5, 0, 0, 0.75), (2, 1, 0, 0.5)],
+        [(5, 0.75, 0.75)],
+        [1, 0, 0],
+        [0, 0, 1],
+    ),
+    # It is found twice.
+    (
+        [(2, 0, 0, 0)],
+        [(2, 2, 0, 0.5), (2, 0, 0, 0.75)],
+        [(2, 0.5, 0.5)],
+        [1, 0, 1],
+        [0, 0, 0],
+    ),
+    ([(2, 0, 0, 0)], [(2, 6, 0, 0.75)], [(2, 0, 1), (2, 0.75, 0.75)], [0, 1, 1], [0, 0, 0]),
+    # A crowd is not missed, and takes many detections of its class.
+    ([(2, 0, 0, 1)], [(2, 0, 0, 0.75), (2, 1, 1, 0.75)], [], [0, 0, 0], [0, 0, 0]),
+    ([(2, 0, 0, 1)], [(5, 0, 0, 0.75)], [(5, 0.75, 0.75)], [0, 0, 0], [0, 0, 1]),
+    ([(2, 0, 0, 0)], [(2, 0, 0, np.nan)], [(2, 0, 1)], [0, 1, 0], [0, 0, 0]),
+]
+
+
+@pytest.mark.parametrize(("objects", "detections", "expected", "cat", "dog"), CASES)
+def test_mistakes(objects, detections, expected, cat, dog):
     boxes = np.array([[x, y, 10, 10] for _, x, y, _ in objects], np.float64).reshape(-1, 4)
     truth = Annotations(
-        **{"path": "", "digest": "", "categories": ((2, "cat"), (5, "dog"))},
-        **{"image_ids": np.array([7]), "sizes": np.array([[99, 99]]), "file_names": ["a.jpg"]},
+        path="",
+        digest="",
+        categories=((2, "cat"), (5, "dog")),
+        image_ids=np.array([7]),
+        sizes=np.array([[99, 99]]),
+        file_names=["a.jpg"],
         rows=np.zeros(len(objects), int),
         category_ids=np.array([category for category, *_ in objects], int),
         boxes=boxes,
@@ -137,55 +182,6 @@ def scene(objects: Any, detections: Any) -> Judgement:
         "score": np.array([score for *_, score in detections], np.float32),
         "bbox": np.array([[x, y, 10, 10] for _, x, y, _ in detections], float).reshape(-1, 4),
     }
-    return judge(truth, columns)
-
-
-# (objects, detections, (kind, true, guess, cost) of each mistake, counts of the pairs)
-CASES: list[Any] = [
-    ([(2, 0, 0, 0)], [(2, 1, 0, 0.75)], [], {(0, 0): 1}),
-    ([(2, 0, 0, 0)], [], [("missed", 0, -1, 1.0)], {(0, -1): 1}),
-    # A weak detection makes a miss cheaper; one of another class or elsewhere does not.
-    ([(2, 0, 0, 0)], [(2, 1, 0, 0.25)], [("missed", 0, -1, 0.75)], {(0, -1): 1}),
-    (
-        [(2, 0, 0, 0)],
-        [(5, 1, 0, 0.25), (2, 50, 0, 0.25)],
-        [("missed", 0, -1, 1.0)],
-        {(0, -1): 1},
-    ),
-    ([(2, 0, 0, 0)], [(5, 1, 0, 0.75)], [("another class", 0, 1, 1.75)], {(0, 1): 1}),
-    # The right class takes the object, although the wrong one has the higher score.
-    (
-        [(2, 0, 0, 0)],
-        [(5, 0, 0, 0.75), (2, 1, 0, 0.5)],
-        [("no object", -1, 1, 0.75)],
-        {(0, 0): 1, (-1, 1): 1},
-    ),
-    (
-        [(2, 0, 0, 0)],
-        [(2, 2, 0, 0.5), (2, 0, 0, 0.75)],
-        [("found twice", -1, 0, 0.5)],
-        {(0, 0): 1, (-1, 0): 1},
-    ),
-    (
-        [(2, 0, 0, 0)],
-        [(2, 6, 0, 0.75)],
-        [("missed", 0, -1, 1.0), ("misplaced", -1, 0, 0.75)],
-        {(-1, 0): 1, (0, -1): 1},
-    ),
-    ([], [(5, 6, 0, 0.75)], [("no object", -1, 1, 0.75)], {(-1, 1): 1}),
-    # A crowd is not missed, and takes many detections of its class.
-    ([(2, 0, 0, 1)], [(2, 0, 0, 0.75), (2, 1, 1, 0.75)], [], {}),
-    ([(2, 0, 0, 1)], [(5, 0, 0, 0.75)], [("no object", -1, 1, 0.75)], {(-1, 1): 1}),
-    ([(2, 0, 0, 1)], [], [], {}),
-    ([(2, 0, 0, 0)], [(2, 0, 0, np.nan)], [("missed", 0, -1, 1.0)], {(0, -1): 1}),
-]
-
-
-@pytest.mark.parametrize(("objects", "detections", "expected", "pairs"), CASES)
-def test_mistakes(objects, detections, expected, pairs):
-    found, counts = scene(objects, detections)
-    assert [(one.kind, one.true, one.guess, one.cost) for one in found] == expected
-    wanted = np.zeros((3, 3), int)
-    for place, number in pairs.items():
-        wanted[place] = number
-    assert counts.tolist() == wanted.tolist()
+    mistakes, counts = judge(truth, scoring.quality(truth, columns))
+    assert [tuple(mistake) for mistake in mistakes] == [(7, *row) for row in expected]
+    assert counts.tolist() == [cat, dog]

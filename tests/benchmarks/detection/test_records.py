@@ -213,7 +213,7 @@ def test_an_image_id_to_evaluate_is_a_whole_number_of_32_bits(tmp_path):
     write(tmp_path / "train-00000-of-00001.tfrecord", rows)
     source = opened(tmp_path, "eval")
     assert source.image_ids == (-3, 0, 2**31 - 1, -(2**31), 139)
-    assert [int(source.image_id(row)) for row in rows] == list(source.image_ids)
+    assert [int(records.read_image_id(row)) for row in rows] == list(source.image_ids)
 
 
 def test_an_unknown_category_in_a_batch(mixed):

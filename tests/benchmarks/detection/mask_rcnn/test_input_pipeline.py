@@ -13,7 +13,6 @@ from benchmarks.detection import records
 from benchmarks.detection.mask_rcnn import input_pipeline
 from benchmarks.detection.mask_rcnn.input_pipeline import Preprocessing, packed_masks
 from benchmarks.detection.mask_rcnn.pools import Mix, Pools
-from benchmarks.detection.mask_rcnn.use import MaskRcnnUses
 from common.data.shards import tensorflow
 from common.errors import ConfigError, DataError
 from common.layers import space_to_depth
@@ -325,11 +324,6 @@ def test_only_pixels_of_the_image_are_normalised():
     expected = (pixels - np.array([123.675, 116.28, 103.53])) / [58.395, 57.12, 57.375]
     expected[3:], expected[:, 5:] = 0, 0
     np.testing.assert_allclose(space_to_depth.restore(np.asarray(actual))[0], expected, atol=1e-5)
-    batch = {name: np.asarray(values) for name, values in batch.items()}
-    batch["original"] = np.array([[30, 50]])
-    image, original = MaskRcnnUses(None).shown(batch, 0)
-    np.testing.assert_array_equal(image, pixels[:3, :5])
-    assert original.tolist() == [30, 50]
 
 
 def test_what_the_seeds_of_an_example_decide(source):

@@ -121,7 +121,8 @@ def test_perfect_masks_of_28_cells_score_one(tmp_path):
     }
     path = tmp_path / "instances.json"
     path.write_text(json.dumps(content))
-    scores = scoring.score(coco.Annotations.load(str(path), masks=True), found, "segm")
+    columns = {key: [row[key] for row in found] for key in found[0]}
+    scores = scoring.quality(coco.Annotations.load(str(path), masks=True), columns, "segm").scores
     assert scores["mAP"] >= 0.99, scores
 
 

@@ -78,13 +78,13 @@ def test_detections_outlive_a_picture_that_cannot_be_drawn(tiny_scenes, monkeypa
     def fail(*_):
         raise ValueError("no font")
 
-    monkeypatch.setattr("benchmarks.detection.exhibits.draw", fail)
+    monkeypatch.setattr("benchmarks.detection.exhibits.Artist.draw", fail)
     benchmark = make(tiny_scenes)
     exhibit = benchmark.uses.exhibits(perfect_rows(benchmark))[-1]
     files = exhibit.files
     assert not exhibit.pictures and "no font" in exhibit.text
     assert list(files) == ["detections.json"] and json.loads(files["detections.json"])
-    assert "no detections.png: it cannot be drawn (no font)" in caplog.text
+    assert "Detections cannot be drawn (no font)" in caplog.text
 
 
 class Outputs:

@@ -87,7 +87,7 @@ def test_the_zip_of_opus_is_read_by_names(tmp_path):
         file.writestr("x.de-en.xml", "<x/>")
     path = write(tmp_path, "de-en.txt.zip", data.getvalue())
     archives.unpack(path, f"{tmp_path}/raw")
- 
+
 
 def test_cleaning_and_the_evaluation_that_is_drawn(tmp_path):
     pairs = [(f"sentence {i // 2}", f"Satz {i}") for i in range(1000)]
