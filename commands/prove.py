@@ -30,7 +30,6 @@ from etils import epath
 from common.console import hms
 from common.errors import ConfigError, OutputError, one_line, parse_json, visible
 from engine import locations, manifest
-from engine.report import starts
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _SEND = (
@@ -289,7 +288,7 @@ def make_record(rows: list[Row], short: bool) -> dict[str, Any]:
         "format": 1,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "short": short,
-        "commit": starts.commit(),
+        "commit": manifest.commit(),
         "devices": _rounded(devices),
         "host": {"cores": os.cpu_count(), "machine": platform.machine()},
         "versions": {"python": platform.python_version(), **manifest.versions()},

@@ -254,7 +254,6 @@ def _say(text: str) -> None:
 
 def main() -> int:
     """Starts the runs that the environment and the command line ask for."""
-    entry.output_only_shows()
     requests = [settle_request(request) for request in parse_requests(sys.argv[1:], os.environ)]
     if len(requests) > 1 and requests[0].is_first:
         _say(f"{len(requests)} benchmarks, one after the other:")
