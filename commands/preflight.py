@@ -268,9 +268,6 @@ def compiled(
         if settings.config.get("kernels") == "pallas":
             kernels.ask_for_bundles()  # before libtpu is loaded
         devices = _devices(one)
-        if not one.chip.devices:
-            chip = dataclasses.replace(one.chip, devices=len(devices) // one.chips)
-            outcome = dataclasses.replace(outcome, topology=dataclasses.replace(one, chip=chip))
         programs = Programs.make(settings, devices=devices)
         benchmark = programs.benchmark
         examples = benchmark.nominal_examples("train") or benchmark.num_examples("train")
@@ -308,8 +305,7 @@ def _devices(one: Topology) -> Any:
     except jax.errors.JaxRuntimeError as error:
         libtpu, text = f"libtpu {importlib.metadata.version('libtpu')}", one_line(error)
         if "Invalid TPU external name" in text:
-            known = f"{topology.known()}; or a newer libtpu may know it"
-            raise ConfigError(f"{libtpu} knows no chip {one.chip.name}: use {known}") from error
+            raise ConfigError(f"{libtpu} knows no chip {one.chip.name}: use a newer one") from error
         if host := re.search('chips_per_host_bounds "([0-9x]+)"', text):
             raise ConfigError(
                 f"{one.name} is no whole slice for {libtpu}: its hosts have {host[1]} chips"

@@ -137,14 +137,14 @@ def test_a_step_that_does_not_fit(monkeypatch):
     assert outcome.error == "the train step does not fit: Ran out of memory on HBM (16.02G)."
 
 
-LAYOUT = 'INVALID_ARGUMENT: Topology layout "tpu9:3x2" is not divisible by the given (or default) '
+LAYOUT = 'INVALID_ARGUMENT: Topology layout "v6e:2x4" is not divisible by the given (or default) '
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("INVALID_ARGUMENT: Invalid TPU external name: TPU9", "libtpu 1.2 knows no chip tpu9"),
-        (f'{LAYOUT}chips_per_host_bounds "2x2x1"', "tpu9:3x2 is no whole slice for libtpu 1.2"),
+        ("INVALID_ARGUMENT: Invalid TPU external name: V6E", "libtpu 1.2 knows no chip v6e"),
+        (f'{LAYOUT}chips_per_host_bounds "2x2x1"', "v6e:2x4 is no whole slice for libtpu 1.2"),
         ("INTERNAL: another fault", "INTERNAL: another fault"),
     ],
 )
@@ -154,20 +154,10 @@ def test_what_libtpu_does_not_know_is_said_in_one_line(text, message, monkeypatc
 
     monkeypatch.setattr(preflight.topologies, "get_topology_desc", refuse)
     monkeypatch.setattr(preflight.importlib.metadata, "version", lambda name: "1.2")
-    (one,) = topology.parse_slices("tpu9:3x2")
+    (one,) = topology.parse_slices("v6e:2x4")
     outcome = preflight.compiled(read_settings(make_tiny_config("")), one, ("train",), print)
     assert outcome.error.startswith(message) and "\n" not in outcome.error
     assert outcome.fits is None
-
-
-@pytest.mark.usefixtures("slice_of_this_machine")
-def test_libtpu_says_how_many_devices_an_unknown_chip_has(monkeypatch):
-    monkeypatch.setattr(preflight, "_program", lambda lowered, chip: TRAIN)
-    monkeypatch.setattr(preflight, "_forward_flops", lambda benchmark: None)
-    (one,) = topology.parse_slices("tpu9:2x2x1")
-    outcome = preflight.compiled(read_settings(make_tiny_config("")), one, ("train",), print)
-    assert (outcome.error, outcome.topology.name) == ("", "tpu9:2x2x1")
-    assert (outcome.topology.chip.devices, outcome.topology.devices) == (2, 8)
 
 
 def test_the_flops_of_a_training_example():

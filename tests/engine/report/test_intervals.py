@@ -165,18 +165,6 @@ def test_a_line_comes_after_a_minute_where_the_first_report_is_far(
     assert not reporter.rows
 
 
-def test_a_fast_run_has_no_such_line(make_intervals, clock):
-    kept, reporter = make_intervals()
-    clock.seconds += 50.0
-    kept.show_progress(150)
-    kept.close(150, totals(loss=(150.0, 50.0)))
-    kept.report()
-    said = len(reporter.lines)
-    clock.seconds += 90.0
-    kept.show_progress(151)
-    assert len(reporter.lines) == said
-
-
 # The warning about input.
 
 
