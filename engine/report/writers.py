@@ -214,13 +214,10 @@ class Reporter:
 def draw_curves(
     rows: list[dict[str, Any]], path: str, title: str, metrics: Sequence[str] = ()
 ) -> None:
-    """Draws the losses, the target metrics with scores of their kind, and the learning rate.
+    """Draws the losses, the targets' `metrics` with scores of their kind, and the learning rate.
 
-    Args:
-      rows: the rows of metrics.jsonl, with "split", "epoch" and numbers.
-      path: PNG file, local or gs://; the old picture stays until the new one is complete.
-      title: heading of the picture.
-      metrics: the metrics of the run's targets.
+    `rows` are those of metrics.jsonl, `path` is a PNG file, local or gs://; the old picture stays
+    until the new one is complete.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
