@@ -65,10 +65,11 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         exits.callback(guard.close)
         saver: Saver | None = None
         exits.enter_context(run.watched(lambda: saver.rescue() if saver else ""))
+        log = mlperf.Log()
         if settings.mlperf.format:
             run = mlperf.declare_examples(run, evaluating)
             settings = run.settings
-        log = _mlperf_log(run, evaluating, time.time())
+            log = mlperf.begin_log(run, evaluating, time.time())
         if settings.tracker and jax.process_index() == 0:
             exits.enter_context(synced_to_wandb(settings.workdir, settings.config, print))
         reporter = Reporter(settings.workdir, title=run.title, **run.shown_metrics)
@@ -187,12 +188,6 @@ class Loop:
         saved = self.saver.saved
         self.saver.reporter.say(f"saved step {saved:,}; the same command continues from here")
         raise reason
-
-
-def _mlperf_log(run: Run, evaluating: bool, started: float) -> mlperf.Log:
-    if not run.settings.mlperf.format:
-        return mlperf.Log()
-    return mlperf.begin_log(run, evaluating, started)
 
 
 def _plan(run: Run, evaluating: bool) -> Plan:

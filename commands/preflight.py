@@ -200,9 +200,6 @@ def compiled(
         if settings.config.get("kernels") == "pallas":
             kernels.ask_for_bundles()  # before libtpu is loaded
         devices: Any = topologies.get_topology_desc(one.name, "tpu", **one.options).devices
-        if not one.chip.devices:
-            chip = dataclasses.replace(one.chip, devices=len(devices) // one.chips)
-            outcome = dataclasses.replace(outcome, topology=dataclasses.replace(one, chip=chip))
         programs = Programs.make(settings, devices=devices)
         benchmark = programs.benchmark
         examples = benchmark.nominal_examples("train") or benchmark.num_examples("train")

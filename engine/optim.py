@@ -77,7 +77,9 @@ def make(
         changes, state = chain(params, factors).update(trained, state, _trained(params, factors))
         changes = jax.tree.map(
             lambda factor, change, update: factor * change if factor else jnp.zeros_like(update),
-            *(factors, changes, updates),
+            factors,
+            changes,
+            updates,
         )
         return changes, state
 

@@ -91,8 +91,7 @@ def make_gradients(
     `sums` is {name: (sum f32[], weight f32[])} over the global batch, for the terms of the loss and
     for the metrics. The loss is the sum of sum / weight over the terms, however the batch is cut; a
     term of weight 0 counts as 0. With `device_clip`, each device's own gradient is clipped to that
-    norm before the mean over the devices. They are added over the devices in `sum_dtype`, or
-    in their own dtype.
+    norm before the mean. Gradients are added over the devices in `sum_dtype`, or their own dtype.
     """
     axes = mesh.axis_names
 
@@ -135,7 +134,9 @@ def make_gradients(
         same = jax.tree.unflatten(jax.tree.structure(before), untouched)
         model_state = jax.tree.map(  # the mean over devices of equal values would round them
             lambda same, old, new: old if same else _over_devices(new, axes),
-            *(same, before, model_state),
+            same,
+            before,
+            model_state,
         )
         return gradients, reported_sums(terms, metrics), model_state
 
@@ -212,9 +213,8 @@ def term_weights(terms: Any) -> dict[str, Any]:
 
 def term_factors(weights: dict[str, Any], axes: Any) -> dict[str, Any]:
     """The factor 1 / weight of each term, with its weight in the global batch."""
-    return {
-        name: weighted_mean(1.0, weight) for name, weight in jax.lax.psum(weights, axes).items()
-    }
+    totals = jax.lax.psum(weights, axes)
+    return {name: weighted_mean(1.0, weight) for name, weight in totals.items()}
 
 
 def weighted_mean(total: Any, weight: jax.Array) -> jax.Array:
@@ -237,10 +237,9 @@ def make_train_step(
 ) -> Any:
     """Returns the jitted train step (seed, state, totals, batch) -> (state, totals, loss f32[]).
 
-    The seed u32[] is that of the recipe; as an argument, it lets all seeds share a program.
     `totals` is {name: (sum f32[], weight f32[])} of all metrics since the totals were zeros, and
     "bad_step" i32[]: the first step, counted from 1, whose loss or gradient was not finite, or 0.
-    The state and the totals are donated. `compiler_options` are XLA's, by name.
+    The state and the totals are donated.
     """
     gradients_of = make_gradients(
         loss, mesh, recipe.accumulation, recipe.device_clip, recipe.sum_dtype
@@ -251,7 +250,8 @@ def make_train_step(
         gradients, added, model_state = gradients_of(state.params, state.model_state, batch, key)
         gradients = jax.tree.map(
             lambda g, frozen: jnp.zeros_like(g) if frozen else g,
-            *(gradients, recipe.frozen(gradients)),
+            gradients,
+            recipe.frozen(gradients),
         )
         norm, value = _norm(gradients, mesh), added["loss"][0]
         added = {**added, "gradient_norm": (norm, jnp.float32(1))}

@@ -105,7 +105,8 @@ def adopt(
         lambda path, own, other: (
             own if jax.tree_util.keystr(path[1:], simple=True, separator="/") in new else other
         ),
-        *(ours, mixed),
+        ours,
+        mixed,
     )
     before, after, others = by_name(ours), by_name(mixed), by_name(theirs)
     used, known = ({id(leaf) for leaf in leaves.values()} for leaves in (after, others))

@@ -127,7 +127,7 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
     topology, chip = outcome.topology, outcome.topology.chip
     if price is not None:
         chip = dataclasses.replace(chip, price=price)
-    devices = topology.devices or math.nan  # not known where libtpu was not asked
+    devices = topology.devices
     numbers = {
         "slice": topology.name,
         "accelerator_type": topology.accelerator,
@@ -136,7 +136,7 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
         "batch": outcome.batch,
         "batch_per_device": outcome.batch // devices,
         "memory_available": chip.memory * topology.chips / devices,
-        "missing": chip.missing,
+        "missing": ["price"] if math.isnan(chip.price) else [],
         "fits": outcome.fits,
         "error": outcome.error,
     }
@@ -171,7 +171,7 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
     }
     if outcome.stages:
         numbers["stages"] = [_stage(stage, job, topology, chip.price) for stage in outcome.stages]
-    if job.input_rates and chip.sizes:  # else its hosts are not known
+    if job.input_rates:
         stages = numbers.get("stages", [numbers | {"name": ""}])
         numbers["input"] = _input(topology, stages, job.input_rates)
     return numbers
@@ -212,8 +212,6 @@ def _speed(topology: Topology, job: Job, train: Program) -> dict[str, Any]:
     moved = train.moved or train.traffic
     bounds = {"compute": train.flops / peak, "HBM": moved / bandwidth}
     bound = max(bounds, key=lambda name: bounds[name])
-    if math.isnan(sum(bounds.values())):
-        bound, bounds = "?", {"?": math.nan}
     numbers |= {"flops_per_device": train.flops, "bytes_per_device": moved}
     return numbers | {"bound": bound, "bound_seconds": bounds[bound]}
 
@@ -263,14 +261,11 @@ def tables(rows: Sequence[dict[str, Any]], unit: str) -> str:
         "the run": [_time_cells(r) for r in done],
     }
     parts = [_grid(title, lines) for title, lines in grids.items() if lines]
-    for r in rows:
-        if missing := r["missing"]:
-            fix = "; give --chip_hour_price" if "price" in missing else ""
-            what = "it" if len(missing) == 1 else "them"
-            names = ", ".join(missing)
-            parts.append(
-                f"{r['slice']}: not known of its chips: {names}. What needs {what} shows ?{fix}"
-            )
+    parts += [
+        f"{r['slice']}: the price of its chips is not known; give --chip_hour_price"
+        for r in done
+        if r["missing"]
+    ]
     parts += [f"{r['slice']}: {note}" for r in done for note in r["kernel_notes"]]
     parts += [
         f"{r['slice']}: too short: the compiler does not say how often {r['unknown_loops']} of "
@@ -291,8 +286,8 @@ def _memory_cells(r: dict[str, Any]) -> dict[str, str]:
         "slice": r["slice"],
         "type": r["accelerator_type"],
         "chips": str(r["chips"]),
-        "devices": _text(r["devices"], ".0f"),
-        "batch": _text(r["batch_per_device"], ".0f"),
+        "devices": str(r["devices"]),
+        "batch": str(r["batch_per_device"]),
     }
     if r["error"]:
         largest = ""

@@ -103,8 +103,7 @@ def priced(cost: hlo.Cost, chip: Chip, bundles: Mapping[str, int | None]) -> hlo
     kernels, names, total = [], dict(cost.names), 0.0
     for kernel in cost.kernels:
         issued = bundles.get(kernel.name, known.get(kernel.body))
-        by_bytes = kernel.moved / bandwidth * chip.clock
-        cycles = max(0 if math.isnan(by_bytes) else math.ceil(by_bytes), issued or 0)
+        cycles = max(math.ceil(kernel.moved / bandwidth * chip.clock), issued or 0)
         kernels.append(kernel._replace(cycles=cycles, bundles=issued, body=""))
         before = names.get(kernel.scopes, (0, 0))
         names[kernel.scopes] = before[0] + round(kernel.times * cycles), before[1]

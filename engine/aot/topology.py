@@ -20,25 +20,19 @@ from common.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One kind of TPU chip; a figure that is not known is nan."""
+    """One kind of TPU chip."""
 
     name: str  # the generation, "v5e"
     prefix: str  # what its accelerator types begin with, "v5litepod"
     counts_cores: bool  # whether the number in an accelerator type counts cores, two per chip
     dimensions: int  # of the torus that slices are cut from
-    devices: int  # that jax shows per chip; 0: only libtpu knows
+    devices: int  # that jax shows per chip
     clock: float  # of the cores, Hz
     peak: float  # bfloat16, FLOP/s per chip
     memory: float  # HBM, bytes per chip
     bandwidth: float  # of the HBM, bytes/s per chip
-    price: float  # US dollars per hour and chip
-    sizes: tuple[int, ...]  # the numbers in its accelerator types; () of a chip not in `CHIPS`
-
-    @property
-    def missing(self) -> list[str]:
-        """The names of the figures that are not known."""
-        names = ("clock", "peak", "memory", "bandwidth", "price")
-        return [name for name in names if math.isnan(getattr(self, name))]
+    price: float  # US dollars per hour and chip; nan where it is not known
+    sizes: tuple[int, ...]  # the numbers in its accelerator types
 
 
 _POD = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -149,7 +143,6 @@ def parse_slices(text: str, flag: str = "--tpu") -> list[Topology]:
 
     A slice is libtpu's name ("v5e:4x4", "v4:2x2x2") or the cloud's ("v5litepod-16", "v5e-16",
     "v3-32"), in which v2, v3, v4, v5p and tpu7x count cores, two per chip, and v5e and v6e chips.
-    The chip of a libtpu's name need not be in `CHIPS`: perhaps the installed libtpu knows it.
     """
     if text.strip().lower() == "all":
         return [_sized(chip, 8) for chip in CHIPS.values()]
@@ -164,15 +157,11 @@ def _one(text: str, flag: str) -> Topology:
     match = _SPELLING.fullmatch(text.lower())
     name = re.sub("^tpu[- ]?(?=v)", "", match[1]) if match else ""
     chip = CHIPS.get(_ALIASES.get(name, name))
-    if match is None or (chip is None and match[2]):
+    if match is None or chip is None:
         raise ConfigError(
             f"{flag_text} is no slice that is known: write v5e:4x4 or one of {known()}; several "
-            "with commas, or all. A newer chip that libtpu knows is written as a grid, tpu9:2x2x1"
+            "with commas, or all"
         )
-    if chip is None:
-        shape = tuple(map(int, match[3].split("x")))
-        nan = math.nan
-        return Topology(Chip(name, name, False, len(shape), 0, nan, nan, nan, nan, nan, ()), shape)
     if match[2]:
         if int(match[2]) not in chip.sizes:
             sizes = ", ".join(f"{chip.prefix}-{size}" for size in chip.sizes)

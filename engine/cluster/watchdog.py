@@ -140,7 +140,9 @@ class Watchdog:
             _log.warning(
                 "WARNING nothing has happened for %.0f s: %s. The stacks of all threads are in %s; "
                 "after as long again the run ends",
-                *(self._seconds, self._state(), path),
+                self._seconds,
+                self._state(),
+                path,
             )
         return False
 

@@ -4,7 +4,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 
 from common.console import hms
 from engine.mesh import Feed, num_chips
-from engine.report.writers import Reporter
+from engine.report.writers import Reporter, is_like
 from engine.run import Plan
 from engine.start import Run
 
@@ -25,7 +25,6 @@ _ADVICE = {  # where the benchmark has none
     "transfer": "send fewer bytes (smaller examples), or use more hosts for the same devices",
     "input": "profile the benchmark's train_batches",
 }
-_COLUMNS = 100  # of the line of an interval
 
 
 class Intervals:
@@ -91,11 +90,9 @@ class Intervals:
         seconds, steps = self._progress.window(step)
         shares, warning = self._bottleneck.interval(seconds, self._feed)
         unit, count = benchmark.unit, float(batch_size * steps)
-        hidden = {"gradient_norm"}  # on the terminal; metrics.jsonl has all of them
         if benchmark.throughput:
             unit, name = benchmark.throughput
             count = float(sums[name][1])
-            hidden.add(name)  # close to the loss
         rate, epoch = count / seconds, step * batch_size / self._plan.num_examples
         learning_rate = float(self._learning_rate(step - 1))
         self._progress.foresee(step, self._next_evaluation)
@@ -111,19 +108,14 @@ class Intervals:
             **{k: share for k, share in shares.items() if not math.isnan(share)},
             "eta_seconds": left,
         }
-        cells = [(0, f"step {step:,}/{self._total:,}"), (3, f"epoch {epoch:.2f}")]
-        for name, mean in means.items():
-            if name not in hidden:
-                text = self._reporter.quantity(name, mean).replace(" accuracy", "")
-                cells.append((0 if name == "loss" else 2, text))
-        cells += [
-            (4, f"lr {learning_rate:.4g}"),
-            (0, f"{rate:,.0f} {unit}/s"),
-            (5, f"{1e3 * seconds / steps:.1f} ms/step"),
-            (1, f"input wait {shares['input_wait']:.0%}"),
-            (0, f"{hms(left)} left"),
+        words = [  # metrics.jsonl has all of them
+            self._reporter.quantity(name, mean).replace(" accuracy", "")
+            for name, mean in means.items()
+            if name == "loss" or is_like(name, self._run.metrics)
         ]
-        self._reporter.train(row, fitted_line(cells, _COLUMNS))
+        cells = [f"step {step:,}/{self._total:,}", f"epoch {epoch:.2f}", *words]
+        cells += [f"{rate:,.0f} {unit}/s", f"input wait {shares['input_wait']:.0%}"]
+        self._reporter.train(row, "  ".join([*cells, f"{hms(left)} left"]))
         if warning:
             logging.getLogger("tpu_suite").warning("%s", warning)  # on every host's terminal
 
@@ -217,21 +209,6 @@ class Progress:
     def remaining(self, step: int) -> float:
         """Estimates the seconds to the end, with evaluations; nan before the first window."""
         return (self._total - step) * self._step_seconds + self.evals_left * self.eval_seconds
-
-
-def fitted_line(cells: Sequence[tuple[int, str]], width: int) -> str:
-    """Joins cells to a line of at most `width` characters.
-
-    A cell is (rank, text). While the line is too long, the cell of the highest rank goes, of equals
-    the last one; cells of rank 0 always stay.
-    """
-    shown = list(cells)
-    while len(line := "  ".join(text for _, text in shown)) > width:
-        worst = max(range(len(shown)), key=lambda i: (shown[i][0], i))
-        if shown[worst][0] == 0:
-            break
-        del shown[worst]
-    return line
 
 
 def progress_bar(done: int, total: int, width: int = 20) -> str:

@@ -214,13 +214,10 @@ class Reporter:
 def draw_curves(
     rows: list[dict[str, Any]], path: str, title: str, metrics: Sequence[str] = ()
 ) -> None:
-    """Draws the losses, the target metrics with scores of their kind, and the learning rate.
+    """Draws the losses, the targets' `metrics` with scores of their kind, and the learning rate.
 
-    Args:
-      rows: the rows of metrics.jsonl, with "split", "epoch" and numbers.
-      path: PNG file, local or gs://; the old picture stays until the new one is complete.
-      title: heading of the picture.
-      metrics: the metrics of the run's targets.
+    `rows` are those of metrics.jsonl, `path` is a PNG file, local or gs://; the old picture stays
+    until the new one is complete.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -308,10 +305,23 @@ def synced_to_wandb(workdir: str, config: Any, say: Callable[[str], None]) -> It
     and the block goes on. WORKDIR/wandb_id.txt names wandb's run, which a resumed run continues.
     """
     run: Any = None
-    code = 1
+    file, code = epath.Path(workdir) / "wandb_id.txt", 1
+    seconds = {"login_timeout": 20, "init_timeout": 30, "finish_timeout": 20}
     try:
         with watchdog.during("starting wandb"):
-            run = _start_wandb(workdir, config)
+            wandb: Any = importlib.import_module("wandb")  # an optional package
+            wandb.tensorboard.patch(root_logdir=workdir)  # else it warns of folders outside its own
+            run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT") or config["benchmark"],
+                name=os.environ.get("WANDB_NAME") or os.path.basename(workdir.rstrip("/")),
+                id=file.read_text().strip() if file.exists() else None,
+                resume="allow",
+                dir=os.environ.get("WANDB_DIR") or (None if "://" in workdir else workdir),
+                config=config,
+                sync_tensorboard=True,
+                settings={"console": "off", "finish_timeout_raises": True, **seconds},
+            )
+            file.write_text(f"{run.id}\n")
     except Exception as error:  # of the package, of its server, of the disk
         say(f"NOTE config.tracker=wandb: {one_line(error)}; the run goes on without it")
     try:
@@ -324,24 +334,3 @@ def synced_to_wandb(workdir: str, config: Any, say: Callable[[str], None]) -> It
                     run.finish(exit_code=code)
         except Exception as error:
             say(f"NOTE config.tracker=wandb: {one_line(error)}; it may lack the last rows")
-
-
-def _start_wandb(workdir: str, config: Any) -> Any:
-    wandb: Any = importlib.import_module("wandb")  # an optional package
-    wandb.tensorboard.patch(root_logdir=workdir)  # else it warns of folders outside its own
-    file = epath.Path(workdir) / "wandb_id.txt"
-    run = wandb.init(
-        project=os.environ.get("WANDB_PROJECT") or config["benchmark"],
-        name=os.environ.get("WANDB_NAME") or os.path.basename(workdir.rstrip("/")),
-        id=file.read_text().strip() if file.exists() else None,
-        resume="allow",
-        dir=os.environ.get("WANDB_DIR") or (None if "://" in workdir else workdir),
-        config=config,
-        sync_tensorboard=True,
-        settings={
-            **{"console": "off", "login_timeout": 20, "init_timeout": 30},  # seconds
-            **{"finish_timeout": 20, "finish_timeout_raises": True},
-        },
-    )
-    file.write_text(f"{run.id}\n")
-    return run

@@ -16,11 +16,9 @@ import numpy as np
 import pytest
 
 from benchmarks.base import BATCH_AXES
-from configs import mask_rcnn, ncf, resnet50, ssd
 from engine import compiler
 from engine import mesh as meshes
 from engine import step as steps
-from engine.run import Programs, read_settings
 from tests.engine.test_step import linear_loss, put, recipe, vector_init, zeros
 
 LIMIT, LIBRARY = "xla_tpu_scoped_vmem_limit_kib", "xla_cpu_experimental_ynn_fusion_type"
@@ -110,20 +108,6 @@ def test_options_reach_the_compiler():
         lowered.compile()
 
 
-@pytest.mark.parametrize(
-    ("config", "larger"), [(resnet50, True), (ssd, True), (mask_rcnn, False), (ncf, False)]
-)
-def test_benchmarks_choose_larger_windows(config, larger, monkeypatch):
-    seen: list[Any] = []
-    monkeypatch.setattr(compiler, "options", lambda mesh, larger_windows: larger_windows)
-    monkeypatch.setattr(steps, "make_train_step", lambda *arguments: seen.append(arguments[3]))
-    monkeypatch.setattr(steps, "lower", lambda *_: [])
-    nothing: Any = None
-    programs = Programs.make(read_settings(config.get_config().lock()))
-    assert programs.lower_train(nothing, nothing, nothing) == []
-    assert seen == [larger]
-
-
 # --- Compiled programs between starts.
 
 
@@ -148,36 +132,21 @@ def test_the_second_start_finds_the_program(start, tmp_path):
     first, second = start("~/kept"), start("~/kept")
     (folder,) = (tmp_path / "kept").iterdir()
     assert first.startswith("compiled in ") and f"; 1 program kept in {folder} " in first
-    assert f"; 1 program from {folder}" in second and "kept" not in second[-20:]
+    assert second.endswith(f"; 1 program from {folder}")
 
 
-@pytest.mark.parametrize(
-    ("folder", "processes", "hits", "misses", "text"),
-    [
-        ("/x", 2, 2, 0, "; 2 programs from /x"),
-        ("gs://x", 2, 0, 1, "; 1 program kept in gs://x for the next start"),
-        (
-            *("/x", 2, 1, 1),
-            "; 1 program from /x; 1 program kept in /x for the next start of "
-            "host 0 (for all hosts give --config.compilation_cache=gs://...)",
-        ),
-    ],
-)
-def test_what_is_said_of_a_block(folder, processes, hits, misses, text, monkeypatch):
+def test_what_is_said_of_a_block(monkeypatch):
     """Only what the block has added counts."""
     names = [f"/jax/compilation_cache/cache_{name}" for name in ("hits", "misses")]
-    counts = collections.defaultdict(int, {names[0]: 5, names[1]: 3})
-    now, said = types.SimpleNamespace(seconds=1000.0), []
+    counts, said = collections.defaultdict(int, {names[0]: 5, names[1]: 3}), []
     monkeypatch.setattr(compiler, "_counts", counts)
-    monkeypatch.setattr(compiler, "cache_folder", lambda: folder)
-    monkeypatch.setattr(compiler.time, "monotonic", lambda: now.seconds)
-    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    monkeypatch.setattr(compiler, "cache_folder", lambda: "/x")
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
     with compiler.watched(said.append):
-        now.seconds += 3.5
-        for name, count in zip(names, (hits, misses), strict=True):
-            for _ in range(count):
-                compiler._count(name)
-    assert said == [f"compiled in 3.5 s{text}"]
+        for name in (*names, names[0]):
+            compiler._count(name)
+    ends = "; 2 programs from /x; 1 program kept in /x for the next start of host 0 (for all hosts "
+    assert f"{ends}give --config.compilation_cache=gs://...)" in said[0]
 
 
 def test_the_environment_goes_first_and_nothing_keeps_nothing(start, tmp_path):

@@ -121,9 +121,7 @@ def test_two_cores_with_the_same_coordinates_are_one_chip():
     ("platforms", "chips", "backend", "is_refused"),
     [
         ("", 4, "cpu", True),
-        ("tpu,cpu", 4, "cpu", True),
         ("cpu", 4, "cpu", False),
-        ("cpu,tpu", 4, "cpu", False),
         ("", 0, "cpu", False),
         ("", 4, "tpu", False),
     ],

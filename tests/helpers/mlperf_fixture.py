@@ -15,7 +15,6 @@ import pytest
 from etils import epath
 from PIL import Image
 
-import train
 from common.preparation import schema
 from engine import mlperf
 from engine.run import Programs, make_plan, read_settings
@@ -132,7 +131,7 @@ def write_run(config: Any, workdir: str, scores: list[Any], clock: Clock) -> Non
     plan = make_plan(settings, benchmark, examples)
     every, recipe, mesh = plan.eval_every, plan.recipe, made_up_mesh(config)
     programs = Programs(settings, benchmark, mesh)
-    log = train._mlperf_log(Run(settings, programs, HOST_LOG), True, time.time())
+    log = mlperf.begin_log(Run(settings, programs, HOST_LOG), True, time.time())
     logger = logging.getLogger("tpu_suite")
     others, logger.handlers = logger.handlers, []  # logs of earlier runs in this process are slow
     try:

@@ -40,18 +40,6 @@ def test_a_second_run_is_refused_until_the_first_is_dead(tmp_path):
     again.close()
 
 
-@pytest.mark.parametrize(
-    ("content", "owner"),
-    [
-        (b'{"host": "y", "pid": 9}', {"host": "y", "pid": 9}),
-        ('{"host": "y", "pid": 9, "token": "t"}', {"host": "y", "pid": 9, "token": "t"}),
-        *((content, {}) for content in (b'{"host": "y"}', b"[]", b'{"host": "y", "pi', b"")),
-    ],
-)
-def test_the_owner_in_a_lock(content, owner):
-    assert lock.owner(content) == owner
-
-
 def test_a_workdir_that_was_replaced_is_noticed(tmp_path):
     """rm -rf and a new start: the old run must not write among the new one's files."""
     folder = tmp_path / "run"

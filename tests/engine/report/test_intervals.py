@@ -15,7 +15,6 @@ from engine.report.intervals import (
     Bottleneck,
     Intervals,
     Progress,
-    fitted_line,
 )
 
 
@@ -56,7 +55,8 @@ def make_intervals(clock, monkeypatch):
         monkeypatch.setattr(intervals, "num_chips", lambda mesh: chips)
         known = types.SimpleNamespace
         benchmark = known(unit="images", throughput=throughput, advice={})
-        run: Any = known(benchmark=benchmark, settings=known(train_batch_size=32), mesh=None)
+        settings = known(train_batch_size=32)
+        run: Any = known(benchmark=benchmark, settings=settings, mesh=None, metrics=("accuracy",))
         recipe = known(total_steps=total_steps, learning_rate=lambda step: 0.1 * step)
         every = known(next_after=next_evaluation)
         plan: Any = known(num_examples=num_examples, recipe=recipe, eval_every=every)
@@ -126,20 +126,6 @@ def test_an_interval_with_a_step_that_was_not_finite_is_only_returned(make_inter
     assert reporter.rows == []
 
 
-def test_a_long_line_keeps_100_columns_and_what_matters(make_intervals, clock):
-    """Mask R-CNN's losses and a long run; metrics.jsonl has what the line drops."""
-    losses = ("loss", "rpn_score_loss", "rpn_box_loss", "class_loss", "box_loss", "mask_loss")
-    kept, reporter = make_intervals(total_steps=1_112_590, num_examples=32)
-    clock.seconds += 10.0
-    kept.close(101, totals(**dict.fromkeys(losses, (1.0, 1.0))))
-    kept.report()
-    (line,) = reporter.lines
-    assert len(line) <= 100
-    for part in ("step 101/1,112,590  ", "  loss 1.0000  ", "images/s", "input wait", " left"):
-        assert part in line
-    assert reporter.rows[0].keys() > {*losses, "learning_rate", "step_seconds", "epoch"}
-
-
 def test_a_terminal_shows_a_bar_between_two_lines(make_intervals, clock):
     kept, reporter = make_intervals()
     clock.seconds += 10.0
@@ -163,18 +149,6 @@ def test_a_line_comes_after_a_minute_where_the_first_report_is_far(
     assert line.startswith("step 107/400") and where in line
     assert "about 9.1 s, the run 1.0 hours" in line
     assert not reporter.rows
-
-
-def test_a_fast_run_has_no_such_line(make_intervals, clock):
-    kept, reporter = make_intervals()
-    clock.seconds += 50.0
-    kept.show_progress(150)
-    kept.close(150, totals(loss=(150.0, 50.0)))
-    kept.report()
-    said = len(reporter.lines)
-    clock.seconds += 90.0
-    kept.show_progress(151)
-    assert len(reporter.lines) == said
 
 
 # The warning about input.
@@ -250,12 +224,3 @@ def test_the_evaluations_that_are_left_of_100_steps(next_eval, step, left):
     clocked = Progress(0, 100)
     clocked.foresee(step, next_eval)
     assert clocked.evals_left == left
-
-
-def test_a_line_that_is_too_long_loses_its_least_important_cells():
-    cells = [(0, "aaaa"), (2, "bbbb"), (1, "cccc"), (2, "dddd"), (0, "eeee")]
-    assert fitted_line(cells, 28) == "aaaa  bbbb  cccc  dddd  eeee"
-    assert fitted_line(cells, 27) == "aaaa  bbbb  cccc  eeee"
-    assert fitted_line(cells, 22) == "aaaa  bbbb  cccc  eeee"
-    assert fitted_line(cells, 21) == "aaaa  cccc  eeee"
-    assert fitted_line(cells, 15) == fitted_line(cells, 3) == "aaaa  eeee"  # of rank 0

@@ -87,6 +87,10 @@ def test_the_zip_of_opus_is_read_by_names(tmp_path):
         file.writestr("x.de-en.xml", "<x/>")
     path = write(tmp_path, "de-en.txt.zip", data.getvalue())
     archives.unpack(path, f"{tmp_path}/raw")
+    (reading,) = text.readings(Folder.open(f"{tmp_path}/raw"))
+    assert reading.form == "text"
+    pairs = read(*reading.arguments)
+    assert sorted([*pairs.eval, *pairs.train]) == sorted(MANY)
 
 
 def test_cleaning_and_the_evaluation_that_is_drawn(tmp_path):
