@@ -12,7 +12,6 @@ import pytest
 
 import train
 from engine.cluster import hostlog, watchdog
-from engine.cluster.hostlog import BucketLog
 from engine.run import read_settings
 from tests.conftest import make_tiny_config
 from tests.scripts.test_gradient import make_run, metrics
@@ -154,7 +153,7 @@ def test_a_log_that_cannot_be_read_is_not_replaced(gcs):
     path = f"{gcs.bucket()}/run/hosts/host-000.log"
     gcs.write(path, b"of an earlier start\n")
     gcs.fault("GET /bucket.*host-000.log", status=403, times=-1)
-    handler = BucketLog(path.removesuffix("/hosts/host-000.log"), 0)
+    handler = hostlog.HostLog(path.removesuffix("/hosts/host-000.log"), 0)
     handler.emit(logging.makeLogRecord({"msg": "text", "levelno": logging.ERROR}))
     handler.flush()
     assert gcs.read(path) == b"of an earlier start\n"

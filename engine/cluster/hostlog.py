@@ -11,42 +11,54 @@ from common.errors import one_line
 from engine.cluster.watchdog import within
 
 PATIENCE = 10.0  # seconds that gs:// may keep a thread that has something more important to do
-_PERIOD = 30.0  # seconds between uploads: gs:// cannot append, so each one writes the whole file
+_PERIOD = 30.0  # seconds between two uploads to gs://
 _log = logging.getLogger("tpu_suite")
 _LIBRARIES = logging.getLogger("absl")  # Orbax writes its errors there
 
 
 class HostLog(logging.Handler):
-    """Appends log records to hosts/host-NNN.log; a log that cannot be written stops nothing."""
+    """Appends log records to hosts/host-NNN.log; a log that cannot be written stops nothing.
+
+    gs:// cannot append: there a thread uploads the whole text, every half minute and at warnings.
+    """
 
     def __init__(self, workdir: str, index: int):
         super().__init__()
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        self.workdir = workdir
+        self.workdir, self.is_remote = workdir, "://" in workdir
         self.path = epath.Path(workdir) / "hosts" / f"host-{index:03d}.log"
-        self.text = ""
+        self._text = ""  # of this run; on gs:// also of those before
         self._is_open = False  # a log that cannot be read must not be replaced
         self._writing = threading.Lock()
+        self._uploaded = 0.0  # time.monotonic() of the last upload
+        self._upload: threading.Thread | None = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.text = self.earlier()
+            if self.is_remote and self.path.exists():
+                self._text = self.path.read_text()
             self._is_open = True
         except Exception as error:  # each file system has errors of its own
             _log.warning("WARNING no log in %s: %s", self.path, one_line(error))
-        self.written = len(self.text)  # characters of the text that are in the file
-
-    def earlier(self) -> str:
-        """Text of an earlier run that `save` must write again."""
-        return ""
+        self._written = len(self._text)  # characters of the text that are in the file
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Adds a line."""
-        self.text += self.format(record) + "\n"
-        self.write()
+        """Adds a line and writes it; on gs:// within half a minute, a warning at once."""
+        self._text += self.format(record) + "\n"
+        is_warning = record.levelno >= logging.WARNING and record.name == "tpu_suite"
+        if not self.is_remote:
+            self._write()
+        elif is_warning or time.monotonic() - self._uploaded > _PERIOD:
+            self._start_upload()
 
     def flush(self) -> None:
-        """Writes the lines that are not written yet."""
-        self.write()
+        """Writes the lines that are not written yet; waits at most 10 s for gs://."""
+        until = time.monotonic() + PATIENCE
+        for _ in range(2):  # an upload may have begun before the last line
+            if self._written < len(self._text):
+                try:
+                    self._start_upload().join(max(until - time.monotonic(), 0.0))
+                except RuntimeError:  # Python 3.12 starts no thread while it shuts down
+                    self._write()
 
     def note(self, name: str, text: str) -> str:
         """Writes hosts/host-NNN.NAME; returns its path, or "" if that fails or takes over 10 s."""
@@ -60,57 +72,24 @@ class HostLog(logging.Handler):
 
         return within(write, PATIENCE)
 
-    def write(self) -> None:
+    def _start_upload(self) -> threading.Thread:
+        """The thread that is writing, or else a new one."""
+        if self._upload is None or not self._upload.is_alive():
+            self._upload = threading.Thread(target=self._write, daemon=True, name="host log")
+            self._upload.start()
+        return self._upload
+
+    def _write(self) -> None:
         """Writes the lines that are not written yet, unless that fails."""
         # Whatever fills the disk stops the run elsewhere, with a message.
         with self._writing, contextlib.suppress(Exception):
-            text = self.text
-            if self._is_open and len(text) > self.written:
-                self.save(text)
-            self.written = len(text)
-
-    def save(self, text: str) -> None:
-        """Brings the file up to date with all lines, `text`."""
-        with open(self.path, "a") as file:
-            file.write(text[self.written :])
-
-
-class BucketLog(HostLog):
-    """A host's log on gs://; a thread uploads it."""
-
-    _uploaded = 0.0  # time.monotonic() of the last upload
-    _upload: threading.Thread | None = None
-
-    def earlier(self) -> str:
-        return self.path.read_text() if self.path.exists() else ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Adds a line. It is uploaded within half a minute, warnings at once."""
-        self.text += self.format(record) + "\n"
-        is_due = time.monotonic() - self._uploaded > _PERIOD
-        if is_due or (record.levelno >= logging.WARNING and record.name == "tpu_suite"):
-            self._start_upload()
-
-    def flush(self) -> None:
-        """Uploads the lines that are not written yet; waits at most 10 s."""
-        until = time.monotonic() + PATIENCE
-        for _ in range(2):  # the first may have begun before the last line
-            if self.written < len(self.text):
-                try:
-                    self._start_upload().join(max(until - time.monotonic(), 0.0))
-                except RuntimeError:  # Python 3.12 starts no thread while it shuts down
-                    self.write()
-
-    def save(self, text: str) -> None:
-        self._uploaded = time.monotonic()
-        self.path.write_text(text)
-
-    def _start_upload(self) -> threading.Thread:
-        """The upload that is under way, or else a new one."""
-        if self._upload is None or not self._upload.is_alive():
-            self._upload = threading.Thread(target=self.write, daemon=True, name="host log")
-            self._upload.start()
-        return self._upload
+            text, self._uploaded = self._text, time.monotonic()
+            if self._is_open and self.is_remote:
+                self.path.write_text(text)
+            elif self._is_open:
+                with open(self.path, "a") as file:
+                    file.write(text[self._written :])
+            self._written = len(text)
 
 
 def attach(workdir: str, index: int) -> HostLog:
@@ -121,7 +100,7 @@ def attach(workdir: str, index: int) -> HostLog:
         for logger in (_log, _LIBRARIES):
             logger.removeHandler(handler)
         handler.flush()
-    handler = (BucketLog if "://" in workdir else HostLog)(workdir, index)
+    handler = HostLog(workdir, index)
     for logger in (_log, _LIBRARIES):
         logger.addHandler(handler)
     return handler
