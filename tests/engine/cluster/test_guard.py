@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import ConfigError
 from engine import mesh as meshes
-from engine.cluster import guard, lock, preemption, processes
+from engine.cluster import guard, preemption
 from engine.cluster.guard import Guard, MemoryFull
 
 # Memory.
@@ -49,21 +49,6 @@ def test_input_that_does_not_fit_is_refused_with_the_keys_that_cause_it(monkeypa
         guard.afford({(): 1_800_000_000, ("dogs",): 1_200_000_000}, values)
 
 
-def test_memory_is_read_once_in_two_seconds(watching, monkeypatch):
-    """Full is more than the limit."""
-    watching, memory = watching
-    now = types.SimpleNamespace(seconds=100.0)
-    monkeypatch.setattr(guard.time, "monotonic", lambda: now.seconds)
-    monkeypatch.setattr(guard, "_MEMORY_PERIOD", 2.0)
-    memory.used = 0.5
-    assert not watching._memory_is_full()
-    memory.used = 0.6
-    now.seconds += 2.0
-    assert not watching._memory_is_full()
-    now.seconds += 0.1
-    assert watching._memory_is_full()
-
-
 # The vote.
 
 
@@ -90,38 +75,9 @@ def test_each_answer_of_a_vote(processes, watching, monkeypatch):
     assert vote.stop is None and vote.score_ready is True
     memory.used = 0.6
     vote = watching.vote()
-    assert isinstance(vote.stop, MemoryFull) and "memory is 60% full" in str(vote.stop)
+    assert isinstance(vote.stop, MemoryFull) and "config.host_memory_limit=0.5" in str(vote.stop)
     assert not vote.score_ready
     monkeypatch.setattr(preemption, "_requested", 15)
     vote = watching.vote(score_ready=True)
     assert isinstance(vote.stop, preemption.Preempted) and vote.stop.agreed
     assert vote.stop.code == 143 and vote.score_ready
-
-
-@pytest.mark.parametrize("process", [0, 1])
-def test_process_0_has_the_lock(process, tmp_path, monkeypatch):
-    locks, failures = [], []
-    ours = types.SimpleNamespace(check=lambda: failures.append("checked"), close=lambda: None)
-    monkeypatch.setattr(jax, "process_index", lambda: process)
-    take = lambda *args, **more: locks.append((args, more)) or ours  # noqa: E731
-    monkeypatch.setattr(lock, "take", take)
-    monkeypatch.setattr(processes, "fail", lambda *args: failures.append(args))
-    guarded = Guard(str(tmp_path), meshes.make(("a", "b"), 1), 0.5)
-    guarded.check()
-    if process:
-        assert not locks and not failures
-    else:
-        ((folder,), more), *_ = locks
-        more["lost"]("another run took it")
-        assert folder == str(tmp_path)
-        assert failures == ["checked", ("another run took it", 1)]
-    guarded.close()
-
-
-def test_memory_that_is_full_elsewhere(watching, monkeypatch):
-    watching, memory = watching
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    memory.used = 0.6
-    vote = watching.vote()
-    memory.used = 0.1
-    assert "nearly full on another host" in str(vote.stop)
