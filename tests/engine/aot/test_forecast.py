@@ -48,17 +48,9 @@ def test_the_numbers_of_a_slice():
     assert row["chip_hours"] == pytest.approx(4 * run / 3600)
     assert row["dollars"] == pytest.approx(4 * run / 3600 * 2.00)  # an hour of v3-8 is 8 dollars
     assert forecast.row(GOOD, 0.5)["dollars"] == pytest.approx(4 * run / 3600 * 0.5)
-    busy = dataclasses.replace(TRAIN, flops=60e12)
-    assert forecast.row(dataclasses.replace(GOOD, train=busy))["bound"] == "compute"
     counted = dataclasses.replace(TRAIN, moved=9_000_000_000)  # in the HLO
     row = forecast.row(dataclasses.replace(GOOD, train=counted))
     assert row["bytes_per_device"] == 9e9 and row["bound"] == "compute"
-
-
-def test_flops_that_depend_on_the_data_are_not_known():
-    row = forecast.row(dataclasses.replace(GOOD, job=dataclasses.replace(JOB, forward_flops=None)))
-    assert row["model_flops_per_step"] is row["share_of_peak"] is None
-    assert " ? " in forecast.tables([row], "examples")
 
 
 def test_several_shapes_take_the_most_memory_and_the_mean_time():
@@ -70,8 +62,6 @@ def test_several_shapes_take_the_most_memory_and_the_mean_time():
     assert forecast.combine([TRAIN]) == TRAIN
     other = dataclasses.replace(TRAIN, names={"b": (4, 0), "c": (8, 8)})
     assert forecast.combine([TRAIN, other]).names == {"a": (2, 0), "b": (3, 1), "c": (4, 4)}
-    looped = forecast.combine([TRAIN, dataclasses.replace(TRAIN, loops=2, unknown_loops=1)])
-    assert (looped.loops, looped.unknown_loops) == (2, 1)
 
 
 def test_stages_count_as_often_as_they_have_steps():
@@ -121,11 +111,7 @@ def test_tables():
     (speed,) = [line for line in text.splitlines() if "3 all-reduce 102.4 MB" in line]
     expected = "v3:2x2 138.4 7,400 1,850 24.7 25.1 37% 277 HBM 76.9 3 all-reduce 102.4 MB"
     assert speed.split() == expected.split()
-    assert len([line for line in lines if line[:1] == ["v3:2x2"]]) == 3
-    assert len([line for line in lines if line[:1] == ["v6e:2x4"]]) == 1
     assert max(map(len, text.splitlines())) <= 120
-    alone = forecast.tables([forecast.row(lost)], "images")
-    assert "one train step" not in alone and "the compiler died" in alone
 
 
 def test_a_chip_without_a_price_has_times_and_no_dollars():
@@ -147,8 +133,7 @@ def test_a_chip_without_a_price_has_times_and_no_dollars():
 
 def test_a_chip_that_nobody_has_figures_of_is_shown_all_the_same():
     (unknown,) = topology.parse_slices("tpu9:2x2x1")
-    rates = ({"exact": 160.0},)
-    job = dataclasses.replace(JOB, input_rates=rates)
+    job = dataclasses.replace(JOB, input_rates=({"exact": 160.0},))
     one = dataclasses.replace(unknown, chip=dataclasses.replace(unknown.chip, devices=2))
     stages = (Stage("128 pixels", 10, TRAIN),)
     row = forecast.row(Outcome(one, 1024, job, TRAIN, PREDICT, stages=stages))
@@ -160,11 +145,6 @@ def test_a_chip_that_nobody_has_figures_of_is_shown_all_the_same():
     assert "nan" not in text
     lines = [line.split() for line in text.splitlines()]
     assert ["tpu9:2x2x1", "128", "pixels", "10", "?", "?", "4.63", "?", "?"] in lines
-    # Before libtpu has said how many devices a chip has.
-    row = forecast.row(Outcome(unknown, 1024, error="libtpu knows no chip tpu9", fits=None))
-    assert ["tpu9:2x2x1", "tpu9-4", "4", "?", "?", "libtpu", "knows"] in [
-        line.split()[:7] for line in forecast.tables([row], "images").splitlines()
-    ]
 
 
 def test_a_stage_is_fed_or_not():
@@ -191,12 +171,8 @@ def test_a_stage_is_fed_or_not():
 def test_a_run_without_stages_or_without_rates():
     job = dataclasses.replace(JOB, input_rates=({"exact": 160.0},))
     row = forecast.row(Outcome(V3, 1024, job, TRAIN, PREDICT))
-    (stage,) = row["input"]["stages"]
-    assert stage["needed"] == row["examples_per_second"]
-    assert stage["prepared"] == pytest.approx({"exact": 11_520})
     plain = forecast.row(Outcome(V3, 1024, JOB, TRAIN, PREDICT))
     assert "input" not in plain
-    assert "hosts prepare" not in forecast.tables([plain], "images")
     text = forecast.tables([plain, row], "images")
     assert ["v3:2x2", "all", "1", "96", "7,400", "11,520", "yes"] in [
         line.split() for line in text.splitlines()

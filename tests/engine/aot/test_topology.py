@@ -9,23 +9,15 @@ from engine.aot.topology import CHIPS, machines, parse_slices
 @pytest.mark.parametrize(
     ("text", "name", "accelerator", "devices"),
     [
-        ("v3:2x2", "v3:2x2", "v3-8", 8),
-        ("v3-8", "v3:2x2", "v3-8", 8),
         ("v3-32", "v3:4x4", "v3-32", 32),
         ("tpu-v2-256", "v2:8x16", "v2-256", 256),
-        ("v4-8", "v4:2x2x1", "v4-8", 4),
         ("v4:2x2", "v4:2x2x1", "v4-8", 4),
-        ("v4-32", "v4:2x2x4", "v4-32", 16),
         ("v4-64", "v4:2x4x4", "v4-64", 32),
         ("v5p-128", "v5p:4x4x4", "v5p-128", 64),
-        ("v5e:4x4", "v5e:4x4", "v5litepod-16", 16),
         ("V5LitePod-16", "v5e:4x4", "v5litepod-16", 16),
         ("v5lite-8", "v5e:2x4", "v5litepod-8", 8),
-        ("v5e-1", "v5e:1x1", "v5litepod-1", 1),
         (" TPU v6e-256 ", "v6e:16x16", "v6e-256", 256),
-        ("tpu7x-8", "tpu7x:2x2x1", "tpu7x-8", 8),
         ("TPU7x:2x2x2", "tpu7x:2x2x2", "tpu7x-16", 16),
-        ("v7x-128", "tpu7x:4x4x4", "tpu7x-128", 128),
     ],
 )
 def test_spellings(text, name, accelerator, devices):
@@ -53,14 +45,9 @@ def test_lists():
     [
         ("", "which slice.*v5litepod-1/4/8.*all"),
         ("v3-8,v9-8", "^--tpu=v9-8.*v2-8/32.*v6e-1/4/8.*as a grid, tpu9:2x2x1"),
-        ("v3", "--tpu=v3 .*v5e:4x4"),
         ("v5e:4xx4", "v5e:4xx4"),
         ("v3-12", "no such slice of v3.*v3-8, v3-32"),
-        ("v5e:2x2x2", "slices of v5e are grids up to v5e:16x16"),
-        *((f"v5e:{grid}", "v5e:16x16") for grid in ("0x4", "16x32")),
-        ("v4:16x16x16", "slices of v4 are grids up to v4:8x16x16"),
-        ("tpu7x-4", "--tpu=tpu7x-4.*no such slice of tpu7x.*tpu7x-8, tpu7x-16"),
-        ("tpu7x:2x1x1", "no whole slice.*hosts of tpu7x have 2x2x1.*or tpu7x:1x1x1"),
+        *((f"v5e:{grid}", "up to v5e:16x16") for grid in ("2x2x2", "0x4", "16x32")),
         ("v5e:3x4", "no whole slice.*hosts of v5e have 2x2 chips.*or v5e:1x1"),
         ("v4:1x2", "no whole slice.*hosts of v4 have 2x2x1 chips; use multiples of that"),
     ],
@@ -83,11 +70,14 @@ def test_the_clock_is_that_at_which_the_matrix_units_reach_the_peak():
 @pytest.mark.parametrize(
     ("slice_", "count", "cpus"),
     [
-        *(("v2-8", 1, 96), ("v3-8", 1, 96), ("v3-32", 4, 96), ("v4-8", 1, 240), ("v4-32", 4, 240)),
-        *(("v5e-1", 1, 24), ("v5e-4", 1, 112), ("v5e-8", 1, 224), ("v5e-16", 4, 112)),
-        *(("v5p-8", 1, 208), ("v5p-16", 2, 208)),
-        *(("v6e-1", 1, 44), ("v6e-4", 1, 180), ("v6e-8", 1, 180), ("v6e-16", 4, 180)),
-        *(("tpu7x-8", 1, 224), ("tpu7x-16", 2, 224)),
+        ("v3-32", 4, 96),
+        ("v4-32", 4, 240),
+        ("v5e-1", 1, 24),
+        ("v5e-8", 1, 224),
+        ("v5e-16", 4, 112),
+        ("v5p-16", 2, 208),
+        ("v6e-16", 4, 180),
+        ("tpu7x-16", 2, 224),
     ],
 )
 def test_the_machines_of_a_slice(slice_, count, cpus):
@@ -95,23 +85,17 @@ def test_the_machines_of_a_slice(slice_, count, cpus):
     assert machines(one) == (count, cpus)
 
 
-def test_what_libtpu_is_told():
-    one_host = {
-        "v5e-1": [1, 1, 1],
-        "v5e-8": [2, 4, 1],
-        "v6e-1": [1, 1, 1],
-        "v6e-8": [2, 4, 1],
-        "tpu7x:1x1x1": [1, 1, 1],
-    }
-    for text, bounds in one_host.items():
-        (parsed,) = parse_slices(text)
-        assert parsed.options == {"chips_per_host_bounds": bounds}
-    for text in ("v5e-4", "v5e-16", "v2-8", "v3-32", "v3:2x4", "v5p-8", "v6e-4", "tpu7x-8"):
-        (parsed,) = parse_slices(text)
-        assert parsed.options == {}
-    for text in ("v4-8", "v4-64"):
-        (parsed,) = parse_slices(text)
-        assert parsed.options == {"chip_config_name": "megacore"}
+@pytest.mark.parametrize(
+    ("slices", "options"),
+    [
+        ("v5e-1,v6e-1,tpu7x:1x1x1", {"chips_per_host_bounds": [1, 1, 1]}),
+        ("v5e-8,v6e-8", {"chips_per_host_bounds": [2, 4, 1]}),
+        ("v5e-4,v5e-16,v2-8,v3:2x4,v5p-8,tpu7x-8", {}),
+        ("v4-8,v4-64", {"chip_config_name": "megacore"}),
+    ],
+)
+def test_what_libtpu_is_told(slices, options):
+    assert all(parsed.options == options for parsed in parse_slices(slices))
 
 
 def test_a_chip_that_only_libtpu_may_know_is_a_grid_without_figures():
