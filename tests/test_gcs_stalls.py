@@ -12,7 +12,6 @@ import pytest
 
 import train
 from engine.cluster import hostlog, watchdog
-from engine.cluster.hostlog import HostLog
 from engine.run import read_settings
 from tests.conftest import make_tiny_config
 from tests.scripts.test_gradient import make_run, metrics
@@ -36,7 +35,7 @@ def stalling(gcs, phases):
     def look():
         news = time.monotonic()
         while not ended.wait(0.2):
-            activities = str(watchdog.activity())
+            activities = "; ".join([str(watchdog.activity()), *watchdog.in_libraries("")])
             for pattern in gcs.struck():
                 if phases[pattern] in activities:
                     gcs.clear_faults(pattern)
@@ -67,7 +66,7 @@ def test_every_phase_says_what_it_waits_for_and_goes_on(gcs, calm_run, cloud):  
         "PUT .*metrics.jsonl": f"writing {workdir}/metrics.jsonl",
         "PUT .*learning_curves": f"writing {workdir}/learning_curves.png",
         "PUT .*checkpoints/6/commit_success": f"writing {folder}/6",
-        "DELETE .*checkpoints/3/manifest/metadata": f"writing {folder}/",  # it replaces this one
+        "DELETE .*checkpoints/3/manifest/metadata": "deleting checkpoints that newer ones replace",
         "GET .*checkpoints/12/model/d/.*alt=media": f"reading {folder}/12",
         "PUT .*tfevents": f"writing TensorBoard events in {workdir}",  # when the file is made
         "POST .*tfevents": f"writing TensorBoard events in {workdir}",  # later ones, at the end
@@ -154,7 +153,7 @@ def test_a_log_that_cannot_be_read_is_not_replaced(gcs):
     path = f"{gcs.bucket()}/run/hosts/host-000.log"
     gcs.write(path, b"of an earlier start\n")
     gcs.fault("GET /bucket.*host-000.log", status=403, times=-1)
-    handler = HostLog(path.removesuffix("/hosts/host-000.log"), 0)
+    handler = hostlog.HostLog(path.removesuffix("/hosts/host-000.log"), 0)
     handler.emit(logging.makeLogRecord({"msg": "text", "levelno": logging.ERROR}))
     handler.flush()
     assert gcs.read(path) == b"of an earlier start\n"

@@ -15,8 +15,6 @@ python -m tests.torture --processes=2 --recipe=configs/gnmt_phrases.py --data=da
 Arguments after -- go to main.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses
@@ -30,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import psutil
 from etils import epath
@@ -79,7 +77,7 @@ class Group:
         self.processes: list[subprocess.Popen[str]] = []
         self.address = ("127.0.0.1", 0)  # of host 0
 
-    def start(self, each: Sequence[Sequence[str]] = ()) -> Group:
+    def start(self, each: Sequence[Sequence[str]] = ()) -> Self:
         """Starts them, with the flags in `each[i]` for process i alone.
 
         Their output goes to files beside the workdir.
@@ -180,7 +178,9 @@ def cut(group: Group, victim: int) -> int:
     ports: dict[int, set[tuple[int, int]]] = {}  # of each process: (own port, the peer's)
     sockets = []
     for index, process in enumerate(group.processes):
-        for each in psutil.Process(process.pid).net_connections("tcp") if _lives(process) else ():
+        if process.poll() is not None:
+            continue
+        for each in psutil.Process(process.pid).net_connections("tcp"):
             if each.status == psutil.CONN_ESTABLISHED and each.raddr:
                 ports.setdefault(index, set()).add((each.laddr.port, each.raddr.port))
                 if index == victim:
@@ -197,10 +197,6 @@ def cut(group: Group, victim: int) -> int:
                 connection.shutdown(socket.SHUT_RDWR)
         os.close(pidfd)
     return len(found)
-
-
-def _lives(process: subprocess.Popen[str]) -> bool:
-    return process.poll() is None
 
 
 def _disturb(group: Group, victim: int, draw: random.Random, moment: float) -> str:
@@ -228,15 +224,8 @@ def _disturb(group: Group, victim: int, draw: random.Random, moment: float) -> s
 def torture(group: Group, calm: str, kills: int, seconds: float, draw: random.Random) -> list[str]:
     """Disturbs runs of the group `kills` times; one that gets to its end is compared with `calm`.
 
-    Args:
-      group: its workdir's name is that of the first run; the next ones are numbered.
-      calm: workdir of a run that nobody disturbed.
-      kills: how many.
-      seconds: the moments are within so long after a start.
-      draw: of moments, victims and signals.
-
-    Returns:
-      What was wrong, in words.
+    The moments are within `seconds` after a start. The group's workdir has the name of the first
+    run; the next ones are numbered. Returns what was wrong, in words.
     """
     begun, folder, runs = time.monotonic(), group.workdir, 1
     wrong = []

@@ -28,11 +28,11 @@ class MemoryFull(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How long hosts wait for one another and how full memory may be; config.limits."""
+    """How long hosts wait for one another and how full memory may be."""
 
-    watchdog_seconds: Annotated[float, "[0, 1e7]"]  # without a sign of life, before a warning
-    host_memory_limit: Annotated[float, "[0.01, 1]"]  # share beyond which the run saves and stops
-    hosts_wait_seconds: Annotated[float, "[1, 1e7]"]  # for all hosts, at the start
+    watchdog_seconds: Annotated[float, "[0, 1e7]"]  # without a sign of life; 0: for ever
+    host_memory_limit: Annotated[float, "[0.01, 1]"]  # a host that is fuller saves and stops
+    hosts_wait_seconds: Annotated[float, "[1, 1e7]"]  # for all hosts at the start
     host_silence_seconds: Annotated[float, "[1, 1e7]"]  # after which a host counts as dead
 
 
@@ -41,7 +41,7 @@ class Vote:
     """The hosts' common answer after one step; its properties wait for that step."""
 
     read: Callable[[], Sequence[bool]]  # asked to stop, memory nearly full, score ready
-    memory_full: Callable[[], MemoryFull]
+    memory_full: MemoryFull  # the exception if memory is nearly full
 
     @property
     def stop(self) -> BaseException | None:
@@ -49,7 +49,7 @@ class Vote:
         requested, full, _ = self.read()
         if requested:
             return preemption.Preempted(preemption.signum(), agreed=True)
-        return self.memory_full() if full else None
+        return self.memory_full if full else None
 
     @property
     def score_ready(self) -> bool:
@@ -63,6 +63,10 @@ class Guard:
     def __init__(self, workdir: str, mesh: Mesh, host_memory_limit: float):
         """Takes the workdir's lock; LockError if another run has it."""
         self._limit, self._mesh = host_memory_limit, mesh
+        self._memory_full = MemoryFull(
+            f"a host uses more than config.host_memory_limit={host_memory_limit:g} of its memory: "
+            "stopped before the system kills the run; the same command continues"
+        )
         self._lock = None
         if jax.process_index() == 0:
             self._lock = lock.take(workdir, lost=lambda message: processes.fail(message, 1))
@@ -77,12 +81,13 @@ class Guard:
         All hosts must call it after the same step.
         """
 
-        def own() -> tuple[bool, ...]:
+        def ask() -> tuple[bool, ...]:
             return preemption.requested(), self._memory_is_full(), score_ready
 
         if jax.process_count() == 1:
-            return Vote(own, self._memory_full)
-        if (answer := own()) not in self._answers:
+            return Vote(ask, self._memory_full)
+        answer = ask()
+        if answer not in self._answers:
             local = np.tile(np.asarray(answer), (jax.local_device_count(), 1))
             sharding = meshes.batch_sharding(self._mesh)
             self._answers[answer] = jax.make_array_from_process_local_data(sharding, local)
@@ -99,14 +104,6 @@ class Guard:
         if self._lock:
             self._lock.close()
 
-    def _memory_full(self) -> MemoryFull:
-        is_here = self._memory_is_full()
-        state = f"{self._memory_used:.0%} full" if is_here else "nearly full on another host"
-        return MemoryFull(
-            f"memory is {state}, more than config.host_memory_limit={self._limit:g}: stopped "
-            "before the system kills the run; the same command continues"
-        )
-
     def _memory_is_full(self) -> bool:
         now = time.monotonic()
         if now - self._memory_time > _MEMORY_PERIOD:
@@ -115,9 +112,10 @@ class Guard:
 
 
 def afford(needed: Mapping[tuple[str, ...], int], values: Mapping[str, Any]) -> None:
-    """Raises ConfigError for input that needs more memory than this host has.
+    """Refuses input that needs more memory than this host has.
 
-    `needed` has the bytes by the config keys that decide about them, `values` those keys' values.
+    `needed` maps the config keys that decide about a part of the memory to its bytes; `values` has
+    the values of these keys.
     """
     total, free = sum(needed.values()), memory_free()
     if total > free:
@@ -128,7 +126,7 @@ def afford(needed: Mapping[tuple[str, ...], int], values: Mapping[str, Any]) -> 
 
 
 def less_memory(needed: Mapping[tuple[str, ...], int], values: Mapping[str, Any]) -> str:
-    """The fix for input that does not fit, with the config keys of its largest part."""
+    """The fix for input that does not fit: smaller values of the keys of its largest part."""
     keys = max(needed, key=lambda keys: needed[keys], default=())
     if not keys:
         return "use hosts with more memory"
@@ -154,10 +152,9 @@ def _memory(cgroup: str) -> list[tuple[int, int]]:
     folder, machine = epath.Path(cgroup), psutil.virtual_memory()
     memory = [(machine.available, machine.total)]
     with contextlib.suppress(OSError, KeyError, ValueError):  # "max" is no number: no limit
-        limit, current = (
-            int((folder / f"memory.{name}").read_text()) for name in ("max", "current")
-        )
-        lines = (folder / "memory.stat").read_text().splitlines()
-        stat = {key: int(value) for key, value in map(str.split, lines)}
-        memory.append((limit - current + stat["inactive_file"] + stat["active_file"], limit))
+        limit = int((folder / "memory.max").read_text())
+        used = int((folder / "memory.current").read_text())
+        stat = dict(map(str.split, (folder / "memory.stat").read_text().splitlines()))
+        cached = int(stat["inactive_file"]) + int(stat["active_file"])
+        memory.append((limit - used + cached, limit))
     return memory

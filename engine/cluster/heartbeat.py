@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Self
 
-from common.errors import RESTART, HostError, one_line, parse_json, visible
+from common.errors import RESTART, HostError, one_line
 from engine.cluster import watchdog
 from engine.cluster.hosts import ProcessGroup
 
@@ -30,7 +30,6 @@ _GREETING_SECONDS = 10.0  # for a process to send its greeting
 _RETRY = 10.0  # seconds in which host 0 may start again after it has closed the connection
 _LAST = 1 << 30  # the number of the barrier at the end of a run
 _MESSAGE_BYTES = 1 << 20  # the longest message
-_REASON_CHARACTERS = 500  # in a line about a process that is refused, which may be a stranger
 _log = logging.getLogger("tpu_suite")
 
 
@@ -73,7 +72,7 @@ class Peer:
     async def receive(self) -> dict[str, Any] | None:
         """The next message; None if the connection is closed, or another program sends there."""
         with contextlib.suppress(OSError, ValueError):
-            message = parse_json(await self.reader.readline())
+            message = json.loads(await self.reader.readline())
             return message if isinstance(message, dict) else None
         return None
 
@@ -95,6 +94,9 @@ class Heartbeat:
     ):
         """Waits until all hosts have arrived with the same facts.
 
+        HostError says which host did not arrive, or that host 0 refuses this one, whose facts
+        differ or whose number another process has.
+
         Args:
           group: the processes of the run.
           facts: flat, of JSON values; must be the same on all hosts.
@@ -102,10 +104,6 @@ class Heartbeat:
           silence: seconds without a sign of life after which a host counts as dead.
           end: called once, in a thread, with (message, exit code) when another host cannot go on;
             should end this process.
-
-        Raises:
-          HostError: a host did not arrive in time; or host 0 refuses this one, whose facts differ
-            or whose number another process has.
         """
         self._group, self.silence, self._end = group, silence, end
         self._me = Host(group.index, socket.gethostname(), facts=facts)
@@ -199,14 +197,13 @@ class Heartbeat:
             greeting: Any = await asyncio.wait_for(peer.receive(), _GREETING_SECONDS)
             host = Host(greeting["index"], greeting["name"], facts=greeting["facts"])
             reason = self._admit(host, peer)
-        except (TimeoutError, KeyError, TypeError, AttributeError):
+        except (TimeoutError, KeyError, TypeError):
             reason = "it sent no valid greeting in time"
-        if reason := " ".join(visible(reason).split())[:_REASON_CHARACTERS]:
-            address = (writer.get_extra_info("peername") or "?")[0]
+        if reason:
+            address = writer.get_extra_info("peername")[0]
             if self._refused.get(address) != reason:
                 self._refused[address] = reason
-                line = f"ignored {address}, which tried to join this run: {reason}"
-                _log.warning("WARNING %s", line)
+                _log.warning("WARNING ignored %s, which tried to join: %s", address, reason)
             peer.send(end=f"{self._me} refuses this process: {reason}", code=1)
             writer.close()
 

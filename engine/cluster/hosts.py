@@ -6,7 +6,6 @@ On Google's cloud a VM's metadata server knows the slice, and it says when the V
 import contextlib
 import dataclasses
 import os
-import re
 import signal
 import threading
 import time
@@ -27,9 +26,9 @@ class ProcessGroup:
     """The processes of a run, one per host, from the view of one of them."""
 
     address: str  # "host:port" of process 0
-    count: int  # number of processes
-    index: int  # number of this process, from 0
-    names: tuple[str, ...] = ()  # of the hosts, or addresses, where the environment has them
+    count: int
+    index: int  # of this process, from 0
+    names: tuple[str, ...] = ()  # the hosts' names or addresses where the environment has them
 
 
 def find(
@@ -37,8 +36,8 @@ def find(
 ) -> ProcessGroup | None:
     """Finds the processes of this run; None if this one runs alone.
 
-    The arguments are the flags; for one that is not given, $JAX_COORDINATOR_ADDRESS ("host:port" of
-    process 0), $JAX_NUM_PROCESSES or $JAX_PROCESS_ID counts.
+    `coordinator` is "host:port" of process 0. A missing value ("", 0, -1) is that of
+    $JAX_COORDINATOR_ADDRESS, $JAX_NUM_PROCESSES or $JAX_PROCESS_ID.
     """
     address = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS", "")
     count = str(num_processes or os.environ.get("JAX_NUM_PROCESSES", ""))
@@ -52,40 +51,27 @@ def find(
             f"{', '.join(values)}"
         )
     host, _, port = address.rpartition(":")
-    if not host:
+    if not (host and port.isdecimal() and 0 < int(port) < 65536):
         raise HostError(f"--coordinator={address}: must be host:port, such as 10.0.0.2:{_PORT}")
-    _check_port(f"--coordinator={address}", port)
-    if not (count.isdecimal() and index.isdecimal() and int(index) < int(count) < 100_000):
-        raise HostError(
-            f"--process_id={index}: must be from 0 to --num_processes={count} less 1, of at most "
-            "99,999 processes"
-        )
+    if not (count.isdecimal() and index.isdecimal() and int(index) < int(count)):
+        raise HostError(f"--process_id={index}: must be from 0 to --num_processes={count} less 1")
     return ProcessGroup(address, int(count), int(index)) if int(count) > 1 else None
 
 
-def _check_port(setting: str, port: str) -> None:
-    if not (re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
-        raise HostError(f"{setting}: must have a port from 1 to 65535, such as {_PORT}")
-
-
 def _on_tpu() -> ProcessGroup | None:
-    """The processes of a TPU slice, or of several slices that work together."""
-    environment = dict(os.environ)
+    """The processes of a TPU slice; on GKE also of several slices that work together."""
+    environment = os.environ
     if environment.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return None
-    on_vm = bool(tpu_chips()) and not environment.get("TPU_SKIP_MDS_QUERY")
-    vm = _tpu_env() if on_vm else {}
+    # Kubernetes sets these variables. A TPU VM's metadata server has attributes instead.
     workers = environment.get("TPU_PROCESS_ADDRESSES") or environment.get("TPU_WORKER_HOSTNAMES")
     worker = environment.get("TPU_WORKER_ID", "0")
-    if not workers and on_vm:  # all others are of Kubernetes
-        workers = _attribute("worker-network-endpoints")
-        # Compute Engine's own instances have no attribute agent-worker-number.
-        worker = _attribute("agent-worker-number") or vm.get("WORKER_ID") or vm.get("TPU_WORKER_ID")
+    if not workers and tpu_chips() and not environment.get("TPU_SKIP_MDS_QUERY"):
+        workers, worker = _attribute("worker-network-endpoints"), _attribute("agent-worker-number")
     # A worker is an address, or NAME:ID:ADDRESS.
     parts = [text.split(":") for text in (workers or "").split(",") if text]
     names = [part[-1 if len(part) > 2 else 0] for part in parts]
-    several = vm | environment  # what Google calls Megascale
-    slices = int(several.get("MEGASCALE_NUM_SLICES") or 1)
+    slices = int(environment.get("MEGASCALE_NUM_SLICES") or 1)
     if len(names) * slices < 2:
         return None
     if len(names) > 1 and not worker:
@@ -93,18 +79,11 @@ def _on_tpu() -> ProcessGroup | None:
             f"the VM's metadata name {len(names)} hosts and not which of them this one is: set "
             "--coordinator, --num_processes and --process_id"
         )
-    first = several.get("MEGASCALE_COORDINATOR_ADDRESS", "").partition(":")[0] or names[0]
-    port = os.environ.setdefault("JAX_COORDINATOR_PORT", _PORT)
-    _check_port(f"JAX_COORDINATOR_PORT={port}", port)
-    index = int(several.get("MEGASCALE_SLICE_ID") or 0) * len(names) + int(worker or 0)
+    first = environment.get("MEGASCALE_COORDINATOR_ADDRESS", "").partition(":")[0] or names[0]
+    port = environment.setdefault("JAX_COORDINATOR_PORT", _PORT)
+    index = int(environment.get("MEGASCALE_SLICE_ID") or 0) * len(names) + int(worker or 0)
     known = tuple(names) if slices == 1 else ()
     return ProcessGroup(f"{first}:{port}", len(names) * slices, index, known)
-
-
-def _tpu_env() -> dict[str, str]:
-    """The VM's attribute tpu-env, whose lines are "NAME: 'VALUE'"."""
-    lines = (line.partition(":") for line in _attribute("tpu-env").splitlines())
-    return {name.strip(): value.strip().strip("'") for name, _, value in lines}
 
 
 def _attribute(name: str) -> str:
@@ -120,11 +99,8 @@ def _attribute(name: str) -> str:
         ) from error
 
 
-# The VM's metadata server.
-
-
 def vm_metadata(path: str, timeout: float) -> str:
-    """Asks the VM's metadata server for `path`; OSError after `timeout` seconds or a refusal."""
+    """What the VM's metadata server knows of `path`; OSError if it does not answer in time."""
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     request = urllib.request.Request(
         f"http://{host}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}

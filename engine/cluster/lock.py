@@ -8,14 +8,13 @@ import socket
 import threading
 import time
 import uuid
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import psutil
 from etils import epath
 
-from common.errors import UserError, one_line, parse_json
+from common.errors import UserError, one_line
 
 _SIGN = 20.0  # seconds between signs of life on gs://, and of silence before a new attempt
 _SILENCE = 90.0  # seconds without a sign of life after which a run counts as dead
@@ -36,7 +35,7 @@ class LocalLock:
         except BlockingIOError:
             with self._file as file:
                 file.seek(0)
-                raise _taken(path, owner(file.read())) from None
+                raise _taken(path, _owner(file.read())) from None
         self._file.truncate(0)
         self._file.write(json.dumps(_this_process()))
         self._file.flush()
@@ -64,8 +63,8 @@ class BucketLock:
         self._path, self._me = path, _this_process()
         self._generation = 0  # of the object, as this run wrote it last
         self._closed = threading.Event()
-        with warnings.catch_warnings(action="ignore"):  # about what only gRPC needs
-            from google.cloud import storage
+        from google.cloud import storage
+
         bucket, _, self._name = str(path).removeprefix("gs://").partition("/")
         self._bucket: Any = storage.Client().bucket(bucket)  # the package has incomplete types
         if not self._write(0):
@@ -115,7 +114,7 @@ class BucketLock:
         with contextlib.suppress(NotFound):
             if (blob := self._bucket.get_blob(self._name, timeout=_SIGN)) is not None:
                 age = time.time() - blob.updated.timestamp()
-                return owner(blob.download_as_bytes(timeout=_SIGN)), blob.generation, age
+                return _owner(blob.download_as_bytes(timeout=_SIGN)), blob.generation, age
         return {}, 0, 0.0
 
     def _stay_alive(self, lost: Callable[[str], None]) -> None:
@@ -134,11 +133,10 @@ def _patience(age: float) -> float:
     return max(1.25 * _SIGN, min(_SILENCE, _SILENCE - age))
 
 
-def owner(content: str | bytes) -> dict[str, Any]:
-    """The process that a lock names; {} if the lock is empty or damaged."""
-    with contextlib.suppress(ValueError, AttributeError):
-        owner = parse_json(content)
-        return owner if {"host", "pid"} <= owner.keys() else {}
+def _owner(content: str | bytes) -> dict[str, Any]:
+    """The process that a lock names; {} if it was killed before it had written the lock."""
+    with contextlib.suppress(ValueError):
+        return json.loads(content)
     return {}
 
 
@@ -158,12 +156,11 @@ def _this_process() -> dict[str, Any]:
     return {"host": host, "pid": os.getpid(), "machine": machine, "token": uuid.uuid4().hex}
 
 
-def take(
-    workdir: str, lost: Callable[[str], None] = lambda message: None
-) -> LocalLock | BucketLock:
+def take(workdir: str, lost: Callable[[str], None]) -> LocalLock | BucketLock:
     """Takes the lock of a workdir, until it is closed or the process dies.
 
-    On gs:// `lost` is called with a message, in a thread, if another run takes the lock.
+    LockError says who has it, or why it cannot be written. `lost` is called with a message, in a
+    thread, if another run takes the lock on gs://.
     """
     path = epath.Path(workdir) / "run.lock"
     try:

@@ -28,16 +28,15 @@ _AGAIN = "; start the same command again on all hosts"
 _log = logging.getLogger("tpu_suite")
 _heartbeat: Heartbeat | None = None  # None in a process that runs alone
 _index = 0  # of this process
-_last_words: Callable[[], None] | None = None  # what `on_failure` has set
+_last_words: Callable[[], None] | None = None  # called before a failure ends this process
 
 
 def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float) -> None:
     """Waits for the other hosts, compares `facts`, and starts jax on all of them together.
 
-    Call it before anything asks for devices. `Heartbeat` describes the arguments.
-
-    Raises:
-      HostError: a host is missing, a host differs, or jax cannot start.
+    Call it before anything asks for devices. It waits `wait` seconds for the last host; later a
+    host counts as dead after `silence` seconds without a sign of life. HostError says which host is
+    missing or differs, or why jax cannot start.
     """
     global _heartbeat, _index
     watchdog.doing("waiting for all hosts to arrive")
@@ -66,14 +65,10 @@ def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float
 
 
 def run_facts(recipe: Mapping[str, Any]) -> dict[str, str]:
-    """The configuration, the versions of the libraries and the commit; for `join`."""
-    versions = manifest.versions()
-    return {
-        "Python": platform.python_version(),
-        "the program's commit": manifest.commit(),
-        **{f"the version of {name}": versions.get(name, "absent") for name in manifest.LIBRARIES},
-        **{f"config.{key}": str(value) for key, value in keys.flat(recipe).items()},
-    }
+    """What all hosts must share: the configuration, the libraries' versions and the commit."""
+    facts = {"Python": platform.python_version(), "the program's commit": manifest.commit()}
+    facts |= {f"the version of {name}": text for name, text in manifest.versions().items()}
+    return facts | {f"config.{key}": str(value) for key, value in keys.flat(recipe).items()}
 
 
 def is_joined() -> bool:
@@ -108,9 +103,9 @@ def first_process_first(work: Callable[[], Any]) -> Any:
 
 
 def on_failure(work: Callable[[], None] | None) -> None:
-    """Has `work` called, in any thread, when a failure on any host ends this process.
+    """Sets what is called, in any thread, when a failure on any host ends this process.
 
-    Errors of `work` are dropped; None takes it back.
+    Errors of `work` are dropped. None sets nothing.
     """
     global _last_words
     _last_words = work

@@ -6,6 +6,7 @@ work in a thread, and shows the watchdog whether the thread computes or hangs.
 
 import concurrent.futures
 import contextlib
+import itertools
 import logging
 import re
 import sys
@@ -26,6 +27,11 @@ _SIGN = 1.0  # seconds between signs of life of work in the background
 # What TensorFlow and Google's client raise after their last attempt; TensorStore's text.
 _GAVE_UP = ("AbortedError", "UnavailableError", "DeadlineExceededError", "RetryError")
 _GAVE_UP_TEXT = re.compile(r"(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED): ")
+# What a thread does inside a library, by its module; no activity tells of it.
+_MODULES = {
+    "jax._src.compilation_cache": "reading or writing the compiled programs in {cache}",
+    "orbax.checkpoint._src.path.deleter": "deleting checkpoints that newer ones replace",
+}
 _log = logging.getLogger("tpu_suite")
 T = TypeVar("T")
 
@@ -100,7 +106,7 @@ class Watchdog:
         self._seconds, self._note = seconds, note
         self._explain, self._rescue, self._leave = explain, rescue, leave
         self._others, self._hurry = others, hurry
-        self._seen, self._idle = (_activity.time, others()), 0.0
+        self._seen, self._idle = self._signs_of_life(), 0.0
         self._longest: dict[str, float] = {}  # seconds of each activity between two signs of life
         self._what = ""  # the activity at the last check
         self._closed = threading.Event()
@@ -122,7 +128,8 @@ class Watchdog:
 
     def _has_ended(self, passed: float) -> bool:
         """Looks for signs of life `passed` seconds after the last check; whether the run ended."""
-        if (signs := (_activity.time, self._others())) != self._seen:
+        signs = self._signs_of_life()
+        if signs != self._seen:
             self._longest[self._what] = max(self._idle, self._longest.get(self._what, 0.0))
             self._seen, self._idle, self._what = signs, 0.0, _activity.what
             return False
@@ -140,11 +147,12 @@ class Watchdog:
             _log.warning(
                 "WARNING nothing has happened for %.0f s: %s. The stacks of all threads are in %s; "
                 "after as long again the run ends",
-                self._seconds,
-                self._state(),
-                path,
+                *(self._seconds, self._state(), path),
             )
         return False
+
+    def _signs_of_life(self) -> Any:
+        return _activity.time, self._others()
 
     def _state(self) -> str:
         return "; ".join(filter(None, (str(_activity), within(self._explain, 30.0))))
@@ -158,6 +166,13 @@ def stacks() -> str:
         + "".join(traceback.format_stack(frame))
         for ident, frame in sys._current_frames().items()
     )
+
+
+def in_libraries(cache: str) -> list[str]:
+    """What the threads of this process do inside libraries; `cache` has the compiled programs."""
+    frames = itertools.chain(*map(traceback.walk_stack, sys._current_frames().values()))
+    modules = {frame.f_globals.get("__name__") for frame, _ in frames}
+    return [text.format(cache=cache) for name, text in _MODULES.items() if name in modules]
 
 
 class Background(threading.Thread, Generic[T]):
@@ -180,9 +195,11 @@ class Background(threading.Thread, Generic[T]):
         While the thread computes, the activity changes every second. This is a sign of life for
         the watchdog of this host and of the others. A thread that hangs gives none.
         """
-        used = -1.0
+        used = -1.0  # seconds of CPU time
         while not concurrent.futures.wait([self._future], _SIGN).done:
-            if (now := self._cpu_seconds()) > used:
+            threads = {t.id: t.user_time + t.system_time for t in psutil.Process().threads()}
+            now = threads.get(self.native_id or 0, 0.0)
+            if now > used:
                 used = now
                 doing(f"{self.name} for {time.monotonic() - self._begun:.0f} s")
         return self._future.result()
@@ -194,19 +211,9 @@ class Background(threading.Thread, Generic[T]):
         except BaseException as error:  # the thread that waits raises it
             self._future.set_exception(error)
 
-    def _cpu_seconds(self) -> float:
-        """The CPU time that the thread has used; the wall time where the system hides it."""
-        with contextlib.suppress(psutil.Error):
-            used = {t.id: t.user_time + t.system_time for t in psutil.Process().threads()}
-            return used.get(self.native_id or 0, 0.0)
-        return time.monotonic()
-
-
-# Calls that may never return.
-
 
 def within(work: Callable[[], str], seconds: float) -> str:
-    """The result of `work`, what it raised in parentheses, or "" if it takes too long."""
+    """The result of `work`, or in parentheses what it raised; "" if it takes longer."""
     thread = Background(work, "limited")
     thread.join(seconds)
     if not thread.is_done:
@@ -228,9 +235,9 @@ def is_no_answer(error: BaseException | None) -> bool:
 
 
 def no_answer(error: Exception, paths: Iterable[str]) -> str:
-    """Why gs:// does not answer for one of the paths, after an `error` at reading; "" if it does.
+    """Why gs:// does not answer for one of the paths after a read failed; "" if it does.
 
-    Some libraries take a folder of gs:// for missing where they get no answer.
+    Some libraries call a folder on gs:// missing when they get no answer.
     """
     if is_no_answer(error):
         return one_line(error)

@@ -1,7 +1,6 @@
 """The fixture `gcs`: this process and its children see the server of gcs_server.py as gs://."""
 
-from __future__ import annotations
-
+import importlib
 import json
 import os
 import subprocess
@@ -49,7 +48,6 @@ class Cloud:
             return answer.read()
 
     def reset(self) -> None:
-        """Forgets buckets, faults and the log."""
         self._ask("POST", "reset")
 
     def bucket(self, mode: str = "full") -> str:
@@ -64,7 +62,7 @@ class Cloud:
         self._ask("POST", "modes", json.dumps({bucket.removeprefix("gs://"): mode}).encode())
 
     def fault(self, pattern: str, **kind: Any) -> None:
-        """See gcs_store.Fault; the first one that matches "METHOD /path?query" counts."""
+        """Adds a Fault; the first one that matches "METHOD /path?query" counts."""
         self._ask("POST", "faults", json.dumps({"pattern": pattern, **kind}).encode())
 
     def hits(self) -> list[int]:
@@ -73,8 +71,7 @@ class Cloud:
 
     def struck(self) -> list[str]:
         """The patterns of the faults that have struck."""
-        faults = json.loads(self._ask("GET", "faults"))
-        return [fault["pattern"] for fault in faults if fault["hits"]]
+        return [f["pattern"] for f in json.loads(self._ask("GET", "faults")) if f["hits"]]
 
     def clear_faults(self, pattern: str = "") -> None:
         """Ends the faults with this pattern, or all; requests that they hold are never done."""
@@ -100,11 +97,9 @@ class Cloud:
         self._ask("PUT", "objects/" + path.removeprefix("gs://"), data)
 
     def delete(self, path: str) -> None:
-        """Deletes an object, without any client."""
         self._ask("DELETE", "objects/" + path.removeprefix("gs://"))
 
     def upload(self, folder: str, to: str) -> None:
-        """Copies the files of a local folder."""
         for path in Path(folder).iterdir():
             self.write(f"{to}/{path.name}", path.read_bytes())
 
@@ -113,9 +108,7 @@ class Cloud:
 def gcs_process(tmp_path_factory):
     """The server; one for the session, because TensorStore reads its authority only once."""
     with warnings.catch_warnings(action="ignore"):
-        from google.cloud import storage  # warns of what only gRPC needs; Orbax imports it
-
-        del storage
+        importlib.import_module("google.cloud.storage")  # warns of what only gRPC needs
     folder = tmp_path_factory.mktemp("gcs")
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.helpers.gcs_server", str(folder)],

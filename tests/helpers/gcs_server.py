@@ -9,8 +9,6 @@ seen to ask for. A process of its own, because TensorFlow holds the interpreter'
 while it waits for an answer. It ends when its standard input does.
 """
 
-from __future__ import annotations
-
 import http.server
 import json
 import os
@@ -154,10 +152,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.fault.cut_response >= 0:
             self.wfile.write(body[: self.fault.cut_response])
             raise Cut
-        if self.fault.stall_response:
-            self.wfile.write(body[: len(body) // 2])
-            self.fault.wait(self.fault.stall_response)
-            body = body[len(body) // 2 :]
         self.wfile.write(body)
 
     def _cut(self) -> None:
@@ -196,7 +190,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
             elif door == "faults" and given:
                 STORE.faults.append(Fault(**given))
             answer: dict[str, Any] = {
-                "modes": STORE.modes,
                 "buckets": {b: sorted(o) for b, o in STORE.buckets.items()},
                 "log": STORE.log,
                 "faults": [{"pattern": f.pattern, "hits": f.hits} for f in STORE.faults],

@@ -1,7 +1,5 @@
 """Buckets, objects, permissions and faults of the stand-in for Google Cloud Storage."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import hashlib
@@ -78,7 +76,6 @@ class Fault:
     reset: bool = False  # end the connection before anything is done
     cut_request: int = -1  # end it after so many bytes of the body
     cut_response: int = -1  # the same of the answer
-    stall_response: float = 0.0  # seconds of silence in the middle of the answer
     lose_response: bool = False  # do it, and never say so
     hits: int = 0
     seen: int = 0

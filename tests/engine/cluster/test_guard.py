@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import ConfigError
 from engine import mesh as meshes
-from engine.cluster import guard, lock, preemption, processes
+from engine.cluster import guard, preemption
 from engine.cluster.guard import Guard, MemoryFull
 
 # Memory.
@@ -75,29 +75,9 @@ def test_each_answer_of_a_vote(processes, watching, monkeypatch):
     assert vote.stop is None and vote.score_ready is True
     memory.used = 0.6
     vote = watching.vote()
-    assert isinstance(vote.stop, MemoryFull) and "memory is 60% full" in str(vote.stop)
+    assert isinstance(vote.stop, MemoryFull) and "config.host_memory_limit=0.5" in str(vote.stop)
     assert not vote.score_ready
     monkeypatch.setattr(preemption, "_requested", 15)
     vote = watching.vote(score_ready=True)
     assert isinstance(vote.stop, preemption.Preempted) and vote.stop.agreed
     assert vote.stop.code == 143 and vote.score_ready
-
-
-@pytest.mark.parametrize("process", [0, 1])
-def test_process_0_has_the_lock(process, tmp_path, monkeypatch):
-    locks, failures = [], []
-    ours = types.SimpleNamespace(check=lambda: failures.append("checked"), close=lambda: None)
-    monkeypatch.setattr(jax, "process_index", lambda: process)
-    take = lambda *args, **more: locks.append((args, more)) or ours  # noqa: E731
-    monkeypatch.setattr(lock, "take", take)
-    monkeypatch.setattr(processes, "fail", lambda *args: failures.append(args))
-    guarded = Guard(str(tmp_path), meshes.make(("a", "b"), 1), 0.5)
-    guarded.check()
-    if process:
-        assert not locks and not failures
-    else:
-        ((folder,), more), *_ = locks
-        more["lost"]("another run took it")
-        assert folder == str(tmp_path)
-        assert failures == ["checked", ("another run took it", 1)]
-    guarded.close()

@@ -1,13 +1,11 @@
-"""Hosts meet, whatever comes to their port, and learn of lost ones; each is a thread or process."""
+"""Hosts meet, pass barriers and learn of lost ones; each host is a thread of this process."""
 
-import asyncio
 import json
 import logging
 import queue
 import socket
 import threading
 import time
-import types
 from typing import Any
 
 import pytest
@@ -15,15 +13,7 @@ import pytest
 from common.errors import RESTART, HostError
 from engine.cluster import heartbeat, watchdog
 from engine.cluster.heartbeat import Heartbeat
-from engine.cluster.hosts import ProcessGroup
-from tests.engine.cluster.meeting import (
-    FACTS,
-    ME,
-    RollCall,
-    Run,
-    hang_up,
-    in_threads,
-)
+from tests.engine.cluster.meeting import FACTS, ME, RollCall, Run, hang_up, in_threads
 
 
 @pytest.fixture
@@ -56,41 +46,39 @@ def test_a_host_that_would_run_something_else_ends_and_host_0_waits_for_the_righ
     error, reason = run.join(1, seed="7"), f"host 1 ({ME}) differs: config.seed is 7 there and 0 on"
     assert isinstance(error, HostError) and error.code == 1
     assert str(error).startswith(f"host 0 ({ME}) refuses this process: {reason} host 0")
-    assert log[0].startswith(f"WARNING ignored 127.0.0.1, which tried to join this run: {reason}")
+    assert log[0].startswith(f"WARNING ignored 127.0.0.1, which tried to join: {reason}")
     first = run.first.get()
     assert isinstance(first, HostError) and first.code == RESTART
     assert f"did not within 4 s; a process at 127.0.0.1 was refused: {reason}" in str(first)
 
 
-def greeting(index, **changes):
-    return json.dumps({"index": index, "name": "x", "facts": FACTS, **changes}).encode() + b"\n"
+GREETING = json.dumps({"index": 1, "name": "x", "facts": FACTS}).encode() + b"\n"
 
 
-@pytest.mark.parametrize("index", [-1, 0, 2])
-def test_a_number_that_is_taken_or_too_large(index, log):
+def test_two_processes_of_one_number(log):
+    run = RollCall(3)
+    with run.connect() as host, host.makefile("r") as answers:
+        host.sendall(GREETING)
+        answer = json.loads(run.send(GREETING))
+        assert "two processes, or too many, call themselves host 1 (x)" in answer["end"]
+        assert answer["code"] == 1 and len(log) == 1
+        lines = run.join(2), run.first.get()
+        assert all(isinstance(line, Heartbeat) for line in lines)
+        assert "names" in answers.readline()
+
+
+def test_another_program_that_calls_this_port_is_ignored(log):
     run = RollCall()
-    answer, text = json.loads(run.send(greeting(index))), f"call themselves host {index} (x)"
-    assert text in answer["end"] and answer["code"] == 1
-    run.complete()
-    assert len(log) == 1 and text in log[0]
-
-
-def test_what_other_programs_send_is_ignored_and_named_once(log):
-    run = RollCall()
-    for line in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"\xff\n", b"{}\n", b"x" * (3 << 20)):
+    for line in (b"GET / HTTP/1.1\r\n\r\n", b"{}\n"):
         run.send(line)
-    run.send(greeting("1"))
-    run.send(greeting(1, facts=[]))
     run.complete()
-    assert log == [
-        "WARNING ignored 127.0.0.1, which tried to join this run: it sent no valid greeting in time"
-    ]
+    assert len(log) == 1 and "it sent no valid greeting in time" in log[0]
 
 
 def test_a_host_that_dies_while_others_wait_may_come_again():
     run = RollCall(3)
     with run.connect() as process:
-        process.sendall(greeting(1))
+        process.sendall(GREETING)
         time.sleep(0.2)
     run.complete()
 
@@ -121,63 +109,6 @@ def test_a_port_that_is_taken():
     with socket.create_server(("", run.port)):
         error = run.join(0)
     assert f"host 0 cannot listen on port {run.port} (" in str(error)
-
-
-# During a run, without connections.
-
-
-def bare(index=0, count=2, messages=()):
-    """A heartbeat without connections and threads, and what it sends and how it ends."""
-    line, left = object.__new__(Heartbeat), iter([*messages, None])
-    events: list[Any] = []
-
-    async def receive():
-        return next(left)
-
-    line._group = ProcessGroup("127.0.0.1:1", count, index)
-    line.silence, line._end = 3.0, lambda *end: events.append(("end", *end))
-    line._has_ended, line._passed = False, 0
-    line._loop = types.SimpleNamespace(call_later=lambda _, end, *why: end(*why))  # type: ignore
-    line.hosts = {i: heartbeat.Host(i, f"t{i}") for i in range(count)}
-    line._me = line.hosts[index]
-    peer: Any = types.SimpleNamespace(
-        send=lambda **message: events.append(message),
-        receive=receive,
-        writer=types.SimpleNamespace(close=lambda: None),
-    )
-    peers: list[int] = [0] if index else list(range(1, count))
-    line._peers = dict.fromkeys(peers, peer)  # type: ignore
-    return line, events
-
-
-def test_silence_is_counted_in_ticks():
-    line, events = bare()
-    for _ in range(3):
-        line._tick()
-    assert not line._has_ended
-    line._tick()
-    text = "host 1 (t1) has not been heard of for 3 s; it was starting"
-    assert events[-2:] == [{"end": text, "code": RESTART}, ("end", text, RESTART)]
-
-
-@pytest.mark.parametrize(("index", "known"), [(0, [0, 1, 2]), (1, [1])])
-def test_host_0_sends_the_activities_of_all(index, known, monkeypatch):
-    line, events = bare(index, 3)
-    monkeypatch.setattr(watchdog, "activity", lambda: "training")
-    line._tick()
-    expected = [(i, "training" if i == index else "starting") for i in known]
-    assert events == [{"activities": expected}] * (1 if index else 2)
-
-
-def test_a_message_is_a_sign_of_life():
-    """And nobody else knows better what this host is doing."""
-    line, events = bare(1, 3, [{"activities": [(0, "a"), (1, "b"), (2, "c")]}])
-    line.hosts[0].silent, line._me.activity = 2.0, "reading"
-    asyncio.run(line._listen(0))
-    assert [host.activity for host in line.hosts.values()] == ["a", "reading", "c"]
-    assert line.hosts[0].silent == 0.0
-    text = "host 0 (t0) is gone: its process has ended or its machine is lost; it was a"
-    assert events == [{"end": text, "code": RESTART}, ("end", text, RESTART)]
 
 
 # During a run.
@@ -246,6 +177,21 @@ def test_all_others_learn_of_a_host_that_dies(lost, leaving):
     for index in {0, 1, 2} - {lost}:
         message, code = run.news[index].get()
         assert f"host {lost} (" in message and "is gone" in message
+        assert code == RESTART
+
+
+def test_a_host_that_stands_still_ends_the_others(monkeypatch):
+    """Every second counts as one second of silence; the activities show what the host was doing."""
+    monkeypatch.setattr(watchdog, "_activity", watchdog.Activity("training", 7, 0.0))
+    run = Run(3)
+    lines = run.meet()
+    while any(host.activity == "starting" for line in lines for host in line.hosts.values()):
+        time.sleep(0.05)
+    lines[1]._loop.call_soon_threadsafe(lines[1]._tasks[0].cancel)
+    lines[0].silence = 3.0
+    for index in (0, 2):
+        message, code = run.news[index].get()
+        assert message.startswith(f"host 1 ({ME}) has not been heard of for 3 s; it was training")
         assert code == RESTART
 
 

@@ -1,5 +1,6 @@
 """Finding the hosts of a run: flags, jax's variables, Kubernetes, a TPU VM's metadata."""
 
+import os
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -9,17 +10,12 @@ from common.errors import HostError
 from engine.cluster import hosts
 from engine.cluster.hosts import ProcessGroup
 
-_VARIABLES = (
-    *("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_COORDINATOR_PORT"),
-    *("TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "TPU_WORKER_ID", "TPU_SKIP_MDS_QUERY"),
-    *("MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS"),
-)
-
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch):
-    for name in _VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+    for name in list(os.environ):
+        if name.startswith(("JAX_COORDINATOR", "JAX_NUM_", "JAX_PROCESS", "TPU_", "MEGASCALE_")):
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture
@@ -60,10 +56,7 @@ def test_flags_and_variables(monkeypatch):
     monkeypatch.setenv("JAX_PROCESS_ID", "0")
     assert hosts.find() == ProcessGroup("10.0.0.9:1", 4, 0)
     assert hosts.find("10.0.0.2:1234", 0, 3) == group
-    monkeypatch.setenv("JAX_PROCESS_ID", "3")
-    assert hosts.find("10.0.0.2:65535", 4, 0) == ProcessGroup("10.0.0.2:65535", 4, 0)
-    assert hosts.find("10.0.0.2:1", 4) == ProcessGroup("10.0.0.2:1", 4, 3)
-    assert hosts.find("10.0.0.2:1", 2, 1) == ProcessGroup("10.0.0.2:1", 2, 1)
+    assert hosts.find("10.0.0.2:65535", 2) == ProcessGroup("10.0.0.2:65535", 2, 0)
 
 
 @pytest.mark.parametrize(
@@ -73,10 +66,8 @@ def test_flags_and_variables(monkeypatch):
         (("", 4, 0), "--coordinator"),
         (("10.0.0.2:1", 0, 0), "--num_processes"),
         (("10.0.0.2", 4, 0), "--coordinator=10.0.0.2.*host:port"),
-        ((":8476", 4, 0), "--coordinator=:8476.*host:port"),
-        *(((f"a:{port}", 4, 0), "from 1 to 65535") for port in ("x", "0", "65536", "\u00b2")),
+        *(((f"a:{port}", 4, 0), "--coordinator=a:.*host:port") for port in ("x", "0", "65536")),
         (("10.0.0.2:1", 4, 4), "--process_id=4.*--num_processes=4"),
-        (("10.0.0.2:1", 10**9, 4), "--num_processes=1000000000.*at most 99,999 processes"),
     ],
 )
 def test_incomplete_or_invalid_flags_are_refused(flags, words):
@@ -104,9 +95,6 @@ def test_a_slice_of_tpu_vms(endpoints, vm, monkeypatch):
     vm |= {"worker-network-endpoints": endpoints, "agent-worker-number": "1"}
     monkeypatch.setenv("JAX_COORDINATOR_PORT", "9999")
     assert hosts.find() == ProcessGroup("10.0.0.5:9999", 2, 1, ("10.0.0.5", "10.0.0.6"))
-    monkeypatch.setenv("JAX_COORDINATOR_PORT", "99999")
-    with pytest.raises(HostError, match="JAX_COORDINATOR_PORT=99999: .* from 1 to 65535"):
-        hosts.find()
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
     assert hosts.find() is None
 
@@ -117,23 +105,19 @@ def test_a_single_tpu_vm_is_alone(vm):
     assert hosts.find() is None
 
 
-@pytest.mark.parametrize("key", ["WORKER_ID", "TPU_WORKER_ID"])
-def test_instances_of_compute_engine_have_their_number_elsewhere(key, vm):
-    vm |= {"worker-network-endpoints": "r-1wjb,r-1z9d", "tpu-env": f"TOPOLOGY: '2x4'\n{key}: '1'\n"}
-    assert hosts.find() == ProcessGroup("r-1wjb:8476", 2, 1, ("r-1wjb", "r-1z9d"))
-    del vm["tpu-env"]
-    with pytest.raises(HostError, match="name 2 hosts and not which of them this one is") as error:
+def test_a_vm_that_does_not_know_its_number(vm):
+    vm["worker-network-endpoints"] = "r-1wjb,r-1z9d"
+    with pytest.raises(HostError, match="name 2 hosts.*--process_id"):
         hosts.find()
-    assert "--process_id" in str(error.value) and "\n" not in str(error.value)
 
 
-def test_two_slices_joining(vm):
-    vm |= {
-        "worker-network-endpoints": "10.0.1.5,10.0.1.6",
-        "agent-worker-number": "1",
-        "tpu-env": "ZONE: 'z'\nMEGASCALE_NUM_SLICES: '2'\nMEGASCALE_SLICE_ID: '1'\n"
-        "MEGASCALE_COORDINATOR_ADDRESS: '10.0.0.5:8080'\n",
-    }
+def test_two_slices_joining(monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS")
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "t-2.svc,t-3.svc")
+    monkeypatch.setenv("TPU_WORKER_ID", "1")
+    monkeypatch.setenv("MEGASCALE_NUM_SLICES", "2")
+    monkeypatch.setenv("MEGASCALE_SLICE_ID", "1")
+    monkeypatch.setenv("MEGASCALE_COORDINATOR_ADDRESS", "10.0.0.5:8080")
     assert hosts.find() == ProcessGroup("10.0.0.5:8476", 4, 3)
 
 

@@ -10,16 +10,20 @@ import threading
 import pytest
 
 from engine.cluster import lock
-from engine.cluster.lock import BucketLock, LockError, take
+from engine.cluster.lock import BucketLock, LockError
 from tests.engine.cluster.meeting import child
 
 HOLD = """
 import sys
 from engine.cluster.lock import take
-lock = take(sys.argv[1])
+lock = take(sys.argv[1], print)
 print("held", flush=True)
 sys.stdin.read()
 """
+
+
+def take(folder, lost=print):
+    return lock.take(folder, lost)
 
 
 def held(folder):
@@ -90,6 +94,18 @@ def test_a_live_run_is_known_by_its_signs_of_life(folder, monkeypatch):
     with pytest.raises(LockError, match=f"process {os.getpid()} on .* trains in {folder}"):
         take(folder)
     first.close()
+
+
+@pytest.mark.parametrize(
+    ("age", "patience"),
+    [
+        (10.0, 80.0),  # 90 s of silence
+        (80.0, 25.0),  # but 1.25 periods here
+        (-100.0, 90.0),  # the clocks of the two hosts differ
+    ],
+)
+def test_how_long_a_silent_run_is_waited_for(age, patience):
+    assert lock._patience(age) == patience
 
 
 def test_a_silent_run_counts_as_dead(folder, gcs, monkeypatch):
