@@ -17,9 +17,6 @@ from common.layers.dropout import dropout as drop
 PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 # The padding of the stem's max-pool, which never wins; "conv" has a convolution in its place.
 MAX_POOLS = {"same": "SAME", "torch": ((1, 1), (1, 1)), "conv": None}
-# "1": bottlenecks stride in the first convolution, as Keras has it; "2": pre-activation
-VERSIONS = ("1.5", "1", "2")
-BATCH_NORMS = ("gram", "plain")
 _DROPOUT = 0x68656164  # the site of the dropout before the head
 
 
@@ -28,18 +25,19 @@ class Architecture:
     """The config's keys that describe the network; configs/resnet50.py explains them."""
 
     resnet_depth: int
-    resnet_version: str = VERSIONS[0]
+    # "1": bottlenecks stride in the first convolution, as Keras has it; "2": pre-activation
+    resnet_version: Literal["1.5", "1", "2"] = "1.5"
     deep_stem: bool = False
     squeeze_excite: Share = 0.0
-    max_pool: str = "same"
+    max_pool: Literal["same", "torch", "conv"] = "same"
     num_filters: Annotated[int, "[1, 4096]"]
-    precision: str
+    precision: Literal["bfloat16", "float32"]
     space_to_depth: bool
     blur_pool: bool = False
     stage1_projection: bool = False
     bn_span: Annotated[int, "[0, 1e6]"] | str
     bn_momentum: Share
-    batch_norm: str
+    batch_norm: Literal["gram", "plain"]
     kernels: Literal["xla", "pallas"] = "xla"
 
 
@@ -109,15 +107,8 @@ def training_apply(
 def fixes(keys: Architecture) -> dict[str, str]:
     """A fix for each key with a value that cannot work."""
     errors = {}
-    for key, known in (
-        ("precision", PRECISIONS),
-        ("resnet_depth", models.DEPTHS),
-        ("resnet_version", VERSIONS),
-        ("max_pool", MAX_POOLS),
-        ("batch_norm", BATCH_NORMS),
-    ):
-        if getattr(keys, key) not in known:
-            errors[key] = f"use one of {', '.join(map(repr, known))}"
+    if keys.resnet_depth not in models.DEPTHS:
+        errors["resnet_depth"] = f"use one of {', '.join(map(str, models.DEPTHS))}"
     if keys.resnet_version == "2" and (keys.deep_stem or keys.squeeze_excite):
         errors["resnet_version"] = "has neither deep_stem nor squeeze_excite; use '1.5' or '1'"
     if keys.resnet_version == "2" and keys.max_pool == "conv":

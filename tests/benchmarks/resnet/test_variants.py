@@ -19,7 +19,6 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from benchmarks.resnet import variants
-from benchmarks.resnet.architecture import BATCH_NORMS
 from tests.benchmarks.resnet.networks import make_network
 from tests.common.test_hashing import plain
 from tests.helpers import stable_weights
@@ -122,7 +121,7 @@ VARIANTS: list[dict[str, Any]] = [
 def test_no_variant_has_another_form_for_training(keys):
     images = np.zeros((2, 24, 24, 3), np.float32)
     programs = set()
-    for batch_norm in BATCH_NORMS:
+    for batch_norm in ("gram", "plain"):
         loss, variables = training(images, **keys, batch_norm=batch_norm)
         programs.add(jax.jit(loss).lower(variables["params"]).as_text())
     assert len(programs) == 1
