@@ -147,23 +147,8 @@ def write(
 
     def write_one(name: str) -> None:
         split, rows = planned[name]
-        classes: collections.Counter[int] = collections.Counter()
-        lists: dict[str, list] = {"left_out": [], "changed": [], "digests": []}
-
-        def serialized() -> Iterator[bytes]:
-            examples = pools.ordered(pool, functools.partial(make, split), rows, ahead)
-            for record, labels, notes in examples:
-                if stop.is_set():
-                    raise InterruptedError("another shard failed")
-                progress.add(1, len(record))
-                classes.update(labels)
-                for key, row in notes.items():
-                    lists[key].append(row)
-                if record:
-                    yield record
-
-        written = records.write_shard(os.path.join(out, name), serialized())
-        results[name] = written | {"classes": {str(k): classes[k] for k in sorted(classes)}} | lists
+        examples = pools.ordered(pool, functools.partial(make, split), rows, ahead)
+        results[name] = _write_shard(os.path.join(out, name), examples, progress, stop)
         state.write(f"{name}.json", results[name])
 
     if unfinished:
@@ -174,6 +159,28 @@ def write(
             pools.all_done(tasks, stop)
         progress.close()
     return [{"split": split, "name": n, **results[n]} for n, (split, _) in planned.items()]
+
+
+def _write_shard(
+    path: str, examples: Iterable[Example], progress: console.ProgressBar, stop: threading.Event
+) -> dict[str, Any]:
+    """Writes a shard; returns its summary. It ends with an error when `stop` is set."""
+    classes: collections.Counter[int] = collections.Counter()
+    lists: dict[str, list] = {"left_out": [], "changed": [], "digests": []}
+
+    def serialized() -> Iterator[bytes]:
+        for record, labels, notes in examples:
+            if stop.is_set():
+                raise InterruptedError("another shard failed")
+            progress.add(1, len(record))
+            classes.update(labels)
+            for key, row in notes.items():
+                lists[key].append(row)
+            if record:
+                yield record
+
+    written = records.write_shard(path, serialized())
+    return written | {"classes": {str(k): classes[k] for k in sorted(classes)}} | lists
 
 
 def shuffled(seed: int, purpose: str, names: Sequence[str]) -> np.ndarray:

@@ -6,11 +6,10 @@
 6,000 images for training and 300 for validation, of 128x128 pixels with 1 to 6 digits each, come
 from scikit-learn's 1,797 handwritten digits, without a network. Validation shows digits that
 training never sees: the split is that of `common.preparation.digits`. OUT/coco holds the images and
-annotations as COCO has them: boxes, run-length masks, crowds, category ids with gaps. The records
-are made of these by `coco`, as anybody's are. The same versions of NumPy and Pillow give the same
-bytes. The program does nothing if the folder is complete. `digit_masks` makes another set in the
-same way. --digits draws these digits only, which are then the only categories, and --train_images
-makes another number of training images: a small task for fine-tuning.
+annotations as COCO has them: boxes, run-length masks, crowds, category ids with gaps; `coco` makes
+the records. The same versions of NumPy and Pillow give the same bytes. --digits draws these digits
+only, which are then the only categories, and --train_images makes another number of training
+images: a small task for fine-tuning.
 """
 
 import argparse

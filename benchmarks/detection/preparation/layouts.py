@@ -3,12 +3,11 @@
 import collections
 import itertools
 import os
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from benchmarks.detection.coco import normal
 from benchmarks.detection.preparation import labels
-from benchmarks.detection.preparation.label_files import FORMS, split_of
+from benchmarks.detection.preparation.label_files import split_of
 from common import limits
 from common.errors import count, parse_json, some
 from common.images import photos
@@ -19,7 +18,7 @@ _COCO = {  # the archives of 2017
     "--val_images": "val2017.zip",
     "--annotations": "annotations_trainval2017.zip",
 }
-_KEYS = b'"images"', b'"annotations"', b'"categories"', b'"bbox"'
+_KEYS = (b'"images"', b'"annotations"', b'"categories"', b'"bbox"')
 _LARGEST = 8  # JSONs that are looked at, because COCO's are larger than other tools'
 _LISTED = 100  # images of a JSON that are looked for
 
@@ -49,10 +48,9 @@ def readings(folder: Folder) -> list[Reading]:
     rows = _coco(folder, images, folder.named(".json"))
     path = folder.full(folder.files[0].name if folder.is_file else "")
     for form, found, files, masks in labels.forms(folder) if images or not rows else ():
-        names = map(os.path.dirname, folder.named(FORMS[form].ending))
-        sizes = collections.Counter(map(split_of, names))
         flags = [f"--labels={form}", f"--train_images={path}"]
-        rows.append(_reading(form, found, files + len(images), masks, flags, _sized(sizes)))
+        split = "images; validation as folders or lists of splits say, else a tenth"
+        rows.append(_reading(form, found, files + len(images), masks, flags, split))
     return rows
 
 
@@ -62,15 +60,6 @@ def _reading(
     kinds = "boxes and masks, for Mask R-CNN," if masks else "boxes, for SSD,"
     flags = [*flags, *["--masks"] * masks]
     return Reading("coco", form, found, f"records with {kinds} of {images}", flags, files)
-
-
-def _sized(sizes: Mapping[str, int]) -> str:
-    """How many label files are of each split, as their folders say."""
-    train, val, test = (sizes.get(split, 0) for split in ("train", "val", "test"))
-    if not train or not (val or test):
-        return "images; validation as lists of splits say, else a tenth"
-    text = f"images: {count(train, 'file')} of train, {val or test:,} of {'val' if val else 'test'}"
-    return text + (f", {test:,} of test (not used)" if val and test else "")
 
 
 def _coco(folder: Folder, images: list[str], names: list[str]) -> list[Reading]:
@@ -114,6 +103,9 @@ def _coco(folder: Folder, images: list[str], names: list[str]) -> list[Reading]:
 
 def _look(folder: Folder, name: str) -> _File | None:
     """What a JSON in COCO's form says; None if it is none, or has captions or segments."""
+    head = folder.head(name)
+    if not any(key in head for key in _KEYS) or b"}\n{" in head:  # gigabytes of JSON Lines
+        return None
     data = folder.head(name, limits.ANNOTATION_BYTES)
     if not all(key in data for key in _KEYS) or b'"segments_info"' in data:
         return None

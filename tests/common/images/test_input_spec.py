@@ -156,36 +156,42 @@ def test_what_is_no_image_is_refused_in_one_line(encoded):
 
 
 GOOD = NAMED["torchvision_v1"].as_dict()
-BAD = [
-    *({"size": size} for size in (0, True, 224.0)),
-    *({"resize": resize} for resize in (True, -1, 200, 897)),
-    *({"size": 65537, "resize": 0}, {"size": 1, "resize": 5}),
-    *({"kernel": "lanczos"}, {"kernel": ["bilinear"]}, {"antialias": 1}, {"channels": "GBR"}),
-    *({"mean": mean} for mean in ([0, 0, 256], [0, -1, 0], [True, 0, 0], [0.5, 0.5], "abc")),
-    *({"mean": [float("nan"), 0, 0]}, {"std": [0, 1, 1]}, {"std": [10**400, 1, 1]}),
-    *({"std": [1, 1, 1, 1]}, {"std": [0.229, 0.224, 0.225]}, {"crop": 1}),
-]
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        *({"size": n, "resize": m} for n, m in ((1, 0), (1, 4), (224, 224), (224, 896))),
-        *({"size": 65536, "resize": 65536}, {"mean": [0, 255, 1.5], "std": [1, 255, 2.5]}),
+        {"size": 1, "resize": 4},
+        {"size": 65536, "resize": 65536},
+        {"mean": [0, 255, 1.5], "std": [1, 255, 2.5]},
     ],
 )
 def test_limits_of_a_spec(change):
     assert input_spec.from_dict({**GOOD, **change}).as_dict() == {**GOOD, **change}
 
 
-@pytest.mark.parametrize("change", BAD, ids=str)
-def test_what_is_no_spec_is_refused_in_one_line(change):
-    key = list(change)[-1]
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("size", 0),
+        ("size", True),
+        ("resize", 200),
+        ("resize", 897),
+        ("kernel", ["bilinear"]),
+        ("antialias", 1),
+        ("channels", "GBR"),
+        ("mean", [0, 0, 256]),
+        ("mean", [float("nan"), 0, 0]),
+        ("std", [10**400, 1, 1]),
+        ("std", [0.229, 0.224, 0.225]),
+        ("crop", 1),
+    ],
+    ids=str,
+)
+def test_what_is_no_spec_is_refused_in_one_line(key, value):
     words = "the keys size, resize, " if key == "crop" else f"{key}="
-    if len(change) == 2 and not change["resize"]:
-        words = "size="
     with pytest.raises(DataError, match=words) as caught:
-        input_spec.from_dict({**GOOD, **change})
+        input_spec.from_dict({**GOOD, key: value})
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 250
 
 

@@ -8,7 +8,6 @@ from PIL import Image
 
 from benchmarks.detection.preparation import coco
 from benchmarks.resnet.preparation import imagenet
-from benchmarks.translation.preparation import phrases, text
 from common import foreign
 from common.preparation import arguments
 from engine.run import read_settings
@@ -128,10 +127,3 @@ def test_many_photos_train_from_random_weights(tmp_path, monkeypatch):
     assert line.endswith(
         f"--config=configs/resnet50.py --config.data_dir={tmp_path}/out --workdir=runs/out"
     )
-
-
-def test_phrases_have_their_recipe(tmp_path, monkeypatch):
-    monkeypatch.setattr(phrases, "_write_raw", lambda folder: None)
-    monkeypatch.setattr(text, "make", lambda args: {})
-    words, config = typed(prepare.make("phrases", [f"--out={tmp_path}"]), monkeypatch)
-    assert "--config=configs/phrases.py" in words and config.data_dir == str(tmp_path)

@@ -144,6 +144,7 @@ def test_cocos_archives_and_folders(tmp_path):
         {"a.json": "{", "b.json": '{"images": [1], "annotations": [], "categories": []}'},
         {"c.json": '{"images": [{"id": 1}], "annotations": [2]', "d.tfrecord": "x" * 99},
         {"captions.json": {"images": [], "annotations": []}, "e.record": "", **photos("x", 1, 1)},
+        {"lines.json": '{"images": [], "annotations": [], "categories": [], "bbox": 1}\n{}'},
         {"panoptic.json": changed(TRAIN, same, ["bbox"]), **photos("x", *TRAIN)},
     ],
 )
