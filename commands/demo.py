@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from commands.predict import boxes, classes, drawing, items, sentences, sources, texts
+from commands.predict import boxes, classes, items, sentences, sources, texts
 from commands.predict.model import Leaves, prepare
 from common import limits
 from common.errors import ConfigError, UserError, one_line
@@ -102,7 +102,7 @@ def _boxes(model: model_source.Model) -> Callable[[bytes], Answer]:
             (each.label, f"{each.score:.1%}", *(f"{x:.0f}" for x in each.entry()["bbox"]))
             for each in objects
         ]
-        drawn = drawing.draw_objects(picture.photo.encoded, objects)
+        drawn = boxes.draw_objects(picture.photo.encoded, objects)
         return Answer(("class", "score", "x", "y", "width", "height"), rows, drawn)
 
     return answer
