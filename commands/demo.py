@@ -41,12 +41,7 @@ class Demo(NamedTuple):
 
 
 def make_demo(model: model_source.Model, accept_other_data: bool = False) -> Demo:
-    """Loads a model and compiles it.
-
-    Raises:
-      UserError: its vocabulary or its ratings are missing, it is of no kind that answers, or its
-        data have other classes by now and `accept_other_data` is False.
-    """
+    """Loads a model and compiles it; UserError if it cannot answer, as in predict.py."""
     kinds: dict[str, tuple[str, str, Any]] = {
         "classes": ("a photo", "", _classes),
         "boxes": ("a photo", "", _boxes),
