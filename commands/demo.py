@@ -6,8 +6,6 @@ training, shows them; all that the page loads comes from this machine.
 """
 
 import base64
-import os
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -110,11 +108,7 @@ def _predicted(
     predictor = model.predictor(1)
 
     def predicted(content: bytes) -> tuple[sources.Picture, Leaves | None]:
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "photo")  # the browser's name may be too long
-            with open(path, "wb") as file:
-                file.write(content)
-            picture = sources.load_picture(path, model.inputs)
+        picture = sources.make_picture("photo", content, model.inputs)
         return picture, None if picture.inputs is None else predictor([picture.inputs])[0]
 
     return predicted

@@ -137,17 +137,6 @@ def test_a_step_that_does_not_fit(monkeypatch):
     assert outcome.error == "the train step does not fit: Ran out of memory on HBM (16.02G)."
 
 
-def test_what_libtpu_does_not_know_is_said_in_one_line(monkeypatch):
-    def refuse(*_, **__):
-        raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: Invalid TPU external name: TPU9\nmore")
-
-    monkeypatch.setattr(preflight.topologies, "get_topology_desc", refuse)
-    (one,) = topology.parse_slices("tpu9:3x2")
-    outcome = preflight.compiled(read_settings(make_tiny_config("")), one, ("train",), print)
-    assert outcome.error == "INVALID_ARGUMENT: Invalid TPU external name: TPU9"
-    assert outcome.fits is None
-
-
 @pytest.mark.usefixtures("slice_of_this_machine")
 def test_libtpu_says_how_many_devices_an_unknown_chip_has(monkeypatch):
     monkeypatch.setattr(preflight, "_program", lambda lowered, chip: TRAIN)

@@ -241,8 +241,7 @@ def test_figures_of_speed_are_those_of_the_rows(known, workdir):
         record = dataclasses.replace(record, starts=starts)
     shown = dict(page.speed_rows(record))
     rate = np.median([row["images_per_second"] for row in rows if row["split"] == "train"])
-    assert shown["devices"] == "8"
-    assert shown["throughput, median"] == f"{rate:,.0f} images/s, {rate / 8:,.0f} per device"
+    assert shown["throughput, median"] == f"{rate:,.0f} images/s"
     assert ("chip hours" in shown) == known
 
 
