@@ -151,7 +151,7 @@ class Detector(sources.PictureModel):
         if request.format == "coco":
             write_coco(request.out, paths, rows, *self._uses.listed(paths))
         else:
-            outputs.write_rows(request.out, request.format, rows, COLUMNS, _cells, _table)
+            outputs.write_rows(request.out, request.format, rows, COLUMNS, _cells, table)
 
 
 def _cells(row: Row) -> list[dict[str, Any]]:
@@ -163,7 +163,7 @@ def _cells(row: Row) -> list[dict[str, Any]]:
     return lines
 
 
-def _table(rows: Iterable[Row], width: int) -> Iterator[str]:
+def table(rows: Iterable[Row], width: int) -> Iterator[str]:
     """Lines for a terminal of `width` columns: one for each picture, one for each object."""
     for row in rows:
         name = path_cell(row.source["path"], max(width - 30, 20))

@@ -33,7 +33,7 @@ from engine.model_source import Model
 
 _QUALITY = 95  # of re-encoded pictures, as where photos are prepared for training
 _SUFFIXES = (*photos.SUFFIXES, ".heic", ".heif")  # HEIC is not read: its row says so
-_BATCHES = 4  # that are read before the first is computed, so that pictures of one shape share it
+_BATCHES = 4  # batches that are read at once, so that pictures of one shape share a batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,10 +206,10 @@ class PictureModel:
         return ""
 
     def predictor(self, batch_size: int) -> Predictor:
-        """Reads the weights, and compiles for pictures of the commonest shape.
+        """Reads the weights, and compiles for a black picture, which has the commonest shape.
 
-        One thread makes the black picture that shows the shape, before others decode:
-        TensorFlow may crash if two threads are the first to use an operation.
+        It is decoded before other threads decode: TensorFlow may crash if two threads are the first
+        to use an operation.
         """
         predictor = Predictor(self.predict, self.model, batch_size, self.at_once)
         file = io.BytesIO()
