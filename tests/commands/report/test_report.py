@@ -257,12 +257,6 @@ def test_without_its_data_a_run_still_has_curves(tmp_path, monkeypatch):
     assert ("alt", "Learning curves") in parsed.attributes
 
 
-def test_an_unknown_checkpoint_is_one_line(workdir):
-    with pytest.raises(UserError, match="--checkpoint=7") as caught:
-        report.report(model_source.settings(workdir), "7")
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     "key",
     [
