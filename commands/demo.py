@@ -1,34 +1,30 @@
 """A page to try a trained model on: what `python -m scripts.demo` opens in a browser.
 
-A `Demo` answers one question at a time with a model that stays loaded. Its results are those of
-predict.py: they come from the same functions. NiceGUI, which is not among the requirements of
-training, shows them; all that the page loads comes from this machine.
+A `Demo` answers one question at a time with a model that stays loaded. Its answers are the tables
+of predict.py. NiceGUI, which is not among the requirements of training, shows them; all that the
+page loads comes from this machine.
 """
 
 import base64
-import os
-import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from commands.predict import boxes, classes, drawing, items, sentences, sources, texts
-from commands.predict.model import Leaves, prepare
+from commands.predict import boxes, classes, items, sentences, sources, texts
+from commands.predict.model import prepare
 from common import limits
 from common.errors import ConfigError, UserError, one_line
 from engine import model_source
 
 _N_BEST = 3  # translations of a sentence
-_TOP = 10  # items of a user
+_WIDTH = 80  # columns of a table
 
 
 class Answer(NamedTuple):
-    """What the page shows: a table, a JPEG if there is one, or why there is no answer."""
+    """What the page shows: lines of text, and a JPEG if there is one."""
 
-    columns: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
+    text: str
     picture: bytes = b""
-    error: str = ""
 
 
 class Demo(NamedTuple):
@@ -41,12 +37,7 @@ class Demo(NamedTuple):
 
 
 def make_demo(model: model_source.Model, accept_other_data: bool = False) -> Demo:
-    """Loads a model and compiles it.
-
-    Raises:
-      UserError: its vocabulary or its ratings are missing, it is of no kind that answers, or its
-        data have other classes by now and `accept_other_data` is False.
-    """
+    """Loads a model and compiles it; UserError if it cannot answer, as in predict.py."""
     kinds: dict[str, tuple[str, str, Any]] = {
         "classes": ("a photo", "", _classes),
         "boxes": ("a photo", "", _boxes),
@@ -68,61 +59,39 @@ def make_demo(model: model_source.Model, accept_other_data: bool = False) -> Dem
             try:
                 return answer(question)
             except UserError as error:
-                return Answer(error=one_line(error))
+                return Answer(one_line(error))
 
     return Demo(f"{model.config.benchmark}: {model.source}", takes, example, guarded)
 
 
 def _classes(model: model_source.Model) -> Callable[[bytes], Answer]:
     classifier = classes.Classifier(model, classes.Options())
-    predicted = _predicted(classifier)
+    predictor = classifier.predictor(1)
 
     def answer(content: bytes) -> Answer:
-        picture, result = predicted(content)
-        row = classifier.row(picture, result)
-        if row.error or picture.photo is None:
-            return Answer(error=row.error)
-        found = row.content["predictions"]
-        rows = [(each["label"], f"{each['probability']:.1%}") for each in found]
-        return Answer(("class", "probability"), rows, picture.photo.encoded)
+        picture = sources.make_picture("photo", content, classifier.inputs)
+        result = None if picture.inputs is None else predictor([picture.inputs])[0]
+        rows = [classifier.row(picture, result)]
+        text = "".join(classifier.table(["photo"], rows, _WIDTH))
+        return Answer(text, picture.photo.encoded if picture.photo else b"")
 
     return answer
 
 
 def _boxes(model: model_source.Model) -> Callable[[bytes], Answer]:
     detector = boxes.Detector(model, boxes.Options())
-    predicted = _predicted(detector)
+    predictor = detector.predictor(1)
 
     def answer(content: bytes) -> Answer:
-        picture, result = predicted(content)
+        picture = sources.make_picture("photo", content, detector.inputs)
+        result = None if picture.inputs is None else predictor([picture.inputs])[0]
+        text = "".join(boxes.table([detector.row(picture, result)], _WIDTH))
         if result is None or picture.photo is None:
-            return Answer(error=picture.error)
+            return Answer(text)
         objects = detector.objects(picture.photo, result)
-        rows = [
-            (each.label, f"{each.score:.1%}", *(f"{x:.0f}" for x in each.entry()["bbox"]))
-            for each in objects
-        ]
-        drawn = drawing.draw_objects(picture.photo.encoded, objects)
-        return Answer(("class", "score", "x", "y", "width", "height"), rows, drawn)
+        return Answer(text, boxes.draw_objects(picture.photo.encoded, objects))
 
     return answer
-
-
-def _predicted(
-    model: sources.PictureModel,
-) -> Callable[[bytes], tuple[sources.Picture, Leaves | None]]:
-    """Loads the model; returns what makes a picture and its results of the content of a file."""
-    predictor = model.predictor(1)
-
-    def predicted(content: bytes) -> tuple[sources.Picture, Leaves | None]:
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "photo")  # the browser's name may be too long
-            with open(path, "wb") as file:
-                file.write(content)
-            picture = sources.load_picture(path, model.inputs)
-        return picture, None if picture.inputs is None else predictor([picture.inputs])[0]
-
-    return predicted
 
 
 def _sentences(model: model_source.Model) -> Callable[[str], Answer]:
@@ -130,27 +99,19 @@ def _sentences(model: model_source.Model) -> Callable[[str], Answer]:
     translator = sentences.Translator(model, sentences.Options(n_best=best), 1)
 
     def answer(text: str) -> Answer:
-        line = texts.Line(" ".join(text.split()))
-        (row,) = translator.rows(iter([line]), 1)
-        rows = [(each["text"], f"{each['score']:.3f}") for each in row.content["translations"]]
-        return Answer(("translation", "score"), rows, error=row.error)
+        rows = translator.rows(iter([texts.Line(" ".join(text.split()))]), 1)
+        return Answer("".join(sentences.plain_text(best, rows, _WIDTH)))
 
     return answer
 
 
 def _items(model: model_source.Model) -> Callable[[str], Answer]:
-    recommender = items.Recommender(model, items.Options(top=_TOP), 1)
+    recommender = items.Recommender(model, items.Options(), 1)
 
     def answer(text: str) -> Answer:
-        users = list(recommender.users([texts.Line(text)]))[:1]
-        if not users:
-            return Answer(error="type the id of a user")
-        (row,) = recommender.rows(iter(users))
-        rows = [
-            (str(each["item"]), each.get("title", ""), f"{each['score']:.1%}")
-            for each in row.content.get("items", ())
-        ]
-        return Answer(("item", "title", "probability"), rows, error=row.error)
+        users = recommender.users([texts.Line(text)])
+        found = "".join(items.table(recommender.rows(users), _WIDTH))
+        return Answer(found or "type the id of a user")
 
     return answer
 
@@ -187,7 +148,10 @@ def build_page(demo: Demo) -> None:
         answer = await run.io_bound(demo.answer, question)
         shown.clear()
         with shown:
-            _show_answer(ui, answer)
+            if answer.picture:
+                data = base64.b64encode(answer.picture).decode()
+                ui.image(f"data:image/jpeg;base64,{data}").classes("max-w-2xl")
+            ui.label(answer.text).classes("whitespace-pre font-mono")
 
     async def upload(event: Any) -> None:
         await show(await event.file.read())
@@ -206,21 +170,3 @@ def build_page(demo: Demo) -> None:
             on_rejected=lambda: ui.notify(f"larger than {limits.IMAGE_BYTES:,} bytes"),
         )
     shown = ui.column().classes("w-full")
-
-
-def _show_answer(ui: Any, answer: Answer) -> None:
-    """Shows an answer with NiceGUI's `ui`."""
-    if answer.error:
-        ui.label(answer.error).classes("text-negative")
-        return
-    if answer.picture:
-        data = base64.b64encode(answer.picture).decode()
-        ui.image(f"data:image/jpeg;base64,{data}").classes("max-w-2xl")
-    if not answer.rows:
-        ui.label("nothing found")
-        return
-    columns = [
-        {"name": name, "label": name, "field": name, "align": "left"} for name in answer.columns
-    ]
-    rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
-    ui.table(columns=columns, rows=rows)

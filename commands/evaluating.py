@@ -16,10 +16,7 @@ def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Score
       settings: those of the run that wrote the checkpoints.
       checkpoint: "latest", "best" (in the evaluations of that run) or a step.
       watch_seconds: > 0: go on with new checkpoints as they appear, until the run's last step is
-        evaluated or no checkpoint came for so long.
-
-    Returns:
-      The scores of the last checkpoint evaluated.
+        evaluated or no checkpoint came for so long. The scores are those of the last one.
     """
     with examining(settings, checkpoint, watch_seconds) as examination:
         run, plan, step = examination.run, examination.plan, examination.step

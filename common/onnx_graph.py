@@ -110,36 +110,25 @@ class Resnet:
     """Adds the layers of a trained ResNet; pre-activation, D and SE show in the arrays' names.
 
     In inference BatchNorm multiplies and adds constants. Where it follows a convolution, they go
-    into the kernel and the bias.
-
-    Attributes:
-      graph: has `PIXELS`, in RGB.
-      size: the side of the last result, which is square; at first of `PIXELS`.
-      params, statistics: of the layers and of their BatchNorms, NumPy arrays by `trees.by_name`.
-      epsilon: of BatchNorm.
-      is_version_1: whether a bottleneck's first convolution has the stride.
-      is_bgr: whether the first kernel is for BGR.
-      blur: of BlurPool the kernel [h, w], and the channels from which on there is one.
+    into the kernel and the bias. `params` and `statistics` are NumPy arrays by `trees.by_name`.
     """
 
-    graph: Graph
-    size: int
-    params: Mapping[str, Any]
-    statistics: Mapping[str, Any]
-    epsilon: float
-    is_version_1: bool = False
-    is_bgr: bool = False
-    blur: tuple[np.ndarray, int] | None = None
+    graph: Graph  # has `PIXELS`, in RGB
+    size: int  # the side of the last result, which is square; at first of `PIXELS`
+    params: Mapping[str, Any]  # of the layers
+    statistics: Mapping[str, Any]  # of their BatchNorms
+    epsilon: float  # of BatchNorm
+    is_version_1: bool = False  # whether a bottleneck's first convolution has the stride
+    is_bgr: bool = False  # whether the first kernel is for BGR
+    blur: tuple[np.ndarray, int] | None = None  # BlurPool's kernel [h, w], and its least channels
 
     def backbone(
         self, pixels: Sequence[Any], pool: Padding | str | None, is_strided: Callable[[str], Any]
     ) -> str:
         """Adds all layers before the head.
 
-        Args:
-          pixels: mean and std, of 3 channels each.
-          pool: the padding of the max-pool, "SAME", or None: `conv_pool` is in its place.
-          is_strided: whether the block with a name has the stride 2.
+        `pixels` are mean and std, of 3 channels each; `pool` is the padding of the max-pool,
+        "SAME", or None for `conv_pool`; `is_strided` says of a block's name if its stride is 2.
         """
         mean, std = (np.asarray(values, np.float64) for values in pixels)
         x = self._stem(self.graph.affine("normalised", PIXELS, 1 / std, -mean / std), pool)

@@ -14,42 +14,28 @@ Arrays = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class TorchForm:
-    """A classifier in the names and the layout of PyTorch's libraries.
+    """A classifier in the names and the layout of PyTorch's libraries."""
 
-    Attributes:
-      arrays: by name; float32, and int64 counters.
-      files: {name: JSON} of the files that describe the model to the libraries.
-      library: 'timm', whose names are torchvision's too, or 'transformers'.
-      architecture: the library's name of the model.
-      mismatch: how it differs from the trained model; "" if the libraries compute the same.
-      pixels: how the pixels that the libraries prepare differ; "" if they are the model's.
-    """
-
-    arrays: Mapping[str, np.ndarray]
-    files: Mapping[str, Any]
-    library: str
-    architecture: str
-    mismatch: str
-    pixels: str
+    arrays: Mapping[str, np.ndarray]  # by name; float32, and int64 counters
+    files: Mapping[str, Any]  # JSON files that describe the model to the libraries, by name
+    library: str  # "timm", whose names are torchvision's too, or "transformers"
+    architecture: str  # the library's name of the model
+    mismatch: str  # how it differs from the trained model; "" if the libraries compute the same
+    pixels: str  # how the pixels that the libraries prepare differ; "" if they are the model's
 
 
 @dataclasses.dataclass(frozen=True)
 class Portable:
     """A trained classifier in the forms that --mode=export writes.
 
-    Attributes:
-      spec: how an image becomes the pixels that the model takes.
-      classes: K.
-      logits: float32[b, K] from uint8[b, s, s, 3] by jax, jitted, with float32 throughout.
-      draw: adds the same to a graph; returns its inputs and outputs.
-      torch: makes the form of PyTorch's libraries, from the class names; ConfigError if none of
-        them has this architecture.
+    `torch` makes the form of PyTorch's libraries, from the class names; ConfigError if no library
+    has this architecture.
     """
 
-    spec: InputSpec
-    classes: int
-    logits: Callable[[Any], Any]
-    draw: Callable[[Graph], tuple[Ends, Ends]]
+    spec: InputSpec  # how an image becomes the pixels that the model takes
+    classes: int  # K
+    logits: Callable[[Any], Any]  # f32[b, K] from uint8[b, s, s, 3] by jax, jitted, all in float32
+    draw: Callable[[Graph], tuple[Ends, Ends]]  # adds it to a graph; returns inputs and outputs
     torch: Callable[[tuple[str, ...]], TorchForm]
 
 
@@ -66,8 +52,8 @@ class Program:
       examples: makes inputs to check what was written with, each with the outputs that predict.py
         has for it, if these do not come from `compute` itself; takes encoded pictures.
       files: what belongs to it besides its weights, by name, such as a vocabulary.
-      draw: adds the same to a graph, and returns its inputs and outputs; None if it has no ONNX.
-      distance: how far outputs are off wanted ones, whatever their order; None if it has none.
+      draw: adds the same to a graph, and returns its inputs and outputs; None without ONNX.
+      distance: how far outputs are off wanted ones, whatever their order; None for arrays in order.
     """
 
     task: str

@@ -96,12 +96,7 @@ def read(name: str, path: str, signature: str = "serving_default") -> Callable[[
 
 
 def exported(compute: Any, specs: Any) -> export.Exported:
-    """A function of arrays of these shapes, which may be symbolic, without the paths of our code.
-
-    Args:
-      compute: the jitted function.
-      specs: of its argument.
-    """
+    """A jitted function of `specs`, whose shapes may be symbolic, without the paths of our code."""
     limit = jax.config.values[_LOCATIONS]
     jax.config.update(_LOCATIONS, 0)
     try:

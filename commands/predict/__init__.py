@@ -26,11 +26,7 @@ ENDS = {"coco": ".coco.json", "csv": ".csv", "json": ".json", "jsonl": ".jsonl",
 
 
 def run(request: Request) -> int:
-    """Writes an answer for each input; returns the exit code: 1 if an input has no answer.
-
-    Raises:
-      UserError: a mistake that the user can fix; before any input is read.
-    """
+    """Writes an answer for each input; returns the exit code: 1 if an input has no answer."""
     environment.show_log(sys.stderr)
     if request.out:
         check_output(request.out, "out")

@@ -3,18 +3,21 @@
 Objects become rows, and drawings: the photo with boxes, names, scores and the pixels of masks.
 """
 
+import colorsys
 import dataclasses
 import functools
+import io
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
-from commands.predict import drawing, outputs, sources
+from commands.predict import outputs, sources
 from commands.predict.model import Leaves, Request
-from commands.predict.outputs import Row, path_cell, say, shortest, text_cell
+from commands.predict.outputs import Row, path_cell, say, shortest, shown, text_cell
 from commands.predict.sources import Picture
 from common.errors import count
 from common.images.photos import Jpeg
@@ -23,6 +26,9 @@ from engine.locations import check_folder
 
 FORMATS = (*outputs.FORMATS, "coco")
 COLUMNS = ("path", "label", "category_id", "score", "x", "y", "width", "height", "error")
+_OPACITY = 0.45  # of masks
+_QUALITY = 92  # of the photos with boxes
+_LEAST_SIDE = 640  # pixels of the longer side of a photo with boxes
 _MIN_SCORE = 0.3  # weaker detections are mostly wrong; COCO's score wants them all the same
 
 
@@ -138,14 +144,14 @@ class Detector(sources.PictureModel):
         """Writes the photo with its objects; the weak ones, as in COCO's form, would hide it."""
         assert picture.photo is not None
         seen = [each for each in objects if each.score >= self._options.least("")]
-        content = drawing.draw_objects(picture.photo.encoded, seen)
+        content = draw_objects(picture.photo.encoded, seen)
         outputs.save(self._file(picture.path), [content], quiet=True)
 
     def write(self, request: Request, paths: Sequence[str], rows: Iterator[Row]) -> None:
         if request.format == "coco":
             write_coco(request.out, paths, rows, *self._uses.listed(paths))
         else:
-            outputs.write_rows(request.out, request.format, rows, COLUMNS, _cells, _table)
+            outputs.write_rows(request.out, request.format, rows, COLUMNS, _cells, table)
 
 
 def _cells(row: Row) -> list[dict[str, Any]]:
@@ -157,7 +163,7 @@ def _cells(row: Row) -> list[dict[str, Any]]:
     return lines
 
 
-def _table(rows: Iterable[Row], width: int) -> Iterator[str]:
+def table(rows: Iterable[Row], width: int) -> Iterator[str]:
     """Lines for a terminal of `width` columns: one for each picture, one for each object."""
     for row in rows:
         name = path_cell(row.source["path"], max(width - 30, 20))
@@ -171,6 +177,55 @@ def _table(rows: Iterable[Row], width: int) -> Iterator[str]:
             x, y, wide, high = (f"{side:.0f}" for side in each["bbox"])
             label = text_cell(each["label"], 24)
             yield f"  {label:24} {each['score']:6.1%}  at {x}, {y}: {wide} x {high}\n"
+
+
+# Drawings.
+
+
+def draw_objects(encoded: bytes, objects: Sequence[Object]) -> bytes:
+    """A JPEG of the photo with its objects; the best ones are on top.
+
+    A small photo is enlarged by a whole number, or the names would hide its objects.
+    """
+    image = Image.open(io.BytesIO(encoded)).convert("RGB")
+    pixels = np.asarray(image).copy()
+    for each in reversed(objects):
+        if each.inside:
+            inside = each.inside()
+            colour = np.array(_colour(each.category_id), np.float32)
+            pixels[inside] = (pixels[inside] * (1 - _OPACITY) + colour * _OPACITY).astype(np.uint8)
+    image, times = Image.fromarray(pixels), -(-_LEAST_SIDE // max(image.size))
+    image = image.resize([times * side for side in image.size], Image.Resampling.NEAREST)
+    pen = ImageDraw.Draw(image)
+    side = max(image.size)
+    line, font = max(2, side // 400), _font(max(11, side // 50))
+    for each in reversed(objects):
+        y0, x0, y1, x1 = (times * edge for edge in each.box)
+        colour = _colour(each.category_id)
+        pen.rectangle((x0, y0, x1, y1), outline=colour, width=line)
+        text = f"{shown(each.label)} {each.score:.0%}"
+        left, top, right, bottom = pen.textbbox((x0 + line, y0), text, font)
+        lift = min(bottom - top + 2 * line, max(y0, 0))  # above the box, if there is space
+        pen.rectangle((x0, top - lift, right + line, bottom - lift + line), fill=colour)
+        pen.text((x0 + line, y0 - lift), text, "white", font)
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=_QUALITY)
+    return file.getvalue()
+
+
+def _colour(number: int) -> tuple[int, int, int]:
+    """A dark colour; neighbours of `number` have other hues."""
+    red, green, blue = colorsys.hsv_to_rgb(number * 0.618034 % 1, 0.85, 0.75)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+@functools.cache
+def _font(size: int) -> Any:
+    """DejaVu Sans, which comes with matplotlib: Latin, Greek, Cyrillic and Arabic letters."""
+    import matplotlib
+
+    folder = os.path.join(matplotlib.get_data_path(), "fonts", "ttf")
+    return ImageFont.truetype(os.path.join(folder, "DejaVuSans.ttf"), size)
 
 
 # COCO's form of results.

@@ -19,27 +19,18 @@ Leaves = Mapping[str, np.ndarray]  # of one example, or of a batch
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The command line of predict.py, which explains each flag.
-
-    Attributes:
-      model: a workdir or a checkpoint; or a file or folder of another library's weights.
-      recipe, keys: for such weights, as `model_source.load` takes them; None where `model` is a
-        workdir.
-      format: one of `outputs.FORMATS` or of those of a kind of models; "" if no format was given.
-      out: the file of results; "" writes them to the standard output.
-      options: the given flags of those that single kinds of models have.
-    """
+    """The command line of predict.py, which explains each flag."""
 
     sources: Sequence[str]
-    model: str
-    recipe: Any
-    keys: Mapping[str, str]
+    model: str  # a workdir or a checkpoint; or a file or folder of another library's weights
+    recipe: Any  # for such weights, as `model_source.load` takes them; None for a workdir
+    keys: Mapping[str, str]  # of the config, for such weights
     checkpoint: str
-    format: str
-    out: str
+    format: str  # "" if no format was given
+    out: str  # the file of results; "" for the standard output
     batch_size: int
     accept_other_data: bool
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Any]  # the given flags that only some kinds of models have
 
 
 def prepare(model: Model, accept_other_data: bool, checks_data: bool = True) -> Model:

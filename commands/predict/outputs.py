@@ -24,17 +24,11 @@ FORMATS = ("csv", "json", "jsonl")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The answer for one input.
+    """The answer for one input."""
 
-    Attributes:
-      source: the input, by its names in JSON and in the columns of a CSV.
-      error: why there is no answer, in one line; "" if there is one.
-      content: the answer, by its names in JSON.
-    """
-
-    source: Mapping[str, Any]
-    error: str = ""
-    content: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    source: Mapping[str, Any]  # the input, by its names in JSON and in the columns of a CSV
+    error: str = ""  # why there is no answer, in one line
+    content: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # by its names in JSON
 
     def as_json(self) -> dict[str, Any]:
         """The object of a JSON file."""

@@ -33,7 +33,7 @@ from engine.model_source import Model
 
 _QUALITY = 95  # of re-encoded pictures, as where photos are prepared for training
 _SUFFIXES = (*photos.SUFFIXES, ".heic", ".heif")  # HEIC is not read: its row says so
-_BATCHES = 4  # that are read before the first is computed, so that pictures of one shape share it
+_BATCHES = 4  # batches that are read at once, so that pictures of one shape share a batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,23 +136,29 @@ def natural(path: str) -> list[Any]:
 
 
 def load_picture(path: str, prepare: Callable[[Jpeg], Leaves]) -> Picture:
-    """Reads a file and makes the arrays that the model expects; an error is in the result.
-
-    The picture is turned upright and re-encoded as where photos are prepared for training, so
-    that a photo and its record have the same pixels.
-    """
+    """Reads a picture from a file; an error is in the result."""
     try:
         with tensorflow().io.gfile.GFile(path, "rb") if "://" in path else open(path, "rb") as file:
-            head = file.read(photos.HEAD)
-            if not photos.looks_like_image(head):
-                return Picture(path, error=photos.unknown(head) if head else "the file is empty")
-            data = head + file.read()
+            data = file.read(photos.HEAD)
+            if photos.looks_like_image(data):
+                data += file.read()
     except Exception as error:  # each file system raises its own types
         if not is_of_files(error):
             raise
         reason = getattr(error, "strerror", None) or one_line(error)  # the row has the path
         return Picture(path, error=f"unreadable: {reason}")
-    photo = None
+    return make_picture(path, data, prepare)
+
+
+def make_picture(path: str, data: bytes, prepare: Callable[[Jpeg], Leaves]) -> Picture:
+    """A picture of the content of a file, with the arrays that the model expects.
+
+    The picture is turned upright and re-encoded as where photos are prepared for training, so
+    that a photo and its record have the same pixels.
+    """
+    head, photo = data[: photos.HEAD], None
+    if not photos.looks_like_image(head):
+        return Picture(path, error=photos.unknown(head) if head else "the file is empty")
     try:
         photo = photos.convert(data, rotate=True, quality=_QUALITY)
         return Picture(path, photo, prepare(photo))
@@ -200,10 +206,10 @@ class PictureModel:
         return ""
 
     def predictor(self, batch_size: int) -> Predictor:
-        """Reads the weights, and compiles for pictures of the commonest shape.
+        """Reads the weights, and compiles for a black picture, which has the commonest shape.
 
-        One thread makes the black picture that shows the shape, before others decode:
-        TensorFlow may crash if two threads are the first to use an operation.
+        It is decoded before other threads decode: TensorFlow may crash if two threads are the first
+        to use an operation.
         """
         predictor = Predictor(self.predict, self.model, batch_size, self.at_once)
         file = io.BytesIO()

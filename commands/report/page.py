@@ -75,8 +75,9 @@ def _verdict(record: Record, examined: Examined) -> list[dict[str, Any]]:
         else:
             highest = record.number(metric, past[best][metric])
             facts.append(f"best evaluation: {highest} at step {best:,}")
-        score = record.number(metric, value)
-        entries.append({"name": _titled(metric), "score": score, "facts": facts, "state": state})
+        name, score = metric.replace("_", " "), record.number(metric, value)
+        name = name.capitalize() if name.islower() else name  # mAP stays as it is
+        entries.append({"name": name, "score": score, "facts": facts, "state": state})
     return entries
 
 
@@ -142,20 +143,15 @@ def _tables(record: Record) -> list[Exhibit]:
 
 def speed_rows(record: Record) -> list[tuple[str, str]]:
     """How fast a run was and what it cost, as far as its files say so."""
-    shown = []
-    rows = [row for row in record.rows("train") if math.isfinite(row.get("step_seconds", math.nan))]
-    suffix = "_per_second_per_chip"
-    # "images" or, where examples differ in size, such as "tokens".
-    units = [key.removesuffix(suffix) for row in rows for key in row if key.endswith(suffix)]
-    unit = units[0] if units else record.benchmark.unit
-    rates = [(row.get(f"{unit}_per_second", 0.0), row.get(unit + suffix, 0.0)) for row in rows]
-    rates = [(rate, chip) for rate, chip in rates if rate > 0 and chip > 0]  # not those of nan
-    if rates:
-        chips = round(rates[-1][0] / rates[-1][1])
-        rate = statistics.median(rate for rate, _ in rates)
-        per_chip = f", {rate / chips:,.0f} per device" if chips > 1 else ""
-        shown.append(("devices", f"{chips:,}"))
-        shown.append(("throughput, median", f"{rate:,.0f} {unit.replace('_', ' ')}/s{per_chip}"))
+    rates: dict[str, list[float]] = {}  # by unit, "images" or such as "tokens"
+    for row in record.rows("train"):
+        for key, value in row.items():
+            if key.endswith("_per_second") and value > 0:
+                rates.setdefault(key.removesuffix("_per_second"), []).append(value)
+    shown = [
+        ("throughput, median", f"{statistics.median(values):,.0f} {unit.replace('_', ' ')}/s")
+        for unit, values in rates.items()
+    ]
     return [*shown, *cost_rows(record.starts, record.history.rows).items()]
 
 
@@ -217,12 +213,6 @@ def _uses(record: Record) -> list[tuple[str, str]]:
         )
     uses["all curves"] = "tensorboard --logdir={workdir}"
     return [(what, command.replace("{workdir}", workdir)) for what, command in uses.items()]
-
-
-def _titled(metric: str) -> str:
-    """The name of a metric as a heading; one with capitals, such as mAP, stays as it is."""
-    words = metric.replace("_", " ")
-    return words.capitalize() if words.islower() else words
 
 
 def _curves(record: Record) -> bytes:

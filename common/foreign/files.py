@@ -33,24 +33,17 @@ _SAFETENSORS_DTYPES = {
 class Foreign:
     """Weights of another library.
 
-    Attributes:
-      path: the file, or the prefix of TensorFlow's checkpoint.
-      format: "safetensors", "PyTorch" or "TensorFlow"; with the entry of a training checkpoint.
-      sha256: of the file, or of the arrays that were read from a checkpoint of TensorFlow.
-      arrays: by their names in the file, without PyTorch's counters of batches; all are finite in
-        float32.
-      beside: the contents of the JSON files beside it, by name.
-      labels: the names of the classes in order; () if they are not known.
-      remark: what was left out, in one line; "" for nothing.
+    `arrays` have their names in the file; all are finite in float32. PyTorch's counters of batches
+    are left out.
     """
 
-    path: str
-    format: str
-    sha256: str
+    path: str  # the file, or the prefix of TensorFlow's checkpoint
+    format: str  # "safetensors", "PyTorch" or "TensorFlow"; with the entry of a training checkpoint
+    sha256: str  # of the file, or of the arrays that were read from a checkpoint of TensorFlow
     arrays: Mapping[str, np.ndarray]
-    beside: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    labels: tuple[str, ...] = ()
-    remark: str = ""
+    beside: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # JSON files, by name
+    labels: tuple[str, ...] = ()  # the names of the classes in order, if they are known
+    remark: str = ""  # what was left out, in one line
 
 
 _peeked: dict[str, Foreign] = {}  # the last file of `peek`, by its path

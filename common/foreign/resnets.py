@@ -41,19 +41,16 @@ def torch_layout(array: np.ndarray) -> np.ndarray:
 class Family:
     """How one library names the arrays of a ResNet, and lays them out.
 
-    Attributes:
-      outside: their names of our modules outside the blocks; in TensorFlow's checkpoints, where
-        names do not follow a rule, of all modules.
-      block: what comes before the names inside a block: a format of `stage`, which counts from 1,
-        and of `stage0` and `block0`, which count from 0.
-      inside: their names of our modules inside a block.
-      is_torch: leaves and layouts are PyTorch's (OIHW), else TensorFlow's (as ours).
+    `outside` and `inside` have their names of our modules outside and inside the blocks; in
+    TensorFlow's checkpoints, where names do not follow a rule, `outside` has all of them. `block`
+    comes before the names inside a block: a format of `stage`, which counts from 1, and of `stage0`
+    and `block0`, which count from 0.
     """
 
     outside: Mapping[str, str]
     block: str = ""
     inside: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    is_torch: bool = True
+    is_torch: bool = True  # leaves and layouts are PyTorch's (OIHW), else TensorFlow's (as ours)
 
     def name(self, path: str) -> str:
         """Their name of our array, such as "params/stage1_block1/conv1/kernel"; or KeyError."""

@@ -11,9 +11,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 import benchmarks
 from commands import doctor
@@ -147,16 +145,6 @@ def test_the_input_may_take_four_fifths_of_the_free_memory(needed, status, monke
     (finding,) = doctor._memory(case)
     assert finding.status == status and ("--config.train" in finding.fix) == (status == "fail")
     assert finding.text == "input needs about 2.2 GB of this host, 2.8 GB are free"
-
-
-def test_weights_of_another_library_are_read_as_training_reads_them(diagnose, tmp_path):
-    path = str(tmp_path / "resnet.safetensors")
-    save_file({"fc.weight": np.zeros((4, 8), np.float32)}, path)
-    code, findings = diagnose(init_from=path)
-    (finding,) = findings["initial weights"]
-    assert (code, finding["status"]) == (1, "fail")
-    assert path in finding["text"] and "there is no" not in finding["text"]
-    assert "a file of weights" in finding["fix"]
 
 
 @pytest.mark.parametrize(

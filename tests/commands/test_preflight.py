@@ -24,7 +24,7 @@ import train
 from commands import preflight
 from common.errors import ConfigError
 from configs import ncf, resnet50
-from engine.aot import forecast, hlo, topology
+from engine.aot import forecast, hlo
 from engine.aot.forecast import Outcome, Program
 from engine.run import Programs, make_plan, read_settings
 from tests.conftest import make_tiny_config
@@ -135,17 +135,6 @@ def test_a_step_that_does_not_fit(monkeypatch):
     outcome = preflight.compiled(read_settings(make_tiny_config("")), V3, ("train",), print)
     assert outcome.fits is False and outcome.train is None
     assert outcome.error == "the train step does not fit: Ran out of memory on HBM (16.02G)."
-
-
-def test_what_libtpu_does_not_know_is_said_in_one_line(monkeypatch):
-    def refuse(*_, **__):
-        raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: Invalid TPU external name: TPU9\nmore")
-
-    monkeypatch.setattr(preflight.topologies, "get_topology_desc", refuse)
-    (one,) = topology.parse_slices("v6e:2x4")
-    outcome = preflight.compiled(read_settings(make_tiny_config("")), one, ("train",), print)
-    assert outcome.error == "INVALID_ARGUMENT: Invalid TPU external name: TPU9"
-    assert outcome.fits is None
 
 
 def test_the_flops_of_a_training_example():

@@ -78,12 +78,7 @@ def reference() -> dict[str, Any]:
 
 
 def load(name: str, precision: str = "float32") -> Model:
-    """Makes a model; its BatchNorm, if it has one, spans all devices.
-
-    Args:
-      name: a key of `table()`.
-      precision: of the activations, "float32" or "bfloat16", where the benchmark has a choice.
-    """
+    """Makes a model of `table()`; its BatchNorm, if it has one, spans all devices."""
     row = table()[name]
     config: Any = importlib.import_module(f"configs.{row['recipe']}").get_config()
     config.update({key: _tuples(value) for key, value in row["changes"].items()})
@@ -103,11 +98,9 @@ def load(name: str, precision: str = "float32") -> Model:
 
 
 def compute(model: Model, mesh: Mesh, precision: str = "float32") -> tuple[dict[str, Any], str]:
-    """Computes loss and gradients of a model's batch on a mesh.
+    """Computes loss and gradients of a model's batch on a mesh, and the SHA-256 of the program.
 
-    Returns:
-      ({"sums": {name: [sum, weight]}, "arrays": {name: `_sketch` of a gradient or a statistic}},
-      the SHA-256 of the program's StableHLO text).
+    The values are "sums" {name: [sum, weight]} and "arrays" {name: `_sketch` of the array}.
     """
 
     def loss(params: Any, state: Any, batch: Any, rng: Any) -> Any:
@@ -130,10 +123,7 @@ def changes(model: Model) -> list[float]:
     """What the optimizer adds to the weights in a whole run of small gradients that grow.
 
     They are so small that weight decay counts as much as they do: rates, momenta, weight decay and
-    the parameters without it all show. The models have all optimizers between them.
-
-    Returns:
-      The `_sketch` of all changes together.
+    the parameters without it all show. Returns the `_sketch` of all changes together.
     """
 
     def draw(path: Any, x: np.ndarray) -> np.ndarray:
@@ -159,19 +149,10 @@ def changes(model: Model) -> list[float]:
 
 
 def compare(name: str, new: dict[str, Any], old: dict[str, Any], tolerance: Tolerance) -> Any:
-    """Compares what `compute` returns, and `changes` where `new` has them.
+    """Compares what `compute` returns, and `changes` where `new` has them, with `old`.
 
-    Args:
-      name: of the model, for the message.
-      new: what is checked.
-      old: what it should be.
-      tolerance: what is allowed.
-
-    Returns:
-      (the largest relative error of an array, that of all gradients together).
-
-    Raises:
-      AssertionError: an error is too large, or not finite; the message names the term or the array.
+    Returns the largest relative error of an array, and that of all gradients together. A message
+    names the model, and the term or the array.
     """
     arrays = old["arrays"]
     is_same = new["arrays"].keys() == arrays.keys() and new["sums"].keys() == old["sums"].keys()

@@ -89,12 +89,7 @@ def test_input_of_the_host(case, answer):
 
 
 def estimate(settings, kind, devices):
-    """Preflight's forecast for a run on the TPU that jax calls `kind`.
-
-    Returns:
-      {"estimated_step_seconds", "forecast_bytes_per_device"}; {"no_estimate": the reason} where
-      preflight cannot compile; {} on other devices than TPUs.
-    """
+    """Preflight's forecast for a run on the TPU that jax calls `kind`; {} on other devices."""
     if (chip := topology.of_kind(kind)) is None:
         return {"no_estimate": f"preflight knows no {kind}"} if kind.startswith("TPU") else {}
     size = devices // chip.devices * (2 if chip.counts_cores else 1)

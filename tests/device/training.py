@@ -34,13 +34,7 @@ def recipe_of(run_settings: Settings, benchmark: Any) -> Any:
 
 
 class Training:
-    """The compiled train step of a run, with a state and a batch of random values on the devices.
-
-    Attributes:
-      lowered: the train step, `jax.stages.Lowered`, for the first shape of its batches.
-      compile_seconds: how long its compilation took.
-      state, totals: those of `engine.step.make_train_step` after the steps so far.
-    """
+    """The compiled train step of a run, with a state and a batch of random values."""
 
     def __init__(self, run_settings: Settings):
         """Compiles the step and draws the weights and the batch."""
@@ -77,15 +71,7 @@ class Training:
 
 
 def make_images(case: Case, name: str, train: int, held_out: int, size: str) -> str:
-    """Writes records of random images, unless an earlier check has; returns their folder.
-
-    Args:
-      case: the proof.
-      name: of the folder.
-      train: number of images to train from.
-      held_out: number of images to evaluate.
-      size: "HxW", in pixels.
-    """
+    """Writes records of random images of "HxW" pixels, unless an earlier check has; the folder."""
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("no TensorFlow")
     folder = f"{case.folder}/{name}"

@@ -85,25 +85,6 @@ def test_the_detections_are_those_of_evaluation(call, data, model, tmp_path):
     assert ("segmentation" in written[0]) == (opened.config.benchmark == "mask_rcnn")
 
 
-@pytest.mark.long
-def test_every_format_says_the_same_whatever_the_batch(call, data, model, tmp_path):
-    outputs = [
-        call(data / "photos", f"--format={form}", f"--batch_size={batch}")[1]
-        for form, batch in (("json", 3), ("jsonl", 64), ("csv", 3))
-    ]
-    objects = json.loads(outputs[0])
-    assert objects == [json.loads(line) for line in outputs[1].splitlines()]
-    lines = list(csv.DictReader(io.StringIO(outputs[2])))
-    flat = [(photo["path"], each) for photo in objects for each in photo["objects"]]
-    named = [line for line in lines if line["label"]]
-    assert len(flat) > 5 and [line["path"] for line in named] == [path for path, _ in flat]
-    for line, (_, each) in zip(named, flat, strict=True):
-        numbers = [float(line[name]) for name in ("score", "x", "y", "width", "height")]
-        assert [line["label"], numbers] == [each["label"], [each["score"], *each["bbox"]]]
-        assert dict(scenes_fixture.CATEGORIES)[each["category_id"]] == each["label"]
-    assert {line["path"] for line in lines} == {photo["path"] for photo in objects}
-
-
 def test_boxes_and_masks_are_in_pixels_of_the_photo(call, data, model, tmp_path):
     """A photo that lies on its side, twice as large: EXIF turns it, and boxes have its size."""
     small = Image.open(data / "photos" / "11.jpg")
@@ -218,10 +199,10 @@ def test_the_page_answers_as_predict_py(call, model, data):
     demo, photo = make_demo(model_source.load("any")), next((data / "photos").glob("*.jpg"))
     answer = demo.answer(photo.read_bytes())
     _, out, _ = call(photo, "--format=json")
+    head, *lines = answer.text.splitlines()
     expected = json.loads(out)[0]["objects"]
-    assert [row[0] for row in answer.rows] == [each["label"] for each in expected]
-    corners = [[f"{x:.0f}" for x in each["bbox"]] for each in expected]
-    assert [list(row[2:]) for row in answer.rows] == corners
+    assert "object" in head and len(lines) == len(expected)
+    assert all(line.split()[0] == each["label"] for line, each in zip(lines, expected, strict=True))
     drawn, size = Image.open(io.BytesIO(answer.picture)).size, Image.open(photo).size
     assert drawn[0] * size[1] == drawn[1] * size[0] and max(drawn) >= 640
-    assert "not a JPEG" in demo.answer(b"no picture").error
+    assert "not a JPEG" in demo.answer(b"no picture").text

@@ -245,10 +245,9 @@ def test_mistakes(model, capsys, tmp_path):
 def test_the_page_answers_as_predict_py(model, call):
     demo = make_demo(model_source.load("any"))
     _, out, _ = call("--user=8", "--top=10", "--format=json")
-    expected = json.loads(out)[0]["items"]
-    found = demo.answer("8").rows
-    assert [int(row[0]) for row in found] == [each["item"] for each in expected]
-    assert [row[2] for row in found] == [f"{each['score']:.1%}" for each in expected]
-    assert demo.answer("2").error == "the model does not have this user"
-    assert demo.answer("x").error == "no id of a user: give a whole number"
-    assert demo.answer(" ").error == "type the id of a user"
+    head, *lines = demo.answer("8").text.splitlines()
+    assert head == "user 8" and len(lines) == 10
+    for line, each in zip(lines, json.loads(out)[0]["items"], strict=True):
+        assert f"{each['score']:.1%}  item {each['item']}" in line
+    assert "ERROR the model does not have this user" in demo.answer("2").text
+    assert demo.answer(" ").text == "type the id of a user"

@@ -115,11 +115,6 @@ def test_examples_share_full_batches_by_their_shape_and_stay_in_order(workdir): 
     assert predictor([]) == []
 
 
-def test_lines_for_people_have_no_control_characters(capsys):
-    outputs.say("runs/\x1b[31mred: 4 classes")
-    assert capsys.readouterr().err == "runs/\\x1b[31mred: 4 classes\n"
-
-
 @pytest.mark.long
 def test_bits_depend_neither_on_the_batch_nor_on_the_devices(call, pictures, tmp_path, monkeypatch):
     tables, arrays, make = [], [], meshes.make
@@ -349,13 +344,6 @@ def test_mistakes_end_in_one_line(capsys, tmp_path, pictures, workdir):  # noqa:
         (["s3://x/y.jpg", model], "SOURCE=s3://x/y.jpg: s3:// is not supported"),
     ):
         assert message in refusal(capsys, *argv)
-
-
-def test_no_picture_is_written_over(capsys, pictures, workdir):  # noqa: F811
-    before = (pictures / "n0" / "0.jpg").read_bytes()
-    flags = f"--workdir={workdir}", f"--out={pictures}/n0/0.jpg", "--format=csv"
-    assert "0.jpg is one of the inputs" in refusal(capsys, pictures, *flags)
-    assert (pictures / "n0" / "0.jpg").read_bytes() == before
 
 
 def test_the_weights_of_other_libraries(capsysbinary, pictures, workdir, tmp_path):  # noqa: F811

@@ -120,9 +120,7 @@ def test_folders(tmp_path):
     [
         ({"label_names": ["cat", "a\n dog"]}, ("cat", "a dog")),
         ({"id2label": {"1": "b", "0": "a"}}, ("a", "b")),
-        ({"label_names": ["cat"], "id2label": {"0": "b"}}, ("cat",)),
         ({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}, ()),
-        ({"id2label": {"0": "LABEL_0", "1": "LABEL_x"}}, ("LABEL_0", "LABEL_x")),
         *(({"label_names": names}, ()) for names in ([1, "a"], "cat", None)),
     ],
 )
