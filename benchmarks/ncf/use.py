@@ -3,8 +3,6 @@
 It is also exported, as a `Program`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -73,7 +71,6 @@ class NcfUses(Uses):
 
     def programs(self, params: Any, model_state: Any) -> dict[str, Program]:
         """The probabilities of pairs of a user and an item."""
-        del model_state
         folder = self._benchmark.settings.data_dir
         names, titles = (read_names(folder, lists) for lists in (NAMES, TITLES))
         return {"": make_program(self._benchmark, params, names, titles)}
@@ -216,7 +213,6 @@ def make_program(
         return {"score": jnp.where(is_user & is_item, jax.nn.sigmoid(logits), jnp.nan)}
 
     def examples(pictures: Sequence[bytes]) -> Sequence[tuple[Arrays, None]]:
-        del pictures
         draw = np.random.default_rng(0)
         pairs = {"user": draw.choice(users, 16), "item": draw.choice(items, 16)}
         return [(pairs, None), ({name: ids[:1] for name, ids in pairs.items()}, None)]

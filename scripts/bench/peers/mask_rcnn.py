@@ -383,7 +383,6 @@ def make(benchmark: Any, freeze: str) -> Peer:
         return form.unflatten([stop(x) if f else x for x, f in zip(leaves, fixed, strict=True)])
 
     def loss(params: Any, stats: Any, batch: Mapping[str, jax.Array], key: jax.Array) -> Any:
-        del key
         variables = {"params": held(params), "batch_stats": stats}
         outputs, changed = run(variables, batch, network.apply, mutable=["batch_stats"])
         total = total_loss(keys, batch, *outputs)

@@ -103,7 +103,6 @@ class Classifier(Trunk):
 
 def make(benchmark: Any, freeze: str) -> Peer:
     """The peer of a `benchmarks.resnet` with ResNet v1.5."""
-    del freeze  # this example has no such layers
     keys, side = benchmark.settings.model, benchmark.settings.images.image_size
     if keys.resnet_version != "1.5" or keys.deep_stem or keys.squeeze_excite or keys.blur_pool:
         raise ConfigError("--peer: flax's example is a ResNet v1.5, without this recipe's variants")
@@ -119,7 +118,6 @@ def make(benchmark: Any, freeze: str) -> Peer:
         return variables["params"], variables["batch_stats"]
 
     def loss(params: Any, stats: Any, batch: Mapping[str, jax.Array], key: jax.Array) -> Any:
-        del key
         variables = {"params": params, "batch_stats": stats}
         logits: Any
         logits, changed = network.apply(

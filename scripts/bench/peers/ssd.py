@@ -85,7 +85,6 @@ def detection_loss(
 
 def make(benchmark: Any, freeze: str) -> Peer:
     """The peer of a `benchmarks.detection.ssd`."""
-    del freeze  # recipes for COCO train all layers
     settings = benchmark.settings
     keys, layout, side = settings.backbone, settings.maps.layout, settings.images.image_size
     num_logits = 1 + benchmark._classes
@@ -104,7 +103,6 @@ def make(benchmark: Any, freeze: str) -> Peer:
         return variables["params"], variables["batch_stats"]
 
     def loss(params: Any, stats: Any, batch: Mapping[str, jax.Array], key: jax.Array) -> Any:
-        del key
         flips = settings.images.random_flip
         images, true = input_pipeline.augment(
             batch["image"], batch["boxes"], batch["augment"], flips, keys.dtype

@@ -180,7 +180,6 @@ def _pyramid(torch: Any, benchmark: Any) -> Any:
 
     class Coarser(pyramids.ExtraFPNBlock):
         def forward(self, results: Any, x: Any, names: Any) -> Any:
-            del x
             for level in levels[len(inner) :]:
                 results.append(results[-1][:, :, ::2, ::2])
                 names.append(str(level))
