@@ -111,14 +111,14 @@ def settle_config(
     Args:
       config: changed in place.
       model: the manifest of a checkpoint, or a file that `common.foreign.find` returned. Of that
-        the module's `foreign_settings(file)` returns (values of keys, remarks), or None where it
+        the module's `foreign_settings(file)` returns (values of keys, notes), or None where it
         is no model of this benchmark.
       fixed: keys that the user has given, which stay.
       whole: whether the model is used as it is.
       has_recipe: whether the user has given a recipe, whose keys may differ.
 
     Returns:
-      One line for each key of the recipe that has changed, and the remarks.
+      One line for each key of the recipe that has changed, and the notes about foreign weights.
 
     Raises:
       ConfigError: the benchmark is unknown, or it cannot begin with this model.

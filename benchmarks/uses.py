@@ -109,7 +109,7 @@ class Uses:
     def insights(
         self, params: Any, model_state: Any, rows: Iterator[dict[str, np.ndarray]]
     ) -> list[Exhibit]:
-        """As `exhibits`, what the model does inside, for --mode=report. The arrays are NumPy's."""
+        """Shows what the model does inside, for --mode=report. The arrays are NumPy's."""
         return []
 
     def portable(self, params: Any, model_state: Any) -> Portable | None:

@@ -219,17 +219,17 @@ def serve(connection: Connection, name: str, folder: str, flags: argparse.Namesp
     def spent() -> float:
         return time.process_time() + sum(sum(worker.cpu_times()[:2]) for worker in workers)
 
-    settle(spent)
+    wait_until_idle(spent)
     connection.send((0.0, 0.0))
     while connection.recv():
         before, begin = spent(), time.monotonic()
         for _ in itertools.islice(stream, flags.batches):
             pass
-        end = settle(spent)
+        end = wait_until_idle(spent)
         connection.send((spent() - before, end - begin))
 
 
-def settle(spent: Callable[[], float]) -> float:
+def wait_until_idle(spent: Callable[[], float]) -> float:
     """Waits until the CPU seconds `spent` do not grow any more; the clock's time of that moment."""
     while True:
         before, begin = spent(), time.monotonic()

@@ -1,4 +1,4 @@
-"""Prepares ratings, or events of any kind, of own users and items, to train NCF on.
+"""Prepares ratings, or events of any kind, of your users and items, to train NCF on.
 
     python -m scripts.prepare interactions events.csv --out=data/own
     python -m scripts.prepare interactions log.jsonl.gz --user=member --item=film --time=seen \\

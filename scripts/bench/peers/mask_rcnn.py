@@ -147,8 +147,8 @@ def total_loss(
     """The loss f32[] of a batch.
 
     Args:
-      settings: of our benchmark.
-      batch: of ours.
+      settings: the settings of the benchmark.
+      batch: a batch of the benchmark.
       anchors: f32[n, 4] of each level.
       outputs: (logits and codes of the anchors, regions, outputs of the box and of the mask head).
     """
