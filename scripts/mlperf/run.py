@@ -85,8 +85,7 @@ def examine(request: Request, children: Children) -> int:
 def run(request: Request, children: Children) -> int:
     """Starts the missing runs; returns the exit code of the run that failed, or 0.
 
-    Raises:
-      UserError: a file cannot be read or written. The next start collects the runs that ended.
+    Where a file cannot be written (UserError), the next start collects the runs that ended.
     """
     root = epath.Path(request.model_dir)
     for index, seed in enumerate(request.seeds()):
@@ -211,11 +210,7 @@ def _results(root: Any, name: str) -> dict[str, Any]:
 
 
 def summarize(request: Request) -> None:
-    """Writes summary.json of all results, and prints the results.
-
-    Raises:
-      UserError: a file cannot be read or written.
-    """
+    """Writes summary.json of all results, and prints the results."""
     if not request.is_first:
         return
     root = epath.Path(request.model_dir)

@@ -69,7 +69,7 @@ def test_a_run_from_nothing(place):
         (["--dry_run"], {"kind": f"v3-{10**20 - 1}"}, [f"--type='v3-{10**20 - 1}'"]),
         (["--dry_run"], {"kind": "v4-4"}, ["--type='v4-4'"]),
         (["--dry_run"], {"kind": "v3-08"}, ["--type='v3-08'"]),
-        ([], {"kind": "tpu7x-8"}, ["--type='tpu7x-8'", "docs/launch.md"]),
+        ([], {"kind": "tpu7x-8"}, ["--type='tpu7x-8'", "docs/run.md"]),
         (["--max_restarts=x"], {}, ["--max_restarts=x"]),
         ([], {"command": ("python", "main.py", "--workdir", "w")}, ["'w'", "several", "gs://"]),
         ([], {"command": ("python", "main.py")}, ["workdir ''", "gs://"]),
