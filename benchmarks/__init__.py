@@ -6,8 +6,6 @@ code with it, `benchmarks/<family>/<name>`. It may also live outside this reposi
 `settle_config` gives the config of a run the keys of another model, whose weights the run uses.
 """
 
-from __future__ import annotations
-
 import importlib
 import pathlib
 import pkgutil
@@ -63,7 +61,7 @@ def needs_data_dir(config: Any) -> bool:
 
 
 def module(name: str) -> Any:
-    """The package of a benchmark. Raises ConfigError if there is none of this name."""
+    """The package of a benchmark; ConfigError if there is none of this name."""
     paths = modules()
     if name not in paths:
         raise ConfigError(f"config.benchmark={name!r} is not one of: {', '.join(sorted(paths))}")
@@ -113,14 +111,14 @@ def settle_config(
     Args:
       config: changed in place.
       model: the manifest of a checkpoint, or a file that `common.foreign.find` returned. Of that
-        the module's `foreign_settings(file)` returns (values of keys, remarks), or None where it
+        the module's `foreign_settings(file)` returns (values of keys, notes), or None where it
         is no model of this benchmark.
       fixed: keys that the user has given, which stay.
       whole: whether the model is used as it is.
       has_recipe: whether the user has given a recipe, whose keys may differ.
 
     Returns:
-      One line for each key of the recipe that has changed, and the remarks.
+      One line for each key of the recipe that has changed, and the notes about foreign weights.
 
     Raises:
       ConfigError: the benchmark is unknown, or it cannot begin with this model.
@@ -161,11 +159,11 @@ def _foreign_values(
 
     Else they are of a model that the package follows.
     """
-    none = lambda file: None  # noqa: E731
-    if found := getattr(package, "foreign_settings", none)(file):
+    own = getattr(package, "foreign_settings", None)
+    if own and (found := own(file)):
         return *found, True
     for name in getattr(package, "FOLLOWS", ()):
-        if found := getattr(module(name), "foreign_settings", none)(file):
+        if found := module(name).foreign_settings(file):
             values, remarks = found
             return values, [(line, key) for line, key in remarks if not key or key in config], False
     raise ConfigError(

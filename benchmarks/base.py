@@ -8,8 +8,6 @@ defaults that suit most; `benchmarks.uses` is what its trained models are good f
 Letters in shapes: B is the global batch, h one host's share of it, b one device's share.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -86,7 +84,6 @@ class Hints:
         `norm_examples` is the number of examples that share the statistics of BatchNorm;
         `evaluating` is whether the evaluation's data may be opened.
         """
-        del norm_examples, evaluating
         return []
 
     def remarks(self, split: str) -> list[tuple[str, str, str]]:
@@ -94,12 +91,10 @@ class Hints:
 
         Each row is ("ok" or "warn", the text, a fix or "").
         """
-        del split
         return []
 
     def identity(self, split: str) -> Identity:
         """What the data of a split are; it reads no data that the split's batches do not need."""
-        del split
         return Identity()
 
     def train_ids(self, batch_size: int, step: int) -> list[int]:
@@ -107,7 +102,6 @@ class Hints:
 
         Computed without reading the examples.
         """
-        del batch_size, step
         return []
 
     def describe(self, ids: list[int]) -> list[str]:
@@ -129,7 +123,6 @@ class Hints:
 
     def declared_examples(self, split: str) -> int:
         """The number of examples that the config declares, and the data must have; else 0."""
-        del split
         return 0
 
     def data_sizes(self) -> dict[str, int]:
@@ -138,11 +131,9 @@ class Hints:
 
     def planned(self, total_steps: int) -> None:
         """Tells the length of the run, before training batches are made; again if it changes."""
-        del total_steps
 
     def check_random_start(self, norm_examples: int) -> None:
         """Raises ConfigError if a run cannot begin with the weights of `init`."""
-        del norm_examples
 
     # Forecasts.
 
@@ -173,7 +164,6 @@ class Hints:
         Each part comes with the config keys that decide its size, for messages; () are data whose
         size no key decides.
         """
-        del split, batch_size, num_shards
         return {}
 
 

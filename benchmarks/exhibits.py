@@ -1,7 +1,5 @@
 """What the exhibits of several benchmarks have in common: confused classes, files, pictures."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -9,8 +9,6 @@ A benchmark that MLPerf knows has a module `mlperf.py` next to its `__init__.py`
 benchmark.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import importlib.util
@@ -63,7 +61,7 @@ class Facts:
 
 
 def check_optimizer(run: Run, name: str, *known: str) -> None:
-    """Raises ConfigError if the optimizer is none of those that MLPerf's `name` has."""
+    """Raises ConfigError if the optimizer is none of the `known` ones of MLPerf's `name`."""
     if (optimizer := run.recipe["optimizer"]) not in known:
         raise ConfigError(
             f"config.optimizer={optimizer!r}: MLPerf's {name} has "
@@ -77,7 +75,8 @@ def drop_steps(run: Run, name: str) -> list[int]:
     Raises:
       ConfigError: the schedule is not 'step', or the drops are not steps.
     """
-    schedule, text = (run.recipe[f"learning_rate_{key}"] for key in ("schedule", "decay_steps"))
+    schedule = run.recipe["learning_rate_schedule"]
+    text = run.recipe["learning_rate_decay_steps"]
     if schedule != "step" or not re.fullmatch(r"\d+( steps)?(, *\d+( steps)?)*", text):
         raise ConfigError(
             f"config.learning_rate_schedule={schedule!r} and learning_rate_decay_steps={text!r}: "
@@ -88,7 +87,6 @@ def drop_steps(run: Run, name: str) -> list[int]:
 
 def only_score(scores: Mapping[str, float], form: str) -> Any:
     """How most benchmarks log a score: the one number."""
-    del form
     (score,) = scores.values()
     return score
 

@@ -1,7 +1,5 @@
 """What benchmarks share whose examples are records in files: opened, counted, put in order."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

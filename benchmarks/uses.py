@@ -104,14 +104,12 @@ class Uses:
         --mode=report shows them on its page; --mode=eval and the report write their files. Only
         process 0 calls it, with the rows that `score` gets.
         """
-        del rows
         return []
 
     def insights(
         self, params: Any, model_state: Any, rows: Iterator[dict[str, np.ndarray]]
     ) -> list[Exhibit]:
-        """As `exhibits`, what the model does inside, for --mode=report. The arrays are NumPy's."""
-        del params, model_state, rows
+        """Shows what the model does inside, for --mode=report. The arrays are NumPy's."""
         return []
 
     def portable(self, params: Any, model_state: Any) -> Portable | None:
@@ -119,7 +117,6 @@ class Uses:
 
         The arrays are NumPy's.
         """
-        del params, model_state
         return None
 
     def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
@@ -132,14 +129,12 @@ class Uses:
         Raises:
           UserError: one is missing, or not the model's.
         """
-        del manifest, source
 
     def programs(self, params: Any, model_state: Any) -> Mapping[str, Program]:
         """The model as functions for other programs, if it is not `portable`.
 
         Most models have one, ""; a name becomes a part of the file's. The arrays are NumPy's.
         """
-        del params, model_state
         return {}
 
     def read_foreign(self, file: str) -> Imported | None:
@@ -152,5 +147,4 @@ class Uses:
         Raises:
           DataError: the file cannot be used.
         """
-        del file
         return None

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs a whole job: stage, check, train, write metadata, delete the staged input.
+# Runs a complete job: stage, check, train, write metadata, delete the staged input.
 #
 #   TPU_MODEL_DIR=gs://BUCKET/JOB bash scripts/gradient_job.sh [--config=FILE] [flags of main.py]
 #

@@ -28,10 +28,10 @@ from engine import environment
 # By name: the package whose `preparation` has a module of this name, with prepare(args), and
 # parse(parser, argv) if it has more arguments than --out; and what it makes.
 PREPARATIONS = {
-    "imagenet": ("benchmarks.resnet", "records of ImageNet, or of own photos"),
-    "coco": ("benchmarks.detection", "records of COCO, or of own images"),
+    "imagenet": ("benchmarks.resnet", "records of ImageNet, or of your photos"),
+    "coco": ("benchmarks.detection", "records of COCO, or of your images"),
     "text": ("benchmarks.translation", "records of parallel text"),
-    "interactions": ("benchmarks.ncf", "ratings or events of own users and items"),
+    "interactions": ("benchmarks.ncf", "ratings or events of your users and items"),
     "digits": ("common", "handwritten digits"),
     "digit_scenes": ("benchmarks.detection", "images of digits, with boxes"),
     "digit_masks": ("benchmarks.detection", "images of digits, with masks"),
@@ -193,7 +193,7 @@ def is_prepared(folder: Folder, path: str) -> bool:
 def readings(folder: Folder) -> list[Reading]:
     """What the preparations see in a folder, or in the only folder there.
 
-    Where none can read it, the UserError of one that takes the data for its own is raised.
+    Where no preparation can read it, the first UserError of one that tried is raised.
     """
     inner = folder.inner()
     if inner and all(_NOTES.fullmatch(f.name) for f in folder.files if "/" not in f.name):

@@ -4,7 +4,7 @@
 #
 #   bash scripts/quickstart.sh                 a ResNet on 1,437 handwritten digits
 #   bash scripts/quickstart.sh digits:mild     a published recipe in miniature on the digits;
-#                                              docs/recipes.md has the names
+#                                              docs/resnet.md has the names
 #   bash scripts/quickstart.sh ssd             an SSD that finds digits on images of clutter
 #   bash scripts/quickstart.sh mask_rcnn       a Mask R-CNN that outlines them
 #   bash scripts/quickstart.sh transformer     a Transformer that translates dates, numbers and

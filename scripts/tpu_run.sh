@@ -68,7 +68,7 @@ shift
 [[ -n "$zone" ]] || fail "no zone: give --zone=us-central1-a (where you have quota for the type)"
 type="${type/#v5e-/v5litepod-}"
 size="${type#*-}" hosts=1
-[[ "$type" != tpu7x-* ]] || fail "--type='$type': the Cloud TPU API has no TPU7x; take GKE, see docs/launch.md"
+[[ "$type" != tpu7x-* ]] || fail "--type='$type': the Cloud TPU API has no TPU7x; take GKE, see docs/run.md"
 [[ "$type" =~ ^(v2|v3|v4|v5p|v5litepod|v6e)-[1-9][0-9]{0,4}$ ]] &&
   { ((size % 8 == 0)) || [[ "$type" =~ ^(v5litepod|v6e)-[14]$ ]]; } ||
   fail "--type='$type': there is no such slice; give v2-8, v3-32, v4-16, v5p-8, v5litepod-16, v6e-8 or the like"

@@ -46,7 +46,7 @@ ONLY_IN = {
     "orbax": ["engine/checkpoint.py"],
     "clu": ["engine/report/writers.py"],
     # mllog; the checkers
-    "mlperf_logging": ["engine/mlperf.py", "scripts/mlperf/official.py"],
+    "mlperf_logging": ["engine/mlperf.py", "scripts/mlperf/check.py"],
 }
 RECIPES_NEED = r"ml_collections|collections\.abc|math|typing"
 
@@ -126,30 +126,16 @@ def test_every_exception_is_needed():
     ("path", "line", "forbidden"),
     [
         ("main.py", "def f():\n  import models", "models"),
-        ("predict.py", "from engine import step", "engine.step"),
-        ("train.py", "import benchmarks.resnet as b", "benchmarks.resnet"),
-        ("train.py", "from commands import demo", "commands.demo"),
         ("train.py", "from flax import linen", "flax.linen"),
-        ("commands/doctor.py", "from train import Loop", "train.Loop"),
-        ("engine/evaluate.py", "from train import Loop", "train.Loop"),
         ("engine/run.py", "from benchmarks.ncf import make", "benchmarks.ncf.make"),
-        ("benchmarks/base.py", "from engine.step import Recipe", "engine.step.Recipe"),
         ("benchmarks/ncf/models.py", "from ..resnet import ResNet", "benchmarks.resnet.ResNet"),
-        ("benchmarks/ncf/models.py", "from engine import mesh", "engine.mesh"),
         (
             "benchmarks/detection/ssd/use.py",
             "from benchmarks.detection.mask_rcnn import models",
             "benchmarks.detection.mask_rcnn.models",
         ),
-        (
-            "benchmarks/resnet/mlperf.py",
-            "from benchmarks.resnet50 import x",
-            "benchmarks.resnet50.x",
-        ),
         ("engine/step.py", "from . import checkpoint\nfrom .. import train", "train"),
         ("engine/report/writers.py", "import orbax.checkpoint as ocp", "orbax.checkpoint"),
-        ("common/data/shards.py", "from engine.mesh import Feed", "engine.mesh.Feed"),
-        ("models.py", "import input_pipeline", "input_pipeline"),
         ("configs/ncf.py", "import jax", "jax"),
         ("helpers.py", "", ""),
     ],

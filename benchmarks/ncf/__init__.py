@@ -48,11 +48,7 @@ class Settings:
 
 
 def make(config: Any, cache_dir: str) -> Ncf:
-    """Makes the benchmark; see `benchmarks.load`.
-
-    Raises:
-      ConfigError: a value cannot work.
-    """
+    """Makes the benchmark of a config; `cache_dir` keeps the index of the ratings."""
     settings = read_config(Settings, config)
     values, layers = vars(settings), settings.mlp_layers
     if layers[0] % 2:
@@ -216,7 +212,6 @@ class Ncf(Benchmark):
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array
     ) -> tuple[Terms, Terms, Any]:
         """Binary cross-entropy of "this user has rated this item"; `rng` is not used."""
-        del rng
         logits = self.logits(params, batch["user"], batch["item"][:, None]).ravel()
         entropy = optax.sigmoid_binary_cross_entropy(logits, batch["label"].astype(logits.dtype))
         return {"cross_entropy": (entropy.sum(), jnp.float32(len(entropy)))}, {}, model_state
@@ -231,7 +226,6 @@ class Ncf(Benchmark):
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
         """Whether the held-out item is among the first 10, and its gain there, for each user."""
-        del model_state
         scores = self.logits(params, batch["user"], batch["items"])
         hit, gain = models.hits(models.ranks(scores, batch["items"]))
         return {f"hr_at_{models.TOP}": hit, f"ndcg_at_{models.TOP}": gain}

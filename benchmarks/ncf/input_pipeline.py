@@ -7,8 +7,6 @@ are drawn from (seed, epoch, x). So nothing is stored per epoch, any step is com
 each host computes its own rows.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os
@@ -72,7 +70,7 @@ class Sampler:
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
-        """Endless batches, of which a thread draws several; see `benchmarks.base.Benchmark`."""
+        """Endless batches, of which a thread draws several at a time."""
         share = batch_size // num_shards
         steps = max(1, min(_TRAIN_PIECE, self.epoch_size) // share)
         rows = np.arange(steps)[:, None] * batch_size + shard * share + np.arange(share)
@@ -85,7 +83,7 @@ class Sampler:
                 yield {name: values[first : first + share] for name, values in piece.items()}
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        """Every user once with the items to rank; see `benchmarks.base.Benchmark`."""
+        """Every user once, with the items to rank."""
         total, share = self._data.num_users, batch_size // num_shards
 
         def draw(rows: range) -> HostBatch:

@@ -3,8 +3,6 @@
 The keys are the tags of mlperf_compliance 0.0.10. No later log knows NCF.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from benchmarks.mlperf import Entry, Facts, Run, check_optimizer
@@ -20,8 +18,13 @@ ENTRY = Entry(
     meaning="the folder of MovieLens' ml-20m, with ratings.csv or ml-20m.zip",
     files=(
         (
-            *("ratings.csv", "ml-20m/ratings.csv", "ml-20m.zip", "ratings.dat"),
-            *("ml-1m/ratings.dat", "train-ratings.csv", "test-ratings.csv"),
+            "ratings.csv",
+            "ml-20m/ratings.csv",
+            "ml-20m.zip",
+            "ratings.dat",
+            "ml-1m/ratings.dat",
+            "train-ratings.csv",
+            "test-ratings.csv",
         ),
     ),
     runs=100,  # MLPerf scored the first 50 that converged
@@ -29,11 +32,7 @@ ENTRY = Entry(
 
 
 def facts(run: Run) -> Facts:
-    """What the log of a run says about NCF.
-
-    Raises:
-      ConfigError: the optimizer or the held-out items are not MLPerf's.
-    """
+    """What the log of a run says about NCF."""
     recipe = run.recipe
     check_optimizer(run, "NCF", "adam")
     if (held_out := recipe.get("eval_holdout", "latest")) != "latest":

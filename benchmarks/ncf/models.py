@@ -5,8 +5,6 @@ table and items another, whose rows hold the embeddings of both parts, one after
 factorisation of 64 and a perceptron of 256, 256, 128, 64 it has 31,832,577 parameters on ml-20m.
 """
 
-from __future__ import annotations
-
 import math
 
 import flax.linen as nn

@@ -4,8 +4,6 @@
 MovieLens has the titles of items, as movies.csv, movies.dat or u.item.
 """
 
-from __future__ import annotations
-
 import csv
 import difflib
 import io
@@ -106,14 +104,9 @@ def _is_id(name: str) -> bool:
 
 
 def read_names(data_dir: str, lists: Sequence[str]) -> dict[int, str]:
-    """The names in a list by ids; {} if there is no list where the ratings are.
+    """The names in a list by ids; {} if there is no list where the ratings of `data_dir` are.
 
-    Args:
-      data_dir: see `ratings.locate`.
-      lists: `TITLES` or `NAMES`; the first file that exists counts.
-
-    Raises:
-      DataError: the list cannot be read.
+    `lists` are `TITLES` or `NAMES`; the first file that exists counts.
     """
     path = locate(data_dir)
     try:

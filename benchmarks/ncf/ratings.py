@@ -4,8 +4,6 @@ The files are MovieLens' CSV, DAT and zip files, u.data, and what MLPerf's conve
 index has each user's items to train on, and one item held out for evaluation.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib
@@ -36,8 +34,15 @@ ML_20M = {"num_users": 138_493, "num_items": 26_744, "num_ratings": 20_000_263}
 TARGET = 0.635  # HR@10 that MLPerf asks for on ml-20m
 # The files that a data folder may have, in the order of preference.
 FILES = (
-    *("ratings.csv", "ml-20m/ratings.csv", "ratings.dat", "ml-1m/ratings.dat"),
-    *("ml-20m.zip", "ml-1m.zip", "train-ratings.csv", "u.data", "ml-100k/u.data"),
+    "ratings.csv",
+    "ml-20m/ratings.csv",
+    "ratings.dat",
+    "ml-1m/ratings.dat",
+    "ml-20m.zip",
+    "ml-1m.zip",
+    "train-ratings.csv",
+    "u.data",
+    "ml-100k/u.data",
 )
 # MLPerf's convert.py writes each user's latest rating there, the others into train-ratings.csv:
 # user, item and a 1 in a row, without a header or a time.
@@ -61,11 +66,7 @@ class Ratings:
 
 
 def locate(data_dir: str) -> str:
-    """The path of the ratings in a folder; `data_dir` may also be the file itself.
-
-    Raises:
-      DataError: there is no such file, or the folder cannot be read.
-    """
+    """The path of the ratings in a folder; `data_dir` may also be the file itself."""
     tf, folder = tensorflow(), data_dir.rstrip("/")
     is_file = folder.endswith((".csv", ".dat", ".data", ".zip"))
     paths = [folder] if is_file else [f"{folder}/{name}" for name in FILES]
@@ -74,12 +75,9 @@ def locate(data_dir: str) -> str:
             if tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path):
                 limits.check_file(path)
                 return path
-        is_other_file = not is_file and tf.io.gfile.exists(folder) and not tf.io.gfile.isdir(folder)
     except tf.errors.OpError as error:
         raise DataError(f"cannot look for ratings in {data_dir}: {one_line(error)}") from error
-    reason = "no such file" if is_file else f"it has none of {', '.join(FILES)}"
-    if is_other_file:
-        reason = "it is a file, but its name does not end with .csv, .dat, .data or .zip"
+    reason = "no such file" if is_file else f"there is none of {', '.join(FILES)}"
     raise DataError(
         f"no ratings in {data_dir!r}: {reason}. python -m scripts.prepare FILE makes them of any "
         "table of users and items; ml-20m.zip is at grouplens.org"
@@ -96,9 +94,7 @@ def read(path: str) -> Ratings:
     """Reads all ratings of a file, which is local or in a bucket. Blank lines are skipped.
 
     Files of MLPerf's converter have no times: 1 is the time of test-ratings.csv, 0 of the others.
-
-    Raises:
-      DataError: the file cannot be read, or a row is not a rating; the message names the row.
+    A row that is not a rating is a DataError that names the row.
     """
     if len(paths := parts(path)) > 1:
         train, test = (_read(part, 2) for part in paths)
@@ -185,7 +181,7 @@ def _parse(path: str, name: str, file: Any, width: int) -> Iterator[pyarrow.Reco
         )
     except pyarrow.ArrowInvalid as error:
         raise DataError(
-            f"{path} has a row that is not {header[:80]}; mend the row, or have "
+            f"{path} has a row that is not {header[:80]}; fix the row, or have "
             f"python -m scripts.prepare {shlex.quote(path)} read text and dates: {one_line(error)}"
         ) from error
 
@@ -250,13 +246,10 @@ def load_interactions(
     decide whether the cache is used.
 
     Args:
-      data_dir: folder or file, see `locate`.
+      data_dir: a folder that has one of `FILES`, or such a file.
       min_ratings: users with fewer ratings are left out.
       cache: the file that keeps the index, local or gs://; "" for none.
       seed: None: each user's latest item is held out; otherwise one drawn with this seed.
-
-    Raises:
-      DataError: there are no ratings, or they cannot be used.
     """
     path = locate(data_dir)
     (_, size, modified), *others = caches.file_stamps(parts(path))
@@ -272,19 +265,11 @@ def load_interactions(
 def index_ratings(
     raw: Ratings, min_ratings: int, path: str, seed: int | None = None
 ) -> Interactions:
-    """Indexes ratings: see `load_interactions`. The order of the rows does not matter.
+    """Indexes ratings, whose order does not matter; `path` is the file, for messages.
 
     A user's repeated rating of an item counts once, with its latest time. If a user's last ratings
-    have the same time, the one of the item with the largest id is the latest.
-
-    Args:
-      raw: the ratings.
-      min_ratings: users with fewer ratings are left out.
-      path: the file, for messages.
-      seed: None: each user's latest item is held out; otherwise each of them is equally likely.
-
-    Raises:
-      DataError: no user has enough ratings, or one has rated every item.
+    have the same time, the one of the item with the largest id is the latest. Without a seed each
+    user's latest item is held out; with one, each of a user's items is equally likely to be.
     """
     user_ids, users = np.unique(raw.users, return_inverse=True)
     item_ids, items = np.unique(raw.items, return_inverse=True)
@@ -330,6 +315,7 @@ def _sort_pairs(pairs: np.ndarray, times: np.ndarray, path: str) -> tuple[np.nda
     _log.info(
         "%s was not in the order of users and items: sorted; %d ratings repeat an item and only "
         "the latest counts",
-        *(path, len(is_last) - int(is_last.sum())),
+        path,
+        len(is_last) - int(is_last.sum()),
     )
     return pairs[is_last], times[is_last]

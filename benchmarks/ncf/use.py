@@ -3,8 +3,6 @@
 It is also exported, as a `Program`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -52,14 +50,9 @@ class NcfUses(Uses):
         self._fit = jax.jit(functools.partial(fit_vector, benchmark.logits))
 
     def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
-        """Opens the ratings, whose users and items number the rows of the model's tables.
+        """Refuses ratings with other users or items, which number the rows of the model's tables.
 
-        Args:
-          manifest: of the checkpoint, which has the digest of its rows.
-          source: the checkpoint, for messages.
-
-        Raises:
-          UserError: the ratings are missing, or have other users or items than the model.
+        The manifest of the checkpoint has the digest of its rows; `source` is the checkpoint.
         """
         try:
             digest = self._benchmark.data.rows_digest
@@ -73,7 +66,6 @@ class NcfUses(Uses):
 
     def programs(self, params: Any, model_state: Any) -> dict[str, Program]:
         """The probabilities of pairs of a user and an item."""
-        del model_state
         folder = self._benchmark.settings.data_dir
         names, titles = (read_names(folder, lists) for lists in (NAMES, TITLES))
         return {"": make_program(self._benchmark, params, names, titles)}
@@ -198,13 +190,10 @@ def popularity(data: Interactions, columns: Mapping[str, np.ndarray]) -> Exhibit
 def make_program(
     benchmark: Any, params: Any, names: Mapping[int, str], titles: Mapping[int, str]
 ) -> Program:
-    """The program of a model, for pairs of a user and an item.
+    """The program of a model, for pairs of a user and an item; `params` are NumPy arrays.
 
-    Args:
-      benchmark: a `benchmarks.ncf.Ncf` with its ratings.
-      params: NumPy arrays.
-      names: of users by their ids, as far as they are known; none: no list is written.
-      titles: of items by their ids, as far as they are known.
+    `names` of users and `titles` of items are by their ids, as far as they are known; without names
+    no list of users is written.
     """
     params = jax.tree.map(jnp.asarray, params)
     users, items = benchmark.data.user_ids, benchmark.data.item_ids
@@ -216,7 +205,6 @@ def make_program(
         return {"score": jnp.where(is_user & is_item, jax.nn.sigmoid(logits), jnp.nan)}
 
     def examples(pictures: Sequence[bytes]) -> Sequence[tuple[Arrays, None]]:
-        del pictures
         draw = np.random.default_rng(0)
         pairs = {"user": draw.choice(users, 16), "item": draw.choice(items, 16)}
         return [(pairs, None), ({name: ids[:1] for name, ids in pairs.items()}, None)]

@@ -3,8 +3,6 @@
 A random batch has the shapes of the recipe, rows full of sentences, and 16 objects in an image.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 
@@ -88,7 +86,7 @@ def _sentences(draw: np.random.Generator, spec: Spec, words: int) -> HostBatch:
 
 
 def _objects(draw: np.random.Generator, spec: Spec, classes: int) -> HostBatch:
-    """Noise with 16 objects in an image, if it has room for them; their masks fill their boxes."""
+    """Noise with up to 16 objects in an image; their masks fill their boxes."""
     rows, most, _ = spec["boxes"].shape
     shape = rows, min(most, _OBJECTS)
     centres, sides = draw.uniform(0.25, 0.75, (*shape, 2)), draw.uniform(0.1, 0.5, (*shape, 2))

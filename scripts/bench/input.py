@@ -220,17 +220,17 @@ def serve(connection: Connection, name: str, folder: str, flags: argparse.Namesp
     def spent() -> float:
         return time.process_time() + sum(sum(worker.cpu_times()[:2]) for worker in workers)
 
-    settle(spent)
+    wait_until_idle(spent)
     connection.send((0.0, 0.0))
     while connection.recv():
         before, begin = spent(), time.monotonic()
         for _ in itertools.islice(stream, flags.batches):
             pass
-        end = settle(spent)
+        end = wait_until_idle(spent)
         connection.send((spent() - before, end - begin))
 
 
-def settle(spent: Callable[[], float]) -> float:
+def wait_until_idle(spent: Callable[[], float]) -> float:
     """Waits until the CPU seconds `spent` do not grow any more; the clock's time of that moment."""
     while True:
         before, begin = spent(), time.monotonic()
@@ -248,7 +248,7 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name, default in {"images": 1000, "size": 224, "batch": 128, "rounds": 5}.items():
         add(f"--{name}", type=int, default=default)
     add("--batches", type=int, default=4, help="of each pipeline in a round")
-    add("--peer", choices=("torch",), default="torch", help="the only one")
+    add("--peer", choices=("torch",), default="torch", help="what to compare with")
     return parser.parse_args(arguments)
 
 

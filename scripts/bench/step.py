@@ -131,9 +131,6 @@ def pair(flags: argparse.Namespace) -> tuple[Any, Callable[[], Any], Callable[[]
     """The config of the flags, and a train step of ours and of the peer on the same batch.
 
     Both are compiled, and each call waits for the device.
-
-    Raises:
-      ConfigError: there is no such peer, or no device for it.
     """
     config = read_config(flags)
     torch = None
@@ -267,11 +264,7 @@ def config_of(flags: argparse.Namespace, kind: str, devices: int) -> Any:
 
 
 def read_config(flags: argparse.Namespace) -> Any:
-    """The config of --config with the values of --set.
-
-    Raises:
-      ConfigError: there is no such recipe or key, or a value has another type.
-    """
+    """The config of --config with the values of --set."""
     file, _, name = flags.config.partition(":")
     path = f"configs/{file.removeprefix('configs/').removesuffix('.py')}.py"
     if not epath.Path(path).exists():

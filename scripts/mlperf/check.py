@@ -91,9 +91,6 @@ def check(paths: Sequence[str], ruleset: str = "") -> list[Result]:
       paths: folders of results/ and systems/, or with such a folder for each benchmark; or logs,
         of which those in one folder are the runs of one result.
       ruleset: of `RULESETS`; "" for the newest ruleset that knows the benchmark.
-
-    Raises:
-      UserError: a folder has no results.
     """
     found, single = list[Result](), dict[Any, list[Any]]()
     for path in map(epath.Path, paths):

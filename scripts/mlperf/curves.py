@@ -29,9 +29,6 @@ def draw(results: Sequence[tuple[str, str, Sequence[logs.Run]]], path: str) -> l
     Args:
       results: (system, benchmark, runs) of each set; a run's own name of its system comes first.
       path: the .svg or .png.
-
-    Raises:
-      UserError: there is no such run.
     """
     sets = list[Runs]()
     for system, benchmark, all_runs in results:

@@ -53,11 +53,7 @@ class Run:
 
 
 def load(path: Any) -> Run:
-    """Reads the log in a file; other lines of the text are skipped.
-
-    Raises:
-      UserError: a line of the log is damaged.
-    """
+    """Reads the log in a file; other lines are skipped, a damaged line is a UserError."""
     run, before, first_epoch, started_evals = Run(), "", 1, list[float]()
     text = path.read_bytes().decode(errors="replace")
     for key, value, metadata, seconds in _lines(run, text):

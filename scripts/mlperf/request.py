@@ -69,11 +69,7 @@ class Request:
 
 
 def parse_requests(words: Sequence[str], env: Mapping[str, str]) -> list[Request]:
-    """Reads and checks the command line and the environment; returns a request per benchmark.
-
-    Raises:
-      UserError: the first mistake.
-    """
+    """Reads and checks the command line and the environment; returns a request per benchmark."""
     arguments, rest = _parser().parse_known_args(words)
     names, flags = _split(rest)
     names = [*dict.fromkeys([*names, *arguments.benchmark])] or _with_data(env)
@@ -198,8 +194,7 @@ def _host(flags: Sequence[str]) -> hosts.ProcessGroup | None:
 def settle_request(request: Request) -> Request:
     """Returns the request with its seed, and keeps both in request.json for later starts.
 
-    Raises:
-      UserError: the folder belongs to another request, or cannot be read or written.
+    A folder that was begun with another request is refused.
     """
     root = epath.Path(request.model_dir)
     path = root / REQUEST_FILE

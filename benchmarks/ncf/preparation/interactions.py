@@ -1,4 +1,4 @@
-"""Prepares ratings, or events of any kind, of own users and items, to train NCF on.
+"""Prepares ratings, or events of any kind, of your users and items, to train NCF on.
 
     python -m scripts.prepare interactions events.csv --out=data/own
     python -m scripts.prepare interactions log.jsonl.gz --user=member --item=film --time=seen \\
@@ -8,8 +8,6 @@ A row says which user chose which item, and perhaps when; the value of a rating 
 CSV or the like, JSON lines or Parquet, perhaps in gzip. --out gets ratings.csv in whole numbers,
 users.csv and items.csv with the names of these numbers, and manifest.json. See docs/data.md.
 """
-
-from __future__ import annotations
 
 import argparse
 import collections
@@ -37,12 +35,10 @@ _RATINGS, _USERS, _ITEMS = "ratings.csv", "users.csv", "items.csv"
 _LEAST = (20, 10, 5, 3, 2)  # of min_ratings: the first that keeps 90% of those with 2 or more
 _LARGE = 1_000_000  # rows from which on the recipe is that of ml-20m
 _BATCH = 2048  # of configs/ncf.py; an eighth of fewer rows learns more in as many epochs
-_FEW = 100  # with fewer users or items a score says little
 _PART = 1 << 20  # rows that are written at a time
 _TITLES = ("movies.csv", "movies.dat", "u.item", "books.csv", _ITEMS)  # lists beside the table
 _SUFFIXES = (".csv", ".tsv", ".dat", ".data", ".inter", ".jsonl", ".json", ".parquet", ".txt")
 _MOST = 20  # files that are looked at
-_COUNTED = 64 << 20  # bytes of tables whose rows are counted to name them
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
@@ -81,11 +77,7 @@ class Log(NamedTuple):
 
 
 def read(sources: Sequence[tuple[Table, dict[str, int]]]) -> Log:
-    """Reads tables, each with the columns of what it holds.
-
-    Raises:
-      SourceError: a table cannot be read.
-    """
+    """Reads tables, each with the columns of what it holds."""
     columns: dict[str, list[pyarrow.Array]] = {"user": [], "item": []}
     times: list[np.ndarray] = []
     for table, numbers in sources:
@@ -139,12 +131,7 @@ def _text(values: Any) -> Any:
 
 
 def prepare(args: argparse.Namespace) -> str:
-    """Writes the ratings and the names; returns the last line to print.
-
-    Raises:
-        UserError: a mistake of the user's.
-        tf.errors.OpError: reading or writing failed.
-    """
+    """Writes the ratings and the names; returns the last line to print."""
     begin, wanted = time.monotonic(), [getattr(args, what) for what in _COLUMNS]
     sources = [(t, _columns(t, args)) for t in (open_table(p, wanted) for p in args.files)]
     timeless = [table.path for table, columns in sources if "time" not in columns]
@@ -205,7 +192,7 @@ def _columns(table: Table, args: argparse.Namespace) -> dict[str, int]:
 
 
 def _weigh(log: Log) -> tuple[np.ndarray, int]:
-    """Warns of weak data. Returns bool[users], who is left out, and the value of min_ratings.
+    """Warns of what is left out. Returns bool[users], who is, and the value of min_ratings.
 
     Who has chosen every item is left out, because training needs items that were not chosen.
     """
@@ -219,8 +206,6 @@ def _weigh(log: Log) -> tuple[np.ndarray, int]:
     items = pairs.astype(np.int32)
     del pairs
     counts = np.bincount(users, minlength=len(log.user_names))
-    choosers = np.bincount(items, minlength=1)
-    total, things = np.count_nonzero(counts), np.count_nonzero(choosers)
     least = next(n for n in _LEAST if (counts >= n).sum() >= 0.9 * (counts >= 2).sum())
     enough = counts >= least
     ranked = np.count_nonzero(np.bincount(items[enough[users]]))
@@ -231,9 +216,6 @@ def _weigh(log: Log) -> tuple[np.ndarray, int]:
         "users with one item, left out": one,
         f"users with fewer than {least} items, left out by --config.min_ratings": few,
         "users with every item, left out because nothing else is there to rank": dropped.sum(),
-        "items with one user, of which little can be learnt": (choosers == 1).sum(),
-        "few users, whose scores say little": total if total < _FEW else 0,
-        "few items, so that a hit among ten says little": things if things < _FEW else 0,
     }
     for text, number in numbers.items():
         if number:
@@ -286,16 +268,16 @@ def _csv(header: str, *columns: Any) -> Iterator[bytes]:
 def readings(folder: Folder) -> list[Reading]:
     """The table of users and items in a folder: the largest, and others with its columns.
 
-    Raises:
-        SourceError: the user named one file, and it is no table.
+    Raises SourceError if the user named one file, and it is no table.
     """
     logs: dict[tuple[str, ...], list[tuple[str, Table]]] = collections.defaultdict(list)
     sizes = {file.name: file.size for file in folder.files}
     candidates = [n for n in sizes if n.lower().removesuffix(".gz").endswith(_SUFFIXES)]
-    # The fault of a single file is what the user wants to know.
-    faults = (OSError, tensorflow().errors.OpError, *[UserError] * (not folder.is_file))
+    ignored: list[type[Exception]] = [OSError, tensorflow().errors.OpError]
+    if not folder.is_file:  # what is wrong with a single file the user wants to know
+        ignored.append(UserError)
     for name in sorted(candidates, key=lambda name: -sizes[name])[:_MOST]:
-        with contextlib.suppress(*faults):
+        with contextlib.suppress(*ignored):
             table = open_table(folder.full(name))
             if {"user", "item"} <= table.guesses().keys():
                 logs[table.names].append((name, table))
@@ -304,18 +286,14 @@ def readings(folder: Folder) -> list[Reading]:
     log = max(logs.values(), key=lambda tables: sum(sizes[name] for name, _ in tables))
     # Of files without times, the rows of the last one are the latest.
     log.sort(key=lambda row: ("test" in row[0], "val" in row[0], row[0]))
-    names, table, number = [name for name, _ in log], log[0][1], "rows"
-    is_text = (table.delimiter or table.types) and not any(n.endswith(".gz") for n in names)
-    if is_text and sum(sizes[name] for name in names) < _COUNTED:
-        lines = sum(folder.head(name, _COUNTED).count(b"\n") - table.skip for name in names)
-        number = f"{lines:,} rows"
+    names, table = [name for name, _ in log], log[0][1]
     columns = {what: table.names[column] for what, column in table.guesses().items()}
     how = f"by the header {', '.join(columns.values())}" if table.has_header else "without a header"
     return [
         Reading(
             name="interactions",
             form="interactions",
-            found=f"{some(names)}: {number} of {', '.join(columns)}, {how}",
+            found=f"{some(names)}: rows of {', '.join(columns)}, {how}",
             makes="ratings, and lists of users and items, for NCF to recommend from",
             arguments=[folder.full(name) for name in names],
             files=len(names),

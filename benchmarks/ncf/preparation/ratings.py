@@ -73,8 +73,8 @@ def spread(total: int, weights: np.ndarray, most: int) -> np.ndarray:
     counts = LEAST + np.floor(rest * weights / weights.sum()).astype(np.int64)
     counts = np.minimum(counts, most)
     while left := total - int(counts.sum()):
-        room = np.flatnonzero(counts < most)
-        counts[room[:left]] += -(-left // len(room)) if left > len(room) else 1
+        below = np.flatnonzero(counts < most)
+        counts[below[:left]] += -(-left // len(below)) if left > len(below) else 1
         counts = np.minimum(counts, most)
         over = int(counts.sum()) - total
         if over > 0:  # the last share was rounded up

@@ -1,7 +1,5 @@
 """Tables: CSV and the like, JSON lines and Parquet, perhaps in gzip; and the times in them."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import dataclasses
@@ -50,8 +48,17 @@ _NO_TABLE = {
 }
 # strptime's forms of dates, and of the time of day behind them. Without a zone, times are UTC.
 _DATES = (
-    *("%Y-%m-%d", "%Y/%m/%d", "%Y%m%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y"),
-    *("%m-%d-%Y", "%d %b %Y", "%b %d %Y", "%m %d %Y"),
+    "%Y-%m-%d",
+    "%Y/%m/%d",
+    "%Y%m%d",
+    "%d.%m.%Y",
+    "%d/%m/%Y",
+    "%m/%d/%Y",
+    "%d-%m-%Y",
+    "%m-%d-%Y",
+    "%d %b %Y",
+    "%b %d %Y",
+    "%m %d %Y",
 )
 _CLOCKS = ("%H:%M:%S", "%H:%M", "%I:%M:%S %p", "%I:%M %p")
 _FORMS = (
@@ -91,11 +98,12 @@ class Table:
         return self.names[:1] != ("1",)
 
     def find(self, name: str) -> int | None:
-        """The column that a user means by a name, or a number from 1."""
+        """The column that a user means by a name or by a number from 1; None if there is none."""
         names = [*map(_short, self.names)]
         if _short(name) in names:
             return names.index(_short(name))
-        return int(name) - 1 if name.isdecimal() and 0 < int(name) <= len(names) else None
+        is_number = name.isdecimal() and 0 < int(name) <= len(names)
+        return int(name) - 1 if is_number else None
 
     def guesses(self) -> dict[str, int]:
         """The columns by what they hold, a key of `GUESSES`.
@@ -113,11 +121,7 @@ class Table:
         return {"user": 0, "item": 1} | ({"time": width - 1} if is_timed else {})
 
     def read(self, columns: dict[str, int]) -> pyarrow.Table:
-        """The columns by what they hold: times as they are, others as bytes; null where missing.
-
-        Raises:
-          SourceError: a row is not like the others, or the file is damaged.
-        """
+        """The columns by what they hold: times as they are, others as bytes; null where missing."""
         # The columns of a CSV are called by their numbers, as a header may have a name twice.
         keys = [str(i) if self.delimiter else self.names[i] for i in columns.values()]
         with _open(self.path) as file:
@@ -137,13 +141,13 @@ class Table:
                 rows = parquet.read_table(file, columns=keys)
             if not len(rows):
                 raise SourceError(f"{self.path} has a header and no rows")
-            return pyarrow.table(
-                [
-                    rows[key] if what == "time" else _as_bytes(rows[key])
-                    for what, key in zip(columns, keys, strict=True)
-                ],
-                [*columns],
-            )
+            found = {}
+            for what, key in zip(columns, keys, strict=True):
+                column = rows[key]
+                if what != "time" and not pyarrow.types.is_binary(column.type):
+                    column = column.cast("string").cast("binary")
+                found[what] = column
+            return pyarrow.table(found)
 
     def _read_csv(self, file: Any, keys: Sequence[str]) -> pyarrow.Table:
         if self.delimiter == _COLONS:
@@ -172,8 +176,7 @@ class Table:
     def seconds(self, column: pyarrow.ChunkedArray) -> tuple[np.ndarray, str]:
         """Seconds since 1970 of times, float64[n], nan where missing; and the form of the times.
 
-        Raises:
-          SourceError: the times have no form in common, or two, or one is not from 1970 to 2105.
+        Raises SourceError if the times have no form in common, or two, or are not from 1970 on.
         """
         if pyarrow.types.is_temporal(column.type):
             column = column.cast(pyarrow.timestamp("s"), safe=False).cast("int64").cast("string")
@@ -223,11 +226,6 @@ class Table:
         return seconds, form
 
 
-def _as_bytes(column: Any) -> Any:
-    """A column of text or numbers as bytes."""
-    return column if pyarrow.types.is_binary(column.type) else column.cast("string").cast("binary")
-
-
 def _tidy(times: Any) -> Any:
     """Times as text without blanks around, commas and parts of a second."""
     texts = pc.utf8_trim_whitespace(times.cast("string"))
@@ -245,14 +243,9 @@ def _parsed(texts: Any, form: str) -> Any:
 
 
 def open_table(path: str, wanted: Sequence[str] = ()) -> Table:
-    """Looks at the head of a file.
+    """Looks at the head of a file; SourceError if it cannot be read, or is no table.
 
-    Args:
-      path: local or gs://.
-      wanted: names of columns that the user gave: a first row that has one is a header.
-
-    Raises:
-      SourceError: the file cannot be read, or it is no table.
+    `wanted` are names of columns that the user gave: a first row that has one is a header.
     """
     with _open(path) as file:
         head = file.read(_HEAD)

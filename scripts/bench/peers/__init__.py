@@ -28,7 +28,7 @@ class Peer(NamedTuple):
       loss: from (params, model_state, batch, key), of one device's share, to (the loss f32[],
         ({name: metric f32[]}, model_state)).
       optimizer: of all parameters.
-      specs: from a global batch size to its batches, one for each kind of ours.
+      specs: from a global batch size to the shapes of each kind of batch that the benchmark has.
     """
 
     init: Callable[[jax.Array], tuple[Any, Any]]

@@ -114,7 +114,6 @@ class GNMT(nn.Module):
 
 def make(benchmark: Any, freeze: str) -> Peer:
     """The peer of a `benchmarks.translation.gnmt`."""
-    del freeze  # a recipe of this network has no such layers
     settings = benchmark.settings
     network = GNMT(benchmark.vocabulary_size, settings)
 

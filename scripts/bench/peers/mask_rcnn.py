@@ -147,8 +147,8 @@ def total_loss(
     """The loss f32[] of a batch.
 
     Args:
-      settings: of our benchmark.
-      batch: of ours.
+      settings: the settings of the benchmark.
+      batch: a batch of the benchmark.
       anchors: f32[n, 4] of each level.
       outputs: (logits and codes of the anchors, regions, outputs of the box and of the mask head).
     """
@@ -354,7 +354,11 @@ def make(benchmark: Any, freeze: str) -> Peer:
     stages, frozen = tuple(backbone.resnet_stages), Parts("freeze", freeze)
     strides = 1, *[2] * (len(stages) - 1)
     trunk = Trunk(
-        *(stages, backbone.resnet_bottleneck, strides, backbone.num_filters, backbone.dtype),
+        stages,
+        backbone.resnet_bottleneck,
+        strides,
+        backbone.num_filters,
+        backbone.dtype,
         norm=norm,
         pool=backbone.pool_padding,
     )
@@ -383,7 +387,6 @@ def make(benchmark: Any, freeze: str) -> Peer:
         return form.unflatten([stop(x) if f else x for x, f in zip(leaves, fixed, strict=True)])
 
     def loss(params: Any, stats: Any, batch: Mapping[str, jax.Array], key: jax.Array) -> Any:
-        del key
         variables = {"params": held(params), "batch_stats": stats}
         outputs, changed = run(variables, batch, network.apply, mutable=["batch_stats"])
         total = total_loss(keys, batch, *outputs)

@@ -69,11 +69,7 @@ def require(*packages: str) -> None:
 
 
 def load(config: Mapping[str, Any]) -> Any:
-    """The module torch, for a recipe that has a peer; call it before anything loads TensorFlow.
-
-    Raises:
-      ConfigError: the recipe has none, or PyTorch is not installed.
-    """
+    """The module torch, for a recipe that has a peer; call it before anything loads TensorFlow."""
     if (name := config["benchmark"]) not in NETWORKS:
         raise ConfigError(f"config.benchmark={name!r} has no peer; {', '.join(NETWORKS)} have")
     for key, values in _PLAIN.items():

@@ -82,7 +82,11 @@ class Trunk(nn.Module):
         for i, (size, first) in enumerate(zip(self.stage_sizes, self.strides, strict=True)):
             for j in range(size):
                 x = Block(
-                    *(self.filters * 2**i, self.is_bottleneck, 1 if j else first, conv, norm),
+                    self.filters * 2**i,
+                    self.is_bottleneck,
+                    1 if j else first,
+                    conv,
+                    norm,
                     name=f"stage{i + 1}_block{j + 1}",
                 )(x)
             maps.append(x)
@@ -103,15 +107,14 @@ class Classifier(Trunk):
 
 def make(benchmark: Any, freeze: str) -> Peer:
     """The peer of a `benchmarks.resnet` with ResNet v1.5."""
-    del freeze  # this example has no such layers
     keys, side = benchmark.settings.model, benchmark.settings.images.image_size
     if keys.resnet_version != "1.5" or keys.deep_stem or keys.squeeze_excite or keys.blur_pool:
         raise ConfigError("--peer: flax's example is a ResNet v1.5, without this recipe's variants")
     sizes, block = DEPTHS[keys.resnet_depth]
     dtype = jnp.dtype(keys.precision)
+    is_bottleneck, strides = block is BottleneckBlock, (1, 2, 2, 2)
     network = Classifier(
-        *(sizes, block is BottleneckBlock, (1, 2, 2, 2), keys.num_filters, dtype),
-        classes=benchmark.classes,
+        sizes, is_bottleneck, strides, keys.num_filters, dtype, classes=benchmark.classes
     )
 
     def init(key: jax.Array) -> tuple[Any, Any]:
@@ -119,7 +122,6 @@ def make(benchmark: Any, freeze: str) -> Peer:
         return variables["params"], variables["batch_stats"]
 
     def loss(params: Any, stats: Any, batch: Mapping[str, jax.Array], key: jax.Array) -> Any:
-        del key
         variables = {"params": params, "batch_stats": stats}
         logits: Any
         logits, changed = network.apply(

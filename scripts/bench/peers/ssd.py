@@ -85,13 +85,16 @@ def detection_loss(
 
 def make(benchmark: Any, freeze: str) -> Peer:
     """The peer of a `benchmarks.detection.ssd`."""
-    del freeze  # recipes for COCO train all layers
     settings = benchmark.settings
     keys, layout, side = settings.backbone, settings.maps.layout, settings.images.image_size
     num_logits = 1 + benchmark._classes
     norm = partial(nn.BatchNorm, momentum=keys.bn_momentum, epsilon=1e-5)
     trunk = Trunk(
-        *(tuple(keys.resnet_stages), False, (1, 2, 1), keys.num_filters, keys.dtype),
+        tuple(keys.resnet_stages),
+        False,
+        (1, 2, 1),
+        keys.num_filters,
+        keys.dtype,
         norm=norm,
         pool=keys.pool_padding,
     )
@@ -104,7 +107,6 @@ def make(benchmark: Any, freeze: str) -> Peer:
         return variables["params"], variables["batch_stats"]
 
     def loss(params: Any, stats: Any, batch: Mapping[str, jax.Array], key: jax.Array) -> Any:
-        del key
         flips = settings.images.random_flip
         images, true = input_pipeline.augment(
             batch["image"], batch["boxes"], batch["augment"], flips, keys.dtype

@@ -84,7 +84,6 @@ def lower_peer(
 
 def lower_with_our_options(programs: Programs, plan: Plan) -> list[Any]:
     """The peer's step, lowered for each shape of its batches, with our step's compiler options."""
-    del plan
     settings, benchmark = programs.settings, programs.benchmark
     options = compiler.options(programs.mesh, benchmark.larger_windows)
     peer = peers.load(settings.config, benchmark)

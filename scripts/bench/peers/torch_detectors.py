@@ -82,9 +82,8 @@ def ssd(torch: Any, benchmark: Any) -> Any:
 def mask_rcnn(torch: Any, benchmark: Any) -> Any:
     """The Mask R-CNN of a `benchmarks.detection.mask_rcnn`.
 
-    True boxes are proposed so often that as many regions are positive as ours have room for. Ours
-    compute that many masks in any case; of a network that has learnt nothing yet, torchvision would
-    compute a few.
+    True boxes are proposed so often that as many regions are positive as our network computes masks
+    for. Ours does so in any case; torchvision would compute a few masks for an untrained network.
     """
     vision: Any = importlib.import_module("torchvision.models.detection.image_list")
     most = benchmark.settings.regions.sampling.positives
@@ -180,7 +179,6 @@ def _pyramid(torch: Any, benchmark: Any) -> Any:
 
     class Coarser(pyramids.ExtraFPNBlock):
         def forward(self, results: Any, x: Any, names: Any) -> Any:
-            del x
             for level in levels[len(inner) :]:
                 results.append(results[-1][:, :, ::2, ::2])
                 names.append(str(level))
@@ -208,7 +206,7 @@ def _pyramid(torch: Any, benchmark: Any) -> Any:
 
 
 def _norm(benchmark: Any) -> Any:
-    """The BatchNorm of the backbone; None is PyTorch's own."""
+    """The BatchNorm of the backbone; None is torch.nn.BatchNorm2d."""
     if not benchmark.keeps_statistics:
         return None
     return importlib.import_module("torchvision.ops.misc").FrozenBatchNorm2d

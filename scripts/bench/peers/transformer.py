@@ -111,12 +111,11 @@ def smoothed(logits: jax.Array, targets: jax.Array, smoothing: float) -> jax.Arr
 
 def make(benchmark: Any, freeze: str) -> Peer:
     """The peer of a `benchmarks.translation.transformer`."""
-    del freeze  # this example has no such layers
     settings, words = benchmark.settings, benchmark.vocabulary_size
     sizes = settings.num_heads, settings.mlp_width
     layer = partial(Layer, *sizes, settings.dropout, settings.dtype)
     network = Transformer(
-        *(words, settings.width, settings.num_layers, settings.dropout, settings.dtype, layer)
+        words, settings.width, settings.num_layers, settings.dropout, settings.dtype, layer
     )
 
     def init(key: jax.Array) -> tuple[Any, Any]:
