@@ -295,11 +295,7 @@ def pairs(split: str, count: int) -> list[tuple[str, str]]:
 
 
 def prepare(args: argparse.Namespace) -> str:
-    """Makes the text and the records if they are not complete; returns the last line to print.
-
-    Raises:
-        UserError: the folder holds other records.
-    """
+    """Makes the text and the records if they are not complete; returns the last line to print."""
     out, raw = args.out, os.path.join(args.out, "raw")
     state = (
         f"{COUNTS['train']:,} pairs for training and {COUNTS['eval']:,} for evaluation are in "
