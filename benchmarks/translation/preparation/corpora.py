@@ -31,7 +31,7 @@ Reader = Callable[[str], Iterator[tuple[int, Row]]]  # yields the number of each
 
 
 def lines(path: str) -> Iterator[str]:
-    r"""Yields the lines of a file without "\n", which alone ends a line; of an .sgm its segments."""
+    r"""Yields a file's lines without "\n", which alone ends a line; of an .sgm its segments."""
     limits.check_file(path, SourceError)
     read = sgm_sentences if is_sgm(path.removesuffix(".gz")) else limited_lines
     try:
