@@ -67,7 +67,7 @@ def pairs(row: Row) -> Iterator[list[np.ndarray]]:
 
 
 def usable(paths: Sequence[str], packed: Sequence[bool | None], split: str) -> list[int]:
-    """The indices of the files to read: all to train, those of single pairs to evaluate.
+    """The indices of the files to read: all to train, files of single pairs to evaluate.
 
     Args:
       paths: the files.

@@ -230,7 +230,7 @@ def _cells(path: str, delimiter: str) -> Iterator[tuple[int, Row]]:
 
 
 def _read_json(path: str) -> Iterator[tuple[int, Row]]:
-    """Objects, one in a line; those of Hugging Face's datasets have the texts in "translation"."""
+    """Objects, one in a line; Hugging Face's datasets have the texts in "translation"."""
     for number, line in enumerate(lines(path), 1):
         if not line.strip():
             continue

@@ -126,7 +126,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     guess = "(by names, headers and keys; English is the source)"
     add("--source_language", default="", metavar="CODE", help=f"such as en {guess}")
     add("--target_language", default="", metavar="CODE", help="such as de")
-    add("--clean", action="store_true", help="leave out repeated pairs and those of equal sides")
+    add("--clean", action="store_true", help="leave out repeated pairs and pairs with equal sides")
     ratio = "leave out pairs of which a side has N times the other's characters"
     add("--max_ratio", type=console.integer(1, 1000), default=0, metavar="N", help=ratio)
     evaluation = "pairs to evaluate on, else some of the training pairs"

@@ -78,7 +78,7 @@ class Transformer(Translator, RecordBenchmark):
 
     @functools.cached_property
     def eval_text(self) -> tuple[str, str]:
-        """The files of sources ("" for records) and references; those of the same name fit."""
+        """The files of sources ("" for records) and references; equal names belong together."""
         settings = self.settings
         sources, references = (
             evaluation.find_text(settings.data_dir, getattr(settings, key), key)
