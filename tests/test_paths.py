@@ -29,8 +29,6 @@ ALLOWED = {  # by file: the calls
     "benchmarks/__init__.py": "pathlib.Path",
     "benchmarks/resnet/preparation/imagenet.py": "os.path.commonpath",
     "benchmarks/resnet/preparation/table.py": "os.path.commonprefix",
-    "benchmarks/translation/preparation/corpora.py": "tarfile.open",
-    "benchmarks/translation/preparation/sources.py": "tarfile.open",
     "benchmarks/ncf/names.py": "zipfile.ZipFile",
     "engine/report/writers.py": "shutil.get_terminal_size",
     "commands/predict/classes.py": "numpy.save",
@@ -39,7 +37,6 @@ ALLOWED = {  # by file: the calls
     "engine/recipe.py": "os.*",
     "resnet_main.py": "os.path.relpath",
     # On this machine: /dev/null, /proc, /sys, temporary folders; epath copies what stays.
-    "benchmarks/translation/preparation/shards.py": "tempfile.*",
     "common/entry.py": "os.open",
     "engine/aot/kernels.py": "pathlib.Path",
     "engine/compiler.py": "open",

@@ -67,16 +67,12 @@ def pairs(row: Row) -> Iterator[list[np.ndarray]]:
 
 
 def usable(paths: Sequence[str], packed: Sequence[bool | None], split: str) -> list[int]:
-    """The indices of the files to read: all to train, those of single pairs to evaluate.
+    """The indices of the files to read: all to train, files of single pairs to evaluate.
 
     Args:
       paths: the files.
       packed: whether the records of each file are packed; None for an empty file.
       split: "train" or "eval".
-
-    Raises:
-      DataError: packed and single records lie together (to train), or all are packed (to
-        evaluate).
     """
     example = dict(zip(packed, paths, strict=True))  # a file of each kind
     if split == "eval" and True in example and False not in example:
@@ -92,7 +88,7 @@ def usable(paths: Sequence[str], packed: Sequence[bool | None], split: str) -> l
     return [i for i, kind in enumerate(packed) if split == "train" or not kind]
 
 
-def fault(row: Row, vocab_size: int) -> str:
+def error(row: Row, vocab_size: int) -> str:
     """What is wrong with a record, and how to fix it; "" if nothing is."""
     packed = is_packed(row)
     for side in SIDES:
@@ -121,7 +117,7 @@ def fault(row: Row, vocab_size: int) -> str:
     return ""
 
 
-def vocabulary_fault(vocabulary: Vocabulary, paths: Sequence[str]) -> tuple[str, bool]:
+def vocabulary_error(vocabulary: Vocabulary, paths: Sequence[str]) -> tuple[str, bool]:
     """What says that records were made with another vocabulary.
 
     The same subwords may have other ids in another file. MLPerf's reference for the Transformer is
@@ -136,9 +132,6 @@ def vocabulary_fault(vocabulary: Vocabulary, paths: Sequence[str]) -> tuple[str,
 
     Returns:
       (the error in one line, or ""; whether it is certain).
-
-    Raises:
-      DataError: a file cannot be read, or has a record of another form.
     """
     if isinstance(vocabulary, Words):  # its text is tokenized, which that of records is not
         return "", False
@@ -198,7 +191,6 @@ class DataManifest:
     length: int
     vocabulary_file: str
     vocabulary_digest: str
-    vocab_size: int
     shards: dict[str, ManifestShard]
 
     def describe(self, data_dir: str, paths: Sequence[str]) -> list[ManifestShard] | None:
@@ -207,11 +199,7 @@ class DataManifest:
 
 
 def load_manifest(data_dir: str) -> DataManifest | None:
-    """The data manifest of a folder, local or gs://; None if it has none for translation.
-
-    Raises:
-      DataError: the manifest cannot be read or is of another form.
-    """
+    """The data manifest of a folder, local or gs://; None if it has none for translation."""
     data = files.read_manifest(data_dir)
     if data is None:
         return None
@@ -223,13 +211,13 @@ def load_manifest(data_dir: str) -> DataManifest | None:
         for part in content["splits"].values():
             for row in part["shards"]:
                 inputs, targets = map(int, row["tokens"])
-                numbers = (int(row[key]) for key in ("examples", "bytes", "pairs"))
-                shards[row["name"]] = ManifestShard(*numbers, (inputs, targets))
+                shards[row["name"]] = ManifestShard(
+                    int(row["examples"]), int(row["bytes"]), int(row["pairs"]), (inputs, targets)
+                )
         return DataManifest(
             int(content["length"]),
             str(vocabulary["file"]),
             str(vocabulary["sha256"]),
-            int(vocabulary["size"]),
             shards,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:

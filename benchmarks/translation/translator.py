@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.base import Benchmark, HostBatch, Identity, Spec, Target
 from benchmarks.translation import evaluation, search
-from benchmarks.translation.rows import check_vocabulary, vocabulary_fault
+from benchmarks.translation.rows import check_vocabulary, vocabulary_error
 from benchmarks.translation.use import TranslatorUses
 from benchmarks.translation.vocabulary import Vocabulary, load_vocabulary
 from benchmarks.uses import Uses
@@ -90,7 +90,7 @@ class Translator(Benchmark):
         """The kinds of training batches: the length of each leaf of token ids, by its name."""
         raise NotImplementedError
 
-    @property
+    @functools.cached_property
     def eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """The sentences to evaluate and their translations, int32[n, length], padded with zeros."""
         raise NotImplementedError
@@ -174,17 +174,17 @@ class Translator(Benchmark):
         paths = self.record_files(split)
         if not paths:
             return ""
-        fault, is_certain = vocabulary_fault(self.vocabulary, paths)
+        text, is_certain = vocabulary_error(self.vocabulary, paths)
         if is_certain:
-            raise DataError(fault)
-        if fault:
-            _log.warning("%s", fault)
-        return fault
+            raise DataError(text)
+        if text:
+            _log.warning("%s", text)
+        return text
 
     def remarks(self, split: str) -> list[tuple[str, str, str]]:
         fix = "compare a translation with its source before a long run"
-        fault = self._check_vocabulary(split)
-        return [("warn", fault, fix)] if fault else []
+        text = self._check_vocabulary(split)
+        return [("warn", text, fix)] if text else []
 
     def declared_examples(self, split: str) -> int:
         return getattr(self.settings, self.declared[split])

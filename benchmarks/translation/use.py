@@ -207,8 +207,7 @@ def _plain(text: str) -> str:
 def worst_sentences(sentences: Sequence[Sentence]) -> Exhibit:
     """The sentences with the lowest BLEU of their own, of equal ones the longest first.
 
-    The settings are those of `evaluation.bleu`. Of a short sentence only the n-grams that it can
-    have count.
+    BLEU has the settings of `evaluation.bleu`, and counts only n-grams that fit into the sentence.
     """
     from sacrebleu.metrics.bleu import BLEU
 

@@ -136,7 +136,7 @@ def read_text(paths: tuple[str, ...], vocabulary: Vocabulary, longest: int | Non
     Args:
       paths: of the sources and of the targets.
       vocabulary: must be `Words`.
-      longest: see `Corpus.make`.
+      longest: of longer sentences only the lengths are kept; None keeps all.
     """
     if not isinstance(vocabulary, Words):
         raise DataError(
@@ -219,7 +219,7 @@ def read_records(paths: Sequence[str], split: str, vocab_size: int, longest: int
       split: "train" or "eval". To evaluate, single pairs alone are read where packed rows lie
         in the same folder.
       vocab_size: ids are below it.
-      longest: see `Corpus.make`.
+      longest: of longer sentences only the lengths are kept; None keeps all.
     """
     lengths, results = files.sizes(paths), []
     progress = Progress(sum(lengths))
@@ -251,7 +251,7 @@ def _read_file(path: str, vocab_size: int) -> _File:
     def add(chunk: Any, first: int) -> None:
         for number, row in enumerate(rows.split(rows.columns(chunk)), first):
             kinds.add(rows.is_packed(row))
-            wrong = rows.fault(row, vocab_size)
+            wrong = rows.error(row, vocab_size)
             if len(kinds) > 1:
                 wrong = "packed rows and single pairs are mixed in this file"
             if wrong:

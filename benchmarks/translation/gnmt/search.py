@@ -14,7 +14,7 @@ from benchmarks.translation import search
 from benchmarks.translation.search import Cache, Rules
 from benchmarks.translation.vocabulary import EOS, PAD
 
-# See `search.run`. Besides the logits, it returns the attention float32[b, k, S] to the source.
+# (ids, position, cache) -> (logits, attention float32[b, k, S] to the source, cache)
 Step = Callable[[jax.Array, jax.Array, Cache], tuple[jax.Array, jax.Array, Cache]]
 
 
@@ -45,7 +45,7 @@ def beam_search(
 
     Args:
       step: continues all beams by one token.
-      cache: see `search.run`.
+      cache: of the first step, the same for the k beams of a sentence.
       visible: bool[b, S], which positions of the source are not padding.
       limit: int32[b], the most tokens of each sentence, EOS included; 0 for rows of padding.
       coverage: the strength of the coverage penalty, 0 or more.
@@ -93,7 +93,10 @@ def _start(visible: jax.Array, rules: Rules) -> _Beams:
 def _extend(
     lists: _Beams, logp: jax.Array, position: jax.Array, attention: jax.Array
 ) -> tuple[_Beams, jax.Array]:
-    """See `search.run`; the attention float32[b, k, S] is that of the token at `position`."""
+    """Adds a token to each beam; `attention` float32[b, k, S] is that of this token.
+
+    Returns the beams, and the indices int32[b, k] of those that they continue.
+    """
     ended = lists.is_finished[:, :, None]
     again = jnp.where(jnp.arange(logp.shape[-1]) == EOS, 0.0, -jnp.inf)  # EOS once more, for free
     values, parents, tokens = search.best_continuations(

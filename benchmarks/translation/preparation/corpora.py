@@ -31,11 +31,7 @@ Reader = Callable[[str], Iterator[tuple[int, Row]]]  # yields the number of each
 
 
 def lines(path: str) -> Iterator[str]:
-    r"""Yields the lines of a file without "\n", which alone ends a line; of an .sgm its segments.
-
-    Raises:
-        SourceError: the file is damaged, not UTF-8, or beyond one of `common.limits`.
-    """
+    r"""Yields a file's lines without "\n", which alone ends a line; of an .sgm its segments."""
     limits.check_file(path, SourceError)
     read = sgm_sentences if is_sgm(path.removesuffix(".gz")) else limited_lines
     try:
@@ -120,10 +116,7 @@ class Corpus(NamedTuple):
         Args:
             path: of the file.
             columns: source and target, by name or by number from 1; () to guess.
-            wanted: languages of source and target; see `languages.choose`.
-
-        Raises:
-            SourceError: the file is of another form, or it is not clear what is the source.
+            wanted: languages of source and target, each of which may be "".
         """
         if not tensorflow().io.gfile.exists(path):
             raise SourceError(f"there is no {path}")
@@ -237,7 +230,7 @@ def _cells(path: str, delimiter: str) -> Iterator[tuple[int, Row]]:
 
 
 def _read_json(path: str) -> Iterator[tuple[int, Row]]:
-    """Objects, one in a line; those of Hugging Face's datasets have the texts in "translation"."""
+    """Objects, one in a line; Hugging Face's datasets have the texts in "translation"."""
     for number, line in enumerate(lines(path), 1):
         if not line.strip():
             continue

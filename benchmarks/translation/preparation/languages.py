@@ -44,7 +44,7 @@ def named(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> dict[str,
 
 
 def choose(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> Sequence[str]:
-    """Which of the names are those of the source and of the target; () if it is not clear.
+    """The names of the source and of the target; () if they are not clear.
 
     They are what is `wanted`, of which each may be ""; else the words source and target; else
     English is the source, or the first name where none is English.

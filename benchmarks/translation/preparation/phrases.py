@@ -32,7 +32,7 @@ from common.preparation import arguments, writing
 
 COUNTS = {"train": 20_000, "eval": 500}
 VOCABULARY, LENGTH = 800, 64  # subwords; tokens of a row
-_RESERVED = 20  # 1 of so many values is for the evaluation
+_RESERVED = 20  # one value in 20 is for the evaluation
 _TRIES = 1000  # sentences of one pattern
 _SPACES = str.maketrans(dict.fromkeys("\u00a0\u2009\u202f", " "))  # CLDR has several kinds
 _UNITS = {
@@ -263,7 +263,7 @@ def _make_sentence(draw: Random, pattern: tuple[str, str]) -> tuple[list[str], l
     """A sentence in English and in German, with values that `draw` decides."""
     names = re.findall(r"\{(\w+)\}", pattern[0])
     slots = {name: make_slot(draw, name) for name in names}
-    for name in names:  # "from Rome to Rome" is none
+    for name in names:  # "from Rome to Rome" is no journey
         while name.endswith("2") and slots[name].value == slots[name[:-1]].value:
             slots[name] = make_slot(draw, name)
     texts = []
@@ -295,11 +295,7 @@ def pairs(split: str, count: int) -> list[tuple[str, str]]:
 
 
 def prepare(args: argparse.Namespace) -> str:
-    """Makes the text and the records if they are not complete; returns the last line to print.
-
-    Raises:
-        UserError: the folder holds other records.
-    """
+    """Makes the text and the records if they are not complete; returns the last line to print."""
     out, raw = args.out, os.path.join(args.out, "raw")
     state = (
         f"{COUNTS['train']:,} pairs for training and {COUNTS['eval']:,} for evaluation are in "

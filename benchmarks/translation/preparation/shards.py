@@ -52,7 +52,7 @@ def make(args: argparse.Namespace, source: TextInput) -> dict[str, Any]:
     """
     state, vocabulary = writing.State(args.out), source.vocabulary
     pairs = source.read()
-    print(f"train: {len(pairs.train):,} pairs; eval: {sum(map(bool, pairs.eval)):,}", flush=True)
+    print(f"train: {len(pairs.train):,} pairs; eval: {len(pairs.eval):,}", flush=True)
     _warn_of_known(pairs.train, pairs.eval)
     count = args.shards or min(_MOST, max(_LEAST, source.size // _PER_SHARD))
     size = 0 if vocabulary else args.vocabulary_size or _vocabulary_size(source.size, pairs.train)
@@ -92,14 +92,14 @@ def make(args: argparse.Namespace, source: TextInput) -> dict[str, Any]:
         },
         "settings": settings,
         "splits": {
-            "train": _describe_train(summaries, pairs.left_out),
-            "eval": _write_eval(args.out, vocabulary, pairs.eval),
+            "train": _describe_train(summaries, pairs.left_out["train"]),
+            "eval": _write_eval(args.out, vocabulary, pairs.eval, pairs.left_out["eval"]),
         },
     }
 
 
-def _warn_of_known(train: Sequence[Pair], evaluation: Sequence[Pair | None]) -> None:
-    sentences = {pair[0].strip() for pair in evaluation if pair}
+def _warn_of_known(train: Sequence[Pair], evaluation: Sequence[Pair]) -> None:
+    sentences = {source.strip() for source, _ in evaluation}
     if known := sentences & {source for source, _ in train}:
         print(
             f"warning: {len(known):,} of {len(sentences):,} sentences to evaluate on are in the "
@@ -121,7 +121,7 @@ def _vocabulary_size(size: int, pairs: Sequence[Pair]) -> int:
     return min(max(counts.total() // 1000 + len(counts), _VOCABULARY[0]), _VOCABULARY[1])
 
 
-def sample(pairs: Sequence[Pair], seed: int) -> list[str]:
+def sample(pairs: list[Pair], seed: int) -> list[str]:
     """The texts of a part of the pairs, drawn by a hash of their numbers, of bounded size."""
     sizes, most = np.array([len(a) + len(b) for a, b in pairs]), 1 << 64
     draws = hash64(seed, 4, np.arange(len(sizes)))
@@ -144,7 +144,7 @@ def deal(count: int, shards: int, seed: int) -> np.ndarray:
 
 def write_shards(
     args: argparse.Namespace,
-    pairs: Sequence[Pair],
+    pairs: list[Pair],
     vocabulary: Vocabulary,
     names: Sequence[str],
     wanted: Sequence[int],
@@ -240,12 +240,13 @@ def _permutation(size: int, *key: int) -> list[int]:
     return hash64(*key, np.arange(size)).argsort(kind="stable").tolist()
 
 
-def _write_eval(out: str, vocabulary: Vocabulary, pairs: Sequence[Pair | None]) -> dict[str, Any]:
+def _write_eval(
+    out: str, vocabulary: Vocabulary, pairs: Sequence[Pair], left_out: dict[str, int]
+) -> dict[str, Any]:
     """Writes the records and the raw lines of the evaluation; returns the manifest's row."""
-    full = [pair for pair in pairs if pair]
-    for name, texts in zip((SOURCES, REFERENCES), zip(*full, strict=True), strict=True):
+    for name, texts in zip((SOURCES, REFERENCES), zip(*pairs, strict=True), strict=True):
         writing.save(out, name, "".join(f"{text}\n" for text in texts).encode())
-    ids = [encode(pair, vocabulary) for pair in full]
+    ids = [encode(pair, vocabulary) for pair in pairs]
     examples = (packing.serialize_example(dict(zip(SIDES, pair, strict=True))) for pair in ids)
     name = records.shard_name(_EVAL, 0, 1)
     written = records.write_shard(os.path.join(out, name), examples)
@@ -258,7 +259,7 @@ def _write_eval(out: str, vocabulary: Vocabulary, pairs: Sequence[Pair | None]) 
         "examples": written["examples"],
         "bytes": written["bytes"],
         **facts,
-        "left_out": {"empty": len(pairs) - len(full)},
+        "left_out": left_out,
         "shards": [{"name": name, **written, **facts}],
     }
 

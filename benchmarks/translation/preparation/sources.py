@@ -49,8 +49,8 @@ class Pairs(NamedTuple):
     """The pairs of a data set."""
 
     train: list[Pair]  # without space at their ends, as in tensor2tensor
-    eval: list[Pair | None]  # None for a pair with an empty side
-    left_out: dict[str, int]  # training pairs by the reason why they are left out
+    eval: list[Pair]  # as they are
+    left_out: dict[str, dict[str, int]]  # by split: how many pairs, by reason
 
 
 class TextInput:
@@ -91,21 +91,16 @@ class TextInput:
         return {"train": digest, "vocabulary": self.vocabulary.digest if self.vocabulary else ""}
 
     def read(self) -> Pairs:
-        """Reads both splits; without text to evaluate on, it is a part of the training pairs.
-
-        Raises:
-            SourceError: a file is damaged, not UTF-8, or has another number of lines than the
-                other one.
-        """
-        evaluation: list[Pair | None] = []
-        for pair in self._read("eval"):
-            evaluation.append(pair if all(side.strip() for side in pair) else None)
-        if self._inputs["eval"] and not any(evaluation):
+        """Reads both splits; without text to evaluate on, it is a part of the training pairs."""
+        pairs = [*self._read("eval")]
+        evaluation = [pair for pair in pairs if all(side.strip() for side in pair)]
+        if self._inputs["eval"] and not evaluation:
             raise UserError("the evaluation files hold no pair with text on both sides")
+        empty = len(pairs) - len(evaluation)
         train, left_out = self._read_train()
         if not self._inputs["eval"]:
             train, evaluation = _draw(train)
-        return Pairs(train, evaluation, left_out)
+        return Pairs(train, evaluation, {"train": left_out, "eval": {"empty": empty}})
 
     def _read(self, split: str) -> Iterator[Pair]:
         for each in self._inputs[split]:
@@ -140,7 +135,7 @@ class TextInput:
         return pairs, left_out
 
 
-def _draw(pairs: list[Pair]) -> tuple[list[Pair], list[Pair | None]]:
+def _draw(pairs: list[Pair]) -> tuple[list[Pair], list[Pair]]:
     """The pairs to train on and to evaluate on, by a hash of the source.
 
     So pairs with equal sources are on one side, on every machine.
@@ -156,5 +151,5 @@ def _draw(pairs: list[Pair]) -> tuple[list[Pair], list[Pair | None]]:
             f"{len(keys):,} training pairs are too few to take some for the evaluation: give "
             "text for it, as --eval or --eval_source"
         )
-    drawn = [pairs[i] for i in np.flatnonzero(is_drawn)]
-    return [pairs[i] for i in np.flatnonzero(~is_drawn)], [*drawn]
+    train, drawn = ([pairs[i] for i in np.flatnonzero(part)] for part in (~is_drawn, is_drawn))
+    return train, drawn

@@ -51,9 +51,9 @@ def readings(folder: Folder) -> list[Reading]:
     """The ways to read a folder as parallel text: two files of lines, or files of pairs."""
     # By form: the files of each input, and the names of its source and target.
     inputs: dict[str, dict[tuple[str, ...], Sequence[str]]] = collections.defaultdict(dict)
-    faults = UserError, OSError, tensorflow().errors.OpError
+    errors = UserError, OSError, tensorflow().errors.OpError
     codes, pairs = languages.pairs(file.name for file in folder.files if _is_lines(file.name))
-    with contextlib.suppress(*faults):
+    with contextlib.suppress(*errors):
         if pairs and all(_has_letters(folder.head(name)) for name in pairs[0]):
             inputs["text"] = dict.fromkeys(pairs, codes)
     taken = {name for pair in inputs["text"] for name in pair}
@@ -63,7 +63,7 @@ def readings(folder: Folder) -> list[Reading]:
         seen[form] += 1
         if not form or seen[form] > _MOST:
             continue
-        with contextlib.suppress(*faults):
+        with contextlib.suppress(*errors):
             corpus = Corpus.open(folder.full(name))
             if corpus.has_sentences():
                 inputs[form][name,] = corpus.names
@@ -126,7 +126,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     guess = "(by names, headers and keys; English is the source)"
     add("--source_language", default="", metavar="CODE", help=f"such as en {guess}")
     add("--target_language", default="", metavar="CODE", help="such as de")
-    add("--clean", action="store_true", help="leave out repeated pairs and those of equal sides")
+    add("--clean", action="store_true", help="leave out repeated pairs and pairs with equal sides")
     ratio = "leave out pairs of which a side has N times the other's characters"
     add("--max_ratio", type=console.integer(1, 1000), default=0, metavar="N", help=ratio)
     evaluation = "pairs to evaluate on, else some of the training pairs"
@@ -148,8 +148,8 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     args.max_tokens = args.max_tokens or min(80, args.length)
     args.workers = args.workers or pools.cores()
-    if fault := _fault(args):
-        parser.error(fault)
+    if mistake := _mistake(args):
+        parser.error(mistake)
     _turn(args)
     return args
 
@@ -166,7 +166,7 @@ def _turn(args: argparse.Namespace) -> None:
             vars(args).update(zip(flags, reversed(paths), strict=True))
 
 
-def _fault(args: argparse.Namespace) -> str:
+def _mistake(args: argparse.Namespace) -> str:
     """What is wrong with the arguments together; "" if nothing is."""
     if args.max_tokens > args.length:
         return f"--max_tokens={args.max_tokens} must not exceed --length={args.length}"
@@ -183,12 +183,7 @@ def _fault(args: argparse.Namespace) -> str:
 
 
 def prepare(args: argparse.Namespace) -> str:
-    """Prepares the records; returns the last line to print.
-
-    Raises:
-        UserError: a mistake of the user's.
-        tf.errors.OpError: reading or writing failed.
-    """
+    """Prepares the records; returns the last line to print."""
     content = make(args)
     if gnmt := _gnmt_command(args.out, content):
         print(f"GNMT, a recurrent translator, trains on the same records: {gnmt}")
@@ -196,7 +191,7 @@ def prepare(args: argparse.Namespace) -> str:
 
 
 def make(args: argparse.Namespace) -> dict[str, Any]:
-    """Prepares the records as `prepare` does; returns the content of their manifest."""
+    """Makes the records and their manifest; returns its content."""
     content = shards.make(args, sources.TextInput(args))
     _report(content, args)
     writing.save_manifest(args.out, content)

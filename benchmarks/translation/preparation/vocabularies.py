@@ -79,7 +79,7 @@ def learn_subwords(counts: Mapping[str, int], size: int) -> str:
     more the first 100 count, and of text without blanks a part: there tensor2tensor differs.
 
     Args:
-      counts: how often each token occurs; see `split_tokens`.
+      counts: how often each token of `split_tokens` occurs.
       size: the number of subwords, the reserved ones included; small alphabets may give fewer.
     """
     alphabet = {c for token in (*counts, *RESERVED) for c in token} | ESCAPE_CHARACTERS

@@ -78,7 +78,7 @@ class Transformer(Translator, RecordBenchmark):
 
     @functools.cached_property
     def eval_text(self) -> tuple[str, str]:
-        """See `Translator`. Sources and references of the same name belong together."""
+        """The files of sources ("" for records) and references; equal names belong together."""
         settings = self.settings
         sources, references = (
             evaluation.find_text(settings.data_dir, getattr(settings, key), key)
@@ -129,23 +129,18 @@ class Transformer(Translator, RecordBenchmark):
     def eval_pairs(self) -> tuple[np.ndarray, np.ndarray]:
         if not self.eval_text[0]:
             return self.source("eval").read_all()
-        return self._encoded(self.eval_text[0], self.eval_lengths[-1]), self._encoded(
-            self.eval_text[1]
-        )
+        source, reference = self.eval_text
+        return self._encoded(source, self.eval_lengths[-1]), self._encoded(reference)
 
     def _encoded(self, path: str, most: int | None = None) -> np.ndarray:
-        """The lines of a file as int32[n, length] with EOS, padded with zeros.
-
-        Raises:
-          DataError: a line has more than `most` tokens.
-        """
+        """The lines of a file, of `most` tokens at most, as int32[n, length] with EOS and zeros."""
         lines = [[*self.vocabulary.encode(line), EOS] for line in evaluation.read_lines(path)]
         size = max(map(len, lines))
         if most and size > most:
             number = 1 + [*map(len, lines)].index(size)
             raise DataError(
-                f"{path}, line {number}: the sentence has {size} tokens, and the evaluation has "
-                f"room for {most}: set the last of --config.eval_lengths to {size} or more"
+                f"{path}, line {number}: the sentence has {size} tokens, and the evaluation "
+                f"allows {most}: set the last of --config.eval_lengths to {size} or more"
             )
         ids = np.zeros((len(lines), most or size), np.int32)
         for row, line in zip(ids, lines, strict=True):

@@ -39,7 +39,7 @@ def attend(
       query: [b, heads, head, Lq], already scaled.
       key, value: [b, heads, head, Lk].
       mask: bool[b, Lq, Lk], which keys a query sees.
-      dropped: (rate, seeds int32[b] or None, site), see `common.layers.dropout.dropout`.
+      dropped: the dropout's (rate, seeds int32[b] of the rows or None, number of the place).
       is_tall: False if queries, keys, values and the result are [b, heads, L, head].
 
     Returns:

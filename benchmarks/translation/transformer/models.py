@@ -254,7 +254,7 @@ class Layer(nn.Module):
     def step(
         self, x: jax.Array, position: jax.Array, cache: Any, cross: tuple[Any, Any, Any]
     ) -> tuple[jax.Array, Any]:
-        """One token of each beam [b, k, width], see `Transformer.step`."""
+        """One token of each beam [b, k, width]; `cross` is keys, values and their mask."""
         y, cache = self.attention.step(self.attention_norm(x), position, cache)
         x = x + y
         x = x + self.cross_attention.cross_step(self.cross_norm(x), *cross)

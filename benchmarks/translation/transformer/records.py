@@ -29,7 +29,6 @@ class Records:
     shards: Shards  # records with too long pairs are left out of training
     packed: bool  # whether a record is a row of several pairs
     length: int  # positions of a row, of inputs and, to train, of targets
-    vocab_size: int  # ids are below it
     pairs: int  # in all records
     tokens: tuple[int, int]  # inputs and targets in all records, EOS included and padding not
     target_length: int  # positions of targets; to evaluate, they may be longer than `length`
@@ -106,19 +105,16 @@ def open_records(
 
     Args:
       data_dir: folder, local or gs://.
-      patterns: see `common.data.files.find`.
-      cache: see `common.data.caches.scan_files`.
+      patterns: of the files' names, with commas between.
+      cache: a JSON file that keeps what the scan has found.
       split: "train" or "eval".
       length: positions of a row, of each side; to evaluate, of inputs.
       vocab_size: the number of ids of the vocabulary.
       described: whether the manifest may spare the scan.
-
-    Raises:
-      DataError: the files cannot be used; the message names one of them and the fix.
     """
     paths = files.find_shards(data_dir, patterns, split, marker="*")
     described &= split == "train"
-    if described and (source := _from_manifest(data_dir, paths, length, vocab_size)):
+    if described and (source := _from_manifest(data_dir, paths, length)):
         return _report(source)
     settings = {"length": length, "vocab_size": vocab_size, "split": split}
     key = {**settings, "facts": 2}  # the form of the results
@@ -138,7 +134,6 @@ def open_records(
         ),
         packed,
         length,
-        vocab_size,
         sum(row["pairs"] for row in results),
         (sum(row["tokens"][0] for row in results), sum(row["tokens"][1] for row in results)),
         length if split == "train" else max(length, *(row["longest_targets"] for row in results)),
@@ -155,9 +150,7 @@ def _other_length(path: str, packed_length: int, length: int) -> DataError:
     )
 
 
-def _from_manifest(
-    data_dir: str, paths: Sequence[str], length: int, vocab_size: int
-) -> Records | None:
+def _from_manifest(data_dir: str, paths: Sequence[str], length: int) -> Records | None:
     """The packed rows for training as the manifest describes them, if it does."""
     content = rows.load_manifest(data_dir) if data_dir else None
     shards = content.describe(data_dir, paths) if content else None
@@ -165,16 +158,10 @@ def _from_manifest(
         return None
     if content.length != length:
         raise _other_length(paths[0], content.length, length)
-    if content.vocab_size != vocab_size:
-        raise DataError(
-            f"{paths[0]}: its records have a vocabulary of {content.vocab_size:,} entries, but "
-            f"the vocabulary has {vocab_size:,}: use {content.vocabulary_file} of their folder"
-        )
     return Records(
         Shards(tuple(paths), tuple(row.examples for row in shards)),
         True,
         length,
-        vocab_size,
         sum(row.pairs for row in shards),
         (sum(row.tokens[0] for row in shards), sum(row.tokens[1] for row in shards)),
         length,
@@ -236,7 +223,7 @@ def _scan_file(path: str, length: int, vocab_size: int, split: str) -> dict[str,
     def check(chunk: Any, first: int) -> None:
         for i, row in enumerate(rows.split(rows.columns(chunk)), first):
             record, packed = record_name(path, i), rows.is_packed(row)
-            if wrong := rows.fault(row, vocab_size):
+            if wrong := rows.error(row, vocab_size):
                 raise DataError(f"{record}: {wrong}")
             if facts["packed"] not in (None, packed):
                 raise DataError(f"{record}: packed rows and single pairs are mixed in this file")

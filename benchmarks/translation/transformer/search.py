@@ -13,7 +13,8 @@ from benchmarks.translation import search
 from benchmarks.translation.search import Cache, Rules
 from benchmarks.translation.vocabulary import EOS, PAD
 
-Step = Callable[[jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]  # see `search.run`
+# (ids, position, cache) -> (logits, cache)
+Step = Callable[[jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
 
 
 class _Lists(NamedTuple):
@@ -39,7 +40,7 @@ def beam_search(
 
     Args:
       step: continues all beams by one token.
-      cache: see `search.run`.
+      cache: of the first step, the same for the k beams of a sentence.
       limit: int32[b], the most tokens of each sentence, EOS included; 0 for rows of padding.
       rules: of the search; no limit may be larger than its length. For a `top` above 1, the
         search runs longer.
@@ -83,7 +84,10 @@ def _start(sentences: int, rules: Rules) -> _Lists:
 def _extend(
     lists: _Lists, logp: jax.Array, position: jax.Array, penalty: jax.Array
 ) -> tuple[_Lists, jax.Array]:
-    """See `search.run`; `penalty` float32[] is that of sequences that end at `position`."""
+    """Adds a token to each live beam; `penalty` float32[] is that of sequences that end here.
+
+    Returns the lists, and the indices int32[b, k] of the beams that the live ones continue.
+    """
     beams = lists.tokens.shape[1]
     values, parents, tokens = search.best_continuations(lists.logp, logp, 2 * beams)
     sequences = search.gather(lists.tokens, parents).at[:, :, position].set(tokens)

@@ -42,7 +42,7 @@ def test_everything_that_it_says(tmp_path):
         "a": rows.ManifestShard(3, 2, 7, (10, 8)),
         "b": rows.ManifestShard(1, 4, 2, (6, 5)),
     }
-    assert loaded == rows.DataManifest(256, "vocab.subwords", "ab", 33708, shards)
+    assert loaded == rows.DataManifest(256, "vocab.subwords", "ab", shards)
     (tmp_path / "a").write_bytes(b"12")
     (tmp_path / "b").write_bytes(b"1234")
     paths = [f"{tmp_path}/b", f"{tmp_path}/a"]
@@ -120,7 +120,7 @@ def write_records(folder, made_with, file, packed=False):
 def fault(folder, split="eval"):
     path = f"{folder}/{TRAIN if split == 'train' else DEV}"
     loaded = vocabulary.load_vocabulary(f"{folder}/vocab.ende.32768")
-    return rows.vocabulary_fault(loaded, [path])
+    return rows.vocabulary_error(loaded, [path])
 
 
 @pytest.mark.parametrize(("made_with", "file"), [(FILE, FILE), (LOADED, LOADED)])
@@ -175,4 +175,4 @@ def test_sentencepiece_without_the_letters_of_the_text(tmp_path):
     assert all(made.unknown in source for source, _ in pairs)
     data = [packing.serialize_example({"inputs": s, "targets": t}) for s, t in pairs]
     records.write_shard(f"{tmp_path}/{DEV}", data)
-    assert rows.vocabulary_fault(made, [f"{tmp_path}/{DEV}"]) == ("", False)
+    assert rows.vocabulary_error(made, [f"{tmp_path}/{DEV}"]) == ("", False)

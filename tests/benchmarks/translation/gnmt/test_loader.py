@@ -182,18 +182,6 @@ def test_text_needs_a_vocabulary_of_words(tiny_bpe, tiny_sentences):
         loader.load(settings(tiny_bpe, TRAIN, "train"), "train", loaded, None, "")
 
 
-def test_text_in_a_bucket(gcs, tiny_bpe, tmp_path):
-    data, cache = gcs.bucket("read"), gcs.bucket()
-    for path in pathlib.Path(tiny_bpe).iterdir():
-        gcs.write(f"{data}/some/{path.name}", path.read_bytes())
-    local = load(tiny_bpe)
-    loaded = vocabulary.load_vocabulary(f"{tiny_bpe}/vocab.bpe.32000.en")
-    for _ in range(2):
-        facts = settings(f"{data}/some", TRAIN, "train")
-        remote = loader.load(facts, "train", loaded, None, cache)
-        assert sentences(remote, 0) == sentences(local, 0)
-
-
 # --- Splits of records.
 
 

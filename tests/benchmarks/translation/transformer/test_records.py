@@ -198,8 +198,6 @@ def test_the_manifest_spares_the_scan(tmp_path):
     assert (source.pairs, source.tokens) == (scanned.pairs, scanned.tokens) == (6, (20, 16))
     with pytest.raises(DataError, match="packed for 12 positions, not 16"):
         opened(tmp_path, length=16)
-    with pytest.raises(DataError, match="vocabulary of 50 entries, but the vocabulary has 51"):
-        opened(tmp_path, vocab_size=51)
     manifest_of(tmp_path, vocabulary={})
     with pytest.raises(DataError, match="move it away"):
         opened(tmp_path)
