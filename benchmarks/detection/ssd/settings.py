@@ -40,17 +40,13 @@ class Maps:
         lengths = {f"extra_{key}": extras for key in ("squeezed", "strides", "paddings")}
         lengths |= {"box_steps": extras + 1, "box_ratios": extras + 1, "box_sides": extras + 2}
         _check_lengths(self, lengths, f"the {extras} layers of config.extra_filters")
-        if min(maps := self.layout.feature_sizes) < 1:
-            raise ConfigError(
-                f"config.image_size={self.image_size}: no pixel is left of the last map; use "
-                "larger images, or fewer extra layers"
-            )
-        side, steps = self.image_size, tuple(self.box_steps)
+        side, steps, maps = self.image_size, tuple(self.box_steps), self.layout.feature_sizes
         shares = [cells * step / side for cells, step in zip(maps, steps, strict=True)]
         if not 0.5 <= min(shares) <= max(shares) <= 1.5:
+            fitting = tuple(side // max(cells, 1) for cells in maps)
             raise ConfigError(
                 f"config.box_steps={steps}: the {maps} cells of the maps do not cover the "
-                f"config.image_size={side} pixels; use about {tuple(side // n for n in maps)}"
+                f"config.image_size={side} pixels; use about {fitting}"
             )
         if self.box_sides[0] > side:
             raise ConfigError(
