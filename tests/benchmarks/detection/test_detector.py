@@ -173,9 +173,6 @@ def begun(module, **values):
     ("key", "value", "words"),
     [
         ("resnet_version", "2", "resnet_version='2'.* trained with --config.resnet_version=1.5"),
-        ("deep_stem", True, "deep_stem=True"),
-        ("squeeze_excite", 0.0625, "squeeze_excite=0.0625"),
-        ("blur_pool", True, "blur_pool=True"),
         ("resnet_depth", 101, "-101, whose stages have"),
         ("input_spec", "keras", "input_spec has mean="),
     ],
@@ -183,12 +180,6 @@ def begun(module, **values):
 def test_a_resnet_that_is_no_backbone_is_refused(module, key, value, words):
     with pytest.raises(ConfigError, match=f"^config.init_from=/resnet is a ResNet.*{words}"):
         begun(module, **{key: value})
-
-
-@DETECTORS
-def test_the_crops_of_a_backbone_do_not_matter(module):
-    notes, _ = begun(module, max_pool="torch", input_spec="torchvision_v2")
-    assert not any("input_spec" in note for note in notes)
 
 
 @DETECTORS

@@ -46,13 +46,6 @@ def test_objects_of_a_record(tmp_path):
     assert objects.classes.numpy().tolist() == [4, 2] and objects.classes.dtype == "int32"
 
 
-@pytest.mark.parametrize("label", [0, 2, 18, 91, -5, 2**40])
-def test_an_unknown_category_has_class_minus_one(label):
-    serialized = example(encode(), (12, 15), [BOX, BOX], [label, 1])
-    objects = records.Source(None, IDS).objects(serialized)  # type: ignore[arg-type] (not read)
-    assert objects.classes.numpy().tolist() == [-1, 1]
-
-
 # Which records have boxes: 9 of 14 in four files. One file has none, one is empty.
 HAS_BOX = ((1, 0, 1, 1, 0), (0, 0), (), (1, 1, 1, 1, 0, 1, 1))
 
@@ -92,14 +85,6 @@ def test_evaluation_numbers_every_image(mixed):
     source = opened(mixed, "eval")
     assert source.shards.counts == (5, 2, 0, 7) and not any(source.shards.left_out)
     assert source.image_ids == tuple(range(14))
-
-
-def test_the_scan_is_kept(mixed, monkeypatch):
-    first = opened(mixed)
-    monkeypatch.setattr(records, "_scan_file", None)
-    assert opened(mixed) == first
-    with pytest.raises(TypeError):
-        opened(mixed, ids=(1, 3, 17, 91))
 
 
 def described(folder, images, ids=(), **changed):
@@ -143,36 +128,6 @@ def test_a_manifest_replaces_the_scan_of_the_evaluation(tmp_path, monkeypatch):
         opened(tmp_path, "eval")
 
 
-OTHER = {
-    "images without a box": ([1, 1, 2, 1], {}),
-    "another number of images": ([0, 2, 2, 2], {}),
-    "no word about boxes": ([], {}),
-    "other categories": (
-        *([0, 2, 2, 1], {"classes": [{"label": k, "id": k, "name": ""} for k in range(1, 5)]}),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OTHER)
-def test_a_manifest_of_other_data_does_not(name, tmp_path, monkeypatch):
-    images, changed = OTHER[name]
-    described(tmp_path, images, **changed)
-    monkeypatch.setattr(records, "_scan_file", None)
-    with pytest.raises(TypeError):
-        opened(tmp_path)
-
-
-def test_crowded_images_are_counted(tmp_path, caplog):
-    counts = (1, 4, 3, 9)
-    write(tmp_path / "train-0", [good(i, [BOX] * count) for i, count in enumerate(counts)])
-    opened(tmp_path, max_boxes=3)
-    words = "2 of 4 train images have more than config.max_boxes=3 boxes, up to 9: training keeps"
-    assert caplog.records[0].getMessage() == f"{words} the largest"
-    caplog.clear()
-    opened(tmp_path, max_boxes=9)
-    assert not caplog.records
-
-
 @pytest.mark.parametrize(("rows", "words"), [([good(0, [])], "none of the"), ([], "are empty")])
 def test_no_image_with_a_box(rows, words, tmp_path):
     write(tmp_path / "train-0", rows)
@@ -214,15 +169,6 @@ def test_an_image_id_to_evaluate_is_a_whole_number_of_32_bits(tmp_path):
     source = opened(tmp_path, "eval")
     assert source.image_ids == (-3, 0, 2**31 - 1, -(2**31), 139)
     assert [int(records.read_image_id(row)) for row in rows] == list(source.image_ids)
-
-
-def test_an_unknown_category_in_a_batch(mixed):
-    source = opened(mixed)
-    batch = {"id": np.array([2, 4]), "classes": np.array([[1, 2, 0], [3, -1, 0]])}
-    with pytest.raises(DataError, match=r"00003-of-00004.tfrecord, record 1 \(counted from 0\): a"):
-        source.check(batch)
-    batch["classes"][1, 1] = 0
-    source.check(batch)
 
 
 # Masks and orientations.
@@ -271,12 +217,6 @@ def test_evaluation_has_every_image_by_orientation(two_files):
     pools = Pools.by_orientation(opened_outlined(two_files, "eval"))
     assert numbers(pools) == list(pools.image_ids) == [0, 2, 4, 5, 1, 3]
     assert [source.image_ids for source in pools.sources] == [(0, 2, 4, 5), (1, 3)]
-
-
-def test_other_benchmarks_see_neither_masks_nor_orientations(two_files):
-    opened_outlined(two_files)
-    source = opened(two_files)  # with the same cache
-    assert numbers(source) == [0, 1, 2, 3, 4] and not source.upright
 
 
 def test_crowds_are_no_single_objects():
