@@ -170,7 +170,7 @@ class MaskRCNN(nn.Module):
         self.mask_head = MaskHead(self.mask_features, num_logits, dtype)
 
     def maps(self, images: jax.Array, train: bool) -> Maps:
-        """The pyramid's maps of normalised images float[b, H/2, W/2, 12], see `ResNet.__call__`.
+        """The pyramid's maps of normalised images float[b, H/2, W/2, 12], in blocks of 2x2 pixels.
 
         `train`: whether BatchNorm takes the statistics of the batch.
         """

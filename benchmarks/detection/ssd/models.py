@@ -112,7 +112,7 @@ class Head(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns [b, h * w * n, width] from x [b, h, w, c], see `SSD`."""
+        """Returns [b, h * w * n, width] from x [b, h, w, c]."""
         n, logits = self.boxes_per_cell, self.num_logits
         shape = (3, 3, x.shape[-1], n * (4 + logits))
         kernel = self.param("kernel", nn.initializers.xavier_uniform(), shape, jnp.float32)
