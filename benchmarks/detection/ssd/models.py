@@ -90,14 +90,6 @@ def backbone(stage_sizes: Sequence[int], pool_padding: Any, **kwargs: Any) -> Re
     )
 
 
-def map_sides(image_size: int, extras: Sequence[Extra]) -> list[int]:
-    """The side of each map that boxes are predicted from, for square images."""
-    found = [-(-image_size // 8)]
-    for extra in extras:
-        found.append(extra.side(found[-1]))
-    return found
-
-
 class Head(nn.Module):
     """Predicts from one map with a 3x3 convolution, whose features are n times (codes, logits).
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from benchmarks.detection import settings
 from benchmarks.detection.settings import Channels
 from benchmarks.detection.ssd.input_pipeline import Preprocessing, Side
-from benchmarks.detection.ssd.models import Extra, Layout, map_sides
+from benchmarks.detection.ssd.models import Extra, Layout
 from common.errors import ConfigError
 
 
@@ -63,8 +63,10 @@ class Maps:
     def layout(self) -> Layout:
         """The sides of the maps, and their default boxes."""
         ratios = [range(2, ratio + 1) for ratio in self.box_ratios]
-        maps = map_sides(self.image_size, self.extras)
-        return Layout(self.image_size, maps, self.box_steps, self.box_sides, ratios)
+        sides = [-(-self.image_size // 8)]
+        for extra in self.extras:
+            sides.append(extra.side(sides[-1]))
+        return Layout(self.image_size, sides, self.box_steps, self.box_sides, ratios)
 
 
 def _check_lengths(group: Any, lengths: Mapping[str, int], reason: str) -> None:

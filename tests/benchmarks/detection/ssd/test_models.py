@@ -75,10 +75,7 @@ def test_predictions_are_in_the_order_of_the_default_boxes():
     outputs = predict(params, state)
     _, logits = models.join(outputs, classes)
     lit = np.flatnonzero(np.asarray(logits)[0, :, 2] > 1)
-    sides, per_cell = (
-        models.map_sides(64, [models.Extra(4, 8, 2, 1)]),
-        benchmark._layout.boxes_per_cell,
-    )
+    sides, per_cell = benchmark._layout.feature_sizes, benchmark._layout.boxes_per_cell
     first = sides[0] ** 2 * per_cell[0]
     expected = first + shape + per_cell[1] * np.arange(sides[1] ** 2)
     np.testing.assert_array_equal(lit, expected)
