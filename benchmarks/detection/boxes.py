@@ -125,17 +125,12 @@ def centred(boxes: jax.typing.ArrayLike) -> tuple[jax.Array, ...]:
 
 
 class Match(NamedTuple):
-    """The true box of each of N anchors.
+    """The true box of each of N anchors."""
 
-    Attributes:
-      box: int32[N], the number of the anchor's box among the true boxes.
-      positive: bool[N], whether the anchor is to detect this box.
-      overlap: f32[N], the anchor's highest IoU with a true box. A second, lower threshold tells
-        anchors that a detector ignores from negatives.
-    """
-
-    box: jax.Array
-    positive: jax.Array
+    box: jax.Array  # int32[N], the number of the anchor's box among the true boxes
+    positive: jax.Array  # bool[N], whether the anchor is to detect this box
+    # f32[N], the highest IoU with a true box. A second, lower threshold tells anchors that a
+    # detector ignores from negatives.
     overlap: jax.Array
 
 

@@ -26,36 +26,22 @@ _LARGEST_COORDINATE = 1e9  # in pixels, either way
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Annotations:
-    """The images, categories and objects of an `instances_*.json`.
+    """The n images, the categories and the m objects of an `instances_*.json`."""
 
-    Attributes:
-      path: of the file, for messages.
-      digest: SHA-256 of the file, in hexadecimal.
-      categories: (id, name) of each category, sorted by id. Class c of the training, counted from
-        1, is `categories[c - 1]`.
-      image_ids: int64[n], in the order of the file; unique, and each fits int32.
-      sizes: int64[n, 2], height and width in pixels.
-      file_names: of the images.
-      rows: int64[m], which image each object is in: an index into `image_ids`.
-      category_ids: int64[m].
-      boxes: float64[m, 4]: x, y, width and height in pixels, as the file has them.
-      areas: float64[m], of the objects' outlines in square pixels; without one, of their boxes.
-      crowd: bool[m].
-      outlines: of each object its polygons (a list of sequences x, y, x, y ...) or its run-length
-        encoding (a dict); [] unless they were asked for.
-    """
-
-    path: str
-    digest: str
+    path: str  # of the file, for messages
+    digest: str  # SHA-256 of the file, in hexadecimal
+    # (id, name), sorted by id; class c of the training, counted from 1, is `categories[c - 1]`
     categories: tuple[tuple[int, str], ...]
-    image_ids: np.ndarray
-    sizes: np.ndarray
+    image_ids: np.ndarray  # int64[n], in the order of the file; unique, and each fits int32
+    sizes: np.ndarray  # int64[n, 2], height and width in pixels
     file_names: list[str]
-    rows: np.ndarray
-    category_ids: np.ndarray
-    boxes: np.ndarray
-    areas: np.ndarray
-    crowd: np.ndarray
+    rows: np.ndarray  # int64[m], which image each object is in: an index into `image_ids`
+    category_ids: np.ndarray  # int64[m]
+    boxes: np.ndarray  # float64[m, 4]: x, y, width and height in pixels, as the file has them
+    areas: np.ndarray  # float64[m], of the outlines in square pixels; without one, of the boxes
+    crowd: np.ndarray  # bool[m]
+    # Of each object its polygons (a list of sequences x, y, x, y ...) or its run-length encoding
+    # (a dict); [] unless they were asked for
     outlines: list[Any]
 
     @classmethod

@@ -142,16 +142,11 @@ class Photo(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Artist:
-    """Draws images with what was found on them, and beside it the true boxes.
-
-    Attributes:
-      annotations, source: see `show`.
-      detections: those to draw; with outlines, the true ones are drawn, too.
-    """
+    """Draws images with the detections on them, and beside it the true boxes."""
 
     annotations: Annotations
-    source: Any
-    detections: Mapping[str, np.ndarray]
+    source: Any  # the images, with `shards` and `image_ids`
+    detections: Mapping[str, np.ndarray]  # with outlines, the true ones are drawn, too
 
     def photos(self, image_ids: Sequence[int]) -> list[Photo]:
         """Reads images, and makes them small."""

@@ -173,10 +173,10 @@ def open_records(
 
     Args:
       data_dir: folder, local or gs://.
-      patterns: of the names of the files, see `common.data.files.find`.
+      patterns: of the names of the files, separated by commas.
       category_ids: all categories of the annotations, sorted.
       max_boxes: how many boxes of an image a batch holds.
-      cache: the file that keeps the result of the scan, see `common.data.caches.scan_files`.
+      cache: the file that keeps the result of the scan for the next start.
       split: "train" or "eval".
       masks: whether objects have masks to train on; a crowd then counts as no box.
       described: whether the data manifest may spare the scan.
@@ -185,9 +185,9 @@ def open_records(
     opened = None
     if described and not masks:  # the manifest does not say which images are upright
         opened = _from_manifest(data_dir, paths, category_ids, split)
-    source, images, flat = opened or _from_scan(paths, category_ids, cache, split, masks)
+    source, images = opened or _from_scan(paths, category_ids, cache, split, masks)
     if split == "train":
-        _report(images, flat, max_boxes)
+        _report(images, max_boxes)
         return source
     values, first, number = np.unique(source.image_ids, return_index=True, return_counts=True)
     if len(twice := np.flatnonzero(number > 1)):
@@ -201,7 +201,7 @@ def open_records(
 
 def _from_manifest(
     data_dir: str, paths: tuple[str, ...], category_ids: tuple[int, ...], split: str
-) -> tuple[Source, np.ndarray, int] | None:
+) -> tuple[Source, np.ndarray] | None:
     """What `_from_scan` returns; None without a manifest of these data, or if images lack a box."""
     content = manifest.load(data_dir) if data_dir else None
     if not content or content.category_ids != category_ids:
@@ -209,23 +209,20 @@ def _from_manifest(
     counts, images = content.counts(data_dir, paths), content.boxes.get("train")
     if not counts:
         return None
+    ids = content.image_ids if split == "eval" else ()
     if split == "eval":
-        is_complete = len(content.image_ids) == sum(counts)
+        is_complete = len(ids) == sum(counts)
     else:
         is_complete = bool(images) and not images[0] and sum(counts) == sum(images)
-    if not is_complete:
-        return None
-    ids = content.image_ids if split == "eval" else ()
-    return Source(Shards(paths, counts), category_ids, ids), np.array(images), 0
+    source = Source(Shards(paths, counts), category_ids, ids)
+    return (source, np.array(images)) if is_complete else None
 
 
-def _report(images: np.ndarray, flat: int, max_boxes: int) -> None:
+def _report(images: np.ndarray, max_boxes: int) -> None:
     """Logs what training leaves out; `images[k]` train images have k boxes."""
     total = images.sum()
     if images[0]:
         _log.info("%d of %d train images have no box and are left out", images[0], total)
-    if flat:
-        _log.info("%d boxes of train images have no area and are left out", flat)
     if crowded := images[max_boxes + 1 :].sum():
         _log.warning(
             "%d of %d train images have more than config.max_boxes=%d boxes, up to %d: training "
@@ -239,12 +236,8 @@ def _report(images: np.ndarray, flat: int, max_boxes: int) -> None:
 
 def _from_scan(
     paths: tuple[str, ...], category_ids: tuple[int, ...], cache: str, split: str, masks: bool
-) -> tuple[Source, np.ndarray, int]:
-    """Opens files whose records it has checked.
-
-    Returns:
-      (source, int64[n]: how many train images have k boxes, the number of boxes without an area).
-    """
+) -> tuple[Source, np.ndarray]:
+    """Opens files whose records it has checked; int64[n]: how many train images have k boxes."""
     settings: dict[str, Any] = {"category_ids": list(category_ids), "split": split}
     settings |= {"masks": split == "train"} if masks else {}
     needed = masks and split == "train"
@@ -261,7 +254,7 @@ def _from_scan(
     upright = np.array([high for row in rows for high in row["upright"]], bool)
     upright = upright[np.concatenate(examples)].tolist() if masks else ()
     source = Source(marked_shards(paths, examples), category_ids, ids, tuple(upright))
-    return source, np.bincount(np.concatenate(boxes)), sum(row["flat"] for row in rows)
+    return source, np.bincount(np.concatenate(boxes))
 
 
 def _scan_file(
@@ -270,17 +263,15 @@ def _scan_file(
     """What is known of the records of a file; DataError names the first error.
 
     {"boxes": [of each], "upright": [whether each is higher than wide], "ids": [of each image to
-    evaluate], "flat": boxes without area}. With `masks`, objects need them, and a crowd counts as
-    no box.
+    evaluate]}. With `masks`, objects need them, and a crowd counts as no box.
     """
     tf = tensorflow()
     features = _image_features() | object_features(masks)
     features |= {MASK: tf.io.RaggedFeature(tf.string)} if masks else {}
     features["image/source_id"] = tf.io.FixedLenFeature([], tf.string, default_value="")
-    boxes, upright, ids, flat = [], [], [], 0
+    boxes, upright, ids = [], [], []
 
     def check(chunk: Any, first: int) -> None:
-        nonlocal flat
         parsed = tf.io.parse_example(chunk, features)
         columns = {name: _rows(values) for name, values in parsed.items()}
         for i in range(len(chunk)):
@@ -291,7 +282,6 @@ def _scan_file(
                 ids.append(_image_id(row["image/source_id"], record))
             y0, x0, y1, x1 = (np.clip(row[f"image/object/bbox/{side}"], 0, 1) for side in SIDES)
             has_area = (y1 > y0) & (x1 > x0)
-            flat += int(np.count_nonzero(~has_area))
             if len(row.get(CROWD, ())):
                 has_area = has_area & (row[CROWD] == 0)
             boxes.append(int(np.count_nonzero(has_area)))
@@ -299,7 +289,7 @@ def _scan_file(
 
     schema = "the schema of detection records (image/encoded, image/object/bbox/xmin, ...)"
     caches.count_records(path, check, schema)
-    return {"boxes": boxes, "upright": upright, "ids": ids, "flat": flat}
+    return {"boxes": boxes, "upright": upright, "ids": ids}
 
 
 def _rows(values: Any) -> list[Any]:

@@ -31,19 +31,15 @@ class Match(NamedTuple):
 
 
 class Quality(NamedTuple):
-    """How good detections are by COCO's rules.
+    """How good detections are by COCO's rules, of K categories."""
 
-    Attributes:
-      scores: the 12 numbers of COCO by their NAMES, as fractions. A number is nan if no object of
-        the truth counts for it, as AP_large without a large object; without detections the others
-        are 0.
-      precision: float64[10, 101, K], of each category at the IoU thresholds 0.5, 0.55 ... 0.95 and
-        the recalls 0, 0.01 ... 1, for objects of all sizes; -1 for a category without an object.
-      matches: of each image and category with an object or a detection, for objects of all sizes.
-    """
-
+    # COCO's 12 numbers by their NAMES, as fractions. A number is nan if no object of the truth
+    # counts for it, as AP_large without a large object; without detections the others are 0.
     scores: dict[str, float]
+    # float64[10, 101, K] at the IoU thresholds 0.5, 0.55 ... 0.95 and the recalls 0, 0.01 ... 1,
+    # for objects of all sizes; -1 for a category without an object
     precision: np.ndarray
+    # Of each image and category with an object or a detection, for objects of all sizes
     matches: list[Match]
 
 

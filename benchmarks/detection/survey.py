@@ -9,7 +9,7 @@ _TINY, _FEW_TINY = 8, 0.05  # pixels, and the share of the objects that may be s
 _FEW = 20  # objects of a category
 _SSD_SIDE, _MASK_SIDES = 300, np.array([800, 1333])  # of the recipes' images
 
-Finding = tuple[str, str, str]  # status, text and fix, see `benchmarks.base.Hints.remarks`
+Finding = tuple[str, str, str]  # status "warn", text and fix
 
 
 def oddities(annotations: Annotations) -> list[Finding]:

@@ -43,7 +43,7 @@ class Regions(NamedTuple):
     """The sampled regions of b images, positives first; R of each."""
 
     boxes: jax.Array  # f32[b, R, 4]
-    classes: jax.Array  # int32[b, R]; 0 where the region is none of an object
+    classes: jax.Array  # int32[b, R]; 0 for the background
     owner: jax.Array  # int32[b, R], the object that a positive region is to find
     valid: jax.Array  # bool[b, R]; False is padding
 
@@ -54,19 +54,12 @@ class Regions(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How many anchors or regions of an image are trained on, and which are positive.
+    """How many anchors or regions of an image are trained on, and which are positive."""
 
-    Attributes:
-      count: of an image.
-      share: of `count` that may be positive at most.
-      positive_iou: at least this IoU with a true box makes a positive.
-      negative_iou: below it one is negative; those between the two are ignored.
-    """
-
-    count: int
-    share: float
-    positive_iou: float
-    negative_iou: float
+    count: int  # of an image
+    share: float  # of `count` that may be positive at most
+    positive_iou: float  # at least this IoU with a true box makes a positive
+    negative_iou: float  # below it one is negative; those between the two are ignored
 
     @property
     def positives(self) -> int:

@@ -60,13 +60,8 @@ def facts(run: Run) -> Facts:
     """The values of Mask R-CNN in the log of a run."""
     check_optimizer(run, "Mask R-CNN", "sgd")
     layers = dict.fromkeys(name.rpartition("/")[0] for name in by_name(run.params))
-    tensors = [tensor(layer) for layer in layers if not layer.startswith("backbone/")]
+    tensors = [_LAYERS.get(name, name) for name in layers if not name.startswith("backbone/")]
     return Facts(_tags(run) if run.form == "v0.5" else _keys(run), tensors=tensors)
-
-
-def tensor(layer: str) -> str:
-    """MLPerf's name of a layer outside of the backbone, such as "pyramid/output2"."""
-    return _LAYERS.get(layer, layer)
 
 
 def _keys(run: Run) -> dict[str, Any]:

@@ -170,7 +170,7 @@ class MaskRCNN(nn.Module):
         self.mask_head = MaskHead(self.mask_features, num_logits, dtype)
 
     def maps(self, images: jax.Array, train: bool) -> Maps:
-        """The pyramid's maps of normalised images float[b, H/2, W/2, 12], see `ResNet.__call__`.
+        """The pyramid's maps of normalised images float[b, H/2, W/2, 12], in blocks of 2x2 pixels.
 
         `train`: whether BatchNorm takes the statistics of the batch.
         """
@@ -191,19 +191,16 @@ class MaskRCNN(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How anchors lie on the maps of the pyramid; named as the config's keys.
+    """How anchors lie on the maps of the pyramid; named as the config's keys."""
 
-    Attributes:
-      pyramid_levels: from the finest to the coarsest; level l has a cell for 2**l x 2**l pixels.
-      anchor_scale: the side of a square anchor in cells, such as 8 (arXiv:1612.03144, section 4.1).
-      anchor_ratios: height by width of the anchors of a cell, whose areas are equal.
-      anchor_grid: "centres" of cells, or "corners": around the first corner of each cell, with half
-        sides of whole pixels, as torchvision has them.
-    """
-
+    # From the finest to the coarsest; level l has a cell for 2**l x 2**l pixels.
     pyramid_levels: Annotated[Sequence[Annotated[int, "[2, 12]"]], "[1, 11]"]
+    # The side of a square anchor in cells, such as 8 (arXiv:1612.03144, section 4.1).
     anchor_scale: Annotated[float, "[0.01, 4096]"]
+    # Height by width of the anchors of a cell, whose areas are equal.
     anchor_ratios: Annotated[Sequence[Annotated[float, "[0.01, 100]"]], "[1, 100]"]
+    # Around the centres of cells, or around the first corner of each cell, with half sides of whole
+    # pixels, as torchvision has them.
     anchor_grid: Literal["centres", "corners"] = "centres"
 
     def __post_init__(self):

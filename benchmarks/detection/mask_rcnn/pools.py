@@ -62,20 +62,13 @@ class Mix:
 
     The examples of the second pool are numbered after those of the first. A pool may be empty, but
     not all.
-
-    Attributes:
-      counts: of each pool, the examples in each of its files.
-      seed: decides the order.
-      batch_size: of a step, which has examples of one pool.
-      max_streams: a multiple of every number of hosts that will ever share the run.
-      buffer: the examples among which the order is random; the pools share them.
     """
 
-    counts: tuple[tuple[int, ...], ...]
+    counts: tuple[tuple[int, ...], ...]  # of each pool, the examples in each of its files
     seed: int
-    batch_size: int
-    max_streams: int
-    buffer: int
+    batch_size: int  # of a step, which has examples of one pool
+    max_streams: int  # a multiple of every number of hosts that will ever share the run
+    buffer: int  # examples that all streams together hold for shuffling; the pools share it
 
     @classmethod
     def make(cls, pools: Pools, keys: Data, batch_size: int) -> "Mix":

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.detection import scoring
-from benchmarks.detection.coco import Annotations
 from benchmarks.detection.mask_rcnn import input_pipeline
 from benchmarks.detection.records import Image
 from benchmarks.detection.scoring import Scorer
@@ -54,10 +53,8 @@ class MaskRcnnUses(DetectorUses):
     def detections(self, row: Mapping[str, np.ndarray], height: int, width: int) -> Detections:
         found = super().detections(row, height, width)
         order = np.argsort(-row["score"], kind="stable")[: len(found.scores)]
-        outlines = []
-        for mask, box in zip(row["masks"][order], found.boxes, strict=True):
-            outline = paste_mask(mask.astype(np.float32) / 255, box, height, width)
-            outlines.append(outline | {"counts": outline["counts"].decode()})
+        masks = zip(row["masks"][order], found.boxes, strict=True)
+        outlines = [_outline(mask, box, height, width) for mask, box in masks]
         return dataclasses.replace(found, outlines=outlines)
 
 
@@ -71,29 +68,23 @@ class MaskScorer(Scorer):
         return self.quality(columns).scores | named
 
     def make(self, rows: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """As `Scorer` has them, with the run lengths of each object in "segmentation"."""
-        outlines = _paste_masks(rows, self.annotations)
-        return super().make(rows) | {"segmentation": outlines}
+        """The columns of `Scorer`, and "segmentation" object[n], the run lengths of each object."""
+        truth, progress, outlines = self.annotations, Progress(len(rows)), []
+        size_of = dict(zip(truth.image_ids.tolist(), truth.sizes.tolist(), strict=True))
+        for done, row in enumerate(rows, 1):
+            for i, k in zip(*np.nonzero(row["score"] > 0), strict=True):
+                size = size_of[int(row["image_id"][i])]
+                outlines.append(_outline(row["masks"][i, k], row["boxes"][i, k], *size))
+            progress.log(done, f"outlining objects: {done:,} of {len(rows):,} batches")
+        column = np.empty(len(outlines), object)
+        column[:] = outlines
+        return super().make(rows) | {"segmentation": column}
 
 
-def _paste_masks(rows: Sequence[Mapping[str, np.ndarray]], annotations: Annotations) -> np.ndarray:
-    """object[n], the run lengths of each detection of a score above 0, with "counts" as a str.
-
-    `rows` are batches of predictions, see `MaskRcnn.predict`.
-    """
-    known = zip(annotations.image_ids, annotations.sizes, strict=True)
-    size_of = {int(number): (int(h), int(w)) for number, (h, w) in known}
-    progress, outlines = Progress(len(rows)), []
-    for done, row in enumerate(rows, 1):
-        for i, place in zip(*np.nonzero(row["score"] > 0), strict=True):
-            share = row["masks"][i, place].astype(np.float32) / 255
-            size = size_of[int(row["image_id"][i])]
-            outline = paste_mask(share, row["boxes"][i, place], *size)
-            outlines.append(outline | {"counts": outline["counts"].decode()})
-        progress.log(done, f"outlining objects: {done:,} of {len(rows):,} batches")
-    column = np.empty(len(outlines), object)
-    column[:] = outlines
-    return column
+def _outline(mask: np.ndarray, box: np.ndarray, height: int, width: int) -> dict[str, Any]:
+    """The run lengths of an object, with "counts" as a str, from its mask uint8[S, S]."""
+    outline = paste_mask(mask.astype(np.float32) / 255, box, height, width)
+    return outline | {"counts": outline["counts"].decode()}
 
 
 def paste_mask(mask: np.ndarray, box: Sequence[float] | np.ndarray, height: int, width: int) -> Any:

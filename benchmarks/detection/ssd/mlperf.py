@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 from benchmarks.detection.detector import COCO
+from benchmarks.detection.ssd.models import default_boxes
 from benchmarks.detection.ssd.settings import Maps
 from benchmarks.mlperf import Entry, Facts, Run, check_optimizer
 from common.keys import read_config
@@ -96,7 +97,7 @@ def _tags(run: Run) -> dict[str, Any]:
         "aspect_ratios": [list(ratios) for ratios in boxes.aspect_ratios],
         "num_defaults_per_cell": list(boxes.boxes_per_cell),
         "loc_conf_out_channels": [4 * recipe["num_filters"], *recipe["extra_filters"]],
-        "num_default_boxes": boxes.count,
+        "num_default_boxes": len(default_boxes(boxes)),
         "nms_threshold": recipe["nms_iou"],
         "nms_max_detections": recipe["max_detections"],
         "num_cropping_iterations": recipe["max_samples"],

@@ -46,32 +46,18 @@ class Extra(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The feature maps of a detector and the shapes of their boxes.
+    """The feature maps of a detector and the shapes of their boxes."""
 
-    Attributes:
-      image_size: side of the square image in pixels.
-      feature_sizes: side of each feature map in cells.
-      steps: of each map, the distance between the centres of two cells in pixels.
-      scales: of each map, the side of its smaller square in pixels; and one more.
-      aspect_ratios: of each map, width / height of its wide boxes.
-    """
-
-    image_size: int
-    feature_sizes: Sequence[int]
-    steps: Sequence[float]
-    scales: Sequence[float]
-    aspect_ratios: Sequence[Sequence[float]]
+    image_size: int  # side of the square image in pixels
+    feature_sizes: Sequence[int]  # side of each feature map in cells
+    steps: Sequence[float]  # of each map, the distance between the centres of two cells in pixels
+    scales: Sequence[float]  # of each map, the side of its smaller square in pixels; and one more
+    aspect_ratios: Sequence[Sequence[float]]  # of each map, width / height of its wide boxes
 
     @property
     def boxes_per_cell(self) -> tuple[int, ...]:
         """The number of boxes in each cell of each map."""
         return tuple(2 + 2 * len(ratios) for ratios in self.aspect_ratios)
-
-    @property
-    def count(self) -> int:
-        """The number of boxes of an image."""
-        sizes = zip(self.feature_sizes, self.boxes_per_cell, strict=True)
-        return sum(size**2 * boxes for size, boxes in sizes)
 
     @property
     def grids(self) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -80,20 +66,14 @@ class Layout:
         """
         grids = []
         for k, (size, step) in enumerate(zip(self.feature_sizes, self.steps, strict=True)):
-            shapes = _box_shapes(self.scales[k], self.scales[k + 1], self.aspect_ratios[k])
+            scale, between = self.scales[k], math.sqrt(self.scales[k] * self.scales[k + 1])
+            shapes = [(scale, scale), (between, between)]
+            for ratio in self.aspect_ratios[k]:
+                long, short = scale * math.sqrt(ratio), scale / math.sqrt(ratio)
+                shapes += [(short, long), (long, short)]
             grid = (np.arange(size) + 0.5) * step, np.array(shapes)
             grids.append(tuple(part.clip(0, self.image_size) for part in grid))
         return grids
-
-
-# 8,732 boxes on 300 x 300 pixels.
-SSD300 = Layout(
-    image_size=300,
-    feature_sizes=(38, 19, 10, 5, 3, 1),
-    steps=(8, 16, 32, 64, 100, 300),
-    scales=(21, 45, 99, 153, 207, 261, 315),
-    aspect_ratios=((2,), (2, 3), (2, 3), (2, 3), (2,), (2,)),
-)
 
 
 def backbone(stage_sizes: Sequence[int], pool_padding: Any, **kwargs: Any) -> ResNet:
@@ -110,14 +90,6 @@ def backbone(stage_sizes: Sequence[int], pool_padding: Any, **kwargs: Any) -> Re
     )
 
 
-def map_sides(image_size: int, extras: Sequence[Extra]) -> list[int]:
-    """The side of each map that boxes are predicted from, for square images."""
-    found = [-(-image_size // 8)]
-    for extra in extras:
-        found.append(extra.side(found[-1]))
-    return found
-
-
 class Head(nn.Module):
     """Predicts from one map with a 3x3 convolution, whose features are n times (codes, logits).
 
@@ -132,7 +104,7 @@ class Head(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns [b, h * w * n, width] from x [b, h, w, c], see `SSD`."""
+        """Returns [b, h * w * n, width] from x [b, h, w, c]."""
         n, logits = self.boxes_per_cell, self.num_logits
         shape = (3, 3, x.shape[-1], n * (4 + logits))
         kernel = self.param("kernel", nn.initializers.xavier_uniform(), shape, jnp.float32)
@@ -145,7 +117,10 @@ class Head(nn.Module):
             return jnp.pad(values, padding).reshape(*values.shape[:-2], -1).astype(self.dtype)
 
         y = jax.lax.conv_general_dilated(
-            *(x.astype(self.dtype), arranged(kernel), (1, 1), PADDING),
+            x.astype(self.dtype),
+            arranged(kernel),
+            (1, 1),
+            PADDING,
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
         y += arranged(bias)
@@ -210,7 +185,7 @@ def default_boxes(layout: Layout) -> np.ndarray:
     [b, rows * columns * boxes_per_cell, c]. The original puts the shapes before the rows.
 
     Returns:
-        float64[layout.count, 4]: (centre y, centre x, height, width) as shares of the image, each
+        float64[N, 4]: (centre y, centre x, height, width) as shares of the image, each
         of the four clipped to 0 .. 1. The corners may lie outside of the image.
     """
     boxes = []
@@ -227,15 +202,3 @@ def box_corners(boxes: np.ndarray) -> np.ndarray:
     """(centre y, centre x, height, width) [..., 4] as (y0, x0, y1, x1), dtype kept."""
     centres, sides = boxes[..., :2], boxes[..., 2:]
     return np.concatenate([centres - sides / 2, centres + sides / 2], -1)
-
-
-def _box_shapes(
-    scale: float, next_scale: float, ratios: Sequence[float]
-) -> list[tuple[float, float]]:
-    """(height, width) of the boxes in one cell, in pixels."""
-    between = math.sqrt(scale * next_scale)
-    shapes = [(scale, scale), (between, between)]
-    for ratio in ratios:
-        long, short = scale * math.sqrt(ratio), scale / math.sqrt(ratio)
-        shapes += [(short, long), (long, short)]
-    return shapes

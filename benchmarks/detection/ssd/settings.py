@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from benchmarks.detection import settings
 from benchmarks.detection.settings import Channels
 from benchmarks.detection.ssd.input_pipeline import Preprocessing, Side
-from benchmarks.detection.ssd.models import Extra, Layout, map_sides
+from benchmarks.detection.ssd.models import Extra, Layout
 from common.errors import ConfigError
 
 
@@ -40,17 +40,13 @@ class Maps:
         lengths = {f"extra_{key}": extras for key in ("squeezed", "strides", "paddings")}
         lengths |= {"box_steps": extras + 1, "box_ratios": extras + 1, "box_sides": extras + 2}
         _check_lengths(self, lengths, f"the {extras} layers of config.extra_filters")
-        if min(maps := self.layout.feature_sizes) < 1:
-            raise ConfigError(
-                f"config.image_size={self.image_size}: no pixel is left of the last map; use "
-                "larger images, or fewer extra layers"
-            )
-        side, steps = self.image_size, tuple(self.box_steps)
+        side, steps, maps = self.image_size, tuple(self.box_steps), self.layout.feature_sizes
         shares = [cells * step / side for cells, step in zip(maps, steps, strict=True)]
         if not 0.5 <= min(shares) <= max(shares) <= 1.5:
+            fitting = tuple(side // max(cells, 1) for cells in maps)
             raise ConfigError(
                 f"config.box_steps={steps}: the {maps} cells of the maps do not cover the "
-                f"config.image_size={side} pixels; use about {tuple(side // n for n in maps)}"
+                f"config.image_size={side} pixels; use about {fitting}"
             )
         if self.box_sides[0] > side:
             raise ConfigError(
@@ -67,8 +63,10 @@ class Maps:
     def layout(self) -> Layout:
         """The sides of the maps, and their default boxes."""
         ratios = [range(2, ratio + 1) for ratio in self.box_ratios]
-        maps = map_sides(self.image_size, self.extras)
-        return Layout(self.image_size, maps, self.box_steps, self.box_sides, ratios)
+        sides = [-(-self.image_size // 8)]
+        for extra in self.extras:
+            sides.append(extra.side(sides[-1]))
+        return Layout(self.image_size, sides, self.box_steps, self.box_sides, ratios)
 
 
 def _check_lengths(group: Any, lengths: Mapping[str, int], reason: str) -> None:

@@ -84,7 +84,7 @@ class _Drawing:
         self._keys, self._size = settings.detection, settings.images.image_size
 
     def resize(self) -> None:
-        """The pixels that the network reads, see `benchmarks.detection.use.scaled_photo`."""
+        """Scales the photo to the pixels that the network reads, as `scaled_photo` does."""
         graph, node = self._graph, self._graph.node
         node("Shape", "photo/shape", [_PHOTO])
         node("Cast", "photo/lengths", ["photo/shape"], to=graph.types.FLOAT)
@@ -176,7 +176,7 @@ class _Drawing:
         return corners, scores
 
     def suppress(self, boxes: str, scores: str, classes: int) -> int:
-        """The outputs, see `benchmarks.detection.boxes.best_detections`; returns their number."""
+        """The best detections after suppression within each class; returns their number."""
         graph, node, constant = self._graph, self._graph.node, self._graph.constant
         keys, layout = self._keys, self._settings.maps.layout
         of_class = min(keys.max_detections, len(models.default_boxes(layout)))

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 
+from benchmarks.detection import coco
 from tests.benchmarks.detection import rows
 
 CATEGORIES = {3: "red", 7: "green", 12: "blue", 90: "grey"}  # the ids have gaps, as COCO's
@@ -104,14 +105,7 @@ def _annotations(scenes, outlined):
         row |= {"area": w * h, "iscrowd": int(crowd)}
         if outlined:
             inside = ellipse(size, x, y, w, h)
-            row |= {"area": int(inside.sum()), "segmentation": _runs(inside)}
+            row |= {"area": int(inside.sum()), "segmentation": coco.mask_outline(inside)}
         annotations.append(row)
     categories = [{"id": number, "name": name} for number, name in CATEGORIES.items()]
     return {"images": images, "annotations": annotations, "categories": categories}
-
-
-def _runs(inside):
-    """The lengths of runs outside and inside in turn, column by column."""
-    column_major = inside.T.ravel()
-    edges = np.flatnonzero(np.diff(column_major, prepend=False, append=not column_major[-1]))
-    return {"counts": np.diff(edges, prepend=0).tolist(), "size": list(inside.shape)}

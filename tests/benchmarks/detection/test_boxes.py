@@ -291,11 +291,6 @@ def test_padding_is_not_kept_and_suppresses_nothing():
     assert not np.asarray(KEEP(np.zeros((7, 4), np.float32), 0.5, inclusive=True)).any()
 
 
-def test_boxes_left_and_above_of_the_origin_are_boxes():
-    boxes = np.array([[-2, -2, -1, -1], [-2, -2, -1, -1.1], [-5, -5, -4, -4]], np.float32)
-    np.testing.assert_array_equal(KEEP(boxes, 0.5, inclusive=True), [True, False, True])
-
-
 def plain_detections(
     boxes: np.ndarray, scores: np.ndarray, most: int, candidates: int
 ) -> list[tuple[float, int, int]]:

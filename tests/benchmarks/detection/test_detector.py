@@ -45,19 +45,6 @@ def test_a_wrong_number_of_images_is_told_with_the_number_of_files(tiny_masks, t
         make(tiny_masks, tmp_path, MaskRcnn, num_train_images=96).num_examples("train")
 
 
-def test_a_host_s_memory(outliner, tiny_masks, tmp_path):
-    """As much as the same records need that are not told apart by orientation."""
-    for split in ("train", "eval"):
-        spec, _ = outliner.batch_spec(split, 16)
-        size = sum(x.size * x.dtype.itemsize for x in spec.values())
-        keys = f"{split}_batch_size", "image_shape"
-        memory = outliner.host_bytes(split, 16, 2)
-        assert memory[keys] == 8 * size // 2 > 8 * 16 * 48 * 64 * 3 // 2
-    one = make(tiny_masks, tmp_path, MaskRcnn, image_shape=(64, 64)).held_bytes(2)
-    held = outliner.host_bytes("train", 16, 2)[("shuffle_buffer_size",)]
-    assert held == one > 1000
-
-
 @pytest.mark.long
 def test_pictures_have_the_masks_of_both_orientations(outliner):
     rows = {
@@ -173,9 +160,6 @@ def begun(module, **values):
     ("key", "value", "words"),
     [
         ("resnet_version", "2", "resnet_version='2'.* trained with --config.resnet_version=1.5"),
-        ("deep_stem", True, "deep_stem=True"),
-        ("squeeze_excite", 0.0625, "squeeze_excite=0.0625"),
-        ("blur_pool", True, "blur_pool=True"),
         ("resnet_depth", 101, "-101, whose stages have"),
         ("input_spec", "keras", "input_spec has mean="),
     ],
@@ -183,15 +167,3 @@ def begun(module, **values):
 def test_a_resnet_that_is_no_backbone_is_refused(module, key, value, words):
     with pytest.raises(ConfigError, match=f"^config.init_from=/resnet is a ResNet.*{words}"):
         begun(module, **{key: value})
-
-
-@DETECTORS
-def test_the_crops_of_a_backbone_do_not_matter(module):
-    notes, _ = begun(module, max_pool="torch", input_spec="torchvision_v2")
-    assert not any("input_spec" in note for note in notes)
-
-
-@DETECTORS
-def test_the_padding_of_a_backbone_is_followed(module):
-    notes, config = begun(module, max_pool="torch")
-    assert len(notes) == 1 and config.max_pool == "torch"

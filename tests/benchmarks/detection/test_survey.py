@@ -23,7 +23,6 @@ A, B = [1, 2, 30, 40], [1, 2, 30, 41]
 @pytest.mark.parametrize(
     ("rows", "texts"),
     [
-        ([], []),
         ([(7, 3, A, 0), (7, 3, B, 0), (7, 5, A, 0), (8, 3, A, 0), (8, 5, A, 1)], []),
         (
             [(7, 3, A, 1), (8, 5, A, 1)],
@@ -38,8 +37,6 @@ A, B = [1, 2, 30, 40], [1, 2, 30, 41]
             ["3 of 6 boxes are copies of others, with the same image, category and bbox"],
         ),
         ([(7, 3, A, 1), (7, 3, A, 1)], ["all 2 objects of 1 category"]),  # copies spoil no score
-        ([(7, 3, A, 1), (7, 3, A, 0)], []),
-        ([(7, 3, A, 1), (7, 3, A, 0), (7, 3, A, 0)], ["1 of 3 boxes are copies"]),
     ],
 )
 def test_labels_that_cannot_be_meant(rows, texts):

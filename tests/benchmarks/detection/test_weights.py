@@ -101,12 +101,8 @@ def test_torchvision_s_names_before_0_13(masks):
         ({"rpn.head.conv.1.0.weight": np.zeros(2)}, "maskrcnn_resnet50_fpn_v2, whose pyramid and"),
         ({"roi_heads.mask_predictor.mask_fcn_logits.weight": None}, "without masks"),
         ({"roi_heads.box_head.fc6.weight": None}, "incomplete: it lacks .*fc6"),
-        ({"roi_heads.box_predictor.cls_score.bias": np.zeros(1)}, "lacks classes besides the b"),
         ({f"backbone.body.layer3.{i}.conv1.weight": None for i in range(6)}, "lacks a stage of"),
-        ({"backbone.body.layer3.0.bn1.bias": None}, "it lacks backbone.body.layer3.0.bn1.bias"),
-        ({"extra": np.zeros(2)}, "unknown arrays: extra"),
         ({"backbone.body.bn1.bias": np.zeros(3, "f")}, r"bn1.bias \[3\] instead of \[2\]"),
-        ({"backbone.body.bn1.bias": np.zeros(2, "i4")}, "whole numbers, in backbone.body.bn1"),
     ],
 )
 def test_other_files_are_refused(masks, change, words):
@@ -281,13 +277,6 @@ def test_an_old_ssd_goes_on_with_its_pooling(mode, given, monkeypatch):
     config.max_pool = "torch"
     importing.settle(config, "/workdir", mode, [])
     assert config.max_pool == ("same" if mode == "eval" else "torch")
-
-
-def test_the_manifest_of_an_old_ssd_describes_its_pooling():
-    values = benchmarks.restored_config(old())
-    assert values["max_pool"] == "torch" and benchmarks.is_older(old())
-    assert not benchmarks.is_older(old(max_pool="same"))
-    assert load(ssd, **values).settings.backbone.pool_padding == ((1, 1), (1, 1))
 
 
 def test_classes_that_are_numbered_by_category(tiny_scenes, tmp_path):

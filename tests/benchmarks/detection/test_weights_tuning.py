@@ -15,7 +15,6 @@ from benchmarks.base import Group
 from benchmarks.detection.mask_rcnn import weights as torchvision
 from benchmarks.detection.ssd import weights as reference
 from commands import evaluating, importing
-from common.errors import ConfigError
 from common.trees import Parts, by_name
 from configs import finetune, mask_rcnn, ssd
 from engine import model_source
@@ -26,25 +25,15 @@ from tests.benchmarks.detection.test_weights import shapes, written
 
 
 class Case(NamedTuple):
-    """A small detector, and a file of it.
+    """A small detector, and a file of it."""
 
-    Attributes:
-      recipe: a module in configs.
-      weights: the module that knows the other library's names.
-      data: the fixture of records, whose 4 categories have ids up to 90.
-      sizes: keys that the file decides.
-      own: keys of the run.
-      classes: of the file.
-      heads: the parts that are new for other classes.
-    """
-
-    recipe: Any
-    weights: Any
-    data: str
-    sizes: dict[str, Any]
-    own: dict[str, Any]
-    classes: int
-    heads: set[str]
+    recipe: Any  # a module in configs
+    weights: Any  # the module that knows the other library's names
+    data: str  # the fixture of records, whose 4 categories have ids up to 90
+    sizes: dict[str, Any]  # keys that the file decides
+    own: dict[str, Any]  # keys of the run
+    classes: int  # of the file
+    heads: set[str]  # the parts that are new for other classes
 
 
 EXTRAS = {"extra_squeezed": (4,) * 5, "extra_filters": (8, 8, 4, 4, 4)}
@@ -187,14 +176,6 @@ def test_heads_of_as_many_new_classes_are_taken_in_part(case):
     adoption = saved.adopt(detector.adopt, params, state, weights, new)[2]
     heads = {name.removeprefix("params/").rpartition("/")[0] for name in adoption.part}
     assert heads == case.heads and not adoption.is_complete
-
-
-@tuned
-def test_a_model_must_be_named(case, recipe):
-    config = recipe.get_config()
-    assert config.init_env == ""
-    with pytest.raises(ConfigError, match=r"config.init_from, which is no model: give [^\n]*$"):
-        benchmarks.load(config.lock(), "").check_random_start(8)
 
 
 RATES = [

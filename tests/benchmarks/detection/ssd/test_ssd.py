@@ -117,22 +117,13 @@ def test_one_default_box_of_one_class_is_found():
     assert rows["class"][:, 0].tolist() == [3, 3] and rows["score"][:, 1].tolist() == [0, 0]
 
 
-def test_the_layout_of_the_keys():
-    benchmark = make("", image_size=32)
-    layout = benchmark._layout
-    assert layout.image_size == 32 and layout.feature_sizes == [4, 2, 1]
-    ratios = benchmark.settings.maps.box_ratios
-    expected = [{1: [], 2: [2], 3: [2, 3]}[ratio] for ratio in ratios]
-    assert [list(ratios) for ratios in layout.aspect_ratios] == expected
-
-
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
         ({"box_sides": (8, 14)}, r"config.box_sides=\(8, 14\): .* 4 entries"),
         ({"box_steps": (8,)}, "config.box_steps=.* 3 entries .* config.extra_filters"),
         ({"resnet_stages": (1, 1)}, "config.resnet_stages=.* 3 entries"),
-        ({"extra_paddings": (0, 0), "image_size": 16}, "config.image_size=16: no pixel is left"),
+        ({"extra_paddings": (0, 0), "image_size": 16}, "config.image_size=16"),
         ({"image_size": 7}, r"config.box_steps=.* config.image_size=7 .*\(7, 7, 7"),
         ({"image_size": 24}, "config.box_sides=.* config.image_size=24"),
     ],
@@ -140,11 +131,6 @@ def test_the_layout_of_the_keys():
 def test_mistakes_in_the_config(overrides, words):
     with pytest.raises(UserError, match=words):
         make("", **overrides)
-
-
-def test_a_folder_without_data(tmp_path):
-    with pytest.raises(UserError, match="annotations"):
-        make(str(tmp_path)).num_examples("train")
 
 
 def test_annotations_of_other_images(tiny_scenes, tmp_path):

@@ -6,6 +6,8 @@ import pytest
 
 import benchmarks
 from benchmarks.detection.ssd import models
+from benchmarks.detection.ssd.settings import Maps
+from common.keys import read_config
 from configs import ssd
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -64,7 +66,8 @@ class Reference(torch.nn.Module):
 
 def default_boxes():
     """float64[N, 4]: centre x, centre y, width, height, in the reference's order."""
-    layout, ours = models.SSD300, models.default_boxes(models.SSD300)
+    layout = read_config(Maps, ssd.get_config()).layout
+    ours = models.default_boxes(layout)
     first, parts = 0, []
     for side, shapes in zip(layout.feature_sizes, layout.boxes_per_cell, strict=True):
         part = ours[first : first + side * side * shapes].reshape(-1, shapes, 4)
