@@ -197,27 +197,67 @@ def _off(wanted: Arrays, found: Arrays, min_score: float) -> float:
 def scaled_photo(
     photo: jax.Array, shape: Sequence[int], size: Any, antialias: bool = False
 ) -> jax.Array:
-    """uint8[*shape, 3] of uint8[h, w, 3], bilinear.
-
-    The values are those of `common.images.pixels`, a few of them off by one level where rounding
-    decides.
+    """uint8[*shape, 3] of uint8[h, w, 3]: bilinear, the values of `common.images.pixels`.
 
     Args:
-      photo: the pixels; jax may not know its sides yet.
+      photo: the pixels.
       shape: of the result; beyond `size` its values have no meaning.
       size: two numbers, the height and width to which the photo is scaled.
       antialias: whether to average over the pixels, as `pixels.shrink` does, else `pixels.sample`.
     """
     x, sides = photo.astype(jnp.float32), photo_sides(photo)
-    for axis in (0, 1):
-        step = sides[axis] / size[axis]
-        centres = jnp.minimum((jnp.arange(shape[axis]) + 0.5) * step - 0.5, sides[axis] - 1)
-        distance = jnp.abs(centres[:, None] - jnp.arange(photo.shape[axis]))
-        weights = jax.nn.relu(1 - distance / (jnp.maximum(step, 1) if antialias else 1))
-        weights /= weights.sum(axis=1, keepdims=True)
-        scaled = jnp.tensordot(weights, x, (1, axis), precision="highest")
-        x = jnp.moveaxis(scaled, 0, axis)
+    for axis in (0, 1) if antialias else (1, 0):  # the order of TensorFlow's kernels
+        x = jnp.moveaxis(x, axis, 0)
+        scale = _average if antialias else _interpolate
+        x = jnp.moveaxis(scale(x, sides[axis], shape[axis], size[axis]), 0, axis)
     return (x + 0.5).astype(jnp.uint8)
+
+
+def _interpolate(x: jax.Array, length: jax.Array, count: int, size: Any) -> jax.Array:
+    """float32[count, ...] of x float32[length, ...]: between the two nearest rows."""
+    places = _product(jnp.arange(count) + 0.5, length / size) - 0.5
+    before = jnp.floor(places)
+    first, last = _rows(x, before, length), _rows(x, jnp.ceil(places), length)
+    return first + _product(last - first, (places - before)[:, None, None])
+
+
+def _average(x: jax.Array, length: jax.Array, count: int, size: Any) -> jax.Array:
+    """As `_interpolate`, of all rows below a triangle whose sides are no shorter than a row."""
+    step = 1 / (size / length)
+    width, centres = jnp.maximum(step, 1), _product(jnp.arange(count) + 0.5, step)
+    start = jnp.maximum(jnp.ceil(centres - width - 0.5), 0)
+    end = jnp.minimum(jnp.floor(centres + width - 0.5), length - 1)
+
+    def weights(i: Any) -> jax.Array:
+        height = 1 - _product(jnp.abs(start + i + 0.5 - centres), 1 / width)
+        return jnp.where(start + i <= end, jnp.maximum(height, 0), 0)
+
+    def total(add: Callable[[Any], jax.Array], *sides: int) -> jax.Array:
+        # One row after another, as TensorFlow adds.
+        most = 2 * jnp.ceil(width).astype(jnp.int32) + 1
+        zeros = jnp.zeros((count, *sides))
+        return jax.lax.fori_loop(0, most, lambda i, before: before + add(i), zeros)
+
+    shares = 1 / total(weights)
+
+    def add(i: Any) -> jax.Array:
+        return _product(_rows(x, start + i, length), (weights(i) * shares)[:, None, None])
+
+    return total(add, *x.shape[1:])
+
+
+def _product(x: jax.Array, y: Any) -> jax.Array:
+    """x * y, rounded before something is added to it, as in TensorFlow's kernels.
+
+    No value here reaches the bound, which keeps compilers from fusing product and sum: that
+    changes ties of the last rounding.
+    """
+    return jnp.minimum(x * y, 65536.0)
+
+
+def _rows(x: jax.Array, places: jax.Array, length: jax.Array) -> jax.Array:
+    """The rows of x at whole `places` float32[n]; the outermost ones beyond them."""
+    return x[jnp.clip(places, 0, length - 1).astype(jnp.int32)]
 
 
 def photo_sides(photo: jax.Array) -> jax.Array:

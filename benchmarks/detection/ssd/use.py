@@ -92,35 +92,62 @@ class _Drawing:
         node("Transpose", "photo/chw", ["photo/float"], perm=[2, 0, 1])
         for name, value in (("zero", 0), ("half", 0.5), ("one", 1), ("size", self._size)):
             graph.constant(name, value)
-        node("MatMul", "resized/rows", [self._weights("rows", 0), "photo/chw"])
-        node("Transpose", "columns/turned", [self._weights("columns", 1)], perm=[1, 0])
-        node("MatMul", "resized", ["resized/rows", "columns/turned"])
-        node("Add", "resized/half", ["resized", "half"])
+        if self._settings.images.antialias:
+            node("MatMul", "resized/rows", [self._weights("rows", 0), "photo/chw"])
+            node("Transpose", "columns/turned", [self._weights("columns", 1)], perm=[1, 0])
+            resized = node("MatMul", "resized", ["resized/rows", "columns/turned"])
+        else:
+            resized = self._between("rows", self._between("columns", "photo/chw", 1), 0)
+        node("Add", "resized/half", [resized, "half"])
         node("Floor", "resized/rounded", ["resized/half"])
         node("Unsqueeze", PIXELS, ["resized/rounded", graph.integers("resized/axis", 0)])
 
-    def _weights(self, name: str, axis: int) -> str:
-        """float32[s, length]: what each pixel of the photo adds to each of the resized image."""
+    def _places(self, name: str, axis: int, *shape: int) -> str:
+        """Where the middles of the resized pixels are in the photo, float32[shape]."""
         graph, node = self._graph, self._graph.node
         index = graph.constant(f"{name}/axis", axis, np.int64)
         length = node("Gather", f"{name}/length", ["photo/lengths", index], axis=0)
-        step = node("Div", f"{name}/step", [length, "size"])
-        middles = graph.constant(f"{name}/middles", np.arange(self._size)[:, None] + 0.5)
-        places = node("Mul", f"{name}/places", [middles, step])
-        samples = node("Sub", f"{name}/samples", [places, "half"])
-        last = node("Sub", f"{name}/last", [length, "one"])
-        centres = node("Min", f"{name}/centres", [samples, last])
-        pixels = node("Range", f"{name}/pixels", ["zero", length, "one"])
-        offsets = node("Sub", f"{name}/offsets", [centres, pixels])
-        distance = node("Abs", f"{name}/distance", [offsets])
         if self._settings.images.antialias:
-            width = node("Max", f"{name}/width", [step, "one"])
-            distance = node("Div", f"{name}/share", [distance, width])
-        node("Sub", f"{name}/difference", ["one", distance])
-        triangle = node("Relu", f"{name}/triangle", [f"{name}/difference"])
-        total = [triangle, graph.integers(f"{name}/axes", 1)]
-        node("ReduceSum", f"{name}/sum", total, keepdims=1)
-        return node("Div", f"{name}/weights", [triangle, f"{name}/sum"])
+            node("Div", f"{name}/scale", ["size", length])
+            step = node("Div", f"{name}/step", ["one", f"{name}/scale"])
+        else:
+            step = node("Div", f"{name}/step", [length, "size"])
+        middles = graph.constant(f"{name}/middles", np.arange(self._size).reshape(shape) + 0.5)
+        node("Mul", f"{name}/places", [middles, step])
+        return node("Sub", f"{name}/samples", [f"{name}/places", "half"])
+
+    def _between(self, name: str, x: str, axis: int) -> str:
+        """float32[3, height, width] of another size along an axis, between two neighbours."""
+        graph, node = self._graph, self._graph.node
+        places = self._places(name, axis, -1)
+        first = node("Floor", f"{name}/floor", [places])
+        share = node("Sub", f"{name}/share", [places, first])
+        if axis == 0:
+            share = node("Unsqueeze", f"{name}/shares", [share, graph.integers(f"{name}/axes", 1)])
+        first = node("Max", f"{name}/first", [first, "zero"])
+        node("Sub", f"{name}/end", [f"{name}/length", "one"])
+        last = node("Min", f"{name}/last", [node("Ceil", f"{name}/ceil", [places]), f"{name}/end"])
+        sides = []
+        for index in (first, last):
+            whole = node("Cast", f"{index}/index", [index], to=graph.types.INT64)
+            sides.append(node("Gather", f"{index}/values", [x, whole], axis=axis + 1))
+        node("Sub", f"{name}/difference", sides[::-1])
+        node("Mul", f"{name}/moves", [f"{name}/difference", share])
+        return node("Add", f"{name}/resized", [sides[0], f"{name}/moves"])
+
+    def _weights(self, name: str, axis: int) -> str:
+        """float32[s, length]: what each pixel of the photo adds to each of the resized image."""
+        node, samples = self._graph.node, self._places(name, axis, -1, 1)
+        node("Range", f"{name}/pixels", ["zero", f"{name}/length", "one"])
+        node("Sub", f"{name}/offsets", [samples, f"{name}/pixels"])
+        distance = node("Abs", f"{name}/distance", [f"{name}/offsets"])
+        node("Max", f"{name}/width", [f"{name}/step", "one"])
+        node("Div", f"{name}/share", [distance, f"{name}/width"])
+        node("Sub", f"{name}/slope", ["one", f"{name}/share"])
+        node("Relu", f"{name}/triangle", [f"{name}/slope"])
+        axes = self._graph.integers(f"{name}/axes", 1)
+        node("ReduceSum", f"{name}/sum", [f"{name}/triangle", axes], keepdims=1)
+        return node("Div", f"{name}/weights", [f"{name}/triangle", f"{name}/sum"])
 
     def maps(self, params: Any, statistics: Any) -> list[str]:
         """Adds the network; returns its heads."""
