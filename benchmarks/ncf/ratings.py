@@ -315,6 +315,7 @@ def _sort_pairs(pairs: np.ndarray, times: np.ndarray, path: str) -> tuple[np.nda
     _log.info(
         "%s was not in the order of users and items: sorted; %d ratings repeat an item and only "
         "the latest counts",
-        *(path, len(is_last) - int(is_last.sum())),
+        path,
+        len(is_last) - int(is_last.sum()),
     )
     return pairs[is_last], times[is_last]

@@ -100,8 +100,11 @@ def run(request: Request, children: Children) -> int:
                 continue
         _say(f"run {index} of {request.runs}: seed {seed}, in {folder}")
         with _files(folder):
-            if request.is_first and index:
-                _share_index(root / "run_0" / "data_index", folder / "data_index")
+            counted, target = root / "run_0" / "data_index", folder / "data_index"
+            if request.is_first and index and counted.exists() and not target.exists():
+                target.mkdir(parents=True)
+                for path in counted.iterdir():  # so that no run counts the data again
+                    path.copy(target / path.name)
             _note_start(request, folder)
         code = children.run(command_line(request, index, seed), os.environ)
         ended = time.time()
@@ -127,13 +130,6 @@ def _files(folder: Any) -> Iterator[None]:
             f"{folder}: {one_line(error)}; remove the cause, and the same command continues. It "
             "collects this run if the run has ended"
         ) from error
-
-
-def _share_index(source: Any, target: Any) -> None:
-    """Gives a run what an earlier one has found out about the data, so that none counts again."""
-    for path in source.iterdir() if source.exists() and not target.exists() else ():
-        target.mkdir(parents=True, exist_ok=True)
-        path.copy(target / path.name)
 
 
 def _is_complete(folder: Any) -> bool:

@@ -354,7 +354,11 @@ def make(benchmark: Any, freeze: str) -> Peer:
     stages, frozen = tuple(backbone.resnet_stages), Parts("freeze", freeze)
     strides = 1, *[2] * (len(stages) - 1)
     trunk = Trunk(
-        *(stages, backbone.resnet_bottleneck, strides, backbone.num_filters, backbone.dtype),
+        stages,
+        backbone.resnet_bottleneck,
+        strides,
+        backbone.num_filters,
+        backbone.dtype,
         norm=norm,
         pool=backbone.pool_padding,
     )

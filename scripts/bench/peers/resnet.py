@@ -82,7 +82,11 @@ class Trunk(nn.Module):
         for i, (size, first) in enumerate(zip(self.stage_sizes, self.strides, strict=True)):
             for j in range(size):
                 x = Block(
-                    *(self.filters * 2**i, self.is_bottleneck, 1 if j else first, conv, norm),
+                    self.filters * 2**i,
+                    self.is_bottleneck,
+                    1 if j else first,
+                    conv,
+                    norm,
                     name=f"stage{i + 1}_block{j + 1}",
                 )(x)
             maps.append(x)
@@ -108,9 +112,9 @@ def make(benchmark: Any, freeze: str) -> Peer:
         raise ConfigError("--peer: flax's example is a ResNet v1.5, without this recipe's variants")
     sizes, block = DEPTHS[keys.resnet_depth]
     dtype = jnp.dtype(keys.precision)
+    is_bottleneck, strides = block is BottleneckBlock, (1, 2, 2, 2)
     network = Classifier(
-        *(sizes, block is BottleneckBlock, (1, 2, 2, 2), keys.num_filters, dtype),
-        classes=benchmark.classes,
+        sizes, is_bottleneck, strides, keys.num_filters, dtype, classes=benchmark.classes
     )
 
     def init(key: jax.Array) -> tuple[Any, Any]:

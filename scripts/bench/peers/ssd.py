@@ -90,7 +90,11 @@ def make(benchmark: Any, freeze: str) -> Peer:
     num_logits = 1 + benchmark._classes
     norm = partial(nn.BatchNorm, momentum=keys.bn_momentum, epsilon=1e-5)
     trunk = Trunk(
-        *(tuple(keys.resnet_stages), False, (1, 2, 1), keys.num_filters, keys.dtype),
+        tuple(keys.resnet_stages),
+        False,
+        (1, 2, 1),
+        keys.num_filters,
+        keys.dtype,
         norm=norm,
         pool=keys.pool_padding,
     )

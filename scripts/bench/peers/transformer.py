@@ -115,7 +115,7 @@ def make(benchmark: Any, freeze: str) -> Peer:
     sizes = settings.num_heads, settings.mlp_width
     layer = partial(Layer, *sizes, settings.dropout, settings.dtype)
     network = Transformer(
-        *(words, settings.width, settings.num_layers, settings.dropout, settings.dtype, layer)
+        words, settings.width, settings.num_layers, settings.dropout, settings.dtype, layer
     )
 
     def init(key: jax.Array) -> tuple[Any, Any]:
