@@ -39,7 +39,6 @@ _PART = 1 << 20  # rows that are written at a time
 _TITLES = ("movies.csv", "movies.dat", "u.item", "books.csv", _ITEMS)  # lists beside the table
 _SUFFIXES = (".csv", ".tsv", ".dat", ".data", ".inter", ".jsonl", ".json", ".parquet", ".txt")
 _MOST = 20  # files that are looked at
-_COUNTED = 64 << 20  # bytes of tables whose rows are counted to name them
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
@@ -287,18 +286,14 @@ def readings(folder: Folder) -> list[Reading]:
     log = max(logs.values(), key=lambda tables: sum(sizes[name] for name, _ in tables))
     # Of files without times, the rows of the last one are the latest.
     log.sort(key=lambda row: ("test" in row[0], "val" in row[0], row[0]))
-    names, table, number = [name for name, _ in log], log[0][1], "rows"
-    is_text = (table.delimiter or table.types) and not any(n.endswith(".gz") for n in names)
-    if is_text and sum(sizes[name] for name in names) < _COUNTED:
-        lines = sum(folder.head(name, _COUNTED).count(b"\n") - table.skip for name in names)
-        number = f"{lines:,} rows"
+    names, table = [name for name, _ in log], log[0][1]
     columns = {what: table.names[column] for what, column in table.guesses().items()}
     how = f"by the header {', '.join(columns.values())}" if table.has_header else "without a header"
     return [
         Reading(
             name="interactions",
             form="interactions",
-            found=f"{some(names)}: {number} of {', '.join(columns)}, {how}",
+            found=f"{some(names)}: rows of {', '.join(columns)}, {how}",
             makes="ratings, and lists of users and items, for NCF to recommend from",
             arguments=[folder.full(name) for name in names],
             files=len(names),
