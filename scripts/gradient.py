@@ -33,7 +33,7 @@ from common import console, entry
 from common.data.files import MANIFEST, write
 from common.data.shards import tensorflow
 from common.errors import CheckpointError, UserError, is_of_files, one_line, parse_json
-from engine import environment, locations
+from engine import environment, locations, recipe
 
 ALREADY_FINISHED = 3  # exit code of the step `begin`
 RECORD = "job.json"
@@ -184,7 +184,6 @@ def begin(request: Request) -> int:
         _say(f"NOTE the run in {request.output} was finished with other flags: {flags}")
     if request.stage_from:
         from benchmarks import mlperf  # imports jax, which `_step` precedes
-        from engine import recipe
 
         words = [word for flag in request.flags for word in flag.split("=", 1)]
         file = words[[word.lstrip("-") for word in words].index("config") + 1]

@@ -247,7 +247,7 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name, default in {"images": 1000, "size": 224, "batch": 128, "rounds": 5}.items():
         add(f"--{name}", type=int, default=default)
     add("--batches", type=int, default=4, help="of each pipeline in a round")
-    add("--peer", choices=("torch",), default="torch", help="the only one")
+    add("--peer", choices=("torch",), default="torch", help="what to compare with")
     return parser.parse_args(arguments)
 
 
