@@ -10,6 +10,7 @@ import importlib
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -44,6 +45,7 @@ _FORMS = "photos by class, labels of boxes, pairs of sentences, or rows of users
 _TABLES = (".csv", ".tsv", ".txt", ".dat", ".jsonl", ".parquet")
 _NOTES = re.compile(r"(readme|licen[cs]e|copying|citation|notice).*|.*\.(md|pdf|html)", re.I)
 _FAR_MORE = 20  # times the files of a second reading: then that one is of stray files
+_PATIENCE = 240  # seconds for the measurement of a step
 _TRAIN = "train on them: "  # in the last line of a preparation, before the command
 _TRAIN_FILE = "train.json"  # with that command, in prepare_state
 
@@ -102,6 +104,8 @@ def _flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--out", type=console.path, help="folder for the records (data/NAME)")
     add("--dry_run", action="store_true", help="only say what is there and would be made")
     add("--as", dest="form", default="", metavar="FORM", help="which of several readings to take")
+    add("--untimed", action="store_true", help="do not measure how long training takes here")
+    add("--tpu", default="", help="slices to ask the compiler for the price on: v5e-8,v4-16")
     args, rest = parser.parse_known_args(console.underscored(argv))
     if rest and not rest[0].startswith("-"):
         parser.error(f"give one PATH, a folder with all files: {rest[0]} is a second one")
@@ -134,7 +138,7 @@ def prepare_path(argv: Sequence[str]) -> None:
     print(f"found: {reading.found}\nmakes in {out}: {reading.makes}")
     print(f"with: {_COMMAND} {shlex.join([reading.name, *flags])}", flush=True)
     if not args.dry_run:
-        _finish(_module(reading.name).prepare(parsed), out)
+        _finish(_module(reading.name).prepare(parsed), out, args)
 
 
 def download(argv: Sequence[str]) -> None:
@@ -273,18 +277,40 @@ def _endings(folder: Folder) -> str:
     return ", ".join(f"{number:,} {ending}" for ending, number in most)
 
 
-def _finish(line: str, out: str) -> None:
-    """Prints the last line of a preparation, and the command that trains in a line of its own."""
+def _finish(line: str, out: str, args: argparse.Namespace) -> None:
+    """Prints the last line of a preparation, what training takes, and the command alone."""
     result, _, command = line.partition(_TRAIN)
     print(result.removesuffix("; "), flush=True)
     if not command:
         return
     State(out).write(_TRAIN_FILE, command)
-    price = ["--mode=preflight", "--tpu=v5e-8"]
+    words = shlex.split(command)
+    if not args.untimed:
+        print("measuring a step, up to 4 min; Ctrl-C skips it", flush=True)
+        print(pace(words[2:]), flush=True)
+    price = ["--mode=preflight", f"--tpu={args.tpu or 'v5e-8'}"]
     if "--config.init_from=" in command:
         price.append("--config.init_from=")  # no download
-    print(f"what it costs on a slice: add {shlex.join(price)} to the last line", flush=True)
+    if args.tpu:
+        subprocess.run([sys.executable, *words[1:], *price])
+    else:
+        print(f"what it costs on a slice: add {shlex.join(price)} to the last line", flush=True)
     print(f"{_TRAIN.strip()}\n{command}")
+
+
+def pace(flags: Sequence[str]) -> str:
+    """How long a run with these flags of main.py takes on this machine, in a line."""
+    command, output = [sys.executable, "-m", "scripts.bench.pace", *flags], b""
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_PATIENCE)
+        output = done.stdout
+        reason = f"not measured: {(done.stderr.decode().strip() or 'no reason').splitlines()[-1]}"
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout or b""
+        reason = f"compiling and a first step take more than {console.duration(_PATIENCE)}"
+    except KeyboardInterrupt:
+        reason = "not measured"
+    return [f"on this machine: {reason}", *output.decode().splitlines()][-1]
 
 
 def main(argv: Sequence[str]) -> None:

@@ -90,7 +90,7 @@ esac
 if [[ "$public" ]]; then
   log="$(mktemp)"
   trap 'rm -f -- "$log"' EXIT
-  "$program" -m scripts.prepare download "$public" | tee -- "$log"
+  "$program" -m scripts.prepare download "$public" --untimed | tee -- "$log"
   # It prints the command of a small model last, or before that of a large one. The command is quoted
   # for a shell, and names the workdir at its end.
   command="$(sed -n 's/.*python main.py --config=\(configs\/small.py:.* \)--workdir=.*/\1/p' "$log" | tail -n 1)"

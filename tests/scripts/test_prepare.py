@@ -125,7 +125,7 @@ def typed(capsys, *argv):
 
 
 def test_a_path_is_prepared_and_its_command_printed(data, capsys):
-    code, lines, _ = typed(capsys, "my photos/", "--seed=3")
+    code, lines, _ = typed(capsys, "my photos/", "--seed=3", "--untimed")
     assert code == 0 and lines[1] == "found: files of .png"
     command = "python main.py --config.data_dir=data/my-photos"
     assert lines[-3:] == [
@@ -161,7 +161,7 @@ def test_a_dry_run_writes_nothing(archived, data, capsys):
 
 def test_an_archive_is_unpacked(data, capsys):
     shutil.make_archive("photos.v1", "gztar", "my photos")
-    code, _, _ = typed(capsys, "photos.v1.tar.gz")
+    code, _, _ = typed(capsys, "photos.v1.tar.gz", "--untimed")
     records = data / "data" / "photos.v1" / "train-00000-of-00001"
     assert (code, json.loads(records.read_text())["train"]) == (0, "data/raw/photos.v1/set")
 
@@ -170,7 +170,7 @@ def test_a_path_on_gs(data, gcs, capsys):
     root = gcs.bucket()
     for name in ("photos/a/1.png", "photos/b/1.png", "set.zip"):
         files.write(f"{root}/{name}", [b"x"])
-    code, lines, _ = typed(capsys, f"{root}/photos/", f"--out={root}/out")
+    code, lines, _ = typed(capsys, f"{root}/photos/", f"--out={root}/out", "--untimed")
     assert (code, lines[-1]) == (0, f"python main.py --config.data_dir={root}/out")
     assert (
         json.loads(files.read(f"{root}/out/train-00000-of-00001") or "")["train"]

@@ -1,0 +1,64 @@
+"""Says how long a run takes on this machine, from its first steps; it takes main.py's flags.
+
+python -m scripts.bench.pace --config=configs/ssd.py --config.data_dir=DIR --config.KEY=VALUE ...
+
+It compiles the train step and takes two steps on a batch of the data, then an evaluation's first
+batch, and prints a line after each: whoever has no more time takes the last. Nothing is written but
+compiled programs, which the run then finds.
+"""
+
+import time
+from typing import Any
+
+import jax
+from absl import app, flags
+
+import main as program
+from benchmarks.base import HostBatch
+from common import console, entry
+from engine import compiler, environment
+from engine import mesh as meshes
+from engine.run import Programs, evaluated_weights, make_plan, read_settings
+from scripts.bench import batches
+from scripts.bench.step import make_step
+
+
+def main(argv: Any) -> None:
+    """Prints the lines; UserError if the run could not start."""
+    config = flags.FLAGS.config
+    config.init_from = ""  # with other weights a step takes as long
+    settings = read_settings(config.lock())
+    if meshes.open_platform() == "cpu":
+        environment.keep_freed_memory()
+    compiler.use_cache(settings.compilation_cache)
+    programs = Programs.make(settings)
+    benchmark = programs.benchmark
+    plan = make_plan(settings, benchmark, benchmark.num_examples("train"))
+    stream = benchmark.train_batches(settings.train_batch_size, 0, 1, 0)
+    *_, step = make_step(programs, _without_clock(next(stream)))
+    step()  # warms up
+    started = time.monotonic()
+    next(stream)  # what the input takes; this batch may have another shape
+    step()
+    seconds, steps = time.monotonic() - started, plan.recipe.total_steps
+    text = f"on this machine: {seconds:.3g} s/step measured, {steps:,} steps"
+    print(f"{text}: about {console.duration(steps * seconds)}", flush=True)
+    state = programs.initial_state(plan.recipe)
+    batch = _without_clock(next(iter(benchmark.eval_batches(settings.eval_batch_size, 0, 1))))
+    predict = batches.fitting(programs.lower_predict(state), batch).compile()
+    arrays = jax.device_put(batch, meshes.batch_sharding(programs.mesh))
+    started = time.monotonic()
+    jax.block_until_ready(predict(*evaluated_weights(state), arrays))
+    count = -(-benchmark.num_examples("eval") // settings.eval_batch_size)
+    total = steps * seconds + plan.evaluations * count * (time.monotonic() - started)
+    text += f" and {plan.evaluations:,} evaluations"
+    print(f"{text}: about {console.duration(total)}", flush=True)
+
+
+def _without_clock(batch: HostBatch) -> HostBatch:
+    """A batch without the leaf that says how long the host took."""
+    return {name: x for name, x in batch.items() if name != "host_seconds"}
+
+
+if __name__ == "__main__":
+    entry.run(lambda: app.run(main, flags_parser=program.parse_flags))
