@@ -6,9 +6,9 @@
     python predict.py --user=1,2 --top=10 --workdir=runs/ncf_synthetic
 
 A source of pictures is a file, a folder (with all folders in it), a pattern, or "-" for paths on
-stdin, one per line. A source of sentences is a file of lines, "-" for lines on stdin, which no
-source is too, or a sentence. What cannot be used has a row with the error, and the exit code is 1.
-Which flags there are depends on the model; docs/use.md has examples for each kind.
+stdin, one per line. A source of sentences is a file of lines, a sentence, or "-" for stdin, which
+is read without a source, too. An input that cannot be used has a row with the error, and the exit
+code is 1. Which flags there are depends on the model; docs/use.md has examples for each kind.
 """
 
 import argparse
