@@ -2,7 +2,7 @@
 
 At the start host 0 listens on the port of the run until the last host has arrived; afterwards jax's
 coordinator has that port. Each host greets with its number, its name and its facts, and the facts
-must be host 0's. Whatever else comes is refused, and host 0 goes on waiting.
+must be host 0's. Host 0 refuses any other connection and goes on waiting.
 
 During the run a closed connection shows that a host's process has died, and silence shows that a
 host hangs. A host that fails sends the reason. jax's own service would abort the other processes

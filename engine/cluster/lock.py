@@ -52,7 +52,7 @@ class LocalLock:
 
 
 class BucketLock:
-    """A lock on gs://, which has none of its own.
+    """A lock on gs://, where no file can be locked.
 
     The lock is an object that only one run can create, and that the run writes again every 20 s as
     a sign of life. A later run replaces it if its process is known to be dead, or after 90 s of

@@ -105,7 +105,7 @@ def first_process_first(work: Callable[[], Any]) -> Any:
 def on_failure(work: Callable[[], None] | None) -> None:
     """Sets what is called, in any thread, when a failure on any host ends this process.
 
-    Errors of `work` are dropped. None sets nothing.
+    Errors of `work` are dropped; None calls nothing any more.
     """
     global _last_words
     _last_words = work
