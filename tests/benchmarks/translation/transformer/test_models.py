@@ -126,6 +126,54 @@ def test_positions_are_those_of_the_formula():
         np.testing.assert_allclose(models.positions(2, width)[1], row, rtol=1e-6)
 
 
+def test_attention_is_that_of_numpy():
+    """Both heads of 4 columns of each part of the kernels, with and without the encoder's keys."""
+    draw = np.random.default_rng(3)
+    x, features = draw.normal(size=(2, 1, 3, 8)).astype(np.float32)
+    mask = np.array([[[1, 0, 1], [0, 1, 1], [1, 1, 1]]], bool)
+    for cross in (False, True):
+        model: Any = models.Attention(2, 0.0, jnp.float32, 8, cross=cross)
+        arguments = (x, features if cross else None, mask, None, 0)
+        shapes = jax.eval_shape(lambda m=model, g=arguments: m.init(jax.random.key(0), *g))
+        params = jax.tree.map(lambda p: draw.normal(size=p.shape).astype(np.float32), shapes)
+        own = {name: leaf["kernel"] for name, leaf in params["params"].items()}
+        joined = [own["query"], own["key_value"]] if cross else [own["query_key_value"]]
+        q, k, v = np.split(np.concatenate(joined, 1), 3, 1)
+        keys, actual = features if cross else x, []
+        for head in (slice(0, 4), slice(4, 8)):
+            weights = np.exp((x @ q)[0, :, head] @ (keys @ k)[0, :, head].T / 2) * mask[0]
+            actual.append(weights / weights.sum(1, keepdims=True) @ (keys @ v)[0, :, head])
+        expected = np.concatenate(actual, 1) @ own["out"]
+        np.testing.assert_allclose(
+            model.apply(params, *arguments)[0], expected, rtol=1e-4, atol=1e-4
+        )
+
+
+def test_a_sentence_sees_nothing_but_itself():
+    """The gradient of one sentence's features by the embeddings of all words of the row.
+
+    Each position has a word of its own, so that the table's gradient tells them apart.
+    """
+    rows, model = packed([sentences(3)], 32), tiny(vocab_size=100)
+    params = weights(model)
+    table = np.random.default_rng(0).normal(size=(128, WIDTH)).astype(np.float32)
+    params["params"]["embedding"] = table
+    used = {side: rows[f"{side}_segmentation"][0] for side in SIDES}
+    rows["inputs"][0] = np.where(used["inputs"] > 0, 2 + np.arange(32), 0)
+    rows["targets"][0] = np.where(used["targets"] > 0, 40 + np.arange(32), 0)
+
+    def total(params):
+        features = model.apply(params, rows, None)[0]
+        return jnp.sum(features[used["targets"] == 2] ** 3)
+
+    gradient = np.abs(jax.jit(jax.grad(total))(params)["params"]["embedding"]).max(1)
+    words = set(np.flatnonzero(gradient > 1e-9))
+    sources = {2 + int(i) for i in np.flatnonzero(used["inputs"] == 2)}
+    # The last target is only predicted; the first one is predicted from 0, which starts a sentence.
+    targets = {40 + int(i) for i in np.flatnonzero(used["targets"] == 2)[:-1]}
+    assert words == {0} | sources | targets
+
+
 @pytest.mark.parametrize("gap", [0, 2])
 def test_a_packed_sentence_is_the_same_as_alone(gap):
     pairs, model = sentences(5), tiny()
