@@ -1,10 +1,12 @@
-"""Reads pairs of sentences from files: two files of lines, tables, and lines of JSON.
+"""Reads pairs of sentences: two files of lines, tables, lines of JSON, TMX, gettext's .po.
 
 Each file may be local or gs://, and a .gz.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import csv
 import gzip
 import io
@@ -14,6 +16,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 from benchmarks.translation.preparation import languages
 from common import limits
@@ -25,6 +28,11 @@ from common.text import is_sgm, limited_lines, sgm_sentences
 _SAMPLE = 50  # rows that tell what the columns and languages are
 LETTER = r"[^\W\d_]"
 _LINE_ENDS = re.compile(r"\r?\n|\r")
+_MESSAGE = re.compile(  # of gettext: S stands for strings, one in a line
+    r"(?P<comments>(#.*\n)*)(msgctxt *S)?msgid *(?P<id>S)(msgid_plural *S)?"
+    r"msgstr(\[0\])? *(?P<text>S)".replace("S", r'(".*"\n)+')
+)
+_ESCAPES = {"n": "\n", "t": "\t"}
 
 Row = dict[Any, str]  # texts by the number of a column, from 1, or by key
 Reader = Callable[[str], Iterator[tuple[int, Row]]]  # yields the number of each row, from 1, and it
@@ -32,15 +40,21 @@ Reader = Callable[[str], Iterator[tuple[int, Row]]]  # yields the number of each
 
 def lines(path: str) -> Iterator[str]:
     r"""Yields a file's lines without "\n", which alone ends a line; of an .sgm its segments."""
-    limits.check_file(path, SourceError)
     read = sgm_sentences if is_sgm(path.removesuffix(".gz")) else limited_lines
+    with _opened(path) as file:
+        for number, line in enumerate(read(file, path, SourceError), 1):
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            yield _decode(line.removesuffix(b"\n"), f"{path}, line {number}")
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    """The bytes of a file, unpacked if it is a .gz."""
+    limits.check_file(path, SourceError)
     try:
         with io.BufferedReader(_File(path), 1 << 20) as raw:
-            file: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
-            for number, line in enumerate(read(file, path, SourceError), 1):
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                yield _decode(line.removesuffix(b"\n"), f"{path}, line {number}")
+            yield gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
     except (zlib.error, EOFError, gzip.BadGzipFile) as error:
         raise SourceError(f"{path} is damaged or cut short: {one_line(error)}") from error
 
@@ -244,6 +258,53 @@ def _read_json(path: str) -> Iterator[tuple[int, Row]]:
         yield number, {key: text for key, text in row.items() if isinstance(text, str)}
 
 
+def _read_tmx(path: str) -> Iterator[tuple[int, Row]]:
+    """The texts of each unit by language; "" of a language that it lacks."""
+    body, number = None, 0
+    try:
+        with _opened(path) as file:
+            for event, node in ElementTree.iterparse(file, ("start", "end")):
+                name = node.tag.rpartition("}")[2]
+                if event == "start":
+                    body = node if name == "body" else body
+                elif name == "tu":
+                    number += 1
+                    variants = map(_variant, node.findall("{*}tuv"))
+                    yield number, collections.defaultdict(str, variants)
+                    (node if body is None else body).clear()  # it would fill the memory
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
+        raise SourceError(f"{path} is no TMX, or damaged: {one_line(error)}") from error
+
+
+def _variant(node: ElementTree.Element) -> tuple[str, str]:
+    """The language and the text of a variant in a TMX."""
+    code = node.get("{http://www.w3.org/XML/1998/namespace}lang") or node.get("lang") or ""
+    segment = node.find("{*}seg")
+    return languages.code(code) or code.lower(), "" if segment is None else _content(segment)
+
+
+def _content(node: ElementTree.Element) -> str:
+    """The text of a segment without the codes of its layout; highlighted text is text, too."""
+    parts = [node.text]
+    for child in node:
+        parts += [_content(child) if child.tag.endswith("hi") else "", child.tail]
+    return "".join(filter(None, parts))
+
+
+def _read_po(path: str) -> Iterator[tuple[int, Row]]:
+    """The messages of gettext, of several forms the first; neither fuzzy nor obsolete ones."""
+    words = re.findall(r"[A-Za-z]+", path)
+    code = next(filter(None, map(languages.code, reversed(words))), "target")
+    content = "\n".join(map(str.strip, lines(path))) + "\n"
+    for number, match in enumerate(_MESSAGE.finditer(content), 1):
+        parts = ("".join(re.findall(r'"(.*)"', match[side])) for side in ("id", "text"))
+        source, target = (re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), p) for p in parts)
+        if not source and (header := re.search(r"^Language: *(\w\S*)", target, re.MULTILINE)):
+            code = languages.code(header[1]) or header[1]
+        elif source and not re.search("^#,.*fuzzy", match["comments"], re.MULTILINE):
+            yield number, {"en": source, code: target}
+
+
 # The form and the reader of a file by the end of its name, behind which .gz may be.
 FORMS: dict[str, tuple[str, Reader]] = {
     ".tsv": ("tsv", _read_tabs),
@@ -253,6 +314,8 @@ FORMS: dict[str, tuple[str, Reader]] = {
     ".jsonl": ("jsonl", _read_json),
     ".ndjson": ("jsonl", _read_json),
     ".json": ("jsonl", _read_json),
+    ".tmx": ("tmx", _read_tmx),
+    ".po": ("po", _read_po),
 }
 
 

@@ -23,7 +23,48 @@ def table(rows, tab="\t"):
     return "".join(tab.join(row) + "\n" for row in rows)
 
 
+def tmx(pairs, languages=("en-US", "de-DE")):
+    units = "".join(
+        "<tu>"
+        + "".join(
+            f'<tuv xml:lang="{code}"><seg>{side}</seg></tuv>'
+            for code, side in zip(languages, pair, strict=False)
+        )
+        + "</tu>"
+        for pair in pairs
+    )
+    return f'<?xml version="1.0"?><tmx version="1.4"><header/><body>{units}</body></tmx>'
+
+
 QUOTED = [[f'"{side.replace(chr(34), chr(34) * 2)}"' for side in pair] for pair in PAIRS]
+PO = r"""
+# A comment
+msgid ""
+msgstr ""
+"Language: de\n"
+"Content-Type: text/plain; charset=UTF-8\n"
+
+#: a.c:1
+msgctxt "of an animal"
+msgid "A dog "
+"runs."
+msgstr "Ein Hund läuft."
+msgid "He said \"no\"."
+msgstr "Er sagte „nein“."
+
+#, fuzzy, c-format
+#| msgid "old"
+msgid "%d guess"
+msgstr "%d Schätzung"
+
+msgid "Go."
+msgid_plural "Go all."
+msgstr[0] "Geh."
+msgstr[1] "Geht."
+
+#~ msgid "gone"
+#~ msgstr "weg"
+"""
 FORMS = {
     "header.tsv": table([("id", "de", "en"), *((str(i), b, a) for i, (a, b) in enumerate(PAIRS))]),
     "deu.txt": table((*pair, "CC-BY 2.0 (France) Attribution: tatoeba.org #1") for pair in PAIRS),
@@ -39,6 +80,8 @@ FORMS = {
     "nested.json": "".join(
         json.dumps({"translation": {"de": b, "en": a}}) + "\n" for a, b in PAIRS
     ),
+    "a.tmx": tmx([*PAIRS[:2], ("Go<ph>{1}</ph><hi>.</hi>", "Geh.")]),
+    "de.po": PO,
 }
 
 
