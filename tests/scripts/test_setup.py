@@ -331,7 +331,7 @@ def machine(clone):
 def readmes_block():
     """What README says to type on a TPU VM."""
     text = (SCRIPTS.parent / "README.md").read_text()
-    return re.findall(r"## On a TPU VM\n\n```bash\n(.*?)```", text, re.DOTALL)[0]
+    return re.findall(r"On a TPU VM:\n\n```bash\n(.*?)```", text, re.DOTALL)[0]
 
 
 @pytest.mark.parametrize("python", ["3.10.12", "none", "none, and uv"])
