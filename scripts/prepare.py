@@ -216,7 +216,11 @@ def _unpacked(args: argparse.Namespace, path: str) -> tuple[Folder | None, list[
     if "://" in args.path:
         raise SourceError(f"{args.path} is an archive that must be unpacked: copy it here first")
     if args.dry_run:
-        print(f"its files would be unpacked to {path}; what they are is seen after that")
+        print(f"its files would be unpacked to {path}", flush=True)
+        folder = archives.Listing.of(args.path, path)
+        if found := readings(folder):
+            return folder, found
+        print(f"what they are is seen after that: {_endings(folder)}")
         return None, []
     archives.unpack(args.path, path)
     folder = Folder.open(path)

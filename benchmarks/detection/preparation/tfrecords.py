@@ -36,9 +36,10 @@ def forms(folder: Folder) -> list[Form]:
     """The form "tfrecords", if the first record of one of a few files is of this form; else []."""
     names = [*itertools.chain(*_shards(folder).values())]
     for name in names[:: max(1, len(names) // _LOOKS)]:
-        data = folder.head(name, limits.IMAGE_BYTES)
-        try:  # a record begins with its length and a checksum
-            row = _features(data[12 : 12 + int.from_bytes(data[:8], "little")])
+        length = int.from_bytes(folder.head(name, 8), "little")
+        data = folder.head(name, 12 + min(length, limits.IMAGE_BYTES))
+        try:  # a checksum is between the length and the record
+            row = _features(data[12:])
         except Exception:  # protobuf's classes, of files that hold no Examples
             continue
         if _XMIN in row and LABEL in row:
