@@ -255,6 +255,9 @@ def _contents(folder: Folder, texts: Sequence[str]) -> str:
 
     if texts:
         return f"holds {texts[0]}"
+    if inner := folder.named(*archives.SUFFIXES):
+        path = shlex.quote(folder.full(inner[0]))
+        return f"holds another archive, which is not opened: type {_COMMAND} {path}"
     if are_most(*SUFFIXES):
         return (
             f"holds {_endings(folder)}, but neither labels nor class folders beside each other: "
