@@ -220,7 +220,11 @@ def _unpacked(args: argparse.Namespace, path: str) -> tuple[Folder | None, list[
     if "://" in args.path:
         raise SourceError(f"{args.path} is an archive that must be unpacked: copy it here first")
     if args.dry_run:
-        print(f"its files would be unpacked to {path}; what they are is seen after that")
+        print(f"its files would be unpacked to {path}", flush=True)
+        folder = archives.Listing.of(args.path, path)
+        if found := readings(folder):
+            return folder, found
+        print(f"what they are is seen after that: {_endings(folder)}")
         return None, []
     archives.unpack(args.path, path)
     folder = Folder.open(path)
@@ -255,6 +259,9 @@ def _contents(folder: Folder, texts: Sequence[str]) -> str:
 
     if texts:
         return f"holds {texts[0]}"
+    if inner := folder.named(*archives.SUFFIXES):
+        path = shlex.quote(folder.full(inner[0]))
+        return f"holds another archive, which is not opened: type {_COMMAND} {path}"
     if are_most(*SUFFIXES):
         return (
             f"holds {_endings(folder)}, but neither labels nor class folders beside each other: "

@@ -36,7 +36,7 @@ class SourceError(UserError):
 class File(NamedTuple):
     """A file of a source.
 
-    `place` is its offset in a tar, or its entry in a zip.
+    `place` is its offset in a tar, its path and offset in records, or its entry in a zip.
     """
 
     name: str
@@ -77,7 +77,8 @@ class Source:
         if place is None:
             data = read_at(os.path.join(self.path, name), 0, size + 1)
         else:
-            data = read_at(self.path, place, size)
+            path, offset = place if isinstance(place, tuple) else (self.path, place)
+            data = read_at(path, offset, size)
         if len(data) != size:
             raise UserError(f"{self.path} changed while it was read: {name}")
         return data

@@ -153,10 +153,16 @@ def test_a_dry_run_writes_nothing(archived, data, capsys):
     before = sorted(data.rglob("*"))
     path = "photos.zip" if archived else "my photos"
     code, lines, _ = typed(capsys, path, "--dry_run", "--out=elsewhere")
-    command = shlex.join(["imagenet", "--train=my photos/set", "--out=elsewhere"])
-    last = "unpacked to data/raw/photos" if archived else f"python -m scripts.prepare {command}"
-    assert code == 0 and last in lines[-1]
+    folder = "data/raw/photos/set" if archived else "my photos/set"
+    command = shlex.join(["imagenet", f"--train={folder}", "--out=elsewhere"])
+    assert (code, lines[-1]) == (0, f"with: python -m scripts.prepare {command}")
     assert sorted(data.rglob("*")) == before
+
+
+def test_a_dry_run_cannot_tell_from_names_alone(data, capsys):
+    shutil.make_archive("notes", "zip", "my photos", "README")
+    code, lines, _ = typed(capsys, "notes.zip", "--dry_run")
+    assert code == 0 and "1 nameless" in lines[-1] and not (data / "data").exists()
 
 
 def test_an_archive_is_unpacked(data, capsys):
@@ -216,7 +222,10 @@ def test_photos_in_a_folder_of_data(data, capsys):
         (["my photos", "--as=voc"], "--as=voc: there is nothing of this form"),
         (["my photos", "notes"], "notes is a second one"),
         (["my photos", "--nonsense=1"], "prepare imagenet: unrecognized arguments: --nonsense=1"),
-        (["nested"], "nested holds 1 .zip, but none of"),
+        (
+            ["nested"],
+            "another archive, which is not opened: type python -m scripts.prepare nested/a/b.zip",
+        ),
         (["nested/a/b.zip"], "b.zip is damaged"),
         (["title.csv"], "title.csv, line 1 has 1 columns, and others 2: remove"),
         (["plain.csv"], "interactions ./plain.csv --user=1 --item=2 --out=DIR; if sentences"),

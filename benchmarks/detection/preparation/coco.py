@@ -20,8 +20,7 @@ import numpy as np
 from benchmarks.detection import survey
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.preparation import objects
-from benchmarks.detection.preparation.inputs import read_annotations
-from benchmarks.detection.preparation.label_files import FORMS
+from benchmarks.detection.preparation.inputs import FORMS, read_annotations
 from benchmarks.detection.preparation.layouts import readings as readings
 from common import console, foreign
 from common.data import records
@@ -86,7 +85,7 @@ def prepare(args: argparse.Namespace) -> str:
     inputs = sources.list_inputs(paths, args.workers, zipped=True)
     stamps = {flag: source.stamp for flag, source in inputs.items()}
     writing.State(args.out).claim({"settings": settings, "input": stamps}, args.overwrite)
-    annotations, scored = read_annotations(args, inputs)
+    annotations, scored, inputs = read_annotations(args, inputs)
     splits = _plan(args, inputs, annotations)
 
     def make(name: str, k: int) -> writing.Example:

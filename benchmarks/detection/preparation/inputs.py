@@ -1,6 +1,7 @@
 """Reads the annotations of both splits: COCO's files, own files, or other tools' labels."""
 
 import argparse
+import dataclasses
 import functools
 import json
 import os
@@ -9,20 +10,21 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.detection.coco import Annotations
-from benchmarks.detection.preparation import labels, objects
+from benchmarks.detection.preparation import label_files, labels, objects, tfrecords
 from common import limits
 from common.data import records
 from common.errors import parse_json, visible
 from common.preparation import holdout, sources
 from common.preparation.folders import Folder
 
+FORMS = (*label_files.FORMS, "tfrecords")
 _Inputs = dict[str, sources.Source]
 
 
 def read_annotations(
     args: argparse.Namespace, inputs: _Inputs
-) -> tuple[dict[str, Annotations], bytes]:
-    """(annotations by split, those of val in COCO's form).
+) -> tuple[dict[str, Annotations], bytes, _Inputs]:
+    """(annotations by split, those of val in COCO's form, `inputs` with the images in records).
 
     SourceError if a file is missing or there twice, the input is not of its form, or all images are
     one group.
@@ -32,7 +34,7 @@ def read_annotations(
     else:
         if args.labels:
             path = inputs["train_images"].path
-            splits = _labels(args, path)
+            splits, inputs = _labels(args, inputs)
         else:
             path, read = _file("train", inputs)
             splits = {"train": read()}
@@ -48,7 +50,7 @@ def read_annotations(
         annotations[name] = Annotations.parse(read(), path, args.masks)
         objects.check_boxes(annotations[name], args.trust_boxes)
     objects.check_categories(*annotations.values())
-    return annotations, texts["val"][1]()
+    return annotations, texts["val"][1](), inputs
 
 
 def _file(name: str, inputs: _Inputs) -> tuple[str, Callable[[], bytes]]:
@@ -70,16 +72,23 @@ def _file(name: str, inputs: _Inputs) -> tuple[str, Callable[[], bytes]]:
     return f"{path}/{source.files[rows[0]].name}", read
 
 
-def _labels(args: argparse.Namespace, path: str) -> dict[str, bytes]:
-    """The labels of other tools by split, in COCO's form."""
-    splits, notes = labels.read(Folder.open(path), args.labels)
+def _labels(args: argparse.Namespace, inputs: _Inputs) -> tuple[dict[str, bytes], _Inputs]:
+    """(labels of other tools by split, in COCO's form; `inputs` with the images in records)."""
+    images = inputs["train_images"]
+    path, folder = images.path, Folder.open(images.path)
+    if args.labels == "tfrecords":
+        (splits, notes), files = tfrecords.read(folder, args.masks)
+        images = dataclasses.replace(images, files=files, archive=False)
+        inputs = inputs | {"train_images": images, "val_images": images}
+    else:
+        splits, notes = labels.read(folder, args.labels)
     for note in notes:
         print(visible(f"warning: {note}"))
     rows = [row for content in splits.values() for row in content["annotations"]]
     if args.masks and (plain := sum("segmentation" not in row for row in rows)):
         problem = f"{plain:,} of {len(rows):,} objects have no outline"
         raise sources.SourceError(f"{path}: {problem}: add them, or leave out --masks")
-    return {name: json.dumps(content).encode() for name, content in splits.items()}
+    return {name: json.dumps(content).encode() for name, content in splits.items()}, inputs
 
 
 def _split(data: bytes, path: str, args: argparse.Namespace) -> dict[str, bytes]:

@@ -1,10 +1,12 @@
-"""What the label files of YOLO, Pascal VOC, CVAT and LabelMe say about images.
+"""What the label files of YOLO, Pascal VOC, CVAT, LabelMe and Open Images say about images.
 
 globox parses the boxes. Its readers of folders drop polygons, take local paths only, and end at the
 first mistake without naming its file.
 """
 
 import collections
+import csv
+import functools
 import itertools
 import math
 import os
@@ -15,6 +17,7 @@ from xml.etree import ElementTree
 
 from benchmarks.detection.coco import normal
 from common import limits
+from common.data.shards import tensorflow
 from common.errors import one_line, parse_json
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
@@ -23,7 +26,7 @@ _SPLIT = re.compile(r"(?<![a-z])(train|val|test)(?:ing|id|idation)?(?![a-z])")
 
 
 class Object(NamedTuple):
-    """An object in pixels; YOLO's are in shares of the image's width and height."""
+    """An object in pixels; in YOLO and Open Images in shares of the image's width and height."""
 
     label: str  # the name of its category
     box: Sequence[float]  # x, y, width, height
@@ -48,7 +51,7 @@ class Settings(NamedTuple):
 
     file: str = ""
     names: Mapping[int, str] = {}  # of the classes
-    has_key_points: bool = False
+    content: Mapping[str, Any] = {}  # of data.yaml
 
 
 def split_of(path: str) -> str:
@@ -84,7 +87,7 @@ def yolo_settings(folder: Folder) -> Settings:
         names = dict(enumerate(names)) if isinstance(names, list) else names
         if isinstance(names, dict) and all(str(key).isdigit() for key in names):
             names = {int(key): str(name).strip() for key, name in names.items()}
-            return Settings(file, names, "kpt_shape" in content)
+            return Settings(file, names, content)
     return Settings()
 
 
@@ -115,14 +118,13 @@ class Reader:
             yield _entry(file, (file,), rows, self._yolo)
 
     def _yolo(self, line: str) -> Object:
-        file, names, has_key_points = self._settings
+        file, names, content = self._settings
         number, *values = map(float, line.split())
         if names and number not in names:
             raise ValueError(f"class {number:.0f} is not among the {len(names)} of {file}")
-        if has_key_points:  # they follow the box
+        if "kpt_shape" in content:  # key points follow the box
             values = values[:4]
-        if not all(-0.01 <= value <= 1.01 for value in values):
-            raise ValueError("the numbers are no shares of the image, from 0 to 1")
+        _check_shares(values)
         is_box = len(values) < 6
         read = self._boxes.from_yolo_v5 if is_box else self._boxes.from_yolo_seg
         box = read(" ".join(map(str, (0, *values))), image_size=(1, 1))
@@ -193,6 +195,34 @@ class Reader:
         polygons = [[float(x) for point in outline for x in point] for outline in outlines]
         return Object(box.label, box.ltwh, polygons)
 
+    def openimages(self, file: str) -> Iterator[Entry]:
+        """A row is an object; only those of images that are there are kept, a few of millions."""
+        rows: dict[str, list[tuple[int, dict[str, str]]]] = {}
+        with tensorflow().io.gfile.GFile(self._folder.full(file), "rb") as data:
+            table = csv.DictReader(line.decode("utf-8-sig", "replace") for line in data)
+            if not {"ImageID", "LabelName", "XMin"} <= {*(table.fieldnames or ())}:
+                return
+            has_image = functools.cache(self._has_image)
+            for i, row in enumerate(table, 2):
+                if has_image(row["ImageID"]):
+                    rows.setdefault(row["ImageID"], []).append((i, row))
+        for image, objects in rows.items():
+            yield _entry(file, (image,), objects, self._openimages, None, split_of(file))
+
+    def _openimages(self, row: dict[str, str]) -> Object:
+        sides = tuple(float(row[side]) for side in ("XMin", "YMin", "XMax", "YMax"))
+        _check_shares(sides)
+        label = self._titles.get(row["LabelName"], row["LabelName"])
+        box = self._boxes.create(label=label, coords=sides)
+        return Object(label, box.ltwh, crowd=row.get("IsGroupOf") == "1")
+
+    @functools.cached_property
+    def _titles(self) -> dict[str, str]:
+        """The names of Open Images' classes."""
+        files = (n for n in self._folder.named(".csv") if "class" in os.path.basename(n).lower())
+        rows = (row for name in files for row in csv.reader(lines(self._folder, name)))
+        return dict(row for row in rows if len(row) == 2)
+
 
 def _text(folder: Folder, name: str) -> str:
     """A text file; bytes that are no UTF-8 become characters that no parser takes."""
@@ -202,6 +232,11 @@ def _text(folder: Folder, name: str) -> str:
 def _beside(file: str, name: str) -> str:
     """The path of another file, which `file` names relative to its own folder."""
     return os.path.join(os.path.dirname(file), normal(name.strip()))
+
+
+def _check_shares(values: Sequence[float]) -> None:
+    if not all(-0.01 <= value <= 1.01 for value in values):
+        raise ValueError("the numbers are no shares of the image, from 0 to 1")
 
 
 def _size(height: Any, width: Any) -> tuple[int, int] | None:
@@ -248,10 +283,12 @@ class Kind(NamedTuple):
 _NUMBERS = rb"(?:[ \t]+-?[\d.][\d.eE+-]*)"
 _LINE = rb"^(?:\xef\xbb\xbf)?\s*\d+(?:\.0*)?" + _NUMBERS + rb"{4,}[ \t]*(?:[\r\n]|$)"
 _LINES = rb"(?m)^\s*\d+(?:\.0*)?" + _NUMBERS + rb"{4,5}(" + _NUMBERS + rb"{5,})?[ \t]*\r?$"
+_TABLE = rb"^(?:\xef\xbb\xbf)?ImageID,.*LabelName,.*XMin"
 _SHAPES = rb'"shape_type"\s*:\s*"(?:rectangle|(polygon))"'
 FORMS = {
     "yolo": Kind("YOLO's", ".txt", Reader.yolo, _LINE, _LINES),
     "voc": Kind("Pascal VOC's", ".xml", Reader.voc, rb"<annotation[\s>]"),
     "cvat": Kind("CVAT's", ".xml", Reader.cvat, rb"<annotations[\s>]", rb"<(?:box|(polygon))\s"),
     "labelme": Kind("LabelMe's", ".json", Reader.labelme, rb'"shapes"\s*:\s*\[', _SHAPES),
+    "openimages": Kind("Open Images'", ".csv", Reader.openimages, _TABLE),
 }

@@ -1,4 +1,4 @@
-"""Labels of YOLO, Pascal VOC, CVAT and LabelMe in COCO's form: images and splits.
+"""Labels of YOLO, Pascal VOC, CVAT, LabelMe and Open Images in COCO's form: images and splits.
 
 A label file belongs to the image of its name, beside it or in the folder that stands for its own:
 labels/train/a.txt and images/train/a.jpg. `label_files` reads the files.
@@ -33,7 +33,7 @@ from common.preparation.sources import SourceError
 
 # Folders of images and of their labels, by which the paths of the two differ.
 _KINDS = {"images", "image", "jpegimages", "labels", "annotations", "xmls", ".."}
-# The names of the lists of each split's images.
+# Of each split the keys in data.yaml, and the names of the lists of its images.
 _LISTS = {"train": ("train", "trainval"), "val": ("val", "valid", "validation"), "test": ("test",)}
 _MANY = 0.1  # of the objects: so many that cannot be read are no accident
 
@@ -115,7 +115,7 @@ def forms(folder: Folder) -> list[Form]:
             continue
         number = max(len(heads), sum(images.find(name) is not None for name in names))
         shapes = {bool(m[1]) for head in heads.values() for m in re.finditer(kind.shape, head)}
-        polygons = True in shapes and not settings.has_key_points
+        polygons = True in shapes and "kpt_shape" not in settings.content
         found = f"{count(number, 'label file')} in {kind.title} form"
         found += f"{' with polygons' * polygons}, such as {min(heads, key=len)}"
         if settings.names:
@@ -144,7 +144,7 @@ def read(folder: Folder, form: str) -> Labels:
     names = names or sorted(used, key=lambda label: (len(label) * label.isdigit(), label))
     if not settings.names and form == "yolo":
         notes.append("no data.yaml, obj.names or classes.txt has names: categories are numbers")
-    lists = _lists(folder, form, images, notes)
+    lists = _lists(folder, form, settings, images, notes)
     contents = {}
     for split, members in _splits(sorted(sizes), labelled, lists, notes).items():
         if empty := sum(name not in labelled for name in members):
@@ -152,7 +152,8 @@ def read(folder: Folder, form: str) -> Labels:
                 f"{split}: {empty:,} of {count(len(members), 'image')} without labels: they count "
                 "as images without objects; take those out that nobody has labelled"
             )
-        contents[split] = _content(members, labelled, sizes, names, form == "yolo")
+        relative = form in ("yolo", "openimages")
+        contents[split] = _content(members, labelled, sizes, names, relative)
     rows = [row for content in contents.values() for row in content["annotations"]]
     if 0 < (plain := sum("segmentation" not in row for row in rows)) < len(rows):
         notes.append(f"{plain:,} of {len(rows):,} objects have a box and no polygon: no masks")
@@ -189,7 +190,8 @@ def _entries(folder: Folder, form: str, reader: Reader, notes: list[str]) -> lis
     if len(problems) > _MANY * total:
         raise SourceError(f"{len(problems):,} of {total:,} objects cannot be read: {problems[0]}")
     if not total:
-        raise SourceError(f"{folder.path}: none of its {len(result):,} labels has an object")
+        problem = f"none of its {len(result):,} labels has an object"
+        raise SourceError(f"{folder.path}: {problem if result else 'no image has a label'}")
     if problems:
         notes.append(f"left out: {len(problems):,} of {total:,} objects, for one {problems[0]}")
     skipped = collections.Counter(shape for entry in result for shape in entry.skipped)
@@ -241,30 +243,57 @@ def _splits(
     return used
 
 
-def _lists(folder: Folder, form: str, images: _Images, notes: list[str]) -> dict[str, set[str]]:
-    """The images of each split that a list names: train.txt, and Pascal VOC's ImageSets/Main."""
+def _lists(
+    folder: Folder, form: str, settings: Settings, images: _Images, notes: list[str]
+) -> dict[str, set[str]]:
+    """The images of each split that data.yaml or a list names: train.txt, or VOC's ImageSets."""
     where, texts = {"yolo": "", "voc": "ImageSets/Main/"}, folder.named(".txt")
     lists, missing = {}, []
-    for split, names in _LISTS.items() if form in where else ():
-        matches: list[re.Match] = []
-        for name in names:  # the second one where there is no first one
-            pattern = rf"(?i)(?:(.*)/)?{where[form]}{name}\.txt"
-            matches = matches or [m for text in texts if (m := re.fullmatch(pattern, text))]
-        lists[split] = set()
-        for match in matches:
-            for name in filter(None, lines(folder, match[0])):
-                if image := images.find(os.path.join(match[1] or "", name), name):
-                    lists[split].add(image[1])
-                elif split != "test":
-                    missing.append(name)
+    for split, keys in _LISTS.items() if form in where else ():
+        values = next(filter(None, map(settings.content.get, keys)), [])
+        values = values if isinstance(values, list) else [values]
+        rows = [row for value in values for row in _members(folder, settings, images, value)]
+        for key in () if values else keys:  # the second one where there is no first one
+            pattern = rf"(?i)(.*/)?{where[form]}{key}\.txt"
+            files = [] if rows else [text for text in texts if re.fullmatch(pattern, text)]
+            rows += [row for file in files for row in _listed(folder, images, file)]
+        missing += [name for name, image in rows if not image and split != "test"]
+        lists[split] = {image for _, image in rows if image}
     if missing:
-        number = count(len(missing), "image")
+        number = count(len(missing), "image or folder", "images or folders")
         notes.append(f"{number} in the lists of splits and not here, for one {missing[0]}")
     if lists and (both := lists["train"] & lists["val"]):
         rest = "train goes without them" if lists["train"] - both else "a new split is made"
         notes.append(f"{count(len(both), 'image')} of both train and val: {rest}")
         lists["train"] -= both
     return {split: members for split, members in lists.items() if members}
+
+
+def _members(
+    folder: Folder, settings: Settings, images: _Images, value: str
+) -> list[tuple[str, str]]:
+    """(name, image or '') of the images in a folder, or in a list, that data.yaml names.
+
+    The path is often one of another machine: the longest end that is here, with its split, counts.
+    """
+    path = normal(os.path.join(settings.content.get("path") or "", value))
+    parts = [part for part in path.split("/") if part not in ("..", ".")]
+    ends = [os.path.join(*parts[i:]) for i in range(len(parts))]
+    above, texts = os.path.dirname(settings.file), folder.named(".txt")
+    for end in (end for end in ends if split_of(end) == split_of(path)):
+        for name in (os.path.join(above, end), end):
+            if name in texts:
+                return _listed(folder, images, name)
+            if rows := [(image, image) for image in images.names if image.startswith(f"{name}/")]:
+                return rows
+    return [(f"{value} of {settings.file}", "")]
+
+
+def _listed(folder: Folder, images: _Images, file: str) -> list[tuple[str, str]]:
+    """(name, image or '') of each line of a list of images."""
+    above = re.sub(r"(ImageSets/Main/)?[^/]*$", "", file)
+    names = filter(None, lines(folder, file))
+    return [(name, (images.find(above + name, name) or (0, ""))[1]) for name in names]
 
 
 def _sizes(folder: Folder, images: list[str], notes: list[str]) -> dict[str, tuple[int, int]]:

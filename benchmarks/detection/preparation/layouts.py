@@ -6,7 +6,7 @@ import os
 from typing import NamedTuple
 
 from benchmarks.detection.coco import normal
-from benchmarks.detection.preparation import labels
+from benchmarks.detection.preparation import labels, tfrecords
 from benchmarks.detection.preparation.label_files import split_of
 from common import limits
 from common.errors import count, parse_json, some
@@ -47,11 +47,13 @@ def readings(folder: Folder) -> list[Reading]:
     images = folder.named(*photos.SUFFIXES)
     rows = _coco(folder, images, folder.named(".json"))
     path = folder.full(folder.files[0].name if folder.is_file else "")
-    for form, found, files, masks in labels.forms(folder) if images or not rows else ():
+    forms = labels.forms(folder) if images or not rows else []
+    for form, found, files, masks in [*forms, *tfrecords.forms(folder)]:
         flags = [f"--labels={form}", f"--train_images={path}"]
         split = "images; validation as folders or lists of splits say, else a tenth"
-        rows.append(_reading(form, found, files + len(images), masks, flags, split))
-    return rows
+        files += 0 if form == "tfrecords" else len(images)
+        rows.append(_reading(form, found, files, masks, flags, split))
+    return rows if images or zips else rows[-1:]  # beside records a JSON is about their images
 
 
 def _reading(

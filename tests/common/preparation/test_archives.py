@@ -41,8 +41,12 @@ def content(folder):
     [("a.zip", ""), ("a.ZIP", ""), ("a.zip", "windows"), ("a.tar", "w"), ("a.tgz", "w:gz")]
     + [("a.tar.bz2", "w:bz2"), ("a.tar.xz", "w:xz")],
 )
-def test_all_files_are_unpacked_once(name, mode, tmp_path):
+def test_all_files_are_listed_and_unpacked_once(name, mode, tmp_path):
     path, folder = pack(tmp_path / name, mode=mode), str(tmp_path / "raw" / "a")
+    listed = archives.Listing.of(path, folder)
+    assert listed.path == folder and content(listed) == FILES
+    listed.archive.close()
+    assert not (tmp_path / "raw").exists()
     archives.unpack(path, folder)
     assert content(Folder.open(folder)) == FILES
     assert [each.name for each in (tmp_path / "raw").iterdir()] == ["a"]

@@ -52,8 +52,9 @@ CAT, DOG = plain("cat", 80, 30, 40, 40), plain("dog", 0, 0, 100, 50)
 CAT_LINE, DOG_LINE = "0 0.5 0.5 0.2 0.4\n", "1 0.25 0.25 0.5 0.5\n"
 TRIANGLE_LINE = "1 0.1 0.1 0.2 0.1 0.2 0.3\n"
 TRIANGLE = ("dog", [20, 10, 20, 20], 0, [[20, 10, 40, 10, 40, 30]])
+NAMES = "names: ['cat', 'dog']\n"
 YAML = "train: ../train/images\nval: ../valid/images\ntest: ../test/images\n\nnc: 2\n"
-YAML += "names: ['cat', 'dog']\n"
+YAML += NAMES
 IN_FOLDERS = {"images/train/a.jpg": JPEG, "images/val/b.jpg": JPEG}
 IN_FOLDERS |= {"labels/train/a.txt": CAT_LINE, "labels/val/b.txt": DOG_LINE}
 TWO = {"train": {"images/train/a.jpg": [CAT]}, "val": {"images/val/b.jpg": [DOG]}}
@@ -106,6 +107,9 @@ def labelme(path, *shapes):
         content | {"imageData": None, "imageHeight": HEIGHT, "imageWidth": WIDTH}, indent=2
     )
 
+
+OPEN_HEAD = "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax,IsOccluded,IsGroupOf\n"
+OPEN_CAT, OPEN_DOG = "/m/01yrx,1,0.4,0.6,0.3,0.7,0,0\n", "/m/0bt9lr,1,0,0.5,0,0.5,0,1\n"
 
 FOLDERS = {
     "yolo: images/train": ("yolo", IN_FOLDERS | {"data.yaml": "names:\n  0: cat\n  1: dog\n"}, TWO),
@@ -203,6 +207,32 @@ FOLDERS = {
             }
         },
     ),
+    "open images": (
+        "openimages",
+        {"class-descriptions-boxable.csv": "/m/01yrx,cat\n/m/0bt9lr,dog\n/m/0,bird\n"}
+        | {"oidv6-train-annotations-bbox.csv": f"{OPEN_HEAD}0a,xclick,{OPEN_CAT}0b,x,{OPEN_CAT}"}
+        | {"validation-annotations-bbox.csv": f"{OPEN_HEAD}0c,xclick,{OPEN_DOG}"}
+        | {"train/0a.jpg": JPEG, "validation/0c.jpg": JPEG},
+        {
+            "train": {"train/0a.jpg": [CAT]},
+            "val": {"validation/0c.jpg": [("dog", [0, 0, 100, 50], 1, [])]},
+        },
+    ),
+    "yolo: data.yaml names the splits": (
+        "yolo",
+        {
+            "pets/data.yaml": "path: D:\\pets\ntrain: [images/a]\nval: images/b\n"
+            f"test: held_out.txt\n{NAMES}",
+            "pets/held_out.txt": "./images/c/c.jpg\n",
+            "train.txt": "images/c/c.jpg\n",
+        }
+        | {f"pets/images/{name}/{name}.jpg": JPEG for name in "abc"}
+        | {f"pets/labels/{name}/{name}.txt": CAT_LINE for name in "abc"},
+        {
+            "train": {"pets/images/a/a.jpg": [CAT]},
+            "val": {"pets/images/b/b.jpg": [CAT]},
+        },
+    ),
 }
 
 
@@ -235,6 +265,17 @@ ODD = {
         | {"a.txt": f"{MANY}\n7 0.5 0.5 0.1 0.1\n0 nan .5 .1 .1"},
         ("2 of 26 objects", "a.txt:26", "class 7", "1 of data.yaml"),
         {"train": {"a.jpg": [CAT] * 24}},
+    ),
+    "a data.yaml of another layout": (
+        IN_FOLDERS
+        | {"data.yaml": f"train: /content/train/images\nval: C:\\valid\\images\n{NAMES}"},
+        ("2 images or folders", "/content/train/images of data.yaml"),
+        TWO,
+    ),
+    "one folder for both splits": (
+        IN_FOLDERS | {"data.yaml": f"train: images/train\nval: images/train\n{NAMES}"},
+        ("1 image of both train and val: a new split",),
+        {"train": TWO["train"] | TWO["val"]},
     ),
     "an image in both lists": (
         {"images/a.jpg": JPEG, "images/b.jpg": JPEG, "images/c.jpg": JPEG, "labels/a.txt": CAT_LINE}
@@ -323,6 +364,11 @@ REFUSED = {
         "labelme",
         {"a.jpg": JPEG, "a.json": '{"shapes": ['},
         ("a.json", "damaged"),
+    ),
+    "open images: none": (
+        "openimages",
+        {"b.jpg": JPEG, "train.csv": f"{OPEN_HEAD}a,x,{OPEN_CAT}"},
+        ("no image has a label",),
     ),
 }
 
