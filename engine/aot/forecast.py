@@ -51,9 +51,8 @@ class Program(hlo.Cost):
 def combine(programs: Sequence[Program], steps: Sequence[int] = ()) -> Program:
     """One step, compiled for each shape of its batches, as one program.
 
-    Its memory and collectives are those of the shape that takes the most memory. Its time, FLOPs
-    and traffic are the mean over the shapes. Each counts as often as it has `steps`; () counts all
-    equally.
+    Memory and collectives come from the shape that takes the most memory. Time, FLOPs and traffic
+    are the mean over the shapes: each counts as often as it has `steps`; () counts all equally.
     """
     counts = steps or [1] * len(programs)
     shares = [count / sum(counts) for count in counts]
@@ -92,7 +91,7 @@ class Job:
     steps: int  # of the complete run
     evaluations: int  # of the complete run
     forward_flops: int | None  # of one example's loss, by `engine.aot.flops`; None if not known
-    input_rates: tuple[InputRates, ...] = ()  # as in `benchmarks.base`
+    input_rates: tuple[InputRates, ...] = ()  # how fast a CPU prepares examples, by setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +121,7 @@ class Outcome:
 def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
     """All numbers of one slice, in seconds, bytes, FLOPs and US dollars; nan is not known.
 
-    `price` is that of an hour of one chip; by default Google's list price.
+    `price` is for one chip and an hour; by default it is Google's list price.
     """
     topology, chip = outcome.topology, outcome.topology.chip
     if price is not None:
@@ -208,7 +207,7 @@ def _speed(topology: Topology, job: Job, train: Program) -> dict[str, Any]:
     }
     if train.loops:  # XLA's cost analysis counts their bodies once
         return numbers | dict.fromkeys(("flops_per_device", "bytes_per_device", "bound"))
-    # XLA's "bytes accessed" has those of the vector memory too: no lower bound of the time.
+    # XLA's "bytes accessed" count the vector memory, too, so they are no lower bound of the time.
     moved = train.moved or train.traffic
     bounds = {"compute": train.flops / peak, "HBM": moved / bandwidth}
     bound = max(bounds, key=lambda name: bounds[name])
@@ -343,17 +342,16 @@ def _stage_cells(r: dict[str, Any], stage: dict[str, Any], unit: str) -> dict[st
 
 def _input_cells(r: dict[str, Any], stage: dict[str, Any], unit: str) -> dict[str, str]:
     need = stage["needed"]
-    return {
+    cells = {
         "slice": r["slice"],
         "stage": stage["name"] or "all",
         "hosts": str(r["input"]["hosts"]),
         "vCPUs each": str(r["input"]["cpus_per_host"]),
         f"{unit}/s needed": f"{need:,.0f}",
-        **{
-            setting: f"{rate:,.0f} {'yes' if rate >= need else 'no'}"
-            for setting, rate in stage["prepared"].items()
-        },
     }
+    for setting, rate in stage["prepared"].items():
+        cells[setting] = f"{rate:,.0f} {'yes' if rate >= need else 'no'}"
+    return cells
 
 
 def _time_cells(r: dict[str, Any]) -> dict[str, str]:

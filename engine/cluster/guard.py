@@ -100,7 +100,7 @@ class Guard:
             self._lock.check()
 
     def close(self) -> None:
-        """Gives the lock back."""
+        """Releases the lock."""
         if self._lock:
             self._lock.close()
 
@@ -114,8 +114,8 @@ class Guard:
 def afford(needed: Mapping[tuple[str, ...], int], values: Mapping[str, Any]) -> None:
     """Refuses input that needs more memory than this host has.
 
-    `needed` maps the config keys that decide about a part of the memory to its bytes; `values` has
-    the values of these keys.
+    `needed` has the bytes of each part of the input, by the config keys that decide how large it
+    is; `values` has the values of these keys.
     """
     total, free = sum(needed.values()), memory_free()
     if total > free:
