@@ -16,7 +16,7 @@ def by_name(tree: Any) -> dict[str, Any]:
 
 
 class Parts:
-    """Parameters by the names of their parts.
+    """The parameters that a config key names by parts of the model.
 
     An entry is a piece of the names that begins at a word: "stem" means "conv_stem/kernel" and
     "bn_stem/scale", "stage1" means "stage1_block2/conv1/kernel" but not "stage10_block1/...".

@@ -102,7 +102,7 @@ def _load_old(file: io.BytesIO) -> Any:
     if (magic, protocol) != (_MAGIC, _PROTOCOL):
         raise ValueError("it begins with another number")
     if sorted(keys) != sorted(storages):
-        raise ValueError("its list of storages is not that of its arrays")
+        raise ValueError("its list of storages differs from the storages of its arrays")
     for key in keys:
         values = storages[key]
         count = int.from_bytes(file.read(8), "little")
@@ -159,7 +159,7 @@ class _StandIn(_Inert):
         del key, value
 
     def append(self, value: Any) -> None:
-        """Of lists and, named `add`, of sets."""
+        """The method of lists and, named `add`, of sets."""
         del value
 
     add = append
