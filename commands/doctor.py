@@ -62,7 +62,6 @@ class Case:
 
     @functools.cached_property
     def benchmark(self) -> Benchmark:
-        """The run's benchmark."""
         return self.settings.load_benchmark(self.cache)
 
 

@@ -137,8 +137,19 @@ class Saver:
 
     def check(self, totals: Any) -> None:
         """Raises Diverged if a step in `totals` (None: there are none) was not finite."""
-        if totals is not None and (bad := int(totals["bad_step"])):
-            raise Diverged(explain_divergence(self._run, bad, self.saved))
+        bad = 0 if totals is None else int(totals["bad_step"])
+        if not bad:
+            return
+        is_in_steps = self._run.settings.schedule.warmup_steps
+        key = "warmup_steps" if is_in_steps else "warmup_epochs"
+        good = "there is no checkpoint yet"
+        if self.saved:
+            good = f"checkpoint {self.saved} is the last good one"
+        raise Diverged(
+            f"the loss or the gradient of step {bad} is not finite (nan or inf)"
+            f"{_examples_of(self._run, bad)}; {good}. A lower "
+            f"--config.base_learning_rate or a longer --config.{key} often helps"
+        )
 
     def rescue(self) -> str:
         """Saves the newest step for the watchdog, while the loop hangs; returns what it did."""
@@ -153,17 +164,6 @@ class Saver:
         self.save(self.latest)
         self.checkpoints.wait()
         return f"saved step {self.saved:,}"
-
-
-def explain_divergence(run: Run, step: int, saved: int) -> str:
-    """The error for a step that is not finite; `saved` is the newest checkpoint's step."""
-    key = "warmup_steps" if run.settings.schedule.warmup_steps else "warmup_epochs"
-    good = f"checkpoint {saved} is the last good one" if saved else "there is no checkpoint yet"
-    return (
-        f"the loss or the gradient of step {step} is not finite (nan or inf)"
-        f"{_examples_of(run, step)}; {good}. A lower "
-        f"--config.base_learning_rate or a longer --config.{key} often helps"
-    )
 
 
 def _examples_of(run: Run, step: int) -> str:

@@ -114,7 +114,6 @@ class Outcome:
     predict: Program | None = None
     error: str = ""
     fits: bool | None = True  # False if the memory does not suffice; None if that is not known
-    largest: int | None = None  # batch per device that fits; None if nobody searched for it
     stages: tuple[Stage, ...] = ()  # of `train`, where the number of steps of each shape is known
 
 
@@ -139,8 +138,6 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
         "fits": outcome.fits,
         "error": outcome.error,
     }
-    if outcome.largest is not None:
-        numbers["largest_batch_per_device"] = outcome.largest
     job, train, predict = outcome.job, outcome.train, outcome.predict
     if job is None or train is None or predict is None:
         return numbers
@@ -233,7 +230,7 @@ def _input(
 
 
 def plain(value: Any) -> Any:
-    """The value for JSON, which has no nan: None in its place."""
+    """The value with None for nan, which JSON lacks."""
     if isinstance(value, dict):
         return {name: plain(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -289,13 +286,8 @@ def _memory_cells(r: dict[str, Any]) -> dict[str, str]:
         "batch": str(r["batch_per_device"]),
     }
     if r["error"]:
-        largest = ""
-        if (most := r.get("largest_batch_per_device")) is not None:
-            fits = f"{most} per device fit, {most * r['devices']} in all" if most else "none fits"
-            largest = f" [largest batch: {fits}]"
-        return {**cells, "fits": r["error"] + largest}
-    return {
-        **cells,
+        return cells | {"fits": r["error"]}
+    return cells | {
         "arguments": _text(r["memory_arguments"], ".2f", _GIB),
         "temporaries": _text(r["memory_temporaries"], ".2f", _GIB),
         "program": _text(r["memory_program"], ".2f", _GIB),

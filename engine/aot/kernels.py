@@ -90,7 +90,7 @@ class _Loop:
     trips: int = 0
     predicate: str = ""  # of the branch that ends it
     is_grid: bool = False
-    last: int = 1  # the trips of the loop in it that has just ended
+    last: int = 1  # the trips of the inner loop that has just ended
 
 
 def priced(cost: hlo.Cost, chip: Chip, bundles: Mapping[str, int | None]) -> hlo.Cost:
