@@ -158,7 +158,7 @@ def _devices(case: Case) -> Iterator[Finding]:
 
 def _workdir(case: Case) -> Iterator[Finding]:
     check_folder(case.settings.workdir)
-    yield Finding("ok", f"{case.settings.workdir} can be written, listed and deleted in")
+    yield Finding("ok", f"{case.settings.workdir}: files can be written, listed and deleted")
 
 
 def _data(case: Case) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """Evaluates a model: predicts every example, scores the predictions, judges the scores.
 
 Every example counts exactly once, whatever the batch size and the number of hosts and devices. The
-devices predict, process 0 scores the rows of all predictions and tells the other processes.
+devices predict; process 0 scores the rows of all predictions and tells the other processes.
 
 `examining` opens a checkpoint to evaluate it. In a training run an `Evaluator` evaluates; a `Judge`
 decides which steps, and when the run is over.

@@ -91,8 +91,8 @@ def check_image_span(span: str, batch_size: int, parts: int) -> None:
     if total * parts != batch_size:
         micro = f" / {parts} micro-batches" if parts > 1 else ""
         raise DeviceError(
-            f"config.bn_span={span} is of {total} images, but a forward pass has {batch_size}"
-            f"{micro}: write {images}/{batch_size // max(1, parts)}"
+            f"config.bn_span={span} is a part of {total} images, but a forward pass has "
+            f"{batch_size}{micro}: write {images}/{batch_size // max(1, parts)}"
         )
 
 

@@ -111,7 +111,9 @@ def load(
         manifest, source = checkpoints.manifest(step), f"{checkpoints.directory}/{step}"
         if keys:
             given = ", ".join(f"--config.{key}" for key in keys)
-            raise ConfigError(f"{given}: {flag}={path} is a model of this program and says it")
+            raise ConfigError(
+                f"{given}: {flag}={path} is a model of this program and has its own values"
+            )
         read = functools.partial(read_step, checkpoints, step)
         return Model(source, step, config_of(manifest).lock(), manifest, read)
     config, keys = ml_collections.ConfigDict(recipe), keys or {}

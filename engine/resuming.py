@@ -123,7 +123,7 @@ def refuse_other_data(lines: list[str], source: str, say: Say, flag: str) -> lis
             "something else: give the data that it was trained on, or go on knowingly with " + flag
         )
     for line in lines:
-        say(f"NOTE {source} knows other data: {line}")
+        say(f"NOTE {source} was trained on other data: {line}")
     return lines
 
 

@@ -88,7 +88,7 @@ def _earlier(out: str) -> dict[str, Any]:
 def _list(
     model: model_source.Model, rows: dict[str, Any], labels: Sequence[str], folder: str
 ) -> None:
-    """Writes the names of the classes and the list of what the export is."""
+    """Writes the names of the classes, and `_LIST`, which describes the export."""
     if labels:
         lines = [" ".join(name.split()) for name in labels]
         pathlib.Path(folder, "labels.txt").write_text("\n".join([*lines, ""]), encoding="utf-8")

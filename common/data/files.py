@@ -271,7 +271,7 @@ def read_manifest(data_dir: str) -> bytes | None:
 def foreign_manifest(path: str, error: Exception) -> DataError:
     """The error for a manifest of another form; `error` says what is wrong with it."""
     return DataError(
-        f"{path} is not one that this repository's scripts wrote ({error!r}): move it away, "
+        f"{path} was not written by this repository's scripts ({error!r}): move it away, "
         "and the run counts the records itself"
     )
 

@@ -188,7 +188,7 @@ def read_errors() -> tuple[type[Exception], ...]:
 
 
 def read_problem(error: Exception) -> str:
-    """What is wrong with a record, in one line, from one of `read_errors`."""
+    """What is wrong with a record, in one line; `error` is one of `read_errors`."""
     return "not a tf.train.Example" if isinstance(error, UnicodeDecodeError) else one_line(error)
 
 

@@ -100,7 +100,7 @@ def _load_old(file: io.BytesIO) -> Any:
 
     magic, protocol, _, content, keys = (_Unpickler(file, storage).load() for _ in range(5))
     if (magic, protocol) != (_MAGIC, _PROTOCOL):
-        raise ValueError("it begins with another number")
+        raise ValueError("it does not begin as PyTorch writes it")
     if sorted(keys) != sorted(storages):
         raise ValueError("its list of storages differs from the storages of its arrays")
     for key in keys:

@@ -95,8 +95,10 @@ def from_dict(values: Any) -> InputSpec:
     size, resize = values["size"], values["resize"]
     if resize and not size <= resize <= 4 * size:
         raise DataError(f"the input spec's resize={resize} must be 0, or {size} to {4 * size}")
-    triples = {name: tuple(map(float, values[name])) for name in ("mean", "std")}
-    return InputSpec(**(values | triples))
+    fields: dict[str, Any] = {**values}
+    for name in ("mean", "std"):
+        fields[name] = tuple(map(float, values[name]))
+    return InputSpec(**fields)
 
 
 def _is_whole(value: Any, least: int) -> bool:

@@ -178,13 +178,13 @@ class Pairs:
 
     @classmethod
     def pack(cls, x: jax.Array) -> Self:
-        """The pairs of [b, h, w, c]."""
+        """Packs the pixels [b, h, w, c]."""
         b, h, w, c = x.shape
         padded = jnp.pad(x, [(0, 0), (0, 0), (0, w % 2), (0, 0)])
         return cls(padded.reshape(b, h, -1, 2 * c), w)
 
     def unpack(self) -> jax.Array:
-        """[b, h, w, c]."""
+        """Returns the pixels [b, h, w, c]."""
         b, h, n, channels = self.cells.shape
         pixels = self.cells.reshape(b, h, 2 * n, channels // 2)
         return pixels[:, :, self.shifted : self.shifted + self.width]

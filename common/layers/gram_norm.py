@@ -208,7 +208,7 @@ _conv_norm_sum.defvjp(sum_forward, _sum_backward)
 
 
 def _precision(x: jax.Array) -> lax.Precision | None:
-    """The highest for float32, which accelerators round to bfloat16 by default.
+    """The highest precision for float32, which accelerators round to bfloat16 by default.
 
     Moments of rounded values minus the product of unrounded means are no covariance.
     """

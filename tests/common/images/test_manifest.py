@@ -52,7 +52,7 @@ def test_a_folder_without_one(tmp_path):
 def test_labels_count_from_one_to_their_number(labels, count):
     classes = [{"label": label, "name": "x"} for label in labels]
     data = json.dumps({"num_label_classes": count, "classes": classes, "splits": {}}).encode()
-    with pytest.raises(DataError, match=re.escape("path is not one that")) as caught:
+    with pytest.raises(DataError, match=re.escape("path was not written by")) as caught:
         manifest.parse(data, "path")
     assert "(ValueError('its labels do not count from 1'))" in str(caught.value)
 
