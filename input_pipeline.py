@@ -99,7 +99,7 @@ class Preprocessing:
     input_spec: str = "tensorflow"  # what `input_spec.parse_spec` reads
     eval_image_size: Annotated[int, "[0, 16384]"] = 0  # of evaluation; 0 = image_size
     reduced_decoding: bool = False  # whether large JPEGs are decoded at 1/2, 1/4 or 1/8
-    # Of training, from fractions of the run on; () = image_size. See `benchmarks.resnet.sizes`.
+    # From fractions of the run on: ((0, 128), (0.4, 160)); () = image_size for all images.
     image_sizes: Annotated[Sequence[Sequence[float]], "[0, 100]"] = ()
 
     @property

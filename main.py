@@ -166,9 +166,9 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
     from engine.cluster.hosts import watch_for_notice
     from engine.mesh import gpu_obstacle, tpu_chips
 
-    own = mode.arguments(*(flags.FLAGS[flag].value for flag in mode.flags))
+    values = mode.arguments(*(flags.FLAGS[flag].value for flag in mode.flags))
     settings = None if mode.recipe == "refused" else _settings(mode, workdir)
-    arguments = [workdir if settings is None else settings, *own]
+    arguments = [workdir if settings is None else settings, *values]
     if settings is not None and mode.hosts != "alone":
         equal = {"workdir": workdir, "mode": _MODE.value}
         if host:  # one host alone has nothing to compare

@@ -24,9 +24,9 @@ from common.layers import convolutions, cpu
 
 ModuleDef = Callable[..., Any]
 
-# The makers of layers that a `ResNet` has by default. With a mesh axis as `axis_name`, inside
-# `jax.shard_map`, BatchNorm's statistics are those of all its devices, which have equal shares of
-# the batch.
+# What makes the layers of a `ResNet` by default. With a mesh axis as `axis_name`, inside
+# `jax.shard_map`, BatchNorm's statistics are over all devices of the axis, which have equal shares
+# of the batch.
 Conv = partial(
     nn.Conv, use_bias=False, conv_general_dilated_cls=lambda: convolutions.conv_general_dilated
 )

@@ -81,7 +81,7 @@ def _add_kinds(parser: console.Parser) -> None:
         added = parser.add_argument_group(title)
         return functools.partial(added.add_argument, default=argparse.SUPPRESS)
 
-    add = group("weights of other programs, where these do not say it")
+    add = group("weights of other libraries, where the file does not say it")
     for key, text in _KEYS.items():
         add(f"--config.{key}", help=text)
     natural = console.integer(1)

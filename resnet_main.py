@@ -3,8 +3,8 @@
     python resnet_main.py --data_dir=DIR --model_dir=DIR --train_batch_size=1024
 
 The program translates the tutorial's flags, prints the command of main.py that they mean, and runs
-it. Flags of main.py may stand beside them: --config.seed=1. The recipe is configs/resnet50.py, or
-that of --config. docs/resnet_main.md has a table of the flags.
+it. Flags of main.py may stand beside them: --config.seed=1. The recipe is configs/resnet50.py
+unless --config names another. docs/resnet_main.md has a table of the flags.
 """
 
 import os
@@ -28,8 +28,8 @@ class Flag(NamedTuple):
     """A flag of the tutorial, or a parameter of its --config_file."""
 
     kind: type  # bool, int, float or str
-    # The flags and variables of this program that mean the same, with {} for the value; by value,
-    # where only some values have an equivalent; "" without one.
+    # The flags and variables of this program that mean the same, with {} for the value; a dict by
+    # value, where only some values have an equivalent; "" where none has.
     here: str | Mapping[str, str]
     note: str = ""  # why the flag has no effect, or what to do instead of a value not in `here`
     of: str = ""  # the flag without which this one has no effect, in the tutorial as well

@@ -191,7 +191,7 @@ class Loop:
 
 
 def _plan(run: Run, evaluating: bool) -> Plan:
-    """The run in steps; finds mistakes in the config before it reads data to count them."""
+    """The run in steps; finds mistakes in the config before it counts the examples."""
     declared = run.benchmark.declared_examples("train")
     plan = make_plan(run.settings, run.benchmark, declared or 1)
     if declared and run.settings.mlperf.format:  # its clock runs before the data are touched
@@ -262,9 +262,9 @@ def _conclude(run: Run, saver: Saver, result: str, evaluating: bool) -> None:
 
 
 def _at_the_end(exits: contextlib.ExitStack, close: Callable[[], None]) -> None:
-    """Has `close` called, except after a failure that another host does not know of.
+    """Calls `close` when `exits` ends, except after a failure that another host does not know of.
 
-    Closing would then wait for the other hosts.
+    After such a failure it would wait for the other hosts.
     """
 
     def end() -> None:

@@ -106,12 +106,6 @@ class Uses:
         """
         return []
 
-    def insights(
-        self, params: Any, model_state: Any, rows: Iterator[dict[str, np.ndarray]]
-    ) -> list[Exhibit]:
-        """Shows what the model does inside, for --mode=report. The arrays are NumPy's."""
-        return []
-
     def portable(self, params: Any, model_state: Any) -> Portable | None:
         """The model in the forms that other programs read; None where there are none.
 

@@ -7,29 +7,21 @@ from typing import Any, Literal
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """What a value of --mode does, and what it needs.
+    """What a value of --mode does, and what it needs."""
 
-    Attributes:
-      function: "module:function", imported when the mode is chosen. Its arguments are the settings
-        of the run (the workdir, where a recipe is refused) and the values of `flags`. If it returns
-        an integer, that is the exit code.
-      summary: for --help.
-      flags: those that other modes refuse, unless they have them, too.
-      arguments: makes the function's arguments from the values of `flags`.
-      recipe: "required"; "optional", where the workdir's checkpoint holds one; or "refused".
-      workdir: "required"; "optional", where only --workdir names one; or "unused".
-      reads_data: whether it needs the folder of the data.
-      hosts: "joined", all hosts of the run work together; "unjoined", the function joins them
-        itself and gets (host, facts) as its last argument; "alone", on one host.
-    """
-
+    # "module:function", imported when the mode is chosen. It takes the settings of the run (the
+    # workdir, where a recipe is refused) and what `arguments` makes of the values of `flags`. If it
+    # returns an integer, that is the exit code.
     function: str
-    summary: str
-    flags: tuple[str, ...] = ()
+    summary: str  # for --help
+    flags: tuple[str, ...] = ()  # modes that do not list a flag refuse it
     arguments: Callable[..., tuple[Any, ...]] = lambda *values: values
+    # "optional": the workdir's checkpoint may hold it.
     recipe: Literal["required", "optional", "refused"] = "required"
-    workdir: Literal["required", "optional", "unused"] = "required"
-    reads_data: bool = True
+    workdir: Literal["required", "optional", "unused"] = "required"  # "optional": only --workdir
+    reads_data: bool = True  # whether it needs the folder of the data
+    # "joined": all hosts of the run work together. "unjoined": the function joins them itself and
+    # gets (host, facts) as its last argument. "alone": on one host.
     hosts: Literal["joined", "unjoined", "alone"] = "joined"
 
 

@@ -28,7 +28,7 @@ class Answer(NamedTuple):
 
 
 class Demo(NamedTuple):
-    """A model that answers: texts such as `example`; or, where that is "", contents of files."""
+    """A model that answers texts such as `example` or, where that is "", the contents of files."""
 
     title: str
     takes: str  # "a photo", "a sentence" or "the id of a user"

@@ -38,7 +38,7 @@ class Finding(NamedTuple):
 
 @dataclasses.dataclass
 class Case:
-    """The run that the checks are about, as for `run`."""
+    """The run that the checks are about."""
 
     settings: Settings
     scratch: str  # an empty folder that is deleted afterwards
@@ -62,18 +62,15 @@ class Case:
 
     @functools.cached_property
     def benchmark(self) -> Benchmark:
-        """The run's benchmark."""
         return self.settings.load_benchmark(self.cache)
 
 
 def run(settings: Settings, as_json: bool, full: bool = False, hosts: Any = None) -> int:
     """Checks this host for a run, prints the findings, and returns the exit code.
 
-    Args:
-      settings: the settings of the run, with the folder of its data.
-      as_json: print one JSON list instead of lines.
-      full: read and check all records, too.
-      hosts: (group, facts) for `engine.cluster.processes.join`; None if this host is alone.
+    With `as_json` it prints one JSON list instead of lines; with `full` it reads and checks all
+    records, too. `hosts` are (group, facts) for `engine.cluster.processes.join`; None if this host
+    is alone.
     """
     rows: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -86,7 +83,7 @@ def run(settings: Settings, as_json: bool, full: bool = False, hosts: Any = None
                 findings = [Finding("fail", one_line(error), fix)]
             for status, text, fix in findings:
                 failures = [row["text"] for row in rows if row["status"] == "fail"]
-                if status == "fail" and text in failures:  # of what several checks need
+                if status == "fail" and text in failures:  # an earlier check has said it
                     continue
                 rows.append({"status": status, "check": name, "text": text, "fix": fix})
                 if not as_json:
@@ -120,7 +117,7 @@ def _versions(case: Case) -> Iterator[Finding]:
 
 
 def _tpu_in_use(case: Case) -> Iterator[Finding]:
-    """Other processes that have the TPU or its lock file open, each as "pid N (command)"."""
+    """Finds other processes that have the TPU or its lock file open."""
     if not meshes.tpu_chips():  # the lock file of a compiler for absent TPUs does not matter
         return
     holders = set()
@@ -149,20 +146,6 @@ def _gpus(case: Case) -> Iterator[Finding]:
         yield Finding("warn", text, fix) if text else Finding("ok", f"{number} of NVIDIA")
 
 
-def _holders(*paths: str) -> list[str]:
-    """Other processes that have such a file open, as "pid N (command)"."""
-    holders = set()
-    for descriptor in glob.glob("/proc/[0-9]*/fd/*"):
-        pid = descriptor.split("/")[2]
-        try:
-            if pid != str(os.getpid()) and os.readlink(descriptor).startswith(paths):
-                with open(f"/proc/{pid}/cmdline") as command:
-                    holders.add(f"pid {pid} ({command.read().replace(chr(0), ' ').strip()[:80]})")
-        except OSError:  # the process has ended, or another user owns it
-            continue
-    return sorted(holders)
-
-
 def _devices(case: Case) -> Iterator[Finding]:
     meshes.check_platform()
     mesh = Programs.make(case.settings, case.cache).mesh
@@ -175,7 +158,7 @@ def _devices(case: Case) -> Iterator[Finding]:
 
 def _workdir(case: Case) -> Iterator[Finding]:
     check_folder(case.settings.workdir)
-    yield Finding("ok", f"{case.settings.workdir} can be written, listed and deleted in")
+    yield Finding("ok", f"{case.settings.workdir}: files can be written, listed and deleted")
 
 
 def _data(case: Case) -> Iterator[Finding]:

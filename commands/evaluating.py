@@ -10,13 +10,11 @@ from engine.run import Settings
 
 
 def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Scores:
-    """Evaluates checkpoints of the workdir; results go to its folder `eval`.
+    """Evaluates a checkpoint of the workdir; results go to its folder `eval`.
 
-    Args:
-      settings: those of the run that wrote the checkpoints.
-      checkpoint: "latest", "best" (in the evaluations of that run) or a step.
-      watch_seconds: > 0: go on with new checkpoints as they appear, until the run's last step is
-        evaluated or no checkpoint came for so long. The scores are those of the last one.
+    `checkpoint` is "latest", "best" (in the evaluations of the run) or a step. With `watch_seconds`
+    it goes on with new checkpoints as they appear, until the run's last step is evaluated or no
+    checkpoint came for so long. Returns the scores of the last checkpoint.
     """
     with examining(settings, checkpoint, watch_seconds) as examination:
         run, plan, step = examination.run, examination.plan, examination.step

@@ -20,17 +20,12 @@ from engine.step import model_items, state_of
 
 
 def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list[str]:
-    """Sets the config's keys to those of the model whose weights the run uses; returns notes.
+    """Gives the config the keys of the model whose weights the run uses; returns notes.
 
     A run that is evaluated, that began with another model's weights, or whose checkpoint is older
     than a key of its model, uses the model of its workdir; other runs use the model in
-    `config.init_from`.
-
-    Args:
-      config: changed in place by `benchmarks.settle_config`.
-      workdir: "" for a mode without one.
-      mode: the value of --mode.
-      fixed: keys that the user has given, which stay.
+    `config.init_from`. The config is changed in place; the `fixed` keys, which the user has given,
+    stay. A mode without a workdir has "".
     """
     notes = []
     imports, evaluates = mode == "import", mode in ("eval", "report")

@@ -1,8 +1,7 @@
 """--mode=preflight: compiles a run's steps for TPU slices, without a TPU, and says if they fit.
 
 libtpu compiles for any slice. It may crash, and it writes to the terminal. Every slice therefore
-has a separate process, which runs this file as a program. What a step costs is what the compiler
-does, at the prices of a chip.
+has a separate process, which runs this file as a program.
 """
 
 import contextlib
@@ -53,14 +52,9 @@ _EXAMPLES = 1009  # a prime, for `count_flops`
 def run(settings: Settings, tpu: str, as_json: bool = False, price: float | None = None) -> int:
     """Compiles the steps of a run for every slice, and prints a forecast.
 
-    Args:
-      settings: the settings of the run.
-      tpu: slices, as `engine.aot.topology.parse_slices` reads them.
-      as_json: print one JSON list instead of tables.
-      price: US dollars for an hour of one chip; None is Google's list price.
-
-    Returns:
-      The exit code: 0 if all slices can run the steps, 1 if one cannot or the compiler failed.
+    `tpu` names the slices: "v5e:4x4, v3-32". With `as_json` it prints one JSON list instead of
+    tables. `price` is US dollars for an hour of one chip; None is Google's list price. Returns the
+    exit code: 0 if all slices can run the steps, 1 if one cannot or the compiler failed.
     """
     slices = topology.parse_slices(tpu)
     if importlib.util.find_spec("libtpu") is None:

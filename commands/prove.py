@@ -131,12 +131,9 @@ class Row(NamedTuple):
 def run(workdir: str, short: bool = False, out: str = "", checks: Sequence[Check] = CHECKS) -> int:
     """Runs all checks, prints a table and writes prove.json; the exit code is 1 if one failed.
 
-    Args:
-      workdir: folder, local or gs://, for the checks' runs, in a new subfolder that stays; "" is a
-        temporary folder.
-      short: smaller models and shorter measurements, for CPUs.
-      out: folder, local or gs://, for prove.json; "" is the workdir, or else the current folder.
-      checks: what to run.
+    The checks' runs go to a new subfolder of `workdir`, which stays, or to a temporary folder.
+    `short` is for CPUs: smaller models and shorter measurements. prove.json goes to the folder
+    `out`, else to the workdir, else to the current folder.
     """
     if importlib.util.find_spec("pytest") is None:
         raise ConfigError(
@@ -222,7 +219,7 @@ def _run_one(check: Check, case: Case, logs: str) -> Row:
 
 
 def _environment(case: Case) -> dict[str, str]:
-    """The environment of a check: one cache of compiled programs for all of them."""
+    """The environment of a check; all checks share one cache of compiled programs."""
     # Without assertions, which PYTHONOPTIMIZE leaves out, nothing would fail.
     others = "PYTEST_", "PYTHONOPTIMIZE"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
@@ -262,7 +259,7 @@ def _read(report: str) -> tuple[str, str, dict[str, Any], dict[str, str]]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows in aligned columns; a failed one is followed by what to look at."""
+    """The rows in aligned columns; below a failed check is what to look at."""
     width = max(len(row.name) for row in rows)
     lines = [f"{'check':{width}}  result      time  figures"]
     for row in rows:

@@ -148,7 +148,7 @@ class ProgressBar:
 
 
 def set_progress_listener(listener: Callable[[str], None] | None) -> None:
-    """From now on, calls `listener` with every report. It may raise to stop the work."""
+    """Sets what is called with every report from now on; it may raise to stop the work."""
     global _listener
     _listener = listener
 
@@ -172,7 +172,7 @@ class Progress:
         self.log(done, text)
 
     def log(self, done: float, text: str) -> None:
-        """As `at`, but does not call the listener: for work in another thread than the main one."""
+        """Logs the progress without a call of the listener, for work in other threads."""
         now = time.monotonic()
         if now - self._logged > 10 and done:
             left = (now - self._begin) * (self._total - done) / done

@@ -13,9 +13,9 @@ from common.errors import UserError
 
 
 class Stream:
-    """A standard output that ends no work: text that cannot be written is dropped.
+    """A standard output that drops text which cannot be written, instead of an error.
 
-    So a run goes on when its terminal goes away, or the reader of its pipe. `buffer` raises.
+    So a run goes on when its terminal goes away, or the reader of its pipe. `buffer` still raises.
     """
 
     def __init__(self, stream: Any):

@@ -10,7 +10,7 @@ _ANSWER = re.compile(
     r"""with body '.*?(?:"message": "|<Message>)(.*?)(?:"|</).*?'\s*(?=when|$)""", re.DOTALL
 )
 _OP_NAMES = re.compile(r"\{\{.*?\}\} ?| \[Op:\w+\].*")
-# All but the line feed and the tab, marks that turn the direction of writing, and what is no UTF-8.
+# Control characters but tab and line feed, marks that turn the writing direction, and surrogates.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 RESTART = 75  # exit code EX_TEMPFAIL: nothing is wrong with the run, start the command again
@@ -68,7 +68,7 @@ def one_line(error: BaseException) -> str:
     text = str(getattr(error, "message", "") or error)  # TensorFlow's str() adds op names
     text = _OP_NAMES.sub("", _ANSWER.sub(r"(\1) ", text))
     text = re.sub(r"libcurl code 42 .*?Callback aborted", "the connection stood still", text)
-    text = re.sub(r"\s+(?=when \w+ing )", " ", text)  # with which object it happened
+    text = re.sub(r"\s+(?=when \w+ing )", " ", text)  # the next line says with which object
     lines = text.split(" [tensorstore_spec")[0].strip().splitlines()
     return lines[0][:1000] if lines else type(error).__name__
 
@@ -88,8 +88,7 @@ def count(number: int, noun: str, plural: str = "") -> str:
 def parse_json(data: str | bytes, **options: Any) -> Any:
     """The value of a JSON document; `options` are passed to `json.loads`.
 
-    Raises:
-      ValueError: it is no JSON, or so nested that Python's parser gives up.
+    ValueError if it is no JSON, or so nested that Python's parser gives up.
     """
     try:
         return json.loads(data, **options)

@@ -11,8 +11,6 @@ A dataclass lists keys as fields. The type of a field says what its value must b
 A number without a range must still be finite, and a tuple has at most 1,000 entries.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
@@ -40,10 +38,8 @@ def read_config(settings: type[T], config: Any, prefix: str = "config.") -> T:
 
     A field whose type is itself such a dataclass is read the same way, from the nested config of
     its name or else from the same keys. A key whose field has a default may be missing: old recipes
-    and the configs of old checkpoints lack keys that came later.
-
-    Raises:
-      ConfigError: the recipe lacks a key, or a value is not of its kind or range.
+    and the configs of old checkpoints lack keys that came later. ConfigError if the recipe lacks a
+    key, or a value is not of its kind or range.
     """
     hints = get_type_hints(settings, include_extras=True)
     values = {}
@@ -58,7 +54,7 @@ def read_config(settings: type[T], config: Any, prefix: str = "config.") -> T:
         elif field.default is dataclasses.MISSING:
             raise ConfigError(
                 f"the recipe has no {prefix}{name}; configs/_loop.py shows the keys of the loop, "
-                "configs/resnet50.py those of a benchmark"
+                "configs/resnet50.py the keys of a benchmark"
             )
     return settings(**values)
 
@@ -75,8 +71,7 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 def check(name: str, value: Any, kind: Any) -> Any:
     """Returns a value if it is of a kind such as `int` or `Annotated[float, "[0, 1)"]`.
 
-    Raises:
-      ConfigError: it is not; the message names the key, the value and what is accepted.
+    Otherwise ConfigError names the key, the value and what is accepted.
     """
     kind, interval = get_args(kind) if get_origin(kind) is Annotated else (kind, "")
     if get_origin(kind) in (Sequence, tuple):
@@ -95,10 +90,10 @@ def check(name: str, value: Any, kind: Any) -> Any:
         return value
     if get_origin(kind) in (Union, types.UnionType):
         kinds = {_plain(each): each for each in get_args(kind)}
-        own = [each for plain, each in kinds.items() if _is_of(value, plain)]
-        if not own:
-            raise _refusal(name, value, " or ".join(_NAMES[plain] for plain in kinds))
-        return check(name, value, own[0])
+        for plain, each in kinds.items():
+            if _is_of(value, plain):
+                return check(name, value, each)
+        raise _refusal(name, value, " or ".join(_NAMES[plain] for plain in kinds))
     if not _is_of(value, kind):
         raise _refusal(name, value, _NAMES[kind])
     if isinstance(value, str) and value != visible(value):

@@ -6,7 +6,7 @@ import re
 from common.errors import DataError, UserError
 
 PIXELS = 178_956_970  # of an image; TensorFlow decodes no JPEG of more (2^29 bytes in RGB)
-IMAGE_BYTES = 1 << 30  # of an image's file: so many pixels without compression, 16 bits per channel
+IMAGE_BYTES = 1 << 30  # of an image's file: `PIXELS` without compression, 16 bits per channel
 ANNOTATION_BYTES = 8 << 30  # of a JSON file of boxes; COCO's has 0.45 GB, Objects365's about 6
 SGM_BYTES = 256 << 20  # WMT's sets for tests have about 1 MB
 TEXT_BYTES = 64 << 20  # of a file of class names; ImageNet's 50,000 labels have 0.5 MB

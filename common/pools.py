@@ -38,7 +38,7 @@ class Threads(concurrent.futures.ThreadPoolExecutor):
 def ordered(
     pool: concurrent.futures.Executor, work: Callable[[In], Out], inputs: Iterable[In], ahead: int
 ) -> Iterator[Out]:
-    """`map(work, inputs)` in `pool`, for endless inputs too; errors come at their place.
+    """The results of `work` for each input, in order, computed in `pool`; inputs may be endless.
 
     At most `ahead` results are under way or wait to be read.
     """
@@ -56,7 +56,7 @@ def ordered(
 
 
 def in_order(work: Callable[[In], Out], inputs: Iterable[In]) -> Iterator[Out]:
-    """`ordered` with a thread per core, a few results ahead of the reader."""
+    """The results of `work` in order, computed by a thread per core, a few ahead of the reader."""
     workers = os.cpu_count() or 1
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         yield from ordered(pool, work, inputs, workers + 2)

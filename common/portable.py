@@ -41,26 +41,18 @@ class Portable:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A trained model as a function that jax traces, with its weights inside.
+    """A trained model as a function that jax traces, with its weights inside."""
 
-    Attributes:
-      task: what it does, as "finds objects".
-      compute: the outputs of the inputs, arrays by name.
-      inputs: of each input, (its shape, its dtype); a shape as "height, width, 3" has names for the
-        sides that may have any length.
-      meaning: of each input and output, in one line.
-      examples: makes inputs to check what was written with, each with the outputs that predict.py
-        has for it, if these do not come from `compute` itself; takes encoded pictures.
-      files: what belongs to it besides its weights, by name, such as a vocabulary.
-      draw: adds the same to a graph, and returns its inputs and outputs; None without ONNX.
-      distance: how far outputs are off wanted ones, whatever their order; None for arrays in order.
-    """
-
-    task: str
-    compute: Callable[[Arrays], Arrays]
+    task: str  # what it does: "finds objects"
+    compute: Callable[[Arrays], Arrays]  # the outputs of the inputs, arrays by name
+    # (shape, dtype) of each input; "height, width, 3" names the sides that may have any length.
     inputs: Mapping[str, tuple[str, Any]]
-    meaning: Mapping[str, str]
+    meaning: Mapping[str, str]  # of each input and output, in one line
+    # Makes inputs for the check of an export from encoded pictures, each with the outputs of
+    # predict.py for it, or None where these come from `compute` itself.
     examples: Callable[[Sequence[bytes]], Sequence[tuple[Arrays, Arrays | None]]]
-    files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)  # such as a vocabulary
+    # Adds the model to a graph, and returns its inputs and outputs; None without ONNX.
     draw: Callable[[Graph], tuple[Ends, Ends]] | None = None
+    # How far outputs are off the wanted ones, in any order; None where the order counts.
     distance: Callable[[Arrays, Arrays], float] | None = None

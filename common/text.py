@@ -21,7 +21,7 @@ def text_lines(text: str) -> list[str]:
 
 
 def normal_name(name: str) -> str:
-    """A name in the form that equals that of all names that look like it."""
+    """A name in a normal form, the same for all names that look alike."""
     return unicodedata.normalize("NFC", name).strip()
 
 

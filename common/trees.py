@@ -16,7 +16,7 @@ def by_name(tree: Any) -> dict[str, Any]:
 
 
 class Parts:
-    """Parameters by the names of their parts.
+    """The parameters that a config key names by parts of the model.
 
     An entry is a piece of the names that begins at a word: "stem" means "conv_stem/kernel" and
     "bn_stem/scale", "stage1" means "stage1_block2/conv1/kernel" but not "stage10_block1/...".
@@ -26,10 +26,10 @@ class Parts:
         """`text` is the value of the config's `key`: entries with commas; "" means no parameter."""
         self._key = key
         self._entries = [entry.strip() for entry in text.split(",") if entry.strip()]
-        self._patterns = [
-            re.compile(rf"(?<![^/_]){re.escape(entry)}(?!{_same_kind(entry[-1])})")
-            for entry in self._entries
-        ]
+        self._patterns = []
+        for entry in self._entries:
+            more = r"\d" if entry[-1].isdigit() else "[a-z]"  # would continue the word or number
+            self._patterns.append(re.compile(rf"(?<![^/_]){re.escape(entry)}(?!{more})"))
 
     def __contains__(self, name: str) -> bool:
         return any(pattern.search(name) for pattern in self._patterns)
@@ -43,8 +43,3 @@ class Parts:
                     f"config.{self._key}: {entry!r} is no part of the model; its parts are "
                     f"{', '.join(tops)}, and the words in these names mean all that have them"
                 )
-
-
-def _same_kind(character: str) -> str:
-    """The characters that would continue a word or a number, as a regular expression."""
-    return r"\d" if character.isdigit() else "[a-z]"

@@ -15,7 +15,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.eval_files = "val-*"
     # COCO's own file of the evaluation's annotations; the score is computed with it.
     config.eval_annotations = "instances_val*.json,raw-data/annotations/instances_val*.json"
-    # 0 = as many as the data hold. Another number must be that of the data.
+    # 0 = as many as the data hold; any other number must agree with the data.
     config.num_train_images = 0  # with boxes; others are left out
     config.num_eval_images = 0
     config.num_classes = 0  # without the background; 0 = as many as the data have, else COCO's 80

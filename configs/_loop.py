@@ -11,9 +11,9 @@ import ml_collections
 
 
 def choose_recipe(recipes: Mapping[str, Any], name: str, file: str) -> Any:
-    """The entry of `recipes`, those of a config file, that --config=FILE:NAME chooses.
+    """The entry that --config=FILE:NAME chooses from the `recipes` of a file.
 
-    ValueError, for an unknown name, lists the names.
+    ValueError lists the names if there is no such recipe.
     """
     if name not in recipes:
         path = f"configs/{file.rpartition('/')[2]}"
@@ -38,7 +38,7 @@ def get_config() -> ml_collections.ConfigDict:
     # Evaluation, checkpoints, reports.
     config.eval_batch_size = 128
     config.moving_average_decay = 0.0  # > 0: evaluate an average of the weights
-    config.moving_average_every = 1  # steps between its updates; the decay is of an update
+    config.moving_average_every = 1  # steps between its updates; the decay is per update
     config.stop_at_target = False
     config.patience = 0  # > 0: stop after so many evaluations without a better first metric
     config.steps_per_eval = "1 epoch"
@@ -75,10 +75,9 @@ def _initial_weights(config: ml_collections.ConfigDict) -> None:
     # that the run begins with, or that it evaluates.
     config.accept_other_data = False
     # Weights of another model to begin with: a workdir, one of its checkpoints, or for a ResNet a
-    # file or folder of another library (docs/use.md). They are not loaded where the run resumes
-    # from a checkpoint of its own.
+    # file or folder of another library (docs/use.md). They are not loaded where the run resumes.
     config.init_from = ""
-    # Parts of the model that begin anew all the same, by name: 'head', 'stage4, head'.
+    # Parts of the model that begin at random all the same, by name: 'head', 'stage4, head'.
     config.init_without = ""
     # Parts that never change, by name: 'stem, stage1'. common/trees.py says what a name means.
     config.freeze = ""
@@ -102,7 +101,7 @@ def _optimizer(config: ml_collections.ConfigDict) -> None:
     config.adam_beta2 = 0.999
     config.adam_epsilon = 1e-8
     config.gradient_clip_norm = 0.0  # a gradient with a larger norm is scaled down; 0 = off
-    # True: clip each device's own gradient before the mean, as MLPerf's GNMT.
+    # True: clip the gradient of each device before the mean, as MLPerf's GNMT.
     config.gradient_clip_per_device = False
     # Of gradients while they are added over devices; 'bfloat16' halves what the devices exchange.
     config.gradient_precision = "float32"

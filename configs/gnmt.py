@@ -1,6 +1,6 @@
 """GNMT on WMT16 English-German: MLPerf's recurrent translator, BLEU 0.24.
 
-The recipe is that of MLPerf's reference at a batch of 2048, as it was run in v0.7. configs/_loop.py
+The recipe is MLPerf's reference at a batch of 2048, as it was run in v0.7. configs/_loop.py
 has the keys that all benchmarks share. docs/gnmt.md explains the recipes.
 """
 
@@ -31,15 +31,15 @@ def get_config() -> ml_collections.ConfigDict:
     # The true translations as text, a line for each sentence: the first of these files that
     # exists. Without any they are decoded from the eval targets. A single name must exist.
     config.eval_references = "references.txt,newstest2014.de,wmt14-en-de.ref"
-    # 0 = as many as the data hold. Another number must be that of the data. Pairs are those that
-    # training keeps, see bucket_lengths.
+    # 0 = as many as the data hold; any other number must agree with the data. Only the pairs count
+    # that training keeps, see bucket_lengths.
     config.num_train_pairs = 0
     config.num_eval_sentences = 0
-    config.vocabulary_size = 0  # 0 = that of the data, else of Google's file, 32,316
+    config.vocabulary_size = 0  # 0 = as the data have it, else as Google's file, 32,316
     # Lengths in tokens, the end of the sentence included, that the pairs of a training batch are
     # padded to; each is a program. Pairs with a longer side are left out.
     config.bucket_lengths = (24, 32, 40, 48)
-    # The same for sentences to evaluate, of which none is left out: the last one must be enough.
+    # The same for sentences to evaluate. None is left out, so the last length must be enough.
     config.eval_lengths = (16, 32, 48, 150)
 
     # Model.
@@ -66,7 +66,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.schedule_epochs = 12
     config.learning_rate_decay_epochs = (8, 9, 10, 11)
     config.learning_rate_decay_factors = (0.5,)
-    # Of the gradient of the loss per pair, which is larger than that of the loss per token.
+    # For the gradient of the loss per pair, which is larger than the gradient per token.
     config.gradient_clip_norm = 5.0
 
     # Evaluation.

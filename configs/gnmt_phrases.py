@@ -1,6 +1,6 @@
 """A small GNMT on English dates, numbers and amounts in German.
 
-The sentences are those of configs/phrases.py, `python -m scripts.prepare phrases` makes them:
+`python -m scripts.prepare phrases` makes the sentences, the same as for configs/phrases.py:
 
     python main.py --config=configs/gnmt_phrases.py --workdir=runs/gnmt_phrases
 """

@@ -1,6 +1,6 @@
 """Mask R-CNN with ResNet-50 and a feature pyramid on COCO: MLPerf's benchmark from v0.5 on.
 
-configs/_detection.py has the keys of both detectors, configs/_loop.py those of all benchmarks.
+configs/_detection.py has the keys of both detectors, configs/_loop.py the keys of all benchmarks.
 docs/mask_rcnn.md explains the recipes.
 """
 

@@ -36,7 +36,7 @@ POINTS = {
 }
 
 # Entries that are no RCP: (batch, BatchNorm span in images, first and last epoch that reached the
-# target). A span of 0 is each device's own share, whatever that is.
+# target). With a span of 0 each device has statistics of its share alone.
 ENTRIES = {
     "v0.5": (1024, 0, 60, 62),
     "v0.7-4096": (4096, 128, 38, 38),

@@ -50,7 +50,7 @@ _TORCHVISION: dict[str, Any] = {
     "image_size": 176, "eval_image_size": 224, "target": 0.80,
 }
 # Bello et al. 2021 (arXiv:2103.07579), tensorflow/tpu's resnetrs50_i160.yaml. The running
-# statistics are those of the last batch, and the average of the weights averages them too.
+# statistics come from the last batch, and the average of the weights averages them too.
 _RS: dict[str, Any] = {
     "learning_rate_schedule": "cosine", "train_batch_size": 4096, "weight_decay": 4e-5,
     "deep_stem": True, "max_pool": "conv", "squeeze_excite": 0.25, "dropout": 0.25,

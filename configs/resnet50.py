@@ -24,7 +24,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.data_fallback = "gs://cloud-tpu-test-datasets/fake_imagenet"
     config.train_files = "train-*,train/train-*"
     config.eval_files = "validation-*,validation/validation-*"
-    # 0 = as many as the data hold. Another number must be that of the data.
+    # 0 = as many as the data hold; any other number must agree with the data.
     config.num_train_images = 0
     config.num_eval_images = 0
     # 0 = as many as the data declare (manifest.json, TFDS), else 1000. 1001: the stored labels, in
@@ -107,7 +107,7 @@ def get_config() -> ml_collections.ConfigDict:
     # 'auto': the loss of an image counts as the inverse of its class's share of the training
     # images; the weights have the mean 1 over them. The records are read through once to count.
     config.class_weights = ""
-    config.head_learning_rate = 1.0  # the head's rate is so many times that of the other layers
+    config.head_learning_rate = 1.0  # multiplies the rate of the head
     config.learning_rate_per = 256  # images
     config.warmup_epochs = 5.0
     config.learning_rate_decay_epochs = (30, 60, 80)

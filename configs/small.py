@@ -1,7 +1,7 @@
 """Recipes for a few thousand examples, on two CPU cores: --config=configs/small.py:NAME.
 
 `python -m scripts.prepare DIR` prints the command with the batch and the schedule that fit the
-data. Each recipe is the benchmark's own with other values; each value has its reason beside it.
+data. Each recipe is the benchmark's recipe with other values, and gives the reason for each value.
 """
 
 import math

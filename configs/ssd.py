@@ -1,6 +1,6 @@
 """SSD300 with ResNet-34 on COCO: MLPerf v0.5's detection benchmark, mAP 0.212 on 8 cores.
 
-configs/_detection.py has the keys of both detectors, configs/_loop.py those of all benchmarks.
+configs/_detection.py has the keys of both detectors, configs/_loop.py the keys of all benchmarks.
 docs/ssd.md explains the recipes.
 """
 
@@ -47,7 +47,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     # Optimisation.
     config.train_batch_size = 1024
-    # Google counted in epochs of 120,000 images: all durations are in images, so that they are its.
+    # Google counted in epochs of 120,000 images. So all durations here are in images.
     config.train_steps = "7.68e6 examples"
     config.weight_decay = 5e-4  # of all parameters
     config.base_learning_rate = 2.5e-3

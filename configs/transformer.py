@@ -26,10 +26,10 @@ def get_config() -> ml_collections.ConfigDict:
     # a key has a single name, that file is taken and must exist; '' is none.
     config.eval_source = "wmt14-en-de.src,newstest2014.en"
     config.eval_references = "references.txt,wmt14-en-de.ref,newstest2014.de"
-    # 0 = as many as the data hold. Another number must be that of the data.
+    # 0 = as many as the data hold; any other number must agree with the data.
     config.num_train_rows = 0
     config.num_eval_sentences = 0
-    config.vocabulary_size = 0  # 0 = that of the data, else of Google's file, 33,708
+    config.vocabulary_size = 0  # 0 = as the data have it, else as Google's file, 33,708
     config.row_length = 256  # tokens of a training row, on either side
     # Lengths in tokens that sentences to evaluate are padded to; each is a program.
     config.eval_lengths = (32, 64, 128)

@@ -50,7 +50,7 @@ def to_steps(
     An epoch is num_examples / batch_size steps, as a real number: 90 epochs of 1,281,167 examples
     at 1024 are 112,603 steps, not 90 times 1251. A positive duration is at least 1 step.
 
-    `batch_size` counts the examples of a step over all devices, `num_examples` those of an epoch;
+    `batch_size` examples are in a step over all devices, `num_examples` in an epoch;
     `name` is the config key, for the error message. With `allow_off` the duration may be zero.
     """
     accepted = f"{_IN_STEPS}; 0 for never" if allow_off else f"{_IN_STEPS}; more than 0"

@@ -98,17 +98,11 @@ class Checkpointer:
     """The checkpoints in one folder, local or gs://."""
 
     def __init__(self, directory: str, *, keep: int, best: Callable[[], int | None] | None):
-        """Opens the folder, and makes it where it is missing.
+        """Opens the folder that has a folder for each step, and makes it where it is missing.
 
-        Args:
-          directory: parent of the folders of the steps.
-          keep: how many of the newest steps stay.
-          best: returns the step with the best score so far, which stays as well, or None. Without
-            this function the folder is opened for reading only.
-
-        Raises:
-          CheckpointError: the folder cannot be used.
-          DeviceError: jax cannot open its devices.
+        The `keep` newest steps stay, and the step that `best` returns: the one with the best score
+        so far, or None. Without this function the folder is opened for reading only.
+        CheckpointError if the folder cannot be used.
         """
         self._is_local = "://" not in directory
         directory = os.path.abspath(directory) if self._is_local else directory  # for Orbax
@@ -147,14 +141,9 @@ class Checkpointer:
     def save(self, step: int, model: Any, optimizer: Any, facts: dict[str, Any]) -> None:
         """Waits for the last save, then starts to save in the background.
 
-        Args:
-          step: optimizer steps done.
-          model: tree of arrays that evaluation needs.
-          optimizer: tree of arrays that only training needs.
-          facts: JSON values for the manifest (config, class names, ...).
-
-        Raises:
-          CheckpointError: this save cannot begin, or the last one failed.
+        `model` has the arrays that evaluation needs, `optimizer` the arrays that only training
+        needs; `facts` are JSON values for the manifest (config, class names, ...). CheckpointError
+        if this save cannot begin, or the last one failed.
         """
         items = {"model": model, "optimizer": optimizer}
         manifest = {
@@ -198,14 +187,14 @@ class Checkpointer:
                 manifest = self._manager.restore(step, args=item)["manifest"]
             manifests.check_manifest(manifest)
             if manifest.get("step") != step:
-                raise ValueError(f"its manifest is that of step {manifest.get('step')}")
+                raise ValueError(f"its manifest belongs to step {manifest.get('step')}")
         except Exception as error:  # Orbax does not document what it raises on damage
             problem = f"{self.directory}/{step} was not written by this program or is damaged"
             raise _unreadable(problem, [f"{self.directory}/{step}/manifest"], error) from error
         return manifest
 
     def choose(self, wanted: str) -> int:
-        """The step that --checkpoint names: latest, best in the run's own evaluations, a number."""
+        """The step that --checkpoint names: latest, best in the run's evaluations, or a number."""
         steps = self.steps()
         if not steps:
             raise CheckpointError(f"no checkpoint in {self.directory}; is --workdir right?")
@@ -228,9 +217,7 @@ class Checkpointer:
     def compare(self, step: int, items: dict[str, Any]) -> dict[str, Any]:
         """Returns a step's manifest if its arrays have the names, shapes and dtypes of `items`.
 
-        Raises:
-          CheckpointError: the manifest differs; the message names the arrays. Or the checkpoint is
-            damaged.
+        CheckpointError names the arrays that differ, or says that the checkpoint is damaged.
         """
         try:
             manifest = self.manifest(step)
@@ -249,16 +236,10 @@ class Checkpointer:
         return manifest
 
     def restore(self, step: int, items: dict[str, Any]) -> dict[str, Any]:
-        """Restores items of a step.
+        """Restores items of a complete step, after `compare`.
 
-        Args:
-          step: a complete step.
-          items: {"model" or "optimizer": tree of arrays or `jax.ShapeDtypeStruct`}; the restored
-            arrays get their shardings.
-
-        Raises:
-          CheckpointError: the checkpoint is damaged, or has arrays of other names, shapes or
-            dtypes; the message names the arrays.
+        `items` is {"model" or "optimizer": tree of arrays or `jax.ShapeDtypeStruct`}; the restored
+        arrays get their shardings.
         """
         manifest = self.compare(step, items)
         try:
@@ -316,11 +297,7 @@ class Checkpointer:
         return {name: restored[name] for name in items}
 
     def verify(self, step: int, items: dict[str, Any]) -> None:
-        """Reads a step back and compares it, bit for bit, with the arrays in `items`.
-
-        Raises:
-          CheckpointError: the step cannot be read, or it differs.
-        """
+        """Reads a step back; CheckpointError unless it is, bit for bit, the arrays in `items`."""
         self.wait()
         restored = by_name(self.restore(step, items))
         for name, value in by_name(items).items():

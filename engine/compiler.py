@@ -26,7 +26,7 @@ _counts: dict[str, int] = collections.defaultdict(int)
 def options(
     mesh: Mesh, larger_windows: bool = False, runs_once: bool = False
 ) -> dict[str, str] | None:
-    """The `compiler_options` of `jax.jit` for a program on `mesh`; None: there are none.
+    """The `compiler_options` of `jax.jit` for a program on `mesh`; None if it needs none.
 
     On CPUs XLA computes convolutions itself: YNNPACK, which keeps products and sums, takes up to
     six times as long for the gradient in the kernel. `larger_windows` raises the limit of scoped

@@ -93,7 +93,7 @@ class DeviceCheck:
             ((most, count),) = collections.Counter(held).most_common(1)
             certain = 2 * count > len(held)
             wrong = [i for i, row in enumerate(held) if row != most or not certain]
-            raise self._fault(number, f"holds other bits in {some(names, 2)}", wrong, certain)
+            raise self._error(number, f"holds other bits in {some(names, 2)}", wrong, certain)
 
     def _compare_shares(self, number: int, state: TrainState, batch: Any) -> None:
         """Has device i compute the share i of the batch, and then the share i + 1."""
@@ -107,10 +107,10 @@ class DeviceCheck:
         suspects = suspected(own, others)
         if suspects:
             what = "computes other gradients than others from the same examples"
-            raise self._fault(number, what, suspects, certain=len(suspects) == 1)
+            raise self._error(number, what, suspects, certain=len(suspects) == 1)
 
-    def _fault(self, number: int, what: str, devices: Sequence[int], certain: bool) -> Corrupted:
-        """The error for what devices do, which are numbered in the order of the mesh."""
+    def _error(self, number: int, what: str, devices: Sequence[int], certain: bool) -> Corrupted:
+        """The error that says `what` devices, numbered as in the mesh, have done."""
         names = [
             f"device {device.id} ({device.device_kind}) of host {device.process_index}"
             for device in (self._devices[index] for index in devices)
@@ -163,11 +163,11 @@ def make_share_checksums(
 ) -> Any:
     """Returns the jitted function that differentiates the loss of each device's share alone.
 
-    Its arguments are (seed u32[], step i32[], numbers i32[devices], params, model_state, batch).
-    `numbers` are the shares that the devices have; the random key is that of the share, as in the
-    train step. BatchNorm's statistics and the weights of the terms are those of the share. The
-    result are checksums u32[devices, arrays] of the gradients, the terms and metrics of the loss,
-    and the model's new state.
+    It takes (seed u32[], step i32[], numbers i32[devices], params, model_state, batch); `numbers`
+    says which share each device has. The random key depends on the share, as in the train step.
+    BatchNorm's statistics and the weights of the terms come from the share alone. The result is
+    checksums u32[devices, arrays] of the gradients, the terms and metrics of the loss, and the
+    model's new state.
     """
     axes = mesh.axis_names
 
@@ -193,9 +193,8 @@ def make_share_checksums(
 def suspected(own: np.ndarray, others: np.ndarray) -> list[int]:
     """The devices of which one must be wrong; [] if all agree.
 
-    Args:
-      own: checksums [devices, arrays], where device i computed the share i.
-      others: the same where device i computed the share i + 1.
+    `own` has checksums [devices, arrays], where device i computed the share i; in `others` it
+    computed the share i + 1.
     """
     count = len(own)
     shares = np.flatnonzero((np.roll(others, 1, axis=0) != own).any(axis=1)).tolist()

@@ -1,7 +1,7 @@
 """Evaluates a model: predicts every example, scores the predictions, judges the scores.
 
 Every example counts exactly once, whatever the batch size and the number of hosts and devices. The
-devices predict, process 0 scores the rows of all predictions and tells the other processes.
+devices predict; process 0 scores the rows of all predictions and tells the other processes.
 
 `examining` opens a checkpoint to evaluate it. In a training run an `Evaluator` evaluates; a `Judge`
 decides which steps, and when the run is over.
@@ -101,7 +101,7 @@ def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Ite
     for batch in feed:
         watchdog.doing("evaluating")
         if meshes.any_process(preemption.requested()):
-            preemption.raise_stop()
+            raise preemption.Preempted(preemption.signum(), agreed=True)
         output = predict(*weights, batch)
         if previous is not None:
             yield real_rows(previous)
@@ -134,23 +134,12 @@ def report_scores(
     reporter.eval(row, f"EVAL step {step:,}  {shown}  ({count:,} {unit} in {seconds:.1f} s)")
 
 
-def exhibits(run: Run, evaluation: Evaluation, state: TrainState | None = None) -> list[Exhibit]:
-    """What the benchmark shows of its predictions; [] on processes other than 0.
-
-    With the `state` that has predicted, what the model does inside as well.
-    """
+def exhibits(run: Run, evaluation: Evaluation) -> list[Exhibit]:
+    """What the benchmark shows of its predictions; [] on processes other than 0."""
     if jax.process_index():
         return []
-    uses, rows = run.benchmark.uses, evaluation.rows
     with watchdog.during("looking at the predictions", evaluation.step):
-        shown = uses.exhibits(iter(rows))
-        if state is not None:
-            params, model_state = (
-                jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), weights)
-                for weights in evaluated_weights(state)
-            )
-            shown += uses.insights(params, model_state, iter(rows))
-        return shown
+        return run.benchmark.uses.exhibits(iter(evaluation.rows))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,12 +168,10 @@ class Examination:
 
 @contextlib.contextmanager
 def examining(settings: Settings, checkpoint: str, wait: float = 0.0) -> Iterator[Examination]:
-    """Opens the data to evaluate and a checkpoint, and compiles.
+    """Opens the evaluation data and a checkpoint of a run, and compiles the predict step.
 
-    Args:
-      settings: those of the run that wrote the checkpoints.
-      checkpoint: latest, best (in the run's own evaluations) or a step.
-      wait: seconds to wait for a first checkpoint.
+    `checkpoint` is latest, best (in the evaluations of that run) or a step. It waits up to `wait`
+    seconds for the first checkpoint.
     """
     folder = epath.Path(settings.workdir) / "checkpoints"
     if not wait and not folder.exists():  # before anything is made in a mistyped folder
@@ -300,7 +287,7 @@ class Judge:
     def is_over(self, step: int) -> bool:
         """Whether a step ends the run before its last one: all targets are reached, or it is stuck.
 
-        A target of 0 is none.
+        A target of 0 does not count.
         """
         if self._is_stuck(step):
             return True

@@ -89,9 +89,7 @@ def check_path(path: str, source: str) -> str:
 def check_results_folder(path: str, source: str) -> str:
     """Returns the folder for results as `check_path` does, a local one as an absolute path.
 
-    Raises:
-      ConfigError: what `check_path` refuses; or a character that would keep checkpoints from being
-        restored.
+    ConfigError also for a character that would keep checkpoints from being restored.
     """
     folder = check_path(path, source)
     if is_local := "://" not in folder:

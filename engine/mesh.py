@@ -36,10 +36,7 @@ _INSTALL_CUDA = "bash scripts/setup.sh cuda && . .venv/bin/activate"
 def make(axes: tuple[str, str], span: int | str, devices: Sequence[Any] | None = None) -> Mesh:
     """Arranges devices as a mesh (devices / group, group); a group shares BatchNorm's statistics.
 
-    Args:
-      axes: names of the two axes.
-      span: size of a group, as for `group_size`.
-      devices: the devices; None means all devices of this run.
+    `span` gives the size of a group, see `group_size`. Without `devices` it takes all of the run.
     """
     count = jax.device_count() if devices is None else len(devices)
     group = group_size(span, count)
@@ -94,8 +91,8 @@ def check_image_span(span: str, batch_size: int, parts: int) -> None:
     if total * parts != batch_size:
         micro = f" / {parts} micro-batches" if parts > 1 else ""
         raise DeviceError(
-            f"config.bn_span={span} is of {total} images, but a forward pass has {batch_size}"
-            f"{micro}: write {images}/{batch_size // max(1, parts)}"
+            f"config.bn_span={span} is a part of {total} images, but a forward pass has "
+            f"{batch_size}{micro}: write {images}/{batch_size // max(1, parts)}"
         )
 
 
@@ -236,10 +233,10 @@ def check_platform() -> None:
         )
 
 
-def tpu_chips(devices: str = "/sys/bus/pci/devices") -> int:
+def tpu_chips() -> int:
     """Counts the TPU chips on this machine's PCI bus, whether or not a process can use them."""
     chips = 0
-    for folder in glob.glob(f"{devices}/*"):
+    for folder in glob.glob("/sys/bus/pci/devices/*"):
         try:
             with open(f"{folder}/vendor") as vendor, open(f"{folder}/device") as device:
                 chips += vendor.read().strip() == _GOOGLE and device.read().strip() in _TPUS

@@ -96,18 +96,14 @@ def load(
     keys: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = print,
 ) -> Model:
-    """Opens a trained model.
+    """Opens a trained model; UserError if there is none, or it cannot be used.
 
     Args:
-      path: of the flag `flag`, see this module; only a checkpoint's where `recipe` is None.
-      checkpoint: of a workdir: "latest", "best" (in the run's own evaluations) or a step.
+      path: the value of the flag `flag`; without a `recipe` it can only mean a checkpoint.
+      checkpoint: which one of a workdir: "latest", "best" (in the run's evaluations) or a step.
       recipe: a config for the keys that another library's weights do not decide.
       keys: values that the user has given to some of its keys.
       say: prints a line for the user: what such weights do not say, and what is assumed.
-
-    Raises:
-      UserError: there is no such model, it is damaged or lacks its classifier, its benchmark is
-        unknown, or `checkpoint` or `keys` do not go with it.
     """
     path, file = find(path, flag, recipe is not None)
     if not file:
@@ -115,7 +111,9 @@ def load(
         manifest, source = checkpoints.manifest(step), f"{checkpoints.directory}/{step}"
         if keys:
             given = ", ".join(f"--config.{key}" for key in keys)
-            raise ConfigError(f"{given}: {flag}={path} is a model of this program and says it")
+            raise ConfigError(
+                f"{given}: {flag}={path} is a model of this program and has its own values"
+            )
         read = functools.partial(read_step, checkpoints, step)
         return Model(source, step, config_of(manifest).lock(), manifest, read)
     config, keys = ml_collections.ConfigDict(recipe), keys or {}
@@ -138,8 +136,8 @@ def load(
 def find(path: str, flag: str, files: bool = True) -> tuple[str, str]:
     """What a path or a name means: (the path as the libraries take it, a file or "").
 
-    The file has another library's weights; without one, the path may mean a checkpoint. No file is
-    looked for where `files` is False. `flag` is the flag or key that has the path.
+    The file has another library's weights; without one, the path may mean a checkpoint. If `files`
+    is False, it looks for no file. `flag` is the flag or key that has the path.
     """
     if not files or not path.startswith(foreign.NAMES):
         path = locations.check_path(path, flag)
@@ -159,7 +157,7 @@ def init_from(config: Any, say: Callable[[str], None]) -> str:
 def initial_weights(path: str, read_foreign: Callable[[str], Any]) -> Weights:
     """Reads the weights that `config.init_from` names, of a checkpoint or of another library.
 
-    `read_foreign` is the benchmark's.
+    `read_foreign` is the method of the benchmark's `Uses`.
     """
     path, file = find(path, "config.init_from")
     if file and (imported := read_foreign(file)):
@@ -173,8 +171,8 @@ def initial_weights(path: str, read_foreign: Callable[[str], Any]) -> Weights:
 def open_checkpoint(path: str, flag: str, checkpoint: str = "latest") -> tuple[Checkpointer, int]:
     """Opens the folder of checkpoints that a path means; returns it with the step to read.
 
-    The path is a workdir or WORKDIR/checkpoints/STEP, of the flag or key `flag`. Of a workdir,
-    `checkpoint` is "latest", "best" (in the run's own evaluations) or a step.
+    The path, the value of the flag or key `flag`, is a workdir or WORKDIR/checkpoints/STEP. For a
+    workdir, `checkpoint` is "latest", "best" (in the run's evaluations) or a step.
     """
     folder, step = _split(path)
     if not epath.Path(folder).exists():
@@ -198,8 +196,8 @@ def open_checkpoint(path: str, flag: str, checkpoint: str = "latest") -> tuple[C
 def peek(path: str) -> dict[str, Any] | None:
     """The manifest of the checkpoint that `open_checkpoint` would open; None if there is none.
 
-    This needs no other host and no Orbax. A manifest that cannot be read is None as well: whoever
-    restores the checkpoint says why.
+    This needs no other host and no Orbax. It returns None for a manifest that cannot be read, too:
+    the error comes when the checkpoint is restored.
     """
     parent, step = _split(path)
     folder = epath.Path(parent)
@@ -226,7 +224,7 @@ def _split(path: str) -> tuple[str, int | None]:
 
 
 def settings(workdir: str, flag: str = "--workdir") -> Settings:
-    """The settings of a run whose config is that of its newest checkpoint."""
+    """The settings of a run, with the config in its newest checkpoint."""
     if manifest := peek(workdir):
         return read_settings(config_of(manifest).lock(), workdir)
     return read_settings(load(workdir, flag=flag).config, workdir)  # this raises the reason
@@ -238,7 +236,7 @@ def config_of(manifest: Mapping[str, Any]) -> ml_collections.ConfigDict:
     # Older runs lack keys of the loop.
     nested = {key: {**x, **values.get(key, {})} for key, x in loop.items() if isinstance(x, dict)}
     config = ml_collections.ConfigDict({**loop, **values, **nested})
-    # Whoever can write to that folder could have this machine run programs: it is our own, always.
+    # Never the checkpoint's folder of compiled programs: this machine would run what is in it.
     config.compilation_cache = loop["compilation_cache"]
     config.tracker = ""  # only training has one, and older runs knew others
     return config

@@ -75,13 +75,10 @@ def explain(
     error: Exception,
     hint: Callable[[Sequence[str], str], str] = lambda words, name: "",
 ) -> str:
-    """What is wrong with a command line, in one line.
+    """What is wrong with a command line, the program and its words, in one line.
 
-    Args:
-      argv: the program and its words.
-      error: what parsing it raised.
-      hint: returns what to do instead of a flag that was refused, from the words and the flag's
-        name; "" if it does not know that flag.
+    `error` is what parsing it raised. `hint(words, name)` says what to do instead of giving the
+    refused flag `name`; "" if it does not know that flag.
     """
     file = _file(argv)
     path = file.partition(":")[0]

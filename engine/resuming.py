@@ -1,4 +1,4 @@
-"""Begins a run with a checkpoint: its own, which it continues, or that of another model.
+"""Begins a run with a checkpoint: its own, which it continues, or another model's.
 
 It compares the run with the checkpoint and says what differs.
 """
@@ -49,11 +49,8 @@ class OtherData(DataError):
 def read_weights(programs: Programs, say: Say, state: TrainState) -> Weights:
     """Reads the weights of the model that `config.init_from` names, and checks that they suit.
 
-    `state` is the run's initial state, or its shapes.
-
-    Raises:
-      UserError: the weights cannot be read, or too few of the arrays fit.
-      OtherData: the weights were trained on other data, so that their classes or words differ.
+    `state` is the run's initial state, or its shapes. UserError if too few of the arrays fit;
+    OtherData if the weights were trained on other data, so that their classes or words differ.
     """
     settings, benchmark = programs.settings, programs.benchmark
     watchdog.doing(f"reading {settings.init_from}")
@@ -70,7 +67,7 @@ def adopt_weights(
 ) -> TrainState:
     """Puts another model's weights into an initial state.
 
-    Says how many arrays were taken, and writes the names of all arrays to `init_from.txt`.
+    It says how many arrays were taken, and writes the names of all arrays to `init_from.txt`.
     """
     settings, benchmark = programs.settings, programs.benchmark
     arrays = jax.tree.map(np.asarray, (initial.params, initial.model_state))
@@ -102,10 +99,8 @@ def check_meaning(
     """Compares the run's classes or vocabulary with those that a checkpoint was trained on.
 
     `then` is the manifest of the checkpoint in the folder `source`; `data` are the identities of
-    the splits that the run needs. Returns, and says, a line for each value that differs.
-
-    Raises:
-      OtherData: a value differs, and `config.accept_other_data` does not accept that.
+    the splits that the run needs. Returns, and says, a line for each value that differs; OtherData
+    unless `config.accept_other_data` accepts that.
     """
     settings = programs.settings
     lines = [line for split in data for line in other_meaning(then, split.meaning)]
@@ -117,10 +112,10 @@ def check_meaning(
 
 
 def refuse_other_data(lines: list[str], source: str, say: Say, flag: str) -> list[str]:
-    """Says the lines of `other_meaning` and returns them.
+    """Says how the data differ, the `lines` of `other_meaning`, and returns the lines.
 
-    Raises:
-      OtherData: there are lines, and `flag`, which would accept them, was not given.
+    OtherData if there are lines and the user has not given the `flag` that accepts them; "" where
+    it was given.
     """
     if lines and flag:
         raise OtherData(
@@ -128,15 +123,15 @@ def refuse_other_data(lines: list[str], source: str, say: Say, flag: str) -> lis
             "something else: give the data that it was trained on, or go on knowingly with " + flag
         )
     for line in lines:
-        say(f"NOTE {source} knows other data: {line}")
+        say(f"NOTE {source} was trained on other data: {line}")
     return lines
 
 
 def check_data(model: Model, accepted: bool, say: Say) -> None:
-    """Raises OtherData if a model's classes differ from those of its data, unless `accepted`.
+    """Raises OtherData if a model and its data have different classes, unless `accepted`.
 
-    It reads one small file, and none on gs:// for a model that lies elsewhere. An imported model
-    has names of its own.
+    It reads one small file; if that is on gs:// and the model is not, it reads nothing. An imported
+    model has other names than its data.
     """
     folder = model.config.get("data_dir", "")
     if "imported" in model.manifest or ("://" in folder and "://" not in model.source):
@@ -175,7 +170,7 @@ def explained(programs: Programs, source: str, data: Sequence[Identity]) -> Iter
 
 
 def other_meaning(then: Manifest, now: Mapping[str, Any]) -> list[str]:
-    """A line for each value of `now` that differs from that of the manifest `then`.
+    """A line for each value of `now` that differs from the value in the manifest `then`.
 
     Of lists, such as the names of classes, the line shows the first entry that differs.
     """
@@ -210,7 +205,7 @@ def note_changes(
 ) -> None:
     """Says which settings have changed; CheckpointError if the former ones are gone.
 
-    `then` are the facts in the checkpoint's manifest, `now` those of this run.
+    `then` is the checkpoint's manifest, `now` has the same facts about this run.
     """
     before = then["config"]
     for key in ("sam_radius", "colout"):
@@ -239,7 +234,7 @@ def changes(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def norm_change(programs: Programs, then: int | None, state: TrainState) -> str:
-    """How BatchNorm's batches differ from those of `then` examples; "" if they do not."""
+    """How BatchNorm's batches differ from batches of `then` examples; "" if they do not."""
     statistics = [x for x in jax.tree.leaves(state.model_state) if x.dtype != jnp.int32]
     if then in (None, programs.norm_examples) or not statistics:
         return ""

@@ -104,11 +104,7 @@ class Settings(LoopKeys):
 def read_settings(
     config: Any, workdir: str = "", origin: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Reads and checks the config; `origin` as in `Settings`.
-
-    Raises:
-      ConfigError: a key is missing, or a value cannot work.
-    """
+    """Reads and checks the config; `origin` says which file it is from, and what was changed."""
     values = keys.read_config(LoopKeys, config)
     if values.gradient_clip_per_device and not values.optimizer.gradient_clip_norm:
         raise ConfigError(
@@ -146,9 +142,8 @@ class Plan:
 def make_plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
     """Converts durations to steps, for so many training examples; tells the benchmark how many.
 
-    Raises:
-      ConfigError: a duration, schedule or optimizer cannot work. The recipe's functions of
-        parameters raise it for parts that the model lacks.
+    ConfigError if a duration, schedule or optimizer cannot work. The recipe's functions of
+    parameters raise it for parts that the model lacks.
     """
     sizes: Any = {"batch_size": settings.train_batch_size, "num_examples": num_examples}
 

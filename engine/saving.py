@@ -20,7 +20,7 @@ from engine.run import Plan
 from engine.start import Run, restore_state
 from engine.step import TrainState, checkpoint_items
 
-# The activities of the loop; a run that hangs without input can still be saved.
+# What the loop tells the watchdog; a run that hangs while it waits for input can still be saved.
 INPUT, STEP = "waiting for input", "training"
 
 
@@ -43,7 +43,7 @@ class Saver:
         self, run: Run, plan: Plan, guard: Guard, reporter: Reporter, splits: Sequence[str]
     ):
         self._run, self._plan, self._guard, self.reporter = run, plan, guard, reporter
-        self._splits = splits  # those whose data the run needs
+        self._splits = splits  # the splits whose data the run needs
         self._before: dict[str, Any] = {"data": {}, "accepted_data": []}  # of the newest manifest
         self.abstract = run.programs.abstract_state(plan.recipe)
         self.abstract_totals = run.programs.abstract_totals(self.abstract)
@@ -70,11 +70,9 @@ class Saver:
         return {**facts, "data": {**self._before["data"], **facts["data"]}}
 
     def find_newest(self) -> int:
-        """The newest checkpoint's step; 0 if there is none.
+        """The newest checkpoint's step, 0 if there is none; compares it with the run and its data.
 
-        Raises:
-          HostError: the hosts see different checkpoints or data.
-          CheckpointError: the checkpoint is another model's.
+        The run ends if the hosts see different checkpoints or data.
         """
         newest = max(self.checkpoints.steps(), default=0)
         view = {"newest checkpoint": newest, "training examples": self._plan.num_examples}
@@ -100,7 +98,7 @@ class Saver:
     def start(self, position: Position, init_from: str) -> Position:
         """Notes where the weights are from; drops the metrics of a run without checkpoints."""
         self._init_from = init_from
-        _ = self._facts  # the files of data are as they were opened; later one may be gone
+        _ = self._facts  # now, because a file of the data may be gone later
         if self.reporter.history.rows:
             self.reporter.say(
                 "NOTE no checkpoint here: starting at step 0, the old metrics.jsonl is dropped"
@@ -139,8 +137,19 @@ class Saver:
 
     def check(self, totals: Any) -> None:
         """Raises Diverged if a step in `totals` (None: there are none) was not finite."""
-        if totals is not None and (bad := int(totals["bad_step"])):
-            raise Diverged(explain_divergence(self._run, bad, self.saved))
+        bad = 0 if totals is None else int(totals["bad_step"])
+        if not bad:
+            return
+        is_in_steps = self._run.settings.schedule.warmup_steps
+        key = "warmup_steps" if is_in_steps else "warmup_epochs"
+        good = "there is no checkpoint yet"
+        if self.saved:
+            good = f"checkpoint {self.saved} is the last good one"
+        raise Diverged(
+            f"the loss or the gradient of step {bad} is not finite (nan or inf)"
+            f"{_examples_of(self._run, bad)}; {good}. A lower "
+            f"--config.base_learning_rate or a longer --config.{key} often helps"
+        )
 
     def rescue(self) -> str:
         """Saves the newest step for the watchdog, while the loop hangs; returns what it did."""
@@ -157,21 +166,10 @@ class Saver:
         return f"saved step {self.saved:,}"
 
 
-def explain_divergence(run: Run, step: int, saved: int) -> str:
-    """The error for a step that is not finite; `saved` is the newest checkpoint's step."""
-    key = "warmup_steps" if run.settings.schedule.warmup_steps else "warmup_epochs"
-    good = f"checkpoint {saved} is the last good one" if saved else "there is no checkpoint yet"
-    return (
-        f"the loss or the gradient of step {step} is not finite (nan or inf)"
-        f"{_examples_of(run, step)}; {good}. A lower "
-        f"--config.base_learning_rate or a longer --config.{key} often helps"
-    )
-
-
 def _examples_of(run: Run, step: int) -> str:
     """Which examples a step has seen, in words; a file next to host 0's log lists all of them."""
     if jax.process_index():
-        return ""  # process 0 names those of all hosts
+        return ""  # process 0 names the examples of all hosts
     try:
         ids = run.benchmark.train_ids(run.settings.train_batch_size, step - 1)
     except Exception:  # the message matters more than its details

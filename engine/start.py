@@ -88,7 +88,8 @@ class Run:
             count = processes.first_process_first(lambda: benchmark.num_examples("train"))
             if evaluating:
                 processes.first_process_first(lambda: benchmark.num_examples("eval"))
-        guard.afford(self.host_bytes("train", *(["eval"] if evaluating else [])), settings.config)
+        splits = ("train", "eval") if evaluating else ("train",)
+        guard.afford(self.host_bytes(*splits), settings.config)
         return count
 
     def host_bytes(self, *splits: str) -> dict[tuple[str, ...], int]:
@@ -127,8 +128,10 @@ class Run:
     ) -> dict[str, Any]:
         """What the manifest of a checkpoint says about the run.
 
-        Without `metadata` the benchmark gives them, which opens the data; `data` is of its splits.
+        Without `metadata` the benchmark gives them, which opens the data. `data` has the identities
+        of the splits.
         """
+        metadata = self.benchmark.metadata if metadata is None else metadata
         return {
             "data": {name: text for split in data for name, text in split.content.items()},
             "benchmark": self.settings.benchmark,
@@ -138,7 +141,7 @@ class Run:
             "norm_examples": self.programs.norm_examples,
             "target_metric": self.metrics[0],
             "target_metrics": list(self.metrics),
-            **(self.benchmark.metadata if metadata is None else metadata),
+            **metadata,
         }
 
 
@@ -153,7 +156,8 @@ def check_start(run: Run, abstract: TrainState) -> Weights | None:
 def first_state(run: Run, plan: Plan, weights: Weights | None = None) -> tuple[TrainState, str]:
     """(the state before the first step, the checkpoint that its weights are from or "").
 
-    With `config.init_from` it has the `weights` that `check_start` returned; None reads them.
+    With `config.init_from` it has the `weights` that `check_start` returned; without them, it reads
+    them.
     """
     state = run.programs.initial_state(plan.recipe)
     if run.settings.init_from:

@@ -1,4 +1,4 @@
-"""Reads the weights of a checkpoint, and puts those of another model into this one.
+"""Reads the weights of a checkpoint, and puts another model's weights into this one.
 
 `Adoption` says which arrays are taken and which are new.
 """
@@ -57,11 +57,11 @@ class Adoption(NamedTuple):
     taken: list[str]
     part: list[str]  # arrays of this model with some of the other model's values
     new: list[str]  # arrays of this model with their initial values
-    left: list[str]  # arrays of the other model without a place here, or of which a part is taken
+    left: list[str]  # arrays of the other model that are not taken, or only in part
 
     @property
     def is_complete(self) -> bool:
-        """Whether every parameter of the other model that this one has, too, was taken."""
+        """Whether all parameters that both models have were taken."""
         changed = {*self.new, *self.part} & {*self.left}
         return not any(name.startswith("params/") for name in changed)
 

@@ -20,7 +20,7 @@ from etils import epath
 
 from benchmarks.translation.vocabulary import EOS, Vocabulary, Words
 from common.data import files, records
-from common.data.shards import read_errors, read_fault, tensorflow
+from common.data.shards import read_errors, read_problem, tensorflow
 from common.errors import DataError, parse_json
 
 SIDES = ("inputs", "targets")
@@ -169,7 +169,7 @@ def _read_pairs(paths: Sequence[str]) -> Iterator[list[np.ndarray]]:
             first = [*itertools.islice(records.read_shard(path), _PAIRS)]
             rows = split(columns(first)) if first else []
         except read_errors() as error:
-            raise DataError(f"cannot read {path}: {read_fault(error)}") from error
+            raise DataError(f"cannot read {path}: {read_problem(error)}") from error
         for row in rows:
             for pair in pairs(row):
                 yield [ids[:-1] for ids in pair]

@@ -35,15 +35,10 @@ def run(
     allow_mismatch: bool = False,
     accept_other_data: bool = False,
 ) -> None:
-    """Exports a model; OutputError if what was written computes something else.
+    """Exports the model at `path`, a workdir or WORKDIR/checkpoints/STEP, into the folder `out`.
 
-    Args:
-      path: a workdir or WORKDIR/checkpoints/STEP.
-      checkpoint: latest, best or a step.
-      formats: names in `PATHS`, with commas; "" are `DEFAULTS`.
-      out: the folder of the export; "" is WORKDIR/export.
-      allow_mismatch: write PyTorch's form of a model that PyTorch computes differently.
-      accept_other_data: export also where the data have other classes than the model by now.
+    The arguments are the values of the flags in main.py. OutputError if what was written computes
+    something else.
     """
     jax.config.update("jax_platforms", "cpu")  # a run may have the accelerator, and CPUs are exact
     chosen = choose(formats or ",".join(DEFAULTS))
@@ -93,7 +88,7 @@ def _earlier(out: str) -> dict[str, Any]:
 def _list(
     model: model_source.Model, rows: dict[str, Any], labels: Sequence[str], folder: str
 ) -> None:
-    """Writes the names of the classes and the list of what the export is."""
+    """Writes the names of the classes, and `_LIST`, which describes the export."""
     if labels:
         lines = [" ".join(name.split()) for name in labels]
         pathlib.Path(folder, "labels.txt").write_text("\n".join([*lines, ""]), encoding="utf-8")
@@ -117,7 +112,7 @@ def _list(
 def _publish(folder: str, out: str, earlier: dict[str, Any]) -> None:
     """Replaces an earlier export by a new one; `_LIST` names no formats until all are written.
 
-    Of the earlier export only the files that its `_LIST` names are deleted.
+    It deletes only the files that the `_LIST` of the earlier export names.
     """
     target, names = epath.Path(out), [os.path.relpath(path, folder) for path in files_in(folder)]
     old = [name for name in earlier.get("files", ()) if name != _LIST]

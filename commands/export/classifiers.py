@@ -98,7 +98,7 @@ class Classifier:
     def check_serving(self, path: str) -> dict[str, Any]:
         """Runs a SavedModel on encoded pictures; returns how far its pixels are off.
 
-        OutputError if its probabilities are not those of its pixels.
+        OutputError if its probabilities do not follow from its pixels.
         """
         spec = self.portable.spec
         results = formats.read("savedmodel", path)({"image_bytes": list(self.encoded)})
@@ -171,9 +171,9 @@ def _export(name: str, content: Classifier, folder: str) -> dict[str, Any]:
         )
     facts: dict[str, Any] = {"path": formats.PATHS[name], "error": error}
     text = f"{name}: {formats.megabytes(path):.1f} MB, off by {error:.1e} of the largest logit"
-    if remark := "; ".join(filter(None, [mismatch, torch.pixels if torch else ""])):
-        facts["remark"] = remark
-        text += f"; {remark}"
+    if note := "; ".join(filter(None, [mismatch, torch.pixels if torch else ""])):
+        facts["remark"] = note
+        text += f"; {note}"
     print(text)
     return facts
 

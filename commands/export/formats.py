@@ -38,7 +38,7 @@ Draw = Callable[[Graph], tuple[Ends, Ends]]
 _PLATFORMS = ("cpu", "tpu", "cuda")
 _LOCATIONS = "jax_traceback_in_locations_limit"
 _VERSION = "1.13.0"  # of StableHLO: what TensorFlow 2.21 reads
-_CONVENTION = 9  # how arguments are passed; the one of TensorFlow 2.14 and newer
+_CONVENTION = 9  # the calling convention of TensorFlow 2.14 and newer
 
 
 def write(
@@ -49,15 +49,14 @@ def write(
     facts: Mapping[str, str],
     classes: tuple[InputSpec, Sequence[str]] | None = None,
 ) -> None:
-    """Writes a model as "onnx", "savedmodel" or "stablehlo".
+    """Writes a model in the format `name`, "onnx", "savedmodel" or "stablehlo", to a new path.
 
     Args:
-      name: of the format.
-      path: the new file or folder; the model of a SavedModel is in its version 1.
       program: the model as jax exports it, not for ONNX; its dimensions may be symbolic.
-      draw: adds the same to a graph of ONNX, and returns its inputs and outputs.
+      draw: adds the model to a graph of ONNX, and returns its inputs and outputs.
       facts: the metadata of ONNX.
-      classes: of a classifier how an encoded image becomes pixels, and the names; () are numbers.
+      classes: for a classifier, how an encoded image becomes pixels, and the names of the classes;
+        without names, numbers.
     """
     if name == "savedmodel":
         assert program is not None
@@ -80,7 +79,7 @@ def write(
 
 
 def read(name: str, path: str, signature: str = "serving_default") -> Callable[[Any], Any]:
-    """Loads the function that `write` wrote; `signature` is of a SavedModel."""
+    """Loads the function that `write` wrote; a SavedModel has one for each `signature`."""
     if name == "onnx":
         return _read_onnx(path)
     if name == "stablehlo":
@@ -221,6 +220,12 @@ def megabytes(path: str) -> float:
 
 def filled(name: str, **values: Any) -> str:
     """A template of this folder with its values; the filter `safe_text` is for texts of users."""
+
+    def safe(value: str) -> str:
+        """Text as Markdown shows it, in one line and without effect."""
+        line = " ".join(value.split())
+        return re.sub(r"([\\`*_{}\[\]<>#|!&~])", r"\\\1", line)
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
         trim_blocks=True,
@@ -228,14 +233,8 @@ def filled(name: str, **values: Any) -> str:
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["safe_text"] = _safe
+    environment.filters["safe_text"] = safe
     return environment.get_template(name).render(values)
-
-
-def _safe(value: str) -> str:
-    """Text as Markdown shows it, in one line and without effect."""
-    line = " ".join(value.split())
-    return re.sub(r"([\\`*_{}\[\]<>#|!&~])", r"\\\1", line)
 
 
 def _sides(array: Any) -> list[int | None]:

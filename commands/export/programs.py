@@ -61,9 +61,9 @@ def write(
 ) -> tuple[dict[str, Any], Sequence[str]]:
     """Writes the programs of a model into a local folder, checks them, and describes them.
 
-    `names` are those of the formats; () for the formats of every such model. Returns the facts
-    about each file, and the names of the classes. UserError if the model does not have a format or
-    finite weights, or if what was written computes something else.
+    `names` are the formats; () means the formats that every such model has. Returns the facts about
+    each file, and the names of the classes. UserError if the model does not have a format or finite
+    weights, or if what was written computes something else.
     """
     known = [name for name in FORMATS if name != "onnx" or any(p.draw for p in programs.values())]
     if other := [name for name in names if name not in known]:
@@ -121,8 +121,8 @@ def _checks(program: Program) -> list[Check]:
 def _check(name: str, path: str, program: Program, checks: Sequence[Check]) -> float:
     """Runs what was written, and prints its size and its largest error, which it returns.
 
-    Another compiler rounds in another way, which changes the order of what is nearly equal: of a
-    SavedModel a share of the values may be off, and ONNX is compared by the program's distance.
+    Another compiler rounds in another way, which changes the order of what is nearly equal. So a
+    share of a SavedModel's values may be off, and ONNX is compared by the program's distance.
     """
     if name == "savedmodel":
         checks = checks[:2]  # TensorFlow compiles each shape for seconds
@@ -149,10 +149,10 @@ def _check(name: str, path: str, program: Program, checks: Sequence[Check]) -> f
 def difference(
     results: Sequence[Arrays], wanted: Sequence[Arrays], limit: float
 ) -> tuple[float, float]:
-    """(error, share) of outputs beside the model's.
+    """(error, share) that say how far `results` are off the `wanted` outputs.
 
-    The error is the largest difference of a value, as a share of the largest value of its output;
-    the share is the largest of the values of an output that are off by more than `limit`.
+    The error is the largest difference of a value, as a share of the largest value of its output.
+    The share counts the values of an output that are off by more than `limit`, in the worst output.
     """
     errors, shares = [0.0], [0.0]
     for others, outputs in zip(results, wanted, strict=False):

@@ -1,8 +1,8 @@
 """Uses a trained model: what predict.py does.
 
-A kind of answers is a module of this folder, named as `Uses.answers` of the benchmarks that give
-it. It has `Options`, the flags of predict.py that only some models have, `FORMATS`, and
-`run(request, options, model)`, which returns the exit code.
+`Uses.answers` of a benchmark names one of `KINDS`, the modules that answer. Such a module has
+`Options`, the flags of predict.py for its models, `FORMATS`, and `run(request, options, model)`,
+which returns the exit code.
 """
 
 import dataclasses
@@ -61,9 +61,10 @@ def run(request: Request) -> int:
 
 
 def _format(given: str, out: str, formats: tuple[str, ...]) -> str:
-    """The format of the results: `given`, else by the name of `out`, which may be any for text.
+    """The format of the results: `given`, else the one that the name of `out` ends with.
 
-    Without both it is text, or else "table" on a terminal and "csv" elsewhere.
+    Text may have any name. Without both arguments the format is text, for models that have it, or
+    else "table" on a terminal and "csv" elsewhere.
     """
     other = "text" if "text" in formats else ""
     form = given or next((form for form, end in ENDS.items() if out.lower().endswith(end)), other)

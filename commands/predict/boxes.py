@@ -90,14 +90,14 @@ class Detector(sources.PictureModel):
         self._options, self._form, self.at_once = options, form, self._uses.at_once
         if options.draw:
             check_folder(options.draw, "--draw")
-        self._stems: dict[str, str] = {}  # of the files of drawings, by the path of the picture
-        self._taken: set[str] = set()  # all of them
+        self._stems: dict[str, str] = {}  # the names of the drawings, by the path of the picture
+        self._taken: set[str] = set()  # all names of drawings
 
     def files(self, paths: Sequence[str]) -> list[tuple[str, str]]:
         return [("draw", self._file(path)) for path in paths if self._options.draw]
 
     def _file(self, path: str) -> str:
-        """The file of a picture's drawing; the second of two pictures with one name gets _2."""
+        """The file for a picture's drawing; the second of two pictures with one name gets _2."""
         if path not in self._stems:
             name = stem = os.path.splitext(os.path.basename(path))[0]
             number = 1
@@ -141,7 +141,7 @@ class Detector(sources.PictureModel):
         return objects[: self._options.max_detections]
 
     def draw(self, picture: Picture, objects: Sequence[Object]) -> None:
-        """Writes the photo with its objects; the weak ones, as in COCO's form, would hide it."""
+        """Writes the photo with its objects, without weak ones, which only COCO's form keeps."""
         assert picture.photo is not None
         seen = [each for each in objects if each.score >= self._options.least("")]
         content = draw_objects(picture.photo.encoded, seen)
@@ -259,8 +259,8 @@ def image_ids(
 ) -> list[int]:
     """COCO's ids of images, with NOTES that say where they are from.
 
-    They are those of the annotations for the pictures that these list (as in `write_coco`), else
-    the numbers at the ends of the names, else numbers that count on if two would be the same.
+    A picture that the annotations `source` list has its id there. The others have the numbers at
+    the ends of their names; if two would be the same, they are numbered from the largest id on.
     """
     ids = {i: number for i, (number, *_) in listed.items()}
     others = [i for i in range(len(paths)) if i not in ids]
@@ -273,7 +273,7 @@ def image_ids(
         numbers = list(range(first, first + len(others)))
         text = f"{first}, {first + 1}, ..., as not all names end with different numbers"
     if ids:
-        say(f"NOTE image_id is that of {source} for {len(ids):,} pictures, which it lists")
+        say(f"NOTE image_id is from {source} for {len(ids):,} pictures, which it lists")
     if others:
         which = "other pictures" if ids else "pictures, which no annotations of the run list"
         say(f"NOTE image_id of {len(others):,} {which}: {text}")

@@ -81,7 +81,7 @@ class Classifier(sources.PictureModel):
         if not np.isfinite(logits).all():
             return Row(picture.source, "the model's logits are not finite: its run has diverged")
         best = np.argsort(-logits, kind="stable")[: self._top_k].tolist()
-        values, digits = logits.astype(np.float64), 9  # that tell float32 apart
+        values, digits = logits.astype(np.float64), 9  # so many digits tell float32 values apart
         if not self._options.logits:
             digits = 6
             values = np.exp(values - values.max())
@@ -158,11 +158,10 @@ def other_folder(row: Row) -> str:
 
 
 def read_names(path: str, model: model_source.Model, accept_other_data: bool) -> list[str]:
-    """The names of the model's classes: of the file of --labels, else of its data, else numbers.
+    """The names of the model's classes: from the file of --labels, else its data, else numbers.
 
-    Raises:
-      ConfigError: the file cannot be read, or has another number of lines; or it has the model's
-        names in another order, and `accept_other_data` is False.
+    ConfigError if the file cannot be read, or has another number of lines, or has the model's names
+    in another order and `accept_other_data` is False.
     """
     count = model.config.num_label_classes
     own = names = model_source.class_names(model.manifest, count)

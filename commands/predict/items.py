@@ -30,12 +30,12 @@ class Options:
 
 
 class Query(NamedTuple):
-    """One user: as typed, the user's name or "", a vector f32[w], and the columns to leave out."""
+    """A user for whom items are wanted."""
 
-    user: int | str
-    name: str
-    vector: np.ndarray
-    rated: np.ndarray
+    user: int | str  # as typed
+    name: str  # or ""
+    vector: np.ndarray  # f32[w]
+    rated: np.ndarray  # the columns of items to leave out
 
 
 def run(request: Request, options: Options, model: model_source.Model) -> int:
@@ -122,7 +122,7 @@ class Recommender:
                 yield Row({"user": line.text}, "the model was trained on nobody with these items")
 
     def rows(self, users: Iterator[Query | Row]) -> Iterator[Row]:
-        """The row of each user; those of a batch are scored at once."""
+        """The row of each user; the users of a batch are scored at once."""
         while chunk := list(itertools.islice(users, self._predictor.batch_size)):
             examples = [{"vector": each.vector} for each in chunk if isinstance(each, Query)]
             results = iter(self._predictor(examples))
@@ -130,9 +130,9 @@ class Recommender:
                 yield each if isinstance(each, Row) else self._best(each, next(results)["score"])
 
     def _best(self, query: Query, scores: np.ndarray) -> Row:
-        """The items with the largest scores f32[items]; of equal ones the lower id first.
+        """The row with the best items by scores f32[items]; of equal scores the lower id is first.
 
-        The items that the user has rated are not among them.
+        The items that the user has rated are left out.
         """
         source = {"user": query.user}
         if not np.isfinite(scores).all():

@@ -23,7 +23,7 @@ class Request:
 
     sources: Sequence[str]
     model: str  # a workdir or a checkpoint; or a file or folder of another library's weights
-    recipe: Any  # for such weights, as `model_source.load` takes them; None for a workdir
+    recipe: Any  # for such weights, a config with the keys that they do not say; else None
     keys: Mapping[str, str]  # of the config, for such weights
     checkpoint: str
     format: str  # "" if no format was given
@@ -34,10 +34,10 @@ class Request:
 
 
 def prepare(model: Model, accept_other_data: bool, checks_data: bool = True) -> Model:
-    """The model as it answers: in float32 on CPUs, where bfloat16 is no faster.
+    """The model that answers: in float32 on CPUs, where bfloat16 is no faster.
 
-    Where `checks_data`, a model whose data have other classes by now is refused, unless
-    `accept_other_data`.
+    With `checks_data` it refuses a model whose data have other classes by now, unless
+    `accept_other_data` is True.
     """
     photos.quiet()
     if checks_data:
@@ -50,7 +50,7 @@ def prepare(model: Model, accept_other_data: bool, checks_data: bool = True) -> 
 def with_data(model: Model, data_dir: str, **changes: Any) -> Model:
     """The model with the files of `data_dir`, "" for the run's folder, and with `changes` of keys.
 
-    UserError if a file is missing, or is another than the model's.
+    UserError if a file is missing, or is not the file that the model was trained with.
     """
     folder = locations.check_path(data_dir or model.config.data_dir, "--data_dir")
     model = model.changed(data_dir=folder, **changes)
@@ -114,7 +114,7 @@ class Predictor:
         return rows
 
     def _batch(self, key: Any, examples: Sequence[Leaves]) -> dict[str, np.ndarray]:
-        """The rows of a batch; what is missing to a full one is zeros, with the mask 0."""
+        """The rows of a batch, which is filled up with zeros, whose mask is 0."""
         batch = {}
         for name, x in {**examples[0], "mask": np.float32(1)}.items():
             batch[name] = np.zeros((self.batch_size, *x.shape), x.dtype)

@@ -32,7 +32,9 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         """The object of a JSON file."""
-        return {**self.source, **({"error": self.error} if self.error else self.content)}
+        return (
+            {**self.source, "error": self.error} if self.error else {**self.source, **self.content}
+        )
 
 
 def say(text: str) -> None:
@@ -51,12 +53,11 @@ def write_rows(
     cells: Callable[[Row], Sequence[Mapping[str, Any]]],
     table: Callable[[Iterable[Row], int], Iterator[str]],
 ) -> None:
-    """Writes rows in one of `FORMATS`, else as `table`; `out` is as for `write`.
+    """Writes a row for each input to the file `out`, in one of `FORMATS`, else as a table.
 
     Args:
-      out, form, rows: the file or "", the format, and a row for each input.
-      columns: of a CSV.
-      cells: makes the lines of a CSV for an answer: values by column, besides those of `source`.
+      columns: the columns of a CSV.
+      cells: makes the lines of a CSV for an answer: values by column, without its `source`.
       table: makes lines for a terminal of that many columns.
     """
     if form == "csv":
@@ -93,7 +94,7 @@ def json_array(objects: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def shortest(value: float) -> float:
-    """The number of the fewest digits that is the same float32."""
+    """The number with the fewest digits that is the same float32."""
     return float(str(np.float32(value)))
 
 
@@ -145,8 +146,7 @@ def check_apart(paths: Sequence[str], written: Iterable[tuple[str, str]]) -> Non
 def write(out: str, text: Iterable[str]) -> None:
     """Writes the pieces of a text to the file `out`; "" is the standard output.
 
-    Raises:
-      OutputError: it cannot be written; BrokenPipeError if nobody reads the standard output.
+    OutputError if it cannot be written; BrokenPipeError if nobody reads the standard output.
     """
     if out:
         save(out, (piece.encode() for piece in text))

@@ -26,9 +26,9 @@ _UNKNOWN = 0.2  # the share of unknown words that causes a NOTE
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The flags of predict.py for translators; 0 beams are those of the run."""
+    """The flags of predict.py for translators."""
 
-    beams: int = 0
+    beams: int = 0  # 0: as many as the run has
     n_best: int = 1
     data_dir: str = ""
 

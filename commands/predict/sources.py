@@ -1,6 +1,6 @@
 """Pictures that a user names: files, folders, patterns and gs://, read and answered in batches.
 
-A file that cannot be used stays among them, with the reason.
+A file that cannot be used stays in the list, with the reason.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class Picture:
 
 
 def find_pictures(sources: Sequence[str], lines: Iterable[str]) -> list[str]:
-    """Lists the pictures of all sources in their order; those of one source in natural order.
+    """Lists the pictures of all sources; the pictures of one source are in natural order.
 
     A source is a file, a folder (all levels; only names that end as a picture's, hidden ones not),
     a pattern with * ? [], or "-", which stands for the paths in `lines`. Local or gs://.
@@ -172,16 +172,16 @@ def make_picture(path: str, data: bytes, prepare: Callable[[Jpeg], Leaves]) -> P
 class PictureModel:
     """A model that answers for pictures; classifiers and detectors are subclasses.
 
-    `summary` is what the line about the loaded model says of it.
+    `summary` describes the model in the line that says it is loaded.
     """
 
-    at_once = 8  # pictures that a device computes at once, as `Predictor` takes them
+    at_once = 8  # pictures that a device computes at once
 
     def __init__(self, model: Model, summary: str):
         self.model, self.summary = model, summary
 
     def files(self, paths: Sequence[str]) -> list[tuple[str, str]]:
-        """(flag, file) of each file that is written for some pictures, besides that of --out."""
+        """(flag, file) of each file that is written for some pictures, besides --out."""
         del paths
         return []
 
@@ -194,7 +194,7 @@ class PictureModel:
         raise NotImplementedError
 
     def row(self, picture: Picture, result: Leaves | None) -> Row:
-        """The row of a picture; `result` is that of `predict`, None where it has an error."""
+        """The row of a picture with the `result` of `predict`; None where it has an error."""
         raise NotImplementedError
 
     def write(self, request: Request, paths: Sequence[str], rows: Iterator[Row]) -> None:

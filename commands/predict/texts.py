@@ -30,7 +30,7 @@ class Line(NamedTuple):
 def files(sources: Sequence[str], what: str) -> list[str]:
     """The sources that are files, local or gs://; DataError if one is a folder or is missing.
 
-    `what` is what a source may be besides a file or "-", for the message; "" for nothing.
+    `what`, for the message, says what a source may be besides a file or "-"; "" for nothing.
     """
     names: list[str] = []
     for source in sources:

@@ -115,7 +115,7 @@ def _notes(record: Record, examined: Examined) -> list[str]:
 def _tables(record: Record) -> list[Exhibit]:
     recipe = record.manifest.get("recipe", {})
     file, changes = recipe.get("file", ""), recipe.get("changes", {})
-    kept = f"All other values are those of {file}." if changes else f"The run used {file} as it is."
+    kept = f"All other values are from {file}." if changes else f"The run used {file} as it is."
     changed = [(key, *map(_value, pair)) for key, pair in sorted(changes.items())]
     starts = [
         (

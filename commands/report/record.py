@@ -1,11 +1,9 @@
 """What a report is about: the files that a run left in its workdir, and a checkpoint's scores."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from benchmarks.base import Benchmark
 from benchmarks.uses import Exhibit
@@ -27,7 +25,7 @@ class Record:
     """A run, as its newest checkpoint and metrics.jsonl describe it.
 
     `history` has the rows of metrics.jsonl; scores that it has lost are from the manifest. `starts`
-    are [] in a run of an older program; `total_steps` is what the config asks for.
+    is empty in a run of an older program; `total_steps` is what the config asks for.
     """
 
     settings: Settings
@@ -38,7 +36,7 @@ class Record:
     total_steps: int
 
     @classmethod
-    def read(cls, settings: Settings) -> Record:
+    def read(cls, settings: Settings) -> Self:
         """Reads the files of a run; UserError if its config cannot work."""
         workdir = settings.workdir
         checkpoints = Checkpointer(f"{workdir}/checkpoints", keep=1, best=None)
@@ -77,15 +75,12 @@ class Record:
         """The rows of the training intervals ("train") or of the evaluations ("eval")."""
         return [row for row in self.history.rows if row["split"] == split]
 
-    def is_percent(self, name: str) -> bool:
-        """Whether a metric is written in per cent."""
-        return is_like(name, [target.metric for target in self.benchmark.targets if target.percent])
-
     def number(self, name: str, value: float) -> str:
         """A value in words, in per cent if its metric is written so."""
         if not math.isfinite(value):
             return "not defined"  # as mAP without an object to find
-        return f"{100 * value:.2f}\u00a0%" if self.is_percent(name) else f"{value:.4f}"
+        percent = [target.metric for target in self.benchmark.targets if target.percent]
+        return f"{100 * value:.2f}\u00a0%" if is_like(name, percent) else f"{value:.4f}"
 
     @property
     def end(self) -> str:
@@ -130,8 +125,7 @@ class Examined:
 def examine(settings: Settings, checkpoint: str) -> Examined:
     """Evaluates a checkpoint, "latest", "best" or a step; without its data, says why it could not.
 
-    Raises:
-      OtherData: the data are not those of the run.
+    OtherData if the data are not the run's.
     """
     try:
         with examining(settings, checkpoint) as examination:
@@ -140,7 +134,7 @@ def examine(settings: Settings, checkpoint: str) -> Examined:
             assert state is not None  # only a watcher gets None
             evaluation = begin_evaluation(run, examination.predict, state, step, True)
             scores = evaluation.scores()
-            shown = exhibits(run, evaluation, state)
+            shown = exhibits(run, evaluation)
             return Examined(step, run.benchmark.num_examples("eval"), scores, shown)
     except OtherData:
         raise

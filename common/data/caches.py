@@ -19,7 +19,7 @@ from etils import epath
 
 from common.console import Progress, report_progress
 from common.data import files
-from common.data.shards import READ_BUFFER, read_errors, read_fault, record_name, tensorflow
+from common.data.shards import READ_BUFFER, read_errors, read_problem, record_name, tensorflow
 from common.errors import DataError, one_line, parse_json
 
 T = TypeVar("T")
@@ -30,10 +30,10 @@ _PART = 64 << 20  # bytes that are written at a time
 def scan_files(
     paths: Sequence[str], scan: Callable[[str], dict[str, Any]], cache: str, settings: Any
 ) -> list[Any]:
-    """The results, JSON, of `scan(path)` for all files.
+    """The results of `scan(path)`, as JSON values, for all files.
 
     The file `cache`, local or gs://, keeps them for the next start, as long as paths, sizes and
-    `settings` (JSON) are the same. DataError if a file is missing; or from `scan`.
+    `settings` (JSON) are the same. DataError if a file is missing.
     """
     report_progress(f"looking up the sizes of {len(paths)} files, {paths[0]} first")
     lengths = files.sizes(paths)
@@ -60,11 +60,9 @@ def scan_files(
 def count_records(path: str, check: Callable[[Any, int], None], schema: str) -> int:
     """The number of records in a file, all of which `check` has seen.
 
-    Args:
-      check: takes a string tensor [n] of serialized records, and the position of the first. It
-        raises DataError for a record that cannot be used, and TensorFlow's errors for one that it
-        cannot parse. It sees records again that it could not parse.
-      schema: what the records should be, for the message about one that cannot be parsed.
+    `check` takes a string tensor [n] of serialized records, and the position of the first. It
+    raises DataError for a record that cannot be used, and TensorFlow's errors for a record that it
+    cannot parse, which it then gets once more. `schema`, for messages, says what records should be.
     """
     tf = tensorflow()
     dataset, problem = tf.data.TFRecordDataset(path, buffer_size=READ_BUFFER), ""
@@ -82,7 +80,7 @@ def count_records(path: str, check: Callable[[Any, int], None], schema: str) -> 
             damage = tf.errors.DataLossError, tf.errors.InvalidArgumentError, UnicodeDecodeError
             if not isinstance(error, damage):
                 raise DataError(f"cannot read {path}: {one_line(error)}") from error
-            problem = read_fault(error)
+            problem = read_problem(error)
     raise DataError(f"{record_name(path, count)} is damaged or not in {schema}: {problem}")
 
 
@@ -97,12 +95,8 @@ def file_stamps(paths: Sequence[str]) -> list[tuple[str, int, int]]:
 def cached_arrays(kind: type[T], path: str, key: str, compute: Callable[[], T]) -> T:
     """The result of `compute`, or what an earlier call with the same key has written to `path`.
 
-    Args:
-      kind: a dataclass of arrays. Of other fields, NumPy's arrays of them are read back.
-      path: local or gs://; "" computes and writes nothing.
-      key: says what the arrays depend on. With another one, or if the file is damaged, they are
-        computed again.
-      compute: makes a `kind`.
+    The result is a `kind`, a dataclass of arrays. `path` is local or gs://; "" keeps nothing. `key`
+    says what the arrays depend on: if it differs, or the file is damaged, they are computed again.
     """
     if not path:
         return compute()

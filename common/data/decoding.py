@@ -16,7 +16,7 @@ from common.data.order import Order, segments
 from common.data.shards import (
     Shards,
     read_errors,
-    read_fault,
+    read_problem,
     read_records,
     tensorflow,
     train_stream,
@@ -36,8 +36,8 @@ class Reader:
     The first decoder works until it meets a record that it cannot decode. From that batch on the
     next one works: a fast decoder for most records may stand before a general one. Every batch gets
     "id" int32[h] and "host_seconds" float32[h], the time that decoding took. `check` raises
-    DataError for a batch with values that cannot be used. Both kinds of batches raise DataError if
-    a record cannot be used.
+    DataError for a batch with values that cannot be used. DataError also names a record that cannot
+    be decoded.
     """
 
     shards: Shards
@@ -135,7 +135,7 @@ class Reader:
                 problem = unreadable(self.shards, reads(number))
                 problem = problem or _undecodable(records(number).take(rows), decoders[0])
                 if not problem:  # the second attempt succeeded
-                    raise DataError(f"reading the records failed: {read_fault(error)}") from error
+                    raise DataError(f"reading the records failed: {read_problem(error)}") from error
                 record = self.shards.where(problem[0])
                 fix = "repair the file, then start the same command again"
                 raise DataError(f"{record} cannot be used: {problem[1]}; {fix}") from error
@@ -174,7 +174,7 @@ def _undecodable(records: Any, decode: Decode) -> tuple[int, str] | None:
         try:
             decode(serialized, *rest)
         except read_errors() as error:
-            return int(example), read_fault(error)
+            return int(example), read_problem(error)
     return None
 
 

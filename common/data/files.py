@@ -66,7 +66,7 @@ def unanswered(seconds: float) -> list[str]:
 def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
     """Sorted files that match comma-separated `patterns`, relative to `data_dir` or absolute.
 
-    DataError if no file matches, or the folder cannot be listed; `what` is the files' name in it.
+    DataError if no file matches, or the folder cannot be listed; it calls the files `what`.
     """
     tf, paths, problem = tensorflow(), set(), ""
     folder = data_dir.rstrip("/") or "/"
@@ -98,14 +98,14 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
 
 
 def matching_paths(pattern: str, folder: str = "") -> list[str]:
-    """The paths that match a pattern, of which `known_part` is a name."""
+    """The paths that match a pattern; its `known_part` is taken literally."""
     known = known_part(pattern, folder)
     escaped = re.sub(r"[\\*?\[]", r"\\\g<0>", known)
     return tensorflow().io.gfile.glob(escaped + pattern[len(known) :])
 
 
 def known_part(pattern: str, folder: str = "") -> str:
-    """The longest part of a pattern from its start that exists; at least `folder`. It is a name."""
+    """The longest part from a pattern's start that exists as a path; at least `folder`."""
     exists = tensorflow().io.gfile.exists if "://" in pattern else os.path.lexists
     known = pattern
     while glob.has_magic(known[len(folder) :]) and not exists(known):
@@ -124,7 +124,7 @@ def _without_records(folder: str, patterns: str) -> str:
 
 
 def find_one(data_dir: str, patterns: str, what: str, key: str) -> str:
-    """The one file that matches, see `find`; `key` is the config's, for the message."""
+    """The one file that matches; DataError if there are several, with the config's `key`."""
     path, *others = find(data_dir, patterns, what)
     if others:
         raise DataError(
@@ -154,7 +154,7 @@ def check_complete(paths: Sequence[str]) -> None:
 
 
 def find_shards(data_dir: str, patterns: str, split: str, marker: str = "-*") -> tuple[str, ...]:
-    """The files of a split, see `find`; patterns with `marker` in them mean complete sets."""
+    """The files of a split; patterns that have `marker` must match complete sets of shards."""
     try:
         paths = find(data_dir, patterns, f"{split} records")
         if marker in patterns:
@@ -178,7 +178,7 @@ def check_not_empty(paths: Sequence[str], counts: Sequence[int], split: str) -> 
 
 
 def stems(paths: Iterable[str]) -> list[str]:
-    """The sets of shards, STEM of STEM-00000-of-00008[.tfrecord], that some of the files are of."""
+    """STEM of each set of shards, STEM-00000-of-00008[.tfrecord], among the files."""
     return sorted({match[1] for match in _matches(paths)})
 
 
@@ -203,10 +203,10 @@ def sizes(paths: Sequence[str]) -> list[int]:
 def identity(
     what: str, data_dir: str, paths: Sequence[str], counts: Sequence[int]
 ) -> dict[str, str]:
-    """{`what` the files are: a line about them, "manifest.json": one about their data manifest}.
+    """{`what`: a line about the files, "manifest.json": a line about their data manifest}.
 
     The lines are the same for files of the same names, sizes and numbers of records. Folders do not
-    matter, so that data may move. A path may come several times, with a part of its records each.
+    matter, so that data may move. A path may come several times, each time with other records.
     """
     totals: dict[str, int] = {}
     for path, count in zip(paths, counts, strict=True):
@@ -271,7 +271,7 @@ def read_manifest(data_dir: str) -> bytes | None:
 def foreign_manifest(path: str, error: Exception) -> DataError:
     """The error for a manifest of another form; `error` says what is wrong with it."""
     return DataError(
-        f"{path} is not one that this repository's scripts wrote ({error!r}): move it away, "
+        f"{path} was not written by this repository's scripts ({error!r}): move it away, "
         "and the run counts the records itself"
     )
 

@@ -15,18 +15,16 @@ number of hosts that divides the number of streams. The examples are numbered in
   step that belong to the same example are kept apart: neighbours are different examples, unless
   a step has a single one of a block.
 
-A benchmark with several pools of examples gives each an `Order`: see
-`benchmarks.detection.mask_rcnn.pools`. `Permutation` computes any position of a random order of
-examples in memory, and `even_groups` cuts examples into groups of about one size.
+A benchmark with several pools of examples, such as Mask R-CNN, gives each an `Order`. `Permutation`
+computes any position of a random order of examples in memory, and `even_groups` cuts examples into
+groups of about one size.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import heapq
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -101,7 +99,7 @@ def example_numbers(counts: Sequence[int], parts: np.ndarray) -> np.ndarray:
 class Block(NamedTuple):
     """Examples that are read together and used in another order."""
 
-    reads: np.ndarray  # int64[n, 3], the segments of the whole block
+    reads: np.ndarray  # int64[n, 3], the segments of all its examples
     rows: np.ndarray  # int64[k], which of the records read, in training order
     ids: np.ndarray  # int64[k], the numbers of these examples
     seeds: np.ndarray  # int32[k, 3], for stateless augmentation
@@ -109,12 +107,12 @@ class Block(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """The training order of examples in files: see the module's docstring.
+    """The training order of examples in files.
 
     `counts` are the examples in each file; a step takes `rows` rows from each stream, which
-    reads up to `interleaved` files in turn. With `fixed` a stream has the same examples in every
-    epoch. Each example fills `repeats` rows: repeated augmentation (Hoffer et al. 2019,
-    arXiv:1901.09335). An epoch of the examples then is as many epochs of rows.
+    reads up to `interleaved` files in turn. Each example fills `repeats` rows: repeated
+    augmentation (Hoffer et al. 2019, arXiv:1901.09335). An epoch of the examples then is as many
+    epochs of rows.
     """
 
     counts: tuple[int, ...]
@@ -122,7 +120,6 @@ class Order:
     streams: int
     rows: int
     block: int
-    fixed: bool = False
     interleaved: int = 1
     repeats: int = 1
 
@@ -133,28 +130,23 @@ class Order:
         seed: int,
         batch_size: int,
         max_streams: int,
-        buffer: int | None,
+        buffer: int,
         repeats: int = 1,
-    ) -> Order:
+    ) -> Self:
         """Cuts the global batch into as many streams as divide both it and `max_streams`.
 
-        Args:
-          max_streams: a multiple of every number of hosts that will ever share the run.
-          buffer: examples that all streams together hold for shuffling. None: each stream
-            holds all of its examples, which are then the same in every epoch.
-          repeats: rows of each example; a step has at least so many of a stream, if it can.
+        `max_streams` is a multiple of every number of hosts that will ever share the run. All
+        streams together hold `buffer` examples for shuffling. Each example fills `repeats` rows; a
+        step has at least so many rows of a stream, if it can.
         """
         total, common = sum(counts), math.gcd(batch_size, max_streams)
         most = min(common, total, max(1, batch_size // repeats))  # every stream holds an example
         streams = max(n for n in range(1, most + 1) if common % n == 0)
         rows = batch_size // streams
-        if buffer is None:
-            block = -(-total // streams)
-            return cls(counts, seed, streams, rows, block, fixed=True, repeats=repeats)
         block = max(1, buffer // streams)
         files = min(_OPEN_FILES, len(counts)) // streams
         interleaved = max(1, min(_INTERLEAVED, files, block))
-        return cls(counts, seed, streams, rows, block, interleaved=interleaved, repeats=repeats)
+        return cls(counts, seed, streams, rows, block, interleaved, repeats)
 
     def share(self, shard: int, num_shards: int) -> range:
         """The streams of one host; DataError if so many hosts cannot share them."""
@@ -173,7 +165,7 @@ class Order:
 
     def files(self, epoch: int) -> np.ndarray:
         """The order of the files in an epoch."""
-        number, epoch = np.arange(len(self.counts)), 0 if self.fixed else epoch
+        number = np.arange(len(self.counts))
         return np.argsort(hash64(self.seed, 1, epoch, number), kind="stable")
 
     def runs(self, stream: int, epoch: int) -> np.ndarray:
@@ -254,7 +246,7 @@ class Order:
         return next(self.steps(range(self.streams), step))[0]
 
     def reads(self, streams: range, step: int) -> np.ndarray:
-        """int64[n, 3]: segments of the whole blocks that hold the streams' rows of a step."""
+        """int64[n, 3]: the segments of the blocks that hold the streams' rows of a step."""
         parts = []
         for stream in streams:
             missing, blocks = self.rows, self.blocks(stream, step * self.rows)

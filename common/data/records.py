@@ -30,10 +30,7 @@ _UNFINISHED = r"tmp\..+\.[0-9a-f]{8}"  # of `files.write`
 
 
 def shard_name(split: str, i: int, n: int) -> str:
-    """The file name of shard i of n, counted from 0: 'train-00000-of-01024'.
-
-    Those of detection have the DETECTION_SUFFIX behind it.
-    """
+    """The file name of shard i of n, counted from 0, without a suffix: 'train-00000-of-01024'."""
     if split not in (*SPLITS, *DETECTION_SPLITS, *TEXT_SPLITS) or not 0 <= i < n:
         raise ValueError(f"no such shard: {split} {i} of {n}")
     return f"{split}-{i:05d}-of-{n:05d}"

@@ -35,8 +35,8 @@ def tensorflow() -> Any:
 def _without_keras() -> Iterator[None]:
     """Keeps the import of TensorFlow from importing Keras, which takes 4 of 9 s of CPU time.
 
-    TensorFlow looks for an older Keras instead, which is not installed. Whoever asks for `tf.keras`
-    later gets Keras as usual.
+    TensorFlow looks for an older Keras instead, which is not installed. `tf.keras` is Keras as
+    usual when it is used later.
     """
     name = "TF_USE_LEGACY_KERAS"
     is_free = name not in os.environ
@@ -187,8 +187,8 @@ def read_errors() -> tuple[type[Exception], ...]:
     return tensorflow().errors.OpError, UnicodeDecodeError
 
 
-def read_fault(error: Exception) -> str:
-    """What is wrong with a record, in one line, from one of `read_errors`."""
+def read_problem(error: Exception) -> str:
+    """What is wrong with a record, in one line; `error` is one of `read_errors`."""
     return "not a tf.train.Example" if isinstance(error, UnicodeDecodeError) else one_line(error)
 
 

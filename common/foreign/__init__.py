@@ -31,7 +31,7 @@ _FILE = re.compile(r"https?://.*/([^/]+-([0-9a-f]{8,64})\.(?:pth|pt|bin|safetens
 
 
 def describe(file: str) -> str:
-    """What a file is that `find` returned, in words."""
+    """Describes a file that `find` returned."""
     if tf_checkpoints.is_one(file):
         return f"a checkpoint of TensorFlow with the arrays {tf_checkpoints.listed(file)}"
     return f"{file} is a file, as other libraries write their weights"
@@ -40,9 +40,9 @@ def describe(file: str) -> str:
 def find(path: str, source: str = "") -> str:
     """The file of weights that a path means, local, gs:// or a name; "" if it means no weights.
 
-    Each file counts, whatever its name. A folder counts if it has a file of weights and no folder
-    `checkpoints`. Of a checkpoint of TensorFlow it is the prefix. `source` is the flag or variable
-    that names a download, for messages.
+    A file may have any name. A folder means its file of weights, unless it has a folder
+    `checkpoints`. For a checkpoint of TensorFlow the result is its prefix. `source` is the flag or
+    variable that names a download, for messages.
     """
     if path.startswith(NAMES):
         return fetch(path, source)[1]

@@ -43,14 +43,14 @@ class Foreign:
     arrays: Mapping[str, np.ndarray]
     beside: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # JSON files, by name
     labels: tuple[str, ...] = ()  # the names of the classes in order, if they are known
-    remark: str = ""  # what was left out, in one line
+    note: str = ""  # what was left out, in one line
 
 
 _peeked: dict[str, Foreign] = {}  # the last file of `peek`, by its path
 
 
 def peek(path: str) -> Foreign:
-    """Reads a file as `read` does, and stores it in memory for the next `read` of this path.
+    """Reads a file and keeps it in memory for the next `read` of this path.
 
     A start needs a file twice: for the keys of the config, and for the arrays.
     """
@@ -67,8 +67,8 @@ def read(path: str) -> Foreign:
         return source
     try:
         if tf_checkpoints.is_one(path):
-            arrays, digest, remark = tf_checkpoints.read(path)
-            source = Foreign(path, "TensorFlow", digest, arrays, remark=remark)
+            arrays, digest, note = tf_checkpoints.read(path)
+            source = Foreign(path, "TensorFlow", digest, arrays, note=note)
         else:
             source = _read_file(epath.Path(path))
     except DataError:
@@ -86,7 +86,7 @@ def read(path: str) -> Foreign:
 
 def _read_file(file: epath.Path) -> Foreign:
     path, data = str(file), file.read_bytes()
-    # Beside files of other names the descriptions may be another model's.
+    # The JSON files beside weights of other names may describe another model.
     beside, lines = _beside(file) if file.name in PUBLISHED else ({}, "")
     if data.startswith((b"PK", b"\x80\x02")):  # a zip archive; before PyTorch 1.6 a pickle
         arrays, entry = pickles.read(data, path)
@@ -153,20 +153,13 @@ def adapt(
     shapes: Mapping[str, tuple[int, ...]],
     theirs: Callable[[str, np.ndarray], Mapping[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
-    """A model's arrays, float32 by path, with the values of a file's arrays.
+    """A model's arrays, float32 by path, with the values of the `arrays` in the file `path`.
 
-    The model's arrays are filled with the numbers of their values; `theirs` carries these numbers
-    to where the values are in the file.
-
-    Args:
-      path: the file, for messages.
-      arrays: what it holds, by name.
-      shapes: of the model's arrays, by path such as "params/head/kernel".
-      theirs: returns an array of the model, of a path, as the file has it: {name: array} in the
-        library's layout, of several names where the library splits it.
-
-    Raises:
-      DataError: an array is missing, is unknown, has another shape, or holds integers.
+    `shapes` are the shapes of the model's arrays, by path such as "params/head/kernel".
+    `theirs(path, array)` is an array of the model as the file has it: {name: array} in the
+    library's layout, with several names where the library splits it. Here it gets arrays that
+    number their own elements, so that its result says where each element is in the file. DataError
+    if an array is missing, is unknown, has another shape, or holds integers.
     """
     wanted: dict[str, tuple[str, np.ndarray]] = {}
     for ours, shape in shapes.items():

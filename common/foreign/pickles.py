@@ -100,9 +100,9 @@ def _load_old(file: io.BytesIO) -> Any:
 
     magic, protocol, _, content, keys = (_Unpickler(file, storage).load() for _ in range(5))
     if (magic, protocol) != (_MAGIC, _PROTOCOL):
-        raise ValueError("it begins with another number")
+        raise ValueError("it does not begin as PyTorch writes it")
     if sorted(keys) != sorted(storages):
-        raise ValueError("its list of storages is not that of its arrays")
+        raise ValueError("its list of storages differs from the storages of its arrays")
     for key in keys:
         values = storages[key]
         count = int.from_bytes(file.read(8), "little")
@@ -159,7 +159,7 @@ class _StandIn(_Inert):
         del key, value
 
     def append(self, value: Any) -> None:
-        """Of lists and, named `add`, of sets."""
+        """The method of lists and, named `add`, of sets."""
         del value
 
     add = append

@@ -41,10 +41,10 @@ def torch_layout(array: np.ndarray) -> np.ndarray:
 class Family:
     """How one library names the arrays of a ResNet, and lays them out.
 
-    `outside` and `inside` have their names of our modules outside and inside the blocks; in
-    TensorFlow's checkpoints, where names do not follow a rule, `outside` has all of them. `block`
-    comes before the names inside a block: a format of `stage`, which counts from 1, and of `stage0`
-    and `block0`, which count from 0.
+    `outside` and `inside` map the names of our modules, outside and inside the blocks, to the
+    library's names. For TensorFlow's checkpoints, where names do not follow a rule, `outside` has
+    all of them. `block` comes before the names inside a block: a format of `stage`, which counts
+    from 1, and of `stage0` and `block0`, which count from 0.
     """
 
     outside: Mapping[str, str]
@@ -53,7 +53,10 @@ class Family:
     is_torch: bool = True  # leaves and layouts are PyTorch's (OIHW), else TensorFlow's (as ours)
 
     def name(self, path: str) -> str:
-        """Their name of our array, such as "params/stage1_block1/conv1/kernel"; or KeyError."""
+        """The library's name of our array, such as "params/stage1_block1/conv1/kernel".
+
+        KeyError if the library has no name for it.
+        """
         module, leaf = split(path)
         if self.block and (inner := re.fullmatch(r"stage(\d+)_block(\d+)/(\w+)", module)):
             stage, block = int(inner[1]), int(inner[2])
@@ -66,7 +69,7 @@ class Family:
         return f"{theirs}/{(_TF_NORM if 'batch_normalization' in theirs else _TF)[leaf]}"
 
     def theirs(self, path: str, array: np.ndarray) -> dict[str, np.ndarray]:
-        """Our array by their name and in their layout."""
+        """Our array by the library's name and in its layout."""
         name = self.name(path)
         if self.is_torch:
             is_conv = array.ndim == 2 and name not in _DENSE
@@ -122,10 +125,10 @@ HUGGING_FACE = Family(
 
 
 def names(params: Any, model_state: Any, family: Family | None = None) -> dict[str, np.ndarray]:
-    """{their name: array in their layout} of a model; arrays keep their dtype and are views.
+    """{the library's name: array in its layout} of a model; arrays keep their dtype and are views.
 
-    The stem's kernel is always that of the plain stem. Arrays of BatchNorm's counters are left out:
-    PyTorch's strict load does without them.
+    A space-to-depth stem gets the plain stem's kernel. There are no counters of BatchNorm, which
+    PyTorch's strict load does without.
 
     The default `family` is torchvision's and timm's, whose variant shows in the arrays: timm's
     resnetv2 and resnet*d have other names. KeyError if the family has no name for an array.
@@ -148,7 +151,7 @@ def names(params: Any, model_state: Any, family: Family | None = None) -> dict[s
 
 
 def unfold_kernel(kernel: np.ndarray) -> np.ndarray:
-    """Converts the space-to-depth stem's kernel to that of a plain convolution, dtype kept.
+    """Converts the space-to-depth stem's kernel to a plain convolution's, dtype kept.
 
     [4, 4, 4 * C, F] to [8, 8, C, F]: stride 2 and padding (4, 2) on images then give the same
     result. The first row and column are 0, and the rest is the kernel that

@@ -37,7 +37,7 @@ def find(path: str) -> str:
 def newest(folder: epath.Path, names: Collection[str]) -> str:
     """The prefix of the checkpoint in a folder of these files; "" if there is no checkpoint.
 
-    Of several checkpoints it is the one that the file `checkpoint` of TensorFlow names.
+    Of several checkpoints it is the one that TensorFlow's file `checkpoint` names.
     """
     bare = {_SUFFIX.sub("", name) for name in names if _SUFFIX.search(name)}
     shards = {name.rpartition("-of-")[0] for name in names}
@@ -54,7 +54,7 @@ def newest(folder: epath.Path, names: Collection[str]) -> str:
 
 
 def is_one(prefix: str) -> bool:
-    """Whether a prefix is that of a checkpoint, of either format."""
+    """Whether a path is the prefix of a checkpoint, of either format."""
     item = epath.Path(prefix)
     if epath.Path(f"{prefix}.index").exists():
         return True
@@ -88,8 +88,8 @@ def read(prefix: str) -> tuple[dict[str, np.ndarray], str, str]:
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
         digest.update(array.tobytes())
     has_averages = any(f"{name}/ExponentialMovingAverage" in shapes for name in names)
-    remark = f"{prefix} also has moving averages of its weights, which are not taken"
-    return arrays, digest.hexdigest(), remark if has_averages else ""
+    note = f"{prefix} also has moving averages of its weights, which are not taken"
+    return arrays, digest.hexdigest(), note if has_averages else ""
 
 
 def listed(prefix: str) -> str:

@@ -5,14 +5,12 @@ and channel order differ between libraries. Every checkpoint keeps its `InputSpe
 prediction and export read it. `NAMED` has the specs of other libraries.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from PIL import Image
@@ -40,8 +38,8 @@ class InputSpec:
     std: tuple[float, float, float]  # the divisor after that, in RGB order
     channels: str = "RGB"  # or 'BGR', the order that the model's first layer expects
 
-    def at(self, size: int) -> InputSpec:
-        """The same recipe for another size."""
+    def at(self, size: int) -> Self:
+        """The same spec for another size."""
         resize = max(size, round(self.resize * size / self.size)) if self.resize else 0
         return dataclasses.replace(self, size=size, resize=resize)
 
@@ -52,7 +50,7 @@ class InputSpec:
 
 # (mean, std) of ImageNet's training images.
 IMAGENET = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-# The TensorFlow TPU tutorial's, and this repository's own.
+# The spec of the TensorFlow TPU tutorial and of this repository.
 TENSORFLOW = InputSpec(224, 0, "bicubic", False, *IMAGENET)
 # (mean, std)
 _VGG = (123.68, 116.78, 103.94), (1.0, 1.0, 1.0)
@@ -97,8 +95,10 @@ def from_dict(values: Any) -> InputSpec:
     size, resize = values["size"], values["resize"]
     if resize and not size <= resize <= 4 * size:
         raise DataError(f"the input spec's resize={resize} must be 0, or {size} to {4 * size}")
-    triples = {name: tuple(map(float, values[name])) for name in ("mean", "std")}
-    return InputSpec(**{**values, **triples})
+    fields: dict[str, Any] = {**values}
+    for name in ("mean", "std"):
+        fields[name] = tuple(map(float, values[name]))
+    return InputSpec(**fields)
 
 
 def _is_whole(value: Any, least: int) -> bool:
@@ -128,7 +128,9 @@ _CHECKS = {  # name: (whether a value can work, what it must be)
 def evaluated(
     encoded: Any, spec: InputSpec, *, only_jpeg: bool = False, is_portable: bool = False
 ) -> Any:
-    """uint8[size, size, 3], RGB, of an encoded image; both are tensors. See `pixels.decode`.
+    """uint8[size, size, 3], RGB, of an encoded image; both are tensors.
+
+    `only_jpeg` saves the time of finding out the format, where all images are JPEGs.
 
     `is_portable` leaves Pillow out, so that the graph runs without Python; a few pixels of an
     antialiased image then differ by 1.

@@ -6,7 +6,6 @@ classes and the number of records of each file, so that a run need not count the
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from etils import epath
@@ -30,16 +29,13 @@ class DataManifest:
 
     Images with boxes also have `category_ids[i]`, the annotations' id of label i + 1, and
     `boxes[split][k]`, the number of images with k boxes, and `image_ids` of the validation images
-    in the order of the records, or (). `train_counts[i]` is how many training images have label
-    i + 1, () where that is not known; `left_out` has (file, reason).
+    in the order of the records, or ().
     """
 
     class_names: tuple[str, ...]
     shards: dict[str, tuple[int, int]]
     category_ids: tuple[int, ...] = ()
     boxes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-    train_counts: tuple[int, ...] = ()
-    left_out: tuple[tuple[str, str], ...] = ()
     image_ids: tuple[int, ...] = ()
 
     def counts(self, data_dir: str, paths: Sequence[str]) -> tuple[int, ...] | None:
@@ -55,7 +51,7 @@ def load(data_dir: str) -> DataManifest | None:
 
 
 def parse(data: bytes, path: str) -> DataManifest:
-    """The data manifest in the bytes of a file; DataError, with the path, if they are none."""
+    """The data manifest in the bytes of the file `path`; DataError if it has another form."""
     try:
         content = parse_json(data)
         classes = sorted(content["classes"], key=lambda row: row["label"])
@@ -72,8 +68,6 @@ def parse(data: bytes, path: str) -> DataManifest:
             {row["name"]: (int(row["examples"]), int(row["bytes"])) for row in shards},
             tuple(int(row["id"]) for row in classes if "id" in row),
             {name: tuple(map(int, counts)) for name, counts in boxes.items()},
-            tuple(int(row["train"]) for row in classes if "train" in row),
-            tuple((str(row["file"]), str(row["reason"])) for row in content.get("left_out", [])),
             tuple(map(int, splits.get("val", {}).get("image_ids", ()))),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -85,24 +79,19 @@ def repeated_images(
     labels: np.ndarray,
     splits: np.ndarray,
     name: Callable[[int], str],
-    within: Sequence[Any] = (),
 ) -> list[str]:
-    """A line for each kind of images that occur several times, the worst first.
+    """A line for each kind of images that occur several times, the worst kind first.
 
-    Args:
-      digests: [n], equal where images are.
-      labels, splits: [n].
-      name: of the i-th image in words, called for the few that a line names.
-      within: only images with one of their copies in one of these splits; () for all.
+    The arrays are [n]; equal images have equal digests. `name(i)` describes the i-th image, for the
+    few that a line names.
     """
     _, number, counts = np.unique(digests, return_inverse=True, return_counts=True)
     repeated = np.flatnonzero(counts[number] > 1)
     order = repeated[np.argsort(number[repeated], kind="stable")]
     kinds: dict[str, list[np.ndarray]] = {kind: [] for kind in _KINDS_OF_REPEATS}
     for group in np.split(order, np.flatnonzero(np.diff(number[order])) + 1) if len(order) else ():
-        if not len(within) or np.isin(splits[group], within).any():
-            kind = 0 if np.ptp(labels[group]) else 1 if len(set(splits[group])) > 1 else 2
-            kinds[_KINDS_OF_REPEATS[kind]].append(group)
+        kind = 0 if np.ptp(labels[group]) else 1 if len(set(splits[group])) > 1 else 2
+        kinds[_KINDS_OF_REPEATS[kind]].append(group)
     return [
         f"{len(groups):,} {'image is' if len(groups) == 1 else 'images are'} there {kind}: "
         + "; ".join(" = ".join(map(name, group.tolist()[:4])) for group in groups[:_SHOWN_GROUPS])

@@ -62,7 +62,7 @@ def _brands(head: bytes) -> bytes:
 
 
 def to_jpeg(data: bytes, rotate: bool, quality: int, grey: bool = True, max_side: int = 0) -> Jpeg:
-    """`convert`, and decodes an image that was kept once, as a check."""
+    """Converts an image file to a JPEG, and decodes a file that was kept as it is, as a check."""
     jpeg = convert(data, rotate, quality, grey, max_side)
     if not jpeg.change:
         decode(data)
@@ -76,12 +76,9 @@ def convert(data: bytes, rotate: bool, quality: int, grey: bool = True, max_side
     re-encoded: the first picture of several, transparency over white, more than 8 bits per channel
     scaled to 8, see `_scaled`.
 
-    Args:
-        data: the content of the file.
-        rotate: whether to turn the pixels by the EXIF orientation; else it is ignored.
-        quality: of re-encoded JPEGs, 1 to 100.
-        grey: whether a grey JPEG may stay grey.
-        max_side: a longer short side is shrunk to this number of pixels; 0 shrinks nothing.
+    `rotate` turns the pixels by the EXIF orientation, which is ignored otherwise. `quality`, 1 to
+    100, is for re-encoded JPEGs. With `grey`, a grey JPEG may stay grey. A short side of more than
+    `max_side` pixels is shrunk to that; 0 shrinks nothing.
     """
     with _opened(data) as image:
         change = _change(image, rotate, ("RGB", "L") if grey else ("RGB",))
@@ -187,9 +184,8 @@ def _deep_colours(image: Any, data: bytes, depth: int) -> tuple[Any, str]:
 def _scaled(values: np.ndarray, declared: int) -> tuple[np.ndarray, str]:
     """(uint8 values, a note on a guess) of values of any type and depth.
 
-    The depth is that which the file declares, else the smallest of `_DEPTHS` that holds the values;
-    16 if all are multiples of 257, as 8 bits in 16 are. Values from 0 to 1 that are no integers are
-    shares.
+    The file declares the depth, else it is the smallest of `_DEPTHS` that holds the values; 16 if
+    all are multiples of 257, as 8 bits in 16 are. Floats from 0 to 1 are shares of white.
     """
     low, high = values.min(), values.max()
     if not (low >= 0 and high <= 65535):  # NaN is neither
@@ -221,5 +217,5 @@ def _change(image: Image.Image, rotate: bool, modes: tuple[str, ...]) -> str:
 def _orientation(image: Image.Image) -> Any:
     try:
         return Image.Image.getexif(image).get(_ORIENTATION, 1)  # a PNG's own decodes it
-    except Exception:  # damaged EXIF data around a whole picture
+    except Exception:  # damaged EXIF data around an intact picture
         return 1

@@ -51,7 +51,7 @@ def decode(
 
 
 def _crop(encoded: Any, box: Any, divisor: int = 1) -> Any:
-    """The window (y, x, height, width) of a JPEG at 1/`divisor` of its size, in pixels of that."""
+    """A window (y, x, height, width) of a JPEG that is decoded at 1/`divisor` of its size."""
     return tensorflow().io.decode_and_crop_jpeg(
         encoded, box, channels=3, ratio=divisor, dct_method=_ACCURATE
     )

@@ -51,7 +51,7 @@ class Arguments(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What it computes; sums are over all pixels and images, float32 (or float64)."""
+    """What the kernel computes; sums are over all pixels and images, float32 (or float64)."""
 
     dy: Any  # [b, h, w, D], the gradient of shortcut + BatchNorm(a W3)
     product: Any  # [b, h, w, C], dy w3^T
@@ -68,7 +68,7 @@ def backward(arguments: Arguments) -> Results:
 
 
 def plain(arguments: Arguments) -> Results:
-    """The same without Pallas."""
+    """What the kernel computes, without Pallas."""
     dz, y1, dout, out, y2, norm1, norm2, w1, w3, x, wx = arguments
     product = partial(jnp.einsum, precision=_precision(dz), preferred_element_type=norm1.dtype)
     dy1 = norm_gradient(dz, y1, *norm1)
@@ -123,7 +123,7 @@ def fused(arguments: Arguments, interpret: bool = False) -> Results:
         return pl.BlockSpec(x.shape, lambda k, j, i: (0,) * len(x.shape))
 
     def own(shape: tuple[int, ...]) -> pl.BlockSpec:
-        """A core's own array."""
+        """An array of this shape for each core."""
         return pl.BlockSpec((None, *shape), lambda k, j, i: (k,) + (0,) * len(shape))
 
     inputs = [_to_pixels(x) for x in arrays]
@@ -166,8 +166,8 @@ def _window(pixels: int, channels: int, place: Callable[[Any, Any], Any]) -> pl.
 def _step(images: int, branches: int, per_row: int, *refs: Any) -> None:
     """One step of the kernel: some pixels of at most 128 images.
 
-    Each pixel's arrays are matrices of images and channels. Their axes are those of `_axes`. A row
-    of pixels has `per_row` steps, and only each `stride`-th pixel and row has a `dout`.
+    Each pixel's arrays are matrices of images and channels; `_axes` gives the order. A row of
+    pixels has `per_row` steps, and only each `stride`-th pixel and row has a `dout`.
     """
     (dz, y1, dout, out, *inputs), refs = refs[: 4 + branches], refs[4 + branches :]
     (norm1, norm2, w1, *kernels), refs = refs[: 3 + branches], refs[3 + branches :]
@@ -197,12 +197,12 @@ def _step(images: int, branches: int, per_row: int, *refs: Any) -> None:
         return jnp.where(image < images, x, jnp.zeros_like(x))
 
     def product(x: jax.Array, x_axis: int, y: jax.Array, y_axis: int) -> jax.Array:
-        """The sum over an axis of x and one of y: [the other axis of x, that of y]."""
+        """The sum over an axis of x and an axis of y: [the other axis of x, the other of y]."""
         dims, precision = (((x_axis,), (y_axis,)), ((), ())), _precision(x)
         return lax.dot_general(x, y, dims, precision, preferred_element_type=wide)
 
     def pixel(p: Any, q: Any) -> None:
-        """Pixel p, whose `dout` is that of q, if any."""
+        """Computes pixel p; pixel q of `dout` belongs to it, if any does."""
         dy1 = existing(norm_gradient(dz[p], y1[p], *columns1), images1)
         o = existing(out[p], images0)
         factors = (dy1, channels1, w1[...], 0) if channels0 else (w1[...], 0, dy1, channels1)
@@ -263,7 +263,7 @@ def _axes(channels: int) -> tuple[int, int]:
 
 
 def _spread(dout: jax.Array, out: jax.Array) -> jax.Array:
-    """`dout` of all pixels of `out`: zero between those that it has."""
+    """`dout` with zeros between its pixels, so that it has all pixels of `out`."""
     gaps = [
         (0, n - (n // m * (m - 1) + 1), n // m - 1)
         for n, m in zip(out.shape, dout.shape, strict=True)
@@ -292,7 +292,7 @@ def _plain(*arguments: Any) -> Results:
 
 
 def _norm_relu(y: Any, mean: Any, factor: Any, bias: Any) -> jax.Array:
-    """relu(BatchNorm(y)) in the dtype of y, as `gram_resnet.norm_relu`."""
+    """relu(BatchNorm(y)) in the dtype of y."""
     z = (y.astype(mean.dtype) - mean) * factor + bias
     return jnp.maximum(z.astype(y.dtype), 0)
 
@@ -300,7 +300,7 @@ def _norm_relu(y: Any, mean: Any, factor: Any, bias: Any) -> jax.Array:
 def norm_gradient(
     dz: Any, y: Any, mean: Any, factor: Any, bias: Any, slope: Any, constant: Any
 ) -> jax.Array:
-    """The gradient of y from that of z = relu(BatchNorm(y)), see `Arguments`."""
+    """The gradient of y from the gradient of z = relu(BatchNorm(y)), as `Arguments` says."""
     centred = y.astype(mean.dtype) - mean
     is_alive = (centred * factor + bias).astype(y.dtype) > 0
     gradient = jnp.where(is_alive, dz.astype(mean.dtype), 0)
@@ -308,5 +308,5 @@ def norm_gradient(
 
 
 def _precision(x: jax.Array) -> lax.Precision | None:
-    """The highest for float32, as in `gram_norm`."""
+    """The highest precision for float32, which TPUs round to bfloat16 by default."""
     return None if x.dtype == jnp.bfloat16 else lax.Precision.HIGHEST

@@ -81,7 +81,7 @@ def _is_plain(
     precision: Any = None,
     **others: Any,
 ) -> bool:
-    """Whether the arguments besides strides and padding are those of `_conv_with_zeros`."""
+    """Whether `_conv_with_zeros` can take these arguments besides strides and padding."""
     dilations = *(lhs_dilation or ()), *(rhs_dilation or ())
     known = set(others) <= {"dimension_numbers"}
     return known and set(dilations) <= {1} and feature_group_count == 1 and precision is None
@@ -178,13 +178,13 @@ class Pairs:
 
     @classmethod
     def pack(cls, x: jax.Array) -> Self:
-        """The pairs of [b, h, w, c]."""
+        """Packs the pixels [b, h, w, c]."""
         b, h, w, c = x.shape
         padded = jnp.pad(x, [(0, 0), (0, 0), (0, w % 2), (0, 0)])
         return cls(padded.reshape(b, h, -1, 2 * c), w)
 
     def unpack(self) -> jax.Array:
-        """[b, h, w, c]."""
+        """Returns the pixels [b, h, w, c]."""
         b, h, n, channels = self.cells.shape
         pixels = self.cells.reshape(b, h, 2 * n, channels // 2)
         return pixels[:, :, self.shifted : self.shifted + self.width]
@@ -225,8 +225,7 @@ class Pairs:
     def halve(self, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
         """A convolution with [3, 3, c, d], stride 2 and padding 1; and every other pixel.
 
-        Returns:
-            ([b, h / 2, w / 2, d], [b, h / 2, w / 2, c]), sides rounded up.
+        Returns ([b, h / 2, w / 2, d], [b, h / 2, w / 2, c]), sides rounded up.
         """
         c, d = kernel.shape[2:]
         side, ends, even = (1, 0), (1, 0), slice(c)

@@ -1,8 +1,8 @@
-"""Dropout whose mask is a hash of the element's place, so that it costs a few integer operations.
+"""Dropout whose mask is a hash of the element's position, which costs a few integer operations.
 
-The mask of a row is a function of the row's seed, the place in the network (`site`) and the
-element's position in the row. It is the same however the rows are cut over devices and micro-
-batches. The backward pass computes it again: no mask is stored.
+The mask of a row is a function of the row's seed, the number of the dropout in the network (`site`)
+and the element's position in the row. It is the same however the rows are cut over devices and
+micro-batches. The backward pass computes it again: no mask is stored.
 """
 
 import math
@@ -22,7 +22,7 @@ def dropout(x: jax.Array, rate: float, seeds: jax.Array | None, site: int) -> ja
       rate: in [0, 1); one of 2^32 equal steps.
       seeds: int32[b], one for each row. Rows with the same seed get the same mask. None: `x`
         is returned as it is.
-      site: a number of its own for each place that has a dropout.
+      site: another number for each dropout in the network.
     """
     if seeds is None or not rate:
         return x
@@ -34,7 +34,7 @@ def dropout(x: jax.Array, rate: float, seeds: jax.Array | None, site: int) -> ja
 def keep_mask(shape: tuple[int, ...], rate: float, seeds: jax.Array, site: int) -> jax.Array:
     """bool[shape]: the elements [b, ..., n] that stay, for seeds int32[b].
 
-    Each line of n elements has a key of its own, a full hash. In a line, the key is added to
+    Each line of n elements has another key, a full hash. In a line, the key is added to
     multiples of an odd number, and half a round of `lowbias32` follows: of 200,000 lines of 1,024,
     elements at 17 distances are correlated by at most 0.001. Less work is visible here: the hash
     limits the speed of the products that it is a part of.

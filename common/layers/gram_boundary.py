@@ -1,8 +1,8 @@
 """Bottlenecks of `gram_resnet` whose boundaries are one Pallas kernel in the backward pass.
 
 They compute the same functions with the same variables. A block that `opens` returns an `Open`, and
-the next block closes it, together with its own first convolution, BatchNorm and ReLU. The forward
-pass is that of `gram_resnet`; `boundary` has the kernel.
+the next block closes it, together with its first convolution, BatchNorm and ReLU. `gram_resnet` has
+the forward pass, `boundary` the kernel.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class BottleneckBlock(gram_resnet.BottleneckBlock):
         return Open(y, (norm, *norm(self.filters)), last, x, projection)
 
     def _end(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """As in `gram_resnet`; x has the stride, and y is the output of the 3x3 convolution."""
+        """The block's output, or an `Open`; x has the stride, y is the 3x3 convolution's output."""
         s, features = self.stride, 4 * self.filters
         widen = partial(conv_norms, partial(self.conv, features, (1, 1)), self.norm)
         if s == 1 and x.shape[-1] == features:
@@ -75,7 +75,7 @@ class BottleneckBlock(gram_resnet.BottleneckBlock):
 class Open:
     """A block without its end.
 
-    A norm is a `gram_resnet.batch_norm` and its scale and bias, a product has its kernel, too.
+    A norm is (`gram_resnet.batch_norm`, scale, bias); a product has its kernel, too.
     """
 
     y: jax.Array  # [b, h, w, C], the output of the 3x3 convolution
@@ -225,7 +225,7 @@ def _backward(epsilon: float, axis_name: Any, stride: int, saved: _Saved, gradie
 def _norm_terms(
     axis_name: Any, dz: jax.Array, y: jax.Array, norm: _Statistics, scale: Any, bias: Any
 ) -> tuple[jax.Array, ...]:
-    """Slope and constant as in `boundary.Arguments`, and the gradients of scale and bias."""
+    """`slope` and `constant` of `boundary.Arguments.norm1`, and the gradients of scale and bias."""
     positions = (0, 1, 2)
     z = norm_relu(y, norm.mean, norm.inverse_std * scale, bias)
     gradient = jnp.where(z > 0, dz.astype(norm.mean.dtype), 0)

@@ -33,7 +33,7 @@ class _Saved(NamedTuple):
     x: Any
     kernel: Any
     scale: Any
-    mean_x: Any  # over the devices of `axis_name`
+    mean_x: Any  # over all devices of `axis_name`
     sum_x: Any  # over this device's positions
     sum_xx: Any  # of x x^T, over this device's positions
     inverse_std: Any  # 1 / sqrt(var + epsilon)
@@ -85,7 +85,7 @@ def conv_norm_sum(
     Args:
         branches: (x, kernel, scale, bias) of each convolution, with the same positions and the
             same number of channels out. With `Recomputed` for x, the product reads an array that
-            can be freed after the forward pass. Other arguments and errors: see `conv_norm`.
+            can be freed after the forward pass. `conv_norm` explains the other arguments.
 
     Returns:
         (y, [(mean, var), ...]): the sum of the outputs, and the moments of each convolution.
@@ -208,7 +208,7 @@ _conv_norm_sum.defvjp(sum_forward, _sum_backward)
 
 
 def _precision(x: jax.Array) -> lax.Precision | None:
-    """The highest for float32, which accelerators round to bfloat16 by default.
+    """The highest precision for float32, which accelerators round to bfloat16 by default.
 
     Moments of rounded values minus the product of unrounded means are no covariance.
     """

@@ -35,15 +35,12 @@ PAIRED = 64  # channels, which fill half of the matrix unit
 def compose(model: Any, fast_stem: Any, fast_block: Any, padding: Any) -> Any:
     """`model`, a `models.ResNet`, with these layers in training; in evaluation it stays as it is.
 
-    So it does on CPUs and GPUs, where these layers save no time: they take twice as long for the
-    digits' ResNet-18 on a CPU, and 3 to 15 % longer for ResNet-50 on an H200, where they save a
-    third of the temporaries.
+    It stays as it is on CPUs and GPUs, too, where these layers save no time: they take twice as
+    long for the digits' ResNet-18 on a CPU, and 3 to 15 % longer for ResNet-50 on an H200, where
+    they save a third of the temporaries.
 
-    Args:
-      model: has the stem of v1.5 with this padding, and basic blocks or bottlenecks.
-      fast_stem: `stem`, or `_basic_stem` before basic blocks.
-      fast_block: `BottleneckBlock` or `BasicBlock`.
-      padding: of the max-pool, as in `models.stem`.
+    The model has the stem of v1.5, whose max-pool has this `padding`. `fast_stem` is `stem`, or
+    `_basic_stem` before basic blocks; `fast_block` is `BottleneckBlock` or `BasicBlock`.
     """
 
     def is_fast(norm: Any) -> bool:
@@ -94,7 +91,7 @@ def pooled(images: jax.Array, conv: Any, norm: Any, pool: Any) -> Any:
 
 
 class Block(nn.Module):
-    """Attributes: those of `models.BasicBlock`; `conv` and `norm` make flax's layers."""
+    """The attributes of `models.BasicBlock`; `conv` and `norm` make flax's layers."""
 
     filters: int
     conv: Any
@@ -238,7 +235,7 @@ relu.defvjp(_relu_forward, _relu_backward)
 def compose_basic(model: Any, padding: Any) -> Any:
     """`model`, a `models.ResNet` of basic blocks, with these layers in training.
 
-    `padding` is that of the max-pool, as in `models.stem`.
+    `padding` is the max-pool's.
     """
     return compose(model, _basic_stem, BasicBlock, padding)
 

@@ -59,7 +59,7 @@ def stem(inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def blocked_stem(inner: Callable[..., Any]) -> Callable[..., Any]:
-    """`inner`, such as `models.stem`, of `rearrange`d images, with its own kernel [7, 7, C, F]."""
+    """`inner`, such as `models.stem`, of `rearrange`d images, with the same kernel [7, 7, C, F]."""
 
     def blocked(images: jax.Array, features: int, conv: Any, norm: Any) -> Any:
         def conv_stem(features: int, *window: Any, name: str, **others: Any) -> BlockedConv:

@@ -33,8 +33,8 @@ def parse_images(
 ) -> argparse.Namespace:
     """Adds the arguments that preparations of images share, and parses all.
 
-    `shards` has the help of each argument for a number of files, and `quality` the usual quality in
-    words. An output inside of an input is refused; `flags` are the arguments with paths of images.
+    `shards` has the help of each argument for a number of files; `quality` says the usual quality.
+    An output folder inside one of the inputs, the values of `flags`, is refused.
     """
     add = parser.add_argument
     add_out(parser)

@@ -51,9 +51,8 @@ def load() -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
 def examples(chosen: range = range(10), per_class: int = 0) -> dict[str, list[bytes]]:
     """Returns both shuffled splits: {'train': 1,437 serialized examples, 'validation': 360}.
 
-    Args:
-        chosen: these digits only; the first of them has the label 1.
-        per_class: so many training images of each, in the order of the complete split; 0 all.
+    They have the `chosen` digits, of which the first has the label 1, and of each digit the first
+    `per_class` training images; 0: all.
     """
     images, digits, rows = load()
     rows = {split: numbers[np.isin(digits[numbers], chosen)] for split, numbers in rows.items()}
@@ -74,7 +73,7 @@ def examples(chosen: range = range(10), per_class: int = 0) -> dict[str, list[by
 
 
 def make(out: str, splits: dict[str, list[bytes]]) -> bool:
-    """Writes the shards of `examples` unless they are there; whether any was missing or other.
+    """Writes the shards of `examples` that the folder does not have; returns if it lacked any.
 
     UserError if the folder holds shards of other images.
     """

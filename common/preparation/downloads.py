@@ -19,7 +19,7 @@ class PublicSet(NamedTuple):
     licence: str
     megabytes: float
     address: str  # the folder of its files
-    files: Mapping[str, str]  # the SHA-256 of each; of a .gz that of its content
+    files: Mapping[str, str]  # the SHA-256 of each file, or of the content of a .gz
     offline: str = ""  # the name of a quickstart that makes data of this kind; "" is the digits
     flags: tuple[str, ...] = ()  # for `python -m scripts.prepare`
 
@@ -108,7 +108,7 @@ def get(name: str) -> str:
 
 
 def fetch(address: str, path: str, digits: str) -> None:
-    """Downloads a file, a .gz unpacked, unless it exists; it has its name once it is complete.
+    """Downloads a file, unpacks a .gz, unless it exists; it has its name only when it is complete.
 
     ValueError if its SHA-256 does not begin with `digits`; a failed download raises what urllib or
     gzip raises.

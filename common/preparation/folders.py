@@ -13,7 +13,7 @@ from common.preparation import sources
 class Folder:
     """The files of a folder, or one file."""
 
-    path: str  # the folder, local or gs://; of one file the folder that it is in
+    path: str  # the folder, local or gs://; for one file, the folder that holds it
     files: tuple[sources.File, ...]  # sorted by names relative to `path`, without hidden files
     is_file: bool = False  # whether the user named the file
 
@@ -34,7 +34,7 @@ class Folder:
         return self.full(self.files[0].name if self.is_file else "")
 
     def inner(self) -> Self | None:
-        """The only folder at the top, without the files beside it; None if it is not the only."""
+        """The only folder at the top, without the files beside it; None if there are others."""
         tops = {top for top, slash, _ in (f.name.partition("/") for f in self.files) if slash}
         if len(tops) != 1:
             return None

@@ -30,7 +30,7 @@ def pattern(text: str) -> str:
 
 
 def groups(names: Sequence[str], pattern: str) -> list[str]:
-    """The group of each example: what the pattern finds in its name, the name without a pattern.
+    """The group of each example: what the pattern finds in its name; without a pattern, the name.
 
     The first parenthesis counts, if there is one. SourceError if the pattern finds nothing.
     """

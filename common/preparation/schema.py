@@ -1,7 +1,8 @@
 """The TFRecord schemas of the TPU tutorials: one `tf.train.Example` per image.
 
-In ImageNet's, labels count from 1, because 0 is reserved for a background class; readers subtract
-1. COCO's (`create_coco_tf_record.py`) is in `benchmarks/detection/preparation/objects.py`.
+In the ImageNet schema labels count from 1, because 0 is reserved for a background class; readers
+subtract 1. benchmarks/detection/preparation/objects.py has the COCO schema, the one of
+`create_coco_tf_record.py`.
 """
 
 from collections.abc import Iterable
@@ -18,15 +19,11 @@ def example(
     size: tuple[int, int],
     text: str = "",
 ) -> bytes:
-    """Serializes one image as a tf.train.Example; the same arguments give the same bytes.
+    """Serializes one image, an RGB JPEG, as a tf.train.Example; always to the same bytes.
 
-    Args:
-        encoded: an RGB image as JPEG.
-        label: 1 for the first class.
-        synset: the class's WordNet id, 'n01440764', or another short name of the class.
-        filename: of the original image, without folders.
-        size: height and width in pixels.
-        text: the class in words; with '' the example has no image/class/text.
+    The first class has the `label` 1. `synset` is the WordNet id of the class, 'n01440764', or
+    another short name; `text` is the class in words, if there are any. `filename` has no folders,
+    and `size` is height and width in pixels.
     """
     feature = {
         **image(encoded, size, filename, b"JPEG"),
@@ -41,7 +38,7 @@ def example(
 
 
 def image(encoded: bytes, size: tuple[int, int], filename: str, form: bytes) -> dict[str, Any]:
-    """The features that both schemas have of an image."""
+    """The features of an image in both schemas."""
     return {
         "image/height": ints([size[0]]),
         "image/width": ints([size[1]]),

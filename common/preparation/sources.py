@@ -1,8 +1,8 @@
 """Where images come from: a folder, a tar (of tars) or a zip, local or gs://, read file by file.
 
-Nothing is unpacked. A tar stores its members as they are, those of an inner tar too, so that one
-pass over the headers gives the place of each; a zip has the places in its directory. Then each file
-is one ranged read, in any order.
+Nothing is unpacked. A tar stores its members as they are, an inner tar's members too, so that one
+pass over the headers gives the offset of each; a zip has the offsets in its directory. Then each
+file is one ranged read, in any order.
 """
 
 import contextlib
@@ -34,14 +34,11 @@ class SourceError(UserError):
 
 
 class File(NamedTuple):
-    """A file of a source.
-
-    `place` is its offset in a tar, its path and offset in records, or its entry in a zip.
-    """
+    """A file of a source."""
 
     name: str
     size: int
-    place: Any = None
+    place: Any = None  # its offset in a tar, or its entry in a zip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,10 +98,9 @@ class Source:
 
 
 def list_input(path: str, workers: int, zipped: bool = False) -> Source:
-    """Lists a folder recursively without its hidden files; of an archive it finds no files yet.
+    """Lists a folder recursively without its hidden files; an archive is not looked into yet.
 
-    SourceError if the path does not exist, or is an archive that is compressed; of a zip only
-    unless `zipped`.
+    SourceError if the path does not exist, or is a compressed archive; with `zipped` a zip may be.
     """
     path = path if path.endswith("://") else path.rstrip("/") or "/"
     try:
@@ -124,7 +120,7 @@ def list_input(path: str, workers: int, zipped: bool = False) -> Source:
 def list_inputs(
     paths: Mapping[str, str | None], workers: int, zipped: bool = False
 ) -> dict[str, Source]:
-    """The inputs by their flags, see `list_input`; each path is listed once."""
+    """The inputs by their flags; each path is listed once."""
     listed = {path: list_input(path, workers, zipped) for path in {*paths.values()} if path}
     return {flag: listed[path] for flag, path in paths.items() if path}
 
@@ -139,7 +135,7 @@ def _digest(rows: list[tuple]) -> str:
 def _walk(root: str, pool: futures.Executor) -> Iterator[tuple[str, int, int]]:
     """Yields (name relative to root, size, modification time) of every file that is not hidden.
 
-    And ("NAME/", 0, 0) of every folder in `root`.
+    It also yields ("NAME/", 0, 0) for every folder in `root`.
     """
     gfile = tensorflow().io.gfile
 
@@ -168,7 +164,7 @@ def _walk(root: str, pool: futures.Executor) -> Iterator[tuple[str, int, int]]:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder of this name is none of the user's data."""
+    """Whether a file or folder of this name does not belong to the user's data."""
     return name.startswith(".") or name == "__MACOSX"
 
 

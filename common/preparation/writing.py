@@ -84,7 +84,7 @@ class State:
             tensorflow().io.gfile.remove(path)
 
     def refuse_others(self, is_ours: bool) -> None:
-        """Raises UserError if the folder has records, unless they are of a set that may go."""
+        """Raises UserError if the folder has another set's records; ours may be replaced."""
         if not is_ours and (file := self._first_file()):
             raise UserError(
                 f"{self.out} already holds {file} of another data set; choose another --out"
@@ -120,18 +120,11 @@ def write(
     """Writes the shards that are not finished yet, in a folder that was claimed.
 
     Conversion spends its time outside of Python's lock (file reads, libjpeg). Threads therefore use
-    all cores, and one TensorFlow serves them.
+    all cores, and one TensorFlow serves them. `splits` is {split: (examples, files)}, in order.
+    `make(split, k)` reads and converts the k-th image of a split; `workers` threads call it.
 
-    Args:
-        out: the output folder.
-        splits: {split: (examples, files)}, in order.
-        make: reads and converts the k-th image of a split; threads call it.
-        workers: threads that read and convert images.
-        suffix: of the names of the shards.
-
-    Returns:
-        The summary of each shard in order: {"split", "name", "examples", "bytes", "sha256",
-        "classes": {label: number}, "left_out", "changed", "digests"}, see `Example`.
+    Returns the summary of each shard in order: {"split", "name", "examples", "bytes", "sha256",
+    "classes": {label: number}, "left_out", "changed", "digests"}; `Example` has the last three.
     """
     state, stop = State(out), threading.Event()
     planned = {
@@ -194,7 +187,7 @@ def num_shards(asked: int, flag: str, source: Source, rows: np.ndarray, usual: i
     """The number of files for the images `rows`: `asked` by --`flag`, or `usual`, or by their size.
 
     `asked` and `usual` may be 0; a set that is too small for `usual` gets fewer files. SourceError
-    if there are fewer images than files.
+    if there are fewer images than `asked` files.
     """
     examples = len(rows)
     if asked > examples:
@@ -204,25 +197,6 @@ def num_shards(asked: int, flag: str, source: Source, rows: np.ndarray, usual: i
     # Several, so that hosts can share even a small set, but no file per image.
     by_size = -(-sum(source.files[i].size for i in rows) // _SHARD_BYTES)
     return min(max(8, by_size), max(1, examples // 16))
-
-
-def check_counts(
-    counts: dict[str, int], expected: dict[str, int], name: str, subject: str, out: str
-) -> None:
-    """Raises UserError if `subject`, the input or the output, is not the complete data set `name`.
-
-    `counts` and `expected` say how many there are and should be, by what is counted.
-    """
-    differences = ", ".join(
-        f"{counts[key]:,} {key} instead of {number:,}"
-        for key, number in expected.items()
-        if counts[key] != number
-    )
-    if differences:
-        raise UserError(
-            f"{subject} is not {name}: {differences}; get the missing files, or add --subset for a "
-            f"part of {name} (no manifest.json was written to {out})"
-        )
 
 
 def tools() -> dict[str, str]:
@@ -236,13 +210,10 @@ def manifest(
     results: Sequence[dict[str, Any]],
     left_out: Iterable[tuple[str, str]] = (),
 ) -> dict[str, Any]:
-    """The content of manifest.json.
+    """The content of manifest.json, which begins with `head`.
 
-    Args:
-        head: goes in front.
-        classes: what is said of each label in the examples; its number in each split follows.
-        results: of `write`.
-        left_out: (path, reason) of more files than `write` left out.
+    `classes` has facts about each label, to which its number of examples in each split is added.
+    `results` are from `write`; `left_out` has (path, reason) of other files that were left out.
     """
     splits: dict[str, dict[str, Any]] = {}
     counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
@@ -274,7 +245,7 @@ def report(content: dict[str, Any]) -> None:
 
 
 def report_repeated(results: Sequence[Mapping[str, Any]]) -> None:
-    """Prints which images there are several times; `results` are those of `write`."""
+    """Prints which images there are several times in the shards; `results` are from `write`."""
     seen = [(*row, shard["split"]) for shard in results for row in shard.get("digests", ())]
     if seen:
         digests, labels, paths, splits = map(np.array, zip(*seen, strict=True))

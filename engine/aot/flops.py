@@ -11,7 +11,8 @@ import jax.extend
 def count_flops(function: Callable[..., Any], *arguments: Any, examples: int = 1) -> int | None:
     """Counts the FLOPs of the convolutions and matrix products in `function(*arguments)`.
 
-    A multiplication and an addition are two; padding counts as if it were data.
+    A multiplication and an addition are two; padding counts as if it were data. Returns None where
+    the count depends on the data, as with a `while_loop`.
 
     Args:
       function: anything that jax can trace.
@@ -19,9 +20,6 @@ def count_flops(function: Callable[..., Any], *arguments: Any, examples: int = 1
       examples: the batch size. Only products whose result has rows for each example are counted,
         not those that sum over examples, such as BatchNorm's statistics by Gram matrices. A result
         has such rows if `examples` divides its size, so choose a large prime.
-
-    Returns:
-      The count; None where it depends on the data, as with a `while_loop`.
     """
     return _flops(jax.make_jaxpr(function)(*arguments).jaxpr, examples)
 

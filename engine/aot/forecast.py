@@ -51,9 +51,8 @@ class Program(hlo.Cost):
 def combine(programs: Sequence[Program], steps: Sequence[int] = ()) -> Program:
     """One step, compiled for each shape of its batches, as one program.
 
-    Its memory and collectives are those of the shape that takes the most memory. Its time, FLOPs
-    and traffic are the mean over the shapes. Each counts as often as it has `steps`; () counts all
-    equally.
+    Memory and collectives come from the shape that takes the most memory. Time, FLOPs and traffic
+    are the mean over the shapes: each counts as often as it has `steps`; () counts all equally.
     """
     counts = steps or [1] * len(programs)
     shares = [count / sum(counts) for count in counts]
@@ -92,7 +91,7 @@ class Job:
     steps: int  # of the complete run
     evaluations: int  # of the complete run
     forward_flops: int | None  # of one example's loss, by `engine.aot.flops`; None if not known
-    input_rates: tuple[InputRates, ...] = ()  # as in `benchmarks.base`
+    input_rates: tuple[InputRates, ...] = ()  # how fast a CPU prepares examples, by setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,14 +114,13 @@ class Outcome:
     predict: Program | None = None
     error: str = ""
     fits: bool | None = True  # False if the memory does not suffice; None if that is not known
-    largest: int | None = None  # batch per device that fits; None if nobody searched for it
     stages: tuple[Stage, ...] = ()  # of `train`, where the number of steps of each shape is known
 
 
 def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
     """All numbers of one slice, in seconds, bytes, FLOPs and US dollars; nan is not known.
 
-    `price` is that of an hour of one chip; by default Google's list price.
+    `price` is for one chip and an hour; by default it is Google's list price.
     """
     topology, chip = outcome.topology, outcome.topology.chip
     if price is not None:
@@ -140,8 +138,6 @@ def row(outcome: Outcome, price: float | None = None) -> dict[str, Any]:
         "fits": outcome.fits,
         "error": outcome.error,
     }
-    if outcome.largest is not None:
-        numbers["largest_batch_per_device"] = outcome.largest
     job, train, predict = outcome.job, outcome.train, outcome.predict
     if job is None or train is None or predict is None:
         return numbers
@@ -208,7 +204,7 @@ def _speed(topology: Topology, job: Job, train: Program) -> dict[str, Any]:
     }
     if train.loops:  # XLA's cost analysis counts their bodies once
         return numbers | dict.fromkeys(("flops_per_device", "bytes_per_device", "bound"))
-    # XLA's "bytes accessed" has those of the vector memory too: no lower bound of the time.
+    # XLA's "bytes accessed" count the vector memory, too, so they are no lower bound of the time.
     moved = train.moved or train.traffic
     bounds = {"compute": train.flops / peak, "HBM": moved / bandwidth}
     bound = max(bounds, key=lambda name: bounds[name])
@@ -234,7 +230,7 @@ def _input(
 
 
 def plain(value: Any) -> Any:
-    """The value for JSON, which has no nan: None in its place."""
+    """The value with None for nan, which JSON lacks."""
     if isinstance(value, dict):
         return {name: plain(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -290,13 +286,8 @@ def _memory_cells(r: dict[str, Any]) -> dict[str, str]:
         "batch": str(r["batch_per_device"]),
     }
     if r["error"]:
-        largest = ""
-        if (most := r.get("largest_batch_per_device")) is not None:
-            fits = f"{most} per device fit, {most * r['devices']} in all" if most else "none fits"
-            largest = f" [largest batch: {fits}]"
-        return {**cells, "fits": r["error"] + largest}
-    return {
-        **cells,
+        return cells | {"fits": r["error"]}
+    return cells | {
         "arguments": _text(r["memory_arguments"], ".2f", _GIB),
         "temporaries": _text(r["memory_temporaries"], ".2f", _GIB),
         "program": _text(r["memory_program"], ".2f", _GIB),
@@ -343,17 +334,16 @@ def _stage_cells(r: dict[str, Any], stage: dict[str, Any], unit: str) -> dict[st
 
 def _input_cells(r: dict[str, Any], stage: dict[str, Any], unit: str) -> dict[str, str]:
     need = stage["needed"]
-    return {
+    cells = {
         "slice": r["slice"],
         "stage": stage["name"] or "all",
         "hosts": str(r["input"]["hosts"]),
         "vCPUs each": str(r["input"]["cpus_per_host"]),
         f"{unit}/s needed": f"{need:,.0f}",
-        **{
-            setting: f"{rate:,.0f} {'yes' if rate >= need else 'no'}"
-            for setting, rate in stage["prepared"].items()
-        },
     }
+    for setting, rate in stage["prepared"].items():
+        cells[setting] = f"{rate:,.0f} {'yes' if rate >= need else 'no'}"
+    return cells
 
 
 def _time_cells(r: dict[str, Any]) -> dict[str, str]:

@@ -8,7 +8,7 @@ Of a conditional, one branch runs. The text does not say how often each of them 
 as equally likely. A scope says it for `jax.lax.cond`: in `jax.named_scope("one_step_in_10")`, the
 true branch runs in one step of ten.
 
-Bytes are those that an instruction reads from and writes to the HBM. Arrays count at the size that
+Bytes are what an instruction reads from and writes to the HBM. Arrays count at the size that
 they have there, which tiles of the layout fill up. Those in other memories, `S(1)` and so on in the
 layout, do not count, nor what stays in a fusion. Of an operand that is only sliced, or updated in
 place, the slice counts. The compiler may keep an array on the chip without saying so, or read one
@@ -158,7 +158,7 @@ class Cost:
     collectives: dict[str, tuple[int, int]]  # kind: (how many, bytes of results) in all branches
     loops: int  # how many there are; XLA's own cost analysis counts the body of each once
     unknown_loops: int  # how many of them have an unknown number of trips; each counts once
-    # The cycles by the name that jax gave to the operation, its path of scopes: (all, those of
+    # By the name that jax gave to the operation, its path of scopes: (all cycles, the cycles of
     # instructions with a convolution or matrix product).
     names: dict[str, tuple[int, int]]
     moved: int = 0  # bytes to and from the HBM, as `bytes_moved` counts them

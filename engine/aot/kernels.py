@@ -1,8 +1,8 @@
 """Prices Pallas kernels and random bits, to which the TPU's compiler gives no cycles.
 
-A run of a kernel takes the longer of two times: that of its bytes at the HBM's bandwidth, and that
-of the bundles of instructions which a core issues, one per cycle. libtpu writes the bundles of each
-kernel to a file, if it is asked to before it is loaded. A bundle in a loop counts as often as the
+A run of a kernel takes the longer of two times: the time of its bytes at the HBM's bandwidth, and
+the time of its bundles of instructions, of which a core issues one per cycle. libtpu writes the
+bundles to a file, if it is asked to before it is loaded. A bundle in a loop counts as often as the
 loop runs; all branches count, so the price is an upper bound of the issue slots. Waiting for copies
 that nothing hides, and for the matrix unit, is not in it.
 """
@@ -90,11 +90,11 @@ class _Loop:
     trips: int = 0
     predicate: str = ""  # of the branch that ends it
     is_grid: bool = False
-    last: int = 1  # the trips of the loop in it that has just ended
+    last: int = 1  # the trips of the inner loop that has just ended
 
 
 def priced(cost: hlo.Cost, chip: Chip, bundles: Mapping[str, int | None]) -> hlo.Cost:
-    """The cost of a program on a chip with the cycles of its kernels; `bundles` as read above.
+    """The cost of a program on a chip with the cycles of its kernels; `read_bundles` has `bundles`.
 
     A kernel without bundles has the count of an equal kernel, else its bytes alone count.
     """

@@ -3,11 +3,11 @@
 Peak, memory and bandwidth: Google's Cloud TPU system architecture pages, per chip. Clock: the
 one at which the chip's matrix units reach that peak (v2 2, v3 4, v4 8, v5e 4 and v5p 8 units of
 128x128, v6e 4 and tpu7x 8 of 256x256, two FLOPs per multiplier and cycle). Price: Google's list
-price on demand in the United States, as of 2025 as far as we know; not verified. That of tpu7x is
-missing: no page of Google's that we could read in November 2026 had it.
+price on demand in the United States, as of 2025 as far as we know; not verified. The price of tpu7x
+is missing: no page of Google's that we could read in November 2026 had it.
 
 vCPUs by machine: Google's pages "Plan TPUs in GKE" and "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x"
-of Cloud TPU's documentation; those of v2, v3 and v4 are not verified.
+of Cloud TPU's documentation; the numbers of v2, v3 and v4 are not verified.
 """
 
 import dataclasses
@@ -122,7 +122,7 @@ class Topology:
 
 
 def machines(topology: Topology) -> tuple[int, int]:
-    """The number of hosts of a slice and of the vCPUs of each."""
+    """(hosts of a slice, vCPUs of each host)."""
     sizes = _MACHINES[topology.chip.name]
     chips = topology.chips if topology.chips in sizes else 4
     return -(-topology.chips // chips), sizes[chips]
@@ -138,22 +138,22 @@ def known() -> str:
     return "; ".join(f"{chip.prefix}-{'/'.join(map(str, chip.sizes))}" for chip in CHIPS.values())
 
 
-def parse_slices(text: str, flag: str = "--tpu") -> list[Topology]:
-    """Reads a comma list of slices, or "all": the one of type -8 of every chip.
+def parse_slices(text: str) -> list[Topology]:
+    """Reads a comma list of slices, or "all": the slice of type -8 of every chip.
 
     A slice is libtpu's name ("v5e:4x4", "v4:2x2x2") or the cloud's ("v5litepod-16", "v5e-16",
     "v3-32"), in which v2, v3, v4, v5p and tpu7x count cores, two per chip, and v5e and v6e chips.
     """
     if text.strip().lower() == "all":
         return [_sized(chip, 8) for chip in CHIPS.values()]
-    slices = [_one(part.strip(), flag) for part in text.split(",") if part.strip()]
+    slices = [_one(part.strip()) for part in text.split(",") if part.strip()]
     if not slices:
-        raise ConfigError(f"{flag}={text}: which slice? Known are {known()}, or all")
+        raise ConfigError(f"--tpu={text}: which slice? Known are {known()}, or all")
     return list(dict.fromkeys(slices))
 
 
-def _one(text: str, flag: str) -> Topology:
-    flag_text = f"{flag}={text}"
+def _one(text: str) -> Topology:
+    flag_text = f"--tpu={text}"
     match = _SPELLING.fullmatch(text.lower())
     name = re.sub("^tpu[- ]?(?=v)", "", match[1]) if match else ""
     chip = CHIPS.get(_ALIASES.get(name, name))
@@ -172,7 +172,7 @@ def _one(text: str, flag: str) -> Topology:
 
 def _grid(chip: Chip, flag_text: str, shape: tuple[int, ...]) -> Topology:
     """The slice of a known chip with this shape; `flag_text` is the user's flag."""
-    topology = Topology(chip, (*shape, *(1,) * (chip.dimensions - len(shape))))
+    topology = Topology(chip, shape + (1,) * (chip.dimensions - len(shape)))
     largest = _sized(chip, chip.sizes[-1])
     if len(shape) > chip.dimensions or not 1 <= topology.chips <= largest.chips:
         raise ConfigError(f"{flag_text}: slices of {chip.name} are grids up to {largest.name}")

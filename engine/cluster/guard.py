@@ -82,7 +82,10 @@ class Guard:
         """
 
         def ask() -> tuple[bool, ...]:
-            return preemption.requested(), self._memory_is_full(), score_ready
+            now = time.monotonic()
+            if now - self._memory_time > _MEMORY_PERIOD:
+                self._memory_time, self._memory_used = now, memory_used()
+            return preemption.requested(), self._memory_used > self._limit, score_ready
 
         if jax.process_count() == 1:
             return Vote(ask, self._memory_full)
@@ -100,22 +103,16 @@ class Guard:
             self._lock.check()
 
     def close(self) -> None:
-        """Gives the lock back."""
+        """Releases the lock."""
         if self._lock:
             self._lock.close()
-
-    def _memory_is_full(self) -> bool:
-        now = time.monotonic()
-        if now - self._memory_time > _MEMORY_PERIOD:
-            self._memory_time, self._memory_used = now, memory_used()
-        return self._memory_used > self._limit
 
 
 def afford(needed: Mapping[tuple[str, ...], int], values: Mapping[str, Any]) -> None:
     """Refuses input that needs more memory than this host has.
 
-    `needed` maps the config keys that decide about a part of the memory to its bytes; `values` has
-    the values of these keys.
+    `needed` has the bytes of each part of the input, by the config keys that decide how large it
+    is; `values` has the values of these keys.
     """
     total, free = sum(needed.values()), memory_free()
     if total > free:

@@ -62,10 +62,6 @@ class Peer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self.reader, self.writer = reader, writer
 
-    @property
-    def is_closed(self) -> bool:
-        return self.reader.at_eof() or self.writer.is_closing()
-
     def send(self, **message: Any) -> None:
         self.writer.write(json.dumps(message).encode() + b"\n")
 
@@ -221,9 +217,10 @@ class Heartbeat:
 
     def _drop_lost(self) -> None:
         """On host 0: forgets hosts that have closed their connection: they may come again."""
-        for index in [i for i, peer in self._peers.items() if peer.is_closed]:
-            self._peers.pop(index).writer.close()
-            del self.hosts[index]
+        for index, peer in list(self._peers.items()):
+            if peer.reader.at_eof() or peer.writer.is_closing():
+                peer.writer.close()
+                del self._peers[index], self.hosts[index]
 
     async def _check_in(self, wait: float) -> list[str]:
         """On the other hosts: greets host 0; returns the names of all hosts at the start."""

@@ -19,7 +19,7 @@ _LIBRARIES = logging.getLogger("absl")  # Orbax writes its errors there
 class HostLog(logging.Handler):
     """Appends log records to hosts/host-NNN.log; a log that cannot be written stops nothing.
 
-    gs:// cannot append: there a thread uploads the whole text, every half minute and at warnings.
+    gs:// cannot append: there a thread uploads all of the text, every half minute and at warnings.
     """
 
     def __init__(self, workdir: str, index: int):

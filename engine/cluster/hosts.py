@@ -36,7 +36,7 @@ def find(
 ) -> ProcessGroup | None:
     """Finds the processes of this run; None if this one runs alone.
 
-    `coordinator` is "host:port" of process 0. A missing value ("", 0, -1) is that of
+    `coordinator` is "host:port" of process 0. A missing value ("", 0, -1) is read from
     $JAX_COORDINATOR_ADDRESS, $JAX_NUM_PROCESSES or $JAX_PROCESS_ID.
     """
     address = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS", "")
@@ -89,7 +89,7 @@ def _on_tpu() -> ProcessGroup | None:
 def _attribute(name: str) -> str:
     """The value of an attribute of this VM; "" if the VM has no such attribute."""
     try:
-        return vm_metadata(f"instance/attributes/{name}", 10)
+        return vm_metadata(f"instance/attributes/{name}")
     except OSError as error:
         if getattr(error, "code", 0) == 404:
             return ""
@@ -99,14 +99,14 @@ def _attribute(name: str) -> str:
         ) from error
 
 
-def vm_metadata(path: str, timeout: float) -> str:
-    """What the VM's metadata server knows of `path`; OSError if it does not answer in time."""
+def vm_metadata(path: str) -> str:
+    """What the VM's metadata server knows of `path`; OSError if it does not answer in 10 s."""
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     request = urllib.request.Request(
         f"http://{host}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}
     )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=timeout) as answer:
+    with opener.open(request, timeout=10) as answer:
         return answer.read().decode().strip()
 
 
@@ -120,7 +120,7 @@ def watch_for_notice() -> None:
         while not preemption.requested():
             for key, quiet in (("preempted", "FALSE"), ("maintenance-event", "NONE")):
                 with contextlib.suppress(OSError):
-                    if (notice := vm_metadata(f"instance/{key}", 10)) not in ("", quiet):
+                    if (notice := vm_metadata(f"instance/{key}")) not in ("", quiet):
                         entry.note(f"\nthis VM's {key} is {notice}\n")
                         os.kill(os.getpid(), signal.SIGTERM)
                         return

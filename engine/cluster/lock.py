@@ -93,7 +93,7 @@ class BucketLock:
             raise _taken(self._path, self._read()[0])
 
     def _write(self, generation: int) -> bool:
-        """Writes the lock if the object is still of this generation; 0: if there is no object."""
+        """Writes the lock if the object has this generation; 0 means that there is no object."""
         from google.api_core.exceptions import PreconditionFailed
 
         blob, text = self._bucket.blob(self._name), json.dumps(self._me)

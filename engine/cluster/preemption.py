@@ -93,11 +93,6 @@ def raise_if_requested() -> None:
         raise Preempted(_requested)
 
 
-def raise_stop() -> None:
-    """Raises Preempted on every process, whichever of them was asked to stop."""
-    raise Preempted(signum(), agreed=True)
-
-
 def _handle(signum: int, frame: FrameType | None) -> None:
     global _requested, _handled
     _handled = time.monotonic()

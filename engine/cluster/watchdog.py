@@ -6,7 +6,6 @@ work in a thread, and shows the watchdog whether the thread computes or hangs.
 
 import concurrent.futures
 import contextlib
-import itertools
 import logging
 import re
 import sys
@@ -27,11 +26,6 @@ _SIGN = 1.0  # seconds between signs of life of work in the background
 # What TensorFlow and Google's client raise after their last attempt; TensorStore's text.
 _GAVE_UP = ("AbortedError", "UnavailableError", "DeadlineExceededError", "RetryError")
 _GAVE_UP_TEXT = re.compile(r"(UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED): ")
-# What a thread does inside a library, by its module; no activity tells of it.
-_MODULES = {
-    "jax._src.compilation_cache": "reading or writing the compiled programs in {cache}",
-    "orbax.checkpoint._src.path.deleter": "deleting checkpoints that newer ones replace",
-}
 _log = logging.getLogger("tpu_suite")
 T = TypeVar("T")
 
@@ -147,7 +141,9 @@ class Watchdog:
             _log.warning(
                 "WARNING nothing has happened for %.0f s: %s. The stacks of all threads are in %s; "
                 "after as long again the run ends",
-                *(self._seconds, self._state(), path),
+                self._seconds,
+                self._state(),
+                path,
             )
         return False
 
@@ -166,13 +162,6 @@ def stacks() -> str:
         + "".join(traceback.format_stack(frame))
         for ident, frame in sys._current_frames().items()
     )
-
-
-def in_libraries(cache: str) -> list[str]:
-    """What the threads of this process do inside libraries; `cache` has the compiled programs."""
-    frames = itertools.chain(*map(traceback.walk_stack, sys._current_frames().values()))
-    modules = {frame.f_globals.get("__name__") for frame, _ in frames}
-    return [text.format(cache=cache) for name, text in _MODULES.items() if name in modules]
 
 
 class Background(threading.Thread, Generic[T]):

@@ -137,7 +137,7 @@ def wilson_interval(share: float, count: int) -> tuple[float, float]:
 
 
 def share_interval(share: float, count: int) -> str:
-    """The interval of a share in words, for a line of a report; "" where nobody needs it."""
+    """The interval of a share in words, for a line of a report; "" for `FEW` examples or more."""
     if not 0 < count < FEW or not 0 <= share <= 1:
         return ""
     low, high = wilson_interval(share, count)

@@ -66,9 +66,8 @@ class Intervals:
                 f"{seconds:.2g} s, the run {run} besides its evaluations"
             )
         left, total = hms(self._progress.remaining(step)), self._total
-        self._reporter.live(
-            f"{progress_bar(step, total)} {step / total:4.0%}  step {step:,}/{total:,}  {left} left"
-        )
+        bar = "#" * (20 * min(step, total) // total)
+        self._reporter.live(f"[{bar:20}] {step / total:4.0%}  step {step:,}/{total:,}  {left} left")
 
     def report(self) -> Any:
         """Reports the closed interval and returns its totals; None if no interval was closed.
@@ -133,10 +132,9 @@ class Bottleneck:
     def interval(self, seconds: float, clocks: Feed) -> tuple[dict[str, float], str]:
         """Closes an interval of `seconds`, without pauses for evaluation and saving.
 
-        Returns:
-          ({"input_wait", "input_transfer", "decode_busy"}, warning). The first two are shares of
-          the interval, the third is a share of the decoding threads' time. The warning is "" unless
-          one is due: after 3, 30, 300, ... slow intervals in a row.
+        Returns ({"input_wait", "input_transfer", "decode_busy"}, warning). The first two are shares
+        of the interval, the third is a share of the decoding threads' time. The warning comes after
+        3, 30, 300, ... slow intervals in a row; else it is "".
         """
         now = (clocks.waited, clocks.copied, clocks.worked)
         limits = (seconds, seconds, seconds * self._threads)
@@ -209,8 +207,3 @@ class Progress:
     def remaining(self, step: int) -> float:
         """Estimates the seconds to the end, with evaluations; nan before the first window."""
         return (self._total - step) * self._step_seconds + self.evals_left * self.eval_seconds
-
-
-def progress_bar(done: int, total: int, width: int = 20) -> str:
-    """[#####     ] of `width` characters between the brackets."""
-    return f"[{'#' * (width * min(done, total) // total):{width}}]"

@@ -36,11 +36,8 @@ def past_starts(manifest: Row, rows: Sequence[Row] = ()) -> list[dict[str, Any]]
     """The starts of a run up to its newest checkpoint, each with its "seconds".
 
     A start that ended before its first save is in no manifest. The last start also gets its
-    "lost_steps", and lasted until its last save and for the lost steps.
-
-    Args:
-      manifest: of the newest checkpoint; {} without one.
-      rows: of metrics.jsonl; those after the checkpoint are of steps that are lost.
+    "lost_steps", and lasted until its last save and for the lost steps. `manifest` is the newest
+    checkpoint's, or {}. The `rows` of metrics.jsonl after that checkpoint are the lost steps.
     """
     starts, newest = [dict(start) for start in manifest.get("starts", [])], manifest.get("step", 0)
     if starts and "saved" in manifest and "begun" in starts[-1]:
@@ -53,7 +50,7 @@ def past_starts(manifest: Row, rows: Sequence[Row] = ()) -> list[dict[str, Any]]
 
 
 def cost_summary(starts: Sequence[Row], rows: Sequence[Row]) -> str:
-    """What a run took up to now, in one line; `starts` and `rows` are as for `cost_rows`."""
+    """What a run took up to now, in one line."""
     now = past_starts({"starts": starts, "saved": time.time()})
     if cost := cost_rows(now, rows):
         return "; ".join(f"{name}: {text}" for name, text in cost.items())
@@ -63,12 +60,9 @@ def cost_summary(starts: Sequence[Row], rows: Sequence[Row]) -> str:
 def cost_rows(starts: Sequence[Row], rows: Sequence[Row]) -> dict[str, str]:
     """What a run took over all its starts, in words; {} if one does not say how long it lasted.
 
-    Goodput is the share of the time that trained steps that stayed. The dollars are those of the
-    chips at their list price, where it is known.
-
-    Args:
-      starts: with "chips", "device", "seconds" and "lost_steps".
-      rows: of metrics.jsonl.
+    Goodput is the share of the time that trained steps that stayed. The dollars are what the chips
+    cost at their list price, where it is known. `starts` have "chips", "device", "seconds" and
+    "lost_steps"; `rows` are the rows of metrics.jsonl.
     """
     if not starts or not all(start.get("seconds", 0) > 0 for start in starts):
         return {}

@@ -216,8 +216,8 @@ def draw_curves(
 ) -> None:
     """Draws the losses, the targets' `metrics` with scores of their kind, and the learning rate.
 
-    `rows` are those of metrics.jsonl, `path` is a PNG file, local or gs://; the old picture stays
-    until the new one is complete.
+    `rows` are the rows of metrics.jsonl, `path` is a PNG file, local or gs://; the old picture
+    stays until the new one is complete.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -247,7 +247,7 @@ def draw_curves(
 
 
 def is_like(name: str, metrics: Collection[str]) -> bool:
-    """Whether `name` is of the kind of one of `metrics`: both end in the same word.
+    """Whether `name` ends in the same word as one of `metrics`, so that both are of one kind.
 
     So top_5_accuracy is like top_1_accuracy, and an auxiliary loss is like loss.
     """

@@ -169,7 +169,7 @@ def test_evaluation_is_by_the_rules_and_there_is_time_for_it(name):
 def test_a_span_of_another_batch_is_refused(tmp_path):
     config = recipes.get_config("4096")
     config.train_batch_size = 2048
-    with pytest.raises(DeviceError, match="^config.bn_span=64/4096 is of 4096 images, but "):
+    with pytest.raises(DeviceError, match="^config.bn_span=64/4096 is a part of 4096 images, but "):
         make_programs(config, str(tmp_path))
     config = recipes.get_config("4096")
     config.gradient_accumulation_steps = 8

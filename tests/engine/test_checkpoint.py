@@ -380,7 +380,7 @@ FOREIGN = "was not written by this program or is damaged"
         (edit("manifest/metadata", lambda data: b'{"step": 2}'), FOREIGN),
         (foreign, FOREIGN),
         (emptied, FOREIGN),
-        (renamed, f"{FOREIGN}: its manifest is that of step 1"),
+        (renamed, f"{FOREIGN}: its manifest belongs to step 1"),
         (lambda folder: shutil.rmtree(folder / "2" / "optimizer"), "cannot be restored"),
         (edit("model/ocdbt.process_0/d/*", lambda data: data[: len(data) // 2]), "be restored"),
         (

@@ -125,7 +125,7 @@ def test_other_classes_may_be_accepted_and_an_unreadable_manifest_is_a_note(work
     folder = write_names(tmp_path / "data", "n0", "n2", "n1", "n3")
     said: list[str] = []
     resuming.check_data(model_source.load(workdir).changed(data_dir=folder), True, said.append)
-    assert len(said) == 1 and "knows other data: entry 1 of class_names" in said[0]
+    assert len(said) == 1 and "was trained on other data: entry 1 of class_names" in said[0]
     (tmp_path / "data/manifest.json").write_bytes(b"[" * 200_000)
     resuming.check_data(model_source.load(workdir).changed(data_dir=folder), False, said.append)
     assert "NOTE the data cannot be compared" in said[1] and "nested too deeply" in said[1]

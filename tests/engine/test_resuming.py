@@ -98,11 +98,11 @@ def test_other_classes_are_refused(workdir, tiny_records, tmp_path, notes):
     notes()
     accepted = settings(workdir, other, train_steps="15", accept_other_data=True)
     train.train_and_evaluate(accepted)
-    accepted_notes = notes("knows other data: entry 1")
+    accepted_notes = notes("was trained on other data: entry 1")
     assert len(accepted_notes) == 1
     facts = manifest(workdir, 15)
     assert facts["class_names"] == ["n0", "n2", "n1", "n3"]
-    assert facts["accepted_data"] == [accepted_notes[0].partition("knows other data: ")[2]]
+    assert facts["accepted_data"] == [accepted_notes[0].partition("was trained on other data: ")[2]]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,10 @@ def test_an_imported_model_has_names_of_its_own(workdir, tiny_records, notes):
     path.write_text(json.dumps(facts))
     evaluating.evaluate(settings(workdir, tiny_records), "latest", 0.0)
     (note,) = notes()
-    assert "knows other data: entry 0 of class_names (1 differ): 'tench' in the checkpoint" in note
+    assert (
+        "was trained on other data: entry 0 of class_names (1 differ): 'tench' in the checkpoint"
+        in note
+    )
 
 
 @pytest.mark.long
@@ -164,9 +167,9 @@ def test_weights_with_a_head_for_other_classes_are_refused(workdir, tiny_records
         start()
     notes()
     start(init_without="head")
-    assert notes("knows other data") == []
+    assert notes("was trained on other data") == []
     start(accept_other_data=True)
-    assert len(notes("knows other data: entry 0")) == 1
+    assert len(notes("was trained on other data: entry 0")) == 1
 
 
 @pytest.mark.long

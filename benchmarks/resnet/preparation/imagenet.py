@@ -252,7 +252,7 @@ def prepare(args: argparse.Namespace) -> str:
     if official:
         counts = {f"{name} images": len(split.rows) for name, split in splits.items()}
         counts["classes"] = len(classes)
-        writing.check_counts(counts, IMAGENET, "ImageNet", "the input", args.out)
+        _check_complete(counts, "the input", args.out)
     for name, split in splits.items():
         print(f"{name}: {len(split.rows):,} images, {split.shards:,} shards", flush=True)
     sizes = {name: (len(split.rows), split.shards) for name, split in splits.items()}
@@ -272,9 +272,23 @@ def prepare(args: argparse.Namespace) -> str:
         raise UserError("none of the training images can be used")
     if official:
         written["classes"] = sum(bool(row["train"]) for row in content["classes"])
-        writing.check_counts(written, IMAGENET, "ImageNet", "the output", args.out)
+        _check_complete(written, "the output", args.out)
     writing.save_manifest(args.out, content)
     return _last_line(args.out, content)
+
+
+def _check_complete(counts: dict[str, int], subject: str, out: str) -> None:
+    """Raises UserError if `subject`, the input or the output, is not all of ImageNet."""
+    differences = ", ".join(
+        f"{counts[key]:,} {key} instead of {number:,}"
+        for key, number in IMAGENET.items()
+        if counts[key] != number
+    )
+    if differences:
+        raise UserError(
+            f"{subject} is not ImageNet: {differences}; get the missing files, or add --subset for "
+            f"a part of ImageNet (no manifest.json was written to {out})"
+        )
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:

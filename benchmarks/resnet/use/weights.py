@@ -60,7 +60,7 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
     values |= {"image_size": spec.size, "input_spec": name}
     if (bias := arrays.get(family.name(_HEAD_BIAS))) is not None:
         values["num_label_classes"] = bias.size
-    notes = [(source.remark, "")] if source.remark else []
+    notes = [(source.note, "")] if source.note else []
     notes += [(note, "input_spec")] if note else []
     is_wide = models.DEPTHS[values["resnet_depth"]][1] is models.BottleneckBlock
     if source.format == "TensorFlow" and values["resnet_version"] == "1.5" and is_wide:

@@ -128,7 +128,7 @@ def test_the_page_says_what_the_run_was(written, workdir, resumed):
     assert "on 23 images" in text and "evaluated again on 23 images" in text
     assert "During training this checkpoint had" not in text  # the same score again
     assert f"resumed at step {resumed}" in text and "It trained for all of its 12 steps." in text
-    assert "train_steps 15 epochs 12" in text and "All other values are those of" in text
+    assert "train_steps 15 epochs 12" in text and "All other values are from" in text
     assert f"python predict.py photo.jpg folder/ --workdir={workdir}" in text
     assert ("alt", "Learning curves") in parsed.attributes
 

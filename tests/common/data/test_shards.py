@@ -95,5 +95,5 @@ def test_the_stream_of_a_run_is_its_order(tmp_path, interleaved, step, monkeypat
 
 def test_a_message_that_quotes_bytes_is_of_no_example():
     error = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
-    assert shards.read_fault(error) == "not a tf.train.Example"
-    assert shards.read_fault(ValueError("one\ntwo")) == "one"
+    assert shards.read_problem(error) == "not a tf.train.Example"
+    assert shards.read_problem(ValueError("one\ntwo")) == "one"

@@ -117,9 +117,9 @@ def test_damaged_pickles_and_other_contents(content, tmp_path):
 ONE = {"w": tensor("0", W)}
 HUGE = {"w": tensor("0", W, count=10**12)}
 OLD = {  # bytes: words of the refusal
-    old_pth(ONE, {"0": W}, magic=5): "it begins with another number",
+    old_pth(ONE, {"0": W}, magic=5): "it does not begin as PyTorch writes it",
     old_pth(ONE, {"0": W[:2]}): "its storage 0 has 8 elements, not 12",
-    old_pth(ONE, {}): "its list of storages is not that of its arrays",
+    old_pth(ONE, {}): "its list of storages differs from the storages of its arrays",
     old_pth(HUGE, {"0": W}): "its storages are larger than the file",
     old_pth({"w": Call("torch.nn.parameter", "Parameter")}, {}): "holds no weights",
     dumps({"w": 1}): "damaged",

@@ -111,13 +111,13 @@ def test_loops_leave_out_what_xla_counts_once():
 
 def test_tables():
     lost = Outcome(topology.parse_slices("v6e-8")[0], 1024, error="the compiler died", fits=None)
-    full = Outcome(V5E, 8192, error="Ran out of memory", fits=False, largest=512)
+    full = Outcome(V5E, 8192, error="Ran out of memory", fits=False)
     text = forecast.tables([forecast.row(o) for o in (GOOD, lost, full)], "images")
     lines = [line.split() for line in text.splitlines()]
     sizes = ["0.21", "4.36", "0.07", "4.63", "16.00"]
     assert ["v3:2x2", "v3-8", "4", "8", "128", *sizes, "yes"] in lines
     assert ["v6e:2x4", "v6e-8", "8", "8", "128", "the", "compiler", "died"] in lines
-    assert "Ran out of memory [largest batch: 512 per device fit, 4096 in all]" in text
+    assert "Ran out of memory" in text
     (speed,) = [line for line in text.splitlines() if "3 all-reduce 102.4 MB" in line]
     expected = "v3:2x2 138.4 7,400 1,850 24.7 25.1 37% 277 HBM 76.9 3 all-reduce 102.4 MB"
     assert speed.split() == expected.split()
