@@ -38,10 +38,10 @@ def show(
     """The classes, the worst and the first images; detections.json in COCO's form.
 
     Args:
-      annotations: the truth.
+      annotations: the true objects.
       source: the images to evaluate, with `shards` and `image_ids`.
-      detections: the columns of `scoring.quality`, of all scores.
-      quality: of these detections.
+      detections: the detections of all scores, the columns that `scoring.quality` takes.
+      quality: the quality of these detections.
     """
     strong = detections["score"] >= MIN_SCORE
     strong = {key: values[strong] for key, values in detections.items()}
@@ -57,7 +57,7 @@ def show(
 
 
 def _or_fault(title: str, make: Callable[[], Exhibit]) -> Exhibit:
-    """An exhibit with pictures; the others are worth more than an error in drawing them."""
+    """An exhibit with pictures, or a note if drawing fails, so that the other exhibits stay."""
     try:
         return make()
     except Exception as error:
@@ -66,7 +66,7 @@ def _or_fault(title: str, make: Callable[[], Exhibit]) -> Exhibit:
 
 
 def to_json(detections: Mapping[str, Any]) -> bytes:
-    """Columns of detections in COCO's form of results."""
+    """Detections, given as columns, in COCO's format for results."""
     columns = [np.asarray(detections[key]).tolist() for key in detections]
     rows = [dict(zip(detections, values, strict=True)) for values in zip(*columns, strict=True)]
     return json.dumps(rows).encode()
@@ -84,7 +84,8 @@ class Mistake(NamedTuple):
 def judge(annotations: Annotations, quality: Quality) -> tuple[list[Mistake], np.ndarray]:
     """The mistakes, the most costly first, and int64[K, 3]: found, missed, false of each category.
 
-    A detection whose score is too low only makes a missed object cheaper, if it matches that.
+    A detection with a score below `MIN_SCORE` is no mistake; if it matches an object, the missed
+    object costs less.
     """
     row_of = {number: row for row, (number, _) in enumerate(annotations.categories)}
     mistakes, counts = [], np.zeros((len(row_of), 3), np.int64)
@@ -142,14 +143,14 @@ class Photo(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Artist:
-    """Draws images with the detections on them, and beside it the true boxes."""
+    """Draws each image twice, with the detections and with the true boxes."""
 
     annotations: Annotations
     source: Any  # the images, with `shards` and `image_ids`
     detections: Mapping[str, np.ndarray]  # with outlines, the true ones are drawn, too
 
     def photos(self, image_ids: Sequence[int]) -> list[Photo]:
-        """Reads images, and makes them small."""
+        """Reads images and shrinks them."""
         truth = self.annotations
         size_of = dict(zip(truth.image_ids.tolist(), truth.sizes, strict=True))
         example_of = {image_id: i for i, image_id in enumerate(self.source.image_ids)}
@@ -183,7 +184,7 @@ class Artist:
         return png(figure)
 
     def _true(self, photo: Photo) -> dict[str, Any]:
-        """The objects of a photo in the columns of detections."""
+        """The true objects of a photo, in the same columns as detections."""
         truth = self.annotations
         rows = np.flatnonzero(truth.image_ids[truth.rows] == photo.image_id)
         objects: dict[str, Any] = {"bbox": truth.boxes[rows]}

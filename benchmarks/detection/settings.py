@@ -1,7 +1,7 @@
 """The config's keys that both detectors read, in groups, and the scale of their pixels.
 
-A group checks its values and goes to the part that reads it. A detector's own `settings` adds its
-keys. In the config all keys are on one level; configs/ssd.py explains them.
+A group checks its values and goes to the part that reads it. The module `settings` of each detector
+adds its keys. In the config all keys are on one level; configs/ssd.py explains them.
 """
 
 import dataclasses
@@ -66,7 +66,7 @@ class Backbone:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """What stays of the weights that the detector begins with, and how fast the heads change."""
+    """Which loaded weights stay, and how fast the heads change."""
 
     new_classes: bool = False
     bn_statistics: Literal["frozen", "batch"] = "batch"

@@ -1,8 +1,8 @@
 """NCF, neural collaborative filtering on MovieLens (He et al. 2017, arXiv:1708.05031).
 
 This file joins the other files of this folder into a benchmark: `ratings` reads MovieLens' files
-and indexes them, `names` are those of users and items, `input_pipeline` draws batches, `models` is
-NeuMF and its ranking, `use` what a trained model is good for, `mlperf` the rules of MLPerf.
+and indexes them, `names` finds users and items by name, `input_pipeline` draws batches, `models` is
+NeuMF and its ranking, `use` recommends and exports, `mlperf` has the rules of MLPerf.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class Ncf(Benchmark):
         if not self.own_patience:
             return []
         return [
-            f"the target of {TARGET} is for ml-20m, these are other ratings: with "
+            f"the target of {TARGET} is for ml-20m, and these are other ratings: with "
             f"config.stop_at_target the run ends when {self.own_patience} evaluations brought no "
             "better score; --config.patience and --config.target change that"
         ]

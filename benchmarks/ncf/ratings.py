@@ -58,7 +58,7 @@ _NAMES = ["userid", "movieid", "rating", "timestamp"]  # of a table with tabs an
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ratings:
-    """Who rated which item when, uint32[n] each, in the order of the file; not the stars."""
+    """Who rated which item when, uint32[n] each, in the order of the file; without the values."""
 
     users: np.ndarray
     items: np.ndarray

@@ -1,7 +1,4 @@
-"""What a trained NCF model can be used for: it recommends items, and its rankings are shown.
-
-It is also exported, as a `Program`.
-"""
+"""Uses a trained NCF model: recommends items, shows its rankings, exports it as a `Program`."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -94,7 +91,7 @@ class NcfUses(Uses):
 
         It begins as the mean vector of the users with the most similar items, weighted by the
         cosine of the two sets of items, and learns from the history. The rest of the model stays.
-        None if nobody trains on one of these items.
+        Returns None if no user of the training data has one of these items.
 
         Args:
           params: NumPy arrays.
@@ -140,9 +137,9 @@ def fit_vector(
 
     Args:
       logits: `Ncf.logits`.
-      params: of the model.
-      vector: where training begins.
-      items: int[steps, b], those of each step.
+      params: the parameters of the model.
+      vector: the vector that training begins with.
+      items: int[steps, b], the items of each step.
       labels: bool[steps, b], whether the user has them.
     """
     rule = optax.adam(_RATE)
@@ -192,7 +189,7 @@ def make_program(
 ) -> Program:
     """The program of a model, for pairs of a user and an item; `params` are NumPy arrays.
 
-    `names` of users and `titles` of items are by their ids, as far as they are known; without names
+    `names` has the users' names by id, `titles` the items'; both may be incomplete. Without names
     no list of users is written.
     """
     params = jax.tree.map(jnp.asarray, params)
@@ -223,6 +220,6 @@ def make_program(
 
 
 def _find_rows(ids: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Where `numbers` uint32[b] are in rising ids uint32[n]: int32[b], and bool[b], if they are."""
+    """The positions int32[b] of `numbers` uint32[b] in rising ids uint32[n]; bool[b], if found."""
     rows = jnp.minimum(jnp.searchsorted(ids, numbers), len(ids) - 1)
     return rows, ids[rows] == numbers

@@ -1,7 +1,8 @@
-"""Other ResNets than v1.5: each `compose_` takes a `models.ResNet` and returns it with other parts.
+"""Variants of ResNet v1.5: each `compose_` takes a `models.ResNet` and returns it with other parts.
 
 They can be applied to each other's results. `benchmarks.resnet.architecture` has the recipe's key
-for each, and refuses what does not go together. A `padding` is that of the stem's max-pool.
+for each, and refuses combinations that cannot work. `padding` is the padding of the stem's
+max-pool.
 """
 
 from functools import partial
@@ -234,8 +235,8 @@ def compose_stochastic_depth(model: ResNet, last: float, seeds: jax.Array) -> Re
     """`model` for the training rows with these seeds, int32[b]: some lack a block's branch.
 
     The branch of the last block is dropped with the probability `last`, that of the first one
-    never. Huang et al. 2016 (arXiv:1603.09382). As in timm, each row is drawn on its own, and what
-    stays is scaled in training, so that evaluation needs no factor.
+    never. Huang et al. 2016 (arXiv:1603.09382). As in timm, each row is drawn separately, and the
+    kept branches are scaled in training, so that evaluation needs no factor.
     """
     names = _block_names(model)
     numbers = {name: number for number, name in enumerate(names)}

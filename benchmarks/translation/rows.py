@@ -118,13 +118,13 @@ def error(row: Row, vocab_size: int) -> str:
 
 
 def vocabulary_error(vocabulary: Vocabulary, paths: Sequence[str]) -> tuple[str, bool]:
-    """What says that records were made with another vocabulary.
+    """Detects records that were made with another vocabulary.
 
     The same subwords may have other ids in another file. MLPerf's reference for the Transformer is
     a trap of this kind: its copy of tensor2tensor's vocabulary begins with '<pad>_' and '<EOS>_',
     its loader puts '<pad>' and '<EOS>' in front, and all ids of its records are 2 higher than the
-    lines. So the first 20 pairs without unknown text are decoded: encoding gives their ids again,
-    or does so if all ids are 2 lower.
+    lines. So the first 20 pairs without unknown text are decoded and encoded: the ids must be the
+    same again. If they are the same with all ids 2 lower, the message says so.
 
     Args:
       vocabulary: to decode the records with.
@@ -186,7 +186,7 @@ class ManifestShard(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DataManifest:
-    """What the manifest says; `shards` are by name, `length` is that of packed rows."""
+    """What the manifest says: `shards` by file name, and the `length` of packed rows."""
 
     length: int
     vocabulary_file: str
@@ -199,7 +199,7 @@ class DataManifest:
 
 
 def load_manifest(data_dir: str) -> DataManifest | None:
-    """The data manifest of a folder, local or gs://; None if it has none for translation."""
+    """The data manifest of a folder, local or gs://; None if there is none for translation."""
     data = files.read_manifest(data_dir)
     if data is None:
         return None
@@ -227,7 +227,7 @@ def load_manifest(data_dir: str) -> DataManifest | None:
 def check_vocabulary(data_dir: str, vocabulary: Vocabulary, path: str) -> None:
     """Raises DataError if the folder's manifest says that its records have another vocabulary.
 
-    `path` is that of the vocabulary, for the message. Folders without a manifest pass.
+    `path` is the file of the vocabulary, for the message. Folders without a manifest pass.
     """
     content = load_manifest(data_dir)
     if content and content.vocabulary_digest != vocabulary.digest:

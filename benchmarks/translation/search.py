@@ -1,4 +1,4 @@
-"""What the beam searches of the translators share.
+"""The steps that both translators' beam searches share.
 
 Letters in shapes: b sentences, k beams of each, V tokens that the model knows, T positions.
 """
@@ -46,16 +46,16 @@ def run(
       step: (ids int32[b, k], position int32[], cache) -> (logits float[b, k, V or more], further
         arrays, cache). `ids` are the tokens at `position` - 1, and PAD at position 0; the logits
         are those of the tokens at `position`. Arrays that do not change belong into its closure.
-      cache: of the first step, the same for the k beams of a sentence.
-      lists: those at position 0.
+      cache: the cache of the first step, the same for the k beams of a sentence.
+      lists: the lists at position 0.
       is_searching: (position int32[], lists) -> bool[b].
       extend: (lists, logarithms of probabilities float32[b, k, V], position, further arrays) ->
         (the lists with the tokens at `position`, the indices int32[b, k] of the beams that they
         continue).
-      rules: of the search.
+      rules: the rules of the search.
 
     Returns:
-      The lists at the end. Those of a sentence do not depend on the other sentences.
+      The lists at the end. The lists of a sentence do not depend on the other sentences.
     """
 
     def advance(state: tuple[jax.Array, Lists, Cache]) -> tuple[jax.Array, Lists, Cache]:
@@ -92,8 +92,8 @@ def best_continuations(
     """Chooses the most probable sequences that are a token longer.
 
     Args:
-      live_logp: float32[b, k] of the sequences so far.
-      logp: float32[b, k, V] of the next token.
+      live_logp: float32[b, k], log probabilities of the sequences so far.
+      logp: float32[b, k, V], log probabilities of the next token.
       count: how many to choose, at most k * V.
 
     Returns:
@@ -101,7 +101,7 @@ def best_continuations(
       that are continued, and the tokens int32[b, count]. Between equal values the lower index of
       the sequence comes first, then the lower token. Where the value is -inf, the token is PAD.
     """
-    width = min(count, logp.shape[-1])  # no more of one sequence can be among the best
+    width = min(count, logp.shape[-1])  # one sequence has at most `count` of the best
     values, tokens = jax.lax.top_k(live_logp[:, :, None] + logp, width)
     values, order = jax.lax.top_k(values.reshape(len(values), -1), count)
     tokens = jnp.take_along_axis(tokens.reshape(len(tokens), -1), order, axis=1)

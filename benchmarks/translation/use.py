@@ -1,7 +1,7 @@
-"""What a trained translator can be used for: it translates, and its translations are shown.
+"""Uses a trained translator: translates, shows translations, and exports it.
 
-It is also exported, as a `Program` with its beam search inside. Exhibits show where translations
-are wrong: the worst sentences, BLEU by the source's length, and the first translations.
+The exported `Program` has the beam search inside. Exhibits show where translations are wrong: the
+worst sentences, BLEU by the source's length, and the first translations.
 """
 
 import textwrap
@@ -86,7 +86,7 @@ class TranslatorUses(Uses):
         return {"": make_program(self._benchmark, params)}
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a sentence with EOS at its end; none of an empty one."""
+        """The ids of a sentence with EOS at its end; no ids for an empty sentence."""
         return [*self._benchmark.vocabulary.encode(text), EOS] if text else []
 
     def unknown_words(self, sentences: Iterable[Sequence[int]]) -> int:
@@ -102,11 +102,11 @@ class TranslatorUses(Uses):
 
     @property
     def most_tokens(self) -> int:
-        """More tokens are not translated at once, for lack of memory."""
+        """The most tokens that fit into memory at once."""
         return max(self.longest, _MOST_TOKENS)
 
     def size(self, length: int) -> int:
-        """The least of few sizes that a sentence of `length` tokens fits; each is compiled once."""
+        """The smallest padded size for `length` tokens; each of the few sizes is compiled once."""
         for size in self._benchmark.eval_lengths:
             if size >= length:
                 return size
@@ -160,7 +160,7 @@ def sentence_table(sentences: Sequence[Sentence], count: int) -> str:
     """The first `count` sentences in lines of at most 100 characters.
 
     A translation that equals its reference is marked with "=", and its reference left out; all
-    others with "!". The last line counts those that equal it among all of `sentences`.
+    others with "!". The last line counts the translations that equal their reference.
     """
     lines: list[str] = []
     for source, translation, reference in sentences[:count]:
@@ -205,7 +205,7 @@ def _plain(text: str) -> str:
 
 
 def worst_sentences(sentences: Sequence[Sentence]) -> Exhibit:
-    """The sentences with the lowest BLEU of their own, of equal ones the longest first.
+    """The sentences with the lowest sentence BLEU; at equal BLEU, the longest come first.
 
     BLEU has the settings of `evaluation.bleu`, and counts only n-grams that fit into the sentence.
     """
@@ -220,7 +220,7 @@ def worst_sentences(sentences: Sequence[Sentence]) -> Exhibit:
     if wrong:
         text = (
             f"{len(wrong):,} translations differ from their reference. These have the lowest BLEU "
-            "of their own, in per cent; among equal ones the longest come first. worst.csv has all."
+            "per sentence, in per cent; at equal BLEU, the longest come first. worst.csv has all."
         )
     head = ("BLEU", "source", "translation", "reference")
     rows = [(f"{scores[i]:.1f}", *sentences[i]) for i in wrong]

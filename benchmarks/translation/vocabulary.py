@@ -59,7 +59,7 @@ class Vocabulary:
 
 
 class Subwords(Vocabulary):
-    """A `Vocabulary` of tensor2tensor's subwords, of which the first two are RESERVED."""
+    """A `Vocabulary` of tensor2tensor's subwords; the first two are RESERVED."""
 
     kind = "subwords"
 
@@ -123,7 +123,7 @@ def _parse_subwords(data: bytes, path: str) -> list[str]:
 
 
 class SentencePiece(Vocabulary):
-    """A `Vocabulary` by a model of sentencepiece.
+    """A `Vocabulary` from a model of sentencepiece.
 
     Its ids are moved up by two, unless the model already has 0 as padding and 1 as the end.
     """
@@ -139,8 +139,8 @@ class SentencePiece(Vocabulary):
             self._model.load_from_serialized_proto(data)
         except (RuntimeError, ValueError) as error:
             raise DataError(f"{path} is no sentencepiece model: {one_line(error)}") from error
-        own = (self._model.pad_id(), self._model.eos_id()) == (PAD, EOS)
-        self._shift = 0 if own else 2
+        is_same = (self._model.pad_id(), self._model.eos_id()) == (PAD, EOS)
+        self._shift = 0 if is_same else 2
         self.size = self._model.vocab_size() + self._shift
         self.unknown = self._model.unk_id() + self._shift
 
@@ -186,9 +186,9 @@ def load_vocabulary(path: str) -> Vocabulary:
     """Loads a vocabulary file, local or gs://; its content says of which kind it is."""
     try:
         data = epath.Path(path).read_bytes()
-    except Exception as error:  # gs:// raises TensorFlow's own classes
-        fault = "there is no such file" if "No such file" in str(error) else one_line(error)
-        raise DataError(f"cannot read the vocabulary {path}: {fault}") from error
+    except Exception as error:  # gs:// raises TensorFlow's classes
+        problem = "there is no such file" if "No such file" in str(error) else one_line(error)
+        raise DataError(f"cannot read the vocabulary {path}: {problem}") from error
     return parse_vocabulary(data, path)
 
 

@@ -129,7 +129,7 @@ def sample_regions(
     key = fold_key(key, 1)
     positive, negative = draw_balanced(found.positive, negative, rule, key)
     first, is_first = selection.compact(positive, rule.positives)
-    # Where there are fewer positives, more negatives take their places.
+    # Where there are fewer positives, more negatives replace them.
     rest, is_rest = selection.compact(negative, rule.count)
     order = jnp.argsort(~jnp.concatenate([is_first, is_rest], 1), axis=1, stable=True)
     place = selection.take(jnp.concatenate([first, rest], 1), order)[:, : rule.count]
@@ -163,8 +163,8 @@ def region_loss(
     true = selection.take(objects.boxes, regions.owner)
     positive = regions.classes > 0
     # A padding region has no side to measure offsets in.
-    own = jnp.where(positive[..., None], regions.boxes, jnp.array([0.0, 0, 1, 1]))
-    targets = encode_boxes(true, own)
+    boxes = jnp.where(positive[..., None], regions.boxes, jnp.array([0.0, 0, 1, 1]))
+    targets = encode_boxes(true, boxes)
     mine = jnp.arange(codes.shape[2]) == regions.classes[..., None]
     predicted = jnp.sum(jnp.where(mine[..., None], codes, 0), 2)
     distance = jnp.where(positive[..., None], smooth_l1(predicted - targets), 0)
@@ -187,8 +187,8 @@ def mask_loss(
     positive = regions.classes > 0
     target = crop_masks(masks, objects.boxes, regions.owner, regions.boxes, side) >= 0.5
     mine = jnp.arange(logits.shape[-1]) == regions.classes[..., None, None, None]
-    own = jnp.sum(jnp.where(mine, logits, 0), -1)
-    entropy = jax.nn.softplus(own) - jnp.where(target, own, 0)
+    chosen = jnp.sum(jnp.where(mine, logits, 0), -1)
+    entropy = jax.nn.softplus(chosen) - jnp.where(target, chosen, 0)
     total = jnp.sum(jnp.where(positive[..., None, None], entropy, 0), (1, 2, 3))
     return total, jnp.sum(positive, 1, dtype=jnp.float32) * side**2
 
@@ -199,7 +199,7 @@ def fold_key(key: jax.Array, number: int) -> jax.Array:
 
 
 def draw_positions(eligible: jax.Array, k: jax.typing.ArrayLike, key: jax.Array) -> jax.Array:
-    """Marks k random ones of the eligible positions of each row, or all if there are fewer.
+    """Draws k random eligible positions of each row, or all if there are fewer.
 
     Args:
         eligible: bool[b, N].
@@ -218,8 +218,7 @@ def draw_balanced(
 ) -> tuple[jax.Array, jax.Array]:
     """Draws from the positive and negative positions of each row.
 
-    Negatives take the place of positives that a row lacks (Fast R-CNN, arXiv:1504.08083, section
-    2.3).
+    Negatives replace positives that a row lacks (Fast R-CNN, arXiv:1504.08083, section 2.3).
 
     Args:
         positive, negative: bool[b, N], never both.
@@ -249,8 +248,8 @@ def crop_masks(
 ) -> jax.Array:
     """Samples the masks of objects at the cells of regions.
 
-    The value of a cell is that of the mask at the cell's centre, between the centres of the mask's
-    own cells by bilinear interpolation. Outside of the object's box it is 0.
+    A cell has the value of the mask at the cell's centre, interpolated bilinearly between the
+    centres of the mask's cells. Outside of the object's box it is 0.
 
     Args:
         masks: f32[b, G, m, m], each spanning its object's box.

@@ -37,7 +37,7 @@ foreign_settings = functools.partial(read_foreign_settings, __name__)
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of an older checkpoint: the first SSDs padded the max-pool as PyTorch does."""
+    """The config of an older checkpoint; the first SSDs padded the max-pool as PyTorch does."""
     return {"max_pool": "torch", "clip_boxes": True, **detector.restored(values, manifest)}
 
 
@@ -60,7 +60,7 @@ class Ssd(Detector):
         side = self.settings.images.image_size
         return ((side, side, 3),)
 
-    def own_leaves(self, split: str) -> Leaves:
+    def extra_leaves(self, split: str) -> Leaves:
         if split == "train":
             return {"augment": ((), np.int32)}
         return {"size": ((2,), np.float32)}

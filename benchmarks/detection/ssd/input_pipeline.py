@@ -4,8 +4,8 @@ The host draws the crop from the boxes of an image, decodes only the crop, and r
 device flips, changes the colours and normalises (`augment`). Training order and augmentation are
 functions of (seed, step).
 
-To draw a crop, rounds follow each other until one succeeds. A round chooses one of seven with equal
-chances: the complete image, which succeeds; windows without a condition; or windows whose IoU with
+To draw a crop, rounds follow each other until one succeeds. A round chooses one of seven rules with
+equal chances: the complete image, which succeeds; any windows; or windows whose IoU with
 every box is above 0.1, 0.3, 0.5, 0.7 or 0.9. It then tries `max_samples` windows and takes the
 first that is valid: its sides are `side_min` to 1 of the image's, at a ratio between 1/2 and 2, and
 at least one box has its centre inside. Source: the SSD reference of MLPerf (`SSDCropping` in
@@ -106,7 +106,7 @@ def eval_batches(
     """Every example once over all shards.
 
     Yields image uint8[h, size, size, 3], not cropped; image_id int32[h]; size float32[h, 2], the
-    height and width of the original in pixels; id int32[h]; mask float32[h], 0 of padding.
+    height and width of the original in pixels; id int32[h]; mask float32[h], 0 for padding.
     """
     tf = tensorflow()
 
@@ -219,10 +219,11 @@ def cut_boxes(boxes: Any, classes: Any, size: Any, crop: Any, max_boxes: int) ->
     """The boxes and classes of a crop: float32[max_boxes, 4] and int32[max_boxes], with zeros.
 
     Boxes whose centre is inside are kept, in their order; their parts outside of the crop are cut
-    off. Of more than `max_boxes` the largest are kept.
+    off. If there are more than `max_boxes`, the largest are kept.
 
     Args:
-      boxes, size: of the image, as in `crop_window`.
+      boxes: float32[n, 4] as shares of the image.
+      size: int32[2], height and width of the image in pixels.
       classes: int32[n] from 1.
       crop: int32[4], from `crop_window`.
     """
@@ -238,7 +239,7 @@ def cut_boxes(boxes: Any, classes: Any, size: Any, crop: Any, max_boxes: int) ->
 
 
 def _window_iou(boxes: Any, low: Any, high: Any) -> Any:
-    """float32[..., n] of windows [..., 2] to [..., 2] with boxes [n, 4]."""
+    """The IoU float32[..., n] of windows, `low` to `high` [..., 2], and boxes [n, 4]."""
     tf = tensorflow()
     low, high = low[..., tf.newaxis, :], high[..., tf.newaxis, :]
     overlap = tf.minimum(high, boxes[:, 2:]) - tf.maximum(low, boxes[:, :2])

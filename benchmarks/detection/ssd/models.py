@@ -61,8 +61,10 @@ class Layout:
 
     @property
     def grids(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Of each map the centres of cells float64[n] along a side, and float64[k, 2], the heights
-        and widths of the boxes around each; in pixels, none larger than the image.
+        """The centres of each map's cells, and the sizes of the boxes around them, in pixels.
+
+        For each map: float64[n] along a side, and heights and widths float64[k, 2], at most the
+        image's.
         """
         grids = []
         for k, (size, step) in enumerate(zip(self.feature_sizes, self.steps, strict=True)):
@@ -79,7 +81,8 @@ class Layout:
 def backbone(stage_sizes: Sequence[int], pool_padding: Any, **kwargs: Any) -> ResNet:
     """The first three stages of a ResNet of basic blocks; the last map has an eighth of the side.
 
-    `pool_padding` is that of the stem's max-pool, `kwargs` are attributes of `models.ResNet`.
+    `pool_padding` is the padding of the stem's max-pool, `kwargs` are attributes of
+    `models.ResNet`.
     """
     return ResNet(
         tuple(stage_sizes),
@@ -91,11 +94,11 @@ def backbone(stage_sizes: Sequence[int], pool_padding: Any, **kwargs: Any) -> Re
 
 
 class Head(nn.Module):
-    """Predicts from one map with a 3x3 convolution, whose features are n times (codes, logits).
+    """Predicts the codes and logits of n boxes in each cell of a map, with one 3x3 convolution.
 
-    Boxes and classes share the convolution: it is wider, so faster. It computes each box's logits
-    before its codes, and zeros up to whole rows of the TPU's memory. So XLA reads its features as
-    [n, width] without a copy.
+    Boxes and classes share the convolution, because a wide one is faster. Each box has its logits,
+    then its codes, then zeros up to a complete row of the TPU's memory, so that XLA reads the
+    features as [n, width] without a copy.
     """
 
     boxes_per_cell: int

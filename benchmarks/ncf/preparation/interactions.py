@@ -5,8 +5,9 @@
         --out=data/own
 
 A row says which user chose which item, and perhaps when; the value of a rating is ignored. FILE is
-CSV or the like, JSON lines or Parquet, perhaps in gzip. --out gets ratings.csv in whole numbers,
-users.csv and items.csv with the names of these numbers, and manifest.json. See docs/data.md.
+CSV or the like, JSON lines or Parquet, perhaps in gzip. The program writes to --out ratings.csv
+with integer ids, users.csv and items.csv with the names of these ids, and manifest.json.
+docs/data.md describes the formats.
 """
 
 import argparse
@@ -86,7 +87,7 @@ def read(sources: Sequence[tuple[Table, dict[str, int]]]) -> Log:
             column: Any = table.read({what: numbers[what]})[what].dictionary_encode()
             arrays.append(column.combine_chunks())
         first, last = sum(map(len, times)), sum(map(len, columns["user"]))
-        seconds, form = np.arange(first, last), "none, the order of the rows"
+        seconds, form = np.arange(first, last), "none; the order of the rows counts"
         if "time" in numbers:
             seconds, form = table.seconds(table.read({"time": numbers["time"]})["time"])
         times.append(seconds)
@@ -192,9 +193,9 @@ def _columns(table: Table, args: argparse.Namespace) -> dict[str, int]:
 
 
 def _weigh(log: Log) -> tuple[np.ndarray, int]:
-    """Warns of what is left out. Returns bool[users], who is, and the value of min_ratings.
+    """Warns about users and rows that are left out; returns who stays and the min_ratings to use.
 
-    Who has chosen every item is left out, because training needs items that were not chosen.
+    Users who have chosen every item are left out: training needs items that were not chosen.
     """
     width = max(len(log.item_names), 1)
     pairs = log.users * np.int64(width)
@@ -212,23 +213,24 @@ def _weigh(log: Log) -> tuple[np.ndarray, int]:
     dropped = enough & (counts >= ranked)
     one, few = int((counts == 1).sum()), int(((counts > 1) & (counts < least)).sum())
     numbers = {f"rows without {what}, left out": n for what, n in log.left_out.items()} | {
-        "rows that repeat a user and an item, and count once": len(log.users) - len(users),
+        "rows that repeat a user and an item; each pair counts once": len(log.users) - len(users),
         "users with one item, left out": one,
         f"users with fewer than {least} items, left out by --config.min_ratings": few,
-        "users with every item, left out because nothing else is there to rank": dropped.sum(),
+        "users with every item, left out because no items remain to rank": dropped.sum(),
     }
     for text, number in numbers.items():
         if number:
             print(f"warning: {text}: {number:,}")
     if not (enough & ~dropped).any():
-        raise SourceError("no user has two items and leaves out a third: nothing can be learnt")
+        raise SourceError("every user has one item or all items: nothing can be learnt")
     return dropped, least
 
 
 def _ids(names: pyarrow.Array, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray, pyarrow.Array]:
     """The ids uint32[n] of rows, the rising ids uint32[k], and the name of each.
 
-    If all names are whole numbers, they stay; others count from 1. `codes` int32[n] index `names`.
+    If all names are integers, they are the ids; otherwise ids count from 1. `codes` int32[n] index
+    `names`.
     """
     ids = np.arange(1, 1 + len(names), dtype=np.uint32)
     if pc.all(pc.match_substring_regex(names, r"^(0|[1-9]\d{0,9})$")).as_py():
@@ -266,15 +268,15 @@ def _csv(header: str, *columns: Any) -> Iterator[bytes]:
 
 
 def readings(folder: Folder) -> list[Reading]:
-    """The table of users and items in a folder: the largest, and others with its columns.
+    """The table of users and items in a folder: the largest file, and others with its columns.
 
-    Raises SourceError if the user named one file, and it is no table.
+    Raises SourceError if the user gave a single file that is no table.
     """
     logs: dict[tuple[str, ...], list[tuple[str, Table]]] = collections.defaultdict(list)
     sizes = {file.name: file.size for file in folder.files}
     candidates = [n for n in sizes if n.lower().removesuffix(".gz").endswith(_SUFFIXES)]
     ignored: list[type[Exception]] = [OSError, tensorflow().errors.OpError]
-    if not folder.is_file:  # what is wrong with a single file the user wants to know
+    if not folder.is_file:  # the user gave this file, so its error is shown
         ignored.append(UserError)
     for name in sorted(candidates, key=lambda name: -sizes[name])[:_MOST]:
         with contextlib.suppress(*ignored):

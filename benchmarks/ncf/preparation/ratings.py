@@ -99,16 +99,16 @@ def lines(world: World, block: int, picks: list[np.ndarray]) -> str:
 def baselines(world: World, popularity: np.ndarray) -> dict[str, float]:
     """Measures HR@10 and NDCG@10 of the model itself and of `popularity` int64[items].
 
-    An item that is drawn several times counts once. Of equal scores, that of the latest ranks last.
+    An item that is drawn several times counts once. Of equal scores, the latest item ranks last.
     """
     ranks: dict[str, list[int]] = {"ceiling": [], "popularity": []}  # of the latest item, from 0
     for block in range(-(-min(world.users, _SAMPLE) // _USERS)):
         scores = world.scores(block)
         draw = np.random.default_rng((world.seed, 4, block))
-        for own, items in zip(scores, world.picks(block, scores), strict=True):
+        for scores_of_user, items in zip(scores, world.picks(block, scores), strict=True):
             free = np.setdiff1d(np.arange(world.items), items)
             others = np.unique(draw.choice(free, _OTHERS))
-            for name, ranking in (("ceiling", own), ("popularity", popularity)):
+            for name, ranking in (("ceiling", scores_of_user), ("popularity", popularity)):
                 ranks[name].append(int(np.sum(ranking[others] >= ranking[items[-1]])))
     metrics = {}
     for name, rank in ranks.items():

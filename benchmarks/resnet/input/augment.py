@@ -187,7 +187,7 @@ def _space(policy: Policy, size: int) -> dict[Effect, Magnitude]:
 
 
 def _geometry(shear: float, pixels: Magnitude, degrees: float) -> dict[Effect, Magnitude]:
-    """Shears, translations and rotations up to these."""
+    """Shears, translations and rotations up to the given magnitudes."""
     return {
         effects.shear_x: Magnitude(0, shear, 0),
         effects.shear_y: Magnitude(0, shear, 0),

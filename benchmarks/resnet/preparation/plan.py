@@ -28,7 +28,7 @@ class Split:
     shards: int  # the number of files
 
     def left_out(self) -> list[tuple[str, str]]:
-        """(path, reason) of the files that are no images or have no class."""
+        """(path, reason) of each file that is no image or has no class."""
         rows, used = [*self.source.skipped], set(self.rows.tolist())
         for i, file in enumerate(self.source.files):
             if not self.source.class_name(i) and i not in used:
@@ -101,7 +101,7 @@ def _classes(train: Source) -> list[str]:
 def _labelled(
     source: Source, numbers: dict[str, int], lines: Sequence[str] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, labels) of the images with a class, which is the folder, or else in `lines`."""
+    """(rows, labels) of the images with a class: the name of the folder, or a line of `lines`."""
     names = [source.class_name(i) for i in range(len(source.files))]
     if not names:
         raise SourceError(f"{source.path} holds no images")

@@ -49,7 +49,7 @@ def make(predictions: Predictions, source: Source) -> list[Exhibit]:
 def _classes(predictions: Predictions, names: Sequence[str]) -> Exhibit:
     """The table of classes, those with the lowest F1 first.
 
-    A class that nothing was taken for has a precision of nan, but an F1 of 0 if it has examples.
+    A class that is never predicted has a precision of nan, but an F1 of 0 if it has examples.
     """
     size = len(names)
     cells = predictions.labels.astype(np.int64) * size + predictions.guesses

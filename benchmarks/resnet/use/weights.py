@@ -1,7 +1,7 @@
-"""Finds out which ResNet a file of another library holds, and brings its arrays into our form.
+"""Recognises the ResNet in a file of another library, and translates its arrays to this model's.
 
-The variants are those of `benchmarks.resnet.variants`. A model of another function, or of another
-number of arrays, is refused by name.
+`benchmarks.resnet.variants` has the variants that are known. A model that computes another function
+or has other arrays is refused by name.
 """
 
 import json

@@ -153,7 +153,7 @@ class Gnmt(Translator):
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int
     ) -> dict[tuple[str, ...], int]:
-        """The pairs, all of which each host has in memory, and the orders of two epochs."""
+        """The bytes of all pairs, which each host holds, and of the orders of two epochs."""
         if split == "eval":
             return {("eval_lengths",): self._eval.nbytes}
         self._buckets(batch_size)  # a batch that is too large is refused before anything compiles

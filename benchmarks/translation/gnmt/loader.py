@@ -40,10 +40,10 @@ def load(
     that is longer than the last of `bucket_lengths`; to evaluate, such a source is an error.
 
     Args:
-      settings: `gnmt.Settings`, of which those that name the data are read, and the lengths.
+      settings: `gnmt.Settings`, which name the files and the lengths.
       split: "train" or "eval".
-      vocabulary: of the ids; text needs `Words`.
-      most: to evaluate on text, the pairs to take; a few lines of filling may follow them.
+      vocabulary: makes the ids; text needs `Words`.
+      most: the number of pairs to evaluate on; in text, a few lines of filling may follow them.
       cache_dir: folder for the cache, local or gs://; "" for none.
     """
     paths, is_text = _find(settings, split), bool(getattr(settings, f"{split}_source"))
@@ -83,7 +83,7 @@ def _find(settings: Any, split: str) -> tuple[str, ...]:
 def _read(
     paths: tuple[str, ...], is_text: bool, vocabulary: Vocabulary, split: str, longest: int | None
 ) -> Corpus:
-    """All pairs; of sentences of more than `longest` tokens only the lengths."""
+    """All pairs; keeps only the lengths of sentences of more than `longest` tokens."""
     if is_text:
         return read_text(paths, vocabulary, longest)
     return read_records(paths, split, vocabulary.size, longest)
@@ -134,9 +134,9 @@ def read_text(paths: tuple[str, ...], vocabulary: Vocabulary, longest: int | Non
     """Reads two files, local or gs://; line i of one is the translation of line i of the other.
 
     Args:
-      paths: of the sources and of the targets.
+      paths: the file of the sources and the file of the targets.
       vocabulary: must be `Words`.
-      longest: of longer sentences only the lengths are kept; None keeps all.
+      longest: only the lengths of longer sentences are kept; None keeps all.
     """
     if not isinstance(vocabulary, Words):
         raise DataError(
@@ -168,8 +168,8 @@ def read_text_side(path: str, vocabulary: Words, report: Callable[[int], None]) 
 
     Args:
       path: the file.
-      vocabulary: words that it does not have become Words.UNKNOWN.
-      report: is called with the bytes of each block that was read.
+      vocabulary: words without an entry become Words.UNKNOWN.
+      report: is called with the number of bytes of each block.
     """
     tf = tensorflow()
     ids, lengths = array.array(np.dtype(id_type(vocabulary.size)).char), array.array("i")
@@ -216,10 +216,10 @@ def read_records(paths: Sequence[str], split: str, vocab_size: int, longest: int
 
     Args:
       paths: the files.
-      split: "train" or "eval". To evaluate, single pairs alone are read where packed rows lie
-        in the same folder.
+      split: "train" or "eval". Evaluation reads only the files of single pairs, where packed rows
+        lie in the same folder.
       vocab_size: ids are below it.
-      longest: of longer sentences only the lengths are kept; None keeps all.
+      longest: only the lengths of longer sentences are kept; None keeps all.
     """
     lengths, results = files.sizes(paths), []
     progress = Progress(sum(lengths))

@@ -7,7 +7,7 @@
 Line i of a target file is the translation of line i of its source file; only "\\n" ends a line. A
 file may be a .gz or an .sgm. Files of pairs are tables (.tsv, .csv) and .jsonl. The program builds
 a vocabulary of subwords (or takes a file), and packs several pairs into each row. After an
-interruption the same command continues. See docs/data.md.
+interruption the same command continues. docs/data.md describes the formats.
 """
 
 import argparse
@@ -244,7 +244,7 @@ def _gnmt_command(out: str, content: dict[str, Any]) -> str:
         return ""
     flags = arguments.keys(**arguments.fitted(train["pairs"], 64, 12, 2000))
     command = arguments.train_command("small.py:gnmt", out, *flags, *_eval_lengths(content))
-    return f"{command}_gnmt"  # a workdir of its own
+    return f"{command}_gnmt"  # another workdir
 
 
 def _eval_lengths(content: dict[str, Any]) -> list[str]:

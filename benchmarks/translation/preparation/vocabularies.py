@@ -1,4 +1,4 @@
-"""The vocabulary of a preparation: a file of the user's, or one built from a sample of the text.
+"""The vocabulary of a preparation: the user's file, or one built from a sample of the text.
 
 Subwords are learned as tensor2tensor 1.15.7's `SubwordTextEncoder` does.
 """
@@ -74,9 +74,9 @@ def save(out: str, vocabulary: Vocabulary) -> None:
 def learn_subwords(counts: Mapping[str, int], size: int) -> str:
     """Makes a vocabulary of about `size` subwords: the text of its file.
 
-    As `SubwordTextEncoder.build_to_target_size(size, counts, 1, 1e3)`: a binary search for the
-    least count of a subword, which ends within 1 % of the size. Of a token of 100 characters or
-    more the first 100 count, and of text without blanks a part: there tensor2tensor differs.
+    The algorithm is that of `SubwordTextEncoder.build_to_target_size(size, counts, 1, 1e3)`: a
+    binary search for the least count of a subword, which ends within 1 % of the size. Other than
+    there, only the first 100 characters of a token count, and only a part of text without blanks.
 
     Args:
       counts: how often each token of `split_tokens` occurs.
@@ -145,7 +145,7 @@ def _candidates(tokens: list[tuple[str, int]], subwords: set[str], least: int) -
 def _select(occurrences: dict[str, int], alphabet: set[str], least: int) -> list[str]:
     """The candidates that occur often enough, and the alphabet, the most frequent first.
 
-    Each subword that is taken no longer counts for its beginnings.
+    The occurrences of a chosen subword no longer count for its beginnings.
     """
     taken = []
     for candidate in sorted(occurrences, key=len, reverse=True):

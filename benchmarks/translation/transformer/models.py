@@ -181,7 +181,7 @@ class Attention(nn.Module):
         return self.out(context.reshape(x.shape))[0], cache
 
     def cross_step(self, x: jax.Array, keys: Any, values: Any, seen: jax.Array) -> jax.Array:
-        """Attention of one token of each beam [b, k, width] to [b, heads, head, S].
+        """Attention of one token of each beam [b, k, width] to keys and values [b, heads, head, S].
 
         `seen` is bool[b, S].
         """
@@ -238,16 +238,16 @@ class Layer(nn.Module):
     def __call__(
         self, x: jax.Array, memory: jax.Array | None, masks: Any, seeds: Any, site: int
     ) -> jax.Array:
-        """Returns [b, L, width]; `masks` has one for the self-attention and one for the other."""
+        """Returns [b, L, width]; `masks` are for the self-attention and the cross-attention."""
 
         def add(x: jax.Array, y: jax.Array, number: int) -> jax.Array:
             return x + dropout(y, self.rate, seeds, site + number)
 
-        own, other = masks
-        y = self.attention(self.attention_norm(x), None, own, seeds, site)
+        self_mask, cross_mask = masks
+        y = self.attention(self.attention_norm(x), None, self_mask, seeds, site)
         x = add(x, y, 1)
         if memory is not None:
-            y = self.cross_attention(self.cross_norm(x), memory, other, seeds, site + 2)
+            y = self.cross_attention(self.cross_norm(x), memory, cross_mask, seeds, site + 2)
             x = add(x, y, 3)
         return add(x, self.mlp(self.mlp_norm(x), seeds, site + 4), 5)
 
@@ -345,8 +345,8 @@ class Transformer(nn.Module):
         Args:
           ids: int32[b, k], the tokens before; 0 at position 0.
           position: int32[], from 0.
-          cache: of `start`, or of the step before.
-          memory: of `encode`.
+          cache: the result of `start`, or of the step before.
+          memory: the result of `encode`.
 
         Returns:
           (logits float32[b, k, V], cache). V is the size of the table; the logits of rows that

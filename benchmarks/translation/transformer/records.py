@@ -66,7 +66,8 @@ class Records:
     def parse(self, serialized: Any) -> dict[str, Any]:
         """A serialized tf.train.Example as a row: int32[length] by the names of FEATURES.
 
-        Those of targets are int32[target_length]. A record of one pair is a row of one segment.
+        The features of targets are int32[target_length]. A record of one pair is a row of one
+        segment.
         """
         tf = tensorflow()
         parsed = tf.io.parse_single_example(serialized, rows.features())
@@ -105,8 +106,8 @@ def open_records(
 
     Args:
       data_dir: folder, local or gs://.
-      patterns: of the files' names, with commas between.
-      cache: a JSON file that keeps what the scan has found.
+      patterns: patterns of the files' names, separated by commas.
+      cache: a JSON file that keeps the result of the scan.
       split: "train" or "eval".
       length: positions of a row, of each side; to evaluate, of inputs.
       vocab_size: the number of ids of the vocabulary.
