@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _check_address(host: str, port: int) -> None:
-    """Raises ConfigError if no page can be served there; before a model is loaded."""
+    """Raises ConfigError if no page can be served at the address, before a model is loaded."""
     try:
         socket.create_server((host, port)).close()
     except OSError as error:

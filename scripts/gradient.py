@@ -1,4 +1,4 @@
-"""Runs a job under Gradient's contract; scripts/gradient_job.sh starts it. See docs/run.md.
+"""Runs a job under Gradient's contract (docs/run.md); scripts/gradient_job.sh starts it.
 
 Each step is a process: main.py, and this program itself with `begin` or `finish` before the flags.
 The first process reads the environment, starts the steps in order and passes SIGTERM, SIGHUP and
@@ -123,7 +123,7 @@ class Children:
         """
         if self.stop_signal:
             return 128 + self.stop_signal
-        # Without its own process group the child would get Ctrl-C from the terminal as well.
+        # Without a new process group the child would get Ctrl-C from the terminal as well.
         self._child = subprocess.Popen(
             command, cwd=_ROOT, env=env, stdin=subprocess.DEVNULL, process_group=0
         )
@@ -172,7 +172,7 @@ def run(request: Request, children: Children) -> int:
 
 
 def begin(request: Request) -> int:
-    """Stages the input and returns 0; of a finished job it deletes the input: ALREADY_FINISHED."""
+    """Stages the input and returns 0; if the job has finished, deletes it: ALREADY_FINISHED."""
     record = _read(request.output / RECORD)
     trained = any((request.output / "checkpoints").glob("*/manifest"))
     if record.get("flags") == request.flags and trained:
@@ -226,7 +226,7 @@ def _clear_input(request: Request, known: dict[str, Any]) -> None:
     for path, _, _ in os.walk(folder, topdown=False):  # nothing on gs://
         with contextlib.suppress(OSError):  # not empty
             os.rmdir(path)
-    with contextlib.suppress(OSError, ValueError):  # an object that marks a folder on gs://
+    with contextlib.suppress(OSError, ValueError):  # the object of a folder on gs://
         folder.rmdir()
     if items:
         size = f"{sum(size for size, _ in items.values()) / 1e6:,.1f} MB"
@@ -234,7 +234,7 @@ def _clear_input(request: Request, known: dict[str, Any]) -> None:
 
 
 def metadata(workdir: str) -> dict[str, Any]:
-    """The scores of the best and of the last evaluation of a run, in the form of Gradient."""
+    """The scores of the best and of the last evaluation of a run, in Gradient's format."""
     from engine.checkpoint import Checkpointer  # imports jax, which `_step` precedes
     from engine.report.history import History
 

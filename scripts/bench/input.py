@@ -1,13 +1,13 @@
 """Compares the input of photos with torch's DataLoader, in images per second.
 
-python -m scripts.bench.input --data=DIR    on the first images of your own train-* TFRecords
+python -m scripts.bench.input --data=DIR    on the first images of your train-* TFRecords
 python -m scripts.bench.input               on cut-outs of scikit-learn's two photos
 
-Each pipeline goes from files to normalised float32 batches on the device. All read the same JPEGs,
-ours from records, torch's from an ImageFolder with RandomResizedCrop and a flip. Each has its own
-process: ours with the variables that main.py adds (engine/environment.py), torch's with your
-environment. The pipelines take turns. A turn counts the time of the clock and the CPU time of the
-process and its workers, until no work is in flight. Photos of 12 megapixels want --images=128
+Each pipeline goes from files to normalised float32 batches on the device. All read the same JPEGs:
+our pipelines read records, torch's an ImageFolder with RandomResizedCrop and a flip. Each pipeline
+has its process: ours with the variables that main.py adds (engine/environment.py), torch's with
+your environment. The pipelines take turns. A turn counts the time of the clock and the CPU time of
+the process and its workers, until no work is in flight. Photos of 12 megapixels want --images=128
 --batch=32.
 """
 
@@ -210,7 +210,7 @@ def measure(folder: str, flags: argparse.Namespace) -> Seconds:
 
 
 def serve(connection: Connection, name: str, folder: str, flags: argparse.Namespace) -> None:
-    """Runs one pipeline, in its own process; answers each message with the seconds of a turn."""
+    """Runs one pipeline in a child process; answers each message with the seconds of a turn."""
     if name in OURS:
         environment.set_defaults()
     stream = pipeline(name, folder, flags)

@@ -27,7 +27,7 @@ def draw(results: Sequence[tuple[str, str, Sequence[logs.Run]]], path: str) -> l
     """Draws the runs that have evaluations; returns the lines of their table, in Markdown.
 
     Args:
-      results: (system, benchmark, runs) of each set; a run's own name of its system comes first.
+      results: (system, benchmark, runs) of each set; the system's name in a log takes precedence.
       path: the .svg or .png.
     """
     sets = list[Runs]()
@@ -49,7 +49,7 @@ def _row(group: Runs) -> str:
     """A row of the table: ranges over the runs, and mean scores on the way.
 
     The score at 1/4 is the latest one by a quarter of the epochs that the longest run has; "-" if
-    there was no evaluation yet. Mask R-CNN's is that of the boxes.
+    there was no evaluation yet. Mask R-CNN's score is that of its boxes.
     """
     curves = [[(epoch, scores[0]) for epoch, scores in _scores(run)] for run in group.runs]
     last = max(curve[-1][0] for curve in curves)
@@ -108,7 +108,7 @@ def _scores(run: logs.Run) -> list[tuple[float, list[float]]]:
 
 
 def _range(values: Sequence[float | None], form: str) -> str:
-    """The least and the largest value, such as "60 to 64"; a "?" at the end: a run has none."""
+    """The least and the largest value, such as "60 to 64"; "?" at the end if a run has no value."""
     known = sorted(value for value in values if value is not None)
     ends = dict.fromkeys(f"{value:{form}}" for value in (known[:1] + known[-1:]))
     return " to ".join([*ends, *["?"] * (len(known) < len(values))])

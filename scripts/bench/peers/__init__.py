@@ -1,6 +1,6 @@
-"""Train steps to compare ours with: each as one writes it in flax and optax, without special forms.
+"""Train steps to compare ours with, written in plain flax and optax without special optimisations.
 
-`resnet` and `transformer` are the steps of flax's examples imagenet and wmt, written anew. `gnmt`,
+`resnet` and `transformer` are the steps of flax's examples imagenet and wmt, rewritten. `gnmt`,
 `ssd` and `mask_rcnn` are the plain forms of the same networks and losses. Each module has
 `make(benchmark, freeze) -> Peer`; `scripts.bench.peers.step` makes a train step of it.
 
@@ -27,7 +27,7 @@ class Peer(NamedTuple):
       init: from a key to (params, model_state).
       loss: from (params, model_state, batch, key), of one device's share, to (the loss f32[],
         ({name: metric f32[]}, model_state)).
-      optimizer: of all parameters.
+      optimizer: the optimizer of all parameters.
       specs: from a global batch size to the shapes of each kind of batch that the benchmark has.
     """
 
