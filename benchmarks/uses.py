@@ -31,7 +31,7 @@ class Bar:
     label: str
     value: float
     ideal: float
-    count: int  # of the examples behind it
+    count: int  # the number of examples behind it
 
 
 class Picture(NamedTuple):
@@ -70,8 +70,8 @@ class Imported(NamedTuple):
     source: str  # the file
     params: Any
     model_state: Any
-    metadata: dict[str, Any]  # what a checkpoint's manifest says instead of `Benchmark.metadata`
-    summary: str  # what the file holds, in one line
+    metadata: dict[str, Any]  # replaces `Benchmark.metadata` in a checkpoint's manifest
+    summary: str  # the content of the file, in one line
 
 
 class Uses:

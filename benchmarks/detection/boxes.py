@@ -15,8 +15,8 @@ from jax import lax
 # The weights of the offsets y, x, log height, log width; Fast R-CNN's targets of unit variance.
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)
 LARGEST_LOG = math.log(1000 / 16)  # a decoded side is at most 62.5 times its anchor's
-_SMALLEST_SHARE = 1e-6  # of the anchor's side, so that the logarithm of an empty box is finite
-_COLUMNS = 128  # of the table into which `_best_anchors` scatters; the width of a TPU's tile
+_SMALLEST_SHARE = 1e-6  # a side / the anchor's, at least, so that logarithms are finite
+_COLUMNS = 128  # in the table of `_best_anchors`; the width of a TPU's tile
 
 
 def area(boxes: jax.typing.ArrayLike) -> jax.Array:

@@ -28,7 +28,7 @@ _LARGEST_COORDINATE = 1e9  # in pixels, either way
 class Annotations:
     """The n images, the categories and the m objects of an `instances_*.json`."""
 
-    path: str  # of the file, for messages
+    path: str  # the file, for messages
     digest: str  # SHA-256 of the file, in hexadecimal
     # (id, name), sorted by id; class c of the training, counted from 1, is `categories[c - 1]`
     categories: tuple[tuple[int, str], ...]
@@ -40,7 +40,7 @@ class Annotations:
     boxes: np.ndarray  # float64[m, 4]: x, y, width and height in pixels, as the file has them
     areas: np.ndarray  # float64[m], of the outlines in square pixels; without one, of the boxes
     crowd: np.ndarray  # bool[m]
-    # Of each object its polygons (a list of sequences x, y, x, y ...) or its run-length encoding
+    # For each object its polygons (a list of sequences x, y, x, y ...) or its run-length encoding
     # (a dict); [] unless they were asked for
     outlines: list[Any]
 
@@ -273,7 +273,7 @@ def outline_mask(outline: Any, height: int, width: int) -> np.ndarray:
         runs = masks.merge(masks.frPyObjects(outline_lists(outline), height, width))
     elif isinstance(outline["counts"], list):
         runs = masks.frPyObjects(outline, height, width)
-    with warnings.catch_warnings():  # of pycocotools 2.0.11 with NumPy 2
+    with warnings.catch_warnings():  # pycocotools 2.0.11 warns with NumPy 2
         warnings.simplefilter("ignore", DeprecationWarning)
         return masks.decode(runs)
 

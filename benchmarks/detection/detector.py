@@ -21,7 +21,11 @@ from common.images import pixels
 
 _FROZEN = "bn_statistics='frozen' keeps the BatchNorm"
 Leaves = dict[str, tuple[tuple[int, ...], Any]]  # name -> (shape of an example, dtype)
-COCO = {"train": 117_266, "eval": 5_000, "classes": 80}  # of 2017; training images with boxes
+COCO = {
+    "train": 117_266,
+    "eval": 5_000,
+    "classes": 80,
+}  # sizes of COCO 2017; training images with boxes
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:

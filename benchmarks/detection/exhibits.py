@@ -77,7 +77,7 @@ class Mistake(NamedTuple):
 
     image_id: int
     category: int  # its id
-    score: float  # of a false detection; 0 for a missed object
+    score: float  # the false detection's score; 0 for a missed object
     cost: float  # the score of a false detection; 1 less that of the match of a missed object
 
 

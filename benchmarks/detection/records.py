@@ -247,7 +247,7 @@ def _from_scan(
     rows = caches.scan_files(
         paths, lambda path: _scan_file(path, category_ids, split, needed), cache, settings
     )
-    boxes = [np.array(row["boxes"], np.int64) for row in rows]  # of each record, by file
+    boxes = [np.array(row["boxes"], np.int64) for row in rows]  # boxes in each record, by file
     files.check_not_empty(paths, list(map(len, boxes)), split)
     examples = [(split == "eval") | (of_file > 0) for of_file in boxes]
     if not any(of_file.any() for of_file in examples):

@@ -39,7 +39,7 @@ class Quality(NamedTuple):
     # float64[10, 101, K] at the IoU thresholds 0.5, 0.55 ... 0.95 and the recalls 0, 0.01 ... 1,
     # for objects of all sizes; -1 for a category without an object
     precision: np.ndarray
-    # Of each image and category with an object or a detection, for objects of all sizes
+    # For each image and category with an object or a detection, for objects of all sizes
     matches: list[Match]
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from common.keys import Count, Positive, Seed, Share
 
-# Of the pixels 0..255 of ImageNet's training images: red, green, blue.
+# Mean and deviation of ImageNet's training pixels, 0..255: red, green, blue.
 PIXEL_MEAN, PIXEL_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 Channels = Annotated[int, "[1, 65536]"]
 
@@ -39,7 +39,7 @@ class Data:
 class Preprocessing:
     """How an image and its objects become arrays of fixed shapes."""
 
-    max_boxes: Annotated[int, "[1, 1e4]"]  # of an image; the largest are kept
+    max_boxes: Annotated[int, "[1, 1e4]"]  # the most boxes of an image; the largest are kept
     random_flip: bool  # whether training images are mirrored at random
 
 

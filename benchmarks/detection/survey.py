@@ -7,7 +7,7 @@ from common.errors import count, some
 
 _TINY, _FEW_TINY = 8, 0.05  # pixels, and the share of the objects that may be smaller
 _FEW = 20  # objects of a category
-_SSD_SIDE, _MASK_SIDES = 300, np.array([800, 1333])  # of the recipes' images
+_SSD_SIDE, _MASK_SIDES = 300, np.array([800, 1333])  # sides of the recipes' images
 
 Finding = tuple[str, str, str]  # status "warn", text and fix
 

@@ -20,8 +20,8 @@ from common.images import manifest, photos, pixels
 from common.images.input_spec import run_decoder
 from common.portable import Arrays, Program
 
-_MARGIN = 1e-3  # of a score that rounding may bring below the least
-_MEANING = {  # of what a program takes and returns
+_MARGIN = 1e-3  # how far rounding may move a score below the least one
+_MEANING = {  # the meaning of a program's inputs and outputs
     "photo": "RGB, of any size; EXIF must be applied",
     "boxes": "y0, x0, y1, x1 in pixels of the photo",
     "class": "the line of labels.txt, counted from 1",
@@ -37,7 +37,7 @@ class Detections:
     scores: np.ndarray  # f32[n], above 0
     classes: np.ndarray  # int32[n], from 1
     boxes: np.ndarray  # f32[n, 4], (y0, x0, y1, x1) in pixels of the photo
-    outlines: Sequence[Any] = ()  # of each object, run lengths as pycocotools writes them
+    outlines: Sequence[Any] = ()  # each object's run lengths, as pycocotools writes them
 
     def inside(self, i: int) -> np.ndarray:
         """bool[height, width], the pixels of the photo that belong to object i."""

@@ -90,13 +90,6 @@ class Ncf(Benchmark):
 
     # Data.
 
-    @property
-    def _held_out(self) -> str:
-        """Which item of each user is held out, for manifests and messages."""
-        settings = self.settings
-        is_random = settings.eval_holdout == "random"
-        return f"random, config.seed={settings.seed}" if is_random else "latest"
-
     @functools.cached_property
     def data(self) -> Interactions:
         """Who rated what; DataError if the ratings are not those that the config declares."""
@@ -147,12 +140,13 @@ class Ncf(Benchmark):
 
     @property
     def metadata(self) -> dict[str, Any]:
+        is_random = self.settings.eval_holdout == "random"
         return {
             "num_users": self._model.num_users,
             "num_items": self._model.num_items,
             "rows_of_tables": "users with enough ratings, and the items they rated, by id",
             "rows_digest": self.data.rows_digest,
-            "held_out": self._held_out,
+            "held_out": f"random, config.seed={self.settings.seed}" if is_random else "latest",
         }
 
     def identity(self, split: str) -> Identity:

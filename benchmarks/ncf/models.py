@@ -15,19 +15,12 @@ TOP = 10  # an item ranked among the first 10 is a hit
 
 
 class NeuMF(nn.Module):
-    """The logit of the probability that a user rates an item.
-
-    Attributes:
-      num_users: rows of the users' table.
-      num_items: rows of the items' table.
-      gmf_dim: width of the factorisation.
-      mlp_layers: widths of the perceptron. The first is its input: half user, half item.
-    """
+    """The logit of the probability that a user rates an item."""
 
     num_users: int
     num_items: int
-    gmf_dim: int
-    mlp_layers: tuple[int, ...]
+    gmf_dim: int  # width of the factorisation
+    mlp_layers: tuple[int, ...]  # widths of the perceptron; the first is half user, half item
 
     @nn.compact
     def __call__(self, user: jax.Array, item: jax.Array) -> jax.Array:

@@ -24,16 +24,14 @@ from common.text import text_lines
 
 TITLES = ("items.csv", "movies.csv", "movies.dat", "u.item")
 NAMES = ("users.csv",)
-_COLUMNS = {".dat": "::", ".item": "|"}  # what stands between them, in lists without a header
+_COLUMNS = {".dat": "::", ".item": "|"}  # the delimiters of lists without a header
 
 
 class Finder:
     """Finds rows of the model's tables by the ids or the names of users or items.
 
-    Attributes:
-      kind: "user" or "item", for messages.
-      ids: uint32[rows], rising.
-      names: by ids, as far as they are known.
+    `ids` are uint32[rows], rising; `names` has the known names by id. `kind` is "user" or "item",
+    for messages.
     """
 
     def __init__(self, kind: str, ids: np.ndarray, names: Mapping[int, str]):

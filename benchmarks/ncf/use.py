@@ -20,10 +20,10 @@ from common.portable import Arrays, Program
 from common.text import csv_text
 
 _GROUPS = 10  # deciles
-# Of a new user's vector, with what docs/ncf.md measured.
+# Training of a new user's vector; docs/ncf.md has measurements.
 _NEIGHBOURS = 10  # known users of whom it is the mean at first
 _STEPS, _RATE = 30, 0.01
-_POSITIVES = 64  # of a step, and four times as many negatives, as in training
+_POSITIVES = 64  # items in a step; four times as many negatives, as in training
 # The inputs and outputs of the program.
 _MEANING = {
     "user": "ids of users, as in the file of ratings; users.csv, if any, lists them",

@@ -20,7 +20,7 @@ from common.layers.cpu import max_pool
 from models import BasicBlock, Block, ModuleDef, ResNet
 
 MIN_BLUR_CHANNELS = 16  # a convolution of fewer, which is the stem's, is left as it is
-BLUR_KERNEL = np.outer((1, 2, 1), (1, 2, 1)) / 16  # what `blur` convolves with
+BLUR_KERNEL = np.outer((1, 2, 1), (1, 2, 1)) / 16  # the kernel of `blur`
 _DROP_PATH_SITE = 0x70617468  # apart from other users of the same seeds
 _PALLAS_STAGES = 2  # whose blocks end with a kernel's boundary; arrays of later ones are small
 _WITHOUT_PALLAS = ("TPU v2", "TPU v3")  # the kernels' compiler refuses their products

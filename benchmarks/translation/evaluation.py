@@ -10,7 +10,7 @@ from common.data.shards import read_errors, tensorflow
 from common.errors import DataError, one_line
 from common.text import is_sgm, sgm_sentences
 
-SETTINGS = {"lowercase": True, "tokenize": "intl"}  # of sacrebleu
+SETTINGS = {"lowercase": True, "tokenize": "intl"}  # sacrebleu's arguments
 
 
 def batches(

@@ -27,7 +27,7 @@ SIDES = ("inputs", "targets")
 FEATURES = tuple(f"{side}{part}" for side in SIDES for part in ("", "_segmentation", "_position"))
 _MANIFEST_KIND = "translation"
 SCHEMA = "the schema of translation (lists of int64: inputs, targets)"
-_PAIRS = 20  # that are compared with the vocabulary
+_PAIRS = 20  # pairs that are compared with the vocabulary
 _SAME = 0.8  # the least share of them with the same ids
 
 Row = dict[str, np.ndarray]  # int64[n] by the names of FEATURES; [0] where a record has none
@@ -181,7 +181,7 @@ class ManifestShard(NamedTuple):
     examples: int
     bytes: int
     pairs: int
-    tokens: tuple[int, int]  # of inputs and of targets
+    tokens: tuple[int, int]  # tokens of inputs, tokens of targets
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,8 +25,8 @@ from common.portable import Arrays, Program
 Sentence = tuple[str, str, str]  # source, translation, reference
 _SHOWN = 12  # sentences in a table
 _WIDTH = 100  # columns of the terminal
-_GROUPS = 6  # of sentences of similar length
-_MOST_TOKENS = 2048  # of a sentence: the attention of 8 takes about 2 GB in the Transformer (big)
+_GROUPS = 6  # groups of sentences of similar length
+_MOST_TOKENS = 2048  # 8 such sentences take 2 GB for attention in the Transformer (big)
 # Who reads a vocabulary file, by `Vocabulary.kind`.
 _READERS = {
     "subwords": "tensor2tensor's SubwordTextEncoder reads",

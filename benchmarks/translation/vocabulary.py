@@ -26,7 +26,7 @@ ESCAPE_CHARACTERS = frozenset("\\_u;0123456789")
 _BPE_START = re.compile(rb"<pad>\r?\n<unk>\r?\n")  # tensor2tensor's files also begin with <pad>
 _BPE_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")  # in a file of subword-nmt; they are no words
 _BPE_JOINT = re.compile("@@( |$)")
-_LEAST_LINES = 4  # of a file of subword-nmt
+_LEAST_LINES = 4  # lines that a file of subword-nmt has at least
 _TOKENS = re.compile(r"[^\W_]+|[\W_]+")  # \w are the Unicode categories L and N, and "_"
 _ESCAPED = re.compile(r"\\u|\\\\|\\([0-9]+);")
 # Tokens whose ids stay in memory, and the characters of the longest of them: about 80 MB.
@@ -34,12 +34,7 @@ _CACHED, _CACHED_LENGTH = 1 << 18, 40
 
 
 class Vocabulary:
-    """Text to ids and back.
-
-    Attributes:
-      data, path: the file's content, and where it is.
-      digest: the SHA-256 of the content in hexadecimal.
-    """
+    """Text to ids and back; `digest` is the SHA-256 of the file's content in hexadecimal."""
 
     kind: str  # "subwords", "sentencepiece" or "words"
     size: int  # the number of ids, PAD and EOS included
@@ -165,7 +160,7 @@ class Words(Vocabulary):
 
     def __init__(self, data: bytes, path: str):
         super().__init__(data, path)
-        self.words = _parse_words(data)  # of a word that is listed twice, the first id counts
+        self.words = _parse_words(data)  # the first id of a word counts
         self.size = self.FIRST + len(self.words)
         self._names = ["<unk>", *self.words]
         self._ids: dict[str, int] = {}

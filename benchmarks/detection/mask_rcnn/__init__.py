@@ -33,7 +33,7 @@ from common.layers import space_to_depth
 
 # The keys that a run takes from the weights it begins with: of a Mask R-CNN or a ResNet
 MODEL_KEYS = ("max_pool", "space_to_depth", "bn_epsilon")
-# Of a Mask R-CNN
+# Taken from a Mask R-CNN only
 BODY_KEYS = (
     "resnet_stages",
     "resnet_bottleneck",
@@ -41,7 +41,7 @@ BODY_KEYS = (
     *models.Layout.__dataclass_fields__,
     *Heads.__dataclass_fields__,
 )
-# Of a Mask R-CNN that is used as it is
+# Taken from a Mask R-CNN that is used unchanged
 WHOLE_KEYS = ("num_classes", "class_numbers", "class_candidates")
 foreign_settings = functools.partial(read_foreign_settings, __name__)
 

@@ -56,8 +56,8 @@ class Regions(NamedTuple):
 class Sampling:
     """How many anchors or regions of an image are trained on, and which are positive."""
 
-    count: int  # of an image
-    share: float  # of `count` that may be positive at most
+    count: int  # samples of an image
+    share: float  # the largest share of positives in `count`
     positive_iou: float  # at least this IoU with a true box makes a positive
     negative_iou: float  # below it one is negative; those between the two are ignored
 

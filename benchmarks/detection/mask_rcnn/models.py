@@ -28,7 +28,7 @@ from models import ResNet
 
 Maps = dict[int, jax.Array]  # level -> [b, h, w, c], a cell for 2**level pixels
 
-ANCHOR_WEIGHTS = (1.0, 1.0, 1.0, 1.0)  # of the offsets from anchors, see `boxes.encode_boxes`
+ANCHOR_WEIGHTS = (1.0, 1.0, 1.0, 1.0)  # weights of the offsets from anchors
 _HE_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "uniform")  # Caffe2's "XavierFill"
 _HE_FAN_OUT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")  # "MSRAFill"
 PADDING = ((1, 1), (1, 1))
@@ -73,7 +73,7 @@ def _doubled(x: jax.Array) -> jax.Array:
 class ProposalHead(nn.Module):
     """Predicts from each map, with the same weights, which anchors hold an object and where."""
 
-    anchors: int  # of a cell
+    anchors: int  # anchors of a cell
     filters: int
     dtype: Any
 
@@ -156,8 +156,8 @@ class MaskRCNN(nn.Module):
 
     backbone: ResNet
     levels: tuple[int, ...]
-    anchors: int  # of a cell
-    filters: int  # of the pyramid
+    anchors: int  # anchors of a cell
+    filters: int  # channels of the pyramid
     box_features: tuple[int, ...]
     mask_features: tuple[int, ...]
     num_classes: int  # without the background

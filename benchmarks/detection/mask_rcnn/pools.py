@@ -63,9 +63,9 @@ class Mix:
     The examples of the second pool are numbered after the first pool's. One pool may be empty.
     """
 
-    counts: tuple[tuple[int, ...], ...]  # of each pool, the examples in each of its files
+    counts: tuple[tuple[int, ...], ...]  # by pool, the examples in each file
     seed: int
-    batch_size: int  # of a step, which has examples of one pool
+    batch_size: int  # a step has examples of one pool
     max_streams: int  # a multiple of every number of hosts that will ever share the run
     buffer: int  # examples that all streams together hold for shuffling; the pools share it
 

@@ -19,7 +19,7 @@ from benchmarks.detection.boxes import area
 _Maps = tuple[jax.Array, ...]
 _Terms = list[tuple[jax.Array, jax.Array]]
 _SAMPLES = 2  # points of a bin along an axis
-_SIDE = 128  # of a TPU's matrix unit
+_SIDE = 128  # the side of a TPU's matrix unit
 
 
 def levels(boxes: jax.Array, least: int, most: int, canonical: float = 224.0) -> jax.Array:

@@ -23,7 +23,7 @@ MODEL = "torchvision's Mask R-CNN"
 # The first digits of SHA-256 of torchvision's weights of 2019, whose BatchNorm divides by the
 # standard deviation alone. In its name: maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth
 _WITHOUT_EPSILON = "bf2d0c1e"
-_COCO_IDS = 90  # of COCO's 80 categories; the numbers between them are unused classes
+_COCO_IDS = 90  # the highest id of COCO's 80 categories; unused ids are classes too
 _SWAPPED = [1, 0, 3, 2]  # (x, y, width, height) as (y, x, height, width), and back
 _LAYERS = {
     **{f"pyramid/lateral{k}": f"backbone.fpn.inner_blocks.{k - 2}.0" for k in range(2, 6)},

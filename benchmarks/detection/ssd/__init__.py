@@ -30,9 +30,9 @@ from models import BatchNorm
 
 # The keys that a run takes from the weights it begins with: of an SSD or a ResNet
 MODEL_KEYS = ("max_pool", "clip_boxes")
-# Of an SSD
+# Taken from an SSD only
 BODY_KEYS = ("antialias", "resnet_stages", "num_filters", *Maps.__dataclass_fields__)
-WHOLE_KEYS = ("num_classes",)  # of an SSD that is used as it is
+WHOLE_KEYS = ("num_classes",)  # taken from an SSD that is used unchanged
 foreign_settings = functools.partial(read_foreign_settings, __name__)
 
 

@@ -41,7 +41,7 @@ from common.images import pixels
 
 # The largest change of the colours: of torchvision's ColorJitter in the SSD reference of MLPerf.
 _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = 0.125, 0.5, 0.5, 0.05
-# Of red, green and blue in the brightness that people see: ITU-R BT.601.
+# The weights of red, green and blue in the luma: ITU-R BT.601.
 _LUMA = np.array([0.299, 0.587, 0.114])
 _YIQ = np.array([_LUMA, [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])  # NTSC
 # A turn of the chroma plane by the angle a is GREY + cos(a) * CHROMA + sin(a) * TURNED.
@@ -49,8 +49,8 @@ _GREY = np.linalg.inv(_YIQ) @ np.diag([1.0, 0, 0]) @ _YIQ
 _CHROMA = np.linalg.inv(_YIQ) @ np.diag([0, 1.0, 1.0]) @ _YIQ
 _TURNED = np.linalg.inv(_YIQ) @ np.array([[0, 0, 0], [0, 0, 1.0], [0, -1.0, 0]]) @ _YIQ
 _FLIP = 4  # the number of a draw that no colour uses
-_ROUNDS = 64  # of a crop, at most
-_CHOICES = 7  # of a round: number 0 is the complete image, the others have a condition on the IoU
+_ROUNDS = 64  # the most rounds of a crop
+_CHOICES = 7  # rules of a round; number 0 is the complete image
 _NO_CONDITION = -1.0
 _MIN_IOU = (_NO_CONDITION, 0.1, 0.3, 0.5, 0.7, 0.9)
 Side = Annotated[int, "[1, 4096]"]

@@ -15,7 +15,7 @@ from benchmarks.detection.boxes import area, encode_boxes, match, take_by_produc
 from benchmarks.detection.losses import cross_entropy, smooth_l1
 
 MATCH_IOU = 0.5  # an anchor with at least this IoU with a true box is positive
-NEGATIVES = 3  # of the other anchors, this many per positive one count
+NEGATIVES = 3  # negatives for each positive anchor
 
 
 def detection_loss(

@@ -59,7 +59,7 @@ def tensor(name: str) -> str:
     if layer in ("conv_stem", "bn_stem"):
         return f"ssd0_resnetmlperf0_{sort}0_{kind}"
     stage, unit = map(int, re.findall(r"\d+", block[1]))
-    if layer.endswith("_proj"):  # of a stage's first block, after its two convolutions
+    if layer.endswith("_proj"):  # in a stage's first block, after its two convolutions
         number = 2
     else:
         number = 2 * (unit - 1) + int(layer[-1]) - 1 + (stage > 1 and unit > 1)

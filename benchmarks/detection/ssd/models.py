@@ -28,7 +28,7 @@ from models import BasicBlock, ResNet, stem
 # PyTorch's padding; "SAME" pads unevenly where an even side is halved. The centres of the default
 # boxes fit the even one.
 PADDING = ((1, 1), (1, 1))
-_ROWS = 8  # of a tile of the TPU's memory
+_ROWS = 8  # rows in a tile of the TPU's memory
 
 
 class Extra(NamedTuple):
@@ -50,9 +50,9 @@ class Layout:
 
     image_size: int  # side of the square image in pixels
     feature_sizes: Sequence[int]  # side of each feature map in cells
-    steps: Sequence[float]  # of each map, the distance between the centres of two cells in pixels
-    scales: Sequence[float]  # of each map, the side of its smaller square in pixels; and one more
-    aspect_ratios: Sequence[Sequence[float]]  # of each map, width / height of its wide boxes
+    steps: Sequence[float]  # by map, pixels between the centres of two cells
+    scales: Sequence[float]  # by map, pixels of the smaller square's side; one more
+    aspect_ratios: Sequence[Sequence[float]]  # by map, width / height of its wide boxes
 
     @property
     def boxes_per_cell(self) -> tuple[int, ...]:
@@ -152,7 +152,7 @@ class SSD(nn.Module):
 
     backbone: ResNet
     extras: tuple[Extra, ...]
-    boxes_per_cell: tuple[int, ...]  # of each map, one more than there are extra layers
+    boxes_per_cell: tuple[int, ...]  # by map; there is one map more than extra layers
     num_classes: int  # without the background
 
     @nn.compact

@@ -26,7 +26,7 @@ from common.trees import by_name
 from models import EPSILON
 
 _PHOTO = "photo"
-_END = np.iinfo(np.int64).max  # of a slice: all that remain
+_END = np.iinfo(np.int64).max  # the end of a slice: takes all elements
 
 
 class SsdUses(DetectorUses):

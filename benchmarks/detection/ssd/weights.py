@@ -46,7 +46,7 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
     squeezed, filters = (
         tuple(arrays[f"additional_blocks.{i}.{k}.bias"].size for i in range(5)) for k in (0, 2)
     )
-    count = arrays["loc.0.bias"].size // 4  # of default boxes in a cell
+    count = arrays["loc.0.bias"].size // 4  # default boxes in a cell
     if not all(blocks):
         raise ValueError("a stage of the ResNet")
     if (classes := arrays["conf.0.bias"].size // max(count, 1) - 1) < 1:

@@ -33,9 +33,9 @@ from common.preparation.sources import SourceError
 
 _COLUMNS = ("user", "item", "time")
 _RATINGS, _USERS, _ITEMS = "ratings.csv", "users.csv", "items.csv"
-_LEAST = (20, 10, 5, 3, 2)  # of min_ratings: the first that keeps 90% of those with 2 or more
+_LEAST = (20, 10, 5, 3, 2)  # min_ratings: the first that keeps 90% of users with 2 ratings
 _LARGE = 1_000_000  # rows from which on the recipe is that of ml-20m
-_BATCH = 2048  # of configs/ncf.py; an eighth of fewer rows learns more in as many epochs
+_BATCH = 2048  # of configs/ncf.py; small tables take an eighth, which learns more per epoch
 _PART = 1 << 20  # rows that are written at a time
 _TITLES = ("movies.csv", "movies.dat", "u.item", "books.csv", _ITEMS)  # lists beside the table
 _SUFFIXES = (".csv", ".tsv", ".dat", ".data", ".inter", ".jsonl", ".json", ".parquet", ".txt")
@@ -61,20 +61,14 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
 
 
 class Log(NamedTuple):
-    """The rows of all tables: who chose which item, and when.
+    """The rows of all tables: who chose which item, and when."""
 
-    Attributes:
-      users, items: int32[n], which index `user_names` and `item_names`.
-      times: uint32[n], seconds since 1970, or the numbers of the rows.
-      left_out: the number of rows by what they lack.
-    """
-
-    users: np.ndarray
-    items: np.ndarray
-    times: np.ndarray
+    users: np.ndarray  # int32[n], indices into `user_names`
+    items: np.ndarray  # int32[n], indices into `item_names`
+    times: np.ndarray  # uint32[n], seconds since 1970, or the numbers of the rows
     user_names: pyarrow.Array
     item_names: pyarrow.Array
-    left_out: dict[str, int]
+    left_out: dict[str, int]  # the number of rows by the value that they lack
 
 
 def read(sources: Sequence[tuple[Table, dict[str, int]]]) -> Log:

@@ -73,24 +73,15 @@ _UNITS = {1e17: ("nanoseconds", 1e9), 1e14: ("microseconds", 1e6), 1e11: ("milli
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table whose head is known.
+    """A table whose head is known."""
 
-    Attributes:
-      path: local or gs://.
-      names: of the columns; their numbers from 1 where there is no header.
-      rows: the first ones, as text; of a CSV only.
-      skip: lines above the first row.
-      delimiter: of a CSV; "" of JSON and Parquet.
-      types: of the columns of JSON.
-    """
-
-    path: str
-    names: tuple[str, ...]
-    rows: Sequence[Sequence[str]] = ()
-    skip: int = 0
-    delimiter: str = ""
+    path: str  # local or gs://
+    names: tuple[str, ...]  # the columns' names; without a header their numbers from 1
+    rows: Sequence[Sequence[str]] = ()  # the first rows of a CSV, as text
+    skip: int = 0  # lines above the first row
+    delimiter: str = ""  # "" for JSON and Parquet
     quoted: bool = False
-    types: pyarrow.Schema | None = None
+    types: pyarrow.Schema | None = None  # the columns' types in JSON
 
     @property
     def has_header(self) -> bool:

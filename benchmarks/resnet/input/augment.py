@@ -41,7 +41,7 @@ class Policy:
     kind: str  # "tensorflow", "timm" or "trivial"
     layers: int  # how many operations an image gets
     strength: float = 0.0  # 0 to 10; "trivial" has none
-    deviation: float = 0.0  # of the strength, for "timm"
+    deviation: float = 0.0  # standard deviation of the strength, for "timm"
     # The colour, 0 to 255, of pixels whose source lies outside the image: in TensorFlow grey, in
     # timm the mean of ImageNet, in torchvision black.
     fill: effects.Fill = (0.0, 0.0, 0.0)

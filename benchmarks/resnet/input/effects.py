@@ -20,7 +20,7 @@ import numpy as np
 Fill = tuple[float, float, float]
 _BLOCK, _STEEP_BLOCK = 16, 4  # rows that one matrix product moves together
 _STEEP = 0.5  # with larger shears, the sum of neighbours for a large block would be long
-_LANES = 256  # of the result of one product; the compiler makes wider ones four times slower
+_LANES = 256  # columns of one product; the compiler makes wider ones four times slower
 
 
 # Colours.

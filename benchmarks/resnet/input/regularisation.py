@@ -24,9 +24,9 @@ from common.hashing import uniform
 _DRAW_SITE = 31  # hashed with the seed, apart from the order of the images
 _GROUP = 32  # images of a device that get the same operation of `augmentation`
 _BOTH, _MIXUP, _CUTMIX, _ERASE = range(0x6D6978, 0x6D697C)  # sites of the draws
-_INTERVALS = 4096  # of the table of quantiles
-_ATTEMPTS = 10  # of `erase`, to draw a window that fits
-_AREAS, _RATIOS = (0.02, 0.33), (0.3, 3.3)  # of such a window
+_INTERVALS = 4096  # intervals in the table of quantiles
+_ATTEMPTS = 10  # windows that `erase` draws until one fits
+_AREAS, _RATIOS = (0.02, 0.33), (0.3, 3.3)  # share of the area, height / width of a window
 
 
 class Mixed(NamedTuple):

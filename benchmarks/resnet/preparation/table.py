@@ -68,7 +68,7 @@ class Row(NamedTuple):
 
     line: int
     file: str
-    photos: list[int]  # those that `file` may mean
+    photos: list[int]  # the photos that `file` may mean
     label: str  # '' if there is none
     split: str  # 'train', 'validation' or 'test'; '' in a table without splits
 
@@ -77,7 +77,7 @@ class Table(NamedTuple):
     """Photos and their classes."""
 
     rows: list[Row]
-    names: list[str]  # of all columns
+    names: list[str]  # the names of all columns
     file: str  # the names of the columns with files, labels and splits
     label: str
     split: str

@@ -14,7 +14,7 @@ from common.text import percent
 from input_pipeline import Source
 
 _MISTAKES = 24  # pictures
-_SIDE = 192  # of a picture, in pixels
+_SIDE = 192  # the side of a picture, in pixels
 
 
 @dataclasses.dataclass(frozen=True)

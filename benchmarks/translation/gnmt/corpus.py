@@ -137,7 +137,7 @@ class Buckets:
 
     bounds: tuple[int, ...]  # the lengths of the buckets, rising
     which: np.ndarray  # int16[n], the bucket of each pair
-    seed: int  # of the run
+    seed: int  # the run's seed
     batch_size: int  # over all hosts
 
     @classmethod

@@ -205,7 +205,7 @@ def _text_blocks(file: Any) -> Iterator[bytes]:
 class _File:
     """The pairs of one file."""
 
-    count: int  # of records
+    count: int  # the number of records
     packed: bool | None  # None if the file is empty
     records: np.ndarray  # int64[pairs], the record of each pair, counted in the file
     sides: list[Sentences]

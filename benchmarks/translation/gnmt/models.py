@@ -188,7 +188,7 @@ class GNMT(nn.Module):
         0.1  # initial weights are uniform in +-init_scale; the attention's bias is 0
     )
     attention_gain: float = 1024**-0.5  # the initial g of the attention
-    dtype: Any = jnp.bfloat16  # of products and activations
+    dtype: Any = jnp.bfloat16  # the dtype of products and activations
 
     def setup(self):
         init, words = _symmetric(self.init_scale), -(-self.vocab_size // _TILE) * _TILE

@@ -55,7 +55,7 @@ def choose(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> Sequence
         source, target = "source", "target"
     missing = [source, target].count("")
     rest = [each for each in sides if each not in (source, target)]
-    if len(rest) > missing:  # of columns, "id" and "no" are numbers
+    if len(rest) > missing:  # columns "id" and "no" hold numbers
         rest = [each for each in rest if each not in ("id", "no", "source", "target")]
     if missing and len(rest) != missing:
         return ()

@@ -26,7 +26,7 @@ def pack(pairs: Iterable[Pair], length: int, open_rows: int = 256) -> Iterator[l
       open_rows: more rows at a time fill better; 1,000 pairs take about 50 ms.
     """
     pool: list[Pair] = []
-    size = 0  # of the longer sides in the pool
+    size = 0  # the sum of the longer sides in the pool
     for pair in pairs:
         pool.append(pair)
         size += max(map(len, pair))

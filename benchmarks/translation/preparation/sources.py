@@ -49,7 +49,7 @@ class Pairs(NamedTuple):
     """The pairs of a data set."""
 
     train: list[Pair]  # without space at their ends, as in tensor2tensor
-    eval: list[Pair]  # as they are
+    eval: list[Pair]  # unchanged
     left_out: dict[str, dict[str, int]]  # by split: how many pairs, by reason
 
 

@@ -33,7 +33,7 @@ ROW_LENGTH, EVAL_LENGTHS = 256, (32, 64, 128)
 # from the second on, about a million, the recipe is that of WMT, which has 145 million.
 _FEW, _MANY = 1_300_000, 25_600_000
 _TINY = 1000  # fewer training pairs are worth a warning
-_STEPS = 2500  # of the schedule, in 10 to 100 epochs; small text has twice as many
+_STEPS = 2500  # training steps, in 10 to 100 epochs; small text has twice as many
 # Ends of the names of lines of text, beside languages; words in the names of evaluation text.
 _LINES = ("txt", "text", "tok", "sgm", "src", "tgt", "trg", "source", "target")
 _EVAL = {"val", "valid", "validation", "dev", "newsdev", "eval"}, {"test", "newstest", "tst"}

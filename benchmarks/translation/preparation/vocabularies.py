@@ -25,13 +25,13 @@ from common.preparation import writing
 
 FILES = {"subwords": "vocab.subwords", "sentencepiece": "vocab.model"}  # names in OUT, by kind
 _FACTS = "vocabulary.json"
-_ROUNDS = 4  # of refinement, as in tensor2tensor
+_ROUNDS = 4  # rounds of refinement, as in tensor2tensor
 _MOST_COUNT = 1000  # the largest minimum count that the search for a size tries
 # Characters of a token that count. One of 5,000 would have 12 million subwords.
 _LONGEST_TOKEN = 100
 # Text without blanks, such as Chinese, has hardly a token twice. These bound what it takes to about
 # a gigabyte; a sample of WMT has less than half as many.
-_CHARACTERS = 3 << 20  # of different tokens; later ones do not count
+_CHARACTERS = 3 << 20  # the most characters of different tokens; later tokens do not count
 _CANDIDATES = 1 << 21  # longer ones are not looked at beyond so many
 
 

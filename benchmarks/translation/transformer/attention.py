@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from common.layers import sums
 from common.layers.dropout import keep_mask
 
-_PARTS = 2  # of the rows on CPUs: XLA has one core for a batch of products; tried on two cores
+_PARTS = 2  # slices of the rows on CPUs: XLA has one core for a batch of products
 FORBIDDEN = -1e9  # the score of a key that must not be seen; finite, so that no row is nan
 
 

@@ -24,7 +24,7 @@ from common.layers import cpu, device_kind
 from common.layers.dropout import dropout
 
 _TILE = 128  # the table has a multiple of it as rows: that fills the TPU's matrix unit
-_EPSILON = 1e-6  # of the norms
+_EPSILON = 1e-6  # added to the norms' variance
 _ENCODER, _DECODER = 0, 1000  # the first number of the dropouts of a stack
 
 Cache = dict[str, dict[str, jax.Array]]
@@ -267,15 +267,15 @@ class Transformer(nn.Module):
     # Words, PAD (0) and EOS (1) included. The table has rows up to the next multiple of 128, which
     # are no words.
     vocab_size: int
-    width: int = 1024  # of the features; even, and a multiple of `heads`
-    mlp_width: int = 4096  # of the hidden layer in each layer
-    heads: int = 16  # of each attention
-    layers: int = 6  # of each stack
+    width: int = 1024  # the features' width; even, and a multiple of `heads`
+    mlp_width: int = 4096  # the width of each layer's hidden layer
+    heads: int = 16  # heads of each attention
+    layers: int = 6  # layers of each stack
     # The probability of 0 in the embeddings, every sub-layer's result, the attention's
     # probabilities, and the hidden layers.
     dropout: float = 0.1
     remat: bool = False  # whether the backward pass computes each layer again, to save memory
-    dtype: Any = jnp.bfloat16  # of products and activations
+    dtype: Any = jnp.bfloat16  # the dtype of products and activations
 
     def setup(self):
         shape = -(-self.vocab_size // _TILE) * _TILE, self.width
