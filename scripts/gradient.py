@@ -292,7 +292,7 @@ def stage(source: epath.Path, target: epath.Path, groups: Sequence[Sequence[str]
             if (arrived := part.stat().length) != sizes[name]:
                 raise OSError(f"{arrived} bytes arrived, not {sizes[name]}: did the file change?")
             part.replace(path)
-        except Exception as error:  # of a disk or of TensorFlow
+        except Exception as error:  # errors of the disk, or TensorFlow's classes
             raise UserError(f"cannot stage {source / name}: {one_line(error)}") from error
         progress.add(1, sizes[name])
 

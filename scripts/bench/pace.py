@@ -38,7 +38,7 @@ def main(argv: Any) -> None:
     *_, step = make_step(programs, _without_clock(next(stream)))
     step()  # warms up
     started = time.monotonic()
-    next(stream)  # what the input takes; this batch may have another shape
+    next(stream)  # measures the input; this batch may have another shape
     step()
     seconds, steps = time.monotonic() - started, plan.recipe.total_steps
     text = f"on this machine: {seconds:.3g} s/step measured, {steps:,} steps"

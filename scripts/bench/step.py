@@ -139,7 +139,7 @@ def pair(flags: argparse.Namespace) -> tuple[Any, Callable[[], Any], Callable[[]
     else:
         peers.check(config)
     if meshes.open_platform() == "cpu":
-        environment.keep_freed_memory()  # as a run on CPUs does; both use malloc
+        environment.keep_freed_memory()  # a run on CPUs does so too; both use malloc
         is_set = any(text.startswith("precision=") for text in flags.set)
         if "precision" in config and not is_set:
             config.precision = "float32"

@@ -36,27 +36,17 @@ _REPEATED = r"\d+ files do not comply|Seed checker failed$|System description fi
 
 @dataclasses.dataclass
 class Result:
-    """The runs of one system for one benchmark, and what the checkers say about them.
+    """The runs of one system for one benchmark, and what the checkers say about them."""
 
-    Attributes:
-      system: its folder in results/.
-      benchmark: MLPerf's name, which is the folder of the logs.
-      paths: the logs.
-      description: of the system, in systems/; None if these are only logs.
-      runs: the readable logs, by file name.
-      ruleset: the rules of the check; "" if the logs are only read.
-      scale: multiplies the minutes if the runs needed fewer epochs than the reference.
-      errors: the reasons of a FAIL, a line each.
-    """
-
-    system: str
-    benchmark: str
-    paths: Sequence[Any]
-    description: Any = None
+    system: str  # the name of its folder in results/
+    benchmark: str  # MLPerf's name, which is the folder of the logs
+    paths: Sequence[Any]  # the logs
+    description: Any = None  # the system's file in systems/; None if there are only logs
+    # The readable logs, by file name.
     runs: dict[str, logs.Run] = dataclasses.field(default_factory=dict)
-    ruleset: str = ""
-    scale: float = 1.0
-    errors: list[str] = dataclasses.field(default_factory=list)
+    ruleset: str = ""  # the rules of the check; "" if the logs are only read
+    scale: float = 1.0  # multiplies the minutes if the runs need fewer epochs than the reference
+    errors: list[str] = dataclasses.field(default_factory=list)  # the reasons of a FAIL
 
     @property
     def epochs(self) -> float | None:

@@ -88,7 +88,7 @@ def _draw(sets: Sequence[Runs], path: str) -> None:
             axis.text(0.97, low, group.label, color=color, ha="right", transform=corner)
             values = entry.targets.get(form, entry.targets[entry.form]).values()
             targets |= dict.fromkeys(values, "top" if form == "v0.5" else "bottom")
-        for target, side in targets.items():  # those of v0.5 are lower
+        for target, side in targets.items():  # v0.5 has lower targets
             axis.axhline(target, color="gray", ls="--", lw=0.8)
             at_left = axis.get_yaxis_transform()
             axis.text(0, target, f" target {target:g}", va=side, transform=at_left, size=8)

@@ -36,27 +36,16 @@ _HELP = "Trains to MLPerf's target quality several times; see docs/mlperf.md."
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The runs of one benchmark that the environment and the command line ask for.
+    """The runs of one benchmark that the environment and the command line ask for."""
 
-    Attributes:
-      benchmark: the name of its folder in benchmarks/.
-      model_dir: the folder of all runs.
-      data_dir: the folder of the data.
-      runs: the number of runs.
-      seed: determines the runs' seeds; None until `complete_request` draws it.
-      flags: of main.py, --config first.
-      is_first: whether this host writes the results.
-      init_from: the checkpoint that training starts from; "" for none.
-    """
-
-    benchmark: str
-    model_dir: str
+    benchmark: str  # the name of its folder in benchmarks/
+    model_dir: str  # the folder of all runs
     data_dir: str
-    runs: int
-    seed: int | None
-    flags: list[str]
-    is_first: bool
-    init_from: str = ""
+    runs: int  # their number
+    seed: int | None  # determines the runs' seeds; None until `complete_request` draws it
+    flags: list[str]  # for main.py, --config first
+    is_first: bool  # whether this host writes the results
+    init_from: str = ""  # the checkpoint that training starts from; "" for none
 
     @property
     def entry(self) -> Entry:

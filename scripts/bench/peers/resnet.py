@@ -19,7 +19,7 @@ from common.errors import ConfigError
 from models import DEPTHS, BottleneckBlock
 from scripts.bench.peers import Peer
 
-_PENALTY = 1e-4  # of the squared norm of the kernels
+_PENALTY = 1e-4  # factor of the squared norm of the kernels
 
 
 class Block(nn.Module):

@@ -28,7 +28,7 @@ class SSD(nn.Module):
 
     backbone: Trunk
     extras: Any  # (squeezed, filters, stride, padding) of each extra layer
-    boxes_per_cell: Any  # of each map
+    boxes_per_cell: Any  # by map
     num_logits: int
 
     @nn.compact
