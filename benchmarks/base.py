@@ -114,7 +114,7 @@ class Hints:
     own_patience = 0
     published = "WORKDIR"  # a value of config.init_from that fits, for messages
 
-    bn_span: int | str = 1  # which devices share BatchNorm statistics, see `engine.mesh.make`
+    bn_span: int | str = 1  # devices that share BatchNorm statistics, or "64/4096"
     # True: the train step is compiled with larger windows, see `engine.compiler`. Estimates decide.
     larger_windows = False
     # True: process 0 scores in a thread while the devices train on. For scores that take minutes.
@@ -232,7 +232,7 @@ class Benchmark(Hints):
         raise NotImplementedError
 
     def adopt(self, params: Arrays, model_state: Arrays, loaded: Arrays) -> tuple[Arrays, Arrays]:
-        """Puts another model's arrays into those of `init`, for `config.init_from`.
+        """Replaces arrays of `init` with another model's, for `config.init_from`.
 
         All arrays are on the host; `loaded` is {"params": ..., "model_state": ...} of the other
         model. Arrays in the result (params, model_state) that come from it are the same objects as

@@ -334,7 +334,7 @@ def files(folder: epath.Path) -> dict[str, list[Any]]:
 
 
 def _why_foreign(folder: epath.Path) -> str:
-    """Returns why a job must not write or delete in a folder; "" if it may."""
+    """The reason why a job must not write or delete in a folder; "" if it may."""
     if _is_remote(folder):
         return ""
     if os.path.islink(folder):

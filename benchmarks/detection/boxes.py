@@ -158,7 +158,7 @@ def match(
             (the second stage of Faster R-CNN, arXiv:1506.01497).
 
     Returns:
-        The matches of one image; `jax.vmap` over boxes and valid gives those of a batch.
+        The matches of one image; for a batch, use `jax.vmap` over boxes and valid.
     """
     overlaps = iou(jnp.where(valid[:, None], boxes, 0), anchors)
     overlap, nearest = _highest(overlaps, 0)

@@ -101,7 +101,7 @@ class Annotations:
 
 
 def normal(name: str) -> str:
-    """A `file_name` as a relative path; some tools write those of Windows."""
+    """A `file_name` as a relative path; some tools write paths of Windows."""
     return posixpath.normpath(name.replace("\\", "/")).lstrip("/")
 
 
@@ -114,8 +114,8 @@ def is_end(path: str, name: str) -> bool:
 def _decode(data: bytes, path: str, masks: bool) -> dict[str, list]:
     """The three lists of a file.
 
-    Objects become tuples of what is needed while the file is read, because as dicts those of COCO's
-    training images take 2 GB.
+    Objects become tuples of the needed values while the file is read: as dicts, the objects in
+    COCO's training images take 2 GB.
     """
 
     def compact(fields: dict[str, Any]) -> Any:
@@ -235,7 +235,7 @@ def outline_error(outline: Any, height: int, width: int) -> str:
         if isinstance(counts, list):
             are_lengths = all(type(length) is int and length >= 0 for length in counts)
             if not are_lengths or sum(counts) != height * width:
-                return f"has a segmentation whose runs are not those of {pixels}"
+                return f"has a segmentation whose runs do not add up to {pixels}"
         return ""
     if not isinstance(outline, list) or not outline:
         return "has no segmentation"

@@ -78,7 +78,7 @@ class Mistake(NamedTuple):
     image_id: int
     category: int  # its id
     score: float  # the false detection's score; 0 for a missed object
-    cost: float  # the score of a false detection; 1 less that of the match of a missed object
+    cost: float  # a false detection's score; for a missed object, 1 - the score of its match
 
 
 def judge(annotations: Annotations, quality: Quality) -> tuple[list[Mistake], np.ndarray]:
@@ -194,7 +194,7 @@ class Artist:
         return objects
 
     def _draw_objects(self, axis: Any, photo: Photo, objects: Mapping[str, Any]) -> None:
-        """Draws a photo with outlines and boxes; those of one category have one colour."""
+        """Draws a photo with outlines and boxes, in one colour for each category."""
         from matplotlib import colormaps
         from matplotlib.patches import Rectangle
 

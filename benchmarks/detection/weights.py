@@ -40,14 +40,14 @@ _RESNET_KEYS = {
 
 
 def follow(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks a ResNet with whose weights a detector begins, and gives its sizes to the backbone.
+    """Checks a ResNet that a detector begins with, and gives its sizes to the backbone.
 
-    A recipe with `config.init_env` is a published one: its sizes stay, and others are refused.
-    ConfigError says that the ResNet computes something else than the backbone with these arrays, or
-    was trained on other pixels.
+    A recipe with `config.init_env` is a published one: its sizes stay, and ResNets of other sizes
+    are refused. ConfigError: the ResNet computes something else than the backbone with these
+    arrays, or was trained on other pixels.
 
     Args:
-      config: the detector's.
+      config: the detector's config.
       values: the ResNet's config.
 
     Returns:

@@ -33,7 +33,7 @@ _MEANING = {
 
 
 class NcfUses(Uses):
-    """The uses of a model of users and items. Ids are those of the file of ratings."""
+    """The uses of a model of users and items, with the ids in the file of ratings."""
 
     answers = "items"
     at_once = 8  # users that a device scores at once, each with all items

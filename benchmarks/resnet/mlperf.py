@@ -1,6 +1,6 @@
 """ResNet-50 in MLPerf: its rules, its data, and what the logs say about a run.
 
-Keys of 'mllog' are those of mlperf-logging's rulesets 0.7.0 to 4.0.0, keys of 'v0.5' the tags of
+Keys of 'mllog' come from mlperf-logging's rulesets 0.7.0 to 4.0.0, keys of 'v0.5' from the tags of
 mlperf_compliance 0.0.10 without the shapes of the layers. Tensors have the names of MLPerf's
 reference implementation.
 """

@@ -234,9 +234,9 @@ def blur(x: jax.Array, stride: int = 1) -> jax.Array:
 def compose_stochastic_depth(model: ResNet, last: float, seeds: jax.Array) -> ResNet:
     """`model` for the training rows with these seeds, int32[b]: some lack a block's branch.
 
-    The branch of the last block is dropped with the probability `last`, that of the first one
-    never. Huang et al. 2016 (arXiv:1603.09382). As in timm, each row is drawn separately, and the
-    kept branches are scaled in training, so that evaluation needs no factor.
+    The branch of the last block is dropped with the probability `last`, the branch of the first
+    block never. Huang et al. 2016 (arXiv:1603.09382). As in timm, each row is drawn separately, and
+    the kept branches are scaled in training, so that evaluation needs no factor.
     """
     names = _block_names(model)
     numbers = {name: number for number, name in enumerate(names)}
@@ -270,7 +270,7 @@ def scale_branch(y: jax.Array, factors: jax.Array) -> jax.Array:
 def compose_pallas(model: ResNet, padding: Any) -> ResNet:
     """config.kernels = "pallas": one kernel per boundary of two bottlenecks in the backward pass.
 
-    The function and the variables are those of batch_norm="gram". `common.layers.boundary` has the
+    Function and variables are the same as with batch_norm="gram". `common.layers.boundary` has the
     kernel and says what it saves. Where these devices cannot run it, calling the model in training
     raises a ConfigError.
     """

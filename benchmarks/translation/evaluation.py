@@ -84,8 +84,8 @@ def read_lines(path: str) -> list[str]:
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """Scores translations as MLPerf does: without case, with words as in WMT.
 
-    sacrebleu computes it. Its "intl" words, its counts and its smoothing are those of tensor2tensor
-    and of MLPerf's references. The scores differ in rare cases: next to a backslash or to a numeral
+    sacrebleu computes it. tensor2tensor and MLPerf's references have the same "intl" words, counts
+    and smoothing. The scores differ in rare cases: next to a backslash or to a numeral
     that is no decimal digit, such as a superscript; and where no word is right or no translation
     has 4 words: then sacrebleu's score is 0 and the others' are not.
 

@@ -45,7 +45,7 @@ def run(
     Args:
       step: (ids int32[b, k], position int32[], cache) -> (logits float[b, k, V or more], further
         arrays, cache). `ids` are the tokens at `position` - 1, and PAD at position 0; the logits
-        are those of the tokens at `position`. Arrays that do not change belong into its closure.
+        are for the tokens at `position`. Arrays that do not change belong into its closure.
       cache: the cache of the first step, the same for the k beams of a sentence.
       lists: the lists at position 0.
       is_searching: (position int32[], lists) -> bool[b].
@@ -115,6 +115,6 @@ def gather(tree: Any, rows: jax.Array) -> Any:
 
 
 def choose(which: jax.Array, yes: Any, no: Any) -> Any:
-    """The sentences of `yes` where `which` bool[b] is true, else those of `no`; leaves [b, ...]."""
+    """Leaves [b, ...]: the sentences of `yes` where `which` bool[b] is True, others of `no`."""
     pick = jax.vmap(jnp.where)
     return jax.tree.map(lambda a, b: pick(which, a, b), yes, no)

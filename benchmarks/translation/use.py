@@ -280,7 +280,7 @@ def make_program(benchmark: Any, params: Any) -> Program:
     folder, pattern = benchmark.settings.data_dir, benchmark.settings.vocabulary_file
     vocabulary = epath.Path(files.find(folder, pattern, "vocabulary")[0])
     return Program(
-        task=f"translates sentences into {benchmark.language!r}. Their ids are those of "
+        task=f"translates sentences into {benchmark.language!r}. Their ids are from "
         f"`{vocabulary.name}`, which {_READERS[benchmark.vocabulary.kind]}",
         compute=compute,
         inputs={"sources": (f"batch, {length}", np.int32)},

@@ -143,7 +143,7 @@ def pipeline(name: str, folder: str, flags: argparse.Namespace) -> Iterator[Any]
 
 
 def _torch_batches(folder: str, flags: argparse.Namespace, workers: int) -> Iterator[Any]:
-    """[images float32[b, 3, size, size], labels int64[b]], as PyTorch's ImageNet example."""
+    """Batches [images float32[b, 3, size, size], labels int64[b]] of PyTorch's ImageNet example."""
     data: Any = importlib.import_module("torch.utils.data")
     vision: Any = importlib.import_module("torchvision")
     mean, std = ([value / 255 for value in values] for values in IMAGENET)
@@ -160,7 +160,7 @@ def _torch_batches(folder: str, flags: argparse.Namespace, workers: int) -> Iter
 
 
 class Server:
-    """A process that runs one pipeline and answers with seconds."""
+    """A process that runs one pipeline and measures its turns in seconds."""
 
     def __init__(self, name: str, folder: str, flags: argparse.Namespace):
         self.name = name

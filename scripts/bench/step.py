@@ -293,7 +293,7 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--tpu", default="", help="estimate for these slices, named as for --mode=preflight")
-    add("--batch_norm", default="plain,gram", help="which to compare")
+    add("--batch_norm", default="plain,gram", help="the kinds of BatchNorm to compare")
     add("--peer", nargs="?", const="plain", choices=("plain", "torch"), help="compare with a peer")
     add(
         "--batch_per_device",
@@ -302,8 +302,8 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
         "pairs of sentences, 2,048 of NCF",
     )
     add("--config", default="fake_imagenet", help="a file in configs/, with :ARGUMENT")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="of the config")
-    add("--steps", type=int, default=20, help="to time on devices")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the config")
+    add("--steps", type=int, default=20, help="steps to time on devices")
     add("--json", action="store_true")
     flags = parser.parse_args(arguments)
     if flags.steps < 1:

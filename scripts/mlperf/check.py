@@ -30,7 +30,7 @@ from scripts.mlperf import curves, logs
 from scripts.mlperf.request import REQUEST_FILE
 
 RULESETS = ("0.7.0", "1.0.0", "1.1.0", "2.0.0", "2.1.0", "3.0.0", "3.1.0", "4.0.0")
-# Errors of the package checker that only repeat those of the other checkers.
+# Errors of the package checker that only repeat errors of the other checkers.
 _REPEATED = r"\d+ files do not comply|Seed checker failed$|System description file checker failed"
 
 

@@ -151,7 +151,7 @@ def _parser() -> console.Parser:
     about = "another way to give NAME; default: all whose data variables are set"
     add("--benchmark", choices=[*entries], action="append", default=[], help=about)
     add("--config", metavar="FILE[:NAME]", help="the recipe, in configs/")
-    add("--runs", metavar="N", type=console.integer(1, 10_000), help="of each benchmark")
+    add("--runs", metavar="N", type=console.integer(1, 10_000), help="runs of each benchmark")
     about = "determines the runs' seeds; default: random for every folder"
     add("--seed", metavar="N", type=console.integer(0), help=about)
     return parser

@@ -196,7 +196,7 @@ def padded(
 ) -> tuple[Any, Any]:
     """(uint8[H/2, W/2, 12] resized and padded, float32[2] height and width without padding).
 
-    The channels are those of 2x2 pixels of H x W, as in `space_to_depth.rearrange`.
+    The 12 channels are the colours of 2x2 pixels, in the order of `space_to_depth.rearrange`.
     """
     tf = tensorflow()
     decoded = pixels.decode(image.encoded, only_jpeg=only_jpeg)

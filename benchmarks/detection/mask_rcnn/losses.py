@@ -2,7 +2,7 @@
 
 Sources: Ren et al. 2015 (arXiv:1506.01497) section 3.1.2 and 3.1.3 for the anchors; Girshick 2015
 (arXiv:1504.08083) sections 2.1 and 2.3 for the regions; He et al. 2017 (arXiv:1703.06870) section 3
-for the masks. Numbers that the papers leave open are those of MLPerf's reference.
+for the masks. Numbers that the papers leave open come from MLPerf's reference.
 
 Boxes are (y0, x0, y1, x1) in pixels. Class 0 is the background, and padding among true objects. A
 random sample is a function of the image's key and of the position alone: it is the same on any
@@ -151,7 +151,7 @@ def region_loss(
 
     Args:
         logits: f32[b, R, C].
-        codes: f32[b, R, C, 4], of which only those of the true class count.
+        codes: f32[b, R, C, 4]; only the codes of the true class count.
 
     Returns:
         (class_loss f32[b], box_loss f32[b]): cross-entropy summed over the regions, and smooth L1

@@ -1,6 +1,6 @@
 """Mask R-CNN in MLPerf: its rules, its data, and what the logs say about a run.
 
-Keys of 'mllog' are those of mlperf-logging's rulesets 0.7.0 to 3.1.0. Keys of 'v0.5' are the tags
+Keys of 'mllog' come from mlperf-logging's rulesets 0.7.0 to 3.1.0. Keys of 'v0.5' are the tags
 of mlperf_compliance 0.0.10. Tensors have the names of ruleset 1.1.0.
 """
 

@@ -46,8 +46,8 @@ def align(
     points, interpolated between the four cells around each. The value of a cell is that
     of its first corner, as in the paper's code, not that of its centre. A point more than a cell
     beyond the first or last one is 0; one nearer has the value of the border. Sums are float32.
-    Gradients go to the maps only; those of all groups are added up together, which is faster than
-    one call for each.
+    Gradients go to the maps only; the gradients of all groups are added up together, which is
+    faster than one call for each.
 
     Args:
         maps: float[b, h, w, c] by level, levels that follow each other. Level l has a cell for

@@ -45,7 +45,7 @@ FORMER = {
     **{f"backbone.fpn.layer_blocks.{i}": f"backbone.fpn.layer_blocks.{i}.0" for i in range(4)},
     **{f"roi_heads.mask_head.mask_fcn{i + 1}": f"roi_heads.mask_head.{i}.0" for i in range(9)},
 }
-# By layer: how many features a class has, and whether those of new classes begin as a mean.
+# By layer: the number of features of a class, and whether a new class begins with their mean.
 _CLASS_LAYERS = {
     "box_head/class": (1, False),
     "box_head/code": (4, True),

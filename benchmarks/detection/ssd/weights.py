@@ -70,10 +70,10 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
 
 
 def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Our array, such as "params/extra1_conv1/kernel", by the reference's names and layout.
+    """An array, such as "params/extra1_conv1/kernel", by the reference's names and layout.
 
     An array of a head becomes two: of the codes and of the classes, both with the shapes of the
-    boxes last, while we have them first. `values` are those of `read_settings`.
+    boxes last, while here they come first. `read_settings` returns `values`.
     """
     module, leaf = split(path)
     if module.startswith("backbone/"):

@@ -46,9 +46,9 @@ def make(
         validation: images in classes, or without classes for `lines`; None takes a share of
             `train`.
         lines: the class name of each image of `validation`, in the order of the file names.
-        settings: layout ("folder": no number of files is usual), seed, validation_fraction, shards
-            and validation_shards (0: chosen here); with `group`, images in whose names this pattern
-            finds the same text stay in one split.
+        settings: layout, seed, validation_fraction, and shards and validation_shards (0 chooses
+            them by the layout and the size); images in whose names the pattern `group` finds the
+            same text stay in one split.
     """
     classes = _classes(train)
     numbers = {normal_name(name): i for i, name in enumerate(classes, 1)}

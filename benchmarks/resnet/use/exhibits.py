@@ -24,7 +24,7 @@ class Predictions:
     ids: np.ndarray  # int[n], the number of each example in the data
     labels: np.ndarray  # int[n], the true classes, from 0
     top: np.ndarray  # int[n, k], the classes with the highest probabilities, the best first
-    probabilities: np.ndarray  # float[n, k], those of `top`
+    probabilities: np.ndarray  # float[n, k], of the classes in `top`
     of_label: np.ndarray  # float[n], the probability of the true class
 
     @property

@@ -98,7 +98,7 @@ class Corpus:
         return rows
 
     def describe(self, i: int) -> str:
-        """The file and line or record of a pair, for messages; for text, those of its source."""
+        """The file and line or record of a pair, for messages; text names the source's file."""
         number = int(self.numbers[i])
         if self.counts:
             return Shards(self.paths, self.counts).where(number)

@@ -40,7 +40,7 @@ def beam_search(
         logp / ((5 + n) / 6)^alpha + coverage * sum of log(min(attention to j, 1)) over j
 
     where n counts EOS, and the attention to the source position j is the sum over the n steps;
-    positions without any attention, and those of padding, are left out. Between equal values, the
+    positions of padding or without any attention are left out. Between equal values, the
     beam with the lower index wins, then the token with the lower id. PAD is never chosen.
 
     Args:

@@ -84,7 +84,7 @@ class Records:
 
 
 def _accept(batch: Batch) -> None:
-    """Takes any batch: all records were checked when they were opened, or written."""
+    """Accepts any batch: all records were checked when they were opened, or written."""
 
 
 def open_records(
@@ -100,7 +100,7 @@ def open_records(
     """Opens TFRecords of sentence pairs, and logs how full the rows of training are.
 
     Each file is read through once to count and check its records, unless the folder's manifest
-    describes the training rows. Training leaves out what is longer than `length`: single pairs, and
+    describes the training rows. Training leaves out single pairs that are longer than `length`, and
     packed rows if they are few. Where packed and single records lie together, evaluation reads the
     single ones. Their targets may be longer than `length`.
 

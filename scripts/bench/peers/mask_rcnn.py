@@ -379,7 +379,7 @@ def make(benchmark: Any, freeze: str) -> Peer:
         return variables["params"], variables["batch_stats"]
 
     def held(params: Any) -> Any:
-        """The parameters, those of frozen layers without a gradient."""
+        """The parameters, without gradients for frozen layers."""
         keeps = keys.tuning.bn_statistics == "frozen"
         fixed = [n in frozen or (keeps and "/bn" in n) for n in by_name(params)]
         leaves, form = jax.tree.flatten(params)

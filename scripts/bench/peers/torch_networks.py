@@ -2,7 +2,7 @@
 
 A network is a `torch.nn.Module` from a training batch, {name: tensor}, to the loss, a scalar. The
 first weights are drawn as programs in PyTorch draw them. tests/scripts/bench/test_peers.py compares
-the translators' losses with those of our models for the same weights.
+the translators' losses with our models' losses for the same weights.
 """
 
 import math
