@@ -19,7 +19,7 @@ class RecordBenchmark(Benchmark):
 
     @property
     def keys(self) -> Any:
-        """The settings with `seed`, `shuffle_buffer_size`, `input_streams` and `declared`'s keys."""
+        """The settings: `seed`, `shuffle_buffer_size`, `input_streams` and the `declared` keys."""
         return self.settings
 
     def open(self, split: str, described: bool = True) -> Any:

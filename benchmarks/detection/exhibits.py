@@ -48,7 +48,9 @@ def show(
     mistakes, counts = judge(annotations, quality)
     artist = Artist(annotations, source, strong)
     first = _or_fault("Detections", lambda: _first(artist))
-    files = {"detections.json": to_json(detections), **first.files}
+    columns = [np.asarray(column).tolist() for column in detections.values()]
+    rows = [dict(zip(detections, values, strict=True)) for values in zip(*columns, strict=True)]
+    files = {"detections.json": json.dumps(rows).encode(), **first.files}
     return [
         _classes(annotations, quality, counts),
         _or_fault("Worst images", lambda: _worst(artist, mistakes)),
@@ -63,13 +65,6 @@ def _or_fault(title: str, make: Callable[[], Exhibit]) -> Exhibit:
     except Exception as error:
         _log.warning("%s cannot be drawn (%s)", title, one_line(error))
         return Exhibit(title=title, text=f"The pictures cannot be drawn: {one_line(error)}.")
-
-
-def to_json(detections: Mapping[str, Any]) -> bytes:
-    """Detections, given as columns, in COCO's format for results."""
-    columns = [np.asarray(detections[key]).tolist() for key in detections]
-    rows = [dict(zip(detections, values, strict=True)) for values in zip(*columns, strict=True)]
-    return json.dumps(rows).encode()
 
 
 class Mistake(NamedTuple):

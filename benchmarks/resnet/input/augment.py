@@ -106,8 +106,8 @@ def apply(policy: Policy, images: jax.Array, seeds: jax.Array, groups: int) -> j
             strength, sign, is_used = _draw(policy, seeds, layer)
             changed = jax.lax.switch(index, branches, values, strength, sign)
             values = jnp.where(is_used[:, None, None, None], changed, values)
-        is_whole = jnp.issubdtype(original.dtype, jnp.integer)
-        return (jnp.round(values) if is_whole else values).astype(original.dtype)
+        is_integer = jnp.issubdtype(original.dtype, jnp.integer)
+        return (jnp.round(values) if is_integer else values).astype(original.dtype)
 
     rows = images.reshape(groups, -1, *images.shape[1:]), seeds.reshape(groups, -1)
     return jax.lax.map(change, rows).reshape(images.shape)
