@@ -247,8 +247,8 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--data", default="", help="folder of train-* records in ImageNet's schema")
     for name, default in {"images": 1000, "size": 224, "batch": 128, "rounds": 5}.items():
         add(f"--{name}", type=int, default=default)
-    add("--batches", type=int, default=4, help="of each pipeline in a round")
-    add("--peer", choices=("torch",), default="torch", help="what to compare with")
+    add("--batches", type=int, default=4, help="batches of each pipeline in a round")
+    add("--peer", choices=("torch",), default="torch", help="the library to compare with")
     return parser.parse_args(arguments)
 
 

@@ -81,8 +81,8 @@ def _flags(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--config", required=True, metavar="NAME", help="a file in configs/, with :ARGUMENT")
     add("--tpu", required=True, help="slices, named as for --mode=preflight")
     add("--batch_per_device", type=console.integer(1), required=True, metavar="N")
-    add("--parts", required=True, metavar="NAMES", help="scopes, with commas between")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="of the config")
+    add("--parts", required=True, metavar="NAMES", help="scopes, separated by commas")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the config")
     return parser.parse_args(argv)
 
 

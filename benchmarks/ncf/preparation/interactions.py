@@ -45,8 +45,14 @@ _MOST = 20  # files that are looked at
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
     add = parser.add_argument
-    add("files", nargs="+", type=console.path, metavar="FILE", help="tables, also of several forms")
-    for what, more in (("user", ""), ("item", ""), ("time", ", or none: the order of the rows")):
+    add(
+        "files",
+        nargs="+",
+        type=console.path,
+        metavar="FILE",
+        help="tables, also in different formats",
+    )
+    for what, more in (("user", ""), ("item", ""), ("time", "; none takes the rows' order")):
         about = f"column of the {what}: its name, or its number from 1{more}"
         add(f"--{what}", default="", metavar="COLUMN", help=about)
     about = "table of items and titles (movies.csv, u.item or NAME.item beside the table)"

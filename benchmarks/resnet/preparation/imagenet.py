@@ -194,15 +194,23 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--validation_labels", type=path, metavar="FILE", help=labels)
     add("--layout", choices=("imagenet", "folder"), default="imagenet", help="folder: your photos")
     add("--subset", action="store_true", help="accept a part of ImageNet: do not check its counts")
-    add("--validation_fraction", type=holdout.fraction, metavar="F", help="of your photos (0.1)")
+    add(
+        "--validation_fraction",
+        type=holdout.fraction,
+        metavar="F",
+        help="share of your photos (0.1)",
+    )
     group = "photos in whose 'CLASS/NAME' this regex finds the same text share a split: '[^_]+_'"
     add("--group", type=holdout.pattern, default="", metavar="REGEX", help=group)
     shrunk = "shrink photos whose short side is longer to N pixels, at quality 95 (never)"
     add("--max_side", type=console.integer(1, 65_535), default=0, metavar="N", help=shrunk)
-    shards = {"shards": "train files (1024, or by size)", "validation_shards": "(128, or by size)"}
+    shards = {
+        "shards": "train files (1024, or by size)",
+        "validation_shards": "files (128, or by size)",
+    }
     add("--labels", type=path, metavar="FILE", help="a table of your photos and their classes")
     for which in ("file", "label"):
-        column = "of --labels, by its name, or its number where none has one (guessed)"
+        column = "column of --labels, by name, or by number without a header (guessed)"
         add(f"--{which}_column", default="", metavar="NAME", help=column)
     quality = "100; your photos 95"
     args = arguments.parse_images(parser, argv, shards, quality, ("train", "validation"))
