@@ -18,9 +18,7 @@ def csv_file(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
 def thumbnail(encoded: bytes, side: int) -> Any:
     """A PIL image of at most `side` pixels a side; smaller images keep their size.
 
-    Args:
-      encoded: a JPEG, PNG, BMP or GIF that evaluation has decoded before.
-      side: of the square that the picture fits into.
+    `encoded` is a JPEG, PNG, BMP or GIF that evaluation has decoded before.
     """
     from PIL import Image
 

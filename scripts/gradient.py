@@ -258,10 +258,7 @@ def metadata(workdir: str) -> dict[str, Any]:
 def stage(source: epath.Path, target: epath.Path, groups: Sequence[Sequence[str]]) -> None:
     """Copies the benchmark's files, unless the target has a file of the same name and size.
 
-    Args:
-      source: the folder of the data.
-      target: the input folder of the job.
-      groups: the patterns of `benchmarks.mlperf.Entry.files`; a file must match the first group.
+    `groups` are the patterns of `benchmarks.mlperf.Entry.files`; a file must match the first group.
     """
     real = [str(p) if _is_remote(p) else os.path.realpath(p) for p in (source, target)]
     if f"{real[0]}/".startswith(f"{real[1]}/"):

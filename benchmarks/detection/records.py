@@ -173,7 +173,7 @@ def open_records(
 
     Args:
       data_dir: folder, local or gs://.
-      patterns: of the names of the files, separated by commas.
+      patterns: patterns of the files' names, separated by commas.
       category_ids: all categories of the annotations, sorted.
       max_boxes: how many boxes of an image a batch holds.
       cache: the file that keeps the result of the scan for the next start.

@@ -200,7 +200,7 @@ def scaled_photo(
     """uint8[*shape, 3] of uint8[h, w, 3]: bilinear, the values of `common.images.pixels`.
 
     Args:
-      photo: the pixels.
+      photo: uint8[h, w, 3].
       shape: the shape of the result; beyond `size` its values have no meaning.
       size: two numbers, the height and width to which the photo is scaled.
       antialias: whether to average over the pixels, as `pixels.shrink` does, else `pixels.sample`.

@@ -44,14 +44,8 @@ def follow(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
     A recipe with `config.init_env` is a published one: its sizes stay, and ResNets of other sizes
     are refused. ConfigError: the ResNet computes something else than the backbone with these
-    arrays, or was trained on other pixels.
-
-    Args:
-      config: the detector's config.
-      values: the ResNet's config.
-
-    Returns:
-      The values of the config's keys for the sizes of the backbone, for its number of stages.
+    arrays, or was trained on other pixels. `values` are the ResNet's config; the result is the
+    values of the detector's keys for the sizes of the backbone.
     """
     name = f"config.init_from={config.init_from}"
     for key, needed in _RESNET_KEYS.items():
@@ -145,9 +139,7 @@ def _module(detector: Any) -> Any:
 def read_foreign_settings(package: str, file: str) -> Described | None:
     """The keys of another library's detector and notes on it; None if `file` has no such detector.
 
-    Args:
-      package: the detector's package, such as "benchmarks.detection.ssd".
-      file: another library's weights, local or gs://.
+    `package` is the benchmark's, such as "benchmarks.detection.ssd".
     """
     source = files.peek(file)
     kind = importlib.import_module(f"{package}.weights")

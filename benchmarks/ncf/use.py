@@ -91,11 +91,8 @@ class NcfUses(Uses):
 
         It begins as the mean vector of the users with the most similar items, weighted by the
         cosine of the two sets of items, and learns from the history. The rest of the model stays.
-        Returns None if no user of the training data has one of these items.
-
-        Args:
-          params: NumPy arrays.
-          history: columns of items.
+        Returns None if no user of the training data has one of these items. `params` are NumPy
+        arrays, `history` is columns of items.
         """
         data = self._benchmark.data
         rows = np.flatnonzero(np.isin(data.items, history))

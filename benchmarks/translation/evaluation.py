@@ -40,13 +40,10 @@ def batches(
 
 
 def find_text(data_dir: str, names: str, key: str) -> list[str]:
-    """The existing files among those that a key of the config names.
+    """The existing files among the `names` in config.`key`, which commas separate.
 
-    Args:
-      data_dir: folder, local or gs://.
-      names: separated by commas, relative to `data_dir` or absolute. A single file must exist;
-        of several files none has to.
-      key: the key of the config, for the message.
+    Names are relative to `data_dir`, local or gs://, or absolute. A single file must exist; of
+    several files none has to.
     """
     candidates, paths = [name.strip() for name in names.split(",") if name.strip()], []
     for name in candidates:
@@ -88,10 +85,6 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, floa
     and smoothing. The scores differ in rare cases: next to a backslash or to a numeral
     that is no decimal digit, such as a superscript; and where no word is right or no translation
     has 4 words: then sacrebleu's score is 0 and the others' are not.
-
-    Args:
-      hypotheses: the translations, as plain text.
-      references: the true translation of each, as plain text.
 
     Returns:
       "BLEU", a fraction of 0 to 1; "exact", the share of translations that equal their reference,

@@ -69,10 +69,7 @@ def pairs(row: Row) -> Iterator[list[np.ndarray]]:
 def usable(paths: Sequence[str], packed: Sequence[bool | None], split: str) -> list[int]:
     """The indices of the files to read: all to train, files of single pairs to evaluate.
 
-    Args:
-      paths: the files.
-      packed: whether the records of each file are packed; None for an empty file.
-      split: "train" or "eval".
+    `packed` is whether the records of each file are packed, or None for an empty file.
     """
     example = dict(zip(packed, paths, strict=True))  # a file of each kind
     if split == "eval" and True in example and False not in example:
@@ -124,14 +121,8 @@ def vocabulary_error(vocabulary: Vocabulary, paths: Sequence[str]) -> tuple[str,
     a trap of this kind: its copy of tensor2tensor's vocabulary begins with '<pad>_' and '<EOS>_',
     its loader puts '<pad>' and '<EOS>' in front, and all ids of its records are 2 higher than the
     lines. So the first 20 pairs without unknown text are decoded and encoded: the ids must be the
-    same again. If they are the same with all ids 2 lower, the message says so.
-
-    Args:
-      vocabulary: to decode the records with.
-      paths: the files of a split, with single pairs or packed rows.
-
-    Returns:
-      (the error in one line, or ""; whether it is certain).
+    same again. If they are the same with all ids 2 lower, the message says so. `paths` are the
+    files of a split. Returns (the error in one line, or ""; whether it is certain).
     """
     if isinstance(vocabulary, Words):  # its text is tokenized, which that of records is not
         return "", False

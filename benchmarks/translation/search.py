@@ -72,14 +72,9 @@ def run(
 
 
 def log_probabilities(logits: jax.Array, vocab_size: int) -> jax.Array:
-    """The logarithms of the probabilities of the first V ids; -inf for PAD and for further ids.
+    """The log probabilities of the first `vocab_size` ids; -inf for PAD and for further ids.
 
-    Args:
-      logits: float[..., V or more].
-      vocab_size: V.
-
-    Returns:
-      float32, of the shape of `logits`.
+    `logits` are float[..., V or more]; the result is float32 of the same shape.
     """
     ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     known = jnp.where(ids < vocab_size, logits.astype(jnp.float32), -jnp.inf)

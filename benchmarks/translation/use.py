@@ -60,9 +60,8 @@ class TranslatorUses(Uses):
     def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
         """Opens the vocabulary in the data folder; UserError if it is missing, or another one.
 
-        Args:
-          manifest: of the checkpoint, which has the digest of the model's vocabulary.
-          source: the checkpoint, for messages.
+        The checkpoint's manifest has the digest of the model's vocabulary; `source` names the
+        checkpoint in messages.
         """
         try:
             now = self._benchmark.metadata["vocabulary"]

@@ -45,12 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def split(names: Mapping[str, tuple[int, int]], parts: Sequence[str], clock: float) -> Costs:
-    """The cost of each part, and of what is left.
+    """The cost of each part, which is a name of scopes, and of the rest.
 
-    Args:
-      names: cycles by path of scopes, as in `engine.aot.hlo.Cost`.
-      parts: names of scopes.
-      clock: of the chip, in Hz.
+    `names` has cycles by path of scopes, as in `engine.aot.hlo.Cost`; `clock` is in Hz.
     """
     # A number may follow: "stage" is a part of which "stage2_block1" is one.
     patterns = {p: re.compile(rf"(?<![a-zA-Z_]){re.escape(p)}(?![a-zA-Z])") for p in parts}

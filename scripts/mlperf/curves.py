@@ -26,9 +26,8 @@ class Runs(NamedTuple):
 def draw(results: Sequence[tuple[str, str, Sequence[logs.Run]]], path: str) -> list[str]:
     """Draws the runs that have evaluations; returns the lines of their table, in Markdown.
 
-    Args:
-      results: (system, benchmark, runs) of each set; the system's name in a log takes precedence.
-      path: the .svg or .png.
+    `results` are (system, benchmark, runs) of each set; the system's name in a log takes
+    precedence. `path` is the .svg or .png.
     """
     sets = list[Runs]()
     for system, benchmark, all_runs in results:

@@ -211,8 +211,7 @@ class Layout:
     def corners(self, height: int, width: int) -> list[np.ndarray]:
         """For each level float32[n, 4]: (y0, x0, y1, x1) in pixels, by row, column and ratio.
 
-        Args:
-          height, width: of the padded image, multiples of the coarsest cell; boxes go beyond.
+        The sides of the padded image are multiples of the coarsest cell; boxes reach beyond it.
         """
         corners = []
         for (y, shapes), (x, _) in zip(self.grids(height), self.grids(width), strict=True):

@@ -93,7 +93,7 @@ def paste_mask(mask: np.ndarray, box: Sequence[float] | np.ndarray, height: int,
     Args:
       mask: float[S, S] from 0 to 1, the probability that a cell of the box is the object.
       box: (y0, x0, y1, x1) in pixels, finite; it may reach beyond the image.
-      height, width: of the image in pixels.
+      height, width: the size of the image in pixels.
 
     Returns:
       {"size": [height, width], "counts": bytes}, compressed as pycocotools does.

@@ -59,13 +59,8 @@ def draw_detector(
 ) -> tuple[Ends, Ends]:
     """Adds an SSD to a graph, from `photo` uint8[height, width, 3] to D detections, best first.
 
-    The outputs are `boxes` float32[D, 4], `class` int32[D] and `score` float32[D].
-
-    Args:
-      settings: the settings of the recipe.
-      params: the model's parameters, NumPy arrays.
-      statistics: the statistics of the backbone's BatchNorms, NumPy arrays.
-      graph: an empty graph.
+    The outputs are `boxes` float32[D, 4], `class` int32[D] and `score` float32[D]. `params` and
+    `statistics`, of the backbone's BatchNorms, are NumPy arrays.
     """
     drawing = _Drawing(graph, settings)
     drawing.resize()

@@ -94,10 +94,8 @@ def renew_heads(
 ) -> dict[str, np.ndarray]:
     """The heads' arrays of an SSD that begins with the heads for other classes, by path.
 
-    Args:
-      detector: the SSD.
-      initial: its initial parameters by path.
-      loaded: the parameters of the other SSD; heads with other maps or boxes are not used.
+    `initial` are its initial parameters by path, `loaded` the other SSD's; heads with other maps or
+    boxes are not used.
     """
     heads = {}
     for i, boxes in enumerate(detector.settings.maps.layout.boxes_per_cell, 1):

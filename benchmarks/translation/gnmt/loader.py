@@ -131,12 +131,9 @@ def _check_sentences(corpus: Corpus, longest: int, most: int | None) -> Corpus:
 
 
 def read_text(paths: tuple[str, ...], vocabulary: Vocabulary, longest: int | None) -> Corpus:
-    """Reads two files, local or gs://; line i of one is the translation of line i of the other.
+    """Reads the files of sources and of targets; line i of one translates line i of the other.
 
-    Args:
-      paths: the file of the sources and the file of the targets.
-      vocabulary: must be `Words`.
-      longest: only the lengths of longer sentences are kept; None keeps all.
+    `vocabulary` must be `Words`. Only the lengths of sentences above `longest` are kept, if given.
     """
     if not isinstance(vocabulary, Words):
         raise DataError(
@@ -166,10 +163,7 @@ def read_text(paths: tuple[str, ...], vocabulary: Vocabulary, longest: int | Non
 def read_text_side(path: str, vocabulary: Words, report: Callable[[int], None]) -> Sentences:
     """Reads one file; only "\\n" ends a line, and a "\\r" before it is dropped.
 
-    Args:
-      path: the file.
-      vocabulary: words without an entry become Words.UNKNOWN.
-      report: is called with the number of bytes of each block.
+    Words without an entry become Words.UNKNOWN. `report` gets the number of bytes of each block.
     """
     tf = tensorflow()
     ids, lengths = array.array(np.dtype(id_type(vocabulary.size)).char), array.array("i")
@@ -212,14 +206,10 @@ class _File:
 
 
 def read_records(paths: Sequence[str], split: str, vocab_size: int, longest: int | None) -> Corpus:
-    """Reads and checks all records.
+    """Reads and checks all records, whose ids must be below `vocab_size`.
 
-    Args:
-      paths: the files.
-      split: "train" or "eval". Evaluation reads only the files of single pairs, where packed rows
-        lie in the same folder.
-      vocab_size: ids are below it.
-      longest: only the lengths of longer sentences are kept; None keeps all.
+    Where packed rows and single pairs lie in one folder, evaluation reads only the single pairs.
+    Only the lengths of sentences above `longest` are kept, if given.
     """
     lengths, results = files.sizes(paths), []
     progress = Progress(sum(lengths))

@@ -274,11 +274,9 @@ def _make_sentence(draw: Random, pattern: tuple[str, str]) -> tuple[list[str], l
 
 
 def pairs(split: str, count: int) -> list[tuple[str, str]]:
-    """Sentences in English and German, all different: a function of the arguments.
+    """`count` different sentences in English and German: a function of the arguments.
 
-    Args:
-        split: "train", whose values and combinations are common, or "eval", where one is reserved.
-        count: how many.
+    Values and combinations are common for "train"; for "eval", one of each sentence is reserved.
     """
     draw, texts = Random(f"phrases {split}"), {}
     patterns = list(WORDS["sentence"])

@@ -144,13 +144,9 @@ def _mask_loss(logits: jax.Array, regions: Regions, boxes: jax.Array, masks: jax
 def total_loss(
     settings: Any, batch: Mapping[str, jax.Array], anchors: Any, outputs: Any
 ) -> jax.Array:
-    """The loss f32[] of a batch.
+    """The loss f32[] of a batch, with anchors f32[n, 4] of each level.
 
-    Args:
-      settings: the settings of the benchmark.
-      batch: a batch of the benchmark.
-      anchors: f32[n, 4] of each level.
-      outputs: (logits and codes of the anchors, regions, outputs of the box and of the mask head).
+    `outputs` are the anchors' logits and codes, the regions, and the box and mask heads' outputs.
     """
     proposed, regions, found, outlines = outputs
     boxes, classes = batch["boxes"], batch["classes"]
