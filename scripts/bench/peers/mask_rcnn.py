@@ -100,8 +100,8 @@ def _region_loss(logits: jax.Array, codes: jax.Array, regions: Regions, boxes: j
     """The loss of an image's regions: logits [R, C], codes [R, C, 4]."""
     count, positive = len(logits), regions.classes > 0
     entropy = optax.softmax_cross_entropy_with_integer_labels(logits, regions.classes)
-    anchor_boxes = jnp.where(positive[:, None], regions.boxes, jnp.array([0.0, 0, 1, 1]))
-    targets = encode_boxes(boxes[regions.owner], anchor_boxes)
+    region_boxes = jnp.where(positive[:, None], regions.boxes, jnp.array([0.0, 0, 1, 1]))
+    targets = encode_boxes(boxes[regions.owner], region_boxes)
     mine = codes[jnp.arange(count), regions.classes]
     distance = jnp.where(positive, smooth_l1(mine - targets).sum(-1), 0)
     return (jnp.sum(jnp.where(regions.valid, entropy, 0)) + jnp.sum(distance)) / count
