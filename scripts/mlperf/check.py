@@ -182,7 +182,7 @@ def _log_errors(path: Any, ruleset: str) -> list[str]:
     with _collected():
         try:
             checker.check_file(str(path), f"training_{ruleset}/common.yaml")
-        except Exception as error:  # a faulty log makes the checker raise anything
+        except Exception as error:  # a damaged log makes the checker raise any error
             text = f"the log checker failed: {type(error).__name__}: {one_line(error)}"
             checker.not_overwritable.append(text)
     return [_short(text) for text in (*checker.overwritable.values(), *checker.not_overwritable)]
@@ -200,7 +200,7 @@ def _package_errors(root: Any, ruleset: str) -> list[str]:
             package_checker.check_training_package(
                 str(root), "training", ruleset, True, False, False, False, False, log_output=""
             )
-        except Exception as error:  # faulty files make the checkers raise anything
+        except Exception as error:  # damaged files make the checkers raise any error
             logging.error("the package checker failed: %s: %s", type(error).__name__, error)
     errors = []
     for record in records:

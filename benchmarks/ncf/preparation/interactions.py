@@ -78,7 +78,7 @@ class Log(NamedTuple):
 
 
 def read(sources: Sequence[tuple[Table, dict[str, int]]]) -> Log:
-    """Reads tables, each with the columns of what it holds."""
+    """Reads tables; each comes with its columns by their content."""
     columns: dict[str, list[pyarrow.Array]] = {"user": [], "item": []}
     times: list[np.ndarray] = []
     for table, numbers in sources:
@@ -123,7 +123,7 @@ def _encode(arrays: list[pyarrow.Array]) -> tuple[np.ndarray, pyarrow.Array]:
 
 
 def _text(values: Any) -> Any:
-    """Bytes as text without blanks around; what is not UTF-8, as in u.item, is in Latin-1."""
+    """Bytes as text without surrounding blanks; if not UTF-8, as in u.item, Latin-1."""
     try:
         texts = values.cast("string")
     except pyarrow.ArrowInvalid:

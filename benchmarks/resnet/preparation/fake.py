@@ -75,7 +75,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
 
 
 def prepare(args: argparse.Namespace) -> str:
-    """Writes what is missing of both splits; returns the last line to print."""
+    """Writes the missing files of both splits; returns the last line to print."""
     settings = {key: value for key, value in vars(args).items() if key not in ("out", "overwrite")}
     plan = {"settings": settings | {"size": [*args.size]}, "input": {}}
     writing.State(args.out).claim(plan, args.overwrite)
