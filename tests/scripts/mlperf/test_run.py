@@ -476,5 +476,5 @@ def test_a_run_from_beginning_to_end(env):
     assert described["status"].startswith("Research")
 
     (outcome,) = mlperf_check.check([str(root)], "4.0.0")
-    count, convergence = outcome.faults
+    count, convergence = outcome.errors
     assert "found 1, expected 5" in count and "RCP Test Failed: Missing RCP" in convergence
