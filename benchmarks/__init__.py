@@ -1,8 +1,8 @@
-"""The benchmarks, found by the name in `config.benchmark`, and what their modules say of a config.
+"""Finds the benchmarks by the name in `config.benchmark`, and what their modules say of a config.
 
 A benchmark is a package with a function `make`: `benchmarks/<name>`, or, beside others that share
 code with it, `benchmarks/<family>/<name>`. It may also live outside this repository, in a folder
-`benchmarks/<name>` on PYTHONPATH; a name of this repository's means this repository's benchmark.
+`benchmarks/<name>` on PYTHONPATH; where both have a benchmark of a name, this repository's counts.
 `settle_config` gives the config of a run the keys of another model, whose weights the run uses.
 """
 
@@ -24,7 +24,7 @@ _MAKE = re.compile(r"^def make\(", re.MULTILINE)
 def modules() -> dict[str, str]:
     """The module of every benchmark by its name: {"ssd": "benchmarks.detection.ssd", ...}."""
     paths: dict[str, str] = {}
-    for root in __path__:  # this repository's own folder is the first
+    for root in __path__:  # this repository's folder is the first
         families = [(root, f"{__name__}.")]
         for folder, prefix in families:
             for child in sorted(pathlib.Path(folder).glob("*/__init__.py")):
@@ -89,7 +89,7 @@ def restored_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_older(manifest: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint's benchmark has keys since then, so that `restored` adds some."""
+    """Whether the benchmark has got keys since the checkpoint was written; `restored` adds them."""
     return not restored_config(manifest).keys() <= manifest["config"].keys()
 
 
@@ -102,19 +102,19 @@ def settle_config(
 ) -> list[str]:
     """Gives the config the keys of another model, whose weights the run uses.
 
-    A benchmark's module lists these keys in `MODEL_KEYS`, and in `WHOLE_KEYS` those that only
-    belong to a model that is used as it is, such as the number of its classes. `FOLLOWS` names
-    other benchmarks whose models it begins with; `follow(config, values)` refuses those that do not
-    fit, and returns the values of keys that the config takes beside `MODEL_KEYS`. `BODY_KEYS` are
-    taken from the benchmark's own models, but not from those, whose keys may mean something else.
+    A benchmark's module lists these keys in `MODEL_KEYS`, and in `WHOLE_KEYS` the keys that
+    only apply to a model that is used unchanged, such as the number of its classes. `FOLLOWS` names
+    other benchmarks whose models it begins with; `follow(config, values)` refuses models that do
+    not fit, and returns the values of keys that the config takes beside `MODEL_KEYS`. `BODY_KEYS`
+    are taken from models of the same benchmark only: in the others they may mean something else.
 
     Args:
       config: changed in place.
-      model: the manifest of a checkpoint, or a file that `common.foreign.find` returned. Of that
-        the module's `foreign_settings(file)` returns (values of keys, notes), or None where it
-        is no model of this benchmark.
+      model: the manifest of a checkpoint, or a file that `common.foreign.find` returned. For such
+        a file the module's `foreign_settings(file)` returns (values of keys, notes), or None where
+        it is no model of this benchmark.
       fixed: keys that the user has given, which stay.
-      whole: whether the model is used as it is.
+      whole: whether the model is used unchanged.
       has_recipe: whether the user has given a recipe, whose keys may differ.
 
     Returns:
@@ -124,13 +124,14 @@ def settle_config(
       ConfigError: the benchmark is unknown, or it cannot begin with this model.
       DataError: the foreign weights cannot be used.
     """
-    package, remarks, values = module(config.benchmark), [], {}
+    package, foreign_notes, values = module(config.benchmark), [], {}
     whole_keys, is_own = getattr(package, "WHOLE_KEYS", ()), True
     if isinstance(model, str):
-        values, remarks, is_own = _foreign_values(package, config, model)
+        values, foreign_notes, is_own = _foreign_values(package, config, model)
     elif model["benchmark"] in (config.benchmark, *getattr(package, "FOLLOWS", ())):
-        own = model["config"]
-        values = restored_config(model) | {key: own[key] for key in whole_keys if key in own}
+        stored = model["config"]
+        values = restored_config(model)
+        values |= {key: stored[key] for key in whole_keys if key in stored}
         is_own = model["benchmark"] == config.benchmark
     body_keys = getattr(package, "BODY_KEYS", ())
     if not is_own:
@@ -149,24 +150,24 @@ def settle_config(
             with config.unlocked():
                 config[key] = value
     notes = notes if has_recipe else []
-    return notes + [remark for remark, key in remarks if key not in fixed]
+    return notes + [note for note, key in foreign_notes if key not in fixed]
 
 
 def _foreign_values(
     package: Any, config: Any, file: str
 ) -> tuple[Mapping[str, Any], list[tuple[str, str]], bool]:
-    """(values, remarks, whether they are of the package's own model) of another library's weights.
+    """(values, notes, whether the model is the benchmark's) of another library's weights.
 
-    Else they are of a model that the package follows.
+    A model that is not the benchmark's is one of those in its `FOLLOWS`.
     """
-    own = getattr(package, "foreign_settings", None)
-    if own and (found := own(file)):
+    settings = getattr(package, "foreign_settings", None)
+    if settings and (found := settings(file)):
         return *found, True
     for name in getattr(package, "FOLLOWS", ()):
         if found := module(name).foreign_settings(file):
-            values, remarks = found
-            return values, [(line, key) for line, key in remarks if not key or key in config], False
+            values, notes = found
+            return values, [(line, key) for line, key in notes if not key or key in config], False
     raise ConfigError(
         f"config.init_from={config.init_from}: {foreign.describe(file)}, with which the benchmark "
-        f"{config.benchmark} cannot begin; give a workdir of its own that has checkpoints"
+        f"{config.benchmark} cannot begin; give the workdir of a run of this benchmark"
     )

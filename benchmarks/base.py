@@ -2,8 +2,8 @@
 
 A benchmark owns its data, its forward pass and loss, its predictions and its score; the training
 loop owns the rest (docs/design.md). docs/tour.md adds a benchmark step by step. `Benchmark` is what
-every benchmark has; `Hints` is what one may add for reports, compilation and forecasts, with
-defaults that suit most; `benchmarks.uses` is what its trained models are good for.
+every benchmark has; `Hints` is what a benchmark may add for reports, compilation and forecasts,
+with defaults that suit most; `benchmarks.uses` is what its trained models are good for.
 
 Letters in shapes: B is the global batch, h one host's share of it, b one device's share.
 """
@@ -51,7 +51,7 @@ class Stage(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """How a later run sees whether its data are those that a model was trained on."""
+    """How a later run sees whether it has the data that a model was trained on."""
 
     # Values of `Benchmark.metadata` without which the model's numbers mean something else, such as
     # the names of the classes in their order. A run refuses other values.
@@ -71,15 +71,15 @@ class Hints:
     # ("tokens", "cross_entropy"). Reports then show tokens per second.
     throughput: tuple[str, str] | None = None
     # Fixes by the part of the input that is too slow ("reading", "decoding", "transfer" or
-    # "input"), as sentences that name the benchmark's own config keys.
+    # "input"), as sentences that name the benchmark's config keys.
     advice: Mapping[str, str] = {}
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
-        """Those of the scores that the line of an evaluation shows; files keep all of them."""
+        """The scores that the line of an evaluation shows; files keep all of them."""
         return scores
 
     def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
-        """Sentences about the data that a user should know before they are trained on.
+        """Sentences about the data that a user should know before training.
 
         `norm_examples` is the number of examples that share the statistics of BatchNorm;
         `evaluating` is whether the evaluation's data may be opened.
@@ -87,18 +87,18 @@ class Hints:
         return []
 
     def remarks(self, split: str) -> list[tuple[str, str, str]]:
-        """What a full check says of the records of a split, all of which it could read.
+        """What a full check says about the records of a split, after it has read all of them.
 
         Each row is ("ok" or "warn", the text, a fix or "").
         """
         return []
 
     def identity(self, split: str) -> Identity:
-        """What the data of a split are; it reads no data that the split's batches do not need."""
+        """Identifies the data of a split; reads only data that the split's batches need."""
         return Identity()
 
     def train_ids(self, batch_size: int, step: int) -> list[int]:
-        """The leaf "id" of the global training batch `step` (from 0); [] where it has none.
+        """The leaf "id" of the global training batch `step` (from 0); [] where batches have none.
 
         Computed without reading the examples.
         """
@@ -110,12 +110,11 @@ class Hints:
 
     # Compilation and the loop.
 
-    # Once the data are counted, if the recipe's target is not made for them: `config.patience` in
-    # its place.
+    # Replaces `config.patience`, once the data are counted, if the recipe's target is for others.
     own_patience = 0
     published = "WORKDIR"  # a value of config.init_from that fits, for messages
 
-    bn_span: int | str = 1  # which devices share BatchNorm statistics, see `engine.mesh.make`
+    bn_span: int | str = 1  # devices that share BatchNorm statistics, or "64/4096"
     # True: the train step is compiled with larger windows, see `engine.compiler`. Estimates decide.
     larger_windows = False
     # True: process 0 scores in a thread while the devices train on. For scores that take minutes.
@@ -130,10 +129,10 @@ class Hints:
         return {}
 
     def planned(self, total_steps: int) -> None:
-        """Tells the length of the run, before training batches are made; again if it changes."""
+        """Takes the length of the run, before training batches are made; again if it changes."""
 
     def check_random_start(self, norm_examples: int) -> None:
-        """Raises ConfigError if a run cannot begin with the weights of `init`."""
+        """Raises ConfigError if a run cannot begin with the random weights of `init`."""
 
     # Forecasts.
 
@@ -151,8 +150,8 @@ class Hints:
     def input_rates(self) -> tuple[Mapping[str, float], ...]:
         """Training examples that a second of CPU time prepares, as measured, for forecasts.
 
-        By the config's setting that has this rate, for each of `stages` or for all steps; () where
-        it is not known.
+        Each rate comes under the config's setting that it was measured with; there is one for each
+        of `stages`, or one for all steps. () where the rates are not known.
         """
         return ()
 
@@ -161,8 +160,8 @@ class Hints:
     ) -> dict[tuple[str, ...], int]:
         """Estimates the bytes that a split's input needs in the memory of each host.
 
-        Each part comes with the config keys that decide its size, for messages; () are data whose
-        size no key decides.
+        Each part comes with the config keys that decide its size, for messages; () where no key
+        does.
         """
         return {}
 
@@ -190,10 +189,10 @@ class Benchmark(Hints):
         raise NotImplementedError
 
     def check(self, split: str) -> list[str]:
-        """Reads every record of a split as a first run does, also where a file spares the count.
+        """Reads every record of a split as a first run does, even if manifest.json has the counts.
 
-        Returns what that file, manifest.json, says otherwise. Raises DataError for the first record
-        that cannot be used.
+        Returns a sentence for each count in which manifest.json and the records differ. Raises
+        DataError for the first record that cannot be used.
         """
         self.num_examples(split)
         return []
@@ -233,7 +232,7 @@ class Benchmark(Hints):
         raise NotImplementedError
 
     def adopt(self, params: Arrays, model_state: Arrays, loaded: Arrays) -> tuple[Arrays, Arrays]:
-        """Puts another model's arrays into those of `init`, for `config.init_from`.
+        """Replaces arrays of `init` with another model's, for `config.init_from`.
 
         All arrays are on the host; `loaded` is {"params": ..., "model_state": ...} of the other
         model. Arrays in the result (params, model_state) that come from it are the same objects as
@@ -284,7 +283,7 @@ class Benchmark(Hints):
         raise NotImplementedError
 
     def all_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        """`score` with those for which training has no time; --mode=eval and reports call it."""
+        """`score`, and scores that take too long for training; --mode=eval and reports call it."""
         return self.score(rows)
 
     @property

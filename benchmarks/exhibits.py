@@ -1,17 +1,13 @@
-"""What the exhibits of several benchmarks have in common: confused classes, files, pictures."""
+"""What the exhibits of several benchmarks have in common: files and pictures."""
 
 import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from common.images import pixels
-from common.text import csv_text, percent
+from common.text import csv_text
 
-MATRIX = 50  # classes; of more, the commonest confusions are listed
 CLASSES = 50  # rows of a table of classes
-_PAIRS = 30
 
 
 def csv_file(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
@@ -19,29 +15,10 @@ def csv_file(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
     return csv_text([columns, *rows]).encode()
 
 
-def confused_classes(counts: np.ndarray, names: Sequence[str]) -> list[tuple[str, ...]]:
-    """(true class, taken for, how often, which share of the class) of the commonest confusions.
-
-    `counts` is int[K or more, K or more]: how often a class (row) was taken for another (column);
-    what lies beyond the `names` of the K classes counts for the shares only.
-    """
-    size = len(names)
-    between = counts[:size, :size] * ~np.eye(size, dtype=bool)
-    order = np.argsort(-between, axis=None, kind="stable")[:_PAIRS]
-    pairs = [divmod(int(cell), size) for cell in order]
-    return [
-        (names[a], names[b], f"{between[a, b]:,}", percent(between[a, b] / counts[a].sum()))
-        for a, b in pairs
-        if between[a, b]
-    ]
-
-
 def thumbnail(encoded: bytes, side: int) -> Any:
     """A PIL image of at most `side` pixels a side; smaller images keep their size.
 
-    Args:
-      encoded: a JPEG, PNG, BMP or GIF that evaluation has decoded before.
-      side: of the square that the picture fits into.
+    `encoded` is a JPEG, PNG, BMP or GIF that evaluation has decoded before.
     """
     from PIL import Image
 

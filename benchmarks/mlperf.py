@@ -29,7 +29,7 @@ class Run:
       recipe: every value of the config.
       examples: {"train": n, "eval": n}.
       steps: the length of the run.
-      learning_rate: its numbers, `engine.schedules.Rate`: `peak`, `warmup_steps` and `decay_steps`.
+      learning_rate: `engine.schedules.Rate`: `peak`, `warmup_steps` and `decay_steps`.
       norm_examples: how many examples share the statistics of BatchNorm.
       params: the parameters as arrays or ShapeDtypeStructs.
     """
@@ -48,8 +48,8 @@ class Facts:
     """What the log of one run says about its benchmark, under the names of the reference.
 
     Attributes:
-      values: hyperparameters by key, in the order of the log. That of "eval_offset" is filled in.
-      metadata: what 'mllog' says besides about a value, by key.
+      values: hyperparameters by key, in the order of the log. The log fills in "eval_offset".
+      metadata: the metadata that 'mllog' has beside a value, by key.
       tensors: the parameters that are initialised.
       steps_per_epoch: what the log counts epochs by; 0: training examples / batch size.
     """
@@ -61,7 +61,7 @@ class Facts:
 
 
 def check_optimizer(run: Run, name: str, *known: str) -> None:
-    """Raises ConfigError if the optimizer is none of the `known` ones of MLPerf's `name`."""
+    """Raises ConfigError if MLPerf's benchmark `name` does not have the recipe's optimizer."""
     if (optimizer := run.recipe["optimizer"]) not in known:
         raise ConfigError(
             f"config.optimizer={optimizer!r}: MLPerf's {name} has "
@@ -103,16 +103,17 @@ class Entry:
       declares: the config keys that declare the number of examples, with the rules' values; 0
         where the data decide.
       variable: the environment variable that names the data.
-      meaning: what that variable is, for messages.
+      meaning: what `variable` holds, for messages.
       files: groups of patterns, relative to the data; each group must match a file.
       runs: how many runs MLPerf wants.
       init_variable: the environment variable that names the checkpoint for config.init_from.
-      init_meaning: what that variable is, for messages.
+      init_meaning: what `init_variable` holds, for messages.
       init_default: the checkpoint where the variable is not set.
-      init_yields: whether the variable is another benchmark's where both run one after the other.
-      ruleset: the newest one of mlperf-logging that knows the benchmark.
-      evaluation: (scores of the targets, form) -> what is logged of an evaluation. In v0.5 a
-        mapping stands next to "epoch", and any other value under "value".
+      init_yields: whether the variable belongs to another benchmark that has it too, where both
+        run one after the other.
+      ruleset: the newest ruleset of mlperf-logging that knows the benchmark.
+      evaluation: (scores of the targets, form) -> what an evaluation logs. In v0.5 the entries of
+        a mapping stand next to "epoch", and any other value under "value".
       logs_eval_size: whether v0.5 has the tag eval_size.
       success_is_bool: whether run_stop of v0.5 has true instead of "true".
     """

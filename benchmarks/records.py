@@ -1,4 +1,4 @@
-"""What benchmarks share whose examples are records in files: opened, counted, put in order."""
+"""What benchmarks on records share: they open the files, count the records and order them."""
 
 import functools
 from typing import Any
@@ -14,12 +14,12 @@ class RecordBenchmark(Benchmark):
     """A benchmark that reads records."""
 
     settings: Any
-    # The keys of the config that declare the numbers of examples; 0 there is any number.
+    # The keys of the config that declare the numbers of examples; 0 accepts any number.
     declared = {"train": "num_train_images", "eval": "num_eval_images"}
 
     @property
     def keys(self) -> Any:
-        """The settings `seed`, `shuffle_buffer_size`, `input_streams` and those of `declared`."""
+        """The settings: `seed`, `shuffle_buffer_size`, `input_streams` and the `declared` keys."""
         return self.settings
 
     def open(self, split: str, described: bool = True) -> Any:

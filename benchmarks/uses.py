@@ -31,7 +31,7 @@ class Bar:
     label: str
     value: float
     ideal: float
-    count: int  # of the examples behind it
+    count: int  # the number of examples behind it
 
 
 class Picture(NamedTuple):
@@ -65,13 +65,13 @@ class Exhibit:
 
 
 class Imported(NamedTuple):
-    """Weights of another library in a benchmark's own form, as NumPy arrays."""
+    """Weights of another library under the names of a benchmark's model, as NumPy arrays."""
 
     source: str  # the file
     params: Any
     model_state: Any
-    metadata: dict[str, Any]  # what a checkpoint's manifest says instead of `Benchmark.metadata`
-    summary: str  # what the file holds, in one line
+    metadata: dict[str, Any]  # replaces `Benchmark.metadata` in a checkpoint's manifest
+    summary: str  # the content of the file, in one line
 
 
 class Uses:
@@ -89,9 +89,9 @@ class Uses:
         raise NotImplementedError
 
     def data_meaning(self) -> Mapping[str, Any]:
-        """`Identity.meaning` as a small file of the data's folder has it now; {} without one.
+        """`Identity.meaning` as a small file in the data's folder has it now; {} without the file.
 
-        For modes that do not read the data themselves.
+        Modes that do not read the data call it.
 
         Raises:
           DataError: the file is damaged.
@@ -99,7 +99,7 @@ class Uses:
         return {}
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
-        """Shows the predictions: what went wrong, examples, files for other programs.
+        """Shows the predictions: mistakes, examples, and files for other programs.
 
         --mode=report shows them on its page; --mode=eval and the report write their files. Only
         process 0 calls it, with the rows that `score` gets.
@@ -114,29 +114,29 @@ class Uses:
         return None
 
     def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
-        """Checks the files of the data folder that the model cannot be used without.
+        """Checks the files in the data folder that the use of the model needs.
 
         Args:
           manifest: of the checkpoint.
           source: the checkpoint, for messages.
 
         Raises:
-          UserError: one is missing, or not the model's.
+          UserError: a file is missing, or it does not belong to the model.
         """
 
     def programs(self, params: Any, model_state: Any) -> Mapping[str, Program]:
         """The model as functions for other programs, if it is not `portable`.
 
-        Most models have one, ""; a name becomes a part of the file's. The arrays are NumPy's.
+        Most models have one program, named ""; other names become part of the file's name. The
+        arrays are NumPy's.
         """
         return {}
 
     def read_foreign(self, file: str) -> Imported | None:
         """Reads another library's weights; None if the benchmark takes none.
 
-        `file` is one that `common.foreign.find` returned, local or gs://. The benchmark's package
-        may have `foreign_settings(file)`, see `benchmarks.settle_config`; this method is called
-        with the settings that it returns.
+        `common.foreign.find` returned `file`, local or gs://. If the benchmark's package has
+        `foreign_settings(file)`, the benchmark is made with the settings that it returns.
 
         Raises:
           DataError: the file cannot be used.

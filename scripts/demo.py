@@ -3,7 +3,7 @@
     python -m scripts.demo --workdir=runs/ssd_digits
 
 The page is on http://127.0.0.1:8080, for this machine only, and sends nothing elsewhere. It needs
-NiceGUI: pip install 'nicegui>=3.18,<4'. The answers are those of predict.py.
+NiceGUI: pip install 'nicegui>=3.18,<4'. predict.py gives the same answers.
 """
 
 import importlib.util
@@ -24,8 +24,12 @@ def main(argv: list[str] | None = None) -> None:
     """The command line; argv without the program's name."""
     parser = console.Parser(prog="demo", description=console.summary(__doc__))
     add = parser.add_argument
-    add("--workdir", required=True, help="of a run, or WORKDIR/checkpoints/STEP; local or gs://")
-    add("--checkpoint", default="latest", help="of a run: latest, best or a step")
+    add(
+        "--workdir",
+        required=True,
+        help="the run's folder, or WORKDIR/checkpoints/STEP; local or gs://",
+    )
+    add("--checkpoint", default="latest", help="latest, best or a step")
     add("--data_dir", help="where the vocabulary or the ratings are, if not where the run had them")
     add(
         "--accept_other_data",
@@ -33,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
         help="use the model although its data have other classes by now",
     )
     add("--host", default="127.0.0.1", help="the address; 0.0.0.0 lets other machines in")
-    add("--port", type=console.integer(1, 65535), default=8080, help="of the address")
+    add("--port", type=console.integer(1, 65535), default=8080, help="the port of the page")
     add("--no_browser", action="store_true", help="opens no browser")
     args = parser.parse_args(console.underscored(sys.argv[1:] if argv is None else argv))
     try:
@@ -55,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _check_address(host: str, port: int) -> None:
-    """Raises ConfigError if no page can be served there; before a model is loaded."""
+    """Raises ConfigError if no page can be served at the address, before a model is loaded."""
     try:
         socket.create_server((host, port)).close()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Runs a job under Gradient's contract; scripts/gradient_job.sh starts it. See docs/run.md.
+"""Runs a job under Gradient's contract (docs/run.md); scripts/gradient_job.sh starts it.
 
 Each step is a process: main.py, and this program itself with `begin` or `finish` before the flags.
 The first process reads the environment, starts the steps in order and passes SIGTERM, SIGHUP and
@@ -123,7 +123,7 @@ class Children:
         """
         if self.stop_signal:
             return 128 + self.stop_signal
-        # Without its own process group the child would get Ctrl-C from the terminal as well.
+        # Without a new process group the child would get Ctrl-C from the terminal as well.
         self._child = subprocess.Popen(
             command, cwd=_ROOT, env=env, stdin=subprocess.DEVNULL, process_group=0
         )
@@ -172,7 +172,7 @@ def run(request: Request, children: Children) -> int:
 
 
 def begin(request: Request) -> int:
-    """Stages the input and returns 0; of a finished job it deletes the input: ALREADY_FINISHED."""
+    """Stages the input and returns 0; if the job has finished, deletes it: ALREADY_FINISHED."""
     record = _read(request.output / RECORD)
     trained = any((request.output / "checkpoints").glob("*/manifest"))
     if record.get("flags") == request.flags and trained:
@@ -226,7 +226,7 @@ def _clear_input(request: Request, known: dict[str, Any]) -> None:
     for path, _, _ in os.walk(folder, topdown=False):  # nothing on gs://
         with contextlib.suppress(OSError):  # not empty
             os.rmdir(path)
-    with contextlib.suppress(OSError, ValueError):  # an object that marks a folder on gs://
+    with contextlib.suppress(OSError, ValueError):  # the object of a folder on gs://
         folder.rmdir()
     if items:
         size = f"{sum(size for size, _ in items.values()) / 1e6:,.1f} MB"
@@ -234,7 +234,7 @@ def _clear_input(request: Request, known: dict[str, Any]) -> None:
 
 
 def metadata(workdir: str) -> dict[str, Any]:
-    """The scores of the best and of the last evaluation of a run, in the form of Gradient."""
+    """The scores of the best and of the last evaluation of a run, in Gradient's format."""
     from engine.checkpoint import Checkpointer  # imports jax, which `_step` precedes
     from engine.report.history import History
 
@@ -258,10 +258,7 @@ def metadata(workdir: str) -> dict[str, Any]:
 def stage(source: epath.Path, target: epath.Path, groups: Sequence[Sequence[str]]) -> None:
     """Copies the benchmark's files, unless the target has a file of the same name and size.
 
-    Args:
-      source: the folder of the data.
-      target: the input folder of the job.
-      groups: the patterns of `benchmarks.mlperf.Entry.files`; a file must match the first group.
+    `groups` are the patterns of `benchmarks.mlperf.Entry.files`; a file must match the first group.
     """
     real = [str(p) if _is_remote(p) else os.path.realpath(p) for p in (source, target)]
     if f"{real[0]}/".startswith(f"{real[1]}/"):
@@ -292,7 +289,7 @@ def stage(source: epath.Path, target: epath.Path, groups: Sequence[Sequence[str]
             if (arrived := part.stat().length) != sizes[name]:
                 raise OSError(f"{arrived} bytes arrived, not {sizes[name]}: did the file change?")
             part.replace(path)
-        except Exception as error:  # of a disk or of TensorFlow
+        except Exception as error:  # errors of the disk, or TensorFlow's classes
             raise UserError(f"cannot stage {source / name}: {one_line(error)}") from error
         progress.add(1, sizes[name])
 
@@ -334,7 +331,7 @@ def files(folder: epath.Path) -> dict[str, list[Any]]:
 
 
 def _why_foreign(folder: epath.Path) -> str:
-    """Returns why a job must not write or delete in a folder; "" if it may."""
+    """The reason why a job must not write or delete in a folder; "" if it may."""
     if _is_remote(folder):
         return ""
     if os.path.islink(folder):

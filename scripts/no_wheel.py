@@ -15,7 +15,7 @@ def refuse(*_: object, **__: object) -> NoReturn:
     )
 
 
-# The names are those of PEP 517 and PEP 660; installers begin with one of the first three.
+# PEP 517 and PEP 660 define the names; installers begin with one of the first three.
 get_requires_for_build_wheel = get_requires_for_build_editable = get_requires_for_build_sdist = (
     refuse
 )

@@ -7,6 +7,6 @@ anchor, and suppresses overlapping detections. `losses` has the terms of the los
 hardest or largest of many numbers. To evaluate, `scoring` scores detections with pycocotools
 against the annotations that `coco` reads. `survey` looks for labels that must be mistakes, and for
 weak training data. `detector` joins these for both detectors, whose keys are in `settings`.
-`weights` begins with the weights of a ResNet or of another library. `use` finds objects on photos;
+`weights` loads the weights of a ResNet or of another library. `use` finds objects on photos;
 `exhibits` shows the detections beside the true objects. `preparation` writes the records.
 """

@@ -15,8 +15,8 @@ from jax import lax
 # The weights of the offsets y, x, log height, log width; Fast R-CNN's targets of unit variance.
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)
 LARGEST_LOG = math.log(1000 / 16)  # a decoded side is at most 62.5 times its anchor's
-_SMALLEST_SHARE = 1e-6  # of the anchor's side, so that the logarithm of an empty box is finite
-_COLUMNS = 128  # of the table in which `_best_anchors` marks anchors; the width of a TPU's tile
+_SMALLEST_SHARE = 1e-6  # a side / the anchor's, at least, so that logarithms are finite
+_COLUMNS = 128  # in the table of `_best_anchors`; the width of a TPU's tile
 
 
 def area(boxes: jax.typing.ArrayLike) -> jax.Array:
@@ -26,7 +26,7 @@ def area(boxes: jax.typing.ArrayLike) -> jax.Array:
 
 
 def iou(a: jax.typing.ArrayLike, b: jax.typing.ArrayLike) -> jax.Array:
-    """The intersection of each two boxes over their union.
+    """The intersection over union of each pair of boxes.
 
     Args:
         a: f32[..., G, 4].
@@ -158,7 +158,7 @@ def match(
             (the second stage of Faster R-CNN, arXiv:1506.01497).
 
     Returns:
-        The matches of one image; `jax.vmap` over boxes and valid gives those of a batch.
+        The matches of one image; for a batch, use `jax.vmap` over boxes and valid.
     """
     overlaps = iou(jnp.where(valid[:, None], boxes, 0), anchors)
     overlap, nearest = _highest(overlaps, 0)
@@ -206,8 +206,8 @@ def _best_anchors(overlap: jax.Array, best: jax.Array, count: int) -> jax.Array:
 
     Of several boxes with the same best anchor the last one counts. Comparing every anchor with
     every box would take as long as the overlaps themselves. Instead the anchors form a table with
-    rows of `_COLUMNS`, and the product of the boxes' rows and columns as one-hot matrices marks the
-    best anchors.
+    rows of `_COLUMNS`, and the product of the boxes' rows and columns as one-hot matrices scatters
+    the numbers into it.
 
     Args:
         overlap: f32[G], the highest IoU of each true box.
@@ -217,11 +217,11 @@ def _best_anchors(overlap: jax.Array, best: jax.Array, count: int) -> jax.Array:
     numbers = jnp.arange(len(best))
     overlaps = overlap > 0
     overwritten = overlaps & (best[:, None] == best) & (numbers[:, None] < numbers)
-    marks = jnp.where(overlaps & ~jnp.any(overwritten, 1), numbers + 1, 0)
+    entries = jnp.where(overlaps & ~jnp.any(overwritten, 1), numbers + 1, 0)
     rows = best // _COLUMNS == jnp.arange(-(-count // _COLUMNS))[:, None]
     columns = (best % _COLUMNS)[:, None] == jnp.arange(_COLUMNS)
     table = jnp.dot(
-        jnp.where(rows, marks, 0).astype(jnp.float32),
+        jnp.where(rows, entries, 0).astype(jnp.float32),
         columns.astype(jnp.float32),
         precision="highest",
     )
@@ -239,8 +239,8 @@ def nms(boxes: jax.Array, threshold: float, *, inclusive: bool) -> jax.Array:
     product with an n x n matrix of zeros and ones, which takes 2 bytes of memory per entry.
 
     Args:
-        boxes: f32[..., n, 4], the best first. Each row is a problem of its own. Boxes without area
-            are padding: they are not kept and suppress nothing.
+        boxes: f32[..., n, 4], the best first; leading axes are independent. Boxes without area are
+            padding: they are not kept and suppress nothing.
         threshold: the IoU above which a box suppresses another one.
         inclusive: whether an IoU equal to the threshold suppresses as well.
 
@@ -283,13 +283,13 @@ def best_detections(
     """The best detections of each image after suppression within each class.
 
     Args:
-        boxes: f32[b, N, 4], or f32[b, N, C, 4] with a box of its own for each class.
+        boxes: f32[b, N, 4], or f32[b, N, C, 4] with a separate box for each class.
         scores: f32[b, N, C], without the background.
         min_score: >= 0; detections whose score is not higher are dropped.
-        iou: of two detections of a class that overlap so much, the better one stays.
+        iou: where two detections of a class have this IoU or more, the better one stays.
         most: how many detections an image has.
-        candidates: how many of each class, the best ones, take part in its suppression; None for
-            `most` of them. Memory grows with C times its square.
+        candidates: how many of the best detections of each class take part in its suppression;
+            None for `most`. Memory grows with C times its square.
 
     Returns:
         {"boxes": f32[b, D, 4], "score": f32[b, D], "class": int32[b, D] from 1, "index":

@@ -28,7 +28,7 @@ _LARGEST_COORDINATE = 1e9  # in pixels, either way
 class Annotations:
     """The n images, the categories and the m objects of an `instances_*.json`."""
 
-    path: str  # of the file, for messages
+    path: str  # the file, for messages
     digest: str  # SHA-256 of the file, in hexadecimal
     # (id, name), sorted by id; class c of the training, counted from 1, is `categories[c - 1]`
     categories: tuple[tuple[int, str], ...]
@@ -40,7 +40,7 @@ class Annotations:
     boxes: np.ndarray  # float64[m, 4]: x, y, width and height in pixels, as the file has them
     areas: np.ndarray  # float64[m], of the outlines in square pixels; without one, of the boxes
     crowd: np.ndarray  # bool[m]
-    # Of each object its polygons (a list of sequences x, y, x, y ...) or its run-length encoding
+    # For each object its polygons (a list of sequences x, y, x, y ...) or its run-length encoding
     # (a dict); [] unless they were asked for
     outlines: list[Any]
 
@@ -49,7 +49,7 @@ class Annotations:
         """Reads a file, local or gs://; `masks` keeps the outlines."""
         try:
             data = epath.Path(path).read_bytes()
-        except Exception as error:  # gs:// raises TensorFlow's own classes
+        except Exception as error:  # gs:// raises TensorFlow's classes
             raise DataError(f"cannot read the annotations {path}: {one_line(error)}") from error
         return cls.parse(data, path, masks)
 
@@ -85,7 +85,7 @@ class Annotations:
         )
 
     def listed(self, paths: Sequence[str]) -> list[int | None]:
-        """For each path of a picture the row of its image; None without one, or with several.
+        """The row of the image for each path of a picture; None if no image fits, or several do.
 
         A `file_name` may have more or fewer folders in front than the path.
         """
@@ -101,12 +101,12 @@ class Annotations:
 
 
 def normal(name: str) -> str:
-    """A `file_name` as a relative path; some tools write those of Windows."""
+    """A `file_name` as a relative path; some tools write paths of Windows."""
     return posixpath.normpath(name.replace("\\", "/")).lstrip("/")
 
 
 def is_end(path: str, name: str) -> bool:
-    """Whether one of two paths is the end of the other."""
+    """Whether one path ends with the other one."""
     short, long = sorted((path, name), key=len)
     return f"/{long}".endswith(f"/{short}")
 
@@ -114,8 +114,8 @@ def is_end(path: str, name: str) -> bool:
 def _decode(data: bytes, path: str, masks: bool) -> dict[str, list]:
     """The three lists of a file.
 
-    Objects become tuples of what is needed while the file is read, because as dicts those of COCO's
-    training images take 2 GB.
+    Objects become tuples of the needed values while the file is read: as dicts, the objects in
+    COCO's training images take 2 GB.
     """
 
     def compact(fields: dict[str, Any]) -> Any:
@@ -148,8 +148,8 @@ def _images(rows: list[Any], path: str) -> tuple[list[str], list[int], list[tupl
         size: Any = row.get("height"), row.get("width")
         if not all(type(number) is int and 0 < number < _INT32 for number in size):
             raise DataError(
-                f"{path}: image {image_id} ({name}) needs a height and width that are whole "
-                f"numbers of 1 or more, but has {size[0]!r} and {size[1]!r}"
+                f"{path}: image {image_id} ({name}) needs a height and width that are "
+                f"integers of 1 or more, but has {size[0]!r} and {size[1]!r}"
             )
         names.append(name)
         ids.append(image_id)
@@ -172,7 +172,7 @@ def _listed(
         name = row.get(name_key)
         if type(number) is not int or not -_INT32 <= number < _INT32:
             raise DataError(
-                f"{path}: the id of {one} {i} (counted from 0) is {number!r}, not a whole number "
+                f"{path}: the id of {one} {i} (counted from 0) is {number!r}, not an integer "
                 "of 32 bits: number them from 1"
             )
         if number in seen:
@@ -190,7 +190,7 @@ def _objects(
 ) -> list[tuple[int, int, list[float], float, bool, Any]]:
     """(image row, category id, box, area, crowd, outline) of each object.
 
-    The area is that of the box where the file has none. DataError names the first error.
+    Objects without an area get the area of their box. DataError names the first error.
     """
     objects = []
     for i, row in enumerate(rows):
@@ -223,7 +223,7 @@ def _name(row: Any, i: int) -> str:
 def outline_error(outline: Any, height: int, width: int) -> str:
     """What is wrong with an object's polygons or run-length encoding; '' if nothing is.
 
-    pycocotools takes memory as these numbers say.
+    pycocotools allocates memory for these numbers without checking them.
     """
     pixels, side = f"{height}x{width} pixels", max(height, width)
     if isinstance(outline, dict):
@@ -235,7 +235,7 @@ def outline_error(outline: Any, height: int, width: int) -> str:
         if isinstance(counts, list):
             are_lengths = all(type(length) is int and length >= 0 for length in counts)
             if not are_lengths or sum(counts) != height * width:
-                return f"has a segmentation whose runs are not those of {pixels}"
+                return f"has a segmentation whose runs do not add up to {pixels}"
         return ""
     if not isinstance(outline, list) or not outline:
         return "has no segmentation"
@@ -273,7 +273,7 @@ def outline_mask(outline: Any, height: int, width: int) -> np.ndarray:
         runs = masks.merge(masks.frPyObjects(outline_lists(outline), height, width))
     elif isinstance(outline["counts"], list):
         runs = masks.frPyObjects(outline, height, width)
-    with warnings.catch_warnings():  # of pycocotools 2.0.11 with NumPy 2
+    with warnings.catch_warnings():  # pycocotools 2.0.11 warns with NumPy 2
         warnings.simplefilter("ignore", DeprecationWarning)
         return masks.decode(runs)
 

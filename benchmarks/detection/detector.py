@@ -1,4 +1,4 @@
-"""The base of both detectors: data in COCO's form, COCO's score, a ResNet to begin with."""
+"""The base of both detectors: data in COCO's format, COCO's score, and weights of a ResNet."""
 
 import dataclasses
 import functools
@@ -21,19 +21,24 @@ from common.images import pixels
 
 _FROZEN = "bn_statistics='frozen' keeps the BatchNorm"
 Leaves = dict[str, tuple[tuple[int, ...], Any]]  # name -> (shape of an example, dtype)
-COCO = {"train": 117_266, "eval": 5_000, "classes": 80}  # of 2017; training images with boxes
+COCO = {
+    "train": 117_266,
+    "eval": 5_000,
+    "classes": 80,
+}  # sizes of COCO 2017; training images with boxes
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of an older checkpoint: it has the number of classes of the data that it saw."""
+    """The config of an older checkpoint; it takes the number of classes from the training data."""
     return {**values, "num_classes": len(x)} if (x := manifest.get("categories")) else values
 
 
 class Detector(RecordBenchmark):
     """A benchmark that finds objects in images.
 
-    `predict` returns image_id int32[b], and of the detections score f32[b, D] (0 is padding), class
-    int32[b, D] from 1 and boxes f32[b, D, 4] (y0, x0, y1, x1) in pixels of the original.
+    `predict` returns image_id int32[b] and D detections of each image: score f32[b, D] (0 is
+    padding), class int32[b, D] from 1, and boxes f32[b, D, 4] (y0, x0, y1, x1) in pixels of the
+    original.
     """
 
     settings: Any  # a subclass of `Settings`
@@ -65,12 +70,12 @@ class Detector(RecordBenchmark):
         """The shape of the images in each kind of batches."""
         raise NotImplementedError
 
-    def own_leaves(self, split: str) -> Leaves:
-        """The leaves of batches besides those that all detectors have."""
+    def extra_leaves(self, split: str) -> Leaves:
+        """The leaves of batches that only this detector has."""
         raise NotImplementedError
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
-        leaves: Leaves = {"id": ((), np.int32), **self.own_leaves(split)}
+        leaves: Leaves = {"id": ((), np.int32), **self.extra_leaves(split)}
         if split == "train":
             count = self.settings.images.max_boxes
             leaves |= {"boxes": ((count, 4), np.float32), "classes": ((count,), np.int32)}
@@ -84,7 +89,7 @@ class Detector(RecordBenchmark):
 
     @functools.cached_property
     def annotations(self) -> coco.Annotations:
-        """The true boxes of the evaluation, and with them the categories."""
+        """The categories and the true boxes of the evaluation."""
         keys, key = self.keys, "eval_annotations"
         what = "annotations in COCO's form, which the score reads,"
         path = files.find_one(keys.data_dir, keys.eval_annotations, what, key)
@@ -108,7 +113,7 @@ class Detector(RecordBenchmark):
         return self.numbered(self.annotations.categories)
 
     def numbered(self, known: tuple[tuple[int, str], ...]) -> tuple[tuple[int, str], ...]:
-        """The classes, as `categories`, of data with these (id, name), sorted by id."""
+        """(id, name) of each class, from the (id, name) of the data's categories, sorted by id."""
         if self.keys.class_numbers == "order":
             return known
         names = dict(known)
@@ -116,7 +121,7 @@ class Detector(RecordBenchmark):
         return tuple((number, names.get(number, "")) for number in range(1, count + 1))
 
     def open(self, split: str, described: bool = True) -> Any:
-        """The images of a split, a `records.Source`; the evaluation's are those annotated."""
+        """The images of a split, a `records.Source`; evaluation needs all annotated ones."""
         annotations, keys = self.annotations, self.keys
         source = records.open_records(
             keys.data_dir,
@@ -155,7 +160,7 @@ class Detector(RecordBenchmark):
 
     @functools.cached_property
     def _classes(self) -> int:
-        """The number of classes in the config, else in the data, else COCO's 80."""
+        """The config's number of classes, else the data's, else COCO's 80."""
         if self.keys.num_classes or not self.keys.data_dir:
             return self.keys.num_classes or COCO["classes"]
         return len(self.categories)
@@ -191,7 +196,7 @@ class Detector(RecordBenchmark):
 
     @property
     def keeps_statistics(self) -> bool:
-        """Whether training uses BatchNorm's running statistics, and never changes them."""
+        """Whether training uses BatchNorm's running statistics and never updates them."""
         return self.settings.tuning.bn_statistics == "frozen"
 
     def check_random_start(self, norm_examples: int) -> None:
@@ -208,7 +213,7 @@ class Detector(RecordBenchmark):
 
     @functools.cached_property
     def scorer(self) -> Scorer:
-        """Scores detections, and has them in COCO's form."""
+        """The scorer, which also has the detections in COCO's format."""
         return Scorer(self.annotations, self.keys.class_numbers == "ids")
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:

@@ -38,17 +38,19 @@ def show(
     """The classes, the worst and the first images; detections.json in COCO's form.
 
     Args:
-      annotations: the truth.
+      annotations: the true objects.
       source: the images to evaluate, with `shards` and `image_ids`.
-      detections: the columns of `scoring.quality`, of all scores.
-      quality: of these detections.
+      detections: the detections of all scores, the columns that `scoring.quality` takes.
+      quality: the quality of these detections.
     """
     strong = detections["score"] >= MIN_SCORE
     strong = {key: values[strong] for key, values in detections.items()}
     mistakes, counts = judge(annotations, quality)
     artist = Artist(annotations, source, strong)
     first = _or_fault("Detections", lambda: _first(artist))
-    files = {"detections.json": to_json(detections), **first.files}
+    columns = [np.asarray(column).tolist() for column in detections.values()]
+    rows = [dict(zip(detections, values, strict=True)) for values in zip(*columns, strict=True)]
+    files = {"detections.json": json.dumps(rows).encode(), **first.files}
     return [
         _classes(annotations, quality, counts),
         _or_fault("Worst images", lambda: _worst(artist, mistakes)),
@@ -57,7 +59,7 @@ def show(
 
 
 def _or_fault(title: str, make: Callable[[], Exhibit]) -> Exhibit:
-    """An exhibit with pictures; the others are worth more than an error in drawing them."""
+    """An exhibit with pictures, or a note if drawing fails, so that the other exhibits stay."""
     try:
         return make()
     except Exception as error:
@@ -65,26 +67,20 @@ def _or_fault(title: str, make: Callable[[], Exhibit]) -> Exhibit:
         return Exhibit(title=title, text=f"The pictures cannot be drawn: {one_line(error)}.")
 
 
-def to_json(detections: Mapping[str, Any]) -> bytes:
-    """Columns of detections in COCO's form of results."""
-    columns = [np.asarray(detections[key]).tolist() for key in detections]
-    rows = [dict(zip(detections, values, strict=True)) for values in zip(*columns, strict=True)]
-    return json.dumps(rows).encode()
-
-
 class Mistake(NamedTuple):
     """An object that was missed, or a false detection."""
 
     image_id: int
     category: int  # its id
-    score: float  # of a false detection; 0 for a missed object
-    cost: float  # the score of a false detection; 1 less that of the match of a missed object
+    score: float  # the false detection's score; 0 for a missed object
+    cost: float  # a false detection's score; for a missed object, 1 - the score of its match
 
 
 def judge(annotations: Annotations, quality: Quality) -> tuple[list[Mistake], np.ndarray]:
     """The mistakes, the most costly first, and int64[K, 3]: found, missed, false of each category.
 
-    A detection whose score is too low only makes a missed object cheaper, if it matches that.
+    A detection with a score below `MIN_SCORE` is no mistake; if it matches an object, the missed
+    object costs less.
     """
     row_of = {number: row for row, (number, _) in enumerate(annotations.categories)}
     mistakes, counts = [], np.zeros((len(row_of), 3), np.int64)
@@ -142,14 +138,14 @@ class Photo(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Artist:
-    """Draws images with the detections on them, and beside it the true boxes."""
+    """Draws each image twice, with the detections and with the true boxes."""
 
     annotations: Annotations
     source: Any  # the images, with `shards` and `image_ids`
     detections: Mapping[str, np.ndarray]  # with outlines, the true ones are drawn, too
 
     def photos(self, image_ids: Sequence[int]) -> list[Photo]:
-        """Reads images, and makes them small."""
+        """Reads images and shrinks them."""
         truth = self.annotations
         size_of = dict(zip(truth.image_ids.tolist(), truth.sizes, strict=True))
         example_of = {image_id: i for i, image_id in enumerate(self.source.image_ids)}
@@ -183,7 +179,7 @@ class Artist:
         return png(figure)
 
     def _true(self, photo: Photo) -> dict[str, Any]:
-        """The objects of a photo in the columns of detections."""
+        """The true objects of a photo, in the same columns as detections."""
         truth = self.annotations
         rows = np.flatnonzero(truth.image_ids[truth.rows] == photo.image_id)
         objects: dict[str, Any] = {"bbox": truth.boxes[rows]}
@@ -193,7 +189,7 @@ class Artist:
         return objects
 
     def _draw_objects(self, axis: Any, photo: Photo, objects: Mapping[str, Any]) -> None:
-        """Draws a photo with outlines and boxes; those of one category have one colour."""
+        """Draws a photo with outlines and boxes, in one colour for each category."""
         from matplotlib import colormaps
         from matplotlib.patches import Rectangle
 

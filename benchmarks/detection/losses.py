@@ -1,4 +1,4 @@
-"""What the losses of detectors consist of: distances of boxes, and cross-entropy."""
+"""The parts of the detectors' losses: smooth L1 and cross-entropy."""
 
 from functools import partial
 from typing import Any
@@ -53,7 +53,7 @@ _cross_entropy.defvjp(_forward, _backward)
 
 
 def _wide(x: jax.Array) -> jax.Array:
-    """`x` in float32, or in float64 if it is."""
+    """`x` in float32; float64 stays float64."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 

@@ -51,8 +51,8 @@ class RecordObjects(NamedTuple):
 class Source:
     """One split of images with boxes in TFRecords.
 
-    Class i + 1 is the category `category_ids[i]`; the ids are sorted. `image_ids` and `upright` are
-    of each example, in file order.
+    Class i + 1 is the category `category_ids[i]`; the ids are sorted. `image_ids` and `upright`
+    have a value for each example, in file order.
     """
 
     shards: Shards
@@ -105,7 +105,7 @@ def if_equal(value: Any, x: Any, y: Any, message: str) -> Any:
 
 
 def keep_largest(leaves: Mapping[str, Any], boxes: Any, most: int) -> dict[str, Any]:
-    """Keeps, of leaves [n, ...], the `most` objects with the largest boxes, in their order.
+    """Keeps the `most` objects with the largest boxes in leaves [n, ...], in their order.
 
     `boxes` are float32[n, 4] (y0, x0, y1, x1). Leaves become [most, ...], with zeros at the end.
     """
@@ -122,7 +122,7 @@ def keep_largest(leaves: Mapping[str, Any], boxes: Any, most: int) -> dict[str, 
 
 
 def marked_shards(paths: tuple[str, ...], examples: Sequence[np.ndarray]) -> Shards:
-    """Files whose examples are the marked records, bool[records] of each file."""
+    """Files whose examples are the selected records, bool[records] for each file."""
     left_out = tuple(tuple(np.flatnonzero(~of_file).tolist()) for of_file in examples)
     counts = tuple(int(of_file.sum()) for of_file in examples)
     return Shards(paths, counts, left_out)
@@ -173,7 +173,7 @@ def open_records(
 
     Args:
       data_dir: folder, local or gs://.
-      patterns: of the names of the files, separated by commas.
+      patterns: patterns of the files' names, separated by commas.
       category_ids: all categories of the annotations, sorted.
       max_boxes: how many boxes of an image a batch holds.
       cache: the file that keeps the result of the scan for the next start.
@@ -202,7 +202,10 @@ def open_records(
 def _from_manifest(
     data_dir: str, paths: tuple[str, ...], category_ids: tuple[int, ...], split: str
 ) -> tuple[Source, np.ndarray] | None:
-    """What `_from_scan` returns; None without a manifest of these data, or if images lack a box."""
+    """The source from the data manifest; None without one, or if images lack a box.
+
+    int64[n] counts the train images with k boxes, as in `_from_scan`.
+    """
     content = manifest.load(data_dir) if data_dir else None
     if not content or content.category_ids != category_ids:
         return None
@@ -244,7 +247,7 @@ def _from_scan(
     rows = caches.scan_files(
         paths, lambda path: _scan_file(path, category_ids, split, needed), cache, settings
     )
-    boxes = [np.array(row["boxes"], np.int64) for row in rows]  # of each record, by file
+    boxes = [np.array(row["boxes"], np.int64) for row in rows]  # boxes in each record, by file
     files.check_not_empty(paths, list(map(len, boxes)), split)
     examples = [(split == "eval") | (of_file > 0) for of_file in boxes]
     if not any(of_file.any() for of_file in examples):
@@ -260,10 +263,11 @@ def _from_scan(
 def _scan_file(
     path: str, category_ids: tuple[int, ...], split: str, masks: bool = False
 ) -> dict[str, Any]:
-    """What is known of the records of a file; DataError names the first error.
+    """Facts about the records of a file; DataError names the first error.
 
-    {"boxes": [of each], "upright": [whether each is higher than wide], "ids": [of each image to
-    evaluate]}. With `masks`, objects need them, and a crowd counts as no box.
+    {"boxes": [their number in each record], "upright": [whether each image is higher than wide],
+    "ids": [the id of each image to evaluate]}. With `masks`, objects need masks, and crowds do not
+    count as boxes.
     """
     tf = tensorflow()
     features = _image_features() | object_features(masks)
@@ -332,6 +336,6 @@ def _image_id(text: bytes, record: str) -> int:
         return number
     raise DataError(
         f"{record}: image/source_id={text.decode(errors='replace')!r} must be the image's id in "
-        "the annotations, a whole number from -2^31 to 2^31 - 1; TensorFlow's Object Detection API "
+        "the annotations, an integer from -2^31 to 2^31 - 1; TensorFlow's Object Detection API "
         "writes file names there: such records can be trained on, to evaluate write the ids"
     )

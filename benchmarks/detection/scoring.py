@@ -19,8 +19,8 @@ NAMES = (*PRECISIONS, "AR_1", "AR_10", "AR_100", "AR_small", "AR_medium", "AR_la
 class Match(NamedTuple):
     """How pycocotools matches the n objects and m detections of an image and a category.
 
-    At an IoU of 0.5 or more; the detection with the highest score chooses first. A crowd is no
-    object to find, and takes any number of detections.
+    A match needs an IoU of 0.5 or more; the detection with the highest score chooses first. A crowd
+    is no object to find, and matches any number of detections.
     """
 
     image_id: int
@@ -31,7 +31,7 @@ class Match(NamedTuple):
 
 
 class Quality(NamedTuple):
-    """How good detections are by COCO's rules, of K categories."""
+    """How good the detections of K categories are by COCO's rules."""
 
     # COCO's 12 numbers by their NAMES, as fractions. A number is nan if no object of the truth
     # counts for it, as AP_large without a large object; without detections the others are 0.
@@ -39,7 +39,7 @@ class Quality(NamedTuple):
     # float64[10, 101, K] at the IoU thresholds 0.5, 0.55 ... 0.95 and the recalls 0, 0.01 ... 1,
     # for objects of all sizes; -1 for a category without an object
     precision: np.ndarray
-    # Of each image and category with an object or a detection, for objects of all sizes
+    # For each image and category with an object or a detection, for objects of all sizes
     matches: list[Match]
 
 
@@ -105,15 +105,15 @@ class Scorer:
         return self.quality(self.columns(rows)).scores
 
     def quality(self, columns: dict[str, np.ndarray]) -> Quality:
-        """The quality of the boxes of `columns`; that of the last columns is kept."""
+        """The quality of the boxes of `columns`; the result for the last columns is cached."""
         if self._judged is None or self._judged[0] is not columns:
             self._judged = columns, quality(self.annotations, columns)
         return self._judged[1]
 
     def columns(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """The detections of all images as `quality` takes them.
+        """The detections of all images, in the columns that `quality` takes.
 
-        Those of the last rows are kept, because --mode=eval scores and then shows the same ones.
+        The result for the last rows is cached: --mode=eval scores and then shows the same rows.
         """
         every = list(rows)
         known, columns = self._last
@@ -123,14 +123,14 @@ class Scorer:
         return columns
 
     def _in_order(self, row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """A row with classes in order, from one with ids; without classes that are no category."""
+        """A row of `predict` with the columns of all categories, where classes are ids."""
         ids = np.asarray([category for category, _ in self.annotations.categories])
         place = np.searchsorted(ids, row["class"]).clip(max=len(ids) - 1)
         known = ids[place] == row["class"]
         return row | {"class": place + 1, "score": np.where(known, row["score"], 0)}
 
     def make(self, rows: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """The columns of rows."""
+        """The columns of detections in `rows`, the outputs of `predict`."""
         ids = np.asarray([category for category, _ in self.annotations.categories])
         parts = []
         for row in rows:
@@ -150,7 +150,7 @@ class Scorer:
 def headline(scores: Mapping[str, float]) -> dict[str, float]:
     """The precisions that a line shows: mAP, and the others that are defined.
 
-    With masks, those of all sizes, of boxes and of masks.
+    With masks, it shows the precisions for objects of all sizes, of boxes and of masks.
     """
     names = PRECISIONS
     if "mask_mAP" in scores:
@@ -187,7 +187,7 @@ def index(annotations: Annotations) -> Any:
 def _detections(
     annotations: Annotations, detections: Mapping[str, Any], kind: str
 ) -> list[dict[str, Any]]:
-    """pycocotools' own dicts of all detections whose numbers are finite."""
+    """All detections whose numbers are finite, as pycocotools' dicts."""
     images, categories = set(annotations.image_ids.tolist()), dict(annotations.categories)
     columns = [np.asarray(detections[n]).tolist() for n in ("image_id", "category_id", "score")]
     shapes = detections["segmentation" if kind == "segm" else "bbox"]
@@ -234,7 +234,7 @@ def _index(dataset: dict[str, Any]) -> Any:
 
 @functools.cache
 def _pycocotools() -> tuple[Any, Any, Any]:
-    """The modules coco, cocoeval and mask, without their prints.
+    """pycocotools' modules coco, cocoeval and mask, which print nothing here.
 
     Redirecting stdout instead would take away what other threads print meanwhile.
     """

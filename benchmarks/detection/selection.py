@@ -14,9 +14,9 @@ _LINE = 512  # positions that are counted together
 
 
 def largest(values: jax.Array, eligible: jax.Array, k: jax.typing.ArrayLike) -> jax.Array:
-    """Marks the k largest eligible numbers of each row; of equal numbers, those of lower index.
+    """The mask of the k largest eligible numbers of each row; of equal ones, the lower indices.
 
-    With random integers as values, these are k random ones of the eligible.
+    With random integers as values, it draws k random eligible positions.
 
     Args:
         values: f32[..., n] or int32[..., n], >= 0. NaN counts as larger than any other number.
@@ -24,7 +24,7 @@ def largest(values: jax.Array, eligible: jax.Array, k: jax.typing.ArrayLike) -> 
         k: int32[...].
 
     Returns:
-        bool[..., n] with min(k, number of eligible) marks per row.
+        bool[..., n] with min(k, number of eligible) True values per row.
     """
     k = jnp.asarray(k)
     keys = jnp.where(eligible, _ordered(values), -1)
@@ -32,7 +32,7 @@ def largest(values: jax.Array, eligible: jax.Array, k: jax.typing.ArrayLike) -> 
 
 
 def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """What `lax.top_k` returns for a k that is large: only the k largest are sorted.
+    """`lax.top_k`, faster for a large k: only the k largest numbers are sorted.
 
     Args:
         x: f32[b, n], any numbers but nan; -0.0 is below 0.0.
@@ -49,21 +49,21 @@ def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     return values, jnp.take_along_axis(index, order, 1)
 
 
-def compact(marks: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
-    """The first marked positions of each row, in their order.
+def compact(mask: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+    """The first positions of each row where a mask is True, in their order.
 
-    Nothing is sorted. Positions are cut into lines; the counts of the marks up to each line say in
-    which line the r-th mark is, and the counts within this line say where.
+    Nothing is sorted. Positions are cut into lines; the cumulative counts of the lines tell which
+    line has the r-th True value, and the counts within this line give its position.
 
     Args:
-        marks: bool[b, N].
+        mask: bool[b, N].
         most: how many positions to list.
 
     Returns:
-        (index int32[b, most], valid bool[b, most]). Where a row has fewer marks, the rest of
+        (index int32[b, most], valid bool[b, most]). Where a row has fewer True values, the rest of
         `valid` is False and of `index` 0.
     """
-    lines = jnp.pad(marks, ((0, 0), (0, -marks.shape[1] % _LINE))).reshape(len(marks), -1, _LINE)
+    lines = jnp.pad(mask, ((0, 0), (0, -mask.shape[1] % _LINE))).reshape(len(mask), -1, _LINE)
     until = jnp.cumsum(jnp.sum(lines, 2, dtype=jnp.int32), 1)  # [b, lines]
     ranks = jnp.arange(1, most + 1, dtype=jnp.int32)
     line = jnp.sum(until[:, None] < ranks[:, None], 2, dtype=jnp.int32)  # [b, most]
@@ -81,7 +81,7 @@ def take(values: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _ordered(x: jax.Array) -> jax.Array:
-    """int32 in the order of the numbers >= 0 in `x`, which are floats or such integers already.
+    """int32 keys in the order of the numbers >= 0 in `x`; integers stay as they are.
 
     float64 numbers are rounded to float32.
     """
@@ -91,10 +91,10 @@ def _ordered(x: jax.Array) -> jax.Array:
 
 
 def _largest(keys: jax.Array, k: jax.Array, bits: int) -> jax.Array:
-    """Marks the k largest of integers [..., n], or all that are >= 0; see `_kth_largest`."""
+    """The mask of the k largest integers in [..., n], or of all that are >= 0 if they are fewer."""
     kth = _kth_largest(keys, k, bits)[..., None]
     above, level = keys > kth, keys == kth
-    # Of those that are level, the first ones fill up the rest.
+    # The first numbers that equal the k-th largest fill up the rest.
     from_end = keys.shape[-1] - jnp.arange(keys.shape[-1], dtype=jnp.int32)
     rest = k - jnp.sum(above, -1, dtype=jnp.int32)
     ranked = jnp.where(level, from_end, 0)

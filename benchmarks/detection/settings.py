@@ -1,7 +1,7 @@
 """The config's keys that both detectors read, in groups, and the scale of their pixels.
 
-A group checks its values and goes to the part that reads it. A detector's own `settings` adds its
-keys. In the config all keys are on one level; configs/ssd.py explains them.
+A group checks its values and goes to the part that reads it. The module `settings` of each detector
+adds its keys. In the config all keys are on one level; configs/ssd.py explains them.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from common.keys import Count, Positive, Seed, Share
 
-# Of the pixels 0..255 of ImageNet's training images: red, green, blue.
+# Mean and deviation of ImageNet's training pixels, 0..255: red, green, blue.
 PIXEL_MEAN, PIXEL_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 Channels = Annotated[int, "[1, 65536]"]
 
@@ -39,7 +39,7 @@ class Data:
 class Preprocessing:
     """How an image and its objects become arrays of fixed shapes."""
 
-    max_boxes: Annotated[int, "[1, 1e4]"]  # of an image; the largest are kept
+    max_boxes: Annotated[int, "[1, 1e4]"]  # the most boxes of an image; the largest are kept
     random_flip: bool  # whether training images are mirrored at random
 
 
@@ -66,7 +66,7 @@ class Backbone:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """What stays of the weights that the detector begins with, and how fast the heads change."""
+    """Which loaded weights stay, and how fast the heads change."""
 
     new_classes: bool = False
     bn_statistics: Literal["frozen", "batch"] = "batch"

@@ -1,4 +1,4 @@
-"""Looks for labels that spoil a training or a score although all records can be read."""
+"""Looks for labels that spoil the training or the score although all records can be read."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from common.errors import count, some
 
 _TINY, _FEW_TINY = 8, 0.05  # pixels, and the share of the objects that may be smaller
 _FEW = 20  # objects of a category
-_SSD_SIDE, _MASK_SIDES = 300, np.array([800, 1333])  # of the recipes' images
+_SSD_SIDE, _MASK_SIDES = 300, np.array([800, 1333])  # sides of the recipes' images
 
 Finding = tuple[str, str, str]  # status "warn", text and fix
 
@@ -35,9 +35,9 @@ def oddities(annotations: Annotations) -> list[Finding]:
 
 
 def weaknesses(annotations: Annotations, masks: bool) -> list[Finding]:
-    """What makes a training weak: tiny objects, and categories with few.
+    """What makes the training data weak: tiny objects, and categories with few objects.
 
-    `annotations` are those of a training; with `masks` Mask R-CNN will see the images, else SSD.
+    `annotations` belong to the training images; with `masks` Mask R-CNN trains on them, else SSD.
     """
     findings: list[Finding] = []
     if masks:

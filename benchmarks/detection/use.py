@@ -1,6 +1,6 @@
-"""Uses of a trained detector: to find objects on photos, and to show what it found.
+"""Uses a trained detector: finds objects on photos, shows them, and exports the detector.
 
-For other programs it is a function of a photo, a `common.portable.Program`.
+The exported `common.portable.Program` is a function of a photo.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ from common.images import manifest, photos, pixels
 from common.images.input_spec import run_decoder
 from common.portable import Arrays, Program
 
-_MARGIN = 1e-3  # of a score that rounding may bring below the least
-_MEANING = {  # of what a program takes and returns
+_MARGIN = 1e-3  # how far rounding may move a score below the least one
+_MEANING = {  # the meaning of a program's inputs and outputs
     "photo": "RGB, of any size; EXIF must be applied",
     "boxes": "y0, x0, y1, x1 in pixels of the photo",
     "class": "the line of labels.txt, counted from 1",
@@ -37,7 +37,7 @@ class Detections:
     scores: np.ndarray  # f32[n], above 0
     classes: np.ndarray  # int32[n], from 1
     boxes: np.ndarray  # f32[n, 4], (y0, x0, y1, x1) in pixels of the photo
-    outlines: Sequence[Any] = ()  # of each object, run lengths as pycocotools writes them
+    outlines: Sequence[Any] = ()  # each object's run lengths, as pycocotools writes them
 
     def inside(self, i: int) -> np.ndarray:
         """bool[height, width], the pixels of the photo that belong to object i."""
@@ -72,10 +72,10 @@ class DetectorUses(Uses):
         return {"categories": self._benchmark.numbered(tuple(known))}
 
     def listed(self, paths: Sequence[str]) -> tuple[str, dict[int, tuple[int, int, int]]]:
-        """The file of annotations in the folder of the run's data, and the pictures in it.
+        """The file of annotations in the folder of the run's data, and the pictures that it lists.
 
-        The second value has the id, height and width there of the pictures that the file lists, by
-        their indices in `paths`. ("", {}) where there is no such file.
+        The second value has the id, height and width of each listed picture, by its index in
+        `paths`. ("", {}) where there is no such file.
         """
         try:
             if not self._benchmark.keys.data_dir:
@@ -88,7 +88,7 @@ class DetectorUses(Uses):
         return known.path, {i: tuple(columns[row]) for i, row in rows.items()}
 
     def inputs(self, encoded: bytes, height: int, width: int) -> dict[str, Any]:
-        """The leaves of a batch to predict for one photo, as evaluation has them of a record.
+        """The leaves of a batch for one photo, the same as evaluation makes from a record.
 
         `encoded` is an upright JPEG of `height` x `width` pixels; DataError says that it cannot be
         decoded.
@@ -112,13 +112,13 @@ class DetectorUses(Uses):
         raise NotImplementedError
 
     def resized(self, photo: jax.Array, upright: bool) -> dict[str, jax.Array]:
-        """The same by jax, of a photo uint8[h, w, 3]."""
+        """The leaves that `predict` takes, computed by jax from a photo uint8[h, w, 3]."""
         raise NotImplementedError
 
     def programs(self, params: Any, model_state: Any) -> dict[str, Program]:
         """The detector with resizing and suppression inside: a photo in, boxes in its pixels out.
 
-        Where upright photos have their own padded shape, "upright" is for them.
+        Where upright photos have another padded shape, the program "upright" is for them.
         """
         kinds = [False, True] if len(self._benchmark.image_shapes) > 1 else [False]
         model = jax.tree.map(jnp.asarray, (params, model_state))
@@ -172,18 +172,18 @@ class DetectorUses(Uses):
 
 
 def distance(wanted: Arrays, found: Arrays, min_score: float) -> float:
-    """How far a detection of either is off its match in the other at most.
+    """The largest distance between a detection in one list and its match in the other.
 
-    It is a difference in score, or in box as a share of the largest side; NaN if one is. Detections
-    whose scores are equal but for rounding may be in another order; one at `min_score`, or at the
-    end of a full list, may be missing.
+    It is a difference in score, or in box as a share of the largest side; NaN if a number is NaN.
+    Detections whose scores are equal but for rounding may be in another order; one at `min_score`,
+    or at the end of a full list, may be missing.
     """
     off = [_off(*pair, min_score) for pair in ((wanted, found), (found, wanted))]
     return float(np.max(off))
 
 
 def _off(wanted: Arrays, found: Arrays, min_score: float) -> float:
-    """The largest distance of a detection in `wanted` to its nearest one in `found`."""
+    """The largest distance from a detection in `wanted` to the nearest detection in `found`."""
     score, boxes, classes = (
         np.asarray(wanted[name])[:, None] for name in ("score", "boxes", "class")
     )
@@ -200,8 +200,8 @@ def scaled_photo(
     """uint8[*shape, 3] of uint8[h, w, 3]: bilinear, the values of `common.images.pixels`.
 
     Args:
-      photo: the pixels.
-      shape: of the result; beyond `size` its values have no meaning.
+      photo: uint8[h, w, 3].
+      shape: the shape of the result; beyond `size` its values have no meaning.
       size: two numbers, the height and width to which the photo is scaled.
       antialias: whether to average over the pixels, as `pixels.shrink` does, else `pixels.sample`.
     """
@@ -215,14 +215,17 @@ def scaled_photo(
 
 def _interpolate(x: jax.Array, length: jax.Array, count: int, size: Any) -> jax.Array:
     """float32[count, ...] of x float32[length, ...]: between the two nearest rows."""
-    places = _product(jnp.arange(count) + 0.5, length / size) - 0.5
-    before = jnp.floor(places)
-    first, last = _rows(x, before, length), _rows(x, jnp.ceil(places), length)
-    return first + _product(last - first, (places - before)[:, None, None])
+    positions = _product(jnp.arange(count) + 0.5, length / size) - 0.5
+    before = jnp.floor(positions)
+    first, last = _rows(x, before, length), _rows(x, jnp.ceil(positions), length)
+    return first + _product(last - first, (positions - before)[:, None, None])
 
 
 def _average(x: jax.Array, length: jax.Array, count: int, size: Any) -> jax.Array:
-    """As `_interpolate`, of all rows below a triangle whose sides are no shorter than a row."""
+    """float32[count, ...] of x float32[length, ...]: means of rows, weighted by a triangle.
+
+    Each side of the triangle has the length of a row at least.
+    """
     step = 1 / (size / length)
     width, centres = jnp.maximum(step, 1), _product(jnp.arange(count) + 0.5, step)
     start = jnp.maximum(jnp.ceil(centres - width - 0.5), 0)
@@ -255,11 +258,11 @@ def _product(x: jax.Array, y: Any) -> jax.Array:
     return jnp.minimum(x * y, 65536.0)
 
 
-def _rows(x: jax.Array, places: jax.Array, length: jax.Array) -> jax.Array:
-    """The rows of x at whole `places` float32[n]; the outermost ones beyond them."""
-    return x[jnp.clip(places, 0, length - 1).astype(jnp.int32)]
+def _rows(x: jax.Array, positions: jax.Array, length: jax.Array) -> jax.Array:
+    """The rows of x at `positions` float32[n], which are integers; the border repeats."""
+    return x[jnp.clip(positions, 0, length - 1).astype(jnp.int32)]
 
 
 def photo_sides(photo: jax.Array) -> jax.Array:
-    """float32[2], the height and width of a photo, also where they are not known yet."""
+    """float32[2], the height and width of a photo, even if they are only known at run time."""
     return jnp.stack([jnp.asarray(side, jnp.float32) for side in photo.shape[:2]])

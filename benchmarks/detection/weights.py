@@ -1,9 +1,9 @@
-"""The weights that a detector begins with: a ResNet's for its backbone, or those of a detector.
+"""The weights that a detector begins with: a ResNet's for its backbone, or a detector's.
 
-Both may be a run's or another library's. A detector's own module `weights` knows the names and
-layouts of another library's: `MODEL`, `matches(source)`, `FORMER`, `read_settings(source)` and
-`theirs(path, array, values)`. Its `renew_heads` says what stays of the heads for new classes. A
-`detector` here is a `benchmarks.detection.detector.Detector`.
+They may come from a run or from another library. Each detector has a module `weights` with the
+names and layouts of the other library's weights: `MODEL`, `matches(source)`, `FORMER`,
+`read_settings(source)` and `theirs(path, array, values)`. Its `renew_heads` adapts the heads to new
+classes. A `detector` here is a `benchmarks.detection.detector.Detector`.
 """
 
 import dataclasses
@@ -26,10 +26,10 @@ from common.images import input_spec
 from common.trees import by_name
 from models import DEPTHS, BasicBlock, BottleneckBlock
 
-Described = tuple[dict[str, Any], list[tuple[str, str]]]  # keys' values, (remark, key) pairs
-# The models besides a detector's own that config.init_from may name: see `benchmarks`.
+Described = tuple[dict[str, Any], list[tuple[str, str]]]  # keys' values, (note, key) pairs
+# Other benchmarks whose models config.init_from may name; `benchmarks` reads it.
 FOLLOWS = ("resnet",)
-# What a detector's ResNet is. Other values compute something else with arrays of the same shapes.
+# The ResNet that is a backbone. Other values compute something else with arrays of the same shapes.
 _RESNET_KEYS = {
     "resnet_version": "1.5",
     "deep_stem": False,
@@ -40,18 +40,12 @@ _RESNET_KEYS = {
 
 
 def follow(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks a ResNet with whose weights a detector begins, and gives its sizes to the backbone.
+    """Checks a ResNet that a detector begins with, and gives its sizes to the backbone.
 
-    A recipe with `config.init_env` is a published one: its sizes stay, and others are refused.
-    ConfigError says that the ResNet computes something else than the backbone with these arrays, or
-    was trained on other pixels.
-
-    Args:
-      config: the detector's.
-      values: the ResNet's config.
-
-    Returns:
-      The values of the config's keys for the sizes of the backbone, as many stages as it has.
+    A recipe with `config.init_env` is a published one: its sizes stay, and ResNets of other sizes
+    are refused. ConfigError: the ResNet computes something else than the backbone with these
+    arrays, or was trained on other pixels. `values` are the ResNet's config; the result is the
+    values of the detector's keys for the sizes of the backbone.
     """
     name = f"config.init_from={config.init_from}"
     for key, needed in _RESNET_KEYS.items():
@@ -61,7 +55,7 @@ def follow(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
                 f"give one that was trained with --config.{key}={needed}"
             )
     spec = input_spec.parse_spec(values.get("input_spec", "tensorflow"))
-    # Size and resizing are the detector's own.
+    # Size and resizing are the detector's, not the ResNet's.
     if (spec.mean, spec.std, spec.channels) != (settings.PIXEL_MEAN, settings.PIXEL_STD, "RGB"):
         raise ConfigError(
             f"{name} is a ResNet whose input_spec has mean={spec.mean}, std={spec.std} and "
@@ -102,17 +96,18 @@ def adopt(
     model_state: Any,
     loaded: Mapping[str, Any],
 ) -> tuple[Any, Any]:
-    """Takes the arrays of another such detector, or those of a ResNet for the backbone.
+    """Takes the arrays of a detector of the same kind, or of a ResNet for the backbone.
 
-    With `config.new_classes`, the detector's `renew_heads` says what stays of the heads.
-    CheckpointError says that an array of the backbone is missing or of another shape.
+    With `config.new_classes`, the detector's `renew_heads` adapts the heads. CheckpointError says
+    that an array of the backbone is missing or of another shape.
 
     Args:
-      detector: the one that begins with them.
+      detector: the detector that begins with the arrays.
       merge: takes the arrays whose path and shape are the same.
-      params, model_state, loaded: see `Benchmark.adopt`.
+      params, model_state: the detector's initial arrays.
+      loaded: {"params": ..., "model_state": ...} of the other model.
     """
-    own = by_name(params)
+    initial = by_name(params)
     if "backbone" not in loaded["params"]:  # a ResNet's arrays
         state = {kind: {"backbone": arrays} for kind, arrays in loaded["model_state"].items()}
         loaded = {"params": {"backbone": loaded["params"]}, "model_state": state}
@@ -128,10 +123,10 @@ def adopt(
                 f"config.num_filters={keys.num_filters} of the detector, or such a detector"
             )
     if detector.settings.tuning.new_classes:
-        if isinstance(next(iter(own.values())), jax.ShapeDtypeStruct):
+        if isinstance(next(iter(initial.values())), jax.ShapeDtypeStruct):
             # So that these arrays count as taken in part here, too
-            own = {name: np.zeros(x.shape, x.dtype) for name, x in own.items()}
-        mine = _module(detector).renew_heads(detector, own, by_name(loaded["params"]))
+            initial = {name: np.zeros(x.shape, x.dtype) for name, x in initial.items()}
+        mine = _module(detector).renew_heads(detector, initial, by_name(loaded["params"]))
         params = unflatten_dict(by_name(params) | mine, sep="/")
     return params, model_state
 
@@ -142,16 +137,14 @@ def _module(detector: Any) -> Any:
 
 
 def read_foreign_settings(package: str, file: str) -> Described | None:
-    """The keys of a detector's own checkpoint and remarks on it; None if `file` is none.
+    """The keys of another library's detector and notes on it; None if `file` has no such detector.
 
-    Args:
-      package: the detector's, such as "benchmarks.detection.ssd".
-      file: of another library's weights, local or gs://.
+    `package` is the benchmark's, such as "benchmarks.detection.ssd".
     """
     source = files.peek(file)
-    own = importlib.import_module(f"{package}.weights")
-    if own.matches(source):
-        return described(own, source)[1:]
+    kind = importlib.import_module(f"{package}.weights")
+    if kind.matches(source):
+        return described(kind, source)[1:]
     for name, other in benchmarks.modules().items():
         if other.startswith(f"{__package__}."):
             theirs = importlib.import_module(f"{other}.weights")
@@ -160,47 +153,47 @@ def read_foreign_settings(package: str, file: str) -> Described | None:
     return None
 
 
-def described(own: Any, source: Foreign) -> tuple[Mapping[str, np.ndarray], *Described]:
-    """A file's arrays by the names of today, and what a module `weights` reads from them."""
+def described(kind: Any, source: Foreign) -> tuple[Mapping[str, np.ndarray], *Described]:
+    """A file's arrays by their newest names, and the settings that they imply."""
     arrays = {}
     for name, array in source.arrays.items():
         layer, dot, leaf = name.rpartition(".")
-        arrays[f"{own.FORMER.get(layer, layer)}{dot}{leaf}"] = array
+        arrays[f"{kind.FORMER.get(layer, layer)}{dot}{leaf}"] = array
     try:
-        return arrays, *own.read_settings(dataclasses.replace(source, arrays=arrays))
+        return arrays, *kind.read_settings(dataclasses.replace(source, arrays=arrays))
     except (KeyError, ValueError) as error:
         raise DataError(
-            f"{source.path} is {own.MODEL}, but incomplete: it lacks {error}"
+            f"{source.path} is {kind.MODEL}, but incomplete: it lacks {error}"
         ) from error
 
 
 def read_foreign(detector: Any, file: str) -> Imported:
-    """Reads weights with which a detector can begin: such a detector's, or a ResNet's.
+    """Reads weights that a detector can begin with: a detector's of the same kind, or a ResNet's.
 
-    DataError says that the file holds neither, or a detector of other sizes than the config's.
+    DataError: the file holds neither, or a detector of other sizes than the config's.
     """
-    source, own = files.read(file), _module(detector)
-    if not own.matches(source):
+    source, kind = files.read(file), _module(detector)
+    if not kind.matches(source):
         folded = getattr(detector.settings.backbone, "space_to_depth", False)
         try:
             return benchmarks.module("resnet").foreign_weights(source, folded)
         except DataError as error:
-            raise DataError(f"{error}; nor is it {own.MODEL}") from error
-    arrays, values, _ = described(own, source)
+            raise DataError(f"{error}; nor is it {kind.MODEL}") from error
+    arrays, values, _ = described(kind, source)
     keys = detector.settings
     data = dataclasses.replace(keys.data, num_classes=values["num_classes"])
     same = type(detector)(dataclasses.replace(keys, data=data), "")
     params, state = jax.eval_shape(same.init, jax.random.key(0))
     named = by_name({"params": params, "model_state": state})
     shapes = {path: tuple(leaf.shape) for path, leaf in named.items()}
-    layout = functools.partial(own.theirs, values=values)
+    layout = functools.partial(kind.theirs, values=values)
     tree = unflatten_dict(files.adapt(file, arrays, shapes, layout), sep="/")
     imported = {"path": file, "format": source.format, "sha256": source.sha256}
     # The files do not say it: torchvision and the reference train on these pixels.
     imported |= {"mean": settings.PIXEL_MEAN, "std": settings.PIXEL_STD, "channels": "RGB"}
     count = sum(array.size for array in jax.tree.leaves(tree["params"]))
     summary = (
-        f"{file} ({source.format}): {own.MODEL}, {count:,} parameters, {values['num_classes']} "
+        f"{file} ({source.format}): {kind.MODEL}, {count:,} parameters, {values['num_classes']} "
         f"classes, SHA-256 {source.sha256[:12]}"
     )
     return Imported(file, tree["params"], tree["model_state"], {"imported": imported}, summary)

@@ -1,8 +1,8 @@
 """NCF, neural collaborative filtering on MovieLens (He et al. 2017, arXiv:1708.05031).
 
 This file joins the other files of this folder into a benchmark: `ratings` reads MovieLens' files
-and indexes them, `names` are those of users and items, `input_pipeline` draws batches, `models` is
-NeuMF and its ranking, `use` what a trained model is good for, `mlperf` the rules of MLPerf.
+and indexes them, `names` finds users and items by name, `input_pipeline` draws batches, `models` is
+NeuMF and its ranking, `use` recommends and exports, `mlperf` has the rules of MLPerf.
 """
 
 from __future__ import annotations
@@ -90,13 +90,6 @@ class Ncf(Benchmark):
 
     # Data.
 
-    @property
-    def _held_out(self) -> str:
-        """Which item of each user is held out, for manifests and messages."""
-        settings = self.settings
-        is_random = settings.eval_holdout == "random"
-        return f"random, config.seed={settings.seed}" if is_random else "latest"
-
     @functools.cached_property
     def data(self) -> Interactions:
         """Who rated what; DataError if the ratings are not those that the config declares."""
@@ -147,12 +140,13 @@ class Ncf(Benchmark):
 
     @property
     def metadata(self) -> dict[str, Any]:
+        is_random = self.settings.eval_holdout == "random"
         return {
             "num_users": self._model.num_users,
             "num_items": self._model.num_items,
             "rows_of_tables": "users with enough ratings, and the items they rated, by id",
             "rows_digest": self.data.rows_digest,
-            "held_out": self._held_out,
+            "held_out": f"random, config.seed={self.settings.seed}" if is_random else "latest",
         }
 
     def identity(self, split: str) -> Identity:
@@ -190,7 +184,7 @@ class Ncf(Benchmark):
         if not self.own_patience:
             return []
         return [
-            f"the target of {TARGET} is for ml-20m, these are other ratings: with "
+            f"the target of {TARGET} is for ml-20m, and these are other ratings: with "
             f"config.stop_at_target the run ends when {self.own_patience} evaluations brought no "
             "better score; --config.patience and --config.target change that"
         ]

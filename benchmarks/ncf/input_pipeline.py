@@ -4,7 +4,7 @@ Training examples are numbered. With n negatives per positive, example x belongs
 x // (n + 1): it is the positive itself if x % (n + 1) is 0, else a negative that is drawn for it.
 An epoch has every example once, in an order that is a bijection drawn from (seed, epoch). Negatives
 are drawn from (seed, epoch, x). So nothing is stored per epoch, any step is computed alone, and
-each host computes its own rows.
+each host computes only its rows.
 """
 
 import functools
@@ -59,8 +59,8 @@ class Sampler:
 
         `share` is the part of a batch that the host draws: training examples, or users.
         """
-        own = (self._users, self._gaps, self._num_negatives, self._held_out_rank)
-        index = self._data.nbytes + sum(array.nbytes for array in own)
+        arrays = (self._users, self._gaps, self._num_negatives, self._held_out_rank)
+        index = self._data.nbytes + sum(array.nbytes for array in arrays)
         if split == "train":
             batch = 100 * max(_TRAIN_PIECE, share)  # positions, hashes, bounds of the bisection
         else:

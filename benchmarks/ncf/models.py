@@ -15,19 +15,12 @@ TOP = 10  # an item ranked among the first 10 is a hit
 
 
 class NeuMF(nn.Module):
-    """The logit of the probability that a user rates an item.
-
-    Attributes:
-      num_users: rows of the users' table.
-      num_items: rows of the items' table.
-      gmf_dim: width of the factorisation.
-      mlp_layers: widths of the perceptron. The first is its input: half user, half item.
-    """
+    """The logit of the probability that a user rates an item."""
 
     num_users: int
     num_items: int
-    gmf_dim: int
-    mlp_layers: tuple[int, ...]
+    gmf_dim: int  # width of the factorisation
+    mlp_layers: tuple[int, ...]  # widths of the perceptron; the first is half user, half item
 
     @nn.compact
     def __call__(self, user: jax.Array, item: jax.Array) -> jax.Array:
@@ -46,17 +39,11 @@ class NeuMF(nn.Module):
 
 
 def ranks(scores: jax.Array, items: jax.Array) -> jax.Array:
-    """The rank of each row's first item by score, from 0, as MLPerf's NCF counts.
+    """i32[b]: the rank of the first item of each row by score, from 0, as MLPerf's NCF counts.
 
-    An item that a row has several times counts once. Items with the same score as the first, and
-    nan, rank before the first, so that a model that gives all items one score hits nothing.
-
-    Args:
-      scores: f32[b, n].
-      items: i32[b, n].
-
-    Returns:
-      i32[b].
+    `scores` are f32[b, n] of `items` i32[b, n]. An item that a row has several times counts once.
+    Items with the same score as the first, and nan, rank before the first, so that a model that
+    gives all items one score hits nothing.
     """
     others, other_scores = jax.lax.sort((items[:, 1:], scores[:, 1:]), num_keys=1)
     is_repeated = jnp.pad(others[:, 1:] == others[:, :-1], ((0, 0), (1, 0)))

@@ -24,16 +24,14 @@ from common.text import text_lines
 
 TITLES = ("items.csv", "movies.csv", "movies.dat", "u.item")
 NAMES = ("users.csv",)
-_COLUMNS = {".dat": "::", ".item": "|"}  # what stands between them, in lists without a header
+_COLUMNS = {".dat": "::", ".item": "|"}  # the delimiters of lists without a header
 
 
 class Finder:
     """Finds rows of the model's tables by the ids or the names of users or items.
 
-    Attributes:
-      kind: "user" or "item", for messages.
-      ids: uint32[rows], rising.
-      names: by ids, as far as they are known.
+    `ids` are uint32[rows], rising; `names` has the known names by id. `kind` is "user" or "item",
+    for messages.
     """
 
     def __init__(self, kind: str, ids: np.ndarray, names: Mapping[int, str]):
@@ -45,15 +43,15 @@ class Finder:
         self._parts = 1 + max((name.count(",") for name in self._rows), default=0)
 
     def name(self, row: int) -> str:
-        """The name of a row, "" if it has none."""
+        """The name of the user or item in a row of the table; "" if it has none."""
         return self.names.get(int(self.ids[row]), "")
 
     def find(self, text: str) -> Iterator[tuple[str, int | str]]:
-        """What a text names: each part of it with its row, or else with the reason why it has none.
+        """Looks up each part of a text: (the part, its row or the reason why it has none).
 
-        Names have commas between, which may also be in a name: the longest that is known counts,
-        and quotes do not. A name counts before an id. Of ids there may be several between commas,
-        with blanks or semicolons between.
+        Commas separate names. A name may contain commas too: the longest known name is taken, and
+        quotes are ignored. A name takes precedence over an id. Blanks and semicolons also separate
+        ids.
         """
         parts = text.split(",")
         while parts:
@@ -68,7 +66,7 @@ class Finder:
                 yield name, self._closest(name) if row is None else row
 
     def _row(self, name: str) -> int | str | None:
-        """The row of a name or an id; why it cannot be told; None if nothing has that name."""
+        """The row of a name or an id; a reason if several have that name; None if nothing has."""
         rows = self._rows.get(_key(name), [])
         if len(rows) > 1:
             numbers = ", ".join(str(self.ids[row]) for row in rows[:5])
@@ -82,11 +80,11 @@ class Finder:
         return i if i < len(self.ids) and self.ids[i] == number else None
 
     def _closest(self, name: str) -> str:
-        """Says that nothing has a name, and which names are like it."""
+        """A message that nothing has this name, with the names that are most similar."""
         if _is_id(name):
             return f"the model does not have this {self.kind}"
         if not self._rows:
-            return f"no id of a{'n' * (self.kind == 'item')} {self.kind}: give a whole number"
+            return f"no id of a{'n' * (self.kind == 'item')} {self.kind}: give an integer"
         key = _key(name)
         keys = sorted((known for known in self._rows if key in known), key=len)[:3]
         keys = keys or difflib.get_close_matches(key, self._rows, 3)

@@ -53,12 +53,12 @@ _BLOCK = 4 << 20  # bytes that are parsed at a time
 _DAT = "UserID::MovieID::Rating::Timestamp"  # the columns of ml-1m, whose file has no header
 # The columns that are read, as MovieLens or MLPerf's load.py calls them.
 _COLUMNS = (("userid", "user_id"), ("movieid", "item_id"), ("timestamp",))
-_NAMES = ["userid", "movieid", "rating", "timestamp"]  # of a table with tabs and no header
+_NAMES = ["userid", "movieid", "rating", "timestamp"]  # columns of a table with tabs and no header
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ratings:
-    """Who rated which item when, uint32[n] each, in the order of the file; not the stars."""
+    """Who rated which item when, uint32[n] each, in the order of the file; without the values."""
 
     users: np.ndarray
     items: np.ndarray
@@ -188,21 +188,13 @@ def _parse(path: str, name: str, file: Any, width: int) -> Iterator[pyarrow.Reco
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Interactions:
-    """Users and items are numbered from 0, in the order of their ids in the file.
+    """The items of each user; both are numbered from 0, in the order of their ids in the file."""
 
-    Attributes:
-      starts: int64[users + 1]; user u trains on items[starts[u]:starts[u + 1]].
-      items: int32[positives], rising within each user.
-      held_out: int32[users]: one item of each user, which is not among `items`.
-      user_ids: uint32[users], as in the file.
-      item_ids: uint32[items], as in the file.
-    """
-
-    starts: np.ndarray
-    items: np.ndarray
-    held_out: np.ndarray
-    user_ids: np.ndarray
-    item_ids: np.ndarray
+    starts: np.ndarray  # int64[users + 1]; user u trains on items[starts[u]:starts[u + 1]]
+    items: np.ndarray  # int32[positives], rising within each user
+    held_out: np.ndarray  # int32[users], one item of each user, which is not among `items`
+    user_ids: np.ndarray  # uint32[users], as in the file
+    item_ids: np.ndarray  # uint32[items], as in the file
 
     @property
     def num_users(self) -> int:
@@ -294,7 +286,7 @@ def index_ratings(
             "so no item is left as a negative example: use a larger data set"
         )
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
-    if seed is not None:  # of ids, so that ratings of other users change no draw
+    if seed is not None:  # draws depend on ids, so that ratings of other users change none
         times = hash64(seed, _HOLD_OUT, np.repeat(user_ids, counts), item_ids[items])
     is_latest = np.repeat(np.maximum.reduceat(times, starts[:-1]), counts) == times
     rows = np.where(is_latest, np.arange(len(times)), -1)

@@ -1,7 +1,4 @@
-"""What a trained NCF model can be used for: it recommends items, and its rankings are shown.
-
-It is also exported, as a `Program`.
-"""
+"""Uses a trained NCF model: recommends items, shows its rankings, exports it as a `Program`."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,10 +20,10 @@ from common.portable import Arrays, Program
 from common.text import csv_text
 
 _GROUPS = 10  # deciles
-# Of a new user's vector, with what docs/ncf.md measured.
+# Training of a new user's vector; docs/ncf.md has measurements.
 _NEIGHBOURS = 10  # known users of whom it is the mean at first
 _STEPS, _RATE = 30, 0.01
-_POSITIVES = 64  # of a step, and four times as many negatives, as in training
+_POSITIVES = 64  # items in a step; four times as many negatives, as in training
 # The inputs and outputs of the program.
 _MEANING = {
     "user": "ids of users, as in the file of ratings; users.csv, if any, lists them",
@@ -36,7 +33,7 @@ _MEANING = {
 
 
 class NcfUses(Uses):
-    """The uses of a model of users and items. Ids are those of the file of ratings."""
+    """The uses of a model of users and items, with the ids in the file of ratings."""
 
     answers = "items"
     at_once = 8  # users that a device scores at once, each with all items
@@ -94,11 +91,8 @@ class NcfUses(Uses):
 
         It begins as the mean vector of the users with the most similar items, weighted by the
         cosine of the two sets of items, and learns from the history. The rest of the model stays.
-        None if nobody trains on one of these items.
-
-        Args:
-          params: NumPy arrays.
-          history: columns of items.
+        Returns None if no user of the training data has one of these items. `params` are NumPy
+        arrays, `history` is columns of items.
         """
         data = self._benchmark.data
         rows = np.flatnonzero(np.isin(data.items, history))
@@ -140,9 +134,9 @@ def fit_vector(
 
     Args:
       logits: `Ncf.logits`.
-      params: of the model.
-      vector: where training begins.
-      items: int[steps, b], those of each step.
+      params: the parameters of the model.
+      vector: the vector that training begins with.
+      items: int[steps, b], the items of each step.
       labels: bool[steps, b], whether the user has them.
     """
     rule = optax.adam(_RATE)
@@ -192,7 +186,7 @@ def make_program(
 ) -> Program:
     """The program of a model, for pairs of a user and an item; `params` are NumPy arrays.
 
-    `names` of users and `titles` of items are by their ids, as far as they are known; without names
+    `names` has the users' names by id, `titles` the items'; both may be incomplete. Without names
     no list of users is written.
     """
     params = jax.tree.map(jnp.asarray, params)
@@ -223,6 +217,6 @@ def make_program(
 
 
 def _find_rows(ids: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Where `numbers` uint32[b] are in rising ids uint32[n]: int32[b], and bool[b], if they are."""
+    """The positions int32[b] of `numbers` uint32[b] in rising ids uint32[n]; bool[b], if found."""
     rows = jnp.minimum(jnp.searchsorted(ids, numbers), len(ids) - 1)
     return rows, ids[rows] == numbers

@@ -1,4 +1,4 @@
-"""The network that a recipe's keys describe, and the values that describe none."""
+"""Makes the network that a recipe's keys describe, and refuses keys that describe none."""
 
 import dataclasses
 from collections.abc import Callable
@@ -78,7 +78,7 @@ def network(keys: Architecture, classes: int) -> models.ResNet:
 
 
 def gram(model: models.ResNet, padding: Any) -> models.ResNet:
-    """The model with layers that have less memory traffic in training."""
+    """The model with the layers of `batch_norm='gram'`, which move fewer bytes in training."""
     if model.block is models.BottleneckBlock:
         return gram_resnet.compose(model, gram_resnet.stem, gram_resnet.BottleneckBlock, padding)
     return gram_resnet.compose_basic(model, padding)
@@ -89,8 +89,8 @@ def training_apply(
 ) -> Callable[..., Any]:
     """`model.apply` for rows of a training batch with these seeds, int32[b].
 
-    `drop_path` is the probability that a row lacks the branch of the last block, `dropout` that the
-    head does not see a feature. `seeds` may be None if both are 0.
+    `drop_path` is the probability that a row skips the branch of the last block, `dropout` the
+    probability that a feature before the head is set to 0. `seeds` may be None if both are 0.
     """
     if drop_path:
         assert seeds is not None

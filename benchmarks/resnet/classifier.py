@@ -59,8 +59,8 @@ class ResNet(RecordBenchmark):
     advice = {
         "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
         "--config.input_streams",
-        "decoding": "set --config.preprocessing=fast, or use a machine with more CPU cores; of "
-        "photos of many megapixels store smaller ones (--max_side=512 of scripts.prepare), or "
+        "decoding": "set --config.preprocessing=fast, or use a machine with more CPU cores; if "
+        "photos have many megapixels, store smaller ones (--max_side=512 of scripts.prepare), or "
         "set --config.reduced_decoding=True",
     }
 
@@ -244,7 +244,7 @@ class ResNet(RecordBenchmark):
         }
 
     def classify(self, params: Any, model_state: Any, images: jax.Array) -> dict[str, jax.Array]:
-        """{"logits": f32[b, K], "features": f32[b, F]}, what the last layer takes, of RGB images.
+        """{"logits": f32[b, K], "features": f32[b, F], the head's input} of RGB images.
 
         `images` uint8[b, size, size, 3] are as `common.images.input_spec.prepare_image` makes them.
         With `eval_flip` both are the means over the image and its mirror image.
@@ -274,7 +274,7 @@ class ResNet(RecordBenchmark):
     # Hints.
 
     def keeps_statistics(self, norm_examples: int) -> bool:
-        """Whether training uses BatchNorm's running statistics, and never changes them.
+        """Whether training uses BatchNorm's running statistics and never updates them.
 
         `norm_examples` is the number of images of a batch that share statistics.
         """
@@ -331,7 +331,7 @@ class ResNet(RecordBenchmark):
         return tuple(Stage(f"{side} pixels", sizes.steps(side)) for side in sides)
 
     def input_rates(self) -> tuple[Mapping[str, float], ...]:
-        """By `preprocessing`: the figures of docs/performance.md, for JPEGs of 500 x 375 pixels."""
+        """The images per second that docs/performance.md gives for JPEGs of 500 x 375 pixels."""
         costs = _MICROSECONDS.items()
         return tuple(
             {mode: 1e6 / (image + pixel * side**2) for mode, (image, pixel) in costs}

@@ -1,4 +1,4 @@
-"""The losses and the qualities of classification."""
+"""The losses and the accuracies of classification."""
 
 import jax
 import jax.numpy as jnp

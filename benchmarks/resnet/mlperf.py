@@ -1,6 +1,6 @@
 """ResNet-50 in MLPerf: its rules, its data, and what the logs say about a run.
 
-Keys of 'mllog' are those of mlperf-logging's rulesets 0.7.0 to 4.0.0, keys of 'v0.5' the tags of
+Keys of 'mllog' come from mlperf-logging's rulesets 0.7.0 to 4.0.0, keys of 'v0.5' from the tags of
 mlperf_compliance 0.0.10 without the shapes of the layers. Tensors have the names of MLPerf's
 reference implementation.
 """
@@ -50,8 +50,8 @@ def tensor(name: str) -> str:
 def steps_per_epoch(run: Run) -> float:
     """Steps of one epoch of the log, rarely an integer.
 
-    A recipe that gives its length in steps may fill up the last batch of some epochs. Its number
-    of steps for an epoch counts if the last batch is all that it fills up.
+    A recipe whose length is in steps may round an epoch up to complete batches. Then its number of
+    steps is taken, if it is the smallest that holds all images.
     """
     recipe, exact = run.recipe, run.examples["train"] / run.recipe["train_batch_size"]
     if not str(recipe["train_steps"]).isdecimal():

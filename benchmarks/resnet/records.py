@@ -45,13 +45,13 @@ def open_records(
     """Opens TFRecords in the ImageNet schema that match `patterns` in a folder, local or gs://.
 
     Each file is read through once to count and check its records, unless it is `described` by the
-    folder's data manifest; `cache` keeps what was counted. `num_classes` is the config's number, 0
-    for that of the data.
+    folder's data manifest; `cache` keeps the counts. `num_classes` is the config's number; 0 takes
+    the number of the data.
 
     Raises:
       ConfigError: the data hold more than `num_classes` classes.
-      DataError: no file matches; a key is missing, a label out of range, a record damaged or not
-        an image (the file and record are named).
+      DataError: no file matches; a key is missing, a label is out of range, or a record is damaged
+        or not an image (the file and record are named).
     """
     paths = files.find_shards(data_dir, patterns, split)
     content = manifest.load(data_dir) if data_dir else None
@@ -77,8 +77,8 @@ def valid_labels(num_classes: int, data_classes: int) -> range:
 
     Args:
       num_classes: `config.num_label_classes`; 0 takes `data_classes`, else ImageNet's 1,000.
-      data_classes: how many the data manifest names; 0 without one. If it names 1001 itself, none
-        of them is a background.
+      data_classes: how many classes the data manifest names; 0 without a manifest. If it names
+        1001 classes, none of them is a background.
 
     Raises:
       ConfigError: the data manifest names more than `num_classes` classes.
@@ -125,11 +125,9 @@ def open_tfds(name: str, data_dir: str, split: str, num_classes: int = 0) -> Sou
     """Opens a prepared set; evaluation ("eval") uses "validation", else "test".
 
     `name` is as in `tfds.load`, such as "imagenet2012:5.1.0"; `data_dir` is TFDS's data folder,
-    local or gs://, "" for the default; `num_classes` is the config's number, 0 for the set's own.
-
-    Raises:
-      ConfigError: the set has another number of classes.
-      DataError: unknown, not prepared, not image classification, or not stored as TFRecord.
+    local or gs://, "" for the default; `num_classes` is the config's number, 0 for the set's
+    number. Raises ConfigError if the set has another number of classes, and DataError if it is
+    unknown, not prepared, not image classification, or not stored as TFRecord.
     """
     tensorflow()
     import tensorflow_datasets as tfds
@@ -170,10 +168,7 @@ def class_weights(source: Source, cache: str) -> np.ndarray:
     """The weight of each class, f32[K]: n / (K * count), whose mean over the n images is 1.
 
     The files are read through once; `common.data.caches.scan_files` keeps the counts in `cache`.
-
-    Raises:
-      ConfigError: a class has no image.
-      DataError: a label is out of range, or a record is damaged.
+    Raises ConfigError if a class has no image.
     """
     key, offset, number = source.label_key, source.label_offset, source.num_classes
     tf = tensorflow()

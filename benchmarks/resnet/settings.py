@@ -69,7 +69,7 @@ class Regularisation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What is learnt and scored, and how the head and the statistics of BatchNorm change."""
+    """The loss, the score, and how the head and the statistics of BatchNorm change."""
 
     loss: Literal["softmax", "bce_sum", "bce_mean", "bce_binary"] = "softmax"
     label_smoothing: Share
@@ -138,7 +138,7 @@ def _fixes(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a checkpoint; classes and pixels are those that the checkpoint has."""
+    """The config of a checkpoint, with the number of classes and the input that it stores."""
     if values.get("augmentation", "").endswith(":uniform"):  # gone, and only training would use it
         values = values | {"augmentation": ""}
     if head := manifest.get("tree", {}).get("model", {}).get("params/head/kernel"):

@@ -1,7 +1,8 @@
-"""Other ResNets than v1.5: each `compose_` takes a `models.ResNet` and returns it with other parts.
+"""Variants of ResNet v1.5: each `compose_` takes a `models.ResNet` and returns it with other parts.
 
 They can be applied to each other's results. `benchmarks.resnet.architecture` has the recipe's key
-for each, and refuses what does not go together. A `padding` is that of the stem's max-pool.
+for each, and refuses combinations that cannot work. `padding` is the padding of the stem's
+max-pool.
 """
 
 from functools import partial
@@ -19,7 +20,7 @@ from common.layers.cpu import max_pool
 from models import BasicBlock, Block, ModuleDef, ResNet
 
 MIN_BLUR_CHANNELS = 16  # a convolution of fewer, which is the stem's, is left as it is
-BLUR_KERNEL = np.outer((1, 2, 1), (1, 2, 1)) / 16  # what `blur` convolves with
+BLUR_KERNEL = np.outer((1, 2, 1), (1, 2, 1)) / 16  # the kernel of `blur`
 _DROP_PATH_SITE = 0x70617468  # apart from other users of the same seeds
 _PALLAS_STAGES = 2  # whose blocks end with a kernel's boundary; arrays of later ones are small
 _WITHOUT_PALLAS = ("TPU v2", "TPU v3")  # the kernels' compiler refuses their products
@@ -233,9 +234,9 @@ def blur(x: jax.Array, stride: int = 1) -> jax.Array:
 def compose_stochastic_depth(model: ResNet, last: float, seeds: jax.Array) -> ResNet:
     """`model` for the training rows with these seeds, int32[b]: some lack a block's branch.
 
-    The branch of the last block is dropped with the probability `last`, that of the first one
-    never. Huang et al. 2016 (arXiv:1603.09382). As in timm, each row is drawn on its own, and what
-    stays is scaled in training, so that evaluation needs no factor.
+    The branch of the last block is dropped with the probability `last`, the branch of the first
+    block never. Huang et al. 2016 (arXiv:1603.09382). As in timm, each row is drawn separately, and
+    the kept branches are scaled in training, so that evaluation needs no factor.
     """
     names = _block_names(model)
     numbers = {name: number for number, name in enumerate(names)}
@@ -269,7 +270,7 @@ def scale_branch(y: jax.Array, factors: jax.Array) -> jax.Array:
 def compose_pallas(model: ResNet, padding: Any) -> ResNet:
     """config.kernels = "pallas": one kernel per boundary of two bottlenecks in the backward pass.
 
-    The function and the variables are those of batch_norm="gram". `common.layers.boundary` has the
+    Function and variables are the same as with batch_norm="gram". `common.layers.boundary` has the
     kernel and says what it saves. Where these devices cannot run it, calling the model in training
     raises a ConfigError.
     """

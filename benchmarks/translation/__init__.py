@@ -1,4 +1,4 @@
-"""The translators: Transformer and GNMT, in packages of their own, and what both share.
+"""The translators, Transformer and GNMT, in a package each, and what both share.
 
 A run goes through these files in this order:
 
@@ -11,6 +11,6 @@ A run goes through these files in this order:
     evaluation.py     batches of sentences to translate, their references, and scores
     use.py            what a trained translator is good for: it translates, and shows translations
 
-`mlperf.py` has what both say in MLPerf's logs. `preparation/` makes the vocabulary and the records
-from text; a run imports nothing of it.
+`mlperf.py` has what both translators' MLPerf logs share. `preparation/` makes the vocabulary and
+the records from text; a run imports nothing of it.
 """

@@ -10,7 +10,7 @@ from common.data.shards import read_errors, tensorflow
 from common.errors import DataError, one_line
 from common.text import is_sgm, sgm_sentences
 
-SETTINGS = {"lowercase": True, "tokenize": "intl"}  # of sacrebleu
+SETTINGS = {"lowercase": True, "tokenize": "intl"}  # sacrebleu's arguments
 
 
 def batches(
@@ -40,13 +40,10 @@ def batches(
 
 
 def find_text(data_dir: str, names: str, key: str) -> list[str]:
-    """The existing files among those that a key of the config names.
+    """The existing files among the `names` in config.`key`, which commas separate.
 
-    Args:
-      data_dir: folder, local or gs://.
-      names: with commas between, relative to `data_dir` or absolute. A single name must exist;
-        of several names none needs to.
-      key: of the config, for the message.
+    Names are relative to `data_dir`, local or gs://, or absolute. A single file must exist; of
+    several files none has to.
     """
     candidates, paths = [name.strip() for name in names.split(",") if name.strip()], []
     for name in candidates:
@@ -66,7 +63,7 @@ def find_text(data_dir: str, names: str, key: str) -> list[str]:
 
 
 def read_lines(path: str) -> list[str]:
-    """The lines of a file of text, of an .sgm its segments, without the white space around each."""
+    """The lines of a text file, or the segments of an .sgm, without the white space around each."""
     try:
         with tensorflow().io.gfile.GFile(path, "rb") as file:
             data = b"\n".join(sgm_sentences(file, path)) if is_sgm(path) else file.read()
@@ -84,20 +81,16 @@ def read_lines(path: str) -> list[str]:
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """Scores translations as MLPerf does: without case, with words as in WMT.
 
-    sacrebleu computes it. Its "intl" words, its counts and its smoothing are those of tensor2tensor
-    and of MLPerf's references. The scores differ in rare cases: next to a backslash or to a numeral
+    sacrebleu computes it. tensor2tensor and MLPerf's references have the same "intl" words, counts
+    and smoothing. The scores differ in rare cases: next to a backslash or to a numeral
     that is no decimal digit, such as a superscript; and where no word is right or no translation
-    has 4 words: then sacrebleu's is 0 and theirs is not.
-
-    Args:
-      hypotheses: the translations, as plain text.
-      references: the true translation of each, as plain text.
+    has 4 words: then sacrebleu's score is 0 and the others' are not.
 
     Returns:
       "BLEU", a fraction of 0 to 1; "exact", the share of translations that equal their reference,
-      with case; "length_ratio", of all words of the translations to those of the references;
-      "precision_1" ... "precision_4", the shares of n-grams that the references have, smoothed as
-      BLEU is. All are 0 where there is nothing to score.
+      with case; "length_ratio", the words of the translations over the words of the references;
+      "precision_1" ... "precision_4", the shares of n-grams that the references have, smoothed like
+      BLEU. All are 0 where there is nothing to score.
 
     Source: Papineni et al. 2002; Post 2018, arXiv:1804.08771 (sacrebleu).
     """
@@ -117,7 +110,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, floa
 def others(
     hypotheses: Sequence[str], references: Sequence[str], names: Sequence[str]
 ) -> dict[str, float]:
-    """The scores that stand beside BLEU, as fractions, with sacrebleu's defaults.
+    """chrF and TER, which are reported beside BLEU, as fractions, with sacrebleu's defaults.
 
     "chrF" is chrF2, the F-score of n-grams of characters, with case. "TER" counts the edits and
     shifts of words for each word of the references, without case: lower is better, and it may

@@ -51,8 +51,8 @@ def smoothed_cross_entropy(
 ) -> jax.Array:
     """The weighted sum over all tokens of (1 - smoothing) (-log p_y) + smoothing mean_V(-log p).
 
-    So the target has probability 1 - smoothing + smoothing / V, and each other word smoothing / V.
-    A perfect model has a loss above 0.
+    The target has probability 1 - smoothing + smoothing / V, and each other word smoothing / V. A
+    perfect model has a loss above 0.
 
     Args:
       features: [T, b, H] in the compute dtype.
@@ -62,9 +62,9 @@ def smoothed_cross_entropy(
       weights: float32[T, b], 0 for padding. They are constants: they have no gradient.
       vocab_size: V.
       smoothing: in [0, 1).
-      slices: into how many slices the time axis is cut at most, at least 1. They are equally
-        long; if T is no multiple of their length, the last one is padded. On CPUs the axis of all
-        tokens is cut, into more slices.
+      slices: the most slices of the time axis, at least 1. They are equally long; if T is no
+        multiple of their length, the last one is padded. On CPUs the axis of all tokens is cut
+        instead, into more slices.
 
     Returns:
       float32[], or float64 if the features are float64.
@@ -165,6 +165,6 @@ def _labels(rule: _Rule, scores: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def _share(rule: _Rule, scores: jax.Array) -> jax.Array:
-    """The part [Vp] of the probabilities that all words get."""
+    """The probabilities [Vp] that smoothing gives to each word, 0 for columns that are no word."""
     is_word = jnp.arange(scores.shape[-1]) < rule.vocab_size
     return jnp.where(is_word, rule.smoothing / rule.vocab_size, 0.0).astype(scores.dtype)

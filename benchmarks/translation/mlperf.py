@@ -1,4 +1,4 @@
-"""What both translators say in MLPerf's logs; the `mlperf` of each has the rest."""
+"""The values that both translators have in MLPerf's logs; the module `mlperf` of each adds more."""
 
 import functools
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ DISCARD = {"max_sequence_length": {"method": "discard"}}
 
 
 def evaluation(scores: Mapping[str, float], form: str) -> Any:
-    """BLEU as the log has it: a fraction, and per cent in 'v0.5'."""
+    """BLEU as the log wants it: a fraction, but per cent in 'v0.5'."""
     return only_score(scores, form) * (100 if form == "v0.5" else 1)
 
 

@@ -27,7 +27,7 @@ SIDES = ("inputs", "targets")
 FEATURES = tuple(f"{side}{part}" for side in SIDES for part in ("", "_segmentation", "_position"))
 _MANIFEST_KIND = "translation"
 SCHEMA = "the schema of translation (lists of int64: inputs, targets)"
-_PAIRS = 20  # that are compared with the vocabulary
+_PAIRS = 20  # pairs that are compared with the vocabulary
 _SAME = 0.8  # the least share of them with the same ids
 
 Row = dict[str, np.ndarray]  # int64[n] by the names of FEATURES; [0] where a record has none
@@ -69,10 +69,7 @@ def pairs(row: Row) -> Iterator[list[np.ndarray]]:
 def usable(paths: Sequence[str], packed: Sequence[bool | None], split: str) -> list[int]:
     """The indices of the files to read: all to train, files of single pairs to evaluate.
 
-    Args:
-      paths: the files.
-      packed: whether the records of each file are packed; None for an empty file.
-      split: "train" or "eval".
+    `packed` is whether the records of each file are packed, or None for an empty file.
     """
     example = dict(zip(packed, paths, strict=True))  # a file of each kind
     if split == "eval" and True in example and False not in example:
@@ -118,20 +115,14 @@ def error(row: Row, vocab_size: int) -> str:
 
 
 def vocabulary_error(vocabulary: Vocabulary, paths: Sequence[str]) -> tuple[str, bool]:
-    """What says that records were made with another vocabulary.
+    """Detects records that were made with another vocabulary.
 
     The same subwords may have other ids in another file. MLPerf's reference for the Transformer is
     a trap of this kind: its copy of tensor2tensor's vocabulary begins with '<pad>_' and '<EOS>_',
     its loader puts '<pad>' and '<EOS>' in front, and all ids of its records are 2 higher than the
-    lines. So the first 20 pairs without unknown text are decoded: encoding gives their ids again,
-    or does so if all ids are 2 lower.
-
-    Args:
-      vocabulary: to decode the records with.
-      paths: the files of a split, with single pairs or packed rows.
-
-    Returns:
-      (the error in one line, or ""; whether it is certain).
+    lines. So the first 20 pairs without unknown text are decoded and encoded: the ids must be the
+    same again. If they are the same with all ids 2 lower, the message says so. `paths` are the
+    files of a split. Returns (the error in one line, or ""; whether it is certain).
     """
     if isinstance(vocabulary, Words):  # its text is tokenized, which that of records is not
         return "", False
@@ -181,12 +172,12 @@ class ManifestShard(NamedTuple):
     examples: int
     bytes: int
     pairs: int
-    tokens: tuple[int, int]  # of inputs and of targets
+    tokens: tuple[int, int]  # tokens of inputs, tokens of targets
 
 
 @dataclasses.dataclass(frozen=True)
 class DataManifest:
-    """What the manifest says; `shards` are by name, `length` is that of packed rows."""
+    """What the manifest says: `shards` by file name, and the `length` of packed rows."""
 
     length: int
     vocabulary_file: str
@@ -199,7 +190,7 @@ class DataManifest:
 
 
 def load_manifest(data_dir: str) -> DataManifest | None:
-    """The data manifest of a folder, local or gs://; None if it has none for translation."""
+    """The data manifest of a folder, local or gs://; None if there is none for translation."""
     data = files.read_manifest(data_dir)
     if data is None:
         return None
@@ -227,7 +218,7 @@ def load_manifest(data_dir: str) -> DataManifest | None:
 def check_vocabulary(data_dir: str, vocabulary: Vocabulary, path: str) -> None:
     """Raises DataError if the folder's manifest says that its records have another vocabulary.
 
-    `path` is that of the vocabulary, for the message. Folders without a manifest pass.
+    `path` is the file of the vocabulary, for the message. Folders without a manifest pass.
     """
     content = load_manifest(data_dir)
     if content and content.vocabulary_digest != vocabulary.digest:

@@ -1,4 +1,4 @@
-"""What the beam searches of the translators share.
+"""The steps that both translators' beam searches share.
 
 Letters in shapes: b sentences, k beams of each, V tokens that the model knows, T positions.
 """
@@ -45,17 +45,17 @@ def run(
     Args:
       step: (ids int32[b, k], position int32[], cache) -> (logits float[b, k, V or more], further
         arrays, cache). `ids` are the tokens at `position` - 1, and PAD at position 0; the logits
-        are those of the tokens at `position`. Arrays that do not change belong into its closure.
-      cache: of the first step, the same for the k beams of a sentence.
-      lists: those at position 0.
+        are for the tokens at `position`. Arrays that do not change belong into its closure.
+      cache: the cache of the first step, the same for the k beams of a sentence.
+      lists: the lists at position 0.
       is_searching: (position int32[], lists) -> bool[b].
       extend: (lists, logarithms of probabilities float32[b, k, V], position, further arrays) ->
         (the lists with the tokens at `position`, the indices int32[b, k] of the beams that they
         continue).
-      rules: of the search.
+      rules: the rules of the search.
 
     Returns:
-      The lists at the end. Those of a sentence do not depend on the other sentences.
+      The lists at the end. The lists of a sentence do not depend on the other sentences.
     """
 
     def advance(state: tuple[jax.Array, Lists, Cache]) -> tuple[jax.Array, Lists, Cache]:
@@ -72,14 +72,9 @@ def run(
 
 
 def log_probabilities(logits: jax.Array, vocab_size: int) -> jax.Array:
-    """The logarithms of the probabilities of the first V ids; -inf for PAD and for further ids.
+    """The log probabilities of the first `vocab_size` ids; -inf for PAD and for further ids.
 
-    Args:
-      logits: float[..., V or more].
-      vocab_size: V.
-
-    Returns:
-      float32, of the shape of `logits`.
+    `logits` are float[..., V or more]; the result is float32 of the same shape.
     """
     ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     known = jnp.where(ids < vocab_size, logits.astype(jnp.float32), -jnp.inf)
@@ -92,8 +87,8 @@ def best_continuations(
     """Chooses the most probable sequences that are a token longer.
 
     Args:
-      live_logp: float32[b, k] of the sequences so far.
-      logp: float32[b, k, V] of the next token.
+      live_logp: float32[b, k], log probabilities of the sequences so far.
+      logp: float32[b, k, V], log probabilities of the next token.
       count: how many to choose, at most k * V.
 
     Returns:
@@ -101,7 +96,7 @@ def best_continuations(
       that are continued, and the tokens int32[b, count]. Between equal values the lower index of
       the sequence comes first, then the lower token. Where the value is -inf, the token is PAD.
     """
-    width = min(count, logp.shape[-1])  # no more of one sequence can be among the best
+    width = min(count, logp.shape[-1])  # one sequence has at most `count` of the best
     values, tokens = jax.lax.top_k(live_logp[:, :, None] + logp, width)
     values, order = jax.lax.top_k(values.reshape(len(values), -1), count)
     tokens = jnp.take_along_axis(tokens.reshape(len(tokens), -1), order, axis=1)
@@ -115,6 +110,6 @@ def gather(tree: Any, rows: jax.Array) -> Any:
 
 
 def choose(which: jax.Array, yes: Any, no: Any) -> Any:
-    """The sentences of `yes` where `which` bool[b] is true, else those of `no`; leaves [b, ...]."""
+    """Leaves [b, ...]: the sentences of `yes` where `which` bool[b] is True, others of `no`."""
     pick = jax.vmap(jnp.where)
     return jax.tree.map(lambda a, b: pick(which, a, b), yes, no)

@@ -1,4 +1,4 @@
-"""What both translators are: settings, a vocabulary, sentences to evaluate, and their scores."""
+"""The base of both translators: settings, a vocabulary, sentences to evaluate, and their scores."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ from common.keys import Count, Seed, Share
 _log = logging.getLogger("tpu_suite")
 
 Length = Annotated[int, "[1, 65536]"]  # in tokens; also the widths of features
-Lengths = Annotated[Sequence[Length], "[1, 100] rising"]  # each is a program of its own
+Lengths = Annotated[Sequence[Length], "[1, 100] rising"]  # each compiles another program
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Translator(Benchmark):
 
     scores_in_background = True
 
-    settings: Any  # a `Settings` with the package's own keys
+    settings: Any  # a `Settings` with the package's keys
     declared: Mapping[str, str]  # by split, the config key that declares the number of examples
     published: Mapping[str, int]  # examples by split, and "vocabulary": entries, in MLPerf
 
@@ -79,7 +79,7 @@ class Translator(Benchmark):
         raise NotImplementedError
 
     def record_files(self, split: str) -> Sequence[str]:
-        """The records in the folder for a split; () if there are none, or text is read."""
+        """The files of records in the folder for a split; () if none exist, or text is read."""
         raise NotImplementedError
 
     def files_identity(self, split: str) -> Mapping[str, str]:
@@ -87,7 +87,7 @@ class Translator(Benchmark):
         raise NotImplementedError
 
     def train_rows(self) -> Sequence[Mapping[str, int]]:
-        """The kinds of training batches: the length of each leaf of token ids, by its name."""
+        """For each kind of training batch, the lengths of the leaves of token ids, by name."""
         raise NotImplementedError
 
     @functools.cached_property
@@ -100,8 +100,8 @@ class Translator(Benchmark):
 
         Returns:
           Ids int32[b, top, n], each up to EOS and then PAD, and the scores of the search
-          float32[b, top], the best first; -inf for a translation that does not exist. One without
-          EOS is as long as the search allows.
+          float32[b, top], the best first; -inf for a translation that does not exist. A translation
+          without EOS is as long as the search allows.
         """
         raise NotImplementedError
 
@@ -114,7 +114,7 @@ class Translator(Benchmark):
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary of the data; of several files, which must be equal, the first."""
+        """The vocabulary of the data; if several files match, they must be equal."""
         settings = self.settings
         paths = files.find(settings.data_dir, settings.vocabulary_file, "vocabulary")
         path, loaded = paths[0], load_vocabulary(paths[0])
@@ -136,7 +136,7 @@ class Translator(Benchmark):
 
     @property
     def vocabulary_size(self) -> int:
-        """Entries of the vocabulary: of the config, else of the file, else the published number."""
+        """The config's number of entries, else the vocabulary file's, else the published one."""
         if self.settings.vocabulary_size or not self.settings.data_dir:
             return self.settings.vocabulary_size or self.published["vocabulary"]
         return self.vocabulary.size
@@ -236,7 +236,7 @@ class Translator(Benchmark):
 
     @functools.cached_property
     def eval_text(self) -> tuple[str, str]:
-        """The files of text with the sentences to evaluate, "" for records, and the references."""
+        """The file of the sentences to evaluate ("" for records), and the file of references."""
         settings = self.settings
         paths = evaluation.find_text(settings.data_dir, settings.eval_references, "eval_references")
         return "", paths[0] if paths else ""

@@ -1,7 +1,7 @@
-"""What a trained translator can be used for: it translates, and its translations are shown.
+"""Uses a trained translator: translates, shows translations, and exports it.
 
-It is also exported, as a `Program` with its beam search inside. Exhibits show where translations
-are wrong: the worst sentences, BLEU by the source's length, and the first translations.
+The exported `Program` has the beam search inside. Exhibits show where translations are wrong: the
+worst sentences, BLEU by the source's length, and the first translations.
 """
 
 import textwrap
@@ -25,8 +25,8 @@ from common.portable import Arrays, Program
 Sentence = tuple[str, str, str]  # source, translation, reference
 _SHOWN = 12  # sentences in a table
 _WIDTH = 100  # columns of the terminal
-_GROUPS = 6  # of sentences of similar length
-_MOST_TOKENS = 2048  # of a sentence: the attention of 8 takes about 2 GB in the Transformer (big)
+_GROUPS = 6  # groups of sentences of similar length
+_MOST_TOKENS = 2048  # 8 such sentences take 2 GB for attention in the Transformer (big)
 # Who reads a vocabulary file, by `Vocabulary.kind`.
 _READERS = {
     "subwords": "tensor2tensor's SubwordTextEncoder reads",
@@ -60,9 +60,8 @@ class TranslatorUses(Uses):
     def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
         """Opens the vocabulary in the data folder; UserError if it is missing, or another one.
 
-        Args:
-          manifest: of the checkpoint, which has the digest of the model's vocabulary.
-          source: the checkpoint, for messages.
+        The checkpoint's manifest has the digest of the model's vocabulary; `source` names the
+        checkpoint in messages.
         """
         try:
             now = self._benchmark.metadata["vocabulary"]
@@ -86,7 +85,7 @@ class TranslatorUses(Uses):
         return {"": make_program(self._benchmark, params)}
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a sentence with EOS at its end; none of an empty one."""
+        """The ids of a sentence with EOS at its end; no ids for an empty sentence."""
         return [*self._benchmark.vocabulary.encode(text), EOS] if text else []
 
     def unknown_words(self, sentences: Iterable[Sequence[int]]) -> int:
@@ -102,11 +101,11 @@ class TranslatorUses(Uses):
 
     @property
     def most_tokens(self) -> int:
-        """More tokens are not translated at once, for lack of memory."""
+        """The most tokens that fit into memory at once."""
         return max(self.longest, _MOST_TOKENS)
 
     def size(self, length: int) -> int:
-        """The least of few sizes that a sentence of `length` tokens fits; each is compiled once."""
+        """The smallest padded size for `length` tokens; each of the few sizes is compiled once."""
         for size in self._benchmark.eval_lengths:
             if size >= length:
                 return size
@@ -160,7 +159,7 @@ def sentence_table(sentences: Sequence[Sentence], count: int) -> str:
     """The first `count` sentences in lines of at most 100 characters.
 
     A translation that equals its reference is marked with "=", and its reference left out; all
-    others with "!". The last line counts those that equal it among all of `sentences`.
+    others with "!". The last line counts the translations that equal their reference.
     """
     lines: list[str] = []
     for source, translation, reference in sentences[:count]:
@@ -205,7 +204,7 @@ def _plain(text: str) -> str:
 
 
 def worst_sentences(sentences: Sequence[Sentence]) -> Exhibit:
-    """The sentences with the lowest BLEU of their own, of equal ones the longest first.
+    """The sentences with the lowest sentence BLEU; at equal BLEU, the longest come first.
 
     BLEU has the settings of `evaluation.bleu`, and counts only n-grams that fit into the sentence.
     """
@@ -220,7 +219,7 @@ def worst_sentences(sentences: Sequence[Sentence]) -> Exhibit:
     if wrong:
         text = (
             f"{len(wrong):,} translations differ from their reference. These have the lowest BLEU "
-            "of their own, in per cent; among equal ones the longest come first. worst.csv has all."
+            "per sentence, in per cent; at equal BLEU, the longest come first. worst.csv has all."
         )
     head = ("BLEU", "source", "translation", "reference")
     rows = [(f"{scores[i]:.1f}", *sentences[i]) for i in wrong]
@@ -280,7 +279,7 @@ def make_program(benchmark: Any, params: Any) -> Program:
     folder, pattern = benchmark.settings.data_dir, benchmark.settings.vocabulary_file
     vocabulary = epath.Path(files.find(folder, pattern, "vocabulary")[0])
     return Program(
-        task=f"translates sentences into {benchmark.language!r}. Their ids are those of "
+        task=f"translates sentences into {benchmark.language!r}. Their ids are from "
         f"`{vocabulary.name}`, which {_READERS[benchmark.vocabulary.kind]}",
         compute=compute,
         inputs={"sources": (f"batch, {length}", np.int32)},

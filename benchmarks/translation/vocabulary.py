@@ -26,7 +26,7 @@ ESCAPE_CHARACTERS = frozenset("\\_u;0123456789")
 _BPE_START = re.compile(rb"<pad>\r?\n<unk>\r?\n")  # tensor2tensor's files also begin with <pad>
 _BPE_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")  # in a file of subword-nmt; they are no words
 _BPE_JOINT = re.compile("@@( |$)")
-_LEAST_LINES = 4  # of a file of subword-nmt
+_LEAST_LINES = 4  # lines that a file of subword-nmt has at least
 _TOKENS = re.compile(r"[^\W_]+|[\W_]+")  # \w are the Unicode categories L and N, and "_"
 _ESCAPED = re.compile(r"\\u|\\\\|\\([0-9]+);")
 # Tokens whose ids stay in memory, and the characters of the longest of them: about 80 MB.
@@ -34,12 +34,7 @@ _CACHED, _CACHED_LENGTH = 1 << 18, 40
 
 
 class Vocabulary:
-    """Text to ids and back.
-
-    Attributes:
-      data, path: the file's content, and where it is.
-      digest: the SHA-256 of the content in hexadecimal.
-    """
+    """Text to ids and back; `digest` is the SHA-256 of the file's content in hexadecimal."""
 
     kind: str  # "subwords", "sentencepiece" or "words"
     size: int  # the number of ids, PAD and EOS included
@@ -59,7 +54,7 @@ class Vocabulary:
 
 
 class Subwords(Vocabulary):
-    """A `Vocabulary` of tensor2tensor's subwords, of which the first two are RESERVED."""
+    """A `Vocabulary` of tensor2tensor's subwords; the first two are RESERVED."""
 
     kind = "subwords"
 
@@ -123,7 +118,7 @@ def _parse_subwords(data: bytes, path: str) -> list[str]:
 
 
 class SentencePiece(Vocabulary):
-    """A `Vocabulary` by a model of sentencepiece.
+    """A `Vocabulary` from a model of sentencepiece.
 
     Its ids are moved up by two, unless the model already has 0 as padding and 1 as the end.
     """
@@ -139,8 +134,8 @@ class SentencePiece(Vocabulary):
             self._model.load_from_serialized_proto(data)
         except (RuntimeError, ValueError) as error:
             raise DataError(f"{path} is no sentencepiece model: {one_line(error)}") from error
-        own = (self._model.pad_id(), self._model.eos_id()) == (PAD, EOS)
-        self._shift = 0 if own else 2
+        is_same = (self._model.pad_id(), self._model.eos_id()) == (PAD, EOS)
+        self._shift = 0 if is_same else 2
         self.size = self._model.vocab_size() + self._shift
         self.unknown = self._model.unk_id() + self._shift
 
@@ -165,7 +160,7 @@ class Words(Vocabulary):
 
     def __init__(self, data: bytes, path: str):
         super().__init__(data, path)
-        self.words = _parse_words(data)  # of a word that is listed twice, the first id counts
+        self.words = _parse_words(data)  # the first id of a word counts
         self.size = self.FIRST + len(self.words)
         self._names = ["<unk>", *self.words]
         self._ids: dict[str, int] = {}
@@ -186,9 +181,9 @@ def load_vocabulary(path: str) -> Vocabulary:
     """Loads a vocabulary file, local or gs://; its content says of which kind it is."""
     try:
         data = epath.Path(path).read_bytes()
-    except Exception as error:  # gs:// raises TensorFlow's own classes
-        fault = "there is no such file" if "No such file" in str(error) else one_line(error)
-        raise DataError(f"cannot read the vocabulary {path}: {fault}") from error
+    except Exception as error:  # gs:// raises TensorFlow's classes
+        problem = "there is no such file" if "No such file" in str(error) else one_line(error)
+        raise DataError(f"cannot read the vocabulary {path}: {problem}") from error
     return parse_vocabulary(data, path)
 
 

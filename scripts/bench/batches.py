@@ -65,7 +65,7 @@ def random(benchmark: Any, size: int) -> HostBatch:
         users, items = benchmark._model.num_users, benchmark._model.num_items
         drawn = {"user": draw.integers(0, users, size), "item": draw.integers(0, items, size)}
         drawn["label"] = draw.random(size) < 0.2
-    numbers = np.arange(size)  # of the example, or the seed of what is drawn for it
+    numbers = np.arange(size)  # the example's number, or the seed of its draws
     return {name: drawn.get(name, numbers).astype(x.dtype) for name, x in spec.items()}
 
 

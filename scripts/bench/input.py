@@ -1,13 +1,13 @@
 """Compares the input of photos with torch's DataLoader, in images per second.
 
-python -m scripts.bench.input --data=DIR    on the first images of your own train-* TFRecords
+python -m scripts.bench.input --data=DIR    on the first images of your train-* TFRecords
 python -m scripts.bench.input               on cut-outs of scikit-learn's two photos
 
-Each pipeline goes from files to normalised float32 batches on the device. All read the same JPEGs,
-ours from records, torch's from an ImageFolder with RandomResizedCrop and a flip. Each has its own
-process: ours with the variables that main.py adds (engine/environment.py), torch's with your
-environment. The pipelines take turns. A turn counts the time of the clock and the CPU time of the
-process and its workers, until no work is in flight. Photos of 12 megapixels want --images=128
+Each pipeline goes from files to normalised float32 batches on the device. All read the same JPEGs:
+our pipelines read records, torch's an ImageFolder with RandomResizedCrop and a flip. Each pipeline
+has its process: ours with the variables that main.py adds (engine/environment.py), torch's with
+your environment. The pipelines take turns. A turn counts the time of the clock and the CPU time of
+the process and its workers, until no work is in flight. Photos of 12 megapixels want --images=128
 --batch=32.
 """
 
@@ -143,7 +143,7 @@ def pipeline(name: str, folder: str, flags: argparse.Namespace) -> Iterator[Any]
 
 
 def _torch_batches(folder: str, flags: argparse.Namespace, workers: int) -> Iterator[Any]:
-    """[images float32[b, 3, size, size], labels int64[b]], as PyTorch's ImageNet example."""
+    """Batches [images float32[b, 3, size, size], labels int64[b]] of PyTorch's ImageNet example."""
     data: Any = importlib.import_module("torch.utils.data")
     vision: Any = importlib.import_module("torchvision")
     mean, std = ([value / 255 for value in values] for values in IMAGENET)
@@ -160,7 +160,7 @@ def _torch_batches(folder: str, flags: argparse.Namespace, workers: int) -> Iter
 
 
 class Server:
-    """A process that runs one pipeline and answers with seconds."""
+    """A process that runs one pipeline and measures its turns in seconds."""
 
     def __init__(self, name: str, folder: str, flags: argparse.Namespace):
         self.name = name
@@ -210,7 +210,7 @@ def measure(folder: str, flags: argparse.Namespace) -> Seconds:
 
 
 def serve(connection: Connection, name: str, folder: str, flags: argparse.Namespace) -> None:
-    """Runs one pipeline, in its own process; answers each message with the seconds of a turn."""
+    """Runs one pipeline in a child process; answers each message with the seconds of a turn."""
     if name in OURS:
         environment.set_defaults()
     stream = pipeline(name, folder, flags)
@@ -247,8 +247,8 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--data", default="", help="folder of train-* records in ImageNet's schema")
     for name, default in {"images": 1000, "size": 224, "batch": 128, "rounds": 5}.items():
         add(f"--{name}", type=int, default=default)
-    add("--batches", type=int, default=4, help="of each pipeline in a round")
-    add("--peer", choices=("torch",), default="torch", help="what to compare with")
+    add("--batches", type=int, default=4, help="batches of each pipeline in a round")
+    add("--peer", choices=("torch",), default="torch", help="the library to compare with")
     return parser.parse_args(arguments)
 
 

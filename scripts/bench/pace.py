@@ -3,8 +3,8 @@
 python -m scripts.bench.pace --config=configs/ssd.py --config.data_dir=DIR --config.KEY=VALUE ...
 
 It compiles the train step and takes two steps on a batch of the data, then an evaluation's first
-batch, and prints a line after each: whoever has no more time takes the last. Nothing is written but
-compiled programs, which the run then finds.
+batch, and prints a line after each, so that one may stop it early. It writes nothing but compiled
+programs, which the run then finds in the cache.
 """
 
 import time
@@ -38,7 +38,7 @@ def main(argv: Any) -> None:
     *_, step = make_step(programs, _without_clock(next(stream)))
     step()  # warms up
     started = time.monotonic()
-    next(stream)  # what the input takes; this batch may have another shape
+    next(stream)  # measures the input; this batch may have another shape
     step()
     seconds, steps = time.monotonic() - started, plan.recipe.total_steps
     text = f"on this machine: {seconds:.3g} s/step measured, {steps:,} steps"

@@ -45,12 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def split(names: Mapping[str, tuple[int, int]], parts: Sequence[str], clock: float) -> Costs:
-    """The cost of each part, and of what is left.
+    """The cost of each part, which is a name of scopes, and of the rest.
 
-    Args:
-      names: cycles by path of scopes, as in `engine.aot.hlo.Cost`.
-      parts: names of scopes.
-      clock: of the chip, in Hz.
+    `names` has cycles by path of scopes, as in `engine.aot.hlo.Cost`; `clock` is in Hz.
     """
     # A number may follow: "stage" is a part of which "stage2_block1" is one.
     patterns = {p: re.compile(rf"(?<![a-zA-Z_]){re.escape(p)}(?![a-zA-Z])") for p in parts}
@@ -81,8 +78,8 @@ def _flags(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--config", required=True, metavar="NAME", help="a file in configs/, with :ARGUMENT")
     add("--tpu", required=True, help="slices, named as for --mode=preflight")
     add("--batch_per_device", type=console.integer(1), required=True, metavar="N")
-    add("--parts", required=True, metavar="NAMES", help="scopes, with commas between")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="of the config")
+    add("--parts", required=True, metavar="NAMES", help="scopes, separated by commas")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the config")
     return parser.parse_args(argv)
 
 

@@ -1,10 +1,10 @@
-"""Compares train steps: with batch_norm='plain' and 'gram', or ours with a peer's.
+"""Compares train steps: with batch_norm='plain' and 'gram', or this project's with a peer's.
 
 python -m scripts.bench.step --tpu=v3-8,v5e-8,v4-16   the compiler's estimates, without a TPU
 python -m scripts.bench.step                          seconds on the devices of this machine
-python -m scripts.bench.step --config=configs/ssd.py --tpu=v5e-8 --peer   ours and the peer's
+python -m scripts.bench.step --config=configs/ssd.py --tpu=v5e-8 --peer   this step and the peer's
 python -m scripts.bench.step --peer=torch --config=configs/phrases.py
-                                                      ours and PyTorch's, on this machine's devices
+                                          this step and PyTorch's, on this machine's devices
 
 The step is train.py's, on a batch of the data or, without data, on a random one. On CPUs it is the
 plain one for both kinds of BatchNorm. Estimates need libtpu (requirements-tpu.txt) and take minutes
@@ -96,7 +96,7 @@ def _compare_norms(flags: argparse.Namespace) -> list[Row]:
 
 
 def _estimate_peer(flags: argparse.Namespace) -> list[Row]:
-    """The compiler's estimates of the peer's step and of ours, on each slice."""
+    """The compiler's estimates of the peer's step and of our step, on each slice."""
     rows: list[Row] = []
     for one in topology.parse_slices(flags.tpu):
         config = config_of(flags, "", one.devices)
@@ -114,7 +114,7 @@ def _estimate_peer(flags: argparse.Namespace) -> list[Row]:
 
 
 def _time_peer(flags: argparse.Namespace) -> list[Row]:
-    """The ms of the peer's step and of ours on this machine."""
+    """The ms of the peer's step and of our step on this machine."""
     config, ours, theirs = pair(flags)
     our_ms, their_ms = least(ours, theirs, flags.steps)
     precision = config.get("precision", "float32")
@@ -128,7 +128,7 @@ def _time_peer(flags: argparse.Namespace) -> list[Row]:
 
 
 def pair(flags: argparse.Namespace) -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
-    """The config of the flags, and a train step of ours and of the peer on the same batch.
+    """The config of the flags, and our train step and the peer's on the same batch.
 
     Both are compiled, and each call waits for the device.
     """
@@ -139,7 +139,7 @@ def pair(flags: argparse.Namespace) -> tuple[Any, Callable[[], Any], Callable[[]
     else:
         peers.check(config)
     if meshes.open_platform() == "cpu":
-        environment.keep_freed_memory()  # as a run on CPUs does; both use malloc
+        environment.keep_freed_memory()  # a run on CPUs does so too; both use malloc
         is_set = any(text.startswith("precision=") for text in flags.set)
         if "precision" in config and not is_set:
             config.precision = "float32"
@@ -175,7 +175,7 @@ def least(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -> tu
 def estimate(config: Any, one: topology.Topology, worker: str = "commands.preflight") -> Row:
     """Returns the compiler's estimate of the train step, in ms, bytes and FLOPs, or its "error".
 
-    `worker` is the module that compiles the step, in a process of its own.
+    `worker` is the module that compiles the step, in another process.
     """
     outcome = preflight.inspect(read_settings(config), one, ("train",), worker)
     if outcome.train is None:
@@ -254,7 +254,7 @@ def _cell(name: str, value: Any) -> str:
 
 
 def config_of(flags: argparse.Namespace, kind: str, devices: int) -> Any:
-    """The locked config of --config and --set for so many devices, with `kind` of BatchNorm."""
+    """The locked config of --config and --set for `devices` devices, with this BatchNorm."""
     config = read_config(flags)
     if kind:
         config.batch_norm = kind
@@ -293,7 +293,7 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--tpu", default="", help="estimate for these slices, named as for --mode=preflight")
-    add("--batch_norm", default="plain,gram", help="which to compare")
+    add("--batch_norm", default="plain,gram", help="the kinds of BatchNorm to compare")
     add("--peer", nargs="?", const="plain", choices=("plain", "torch"), help="compare with a peer")
     add(
         "--batch_per_device",
@@ -302,8 +302,8 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
         "pairs of sentences, 2,048 of NCF",
     )
     add("--config", default="fake_imagenet", help="a file in configs/, with :ARGUMENT")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="of the config")
-    add("--steps", type=int, default=20, help="to time on devices")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the config")
+    add("--steps", type=int, default=20, help="steps to time on devices")
     add("--json", action="store_true")
     flags = parser.parse_args(arguments)
     if flags.steps < 1:

@@ -30,33 +30,23 @@ from scripts.mlperf import curves, logs
 from scripts.mlperf.request import REQUEST_FILE
 
 RULESETS = ("0.7.0", "1.0.0", "1.1.0", "2.0.0", "2.1.0", "3.0.0", "3.1.0", "4.0.0")
-# Errors of the package checker that only repeat those of the other checkers.
+# Errors of the package checker that only repeat errors of the other checkers.
 _REPEATED = r"\d+ files do not comply|Seed checker failed$|System description file checker failed"
 
 
 @dataclasses.dataclass
 class Result:
-    """The runs of one system for one benchmark, and what the checkers say about them.
+    """The runs of one system for one benchmark, and what the checkers say about them."""
 
-    Attributes:
-      system: its folder in results/.
-      benchmark: MLPerf's name, which is the folder of the logs.
-      paths: the logs.
-      description: of the system, in systems/; None if these are only logs.
-      runs: what the logs say, by file name; those that cannot be read are absent.
-      ruleset: the rules of the check; "" of logs that are only read.
-      scale: multiplies the minutes if the runs needed fewer epochs than the reference.
-      faults: the reasons of a FAIL, a line each.
-    """
-
-    system: str
-    benchmark: str
-    paths: Sequence[Any]
-    description: Any = None
+    system: str  # the name of its folder in results/
+    benchmark: str  # MLPerf's name, which is the folder of the logs
+    paths: Sequence[Any]  # the logs
+    description: Any = None  # the system's file in systems/; None if there are only logs
+    # The readable logs, by file name.
     runs: dict[str, logs.Run] = dataclasses.field(default_factory=dict)
-    ruleset: str = ""
-    scale: float = 1.0
-    faults: list[str] = dataclasses.field(default_factory=list)
+    ruleset: str = ""  # the rules of the check; "" if the logs are only read
+    scale: float = 1.0  # multiplies the minutes if the runs need fewer epochs than the reference
+    errors: list[str] = dataclasses.field(default_factory=list)  # the reasons of a FAIL
 
     @property
     def epochs(self) -> float | None:
@@ -69,10 +59,10 @@ class Result:
         return logs.olympic([r.minutes if r.success else None for r in self.runs.values()])
 
     def __str__(self) -> str:
-        word = "FAIL" if self.faults else "PASS" if self.ruleset else "READ"
+        word = "FAIL" if self.errors else "PASS" if self.ruleset else "READ"
         forms = ", ".join(sorted({run.form for run in self.runs.values()}))
         rules = f"rules {self.ruleset}" if self.ruleset else f"logs of {forms or 'no form'}"
-        lines = [*self.faults]
+        lines = [*self.errors]
         if self.epochs is None or self.minutes is None:
             mean = "no olympic mean"
             lines += [f"{file}: {run}" for file, run in self.runs.items()]
@@ -112,7 +102,7 @@ def check(paths: Sequence[str], ruleset: str = "") -> list[Result]:
 
 
 def _find(root: Any) -> Iterator[Result]:
-    """Yields the results in a folder; "no system" has those of a benchmark that has none yet."""
+    """Yields the results in a folder; a benchmark without results has the system "no system"."""
     names = [entry.name for entry in mlperf.entries().values()]
     requested = sorted(path for path in root.iterdir() if (path / REQUEST_FILE).exists())
     for source in [root, *requested]:
@@ -128,20 +118,20 @@ def _find(root: Any) -> Iterator[Result]:
 
 
 def _judge(result: Result, ruleset: str) -> None:
-    """Reads the logs and asks the checkers about those that they know."""
-    runs, faults = result.runs, result.faults
+    """Reads the logs, and runs the checkers on logs of a format that they know."""
+    runs, errors = result.runs, result.errors
     for path in result.paths:
         try:
             run = logs.load(path)
         except UserError as error:
-            faults.append(f"{path.name}: {error}")
+            errors.append(f"{path.name}: {error}")
             continue
         if run.form:
             runs[path.name] = run
         else:
-            faults.append(f"{path.name}: no line is one of MLPerf's log")
+            errors.append(f"{path.name}: no line is one of MLPerf's log")
     if not result.paths:
-        faults.append("no run has ended: there is no result_*.txt")
+        errors.append("no run has ended: there is no result_*.txt")
     entries = {entry.name: entry for entry in mlperf.entries().values()}
     names = [run.values.get("submission_benchmark") for run in runs.values()]
     known = next((entries[name] for name in [*names, result.benchmark] if name in entries), None)
@@ -149,7 +139,7 @@ def _judge(result: Result, ruleset: str) -> None:
         result.benchmark = known.name
     forms = {run.form for run in runs.values()}
     if len(forms) > 1:
-        faults.append(f"the logs are of several forms: {', '.join(sorted(forms))}")
+        errors.append(f"the logs are of several forms: {', '.join(sorted(forms))}")
     elif forms == {"mllog"}:
         result.ruleset = ruleset or (known.ruleset if known else "") or RULESETS[-1]
         _ask(result)
@@ -167,39 +157,39 @@ def _ask(result: Result) -> None:
         for path in result.paths:
             (folder / path.name).write_bytes(path.read_bytes())
         for file in result.runs:
-            texts = _log_faults(folder / file, result.ruleset)
+            texts = _log_errors(folder / file, result.ruleset)
             if file in tolerated:
                 texts = [x for x in texts if not x.startswith("Failed checks for eval_accuracy")]
-            result.faults += [f"{file}: {text}" for text in texts]
+            result.errors += [f"{file}: {text}" for text in texts]
         if not result.description or len(result.runs) < len(result.paths):
             return
         if not result.description.exists():
             name = f"systems/{result.description.name}"
-            result.faults.append(f"{name} does not exist: run_and_time.sh writes it")
+            result.errors.append(f"{name} does not exist: run_and_time.sh writes it")
             return
         (root / "systems").mkdir()
         (root / "systems" / result.description.name).write_bytes(result.description.read_bytes())
-        result.faults += _package_faults(root, result.ruleset)
+        result.errors += _package_errors(root, result.ruleset)
         if (scaling := folder / "scaling.json").exists():
             result.scale = parse_json(scaling.read_text())["scaling_factor"]
 
 
-def _log_faults(path: Any, ruleset: str) -> list[str]:
-    """The faults of one log, a line each."""
+def _log_errors(path: Any, ruleset: str) -> list[str]:
+    """The errors in one log, a line each."""
     from mlperf_logging.compliance_checker import mlp_compliance
 
     checker = mlp_compliance.make_checker("training", ruleset, False, False)
     with _collected():
         try:
             checker.check_file(str(path), f"training_{ruleset}/common.yaml")
-        except Exception as error:  # a faulty log makes the checker raise anything
+        except Exception as error:  # a damaged log makes the checker raise any error
             text = f"the log checker failed: {type(error).__name__}: {one_line(error)}"
             checker.not_overwritable.append(text)
     return [_short(text) for text in (*checker.overwritable.values(), *checker.not_overwritable)]
 
 
-def _package_faults(root: Any, ruleset: str) -> list[str]:
-    """The faults besides those of single logs: runs, seeds, convergence, the system's description.
+def _package_errors(root: Any, ruleset: str) -> list[str]:
+    """The errors in the package: the number of runs, seeds, convergence, the system's description.
 
     `root` is a local copy with systems/ and results/; the checkers write to it.
     """
@@ -210,15 +200,15 @@ def _package_faults(root: Any, ruleset: str) -> list[str]:
             package_checker.check_training_package(
                 str(root), "training", ruleset, True, False, False, False, False, log_output=""
             )
-        except Exception as error:  # faulty files make the checkers raise anything
+        except Exception as error:  # damaged files make the checkers raise any error
             logging.error("the package checker failed: %s: %s", type(error).__name__, error)
-    faults = []
+    errors = []
     for record in records:
         text = record.getMessage().strip()
         is_news = record.levelno >= logging.ERROR or "in files do not match" in text
         if is_news and not re.match(_REPEATED, text):
-            faults.append(_short(text.replace(f"{root}/", "")))
-    return faults
+            errors.append(_short(text.replace(f"{root}/", "")))
+    return errors
 
 
 def _short(text: str) -> str:
@@ -228,7 +218,7 @@ def _short(text: str) -> str:
 
 @contextlib.contextmanager
 def _collected() -> Iterator[list[logging.LogRecord]]:
-    """Collects what the checkers log, and prints nothing of theirs."""
+    """Collects what the checkers log, and keeps them from printing."""
     handler, root = logging.handlers.BufferingHandler(sys.maxsize), logging.getLogger()
     old_level, old_handlers = root.level, root.handlers[:]
     root.handlers[:] = [handler]
@@ -243,7 +233,7 @@ def _collected() -> Iterator[list[logging.LogRecord]]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Prints the verdicts; returns the exit code: 1 if a result has a fault."""
+    """Prints the verdicts; returns the exit code: 1 if a result has an error."""
     parser = console.Parser(
         prog="python -m scripts.mlperf.check",
         allow_abbrev=False,
@@ -263,7 +253,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.curves:
         sets = [(result.system, result.benchmark, [*result.runs.values()]) for result in results]
         print("\n".join(curves.draw(sets, arguments.curves)))
-    return int(any(result.faults for result in results))
+    return int(any(result.errors for result in results))
 
 
 if __name__ == "__main__":

@@ -26,9 +26,8 @@ class Runs(NamedTuple):
 def draw(results: Sequence[tuple[str, str, Sequence[logs.Run]]], path: str) -> list[str]:
     """Draws the runs that have evaluations; returns the lines of their table, in Markdown.
 
-    Args:
-      results: (system, benchmark, runs) of each set; a run's own name of its system comes first.
-      path: the .svg or .png.
+    `results` are (system, benchmark, runs) of each set; the system's name in a log takes
+    precedence. `path` is the .svg or .png.
     """
     sets = list[Runs]()
     for system, benchmark, all_runs in results:
@@ -49,7 +48,7 @@ def _row(group: Runs) -> str:
     """A row of the table: ranges over the runs, and mean scores on the way.
 
     The score at 1/4 is the latest one by a quarter of the epochs that the longest run has; "-" if
-    there was no evaluation yet. Mask R-CNN's is that of the boxes.
+    there was no evaluation yet. Mask R-CNN's score is that of its boxes.
     """
     curves = [[(epoch, scores[0]) for epoch, scores in _scores(run)] for run in group.runs]
     last = max(curve[-1][0] for curve in curves)
@@ -88,7 +87,7 @@ def _draw(sets: Sequence[Runs], path: str) -> None:
             axis.text(0.97, low, group.label, color=color, ha="right", transform=corner)
             values = entry.targets.get(form, entry.targets[entry.form]).values()
             targets |= dict.fromkeys(values, "top" if form == "v0.5" else "bottom")
-        for target, side in targets.items():  # those of v0.5 are lower
+        for target, side in targets.items():  # v0.5 has lower targets
             axis.axhline(target, color="gray", ls="--", lw=0.8)
             at_left = axis.get_yaxis_transform()
             axis.text(0, target, f" target {target:g}", va=side, transform=at_left, size=8)
@@ -108,7 +107,7 @@ def _scores(run: logs.Run) -> list[tuple[float, list[float]]]:
 
 
 def _range(values: Sequence[float | None], form: str) -> str:
-    """The least and the largest value, such as "60 to 64"; a "?" at the end: a run has none."""
+    """The least and the largest value, such as "60 to 64"; "?" at the end if a run has no value."""
     known = sorted(value for value in values if value is not None)
     ends = dict.fromkeys(f"{value:{form}}" for value in (known[:1] + known[-1:]))
     return " to ".join([*ends, *["?"] * (len(known) < len(values))])

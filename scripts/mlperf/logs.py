@@ -13,26 +13,17 @@ _V06 = re.compile(r":::MLL ([\d.]+) (\w+): (.*)$")
 
 @dataclasses.dataclass
 class Run:
-    """The content of one run's log.
+    """The content of one run's log."""
 
-    Attributes:
-      form: of its lines, "mllog", "v0.6" or "v0.5"; "" if it has none.
-      values: the first value of each key.
-      evals: (epochs, score) of every evaluation before the clock stopped; a score is a number, or
-        several by name or in a list.
-      started: when the clock started, in seconds since 1970; None if the log does not say.
-      ended: when the clock stopped.
-      success: whether the run reached its target, as it says.
-      complete: whether the run ended by itself, after an evaluation.
-    """
-
-    form: str = ""
-    values: dict[str, Any] = dataclasses.field(default_factory=dict)
+    form: str = ""  # "mllog", "v0.6" or "v0.5"; "" if no line is MLPerf's
+    values: dict[str, Any] = dataclasses.field(default_factory=dict)  # the first of each key
+    # (epochs, score) of every evaluation before the clock stopped; a score is a number, or several
+    # by name or in a list.
     evals: list[tuple[float, Any]] = dataclasses.field(default_factory=list)
-    started: float | None = None
-    ended: float | None = None
-    success: bool = False
-    complete: bool = False
+    started: float | None = None  # the clock's start, in seconds since 1970, if the log has it
+    ended: float | None = None  # the clock's stop
+    success: bool = False  # whether the run reached its target, according to the log
+    complete: bool = False  # whether the run ended by itself, after an evaluation
 
     @property
     def minutes(self) -> float | None:

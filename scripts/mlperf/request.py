@@ -1,6 +1,6 @@
 """Reads the requests of run_and_time.sh: variables, names, flags, and each folder's request.json.
 
-What a run finds in its folders the doctor checks.
+The doctor checks the content of the folders.
 """
 
 import argparse
@@ -36,27 +36,16 @@ _HELP = "Trains to MLPerf's target quality several times; see docs/mlperf.md."
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """The runs of one benchmark that the environment and the command line ask for.
+    """The runs of one benchmark that the environment and the command line ask for."""
 
-    Attributes:
-      benchmark: the name of its folder in benchmarks/.
-      model_dir: the folder of all runs.
-      data_dir: the folder of the data.
-      runs: the number of runs.
-      seed: determines the runs' seeds; None until `settle_request` draws it.
-      flags: of main.py, --config first.
-      is_first: whether this host writes the results.
-      init_from: the checkpoint that training starts from; "" for none.
-    """
-
-    benchmark: str
-    model_dir: str
+    benchmark: str  # the name of its folder in benchmarks/
+    model_dir: str  # the folder of all runs
     data_dir: str
-    runs: int
-    seed: int | None
-    flags: list[str]
-    is_first: bool
-    init_from: str = ""
+    runs: int  # their number
+    seed: int | None  # determines the runs' seeds; None until `complete_request` draws it
+    flags: list[str]  # for main.py, --config first
+    is_first: bool  # whether this host writes the results
+    init_from: str = ""  # the checkpoint that training starts from; "" for none
 
     @property
     def entry(self) -> Entry:
@@ -92,18 +81,18 @@ def parse_requests(words: Sequence[str], env: Mapping[str, str]) -> list[Request
         raise UserError(f"a run on {host.count} hosts needs --seed=N, the same N on all of them")
     requests = list[Request]()
     for name in names:
-        entry, own = known[name], f"{root}/{name}"
+        entry, folder = known[name], f"{root}/{name}"
         if not env.get(entry.variable):
             raise UserError(f"{entry.variable} is not set: {entry.meaning}")
         # main.py reads --config before the keys that override it.
         flags_of_it = [f"--config={arguments.config or entry.recipe}", *flags]
         if wrong := recipe.explain(flags_of_it, ConfigError("")):
             raise UserError(f"{name}: {wrong}")
-        is_own = len(names) > 1 or (epath.Path(own) / REQUEST_FILE).exists()
+        is_separate = len(names) > 1 or (epath.Path(folder) / REQUEST_FILE).exists()
         requests.append(
             Request(
                 benchmark=name,
-                model_dir=own if is_own else root,
+                model_dir=folder if is_separate else root,
                 data_dir=env[entry.variable].rstrip("/"),
                 runs=arguments.runs or entry.runs,
                 seed=arguments.seed,
@@ -118,8 +107,8 @@ def parse_requests(words: Sequence[str], env: Mapping[str, str]) -> list[Request
 def _init_from(name: str, names: Sequence[str], env: Mapping[str, str]) -> str:
     """The checkpoint that a benchmark starts from, "" for none.
 
-    Two benchmarks may have the same variable: it is the other's where both run, or where it names
-    the other's default.
+    Two benchmarks may share a variable. One with `init_yields` leaves it to the other where both
+    run, or where it names the other's default.
     """
     known = mlperf.entries()
     entry = known[name]
@@ -162,7 +151,7 @@ def _parser() -> console.Parser:
     about = "another way to give NAME; default: all whose data variables are set"
     add("--benchmark", choices=[*entries], action="append", default=[], help=about)
     add("--config", metavar="FILE[:NAME]", help="the recipe, in configs/")
-    add("--runs", metavar="N", type=console.integer(1, 10_000), help="of each benchmark")
+    add("--runs", metavar="N", type=console.integer(1, 10_000), help="runs of each benchmark")
     about = "determines the runs' seeds; default: random for every folder"
     add("--seed", metavar="N", type=console.integer(0), help=about)
     return parser
@@ -191,7 +180,7 @@ def _host(flags: Sequence[str]) -> hosts.ProcessGroup | None:
     return hosts.find(known.coordinator, known.num_processes, known.process_id)
 
 
-def settle_request(request: Request) -> Request:
+def complete_request(request: Request) -> Request:
     """Returns the request with its seed, and keeps both in request.json for later starts.
 
     A folder that was begun with another request is refused.
@@ -216,7 +205,7 @@ def settle_request(request: Request) -> Request:
         return request
     except UserError:
         raise
-    except Exception as error:  # each file system has errors of its own
+    except Exception as error:  # file systems raise different errors
         raise UserError(f"{path}: {one_line(error)}; or give a new {MODEL_DIR}") from error
 
 

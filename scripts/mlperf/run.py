@@ -1,6 +1,6 @@
-"""Trains to MLPerf's targets several times; run_and_time.sh starts it. See docs/mlperf.md.
+"""Trains to MLPerf's targets several times (docs/mlperf.md); run_and_time.sh starts it.
 
-Each run is a process of main.py with its own folder and seed. This program starts the runs in
+Each run is a process of main.py with a separate folder and seed. This program starts the runs in
 order, one benchmark after the other, passes SIGTERM, SIGHUP and Ctrl-C on to them, and collects
 their logs. If the program is killed, the same command continues; it first collects a run that has
 ended in the meantime.
@@ -24,7 +24,13 @@ from engine import environment
 from engine.mlperf import LOG
 from scripts.gradient import Children
 from scripts.mlperf import logs, system
-from scripts.mlperf.request import Request, command_line, parse_requests, settle_request, write_file
+from scripts.mlperf.request import (
+    Request,
+    command_line,
+    complete_request,
+    parse_requests,
+    write_file,
+)
 
 TIMING = "timing.txt"  # in the folder of a run: its STARTING line
 _TIME = "%Y-%m-%d %I:%M:%S %p"
@@ -33,7 +39,7 @@ _TIME = "%Y-%m-%d %I:%M:%S %p"
 def run_all(requests: Sequence[Request], children: Children) -> int:
     """Runs one benchmark after the other; returns the exit code of the first that failed, or 0.
 
-    The doctor looks at all of them before the first begins; those that it finds fit run.
+    The doctor checks all of them before the first begins; benchmarks that pass run.
     """
     codes: dict[str, int] = {}
     for request in requests:
@@ -63,7 +69,7 @@ def run_all(requests: Sequence[Request], children: Children) -> int:
 def examine(request: Request, children: Children) -> int:
     """Asks the doctor whether the first run can start; returns its exit code.
 
-    Where all runs have ended it need not be asked.
+    It is not asked if all runs have ended.
     """
     root = epath.Path(request.model_dir)
     with contextlib.suppress(UserError), _files(root):  # `run` says what is wrong
@@ -125,7 +131,7 @@ def _files(folder: Any) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"{folder / LOG}: {error}") from error
-    except Exception as error:  # each file system has errors of its own
+    except Exception as error:  # file systems raise different errors
         raise UserError(
             f"{folder}: {one_line(error)}; remove the cause, and the same command continues. It "
             "collects this run if the run has ended"
@@ -245,7 +251,7 @@ def _say(text: str) -> None:
 
 def main() -> int:
     """Starts the runs that the environment and the command line ask for."""
-    requests = [settle_request(request) for request in parse_requests(sys.argv[1:], os.environ)]
+    requests = [complete_request(request) for request in parse_requests(sys.argv[1:], os.environ)]
     if len(requests) > 1 and requests[0].is_first:
         _say(f"{len(requests)} benchmarks, one after the other:")
         for one in requests:

@@ -38,9 +38,8 @@ _UNKNOWN = (
 def describe(name: str, values: dict[str, Any]) -> dict[str, str]:
     """Returns the 33 fields that MLPerf's checkers require, all of them text.
 
-    Args:
-      name: the system's name, which is also its folder in results/.
-      values: the first value of each key in a log.
+    `name` is the system's name, and its folder in results/; `values` has the first value of each
+    key in a log.
     """
     file, memory = epath.Path("/proc/cpuinfo"), values.get("accelerator_memory_bytes")
     info = file.read_text() if file.exists() else ""

@@ -33,7 +33,7 @@ from common.layers import space_to_depth
 
 # The keys that a run takes from the weights it begins with: of a Mask R-CNN or a ResNet
 MODEL_KEYS = ("max_pool", "space_to_depth", "bn_epsilon")
-# Of a Mask R-CNN
+# Taken from a Mask R-CNN only
 BODY_KEYS = (
     "resnet_stages",
     "resnet_bottleneck",
@@ -41,7 +41,7 @@ BODY_KEYS = (
     *models.Layout.__dataclass_fields__,
     *Heads.__dataclass_fields__,
 )
-# Of a Mask R-CNN that is used as it is
+# Taken from a Mask R-CNN that is used unchanged
 WHOLE_KEYS = ("num_classes", "class_numbers", "class_candidates")
 foreign_settings = functools.partial(read_foreign_settings, __name__)
 
@@ -72,7 +72,7 @@ class MaskRcnn(Detector):
     def image_shapes(self) -> tuple[tuple[int, ...], ...]:
         return tuple(space_to_depth.blocked(*shape) for shape in self.settings.images.shapes)
 
-    def own_leaves(self, split: str) -> Leaves:
+    def extra_leaves(self, split: str) -> Leaves:
         size: Leaves = {"size": ((2,), np.float32)}
         if split == "eval":
             return size | {"original": ((2,), np.float32)}
@@ -152,7 +152,7 @@ class MaskRcnn(Detector):
     def loss(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array
     ) -> tuple[Terms, Terms, Any]:
-        """Five parts: of the proposals and of the regions the class and the box, and the masks.
+        """Five terms: class and box of the proposals, class and box of the regions, and masks.
 
         The samples are a function of the leaf "draw"; `rng` is not used.
         """
@@ -237,7 +237,7 @@ class MaskRcnn(Detector):
         return MaskScorer(self.annotations, self.keys.class_numbers == "ids")
 
     def _corners(self, blocks: jax.Array) -> list[np.ndarray]:
-        """The anchors of each level, of images in blocks of 2x2 pixels."""
+        """The anchors of each level, for images in blocks of 2x2 pixels."""
         return self.settings.layout.corners(2 * blocks.shape[1], 2 * blocks.shape[2])
 
     def _propose(
@@ -257,7 +257,7 @@ class MaskRcnn(Detector):
         )
 
     def _align(self, maps: models.Maps, *groups: tuple[jax.Array, int]) -> list[jax.Array]:
-        """Features [b, R, s, s, c] of groups (f32[b, R, 4], s), from the levels that fit."""
+        """Features [b, R, s, s, c] of groups (f32[b, R, 4], s), by `roi_align.align`."""
         last = self.settings.backbone.level  # further levels are for proposals only
         usable = {level: x for level, x in maps.items() if level <= last}
         with jax.named_scope("roi_align"):

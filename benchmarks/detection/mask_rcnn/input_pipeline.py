@@ -147,7 +147,7 @@ def eval_batches(
 
     Yields image uint8[h, H/2, W/2, 12], as `padded` makes it; size and original float32[h, 2],
     height and width of the image without padding and before it was resized; image_id int32[h]; id
-    int32[h]; mask float32[h], 0 of padding.
+    int32[h]; mask float32[h], 0 for padding.
     """
     first = 0
     for source, shape in zip(pools.sources, preprocessing.shapes, strict=True):
@@ -196,7 +196,7 @@ def padded(
 ) -> tuple[Any, Any]:
     """(uint8[H/2, W/2, 12] resized and padded, float32[2] height and width without padding).
 
-    The channels are those of 2x2 pixels of H x W, as in `space_to_depth.rearrange`.
+    The 12 channels are the colours of 2x2 pixels, in the order of `space_to_depth.rearrange`.
     """
     tf = tensorflow()
     decoded = pixels.decode(image.encoded, only_jpeg=only_jpeg)
@@ -212,7 +212,7 @@ def padded(
 def _objects(
     objects: RecordObjects, masks: Any, size: Any, mirrored: Any, most: int
 ) -> dict[str, Any]:
-    """The leaves "boxes", "classes" and "masks"; of more than `most` objects, the largest.
+    """The leaves "boxes", "classes" and "masks" of the `most` largest objects.
 
     `masks` uint8[n, bytes] are mirrored already; `size` is float32[2].
     """
@@ -246,7 +246,7 @@ def packed_masks(files: Any, boxes: Any, shape: Any, size: int, mirrored: Any = 
     gives 0.5 or more. They are packed row by row, 8 to a byte, the first into its highest bit.
 
     Args:
-      files: string[n], PNGs of the whole image; the pixels of the object are not 0.
+      files: string[n], PNGs of the complete image; the pixels of the object are not 0.
       boxes: float32[n, 4] (y0, x0, y1, x1) in pixels.
       shape: int32[2], the height and width of the image.
       size: a multiple of 4.

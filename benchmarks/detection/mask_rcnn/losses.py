@@ -2,7 +2,7 @@
 
 Sources: Ren et al. 2015 (arXiv:1506.01497) section 3.1.2 and 3.1.3 for the anchors; Girshick 2015
 (arXiv:1504.08083) sections 2.1 and 2.3 for the regions; He et al. 2017 (arXiv:1703.06870) section 3
-for the masks. Numbers that the papers leave open are those of MLPerf's reference.
+for the masks. Numbers that the papers leave open come from MLPerf's reference.
 
 Boxes are (y0, x0, y1, x1) in pixels. Class 0 is the background, and padding among true objects. A
 random sample is a function of the image's key and of the position alone: it is the same on any
@@ -56,8 +56,8 @@ class Regions(NamedTuple):
 class Sampling:
     """How many anchors or regions of an image are trained on, and which are positive."""
 
-    count: int  # of an image
-    share: float  # of `count` that may be positive at most
+    count: int  # samples of an image
+    share: float  # the largest share of positives in `count`
     positive_iou: float  # at least this IoU with a true box makes a positive
     negative_iou: float  # below it one is negative; those between the two are ignored
 
@@ -129,7 +129,7 @@ def sample_regions(
     key = fold_key(key, 1)
     positive, negative = draw_balanced(found.positive, negative, rule, key)
     first, is_first = selection.compact(positive, rule.positives)
-    # Where there are fewer positives, more negatives take their places.
+    # Where there are fewer positives, more negatives replace them.
     rest, is_rest = selection.compact(negative, rule.count)
     order = jnp.argsort(~jnp.concatenate([is_first, is_rest], 1), axis=1, stable=True)
     place = selection.take(jnp.concatenate([first, rest], 1), order)[:, : rule.count]
@@ -151,7 +151,7 @@ def region_loss(
 
     Args:
         logits: f32[b, R, C].
-        codes: f32[b, R, C, 4], of which only those of the true class count.
+        codes: f32[b, R, C, 4]; only the codes of the true class count.
 
     Returns:
         (class_loss f32[b], box_loss f32[b]): cross-entropy summed over the regions, and smooth L1
@@ -163,8 +163,8 @@ def region_loss(
     true = selection.take(objects.boxes, regions.owner)
     positive = regions.classes > 0
     # A padding region has no side to measure offsets in.
-    own = jnp.where(positive[..., None], regions.boxes, jnp.array([0.0, 0, 1, 1]))
-    targets = encode_boxes(true, own)
+    boxes = jnp.where(positive[..., None], regions.boxes, jnp.array([0.0, 0, 1, 1]))
+    targets = encode_boxes(true, boxes)
     mine = jnp.arange(codes.shape[2]) == regions.classes[..., None]
     predicted = jnp.sum(jnp.where(mine[..., None], codes, 0), 2)
     distance = jnp.where(positive[..., None], smooth_l1(predicted - targets), 0)
@@ -187,8 +187,8 @@ def mask_loss(
     positive = regions.classes > 0
     target = crop_masks(masks, objects.boxes, regions.owner, regions.boxes, side) >= 0.5
     mine = jnp.arange(logits.shape[-1]) == regions.classes[..., None, None, None]
-    own = jnp.sum(jnp.where(mine, logits, 0), -1)
-    entropy = jax.nn.softplus(own) - jnp.where(target, own, 0)
+    chosen = jnp.sum(jnp.where(mine, logits, 0), -1)
+    entropy = jax.nn.softplus(chosen) - jnp.where(target, chosen, 0)
     total = jnp.sum(jnp.where(positive[..., None, None], entropy, 0), (1, 2, 3))
     return total, jnp.sum(positive, 1, dtype=jnp.float32) * side**2
 
@@ -199,7 +199,7 @@ def fold_key(key: jax.Array, number: int) -> jax.Array:
 
 
 def draw_positions(eligible: jax.Array, k: jax.typing.ArrayLike, key: jax.Array) -> jax.Array:
-    """Marks k random ones of the eligible positions of each row, or all if there are fewer.
+    """Draws k random eligible positions of each row, or all if there are fewer.
 
     Args:
         eligible: bool[b, N].
@@ -218,8 +218,7 @@ def draw_balanced(
 ) -> tuple[jax.Array, jax.Array]:
     """Draws from the positive and negative positions of each row.
 
-    Negatives take the place of positives that a row lacks (Fast R-CNN, arXiv:1504.08083, section
-    2.3).
+    Negatives replace positives that a row lacks (Fast R-CNN, arXiv:1504.08083, section 2.3).
 
     Args:
         positive, negative: bool[b, N], never both.
@@ -249,8 +248,8 @@ def crop_masks(
 ) -> jax.Array:
     """Samples the masks of objects at the cells of regions.
 
-    The value of a cell is that of the mask at the cell's centre, between the centres of the mask's
-    own cells by bilinear interpolation. Outside of the object's box it is 0.
+    A cell has the value of the mask at the cell's centre, interpolated bilinearly between the
+    centres of the mask's cells. Outside of the object's box it is 0.
 
     Args:
         masks: f32[b, G, m, m], each spanning its object's box.

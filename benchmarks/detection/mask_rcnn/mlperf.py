@@ -1,6 +1,6 @@
 """Mask R-CNN in MLPerf: its rules, its data, and what the logs say about a run.
 
-Keys of 'mllog' are those of mlperf-logging's rulesets 0.7.0 to 3.1.0. Keys of 'v0.5' are the tags
+Keys of 'mllog' come from mlperf-logging's rulesets 0.7.0 to 3.1.0. Keys of 'v0.5' are the tags
 of mlperf_compliance 0.0.10. Tensors have the names of ruleset 1.1.0.
 """
 
@@ -66,23 +66,19 @@ def facts(run: Run) -> Facts:
 
 def _keys(run: Run) -> dict[str, Any]:
     """The hyperparameters of 'mllog'."""
-    recipe, rate = run.recipe, run.learning_rate
+    recipe, rate, first = run.recipe, run.learning_rate, run.recipe["warmup_from"]
+    # The first rate as a share of the peak; one step's share where the warm-up begins at 0.
+    factor = first / rate.peak if first else 1 / max(rate.warmup_steps, 1)
     return {
         "opt_base_learning_rate": rate.peak,
         "opt_learning_rate_warmup_steps": round(rate.warmup_steps),
-        "opt_learning_rate_warmup_factor": _warmup_factor(run),
+        "opt_learning_rate_warmup_factor": factor,
         "opt_learning_rate_decay_factor": recipe["learning_rate_decay_factors"][0],
         "opt_learning_rate_decay_steps": drop_steps(run, "Mask R-CNN"),
         "num_image_candidates": recipe["proposals_after_nms"],
         "min_image_size": recipe["image_short"],
         "max_image_size": recipe["image_long"],
     }
-
-
-def _warmup_factor(run: Run) -> float:
-    """The first rate as a share of the peak; one step's share where the warm-up begins at 0."""
-    first, rate = run.recipe["warmup_from"], run.learning_rate
-    return first / rate.peak if first else 1 / max(rate.warmup_steps, 1)
 
 
 def _tags(run: Run) -> dict[str, Any]:

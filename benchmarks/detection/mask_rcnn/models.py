@@ -28,7 +28,7 @@ from models import ResNet
 
 Maps = dict[int, jax.Array]  # level -> [b, h, w, c], a cell for 2**level pixels
 
-ANCHOR_WEIGHTS = (1.0, 1.0, 1.0, 1.0)  # of the offsets from anchors, see `boxes.encode_boxes`
+ANCHOR_WEIGHTS = (1.0, 1.0, 1.0, 1.0)  # weights of the offsets from anchors
 _HE_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "uniform")  # Caffe2's "XavierFill"
 _HE_FAN_OUT = nn.initializers.variance_scaling(2.0, "fan_out", "normal")  # "MSRAFill"
 PADDING = ((1, 1), (1, 1))
@@ -65,7 +65,7 @@ class Pyramid(nn.Module):
 
 
 def _doubled(x: jax.Array) -> jax.Array:
-    """Each cell of [b, h, w, c] four times: [b, 2h, 2w, c], in one operation and not in two."""
+    """[b, 2h, 2w, c] from [b, h, w, c]: each cell is copied four times, in one operation."""
     b, h, w, c = x.shape
     return jnp.broadcast_to(x[:, :, None, :, None], (b, h, 2, w, 2, c)).reshape(b, 2 * h, 2 * w, c)
 
@@ -73,7 +73,7 @@ def _doubled(x: jax.Array) -> jax.Array:
 class ProposalHead(nn.Module):
     """Predicts from each map, with the same weights, which anchors hold an object and where."""
 
-    anchors: int  # of a cell
+    anchors: int  # anchors of a cell
     filters: int
     dtype: Any
 
@@ -156,8 +156,8 @@ class MaskRCNN(nn.Module):
 
     backbone: ResNet
     levels: tuple[int, ...]
-    anchors: int  # of a cell
-    filters: int  # of the pyramid
+    anchors: int  # anchors of a cell
+    filters: int  # channels of the pyramid
     box_features: tuple[int, ...]
     mask_features: tuple[int, ...]
     num_classes: int  # without the background
@@ -199,8 +199,8 @@ class Layout:
     anchor_scale: Annotated[float, "[0.01, 4096]"]
     # Height by width of the anchors of a cell, whose areas are equal.
     anchor_ratios: Annotated[Sequence[Annotated[float, "[0.01, 100]"]], "[1, 100]"]
-    # Around the centres of cells, or around the first corner of each cell, with half sides of whole
-    # pixels, as torchvision has them.
+    # Around the centres of cells, or around the first corner of each cell, with half sides in
+    # integer pixels, like torchvision.
     anchor_grid: Literal["centres", "corners"] = "centres"
 
     def __post_init__(self):
@@ -211,8 +211,7 @@ class Layout:
     def corners(self, height: int, width: int) -> list[np.ndarray]:
         """For each level float32[n, 4]: (y0, x0, y1, x1) in pixels, by row, column and ratio.
 
-        Args:
-          height, width: of the padded image, multiples of the coarsest cell; boxes go beyond.
+        The sides of the padded image are multiples of the coarsest cell; boxes reach beyond it.
         """
         corners = []
         for (y, shapes), (x, _) in zip(self.grids(height), self.grids(width), strict=True):
@@ -222,8 +221,9 @@ class Layout:
         return corners
 
     def grids(self, side: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Of each level the centres of anchors float64[n] along a side of `side` pixels, and
-        float64[k, 2], the heights and widths of the anchors around each.
+        """The centres of each level's anchors along `side` pixels, and the anchors' sizes.
+
+        For each level: float64[n], and heights and widths float64[k, 2].
         """
         grids, is_centred = [], self.anchor_grid == "centres"
         for level in self.pyramid_levels:
@@ -245,7 +245,7 @@ def propose(
     after: int,
     iou: float,
 ) -> jax.Array:
-    """The best regions of each image, of which none overlaps a better one of its level too much.
+    """The best regions of each image, after suppression within each level.
 
     Equal logits are in the order of the levels and anchors. Gradients do not pass.
 
@@ -255,9 +255,9 @@ def propose(
         anchors: of each level, f32[n, 4] in pixels.
         sizes: f32[b, 2], height and width of the image without padding; boxes are cut to it, and
             those without area then are left out.
-        before: how many of a level, those of the highest logits, take part in the suppression.
-        after: how many of an image are proposed, of all levels.
-        iou: of two boxes of a level that overlap by more, the better one stays.
+        before: how many boxes of a level, with the highest logits, take part in the suppression.
+        after: how many boxes of an image are proposed, from all levels.
+        iou: where two boxes of a level have a larger IoU, the better one stays.
 
     Returns:
         f32[b, P, 4], the best first, within the image; zeros are padding. P is `after`, or the

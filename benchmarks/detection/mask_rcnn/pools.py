@@ -21,7 +21,7 @@ from common.data.shards import Shards
 
 @dataclasses.dataclass(frozen=True)
 class Pools:
-    """The images of a split in pools: one pool's are numbered after the other's."""
+    """The images of a split in pools; the second pool's are numbered after the first pool's."""
 
     sources: tuple[Source, ...]
 
@@ -60,13 +60,12 @@ def _part(source: Source, chosen: np.ndarray) -> Source:
 class Mix:
     """The training order of examples in one or two pools.
 
-    The examples of the second pool are numbered after those of the first. A pool may be empty, but
-    not all.
+    The examples of the second pool are numbered after the first pool's. One pool may be empty.
     """
 
-    counts: tuple[tuple[int, ...], ...]  # of each pool, the examples in each of its files
+    counts: tuple[tuple[int, ...], ...]  # by pool, the examples in each file
     seed: int
-    batch_size: int  # of a step, which has examples of one pool
+    batch_size: int  # a step has examples of one pool
     max_streams: int  # a multiple of every number of hosts that will ever share the run
     buffer: int  # examples that all streams together hold for shuffling; the pools share it
 

@@ -19,7 +19,7 @@ from benchmarks.detection.boxes import area
 _Maps = tuple[jax.Array, ...]
 _Terms = list[tuple[jax.Array, jax.Array]]
 _SAMPLES = 2  # points of a bin along an axis
-_SIDE = 128  # of a TPU's matrix unit
+_SIDE = 128  # the side of a TPU's matrix unit
 
 
 def levels(boxes: jax.Array, least: int, most: int, canonical: float = 224.0) -> jax.Array:
@@ -46,15 +46,15 @@ def align(
     points, interpolated between the four cells around each. The value of a cell is that
     of its first corner, as in the paper's code, not that of its centre. A point more than a cell
     beyond the first or last one is 0; one nearer has the value of the border. Sums are float32.
-    Gradients go to the maps only; those of all groups are added up together, which is faster than
-    one call for each.
+    Gradients go to the maps only; the gradients of all groups are added up together, which is
+    faster than one call for each.
 
     Args:
         maps: float[b, h, w, c] by level, levels that follow each other. Level l has a cell for
             2**l x 2**l pixels.
         groups: (boxes, size): f32[b, R, 4] in pixels of the image; one that is not finite has zeros
             or nan.
-        canonical: see `levels`.
+        canonical: the side in pixels of a square box that is of level 4.
     """
     least = min(maps)
     every = tuple(maps[level] for level in range(least, least + len(maps)))
@@ -121,7 +121,7 @@ def _weighted_sums(maps: _Maps, terms: _Terms) -> list[jax.Array]:
 
 
 def _term_by_term(cells: jax.Array, index: jax.Array, weight: jax.Array) -> jax.Array:
-    """What `_products` computes, in half the time on a CPU."""
+    """The sums that `_products` computes, in half the time on a CPU."""
     total = jnp.zeros((), jnp.float32)
     for rows, factors in zip(index, weight, strict=True):
         total += cells.at[rows].get(mode="promise_in_bounds") * factors[:, None]
@@ -139,8 +139,8 @@ def _products(cells: jax.Array, index: jax.Array, weight: jax.Array) -> jax.Arra
     group = max(1, _SIDE // count)
     rows, factors = (jnp.pad(x.T, ((0, -length % group), (0, 0))) for x in (index, weight))
     gathered = cells.at[rows.reshape(-1, group * count)].get(mode="promise_in_bounds")
-    own = np.arange(group * count) // count == np.arange(group)[:, None]
-    matrix = jnp.where(own, factors.reshape(-1, 1, group * count), 0)
+    is_member = np.arange(group * count) // count == np.arange(group)[:, None]
+    matrix = jnp.where(is_member, factors.reshape(-1, 1, group * count), 0)
     how: Any = {"preferred_element_type": jnp.float32, "precision": "highest"}
     multiply = functools.partial(jnp.einsum, "irk,ikc->irc", **how)
     if cells.dtype == jnp.float32:

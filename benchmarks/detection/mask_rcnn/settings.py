@@ -13,7 +13,7 @@ from common.errors import ConfigError
 from common.keys import Share
 
 Overlap = Annotated[float, "(0, 1]"]
-Samples = Annotated[int, "[1, 20000]"]  # of an image; suppression compares each with each
+Samples = Annotated[int, "[1, 20000]"]  # boxes of an image; suppression compares all pairs
 Pool = Annotated[int, "[1, 64]"]  # cells of a region, high and wide
 
 

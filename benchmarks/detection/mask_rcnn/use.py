@@ -1,12 +1,12 @@
-"""What a trained Mask R-CNN can be used for, and its score: as any detector, with outlines.
+"""Uses and scores a trained Mask R-CNN as any detector, with outlines.
 
 Outlines are masks pasted into the image, as run-length encodings that COCO's score reads. A pixel
 is of the object if the mask at its centre is at least 0.5. Between the centres of the mask's cells
 the values are bilinear, and around the mask there is a border of zeros. This is Detectron2's rule
 for boxes in continuous coordinates. The older one of Detectron and MLPerf's reference counts both
-corner pixels of a box ("+ 1 pixel") and cuts its corners to whole pixels; in continuous coordinates
-it would draw objects about a pixel too large: perfect masks of 8 to 16 pixels would have an IoU of
-0.77 with the truth, those of 40 to 80 pixels one of 0.97.
+corner pixels of a box ("+ 1 pixel") and truncates its corners; in continuous coordinates it would
+draw objects about a pixel too large: perfect masks of 8 to 16 pixels would have an IoU of
+0.77 with the true ones, masks of 40 to 80 pixels one of 0.97.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ class MaskRcnnUses(DetectorUses):
 
 
 class MaskScorer(Scorer):
-    """Scores boxes, and with "mask_" before the names outlines."""
+    """Scores boxes and outlines; the names of the outlines' scores begin with "mask_"."""
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         columns = self.columns(rows)
@@ -93,7 +93,7 @@ def paste_mask(mask: np.ndarray, box: Sequence[float] | np.ndarray, height: int,
     Args:
       mask: float[S, S] from 0 to 1, the probability that a cell of the box is the object.
       box: (y0, x0, y1, x1) in pixels, finite; it may reach beyond the image.
-      height, width: of the image in pixels.
+      height, width: the size of the image in pixels.
 
     Returns:
       {"size": [height, width], "counts": bytes}, compressed as pycocotools does.
@@ -108,18 +108,18 @@ def paste_mask(mask: np.ndarray, box: Sequence[float] | np.ndarray, height: int,
 
 
 def _cells(first: float, last: float, side: int, length: int) -> tuple[int, np.ndarray, np.ndarray]:
-    """Where the pixels of a box lie between the cells of its mask, along an axis of an image.
+    """The positions of a box's pixels between the cells of its mask, along an axis of the image.
 
     Pixels outside of the box are left out: there a mask with a border is below 0.5.
 
     Args:
       first, last: the box's coordinates.
       side: S, the number of the mask's cells.
-      length: of the image.
+      length: the length of the image.
 
     Returns:
-      The first pixel of the image whose centre is in the box; for each from there on the cell
-      before its centre, int[n], counted with the border, and the share of the cell after it,
+      The first pixel of the image whose centre is in the box. For each pixel from there on the cell
+      before its centre, int[n], counted with the border, and the weight of the cell after it,
       float32[n].
     """
     start = max(math.ceil(first - 0.5), 0)

@@ -1,12 +1,12 @@
-"""Other Mask R-CNNs' weights: torchvision's, and what the heads keep for other classes.
+"""Weights of other Mask R-CNNs: torchvision's, and heads for other classes.
 
 torchvision's `maskrcnn_resnet50_fpn` has the arrays of `models.MaskRCNN`, with ResNets of other
 depths as well. Its anchors, the epsilon of its published weights and the numbers of COCO's classes
 differ; the keys that `read_settings` returns say so.
 
 The last layers have features for each class, the background first. For other classes, the
-background's stay. The boxes and masks of a new class begin as the mean of those of the classes
-before.
+background's features stay. The boxes and masks of a new class begin with the mean of the old
+classes' features.
 """
 
 import re
@@ -23,7 +23,7 @@ MODEL = "torchvision's Mask R-CNN"
 # The first digits of SHA-256 of torchvision's weights of 2019, whose BatchNorm divides by the
 # standard deviation alone. In its name: maskrcnn_resnet50_fpn_coco-bf2d0c1e.pth
 _WITHOUT_EPSILON = "bf2d0c1e"
-_COCO_IDS = 90  # of COCO's 80 categories; the numbers between them are unused classes
+_COCO_IDS = 90  # the highest id of COCO's 80 categories; unused ids are classes too
 _SWAPPED = [1, 0, 3, 2]  # (x, y, width, height) as (y, x, height, width), and back
 _LAYERS = {
     **{f"pyramid/lateral{k}": f"backbone.fpn.inner_blocks.{k - 2}.0" for k in range(2, 6)},
@@ -45,7 +45,7 @@ FORMER = {
     **{f"backbone.fpn.layer_blocks.{i}": f"backbone.fpn.layer_blocks.{i}.0" for i in range(4)},
     **{f"roi_heads.mask_head.mask_fcn{i + 1}": f"roi_heads.mask_head.{i}.0" for i in range(9)},
 }
-# By layer: how many features a class has, and whether those of new classes begin as a mean.
+# By layer: the number of features of a class, and whether a new class begins with their mean.
 _CLASS_LAYERS = {
     "box_head/class": (1, False),
     "box_head/code": (4, True),
@@ -59,12 +59,12 @@ def matches(source: Foreign) -> bool:
 
 
 def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The values of the config's keys that describe the model in a file, and (remark, key) pairs.
+    """The values of the config's keys that describe the model in a file, and (note, key) pairs.
 
-    DataError says that it is another detector of torchvision's, KeyError and ValueError what is
+    DataError: the file has another detector of torchvision's. KeyError and ValueError name what is
     missing.
     """
-    arrays, remarks = source.arrays, []
+    arrays, notes = source.arrays, []
     if "rpn.head.conv.1.0.weight" in arrays:
         raise DataError(
             f"{source.path} is torchvision's maskrcnn_resnet50_fpn_v2, whose pyramid and heads "
@@ -85,11 +85,11 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
         raise ValueError("classes besides the background")
     is_first = source.sha256.startswith(_WITHOUT_EPSILON)
     if not is_first:
-        remark = (
+        note = (
             f"{source.path} does not say which epsilon its BatchNorm adds to the variance: 1e-5 is "
             "assumed; torchvision's weights of 2019 have --config.bn_epsilon=0"
         )
-        remarks.append((remark, "bn_epsilon"))
+        notes.append((note, "bn_epsilon"))
     return {
         "resnet_stages": tuple(blocks),
         "resnet_bottleneck": "backbone.body.layer1.0.conv3.weight" in arrays,
@@ -110,13 +110,13 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
         "num_classes": classes,
         "class_numbers": "ids" if classes == _COCO_IDS else "order",
         "class_candidates": 1000,
-    }, remarks
+    }, notes
 
 
 def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Our array, such as "params/box_head/dense1/kernel", by torchvision's name and layout.
 
-    `values` are those of `read_settings`.
+    `values` are the config's values that `read_settings` returns.
     """
     module, leaf = split(path)
     if module.startswith("backbone/"):
@@ -137,21 +137,21 @@ def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str,
 def renew_heads(
     detector: Any, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The arrays of the last layers of a Mask R-CNN that begins with those of other classes.
+    """The last layers' arrays of a Mask R-CNN that begins with a model for other classes.
 
-    `initial` are its initial parameters by path, `loaded` those of the other Mask R-CNN.
+    `initial` are its initial parameters by path, `loaded` the other Mask R-CNN's parameters.
     """
     del detector
     heads = {}
     for layer, (size, is_mean) in _CLASS_LAYERS.items():
         for path in (f"{layer}/kernel", f"{layer}/bias"):
-            own, other = initial[path], loaded.get(path)
-            heads[path] = own
-            if other is None or other.shape[:-1] != own.shape[:-1]:
+            initial_array, other = initial[path], loaded.get(path)
+            heads[path] = initial_array
+            if other is None or other.shape[:-1] != initial_array.shape[:-1]:
                 continue
-            mine, old = (x.reshape(*x.shape[:-1], -1, size) for x in (own, other))
+            mine, old = (x.reshape(*x.shape[:-1], -1, size) for x in (initial_array, other))
             new = mine[..., 1:, :]
             if is_mean:
                 new = np.broadcast_to(old[..., 1:, :].mean(-2, keepdims=True), new.shape)
-            heads[path] = np.concatenate([old[..., :1, :], new], -2).reshape(own.shape)
+            heads[path] = np.concatenate([old[..., :1, :], new], -2).reshape(initial_array.shape)
     return heads

@@ -30,14 +30,14 @@ from models import BatchNorm
 
 # The keys that a run takes from the weights it begins with: of an SSD or a ResNet
 MODEL_KEYS = ("max_pool", "clip_boxes")
-# Of an SSD
+# Taken from an SSD only
 BODY_KEYS = ("antialias", "resnet_stages", "num_filters", *Maps.__dataclass_fields__)
-WHOLE_KEYS = ("num_classes",)  # of an SSD that is used as it is
+WHOLE_KEYS = ("num_classes",)  # taken from an SSD that is used unchanged
 foreign_settings = functools.partial(read_foreign_settings, __name__)
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of an older checkpoint: the first SSDs padded the max-pool as PyTorch does."""
+    """The config of an older checkpoint; the first SSDs padded the max-pool as PyTorch does."""
     return {"max_pool": "torch", "clip_boxes": True, **detector.restored(values, manifest)}
 
 
@@ -60,7 +60,7 @@ class Ssd(Detector):
         side = self.settings.images.image_size
         return ((side, side, 3),)
 
-    def own_leaves(self, split: str) -> Leaves:
+    def extra_leaves(self, split: str) -> Leaves:
         if split == "train":
             return {"augment": ((), np.int32)}
         return {"size": ((2,), np.float32)}

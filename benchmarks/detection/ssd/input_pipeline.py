@@ -4,8 +4,8 @@ The host draws the crop from the boxes of an image, decodes only the crop, and r
 device flips, changes the colours and normalises (`augment`). Training order and augmentation are
 functions of (seed, step).
 
-To draw a crop, rounds follow each other until one succeeds. A round chooses one of seven with equal
-chances: the complete image, which succeeds; windows without a condition; or windows whose IoU with
+To draw a crop, rounds follow each other until one succeeds. A round chooses one of seven rules with
+equal chances: the complete image, which succeeds; any windows; or windows whose IoU with
 every box is above 0.1, 0.3, 0.5, 0.7 or 0.9. It then tries `max_samples` windows and takes the
 first that is valid: its sides are `side_min` to 1 of the image's, at a ratio between 1/2 and 2, and
 at least one box has its centre inside. Source: the SSD reference of MLPerf (`SSDCropping` in
@@ -41,7 +41,7 @@ from common.images import pixels
 
 # The largest change of the colours: of torchvision's ColorJitter in the SSD reference of MLPerf.
 _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = 0.125, 0.5, 0.5, 0.05
-# Of red, green and blue in the brightness that people see: ITU-R BT.601.
+# The weights of red, green and blue in the luma: ITU-R BT.601.
 _LUMA = np.array([0.299, 0.587, 0.114])
 _YIQ = np.array([_LUMA, [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])  # NTSC
 # A turn of the chroma plane by the angle a is GREY + cos(a) * CHROMA + sin(a) * TURNED.
@@ -49,8 +49,8 @@ _GREY = np.linalg.inv(_YIQ) @ np.diag([1.0, 0, 0]) @ _YIQ
 _CHROMA = np.linalg.inv(_YIQ) @ np.diag([0, 1.0, 1.0]) @ _YIQ
 _TURNED = np.linalg.inv(_YIQ) @ np.array([[0, 0, 0], [0, 0, 1.0], [0, -1.0, 0]]) @ _YIQ
 _FLIP = 4  # the number of a draw that no colour uses
-_ROUNDS = 64  # of a crop, at most
-_CHOICES = 7  # of a round: number 0 is the complete image, the others have a condition on the IoU
+_ROUNDS = 64  # the most rounds of a crop
+_CHOICES = 7  # rules of a round; number 0 is the complete image
 _NO_CONDITION = -1.0
 _MIN_IOU = (_NO_CONDITION, 0.1, 0.3, 0.5, 0.7, 0.9)
 Side = Annotated[int, "[1, 4096]"]
@@ -106,7 +106,7 @@ def eval_batches(
     """Every example once over all shards.
 
     Yields image uint8[h, size, size, 3], not cropped; image_id int32[h]; size float32[h, 2], the
-    height and width of the original in pixels; id int32[h]; mask float32[h], 0 of padding.
+    height and width of the original in pixels; id int32[h]; mask float32[h], 0 for padding.
     """
     tf = tensorflow()
 
@@ -219,10 +219,11 @@ def cut_boxes(boxes: Any, classes: Any, size: Any, crop: Any, max_boxes: int) ->
     """The boxes and classes of a crop: float32[max_boxes, 4] and int32[max_boxes], with zeros.
 
     Boxes whose centre is inside are kept, in their order; their parts outside of the crop are cut
-    off. Of more than `max_boxes` the largest are kept.
+    off. If there are more than `max_boxes`, the largest are kept.
 
     Args:
-      boxes, size: of the image, as in `crop_window`.
+      boxes: float32[n, 4] as shares of the image.
+      size: int32[2], height and width of the image in pixels.
       classes: int32[n] from 1.
       crop: int32[4], from `crop_window`.
     """
@@ -238,7 +239,7 @@ def cut_boxes(boxes: Any, classes: Any, size: Any, crop: Any, max_boxes: int) ->
 
 
 def _window_iou(boxes: Any, low: Any, high: Any) -> Any:
-    """float32[..., n] of windows [..., 2] to [..., 2] with boxes [n, 4]."""
+    """The IoU float32[..., n] of windows, `low` to `high` [..., 2], and boxes [n, 4]."""
     tf = tensorflow()
     low, high = low[..., tf.newaxis, :], high[..., tf.newaxis, :]
     overlap = tf.minimum(high, boxes[:, 2:]) - tf.maximum(low, boxes[:, :2])

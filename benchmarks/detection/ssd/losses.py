@@ -15,7 +15,7 @@ from benchmarks.detection.boxes import area, encode_boxes, match, take_by_produc
 from benchmarks.detection.losses import cross_entropy, smooth_l1
 
 MATCH_IOU = 0.5  # an anchor with at least this IoU with a true box is positive
-NEGATIVES = 3  # of the other anchors, this many per positive one count
+NEGATIVES = 3  # negatives for each positive anchor
 
 
 def detection_loss(
@@ -33,13 +33,13 @@ def detection_loss(
     float64, for tests.
 
     Args:
-        codes: float[b, N, 4], the predicted offsets, see `boxes.encode_boxes`. A list has
-            float[b, n, 4] of one map after the other.
+        codes: float[b, N, 4], the predicted offsets of `boxes.encode_boxes`; or a list of
+            float[b, n, 4], one for each map.
         logits: float[b, N, 1 + C], or a list of float[b, n, 1 + C]; class 0 is the background.
         boxes: f32[b, G, 4], the true boxes.
-        classes: int32[b, G], 1 .. C. Class 0 marks padding; so does a box without area.
+        classes: int32[b, G], 1 .. C. Class 0, or a box without area, is padding.
         anchors: f32[N, 4], as corners.
-        num_logits: 1 + C, if the logits have more columns, which mean nothing.
+        num_logits: 1 + C, if the logits have further columns, which are ignored.
 
     Returns:
         (box_loss f32[b], class_loss f32[b]): smooth L1, summed over offsets and positive anchors,

@@ -1,6 +1,6 @@
 """SSD in MLPerf: its rules, its data, and what the logs say about a run.
 
-Keys of 'mllog' are those of mlperf-logging's rulesets 0.7.0 to 1.1.0, the last ones that know this
+Keys of 'mllog' come from mlperf-logging's rulesets 0.7.0 to 1.1.0, the last ones that know this
 detector: from 2.0.0 on `ssd` is another model on other data. Keys of 'v0.5' are the tags of
 mlperf_compliance 0.0.10. Tensors have the names of ruleset 1.1.0.
 """
@@ -59,7 +59,7 @@ def tensor(name: str) -> str:
     if layer in ("conv_stem", "bn_stem"):
         return f"ssd0_resnetmlperf0_{sort}0_{kind}"
     stage, unit = map(int, re.findall(r"\d+", block[1]))
-    if layer.endswith("_proj"):  # of a stage's first block, after its two convolutions
+    if layer.endswith("_proj"):  # in a stage's first block, after its two convolutions
         number = 2
     else:
         number = 2 * (unit - 1) + int(layer[-1]) - 1 + (stage > 1 and unit > 1)

@@ -28,7 +28,7 @@ from models import BasicBlock, ResNet, stem
 # PyTorch's padding; "SAME" pads unevenly where an even side is halved. The centres of the default
 # boxes fit the even one.
 PADDING = ((1, 1), (1, 1))
-_ROWS = 8  # of a tile of the TPU's memory
+_ROWS = 8  # rows in a tile of the TPU's memory
 
 
 class Extra(NamedTuple):
@@ -50,9 +50,9 @@ class Layout:
 
     image_size: int  # side of the square image in pixels
     feature_sizes: Sequence[int]  # side of each feature map in cells
-    steps: Sequence[float]  # of each map, the distance between the centres of two cells in pixels
-    scales: Sequence[float]  # of each map, the side of its smaller square in pixels; and one more
-    aspect_ratios: Sequence[Sequence[float]]  # of each map, width / height of its wide boxes
+    steps: Sequence[float]  # by map, pixels between the centres of two cells
+    scales: Sequence[float]  # by map, pixels of the smaller square's side; one more
+    aspect_ratios: Sequence[Sequence[float]]  # by map, width / height of its wide boxes
 
     @property
     def boxes_per_cell(self) -> tuple[int, ...]:
@@ -61,8 +61,10 @@ class Layout:
 
     @property
     def grids(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Of each map the centres of cells float64[n] along a side, and float64[k, 2], the heights
-        and widths of the boxes around each; in pixels, none larger than the image.
+        """The centres of each map's cells, and the sizes of the boxes around them, in pixels.
+
+        For each map: float64[n] along a side, and heights and widths float64[k, 2], at most the
+        image's.
         """
         grids = []
         for k, (size, step) in enumerate(zip(self.feature_sizes, self.steps, strict=True)):
@@ -79,7 +81,8 @@ class Layout:
 def backbone(stage_sizes: Sequence[int], pool_padding: Any, **kwargs: Any) -> ResNet:
     """The first three stages of a ResNet of basic blocks; the last map has an eighth of the side.
 
-    `pool_padding` is that of the stem's max-pool, `kwargs` are attributes of `models.ResNet`.
+    `pool_padding` is the padding of the stem's max-pool, `kwargs` are attributes of
+    `models.ResNet`.
     """
     return ResNet(
         tuple(stage_sizes),
@@ -91,11 +94,11 @@ def backbone(stage_sizes: Sequence[int], pool_padding: Any, **kwargs: Any) -> Re
 
 
 class Head(nn.Module):
-    """Predicts from one map with a 3x3 convolution, whose features are n times (codes, logits).
+    """Predicts the codes and logits of n boxes in each cell of a map, with one 3x3 convolution.
 
-    Boxes and classes share the convolution: it is wider, so faster. It computes each box's logits
-    before its codes, and zeros up to whole rows of the TPU's memory. So XLA reads its features as
-    [n, width] without a copy.
+    Boxes and classes share the convolution, because a wide one is faster. Each box has its logits,
+    then its codes, then zeros up to a complete row of the TPU's memory, so that XLA reads the
+    features as [n, width] without a copy.
     """
 
     boxes_per_cell: int
@@ -149,7 +152,7 @@ class SSD(nn.Module):
 
     backbone: ResNet
     extras: tuple[Extra, ...]
-    boxes_per_cell: tuple[int, ...]  # of each map, one more than there are extra layers
+    boxes_per_cell: tuple[int, ...]  # by map; there is one map more than extra layers
     num_classes: int  # without the background
 
     @nn.compact

@@ -1,7 +1,7 @@
-"""What a trained SSD can be used for: as any detector, and as an ONNX graph.
+"""Uses a trained SSD: as any detector, and as an ONNX graph.
 
-The graph takes a photo of any size and gives boxes in its pixels: resizing and suppression are
-inside, the program's own rules in ONNX's operations.
+The graph takes a photo of any size and gives boxes in its pixels: it contains resizing and
+suppression, with the program's rules in ONNX's operations.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from common.trees import by_name
 from models import EPSILON
 
 _PHOTO = "photo"
-_END = np.iinfo(np.int64).max  # of a slice: all that remain
+_END = np.iinfo(np.int64).max  # the end of a slice: takes all elements
 
 
 class SsdUses(DetectorUses):
@@ -59,12 +59,8 @@ def draw_detector(
 ) -> tuple[Ends, Ends]:
     """Adds an SSD to a graph, from `photo` uint8[height, width, 3] to D detections, best first.
 
-    The outputs are `boxes` float32[D, 4], `class` int32[D] and `score` float32[D].
-
-    Args:
-      settings: of the recipe.
-      params, statistics: of the model and of its backbone's BatchNorms, NumPy arrays.
-      graph: an empty one.
+    The outputs are `boxes` float32[D, 4], `class` int32[D] and `score` float32[D]. `params` and
+    `statistics`, of the backbone's BatchNorms, are NumPy arrays.
     """
     drawing = _Drawing(graph, settings)
     drawing.resize()
@@ -102,8 +98,8 @@ class _Drawing:
         node("Floor", "resized/rounded", ["resized/half"])
         node("Unsqueeze", PIXELS, ["resized/rounded", graph.integers("resized/axis", 0)])
 
-    def _places(self, name: str, axis: int, *shape: int) -> str:
-        """Where the middles of the resized pixels are in the photo, float32[shape]."""
+    def _positions(self, name: str, axis: int, *shape: int) -> str:
+        """The positions in the photo of the resized pixels' centres, float32[shape]."""
         graph, node = self._graph, self._graph.node
         index = graph.constant(f"{name}/axis", axis, np.int64)
         length = node("Gather", f"{name}/length", ["photo/lengths", index], axis=0)
@@ -119,25 +115,27 @@ class _Drawing:
     def _between(self, name: str, x: str, axis: int) -> str:
         """float32[3, height, width] of another size along an axis, between two neighbours."""
         graph, node = self._graph, self._graph.node
-        places = self._places(name, axis, -1)
-        first = node("Floor", f"{name}/floor", [places])
-        share = node("Sub", f"{name}/share", [places, first])
+        positions = self._positions(name, axis, -1)
+        first = node("Floor", f"{name}/floor", [positions])
+        share = node("Sub", f"{name}/share", [positions, first])
         if axis == 0:
             share = node("Unsqueeze", f"{name}/shares", [share, graph.integers(f"{name}/axes", 1)])
         first = node("Max", f"{name}/first", [first, "zero"])
         node("Sub", f"{name}/end", [f"{name}/length", "one"])
-        last = node("Min", f"{name}/last", [node("Ceil", f"{name}/ceil", [places]), f"{name}/end"])
+        last = node(
+            "Min", f"{name}/last", [node("Ceil", f"{name}/ceil", [positions]), f"{name}/end"]
+        )
         sides = []
         for index in (first, last):
-            whole = node("Cast", f"{index}/index", [index], to=graph.types.INT64)
-            sides.append(node("Gather", f"{index}/values", [x, whole], axis=axis + 1))
+            integers = node("Cast", f"{index}/index", [index], to=graph.types.INT64)
+            sides.append(node("Gather", f"{index}/values", [x, integers], axis=axis + 1))
         node("Sub", f"{name}/difference", sides[::-1])
         node("Mul", f"{name}/moves", [f"{name}/difference", share])
         return node("Add", f"{name}/resized", [sides[0], f"{name}/moves"])
 
     def _weights(self, name: str, axis: int) -> str:
-        """float32[s, length]: what each pixel of the photo adds to each of the resized image."""
-        node, samples = self._graph.node, self._places(name, axis, -1, 1)
+        """float32[s, length]: the weight of each pixel of the photo in each resized pixel."""
+        node, samples = self._graph.node, self._positions(name, axis, -1, 1)
         node("Range", f"{name}/pixels", ["zero", f"{name}/length", "one"])
         node("Sub", f"{name}/offsets", [samples, f"{name}/pixels"])
         distance = node("Abs", f"{name}/distance", [f"{name}/offsets"])
@@ -178,7 +176,7 @@ class _Drawing:
         return node("Concat", "maps", rows, axis=0)
 
     def boxes(self, rows: str) -> tuple[str, str]:
-        """Boxes float32[N, 4] and scores float32[C - 1, N], without the logit of no object."""
+        """Boxes float32[N, 4] and scores float32[C - 1, N], without the background."""
         node, constant = self._graph.node, self._graph.constant
         corners = models.box_corners(models.default_boxes(self._settings.maps.layout))
         y, x, height, width = map(np.asarray, boxes.centred(corners.astype(np.float32)))
@@ -222,7 +220,7 @@ class _Drawing:
         node("Greater", "has_area", ["candidates/side", "zero"])
         node("Where", "weighed", ["has_area", "top", "zero"])
         node("Unsqueeze", "weighed/classes", ["weighed", graph.integers("weighed/axis", 1)])
-        # ONNX drops a box whose overlap is larger than the limit, we one with the limit itself.
+        # ONNX drops boxes whose overlap is above the limit; here the limit itself drops them too.
         limit = constant("iou", [np.nextafter(np.float32(keys.nms_iou), np.float32(0))])
         rules = [number, limit, constant("no_score", np.zeros(1))]
         node("NonMaxSuppression", "chosen", ["candidates", "weighed/classes", *rules])
@@ -233,7 +231,7 @@ class _Drawing:
         node("Reshape", "kept/flat", ["kept", graph.integers("flat", -1)])
         best = ["kept/flat", graph.integers("most", most)]
         graph.nodes("TopK", ["score", "places"], best, axis=0)
-        # The boxes and classes of the places.
+        # The boxes and classes of the best detections.
         node("Div", "class/index", ["places", graph.integers("class/size", of_class)])
         node("Add", "class/number", ["class/index", graph.integers("class/first", 1)])
         node("Cast", "class", ["class/number"], to=graph.types.INT32)

@@ -1,4 +1,4 @@
-"""Other SSDs' weights: MLPerf's reference in PyTorch, and what the heads keep for other classes.
+"""Weights of other SSDs: MLPerf's reference in PyTorch, and heads for other classes.
 
 The reference is `ssd300` of mlcommons/training, single_stage_detector/ssd, `ssd300.py` and
 `base_model.py`. The network is that of configs/ssd.py. Its max-pool pads as PyTorch does, its boxes
@@ -29,12 +29,12 @@ _KEPT_FEATURES = 5  # features of a box: its codes and the logit of the backgrou
 
 
 def matches(source: Foreign) -> bool:
-    """Whether a file has such a detector."""
+    """Whether a file has the reference's detector."""
     return any(name.startswith("additional_blocks.") for name in source.arrays)
 
 
 def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The values of the config's keys that describe the model in a file, and no remarks.
+    """The values of the config's keys that describe the model in a file, and no notes.
 
     KeyError and ValueError say what is missing.
     """
@@ -46,7 +46,7 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
     squeezed, filters = (
         tuple(arrays[f"additional_blocks.{i}.{k}.bias"].size for i in range(5)) for k in (0, 2)
     )
-    count = arrays["loc.0.bias"].size // 4  # of default boxes in a cell
+    count = arrays["loc.0.bias"].size // 4  # default boxes in a cell
     if not all(blocks):
         raise ValueError("a stage of the ResNet")
     if (classes := arrays["conf.0.bias"].size // max(count, 1) - 1) < 1:
@@ -70,10 +70,10 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
 
 
 def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Our array, such as "params/extra1_conv1/kernel", by the reference's names and layout.
+    """An array, such as "params/extra1_conv1/kernel", by the reference's names and layout.
 
     An array of a head becomes two: of the codes and of the classes, both with the shapes of the
-    boxes last, while we have them first. `values` are those of `read_settings`.
+    boxes last, while here they come first. `read_settings` returns `values`.
     """
     module, leaf = split(path)
     if module.startswith("backbone/"):
@@ -92,21 +92,23 @@ def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str,
 def renew_heads(
     detector: Any, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The arrays of the heads of an SSD that begins with those of other classes, by path.
+    """The heads' arrays of an SSD that begins with the heads for other classes, by path.
 
-    Args:
-      detector: the SSD.
-      initial: its initial parameters by path.
-      loaded: those of the other SSD; heads with other maps or boxes are not used.
+    `initial` are its initial parameters by path, `loaded` the other SSD's; heads with other maps or
+    boxes are not used.
     """
     heads = {}
     for i, boxes in enumerate(detector.settings.maps.layout.boxes_per_cell, 1):
         for path in (f"head{i}/kernel", f"head{i}/bias"):
-            own, other = initial[path], loaded.get(path)
-            heads[path] = own
-            if other is None or other.shape[:-1] != own.shape[:-1] or other.shape[-1] % boxes:
+            initial_array, other = initial[path], loaded.get(path)
+            heads[path] = initial_array
+            if (
+                other is None
+                or other.shape[:-1] != initial_array.shape[:-1]
+                or other.shape[-1] % boxes
+            ):
                 continue
-            new, old = (x.reshape(*x.shape[:-1], boxes, -1) for x in (own, other))
+            new, old = (x.reshape(*x.shape[:-1], boxes, -1) for x in (initial_array, other))
             columns = [old[..., :_KEPT_FEATURES], new[..., _KEPT_FEATURES:]]
-            heads[path] = np.concatenate(columns, -1).reshape(own.shape)
+            heads[path] = np.concatenate(columns, -1).reshape(initial_array.shape)
     return heads

@@ -5,8 +5,9 @@
         --out=data/own
 
 A row says which user chose which item, and perhaps when; the value of a rating is ignored. FILE is
-CSV or the like, JSON lines or Parquet, perhaps in gzip. --out gets ratings.csv in whole numbers,
-users.csv and items.csv with the names of these numbers, and manifest.json. See docs/data.md.
+CSV or the like, JSON lines or Parquet, perhaps in gzip. The program writes to --out ratings.csv
+with integer ids, users.csv and items.csv with the names of these ids, and manifest.json.
+docs/data.md describes the formats.
 """
 
 import argparse
@@ -32,9 +33,9 @@ from common.preparation.sources import SourceError
 
 _COLUMNS = ("user", "item", "time")
 _RATINGS, _USERS, _ITEMS = "ratings.csv", "users.csv", "items.csv"
-_LEAST = (20, 10, 5, 3, 2)  # of min_ratings: the first that keeps 90% of those with 2 or more
+_LEAST = (20, 10, 5, 3, 2)  # min_ratings: the first that keeps 90% of users with 2 ratings
 _LARGE = 1_000_000  # rows from which on the recipe is that of ml-20m
-_BATCH = 2048  # of configs/ncf.py; an eighth of fewer rows learns more in as many epochs
+_BATCH = 2048  # of configs/ncf.py; small tables take an eighth, which learns more per epoch
 _PART = 1 << 20  # rows that are written at a time
 _TITLES = ("movies.csv", "movies.dat", "u.item", "books.csv", _ITEMS)  # lists beside the table
 _SUFFIXES = (".csv", ".tsv", ".dat", ".data", ".inter", ".jsonl", ".json", ".parquet", ".txt")
@@ -44,8 +45,14 @@ _MOST = 20  # files that are looked at
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
     add = parser.add_argument
-    add("files", nargs="+", type=console.path, metavar="FILE", help="tables, also of several forms")
-    for what, more in (("user", ""), ("item", ""), ("time", ", or none: the order of the rows")):
+    add(
+        "files",
+        nargs="+",
+        type=console.path,
+        metavar="FILE",
+        help="tables, also in different formats",
+    )
+    for what, more in (("user", ""), ("item", ""), ("time", "; none takes the rows' order")):
         about = f"column of the {what}: its name, or its number from 1{more}"
         add(f"--{what}", default="", metavar="COLUMN", help=about)
     about = "table of items and titles (movies.csv, u.item or NAME.item beside the table)"
@@ -60,24 +67,18 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
 
 
 class Log(NamedTuple):
-    """The rows of all tables: who chose which item, and when.
+    """The rows of all tables: who chose which item, and when."""
 
-    Attributes:
-      users, items: int32[n], which index `user_names` and `item_names`.
-      times: uint32[n], seconds since 1970, or the numbers of the rows.
-      left_out: the number of rows by what they lack.
-    """
-
-    users: np.ndarray
-    items: np.ndarray
-    times: np.ndarray
+    users: np.ndarray  # int32[n], indices into `user_names`
+    items: np.ndarray  # int32[n], indices into `item_names`
+    times: np.ndarray  # uint32[n], seconds since 1970, or the numbers of the rows
     user_names: pyarrow.Array
     item_names: pyarrow.Array
-    left_out: dict[str, int]
+    left_out: dict[str, int]  # the number of rows by the value that they lack
 
 
 def read(sources: Sequence[tuple[Table, dict[str, int]]]) -> Log:
-    """Reads tables, each with the columns of what it holds."""
+    """Reads tables; each comes with its columns by their content."""
     columns: dict[str, list[pyarrow.Array]] = {"user": [], "item": []}
     times: list[np.ndarray] = []
     for table, numbers in sources:
@@ -86,7 +87,7 @@ def read(sources: Sequence[tuple[Table, dict[str, int]]]) -> Log:
             column: Any = table.read({what: numbers[what]})[what].dictionary_encode()
             arrays.append(column.combine_chunks())
         first, last = sum(map(len, times)), sum(map(len, columns["user"]))
-        seconds, form = np.arange(first, last), "none, the order of the rows"
+        seconds, form = np.arange(first, last), "none; the order of the rows counts"
         if "time" in numbers:
             seconds, form = table.seconds(table.read({"time": numbers["time"]})["time"])
         times.append(seconds)
@@ -122,7 +123,7 @@ def _encode(arrays: list[pyarrow.Array]) -> tuple[np.ndarray, pyarrow.Array]:
 
 
 def _text(values: Any) -> Any:
-    """Bytes as text without blanks around; what is not UTF-8, as in u.item, is in Latin-1."""
+    """Bytes as text without surrounding blanks; if not UTF-8, as in u.item, Latin-1."""
     try:
         texts = values.cast("string")
     except pyarrow.ArrowInvalid:
@@ -192,9 +193,9 @@ def _columns(table: Table, args: argparse.Namespace) -> dict[str, int]:
 
 
 def _weigh(log: Log) -> tuple[np.ndarray, int]:
-    """Warns of what is left out. Returns bool[users], who is, and the value of min_ratings.
+    """Warns about users and rows that are left out; returns who stays and the min_ratings to use.
 
-    Who has chosen every item is left out, because training needs items that were not chosen.
+    Users who have chosen every item are left out: training needs items that were not chosen.
     """
     width = max(len(log.item_names), 1)
     pairs = log.users * np.int64(width)
@@ -212,23 +213,24 @@ def _weigh(log: Log) -> tuple[np.ndarray, int]:
     dropped = enough & (counts >= ranked)
     one, few = int((counts == 1).sum()), int(((counts > 1) & (counts < least)).sum())
     numbers = {f"rows without {what}, left out": n for what, n in log.left_out.items()} | {
-        "rows that repeat a user and an item, and count once": len(log.users) - len(users),
+        "rows that repeat a user and an item; each pair counts once": len(log.users) - len(users),
         "users with one item, left out": one,
         f"users with fewer than {least} items, left out by --config.min_ratings": few,
-        "users with every item, left out because nothing else is there to rank": dropped.sum(),
+        "users with every item, left out because no items remain to rank": dropped.sum(),
     }
     for text, number in numbers.items():
         if number:
             print(f"warning: {text}: {number:,}")
     if not (enough & ~dropped).any():
-        raise SourceError("no user has two items and leaves out a third: nothing can be learnt")
+        raise SourceError("every user has one item or all items: nothing can be learnt")
     return dropped, least
 
 
 def _ids(names: pyarrow.Array, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray, pyarrow.Array]:
     """The ids uint32[n] of rows, the rising ids uint32[k], and the name of each.
 
-    If all names are whole numbers, they stay; others count from 1. `codes` int32[n] index `names`.
+    If all names are integers, they are the ids; otherwise ids count from 1. `codes` int32[n] index
+    `names`.
     """
     ids = np.arange(1, 1 + len(names), dtype=np.uint32)
     if pc.all(pc.match_substring_regex(names, r"^(0|[1-9]\d{0,9})$")).as_py():
@@ -266,15 +268,15 @@ def _csv(header: str, *columns: Any) -> Iterator[bytes]:
 
 
 def readings(folder: Folder) -> list[Reading]:
-    """The table of users and items in a folder: the largest, and others with its columns.
+    """The table of users and items in a folder: the largest file, and others with its columns.
 
-    Raises SourceError if the user named one file, and it is no table.
+    Raises SourceError if the user gave a single file that is no table.
     """
     logs: dict[tuple[str, ...], list[tuple[str, Table]]] = collections.defaultdict(list)
     sizes = {file.name: file.size for file in folder.files}
     candidates = [n for n in sizes if n.lower().removesuffix(".gz").endswith(_SUFFIXES)]
     ignored: list[type[Exception]] = [OSError, tensorflow().errors.OpError]
-    if not folder.is_file:  # what is wrong with a single file the user wants to know
+    if not folder.is_file:  # the user gave this file, so its error is shown
         ignored.append(UserError)
     for name in sorted(candidates, key=lambda name: -sizes[name])[:_MOST]:
         with contextlib.suppress(*ignored):

@@ -99,16 +99,19 @@ def lines(world: World, block: int, picks: list[np.ndarray]) -> str:
 def baselines(world: World, popularity: np.ndarray) -> dict[str, float]:
     """Measures HR@10 and NDCG@10 of the model itself and of `popularity` int64[items].
 
-    An item that is drawn several times counts once. Of equal scores, that of the latest ranks last.
+    An item that is drawn several times counts once. Of equal scores, the latest item ranks last.
     """
-    ranks: dict[str, list[int]] = {"ceiling": [], "popularity": []}  # of the latest item, from 0
+    ranks: dict[str, list[int]] = {
+        "ceiling": [],
+        "popularity": [],
+    }  # ranks of the latest item, from 0
     for block in range(-(-min(world.users, _SAMPLE) // _USERS)):
         scores = world.scores(block)
         draw = np.random.default_rng((world.seed, 4, block))
-        for own, items in zip(scores, world.picks(block, scores), strict=True):
+        for scores_of_user, items in zip(scores, world.picks(block, scores), strict=True):
             free = np.setdiff1d(np.arange(world.items), items)
             others = np.unique(draw.choice(free, _OTHERS))
-            for name, ranking in (("ceiling", own), ("popularity", popularity)):
+            for name, ranking in (("ceiling", scores_of_user), ("popularity", popularity)):
                 ranks[name].append(int(np.sum(ranking[others] >= ranking[items[-1]])))
     metrics = {}
     for name, rank in ranks.items():
@@ -154,10 +157,10 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments; exits with status 2 and one line if one is invalid."""
     add, total = parser.add_argument, console.integer(1, 10**9)
     arguments.add_out(parser)
-    add("--users", type=console.integer(1, 10**7), default=4000, metavar="N", help="(4000)")
-    add("--items", type=console.integer(1, 10**7), default=1500, metavar="N", help="(1500)")
-    add("--ratings", type=total, default=240_000, metavar="N", help="in all (240000)")
-    add("--factors", type=console.integer(1, 1000), default=4, help="of users and items (4)")
+    add("--users", type=console.integer(1, 10**7), default=4000, metavar="N", help="users (4000)")
+    add("--items", type=console.integer(1, 10**7), default=1500, metavar="N", help="items (1500)")
+    add("--ratings", type=total, default=240_000, metavar="N", help="ratings in total (240000)")
+    add("--factors", type=console.integer(1, 1000), default=4, help="latent factors (4)")
     add("--seed", type=console.integer(0), default=0, help="another seed, other ratings (0)")
     args = parser.parse_args(argv)
     most = args.users * min(args.items // 3, 9000)

@@ -73,28 +73,19 @@ _UNITS = {1e17: ("nanoseconds", 1e9), 1e14: ("microseconds", 1e6), 1e11: ("milli
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table whose head is known.
+    """A table whose head is known."""
 
-    Attributes:
-      path: local or gs://.
-      names: of the columns; their numbers from 1 where there is no header.
-      rows: the first ones, as text; of a CSV only.
-      skip: lines above the first row.
-      delimiter: of a CSV; "" of JSON and Parquet.
-      types: of the columns of JSON.
-    """
-
-    path: str
-    names: tuple[str, ...]
-    rows: Sequence[Sequence[str]] = ()
-    skip: int = 0
-    delimiter: str = ""
+    path: str  # local or gs://
+    names: tuple[str, ...]  # the columns' names; without a header their numbers from 1
+    rows: Sequence[Sequence[str]] = ()  # the first rows of a CSV, as text
+    skip: int = 0  # lines above the first row
+    delimiter: str = ""  # "" for JSON and Parquet
     quoted: bool = False
-    types: pyarrow.Schema | None = None
+    types: pyarrow.Schema | None = None  # the columns' types in JSON
 
     @property
     def has_header(self) -> bool:
-        """Whether the columns have names of their own."""
+        """Whether the first line of the file names the columns."""
         return self.names[:1] != ("1",)
 
     def find(self, name: str) -> int | None:
@@ -200,19 +191,19 @@ class Table:
         parts: dict[str, list[np.ndarray]] = {form: [] for form in forms or ["number"]}
         line = self.skip + 1
         for chunk in column.chunks:
-            texts, faults = _tidy(chunk), {}
+            texts, errors = _tidy(chunk), {}
             for form, arrays in parts.items():
                 values = _parsed(texts, form)
                 arrays.append(values.to_numpy(zero_copy_only=False))
-                faults[form] = pc.index(pc.xor(values.is_valid(), texts.is_valid()), True).as_py()
-            parts = {form: parts[form] for form, fault in faults.items() if fault < 0}
+                errors[form] = pc.index(pc.xor(values.is_valid(), texts.is_valid()), True).as_py()
+            parts = {form: parts[form] for form, problem in errors.items() if problem < 0}
             if not parts:
-                row = max(faults.values())
-                fault = (
+                row = max(errors.values())
+                problem = (
                     f"{self.path}, line {line + row:,}: unknown time {texts[row].as_py()[:80]!r}"
                 )
                 raise SourceError(
-                    f"{fault}; write 2024-01-31 10:00:00 or seconds since 1970, or --time=none"
+                    f"{problem}; write 2024-01-31 10:00:00 or seconds since 1970, or --time=none"
                 )
             line += len(chunk)
         form, *others = parts
@@ -245,18 +236,18 @@ def _parsed(texts: Any, form: str) -> Any:
 def open_table(path: str, wanted: Sequence[str] = ()) -> Table:
     """Looks at the head of a file; SourceError if it cannot be read, or is no table.
 
-    `wanted` are names of columns that the user gave: a first row that has one is a header.
+    A first row with one of the names of columns in `wanted`, which the user gave, is a header.
     """
     with _open(path) as file:
         head = file.read(_HEAD)
         if head.startswith(b"PAR1"):
             return Table(path, tuple(parquet.read_schema(file).names))
-    fault = next((text for start, text in _NO_TABLE.items() if head.startswith(start)), "")
-    fault = fault or ("is no text" if b"\0" in head else "")
+    problem = next((text for start, text in _NO_TABLE.items() if head.startswith(start)), "")
+    problem = problem or ("is no text" if b"\0" in head else "")
     if len(head) >= _HEAD:
         head = head[: head.rfind(b"\n") + 1]  # without the part of a line
-    if fault or not head.strip():
-        raise SourceError(f"{path} {fault or 'is empty, or its first line is too long'}")
+    if problem or not head.strip():
+        raise SourceError(f"{path} {problem or 'is empty, or its first line is too long'}")
     if not head.lstrip().startswith(b"{"):
         return _csv_table(path, head.decode("utf-8-sig", "replace"), wanted)
     try:
@@ -276,8 +267,8 @@ def _csv_table(path: str, text: str, wanted: Sequence[str]) -> Table:
     width = widths[delimiter][-1]
     for line, row in tables[delimiter]:
         if len(row) != width:
-            fault = f"{path}, line {line} has {len(row)} columns, and others {width}"
-            raise SourceError(f"{fault}: remove what is no header and no row")
+            problem = f"{path}, line {line} has {len(row)} columns, and others {width}"
+            raise SourceError(f"{problem}: remove lines that are neither the header nor a row")
     line, first = tables[delimiter][0]
     others = [row for _, row in tables[delimiter][1:]]
     given = {_short(name) for name in wanted if name and not name.isdecimal()}

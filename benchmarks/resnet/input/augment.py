@@ -41,7 +41,7 @@ class Policy:
     kind: str  # "tensorflow", "timm" or "trivial"
     layers: int  # how many operations an image gets
     strength: float = 0.0  # 0 to 10; "trivial" has none
-    deviation: float = 0.0  # of the strength, for "timm"
+    deviation: float = 0.0  # standard deviation of the strength, for "timm"
     # The colour, 0 to 255, of pixels whose source lies outside the image: in TensorFlow grey, in
     # timm the mean of ImageNet, in torchvision black.
     fill: effects.Fill = (0.0, 0.0, 0.0)
@@ -106,8 +106,8 @@ def apply(policy: Policy, images: jax.Array, seeds: jax.Array, groups: int) -> j
             strength, sign, is_used = _draw(policy, seeds, layer)
             changed = jax.lax.switch(index, branches, values, strength, sign)
             values = jnp.where(is_used[:, None, None, None], changed, values)
-        is_whole = jnp.issubdtype(original.dtype, jnp.integer)
-        return (jnp.round(values) if is_whole else values).astype(original.dtype)
+        is_integer = jnp.issubdtype(original.dtype, jnp.integer)
+        return (jnp.round(values) if is_integer else values).astype(original.dtype)
 
     rows = images.reshape(groups, -1, *images.shape[1:]), seeds.reshape(groups, -1)
     return jax.lax.map(change, rows).reshape(images.shape)
@@ -187,7 +187,7 @@ def _space(policy: Policy, size: int) -> dict[Effect, Magnitude]:
 
 
 def _geometry(shear: float, pixels: Magnitude, degrees: float) -> dict[Effect, Magnitude]:
-    """Shears, translations and rotations up to these."""
+    """Shears, translations and rotations up to the given magnitudes."""
     return {
         effects.shear_x: Magnitude(0, shear, 0),
         effects.shear_y: Magnitude(0, shear, 0),

@@ -19,8 +19,8 @@ import numpy as np
 
 Fill = tuple[float, float, float]
 _BLOCK, _STEEP_BLOCK = 16, 4  # rows that one matrix product moves together
-_STEEP = 0.5  # with slopes above it, the sum of neighbours for a large block would be long
-_LANES = 256  # of the result of one product; the compiler makes wider ones four times slower
+_STEEP = 0.5  # with larger shears, the sum of neighbours for a large block would be long
+_LANES = 256  # columns of one product; the compiler makes wider ones four times slower
 
 
 # Colours.
@@ -78,7 +78,7 @@ def sharpness(images: jax.Array, factor: jax.Array) -> jax.Array:
 
 
 def posterize(images: jax.Array, bits: jax.Array) -> jax.Array:
-    """Keeps so many of the 8 bits of a value: 0 is black, 8 keeps all (`ImageOps.posterize`)."""
+    """Keeps the `bits` highest bits of a value: 0 is black, 8 keeps all (`ImageOps.posterize`)."""
     unused = jnp.left_shift(1, 8 - bits.astype(jnp.int32)) - 1
     return (images.astype(jnp.int32) & ~_wide(unused)).astype(jnp.float32)
 
@@ -158,7 +158,7 @@ def shear_y(images: jax.Array, factor: jax.Array, fill: Fill, most: float = 1.0)
 
 
 def translate_x(images: jax.Array, pixels: jax.Array, fill: Fill) -> jax.Array:
-    """Moves the images to the left by so many pixels, fractions allowed.
+    """Moves the images to the left by `pixels`, fractions allowed.
 
     `Image.transform` with AFFINE, (1, 0, pixels, 0, 1, 0) and BILINEAR.
     """
@@ -171,7 +171,7 @@ def translate_x(images: jax.Array, pixels: jax.Array, fill: Fill) -> jax.Array:
 
 
 def translate_y(images: jax.Array, pixels: jax.Array, fill: Fill) -> jax.Array:
-    """Moves the images up by so many pixels, fractions allowed."""
+    """Moves the images up by `pixels`, fractions allowed."""
     return _turned(translate_x(_turned(images), pixels, fill))
 
 
@@ -181,10 +181,7 @@ def rotate(images: jax.Array, degrees: jax.Array, fill: Fill, most: float = math
     `Image.rotate` with BILINEAR, but as quarter turns and three shears of at most 45 degrees:
     A. Paeth, "A fast algorithm for general raster rotation", Graphics Interface 1986. Each shear
     interpolates, so that fine patterns become smoother than with Pillow. With `most` up to 45 there
-    are no quarter turns, and a smaller one is faster.
-
-    Raises:
-      ValueError: the images are not square.
+    are no quarter turns, and a smaller one is faster. ValueError: the images are not square.
     """
     size = images.shape[1]
     if images.shape[2] != size:
@@ -210,17 +207,17 @@ def rotate(images: jax.Array, degrees: jax.Array, fill: Fill, most: float = math
 
 
 def _slide(
-    images: jax.Array, slope: jax.Array, start: jax.Array, steepest: float, width: int
+    images: jax.Array, shear: jax.Array, start: jax.Array, steepest: float, width: int
 ) -> jax.Array:
-    """Moves each row by another distance: out[y, x] = in[y, x + start + slope * y].
+    """Moves each row by another distance: out[y, x] = in[y, x + start + shear * y].
 
-    A matrix product moves blocks of rows by an integer number of pixels, for a matrix for each row
-    would keep the matrix units busy with 3 columns of 128. A weighted sum of a few neighbours then
-    moves each row by the rest. Beyond the edges the outermost pixels repeat.
+    A matrix product moves blocks of rows by an integer number of pixels: with a matrix for each
+    row, the matrix units would use only 3 of their 128 columns. A weighted sum of a few neighbours
+    then moves each row by the rest. Beyond the edges the outermost pixels repeat.
 
     Args:
       images: float[b, h, w, c].
-      slope: f32[b], at most `steepest` in size.
+      shear: f32[b], at most `steepest` in size.
       start: f32[b].
       width: columns of the result.
 
@@ -232,7 +229,7 @@ def _slide(
     blocks = -(-h // block)
     images = jnp.pad(images, ((0, 0), (0, blocks * block - h), (0, 0), (0, 0)))
     y = jnp.arange(blocks * block, dtype=jnp.float32).reshape(blocks, block)
-    shift = start[:, None, None] + slope[:, None, None] * y
+    shift = start[:, None, None] + shear[:, None, None] * y
     base = jnp.floor(jnp.min(shift, axis=-1, keepdims=True))
     taps = math.ceil((block - 1) * steepest + 1) + 1
     rows = images.reshape(b, blocks, block, w, c).astype(jnp.bfloat16)

@@ -24,9 +24,9 @@ from common.hashing import uniform
 _DRAW_SITE = 31  # hashed with the seed, apart from the order of the images
 _GROUP = 32  # images of a device that get the same operation of `augmentation`
 _BOTH, _MIXUP, _CUTMIX, _ERASE = range(0x6D6978, 0x6D697C)  # sites of the draws
-_INTERVALS = 4096  # of the table of quantiles
-_ATTEMPTS = 10  # of `erase`, to draw a window that fits
-_AREAS, _RATIOS = (0.02, 0.33), (0.3, 3.3)  # of such a window
+_INTERVALS = 4096  # intervals in the table of quantiles
+_ATTEMPTS = 10  # windows that `erase` draws until one fits
+_AREAS, _RATIOS = (0.02, 0.33), (0.3, 3.3)  # share of the area, height / width of a window
 
 
 class Mixed(NamedTuple):
@@ -65,7 +65,7 @@ def augment_images(policy: str, images: jax.Array, seeds: jax.Array) -> jax.Arra
 def erase_and_mix(
     keys: Regularisation, images: jax.Array, labels: jax.Array, seeds: jax.Array
 ) -> Mixed:
-    """Normalised training images [b, h, w, 3] after all the rest, with their labels."""
+    """Normalised training images [b, h, w, 3] after random erasing and mixing, and labels."""
     if keys.random_erasing:
         images = erase(images, seeds, keys.random_erasing)
     return mix(images, labels, seeds, mixup=keys.mixup, cutmix=keys.cutmix)
@@ -78,14 +78,15 @@ def mix(
     """Mixes row i with row i - 1, and row 0 with the last, by mixup, cutmix or either per row.
 
     mixup adds share * row i and (1 - share) * row i - 1. cutmix puts a box of row i - 1 into row i:
-    sqrt(1 - share) of each side, the centre anywhere, cut at the edges; the share is then that of
-    the pixels left. A share has the distribution Beta(alpha, alpha), a new one for each row.
+    sqrt(1 - share) of each side, the centre anywhere, cut at the edges; the share then becomes the
+    share of row i's pixels that are left. Each row draws its share from Beta(alpha, alpha).
 
     Sources: Zhang et al. 2017 (arXiv:1710.09412); Yun et al. 2019 (arXiv:1905.04899); timm for the
     choice between both, half of the rows each. There all rows have one share by default.
 
     `images` are float[b, h, w, c], `labels` and `seeds` int32[b]; in a `shard_map` b is one
-    device's share, and the partners are of that device. `mixup` and `cutmix` are alpha, 0 for none.
+    device's share, and rows mix with rows of the same device. `mixup` and `cutmix` are their
+    alpha; 0 turns one off.
     """
     if not mixup and not cutmix:
         return Mixed(images, labels, None, None)
@@ -131,8 +132,8 @@ def _between(size: int, begin: jax.Array, end: jax.Array) -> jax.Array:
 def _beta(u: jax.Array, alpha: float) -> jax.Array:
     """The quantiles float32 of Beta(alpha, alpha) at u float32 in [0, 1).
 
-    From a table of x^alpha, in which the distribution is almost linear towards x = 0. The error is
-    below 1e-6 for alpha from 0.05 to 1, and grows to 3e-4 for 4, where 1e-5 of all draws have it.
+    They come from a table of x^alpha, in which the distribution is almost linear towards x = 0. The
+    error is below 1e-6 for alpha from 0.05 to 1. For alpha 4 it reaches 3e-4, in 1e-5 of all draws.
     """
     alpha = max(alpha, 1e-6)  # all draws are 0 or 1 from there on
     table = jnp.asarray(_quantiles(alpha))
@@ -159,7 +160,7 @@ def _quantiles(alpha: float) -> np.ndarray:
 
 @jax.named_scope("erase")
 def erase(images: jax.Array, seeds: jax.Array, probability: float) -> jax.Array:
-    """Sets a random window of a share `probability` of the images to 0, their mean.
+    """Sets a random window to 0, the mean, in a share `probability` of the images.
 
     The window has 0.02 to 0.33 of the area, and a height of 0.3 to 3.3 times its width, even in the
     logarithm. Of ten windows the first one that is smaller than the image is taken.

@@ -54,11 +54,17 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     arguments.add_out(parser)
     add("--images", type=images, default=1024, metavar="N", help="train images (1024)")
     add("--shards", type=shards, default=8, metavar="M", help="train files (8)")
-    add("--validation_images", type=images, default=256, metavar="N", help="(256)")
-    add("--validation_shards", type=shards, default=2, metavar="M", help="(2)")
+    add("--validation_images", type=images, default=256, metavar="N", help="images (256)")
+    add("--validation_shards", type=shards, default=2, metavar="M", help="files (2)")
     add("--classes", type=classes, default=1000, help="labels are 1..CLASSES (1000)")
     add("--seed", type=console.integer(0), default=0, help="another seed, other images (0)")
-    add("--size", type=height_width, default=(375, 500), metavar="HxW", help="typical (375x500)")
+    add(
+        "--size",
+        type=height_width,
+        default=(375, 500),
+        metavar="HxW",
+        help="typical size (375x500)",
+    )
     add("--overwrite", action="store_true", help="delete other records in --out first")
     args = parser.parse_args(argv)
     for images, shards in (("images", "shards"), ("validation_images", "validation_shards")):
@@ -69,7 +75,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
 
 
 def prepare(args: argparse.Namespace) -> str:
-    """Writes what is missing of both splits; returns the last line to print."""
+    """Writes the missing files of both splits; returns the last line to print."""
     settings = {key: value for key, value in vars(args).items() if key not in ("out", "overwrite")}
     plan = {"settings": settings | {"size": [*args.size]}, "input": {}}
     writing.State(args.out).claim(plan, args.overwrite)

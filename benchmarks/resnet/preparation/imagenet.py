@@ -49,7 +49,7 @@ _USUAL_SIDE = 224  # pixels, in the recipes
 
 
 def readings(folder: Folder) -> list[Reading]:
-    """What the files of a folder, or one file, are: ImageNet's archives, class folders, a table."""
+    """Recognises ImageNet's archives, class folders or a table in a folder, or in one file."""
     if archives := folder.named("ilsvrc2012_img_train.tar"):
         validation = folder.named("ilsvrc2012_img_val.tar")[:1]
         return [_official(folder, archives[0], *validation)]
@@ -70,7 +70,7 @@ def readings(folder: Folder) -> list[Reading]:
 
 
 def _official(folder: Folder, train: str, validation: str = "") -> Reading:
-    """ImageNet's own files; the preparation names what is missing."""
+    """The reading of ImageNet's official archives; the preparation names what is missing."""
     flags = [f"--train={folder.full(train)}"]
     flags += [f"--validation={folder.full(validation)}"] if validation else []
     for name in folder.named(".txt")[:_HEADS]:
@@ -84,8 +84,8 @@ def _official(folder: Folder, train: str, validation: str = "") -> Reading:
 def _class_folders(folder: Folder, images: list[str]) -> Reading | None:
     """Class folders in one folder, or in one for each split; None if many images are elsewhere.
 
-    Copies of images that are used do not count as elsewhere: some archives hold their content
-    twice, one in the other. Neither do images for validation and tests.
+    Images elsewhere do not count if they are copies of images that are used (some archives hold
+    their content twice, one inside the other), or if they are for validation and tests.
     """
     dirs = {name: re.sub(_IN_CLASS, "", os.path.dirname(name), flags=re.I) for name in images}
     parents = {name: os.path.dirname(path) for name, path in dirs.items()}
@@ -156,7 +156,7 @@ def _has_objects(folder: Folder, images: list[str]) -> bool:
 def _table(
     folder: Folder, images: list[str], known: table.Photos, name: str, has_classes: bool
 ) -> Reading | None:
-    """A table with a class for most images; None if the class folders say the same."""
+    """A table with a class for most images; None if the class folders give the same classes."""
     try:
         text = folder.head(name, limits.TEXT_BYTES).decode("utf-8-sig", "replace")
         content = table.parse(name, text, known, guess=not has_classes)
@@ -192,46 +192,54 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--validation", type=path, help=validation)
     labels = "a synset per line, by sorted file name"
     add("--validation_labels", type=path, metavar="FILE", help=labels)
-    add("--layout", choices=("imagenet", "folder"), default="imagenet", help="folder: own photos")
+    add("--layout", choices=("imagenet", "folder"), default="imagenet", help="folder: your photos")
     add("--subset", action="store_true", help="accept a part of ImageNet: do not check its counts")
-    add("--validation_fraction", type=holdout.fraction, metavar="F", help="of own photos (0.1)")
-    group = "own photos in whose 'CLASS/NAME' it finds the same text stay in one split: '[^_]+_'"
+    add(
+        "--validation_fraction",
+        type=holdout.fraction,
+        metavar="F",
+        help="share of your photos (0.1)",
+    )
+    group = "photos in whose 'CLASS/NAME' this regex finds the same text share a split: '[^_]+_'"
     add("--group", type=holdout.pattern, default="", metavar="REGEX", help=group)
     shrunk = "shrink photos whose short side is longer to N pixels, at quality 95 (never)"
     add("--max_side", type=console.integer(1, 65_535), default=0, metavar="N", help=shrunk)
-    shards = {"shards": "train files (1024, or by size)", "validation_shards": "(128, or by size)"}
-    add("--labels", type=path, metavar="FILE", help="a table of own photos and their classes")
+    shards = {
+        "shards": "train files (1024, or by size)",
+        "validation_shards": "files (128, or by size)",
+    }
+    add("--labels", type=path, metavar="FILE", help="a table of your photos and their classes")
     for which in ("file", "label"):
-        column = "of --labels, by its name, or its number where none has one (guessed)"
+        column = "column of --labels, by name, or by number without a header (guessed)"
         add(f"--{which}_column", default="", metavar="NAME", help=column)
-    quality = "100; own photos 95"
+    quality = "100; your photos 95"
     args = arguments.parse_images(parser, argv, shards, quality, ("train", "validation"))
-    own = args.layout == "folder"
-    if not own and not args.validation:
-        parser.error("--layout=imagenet needs --validation; for own photos give --layout=folder")
-    if own and (args.subset or args.validation_labels):
+    is_folder = args.layout == "folder"
+    if not is_folder and not args.validation:
+        parser.error("--layout=imagenet needs --validation; for your photos give --layout=folder")
+    if is_folder and (args.subset or args.validation_labels):
         parser.error("--subset and --validation_labels are for --layout=imagenet")
     if args.validation and args.validation_fraction is not None:
         parser.error("give --validation or --validation_fraction, not both")
-    if args.group and (args.validation or not own):
+    if args.group and (args.validation or not is_folder):
         parser.error("--group is for --layout=folder without --validation")
-    if args.labels and (args.validation or not own):
+    if args.labels and (args.validation or not is_folder):
         parser.error("--labels is for --layout=folder without --validation")
     args.by_split = args.validation_fraction is None and not args.group
     if args.validation_fraction is None:
         args.validation_fraction = 0.1
-    args.quality = args.quality or (95 if own or args.max_side else 100)
+    args.quality = args.quality or (95 if is_folder or args.max_side else 100)
     return args
 
 
 def prepare(args: argparse.Namespace) -> str:
     """Prepares the records; returns the last line to print."""
-    own, workers = args.layout == "folder", args.workers
+    is_folder, workers = args.layout == "folder", args.workers
     settings = _settings(args)
     lines = plan.read_labels(args.validation_labels) if args.validation_labels else []
     inputs = sources.list_inputs({"train": args.train, "validation": args.validation}, workers)
     for name, source in inputs.items():
-        if own and source.archive:
+        if is_folder and source.archive:
             raise sources.SourceError(f"--{name}: {source.path} is no folder")
     stamps = {name: source.stamp for name, source in inputs.items()}
     if lines:
@@ -239,7 +247,7 @@ def prepare(args: argparse.Namespace) -> str:
     if args.labels:
         stamps["labels"] = sources.list_input(args.labels, workers, zipped=True).stamp
     writing.State(args.out).claim({"settings": settings, "input": stamps}, args.overwrite)
-    images = {name: sources.images(source, own, workers) for name, source in inputs.items()}
+    images = {name: sources.images(source, is_folder, workers) for name, source in inputs.items()}
     if args.labels:
         columns = args.file_column, args.label_column
         images = table.label(images["train"], args.labels, *columns, args.by_split)
@@ -248,7 +256,7 @@ def prepare(args: argparse.Namespace) -> str:
         if empty := [folder for folder in source.folders if folder not in named]:
             print(visible(f"warning: --{name}: the folders {some(empty)} have no image: no class"))
     classes, splits = plan.make(images["train"], images.get("validation"), lines, settings)
-    official = not own and not args.subset
+    official = not is_folder and not args.subset
     if official:
         counts = {f"{name} images": len(split.rows) for name, split in splits.items()}
         counts["classes"] = len(classes)
@@ -266,7 +274,7 @@ def prepare(args: argparse.Namespace) -> str:
     left_out = {row for split in splits.values() for row in split.left_out()}
     content = writing.manifest(head, rows, results, left_out)
     writing.report(content)
-    _warn(content, results, own)
+    _warn(content, results, is_folder)
     written = {f"{name} images": row["examples"] for name, row in content["splits"].items()}
     if not written["train images"]:
         raise UserError("none of the training images can be used")
@@ -308,14 +316,14 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def _warn(content: dict[str, Any], results: list[dict[str, Any]], own: bool) -> None:
-    """Prints what is weak: images that are there several times, classes with few or no images."""
+def _warn(content: dict[str, Any], results: list[dict[str, Any]], is_folder: bool) -> None:
+    """Warns about duplicate images, and about classes with few or no images."""
     writing.report_repeated(results)
     for split in content["splits"]:
         if empty := [row["name"] for row in content["classes"] if not row[split]]:
             print(f"warning: {len(empty):,} classes have no {split} image: {', '.join(empty[:5])}")
     few = [f"{row['name']} ({row['train']})" for row in content["classes"] if row["train"] < _FEW]
-    if own and few:
+    if is_folder and few:
         weak = f"have fewer than {_FEW} training photos: {some(few, 5)}"
         print(visible(f"warning: {len(few):,} classes {weak}"))
 
@@ -325,18 +333,18 @@ def _example(
 ) -> writing.Example:
     """Reads and converts the k-th image of a split.
 
-    Own photos are turned upright and have image/class/text; ImageNet's images have neither.
+    Photos in class folders are turned upright and get image/class/text; ImageNet's images do not.
     """
-    i, label, own = int(split.rows[k]), int(split.labels[k]), args.layout == "folder"
+    i, label, is_folder = int(split.rows[k]), int(split.labels[k]), args.layout == "folder"
     path, name = f"{split.origin}/{split.source.files[i].name}", classes[label - 1]
     try:
-        jpeg = photos.to_jpeg(split.source.read(i), own, args.quality, max_side=args.max_side)
+        jpeg = photos.to_jpeg(split.source.read(i), is_folder, args.quality, max_side=args.max_side)
     except photos.BadImage as error:
         return b"", (), {"left_out": [path, str(error)]}
     file, size = os.path.basename(path), (jpeg.height, jpeg.width)
-    record = schema.example(jpeg.encoded, label, name, file, size, name if own else "")
+    record = schema.example(jpeg.encoded, label, name, file, size, name if is_folder else "")
     notes: dict[str, list] = {"changed": [path, jpeg.change]} if jpeg.change else {}
-    if own:
+    if is_folder:
         digest = hashlib.blake2b(jpeg.encoded, digest_size=8).hexdigest()
         notes["digests"] = [digest, label, path]
     return record, (label,), notes

@@ -14,7 +14,7 @@ from common.preparation import holdout, writing
 from common.preparation.sources import Source, SourceError, read_all
 from common.text import normal_name, text_lines
 
-_SHARDS = {"train": 1024, "validation": 128}  # of ImageNet
+_SHARDS = {"train": 1024, "validation": 128}  # ImageNet's usual numbers of files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Split:
     shards: int  # the number of files
 
     def left_out(self) -> list[tuple[str, str]]:
-        """(path, reason) of the files that are no images or have no class."""
+        """(path, reason) of each file that is no image or has no class."""
         rows, used = [*self.source.skipped], set(self.rows.tolist())
         for i, file in enumerate(self.source.files):
             if not self.source.class_name(i) and i not in used:
@@ -46,9 +46,9 @@ def make(
         validation: images in classes, or without classes for `lines`; None takes a share of
             `train`.
         lines: the class name of each image of `validation`, in the order of the file names.
-        settings: layout ("folder": no number of files is usual), seed, validation_fraction, shards
-            and validation_shards (0: chosen here); with `group`, images in whose names this pattern
-            finds the same text stay in one split.
+        settings: layout, seed, validation_fraction, and shards and validation_shards (0 chooses
+            them by the layout and the size); images in whose names the pattern `group` finds the
+            same text stay in one split.
     """
     classes = _classes(train)
     numbers = {normal_name(name): i for i, name in enumerate(classes, 1)}
@@ -101,7 +101,7 @@ def _classes(train: Source) -> list[str]:
 def _labelled(
     source: Source, numbers: dict[str, int], lines: Sequence[str] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, labels) of the images with a class, which is the folder, or else in `lines`."""
+    """(rows, labels) of the images with a class: the name of the folder, or a line of `lines`."""
     names = [source.class_name(i) for i in range(len(source.files))]
     if not names:
         raise SourceError(f"{source.path} holds no images")

@@ -34,7 +34,7 @@ def split_of(name: str) -> str:
 
 
 class Photos:
-    """Finds photos by what a table calls them: any end of the path, also without its suffix."""
+    """Finds photos by their names in a table: any end of the path, with or without its suffix."""
 
     def __init__(self, names: Sequence[str]):
         self._folders = [name.lower().split("/")[-2::-1] for name in names]  # the inner ones first
@@ -47,8 +47,8 @@ class Photos:
     def find(self, text: str, table: str = "") -> list[int]:
         """The photos that a cell may mean: none, one, or several that fit equally well.
 
-        Those in a folder that is named as the table or as its folder fit better: train.csv means
-        train/1.jpg, not test/1.jpg.
+        Photos in a folder with the name of the table, or of the table's folder, fit better: in
+        train.csv, 1.jpg means train/1.jpg, not test/1.jpg.
         """
         *folders, base = text.strip().lower().replace("\\", "/").split("/")
         rows = self._rows.get(base, [])
@@ -68,7 +68,7 @@ class Row(NamedTuple):
 
     line: int
     file: str
-    photos: list[int]  # those that `file` may mean
+    photos: list[int]  # the photos that `file` may mean
     label: str  # '' if there is none
     split: str  # 'train', 'validation' or 'test'; '' in a table without splits
 
@@ -77,7 +77,7 @@ class Table(NamedTuple):
     """Photos and their classes."""
 
     rows: list[Row]
-    names: list[str]  # of all columns
+    names: list[str]  # the names of all columns
     file: str  # the names of the columns with files, labels and splits
     label: str
     split: str
@@ -127,7 +127,7 @@ def parse(
 
 
 def _label_column(columns: Mapping[str, Sequence[str]], known: Sequence[str], guess: bool) -> str:
-    """The column with the labels, which is none of the `known`; '' if that is not clear."""
+    """The column with the labels, apart from the `known` columns; '' if it is not clear."""
     others = {name: column for name, column in columns.items() if name not in known}
     keys = {re.sub(r"\W+", "_", name.lower()): name for name in others}
     for key in _LABELS.split():

@@ -1,4 +1,4 @@
-"""What a trained ResNet can be used for: to classify, to show, to export, to begin with."""
+"""Uses a ResNet: classifies, shows mistakes, exports, and reads other libraries' weights."""
 
 import dataclasses
 import functools
@@ -22,14 +22,14 @@ from common.portable import Portable
 
 
 def foreign_settings(file: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The config's keys that a file of another library's weights decides, with notes."""
+    """The config's keys that another library's weights determine, with notes."""
     return weights.read_settings(files.peek(file))
 
 
 def foreign_weights(source: Foreign, space_to_depth: bool) -> Imported:
     """The weights in a file as the ResNet that the file describes.
 
-    `space_to_depth` is whether the stem is to have this form.
+    `space_to_depth` is whether the stem takes blocks of 2x2 pixels.
     """
     values, _ = weights.read_settings(source)
     keys = {"precision": "float32", "batch_norm": "plain", "bn_span": 1, "bn_momentum": 0.9}

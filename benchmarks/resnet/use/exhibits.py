@@ -14,7 +14,7 @@ from common.text import percent
 from input_pipeline import Source
 
 _MISTAKES = 24  # pictures
-_SIDE = 192  # of a picture, in pixels
+_SIDE = 192  # the side of a picture, in pixels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Predictions:
     ids: np.ndarray  # int[n], the number of each example in the data
     labels: np.ndarray  # int[n], the true classes, from 0
     top: np.ndarray  # int[n, k], the classes with the highest probabilities, the best first
-    probabilities: np.ndarray  # float[n, k], those of `top`
+    probabilities: np.ndarray  # float[n, k], of the classes in `top`
     of_label: np.ndarray  # float[n], the probability of the true class
 
     @property
@@ -49,7 +49,7 @@ def make(predictions: Predictions, source: Source) -> list[Exhibit]:
 def _classes(predictions: Predictions, names: Sequence[str]) -> Exhibit:
     """The table of classes, those with the lowest F1 first.
 
-    A class that nothing was taken for has a precision of nan, but an F1 of 0 if it has examples.
+    A class that is never predicted has a precision of nan, but an F1 of 0 if it has examples.
     """
     size = len(names)
     cells = predictions.labels.astype(np.int64) * size + predictions.guesses

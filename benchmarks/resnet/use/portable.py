@@ -128,7 +128,7 @@ class Classifier:
         return form.format(depth) if fits else ""
 
     def _check_transformers(self) -> None:
-        """Refuses what the ResNet of transformers cannot be."""
+        """Raises ConfigError if transformers' ResNet does not have this architecture."""
         keys, names = self.keys, ["resnet_version", "deep_stem", "squeeze_excite", "num_filters"]
         rare = ["blur_pool"] if keys.blur_pool else []
         rare += ["stage1_projection"] if self._projects_first else []
@@ -210,7 +210,7 @@ def _is_squeezed(block: Mapping[str, Any], share: float) -> bool:
 
 
 def _shares(levels: Sequence[float]) -> list[float]:
-    """Levels of 0..255 as shares of 1, without the last digits, which only rounding makes."""
+    """Levels of 0..255 divided by 255, without the last digits, which are rounding noise."""
     return [round(level / 255, 12) for level in levels]
 
 

@@ -116,7 +116,7 @@ def _scope(path: str, arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _ordered(arrays: Mapping[str, np.ndarray], kind: str) -> Layers:
-    """The layers of a kind in the order in which they were made, with their scope."""
+    """The layers of a kind with their scope, in the order of creation."""
     layers: dict[tuple[int, str], Shape] = {}
     for name, array in arrays.items():
         parts = _parts(name)
@@ -128,7 +128,7 @@ def _ordered(arrays: Mapping[str, np.ndarray], kind: str) -> Layers:
 
 
 def _first_difference(theirs: Layers, named: Layers) -> int:
-    """The number of the first layer whose shape differs; one more than there are if none does."""
+    """The index of the first layer whose shape differs; the number of layers if none does."""
     pairs = itertools.zip_longest(theirs, named, fillvalue=("", None))
     return next((i for i, ((_, a), (_, b)) in enumerate(pairs) if a != b), len(named) + 1)
 

@@ -1,7 +1,7 @@
-"""Finds out which ResNet a file of another library holds, and brings its arrays into our form.
+"""Recognises the ResNet in a file of another library, and translates its arrays to this model's.
 
-The variants are those of `benchmarks.resnet.variants`. A model of another function, or of another
-number of arrays, is refused by name.
+`benchmarks.resnet.variants` has the variants that are known. A model that computes another function
+or has other arrays is refused by name.
 """
 
 import json
@@ -210,11 +210,11 @@ def _of_hugging_face(processor: Mapping[str, Any]) -> InputSpec:
     short, crop = processor["size"], processor.get("crop_size")
     # Files from 2022, such as microsoft/resnet-50's, have a number of pixels alone.
     short = int(short["shortest_edge"] if isinstance(short, dict) else short)
-    if crop:  # of CLIP: the shorter side, then a crop
+    if crop:  # CLIP's format: the shorter side, then a crop
         size, resize = int(crop["height"] if isinstance(crop, dict) else crop), short
     elif short >= 384:
         raise ValueError(f"an image of {short} pixels is squeezed instead of cropped")
-    else:  # of ConvNeXt, which microsoft/resnet-50 has
+    else:  # ConvNeXt's format, which microsoft/resnet-50 has
         size, resize = short, int(short / processor.get("crop_pct", 0.875))
     scale = (processor["image_mean"], processor["image_std"])
     return _spec(size, resize, _KERNELS[processor.get("resample", 3)], scale)

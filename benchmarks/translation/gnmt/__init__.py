@@ -29,7 +29,7 @@ from common.keys import Count, NotNegative, Positive, read_config
 # Pairs of at most 48 tokens in Google's files; newstest2014; entries with Google's file: PAD, EOS,
 # unknown words, and 32,313 pieces.
 WMT = {"train": 3_442_299, "eval": 3_003, "vocabulary": 32_316}
-_LOGITS = 1 << 26  # of a device at a time, at most: 256 MB in float32
+_LOGITS = 1 << 26  # the most logits of a device at a time: 256 MB in float32
 Layers = Annotated[int, "[2, 99]"]
 
 
@@ -153,7 +153,7 @@ class Gnmt(Translator):
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int
     ) -> dict[tuple[str, ...], int]:
-        """The pairs, all of which each host has in memory, and the orders of two epochs."""
+        """The bytes of all pairs, which each host holds, and of the orders of two epochs."""
         if split == "eval":
             return {("eval_lengths",): self._eval.nbytes}
         self._buckets(batch_size)  # a batch that is too large is refused before anything compiles

@@ -1,7 +1,7 @@
 """Pairs of sentences in memory, as token ids, and the batches to train on.
 
-Which pairs of sentences a step has is a function of (seed, step). They have similar lengths, so
-that one of few shapes holds them without much padding.
+The pairs of sentences of a step are a function of (seed, step). They have similar lengths, so that
+one of few shapes holds them without much padding.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Corpus:
         sides: tuple[Sentences, Sentences],
         longest: int | None,
     ) -> Corpus:
-        """Joins both sides; of sentences of more than `longest` tokens only the lengths stay."""
+        """Joins both sides; keeps only the lengths of sentences of more than `longest` tokens."""
         lengths = np.stack([side.lengths for side in sides])
         is_kept = lengths <= (np.inf if longest is None else longest)
         ids = np.concatenate([side.ids for side in sides])
@@ -88,7 +88,7 @@ class Corpus:
     def rows(self, which: np.ndarray, side: int, size: int) -> np.ndarray:
         """int32[m, size]: sentences of the pairs `which`, int64[m], padded with zeros.
 
-        None of them has more than `size` tokens.
+        No sentence has more than `size` tokens.
         """
         lengths = self.lengths[which, side]
         rows = np.zeros((len(which), size), np.int32)
@@ -98,7 +98,7 @@ class Corpus:
         return rows
 
     def describe(self, i: int) -> str:
-        """Where a pair is in the data, in words; of text, where its source is."""
+        """The file and line or record of a pair, for messages; text names the source's file."""
         number = int(self.numbers[i])
         if self.counts:
             return Shards(self.paths, self.counts).where(number)
@@ -129,15 +129,15 @@ class Epoch(NamedTuple):
 class Buckets:
     """Batches of pairs of similar lengths, every pair at most once per epoch.
 
-    An epoch puts the pairs in an order drawn from (seed, epoch) and fills the buckets in it. What
-    does not fill a batch moves up into the next larger bucket. What is left of the last one, fewer
+    An epoch puts the pairs in an order drawn from (seed, epoch) and fills the buckets in it. Pairs
+    that do not fill a batch move up into the next larger bucket. The rest of the last bucket, fewer
     than `batch_size` pairs, is not used in this epoch. The batches come in an order drawn from
     (seed, epoch).
     """
 
     bounds: tuple[int, ...]  # the lengths of the buckets, rising
     which: np.ndarray  # int16[n], the bucket of each pair
-    seed: int  # of the run
+    seed: int  # the run's seed
     batch_size: int  # over all hosts
 
     @classmethod
@@ -148,7 +148,9 @@ class Buckets:
 
         Args:
           lengths: int[n], of the longer side of each pair; at most the last of `bounds`.
-          bounds, seed, batch_size: of the result.
+          bounds: the lengths of the buckets, rising.
+          seed: decides the order of all epochs.
+          batch_size: over all hosts.
         """
         if len(lengths) < batch_size:
             raise DataError(
@@ -180,7 +182,7 @@ class Buckets:
         """Plans an epoch.
 
         All pairs lie in one sequence, sorted by bucket. Cutting it into batches moves leftovers
-        up: the bucket of a batch is that of its last pair.
+        up: a batch has the bucket of its last pair.
         """
         draws = hash64(self.seed, _PAIRS, epoch, np.arange(len(self.which)))
         shuffled = np.argsort(draws, kind="stable")
@@ -194,9 +196,9 @@ def bucket_batches(
 ) -> Iterator[HostBatch]:
     """Endless training batches of a host.
 
-    Yields inputs and targets, int32[h, size] padded with zeros, where `size` is that of the step's
-    bucket; dropout int32[h], the seed of the pair's dropout in this epoch; and id int32[h], the
-    pair in the corpus. A host has a contiguous share of the global batch.
+    Yields inputs and targets, int32[h, size] padded with zeros, where `size` is the length of the
+    step's bucket; dropout int32[h], the seed of the pair's dropout in this epoch; and id int32[h],
+    the pair in the corpus. A host has a contiguous share of the global batch.
     """
     rows = buckets.batch_size // num_shards
     mine = slice(shard * rows, (shard + 1) * rows)

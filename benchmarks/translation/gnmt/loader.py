@@ -40,10 +40,10 @@ def load(
     that is longer than the last of `bucket_lengths`; to evaluate, such a source is an error.
 
     Args:
-      settings: `gnmt.Settings`, of which those that name the data are read, and the lengths.
+      settings: `gnmt.Settings`, which name the files and the lengths.
       split: "train" or "eval".
-      vocabulary: of the ids; text needs `Words`.
-      most: to evaluate on text, the pairs to take; a few lines of filling may follow them.
+      vocabulary: makes the ids; text needs `Words`.
+      most: the number of pairs to evaluate on; in text, a few lines of filling may follow them.
       cache_dir: folder for the cache, local or gs://; "" for none.
     """
     paths, is_text = _find(settings, split), bool(getattr(settings, f"{split}_source"))
@@ -83,7 +83,7 @@ def _find(settings: Any, split: str) -> tuple[str, ...]:
 def _read(
     paths: tuple[str, ...], is_text: bool, vocabulary: Vocabulary, split: str, longest: int | None
 ) -> Corpus:
-    """All pairs; of sentences of more than `longest` tokens only the lengths."""
+    """All pairs; keeps only the lengths of sentences of more than `longest` tokens."""
     if is_text:
         return read_text(paths, vocabulary, longest)
     return read_records(paths, split, vocabulary.size, longest)
@@ -131,12 +131,9 @@ def _check_sentences(corpus: Corpus, longest: int, most: int | None) -> Corpus:
 
 
 def read_text(paths: tuple[str, ...], vocabulary: Vocabulary, longest: int | None) -> Corpus:
-    """Reads two files, local or gs://; line i of one is the translation of line i of the other.
+    """Reads the files of sources and of targets; line i of one translates line i of the other.
 
-    Args:
-      paths: of the sources and of the targets.
-      vocabulary: must be `Words`.
-      longest: of longer sentences only the lengths are kept; None keeps all.
+    `vocabulary` must be `Words`. Only the lengths of sentences above `longest` are kept, if given.
     """
     if not isinstance(vocabulary, Words):
         raise DataError(
@@ -166,10 +163,7 @@ def read_text(paths: tuple[str, ...], vocabulary: Vocabulary, longest: int | Non
 def read_text_side(path: str, vocabulary: Words, report: Callable[[int], None]) -> Sentences:
     """Reads one file; only "\\n" ends a line, and a "\\r" before it is dropped.
 
-    Args:
-      path: the file.
-      vocabulary: words that it does not have become Words.UNKNOWN.
-      report: is called with the bytes of each block that was read.
+    Words without an entry become Words.UNKNOWN. `report` gets the number of bytes of each block.
     """
     tf = tensorflow()
     ids, lengths = array.array(np.dtype(id_type(vocabulary.size)).char), array.array("i")
@@ -205,21 +199,17 @@ def _text_blocks(file: Any) -> Iterator[bytes]:
 class _File:
     """The pairs of one file."""
 
-    count: int  # of records
+    count: int  # the number of records
     packed: bool | None  # None if the file is empty
     records: np.ndarray  # int64[pairs], the record of each pair, counted in the file
     sides: list[Sentences]
 
 
 def read_records(paths: Sequence[str], split: str, vocab_size: int, longest: int | None) -> Corpus:
-    """Reads and checks all records.
+    """Reads and checks all records, whose ids must be below `vocab_size`.
 
-    Args:
-      paths: the files.
-      split: "train" or "eval". To evaluate, single pairs alone are read where packed rows lie
-        in the same folder.
-      vocab_size: ids are below it.
-      longest: of longer sentences only the lengths are kept; None keeps all.
+    Where packed rows and single pairs lie in one folder, evaluation reads only the single pairs.
+    Only the lengths of sentences above `longest` are kept, if given.
     """
     lengths, results = files.sizes(paths), []
     progress = Progress(sum(lengths))

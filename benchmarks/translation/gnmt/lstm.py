@@ -1,13 +1,13 @@
-"""LSTM layers over complete sequences, with a backward pass of their own.
+"""LSTM layers over complete sequences, with a custom backward pass.
 
 The inputs' products do not depend on the state: they are one product over all steps, before the
 loop. A step adds the product of the state alone. The backward loop writes the gradients of the
 gates, and the gradients of kernel and bias are products after it. Derived by jax, they would be
 added up in memory in every step.
 
-What a loop stacks, XLA fills with zeros first. So both loops write into an array that they have
-read: the forward loop puts the complete gates in the place of the inputs' products, the backward
-loop their gradients in the place of the gates. On CPUs such a loop would copy the array in each
+XLA fills an array that a loop stacks with zeros first. So both loops write into an array that they
+have read: the forward loop overwrites the inputs' products with the complete gates, the backward
+loop overwrites the gates with their gradients. On CPUs such a loop would copy the array in each
 step, so there it stacks the steps as usual.
 
 Letters in shapes: T steps, b rows, H width.
@@ -76,7 +76,7 @@ def _lstm(reverse: bool, gates: jax.Array, kernel: Any, bias: Any, alive: Any) -
 
 
 def _forward(reverse: bool, gates: jax.Array, kernel: Any, bias: Any, alive: Any) -> Any:
-    """The outputs; and what the backward pass needs, the gates and the cells before each step."""
+    """The outputs; and for the backward pass the gates, and the cells before each step."""
     dtype, narrow, wide = gates.dtype, kernel.astype(gates.dtype), _wide(gates)
 
     def advance(carry: Any, step: Any) -> Any:
@@ -98,7 +98,7 @@ def _forward(reverse: bool, gates: jax.Array, kernel: Any, bias: Any, alive: Any
 
 
 def _backward(reverse: bool, saved: Any, gradients: jax.Array) -> Any:
-    """Gradients of the gates, from the last step to the first; the others' from all of them."""
+    """The gradients of the gates, from the last step to the first, then of kernel and bias."""
     outputs, gates, before, kernel, bias, alive = saved
     dtype, narrow, wide = outputs.dtype, kernel.astype(outputs.dtype), _wide(outputs)
 
@@ -159,7 +159,7 @@ def _read(stack: jax.Array | None, t: jax.Array, x: Any) -> tuple[jax.Array, jax
 def _written(stack: jax.Array | None, t: jax.Array, dtype: Any, *parts: jax.Array) -> Any:
     """The stack [T, b, n] with `parts`, which lie side by side, as its step `t`; or this step.
 
-    Each part has its own update: XLA would first copy a concatenation.
+    Each part is written separately: XLA would first copy a concatenation.
     """
     if stack is None:
         return None, jnp.concatenate(parts, -1).astype(dtype)

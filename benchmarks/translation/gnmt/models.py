@@ -1,8 +1,8 @@
 """GNMT (Wu et al. 2016, arXiv:1609.08144) as MLPerf's reference wires it.
 
 The encoder's layer 0 reads a sentence in both directions. Layers from 2 on add their input to their
-output, in both stacks. The decoder's layer 0 sees the words alone; its outputs ask the attention,
-and all further layers get the same context with their input. So nothing but the LSTMs runs step by
+output, in both stacks. The decoder's layer 0 sees only the words; its outputs are the attention's
+queries, and all further layers get the same context with their input. So only the LSTMs run step by
 step in training.
 
 Letters in shapes: b rows, S source positions, T target positions, k beams, H width, V words.
@@ -34,7 +34,7 @@ Cache = dict[str, dict[str, jax.Array]]
 class Memory(NamedTuple):
     """The encoder's result: `keys` and `values` [b, S, H], `visible` bool[b, S].
 
-    The keys are the products of the values that the attention needs; they are computed once.
+    The keys are the attention's projection Wk of the values, which is computed once.
     """
 
     keys: jax.Array
@@ -52,7 +52,7 @@ def _symmetric(scale: float) -> Any:
 
 
 class LSTM(nn.Module):
-    """One layer of LSTMs, all with the same inputs: one, or two that read in both directions.
+    """A layer of one LSTM, or of two with the same inputs that read in opposite directions.
 
     Direction 0 reads from the first position, direction 1 from the last.
     """
@@ -116,7 +116,7 @@ class Attention(nn.Module):
         self.bias = self.param("bias", nn.initializers.zeros, (self.width,))
 
     def __call__(self, query: jax.Array, memory: Memory) -> tuple[jax.Array, jax.Array]:
-        """Asks with outputs of the decoder's layer 0, [T, b, H].
+        """Attends with queries [T, b, H], the outputs of the decoder's layer 0.
 
         Returns:
           The context [T, b, H] in the compute dtype, and the probabilities float32[T, b, S].
@@ -133,9 +133,9 @@ class Attention(nn.Module):
 def _scores(query: jax.Array, keys: jax.Array, direction: jax.Array, bias: jax.Array) -> jax.Array:
     """float32[T, b, S] of query [T, b, H] and keys [b, S, H]; float64 stays float64.
 
-    The tanh of all pairs is by far the largest array. It is made again in the backward pass, once,
-    for a few targets at a time: all gradients are sums of it over other axes, and XLA would make it
-    for each of them.
+    The tanh of all pairs is by far the largest array. The backward pass recomputes it once, for a
+    few targets at a time: all gradients are sums of it over different axes, and XLA would recompute
+    it for each of them.
     """
 
     def score(_: None, query: jax.Array) -> tuple[None, jax.Array]:
@@ -188,7 +188,7 @@ class GNMT(nn.Module):
         0.1  # initial weights are uniform in +-init_scale; the attention's bias is 0
     )
     attention_gain: float = 1024**-0.5  # the initial g of the attention
-    dtype: Any = jnp.bfloat16  # of products and activations
+    dtype: Any = jnp.bfloat16  # the dtype of products and activations
 
     def setup(self):
         init, words = _symmetric(self.init_scale), -(-self.vocab_size // _TILE) * _TILE
@@ -258,8 +258,8 @@ class GNMT(nn.Module):
 
         Args:
           ids: int32[b, k], the tokens before; 0 at the start of a sentence.
-          cache: of `start`, or of the step before.
-          memory: of `encode`.
+          cache: the result of `start`, or of the step before.
+          memory: the result of `encode`.
 
         Returns:
           (logits float32[b, k, Vp], attention float32[b, k, S], cache). Vp is V rounded up to a

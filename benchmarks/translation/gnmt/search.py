@@ -40,16 +40,16 @@ def beam_search(
         logp / ((5 + n) / 6)^alpha + coverage * sum of log(min(attention to j, 1)) over j
 
     where n counts EOS, and the attention to the source position j is the sum over the n steps;
-    positions without any attention, and those of padding, are left out. Between equal values, the
+    positions of padding or without any attention are left out. Between equal values, the
     beam with the lower index wins, then the token with the lower id. PAD is never chosen.
 
     Args:
       step: continues all beams by one token.
-      cache: of the first step, the same for the k beams of a sentence.
+      cache: the cache of the first step, the same for the k beams of a sentence.
       visible: bool[b, S], which positions of the source are not padding.
       limit: int32[b], the most tokens of each sentence, EOS included; 0 for rows of padding.
       coverage: the strength of the coverage penalty, 0 or more.
-      rules: of the search; no limit may be larger than its length.
+      rules: the rules of the search; no limit may be larger than its length.
 
     Returns:
       Sequences int32[b, top, T] with EOS and then PAD, and their scores float32[b, top], the
@@ -93,9 +93,9 @@ def _start(visible: jax.Array, rules: Rules) -> _Beams:
 def _extend(
     lists: _Beams, logp: jax.Array, position: jax.Array, attention: jax.Array
 ) -> tuple[_Beams, jax.Array]:
-    """Adds a token to each beam; `attention` float32[b, k, S] is that of this token.
+    """Adds a token to each beam; `attention` float32[b, k, S] is this token's.
 
-    Returns the beams, and the indices int32[b, k] of those that they continue.
+    Returns the beams, and the indices int32[b, k] of the beams that they continue.
     """
     ended = lists.is_finished[:, :, None]
     again = jnp.where(jnp.arange(logp.shape[-1]) == EOS, 0.0, -jnp.inf)  # EOS once more, for free

@@ -1,4 +1,4 @@
-"""Names of languages: which of several columns, keys or files are the two to translate."""
+"""Names of languages: tells which two of several columns, keys or files are a translation."""
 
 import collections
 import re
@@ -19,7 +19,7 @@ _VARIANT = r"([A-Za-z]+)(?:[-_](?:[A-Z][A-Za-z]{1,3}|[a-z]{2}|[0-9]{3}))*"  # en
 
 
 def code(word: str) -> str:
-    """The code of the language that a word names; "source" or "target" of such a word, or ""."""
+    """The language code that a word stands for; "source" and "target" are codes too; or ""."""
     match = re.fullmatch(_VARIANT, word.strip())
     return _CODES.get(match[1].lower(), "") if match else ""
 
@@ -31,10 +31,10 @@ def named(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> dict[str,
     """
     sides: dict[str, str] = {}
     parts: dict[str, str] = {}
-    own = {*map(str.lower, wanted)} - {""}
+    others = {*map(str.lower, wanted)} - {""}
     for name in names:
         word = name.strip()
-        if known := code(word) or (word.lower() if word.lower() in own else ""):
+        if known := code(word) or (word.lower() if word.lower() in others else ""):
             sides.setdefault(known, name)
         elif len(word) < 40:
             label = re.fullmatch(r"\w+?[_.-]([A-Za-z]+?)(?:_[A-Z][a-z]{3})?", word)
@@ -46,8 +46,8 @@ def named(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> dict[str,
 def choose(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> Sequence[str]:
     """The names of the source and of the target; () if they are not clear.
 
-    They are what is `wanted`, of which each may be ""; else the words source and target; else
-    English is the source, or the first name where none is English.
+    The languages in `wanted` come first; each may be "". Then the words source and target count.
+    Otherwise English is the source, or the first name where none is English.
     """
     source, target = (code(word) or word.lower() for word in wanted)
     sides = named(names, wanted)
@@ -55,7 +55,7 @@ def choose(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> Sequence
         source, target = "source", "target"
     missing = [source, target].count("")
     rest = [each for each in sides if each not in (source, target)]
-    if len(rest) > missing:  # of columns, "id" and "no" are numbers
+    if len(rest) > missing:  # columns "id" and "no" hold numbers
         rest = [each for each in rest if each not in ("id", "no", "source", "target")]
     if missing and len(rest) != missing:
         return ()
@@ -68,8 +68,8 @@ def choose(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> Sequence
 def pairs(names: Iterable[str]) -> tuple[Sequence[str], list[tuple[str, str]]]:
     """The names that differ in the language only, such as x.de-en.en and x.de-en.de.
 
-    Of each name the last word that is a language counts. Of more than two languages those that
-    most names have are taken, of equal ones English, German and the alphabet's first.
+    The last word of a name that is a language counts. If there are more than two languages, the two
+    that most names have are taken; at equal numbers English, German, then the alphabet's order.
 
     Returns:
         The codes of source and target, and the pairs of names; neither if there is no pair.

@@ -16,9 +16,9 @@ Pair = tuple[Sequence[int], Sequence[int]]
 def pack(pairs: Iterable[Pair], length: int, open_rows: int = 256) -> Iterator[list[Pair]]:
     """Deals pairs of (source ids, target ids), with EOS, to rows; yields the pairs of each row.
 
-    As many pairs as fill `open_rows` rows are placed together, the longest first, each into the
-    row in which it leaves the fewest positions free. Pairs of the emptiest rows come again with the
-    next ones. The order of the rows is not random.
+    Pairs for `open_rows` rows are placed together, the longest first, each into the row in which it
+    leaves the fewest positions free. The pairs of the emptiest rows are packed again with the next
+    pairs. The order of the rows is not random.
 
     Args:
       pairs: each side has 1 to `length` ids.
@@ -26,7 +26,7 @@ def pack(pairs: Iterable[Pair], length: int, open_rows: int = 256) -> Iterator[l
       open_rows: more rows at a time fill better; 1,000 pairs take about 50 ms.
     """
     pool: list[Pair] = []
-    size = 0  # of the longer sides in the pool
+    size = 0  # the sum of the longer sides in the pool
     for pair in pairs:
         pool.append(pair)
         size += max(map(len, pair))
@@ -58,7 +58,7 @@ def row(pairs: Sequence[Pair], length: int) -> dict[str, np.ndarray]:
 
 
 def _split(pairs: list[Pair], length: int, most_again: int) -> tuple[list[list[Pair]], list[Pair]]:
-    """The pairs of each row that is done, and the pairs of at most so many rows to pack again."""
+    """The pairs of each finished row; the pairs of at most `most_again` rows to pack again."""
     sizes = np.array([[len(side) for side in pair] for pair in pairs]).reshape(-1, 2)
     where, free = _place(sizes, length)
     least = free.min(axis=1)
@@ -91,7 +91,7 @@ def _place(sizes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
 def serialize_example(features: Mapping[str, Sequence[int] | np.ndarray]) -> bytes:
     """The serialized tf.train.Example of lists of integers, in the order of their names.
 
-    The order of protobuf's own maps changes with its version.
+    The order of protobuf's maps changes with its version.
     """
     train, entries = tensorflow().train, []
     for name in sorted(features):

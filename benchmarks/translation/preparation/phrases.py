@@ -3,9 +3,9 @@
     python -m scripts.prepare phrases --out=data/phrases
 
 20,000 pairs for training and 500 for evaluation come from Babel (the Unicode locale data, CLDR) and
-num2words, without a network, by the patterns and words in phrases.tsv. In every evaluation
-sentence, a value or the combination of values is one that no training sentence has: 1 in 20 are
-reserved for the evaluation. OUT/raw has the text, a sentence per line, and `text` makes the records
+num2words, without a network, by the patterns and words in phrases.tsv. Every evaluation sentence
+has a value, or a combination of values, that no training sentence has: 1 in 20 values are reserved
+for the evaluation. OUT/raw has the text, a sentence per line, and `text` makes the records
 from it. The same versions of Babel and num2words give the same bytes. The program does nothing if
 the folder is complete.
 """
@@ -87,7 +87,7 @@ def _list(pairs: Iterable[tuple[str, str]]) -> tuple[str, str]:
 
 
 def _integer(draw: Random, most: int) -> int:
-    """From 2 to `most`, small ones more often."""
+    """A random integer from 2 to `most`; small ones are more frequent."""
     return min(most, int(2 * (most / 2) ** draw.random()))
 
 
@@ -115,7 +115,7 @@ def _date(draw: Random, kind: str) -> Slot:
 
 
 def _time(draw: Random, kind: str) -> Slot:
-    """Of 12 hours with AM or PM, or of 24, in English; of 24 in German."""
+    """A time: in English with 12 hours and AM or PM, or with 24 hours; in German with 24."""
     if kind == "time":
         time = datetime.time(draw.randrange(24), draw.choice([0, 15, 30, draw.randrange(60)]))
         texts = _both(dates.format_time, time, "short", en=draw.choice(["en_US", "en_US", "en_GB"]))
@@ -131,7 +131,7 @@ def _time(draw: Random, kind: str) -> Slot:
 
 
 def _spoken_time(draw: Random, kind: str) -> Slot:
-    """As people say it: "half past seven in the evening" is "halb acht abends"."""
+    """A time as people say it: "half past seven in the evening" is "halb acht abends"."""
     hour, minute = draw.randrange(24), draw.randrange(0, 60, 5)
     this, after = (_both(_in_words, n) for n in ((hour + 11) % 12 + 1, hour % 12 + 1))
     if (this[1], minute) == ("eins", 0):
@@ -274,11 +274,9 @@ def _make_sentence(draw: Random, pattern: tuple[str, str]) -> tuple[list[str], l
 
 
 def pairs(split: str, count: int) -> list[tuple[str, str]]:
-    """Sentences in English and German, all different: a function of the arguments.
+    """`count` different sentences in English and German: a function of the arguments.
 
-    Args:
-        split: "train", whose values and combinations are common, or "eval", where one is reserved.
-        count: how many.
+    Values and combinations are common for "train"; for "eval", one of each sentence is reserved.
     """
     draw, texts = Random(f"phrases {split}"), {}
     patterns = list(WORDS["sentence"])

@@ -45,7 +45,7 @@ Job = tuple[int, list[Pair]]  # the number of a shard, and its pairs
 
 
 def make(args: argparse.Namespace, source: TextInput) -> dict[str, Any]:
-    """Writes what is not finished yet, except the manifest.
+    """Writes the files that are not finished yet, except the manifest.
 
     Returns:
         The manifest's content, a function of the input, the seed and the settings.
@@ -110,8 +110,9 @@ def _warn_of_known(train: Sequence[Pair], evaluation: Sequence[Pair]) -> None:
 def _vocabulary_size(size: int, pairs: Sequence[Pair]) -> int:
     """The size of the vocabulary that fits the text, of which the files have `size` bytes.
 
-    It is that of WMT, but beside the different characters at most one for each 1,000 characters
-    of text: a subword has about four, so that each occurs 250 times, enough to learn it.
+    It is the size for WMT, but at most the number of different characters plus one subword for each
+    1,000 characters of text: a subword has about four, so that it occurs 250 times, enough to learn
+    it.
     """
     if size >= 1000 * _VOCABULARY[1]:
         return _VOCABULARY[1]
@@ -135,7 +136,7 @@ def sample(pairs: list[Pair], seed: int) -> list[str]:
 def deal(count: int, shards: int, seed: int) -> np.ndarray:
     """The shard int64[count] of each pair, so that the shards are equally large.
 
-    Of each `shards` consecutive pairs every shard gets one, in an order drawn from the seed.
+    Every shard gets one of each `shards` consecutive pairs, in an order drawn from the seed.
     """
     groups = np.arange(-(-count // shards))[:, None]
     draws = hash64(seed, 1, groups, np.arange(shards))
@@ -205,7 +206,7 @@ def make_shard(
         vocabulary: the content of its file.
         length: positions of a row.
         max_tokens: pairs with more on a side are left out, EOS included.
-        seed: of the order.
+        seed: decides the order.
         job: the number of the shard, and its pairs.
 
     Returns:

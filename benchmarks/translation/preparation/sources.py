@@ -49,17 +49,15 @@ class Pairs(NamedTuple):
     """The pairs of a data set."""
 
     train: list[Pair]  # without space at their ends, as in tensor2tensor
-    eval: list[Pair]  # as they are
+    eval: list[Pair]  # unchanged
     left_out: dict[str, dict[str, int]]  # by split: how many pairs, by reason
 
 
 class TextInput:
     """The files of text that the arguments name.
 
-    Attributes:
-        vocabulary: the one to use; None if it is to be built.
-        size: bytes of the files with training text.
-        settings: what changes the records, beside the settings that each preparation has.
+    `vocabulary` is None if it is to be built. `size` is the number of bytes of training text.
+    `settings` are the arguments that change the records, beside those of every preparation.
     """
 
     def __init__(self, args: argparse.Namespace):
@@ -82,7 +80,7 @@ class TextInput:
             self.settings["eval"] = "drawn"
 
     def stamps(self) -> dict[str, str]:
-        """What the training rows are made of: names, sizes and times of the files, by flag."""
+        """The names, sizes and times of the files of training text, by flag."""
         rows: list[Any] = [str(each) for each in self._inputs["train"]]
         for path in dict.fromkeys(self._paths):
             stat = tensorflow().io.gfile.stat(path)

@@ -7,7 +7,7 @@
 Line i of a target file is the translation of line i of its source file; only "\\n" ends a line. A
 file may be a .gz or an .sgm. Files of pairs are tables (.tsv, .csv) and .jsonl. The program builds
 a vocabulary of subwords (or takes a file), and packs several pairs into each row. After an
-interruption the same command continues. See docs/data.md.
+interruption the same command continues. docs/data.md describes the formats.
 """
 
 import argparse
@@ -33,7 +33,7 @@ ROW_LENGTH, EVAL_LENGTHS = 256, (32, 64, 128)
 # from the second on, about a million, the recipe is that of WMT, which has 145 million.
 _FEW, _MANY = 1_300_000, 25_600_000
 _TINY = 1000  # fewer training pairs are worth a warning
-_STEPS = 2500  # of the schedule, in 10 to 100 epochs; small text has twice as many
+_STEPS = 2500  # training steps, in 10 to 100 epochs; small text has twice as many
 # Ends of the names of lines of text, beside languages; words in the names of evaluation text.
 _LINES = ("txt", "text", "tok", "sgm", "src", "tgt", "trg", "source", "target")
 _EVAL = {"val", "valid", "validation", "dev", "newsdev", "eval"}, {"test", "newstest", "tst"}
@@ -117,12 +117,17 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
     add, sized = parser.add_argument, console.integer(1, 10**6)
     utf8: dict[str, Any] = {"type": console.path, "default": ""}
-    files = "files, with commas between: FILE, FILE.gz or FILE.sgm"
+    files = "files, separated by commas: FILE, FILE.gz or FILE.sgm"
     add("--train_source", **utf8, metavar="FILES", help=files)
     add("--train_target", **utf8, metavar="FILES", help="their translations, in the same order")
     pairs = "files of pairs: .tsv, .csv, .jsonl, each perhaps .gz"
     add("--train", **utf8, metavar="FILES", help=pairs)
-    add("--columns", default="", metavar="A,B", help="source and target, by number or name")
+    add(
+        "--columns",
+        default="",
+        metavar="A,B",
+        help="columns of source and target, by number or name",
+    )
     guess = "(by names, headers and keys; English is the source)"
     add("--source_language", default="", metavar="CODE", help=f"such as en {guess}")
     add("--target_language", default="", metavar="CODE", help="such as de")
@@ -134,15 +139,20 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--eval_source", **utf8, metavar="FILES", help="text to evaluate on")
     add("--eval_target", **utf8, metavar="FILES", help="its reference translations")
     arguments.add_out(parser)
-    add("--vocabulary", **utf8, metavar="FILE", help="t2t's vocab.*.subwords or sentencepiece's")
-    size = "to build (32768; for less than 33 MB one for each 1,000 characters)"
+    add(
+        "--vocabulary",
+        **utf8,
+        metavar="FILE",
+        help="of tensor2tensor (vocab.*.subwords) or sentencepiece",
+    )
+    size = "subwords (32768; below 33 MB of text one for each 1,000 characters)"
     add("--vocabulary_size", type=sized, metavar="N", help=size)
     row = console.integer(4, 65536)  # as config.row_length
     add("--length", type=row, default=ROW_LENGTH, help="positions of a row (256)")
     add("--max_tokens", type=sized, help="longer training pairs are left out (80)")
     files_of_split = console.integer(1, console.MOST_SHARDS)
     add("--shards", type=files_of_split, metavar="N", help="train files (up to 100, by size)")
-    add("--seed", type=console.integer(0, 2**31 - 1), default=0, help="of the order (0)")
+    add("--seed", type=console.integer(0, 2**31 - 1), default=0, help="seed of the order (0)")
     add("--workers", type=console.integer(1, console.MOST_WORKERS), help="processes (one per core)")
     add("--overwrite", action="store_true", help="delete other records in --out first")
     args = parser.parse_args(argv)
@@ -244,7 +254,7 @@ def _gnmt_command(out: str, content: dict[str, Any]) -> str:
         return ""
     flags = arguments.keys(**arguments.fitted(train["pairs"], 64, 12, 2000))
     command = arguments.train_command("small.py:gnmt", out, *flags, *_eval_lengths(content))
-    return f"{command}_gnmt"  # a workdir of its own
+    return f"{command}_gnmt"  # another workdir
 
 
 def _eval_lengths(content: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The vocabulary of a preparation: a file of the user's, or one built from a sample of the text.
+"""The vocabulary of a preparation: the user's file, or one built from a sample of the text.
 
 Subwords are learned as tensor2tensor 1.15.7's `SubwordTextEncoder` does.
 """
@@ -25,13 +25,13 @@ from common.preparation import writing
 
 FILES = {"subwords": "vocab.subwords", "sentencepiece": "vocab.model"}  # names in OUT, by kind
 _FACTS = "vocabulary.json"
-_ROUNDS = 4  # of refinement, as in tensor2tensor
+_ROUNDS = 4  # rounds of refinement, as in tensor2tensor
 _MOST_COUNT = 1000  # the largest minimum count that the search for a size tries
 # Characters of a token that count. One of 5,000 would have 12 million subwords.
 _LONGEST_TOKEN = 100
 # Text without blanks, such as Chinese, has hardly a token twice. These bound what it takes to about
 # a gigabyte; a sample of WMT has less than half as many.
-_CHARACTERS = 3 << 20  # of different tokens; later ones do not count
+_CHARACTERS = 3 << 20  # the most characters of different tokens; later tokens do not count
 _CANDIDATES = 1 << 21  # longer ones are not looked at beyond so many
 
 
@@ -74,9 +74,9 @@ def save(out: str, vocabulary: Vocabulary) -> None:
 def learn_subwords(counts: Mapping[str, int], size: int) -> str:
     """Makes a vocabulary of about `size` subwords: the text of its file.
 
-    As `SubwordTextEncoder.build_to_target_size(size, counts, 1, 1e3)`: a binary search for the
-    least count of a subword, which ends within 1 % of the size. Of a token of 100 characters or
-    more the first 100 count, and of text without blanks a part: there tensor2tensor differs.
+    The algorithm is that of `SubwordTextEncoder.build_to_target_size(size, counts, 1, 1e3)`: a
+    binary search for the least count of a subword, which ends within 1 % of the size. Other than
+    there, only the first 100 characters of a token count, and only a part of text without blanks.
 
     Args:
       counts: how often each token of `split_tokens` occurs.
@@ -145,7 +145,7 @@ def _candidates(tokens: list[tuple[str, int]], subwords: set[str], least: int) -
 def _select(occurrences: dict[str, int], alphabet: set[str], least: int) -> list[str]:
     """The candidates that occur often enough, and the alphabet, the most frequent first.
 
-    Each subword that is taken no longer counts for its beginnings.
+    The occurrences of a chosen subword no longer count for its beginnings.
     """
     taken = []
     for candidate in sorted(occurrences, key=len, reverse=True):

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from common.layers import sums
 from common.layers.dropout import keep_mask
 
-_PARTS = 2  # of the rows on CPUs: XLA has one core for a batch of products; tried on two cores
+_PARTS = 2  # slices of the rows on CPUs: XLA has one core for a batch of products
 FORBIDDEN = -1e9  # the score of a key that must not be seen; finite, so that no row is nan
 
 
@@ -39,7 +39,7 @@ def attend(
       query: [b, heads, head, Lq], already scaled.
       key, value: [b, heads, head, Lk].
       mask: bool[b, Lq, Lk], which keys a query sees.
-      dropped: the dropout's (rate, seeds int32[b] of the rows or None, number of the place).
+      dropped: the dropout's (rate, seeds int32[b] of the rows or None, site number).
       is_tall: False if queries, keys, values and the result are [b, heads, L, head].
 
     Returns:
@@ -107,7 +107,7 @@ _attend.defvjp(_forward, _backward)
 
 
 def _product(is_tall: bool, equation: str, *operands: jax.Array, **how: Any) -> jax.Array:
-    """`jnp.einsum`; the equation is that of tall arrays."""
+    """`jnp.einsum` with an equation for tall arrays, whose last two axes swap if not `is_tall`."""
     if not is_tall:
         equation = equation.replace("dq", "qd").replace("dk", "kd")
     return jnp.einsum(equation, *operands, **how)

@@ -52,7 +52,7 @@ def smoothed_cross_entropy(
     vocab_size: int,
     smoothing: float = 0.1,
 ) -> jax.Array:
-    """The loss of each token, less what a perfect model would have: 0 for a perfect one.
+    """The loss of each token minus the loss of a perfect model, which thus has 0.
 
     With V = vocab_size, the target has probability 1 - smoothing and each other word
     smoothing / (V - 1). The logits are stored once, for the backward pass.

@@ -1,6 +1,6 @@
 """The Transformer in MLPerf: its rules, its data, and what the logs say about a run.
 
-Keys of 'mllog' are those of mlperf-logging's ruleset 0.7.0, the last one that knows this benchmark.
+Keys of 'mllog' come from mlperf-logging's ruleset 0.7.0, the last one that knows this benchmark.
 Keys of 'v0.5' are the tags of mlperf_compliance 0.0.10.
 """
 

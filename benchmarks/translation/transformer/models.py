@@ -24,7 +24,7 @@ from common.layers import cpu, device_kind
 from common.layers.dropout import dropout
 
 _TILE = 128  # the table has a multiple of it as rows: that fills the TPU's matrix unit
-_EPSILON = 1e-6  # of the norms
+_EPSILON = 1e-6  # added to the norms' variance
 _ENCODER, _DECODER = 0, 1000  # the first number of the dropouts of a stack
 
 Cache = dict[str, dict[str, jax.Array]]
@@ -181,7 +181,7 @@ class Attention(nn.Module):
         return self.out(context.reshape(x.shape))[0], cache
 
     def cross_step(self, x: jax.Array, keys: Any, values: Any, seen: jax.Array) -> jax.Array:
-        """Attention of one token of each beam [b, k, width] to [b, heads, head, S].
+        """Attention of one token of each beam [b, k, width] to keys and values [b, heads, head, S].
 
         `seen` is bool[b, S].
         """
@@ -238,16 +238,16 @@ class Layer(nn.Module):
     def __call__(
         self, x: jax.Array, memory: jax.Array | None, masks: Any, seeds: Any, site: int
     ) -> jax.Array:
-        """Returns [b, L, width]; `masks` has one for the self-attention and one for the other."""
+        """Returns [b, L, width]; `masks` are for the self-attention and the cross-attention."""
 
         def add(x: jax.Array, y: jax.Array, number: int) -> jax.Array:
             return x + dropout(y, self.rate, seeds, site + number)
 
-        own, other = masks
-        y = self.attention(self.attention_norm(x), None, own, seeds, site)
+        self_mask, cross_mask = masks
+        y = self.attention(self.attention_norm(x), None, self_mask, seeds, site)
         x = add(x, y, 1)
         if memory is not None:
-            y = self.cross_attention(self.cross_norm(x), memory, other, seeds, site + 2)
+            y = self.cross_attention(self.cross_norm(x), memory, cross_mask, seeds, site + 2)
             x = add(x, y, 3)
         return add(x, self.mlp(self.mlp_norm(x), seeds, site + 4), 5)
 
@@ -267,15 +267,15 @@ class Transformer(nn.Module):
     # Words, PAD (0) and EOS (1) included. The table has rows up to the next multiple of 128, which
     # are no words.
     vocab_size: int
-    width: int = 1024  # of the features; even, and a multiple of `heads`
-    mlp_width: int = 4096  # of the hidden layer in each layer
-    heads: int = 16  # of each attention
-    layers: int = 6  # of each stack
+    width: int = 1024  # the features' width; even, and a multiple of `heads`
+    mlp_width: int = 4096  # the width of each layer's hidden layer
+    heads: int = 16  # heads of each attention
+    layers: int = 6  # layers of each stack
     # The probability of 0 in the embeddings, every sub-layer's result, the attention's
     # probabilities, and the hidden layers.
     dropout: float = 0.1
     remat: bool = False  # whether the backward pass computes each layer again, to save memory
-    dtype: Any = jnp.bfloat16  # of products and activations
+    dtype: Any = jnp.bfloat16  # the dtype of products and activations
 
     def setup(self):
         shape = -(-self.vocab_size // _TILE) * _TILE, self.width
@@ -345,8 +345,8 @@ class Transformer(nn.Module):
         Args:
           ids: int32[b, k], the tokens before; 0 at position 0.
           position: int32[], from 0.
-          cache: of `start`, or of the step before.
-          memory: of `encode`.
+          cache: the result of `start`, or of the step before.
+          memory: the result of `encode`.
 
         Returns:
           (logits float32[b, k, V], cache). V is the size of the table; the logits of rows that

@@ -66,7 +66,8 @@ class Records:
     def parse(self, serialized: Any) -> dict[str, Any]:
         """A serialized tf.train.Example as a row: int32[length] by the names of FEATURES.
 
-        Those of targets are int32[target_length]. A record of one pair is a row of one segment.
+        The features of targets are int32[target_length]. A record of one pair is a row of one
+        segment.
         """
         tf = tensorflow()
         parsed = tf.io.parse_single_example(serialized, rows.features())
@@ -83,7 +84,7 @@ class Records:
 
 
 def _accept(batch: Batch) -> None:
-    """Takes any batch: all records were checked when they were opened, or written."""
+    """Accepts any batch: all records were checked when they were opened, or written."""
 
 
 def open_records(
@@ -99,14 +100,14 @@ def open_records(
     """Opens TFRecords of sentence pairs, and logs how full the rows of training are.
 
     Each file is read through once to count and check its records, unless the folder's manifest
-    describes the training rows. Training leaves out what is longer than `length`: single pairs, and
+    describes the training rows. Training leaves out single pairs that are longer than `length`, and
     packed rows if they are few. Where packed and single records lie together, evaluation reads the
     single ones. Their targets may be longer than `length`.
 
     Args:
       data_dir: folder, local or gs://.
-      patterns: of the files' names, with commas between.
-      cache: a JSON file that keeps what the scan has found.
+      patterns: patterns of the files' names, separated by commas.
+      cache: a JSON file that keeps the result of the scan.
       split: "train" or "eval".
       length: positions of a row, of each side; to evaluate, of inputs.
       vocab_size: the number of ids of the vocabulary.

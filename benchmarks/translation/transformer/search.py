@@ -33,17 +33,17 @@ def beam_search(
 
     Each step takes the best 2k continuations of a sentence's k live beams. Those that end with EOS
     compete with the k finished ones. The best k of the others stay live. A sentence is done when
-    its `top` best finished scores cannot be beaten by what its live beams can still reach, or at
-    its limit; if nothing has finished by then, its live beams are the result. Between equal values,
+    its live beams can no longer reach a score above its `top` best finished ones, or at its limit;
+    if nothing has finished by then, its live beams are the result. Between equal values,
     the beam with the lower index wins, then the token with the lower id. PAD is never chosen. One
     beam makes it greedy, except that it goes on until its best EOS is sure to win.
 
     Args:
       step: continues all beams by one token.
-      cache: of the first step, the same for the k beams of a sentence.
+      cache: the cache of the first step, the same for the k beams of a sentence.
       limit: int32[b], the most tokens of each sentence, EOS included; 0 for rows of padding.
-      rules: of the search; no limit may be larger than its length. For a `top` above 1, the
-        search runs longer.
+      rules: the rules of the search; no limit may be larger than its length. For a `top` above 1,
+        the search runs longer.
 
     Returns:
       Sequences int32[b, top, T] with EOS and then PAD, and their scores float32[b, top], the
@@ -84,7 +84,7 @@ def _start(sentences: int, rules: Rules) -> _Lists:
 def _extend(
     lists: _Lists, logp: jax.Array, position: jax.Array, penalty: jax.Array
 ) -> tuple[_Lists, jax.Array]:
-    """Adds a token to each live beam; `penalty` float32[] is that of sequences that end here.
+    """Adds a token to each live beam; `penalty` float32[] is for sequences that end here.
 
     Returns the lists, and the indices int32[b, k] of the beams that the live ones continue.
     """

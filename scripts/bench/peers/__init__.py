@@ -1,6 +1,6 @@
-"""Train steps to compare ours with: each as one writes it in flax and optax, without special forms.
+"""Train steps to compare ours with, written in plain flax and optax without special optimisations.
 
-`resnet` and `transformer` are the steps of flax's examples imagenet and wmt, written anew. `gnmt`,
+`resnet` and `transformer` are the steps of flax's examples imagenet and wmt, rewritten. `gnmt`,
 `ssd` and `mask_rcnn` are the plain forms of the same networks and losses. Each module has
 `make(benchmark, freeze) -> Peer`; `scripts.bench.peers.step` makes a train step of it.
 
@@ -21,19 +21,14 @@ NAMES = ("resnet", "transformer", "gnmt", "ssd", "mask_rcnn")
 
 
 class Peer(NamedTuple):
-    """What a peer is trained with.
+    """The functions and the optimizer that a peer is trained with."""
 
-    Attributes:
-      init: from a key to (params, model_state).
-      loss: from (params, model_state, batch, key), of one device's share, to (the loss f32[],
-        ({name: metric f32[]}, model_state)).
-      optimizer: of all parameters.
-      specs: from a global batch size to the shapes of each kind of batch that the benchmark has.
-    """
-
-    init: Callable[[jax.Array], tuple[Any, Any]]
+    init: Callable[[jax.Array], tuple[Any, Any]]  # key -> (params, model_state)
+    # (params, model_state, batch, key) -> (loss f32[], ({name: metric f32[]}, model_state)), all of
+    # one device's share.
     loss: Callable[[Any, Any, Mapping[str, jax.Array], jax.Array], tuple[jax.Array, Any]]
     optimizer: optax.GradientTransformation
+    # The global batch size -> the shapes of each kind of batch that the benchmark has.
     specs: Callable[[int], tuple[Spec, ...]]
 
 
@@ -46,7 +41,7 @@ def check(config: Mapping[str, Any]) -> None:
 def load(recipe: Mapping[str, Any], benchmark: Any) -> Peer:
     """The peer of a benchmark, at the sizes of its settings; ConfigError if it has none.
 
-    `recipe` are the values of the config; of the loop's keys a peer has `freeze` alone.
+    `recipe` are the values of the config; `freeze` is the only key of the loop that a peer reads.
     """
     check(recipe)
     package = importlib.import_module(f"{__name__}.{recipe['benchmark']}")

@@ -30,7 +30,7 @@ class LSTM(nn.Module):
     def __call__(self, x: jax.Array, alive: jax.Array | None = None) -> jax.Array:
         init = self.weights
         dense = nn.Dense(4 * self.width, dtype=self.dtype, kernel_init=init, bias_init=init)
-        gates = dense(x)  # of all steps: the input product, outside of the loop
+        gates = dense(x)  # the input products of all steps, outside of the loop
         kernel = self.param("recurrent", init, (self.width, 4 * self.width))
         narrow = kernel.astype(self.dtype)
 

@@ -2,8 +2,8 @@
 
 Anchors and regions are sampled by sorting, suppression goes through the boxes one by one, RoIAlign
 gathers the four neighbours of each point and averages, and jax derives all gradients. Images are
-plain [H, W, 3]. Layers have our names, so that our weights fit. Random numbers are the hashes that
-ours are, so that the samples are the same; here the smallest ones are found by sorting.
+plain [H, W, 3]. Layers have our names, so that our weights fit. Random numbers are the same hashes
+as in our network, so the samples are the same; here the smallest ones are found by sorting.
 
 Of an image there are G true objects ("boxes" f32[G, 4], "classes" int32[G], 0 is padding, "masks"
 in bits), N anchors and R regions.
@@ -46,7 +46,7 @@ class Regions(NamedTuple):
 
 
 def _drawn(eligible: jax.Array, count: Any, key: jax.Array) -> jax.Array:
-    """Marks `count` random ones of the eligible [N]."""
+    """Draws `count` random positions out of the eligible [N]."""
     numbers = (hash32(key, jnp.arange(len(eligible))) >> 1).astype(jnp.int32)
     order = jnp.argsort(jnp.where(eligible, numbers, -1), descending=True, stable=True)
     return eligible & (jnp.argsort(order) < count)
@@ -100,8 +100,8 @@ def _region_loss(logits: jax.Array, codes: jax.Array, regions: Regions, boxes: j
     """The loss of an image's regions: logits [R, C], codes [R, C, 4]."""
     count, positive = len(logits), regions.classes > 0
     entropy = optax.softmax_cross_entropy_with_integer_labels(logits, regions.classes)
-    own = jnp.where(positive[:, None], regions.boxes, jnp.array([0.0, 0, 1, 1]))
-    targets = encode_boxes(boxes[regions.owner], own)
+    region_boxes = jnp.where(positive[:, None], regions.boxes, jnp.array([0.0, 0, 1, 1]))
+    targets = encode_boxes(boxes[regions.owner], region_boxes)
     mine = codes[jnp.arange(count), regions.classes]
     distance = jnp.where(positive, smooth_l1(mine - targets).sum(-1), 0)
     return (jnp.sum(jnp.where(regions.valid, entropy, 0)) + jnp.sum(distance)) / count
@@ -144,13 +144,9 @@ def _mask_loss(logits: jax.Array, regions: Regions, boxes: jax.Array, masks: jax
 def total_loss(
     settings: Any, batch: Mapping[str, jax.Array], anchors: Any, outputs: Any
 ) -> jax.Array:
-    """The loss f32[] of a batch.
+    """The loss f32[] of a batch, with anchors f32[n, 4] of each level.
 
-    Args:
-      settings: the settings of the benchmark.
-      batch: a batch of the benchmark.
-      anchors: f32[n, 4] of each level.
-      outputs: (logits and codes of the anchors, regions, outputs of the box and of the mask head).
+    `outputs` are the anchors' logits and codes, the regions, and the box and mask heads' outputs.
     """
     proposed, regions, found, outlines = outputs
     boxes, classes = batch["boxes"], batch["classes"]
@@ -379,7 +375,7 @@ def make(benchmark: Any, freeze: str) -> Peer:
         return variables["params"], variables["batch_stats"]
 
     def held(params: Any) -> Any:
-        """The parameters, those of frozen layers without a gradient."""
+        """The parameters, without gradients for frozen layers."""
         keeps = keys.tuning.bn_statistics == "frozen"
         fixed = [n in frozen or (keeps and "/bn" in n) for n in by_name(params)]
         leaves, form = jax.tree.flatten(params)

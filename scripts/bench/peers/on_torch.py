@@ -5,8 +5,8 @@ through torch.compile; images have channels last, which is faster than PyTorch's
 optimizer is the config's, as one fused operation. PyTorch is no dependency of this project.
 
 With config.precision='bfloat16' autocast decides: embeddings, norms and the sums between layers
-stay float32, where ours are bfloat16; GNMT's attention and the last layers of Mask R-CNN's heads
-are bfloat16, where ours are float32.
+stay float32, where our step has bfloat16; GNMT's attention and the last layers of Mask R-CNN's
+heads are bfloat16, where our step has float32.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ _RATE = 1e-3
 
 
 def require(*packages: str) -> None:
-    """Raises ConfigError if one of these is not installed."""
+    """Raises ConfigError if a package that the peers need is not installed."""
     for name in packages:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"the peer needs {name}, which is not installed: pip install {name}")
@@ -101,7 +101,7 @@ def check_device(torch: Any) -> str:
 
 
 def make_step(torch: Any, programs: Programs, batch: HostBatch) -> Callable[[], float]:
-    """A train step on one batch of ours; it waits for the device and returns the loss."""
+    """A train step on one of our batches; it waits for the device and returns the loss."""
     settings, device = programs.settings, check_device(torch)
     torch.manual_seed(settings.seed)
     network = NETWORKS[settings.benchmark](torch, programs.benchmark)
@@ -140,7 +140,7 @@ def make_step(torch: Any, programs: Programs, batch: HostBatch) -> Callable[[], 
 
 
 def _optimizer(torch: Any, settings: Settings, network: Any) -> Any:
-    """The config's optimizer of all trained parameters; weight decay is of kernels."""
+    """The config's optimizer of all trained parameters; weight decay applies to kernels only."""
     rule = settings.optimizer
     trained = [x for x in network.parameters() if x.requires_grad]
     if rule.optimizer == "adam":

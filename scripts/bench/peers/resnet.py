@@ -1,8 +1,8 @@
 """The step of flax's ImageNet example: a ResNet of plain layers, SGD with momentum, bfloat16.
 
-Written anew from the example's definition (google/flax, examples/imagenet, 2024): images arrive
-normalised in the compute dtype, BatchNorm's statistics are a device's, half the squared norm of all
-kernels times 1e-4 is part of the loss. Layers have our names, so that our weights fit.
+Rewritten after the example's definition (google/flax, examples/imagenet, 2024): images arrive
+normalised in the compute dtype, each device has its BatchNorm statistics, and half the squared norm
+of all kernels times 1e-4 is part of the loss. Layers have our names, so that our weights fit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from common.errors import ConfigError
 from models import DEPTHS, BottleneckBlock
 from scripts.bench.peers import Peer
 
-_PENALTY = 1e-4  # of the squared norm of the kernels
+_PENALTY = 1e-4  # factor of the squared norm of the kernels
 
 
 class Block(nn.Module):
@@ -54,12 +54,8 @@ class Block(nn.Module):
 class Trunk(nn.Module):
     """A ResNet's stem and stages.
 
-    Attributes:
-      stage_sizes, is_bottleneck, strides: of the blocks of each stage.
-      filters: of the first stage.
-      dtype: of convolutions and activations.
-      norm: BatchNorm with its attributes but dtype and mode.
-      pool: the padding of the stem's max-pool.
+    `filters` is the number of channels of the first stage, `norm` BatchNorm without dtype and mode,
+    `pool` the padding of the stem's max-pool.
     """
 
     stage_sizes: Sequence[int]

@@ -1,7 +1,8 @@
 """SSD in its plain form: the network, matching, mining and losses of `benchmarks.detection.ssd`.
 
 Two convolutions per map predict offsets and classes, all maps are joined, the hardest negatives are
-found by sorting, and the matched boxes by indices. Images are augmented on the device as ours.
+found by sorting, and the matched boxes by indices. Images are augmented on the device as in
+training.
 """
 
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ class SSD(nn.Module):
 
     backbone: Trunk
     extras: Any  # (squeezed, filters, stride, padding) of each extra layer
-    boxes_per_cell: Any  # of each map
+    boxes_per_cell: Any  # by map
     num_logits: int
 
     @nn.compact
@@ -60,9 +61,9 @@ def matched(boxes: jax.Array, valid: jax.Array, anchors: jax.Array, threshold: f
     takes = jnp.max(overlaps, 1) > 0
     taken = jnp.where(takes, jnp.argmax(overlaps, 1), len(anchors))  # beyond the last: dropped
     numbers = jnp.arange(len(boxes))
-    taker = jnp.full(len(anchors), -1).at[taken].max(numbers, mode="drop")
-    positive = (taker >= 0) | (overlap >= threshold)
-    return jnp.where(taker >= 0, taker, nearest), positive, overlap
+    assigned = jnp.full(len(anchors), -1).at[taken].max(numbers, mode="drop")
+    positive = (assigned >= 0) | (overlap >= threshold)
+    return jnp.where(assigned >= 0, assigned, nearest), positive, overlap
 
 
 def detection_loss(

@@ -91,7 +91,7 @@ def lower_with_our_options(programs: Programs, plan: Plan) -> list[Any]:
 
 
 def make_step(programs: Programs, batch: HostBatch) -> Callable[[], None]:
-    """A function that takes a step of the peer on a batch of ours and waits for the devices."""
+    """A function that takes a step of the peer on our batch and waits for the devices."""
     settings, mesh = programs.settings, programs.mesh
     benchmark: Any = programs.benchmark
     peer = peers.load(settings.config, benchmark)

@@ -1,10 +1,10 @@
-"""SSD and Mask R-CNN of torchvision's parts, with the sizes of ours, for `on_torch`.
+"""SSD and Mask R-CNN built from torchvision's parts at our models' sizes, for `on_torch`.
 
-A network is a `torch.nn.Module` from what its method `inputs` makes of a batch to the loss, a
-scalar. `compiled` are its modules that torch.compile takes on a GPU: the shapes of the rest depend
-on the data. Images are normalised in the step and not resized.
+A network is a `torch.nn.Module`: its method `inputs` prepares a batch, and the module computes the
+loss, a scalar. `compiled` lists the modules that torch.compile takes on a GPU: in the others the
+shapes depend on the data. Images are normalised in the step and not resized.
 
-Targets and losses are torchvision's. The sizes are ours, the numbers differ: SSD's loss is divided
+Targets and losses are torchvision's, so they differ from ours: SSD's loss is divided
 by the positives of the batch and not of each image, Mask R-CNN's anchors lie around the corners of
 cells, samples are drawn by other random numbers, and true masks fill their boxes. SSD's images are
 not mirrored and keep their contrast, and its norms are not decayed. Suppression is
@@ -45,7 +45,7 @@ def ssd(torch: Any, benchmark: Any) -> Any:
                 self.extras.append(nn.Sequential(*first, last, nn.ReLU(inplace=True)))
 
         def forward(self, images: Any) -> list[Any]:
-            # A matrix and an offset change the colours of each image, as in ours.
+            # A matrix and an offset change the colours of each image, as in our SSD.
             matrix = torch.eye(3, device=images.device).expand(len(images), 3, 3)
             coloured = (images.flatten(1, 2).float() @ matrix + 0).clamp(0, 255)
             x = self.normalize(coloured.view(images.shape))
@@ -83,7 +83,7 @@ def mask_rcnn(torch: Any, benchmark: Any) -> Any:
     """The Mask R-CNN of a `benchmarks.detection.mask_rcnn`.
 
     True boxes are proposed so often that as many regions are positive as our network computes masks
-    for. Ours does so in any case; torchvision would compute a few masks for an untrained network.
+    for. Our network always computes them; torchvision would compute few for an untrained network.
     """
     vision: Any = importlib.import_module("torchvision.models.detection.image_list")
     most = benchmark.settings.regions.sampling.positives
@@ -213,7 +213,7 @@ def _norm(benchmark: Any) -> Any:
 
 
 def _swapped(boxes: Any) -> Any:
-    """(x0, y0, x1, y1), torchvision's order, of boxes [..., 4] in ours."""
+    """Boxes [..., 4] in torchvision's order (x0, y0, x1, y1), from (y0, x0, y1, x1)."""
     return boxes[..., [1, 0, 3, 2]]
 
 

@@ -1,8 +1,8 @@
-"""ResNet, Transformer, GNMT and NeuMF of PyTorch's own layers, for `on_torch`.
+"""ResNet, Transformer, GNMT and NeuMF built from PyTorch's layers, for `on_torch`.
 
 A network is a `torch.nn.Module` from a training batch, {name: tensor}, to the loss, a scalar. The
 first weights are drawn as programs in PyTorch draw them. tests/scripts/bench/test_peers.py compares
-the losses of the translators with ours for the same weights.
+the translators' losses with our models' losses for the same weights.
 """
 
 import math
@@ -99,7 +99,8 @@ def trunk(
 def transformer(torch: Any, benchmark: Any) -> Any:
     """`torch.nn.Transformer` on the packed rows of a `benchmarks.translation.transformer`.
 
-    As in ours, attention has no biases, and one table embeds both languages and gives the logits.
+    As in our model, attention has no biases, and one table embeds both languages and gives the
+    logits.
     """
     nn, keys, words = torch.nn, benchmark.settings, benchmark.vocabulary_size
     width, heads = keys.width, keys.num_heads

@@ -1,9 +1,9 @@
 """The step of flax's wmt example: a Transformer of plain layers on packed rows, Adam, bfloat16.
 
-Written anew from the example's definition (google/flax, examples/wmt, 2024), at the sizes of ours:
+Rewritten after the example's definition (google/flax, examples/wmt, 2024), at our model's sizes:
 one table embeds both languages and gives the logits, layers normalise first, dropout masks are
-drawn by "rbg". Unlike ours, a sentence that is not the first of its row sees the last token of the
-one before as its start.
+drawn by "rbg". Unlike in our model, a sentence that is not the first of its row sees the last token
+of the sentence before as its start.
 """
 
 import math
@@ -32,7 +32,11 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, memory: jax.Array | None, own: jax.Array, other: jax.Array | None
+        self,
+        x: jax.Array,
+        memory: jax.Array | None,
+        self_mask: jax.Array,
+        cross_mask: jax.Array | None,
     ) -> jax.Array:
         init = nn.initializers.xavier_uniform()
         norm = partial(nn.LayerNorm, dtype=self.dtype)
@@ -47,11 +51,11 @@ class Layer(nn.Module):
             dropout_rate=self.rate,
             deterministic=False,
         )
-        y = attention(name="attention")(norm(name="attention_norm")(x), mask=own)
+        y = attention(name="attention")(norm(name="attention_norm")(x), mask=self_mask)
         x = x + drop()(y)
         if memory is not None:
             y = norm(name="cross_norm")(x)
-            x = x + drop()(attention(name="cross_attention")(y, memory, mask=other))
+            x = x + drop()(attention(name="cross_attention")(y, memory, mask=cross_mask))
         dense = partial(nn.Dense, dtype=self.dtype, kernel_init=init)
         y = dense(self.hidden, name="in")(norm(name="mlp_norm")(x))
         y = dense(x.shape[-1], name="out")(drop()(nn.relu(y)))
@@ -86,22 +90,22 @@ class Transformer(nn.Module):
             return nn.combine_masks(real, mask(first, second, jnp.equal), dtype=self.dtype)
 
         x = embedded(rows["inputs"], rows["inputs_position"])
-        own: Any = seen("inputs", "inputs")
+        self_mask: Any = seen("inputs", "inputs")
         for i in range(self.layers):
-            x = self.layer(name=f"encoder_{i}")(x, None, own, None)
+            x = self.layer(name=f"encoder_{i}")(x, None, self_mask, None)
         memory = norm(name="encoder_norm")(x)
         before = jnp.pad(rows["targets"], ((0, 0), (1, 0)))[:, :-1]
         x = embedded(before, rows["targets_position"])
         causal = nn.make_causal_mask(rows["targets"], dtype=self.dtype)
-        own = nn.combine_masks(seen("targets", "targets"), causal, dtype=self.dtype)
+        self_mask = nn.combine_masks(seen("targets", "targets"), causal, dtype=self.dtype)
         for i in range(self.layers):
-            x = self.layer(name=f"decoder_{i}")(x, memory, own, seen("targets", "inputs"))
+            x = self.layer(name=f"decoder_{i}")(x, memory, self_mask, seen("targets", "inputs"))
         x = norm(name="decoder_norm")(x)
         return table.attend(x.astype(jnp.float32)) / math.sqrt(self.width)
 
 
 def smoothed(logits: jax.Array, targets: jax.Array, smoothing: float) -> jax.Array:
-    """The loss of each token, [b, L], less that of a perfect model."""
+    """The loss of each token, [b, L], minus the loss of a perfect model."""
     words = logits.shape[-1]
     high, low = 1 - smoothing, smoothing / (words - 1)
     perfect = -(high * math.log(high) + (words - 1) * low * math.log(low + 1e-20))

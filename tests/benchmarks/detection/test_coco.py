@@ -317,9 +317,9 @@ def polygon(*tail):
         ([[*TRIANGLE, 1, 11], [*TRIANGLE, -10, 20]], ""),  # beyond the picture, and near
         (RUNS, ""),
         (RUNS | {"counts": "0T3"}, ""),  # 0, 100
-        (RUNS | {"counts": [10**12, 100 - 10**12]}, "whose runs are not those of 10x10"),
-        (RUNS | {"counts": [50, 20]}, "whose runs are not those"),
-        (RUNS | {"counts": [0.5, 99.5]}, "whose runs are not those"),
+        (RUNS | {"counts": [10**12, 100 - 10**12]}, "whose runs do not add up to 10x10"),
+        (RUNS | {"counts": [50, 20]}, "whose runs do not add up"),
+        (RUNS | {"counts": [0.5, 99.5]}, "whose runs do not add up"),
         (RUNS | {"size": [10, 9]}, "size [10, 9] in 10x10"),
         ({"size": [10, 10]}, "without 'counts'"),
         ([], "no segmentation"),

@@ -72,7 +72,7 @@ def test_all_of_it_may_lie_on_gs(gcs, package):
     root = f"{gcs.bucket()}/some/runs"
     make_package(root)
     outcome = verdict(root)
-    assert outcome.faults == [] and (outcome.epochs, outcome.minutes) == (35, 360)
+    assert outcome.errors == [] and (outcome.epochs, outcome.minutes) == (35, 360)
     here = json.loads((package / "summary.json").read_text())
     assert json.loads(gcs.read(f"{root}/summary.json")) == here
     assert here["olympic_mean"] == {"epochs": 35, "minutes": 360}
@@ -102,7 +102,7 @@ def test_a_planted_fault_is_found(pattern, text, says, copy, capsys):
 
 def test_four_runs_are_too_few(copy):
     result(copy, 4).unlink()
-    assert any("found 4, expected 5" in fault for fault in verdict(copy).faults)
+    assert any("found 4, expected 5" in fault for fault in verdict(copy).errors)
 
 
 def test_runs_that_converge_too_early_are_found(copy):
@@ -113,7 +113,7 @@ def test_runs_that_converge_too_early_are_found(copy):
              r'\1\n:::MLLOG {"namespace": "", "time_ms": 1800000000000, "event_type": '
              r'"INTERVAL_END", "key": \2')  # fmt: skip
     outcome = verdict(copy)
-    (fault,) = outcome.faults
+    (fault,) = outcome.errors
     assert outcome.epochs == 31 and fault.startswith("RCP Test Failed")
 
 
@@ -122,7 +122,7 @@ def test_runs_that_are_a_little_early_are_scaled(tmp_path):
     early = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.7601]
     make_package(tmp_path, "mlperf_resnet50:3264", [early, early, *[[0.1, *early]] * 3])
     outcome = verdict(tmp_path)
-    assert outcome.faults == [] and outcome.scale == pytest.approx(35.15 / 34.67, abs=1e-3)
+    assert outcome.errors == [] and outcome.scale == pytest.approx(35.15 / 34.67, abs=1e-3)
     assert outcome.minutes == pytest.approx((8 + 9 + 9) / 3 * 40)
     assert str(outcome).endswith("346.67 minutes, scaled by 1.0141 351.54 minutes")
 
@@ -134,7 +134,7 @@ def test_every_recipe_passes(name, tmp_path):
     count = -(-int(-(-epochs // 1)) // 4)
     make_package(tmp_path, f"mlperf_resnet50:{name}", [[0.5] * (count - 1) + [0.7601]] * 5)
     outcome = verdict(tmp_path)
-    assert outcome.faults == [] and outcome.epochs == -(-epochs // 1) + (name == "v0.7-4096")
+    assert outcome.errors == [] and outcome.epochs == -(-epochs // 1) + (name == "v0.7-4096")
     run = mlperf_logs.load(result(tmp_path, 0))
     logged = [epoch for epoch, _ in run.evals]
     assert logged == [logged[0] + 4 * i for i in range(count)]
@@ -164,8 +164,8 @@ def test_one_run_may_miss_the_target_and_not_two(copy):
         edit(result(copy, i), '"status": "success"', '"status": "aborted"')
         outcome = verdict(copy)
         if i == 1:
-            assert outcome.faults == [] and outcome.epochs == pytest.approx((35 + 35 + 39) / 3)
-    faults = [fault for fault in outcome.faults if "eval_accuracy" in fault]
+            assert outcome.errors == [] and outcome.epochs == pytest.approx((35 + 35 + 39) / 3)
+    faults = [fault for fault in outcome.errors if "eval_accuracy" in fault]
     assert [fault.split(":")[0] for fault in faults] == ["result_1.txt", "result_2.txt"]
     assert outcome.epochs is None and outcome.minutes is None
 
@@ -203,7 +203,7 @@ ALL = [f"results/tpu-v3-8/resnet/result_{i}.txt" for i in range(5)]
 def test_what_is_damaged_is_one_line(names, content, message, copy, capsys):
     for folder in ("results", "results/tpu-v3-8"):
         (copy / folder / ".DS_Store").write_bytes(b"\0\xff")
-    assert verdict(copy).faults == []
+    assert verdict(copy).errors == []
     for name in names:
         (copy / name).unlink() if content is None else (copy / name).write_bytes(content)
     assert mlperf_check.main([str(copy)]) == 1
@@ -217,7 +217,7 @@ def test_nothing_is_said_twice(copy):
     """A key is missing in two runs: the package is then not in order, which is no news."""
     for i in (1, 2):
         edit(result(copy, i), r'.*"lars_opt_momentum".*\n', "")
-    faults = verdict(copy).faults
+    faults = verdict(copy).errors
     assert [fault.split(":")[0] for fault in faults] == ["result_1.txt", "result_2.txt"]
 
 
@@ -253,7 +253,7 @@ def test_v05_is_only_read(package, tmp_path):
     line = "READ resnet on tpu, logs of v0.5: 4 runs, olympic mean 60.00 epochs, 601.00 minutes"
     assert str(verdict(tmp_path)) == line
     shutil.copy(result(package, 0), tmp_path / "results" / "tpu" / "resnet" / "result_0.txt")
-    assert verdict(tmp_path).faults == ["the logs are of several forms: mllog, v0.5"]
+    assert verdict(tmp_path).errors == ["the logs are of several forms: mllog, v0.5"]
 
 
 def test_single_logs_of_ncf_are_read(tmp_path, clock):
@@ -347,7 +347,7 @@ class TestPublishedLogs:
     )
     def test_of_2018(self, name, minutes, epochs):
         outcome = verdict_of_logs(f"v0.5/{name}")
-        assert outcome.faults == []
+        assert outcome.errors == []
         runs = outcome.runs.values()
         assert [round(run.minutes or 0, 2) for run in runs] == list(minutes)
         assert [run.epochs for run in runs] == [epochs] * 2
@@ -364,7 +364,7 @@ class TestPublishedLogs:
     )
     def test_googles_of_2019(self, name, minutes, epochs, count, least):
         outcome = verdict_of_logs(f"v0.6/tpu-v3-32/{name}")
-        assert outcome.faults == [] and len(outcome.runs) == count
+        assert outcome.errors == [] and len(outcome.runs) == count
         assert (round(outcome.minutes or 0, 2), outcome.epochs) == (minutes, epochs)
         scores = [run.evals[-1][1] for run in outcome.runs.values()]
         assert min(min(s) if isinstance(s, list) else s for s in scores) >= least

@@ -86,11 +86,11 @@ def test_a_checkpoint_to_start_from_comes_from_the_environment(env, monkeypatch)
     assert parse([], env).init_from == "gs://b/public"
     request = parse([], env | {"MLP_GCS_RESNET_CHECKPOINT": "gs://b/resnet34/"})
     assert "--config.init_from=gs://b/resnet34" in mlperf_request.command_line(request, 0, 1)
-    request = mlperf_request.settle_request(request)
-    assert mlperf_request.settle_request(request) == request
+    request = mlperf_request.complete_request(request)
+    assert mlperf_request.complete_request(request) == request
     write_run(mlperf_config(), f"{request.model_dir}/run_0", [0.1], Clock())
     with pytest.raises(UserError, match="init_from gs://b/resnet34 before, /other now"):
-        mlperf_request.settle_request(dataclasses.replace(request, init_from="/other"))
+        mlperf_request.complete_request(dataclasses.replace(request, init_from="/other"))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_names_choose_benchmarks(words, names, six):
 
 def test_one_of_several_goes_on_in_its_own_folder(six):
     (request, _) = mlperf_request.parse_requests(["ssd", "ncf"], six)
-    mlperf_request.settle_request(request)
+    mlperf_request.complete_request(request)
     assert parse(["ssd"], six).model_dir == request.model_dir
 
 
@@ -208,12 +208,12 @@ def test_of_several_hosts_only_the_first_collects(env):
 
 
 def test_a_folder_keeps_its_seed(tmp_path):
-    first = mlperf_request.settle_request(requested(tmp_path, seed=None))
-    again = mlperf_request.settle_request(requested(tmp_path, seed=None, runs=9))
+    first = mlperf_request.complete_request(requested(tmp_path, seed=None))
+    again = mlperf_request.complete_request(requested(tmp_path, seed=None, runs=9))
     assert again == dataclasses.replace(first, runs=9)
-    other = mlperf_request.settle_request(requested(tmp_path / "other", seed=None))
+    other = mlperf_request.complete_request(requested(tmp_path / "other", seed=None))
     assert other.seed != first.seed
-    assert mlperf_request.settle_request(requested(tmp_path, seed=first.seed)) == first
+    assert mlperf_request.complete_request(requested(tmp_path, seed=first.seed)) == first
 
 
 @pytest.mark.parametrize(
@@ -227,9 +227,9 @@ def test_a_folder_keeps_its_seed(tmp_path):
     ],
 )
 def test_another_request_needs_another_folder(changes, says, tmp_path):
-    mlperf_request.settle_request(requested(tmp_path))
+    mlperf_request.complete_request(requested(tmp_path))
     with pytest.raises(UserError) as caught:
-        mlperf_request.settle_request(requested(tmp_path, **changes))
+        mlperf_request.complete_request(requested(tmp_path, **changes))
     output = str(caught.value)
     assert output.startswith(f"MLP_GCS_MODEL_DIR={tmp_path} holds runs of another kind (")
     assert says in output and "\n" not in output
@@ -239,20 +239,20 @@ def test_every_host_has_the_same_request(tmp_path):
     """But for its index, and flags may come in any order; only the first host writes it."""
     flags = ["--config=a.py", "--config.b=1"]
     other = ["--config=a.py", "--process_id=1", "--config.b=1"]
-    mlperf_request.settle_request(requested(tmp_path, is_first=False, flags=other))
+    mlperf_request.complete_request(requested(tmp_path, is_first=False, flags=other))
     assert not (tmp_path / mlperf_request.REQUEST_FILE).exists()
-    mlperf_request.settle_request(requested(tmp_path, flags=[*flags, "--process_id=0"]))
-    mlperf_request.settle_request(requested(tmp_path, is_first=False, flags=other))
+    mlperf_request.complete_request(requested(tmp_path, flags=[*flags, "--process_id=0"]))
+    mlperf_request.complete_request(requested(tmp_path, is_first=False, flags=other))
 
 
 def test_a_folder_of_unknown_or_damaged_origin_is_refused(tmp_path):
     (tmp_path / "run_0").mkdir()
     (tmp_path / "run_0" / "mlperf.log").touch()
     with pytest.raises(UserError, match="holds runs, but no request.json"):
-        mlperf_request.settle_request(requested(tmp_path))
+        mlperf_request.complete_request(requested(tmp_path))
     (tmp_path / mlperf_request.REQUEST_FILE).write_text("{")
     with pytest.raises(UserError, match="request.json: .*; or give a new MLP_GCS"):
-        mlperf_request.settle_request(requested(tmp_path))
+        mlperf_request.complete_request(requested(tmp_path))
 
 
 # --- Nothing that has run is lost.
@@ -476,5 +476,5 @@ def test_a_run_from_beginning_to_end(env):
     assert described["status"].startswith("Research")
 
     (outcome,) = mlperf_check.check([str(root)], "4.0.0")
-    count, convergence = outcome.faults
+    count, convergence = outcome.errors
     assert "found 1, expected 5" in count and "RCP Test Failed: Missing RCP" in convergence

@@ -230,7 +230,11 @@ FAULTS = {
     "no time": (minimum(LATER), [], "line 22: unknown time 'yesterday'"),
     "before 1970": (minimum([("u", "i", 1, "-5")]), [], "line 22: the time is not from 1970"),
     "short row": (minimum([]) + "u1,i1\n", [], "Row #22: Expected 4 columns, got 2"),
-    "no pairs": (table([("u1", "i1"), ("u2", "i2")], HEADER[:2]), [], "no user has two items"),
+    "no pairs": (
+        table([("u1", "i1"), ("u2", "i2")], HEADER[:2]),
+        [],
+        "every user has one item or all items",
+    ),
     "only a header": (table([], HEADER), [], "no rows"),
     "a zip": (b"PK\3\4", [], "save it as CSV"),
     "UTF-16": (minimum([]).encode("utf-16"), [], "save it as UTF-8"),
