@@ -254,11 +254,18 @@ def report_repeated(results: Sequence[Mapping[str, Any]]) -> None:
 
 
 def is_complete(out: str, *others: str) -> bool:
-    """Whether a folder has a manifest, all shards that it lists, no other ones, and `others`."""
-    content = parse_json(files.read_manifest(out) or b"{}")
-    names = {row["name"] for split in content.get("splits", {}).values() for row in split["shards"]}
-    is_listed = names == {*records.existing_shards(out)}
-    return bool(names) and is_listed and {*others} <= {*records.list_folder(out)}
+    """Whether a folder has the shards that its manifest lists, no other ones, and `others`."""
+    if not all(tensorflow().io.gfile.exists(os.path.join(out, name)) for name in others):
+        return False
+    try:
+        content = parse_json(files.read_manifest(out) or b"{}")
+    except ValueError:  # damaged
+        return False
+    shards = [row for split in content.get("splits", {}).values() for row in split["shards"]]
+    if {row["name"] for row in shards} != {*records.existing_shards(out)}:
+        return False
+    sizes = files.sizes([os.path.join(out, row["name"]) for row in shards])
+    return bool(shards) and sizes == [row["bytes"] for row in shards]
 
 
 def save_manifest(out: str, content: dict) -> None:
