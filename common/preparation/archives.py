@@ -43,6 +43,7 @@ class Listing(Folder):
             archive = _open(path)
             if isinstance(archive, tarfile.TarFile):
                 rows = [(m.name.removeprefix("./"), m.size, m) for m in archive if m.isreg()]
+                _check_end(archive)
             else:
                 infos = [info for info in archive.infolist() if not info.is_dir()]
                 rows = [(_zip_name(info), info.file_size, info) for info in infos]
@@ -62,6 +63,13 @@ class Listing(Folder):
 
 def _open(path: str) -> zipfile.ZipFile | tarfile.TarFile:
     return zipfile.ZipFile(path) if path.lower().endswith(".zip") else tarfile.open(path)
+
+
+def _check_end(archive: Any) -> None:
+    """ReadError if a tar has no block of zeros at its end, for which tarfile takes damage, too."""
+    archive.fileobj.seek(archive.offset)
+    if archive.fileobj.read(512) != bytes(512):
+        raise tarfile.ReadError("unexpected end of data")
 
 
 def _zip_name(info: zipfile.ZipInfo) -> str:
@@ -104,6 +112,7 @@ def unpack(path: str, folder: str) -> None:
             os.makedirs(part)
             if isinstance(archive, tarfile.TarFile):
                 archive.extractall(part, filter="data")
+                _check_end(archive)
             else:
                 for info in archive.infolist():
                     info.filename = _zip_name(info)
