@@ -51,7 +51,9 @@ def make(args: argparse.Namespace, source: TextInput) -> dict[str, Any]:
         The manifest's content, a function of the input, the seed and the settings.
     """
     state, vocabulary = writing.State(args.out), source.vocabulary
-    pairs = source.read()
+    stamps, pairs = source.stamps(), source.read()
+    if source.stamps() != stamps:
+        raise UserError("the training files changed while they were read: start again")
     print(f"train: {len(pairs.train):,} pairs; eval: {len(pairs.eval):,}", flush=True)
     _warn_of_known(pairs.train, pairs.eval)
     count = args.shards or min(_MOST, max(_LEAST, source.size // _PER_SHARD))
@@ -65,7 +67,7 @@ def make(args: argparse.Namespace, source: TextInput) -> dict[str, Any]:
         "tools": {"unicode": unicodedata.unidata_version},
         **source.settings,
     }
-    state.claim({"settings": settings, "input": source.stamps()}, args.overwrite)
+    state.claim({"settings": settings, "input": stamps}, args.overwrite)
     state.remove_manifest()  # it describes a complete set
     if vocabulary:
         vocabularies.save(args.out, vocabulary)
