@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.translation.preparation import packing, vocabularies
-from benchmarks.translation.preparation.sources import Pair, TextInput
+from benchmarks.translation.preparation.sources import Pair, Pairs, TextInput
 from benchmarks.translation.rows import SIDES
 from benchmarks.translation.vocabulary import EOS, Vocabulary, parse_vocabulary
 from common import console, pools
@@ -37,6 +37,7 @@ _PER_SHARD = 4 << 20  # bytes of input, unless --shards is given
 _LEAST, _MOST = 8, 100  # shards then
 _PER_PROCESS = 2 << 20  # bytes of input that are worth the start of another process
 _OPEN_ROWS = 512
+_EQUAL = 0.1  # more pairs with equal sides are worth a warning
 _TRAIN, _EVAL = records.TEXT_SPLITS
 
 _parse = functools.lru_cache(1)(parse_vocabulary)  # once in each process
@@ -55,6 +56,7 @@ def make(args: argparse.Namespace, source: TextInput) -> dict[str, Any]:
     if source.stamps() != stamps:
         raise UserError("the training files changed while they were read: start again")
     print(f"train: {len(pairs.train):,} pairs; eval: {len(pairs.eval):,}", flush=True)
+    _warn_of_equal(pairs)
     _warn_of_known(pairs.train, pairs.eval)
     count = args.shards or min(_MOST, max(_LEAST, source.size // _PER_SHARD))
     size = 0 if vocabulary else args.vocabulary_size or _vocabulary_size(source.size, pairs.train)
@@ -100,9 +102,20 @@ def make(args: argparse.Namespace, source: TextInput) -> dict[str, Any]:
     }
 
 
+def _warn_of_equal(pairs: Pairs) -> None:
+    left_out = pairs.left_out["train"].get("equal", 0)
+    total = len(pairs.train) + left_out
+    equal = left_out + sum(source == target for source, target in pairs.train)
+    if equal > _EQUAL * total:
+        print(
+            f"warning: {equal / total:.0%} of the training pairs have equal sides: is one of the "
+            "files in the wrong language? --clean leaves such pairs out"
+        )
+
+
 def _warn_of_known(train: Sequence[Pair], evaluation: Sequence[Pair]) -> None:
     sentences = {source.strip() for source, _ in evaluation}
-    if known := sentences & {source for source, _ in train}:
+    if known := sentences.intersection(source for source, _ in train):
         print(
             f"warning: {len(known):,} of {len(sentences):,} sentences to evaluate on are in the "
             "training text too: the score will be too good; take other text"
