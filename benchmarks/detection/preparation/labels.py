@@ -252,7 +252,7 @@ def _lists(
     for split, keys in _LISTS.items() if form in where else ():
         values = next(filter(None, map(settings.content.get, keys)), [])
         values = values if isinstance(values, list) else [values]
-        rows = [row for value in values for row in _members(folder, settings, images, value)]
+        rows = [row for value in values for row in _members(folder, settings, images, str(value))]
         for key in () if values else keys:  # the second one where there is no first one
             pattern = rf"(?i)(.*/)?{where[form]}{key}\.txt"
             files = [] if rows else [text for text in texts if re.fullmatch(pattern, text)]
@@ -276,7 +276,7 @@ def _members(
 
     The path is often one of another machine: the longest end that is here, with its split, counts.
     """
-    path = normal(os.path.join(settings.content.get("path") or "", value))
+    path = normal(os.path.join(str(settings.content.get("path") or ""), value))
     parts = [part for part in path.split("/") if part not in ("..", ".")]
     ends = [os.path.join(*parts[i:]) for i in range(len(parts))]
     above, texts = os.path.dirname(settings.file), folder.named(".txt")
