@@ -275,7 +275,10 @@ def outline_mask(outline: Any, height: int, width: int) -> np.ndarray:
         runs = masks.frPyObjects(outline, height, width)
     with warnings.catch_warnings():  # pycocotools 2.0.11 warns with NumPy 2
         warnings.simplefilter("ignore", DeprecationWarning)
-        return masks.decode(runs)
+        inside = masks.decode(runs)
+    if inside.sum() != masks.area(runs):  # too few runs, then pixels without a value
+        raise ValueError(f"its compressed runs do not add up to {height}x{width} pixels")
+    return inside
 
 
 def outline_lists(outline: Any) -> Any:
