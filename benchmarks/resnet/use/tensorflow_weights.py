@@ -128,7 +128,7 @@ def _ordered(arrays: Mapping[str, np.ndarray], kind: str) -> Layers:
 
 
 def _first_difference(theirs: Layers, named: Layers) -> int:
-    """The index of the first layer whose shape differs; the number of layers if none does."""
+    """The index of the first layer whose shape differs; above all indices if none does."""
     pairs = itertools.zip_longest(theirs, named, fillvalue=("", None))
     return next((i for i, ((_, a), (_, b)) in enumerate(pairs) if a != b), len(named) + 1)
 
