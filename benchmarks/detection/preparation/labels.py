@@ -280,7 +280,8 @@ def _members(
     parts = [part for part in path.split("/") if part not in ("..", ".")]
     ends = [os.path.join(*parts[i:]) for i in range(len(parts))]
     above, texts = os.path.dirname(settings.file), folder.named(".txt")
-    for end in (end for end in ends if split_of(end) == split_of(path)):
+    splits = {split_of(value), split_of(path)}
+    for end in (end for end in ends if split_of(end) in splits):
         for name in (os.path.join(above, end), end):
             if name in texts:
                 return _listed(folder, images, name)
