@@ -125,6 +125,14 @@ def list_inputs(
     return {flag: listed[path] for flag, path in paths.items() if path}
 
 
+def check_unchanged(inputs: Mapping[str, Source], workers: int) -> None:
+    """UserError if an input is another one than when it was listed."""
+    paths = {flag: source.path for flag, source in inputs.items()}
+    for flag, source in list_inputs(paths, workers, zipped=True).items():
+        if source.stamp != inputs[flag].stamp:
+            raise UserError(f"--{flag} changed while it was read; start again with --overwrite")
+
+
 def _digest(rows: list[tuple]) -> str:
     digest = hashlib.sha256()
     for row in rows:

@@ -93,6 +93,7 @@ def prepare(args: argparse.Namespace) -> str:
 
     sizes = {name: (len(split.order), split.shards) for name, split in splits.items()}
     results = writing.write(args.out, sizes, make, args.workers, records.DETECTION_SUFFIX)
+    sources.check_unchanged(inputs, args.workers)
     content = _manifest(splits, settings, results)
     writing.report(content)
     _warn(content)

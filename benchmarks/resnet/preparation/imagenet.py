@@ -269,6 +269,7 @@ def prepare(args: argparse.Namespace) -> str:
         return _example(args, classes, splits[name], k)
 
     results = writing.write(args.out, sizes, make, workers)
+    sources.check_unchanged(inputs, workers)
     head = {"format": 1, "num_label_classes": len(classes), "settings": settings}
     rows = {i: {"label": i, "name": name} for i, name in enumerate(classes, 1)}
     left_out = {row for split in splits.values() for row in split.left_out()}
