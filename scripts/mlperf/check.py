@@ -123,8 +123,8 @@ def _judge(result: Result, ruleset: str) -> None:
     for path in result.paths:
         try:
             run = logs.load(path)
-        except UserError as error:
-            errors.append(f"{path.name}: {error}")
+        except Exception as error:  # a damaged log, or what the file system raises
+            errors.append(f"{path.name}: {one_line(error)}")
             continue
         if run.form:
             runs[path.name] = run
