@@ -80,7 +80,7 @@ def _earlier(out: str) -> dict[str, Any]:
         content = parse_json((folder / _LIST).read_bytes())
         if all(isinstance(content[key], dict) for key in ("formats", "files")):
             return content
-    if other := [path.name for path in folder.iterdir()] if folder.exists() else []:
+    if other := [path.name for path in folder.iterdir()] if folder.is_dir() else []:
         raise ConfigError(f"--out={out} has {other[0]} and is no export; give a new folder")
     return {}
 
@@ -123,6 +123,8 @@ def _publish(folder: str, out: str, earlier: dict[str, Any]) -> None:
         begun = {"formats": {}, "files": dict.fromkeys(sorted({*old, *names} - {_LIST}))}
         files.write(f"{out}/{_LIST}", [json.dumps(begun).encode()])
         for name in old:
+            if os.path.isabs(name) or ".." in name.split("/"):  # a list that another program wrote
+                continue
             (target / name).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # the folder has other files, or is in a bucket
                 os.removedirs((target / name).parent)
