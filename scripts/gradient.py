@@ -150,10 +150,11 @@ def run(request: Request, children: Children) -> int:
     main_py = [sys.executable, "main.py"]
     train = [*main_py, *request.flags, workdir, f"--config.data_dir={request.input}", _KEEP]
     export = [*main_py, "--mode=export", "--format=savedmodel", workdir]
+    misplaced = f"nothing was deleted; records belong in {request.input}"
     complete = f"the trained run is complete, in {request.output}"
     steps = [
         ("preparing", [*this, "begin", *request.flags], "nothing was trained or deleted"),
-        ("the doctor", [*train, "--mode=doctor"], f"records belong in {request.input}"),
+        ("the doctor", [*train, "--mode=doctor"], misplaced),
         ("training", [*train, "--mode=train_and_eval"], "nothing was deleted"),
     ]
     if request.exports:
@@ -315,9 +316,12 @@ def files(folder: epath.Path) -> dict[str, list[Any]]:
     followed.
     """
     if _is_remote(folder):
-        walk = tensorflow().io.gfile.walk(str(folder))
-        tops = [(top.removeprefix(str(folder)).strip("/"), names) for top, _, names in walk]
-        names = [f"{top}/{name}" if top else name for top, names in tops for name in names]
+        tf, names, tops = tensorflow(), list[str](), [""]
+        for top in tops:  # one request for each folder; gfile.walk makes one for each file
+            with contextlib.suppress(tf.errors.NotFoundError):
+                for name in tf.io.gfile.listdir(f"{folder}/{top}"):
+                    if not name.startswith("/"):  # epath would take it for a local file
+                        (tops if name.endswith("/") else names).append(top + name)
         with futures.ThreadPoolExecutor(THREADS) as pool:
             statuses = pool.map(lambda name: (folder / name).stat(), names)
             return {k: [v.length, str(v.mtime)] for k, v in zip(names, statuses, strict=True)}
