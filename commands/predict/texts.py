@@ -81,8 +81,10 @@ def _typed() -> Iterator[bytes]:
 def parse(data: bytes) -> Line:
     """The text in the bytes of a line."""
     try:
-        return Line(data.decode().strip().removeprefix("\ufeff"))  # as in training
+        text = data.decode().strip().removeprefix("\ufeff")  # as in training
+        if "\0" not in text:
+            return Line(text)
+        reason = "not UTF-8 but UTF-16, or no text: it has zero bytes"
     except UnicodeDecodeError as error:
-        text = shown(path_text(os.fsdecode(data[:_SHOWN].strip())))
         reason = f"not UTF-8: byte 0x{data[error.start]:02x} at position {error.start + 1}"
-        return Line(text, reason)
+    return Line(shown(path_text(os.fsdecode(data[:_SHOWN].strip()))), reason)
