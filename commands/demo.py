@@ -99,8 +99,8 @@ def _sentences(model: model_source.Model) -> Callable[[str], Answer]:
     translator = sentences.Translator(model, sentences.Options(n_best=best), 1)
 
     def answer(text: str) -> Answer:
-        rows = translator.rows(iter([texts.Line(" ".join(text.split()))]), 1)
-        return Answer("".join(sentences.plain_text(best, rows, _WIDTH)))
+        (row,) = translator.rows(iter([texts.Line(" ".join(text.split()))]), 1)
+        return Answer(row.error or "".join(sentences.plain_text(best, [row], _WIDTH)))
 
     return answer
 
