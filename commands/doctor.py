@@ -14,6 +14,7 @@ import jax
 from etils import epath
 
 from benchmarks.base import Benchmark
+from common import entry
 from common.errors import CheckpointError, HostError, UserError, one_line, visible
 from common.trees import Parts
 from engine import mesh as meshes
@@ -91,7 +92,7 @@ def run(settings: Settings, as_json: bool, full: bool = False, hosts: Any = None
                     print(visible(f"{_LABELS[status]}  {name}: {text}{hint}"), flush=True)
     failed, warned = (sum(row["status"] == status for row in rows) for status in ("fail", "warn"))
     if as_json:
-        print(json.dumps(rows, indent=2))
+        entry.result(json.dumps(rows, indent=2))
     else:
         print(f"doctor: {failed} of {len(rows)} checks failed, {warned} warned")
     return 1 if failed else 0

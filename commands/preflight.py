@@ -26,6 +26,7 @@ from jax.experimental import topologies
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from benchmarks.base import BATCH_AXES, Benchmark
+from common import entry
 from common.console import hms
 from common.errors import ConfigError, UserError, one_line
 from engine.aot import forecast, hlo, kernels, topology
@@ -70,7 +71,7 @@ def run(settings: Settings, tpu: str, as_json: bool = False, price: float | None
         rows = [forecast.row(outcome, price) for outcome in outcomes]
         job = next((outcome.job for outcome in outcomes if outcome.job), None)
         if as_json and rows:
-            print(json.dumps(forecast.plain(rows), indent=2))
+            entry.result(json.dumps(forecast.plain(rows), indent=2))
         elif rows:
             unit = job.unit if job else "examples"
             print(f"{forecast.tables(rows, unit)}\n\n{forecast.NOTE}")

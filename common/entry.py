@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from common.errors import UserError
+from common.errors import OutputError, UserError
 
 
 class Stream:
@@ -68,6 +68,16 @@ def run(main: Callable[[], Any]) -> NoReturn:
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
         atexit._run_exitfuncs()
     leave(code or 0)
+
+
+def result(text: str) -> None:
+    """Writes a line that is the program's result; OutputError if it cannot be written."""
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode() + b"\n")
+        sys.stdout.buffer.flush()
+    except OSError as error:
+        raise OutputError(f"cannot write the standard output: {error.strerror}") from error
 
 
 def leave(code: int) -> NoReturn:

@@ -42,9 +42,15 @@ def test_errors_that_nobody_can_read_are_failures_all_the_same():
     assert run("def main(): raise ValueError", "2>/dev/full")[0] == 1
 
 
-def test_results_of_predict_that_cannot_be_written():
-    code = "from commands.predict import outputs\ndef main(): outputs.write('', ['results'])"
-    status, _, errors = run(code, ">/dev/full")
+@pytest.mark.parametrize(
+    "call",
+    [
+        "from commands.predict import outputs\ndef main(): outputs.write('', ['results'])",
+        "def main(): entry.result('results')",
+    ],
+)
+def test_a_result_that_cannot_be_written_is_a_failure(call):
+    status, _, errors = run(call, ">/dev/full")
     assert status == 1 and errors.splitlines()[-1].startswith("ERROR: cannot write the standard")
     assert "Traceback" not in errors
 
