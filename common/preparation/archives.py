@@ -43,6 +43,7 @@ class Listing(Folder):
             archive = _open(path)
             if isinstance(archive, tarfile.TarFile):
                 rows = [(m.name.removeprefix("./"), m.size, m) for m in archive if m.isreg()]
+                _check_end(archive)
             else:
                 infos = [info for info in archive.infolist() if not info.is_dir()]
                 rows = [(_zip_name(info), info.file_size, info) for info in infos]
@@ -66,6 +67,14 @@ def _open(path: str) -> zipfile.ZipFile | tarfile.TarFile:
 
 def _zip_name(info: zipfile.ZipInfo) -> str:
     return sources.zip_name(info).replace("\\", "/")  # of Windows
+
+
+def _check_end(archive: tarfile.TarFile) -> None:
+    """Raises ReadError unless a tar was read to its end mark: tarfile takes damage for it."""
+    file: Any = archive.fileobj
+    file.seek(archive.offset)
+    if file.read(512) != bytes(512):
+        raise tarfile.ReadError("unexpected end of data")
 
 
 @contextlib.contextmanager
@@ -104,6 +113,7 @@ def unpack(path: str, folder: str) -> None:
             os.makedirs(part)
             if isinstance(archive, tarfile.TarFile):
                 archive.extractall(part, filter="data")
+                _check_end(archive)
             else:
                 for info in archive.infolist():
                     info.filename = _zip_name(info)
