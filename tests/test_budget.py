@@ -14,7 +14,7 @@ MOST = {  # lines, files that are not empty; 3,800 lines are the preparations of
     "commands": (3_940, 23),
     "common": (6_750, 45),
     "configs": (1_760, 24),
-    "engine": (7_830, 37),
+    "engine": (7_840, 37),
     "scripts": (4_550, 25),
     "top": (1_370, 6),
 }
