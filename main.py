@@ -100,6 +100,10 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
         import resnet_main  # few command lines need it: it knows the flags of the TPU tutorial
 
         sys.exit(f"ERROR: {ConfigError(recipe.explain(argv, error, resnet_main.hint))}")
+    except SystemExit as error:
+        if error.code:  # --help has the code 1
+            raise
+        sys.exit("ERROR: the recipe ends the program, but must return its config")
 
 
 def _check_flags() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 
 from benchmarks.base import Identity
-from common.errors import CheckpointError, DataError, DeviceError
+from common.errors import CheckpointError, DataError, DeviceError, count
 from common.keys import flat
 from common.trees import Parts
 from engine import mesh as meshes
@@ -253,9 +253,11 @@ def norm_change(programs: Programs, then: int | None, state: TrainState) -> str:
 def fix_metrics(reporter: Reporter, plan: Plan, then: Manifest) -> None:
     """Says what metrics.jsonl has lost; takes lost scores from the newest checkpoint."""
     history, newest = reporter.history, then["step"]
+    if history.damaged:
+        reporter.say(f"NOTE {count(history.damaged, 'damaged line')} of metrics.jsonl dropped")
     last = max((row["step"] for row in history.rows if row["split"] == "train"), default=0)
     due = plan.log_every.next_after(last)
     if due is not None and due <= newest:
         reporter.say(f"NOTE metrics.jsonl lacks the training of steps {due} to {newest}")
-    if count := history.restore(then.get("evaluations", [])):
-        reporter.say(f"NOTE {count} scores that it lacked are from checkpoint {newest}")
+    if lost := history.restore(then.get("evaluations", [])):
+        reporter.say(f"NOTE {lost} scores that it lacked are from checkpoint {newest}")

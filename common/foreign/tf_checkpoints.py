@@ -5,8 +5,14 @@ V2 is `PREFIX.index` with `PREFIX.data-00000-of-00001` and so on. V1 is one file
 averages of weights and counters, which may be much larger, stay on the disk.
 """
 
+import atexit
+import functools
+import glob
 import hashlib
+import os
 import re
+import shutil
+import tempfile
 from collections.abc import Collection
 from typing import Any
 
@@ -100,7 +106,21 @@ def listed(prefix: str) -> str:
 def _opened(prefix: str) -> tuple[Any, dict[str, list[int]]]:
     """TensorFlow's reader of a checkpoint, and the shapes of its arrays by name."""
     try:
-        reader: Any = tensorflow().train.load_checkpoint(prefix)
+        reader: Any = tensorflow().train.load_checkpoint(_plain(prefix))
         return reader, reader.get_variable_to_shape_map()
     except Exception as error:  # TensorFlow's own classes, RuntimeError and others
         raise DataError(f"{prefix} is damaged: {one_line(error)}") from error
+
+
+@functools.cache
+def _plain(prefix: str) -> str:
+    """The prefix of links to the files, because TensorFlow takes a prefix for a pattern."""
+    if "://" in prefix or not glob.has_magic(prefix):
+        return prefix
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    name = os.path.basename(prefix)
+    for path in matching_paths(f"{prefix}*", prefix):
+        link = f"{folder}/model{os.path.basename(path).removeprefix(name)}"
+        os.symlink(os.path.abspath(path), link)
+    return f"{folder}/model"

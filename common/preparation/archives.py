@@ -65,15 +65,16 @@ def _open(path: str) -> zipfile.ZipFile | tarfile.TarFile:
     return zipfile.ZipFile(path) if path.lower().endswith(".zip") else tarfile.open(path)
 
 
-def _check_end(archive: Any) -> None:
-    """ReadError if a tar has no block of zeros at its end, for which tarfile takes damage, too."""
-    archive.fileobj.seek(archive.offset)
-    if archive.fileobj.read(512) != bytes(512):
-        raise tarfile.ReadError("unexpected end of data")
-
-
 def _zip_name(info: zipfile.ZipInfo) -> str:
     return sources.zip_name(info).replace("\\", "/")  # of Windows
+
+
+def _check_end(archive: tarfile.TarFile) -> None:
+    """Raises ReadError unless a tar was read to its end mark: tarfile takes damage for it."""
+    file: Any = archive.fileobj
+    file.seek(archive.offset)
+    if file.read(512) != bytes(512):
+        raise tarfile.ReadError("unexpected end of data")
 
 
 @contextlib.contextmanager

@@ -257,6 +257,9 @@ def _members(path: str, inner: File | None = None) -> Iterator[File]:
                     if info.offset_data > end:
                         break  # into the outer tar
                     last = info.name
+                    if not console.is_utf8(last):
+                        problem = f"holds {os.fsencode(last)!r}, whose name is not UTF-8"
+                        raise SourceError(f"{archive} {problem}: unpack it, and rename the file")
                     folder, base = os.path.split(last)
                     folder = label or os.path.basename(folder)
                     if info.isreg() and not base.startswith("."):

@@ -196,7 +196,7 @@ class Heartbeat:
         except (TimeoutError, KeyError, TypeError):
             reason = "it sent no valid greeting in time"
         if reason:
-            address = writer.get_extra_info("peername")[0]
+            address = (writer.get_extra_info("peername") or "?")[0]  # None if it is gone
             if self._refused.get(address) != reason:
                 self._refused[address] = reason
                 _log.warning("WARNING ignored %s, which tried to join: %s", address, reason)

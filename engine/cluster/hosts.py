@@ -81,6 +81,8 @@ def _on_tpu() -> ProcessGroup | None:
         )
     first = environment.get("MEGASCALE_COORDINATOR_ADDRESS", "").partition(":")[0] or names[0]
     port = environment.setdefault("JAX_COORDINATOR_PORT", _PORT)
+    if not (port.isdecimal() and 0 < int(port) < 65536):
+        raise HostError(f"JAX_COORDINATOR_PORT={port}: must be from 1 to 65535, such as {_PORT}")
     index = int(environment.get("MEGASCALE_SLICE_ID") or 0) * len(names) + int(worker or 0)
     known = tuple(names) if slices == 1 else ()
     return ProcessGroup(f"{first}:{port}", len(names) * slices, index, known)

@@ -186,8 +186,10 @@ class Background(threading.Thread, Generic[T]):
         """
         used = -1.0  # seconds of CPU time
         while not concurrent.futures.wait([self._future], _SIGN).done:
-            threads = {t.id: t.user_time + t.system_time for t in psutil.Process().threads()}
-            now = threads.get(self.native_id or 0, 0.0)
+            now = time.monotonic()  # where the system hides the times of threads
+            with contextlib.suppress(psutil.Error):
+                threads = {t.id: t.user_time + t.system_time for t in psutil.Process().threads()}
+                now = threads.get(self.native_id or 0, 0.0)
             if now > used:
                 used = now
                 doing(f"{self.name} for {time.monotonic() - self._begun:.0f} s")

@@ -33,6 +33,7 @@ class History:
             text = self._path.read_bytes() if self._path.exists() else b""
         parsed = [_parse(line) for line in text.splitlines()]
         self.rows = sorted((row for row in parsed if row is not None), key=_step)
+        self.damaged = parsed[:-1].count(None)  # lines, without the last one
         # A kill may have cut the last line short; without a rewrite the next row would continue it.
         if len(self.rows) < len(parsed) or not text.endswith(b"\n"):
             self._rewrite()

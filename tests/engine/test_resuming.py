@@ -228,7 +228,7 @@ def test_lines_identify_files_by_name_size_and_count_and_the_manifest(tmp_path):
 )
 def test_what_the_metrics_lack_is_told(logged, newest, lacks):
     notes, rows = [], [{"split": "train", "step": step} for step in logged]
-    history = types.SimpleNamespace(rows=[*rows, {"split": "eval", "step": 99}])
+    history = types.SimpleNamespace(rows=[*rows, {"split": "eval", "step": 99}], damaged=0)
     history.restore = len
     reporter: Any = types.SimpleNamespace(say=notes.append, history=history)
     plan: Any = types.SimpleNamespace(

@@ -67,7 +67,8 @@ def test_another_archive_of_the_same_name(tmp_path):
 @pytest.mark.parametrize(
     ("fault", "ending"),
     [(fault, ending) for fault in ("html", "cut") for ending in (".zip", ".tar", ".tgz")]
-    + [("encrypted", ".zip"), ("outside", ".tar"), ("device", ".tgz")],
+    + [("encrypted", ".zip"), ("outside", ".tar"), ("device", ".tgz")]
+    + [("between", ".tar"), ("header", ".tar")],
 )
 def test_nothing_half_made(fault, ending, tmp_path):
     path, folder = tmp_path / f"a{ending}", tmp_path / "raw" / "a"
@@ -77,6 +78,10 @@ def test_nothing_half_made(fault, ending, tmp_path):
         path.write_bytes(b"<!DOCTYPE html>")
     elif fault == "cut":
         path.write_bytes(data[: len(data) // 2 // 512 * 512])
+    elif fault in ("between", "header"):  # the end of a member, where tarfile sees no damage
+        with tarfile.open(path) as archive:
+            at = archive.getmembers()[9].offset
+        path.write_bytes(data[:at] + (b"x" * 512 + data[at + 512 :] if fault == "header" else b""))
     elif fault == "encrypted":
         at = data.rindex(b"PK\1\2")
         path.write_bytes(data[: at + 8] + b"\1" + data[at + 9 :])
