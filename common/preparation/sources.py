@@ -275,7 +275,7 @@ def _members(path: str, inner: File | None = None) -> Iterator[File]:
 
 
 def all_files(source: Source) -> Source:
-    """All files of a folder or a zip, but hidden ones.
+    """All files of a folder or a zip, except hidden ones.
 
     SourceError if the archive is no zip, cut short, encrypted, or packed in an unusual way.
     """

@@ -139,7 +139,7 @@ def _are_classes(names: Collection[str]) -> bool:
 
 
 def _has_objects(folder: Folder, images: list[str]) -> bool:
-    """Whether there are labels of objects in the images: a file for each of them, or for all."""
+    """Whether the folder has labels of objects: a file for each image, or one for all."""
 
     def stem(name: str) -> str:
         return os.path.splitext(os.path.basename(name))[0]
