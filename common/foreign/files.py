@@ -110,7 +110,7 @@ def _beside(file: epath.Path) -> tuple[dict[str, Any], str]:
             try:
                 contents[other.name] = parse_json(other.read_bytes())
                 if not isinstance(contents[other.name], dict):
-                    raise ValueError("it is no object")
+                    raise ValueError("it is a list or a value")
             except ValueError as error:
                 raise DataError(f"{other} is no JSON object: {one_line(error)}") from error
     labels = file.parent / "labels.txt"
@@ -179,7 +179,7 @@ def adapt(
         ],
     }
     if text := "; it ".join(f"{what} {some(names)}" for what, names in errors.items() if names):
-        raise DataError(f"{path} is another model than its names say: it {text}")
+        raise DataError(f"{path} is not the model that its names describe: it {text}")
     values = {ours: np.empty(shape, np.float32) for ours, shape in shapes.items()}
     for name, (ours, numbers) in wanted.items():
         values[ours].reshape(-1)[numbers] = arrays[name]

@@ -77,7 +77,7 @@ class Source:
             path, offset = place if isinstance(place, tuple) else (self.path, place)
             data = read_at(path, offset, size)
         if len(data) != size:
-            raise UserError(f"{self.path} changed while it was read: {name}")
+            raise UserError(f"{self.path} changed while it was read: {name}; start again")
         return data
 
     def _unzip(self, info: zipfile.ZipInfo) -> bytes:

@@ -240,7 +240,7 @@ def prepare(args: argparse.Namespace) -> str:
     inputs = sources.list_inputs({"train": args.train, "validation": args.validation}, workers)
     for name, source in inputs.items():
         if is_folder and source.archive:
-            raise sources.SourceError(f"--{name}: {source.path} is no folder")
+            raise sources.SourceError(f"--{name}: {source.path} is not a folder; unpack it")
     stamps = {name: source.stamp for name, source in inputs.items()}
     if lines:
         stamps["validation_labels"] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -254,7 +254,7 @@ def prepare(args: argparse.Namespace) -> str:
     for name, source in {} if args.labels else images.items():
         named = {source.class_name(i) for i in range(len(source.files))}
         if empty := [folder for folder in source.folders if folder not in named]:
-            print(visible(f"warning: --{name}: the folders {some(empty)} have no image: no class"))
+            print(visible(f"warning: --{name}: the folders {some(empty)} have no images: no class"))
     classes, splits = plan.make(images["train"], images.get("validation"), lines, settings)
     official = not is_folder and not args.subset
     if official:
