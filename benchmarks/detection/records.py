@@ -179,7 +179,7 @@ def open_records(
       cache: the file that keeps the result of the scan for the next start.
       split: "train" or "eval".
       masks: whether objects have masks to train on; a crowd then counts as no box.
-      described: whether the data manifest may spare the scan.
+      described: whether the data manifest may replace the scan.
     """
     paths = files.find_shards(data_dir, patterns, split)
     opened = None

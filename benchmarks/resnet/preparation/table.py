@@ -107,7 +107,7 @@ def parse(
     columns = dict(zip(names, rest, strict=False))
     for name in filter(None, (file, label)):
         if name not in columns:
-            raise SourceError(f"{path} has no column {name!r}, but {', '.join(names)}")
+            raise SourceError(f"{path} has no column {name!r}; give one of {', '.join(names)}")
 
     def hits(name: str) -> tuple[int, int]:  # a suffix counts: numbers of rows look like names
         found = {*itertools.chain(*map(photos.find, columns[name]))}
@@ -162,7 +162,7 @@ def label(
             missing.append(row.file)
         elif row.label and (first := labelled.setdefault(row.photos[0], row)).label != row.label:
             other = f"is {row.label!r}, but in line {first.line} {first.label!r}"
-            raise SourceError(f"{place} {other}: leave one of the two rows")
+            raise SourceError(f"{place} {other}: remove one of the two rows")
     _warn(f"files of {path} that are not photos in {source.path}", missing)
     bare = [photo.name for i, photo in enumerate(source.files) if i not in labelled]
     _warn(f"photos without a label in {path} are left out", bare)

@@ -111,7 +111,7 @@ def test_what_is_missing_is_counted_and_chosen_columns_count(images, tmp_path, c
 def test_a_mistake_takes_one_line(text, words, images, tmp_path):
     with pytest.raises(UserError, match=f"list.csv.*{words}"):
         make(images, tmp_path, text)
-    with pytest.raises(UserError, match="no column 'z', but x"):
+    with pytest.raises(UserError, match="no column 'z'; give one of x"):
         make(images, tmp_path, "x,label\none/1.JPG,a\n", "--label_column=z")
     assert not list(tmp_path.glob("out/*-of-*"))
 
