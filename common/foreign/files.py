@@ -95,8 +95,8 @@ def _read_file(file: epath.Path) -> Foreign:
         form, arrays = "safetensors", _read_safetensors(data, path)
     else:
         raise DataError(
-            f"{path} is no file of weights that can be read: use .safetensors, PyTorch's .pth or "
-            ".pt, or a checkpoint of TensorFlow"
+            f"{path} is not a file of weights that can be read: use .safetensors, PyTorch's .pth "
+            "or .pt, or a checkpoint of TensorFlow"
         )
     labels = _labels(beside.get("config.json", {}), lines)
     return Foreign(path, form, hashlib.sha256(data).hexdigest(), arrays, beside, labels)
@@ -112,7 +112,7 @@ def _beside(file: epath.Path) -> tuple[dict[str, Any], str]:
                 if not isinstance(contents[other.name], dict):
                     raise ValueError("it is a list or a value")
             except ValueError as error:
-                raise DataError(f"{other} is no JSON object: {one_line(error)}") from error
+                raise DataError(f"{other} is not a JSON object: {one_line(error)}") from error
     labels = file.parent / "labels.txt"
     try:
         return contents, labels.read_bytes().decode() if labels.exists() else ""

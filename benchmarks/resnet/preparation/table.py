@@ -96,9 +96,9 @@ def parse(
     try:
         lines = [(reader.line_num, cells) for cells in reader if len(cells) > 1]
     except csv.Error as error:
-        raise SourceError(f"{path}, line {reader.line_num} is no row: {error}") from error
+        raise SourceError(f"{path}, line {reader.line_num} is not a row: {error}") from error
     if not lines:
-        raise SourceError(f"{path} is no table with columns of files and labels")
+        raise SourceError(f"{path} is not a table with columns of files and labels")
     header = [cell.strip() for cell in lines[0][1]]
     has_header = not any(map(photos.find, header))
     names = [has_header and cell or str(i) for i, cell in enumerate(header, 1)]
@@ -149,7 +149,7 @@ def label(
     try:
         text = read_all(path, limits.TEXT_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise SourceError(f"{path} is no text in UTF-8: save it as CSV (UTF-8)") from error
+        raise SourceError(f"{path} is not text in UTF-8: save it as CSV (UTF-8)") from error
     photos = Photos([file.name for file in source.files])
     labelled: dict[int, Row] = {}
     missing = []

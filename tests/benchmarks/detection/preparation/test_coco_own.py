@@ -209,7 +209,7 @@ def test_a_damaged_archive_takes_one_line(fault, archives, tmp_path):
     ("change", "message"),
     [
         (["--train_images=/no/such.zip"], "there is no /no/such.zip"),
-        (["--annotations=OPEN/instances_train2017.json"], "is no zip or folder; for own images"),
+        (["--annotations=OPEN/instances_train2017.json"], "is not a zip or folder; for own images"),
         (["--annotations=OPEN/train2017"], "holds no instances_train2017.json; for own images"),
     ],
 )
