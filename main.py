@@ -81,7 +81,7 @@ flags.DEFINE_bool(
     "full", False, "With --mode=doctor: read all records, and write the index that the run reads."
 )
 _COORDINATOR = flags.DEFINE_string(
-    "coordinator", "", "host:port of process 0, where a run of several processes is no TPU slice."
+    "coordinator", "", "host:port of process 0, if a run of several processes is not a TPU slice."
 )
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", 0, "With --coordinator: how many.")
 _PROCESS_ID = flags.DEFINE_integer("process_id", -1, "With --coordinator: which one, from 0.")

@@ -241,7 +241,7 @@ def _parameters(file: str, override: str) -> list[str]:
         except Exception as error:  # each file system has errors of its own, and so has YAML
             raise ConfigError(f"{value!r} holds no parameters: {one_line(error)}") from error
     if unknown := [name for name in parameters if name not in FLAGS]:
-        raise ConfigError(f"{unknown[0]!r} is no parameter of the tutorial's resnet_main.py")
+        raise ConfigError(f"{unknown[0]!r} is not a parameter of the tutorial's resnet_main.py")
     return [f"--{name}={value}" for name, value in parameters.items() if value is not None]
 
 

@@ -59,7 +59,7 @@ def run(settings: Settings) -> None:
     file = model_source.find(path, "--config.init_from")[1] if path else ""
     imported = benchmark.uses.read_foreign(file) if file else None
     if imported is None:
-        problem = " is no file or folder of another library's weights, which --mode=import reads"
+        problem = " is not a file or folder of another library's weights, which --mode=import reads"
         if path and not epath.Path(path).exists():
             problem = ": there is no such file or folder"
         raise ConfigError(f"config.init_from={path!r}{problem}")
@@ -70,7 +70,7 @@ def run(settings: Settings) -> None:
     items = (describe_arrays(model_items(s)) for s in (state, wanted))
     if lines := list(array_differences(*items)):  # the classifier is missing
         raise CheckpointError(
-            f"{imported.source} is no complete model, only weights to begin a run with: {lines[0]}"
+            f"{imported.source} is not complete, only weights to begin a run with: {lines[0]}"
         )
     this = Run.open(settings, trains=False)
     this.say(f"read {imported.summary}")

@@ -40,6 +40,6 @@ class Parts:
             if not any(map(pattern.search, names)):
                 tops = dict.fromkeys(name.partition("/")[0] for name in names)
                 raise ConfigError(
-                    f"config.{self._key}: {entry!r} is no part of the model; its parts are "
+                    f"config.{self._key}: {entry!r} is not a part of the model; its parts are "
                     f"{', '.join(tops)}, and the words in these names mean all that have them"
                 )

@@ -54,7 +54,7 @@ def set_coco(config: ml_collections.ConfigDict, batch: int) -> None:
 
 
 def set_digits(config: ml_collections.ConfigDict) -> None:
-    """Handwritten digits strewn over clutter, for two CPU cores and random weights."""
+    """Handwritten digits scattered over clutter, for two CPU cores and random weights."""
     config.num_classes = 10
     config.max_boxes = 16
     config.random_flip = False  # a mirrored 2 looks like a 5

@@ -92,7 +92,7 @@ def _mask_rcnn() -> ml_collections.ConfigDict:
 
 
 def _ssd() -> ml_collections.ConfigDict:
-    """From an SSD, or with new heads on a ResNet of basic blocks; statistics stay."""
+    """Fine-tunes an SSD, or new heads on a ResNet of basic blocks; BatchNorm is frozen."""
     config = _detector(ssd.get_config())
     config.bn_statistics = "frozen"
     config.shuffle_buffer_size = 2048

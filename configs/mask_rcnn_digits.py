@@ -1,4 +1,4 @@
-"""Mask R-CNN on handwritten digits strewn over clutter, in two orientations, on CPU cores.
+"""Mask R-CNN on handwritten digits scattered over clutter, in two orientations, on CPU cores.
 
     bash scripts/quickstart.sh mask_rcnn
 

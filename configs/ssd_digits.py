@@ -1,4 +1,4 @@
-"""SSD on handwritten digits strewn over clutter, about 7 minutes on two CPU cores.
+"""SSD on handwritten digits scattered over clutter, about 7 minutes on two CPU cores.
 
     bash scripts/quickstart.sh ssd
 

@@ -146,7 +146,7 @@ class Every:
         return is_due
 
     def next_after(self, step: int) -> int | None:
-        """Returns the first due step after `step` (>= 0); None if never, or with `by_clock`."""
+        """Returns the first due step after `step` (>= 0); None if there is none, or `by_clock`."""
         if self.steps:
             return next((due for due in self.steps if due > step), None)
         if self.by_clock or not self.period:

@@ -72,7 +72,7 @@ class DeviceCheck:
         self._agreed = -1  # the newest step of this start before which the devices agreed
 
     def before(self, number: int, state: TrainState, batch: Any) -> None:
-        """Compares the devices, if this is due after `number` steps, before the next one."""
+        """Compares the devices before the next step, if that is due after `number` steps."""
         if number % self._every and self._agreed >= 0:
             return
         started = time.monotonic()

@@ -166,8 +166,8 @@ def _check_values(entry: rules.Entry, division: str, batch_size: int, facts: rul
     ]
     if errors:
         raise ConfigError(
-            f"rules {entry.ruleset} of mlperf-logging: {'; '.join(errors)} (or give "
-            "--config.mlperf.division=open)"
+            f"rules {entry.ruleset} of mlperf-logging: {'; '.join(errors)}; change "
+            "them, or give --config.mlperf.division=open"
         )
 
 

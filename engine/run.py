@@ -157,8 +157,8 @@ def make_plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Pl
     # train.py plans with one example before it counts them.
     if settings.moving_average_decay and every_average > total and num_examples > 1:
         raise ConfigError(
-            f"config.moving_average_every={every_average}: the run has only {total} steps, so that "
-            "the average would stay at the initial weights"
+            f"config.moving_average_every={every_average}: the run has only {total} steps, so the "
+            "average would stay at the initial weights: give at most that many"
         )
     benchmark.planned(total)
     rate = schedules.make(settings.schedule, train_steps=total, **sizes)

@@ -100,7 +100,7 @@ def make_gradients(
         before, untouched = model_state, [True] * len(jax.tree.leaves(model_state))
 
         def noting(params: Any, model_state: Any, *rest: Any) -> Any:
-            """The loss; notes in `untouched` which leaves of the state it returns as they were."""
+            """The loss; `untouched` says which leaves of the state it returns as they were."""
             terms, metrics, after = loss(params, model_state, *rest)
             pairs = zip(jax.tree.leaves(model_state), jax.tree.leaves(after), strict=True)
             untouched[:] = [

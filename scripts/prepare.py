@@ -179,7 +179,7 @@ def _out(args: argparse.Namespace, is_file: bool, name: str) -> str:
 
 
 def is_prepared(folder: Folder, path: str) -> bool:
-    """Prints the command that trains where a folder holds records of this program."""
+    """Whether a folder holds records of this program; if so, prints the command that trains."""
     names = {file.name for file in folder.files}
     if "prepare_state/plan.json" in names and files.MANIFEST not in names:
         raise SourceError(f"{path} holds unfinished records: type the command that began them")

@@ -92,7 +92,7 @@ if [[ " $* " =~ [\ /](resnet_)?main\.py\  && "$workdir" != gs://* ]]; then
     fail "workdir '$workdir' would be deleted with the VM: give --workdir=gs://BUCKET/RUN, or --keep"
 fi
 git rev-parse --git-dir >/dev/null 2>&1 ||
-  fail "$PWD is no git repository, or git is missing: use a clone, because only files that git tracks are copied"
+  fail "$PWD is not a git repository, or git is missing: use a clone, because only files that git tracks are copied"
 [[ -n "$dry_run" ]] || command -v gcloud >/dev/null ||
   fail "there is no gcloud here: install it from https://cloud.google.com/sdk, then: gcloud auth login"
 

@@ -189,7 +189,7 @@ def test_a_config_file_of_the_tutorial(tmp_path):
         ("--profile_every_n_steps=5", "--config.profile_steps=BEGIN:END"),
         ("--export_dir=e", "--mode=export --format=savedmodel --workdir=WORKDIR --out=e"),
         ("--params_override=use_resnetd_stem=True", "--config.deep_stem=True has both"),
-        ("--params_override=foo=3", "'foo' is no parameter"),
+        ("--params_override=foo=3", "'foo' is not a parameter"),
         ("--params_override={a: [}", "holds no parameters"),
     ],
 )

@@ -85,7 +85,7 @@ class Annotations:
         )
 
     def listed(self, paths: Sequence[str]) -> list[int | None]:
-        """The row of the image for each path of a picture; None if no image fits, or several do.
+        """The row of the image for each path of a picture; None unless exactly one image fits.
 
         A `file_name` may have more or fewer folders in front than the path.
         """

@@ -205,7 +205,7 @@ class Detector(RecordBenchmark):
         if new or self.keeps_statistics:
             kept = "new_classes=True keeps the body" if new else _FROZEN
             raise ConfigError(
-                f"config.{kept} of config.init_from, which is no model: give "
+                f"config.{kept} of config.init_from, which names no model: give "
                 f"--config.init_from={self.published}, or the workdir of a detector or a ResNet; "
                 "or, to train from random weights, --config.new_classes=False "
                 "--config.bn_statistics=batch --config.freeze="

@@ -179,7 +179,7 @@ def open_records(
       cache: the file that keeps the result of the scan for the next start.
       split: "train" or "eval".
       masks: whether objects have masks to train on; a crowd then counts as no box.
-      described: whether the data manifest may spare the scan.
+      described: whether the data manifest may replace the scan.
     """
     paths = files.find_shards(data_dir, patterns, split)
     opened = None
@@ -251,7 +251,7 @@ def _from_scan(
     files.check_not_empty(paths, list(map(len, boxes)), split)
     examples = [(split == "eval") | (of_file > 0) for of_file in boxes]
     if not any(of_file.any() for of_file in examples):
-        single = " that is no crowd" if masks else ""
+        single = " that is not a crowd" if masks else ""
         raise DataError(f"no train records: none of the images in {paths[0]} ... has a box{single}")
     ids = tuple(i for row in rows for i in row["ids"])
     upright = np.array([high for row in rows for high in row["upright"]], bool)

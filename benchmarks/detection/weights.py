@@ -51,7 +51,7 @@ def follow(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     for key, needed in _RESNET_KEYS.items():
         if (value := values.get(key, needed)) != needed:
             raise ConfigError(
-                f"{name} is a ResNet with {key}={value!r}, which is no backbone of a detector: "
+                f"{name} is a ResNet with {key}={value!r}, which is not a backbone of a detector: "
                 f"give one that was trained with --config.{key}={needed}"
             )
     spec = input_spec.parse_spec(values.get("input_spec", "tensorflow"))

@@ -114,7 +114,7 @@ def read_names(data_dir: str, lists: Sequence[str]) -> dict[int, str]:
     try:
         return _parse_list(name, data) if name else {}
     except (ValueError, IndexError, csv.Error) as error:
-        raise DataError(f"{name} of {path} is no list of names: {one_line(error)}") from error
+        raise DataError(f"{name} of {path} is not a list of names: {one_line(error)}") from error
 
 
 def _find_list(path: str, lists: Sequence[str]) -> tuple[str, bytes]:

@@ -100,18 +100,18 @@ def _parse_subwords(data: bytes, path: str) -> list[str]:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no vocabulary: it is not UTF-8") from error
+        raise DataError(f"{path} is not a vocabulary: it is not UTF-8") from error
     lines = [line.rstrip() for line in text.removesuffix("\n").split("\n")]
     subwords = [s[1:-1] if len(s) > 1 and s[0] == s[-1] and s[0] in "'\"" else s for s in lines]
     if [s.removesuffix("_") for s in subwords[:2]] != list(RESERVED):
         raise DataError(
-            f"{path} is no vocabulary of subwords: its first two lines must be '<pad>_' and "
+            f"{path} is not a vocabulary of subwords: its first two lines must be '<pad>_' and "
             "'<EOS>_', as tensor2tensor writes them"
         )
     missing = sorted(ESCAPE_CHARACTERS - set(subwords))
     if missing:
         raise DataError(
-            f"{path} has no subword {missing[0]!r}, which unknown characters need: it is no "
+            f"{path} has no subword {missing[0]!r}, which unknown characters need: it is not a "
             "vocabulary of tensor2tensor, or it is cut short"
         )
     return subwords
@@ -133,7 +133,7 @@ class SentencePiece(Vocabulary):
         try:
             self._model.load_from_serialized_proto(data)
         except (RuntimeError, ValueError) as error:
-            raise DataError(f"{path} is no sentencepiece model: {one_line(error)}") from error
+            raise DataError(f"{path} is not a sentencepiece model: {one_line(error)}") from error
         is_same = (self._model.pad_id(), self._model.eos_id()) == (PAD, EOS)
         self._shift = 0 if is_same else 2
         self.size = self._model.vocab_size() + self._shift
@@ -198,7 +198,7 @@ def parse_vocabulary(data: bytes, path: str) -> Vocabulary:
         return Words(data, path)
     except ValueError as error:
         raise DataError(
-            f"{path} is no vocabulary: give a file of tensor2tensor (vocab.*.subwords, of which "
+            f"{path} is not a vocabulary: give a file of tensor2tensor (vocab.*.subwords, of which "
             "the first line is '<pad>_'), a sentencepiece model (.model), or a file of "
             f"subword-nmt with one token per line (vocab.bpe.*); {error}"
         ) from error

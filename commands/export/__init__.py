@@ -81,7 +81,7 @@ def _earlier(out: str) -> dict[str, Any]:
         if all(isinstance(content[key], dict) for key in ("formats", "files")):
             return content
     if other := [path.name for path in folder.iterdir()] if folder.is_dir() else []:
-        raise ConfigError(f"--out={out} has {other[0]} and is no export; give a new folder")
+        raise ConfigError(f"--out={out} has {other[0]} and is not an export; give a new folder")
     return {}
 
 

@@ -85,10 +85,10 @@ def record_name(path: str, record: int) -> str:
 
 
 def read_records(shards: Shards, segments: Any, buffer_size: int = READ_BUFFER) -> Any:
-    """tf.data of serialized records for rows (file, skip, take, ...), which may be a tensor.
+    """tf.data of the serialized records of `segments`, rows of (file, skip, take, ...).
 
-    `segments` is int64[n, 3 or more]; `buffer_size` is in bytes. A file that holds fewer records
-    than when it was counted raises an error.
+    `segments` is int64[n, 3 or more], or such a tensor; `buffer_size` is in bytes. A file that
+    holds fewer records than when it was counted raises an error.
     """
     tf = tensorflow()
     paths = tf.constant(shards.paths)

@@ -95,8 +95,8 @@ def _read_file(file: epath.Path) -> Foreign:
         form, arrays = "safetensors", _read_safetensors(data, path)
     else:
         raise DataError(
-            f"{path} is no file of weights that can be read: use .safetensors, PyTorch's .pth or "
-            ".pt, or a checkpoint of TensorFlow"
+            f"{path} is not a file of weights that can be read: use .safetensors, PyTorch's .pth "
+            "or .pt, or a checkpoint of TensorFlow"
         )
     labels = _labels(beside.get("config.json", {}), lines)
     return Foreign(path, form, hashlib.sha256(data).hexdigest(), arrays, beside, labels)
@@ -110,9 +110,9 @@ def _beside(file: epath.Path) -> tuple[dict[str, Any], str]:
             try:
                 contents[other.name] = parse_json(other.read_bytes())
                 if not isinstance(contents[other.name], dict):
-                    raise ValueError("it is no object")
+                    raise ValueError("it is a list or a value")
             except ValueError as error:
-                raise DataError(f"{other} is no JSON object: {one_line(error)}") from error
+                raise DataError(f"{other} is not a JSON object: {one_line(error)}") from error
     labels = file.parent / "labels.txt"
     try:
         return contents, labels.read_bytes().decode() if labels.exists() else ""
@@ -179,7 +179,7 @@ def adapt(
         ],
     }
     if text := "; it ".join(f"{what} {some(names)}" for what, names in errors.items() if names):
-        raise DataError(f"{path} is another model than its names say: it {text}")
+        raise DataError(f"{path} is not the model that its names describe: it {text}")
     values = {ours: np.empty(shape, np.float32) for ours, shape in shapes.items()}
     for name, (ours, numbers) in wanted.items():
         values[ours].reshape(-1)[numbers] = arrays[name]

@@ -182,7 +182,7 @@ def _deep_colours(image: Any, data: bytes, depth: int) -> tuple[Any, str]:
 
 
 def _scaled(values: np.ndarray, declared: int) -> tuple[np.ndarray, str]:
-    """(uint8 values, a note on a guess) of values of any type and depth.
+    """Scales values of any type and depth to uint8: (the values, a note if it had to guess).
 
     The file declares the depth, else it is the smallest of `_DEPTHS` that holds the values; 16 if
     all are multiples of 257, as 8 bits in 16 are. Floats from 0 to 1 are shares of white.

@@ -108,7 +108,7 @@ def get(name: str) -> str:
 
 
 def fetch(address: str, path: str, digits: str) -> None:
-    """Downloads a file, unpacks a .gz, unless it exists; it has its name only when it is complete.
+    """Downloads a file unless it exists, and unpacks a .gz; only a complete file has its name.
 
     ValueError if its SHA-256 does not begin with `digits`; a failed download raises what urllib or
     gzip raises.

@@ -24,7 +24,7 @@ def pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        text = f"{text!r} is no regular expression: {error}"
+        text = f"{text!r} is not a regular expression: {error}"
         raise argparse.ArgumentTypeError(text) from error
     return text
 

@@ -77,7 +77,7 @@ class Source:
             path, offset = place if isinstance(place, tuple) else (self.path, place)
             data = read_at(path, offset, size)
         if len(data) != size:
-            raise UserError(f"{self.path} changed while it was read: {name}")
+            raise UserError(f"{self.path} changed while it was read: {name}; start again")
         return data
 
     def _unzip(self, info: zipfile.ZipInfo) -> bytes:
@@ -275,7 +275,7 @@ def _members(path: str, inner: File | None = None) -> Iterator[File]:
 
 
 def all_files(source: Source) -> Source:
-    """All files of a folder or a zip, but hidden ones.
+    """All files of a folder or a zip, except hidden ones.
 
     SourceError if the archive is no zip, cut short, encrypted, or packed in an unusual way.
     """

@@ -351,7 +351,7 @@ def _time_cells(r: dict[str, Any]) -> dict[str, str]:
         "slice": r["slice"],
         "epoch": hms(r["epoch_seconds"]),
         "one evaluation": hms(r["evaluation_seconds"]),
-        "whole run": hms(r["run_seconds"]),
+        "complete run": hms(r["run_seconds"]),
         "chip-hours": _text(r["chip_hours"], ",.1f"),
         "USD per chip-hour": _text(r["price"], "g"),
         "USD": _text(r["dollars"], ",.2f"),

@@ -159,7 +159,7 @@ def _one(text: str) -> Topology:
     chip = CHIPS.get(_ALIASES.get(name, name))
     if match is None or chip is None:
         raise ConfigError(
-            f"{flag_text} is no slice that is known: write v5e:4x4 or one of {known()}; several "
+            f"{flag_text} is not a slice that is known: write v5e:4x4 or one of {known()}; several "
             "with commas, or all"
         )
     if match[2]:
@@ -183,7 +183,7 @@ def _grid(chip: Chip, flag_text: str, shape: tuple[int, ...]) -> Topology:
         host = "x".join(map(str, _HOST[: chip.dimensions]))
         also = f", or {chip.name}:{'x'.join('1' * chip.dimensions)}" if alone else ""
         raise ConfigError(
-            f"{flag_text} is no complete slice: hosts of {chip.name} have {host} chips; use "
+            f"{flag_text} is not a complete slice: hosts of {chip.name} have {host} chips; use "
             f"multiples of that{also}"
         )
     return topology

@@ -148,7 +148,7 @@ def _memory(cgroup: str) -> list[tuple[int, int]]:
     """
     folder, machine = epath.Path(cgroup), psutil.virtual_memory()
     memory = [(machine.available, machine.total)]
-    with contextlib.suppress(OSError, KeyError, ValueError):  # "max" is no number: no limit
+    with contextlib.suppress(OSError, KeyError, ValueError):  # "max" is not a number: no limit
         limit = int((folder / "memory.max").read_text())
         used = int((folder / "memory.current").read_text())
         stat = dict(map(str.split, (folder / "memory.stat").read_text().splitlines()))

@@ -110,7 +110,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _row(value: Any) -> dict[str, Any] | None:
-    """A row with nan for null and without what is no number; None if it is no row."""
+    """A row with nan for null, without values that are no numbers; None if it is no row."""
     if not isinstance(value, dict) or value.get("split") not in ("train", "eval"):
         return None
     row = {k: math.nan if v is None else v for k, v in value.items()}

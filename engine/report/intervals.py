@@ -54,7 +54,7 @@ class Intervals:
             self._progress.eval_seconds = seconds
 
     def show_progress(self, step: int) -> None:
-        """Shows the step and the time left on a terminal; a line where the first report is far."""
+        """Shows the step and the time left on a terminal; prints one line if no report is near."""
         done = max(step - 1, 1)  # the newest step may still run
         elapsed, seconds = self._progress.so_far(done)
         if not self._has_line and elapsed > _FIRST_LINE:

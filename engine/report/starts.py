@@ -50,7 +50,7 @@ def past_starts(manifest: Row, rows: Sequence[Row] = ()) -> list[dict[str, Any]]
 
 
 def cost_summary(starts: Sequence[Row], rows: Sequence[Row]) -> str:
-    """What a run took up to now, in one line."""
+    """What a run has cost up to now, in one line."""
     now = past_starts({"starts": starts, "saved": time.time()})
     if cost := cost_rows(now, rows):
         return "; ".join(f"{name}: {text}" for name, text in cost.items())

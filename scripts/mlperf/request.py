@@ -69,7 +69,7 @@ def parse_requests(words: Sequence[str], env: Mapping[str, str]) -> list[Request
         raise UserError(f"{MODEL_DIR}={root}: must be gs://BUCKET/FOLDER or /FOLDER")
     locations.check_folder(root, MODEL_DIR)
     if unknown := [name for name in names if name not in known]:
-        raise UserError(f"{unknown[0]!r} is no benchmark: give some of {', '.join(known)}")
+        raise UserError(f"{unknown[0]!r} is not a benchmark: give some of {', '.join(known)}")
     if arguments.config and len(names) > 1:
         several = ", ".join(names)
         raise UserError(f"--config={arguments.config} is for one benchmark, not for {several}")

@@ -133,8 +133,8 @@ def _files(folder: Any) -> Iterator[None]:
         raise UserError(f"{folder / LOG}: {error}") from error
     except Exception as error:  # file systems raise different errors
         raise UserError(
-            f"{folder}: {one_line(error)}; remove the cause, and the same command continues. It "
-            "collects this run if the run has ended"
+            f"{folder}: {one_line(error)}; remove the cause, and type the same command, "
+            "which continues. It collects this run if the run has ended"
         ) from error
 
 

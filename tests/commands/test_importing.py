@@ -186,7 +186,7 @@ def test_a_resumed_run_needs_the_weights_no_more(imported, tmp_path):
 
 
 def test_imports_that_cannot_be(backbone, imported, tmp_path):
-    no_weights = "is no file or folder of another library's weights"
+    no_weights = "is not a file or folder of another library's weights"
     for source in ("", "/not/there", str(imported)):
         settings, _ = settled(config_of(init_from=source), tmp_path, "import")
         words = "'/not/there': there is no such" if "not" in source else no_weights

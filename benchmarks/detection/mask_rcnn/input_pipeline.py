@@ -176,7 +176,7 @@ def normalized(batch: Mapping[str, jax.Array], dtype: Any) -> jax.Array:
 def _evaluated(
     shape: tuple[int, int], preprocessing: Preprocessing, serialized: Any, only_jpeg: bool
 ) -> dict[str, Any]:
-    """The leaves of an image to evaluate."""
+    """The arrays of an image to evaluate, without a batch axis."""
     original = records.read_image(serialized)
     image, size = padded(original, shape, preprocessing, only_jpeg)
     return {

@@ -48,7 +48,7 @@ class Regions(NamedTuple):
     valid: jax.Array  # bool[b, R]; False is padding
 
     def first(self, count: int) -> "Regions":
-        """The first regions of each image."""
+        """The first `count` regions of each image."""
         return Regions(*(x[:, :count] for x in self))
 
 
@@ -63,7 +63,7 @@ class Sampling:
 
     @property
     def positives(self) -> int:
-        """The most positives of an image."""
+        """The largest number of positives of an image."""
         return int(self.count * self.share)
 
 

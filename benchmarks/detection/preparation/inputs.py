@@ -62,7 +62,7 @@ def _file(name: str, inputs: _Inputs) -> tuple[str, Callable[[], bytes]]:
     path, base = inputs["annotations"].path, f"instances_{name}2017.json"
     fix = "for own images, give --train_annotations and --val_annotations"
     if inputs["annotations"].archive and not path.endswith(".zip"):
-        raise sources.SourceError(f"--annotations: {path} is no zip or folder; {fix}")
+        raise sources.SourceError(f"--annotations: {path} is not a zip or folder; {fix}")
     source = sources.all_files(inputs["annotations"])
     rows = [i for i, file in enumerate(source.files) if os.path.basename(file.name) == base]
     if len(rows) != 1:

@@ -82,7 +82,7 @@ def yolo_settings(folder: Folder) -> Settings:
         except yaml.YAMLError as error:
             if "names" not in text:
                 continue
-            raise SourceError(f"{folder.full(file)} is no YAML: {one_line(error)}") from error
+            raise SourceError(f"{folder.full(file)} is not YAML: {one_line(error)}") from error
         names = content.get("names") if isinstance(content, dict) else None
         names = dict(enumerate(names)) if isinstance(names, list) else names
         if isinstance(names, dict) and all(str(key).isdigit() for key in names):
@@ -257,7 +257,7 @@ def _entry(
         try:
             each: Object = parse(row)
             if not all(map(math.isfinite, itertools.chain(each.box, *each.polygons))):
-                raise ValueError("a coordinate is no number")
+                raise ValueError("a coordinate is not a number")
             if any(len(polygon) < 6 for polygon in each.polygons):
                 raise ValueError("a polygon of fewer than 3 points")
             objects.append(each._replace(label=each.label.strip()))

@@ -202,7 +202,7 @@ def example(split: Split, masks: bool, quality: int, k: int) -> writing.Example:
     except (photos.BadImage, ValueError) as error:  # or an outline cannot be drawn
         if split.name == "val":
             raise UserError(
-                f"{path}: {error}; repair it, or take image {image_id} out of {data.path}"
+                f"{path}: {error}; repair it, or remove image {image_id} from {data.path}"
             ) from error
         return b"", (), {"left_out": [path, str(error)]}
     names, labels = dict(data.categories), data.category_ids[objects].tolist()

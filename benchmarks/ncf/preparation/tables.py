@@ -243,7 +243,7 @@ def open_table(path: str, wanted: Sequence[str] = ()) -> Table:
         if head.startswith(b"PAR1"):
             return Table(path, tuple(parquet.read_schema(file).names))
     problem = next((text for start, text in _NO_TABLE.items() if head.startswith(start)), "")
-    problem = problem or ("is no text" if b"\0" in head else "")
+    problem = problem or ("is not text" if b"\0" in head else "")
     if len(head) >= _HEAD:
         head = head[: head.rfind(b"\n") + 1]  # without the part of a line
     if problem or not head.strip():
@@ -261,7 +261,7 @@ def _csv_table(path: str, text: str, wanted: Sequence[str]) -> Table:
     try:
         tables = {d: _cells(text.replace("::", _COLONS), d) for d in _DELIMITERS}
     except csv.Error as error:
-        raise SourceError(f"{path} is no table: {error}") from error
+        raise SourceError(f"{path} is not a table: {error}") from error
     widths = {d: [len(row) for _, row in rows] for d, rows in tables.items()}
     delimiter = max(widths, key=lambda d: (len({*widths[d]}) == 1 < widths[d][0], widths[d][-1]))
     width = widths[delimiter][-1]

@@ -139,7 +139,7 @@ def _are_classes(names: Collection[str]) -> bool:
 
 
 def _has_objects(folder: Folder, images: list[str]) -> bool:
-    """Whether there are labels of objects in the images: a file for each of them, or for all."""
+    """Whether the folder has labels of objects: a file for each image, or one for all."""
 
     def stem(name: str) -> str:
         return os.path.splitext(os.path.basename(name))[0]
@@ -240,7 +240,7 @@ def prepare(args: argparse.Namespace) -> str:
     inputs = sources.list_inputs({"train": args.train, "validation": args.validation}, workers)
     for name, source in inputs.items():
         if is_folder and source.archive:
-            raise sources.SourceError(f"--{name}: {source.path} is no folder")
+            raise sources.SourceError(f"--{name}: {source.path} is not a folder; unpack it")
     stamps = {name: source.stamp for name, source in inputs.items()}
     if lines:
         stamps["validation_labels"] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -254,7 +254,7 @@ def prepare(args: argparse.Namespace) -> str:
     for name, source in {} if args.labels else images.items():
         named = {source.class_name(i) for i in range(len(source.files))}
         if empty := [folder for folder in source.folders if folder not in named]:
-            print(visible(f"warning: --{name}: the folders {some(empty)} have no image: no class"))
+            print(visible(f"warning: --{name}: the folders {some(empty)} have no images: no class"))
     classes, splits = plan.make(images["train"], images.get("validation"), lines, settings)
     official = not is_folder and not args.subset
     if official:

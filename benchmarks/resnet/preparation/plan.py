@@ -132,7 +132,7 @@ def read_labels(path: str) -> list[str]:
     try:
         lines = text_lines(read_all(path, limits.TEXT_BYTES).decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise SourceError(f"{path} is no text file") from error
+        raise SourceError(f"{path} is not a text file") from error
     if not lines:
         raise SourceError(f"{path} is empty")
     return lines

@@ -96,9 +96,9 @@ def parse(
     try:
         lines = [(reader.line_num, cells) for cells in reader if len(cells) > 1]
     except csv.Error as error:
-        raise SourceError(f"{path}, line {reader.line_num} is no row: {error}") from error
+        raise SourceError(f"{path}, line {reader.line_num} is not a row: {error}") from error
     if not lines:
-        raise SourceError(f"{path} is no table with columns of files and labels")
+        raise SourceError(f"{path} is not a table with columns of files and labels")
     header = [cell.strip() for cell in lines[0][1]]
     has_header = not any(map(photos.find, header))
     names = [has_header and cell or str(i) for i, cell in enumerate(header, 1)]
@@ -107,7 +107,7 @@ def parse(
     columns = dict(zip(names, rest, strict=False))
     for name in filter(None, (file, label)):
         if name not in columns:
-            raise SourceError(f"{path} has no column {name!r}, but {', '.join(names)}")
+            raise SourceError(f"{path} has no column {name!r}; give one of {', '.join(names)}")
 
     def hits(name: str) -> tuple[int, int]:  # a suffix counts: numbers of rows look like names
         found = {*itertools.chain(*map(photos.find, columns[name]))}
@@ -149,7 +149,7 @@ def label(
     try:
         text = read_all(path, limits.TEXT_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise SourceError(f"{path} is no text in UTF-8: save it as CSV (UTF-8)") from error
+        raise SourceError(f"{path} is not text in UTF-8: save it as CSV (UTF-8)") from error
     photos = Photos([file.name for file in source.files])
     labelled: dict[int, Row] = {}
     missing = []
@@ -162,7 +162,7 @@ def label(
             missing.append(row.file)
         elif row.label and (first := labelled.setdefault(row.photos[0], row)).label != row.label:
             other = f"is {row.label!r}, but in line {first.line} {first.label!r}"
-            raise SourceError(f"{place} {other}: leave one of the two rows")
+            raise SourceError(f"{place} {other}: remove one of the two rows")
     _warn(f"files of {path} that are not photos in {source.path}", missing)
     bare = [photo.name for i, photo in enumerate(source.files) if i not in labelled]
     _warn(f"photos without a label in {path} are left out", bare)

@@ -96,7 +96,7 @@ class ClassifierUses(Uses):
         )
 
     def read_foreign(self, file: str) -> Imported:
-        """Weights of torchvision, timm, Hugging Face and TensorFlow."""
+        """Reads weights of torchvision, timm, Hugging Face and TensorFlow."""
         benchmark, source = self._benchmark, files.read(file)
         values, notes = weights.read_settings(source)
         if (version := benchmark.settings.model.resnet_version) == "1":

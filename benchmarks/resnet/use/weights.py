@@ -136,7 +136,7 @@ def _recognised(source: Foreign) -> tuple[dict[str, np.ndarray], Family, dict[st
     is_deep = family is resnets.DEEP
     stem = arrays.get(family.name("params/conv_stem3/kernel" if is_deep else _STEM))
     if stem is None or stem.ndim != 4:
-        raise DataError(f"{path}: its first layer is no convolution of images")
+        raise DataError(f"{path}: its first layer is not a convolution of images")
     version = "1" if config.get("downsample_in_bottleneck") else "1.5"
     has_conv = is_deep and family.name("params/conv_pool/kernel") in arrays
     squeeze = None

@@ -45,8 +45,8 @@ def _drops(run: Run) -> list[int]:
         drops = [round(run.steps * epoch / recipe["schedule_epochs"]) for epoch in epochs]
     if len(drops) < 2:
         raise ConfigError(
-            f"drops of the learning rate at the steps {drops}: MLPerf's log of GNMT wants their "
-            "distance, and so two or more; see config.learning_rate_decay_epochs"
+            f"drops of the learning rate at the steps {drops}: MLPerf's log of GNMT needs their "
+            "distance: give two or more; see config.learning_rate_decay_epochs"
         )
     return drops
 

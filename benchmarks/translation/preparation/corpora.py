@@ -139,8 +139,8 @@ class Corpus(NamedTuple):
             raise SourceError(f"{path} is a folder: {fix}")
         if not (read := FORMS.get(ending(path), ("", None))[1]):
             raise SourceError(
-                f"{path} is no file of pairs ({', '.join(FORMS)}): rename it; give files of lines "
-                "as --train_source and --train_target"
+                f"{path} is not a file of pairs ({', '.join(FORMS)}): rename it; give files of "
+                "lines as --train_source and --train_target"
             )
         rows = [row for _, row in itertools.islice(read(path), _SAMPLE)]
         numbers = {str(key): key for row in rows for key in row}
@@ -253,7 +253,7 @@ def _read_json(path: str) -> Iterator[tuple[int, Row]]:
             row = row.get("translation", row)
             row = {key: "" if text is None else text for key, text in row.items()}
         except (ValueError, AttributeError) as error:
-            fault = f"{path}, line {number} is no JSON object"
+            fault = f"{path}, line {number} is not a JSON object"
             raise SourceError(f"{fault}: each line must be one, {{...}}") from error
         yield number, {key: text for key, text in row.items() if isinstance(text, str)}
 
@@ -273,7 +273,7 @@ def _read_tmx(path: str) -> Iterator[tuple[int, Row]]:
                     yield number, collections.defaultdict(str, variants)
                     (node if body is None else body).clear()  # it would fill the memory
     except (ElementTree.ParseError, ValueError, LookupError) as error:
-        raise SourceError(f"{path} is no TMX, or damaged: {one_line(error)}") from error
+        raise SourceError(f"{path} is not a TMX, or damaged: {one_line(error)}") from error
 
 
 def _variant(node: ElementTree.Element) -> tuple[str, str]:

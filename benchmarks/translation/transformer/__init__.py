@@ -226,6 +226,6 @@ def make(config: Any, cache_dir: str) -> Transformer:
     width, heads = settings.width, settings.num_heads
     if width % (2 * heads):
         raise ConfigError(
-            f"config.num_heads={heads}: config.width={width} must be a multiple of twice as many"
+            f"config.num_heads={heads}: config.width={width} must be a multiple of {2 * heads}"
         )
     return Transformer(settings, cache_dir)

@@ -111,7 +111,7 @@ def open_records(
       split: "train" or "eval".
       length: positions of a row, of each side; to evaluate, of inputs.
       vocab_size: the number of ids of the vocabulary.
-      described: whether the manifest may spare the scan.
+      described: whether the manifest may replace the scan.
     """
     paths = files.find_shards(data_dir, patterns, split, marker="*")
     described &= split == "train"

@@ -240,7 +240,7 @@ class MaskHead(nn.Module):
 
 
 def suppressed(boxes: jax.Array, threshold: float) -> jax.Array:
-    """Which boxes [n, 4], the best first, greedy suppression keeps: bool[n]."""
+    """Says which of the boxes [n, 4], the best first, greedy suppression keeps: bool[n]."""
     overlaps = iou(boxes, boxes)
     later = jnp.arange(len(boxes))
 

@@ -185,7 +185,7 @@ IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
         (mask_rcnn, 50, resnets.HUGGING_FACE, {"model_type": "resnet"}, ""),
         (ssd, 18, None, {}, "is a ResNet-18, whose stages have .* give a ResNet-34$"),
         (SMALL_SSD, 50, None, {}, "is a ResNet-50, whose .* give a ResNet-10 or -18 or -34$"),
-        (mask_rcnn, 50, resnets.HUGGING_FACE, V1, "resnet_version='1', which is no backbone"),
+        (mask_rcnn, 50, resnets.HUGGING_FACE, V1, "resnet_version='1', which is not a backbone"),
     ],
 )
 def test_a_file_of_a_resnet_is_a_backbone(

@@ -85,7 +85,7 @@ def test_a_part_that_is_none_is_refused_before_anything_is_compiled(
     key, other, tiny_records, tmp_path
 ):
     config = make_tiny_config(tiny_records, init_from=other, **{key: "stage1, stag2"})
-    with pytest.raises(ConfigError, match=rf"config\.{key}: 'stag2' is no part .*conv_stem"):
+    with pytest.raises(ConfigError, match=rf"config\.{key}: 'stag2' is not a part .*conv_stem"):
         run = open_run(config, tmp_path)
         first_state(run, make_plan(run.settings, run.benchmark, 90))
 

@@ -115,7 +115,7 @@ def test_two_drops_have_a_distance():
         (GNMT, {"target": 0.2}, "config.target=0.2: the BLEU of MLPerf's gnmt is 0.24"),
         (GNMT, {"learning_rate_schedule": "cosine"}, "MLPerf's log of GNMT wants 'step'"),
         (GNMT, {"learning_rate_decay_steps": "2 epochs, 3 epochs"}, "and the drops as steps"),
-        (GNMT, {"learning_rate_decay_steps": "4000"}, "wants their distance, and so two or more"),
+        (GNMT, {"learning_rate_decay_steps": "4000"}, "needs their distance: give two or more"),
         (TRANSFORMER, {"adam_epsilon": 1e-8}, "'opt_adam_epsilon' failed: opt_adam_epsilon=1e-08"),
         (TRANSFORMER, {"optimizer": "sgd"}, "MLPerf's Transformer has 'adam'"),
         (TRANSFORMER, {"target": 0.2}, "config.target=0.2: the BLEU of MLPerf's transformer"),

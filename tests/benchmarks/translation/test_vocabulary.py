@@ -113,7 +113,7 @@ def test_text_comes_back(models, name, kind, size):
         (b"'<pad>_'\n'\xff'\n", "not UTF-8"),
         (b"'<pad>_'\n'a_'\n", "first two lines"),
         (b"'<pad>_'\n'<EOS>_'\n'a'\n'1'\n", "has no subword '0', which unknown characters need"),
-        (b"\n\x07nothing", "no sentencepiece model"),
+        (b"\n\x07nothing", "not a sentencepiece model"),
     ],
 )
 def test_other_files_take_one_line(tmp_path, data, words):
@@ -199,7 +199,7 @@ def test_files_that_are_no_list_of_words(tmp_path, data, reason):
     with pytest.raises(DataError) as caught:
         vocabulary.load_vocabulary(str(path))
     message = str(caught.value)
-    assert message.startswith(f"{path} is no vocabulary: give") and message.endswith(reason)
+    assert message.startswith(f"{path} is not a vocabulary: give") and message.endswith(reason)
     assert "\n" not in message
 
 

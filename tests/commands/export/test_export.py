@@ -210,7 +210,7 @@ def test_mistakes_take_one_line(trained, tmp_path, monkeypatch):
         attempt(path=str(tmp_path / "nothing"))
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "thesis.txt").touch()
-    with pytest.raises(ConfigError, match="has thesis.txt and is no export"):
+    with pytest.raises(ConfigError, match="has thesis.txt and is not an export"):
         attempt(out=str(tmp_path / "taken"))
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="needs the package onnx, .*: pip install onnx"):

@@ -114,7 +114,7 @@ def test_titles_are_shown_and_may_be_damaged(call, model, tiny_ratings, tmp_path
     code, out, err = call(*flags)
     assert code == 0 and "NOTE the items have no names" in err and "title" not in out
     (tmp_path / "movies.csv").write_bytes(b"movieId,title\nx\n")
-    with pytest.raises(DataError, match="no list of names"):
+    with pytest.raises(DataError, match="not a list of names"):
         names.read_names(str(tmp_path), names.TITLES)
 
 

@@ -48,9 +48,9 @@ def test_every_size_of_every_chip_is_a_grid_of_so_many():
         ("v3-12", "no such slice of v3.*v3-8, v3-32"),
         ("v5e:2x2x2", "slices of v5e are grids up to v5e:16x16"),
         *((f"v5e:{grid}", "v5e:16x16") for grid in ("0x4", "16x32")),
-        ("tpu7x:2x1x1", "no complete slice.*hosts of tpu7x have 2x2x1.*or tpu7x:1x1x1"),
-        ("v5e:3x4", "no complete slice.*hosts of v5e have 2x2 chips.*or v5e:1x1"),
-        ("v4:1x2", "no complete slice.*hosts of v4 have 2x2x1 chips; use multiples of that"),
+        ("tpu7x:2x1x1", "not a complete slice.*hosts of tpu7x have 2x2x1.*or tpu7x:1x1x1"),
+        ("v5e:3x4", "not a complete slice.*hosts of v5e have 2x2 chips.*or v5e:1x1"),
+        ("v4:1x2", "not a complete slice.*hosts of v4 have 2x2x1 chips; use multiples of that"),
     ],
 )
 def test_what_is_no_slice(text, words):

@@ -99,7 +99,7 @@ def test_a_checkpoint_to_start_from_comes_from_the_environment(env, monkeypatch)
         ({"MLP_GCS_MODEL_DIR": ""}, [], "MLP_GCS_MODEL_DIR is not set"),
         ({"MLP_GCS_MODEL_DIR": "runs"}, [], "MLP_GCS_MODEL_DIR=runs: must be gs://"),
         ({DATA: ""}, ["--benchmark=resnet"], f"{DATA} is not set"),
-        ({}, ["ssd", "resnet50"], "'resnet50' is no benchmark: give some of gnmt, "),
+        ({}, ["ssd", "resnet50"], "'resnet50' is not a benchmark: give some of gnmt, "),
         ({}, ["--config.targte=1"], "no key 'targte'; did you mean target?"),
         ({}, ["--config=configs/none.py"], "configs/none.py: there is no such file"),
         ({}, ["--workdir=x"], "--workdir cannot be given here"),

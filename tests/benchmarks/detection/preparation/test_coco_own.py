@@ -98,7 +98,7 @@ def test_a_bad_training_image_is_left_out_and_a_bad_validation_image_is_not(tmp_
     ]
     assert content["splits"]["train"]["examples"] == 10 == len(rows(out, "train"))
     assert "left out: train/0000.jpg: the image is" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"val/0020.jpg: the image .*take image 0 out of .*my val"):
+    with pytest.raises(UserError, match=r"val/0020.jpg: the image .*remove image 0 from .*my val"):
         own(tmp_path / "b", lambda _, val: val["images"][0].update(height=7))
 
 
@@ -209,7 +209,7 @@ def test_a_damaged_archive_takes_one_line(fault, archives, tmp_path):
     ("change", "message"),
     [
         (["--train_images=/no/such.zip"], "there is no /no/such.zip"),
-        (["--annotations=OPEN/instances_train2017.json"], "is no zip or folder; for own images"),
+        (["--annotations=OPEN/instances_train2017.json"], "is not a zip or folder; for own images"),
         (["--annotations=OPEN/train2017"], "holds no instances_train2017.json; for own images"),
     ],
 )

@@ -343,7 +343,7 @@ REFUSED = {
         ("labels/a.txt", "without an image"),
     ),
     "all empty": ("yolo", {"a.jpg": JPEG, "a.txt": ""}, ("no", "1 labels", "object")),
-    "yaml": ("yolo", {"a.jpg": JPEG, "data.yaml": "names: [cat"}, ("data.yaml", "no YAML")),
+    "yaml": ("yolo", {"a.jpg": JPEG, "data.yaml": "names: [cat"}, ("data.yaml", "not YAML")),
     "damaged voc": (
         "voc",
         {"a.jpg": JPEG, "a.xml": xml("a.jpg", CAT_XML)[:-40]},

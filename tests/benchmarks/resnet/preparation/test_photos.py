@@ -175,7 +175,7 @@ def test_groups_never_empty_a_class_and_odd_patterns_are_refused(capsys):
     with pytest.raises(sources.SourceError, match="two groups"):
         grouped(names, "jpg")
     for flags, message in (
-        (["--layout=folder", "--group=("], "is no regular expression"),
+        (["--layout=folder", "--group=("], "is not a regular expression"),
         (["--layout=folder", "--validation=v", "--group=a"], "without --validation"),
         (["--validation=v", "--group=a"], "--group is for --layout=folder"),
     ):

@@ -103,15 +103,15 @@ def test_what_is_missing_is_counted_and_chosen_columns_count(images, tmp_path, c
         ("x,label\n1,a\n", "line 2: 1 is one/1.JPG or two/1.JPG"),
         ("x,label\ngone,a\n", "give --file_column and --label_column, of x, label"),
         ("x,a,b\none/1.JPG,1,1\none/2.JPG,2,2\n", "is not clear"),
-        ("a single column\n", "is no table"),
-        ("", "is no table"),
-        ('x,label\n"one/1.JPG,' + 200_000 * "a", "line [123] is no row"),
+        ("a single column\n", "is not a table"),
+        ("", "is not a table"),
+        ('x,label\n"one/1.JPG,' + 200_000 * "a", "line [123] is not a row"),
     ],
 )
 def test_a_mistake_takes_one_line(text, words, images, tmp_path):
     with pytest.raises(UserError, match=f"list.csv.*{words}"):
         make(images, tmp_path, text)
-    with pytest.raises(UserError, match="no column 'z', but x"):
+    with pytest.raises(UserError, match="no column 'z'; give one of x"):
         make(images, tmp_path, "x,label\none/1.JPG,a\n", "--label_column=z")
     assert not list(tmp_path.glob("out/*-of-*"))
 

@@ -147,7 +147,7 @@ CHANGES = [  # (arrays put in, arrays taken out, words of the refusal)
     ({"maxpool.0.weight": W, "aux.x": W}, [], "unknown arrays: maxpool.0.weight, aux.x$"),
     ({"fc.weight": W}, [], r"other shapes: fc.weight \[2, 3\] instead of \[7, 512\]"),
     ({"layer4.2.conv1.weight": W}, [], r"stages of \(2, 2, 2, 3\) basic blocks: no ResNet"),
-    ({"conv1.weight": W[0]}, [], "first layer is no convolution"),
+    ({"conv1.weight": W[0]}, [], "first layer is not a convolution"),
 ]
 
 

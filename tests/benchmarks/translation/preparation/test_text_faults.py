@@ -103,7 +103,7 @@ VOCABULARY = ("--vocabulary=FOLDER/new",)
         ("train.en", b"\n" * 200, (), "hold no pair with text on both sides"),
         ("train.en", b"x" * (1 << 20) + b"\n", (), "FOLDER/train.en, line 1 is longer than 1 MiB"),
         ("train.en", gzip.compress(b"a\n" * 9999, mtime=0)[:-9], (), "train.en is damaged"),
-        ("new", b"the\n", VOCABULARY, "FOLDER/new is no vocabulary: give a file"),
+        ("new", b"the\n", VOCABULARY, "FOLDER/new is not a vocabulary: give a file"),
         ("new", b"<unk>\n<s>\n</s>\nthe\n", VOCABULARY, "new is a vocabulary of tokenized text"),
         ("a.tgz", b"", ("--eval_source=FOLDER/a.tgz",), "FOLDER/a.tgz is an archive: unpack it"),
         ("new", b"", ("--max_tokens=1",), "all training pairs have more than --max_tokens=1"),
