@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import os
 import shutil
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -121,6 +122,9 @@ def fetch(address: str, path: str, digits: str) -> None:
         _download(address, part)
         _check(part, digits, address, "it is damaged, or another version")
         os.replace(part, path)
+    except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection
+        raise
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(part)
