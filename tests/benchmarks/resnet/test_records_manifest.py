@@ -83,7 +83,7 @@ def test_files_that_it_does_not_describe_are_read(folder, tmp_path_factory):
 @pytest.mark.parametrize("text", ["", "[]", '{"num_label_classes": 2, "classes": []}'])
 def test_a_foreign_manifest_is_one_line(folder, text, tmp_path_factory):
     (folder / manifest.MANIFEST).write_text(text)
-    with pytest.raises(DataError, match=r"manifest.json is not one .* move it away"):
+    with pytest.raises(DataError, match=r"manifest.json was not written .* move it away"):
         _ = make(folder, tmp_path_factory).num_examples("train")
 
 

@@ -104,7 +104,7 @@ def test_two_drops_have_a_distance():
     run: Any = types.SimpleNamespace(recipe=recipe, steps=5000)
     assert mlperf._drops(run) == [3750, 4688]
     recipe["learning_rate_decay_epochs"] = (6,)
-    with pytest.raises(UserError, match=r"at the steps \[3750\]: .* and so two or more"):
+    with pytest.raises(UserError, match=r"at the steps \[3750\]: .* two or more"):
         mlperf._drops(run)
 
 

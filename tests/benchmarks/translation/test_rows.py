@@ -62,7 +62,7 @@ def test_none_and_those_of_other_data(tmp_path):
 def test_another_form_is_one_line(tmp_path, missing):
     content = copy.deepcopy(CONTENT)
     del (content["splits"]["train"]["shards"][0] if missing == "tokens" else content)[missing]
-    with pytest.raises(DataError, match=f"^{tmp_path}/manifest.json is not .*'{missing}'"):
+    with pytest.raises(DataError, match=f"^{tmp_path}/manifest.json was not .*'{missing}'"):
         rows.load_manifest(write(tmp_path, content))
 
 

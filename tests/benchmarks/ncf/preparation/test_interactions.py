@@ -217,7 +217,7 @@ def test_who_has_every_item_is_left_out(tmp_path, capsys):
     path = write(tmp_path, "log.csv", minimum([("all", f"i{i}", 1, i) for i in range(6)] * 2))
     make(path, tmp_path / "out")
     output = capsys.readouterr().out
-    assert "every item" in output and "repeat a user and an item, and count once: 6" in output
+    assert "every item" in output and "each pair counts once: 6" in output
     assert ratings.load_interactions(str(tmp_path / "out"), 2, "").num_users == 4
 
 
