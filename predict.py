@@ -13,7 +13,6 @@ code is 1. Which flags there are depends on the model; docs/use.md has examples 
 
 import argparse
 import functools
-import signal
 import sys
 from typing import Any
 
@@ -130,8 +129,6 @@ def main(argv: list[str] | None = None) -> int:
         return predict.run(request)
     except UserError as error:
         sys.exit(f"predict: {error}")
-    except BrokenPipeError:  # a reader such as `head` has enough
-        sys.exit(128 + signal.SIGPIPE)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def run(settings: Settings, as_json: bool, full: bool = False, hosts: Any = None
                     print(visible(f"{_LABELS[status]}  {name}: {text}{hint}"), flush=True)
     failed, warned = (sum(row["status"] == status for row in rows) for status in ("fail", "warn"))
     if as_json:
-        entry.result(json.dumps(rows, indent=2))
+        entry.result(json.dumps(rows, indent=2) + "\n")
     else:
         print(f"doctor: {failed} of {len(rows)} checks failed, {warned} warned")
     return 1 if failed else 0

@@ -71,7 +71,7 @@ def run(settings: Settings, tpu: str, as_json: bool = False, price: float | None
         rows = [forecast.row(outcome, price) for outcome in outcomes]
         job = next((outcome.job for outcome in outcomes if outcome.job), None)
         if as_json and rows:
-            entry.result(json.dumps(forecast.plain(rows), indent=2))
+            entry.result(json.dumps(forecast.plain(rows), indent=2) + "\n")
         elif rows:
             unit = job.unit if job else "examples"
             print(f"{forecast.tables(rows, unit)}\n\n{forecast.NOTE}")

@@ -71,11 +71,16 @@ def run(main: Callable[[], Any]) -> NoReturn:
 
 
 def result(text: str) -> None:
-    """Writes a line that is the program's result; OutputError if it cannot be written."""
+    """Writes a part of the program's result; OutputError if it cannot be written.
+
+    A reader that has enough, such as `head`, ends the program.
+    """
     try:
         sys.stdout.flush()
-        sys.stdout.buffer.write(text.encode() + b"\n")
+        sys.stdout.buffer.write(text.encode())
         sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        sys.exit(128 + signal.SIGPIPE)
     except OSError as error:
         raise OutputError(f"cannot write the standard output: {error.strerror}") from error
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from common import entry
 from common.data import files
 from common.errors import ConfigError, OutputError, is_of_files, one_line, visible
 from common.text import csv_text
@@ -146,19 +147,13 @@ def check_apart(paths: Sequence[str], written: Iterable[tuple[str, str]]) -> Non
 def write(out: str, text: Iterable[str]) -> None:
     """Writes the pieces of a text to the file `out`; "" is the standard output.
 
-    OutputError if it cannot be written; BrokenPipeError if nobody reads the standard output.
+    OutputError if it cannot be written.
     """
     if out:
         save(out, (piece.encode() for piece in text))
         return
     for piece in text:
-        try:
-            sys.stdout.buffer.write(piece.encode())
-            sys.stdout.buffer.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise OutputError(f"cannot write the standard output: {error.strerror}") from error
+        entry.result(piece)
 
 
 def save(path: str, parts: Iterable[bytes], quiet: bool = False) -> None:
