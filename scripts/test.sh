@@ -4,7 +4,7 @@
 #   bash scripts/test.sh               everything but the long and the slow tests, about 18 minutes on
 #                                      two cores
 #   bash scripts/test.sh -m 'not slow' the long tests, too, which train complete runs: what CI runs,
-#                                      about 30 minutes
+#                                      about 20 minutes
 #   bash scripts/test.sh -k resume     arguments are pytest's; -n0 runs the tests in one process
 #   bash scripts/test.sh -m slow       the tests that kill runs at many more moments and walk all
 #                                      keys of all recipes, an hour
