@@ -1,9 +1,12 @@
-"""Text in files: its lines, the sentences of .sgm, similar names, shares, and tables as CSV."""
+"""Text in files: encodings, lines, the sentences of .sgm, similar names, and tables as CSV."""
 
+import codecs
+import collections
 import csv
 import io
 import math
 import re
+import shlex
 import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -13,16 +16,52 @@ from common.errors import DataError, UserError
 
 # Without "<" in the tag and without "<seg" in the text, so that the search never starts again.
 _SGM_SENTENCE = re.compile(rb"<seg\b[^<>]*>((?:[^<]|<(?!/?seg\b))*+)</seg>", re.IGNORECASE)
+_LINE_END = re.compile(r"\r\n?|\n")
+
+
+def decoded(data: bytes, name: str, kind: type[UserError] = DataError) -> str:
+    """The text of a user's file, UTF-8 or, as its first bytes may say, UTF-16.
+
+    Other encodings cannot be told apart for sure. `kind` is raised for them, with the `name` of the
+    file, the first line that is not UTF-8, and the command that converts the file.
+    """
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # Windows' "Unicode"
+        encoding, code = "utf-16", "UTF-16"
+    else:
+        encoding, code = "utf-8-sig", "UTF-8"
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise kind(
+            f"{name}, line {line} is not {code} (byte 0x{data[error.start]:02x}): save the file as "
+            "UTF-8, or convert it, with its own encoding for CP1252: iconv -f CP1252 -t UTF-8 "
+            f"{shlex.quote(name)} > NEW"
+        ) from error
 
 
 def text_lines(text: str) -> list[str]:
-    r"""The stripped lines of a list of names, without empty ones at its end; "\n" ends a line."""
-    return [line.strip() for line in text.rstrip().split("\n")] if text.strip() else []
+    r"""The stripped lines of a list of names, without empty ones at its end.
+
+    Lines end as in files of Unix, Windows and the first Macs: "\n", "\r\n" or "\r".
+    """
+    return [line.strip() for line in _LINE_END.split(text.rstrip())] if text.strip() else []
 
 
 def normal_name(name: str) -> str:
-    """A name in a normal form, the same for all names that look alike."""
-    return unicodedata.normalize("NFC", name).strip()
+    """A name in a normal form, the same for all names that look the same.
+
+    Unicode's forms NFC and NFD of a letter look the same, and so do blanks of all kinds.
+    """
+    return " ".join(unicodedata.normalize("NFC", name).replace("\ufeff", "").split())
+
+
+def alike(names: Iterable[str]) -> list[list[str]]:
+    """The groups of different names that people take for one: equal but for blanks and case."""
+    groups: dict[str, list[str]] = collections.defaultdict(list)
+    for name in dict.fromkeys(names):
+        groups[normal_name(unicodedata.normalize("NFKC", name)).casefold()].append(name)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def is_sgm(path: str) -> bool:

@@ -1,16 +1,40 @@
-"""Lines of text: where they end, and how long they may be."""
+"""Text: its encoding, where lines end and how long they may be, and names that look alike."""
 
 import io
+import unicodedata
 
 import pytest
 
 from common import limits
 from common.errors import DataError
-from common.text import limited_lines, text_lines
+from common.text import alike, decoded, limited_lines, normal_name, text_lines
 
 
-def test_only_line_feeds_end_the_lines_of_a_list():
-    text = "caf\u0085e\r\n\n a\u2028b \x0bc\x0cd\n\n"
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_text_that_names_its_encoding_is_read(encoding):
+    assert decoded("кот\nпёс\n".encode(encoding), "N") == "кот\nпёс\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"), [("a\nкот", "cp1251"), ("a\n狗", "gbk"), ("a\nblé", "cp1252")]
+)
+def test_other_encodings_are_refused_with_the_line_and_the_command_that_converts(text, encoding):
+    with pytest.raises(DataError, match="^my names, line 2 .*iconv .*'my names'"):
+        decoded(text.encode(encoding), "my names")
+    with pytest.raises(DataError, match="^N, line 1 is not UTF-16"):
+        decoded("a".encode("utf-16") + b"x", "N")
+
+
+def test_names_that_look_the_same_have_one_form():
+    name = "Jos\u00e9 Ramos"
+    assert normal_name(unicodedata.normalize("NFD", f" {name}")) == name
+    assert normal_name("\ufeffJos\u00e9\u00a0 Ramos\t") == name
+    assert normal_name("Cat") != normal_name("cat")
+    assert alike(["Cat", "dog", "cat ", "Cat", "\uff23at"]) == [["Cat", "cat ", "\uff23at"]]
+
+
+def test_only_line_feeds_and_carriage_returns_end_the_lines_of_a_list():
+    text = "caf\u0085e\r\n\r a\u2028b \x0bc\x0cd\n\n"
     assert text_lines(text) == ["caf\u0085e", "", "a\u2028b \x0bc\x0cd"]
     assert text_lines(" \n") == []
 
