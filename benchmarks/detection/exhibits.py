@@ -106,7 +106,7 @@ def _classes(annotations: Annotations, quality: Quality, counts: np.ndarray) -> 
     for k in np.argsort(ap, kind="stable").tolist():
         numbers = counts[k].tolist()
         table.append([names[k], objects[k], f"{ap[k]:.6f}", f"{ap50[k]:.6f}", *numbers])
-        shares = percent(ap[k]), percent(ap50[k])
+        shares = percent(float(ap[k])), percent(float(ap50[k]))
         rows.append([names[k], f"{objects[k]:,}", *shares, *(f"{n:,}" for n in numbers)])
     rows = rows[:CLASSES]
     if len(known):

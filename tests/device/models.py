@@ -213,10 +213,10 @@ def _sketch(name: str, x: np.ndarray) -> list[float]:
 
     A mistake in any element shows in the products.
     """
-    values = [np.linalg.norm(np.asarray(x, float).ravel())]
+    values = [float(np.linalg.norm(np.asarray(x, float).ravel()))]
     for i in range(2):
         signs = _stream(f"signs {name} {i}").randint(0, 2, x.shape) * 2.0 - 1.0
-        values.append(np.vdot(signs, np.asarray(x, float)))
+        values.append(float(np.vdot(signs, np.asarray(x, float))))
     return [float(f"{value:.7g}") for value in values]
 
 

@@ -192,9 +192,12 @@ def _manifest(
     }
     content = writing.manifest(head, rows, results)
     for name, split in splits.items():
-        boxes = {"dropped": len(split.shares) - len(split.objects), "cut": split.cut}
-        # Entry k is the number of records with k boxes; training needs no other scan of them.
-        boxes["per_image"] = np.bincount(np.diff(split.starts)[split.order]).tolist()
+        boxes = {
+            "dropped": len(split.shares) - len(split.objects),
+            "cut": split.cut,
+            # Entry k is the number of records with k boxes; training needs no other scan of them.
+            "per_image": np.bincount(np.diff(split.starts)[split.order]).tolist(),
+        }
         facts = {"images": len(split.files), "with_boxes": split.with_boxes, "boxes": boxes}
         content["splits"][name] = facts | content["splits"][name]
     ids = splits["val"].annotations.image_ids[splits["val"].order]
