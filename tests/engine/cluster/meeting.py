@@ -24,9 +24,10 @@ def free_port():
         return server.getsockname()[1]
 
 
-def child(program, *arguments) -> Any:
-    """A process that runs a program's text, with pipes for its input and its output."""
+def child(program, *arguments, errors=False) -> Any:
+    """A process that runs a program's text, with pipes for its input, output and perhaps errors."""
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    pipes |= {"stderr": subprocess.PIPE} if errors else {}
     return subprocess.Popen(
         [sys.executable, "-c", program, *arguments], cwd=ROOT, text=True, **pipes
     )
