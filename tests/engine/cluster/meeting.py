@@ -51,8 +51,8 @@ def in_threads(*works):
 class Run:
     """A run whose hosts are threads of this process; the test may also play strangers."""
 
-    def __init__(self, count=2, wait=600.0):
-        self.count, self.wait, self.port = count, wait, free_port()
+    def __init__(self, count=2, wait=600.0, host="127.0.0.1"):
+        self.count, self.wait, self.port, self.host = count, wait, free_port(), host
         self.news: list[queue.Queue[tuple[str, int]]] = [queue.Queue() for _ in range(count)]
 
     def join(self, index, **facts):
@@ -60,7 +60,7 @@ class Run:
         names = tuple(f"t{i}" for i in range(self.count))
         try:
             line = Heartbeat(
-                ProcessGroup(f"127.0.0.1:{self.port}", self.count, index, names),
+                ProcessGroup(f"{self.host}:{self.port}", self.count, index, names),
                 FACTS | {f"config.{key}": value for key, value in facts.items()},
                 wait=self.wait,
                 silence=600.0,
