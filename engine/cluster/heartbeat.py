@@ -159,7 +159,7 @@ class Heartbeat:
 
     async def _gather(self, wait: float) -> None:
         """On host 0: waits until all other hosts have arrived."""
-        count, port = self._group.count, self._group.endpoint[1]
+        count, port = self._group.count, int(self._group.address.rpartition(":")[2])
         has_ipv6 = socket.has_dualstack_ipv6()
         try:
             listener = socket.create_server(
@@ -235,13 +235,14 @@ class Heartbeat:
 
     async def _check_in(self, wait: float) -> list[str]:
         """On the other hosts: greets host 0; returns the names of all hosts at the start."""
-        me, (address, port), place = self._me, self._group.endpoint, self._group.address
+        me, (address, _, port) = self._me, self._group.address.rpartition(":")
         until, has_ended = time.monotonic() + wait, False
         while True:
             answer, reason = None, "it has closed the connection"
             try:
                 async with asyncio.timeout(5.0):
-                    peer = Peer(*await asyncio.open_connection(address, port, limit=_MESSAGE_BYTES))
+                    host = address.strip("[]")  # an IPv6 address
+                    peer = Peer(*await asyncio.open_connection(host, port, limit=_MESSAGE_BYTES))
                 peer.send(index=me.index, name=me.name, facts=me.facts)
                 # Host 0 waits as long, and may have started so much later.
                 answer = await asyncio.wait_for(peer.receive(), 2 * wait)
@@ -257,10 +258,12 @@ class Heartbeat:
             if answer and "end" in answer:
                 raise HostError(_line(str(answer["end"])), answer.get("code", 1))
             if has_ended and time.monotonic() > until:
-                raise HostError(f"host 0 ({place}) has ended before all hosts arrived", RESTART)
+                raise HostError(
+                    f"host 0 ({address}:{port}) has ended before all hosts arrived", RESTART
+                )
             if time.monotonic() > until:
                 raise HostError(
-                    f"host 0 does not answer at {place} within {wait:.0f} s ({reason}): "
+                    f"host 0 does not answer at {address}:{port} within {wait:.0f} s ({reason}): "
                     f"does the same command run there, and does the firewall open TCP port {port} "
                     "between the hosts?",
                     RESTART,

@@ -24,15 +24,8 @@ from engine.mesh import tpu_chips
 # jax 0.8.1 moved its default to a port that Google's firewall rule does not open.
 _PORT = "8476"
 _NOTICE_PERIOD = 5.0  # seconds between two looks for a notice of preemption
+_LAUNCHERS = clusters.OmpiCluster, clusters.SlurmCluster
 _PART = re.compile(r"\[[^\[\]]*\]|[^:]+")  # of host:port or NAME:ID:ADDRESS, perhaps of IPv6
-_TORCHRUN = "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"
-# How many processes torchrun, Open MPI, other MPIs and SLURM have started, or may start.
-_COUNTS = "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"
-_LOCAL = {  # the number of a process on its machine, where the second variable is set
-    "LOCAL_RANK": "WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "OMPI_COMM_WORLD_SIZE",
-    "SLURM_LOCALID": "SLURM_STEP_NODELIST",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,20 +36,6 @@ class ProcessGroup:
     count: int
     index: int  # of this process, from 0
     names: tuple[str, ...] = ()  # the hosts' names or addresses where the environment has them
-
-    @property
-    def endpoint(self) -> tuple[str, int]:
-        """Host and port of process 0, as sockets take them."""
-        host, _, port = self.address.rpartition(":")
-        return host.strip("[]"), int(port)
-
-    @property
-    def gpus(self) -> list[int] | None:
-        """The GPU of this process; None for all. As in jax, a launcher starts one for each GPU."""
-        env = os.environ
-        is_set = "JAX_LOCAL_DEVICE_IDS" in env or env.get("CUDA_VISIBLE_DEVICES", "").isdecimal()
-        local = [env.get(name, "") for name, launcher in _LOCAL.items() if launcher in env]
-        return next(([int(text)] for text in local if text.isdecimal() and not is_set), None)
 
 
 def find(
@@ -80,7 +59,7 @@ def find(
     if not any(values.values()):
         if (group := _on_tpu()) or not (launched := _launched(say)):
             return group
-        address, count, index = map(str, launched)
+        address, count, index = launched
     elif missing := [name for name, value in values.items() if not value]:
         raise HostError(
             f"{' and '.join(missing)} missing: a run of several processes needs all of "
@@ -95,44 +74,44 @@ def find(
         )
     if not (count.isdecimal() and index.isdecimal() and int(index) < int(count)):
         raise HostError(f"--process_id={index}: must be from 0 to --num_processes={count} less 1")
-    return ProcessGroup(address, int(count), int(index)) if int(count) > 1 else None
+    if gpu := os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK"):  # jax's rule; it asks mpi4py for it
+        os.environ.setdefault("JAX_LOCAL_DEVICE_IDS", gpu)
+    return ProcessGroup(address, int(count), int(index))
 
 
-def _launched(say: Callable[[str], None]) -> tuple[str, int, int] | None:
+def _launched(say: Callable[[str], None]) -> tuple[str, str, str] | None:
     """(address of process 0, count, index) where a launcher has started several processes."""
     env, port = os.environ, os.environ.get("JAX_COORDINATOR_PORT")
-    sizes = [name for name in _COUNTS if env.get(name, "").isdecimal() and int(env[name]) > 1]
+    names = "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"
+    sizes = [f"{name}={env[name]}" for name in names if env.get(name, "") not in ("", "0", "1")]
     if not sizes:
         return None
-    address, count, index, why = "", 1, 0, ""
+    address, count, index, why = "", "1", "", ""
     try:
-        if all(map(env.get, _TORCHRUN)):
-            # MASTER_PORT is torchrun's; jax, too, takes one of the last 4,096 for SLURM.
-            free = int(env["MASTER_PORT"]) % 2**12 + 2**16 - 2**12
-            address = f"{env['MASTER_ADDR']}:{port or free}"
-            count, index = int(env["WORLD_SIZE"]), int(env["RANK"])
-        else:
-            launchers = clusters.OmpiCluster, clusters.SlurmCluster
-            for launcher in [one for one in launchers if one.is_env_present()][:1]:
-                address = launcher.get_coordinator_address(None, port)
-                count, index = launcher.get_process_count(), launcher.get_process_id()
-                if launcher is clusters.SlurmCluster:  # a shell in the job is a step of one task
-                    count = int(env.get("SLURM_STEP_NUM_TASKS") or count)
+        if all(map(env.get, ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"))):
+            # torchrun's MASTER_PORT is taken; like jax for SLURM, use one of the last 4,096.
+            port = port or int(env["MASTER_PORT"]) % 2**12 + 2**16 - 2**12
+            address, count, index = f"{env['MASTER_ADDR']}:{port}", env["WORLD_SIZE"], env["RANK"]
+            env.setdefault("JAX_LOCAL_DEVICE_IDS", env.get("LOCAL_RANK", ""))  # of GPUs
+        elif launcher := next((one for one in _LAUNCHERS if one.is_env_present()), None):
+            address = launcher.get_coordinator_address(None, port)
+            count, index = str(launcher.get_process_count()), str(launcher.get_process_id())
+            if launcher is clusters.SlurmCluster:  # a shell in the job is a step of one task
+                count = env.get("SLURM_STEP_NUM_TASKS", count)
     except Exception as error:  # of jax, of mpi4py, or a value is no number
-        count, why = 1, f" ({one_line(error)})"
-    if count == 1:
+        count, why = "1", f" ({one_line(error)})"
+    if count == "1":
         say(
-            f"NOTE {sizes[0]}={env[sizes[0]]}, but this process trains alone{why}. If several are "
-            "to train together, start them with srun or torchrun, or give each --coordinator, "
+            f"NOTE {sizes[0]}, but this process trains alone{why}. If several are to train "
+            "together, start them with srun or torchrun, or give each --coordinator, "
             "--num_processes and --process_id"
         )
         return None
-    host, _, port = address.rpartition(":")
-    address = f"[{host.strip('[]')}]:{port}" if ":" in host else address
-    if not index:
+    address = re.sub(r"([^][]*:[^][]*):(\d+)", r"[\1]:\2", address)  # of IPv6
+    if index == "0":
         say(
-            f"NOTE {sizes[0]}={env[sizes[0]]}: {count} processes train together, and meet at "
-            f"{address}; with --num_processes=1 each trains alone"
+            f"NOTE {sizes[0]}: {count} processes train together, and meet at {address}; with "
+            "--num_processes=1 each trains alone"
         )
     return address, count, index
 

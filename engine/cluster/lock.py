@@ -30,10 +30,7 @@ class LockError(UserError):
 
 
 class LocalLock:
-    """A lock on a disk, which the kernel holds for the process.
-
-    A file system without locks, as of some clusters, gets a NOTE.
-    """
+    """A lock on a disk, which the kernel holds for the process; a NOTE where it cannot."""
 
     def __init__(self, path: epath.Path):
         self._path = path

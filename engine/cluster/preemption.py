@@ -18,15 +18,9 @@ from common import entry
 
 _TICK = 1.0  # seconds for the main thread to come to a safe point, where it asks
 _GRACE = 3.0  # seconds for the main thread to end by itself
-# The last three: the warnings of clusters, such as SLURM's --signal=USR1@300, and of `ulimit -t`.
-_STOPS = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGXCPU,
-)
+# The last three are warnings: of SLURM (--signal=USR1@300), of others, and of `ulimit -t`.
+_NAMES = "SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"
+_STOPS = [signal.Signals[name] for name in _NAMES]
 _requested: int | None = None  # the first signal that arrived
 _is_answered = False  # whether the program stops by itself, or has had the chance
 _deferred = 0  # how many `deferred` blocks are open

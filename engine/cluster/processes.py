@@ -55,8 +55,6 @@ def join(group: ProcessGroup, facts: dict[str, Any], wait: float, silence: float
             group.address,
             group.count,
             group.index,
-            local_device_ids=group.gpus,
-            cluster_detection_method="deactivate",  # `hosts.find` did it
             initialization_timeout=round(wait),
             # Our heartbeat notices earlier; jax's own way to end is to abort with a C++ stack.
             heartbeat_timeout_seconds=max(100, round(3 * silence)),
