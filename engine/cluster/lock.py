@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import socket
+import tempfile
 import threading
 import time
 import uuid
@@ -169,6 +170,16 @@ def _this_process() -> dict[str, Any]:
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         machine = f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"  # and the container
     return {"host": host, "pid": os.getpid(), "machine": machine, "token": uuid.uuid4().hex}
+
+
+def has_locks(folder: str) -> bool:
+    """Whether files in a local folder can be locked by `fcntl`, as TensorStore locks its own."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in _NO_LOCKS
+    return True
 
 
 def take(workdir: str, lost: Callable[[str], None]) -> LocalLock | BucketLock:
