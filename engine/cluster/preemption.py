@@ -19,8 +19,7 @@ from common import entry
 _TICK = 1.0  # seconds for the main thread to come to a safe point, where it asks
 _GRACE = 3.0  # seconds for the main thread to end by itself
 # The last three are warnings: of SLURM (--signal=USR1@300), of others, and of `ulimit -t`.
-_NAMES = "SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"
-_STOPS = [signal.Signals[name] for name in _NAMES]
+STOPS = [signal.Signals[f"SIG{x}"] for x in ("TERM", "INT", "HUP", "USR1", "USR2", "XCPU")]
 _requested: int | None = None  # the first signal that arrived
 _is_answered = False  # whether the program stops by itself, or has had the chance
 _deferred = 0  # how many `deferred` blocks are open
@@ -45,8 +44,8 @@ def stop_signals() -> list[signal.Signals]:
 
     Those that its parent ignores stay ignored, as SIGHUP under nohup, except SIGTERM and Ctrl-C.
     """
-    ignored = {signum for signum in _STOPS[2:] if signal.getsignal(signum) == signal.SIG_IGN}
-    return [signum for signum in _STOPS if signum not in ignored]
+    ignored = {signum for signum in STOPS[2:] if signal.getsignal(signum) == signal.SIG_IGN}
+    return [signum for signum in STOPS if signum not in ignored]
 
 
 def listen(leave: Callable[[int, str], None]) -> None:
@@ -67,21 +66,13 @@ def listen(leave: Callable[[int, str], None]) -> None:
         signal.signal(signum, _handle)
 
 
-def ignore() -> None:
-    """Ignores signals from now on: the process ends already."""
-    global _is_answered
-    _is_answered = True
-    for signum in _STOPS:
-        signal.signal(signum, signal.SIG_IGN)
-
-
 def _watch(receiver: int) -> None:
     """Sees to it that the process ends after a signal."""
     global _requested
     main = threading.main_thread().ident or 0
     while True:
         signum, waited = os.read(receiver, 1)[0], 0.0  # seconds outside of `deferred`
-        while signum in _STOPS and waited < _GRACE:
+        while signum in STOPS and waited < _GRACE:
             time.sleep(_TICK)
             if _is_answered:
                 break
@@ -112,16 +103,14 @@ def requested() -> bool:
     return _requested is not None
 
 
-def signum() -> int:
-    """The signal that arrived; SIGTERM if another process received it."""
-    return signal.SIGTERM if _requested is None else _requested
-
-
 def answer(agreed: bool = False) -> Preempted:
-    """The exception for the main thread to raise now, at a safe point."""
+    """The exception for the main thread to raise now, at a safe point.
+
+    It names SIGTERM if another process received the signal.
+    """
     global _is_answered
     _is_answered = True
-    return Preempted(signum(), agreed)
+    return Preempted(_requested or signal.SIGTERM, agreed)
 
 
 def raise_if_requested() -> None:

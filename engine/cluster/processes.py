@@ -113,7 +113,8 @@ def on_failure(work: Callable[[], None] | None) -> None:
 
 def finish(code: int) -> NoReturn:
     """Ends this process with the others, after a run that went well or that all hosts stop."""
-    preemption.ignore()  # too late
+    for signum in preemption.STOPS:
+        signal.signal(signum, signal.SIG_IGN)  # too late
     if _heartbeat:
         watchdog.doing("ending")
         _heartbeat.barrier()

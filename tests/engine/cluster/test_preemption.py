@@ -99,10 +99,10 @@ preemption.listen(print)
 for signum in (signal.SIGHUP, signal.SIGUSR1): os.kill(os.getpid(), signum)
 print(preemption.requested())
 os.kill(os.getpid(), signal.SIGTERM)
-print(preemption.requested(), preemption.signum())
+print(preemption.requested(), preemption.answer())
 """
     with child(ignoring) as process:
-        assert process.communicate()[0].split() == ["False", "True", "15"]
+        assert process.communicate()[0].split() == ["False", "True", "stopped", "by", "SIGTERM"]
 
 
 def test_the_second_signal_does_not_wait():
