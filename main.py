@@ -81,7 +81,9 @@ flags.DEFINE_bool(
     "full", False, "With --mode=doctor: read all records, and write the index that the run reads."
 )
 _COORDINATOR = flags.DEFINE_string(
-    "coordinator", "", "host:port of process 0, if a run of several processes is not a TPU slice."
+    "coordinator",
+    "",
+    "host:port of process 0, if neither a TPU slice nor srun, mpirun or torchrun says it.",
 )
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", 0, "With --coordinator: how many.")
 _PROCESS_ID = flags.DEFINE_integer("process_id", -1, "With --coordinator: which one, from 0.")
@@ -146,7 +148,7 @@ def _run(mode: Mode, workdir: str) -> int:
 
     host = None  # this process among the hosts of the run; None if it is alone
     if mode.hosts != "alone":
-        host = hosts.find(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+        host = hosts.find(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value, _say)
     # Process 0 prints what all of them would print.
     stream = sys.stderr if _JSON.value else sys.stdout  # the other is for programs
     environment.show_log(stream, logging.WARNING if host and host.index else logging.INFO)

@@ -6,10 +6,13 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from common.errors import OutputError, UserError
+
+BEGUN = time.monotonic()  # when this program began; no clock that is set changes it
 
 
 class Stream:

@@ -25,12 +25,13 @@ import orbax.checkpoint as ocp
 import tensorstore
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
+from orbax.checkpoint._src.serialization import tensorstore_utils as inner
 
 from common.errors import RESTART, CheckpointError, one_line
 from common.trees import by_name
 from engine import manifest as manifests
 from engine import mesh
-from engine.cluster import processes, watchdog
+from engine.cluster import lock, processes, watchdog
 from engine.report.history import History
 
 _log = logging.getLogger("tpu_suite")
@@ -94,6 +95,13 @@ def _unreadable(problem: str, paths: Sequence[str], error: Exception) -> Checkpo
     return _Damaged(f"{problem}: {one_line(error)}")
 
 
+def _lock_with_files() -> None:
+    """Has TensorStore lock a file that it writes by another one beside it; Orbax has no option."""
+    contexts: Any = inner._BASE_TS_CONTEXT, inner._DEFAULT_OCDBT_TS_CONTEXT
+    for context in contexts:
+        context["file_io_locking"] = {"mode": "lockfile"}
+
+
 class Checkpointer:
     """The checkpoints in one folder, local or gs://."""
 
@@ -119,6 +127,8 @@ class Checkpointer:
             with watchdog.during(f"opening {directory}"):
                 if folder.exists() and not folder.is_dir():
                     raise NotADirectoryError("it is not a folder")
+                if self._writes and self._is_local and not lock.has_locks(f"{folder.parent}"):
+                    _lock_with_files()
                 self._manager = ocp.CheckpointManager(folder, options=_options(keep, best))
         except Exception as error:  # for gs://, TensorFlow raises its own types
             problem = f"cannot use {directory} for checkpoints: {one_line(error)}"

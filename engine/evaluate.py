@@ -101,7 +101,7 @@ def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Ite
     for batch in feed:
         watchdog.doing("evaluating")
         if meshes.any_process(preemption.requested()):
-            raise preemption.Preempted(preemption.signum(), agreed=True)
+            raise preemption.answer(agreed=True)
         output = predict(*weights, batch)
         if previous is not None:
             yield real_rows(previous)

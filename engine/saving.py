@@ -14,7 +14,7 @@ from engine import resuming
 from engine.checkpoint import Checkpointer
 from engine.cluster import processes, watchdog
 from engine.cluster.guard import Guard
-from engine.report.starts import past_starts
+from engine.report.starts import past_starts, starts_now
 from engine.report.writers import Reporter
 from engine.run import Plan
 from engine.start import Run, restore_state
@@ -124,7 +124,8 @@ class Saver:
             self.check(totals)
             self._guard.check()
             with watchdog.during(f"saving {self.checkpoints.directory}/{step}", step):
-                facts = {**self._facts, "init_from": self._init_from, "starts": self.starts}
+                facts = {**self._facts, "init_from": self._init_from}
+                facts["starts"] = starts_now(self.starts)
                 facts |= {"accepted_data": self._before["accepted_data"], "saved": time.time()}
                 facts["evaluations"] = self.reporter.history.evaluations()
                 self.checkpoints.save(step, **checkpoint_items(state, totals), facts=facts)

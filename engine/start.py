@@ -105,8 +105,7 @@ class Run:
         """Has the watchdog watch the block; `rescue` saves what it can, and says what that was."""
 
         def leave(reason: str) -> None:
-            stop = preemption.Preempted(preemption.signum())
-            processes.fail(reason, stop.code if preemption.requested() else RESTART)
+            processes.fail(reason, preemption.answer().code if preemption.requested() else RESTART)
 
         dog = watchdog.Watchdog(
             self.settings.limits.watchdog_seconds,

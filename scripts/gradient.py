@@ -1,8 +1,8 @@
 """Runs a job under Gradient's contract (docs/run.md); scripts/gradient_job.sh starts it.
 
 Each step is a process: main.py, and this program itself with `begin` or `finish` before the flags.
-The first process reads the environment, starts the steps in order and passes SIGTERM, SIGHUP and
-Ctrl-C on to them. If it is killed, the same command completes the job.
+The first process reads the environment, starts the steps in order and passes the signals that ask
+to stop on to them. If it is killed, the same command completes the job.
 
 `finish` writes the flags of the run, and the files that the input had when the job began, to
 output_data/job.json before it deletes the input. A later `begin` with the same flags then only
@@ -34,6 +34,7 @@ from common.data.files import MANIFEST, write
 from common.data.shards import tensorflow
 from common.errors import CheckpointError, UserError, is_of_files, one_line, parse_json
 from engine import environment, locations, recipe
+from engine.cluster import preemption
 
 ALREADY_FINISHED = 3  # exit code of the step `begin`
 RECORD = "job.json"
@@ -111,10 +112,9 @@ class Children:
         self._child: subprocess.Popen[bytes] | None = None
 
     def listen(self) -> None:
-        """Listens to SIGTERM, Ctrl-C and, unless nohup ignores it, a closed terminal."""
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
-                signal.signal(signum, self._note)
+        """Listens to the signals that ask to stop."""
+        for signum in preemption.stop_signals():
+            signal.signal(signum, self._note)
 
     def run(self, command: list[str], env: Mapping[str, str]) -> int:
         """Runs a command; returns its exit code.
@@ -134,7 +134,7 @@ class Children:
         return code if code >= 0 else 128 - code
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        meaning = signal.SIGTERM if signum == signal.SIGHUP else signum
+        meaning = preemption.Preempted(signum).code - 128  # SIGINT or SIGTERM
         self.stop_signal = self.stop_signal or meaning
         self._forward()
 

@@ -36,7 +36,7 @@ def fresh_signals(monkeypatch):
     """Each test starts unasked to stop, and leaves the handlers as they were."""
     monkeypatch.setattr(preemption, "_requested", None)
     monkeypatch.setattr(preemption, "_leave", preemption._leave)  # its thread outlives the test
-    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+    before = {s: signal.getsignal(s) for s in preemption.stop_signals()}
     preemption.listen(never)
     yield
     for signum, handler in before.items():

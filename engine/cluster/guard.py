@@ -48,7 +48,7 @@ class Vote:
         """The exception to raise on every host once the state is saved, or None to go on."""
         requested, full, _ = self.read()
         if requested:
-            return preemption.Preempted(preemption.signum(), agreed=True)
+            return preemption.answer(agreed=True)
         return self.memory_full if full else None
 
     @property

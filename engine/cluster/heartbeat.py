@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Self
 
-from common.errors import RESTART, HostError, one_line
+from common.errors import RESTART, HostError, one_line, parse_json, visible
 from engine.cluster import watchdog
 from engine.cluster.hosts import ProcessGroup
 
@@ -31,6 +31,11 @@ _RETRY = 10.0  # seconds in which host 0 may start again after it has closed the
 _LAST = 1 << 30  # the number of the barrier at the end of a run
 _MESSAGE_BYTES = 1 << 20  # the longest message
 _log = logging.getLogger("tpu_suite")
+
+
+def _line(text: str) -> str:
+    """What another process has sent, as a part of one line, of at most 1,000 characters."""
+    return " ".join(visible(text).split())[:1000]
 
 
 @dataclasses.dataclass
@@ -52,7 +57,7 @@ class Host:
         for key in sorted(self.facts.keys() | first.facts.keys()):
             there, here = self.facts.get(key, "nothing"), first.facts.get(key, "nothing")
             if there != here:
-                return f"{self} differs: {key} is {there} there and {here} on host 0"
+                return _line(f"{self} differs: {key} is {there} there and {here} on host 0")
         return ""
 
 
@@ -68,7 +73,7 @@ class Peer:
     async def receive(self) -> dict[str, Any] | None:
         """The next message; None if the connection is closed, or another program sends there."""
         with contextlib.suppress(OSError, ValueError):
-            message = json.loads(await self.reader.readline())
+            message = parse_json(await self.reader.readline())
             return message if isinstance(message, dict) else None
         return None
 
@@ -102,7 +107,7 @@ class Heartbeat:
             should end this process.
         """
         self._group, self.silence, self._end = group, silence, end
-        self._me = Host(group.index, socket.gethostname(), facts=facts)
+        self._me = Host(group.index, _line(socket.gethostname()), facts=facts)
         self.hosts = {group.index: self._me}
         self._peers: dict[int, Peer] = {}  # by host; on host 0 all others, elsewhere host 0
         self._refused: dict[str, str] = {}  # on host 0: why it refused a process, by its address
@@ -155,10 +160,15 @@ class Heartbeat:
     async def _gather(self, wait: float) -> None:
         """On host 0: waits until all other hosts have arrived."""
         count, port = self._group.count, int(self._group.address.rpartition(":")[2])
+        has_ipv6 = socket.has_dualstack_ipv6()
         try:
-            server = await asyncio.start_server(
-                self._greet, "0.0.0.0", port, limit=_MESSAGE_BYTES, backlog=max(count, 256)
+            listener = socket.create_server(
+                ("", port),
+                family=socket.AF_INET6 if has_ipv6 else socket.AF_INET,
+                backlog=max(count, 256),
+                dualstack_ipv6=has_ipv6,
             )
+            server = await asyncio.start_server(self._greet, sock=listener, limit=_MESSAGE_BYTES)
         except OSError as error:
             raise HostError(
                 f"host 0 cannot listen on port {port} ({error}): does another run use it? Choose "
@@ -191,12 +201,13 @@ class Heartbeat:
         peer = Peer(reader, writer)
         try:
             greeting: Any = await asyncio.wait_for(peer.receive(), _GREETING_SECONDS)
-            host = Host(greeting["index"], greeting["name"], facts=greeting["facts"])
+            host = Host(int(greeting["index"]), _line(greeting["name"]), facts=greeting["facts"])
             reason = self._admit(host, peer)
-        except (TimeoutError, KeyError, TypeError):
+        except Exception:  # whatever a stranger sends
             reason = "it sent no valid greeting in time"
         if reason:
             address = (writer.get_extra_info("peername") or "?")[0]  # None if it is gone
+            address = address.removeprefix("::ffff:")  # of IPv4
             if self._refused.get(address) != reason:
                 self._refused[address] = reason
                 _log.warning("WARNING ignored %s, which tried to join: %s", address, reason)
@@ -230,20 +241,22 @@ class Heartbeat:
             answer, reason = None, "it has closed the connection"
             try:
                 async with asyncio.timeout(5.0):
-                    peer = Peer(*await asyncio.open_connection(address, port, limit=_MESSAGE_BYTES))
+                    host = address.strip("[]")  # an IPv6 address
+                    peer = Peer(*await asyncio.open_connection(host, port, limit=_MESSAGE_BYTES))
                 peer.send(index=me.index, name=me.name, facts=me.facts)
                 # Host 0 waits as long, and may have started so much later.
                 answer = await asyncio.wait_for(peer.receive(), 2 * wait)
-                if answer and "names" in answer:
+                names = (answer or {}).get("names")
+                if isinstance(names, list) and len(names) == self._group.count:
                     self._peers[0] = peer
-                    return answer["names"]
+                    return names
                 peer.writer.close()
                 if not has_ended:
                     has_ended, until = True, time.monotonic() + min(wait, _RETRY)
-            except OSError as error:
+            except (OSError, UnicodeError) as error:  # of a name that no host can have
                 reason = one_line(error)
             if answer and "end" in answer:
-                raise HostError(answer["end"], answer["code"])
+                raise HostError(_line(str(answer["end"])), answer.get("code", 1))
             if has_ended and time.monotonic() > until:
                 raise HostError(
                     f"host 0 ({address}:{port}) has ended before all hosts arrived", RESTART
@@ -286,7 +299,7 @@ class Heartbeat:
             host.silent = 0.0
             for other, activity in message.get("activities", ()):
                 if other != self._group.index:
-                    self.hosts[other].activity = activity
+                    self.hosts[other].activity = _line(activity)
             if "barrier" in message:
                 host.facts, host.barriers = message["facts"], message["barrier"]
                 self._open_barrier()

@@ -1,10 +1,13 @@
 """Keeps a second run out of a workdir."""
 
 import contextlib
+import errno
 import fcntl
 import json
+import logging
 import os
 import socket
+import tempfile
 import threading
 import time
 import uuid
@@ -18,6 +21,9 @@ from common.errors import UserError, one_line
 
 _SIGN = 20.0  # seconds between signs of life on gs://, and of silence before a new attempt
 _SILENCE = 90.0  # seconds without a sign of life after which a run counts as dead
+# NFS without its lock service, Lustre without -o flock, other file systems that have no locks
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_log = logging.getLogger("tpu_suite")
 
 
 class LockError(UserError):
@@ -25,7 +31,7 @@ class LockError(UserError):
 
 
 class LocalLock:
-    """A lock on a local disk, which the kernel holds for the process."""
+    """A lock on a disk, which the kernel holds for the process; a NOTE where it cannot."""
 
     def __init__(self, path: epath.Path):
         self._path = path
@@ -36,6 +42,16 @@ class LocalLock:
             with self._file as file:
                 file.seek(0)
                 raise _taken(path, _owner(file.read())) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                self._file.close()
+                raise
+            _log.info(
+                "NOTE %s: its file system has no locks (%s). Start no second run in this --workdir "
+                "while this one trains: nothing would refuse it",
+                path,
+                error.strerror,
+            )
         self._file.truncate(0)
         self._file.write(json.dumps(_this_process()))
         self._file.flush()
@@ -154,6 +170,16 @@ def _this_process() -> dict[str, Any]:
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         machine = f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"  # and the container
     return {"host": host, "pid": os.getpid(), "machine": machine, "token": uuid.uuid4().hex}
+
+
+def has_locks(folder: str) -> bool:
+    """Whether files in a local folder can be locked by `fcntl`, as TensorStore locks its own."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in _NO_LOCKS
+    return True
 
 
 def take(workdir: str, lost: Callable[[str], None]) -> LocalLock | BucketLock:

@@ -1,12 +1,12 @@
-"""Ends the process in order after SIGTERM, SIGHUP, Ctrl-C or Google's notice of preemption.
+"""Ends the process in order after a signal that asks to stop, or Google's notice of preemption.
 
 While the run has a state to save, a signal waits until the program asks. Otherwise the process ends
-at once. A Python signal handler runs only when the main thread returns from C++, and compiling
-takes minutes there. So the C-level handler wakes a thread, which then ends the process.
+soon. A handler that raises may interrupt a finalizer, and Python drops that exception; and it runs
+only when the main thread returns from C++, where compiling takes minutes. So the handler sets a
+flag, and a thread, which the C-level handler wakes, sees to it that the process ends.
 """
 
 import contextlib
-import math
 import os
 import signal
 import threading
@@ -16,15 +16,18 @@ from types import FrameType
 
 from common import entry
 
+_TICK = 1.0  # seconds for the main thread to come to a safe point, where it asks
 _GRACE = 3.0  # seconds for the main thread to end by itself
+# The last three are warnings: of SLURM (--signal=USR1@300), of others, and of `ulimit -t`.
+STOPS = [signal.Signals[f"SIG{x}"] for x in ("TERM", "INT", "HUP", "USR1", "USR2", "XCPU")]
 _requested: int | None = None  # the first signal that arrived
-_handled = -math.inf  # when the Python handler last ran
+_is_answered = False  # whether the program stops by itself, or has had the chance
 _deferred = 0  # how many `deferred` blocks are open
 _leave: Callable[[int, str], None] = lambda code, reason: None  # noqa: E731
 
 
 class Preempted(BaseException):
-    """The run was asked to stop; `code` is the process's exit code: 128 + signal; 143 for SIGHUP.
+    """The run was asked to stop; `code` is the process's exit code: 130 for Ctrl-C, else 143.
 
     Like KeyboardInterrupt it is no Exception: it may interrupt any line. `agreed`: every process of
     the run stops at this step.
@@ -32,17 +35,25 @@ class Preempted(BaseException):
 
     def __init__(self, signum: int, agreed: bool = False):
         super().__init__(f"stopped by {signal.Signals(signum).name}")
-        self.code = 128 + (signal.SIGTERM if signum == signal.SIGHUP else signum)
+        self.code = 128 + (signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
         self.agreed = agreed
 
 
+def stop_signals() -> list[signal.Signals]:
+    """The signals that ask this process to stop.
+
+    Those that its parent ignores stay ignored, as SIGHUP under nohup, except SIGTERM and Ctrl-C.
+    """
+    ignored = {signum for signum in STOPS[2:] if signal.getsignal(signum) == signal.SIG_IGN}
+    return [signum for signum in STOPS if signum not in ignored]
+
+
 def listen(leave: Callable[[int, str], None]) -> None:
-    """Turns SIGTERM, SIGHUP and SIGINT into Preempted; inside `deferred` they are only noted.
+    """Notes the signals that ask to stop, for the program to ask; see `deferred`.
 
-    Where nohup has SIGHUP ignored, which a closed terminal sends, that stays so.
-
-    `leave(exit code, reason)` is called in a thread if the main thread stays in C++ and so cannot
-    raise Preempted; it should end the process.
+    Outside of `deferred` the main thread gets Preempted, wherever it is, if it has not asked within
+    a second. `leave(exit code, reason)` is called in a thread if that is of no use, because the
+    main thread stays in C++ or Python drops the exception; it should end the process.
     """
     global _leave
     _leave = leave
@@ -51,17 +62,26 @@ def listen(leave: Callable[[int, str], None]) -> None:
         os.set_blocking(sender, False)
         signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
         threading.Thread(target=_watch, args=(receiver,), daemon=True, name="signals").start()
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
-            signal.signal(signum, _handle)
+    for signum in stop_signals():
+        signal.signal(signum, _handle)
 
 
 def _watch(receiver: int) -> None:
+    """Sees to it that the process ends after a signal."""
+    global _requested
+    main = threading.main_thread().ident or 0
     while True:
-        signum, arrived = os.read(receiver, 1)[0], time.monotonic()
-        if signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            time.sleep(_GRACE)
-            if _handled < arrived - _GRACE and not _deferred:
+        signum, waited = os.read(receiver, 1)[0], 0.0  # seconds outside of `deferred`
+        while signum in STOPS and waited < _GRACE:
+            time.sleep(_TICK)
+            if _is_answered:
+                break
+            _requested = _requested or signum  # the handler does not run while C++ does
+            waited += 0.0 if _deferred else _TICK
+            if waited == _TICK and not _deferred:
+                signal.pthread_kill(main, signum)  # now the handler raises
+                os.read(receiver, 1)
+            elif waited == _GRACE:
                 stop = Preempted(signum)
                 _leave(stop.code, str(stop))
 
@@ -69,11 +89,12 @@ def _watch(receiver: int) -> None:
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
     """Inside the block a signal waits until the program asks; a second one changes nothing."""
-    global _deferred
+    global _deferred, _is_answered
     _deferred += 1
     try:
         yield
     finally:
+        _is_answered = _is_answered or requested()
         _deferred -= 1
 
 
@@ -82,23 +103,27 @@ def requested() -> bool:
     return _requested is not None
 
 
-def signum() -> int:
-    """The signal that arrived; SIGTERM if another process received it."""
-    return signal.SIGTERM if _requested is None else _requested
+def answer(agreed: bool = False) -> Preempted:
+    """The exception for the main thread to raise now, at a safe point.
+
+    It names SIGTERM if another process received the signal.
+    """
+    global _is_answered
+    _is_answered = True
+    return Preempted(_requested or signal.SIGTERM, agreed)
 
 
 def raise_if_requested() -> None:
     """Raises Preempted if this process has been asked to stop."""
-    if _requested is not None:
-        raise Preempted(_requested)
+    if requested():
+        raise answer()
 
 
 def _handle(signum: int, frame: FrameType | None) -> None:
-    global _requested, _handled
-    _handled = time.monotonic()
+    global _requested
     if _requested is None:
         _requested = signum
         what_next = "saving, then stopping" if _deferred else "stopping"
         entry.note(f"\n{signal.Signals(signum).name}: {what_next}\n")
-    if not _deferred:
+    elif not (_deferred or _is_answered):
         raise Preempted(_requested)

@@ -19,7 +19,7 @@ import jax
 from common import entry, keys
 from common.errors import RESTART, HostError, UserError, is_of_files, one_line
 from engine import manifest
-from engine.cluster import watchdog
+from engine.cluster import preemption, watchdog
 from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hostlog import HostLog
 from engine.cluster.hosts import ProcessGroup
@@ -113,7 +113,7 @@ def on_failure(work: Callable[[], None] | None) -> None:
 
 def finish(code: int) -> NoReturn:
     """Ends this process with the others, after a run that went well or that all hosts stop."""
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for signum in preemption.STOPS:
         signal.signal(signum, signal.SIG_IGN)  # too late
     if _heartbeat:
         watchdog.doing("ending")

@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import psutil
 from jax.sharding import Mesh
 
+from common import entry
 from common.console import hms
 from engine import manifest as manifests
 from engine import mesh as meshes
@@ -24,12 +24,17 @@ def describe_start(step: int, mesh: Mesh) -> dict[str, Any]:
     """This start of a run at `step`: when, on which devices, with which commit."""
     return {
         "step": step,
-        "begun": round(psutil.Process().create_time(), 1),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "device": mesh.devices.flat[0].device_kind,
         "chips": meshes.num_chips(mesh),
         "commit": manifests.commit(),
     }
+
+
+def starts_now(starts: Sequence[Row]) -> list[dict[str, Any]]:
+    """The starts of a run, the last with its "seconds" up to now."""
+    seconds = {"seconds": round(time.monotonic() - entry.BEGUN, 1)}
+    return [dict(start) for start in starts[:-1]] + [{**start, **seconds} for start in starts[-1:]]
 
 
 def past_starts(manifest: Row, rows: Sequence[Row] = ()) -> list[dict[str, Any]]:
@@ -40,19 +45,18 @@ def past_starts(manifest: Row, rows: Sequence[Row] = ()) -> list[dict[str, Any]]
     checkpoint's, or {}. The `rows` of metrics.jsonl after that checkpoint are the lost steps.
     """
     starts, newest = [dict(start) for start in manifest.get("starts", [])], manifest.get("step", 0)
-    if starts and "saved" in manifest and "begun" in starts[-1]:
+    if starts and "seconds" in starts[-1]:
         lost = [row for row in rows if row["step"] > newest]
-        seconds = manifest["saved"] - starts[-1]["begun"] + sum(training_seconds(lost, [newest]))
+        seconds = starts[-1]["seconds"] + sum(training_seconds(lost, [newest]))
         seconds += sum(row.get("seconds", 0.0) for row in lost if row["split"] == "eval")
-        starts[-1]["seconds"] = round(max(seconds, 0.0), 1)
+        starts[-1]["seconds"] = round(seconds, 1)
         starts[-1]["lost_steps"] = max((row["step"] for row in lost), default=newest) - newest
     return starts
 
 
 def cost_summary(starts: Sequence[Row], rows: Sequence[Row]) -> str:
     """What a run has cost up to now, in one line."""
-    now = past_starts({"starts": starts, "saved": time.time()})
-    if cost := cost_rows(now, rows):
+    if cost := cost_rows(starts_now(starts), rows):
         return "; ".join(f"{name}: {text}" for name, text in cost.items())
     return "goodput: not known, because an older program began the run"
 

@@ -112,14 +112,15 @@ def run(request: Request, children: Children) -> int:
                 for path in counted.iterdir():  # so that no run counts the data again
                     path.copy(target / path.name)
             _note_start(request, folder)
+        started = time.monotonic()
         code = children.run(command_line(request, index, seed), os.environ)
-        ended = time.time()
+        seconds = time.monotonic() - started
         if code:
             _say(f"run {index} ended with exit code {code}{_fix(folder)}")
             summarize(request)
             return code
         with _files(folder):
-            _collect(request, index, ended)
+            _collect(request, index, seconds)
     summarize(request)
     return 0
 
@@ -165,23 +166,24 @@ def _note_start(request: Request, folder: Any) -> None:
         print(line, flush=True)
 
 
-def _collect(request: Request, index: int, ended: float | None) -> None:
+def _collect(request: Request, index: int, seconds: float | None) -> None:
     """Copies the log of a run to results/, and describes the system.
 
-    `ended` is when the run's process ended, in seconds since 1970. It is None if an earlier process
-    of this program started the run; then the time when the run's clock stopped counts.
+    `seconds` is how long the run's process took, which has just ended. It is None if an earlier
+    process of this program started the run; then the time when the run's clock stopped counts.
     """
     if not request.is_first:
         return
     root = epath.Path(request.model_dir)
     folder = root / f"run_{index}"
     result, name = logs.load(folder / LOG), request.entry.name
-    ended = ended or result.ended or 0.0
+    ended = time.time() if seconds is not None else result.ended or 0.0
     begun = f"STARTING TIMING RUN AT {_clock(result.started or ended)}"
     if (folder / TIMING).exists():
         begun = (folder / TIMING).read_text().strip()
     start = begun.partition(" AT ")[2]
-    seconds = ended - time.mktime(time.strptime(start, _TIME))
+    if seconds is None:
+        seconds = max(ended - time.mktime(time.strptime(start, _TIME)), 0.0)
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name

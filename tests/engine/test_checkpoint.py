@@ -1,6 +1,8 @@
 """Checkpoints: exact, complete or refused; never an older or another state in silence."""
 
 import collections
+import errno
+import fcntl
 import gc
 import logging
 import os
@@ -132,6 +134,27 @@ def copy(saved, tmp_path):
 
 
 # Saving and restoring.
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_a_file_system_without_locks(has_locks, tmp_path, monkeypatch):
+    """TensorStore locks the files that it writes, which NFS without its lock service refuses."""
+
+    def lockf(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    for name in ("_BASE_TS_CONTEXT", "_DEFAULT_OCDBT_TS_CONTEXT"):
+        monkeypatch.setattr(checkpoint.inner, name, {**getattr(checkpoint.inner, name)})
+    if not has_locks:
+        monkeypatch.setattr(fcntl, "lockf", lockf)
+    saver = Checkpointer(str(tmp_path), keep=1, best=lambda: None)
+    arrays, place = values(3), sharding(1, False)
+    for is_tree in (True, False):
+        spec = checkpoint.inner.get_ts_context(use_ocdbt=is_tree).spec.to_json()
+        assert spec.get("file_io_locking", {}) == ({} if has_locks else {"mode": "lockfile"})
+    saver.save(3, **on(arrays, place), facts={"config": {"a": 1}})
+    saver.wait()
+    assert_same(saver.restore(3, abstract(arrays, place)), arrays)
 
 
 @pytest.mark.parametrize("split", [False, True])

@@ -16,6 +16,7 @@ from etils import epath
 from benchmarks import mlperf as rules
 from common.errors import UserError
 from engine.checkpoint import Checkpointer
+from engine.cluster import preemption
 from scripts import gradient
 from scripts.gradient import ALREADY_FINISHED, Children, parse_request
 from tests.test_main import ROOT, TINY, environment, wait_for
@@ -192,13 +193,13 @@ def test_the_order_of_the_steps_and_their_exit_codes(codes, exports, code, words
 def test_signals_go_to_the_child_and_stop_what_follows():
     """Also one that comes while no child is there."""
     children = Children()
-    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    before = {s: signal.getsignal(s) for s in preemption.stop_signals()}
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         children.listen()
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         assert children.run(["bash", "-c", "exit 7"], os.environ) == 7
-        child = f"trap 'exit 9' TERM; kill -TERM {os.getpid()}; while :; do sleep 0.05; done"
+        child = f"trap 'exit 9' TERM; kill -USR1 {os.getpid()}; while :; do sleep 0.05; done"
         assert children.run(["bash", "-c", child], os.environ) == 9
         assert children.run(["touch", "/nowhere/x"], os.environ) == 143  # not started
     finally:

@@ -47,7 +47,7 @@ def workdir(tiny_records, tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("runs") / "tiny")
     origin = {"file": "configs/digits.py", "changes": {"train_steps": ["15 epochs", "12"]}}
     settings = read_settings(make_tiny_config(tiny_records), folder, origin)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in preemption.stop_signals()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preemption, "_requested", None)
         preemption.listen(lambda *_: None)

@@ -24,9 +24,10 @@ def free_port():
         return server.getsockname()[1]
 
 
-def child(program, *arguments) -> Any:
-    """A process that runs a program's text, with pipes for its input and its output."""
+def child(program, *arguments, errors=False) -> Any:
+    """A process that runs a program's text, with pipes for its input, output and perhaps errors."""
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    pipes |= {"stderr": subprocess.PIPE} if errors else {}
     return subprocess.Popen(
         [sys.executable, "-c", program, *arguments], cwd=ROOT, text=True, **pipes
     )
@@ -50,8 +51,8 @@ def in_threads(*works):
 class Run:
     """A run whose hosts are threads of this process; the test may also play strangers."""
 
-    def __init__(self, count=2, wait=600.0):
-        self.count, self.wait, self.port = count, wait, free_port()
+    def __init__(self, count=2, wait=600.0, host="127.0.0.1"):
+        self.count, self.wait, self.port, self.host = count, wait, free_port(), host
         self.news: list[queue.Queue[tuple[str, int]]] = [queue.Queue() for _ in range(count)]
 
     def join(self, index, **facts):
@@ -59,7 +60,7 @@ class Run:
         names = tuple(f"t{i}" for i in range(self.count))
         try:
             line = Heartbeat(
-                ProcessGroup(f"127.0.0.1:{self.port}", self.count, index, names),
+                ProcessGroup(f"{self.host}:{self.port}", self.count, index, names),
                 FACTS | {f"config.{key}": value for key, value in facts.items()},
                 wait=self.wait,
                 silence=600.0,

@@ -1,5 +1,6 @@
 """Hosts meet, pass barriers and learn of lost ones; each host is a thread of this process."""
 
+import contextlib
 import json
 import logging
 import queue
@@ -67,12 +68,78 @@ def test_two_processes_of_one_number(log):
         assert "names" in answers.readline()
 
 
-def test_another_program_that_calls_this_port_is_ignored(log):
+STRANGERS = {
+    "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "no host": b"{}\n",
+    "TLS": bytes(range(256)) * 4 + b"\n",
+    "UTF-16": "\ufeff{}\n".encode("utf-16"),
+    "deep": b"[" * 200_000 + b"\n",
+    "deep name": GREETING.replace(b'"x"', b"[" * 100_000 + b"]" * 100_000),
+    "long": b"x" * (3 << 20) + b"\n",
+    "number": b"7" * 10_000 + b"\n",
+    "index": GREETING.replace(b"1", b'"one"', 1),
+    "infinite index": GREETING.replace(b"1", b"Infinity", 1),
+    "name": GREETING.replace(b'"x"', b'{"x": 1}'),
+    "facts": json.dumps({"index": 1, "name": "x", "facts": ["x"]}).encode() + b"\n",
+    "no facts": json.dumps({"index": 1, "name": "x", "facts": None}).encode() + b"\n",
+    "nothing": b"",
+}
+
+
+def test_another_program_that_calls_this_port_is_ignored(log, caplog, monkeypatch):
+    monkeypatch.setattr(heartbeat, "_GREETING_SECONDS", 0.5)
     run = RollCall()
-    for line in (b"GET / HTTP/1.1\r\n\r\n", b"{}\n"):
+    for line in STRANGERS.values():
         run.send(line)
     run.complete()
     assert len(log) == 1 and "it sent no valid greeting in time" in log[0]
+    assert [record.name for record in caplog.records] == ["tpu_suite"]  # nothing of asyncio
+
+
+def test_what_another_process_sends_stays_in_one_line(log):
+    run = RollCall()
+    other = {"index": 1, "name": "a\nERROR: b\x1b[2J", "facts": FACTS | {"x": "c\r\nd" * 9999}}
+    run.send(json.dumps(other).encode() + b"\n")
+    other["facts"] = FACTS
+    with run.connect() as host, host.makefile("r") as answers:
+        host.sendall(json.dumps(other).encode() + b"\n")
+        names = json.loads(answers.readline())["names"]
+        first = run.first.get()
+        activity = json.dumps({"activities": [[1, "reading a\nb"]]}).encode() + b"\n"
+        host.sendall(activity)
+        while first.hosts[1].activity == "starting":
+            time.sleep(0.01)
+    assert first.hosts[1].activity == "reading a b"
+    assert names == [ME, "a ERROR: b\\x1b[2J"]
+    assert len(log) == 1 and "\n" not in log[0] and "\r" not in log[0] and len(log[0]) < 2000
+    assert log[0].startswith("WARNING ignored 127.0.0.1, which tried to join: host 1 (a ERROR: b")
+
+
+def test_no_answer_of_a_stranger_in_place_of_host_0_is_a_traceback(monkeypatch):
+    monkeypatch.setattr(heartbeat, "_RETRY", 0.6)
+    answers = [b"HTTP/1.1 400 Bad Request\r\n\r\n", b'{"names": 5}\n', b'{"names": ["a"]}\n']
+    run, results = Run(), queue.Queue()
+    with socket.create_server(("127.0.0.1", run.port)) as server:
+        threading.Thread(target=lambda: results.put(run.join(1)), daemon=True).start()
+        for answer in answers:
+            with contextlib.suppress(TimeoutError):
+                server.settimeout(2.0)
+                with server.accept()[0] as connection:
+                    connection.sendall(answer)
+    assert "has ended before all hosts arrived" in str(results.get())
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("host", ["[::1]", "localhost"])
+def test_hosts_meet_by_ipv6(host):
+    lines = Run(host=host).meet()
+    assert all(isinstance(line, Heartbeat) for line in lines), lines
+    in_threads(*(line.leave for line in lines))
+
+
+def test_a_name_that_no_host_can_have():
+    (error,) = Run(wait=0.6, host="a..b").meet(absent=(0,))
+    assert "host 0 does not answer at a..b:" in str(error)
 
 
 def test_a_host_that_dies_while_others_wait_may_come_again():

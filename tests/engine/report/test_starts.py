@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from common import entry
 from engine.aot import topology
 from engine.report import starts as run_starts
 
@@ -49,7 +50,7 @@ def test_no_price_no_dollars(device):
 def test_nothing_is_claimed_of_starts_without_times():
     assert run_starts.cost_rows([], ROWS) == {}
     assert run_starts.cost_rows([start(seconds=5.0), start(100)], ROWS) == {}
-    older = [{"step": 0, "chips": 1, "device": "cpu"}]
+    older = [{"step": 0, "chips": 1, "device": "cpu"}, start()]
     assert "an older program" in run_starts.cost_summary(older, ROWS)
 
 
@@ -59,23 +60,35 @@ def test_rows_without_a_time_count_nothing():
 
 
 def test_the_last_start_lasted_for_its_lost_steps():
-    begun = [start(seconds=5.0), {"step": 0, "begun": 1000.0, "chips": 1, "device": "cpu"}]
-    manifest = {"starts": begun, "saved": 1300.0, "step": 100}
+    begun = [start(seconds=5.0), {"step": 0, "seconds": 300.0, "chips": 1, "device": "cpu"}]
+    manifest = {"starts": begun, "step": 100}
     rows = [train(100, 2.0), train(150, 1.0), train(170, 4.0)]
     rows += [{"split": "eval", "step": 150, "seconds": 7.0}]
     first, last = run_starts.past_starts(manifest, rows)
     assert first == begun[0]
     assert last["lost_steps"] == 70
-    assert last["seconds"] == 1300 - 1000 + 50 * 1.0 + 20 * 4.0 + 7
-    assert begun[1].keys() == {"step", "begun", "chips", "device"}  # the manifest's stays
-    manifest["saved"] = 900.0  # the clock was set back
-    assert run_starts.past_starts(manifest)[1]["seconds"] == 0.0
+    assert last["seconds"] == 300 + 50 * 1.0 + 20 * 4.0 + 7
+    assert begun[1]["seconds"] == 300.0  # the manifest's stays
 
 
-def test_summary_of_this_moment(monkeypatch):
-    monkeypatch.setattr(time, "time", lambda: 2000.0)
-    line = run_starts.cost_summary([{**start(device="cpu", chips=1), "begun": 1000.0}], ROWS)
+@pytest.mark.parametrize("now", [0.0, 2000.0, 4e9])
+def test_summary_of_this_moment(now, monkeypatch):
+    """Whatever somebody sets the clock to."""
+    monkeypatch.setattr(time, "time", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: entry.BEGUN + 1000.0)
+    line = run_starts.cost_summary([start(device="cpu", chips=1)], ROWS)
     assert line == (
         "time of the program: 16:40; goodput: 50 % of that time trained steps that stayed; "
         "chip hours: 0.28"
     )
+
+
+def test_the_seconds_of_several_starts_add_up(monkeypatch):
+    """Each start's are of its own clock; a machine that boots begins at zero again."""
+    starts = []
+    for begun, until in ((7000.0, 7100.5), (3.0, 63.0)):
+        monkeypatch.setattr(entry, "BEGUN", begun)
+        monkeypatch.setattr(time, "monotonic", lambda until=until: until)
+        starts = run_starts.starts_now([*starts, start()])
+        starts = run_starts.past_starts({"starts": starts, "step": 0})
+    assert [one["seconds"] for one in starts] == [100.5, 60.0]

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -314,6 +315,19 @@ def test_a_run_that_ended_is_collected_at_the_next_start(tmp_path, monkeypatch, 
     assert list(summary["runs"]) == ["result_0.txt", "result_1.txt"]
     again = FakeRuns([])
     assert launch(tmp_path, again, runs=2) == 0 and again.commands == []
+
+
+@pytest.mark.parametrize("jump", [-1e8, 1e8])
+def test_a_clock_that_is_set_changes_no_result(jump, tmp_path, monkeypatch):
+    class Jumping(FakeRuns):
+        def run(self, command: Sequence[str], env: Mapping[str, str]) -> int:
+            code, now = super().run(command, env), time.time()
+            monkeypatch.setattr(mlperf_run.time, "time", lambda: now + jump)
+            return code
+
+    assert launch(tmp_path, Jumping(SCORES)) == 0
+    seconds = results(tmp_path)[0].read_text().splitlines()[-1].split(",")[3]
+    assert 0 <= int(seconds) < 600
 
 
 def test_a_run_that_missed_the_target_is_collected_and_one_cut_short_is_not(tmp_path, capsys):
