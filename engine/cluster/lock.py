@@ -1,8 +1,10 @@
 """Keeps a second run out of a workdir."""
 
 import contextlib
+import errno
 import fcntl
 import json
+import logging
 import os
 import socket
 import threading
@@ -18,6 +20,9 @@ from common.errors import UserError, one_line
 
 _SIGN = 20.0  # seconds between signs of life on gs://, and of silence before a new attempt
 _SILENCE = 90.0  # seconds without a sign of life after which a run counts as dead
+# NFS without its lock service, Lustre without -o flock, other file systems that have no locks
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_log = logging.getLogger("tpu_suite")
 
 
 class LockError(UserError):
@@ -25,7 +30,10 @@ class LockError(UserError):
 
 
 class LocalLock:
-    """A lock on a local disk, which the kernel holds for the process."""
+    """A lock on a disk, which the kernel holds for the process.
+
+    A file system without locks, as of some clusters, gets a NOTE.
+    """
 
     def __init__(self, path: epath.Path):
         self._path = path
@@ -36,6 +44,16 @@ class LocalLock:
             with self._file as file:
                 file.seek(0)
                 raise _taken(path, _owner(file.read())) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                self._file.close()
+                raise
+            _log.info(
+                "NOTE %s: its file system has no locks (%s). Start no second run in this --workdir "
+                "while this one trains: nothing would refuse it",
+                path,
+                error.strerror,
+            )
         self._file.truncate(0)
         self._file.write(json.dumps(_this_process()))
         self._file.flush()

@@ -1,6 +1,9 @@
 """The lock of a workdir, on a disk and on gs://."""
 
+import errno
+import fcntl
 import json
+import logging
 import os
 import queue
 import shutil
@@ -60,6 +63,29 @@ def test_a_workdir_that_was_replaced_is_noticed(tmp_path):
     second.check()
     first.close()
     second.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_gets_a_note(tmp_path, monkeypatch, caplog, number):
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with caplog.at_level(logging.INFO, "tpu_suite"):
+        first = take(str(tmp_path))
+    assert f"NOTE {tmp_path}/run.lock" in caplog.text and os.strerror(number) in caplog.text
+    first.check()
+    assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
+    first.close()
+
+
+def test_a_disk_that_fails_is_not_one_without_locks(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(LockError, match="run.lock: .*Input/output error"):
+        take(str(tmp_path))
 
 
 # On gs://.
