@@ -1,32 +1,35 @@
-"""Keeps a second run out of a workdir."""
+"""Keeps a second process out of a folder: a run's workdir, or records that are being made."""
 
 import contextlib
 import errno
 import fcntl
 import json
-import logging
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
 from etils import epath
 
+from common import entry
 from common.errors import UserError, one_line
 
 _SIGN = 20.0  # seconds between signs of life on gs://, and of silence before a new attempt
 _SILENCE = 90.0  # seconds without a sign of life after which a run counts as dead
 # NFS without its lock service, Lustre without -o flock, other file systems that have no locks
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-_log = logging.getLogger("tpu_suite")
 
 
 class LockError(UserError):
-    """Another run has the workdir; the message names its process and host."""
+    """Another process has the folder; the message names it and its host."""
+
+
+Taken = Callable[[dict[str, Any]], LockError]  # the error that names an owner
 
 
 class LocalLock:
@@ -35,7 +38,7 @@ class LocalLock:
     A file system without locks, as of some clusters, gets a NOTE.
     """
 
-    def __init__(self, path: epath.Path):
+    def __init__(self, path: epath.Path, taken: Taken, say: Callable[[str], None]):
         self._path = path
         self._file = open(path, "a+")  # noqa: SIM115 (the lock is held while it is open)
         try:
@@ -43,42 +46,40 @@ class LocalLock:
         except BlockingIOError:
             with self._file as file:
                 file.seek(0)
-                raise _taken(path, _owner(file.read())) from None
+                raise taken(_owner(file.read())) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 self._file.close()
                 raise
-            _log.info(
-                "NOTE %s: its file system has no locks (%s). Start no second run in this --workdir "
-                "while this one trains: nothing would refuse it",
-                path,
-                error.strerror,
+            say(
+                f"NOTE {path}: its file system has no locks ({error.strerror}). Start no second "
+                "process in this folder while this one works: nothing would refuse it"
             )
         self._file.truncate(0)
         self._file.write(json.dumps(_this_process()))
         self._file.flush()
 
     def check(self) -> None:
-        """Raises LockError if the lock's file, and perhaps the workdir, was replaced."""
+        """Raises LockError if the lock's file, and perhaps its folder, was replaced."""
         with contextlib.suppress(FileNotFoundError):
             if os.stat(self._path).st_ino == os.fstat(self._file.fileno()).st_ino:
                 return
-        raise LockError(f"{self._path} was deleted: is another run beginning there?")
+        raise LockError(f"{self._path} was deleted: is another process beginning there?")
 
     def close(self) -> None:
-        self._file.close()  # the file stays: deleting it would let two runs in
+        self._file.close()  # the file stays: who has opened it might lock a deleted one
 
 
 class BucketLock:
     """A lock on gs://, where no file can be locked.
 
-    The lock is an object that only one run can create, and that the run writes again every 20 s as
-    a sign of life. A later run replaces it if its process is known to be dead, or after 90 s of
+    The lock is an object that only one process can create, and that it writes again every 20 s as
+    a sign of life. A later process replaces it if its process is known to be dead, or after 90 s of
     silence.
     """
 
-    def __init__(self, path: epath.Path, lost: Callable[[str], None]):
-        self._path, self._me = path, _this_process()
+    def __init__(self, path: epath.Path, taken: Taken, lost: Callable[[str], None]):
+        self._path, self._taken, self._me = path, taken, _this_process()
         self._generation = 0  # of the object, as this run wrote it last
         self._closed = threading.Event()
         from google.cloud import storage
@@ -108,7 +109,7 @@ class BucketLock:
             is_dead = time.monotonic() > waiting
             time.sleep(_SIGN / 10)
         if not self._write(generation) and not self._write(0):  # 0: the owner has given it back
-            raise _taken(self._path, self._read()[0])
+            raise self._taken(self._read()[0])
 
     def _write(self, generation: int) -> bool:
         """Writes the lock if the object has this generation; 0 means that there is no object."""
@@ -141,7 +142,7 @@ class BucketLock:
                 if not self._write(self._generation) and not self._closed.is_set():
                     owner, generation, _ = self._read()
                     deleted = f"{self._path} was deleted"
-                    lost(str(_taken(self._path, owner)) if generation else deleted)
+                    lost(str(self._taken(owner)) if generation else deleted)
                     return
 
 
@@ -158,14 +159,6 @@ def _owner(content: str | bytes) -> dict[str, Any]:
     return {}
 
 
-def _taken(path: epath.Path, owner: dict[str, Any]) -> LockError:
-    name = "process {pid} on {host}".format(**owner) if owner else "another process"
-    return LockError(
-        f"{name} trains in {path.parent} already: wait until it has ended, stop it, or use another "
-        "--workdir"
-    )
-
-
 def _this_process() -> dict[str, Any]:
     """What a lock says about its owner; in `machine`, process ids are unique."""
     host = machine = socket.gethostname()
@@ -174,16 +167,51 @@ def _this_process() -> dict[str, Any]:
     return {"host": host, "pid": os.getpid(), "machine": machine, "token": uuid.uuid4().hex}
 
 
-def take(workdir: str, lost: Callable[[str], None]) -> LocalLock | BucketLock:
-    """Takes the lock of a workdir, until it is closed or the process dies.
+def take(
+    path: str, does: str, fix: str, lost: Callable[[str], None], say: Callable[[str], None]
+) -> LocalLock | BucketLock:
+    """Takes the lock `path` until it is closed or the process dies.
 
-    LockError says who has it, or why it cannot be written. `lost` is called with a message, in a
-    thread, if another run takes the lock on gs://.
+    LockError says who has it, or why it cannot be written: the owner `does` something, such as
+    "trains in DIR"; `fix` is what a second process may do besides waiting. `lost` is called with a
+    message, in a thread, if another process takes the lock on gs://, `say` with a NOTE.
     """
-    path = epath.Path(workdir) / "run.lock"
+
+    def taken(owner: dict[str, Any]) -> LockError:
+        name = "process {pid} on {host}".format(**owner) if owner else "another process"
+        return LockError(f"{name} {does} already: wait until it has ended, stop it, or {fix}")
+
+    place = epath.Path(path)
     try:
-        return BucketLock(path, lost) if "://" in workdir else LocalLock(path)
+        return BucketLock(place, taken, lost) if "://" in path else LocalLock(place, taken, say)
     except LockError:
         raise
     except Exception as error:  # each file system has errors of its own
         raise LockError(f"cannot use {path}: {one_line(error)}") from error
+
+
+@contextlib.contextmanager
+def alone(path: str, does: str, fix: str) -> Iterator[None]:
+    """Holds the lock `path` within this context, and leaves neither it nor an empty new folder."""
+    folder, is_local = os.path.dirname(path), "://" not in path
+    is_new = is_local and not os.path.isdir(folder)
+    if is_new:
+        os.makedirs(folder, exist_ok=True)
+
+    def lost(message: str) -> None:
+        print(message, file=sys.stderr)
+        entry.leave(1)
+
+    lock = take(path, does, fix, lost, print)
+    try:
+        lock.check()  # the last owner may have deleted the file that this one has opened
+        yield
+    finally:
+        with contextlib.suppress(LockError):
+            lock.check()
+            if is_local:
+                os.remove(path)
+        lock.close()
+        if is_new:
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
