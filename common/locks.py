@@ -192,11 +192,13 @@ def take(
 
 @contextlib.contextmanager
 def alone(path: str, does: str, fix: str) -> Iterator[None]:
-    """Holds the lock `path` within this context, and leaves neither it nor an empty new folder."""
-    folder, is_local = os.path.dirname(path), "://" not in path
-    is_new = is_local and not os.path.isdir(folder)
-    if is_new:
-        os.makedirs(folder, exist_ok=True)
+    """Holds the lock `path` within this context, and leaves neither it nor new empty folders."""
+    folder, is_local, made = os.path.dirname(path), "://" not in path, []
+    while is_local and folder and not os.path.isdir(folder):
+        made.append(folder)
+        folder = os.path.dirname(folder)
+    if made:
+        os.makedirs(made[0], exist_ok=True)
 
     def lost(message: str) -> None:
         print(message, file=sys.stderr)
@@ -212,6 +214,6 @@ def alone(path: str, does: str, fix: str) -> Iterator[None]:
             if is_local:
                 os.remove(path)
         lock.close()
-        if is_new:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # one is not empty
+            for folder in made:
                 os.rmdir(folder)

@@ -63,8 +63,7 @@ ALLOWED = {  # by file: the calls
     "common/limits.py": "os.path.exists os.path.isdir os.path.isfile",
     "common/foreign/tf_checkpoints.py": "glob.has_magic os.path.abspath os.symlink shutil.* "
     "tempfile.*",
-    "common/preparation/archives.py": "open os.* shutil.* .makedirs tarfile.open "
-    "zipfile.ZipFile",
+    "common/preparation/archives.py": "open os.* shutil.* .makedirs tarfile.open zipfile.ZipFile",
     "common/preparation/downloads.py": "open os.* shutil.* .makedirs",
     "common/preparation/sources.py": "os.* tarfile.open zipfile.ZipFile",
     "scripts/prepare.py": "os.path.*",

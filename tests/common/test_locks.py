@@ -88,7 +88,36 @@ def test_a_disk_that_fails_is_not_one_without_locks(tmp_path, monkeypatch):
         take(str(tmp_path))
 
 
+def test_who_works_alone_leaves_nothing(tmp_path):
+    path = tmp_path / "new" / "inner" / "prepare.lock"
+    for has_file in (False, True):
+        words = str(path), f"prepares {path.parent}", "use another --out"
+        with locks.alone(*words):
+            match = f"process {os.getpid()} on .* prepares {path.parent} already: .* --out"
+            with pytest.raises(LockError, match=match), locks.alone(*words):
+                pass
+            if has_file:
+                (path.parent / "a").touch()
+        assert [*tmp_path.rglob("*")] == (
+            [path.parents[1], path.parent, path.parent / "a"] * has_file
+        )
+
+
+def test_a_lock_that_another_process_deleted_is_left_to_it(tmp_path):
+    path = tmp_path / "prepare.lock"
+    with locks.alone(str(path), "prepares x", ""):
+        path.unlink()
+        path.write_text("another's")
+    assert path.read_text() == "another's"
+
+
 # On gs://.
+
+
+def test_who_works_alone_on_gs_leaves_nothing(folder, gcs):
+    with locks.alone(f"{folder}/prepare.lock", f"prepares {folder}", "stop"):
+        assert gcs.names(folder) == ["prepare.lock"]
+    assert gcs.names(folder) == []
 
 
 @pytest.fixture
