@@ -18,6 +18,7 @@ from common.errors import UserError
 
 MOST_SHARDS = 99_999  # files of a split: their names have five digits
 MOST_WORKERS = 4096
+_ROWS = 20  # lines of a list
 _log = logging.getLogger("tpu_suite")
 _listener: Callable[[str], None] | None = None
 
@@ -92,6 +93,14 @@ def hms(seconds: float) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+
+
+def print_row(number: int, total: int, text: str) -> None:
+    """Prints the line of a file, the `number`-th from 0 of `total`; at most twenty lines come."""
+    if number < _ROWS - 1 or total == _ROWS:
+        print(text, flush=True)
+    elif number == _ROWS - 1:
+        print(f"... and {total - number:,} more", flush=True)
 
 
 class ProgressBar:

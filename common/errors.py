@@ -9,6 +9,7 @@ from typing import Any
 _ANSWER = re.compile(
     r"""with body '.*?(?:"message": "|<Message>)(.*?)(?:"|</).*?'\s*(?=when|$)""", re.DOTALL
 )
+_BODY = re.compile(r'\{\s*"error": \{.*?"message": "(.*?)".*', re.DOTALL)  # of its own library
 _OP_NAMES = re.compile(r"\{\{.*?\}\} ?| \[Op:\w+\].*")
 # Control characters but tab and line feed, marks that turn the writing direction, and surrogates.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -66,7 +67,7 @@ def is_of_files(error: BaseException) -> bool:
 def one_line(error: BaseException) -> str:
     """What an exception says, in one line of at most 1,000 characters."""
     text = str(getattr(error, "message", "") or error)  # TensorFlow's str() adds op names
-    text = _OP_NAMES.sub("", _ANSWER.sub(r"(\1) ", text))
+    text = _OP_NAMES.sub("", _BODY.sub(r"\1", _ANSWER.sub(r"(\1) ", text)))
     text = re.sub(r"libcurl code 42 .*?Callback aborted", "the connection stood still", text)
     text = re.sub(r"\s+(?=when \w+ing )", " ", text)  # the next line says with which object
     lines = text.split(" [tensorstore_spec")[0].strip().splitlines()

@@ -27,11 +27,12 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers
 from orbax.checkpoint._src.serialization import tensorstore_utils as inner
 
+from common import locks
 from common.errors import RESTART, CheckpointError, one_line
 from common.trees import by_name
 from engine import manifest as manifests
 from engine import mesh
-from engine.cluster import lock, processes, watchdog
+from engine.cluster import processes, watchdog
 from engine.report.history import History
 
 _log = logging.getLogger("tpu_suite")
@@ -127,7 +128,7 @@ class Checkpointer:
             with watchdog.during(f"opening {directory}"):
                 if folder.exists() and not folder.is_dir():
                     raise NotADirectoryError("it is not a folder")
-                if self._writes and self._is_local and not lock.has_locks(f"{folder.parent}"):
+                if self._writes and self._is_local and not locks.has_locks(f"{folder.parent}"):
                     _lock_with_files()
                 self._manager = ocp.CheckpointManager(folder, options=_options(keep, best))
         except Exception as error:  # for gs://, TensorFlow raises its own types

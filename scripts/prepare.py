@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from common import console, entry
+from common import console, entry, locks
 from common.data import files
 from common.data.shards import tensorflow
 from common.errors import UserError, one_line
@@ -68,7 +68,14 @@ def make(name: str, argv: Sequence[str]) -> str:
     args = parse(name, argv)
     print(f"prepare {name}: starting TensorFlow, up to 10 s", flush=True)
     photos.quiet()
-    return _module(name).prepare(args)
+    return _prepare(name, args)
+
+
+def _prepare(name: str, args: argparse.Namespace) -> str:
+    """Prepares the data, alone in the folder; returns the last line to print."""
+    out = args.out.rstrip("/")
+    with locks.alone(f"{out}/prepare.lock", f"prepares {out}", "use another --out"):
+        return _module(name).prepare(args)
 
 
 def run(title: str, act: Callable[[], Any]) -> None:
@@ -138,7 +145,7 @@ def prepare_path(argv: Sequence[str]) -> None:
     print(f"found: {reading.found}\nmakes in {out}: {reading.makes}")
     print(f"with: {_COMMAND} {shlex.join([reading.name, *flags])}", flush=True)
     if not args.dry_run:
-        _finish(_module(reading.name).prepare(parsed), out, args)
+        _finish(_prepare(reading.name, parsed), out, args)
 
 
 def download(argv: Sequence[str]) -> None:
@@ -181,9 +188,8 @@ def _out(args: argparse.Namespace, is_file: bool, name: str) -> str:
 def is_prepared(folder: Folder, path: str) -> bool:
     """Whether a folder holds records of this program; if so, prints the command that trains."""
     names = {file.name for file in folder.files}
-    if "prepare_state/plan.json" in names and files.MANIFEST not in names:
-        raise SourceError(f"{path} holds unfinished records: type the command that began them")
-    known = f"prepare_state/{_TRAIN_FILE}" in names
+    files.check_finished(path)
+    known = f"{files.STATE}/{_TRAIN_FILE}" in names
     has_records = files.stems(names) or {"ratings.csv", "items.csv"} <= names
     if not known and (files.MANIFEST not in names or not has_records):
         return False

@@ -71,9 +71,13 @@ def locate(data_dir: str) -> str:
     is_file = folder.endswith((".csv", ".dat", ".data", ".zip"))
     paths = [folder] if is_file else [f"{folder}/{name}" for name in FILES]
     try:
+        files.check_finished(folder)
         for path in paths:
             if tf.io.gfile.exists(path) and not tf.io.gfile.isdir(path):
                 limits.check_file(path)
+                place = os.path.dirname(path)
+                beside = (os.path.join(place, name) for name in ("users.csv", "items.csv"))
+                files.check_sizes(place, [path, *beside])
                 return path
     except tf.errors.OpError as error:
         raise DataError(f"cannot look for ratings in {data_dir}: {one_line(error)}") from error

@@ -170,7 +170,6 @@ class ManifestShard(NamedTuple):
     """One file of records."""
 
     examples: int
-    bytes: int
     pairs: int
     tokens: tuple[int, int]  # tokens of inputs, tokens of targets
 
@@ -185,8 +184,8 @@ class DataManifest:
     shards: dict[str, ManifestShard]
 
     def describe(self, data_dir: str, paths: Sequence[str]) -> list[ManifestShard] | None:
-        """The facts of each file; None if a file is not listed or has another size."""
-        return files.listed_rows(self.shards, data_dir, paths, lambda row: row.bytes)
+        """The facts of each file; None if a file is not listed."""
+        return files.listed_rows(self.shards, data_dir, paths)
 
 
 def load_manifest(data_dir: str) -> DataManifest | None:
@@ -203,7 +202,7 @@ def load_manifest(data_dir: str) -> DataManifest | None:
             for row in part["shards"]:
                 inputs, targets = map(int, row["tokens"])
                 shards[row["name"]] = ManifestShard(
-                    int(row["examples"]), int(row["bytes"]), int(row["pairs"]), (inputs, targets)
+                    int(row["examples"]), int(row["pairs"]), (inputs, targets)
                 )
         return DataManifest(
             int(content["length"]),

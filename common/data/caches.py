@@ -5,11 +5,12 @@ has. `cached_arrays` keeps a dataclass of arrays, with a key that says what they
 """
 
 import concurrent.futures
-import contextlib
 import dataclasses
+import hashlib
 import io
 import itertools
 import json
+import logging
 import zipfile
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -24,6 +25,8 @@ from common.errors import DataError, one_line, parse_json
 
 T = TypeVar("T")
 
+_log = logging.getLogger("tpu_suite")
+
 _PART = 64 << 20  # bytes that are written at a time
 
 
@@ -33,16 +36,22 @@ def scan_files(
     """The results of `scan(path)`, as JSON values, for all files.
 
     The file `cache`, local or gs://, keeps them for the next start, as long as paths, sizes and
-    `settings` (JSON) are the same. DataError if a file is missing.
+    `settings` (JSON) are the same. A damaged one is made again. DataError if a file is missing.
     """
     report_progress(f"looking up the sizes of {len(paths)} files, {paths[0]} first")
     lengths = files.sizes(paths)
     key = {"settings": settings, "files": [list(row) for row in zip(paths, lengths, strict=True)]}
     path = epath.Path(cache)
     report_progress(f"reading {cache}")
-    with contextlib.suppress(ValueError, TypeError, KeyError):  # a crash may have damaged the file
-        if path.exists() and (content := parse_json(path.read_bytes()))["key"] == key:
-            return content["results"]
+    if path.exists():
+        try:
+            content = parse_json(path.read_bytes())
+            if content["sha256"] != _digest(content["key"], content["results"]):
+                raise ValueError("its SHA-256 is another")
+            if content["key"] == key:
+                return content["results"]
+        except (ValueError, TypeError, KeyError) as error:
+            _note_damage(cache, error)
     progress, results = Progress(sum(lengths)), []
     progress.at(0, f"counting records, once per workdir: 0 of {len(paths)} files")
     waiting = files.reading(lambda: list(paths[len(results) :]))
@@ -53,8 +62,19 @@ def scan_files(
             text = f"counting records, once per workdir: {len(results)} of {len(paths)} files"
             progress.at(sum(lengths[: len(results)]), text)
     report_progress(f"writing {cache}")
-    files.write(cache, [json.dumps({"key": key, "results": results}).encode()])
+    content = {"key": key, "results": results, "sha256": _digest(key, results)}
+    files.write(cache, [json.dumps(content).encode()])
     return results
+
+
+def _digest(key: Any, results: Any) -> str:
+    """The SHA-256 of an index: one changed digit of a count would hide examples."""
+    return hashlib.sha256(json.dumps([key, results]).encode()).hexdigest()
+
+
+def _note_damage(path: str, error: Exception) -> None:
+    text = "NOTE %s is damaged, or another version wrote it (%s): it is made again"
+    _log.info(text, path, one_line(error))
 
 
 def count_records(path: str, check: Callable[[Any, int], None], schema: str) -> int:
@@ -120,5 +140,6 @@ def _read_arrays(path: str, key: str, names: Sequence[str]) -> dict[str, Any] | 
     try:
         with np.load(io.BytesIO(epath.Path(path).read_bytes())) as arrays:
             return {n: arrays[n] for n in names} if arrays["key"].item() == key else None
-    except (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile):
+    except (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
+        _note_damage(path, error)
         return None

@@ -18,11 +18,13 @@ from etils import epath
 
 from common.console import report_progress
 from common.data.shards import tensorflow
-from common.errors import DataError, one_line
+from common.errors import DataError, one_line, parse_json
 
 Row = TypeVar("Row")
 
 MANIFEST = "manifest.json"  # of a folder of records: their files, counts and names
+# What a preparation keeps in the folder: what for, and the command that was typed.
+STATE, PLAN, COMMAND = "prepare_state", "plan.json", "command.json"
 _NUMBERED = r"-(\d+)-of-(\d+)(?:\.tfrecord)?$"  # how the names of shards end
 _PROBED = 64  # files that `unanswered` asks at most
 _reading: dict[str, Callable[[], list[str]]] = {}  # by thread: the files that it reads
@@ -71,6 +73,7 @@ def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:
     tf, paths, problem = tensorflow(), set(), ""
     folder = data_dir.rstrip("/") or "/"
     report_progress(f"listing {folder} for {what}")
+    check_finished(folder)
     try:
         for pattern in filter(None, (p.strip() for p in patterns.split(","))):
             absolute = "://" in pattern or pattern.startswith("/")
@@ -159,7 +162,6 @@ def find_shards(data_dir: str, patterns: str, split: str, marker: str = "-*") ->
         paths = find(data_dir, patterns, f"{split} records")
         if marker in patterns:
             check_complete(paths)
-        return paths
     except DataError as error:
         fix = f"set --config.data_dir (or --config.{split}_files) to where the TFRecords are"
         folder = data_dir.rstrip("/")
@@ -169,6 +171,8 @@ def find_shards(data_dir: str, patterns: str, split: str, marker: str = "-*") ->
             names = " and ".join(f"{os.path.basename(stem)}-*" for stem in others)
             fix = f"there is {names}: name the files with --config.{split}_files"
         raise DataError(f"{error}; {fix}") from error
+    check_sizes(data_dir.rstrip("/"), paths)
+    return paths
 
 
 def check_not_empty(paths: Sequence[str], counts: Sequence[int], split: str) -> None:
@@ -258,30 +262,63 @@ def read(path: str) -> bytes | None:
 
 
 def read_manifest(data_dir: str) -> bytes | None:
-    """The manifest of a folder, local or gs://; None if it has none. DataError if unreadable."""
+    """The manifest of a folder, local or gs://; None if it has none.
+
+    DataError if it is unreadable, or if a preparation has begun the folder and not ended.
+    """
     path = epath.Path(data_dir) / MANIFEST
     try:
         # epath takes a pipe for a file, too.
-        is_file = path.exists() if "://" in data_dir else os.path.isfile(path)
-        return path.read_bytes() if is_file else None
+        if path.exists() if "://" in data_dir else os.path.isfile(path):
+            return path.read_bytes()
     except Exception as error:  # gs:// raises TensorFlow's own classes
         raise DataError(f"cannot read {path}: {one_line(error)}") from error
+    check_finished(data_dir)
+    return None
+
+
+def check_finished(data_dir: str) -> None:
+    """Raises DataError if a folder has a preparation's plan and no manifest."""
+    exists = tensorflow().io.gfile.exists
+    if exists(os.path.join(data_dir, STATE, PLAN)) and not exists(os.path.join(data_dir, MANIFEST)):
+        raise DataError(f"{data_dir} holds unfinished records: {_again(data_dir)} finishes them")
+
+
+def _again(data_dir: str) -> str:
+    """The command that began the records of a folder, which also repairs them."""
+    try:
+        return f"`{parse_json(read(os.path.join(data_dir, STATE, COMMAND)) or b'')}`"
+    except ValueError:
+        return "the command that began them"
+
+
+def check_sizes(data_dir: str, paths: Sequence[str]) -> None:
+    """Raises DataError if a file has another size than the manifest of its folder lists."""
+    try:
+        content = parse_json(read_manifest(data_dir) or b"{}")
+        rows = [row for split in content["splits"].values() for row in split["shards"]]
+        listed = {os.path.join(data_dir, row["name"]): int(row["bytes"]) for row in rows}
+    except (AttributeError, KeyError, TypeError, ValueError):  # another form, or none
+        return
+    paths = [path for path in paths if path in listed]
+    for path, size in zip(paths, sizes(paths), strict=True):
+        if size != listed[path]:
+            raise DataError(
+                f"{path} has {size:,} bytes, {MANIFEST} lists {listed[path]:,}: it is damaged or "
+                f"another file; copy it again, or {_again(data_dir)} writes it again"
+            )
 
 
 def foreign_manifest(path: str, error: Exception) -> DataError:
     """The error for a manifest of another form; `error` says what is wrong with it."""
-    return DataError(
-        f"{path} was not written by this repository's scripts ({error!r}): move it away, "
-        "and the run counts the records itself"
-    )
+    folder, fix = os.path.dirname(path), "move it away, and the run counts the records itself"
+    if tensorflow().io.gfile.exists(os.path.join(folder, STATE, PLAN)):
+        fix = f"{_again(folder)} writes it again"
+    return DataError(f"{path} was not written by this repository's scripts ({error!r}): {fix}")
 
 
-def listed_rows(
-    shards: Mapping[str, Row], data_dir: str, paths: Sequence[str], bytes_of: Callable[[Row], int]
-) -> list[Row] | None:
-    """The row of each file in `shards`; None if a file is not listed or has another size."""
+def listed_rows(shards: Mapping[str, Row], data_dir: str, paths: Sequence[str]) -> list[Row] | None:
+    """The row of each file in `shards`; None if a file is not listed. See `check_sizes`."""
     folder = data_dir.rstrip("/") + "/"
-    rows = [row for path in paths if (row := shards.get(path.removeprefix(folder)))]
-    if len(rows) < len(paths) or list(map(bytes_of, rows)) != sizes(paths):
-        return None
-    return rows
+    rows = [shards[name] for p in paths if (name := p.removeprefix(folder)) in shards]
+    return rows if len(rows) == len(paths) else None

@@ -25,7 +25,7 @@ _KINDS_OF_REPEATS = (
 
 @dataclasses.dataclass(frozen=True)
 class DataManifest:
-    """`class_names[i]` is the name of label i + 1; `shards` is {name: (examples, bytes)}.
+    """`class_names[i]` is the name of label i + 1; `shards` is {name: examples}.
 
     Images with boxes also have `category_ids[i]`, the annotations' id of label i + 1, and
     `boxes[split][k]`, the number of images with k boxes, and `image_ids` of the validation images
@@ -33,15 +33,15 @@ class DataManifest:
     """
 
     class_names: tuple[str, ...]
-    shards: dict[str, tuple[int, int]]
+    shards: dict[str, int]
     category_ids: tuple[int, ...] = ()
     boxes: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     image_ids: tuple[int, ...] = ()
 
     def counts(self, data_dir: str, paths: Sequence[str]) -> tuple[int, ...] | None:
-        """Examples in each file; None if a file is not listed or has another size."""
-        rows = files.listed_rows(self.shards, data_dir, paths, lambda row: row[1])
-        return None if rows is None else tuple(examples for examples, _ in rows)
+        """Examples in each file; None if a file is not listed."""
+        counts = files.listed_rows(self.shards, data_dir, paths)
+        return None if counts is None else tuple(counts)
 
 
 def load(data_dir: str) -> DataManifest | None:
@@ -65,7 +65,7 @@ def parse(data: bytes, path: str) -> DataManifest:
         }
         return DataManifest(
             tuple(row["name"] for row in classes),
-            {row["name"]: (int(row["examples"]), int(row["bytes"])) for row in shards},
+            {row["name"]: int(row["examples"]) for row in shards},
             tuple(int(row["id"]) for row in classes if "id" in row),
             {name: tuple(map(int, counts)) for name, counts in boxes.items()},
             tuple(map(int, splits.get("val", {}).get("image_ids", ()))),

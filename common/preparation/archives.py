@@ -5,13 +5,15 @@ import dataclasses
 import lzma
 import os
 import shutil
+import stat
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from common.errors import one_line
+from common import locks
+from common.errors import one_line, some, visible
 from common.preparation import sources
 from common.preparation.folders import Folder
 
@@ -41,32 +43,73 @@ class Listing(Folder):
         """Lists an archive without unpacking it; SourceError if it is damaged or none."""
         with _readable(path):
             archive = _open(path)
-            if isinstance(archive, tarfile.TarFile):
-                rows = [(m.name.removeprefix("./"), m.size, m) for m in archive if m.isreg()]
-                _check_end(archive)
-            else:
-                infos = [info for info in archive.infolist() if not info.is_dir()]
-                rows = [(_zip_name(info), info.file_size, info) for info in infos]
-        rows = [row for row in rows if not any(map(sources.is_hidden, row[0].split("/")))]
-        files = [sources.File(*row) for row in sorted(rows, key=lambda row: row[0])]
-        return cls(folder, tuple(files), archive=archive)
+            members = {name: member for name, member, _ in _files(path, archive)}
+        size = "size" if isinstance(archive, tarfile.TarFile) else "file_size"
+        rows = [sources.File(name, getattr(m, size), m) for name, m in sorted(members.items())]
+        return cls(folder, tuple(rows), archive=archive)
 
     def head(self, name: str, size: int = 1 << 16) -> bytes:
         """The first bytes of a file."""
         member = next(file.place for file in self.files if file.name == name)
         is_zip = isinstance(self.archive, zipfile.ZipFile)
-        with _readable(str(self.archive.filename if is_zip else self.archive.name)):
-            open_file = self.archive.open if is_zip else self.archive.extractfile
-            with open_file(member) as file:
-                return file.read(size)
+        path = str(self.archive.filename if is_zip else self.archive.name)
+        with _readable(path), _open_member(self.archive, member) as file:
+            return file.read(size)
 
 
 def _open(path: str) -> zipfile.ZipFile | tarfile.TarFile:
     return zipfile.ZipFile(path) if path.lower().endswith(".zip") else tarfile.open(path)
 
 
-def _zip_name(info: zipfile.ZipInfo) -> str:
-    return sources.zip_name(info).replace("\\", "/")  # of Windows
+def _open_member(archive: Any, member: Any) -> Any:
+    return (archive.open if isinstance(archive, zipfile.ZipFile) else archive.extractfile)(member)
+
+
+def _files(path: str, archive: Any) -> Iterator[tuple[str, Any, str]]:
+    """Yields (name, member with the content, name of an equal file before it or "") of each file.
+
+    A hard link is how tar stores a second name of a file. Other links, devices, and what would lie
+    outside of the folder are left out, which a line says. Hidden files are none. SourceError if no
+    file remains.
+    """
+    made: dict[str, Any] = {}
+    left_out = []
+    is_tar = isinstance(archive, tarfile.TarFile)
+    for info in archive if is_tar else archive.infolist():
+        member, equal = info, ""
+        if isinstance(info, zipfile.ZipInfo):
+            name = sources.zip_name(info).replace("\\", "/")  # of Windows
+            is_folder = info.is_dir()
+            if stat.S_ISLNK(info.external_attr >> 16):
+                member = None
+        else:
+            name, is_folder = info.name, info.isdir()
+            if info.islnk():
+                equal = _inside(info.linkname)
+                member = made.get(equal)
+            elif not info.isreg():
+                member = None
+        name = _inside(name)
+        parts = name.split("/")
+        if is_folder or (parts[0] != ".." and any(map(sources.is_hidden, parts))):
+            continue
+        if member is None or parts[0] == "..":
+            left_out.append(name)
+            continue
+        made[name] = member
+        yield name, member, equal
+    if is_tar:
+        _check_end(archive)
+    if left_out:
+        what = f"{len(left_out):,} links, devices or names that lead out of its folder"
+        print(visible(f"left out of {path}: {what}: {some(left_out)}"), flush=True)
+    if not made:
+        raise sources.SourceError(f"{path} holds no files")
+
+
+def _inside(name: str) -> str:
+    """A member's name without "/" at its start, "." and ".." in it; what leads out keeps ".."."""
+    return os.path.normpath(name.lstrip("/"))
 
 
 def _check_end(archive: tarfile.TarFile) -> None:
@@ -98,28 +141,44 @@ def unpack(path: str, folder: str) -> None:
     """
     part = os.path.join(os.path.dirname(folder), f"tmp.{os.path.basename(folder)}")
     stamp = f"{os.path.basename(path)} {os.path.getsize(path)} {os.stat(path).st_mtime_ns}"
-    if os.path.lexists(folder):
+
+    def is_unpacked() -> bool:
         with contextlib.suppress(OSError), open(f"{folder}/{_STAMP}") as file:
-            if file.read() == stamp:
-                return
-        raise sources.SourceError(
-            f"{path} would be unpacked to {folder}, which has other files: move that folder away, "
-            "or rename the archive"
-        )
-    print(f"unpacking {path}", flush=True)
-    shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
-    try:
-        with _readable(path), _open(path) as archive:
-            os.makedirs(part)
-            if isinstance(archive, tarfile.TarFile):
-                archive.extractall(part, filter="data")
-                _check_end(archive)
-            else:
-                for info in archive.infolist():
-                    info.filename = _zip_name(info)
-                    archive.extract(info, part)
-        with open(f"{part}/{_STAMP}", "w") as stamped:
-            stamped.write(stamp)
-        os.rename(part, folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+            return file.read() == stamp
+        return False
+
+    if is_unpacked():
+        return
+    with locks.alone(f"{part}.lock", f"unpacks to {folder}", "rename the archive"):
+        if is_unpacked():  # meanwhile
+            return
+        if os.path.lexists(folder):
+            raise sources.SourceError(
+                f"{path} would be unpacked to {folder}, which has other files: move that folder "
+                "away, or rename the archive"
+            )
+        print(f"unpacking {path}", flush=True)
+        shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+        try:
+            with _readable(path), _open(path) as archive:
+                _unpack(path, archive, part)
+            with open(f"{part}/{_STAMP}", "w") as stamped:
+                stamped.write(stamp)
+            os.rename(part, folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _unpack(path: str, archive: Any, part: str) -> None:
+    """Writes the files of an archive below a folder. Only files and folders are ever made there."""
+    for name, member, equal in _files(path, archive):
+        place = os.path.join(part, name)
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        if equal:  # reading it again would unpack all that is before it
+            shutil.copy2(os.path.join(part, equal), place)
+            continue
+        with _open_member(archive, member) as source, open(place, "wb") as file:
+            shutil.copyfileobj(source, file)
+        if isinstance(archive, tarfile.TarFile):
+            with contextlib.suppress(OSError, OverflowError):  # a time that no disk can hold
+                os.utime(place, (member.mtime, member.mtime))

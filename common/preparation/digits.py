@@ -22,6 +22,7 @@ from PIL import Image
 
 from common import console
 from common.data import files, records
+from common.data.shards import tensorflow
 from common.errors import UserError
 from common.preparation import arguments, schema, writing
 
@@ -91,6 +92,9 @@ def make(out: str, splits: dict[str, list[bytes]]) -> bool:
         if b"digit_" not in existing[name]:  # the name of each class
             raise UserError(f"{path} holds other images; choose another --out, or empty the folder")
     records.remove_unfinished(out)
+    for name in existing:  # first of all: a mixture of two sets would look complete
+        if existing[name] != expected.get(name):
+            tensorflow().io.gfile.remove(os.path.join(out, name))
     for name, data in expected.items():
         writing.save(out, name, data)
     return existing != expected

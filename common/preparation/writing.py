@@ -9,6 +9,8 @@ import functools
 import hashlib
 import json
 import os
+import shlex
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +22,7 @@ from PIL import features
 from common import console, pools
 from common.data import files, records
 from common.data.shards import tensorflow
-from common.errors import UserError, parse_json, visible
+from common.errors import DataError, UserError, parse_json, visible
 from common.images.manifest import repeated_images
 from common.preparation.sources import Source, SourceError
 
@@ -38,7 +40,7 @@ class State:
     def __init__(self, out: str):
         """`out` is the output folder; it need not exist."""
         self.out = out
-        self._folder = os.path.join(out, "prepare_state")
+        self._folder = os.path.join(out, files.STATE)
 
     def read(self, name: str) -> Any:
         """Reads the JSON document `name`; None if it is missing or damaged."""
@@ -56,8 +58,7 @@ class State:
 
         UserError if the folder holds records of another plan, which only `overwrite` deletes.
         """
-        gfile = tensorflow().io.gfile
-        old, existing = self.read("plan.json"), self._first_file()
+        old, existing = self.read(files.PLAN), self._first_file()
         if existing and old != plan and not overwrite:
             problem = f"already holds {existing}"
             if old:
@@ -69,11 +70,15 @@ class State:
                 problem = f"holds shards of another input or other settings {changes}"
             raise UserError(f"{self.out} {problem}; choose another --out, or --overwrite")
         if old != plan:
+            self.write(files.PLAN, None)  # without a manifest it marks an unfinished folder
             self.remove_manifest()
-            if gfile.exists(self._folder):
-                gfile.rmtree(self._folder)
             records.remove_shards(self.out)
-            self.write("plan.json", plan)
+            for name in records.list_folder(self._folder):
+                if name != files.PLAN:
+                    tensorflow().io.gfile.remove(os.path.join(self._folder, name))
+            command = ["python", "-m", "scripts.prepare", *sys.argv[1:]]
+            self.write(files.COMMAND, shlex.join(command))
+            self.write(files.PLAN, plan)
         records.remove_unfinished(self.out)
         records.remove_unfinished(self._folder)
 
@@ -259,7 +264,7 @@ def is_complete(out: str, *others: str) -> bool:
         return False
     try:
         content = parse_json(files.read_manifest(out) or b"{}")
-    except ValueError:  # damaged
+    except (ValueError, DataError):  # damaged, or unfinished
         return False
     shards = [row for split in content.get("splits", {}).values() for row in split["shards"]]
     if {row["name"] for row in shards} != {*records.existing_shards(out)}:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -13,10 +14,12 @@ import psutil
 from etils import epath
 from jax.sharding import Mesh
 
+from common import locks
 from common.errors import RESTART, ConfigError
 from engine import mesh as meshes
-from engine.cluster import lock, preemption, processes
+from engine.cluster import preemption, processes
 
+_log = logging.getLogger("tpu_suite")
 _MEMORY_PERIOD = 2.0  # seconds between two readings of the memory
 
 
@@ -69,7 +72,13 @@ class Guard:
         )
         self._lock = None
         if jax.process_index() == 0:
-            self._lock = lock.take(workdir, lost=lambda message: processes.fail(message, 1))
+            self._lock = locks.take(
+                str(epath.Path(workdir) / "run.lock"),
+                f"trains in {workdir}",
+                "use another --workdir",
+                lost=lambda message: processes.fail(message, 1),
+                say=_log.info,
+            )
         self._memory_used, self._memory_time = 0.0, -_MEMORY_PERIOD
         self._answers: dict[tuple[bool, ...], jax.Array] = {}
         # The result arrives with the step after which it was dispatched: nobody waits for it.

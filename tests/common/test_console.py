@@ -62,3 +62,13 @@ def test_only_at_tells_the_listener(clock, monkeypatch):
 )
 def test_hms(seconds, words):
     assert console.hms(seconds) == words
+
+
+@pytest.mark.parametrize("total", [0, 1, 19, 20, 21, 500])
+def test_a_list_of_files_has_at_most_twenty_lines(total, capsys):
+    for number in range(total):
+        console.print_row(number, total, f"file {number}")
+    lines = capsys.readouterr().out.splitlines()
+    shown = total if total <= 20 else 19
+    assert lines[:shown] == [f"file {number}" for number in range(shown)]
+    assert lines[shown:] == ([] if total <= 20 else [f"... and {total - 19} more"])

@@ -20,6 +20,7 @@ JSON = """Error executing an HTTP request: HTTP response code 403 with body '{
   }
 }'
 when initiating an upload"""
+BODY = '{\n  "error": {\n    "code": 404,\n    "message": "No bucket.",\n    "errors": []\n  }\n}'
 XML = "code 404 with body '<?xml?>\n<Error><Message>No such bucket.</Message>\n<x/></Error>'"
 
 
@@ -39,6 +40,7 @@ XML = "code 404 with body '<?xml?>\n<Error><Message>No such bucket.</Message>\n<
             "objects) when initiating an upload",
         ),
         (ValueError(XML), "code 404 (No such bucket.)"),
+        (ValueError(f"POST https://x/o: {BODY}: ('failed', 404)"), "POST https://x/o: No bucket."),
     ],
 )
 def test_one_line(error, line):

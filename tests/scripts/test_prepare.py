@@ -143,7 +143,7 @@ def test_a_path_is_prepared_and_its_command_printed(data, capsys):
     assert typed(capsys, "data/my-photos")[0:2] == (0, lines)
     files.write(f"{records.parent}/prepare_state/plan.json", [b"{}"])
     code, _, (line,) = typed(capsys, "data/my-photos")
-    assert code == 2 and "unfinished records" in line
+    assert code == 1 and "unfinished records" in line
 
 
 @pytest.mark.parametrize("archived", [False, True])

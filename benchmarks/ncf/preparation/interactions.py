@@ -158,9 +158,13 @@ def prepare(args: argparse.Namespace) -> str:
     files.write(os.path.join(args.out, _ITEMS), _csv("item_id,title", item_ids, names))
     columns = (users, items, log.times[kept])
     files.write(os.path.join(args.out, _RATINGS), _csv("user_id,item_id,timestamp", *columns))
+    names = (_RATINGS, _USERS, _ITEMS)
+    sizes = files.sizes([os.path.join(args.out, name) for name in names])
+    shards = [{"name": n, "bytes": size} for n, size in zip(names, sizes, strict=True)]
     counts = {"ratings": len(users), "users": len(user_ids), "items": len(item_ids)}
     left_out = {**log.left_out, "users_with_all_items": int(dropped.sum())}
     content = {"format": 1, "kind": "recommendation", **plan}
+    content["splits"] = {"train": {"shards": shards}}
     writing.save_manifest(args.out, content | {"counts": counts, "left_out": left_out})
     recipe = "small.py:ncf" if len(users) < _LARGE else "ncf"
     keys: dict[str, Any] = {"min_ratings": least}

@@ -19,7 +19,7 @@ import numpy as np
 
 from common import console
 from common.data import files
-from common.preparation import arguments
+from common.preparation import arguments, writing
 
 LEAST = 20  # ratings of a user, as in MovieLens
 HEADER = "userId,movieId,rating,timestamp"
@@ -125,6 +125,7 @@ def baselines(world: World, popularity: np.ndarray) -> dict[str, float]:
 def prepare(args: argparse.Namespace) -> str:
     """Writes ratings.csv and baselines.json; returns the last line to print."""
     started = time.monotonic()
+    writing.State(args.out).refuse_others(False)
     world = World(args.users, args.items, args.ratings, args.factors, args.seed)
     popularity, rated = np.zeros(world.items, np.int64), np.zeros(world.items, bool)
     progress = console.ProgressBar("writing", world.users, "users")

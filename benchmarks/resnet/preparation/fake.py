@@ -36,7 +36,7 @@ def _example(args: argparse.Namespace, split: str, i: int) -> writing.Example:
     jpeg, name = io.BytesIO(), f"fake_{split}_{i:08d}.JPEG"
     Image.blend(soft, noise, 0.25).save(jpeg, "JPEG", quality=90)
     size = height, width
-    return schema.example(jpeg.getvalue(), label, f"n{label:08d}", name, size), (), {}
+    return schema.example(jpeg.getvalue(), label, f"n{label:08d}", name, size), (label,), {}
 
 
 def height_width(text: str) -> tuple[int, int]:
@@ -85,6 +85,9 @@ def prepare(args: argparse.Namespace) -> str:
     for split, (number, shards) in splits.items():
         print(f"{split}: {number:,} images in {shards:,} shards into {args.out}", flush=True)
     results = writing.write(args.out, splits, functools.partial(_example, args), pools.cores())
+    head = {"format": 1, "num_label_classes": args.classes, "settings": plan["settings"]}
+    rows = {i: {"label": i, "name": f"n{i:08d}"} for i in range(1, args.classes + 1)}
+    writing.save_manifest(args.out, writing.manifest(head, rows, results))
     size = sum(row["bytes"] for row in results)
     return (
         f"wrote {args.images:,} train and {args.validation_images:,} validation images "

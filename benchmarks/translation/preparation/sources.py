@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks.translation.preparation.corpora import Corpus, Lines
 from benchmarks.translation.vocabulary import Vocabulary, Words, load_vocabulary
+from common import console
 from common.data import files
 from common.data.shards import tensorflow
 from common.errors import DataError, UserError
@@ -101,8 +102,8 @@ class TextInput:
         return Pairs(train, evaluation, {"train": left_out, "eval": {"empty": empty}})
 
     def _read(self, split: str) -> Iterator[Pair]:
-        for each in self._inputs[split]:
-            print(f"{split}: {each}", flush=True)
+        for number, each in enumerate(self._inputs[split]):
+            console.print_row(number, len(self._inputs[split]), f"{split}: {each}")
             yield from each.pairs()
 
     def _read_train(self) -> tuple[list[Pair], dict[str, int]]:

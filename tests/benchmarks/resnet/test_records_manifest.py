@@ -72,12 +72,25 @@ def test_fewer_classes_than_the_data_hold_are_refused(folder, tmp_path_factory):
 
 
 def test_files_that_it_does_not_describe_are_read(folder, tmp_path_factory):
-    first, second, *_ = sorted(folder.glob("train-*"))
+    first = min(folder.glob("train-*"))
     count = make(folder, tmp_path_factory, train_files=first.name).num_examples("train")
     assert 0 < count < 90
-    first.write_bytes(first.read_bytes() + second.read_bytes())
-    second.write_bytes(b"")
+    content = json.loads((folder / manifest.MANIFEST).read_text())
+    del content["splits"]["train"]["shards"][1]
+    (folder / manifest.MANIFEST).write_text(json.dumps(content))
     assert make(folder, tmp_path_factory).num_examples("train") == 90
+
+
+@pytest.mark.parametrize("change", [b"", None, b"more"])
+def test_a_file_of_another_size_than_it_lists_is_refused(change, folder, tmp_path_factory):
+    """A copy that broke off ends between two records, too: nothing else would notice."""
+    first = max(folder.glob("train-*"))
+    data = first.read_bytes()
+    first.write_bytes(change if change == b"" else data + change if change else data[:-100])
+    with pytest.raises(DataError) as refused:
+        _ = make(folder, tmp_path_factory).num_examples("train")
+    assert f"{first} has {first.stat().st_size:,} bytes" in str(refused.value)
+    assert f"lists {len(data):,}" in str(refused.value) and "data_dir" not in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"num_label_classes": 2, "classes": []}'])

@@ -1,6 +1,7 @@
 """Results in files: of a scan of each file, and arrays; made once, and again after a change."""
 
 import dataclasses
+import logging
 import os
 
 import numpy as np
@@ -52,12 +53,29 @@ def test_index_of_other_files_sizes_or_settings_is_made_again(counted):
         assert caches.scan_files(paths, scan, str(cache), {"n": 7}) == changed
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b'{"results": []}'])
-def test_damaged_index_is_made_again(counted, content):
+@pytest.mark.parametrize(
+    "damage",
+    [lambda _, new=new: new for new in (b"", b"[]", b"\xff\xfe", b'{"results": []}')]
+    + [
+        lambda data: data.replace(b'"count": 2', b'"count": 1'),
+        lambda data: data.replace(b'"names"', b'"naMes"', 1),
+        lambda data: data.replace(b'"n": 7', b'"n": 8'),
+        lambda data: data.replace(b'/b", 2', b'/b", 3'),
+        lambda data: data.replace(b'"sha', b'"sHa'),
+        lambda data: data[:-9],
+    ],
+)
+def test_damaged_index_is_made_again(counted, damage, caplog):
+    """A count that is taken from it would hide examples from training or evaluation."""
     paths, cache, expected = counted
-    cache.write_bytes(content)
+    caplog.set_level(logging.INFO, "tpu_suite")
+    changed = damage(cache.read_bytes())
+    assert changed != cache.read_bytes()
+    cache.write_bytes(changed)
     assert caches.scan_files(paths, lengths, str(cache), {"n": 7}) == expected
+    assert [f"NOTE {cache} is damaged" in line for line in caplog.messages] == [True]
     assert caches.scan_files(paths, never, str(cache), {"n": 7}) == expected
+    assert len(caplog.messages) == 1
 
 
 def test_index_keeps_nothing_of_a_failed_scan(counted, tmp_path):

@@ -1,5 +1,6 @@
 """Files: finding them, sets of shards, writing, and which of them do not answer."""
 
+import json
 import re
 import types
 
@@ -57,6 +58,36 @@ def test_raw_data_are_answered_with_the_command_that_prepares_them(name, raw, tm
         files.find_shards(f"{tmp_path}/my set/", "train-*", "train")
     assert (f"python -m scripts.prepare '{tmp_path}/my set' makes" in str(refused.value)) == raw
     assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("where", ["local", "gs"])
+def test_a_folder_that_a_preparation_has_not_ended(tmp_path, request, where):
+    """Each family opens its data with `find` or `read_manifest`."""
+    root = f"{tmp_path}/set" if where == "local" else f"{request.getfixturevalue('gcs').bucket()}/s"
+    files.write(f"{root}/train-0", [b"x"])
+    files.write(f"{root}/prepare_state/plan.json", [b"null"])
+    opens = (lambda: files.find(root, "train-0", "x"), lambda: files.read_manifest(f"{root}/"))
+    for command, named in ((None, "the command that began them"), (b'"python -m x"', "`python -m")):
+        if command:
+            files.write(f"{root}/prepare_state/command.json", [command])
+        for act in opens:
+            with pytest.raises(DataError, match=f"{root}/? holds unfinished records: {named}"):
+                act()
+    files.write(f"{root}/manifest.json", [b"{}"])
+    assert [act() for act in opens] == [(f"{root}/train-0",), b"{}"]
+
+
+def test_sizes_that_a_manifest_lists(tmp_path):
+    files.write(f"{tmp_path}/a", [b"12"])
+    rows = [{"name": "a", "bytes": 3}, {"name": "absent", "bytes": 1}]
+    for content in ({}, [], {"splits": []}, {"splits": {"x": {"shards": [{"bytes": 1}]}}}):
+        files.write(f"{tmp_path}/manifest.json", [json.dumps(content).encode()])
+        files.check_sizes(str(tmp_path), [f"{tmp_path}/a"])  # says nothing of it
+    files.write(
+        f"{tmp_path}/manifest.json", [json.dumps({"splits": {"x": {"shards": rows}}}).encode()]
+    )
+    with pytest.raises(DataError, match=f"{tmp_path}/a has 2 bytes, manifest.json lists 3: "):
+        files.check_sizes(str(tmp_path), [f"{tmp_path}/b", f"{tmp_path}/a"])
 
 
 NAMES = ["set[1]", "a*c", "a?c", "b\\c"]  # each is the pattern of another one's name, too

@@ -1,6 +1,8 @@
 """Record files as a stranger reads them: framing by hand, then tf.train.Example, then PIL."""
 
+import collections
 import io
+import json
 import re
 import struct
 
@@ -89,10 +91,15 @@ def fake(tmp_path_factory):
 
 
 def test_fake_imagenet_is_in_the_schema(fake):
-    sizes = {path.name: len(frames(path)) for path in fake.iterdir() if path.is_file()}
+    sizes = {path.name: len(frames(path)) for path in fake.glob("*-of-*")}
     train = {f"train-0000{i}-of-00004": n for i, n in enumerate((3, 3, 3, 2))}
     assert sizes == train | {f"validation-0000{i}-of-00002": n for i, n in enumerate((2, 1))}
     examples = rows(fake, "train") + rows(fake, "validation")
+    content = json.loads((fake / "manifest.json").read_text())
+    listed = [row for split in content["splits"].values() for row in split["shards"]]
+    assert {row["name"]: row["examples"] for row in listed} == sizes
+    labels = collections.Counter(row["image/class/label"] for row in rows(fake, "train"))
+    assert {row["label"]: row["train"] for row in content["classes"] if row["train"]} == labels
     shapes = {pixels(row).shape for row in examples}
     assert len(shapes) > 5 and max(map(max, shapes)) <= 80
     assert len({row["image/filename"] for row in examples}) == 14

@@ -1,9 +1,8 @@
-"""The lock of a workdir, on a disk and on gs://."""
+"""The lock of a folder, on a disk and on gs://."""
 
 import errno
 import fcntl
 import json
-import logging
 import os
 import queue
 import shutil
@@ -12,21 +11,22 @@ import threading
 
 import pytest
 
-from engine.cluster import lock
-from engine.cluster.lock import BucketLock, LockError
+from common import locks
+from common.locks import BucketLock, LockError
 from tests.engine.cluster.meeting import child
 
 HOLD = """
 import sys
-from engine.cluster.lock import take
-lock = take(sys.argv[1], print)
+from common.locks import take
+folder = sys.argv[1]
+lock = take(f"{folder}/run.lock", f"trains in {folder}", "stop", print, print)
 print("held", flush=True)
 sys.stdin.read()
 """
 
 
 def take(folder, lost=print):
-    return lock.take(folder, lost)
+    return locks.take(f"{folder}/run.lock", f"trains in {folder}", "stop", lost, print)
 
 
 def held(folder):
@@ -58,7 +58,7 @@ def test_a_workdir_that_was_replaced_is_noticed(tmp_path):
         first.check()
     folder.mkdir()
     second = take(str(folder))
-    with pytest.raises(LockError, match="is another run beginning there"):
+    with pytest.raises(LockError, match="is another process beginning there"):
         first.check()
     second.check()
     first.close()
@@ -66,14 +66,14 @@ def test_a_workdir_that_was_replaced_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_gets_a_note(tmp_path, monkeypatch, caplog, number):
+def test_a_file_system_without_locks_gets_a_note(tmp_path, monkeypatch, capsys, number):
     def flock(*_):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with caplog.at_level(logging.INFO, "tpu_suite"):
-        first = take(str(tmp_path))
-    assert f"NOTE {tmp_path}/run.lock" in caplog.text and os.strerror(number) in caplog.text
+    first = take(str(tmp_path))
+    note = capsys.readouterr().out
+    assert f"NOTE {tmp_path}/run.lock" in note and os.strerror(number) in note
     first.check()
     assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
     first.close()
@@ -88,7 +88,36 @@ def test_a_disk_that_fails_is_not_one_without_locks(tmp_path, monkeypatch):
         take(str(tmp_path))
 
 
+def test_who_works_alone_leaves_nothing(tmp_path):
+    path = tmp_path / "new" / "inner" / "prepare.lock"
+    for has_file in (False, True):
+        words = str(path), f"prepares {path.parent}", "use another --out"
+        with locks.alone(*words):
+            match = f"process {os.getpid()} on .* prepares {path.parent} already: .* --out"
+            with pytest.raises(LockError, match=match), locks.alone(*words):
+                pass
+            if has_file:
+                (path.parent / "a").touch()
+        assert [*tmp_path.rglob("*")] == (
+            [path.parents[1], path.parent, path.parent / "a"] * has_file
+        )
+
+
+def test_a_lock_that_another_process_deleted_is_left_to_it(tmp_path):
+    path = tmp_path / "prepare.lock"
+    with locks.alone(str(path), "prepares x", ""):
+        path.unlink()
+        path.write_text("another's")
+    assert path.read_text() == "another's"
+
+
 # On gs://.
+
+
+def test_who_works_alone_on_gs_leaves_nothing(folder, gcs):
+    with locks.alone(f"{folder}/prepare.lock", f"prepares {folder}", "stop"):
+        assert gcs.names(folder) == ["prepare.lock"]
+    assert gcs.names(folder) == []
 
 
 @pytest.fixture
@@ -114,8 +143,8 @@ def test_the_dead_of_this_host_are_known_by_their_pid(folder, gcs):
 
 
 def test_a_live_run_is_known_by_its_signs_of_life(folder, monkeypatch):
-    monkeypatch.setattr(lock, "_SIGN", 0.1)
-    monkeypatch.setattr(lock, "_SILENCE", 3600.0)
+    monkeypatch.setattr(locks, "_SIGN", 0.1)
+    monkeypatch.setattr(locks, "_SILENCE", 3600.0)
     first = take(folder)
     with pytest.raises(LockError, match=f"process {os.getpid()} on .* trains in {folder}"):
         take(folder)
@@ -131,20 +160,20 @@ def test_a_live_run_is_known_by_its_signs_of_life(folder, monkeypatch):
     ],
 )
 def test_how_long_a_silent_run_is_waited_for(age, patience):
-    assert lock._patience(age) == patience
+    assert locks._patience(age) == patience
 
 
 def test_a_silent_run_counts_as_dead(folder, gcs, monkeypatch):
-    monkeypatch.setattr(lock, "_SIGN", 0.5)
-    monkeypatch.setattr(lock, "_SILENCE", 2.0)
+    monkeypatch.setattr(locks, "_SIGN", 0.5)
+    monkeypatch.setattr(locks, "_SILENCE", 2.0)
     gcs.write(f"{folder}/run.lock", other())
     take(folder).close()
     assert gcs.names(folder) == []
 
 
 def test_of_many_that_start_at_once_one_gets_the_lock(folder, monkeypatch):
-    monkeypatch.setattr(lock, "_SIGN", 0.1)
-    monkeypatch.setattr(lock, "_SILENCE", 3600.0)
+    monkeypatch.setattr(locks, "_SIGN", 0.1)
+    monkeypatch.setattr(locks, "_SILENCE", 3600.0)
     results = queue.Queue()
 
     def start():
@@ -174,7 +203,7 @@ def test_an_answer_that_is_lost_does_not_lose_the_lock(folder, gcs):
 
 @pytest.mark.parametrize("is_deleted", [False, True])
 def test_a_run_notices_that_its_lock_was_taken_or_deleted(is_deleted, folder, gcs, monkeypatch):
-    monkeypatch.setattr(lock, "_SIGN", 0.1)
+    monkeypatch.setattr(locks, "_SIGN", 0.1)
     lost, path = queue.Queue(), f"{folder}/run.lock"
     first = take(folder, lost=lost.put)
     gcs.delete(path) if is_deleted else gcs.write(path, other())

@@ -1,39 +1,45 @@
-"""Keeps a second run out of a workdir."""
+"""Keeps a second process out of a folder: a run's workdir, or records that are being made."""
 
 import contextlib
 import errno
 import fcntl
 import json
-import logging
 import os
 import socket
 import tempfile
+import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
 from etils import epath
 
+from common import entry
 from common.errors import UserError, one_line
 
 _SIGN = 20.0  # seconds between signs of life on gs://, and of silence before a new attempt
 _SILENCE = 90.0  # seconds without a sign of life after which a run counts as dead
 # NFS without its lock service, Lustre without -o flock, other file systems that have no locks
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-_log = logging.getLogger("tpu_suite")
 
 
 class LockError(UserError):
-    """Another run has the workdir; the message names its process and host."""
+    """Another process has the folder; the message names it and its host."""
+
+
+Taken = Callable[[dict[str, Any]], LockError]  # the error that names an owner
 
 
 class LocalLock:
-    """A lock on a disk, which the kernel holds for the process; a NOTE where it cannot."""
+    """A lock on a disk, which the kernel holds for the process.
 
-    def __init__(self, path: epath.Path):
+    A file system without locks, as of some clusters, gets a NOTE.
+    """
+
+    def __init__(self, path: epath.Path, taken: Taken, say: Callable[[str], None]):
         self._path = path
         self._file = open(path, "a+")  # noqa: SIM115 (the lock is held while it is open)
         try:
@@ -41,42 +47,40 @@ class LocalLock:
         except BlockingIOError:
             with self._file as file:
                 file.seek(0)
-                raise _taken(path, _owner(file.read())) from None
+                raise taken(_owner(file.read())) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 self._file.close()
                 raise
-            _log.info(
-                "NOTE %s: its file system has no locks (%s). Start no second run in this --workdir "
-                "while this one trains: nothing would refuse it",
-                path,
-                error.strerror,
+            say(
+                f"NOTE {path}: its file system has no locks ({error.strerror}). Start no second "
+                "process in this folder while this one works: nothing would refuse it"
             )
         self._file.truncate(0)
         self._file.write(json.dumps(_this_process()))
         self._file.flush()
 
     def check(self) -> None:
-        """Raises LockError if the lock's file, and perhaps the workdir, was replaced."""
+        """Raises LockError if the lock's file, and perhaps its folder, was replaced."""
         with contextlib.suppress(FileNotFoundError):
             if os.stat(self._path).st_ino == os.fstat(self._file.fileno()).st_ino:
                 return
-        raise LockError(f"{self._path} was deleted: is another run beginning there?")
+        raise LockError(f"{self._path} was deleted: is another process beginning there?")
 
     def close(self) -> None:
-        self._file.close()  # the file stays: deleting it would let two runs in
+        self._file.close()  # the file stays: who has opened it might lock a deleted one
 
 
 class BucketLock:
     """A lock on gs://, where no file can be locked.
 
-    The lock is an object that only one run can create, and that the run writes again every 20 s as
-    a sign of life. A later run replaces it if its process is known to be dead, or after 90 s of
+    The lock is an object that only one process can create, and that it writes again every 20 s as
+    a sign of life. A later process replaces it if its process is known to be dead, or after 90 s of
     silence.
     """
 
-    def __init__(self, path: epath.Path, lost: Callable[[str], None]):
-        self._path, self._me = path, _this_process()
+    def __init__(self, path: epath.Path, taken: Taken, lost: Callable[[str], None]):
+        self._path, self._taken, self._me = path, taken, _this_process()
         self._generation = 0  # of the object, as this run wrote it last
         self._closed = threading.Event()
         from google.cloud import storage
@@ -106,7 +110,7 @@ class BucketLock:
             is_dead = time.monotonic() > waiting
             time.sleep(_SIGN / 10)
         if not self._write(generation) and not self._write(0):  # 0: the owner has given it back
-            raise _taken(self._path, self._read()[0])
+            raise self._taken(self._read()[0])
 
     def _write(self, generation: int) -> bool:
         """Writes the lock if the object has this generation; 0 means that there is no object."""
@@ -139,7 +143,7 @@ class BucketLock:
                 if not self._write(self._generation) and not self._closed.is_set():
                     owner, generation, _ = self._read()
                     deleted = f"{self._path} was deleted"
-                    lost(str(_taken(self._path, owner)) if generation else deleted)
+                    lost(str(self._taken(owner)) if generation else deleted)
                     return
 
 
@@ -154,14 +158,6 @@ def _owner(content: str | bytes) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
         return json.loads(content)
     return {}
-
-
-def _taken(path: epath.Path, owner: dict[str, Any]) -> LockError:
-    name = "process {pid} on {host}".format(**owner) if owner else "another process"
-    return LockError(
-        f"{name} trains in {path.parent} already: wait until it has ended, stop it, or use another "
-        "--workdir"
-    )
 
 
 def _this_process() -> dict[str, Any]:
@@ -182,16 +178,53 @@ def has_locks(folder: str) -> bool:
     return True
 
 
-def take(workdir: str, lost: Callable[[str], None]) -> LocalLock | BucketLock:
-    """Takes the lock of a workdir, until it is closed or the process dies.
+def take(
+    path: str, does: str, fix: str, lost: Callable[[str], None], say: Callable[[str], None]
+) -> LocalLock | BucketLock:
+    """Takes the lock `path` until it is closed or the process dies.
 
-    LockError says who has it, or why it cannot be written. `lost` is called with a message, in a
-    thread, if another run takes the lock on gs://.
+    LockError says who has it, or why it cannot be written: the owner `does` something, such as
+    "trains in DIR"; `fix` is what a second process may do besides waiting. `lost` is called with a
+    message, in a thread, if another process takes the lock on gs://, `say` with a NOTE.
     """
-    path = epath.Path(workdir) / "run.lock"
+
+    def taken(owner: dict[str, Any]) -> LockError:
+        name = "process {pid} on {host}".format(**owner) if owner else "another process"
+        return LockError(f"{name} {does} already: wait until it has ended, stop it, or {fix}")
+
+    place = epath.Path(path)
     try:
-        return BucketLock(path, lost) if "://" in workdir else LocalLock(path)
+        return BucketLock(place, taken, lost) if "://" in path else LocalLock(place, taken, say)
     except LockError:
         raise
     except Exception as error:  # each file system has errors of its own
         raise LockError(f"cannot use {path}: {one_line(error)}") from error
+
+
+@contextlib.contextmanager
+def alone(path: str, does: str, fix: str) -> Iterator[None]:
+    """Holds the lock `path` within this context, and leaves neither it nor new empty folders."""
+    folder, is_local, made = os.path.dirname(path), "://" not in path, []
+    while is_local and folder and not os.path.isdir(folder):
+        made.append(folder)
+        folder = os.path.dirname(folder)
+    if made:
+        os.makedirs(made[0], exist_ok=True)
+
+    def lost(message: str) -> None:
+        print(message, file=sys.stderr)
+        entry.leave(1)
+
+    lock = take(path, does, fix, lost, print)
+    try:
+        lock.check()  # the last owner may have deleted the file that this one has opened
+        yield
+    finally:
+        with contextlib.suppress(LockError):
+            lock.check()
+            if is_local:
+                os.remove(path)
+        lock.close()
+        with contextlib.suppress(OSError):  # one is not empty
+            for folder in made:
+                os.rmdir(folder)

@@ -1,0 +1,106 @@
+"""A folder that a preparation claims: what an interruption leaves there."""
+
+import os
+import shutil
+
+import pytest
+
+from common.data import files, records
+from common.data.shards import tensorflow
+from common.errors import DataError, UserError
+from common.preparation import digits, writing
+from scripts import prepare
+from tests.helpers.preparation import leaves
+
+OLD, NEW = ({"settings": {"seed": seed}, "input": {}} for seed in (1, 2))
+
+
+def fill(out):
+    """A finished set of the plan OLD."""
+    state = writing.State(out)
+    state.claim(OLD, False)
+    for i in range(2):
+        name = records.shard_name("train", i, 2)
+        state.write(f"{name}.json", records.write_shard(f"{out}/{name}", [b"old"]))
+    writing.save_manifest(out, {"of": "OLD"})
+
+
+def test_no_moment_of_a_claim_leaves_a_set_that_looks_complete(tmp_path, monkeypatch):
+    """It is the old set, or one that every reader refuses; and the new command can continue."""
+    gfile, moment = tensorflow().io.gfile, 0
+    complete = refused = 0
+    kept = {name: getattr(gfile, name) for name in ("rename", "remove", "rmtree")}
+
+    class Killed(BaseException):
+        pass
+
+    while True:
+        out, calls = str(tmp_path / str(moment)), []
+        fill(out)
+        old = [*files.find(out, "train-*", "x")]
+
+        def call(name, *arguments, calls=calls, moment=moment, **more):
+            if len(calls) == moment:
+                raise Killed
+            calls.append(name)
+            kept[name](*arguments, **more)
+
+        for name in kept:
+            monkeypatch.setattr(gfile, name, lambda *a, name=name, **m: call(name, *a, **m))
+        try:
+            writing.State(out).claim(NEW, True)
+            break
+        except Killed:
+            pass
+        finally:
+            monkeypatch.undo()
+        try:
+            assert [*files.find(out, "train-*", "x")] == old
+            assert files.read_manifest(out) == b'{\n "of": "OLD"\n}\n'
+            complete += 1
+        except DataError as error:
+            assert "unfinished records" in str(error)
+            refused += 1
+        writing.State(out).claim(NEW, True)
+        assert records.existing_shards(out) == []
+        moment += 1
+    assert complete == 2 and refused > 4  # of the mark, and before the manifest goes
+    assert sorted(os.listdir(f"{out}/prepare_state")) == ["command.json", "plan.json"]
+
+
+def test_two_preparations_of_one_folder(tmp_path, capsys, monkeypatch):
+    out = str(tmp_path / "out")
+    seen = []
+
+    def prepare_again(*_):
+        if not seen:
+            seen.append(leaves("digits", [f"--out={out}"], capsys))
+        return {"train": [], "validation": []}
+
+    monkeypatch.setattr(digits, "make", lambda *_: True)
+    monkeypatch.setattr(digits, "examples", prepare_again)
+    prepare.make("digits", [f"--out={out}"])
+    ((code, line),) = seen
+    assert code == 1 and f"process {os.getpid()} on " in line and f"prepares {out} already" in line
+    assert not os.path.exists(out)
+
+
+def test_digits_of_other_settings_are_no_mixture(tmp_path, monkeypatch):
+    few, all_ = (digits.examples(per_class=n) for n in (20, 0))
+    assert digits.make(str(tmp_path), few)
+
+    def full(*_):
+        raise OSError("no space")
+
+    monkeypatch.setattr(writing, "save", full)
+    with pytest.raises(OSError, match="no space"):
+        digits.make(str(tmp_path), all_)
+    assert {name.split("-")[0] for name in records.existing_shards(str(tmp_path))} == {"validation"}
+
+
+def test_ratings_do_not_join_another_set(tmp_path):
+    out = str(tmp_path / "out")
+    fill(out)
+    with pytest.raises(UserError, match="already holds train-00000-of-00002 of another data set"):
+        prepare.make("ratings", [f"--out={out}", "--users=100", "--items=200", "--ratings=3000"])
+    shutil.rmtree(out)
