@@ -20,7 +20,7 @@ import numpy as np
 from etils import epath
 
 from benchmarks.uses import Exhibit
-from common.errors import CheckpointError, ConfigError, DataError
+from common.errors import CheckpointError, DataError
 from engine import compiler, mlperf, resuming
 from engine import mesh as meshes
 from engine.checkpoint import Checkpointer
@@ -259,26 +259,11 @@ class Judge:
     """Decides which steps are evaluated, whether the targets are reached, how the run ended."""
 
     def __init__(self, run: Run, plan: Plan, reporter: Reporter, evaluating: bool):
-        """Raises ConfigError if `config.patience` would wait for evaluations that never come."""
         self._run, self._plan, self._reporter = run, plan, reporter
         self.evaluating, settings = evaluating, run.settings
         # So many evaluations without a better score end the run; 0: none do.
         own = run.benchmark.own_patience if evaluating and settings.stop_at_target else 0
         self._patience = settings.patience or own
-        if not settings.patience:
-            return
-        if not evaluating:
-            raise ConfigError(
-                f"config.patience={settings.patience} needs evaluations, which --mode=train leaves "
-                "to another process: use --mode=train_and_eval or --config.patience=0"
-            )
-        first = plan.eval_every.next_after(0)
-        if first is None or first >= plan.recipe.total_steps:
-            raise ConfigError(
-                f"config.patience={settings.patience} needs evaluations before the last step, but "
-                f"config.steps_per_eval={settings.steps_per_eval!r} has none: set it to "
-                "'1 epoch', or --config.patience=0"
-            )
 
     def scores(self, step: int) -> Scores:
         """The scores of a step; {} if it was not evaluated."""
