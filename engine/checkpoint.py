@@ -239,16 +239,18 @@ class Checkpointer:
         if wanted == "latest":
             return steps[-1]
         if wanted == "best":
-            newest = self.manifest(steps[-1])
+            _, newest = self.read(lambda: self.choose("latest"), self.manifest)
             history = History(os.path.dirname(self.directory), writes=False)
             history.restore(newest.get("evaluations", []))
-            chosen = history.best(newest.get("target_metric", ""))
+            chosen, steps = history.best(newest.get("target_metric", "")), self.steps()
+            wanted, others = f"best, step {chosen},", "latest"
+            if chosen is None:
+                wanted = "best, of a run without evaluations,"
         else:
-            chosen = int(wanted) if wanted.isdigit() else None
+            chosen, others = int(wanted) if wanted.isdigit() else None, "latest, best"
         if chosen not in steps:
             raise CheckpointError(
-                f"--checkpoint={wanted} is not in {self.directory}; use latest, best (if the run "
-                f"evaluated) or one of {steps}"
+                f"--checkpoint={wanted} is not in {self.directory}; use {others} or one of {steps}"
             )
         return chosen
 

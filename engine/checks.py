@@ -35,8 +35,8 @@ def check_plan(programs: Programs, plan: Plan, state: TrainState, evaluating: bo
     is_late = first is None or first >= total
     if settings.patience and is_counted and is_late and not plan.eval_every.by_clock:
         raise ConfigError(_too_late_for_patience(programs, plan))
-    if settings.mlperf.format:
-        mlperf.Follower(programs).facts(plan.recipe, state.params)
+    if settings.mlperf.format and all((log := mlperf.Follower(programs)).examples.values()):
+        log.facts(plan.recipe, state.params)
 
 
 def _too_late_for_patience(programs: Programs, plan: Plan) -> str:
