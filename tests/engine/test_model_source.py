@@ -170,6 +170,8 @@ def test_names_of_classes(names, count, expected):
 
 
 def test_mistakes_end_in_one_line(workdir, tmp_path):
+    change_manifest(workdir, evaluations=[])
+    pathlib.Path(workdir, "metrics.jsonl").unlink(missing_ok=True)
     for path, checkpoint, message in (
         (tmp_path / "other", "latest", "--workdir=.*other: "),
         ("s3://bucket/x", "latest", "s3:// is not supported"),
@@ -177,6 +179,7 @@ def test_mistakes_end_in_one_line(workdir, tmp_path):
         (workdir, "5", r"--checkpoint=5 is not in .*\[4\]"),
         (workdir, "first", r"--checkpoint=first is not in .*\[4\]"),
         (f"{workdir}/checkpoints/4", "best", "--checkpoint=best: "),
+        (workdir, "best", r"=best, of a run without evaluations, .* use latest or one of \[4\]$"),
     ):
         with pytest.raises(UserError, match=message) as caught:
             model_source.load(str(path), checkpoint)
