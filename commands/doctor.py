@@ -80,7 +80,7 @@ class Case:
             self.programs = mlperf.declared(self.programs, self.cache)
         try:
             count = self.programs.benchmark.num_examples("train")
-        except UserError:  # the check of the data says why
+        except Exception:  # the check of the data says why
             count = self.programs.benchmark.nominal_examples("train") or 1
         return make_plan(self.programs.settings, self.programs.benchmark, count)
 

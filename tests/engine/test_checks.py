@@ -86,7 +86,9 @@ def test_a_batch_that_cannot_be_cut_is_not_blamed_on_the_span():
         mesh.check_batch(one, "train_batch_size", 100, 3)
 
 
-@pytest.mark.parametrize("name", ["mlperf_mask_rcnn:128", "mlperf_ssd:1024", "mlperf_resnet50:1632"])
+@pytest.mark.parametrize(
+    "name", ["mlperf_mask_rcnn:128", "mlperf_ssd:1024", "mlperf_resnet50:1632"]
+)
 def test_the_targets_that_mlperf_asks_for_are_accepted(name, tmp_path):
     config = load(name)
     own = [key for key in ("target", "mask_target") if key in config]
