@@ -22,6 +22,7 @@ from etils import epath
 
 from common.errors import DataError
 from engine import compiler, mlperf
+from engine.checks import check_plan, notes_of
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import Guard
 from engine.corruption import DeviceCheck
@@ -69,7 +70,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
         if settings.mlperf.format:
             run = mlperf.declare_examples(run, evaluating)
             settings = run.settings
-            log = mlperf.begin_log(run, evaluating, time.time())
+            log = mlperf.begin_log(run.programs, time.time())
         if settings.tracker and jax.process_index() == 0:
             exits.enter_context(synced_to_wandb(settings.workdir, settings.config, print))
         reporter = Reporter(settings.workdir, title=run.title, **run.shown_metrics)
@@ -79,11 +80,10 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
             profiler = Profiler(settings.profile_steps, settings.workdir)
             _at_the_end(exits, profiler.close)
         plan = _plan(run, evaluating)
-        if profiler:
-            profiler.check(plan.recipe.total_steps)
         saver = Saver(run, plan, guard, reporter, ("train", "eval") if evaluating else ("train",))
         _at_the_end(exits, saver.checkpoints.close)
         exits.callback(log.close)
+        check_plan(run.programs, plan, saver.abstract, evaluating)
 
         judge = Judge(run, plan, reporter, evaluating)
         newest = saver.find_newest()
@@ -208,9 +208,8 @@ def _introduce(run: Run, plan: Plan, reporter: Reporter) -> None:
     sizes = jax.tree.map(lambda x, frozen: frozen * x.size, params, plan.recipe.frozen(params))
     if frozen := sum(jax.tree.leaves(sizes)):
         reporter.say(f"frozen: {frozen:,} of these parameters never change")
-    warmup = plan.recipe.learning_rate.warmup_steps
-    if warmup > total:
-        reporter.say(f"NOTE the warm-up of {warmup:,.0f} steps does not end within the run")
+    for note in notes_of(plan):
+        reporter.say(f"NOTE {note}")
     epochs = total * size / plan.num_examples
     reporter.say(f"{total:,} steps of {size:,} {unit} = {epochs:.2f} epochs")
     text = json.dumps(run.settings.config, indent=2, sort_keys=True)

@@ -15,14 +15,15 @@ from etils import epath
 
 from benchmarks.base import Benchmark
 from common import entry
-from common.errors import CheckpointError, HostError, UserError, one_line, visible
-from common.trees import Parts
+from common.errors import CheckpointError, DataError, HostError, UserError, one_line, visible
 from engine import mesh as meshes
+from engine import mlperf, resuming
+from engine.checks import check_plan, notes_of
 from engine.cluster import guard, processes
 from engine.locations import check_folder
-from engine.model_source import initial_weights
-from engine.run import Programs, Settings
-from engine.weights import adopt
+from engine.model_source import open_checkpoint
+from engine.run import Plan, Programs, Settings, make_plan
+from engine.step import TrainState, checkpoint_items
 
 _LOCK = "/tmp/libtpu_lockfile"
 _HOSTS_WAIT = 60.0  # seconds to wait for the doctors of the other hosts
@@ -64,6 +65,37 @@ class Case:
     @functools.cached_property
     def benchmark(self) -> Benchmark:
         return self.settings.load_benchmark(self.cache)
+
+    @functools.cached_property
+    def programs(self) -> Programs:
+        """The run's; they read the data of `benchmark`, which are opened once."""
+        made = Programs.make(self.settings, self.cache)
+        return dataclasses.replace(made, benchmark=self.benchmark)
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """The run's plan, for one example if their number is neither in the data nor declared."""
+        if self.settings.mlperf.format:
+            mlperf.check_run(self.programs, True)
+            self.programs = mlperf.declared(self.programs, self.cache)
+        try:
+            count = self.programs.benchmark.num_examples("train")
+        except Exception:  # the check of the data says why
+            count = self.programs.benchmark.nominal_examples("train") or 1
+        return make_plan(self.programs.settings, self.programs.benchmark, count)
+
+    @functools.cached_property
+    def state(self) -> TrainState:
+        """The shapes of the initial state."""
+        return self.programs.abstract_state(self.plan.recipe)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the workdir has a checkpoint of the run."""
+        steps = epath.Path(self.settings.workdir) / "checkpoints"
+        return steps.exists() and any(
+            step.name.isdigit() and int(step.name) for step in steps.iterdir()
+        )
 
 
 def run(settings: Settings, as_json: bool, full: bool = False, hosts: Any = None) -> int:
@@ -149,7 +181,7 @@ def _gpus(case: Case) -> Iterator[Finding]:
 
 def _devices(case: Case) -> Iterator[Finding]:
     meshes.check_platform()
-    mesh = Programs.make(case.settings, case.cache).mesh
+    mesh = case.programs.mesh
     kind, chips = mesh.devices.flat[0].device_kind, meshes.num_chips(mesh)
     share = case.settings.train_batch_size // mesh.size
     text = f"{mesh.size} x {kind} ({chips} chips, {jax.process_count()} hosts), {share} per device"
@@ -169,6 +201,38 @@ def _data(case: Case) -> Iterator[Finding]:
     if train < settings.train_batch_size:
         text = f"a batch of {settings.train_batch_size} is more than one epoch"
         yield Finding("warn", text, "set a smaller --config.train_batch_size")
+
+
+def _plan(case: Case) -> Iterator[Finding]:
+    """Makes the plan, which the start of a run makes and checks with the same functions."""
+    plan, programs = case.plan, case.programs
+    check_plan(programs, plan, case.state, True)
+    total, size = plan.recipe.total_steps, case.settings.train_batch_size
+    if plan.num_examples > 1:
+        unit, epochs = programs.benchmark.unit, total * size / plan.num_examples
+        yield Finding("ok", f"{total:,} steps of {size:,} {unit} = {epochs:.2f} epochs")
+    yield from (Finding("warn", note) for note in notes_of(plan))
+
+
+def _checkpoint(case: Case) -> Iterator[Finding]:
+    """Compares the run with the checkpoint from which it would resume."""
+    if not case.resumes:
+        return
+    programs = case.programs
+    notes: list[str] = []
+    data = [case.benchmark.identity(split) for split in ("train", "eval")]
+    items = checkpoint_items(case.state, programs.abstract_totals(case.state))
+
+    def compare(step: int) -> Any:
+        notes.clear()
+        return resuming.compare(programs, notes.append, checkpoints, step, items, data)[0]
+
+    checkpoints, choose = open_checkpoint(case.settings.workdir, "--workdir")
+    step, then = checkpoints.read(choose, compare)
+    now = {"config": case.settings.config, "num_train_examples": case.plan.num_examples}
+    resuming.note_changes(programs, notes.append, then, now, case.state)
+    yield Finding("ok", f"the run would go on from step {step:,}")
+    yield from (Finding("warn", note.removeprefix("NOTE ")) for note in notes)
 
 
 def _records(case: Case) -> Iterator[Finding]:
@@ -201,19 +265,21 @@ def _memory(case: Case) -> Iterator[Finding]:
 
 
 def _initial_weights(case: Case) -> Iterator[Finding]:
-    settings, benchmark = case.settings, case.benchmark
-    if settings.init_from:
-        weights = initial_weights(settings.init_from, benchmark.uses.read_foreign)
-        params, model_state = jax.eval_shape(benchmark.init, jax.random.key(0))
-        new = Parts("init_without", settings.init_without)
-        adoption = adopt(benchmark.adopt, params, model_state, weights, new)[2]
-        yield Finding("ok", f"{weights.source}: {adoption.summary}")
+    if case.resumes:
         return
-    steps = epath.Path(settings.workdir) / "checkpoints"
-    if steps.exists() and any(step.name.isdigit() for step in steps.iterdir()):
-        return  # the run resumes
-    Programs.make(settings).check_random_start()
-    if note := settings.lacks_weights:
+    if case.settings.init_from:
+        notes: list[str] = []
+        weights, adoption = resuming.read_weights(case.programs, case.state)
+        try:
+            resuming.check_origin(case.programs, notes.append, weights, adoption)
+        except DataError as error:
+            if isinstance(error, resuming.OtherData):
+                raise  # else the check of the data has said it
+        yield Finding("ok", f"{weights.source}: {adoption.summary}")
+        yield from (Finding("warn", note.removeprefix("NOTE ")) for note in notes)
+        return
+    case.programs.check_random_start()
+    if note := case.settings.lacks_weights:
         yield Finding("warn", note, _WEIGHTS)
 
 
@@ -248,6 +314,8 @@ _CHECKS = {  # by name (the check, what to do where it raises an error)
         "service account needs roles/storage.objectViewer",
     ),
     "records": (_records, "see the message"),
+    "plan": (_plan, "see the message"),
     "memory": (_memory, "see the message"),
+    "checkpoint": (_checkpoint, "see the message"),
     "initial weights": (_initial_weights, _WEIGHTS),
 }

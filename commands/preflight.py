@@ -33,6 +33,7 @@ from engine.aot import forecast, hlo, kernels, topology
 from engine.aot.flops import count_flops
 from engine.aot.forecast import Job, Outcome, Program, Stage
 from engine.aot.topology import Chip, Topology
+from engine.checks import check_plan
 from engine.run import Plan, Programs, Settings, make_plan, read_settings
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -199,6 +200,9 @@ def compiled(
         benchmark = programs.benchmark
         examples = benchmark.nominal_examples("train") or benchmark.num_examples("train")
         plan = make_plan(settings, benchmark, examples)
+        is_sure = bool(benchmark.declared_examples("train"))
+        checked = plan if is_sure else dataclasses.replace(plan, num_examples=1)
+        check_plan(programs, checked, programs.abstract_state(plan.recipe), True)
         job = _job(programs, plan)
         for step in steps:
             say(f"compiling the {step} step")

@@ -127,7 +127,8 @@ class Every:
         if not begin:
             return self
         if self.by_clock or not self.period:
-            raise _error(name, offset, "needs steps_per_eval in steps", "'' for none")
+            problem = "goes with one period of steps_per_eval, such as '4 epochs'"
+            raise _error(name, offset, problem, "'' for none")
         return dataclasses.replace(self, begin=max(Fraction(1), begin))
 
     def due(self, step: int) -> bool:

@@ -18,7 +18,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
@@ -37,10 +37,12 @@ from engine.report.history import History
 
 _log = logging.getLogger("tpu_suite")
 _MAX_LINES = 8  # differing arrays that a message names
+_ATTEMPTS = 20  # to read a checkpoint that a run deletes meanwhile
 # Orbax lets every replica write a slice of each array, and compiles a program for each shape to cut
 # it, which takes seconds at the first save. Only slices of so many bytes are worth it.
 _LEAST_SLICE = 1 << 20
 _DELETED = "deleted"  # local steps are moved here first: renaming is atomic, deleting is not
+T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -85,15 +87,12 @@ def _options(keep: int, best: Callable[[], int | None] | None) -> ocp.Checkpoint
     )
 
 
-class _Damaged(CheckpointError):
+class Damaged(CheckpointError):
     """A checkpoint cannot be read as it was written."""
 
 
-def _unreadable(problem: str, paths: Sequence[str], error: Exception) -> CheckpointError:
-    """The error of a step that cannot be read; it may be intact if gs:// does not answer."""
-    if reason := watchdog.no_answer(error, paths):
-        return CheckpointError(f"cannot read {paths[0]}, which may be intact: {reason}", RESTART)
-    return _Damaged(f"{problem}: {one_line(error)}")
+class Deleted(CheckpointError):
+    """A run, or somebody else, deleted a checkpoint while this process read it."""
 
 
 def _lock_with_files() -> None:
@@ -142,7 +141,8 @@ class Checkpointer:
             try:
                 with watchdog.during(f"listing {self.directory}"):
                     self._manager.reload()
-                break
+                if self._writes or self._manager.all_steps():
+                    break  # else a training run may have replaced its only step at this moment
             except Exception as error:  # a training run may delete a step at this moment
                 if is_last:
                     problem = f"cannot list {self.directory}: {one_line(error)}"
@@ -200,9 +200,47 @@ class Checkpointer:
             if manifest.get("step") != step:
                 raise ValueError(f"its manifest belongs to step {manifest.get('step')}")
         except Exception as error:  # Orbax does not document what it raises on damage
-            problem = f"{self.directory}/{step} was not written by this program or is damaged"
-            raise _unreadable(problem, [f"{self.directory}/{step}/manifest"], error) from error
+            problem = "was not written by this program or is damaged"
+            raise self._unreadable(step, problem, ["manifest"], error) from error
         return manifest
+
+    def _unreadable(
+        self, step: int, problem: str, items: Sequence[str], error: Exception
+    ) -> CheckpointError:
+        """The error of a step that cannot be read; it may be intact if gs:// does not answer."""
+        folder = f"{self.directory}/{step}"
+        paths = [f"{folder}/{item}" for item in items]
+        if reason := watchdog.no_answer(error, paths):
+            text = f"cannot read {paths[0]}, which may be intact: {reason}"
+            return CheckpointError(text, RESTART)
+        if not epath.Path(folder).exists():
+            return Deleted(f"{folder} was deleted before it was read")
+        return Damaged(f"{folder} {problem}: {one_line(error)}")
+
+    def read(
+        self, choose: Callable[[], int], reading: Callable[[int], T], first: int | None = None
+    ) -> tuple[int, T]:
+        """(step, what `reading` makes of it) for the step `first`, else the one of `choose`.
+
+        A run that trains may delete that step meanwhile: then it reads the one that `choose`
+        returns next. All hosts read the same step.
+        """
+        step, result = mesh.broadcast(choose() if first is None else first), None
+        for _ in range(_ATTEMPTS):
+            failure = None
+            try:
+                result = reading(step)
+            except (Damaged, Deleted) as error:
+                failure = error
+            if not mesh.any_process(failure is not None):
+                return step, result  # type: ignore[return-value] (it was read)
+            before, step = step, mesh.broadcast(choose())
+            if step == before:
+                raise failure or CheckpointError(f"another host cannot read checkpoint {step}")
+        raise CheckpointError(
+            f"a run deletes the checkpoints in {self.directory} before they can be read; let it "
+            "keep more (--config.keep_checkpoints), or stop it meanwhile"
+        )
 
     def choose(self, wanted: str) -> int:
         """The step that --checkpoint names: latest, best in the run's evaluations, or a number."""
@@ -212,16 +250,18 @@ class Checkpointer:
         if wanted == "latest":
             return steps[-1]
         if wanted == "best":
-            newest = self.manifest(steps[-1])
+            _, newest = self.read(lambda: self.choose("latest"), self.manifest)
             history = History(os.path.dirname(self.directory), writes=False)
             history.restore(newest.get("evaluations", []))
-            chosen = history.best(newest.get("target_metric", ""))
+            chosen, steps = history.best(newest.get("target_metric", "")), self.steps()
+            wanted, others = f"best, step {chosen},", "latest"
+            if chosen is None:
+                wanted = "best, of a run without evaluations,"
         else:
-            chosen = int(wanted) if wanted.isdigit() else None
+            chosen, others = int(wanted) if wanted.isdigit() else None, "latest, best"
         if chosen not in steps:
             raise CheckpointError(
-                f"--checkpoint={wanted} is not in {self.directory}; use latest, best (if the run "
-                f"evaluated) or one of {steps}"
+                f"--checkpoint={wanted} is not in {self.directory}; use {others} or one of {steps}"
             )
         return chosen
 
@@ -232,8 +272,8 @@ class Checkpointer:
         """
         try:
             manifest = self.manifest(step)
-        except _Damaged as error:
-            raise CheckpointError(f"{error}; {self._advice(step, items)}") from error
+        except Damaged as error:
+            raise Damaged(f"{error}; {self._advice(step, items)}") from error
         for name, expected in items.items():
             saved = manifest["tree"].get(name, {})
             lines = list(manifests.array_differences(saved, manifests.describe_arrays(expected)))
@@ -255,8 +295,8 @@ class Checkpointer:
         manifest = self.compare(step, items)
         try:
             return self._restore(step, items, manifest)
-        except _Damaged as error:
-            raise CheckpointError(f"{error}; {self._advice(step, items)}") from error
+        except Damaged as error:
+            raise Damaged(f"{error}; {self._advice(step, items)}") from error
 
     def _advice(self, step: int, items: dict[str, Any]) -> str:
         """How to go on from the newest intact checkpoint before a damaged one."""
@@ -267,7 +307,10 @@ class Checkpointer:
             intact = next((known for known in older if self._is_intact(known, items)), None)
             state = "is intact"
         if intact is None:
-            return f"no older checkpoint is intact (there are {older}); use another --workdir"
+            known = (
+                f"none of the older checkpoints {older} is" if older else "no older checkpoint is"
+            )
+            return f"{known} intact" + ("; use another --workdir" if self._writes else "")
         if not self._writes:
             return f"checkpoint {intact} {state}"
         return f"checkpoint {intact} {state}. {self.way_back_to(intact)}"
@@ -295,14 +338,13 @@ class Checkpointer:
             with watchdog.during(f"reading {self.directory}/{step}"):
                 restored = self._manager.restore(step, args=ocp.args.Composite(**arguments))
         except Exception as error:
-            problem = f"{self.directory}/{step} is damaged and cannot be restored"
-            paths = [f"{self.directory}/{step}/{name}" for name in items]
-            raise _unreadable(problem, paths, error) from error
+            problem = "is damaged and cannot be restored"
+            raise self._unreadable(step, problem, [*items], error) from error
         for name in items:
             saved = manifest["checksums"].get(name, {})
             for leaf, checksum in manifests.checksums(restored[name]).items():
                 if checksum is not None and saved.get(leaf) not in (checksum, None):
-                    raise _Damaged(
+                    raise Damaged(
                         f"{self.directory}/{step} is damaged: {leaf} differs from its checksum"
                     )
         return {name: restored[name] for name in items}

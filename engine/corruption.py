@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from common.errors import ConfigError, UserError, some
+from common.errors import UserError, some
 from common.trees import by_name
 from engine import compiler, step
 from engine import mesh as meshes
@@ -51,11 +51,6 @@ class DeviceCheck:
         """Compiles the programs of the check; `state` are ShapeDtypeStructs."""
         self._run, self._checkpoints = run, checkpoints
         self._every, mesh = run.settings.check_devices_every, run.mesh
-        if mesh.size == 1:
-            raise ConfigError(
-                f"config.check_devices_every={self._every} compares devices, and this run has one: "
-                "set it to 0"
-            )
         self._devices = list(mesh.devices.flat)
         numbers = np.arange(mesh.size, dtype=np.int32)
         self._numbers = jax.make_array_from_callback(

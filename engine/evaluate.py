@@ -9,6 +9,7 @@ decides which steps, and when the run is over.
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import numpy as np
 from etils import epath
 
 from benchmarks.uses import Exhibit
-from common.errors import CheckpointError, ConfigError, DataError
+from common.errors import CheckpointError, DataError
 from engine import compiler, mlperf, resuming
 from engine import mesh as meshes
 from engine.checkpoint import Checkpointer
@@ -148,22 +149,29 @@ class Examination:
 
     run: Run
     checkpoints: Checkpointer
-    step: int  # the checkpoint that was asked for
+    choose: Callable[[], int]  # returns the step that was asked for
+    step: int  # what it returned
     plan: Plan
     abstract: TrainState
     predict: Callable[..., Any]
 
-    def restore(self, step: int, watching: bool = False) -> TrainState | None:
-        """The model of a checkpoint; None if the run has deleted it while this process watches."""
-        model = None
-        try:
-            model = self.checkpoints.restore(step, {"model": model_items(self.abstract)})["model"]
-        except CheckpointError:
-            if not watching or step in self.checkpoints.steps():
-                raise
-        if meshes.any_process(model is None) or model is None:
-            return None
-        return self.abstract._replace(**model)
+    def restore(self, after: int = -1, seconds: float = 0.0) -> tuple[int, TrainState] | None:
+        """(step, model) of the checkpoint that was asked for.
+
+        With `after` it waits up to `seconds` for a checkpoint after that step, and returns None if
+        none comes.
+        """
+
+        def choose() -> int:
+            return self.choose() if after < 0 else next_step(self.checkpoints, after, seconds)
+
+        def model(step: int) -> Any:
+            if step < 0:
+                return {}
+            return self.checkpoints.restore(step, {"model": model_items(self.abstract)})["model"]
+
+        step, items = self.checkpoints.read(choose, model, self.step if after < 0 else None)
+        return (step, self.abstract._replace(**items)) if items else None
 
 
 @contextlib.contextmanager
@@ -183,8 +191,9 @@ def examining(settings: Settings, checkpoint: str, wait: float = 0.0) -> Iterato
         checkpoints = Checkpointer(run.checkpoints_dir, keep=settings.keep_checkpoints, best=None)
         if wait and checkpoint == "latest":
             next_step(checkpoints, -1, wait)
-        step = meshes.broadcast(checkpoints.choose(checkpoint))
-        then, source = checkpoints.manifest(step), f"{checkpoints.directory}/{step}"
+        choose = functools.partial(checkpoints.choose, checkpoint)
+        step, then = checkpoints.read(choose, checkpoints.manifest)
+        source = f"{checkpoints.directory}/{step}"
         data = [run.benchmark.identity("eval")]
         resuming.compare_data(run.programs, run.say, then, source, data)
         plan = make_plan(settings, run.benchmark, then["num_train_examples"])
@@ -192,17 +201,17 @@ def examining(settings: Settings, checkpoint: str, wait: float = 0.0) -> Iterato
         with compiler.watched(run.say):
             predict = CompiledStep(run.programs.lower_predict(abstract))
         processes.barrier("waiting for the other hosts to compile")
-        yield Examination(run, checkpoints, step, plan, abstract, predict)
+        yield Examination(run, checkpoints, choose, step, plan, abstract, predict)
 
 
-def next_step(checkpoints: Checkpointer, step: int, seconds: float) -> int | None:
-    """Waits up to `seconds` for a checkpoint after `step`, and returns its step or None."""
+def next_step(checkpoints: Checkpointer, step: int, seconds: float) -> int:
+    """Waits up to `seconds` for a checkpoint after `step`; returns its step, -1 if none came."""
     start = time.monotonic()
     while True:
         if newer := [other for other in checkpoints.steps() if other > step]:
             return newer[0]
         if time.monotonic() - start > seconds:
-            return None
+            return -1
         for _ in range(10):
             preemption.raise_if_requested()
             time.sleep(0.2)
@@ -250,26 +259,11 @@ class Judge:
     """Decides which steps are evaluated, whether the targets are reached, how the run ended."""
 
     def __init__(self, run: Run, plan: Plan, reporter: Reporter, evaluating: bool):
-        """Raises ConfigError if `config.patience` would wait for evaluations that never come."""
         self._run, self._plan, self._reporter = run, plan, reporter
         self.evaluating, settings = evaluating, run.settings
         # So many evaluations without a better score end the run; 0: none do.
         own = run.benchmark.own_patience if evaluating and settings.stop_at_target else 0
         self._patience = settings.patience or own
-        if not settings.patience:
-            return
-        if not evaluating:
-            raise ConfigError(
-                f"config.patience={settings.patience} needs evaluations, which --mode=train leaves "
-                "to another process: use --mode=train_and_eval or --config.patience=0"
-            )
-        first = plan.eval_every.next_after(0)
-        if first is None or first >= plan.recipe.total_steps:
-            raise ConfigError(
-                f"config.patience={settings.patience} needs evaluations before the last step, but "
-                f"config.steps_per_eval={settings.steps_per_eval!r} has none: set it to "
-                "'1 epoch', or --config.patience=0"
-            )
 
     def scores(self, step: int) -> Scores:
         """The scores of a step; {} if it was not evaluated."""

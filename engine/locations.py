@@ -58,9 +58,8 @@ def data_dir(config: Any, say: Callable[[str], None]) -> str:
         return staged
     fallback = config.get("data_fallback")
     if not fallback:
-        raise ConfigError(
-            f"where are the data? Give --config.data_dir=DIR or set {config.data_env}"
-        )
+        variable = f" or set {config.data_env}" if config.data_env else ""
+        raise ConfigError(f"where are the data? Give --config.data_dir=DIR{variable}")
     say(
         f"data: {fallback}: WARNING: these are random images, accuracy will mean nothing. Set "
         f"--config.data_dir or ${config.data_env} to train on your own"

@@ -88,11 +88,13 @@ def check_image_span(span: str, batch_size: int, parts: int) -> None:
     A global batch of `batch_size` has `parts` micro-batches, each of which is one forward pass.
     """
     images, total = _parse_image_span(span)
-    if total * parts != batch_size:
+    rest = batch_size // max(1, parts)
+    if total != rest > 0 and rest * parts == batch_size:  # else `check_batch` refuses it
         micro = f" / {parts} micro-batches" if parts > 1 else ""
+        nearest = max(n for n in range(1, min(images, rest) + 1) if rest % n == 0)
         raise DeviceError(
             f"config.bn_span={span} is a part of {total} images, but a forward pass has "
-            f"{batch_size}{micro}: write {images}/{batch_size // max(1, parts)}"
+            f"{batch_size}{micro}: write {nearest}/{rest}"
         )
 
 

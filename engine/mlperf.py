@@ -28,7 +28,7 @@ from benchmarks import mlperf as rules
 from common.errors import ConfigError, one_line
 from engine import mesh as meshes
 from engine.cluster import processes
-from engine.run import make_plan, read_settings
+from engine.run import Programs, make_plan, read_settings
 from engine.start import Run
 from engine.step import Recipe
 
@@ -63,61 +63,75 @@ def declare_examples(run: Run, evaluating: bool) -> Run:
     What a run without a log refuses before it compiles is refused here. Nothing of the data stays
     in memory: the run opens them again when its clock runs. `data_index` spares it the counting.
     """
-    log, settings = begin_log(run, evaluating, 0.0), run.settings  # writes nothing yet
+    check_run(run.programs, evaluating)
+    log, settings = Follower(run.programs), run.settings
     recipe = make_plan(settings, run.benchmark, log.examples["train"] or 1).recipe
     if all(log.examples.values()):  # forbidden values are found before it reads the data
         log.facts(recipe, run.programs.abstract_state(recipe).params)
     run.count_examples(evaluating)
-    config = ConfigDict(settings.config)
-    config.update({key: n for key, n in run.benchmark.data_sizes().items() if not config[key]})
+    programs = declared(run.programs, f"{settings.workdir}/data_index")
+    return dataclasses.replace(run, settings=programs.settings, programs=programs)
+
+
+def declared(programs: Programs, cache_dir: str) -> Programs:
+    """The programs with the numbers of the data in the config, and with data that are unopened."""
+    settings, config = programs.settings, ConfigDict(programs.settings.config)
+    sizes = programs.benchmark.data_sizes()
+    config.update({key: n for key, n in sizes.items() if not config[key]})
     settings = read_settings(config.lock(), settings.workdir, settings.origin)
-    unopened = settings.load_benchmark(f"{settings.workdir}/data_index")
-    programs = dataclasses.replace(run.programs, settings=settings, benchmark=unopened)
-    return dataclasses.replace(run, settings=settings, programs=programs)
+    unopened = settings.load_benchmark(cache_dir)
+    return dataclasses.replace(programs, settings=settings, benchmark=unopened)
 
 
-def begin_log(run: Run, evaluating: bool, started: float) -> Follower:
-    """Makes the log of a run, whose initialisation began `started` seconds after 1970.
-
-    ConfigError if a run with this config cannot be MLPerf's, or the workdir holds an older run.
-    """
-    keys, workdir = run.settings.mlperf, run.settings.workdir
-    entry = rules.entry(run.settings.benchmark, keys.format)
+def check_run(programs: Programs, evaluating: bool) -> None:
+    """ConfigError if a run with this config cannot be MLPerf's, or the workdir has an older run."""
+    keys, workdir = programs.settings.mlperf, programs.settings.workdir
+    entry = rules.entry(programs.settings.benchmark, keys.format)
     form = f"config.mlperf.format={keys.format!r}"
     if not keys.org:
         raise ConfigError(f"config.mlperf.org='': {form} needs the name of who runs this")
     if not evaluating:
         raise ConfigError(f"{form} needs evaluation, and so --mode=train_and_eval")
-    if not run.settings.stop_at_target:
+    if not programs.settings.stop_at_target:
         raise ConfigError(f"{form} needs --config.stop_at_target=True: there the clock stops")
-    own = {target.metric: target.value for target in run.benchmark.targets}
+    own = {target.metric: target.value for target in programs.benchmark.targets}
     for metric, required in entry.targets[keys.format].items():
         if own[metric] < required and keys.division == "closed":
+            key = f"{metric.partition('_')[0]}_target"  # of Mask R-CNN's second target
+            key = key if key in programs.settings.config else "target"
             raise ConfigError(
-                f"config.target={own[metric]:g}: the {metric} of MLPerf's {entry.name} is "
-                f"{required:g}; give --config.target={required:g}, or "
+                f"config.{key}={own[metric]:g}: the {metric} of MLPerf's {entry.name} is "
+                f"{required:g}; give --config.{key}={required:g}, or "
                 "--config.mlperf.division=open"
             )
-    if jax.process_index() > 0:
-        return Follower(run)
     folder = epath.Path(workdir)
     checkpoints = folder / "checkpoints"
+    if jax.process_index() > 0:  # the first process may have begun
+        return
     if (folder / LOG).exists() or (checkpoints.exists() and any(checkpoints.iterdir())):
         raise ConfigError(
             f"--workdir={workdir} holds a run already, and a run of MLPerf may not be resumed: "
             "give a new folder, and report the run that was cut short"
         )
-    return {"mllog": _Mllog, "v0.5": _V05}[keys.format](run, started)
+
+
+def begin_log(programs: Programs, started: float) -> Follower:
+    """Makes the log of a run, whose initialisation began `started` seconds after 1970."""
+    if jax.process_index() > 0:
+        return Follower(programs)
+    return {"mllog": _Mllog, "v0.5": _V05}[programs.settings.mlperf.format](programs, started)
 
 
 class Follower(Log):
     """The log in processes other than 0: it takes part in what all of them must do."""
 
-    def __init__(self, run: Run):
-        self._run, self._settings, self._keys = run, run.settings, run.settings.mlperf
-        self._entry = rules.entry(run.settings.benchmark, self._keys.format)
+    def __init__(self, programs: Programs):
+        self._programs, self._settings = programs, programs.settings
+        self._keys = programs.settings.mlperf
+        self._entry = rules.entry(self._settings.benchmark, self._keys.format)
         # As declared; 0 where the data decide.
-        self.examples = {s: run.benchmark.declared_examples(s) for s in ("train", "eval")}
+        count = programs.benchmark.declared_examples
+        self.examples = {split: count(split) for split in ("train", "eval")}
         self._cleared = False
 
     def facts(self, recipe: Recipe, params: Any) -> rules.Facts:
@@ -128,7 +142,7 @@ class Follower(Log):
             examples=self.examples,
             steps=recipe.total_steps,
             learning_rate=recipe.learning_rate,
-            norm_examples=self._run.programs.norm_examples,
+            norm_examples=self._programs.norm_examples,
             params=params,
         )
         facts = rules.facts(self._settings.benchmark, described)
@@ -174,10 +188,10 @@ def _check_values(entry: rules.Entry, division: str, batch_size: int, facts: rul
 class _Writer(Follower):
     """The file, the terminal, the epochs and the end of the run, which both formats share."""
 
-    def __init__(self, run: Run, started: float):
-        super().__init__(run)
+    def __init__(self, programs: Programs, started: float):
+        super().__init__(programs)
         self._started, self._is_running = started, False
-        self._file = _File(run.settings.workdir)
+        self._file = _File(programs.settings.workdir)
         self._logger = logging.Logger("tpu_suite.mlperf", logging.INFO)
         self._logger.parent = logging.getLogger("tpu_suite")  # the terminal, the host's log
         self._logger.addHandler(self._file)
@@ -203,7 +217,7 @@ class _Writer(Follower):
         self._file.flush()
 
     def eval_ends(self, step: int, scores: Mapping[str, float]) -> None:
-        targets = self._run.benchmark.targets
+        targets = self._programs.benchmark.targets
         reached = all(scores[target.metric] >= target.value for target in targets)
         # JSON has no nan; -1 is what COCO's own score says where no object counts.
         logged = {t.metric: -1.0 if math.isnan(s := scores[t.metric]) else s for t in targets}
@@ -244,10 +258,10 @@ class _Writer(Follower):
 class _Mllog(_Writer):
     """MLPerf Training 0.7 to 4.0; compilation, before init_stop, is not timed."""
 
-    def __init__(self, run: Run, started: float):
+    def __init__(self, programs: Programs, started: float):
         from mlperf_logging.mllog.mllog import MLLogger
 
-        super().__init__(run, started)
+        super().__init__(programs, started)
         self._write = MLLogger(logger=self._logger, root_dir=re.escape(_ROOT))
 
     def _header(self, facts: rules.Facts) -> None:

@@ -9,6 +9,7 @@ A path is local or gs://. It means, in this order:
   describes its model.
 """
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -40,12 +41,14 @@ class Model:
     used, so that a caller can refuse another kind of model before that.
     """
 
-    source: str  # the folder of the checkpoint, or the file of another library's weights
+    # The folder of the checkpoint, or the file of another library's weights. Where a run deletes
+    # that checkpoint before its arrays are read, they are of the one that replaced it.
+    source: str
     step: int  # the training step after which it was written; 0 for a file
     config: Any  # the run's config, locked; `config.benchmark` says what the model is for
     # What `engine.start.Run.facts` wrote; "tree", "checksums" and "versions", which a file lacks.
     manifest: dict[str, Any]
-    _read: Callable[[], Weights]
+    _read: Callable[[], tuple[int, Weights]]  # the step, and its arrays
 
     @functools.cached_property
     def benchmark(self) -> Benchmark:
@@ -85,7 +88,9 @@ class Model:
 
     @functools.cached_property
     def _weights(self) -> Weights:
-        return self._read()
+        step, weights = self._read()
+        vars(self).update(step=step, source=weights.source)
+        return weights
 
 
 def load(
@@ -107,14 +112,18 @@ def load(
     """
     path, file = find(path, flag, recipe is not None)
     if not file:
-        checkpoints, step = open_checkpoint(path.rstrip("/"), flag, checkpoint)
-        manifest, source = checkpoints.manifest(step), f"{checkpoints.directory}/{step}"
+        checkpoints, choose = open_checkpoint(path.rstrip("/"), flag, checkpoint)
+        step, manifest = checkpoints.read(choose, checkpoints.manifest)
         if keys:
             given = ", ".join(f"--config.{key}" for key in keys)
             raise ConfigError(
                 f"{given}: {flag}={path} is a model of this program and has its own values"
             )
-        read = functools.partial(read_step, checkpoints, step)
+
+        def read() -> tuple[int, Weights]:
+            return checkpoints.read(choose, functools.partial(read_step, checkpoints), step)
+
+        source = f"{checkpoints.directory}/{step}"
         return Model(source, step, config_of(manifest).lock(), manifest, read)
     config, keys = ml_collections.ConfigDict(recipe), keys or {}
     config.update(keys)
@@ -130,7 +139,7 @@ def load(
             "run; leave --checkpoint out"
         )
     manifest = {"benchmark": config.benchmark, "config": config.to_dict(), **imported.metadata}
-    return Model(imported.source, 0, config, manifest, lambda: Weights(*imported[:3]))
+    return Model(imported.source, 0, config, manifest, lambda: (0, Weights(*imported[:3])))
 
 
 def find(path: str, flag: str, files: bool = True) -> tuple[str, str]:
@@ -162,14 +171,16 @@ def initial_weights(path: str, read_foreign: Callable[[str], Any]) -> Weights:
     path, file = find(path, "config.init_from")
     if file and (imported := read_foreign(file)):
         return Weights(*imported[:3])
-    checkpoints, step = open_checkpoint(path, "config.init_from")
-    weights = read_step(checkpoints, step)
+    checkpoints, choose = open_checkpoint(path, "config.init_from")
+    _, weights = checkpoints.read(choose, functools.partial(read_step, checkpoints))
     checkpoints.close()
     return weights
 
 
-def open_checkpoint(path: str, flag: str, checkpoint: str = "latest") -> tuple[Checkpointer, int]:
-    """Opens the folder of checkpoints that a path means; returns it with the step to read.
+def open_checkpoint(
+    path: str, flag: str, checkpoint: str = "latest"
+) -> tuple[Checkpointer, Callable[[], int]]:
+    """Opens the folder of checkpoints that a path means; returns it and what chooses the step.
 
     The path, the value of the flag or key `flag`, is a workdir or WORKDIR/checkpoints/STEP. For a
     workdir, `checkpoint` is "latest", "best" (in the run's evaluations) or a step.
@@ -181,16 +192,22 @@ def open_checkpoint(path: str, flag: str, checkpoint: str = "latest") -> tuple[C
             f"{flag}={path}: there is no {missing}; give a workdir that has checkpoints, "
             "WORKDIR/checkpoints/STEP, or weights of another library"
         )
+    if step is not None and checkpoint != "latest":
+        raise CheckpointError(f"--checkpoint={checkpoint}: {flag}={path} already names a step")
     checkpoints = Checkpointer(folder, keep=1, best=None)
-    steps = checkpoints.steps()
-    if steps and checkpoint != "latest":
-        if step is not None:
-            raise CheckpointError(f"--checkpoint={checkpoint}: {flag}={path} already names a step")
-        return checkpoints, checkpoints.choose(checkpoint)
-    step = max(steps, default=0) if step is None else step
-    if step not in steps:
-        raise CheckpointError(f"{flag}={path}: {folder} has the checkpoints {steps}")
-    return checkpoints, step
+
+    def choose() -> int:
+        steps = checkpoints.steps()
+        if not steps:
+            raise CheckpointError(
+                f"{flag}={path}: {folder} has no complete checkpoint; give a workdir whose run has "
+                "saved one"
+            )
+        if step is not None and step not in steps:
+            raise CheckpointError(f"{flag}={path}: {folder} has the checkpoints {steps}")
+        return checkpoints.choose(checkpoint) if step is None else step
+
+    return checkpoints, choose
 
 
 def peek(path: str) -> dict[str, Any] | None:
@@ -200,15 +217,20 @@ def peek(path: str) -> dict[str, Any] | None:
     the error comes when the checkpoint is restored.
     """
     parent, step = _split(path)
-    folder = epath.Path(parent)
-    try:
-        if step is None:
-            step = max(int(p.name) for p in folder.iterdir() if p.name.isdigit())
-        manifest = parse_json((folder / str(step) / "manifest/metadata").read_bytes())
-        check_manifest(manifest)
-        return manifest if {"benchmark", "config"} <= manifest.keys() else None
-    except Exception:  # each file system raises its own types
-        return None
+    folder, tried = epath.Path(parent), None
+    while True:  # a run may replace its newest checkpoint at this moment
+        try:
+            numbers = [int(p.name) for p in folder.iterdir() if p.name.isdigit()]
+        except Exception:  # each file system raises its own types
+            return None
+        number = max(numbers, default=-1) if step is None else step
+        if number == tried:
+            return None
+        tried = number
+        with contextlib.suppress(Exception):
+            manifest = parse_json((folder / str(number) / "manifest/metadata").read_bytes())
+            check_manifest(manifest)
+            return manifest if {"benchmark", "config"} <= manifest.keys() else None
 
 
 def _split(path: str) -> tuple[str, int | None]:

@@ -3,12 +3,11 @@
 It compares the run with the checkpoint and says what differs.
 """
 
-import contextlib
 import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +21,7 @@ from common.keys import flat
 from common.trees import Parts
 from engine import mesh as meshes
 from engine import step
+from engine.checkpoint import Checkpointer
 from engine.cluster import watchdog
 from engine.model_source import Model, initial_weights, peek
 from engine.report.writers import Reporter
@@ -46,20 +46,16 @@ class OtherData(DataError):
     """The data have other classes, or another vocabulary, than the model knows."""
 
 
-def read_weights(programs: Programs, say: Say, state: TrainState) -> Weights:
-    """Reads the weights of the model that `config.init_from` names, and checks that they suit.
+def read_weights(programs: Programs, state: TrainState) -> tuple[Weights, Adoption]:
+    """Reads the weights of the model that `config.init_from` names, and says what the run takes.
 
-    `state` is the run's initial state, or its shapes. UserError if too few of the arrays fit;
-    OtherData if the weights were trained on other data, so that their classes or words differ.
+    `state` is the run's initial state, or its shapes. UserError if too few of the arrays fit.
     """
     settings, benchmark = programs.settings, programs.benchmark
     watchdog.doing(f"reading {settings.init_from}")
     weights = initial_weights(settings.init_from, benchmark.uses.read_foreign)
     new = Parts("init_without", settings.init_without)
-    adoption = adopt(benchmark.adopt, state.params, state.model_state, weights, new)[2]
-    if not settings.mlperf.format:  # its clock runs before the data are touched
-        _check_origin(programs, say, weights, adoption)
-    return weights
+    return weights, adopt(benchmark.adopt, state.params, state.model_state, weights, new)[2]
 
 
 def adopt_weights(
@@ -77,13 +73,13 @@ def adopt_weights(
     if jax.process_index() == 0:
         (epath.Path(settings.workdir) / "init_from.txt").write_text(adoption.listing)
     if settings.mlperf.format and adoption.is_complete:
-        _check_origin(programs, say, weights, adoption)
+        check_origin(programs, say, weights, adoption)
     replicated = meshes.replicated(programs.mesh)
     put = jax.jit(functools.partial(step.state_of, recipe=recipe), out_shardings=replicated)
     return put(params, model_state)
 
 
-def _check_origin(programs: Programs, say: Say, weights: Weights, adoption: Adoption) -> None:
+def check_origin(programs: Programs, say: Say, weights: Weights, adoption: Adoption) -> None:
     """Raises OtherData if weights that keep their meaning were trained on other data."""
     settings, data = programs.settings, programs.benchmark.identity("train")
     # New classes are learnt by a new classifier; all layers of a translator rest on its vocabulary.
@@ -159,14 +155,26 @@ def compare_data(
     return lines
 
 
-@contextlib.contextmanager
-def explained(programs: Programs, source: str, data: Sequence[Identity]) -> Iterator[None]:
-    """Where the arrays of a checkpoint do not fit, says that its classes or vocabulary differ."""
+def compare(
+    programs: Programs,
+    say: Say,
+    checkpoints: Checkpointer,
+    number: int,
+    items: dict[str, Any],
+    data: Sequence[Identity],
+) -> tuple[dict[str, Any], list[str]]:
+    """Compares the run with its checkpoint of a step, whose arrays should be like `items`.
+
+    Returns the manifest, and a line for each difference of the data that the user has accepted.
+    CheckpointError if the arrays do not fit; OtherData if that is because of other data.
+    """
+    source = f"{checkpoints.directory}/{number}"
     try:
-        yield
+        then = checkpoints.compare(number, items)
     except CheckpointError:
         check_meaning(programs, lambda line: None, peek(source) or {}, source, data)
         raise
+    return then, compare_data(programs, say, then, source, data)
 
 
 def other_meaning(then: Manifest, now: Mapping[str, Any]) -> list[str]:

@@ -81,12 +81,10 @@ class Saver:
         then: dict[str, Any] = {}
         if newest:
             programs, say = self._run.programs, self._run.say
-            source = f"{self.checkpoints.directory}/{newest}"
-            with resuming.explained(programs, source, self._data):
-                then = self.checkpoints.compare(
-                    newest, checkpoint_items(self.abstract, self.abstract_totals)
-                )
-            accepted = resuming.compare_data(programs, say, then, source, self._data)
+            items = checkpoint_items(self.abstract, self.abstract_totals)
+            then, accepted = resuming.compare(
+                programs, say, self.checkpoints, newest, items, self._data
+            )
             accepted = [*then.get("accepted_data", []), *accepted]
             self._before = {"data": then.get("data", {}), "accepted_data": accepted}
             resuming.note_changes(programs, say, then, self._facts, self.abstract)

@@ -104,7 +104,7 @@ def make(settings: Schedule, *, batch_size: int, train_steps: int, num_examples:
     if warmup > max(_LONGEST_WARMUP, train_steps) and num_examples > 1:  # 1: not counted yet
         raise ConfigError(
             f"config.warmup_steps={settings.warmup_steps!r}: a run of {train_steps:,} steps would "
-            f"end at a rate near 0; use at most {_LONGEST_WARMUP:,} steps, or '' for none"
+            f"end at a rate near 0; use at most '{_LONGEST_WARMUP} steps', or '' for none"
         )
     if durations := settings.learning_rate_decay_steps:
         list_to_steps(durations, **sizes, name="learning_rate_decay_steps")

@@ -146,10 +146,13 @@ class Run:
 
 def check_start(run: Run, abstract: TrainState) -> Weights | None:
     """The weights of `config.init_from`, which fit a state with the shapes of `abstract`."""
-    if run.settings.init_from:
-        return resuming.read_weights(run.programs, run.say, abstract)
-    run.programs.check_random_start()
-    return None
+    if not run.settings.init_from:
+        run.programs.check_random_start()
+        return None
+    weights, adoption = resuming.read_weights(run.programs, abstract)
+    if not run.settings.mlperf.format:  # its clock runs before the data are touched
+        resuming.check_origin(run.programs, run.say, weights, adoption)
+    return weights
 
 
 def first_state(run: Run, plan: Plan, weights: Weights | None = None) -> tuple[TrainState, str]:
@@ -160,7 +163,7 @@ def first_state(run: Run, plan: Plan, weights: Weights | None = None) -> tuple[T
     """
     state = run.programs.initial_state(plan.recipe)
     if run.settings.init_from:
-        weights = weights or resuming.read_weights(run.programs, run.say, state)
+        weights = weights or resuming.read_weights(run.programs, state)[0]
         state = resuming.adopt_weights(run.programs, run.say, plan.recipe, state, weights)
         return state, weights.source
     if note := run.settings.lacks_weights:

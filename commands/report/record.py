@@ -1,6 +1,7 @@
 """What a report is about: the files that a run left in its workdir, and a checkpoint's scores."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -40,7 +41,8 @@ class Record:
         """Reads the files of a run; UserError if its config cannot work."""
         workdir = settings.workdir
         checkpoints = Checkpointer(f"{workdir}/checkpoints", keep=1, best=None)
-        manifest = checkpoints.manifest(checkpoints.steps()[-1])
+        newest = functools.partial(checkpoints.choose, "latest")
+        _, manifest = checkpoints.read(newest, checkpoints.manifest)
         history = History(workdir, writes=False)
         history.restore(manifest.get("evaluations", []))
         starts = past_starts(manifest)
@@ -129,9 +131,9 @@ def examine(settings: Settings, checkpoint: str) -> Examined:
     """
     try:
         with examining(settings, checkpoint) as examination:
-            run, step = examination.run, examination.step
-            state = examination.restore(step)
-            assert state is not None  # only a watcher gets None
+            run, restored = examination.run, examination.restore()
+            assert restored is not None  # nobody waits for it
+            step, state = restored
             evaluation = begin_evaluation(run, examination.predict, state, step, True)
             scores = evaluation.scores()
             shown = exhibits(run, evaluation)
@@ -139,5 +141,5 @@ def examine(settings: Settings, checkpoint: str) -> Examined:
     except OtherData:
         raise
     except DataError as error:
-        _, step = model_source.open_checkpoint(settings.workdir, "--workdir", checkpoint)
-        return Examined(step, error=str(error))
+        _, choose = model_source.open_checkpoint(settings.workdir, "--workdir", checkpoint)
+        return Examined(choose(), error=str(error))

@@ -270,7 +270,8 @@ class Profiler:
         if self._begin >= total_steps:
             steps = f"{self._begin}:{self._end}"
             raise OutputError(
-                f"config.profile_steps={steps!r}: the run has only {total_steps:,} steps"
+                f"config.profile_steps={steps!r}: the run has only {total_steps:,} steps; trace "
+                "earlier ones, or set it to ''"
             )
 
     def before(self, step: int) -> None:

@@ -23,7 +23,7 @@ def opens(monkeypatch):
         manifest = {"benchmark": values["benchmark"], "config": values | changes}
         manifest |= {"num_train_examples": 97, **benchmark.metadata}
         config, weights = model_source.config_of(manifest).lock(), Weights("", params, state)
-        opened = model_source.Model(values["benchmark"], 1, config, manifest, lambda: weights)
+        opened = model_source.Model(values["benchmark"], 1, config, manifest, lambda: (1, weights))
         monkeypatch.setattr(model_source, "load", lambda *_, **__: opened)
         return opened
 

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import platform
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 
 import benchmarks
+import train
 from commands import doctor
+from common.errors import UserError, one_line
 from engine import mesh
 from engine.cluster import guard
 from engine.cluster.hosts import ProcessGroup
@@ -37,6 +40,19 @@ def diagnose(tiny_records, tmp_path, monkeypatch, capsys):
         for finding in json.loads(capsys.readouterr().out):
             by_check.setdefault(finding["check"], []).append(finding)
         return code, by_check
+
+    return run
+
+
+@pytest.fixture
+def refusal(tiny_records, tmp_path):
+    """What the tiny job with changes says when it ends at its start."""
+
+    def run(**overrides):
+        config = make_tiny_config(**{"data_dir": tiny_records, **overrides})
+        with pytest.raises(UserError) as refused:
+            train.train_and_evaluate(read_settings(config, str(tmp_path / "refused")))
+        return one_line(refused.value)
 
     return run
 
@@ -161,10 +177,55 @@ def test_weights_that_the_run_misses_or_refuses(overrides, status, message, diag
     assert message in finding["text"]
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"train_steps": "abc"},
+        {"eval_offset": "1 epoch", "steps_per_eval": ""},
+        {"warmup_epochs": 1000.0},
+        {"moving_average_decay": 0.9, "moving_average_every": 1000},
+        {"profile_steps": "100:200"},
+        {"init_without": "nonsense"},
+        {"freeze": "nonsense"},
+        {"patience": 2, "steps_per_eval": "1 epoch", "train_steps": "3"},
+        {"mlperf": {"format": "mllog"}},
+        {"mlperf": {"format": "mllog", "org": "x"}, "target": 0.7, "stop_at_target": True},
+        {"mlperf": {"format": "mllog", "org": "x"}, "target": 0.8, "stop_at_target": True},
+    ],
+)
+def test_the_doctor_refuses_what_the_start_of_a_run_refuses(overrides, diagnose, refusal):
+    code, findings = diagnose(**overrides)
+    failed = [row["text"] for rows in findings.values() for row in rows if row["status"] == "fail"]
+    assert code == 1 and refusal(**overrides) in failed
+    assert len(failed) == 1 or "freeze" in overrides  # weights at random may not be frozen either
+
+
+def test_the_plan_is_made_without_data_too(diagnose):
+    assert faults(diagnose(data_dir="/nowhere")[1]) == {"data"}
+    for overrides in ({"train_steps": "abc"}, {"init_without": "x"}, {"profile_steps": "9"}):
+        assert faults(diagnose(data_dir="/nowhere", **overrides)[1]) == {"data", "plan"}
+    _, findings = diagnose(profile_steps="1:3", data_dir="/nowhere")  # steps are not known
+    assert faults(findings) == {"data"}
+
+
+def test_the_checkpoint_that_a_run_would_continue(diagnose, calm_run, tmp_path):
+    workdir = str(shutil.copytree(calm_run[0], tmp_path / "begun"))
+    code, findings = diagnose(workdir=workdir)
+    assert code == 0 and "initial weights" not in findings
+    (row,) = findings["checkpoint"]
+    assert row["status"] == "ok" and "from step 12" in row["text"]
+    code, findings = diagnose(workdir=workdir, base_learning_rate=0.7)
+    assert [row["status"] for row in findings["checkpoint"]] == ["ok", "warn"]
+    assert "config.base_learning_rate was" in findings["checkpoint"][1]["text"]
+    code, findings = diagnose(workdir=workdir, num_filters=8)
+    assert faults(findings) == {"checkpoint"} and code == 1
+    assert "holds another model" in findings["checkpoint"][0]["text"]
+
+
 def test_a_run_that_resumes_needs_no_other_weights(diagnose, tmp_path):
     (tmp_path / "begun" / "checkpoints" / "3").mkdir(parents=True)
-    code, findings = diagnose(freeze="stem", workdir=str(tmp_path / "begun"))
-    assert code == 0 and "initial weights" not in findings
+    _, findings = diagnose(freeze="stem", workdir=str(tmp_path / "begun"))
+    assert faults(findings) == {"checkpoint"} and "initial weights" not in findings
 
 
 def test_a_workdir_that_cannot_be_written(diagnose, tmp_path, monkeypatch):

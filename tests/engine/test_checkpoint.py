@@ -462,7 +462,7 @@ def test_the_fix_goes_on_from_the_newest_intact_checkpoint(copy):
 def test_without_an_intact_checkpoint_the_message_says_so(copy):
     for step in (1, 2):
         shutil.rmtree(copy / str(step) / "model")
-    with pytest.raises(CheckpointError, match=r"no older checkpoint is intact \(there are \[1\]\)"):
+    with pytest.raises(CheckpointError, match=r"none of the older checkpoints \[1\] is intact"):
         read(copy, 2)
 
 

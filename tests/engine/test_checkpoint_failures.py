@@ -1,6 +1,7 @@
 """Checkpoints when things go wrong: kills, full disks, failing saves, folders that cannot be."""
 
 import contextlib
+import functools
 import os
 import random
 import resource
@@ -275,6 +276,41 @@ def test_a_reader_sees_what_another_process_writes(tmp_path):
     write(tmp_path, 3, 4)
     assert reader.steps()[-2:] == [3, 4]
     assert_same(reader.restore(4, abstract(values(4))), values(4))
+    reader.close()
+
+
+@pytest.mark.parametrize("moment", ["manifest", "_restore"])
+@pytest.mark.parametrize(
+    ("wanted", "outcome"),
+    [("latest", 3), ("2", r"--checkpoint=2 is not in .* one of \[3\]$"), ("damaged", "is damaged")],
+)
+def test_a_step_that_a_run_deletes_is_not_damaged(moment, wanted, outcome, tmp_path, monkeypatch):
+    """The run replaces step 2 before its manifest is read, or between that and the arrays."""
+    write(tmp_path, 2)
+    reader = Checkpointer(str(tmp_path), keep=1, best=None)
+    original = getattr(reader, moment)
+
+    def replace(step, *rest):
+        if wanted == "damaged":
+            shutil.rmtree(tmp_path / "2" / moment.replace("_restore", "model"))
+        elif step == 2:
+            write(tmp_path, 3)
+            shutil.rmtree(tmp_path / "2")
+        return original(step, *rest)
+
+    def restored(step):
+        return reader.restore(step, abstract(values(step)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader, moment, replace)
+        chosen = functools.partial(reader.choose, wanted.replace("damaged", "latest"))
+        if outcome == 3:
+            step, arrays = reader.read(chosen, restored)
+            assert step == 3
+            assert_same(arrays, values(3))
+        else:
+            with pytest.raises(CheckpointError, match=outcome):
+                reader.read(chosen, restored)
     reader.close()
 
 

@@ -13,13 +13,11 @@ import pytest
 
 import train
 from benchmarks.base import BATCH_AXES
-from common.errors import ConfigError
 from engine import corruption
 from engine import mesh as meshes
 from engine.checkpoint import Checkpointer
 from engine.mesh import Feed
 from engine.run import Programs, read_settings
-from engine.start import Run
 from tests.conftest import open_run, plan_of
 from tests.fixtures.recipes import languages
 
@@ -148,13 +146,6 @@ def test_a_run_ends_and_goes_on_from_before(tiny_texts, tmp_path, monkeypatch):
     monkeypatch.setattr(corruption.DeviceCheck, "before", before)
     train.train_and_evaluate(settings, False)
     assert final_state(workdir) == final_state(calm)
-
-
-def test_one_device_has_nothing_to_compare(tiny_texts, tmp_path):
-    run = open_run(config(tiny_texts), tmp_path)
-    programs = Programs.make(run.settings, str(tmp_path), jax.devices()[:1])
-    with pytest.raises(ConfigError, match="check_devices_every=4 compares devices, and this run"):
-        prepared(Run(run.settings, programs, run.log), tiny_texts)
 
 
 def checksum(x):

@@ -9,7 +9,7 @@ from engine import evaluate
 
 
 @pytest.mark.parametrize(
-    ("appears", "found", "asked"), [(0, 6, 0), (2, 6, 10), (4, 6, 20), (99, None, 30)]
+    ("appears", "found", "asked"), [(0, 6, 0), (2, 6, 10), (4, 6, 20), (99, -1, 30)]
 )
 def test_a_newer_step_is_waited_for(appears, found, asked, monkeypatch):
     """It looks every two seconds, and a last time after the timeout of 4 s; it can be stopped."""

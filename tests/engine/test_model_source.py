@@ -63,7 +63,7 @@ def test_a_workdir_may_be_named_as_a_number_and_have_weights_beside_its_checkpoi
     (own / "model.safetensors").touch()
     (tmp_path / "8/checkpoints").mkdir(parents=True)
     assert model_source.load(f"{own}/", recipe=recipe).source == f"{own}/checkpoints/4"
-    with pytest.raises(CheckpointError, match=r"^--model=.*/8: .* has the checkpoints \[\]$"):
+    with pytest.raises(CheckpointError, match=r"^--model=.*/8: .* has no complete checkpoint"):
         model_source.load(f"{tmp_path}/8", "best", "--model", recipe)
 
 
@@ -170,6 +170,8 @@ def test_names_of_classes(names, count, expected):
 
 
 def test_mistakes_end_in_one_line(workdir, tmp_path):
+    change_manifest(workdir, evaluations=[])
+    pathlib.Path(workdir, "metrics.jsonl").unlink(missing_ok=True)
     for path, checkpoint, message in (
         (tmp_path / "other", "latest", "--workdir=.*other: "),
         ("s3://bucket/x", "latest", "s3:// is not supported"),
@@ -177,6 +179,7 @@ def test_mistakes_end_in_one_line(workdir, tmp_path):
         (workdir, "5", r"--checkpoint=5 is not in .*\[4\]"),
         (workdir, "first", r"--checkpoint=first is not in .*\[4\]"),
         (f"{workdir}/checkpoints/4", "best", "--checkpoint=best: "),
+        (workdir, "best", r"=best, of a run without evaluations, .* use latest or one of \[4\]$"),
     ):
         with pytest.raises(UserError, match=message) as caught:
             model_source.load(str(path), checkpoint)
@@ -184,6 +187,34 @@ def test_mistakes_end_in_one_line(workdir, tmp_path):
     change_manifest(workdir, benchmark="chess")
     with pytest.raises(ConfigError, match="'chess' is not one of"):
         model_source.load(workdir)
+
+
+def replace_step(workdir):
+    """What a training run does that keeps one checkpoint: 4 makes way for 6."""
+    folder = pathlib.Path(workdir) / "checkpoints"
+    if (folder / "4").exists():
+        change_manifest(workdir, step=6)
+        (folder / "4").rename(folder / "6")
+
+
+def test_a_run_replaces_the_checkpoint_before_its_arrays_are_read(workdir):
+    model = model_source.load(workdir)
+    replace_step(workdir)
+    assert model.params["head"]["kernel"].any()
+    assert (model.step, model.source) == (6, f"{workdir}/checkpoints/6")
+
+
+def test_a_run_replaces_the_checkpoint_while_its_manifest_is_looked_for(workdir, monkeypatch):
+    real = model_source.epath.Path
+
+    class Late(type(real())):
+        def read_bytes(self):
+            replace_step(workdir)
+            return super().read_bytes()
+
+    monkeypatch.setattr(model_source.epath, "Path", Late)
+    manifest = model_source.peek(workdir)
+    assert manifest and manifest["step"] == 6
 
 
 def test_another_kind_of_model_can_be_refused_before_arrays_are_read(workdir):

@@ -102,7 +102,7 @@ def test_a_recipe_that_expects_weights_says_that_there_are_none(tiny_records, tm
     [
         ("nowhere", "there is no"),
         ("OTHER/checkpoints/3", "has the checkpoints [2, 4]"),
-        ("EMPTY", "has the checkpoints []"),
+        ("EMPTY", "has no complete checkpoint"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused(source, words, other, tmp_path):

@@ -18,7 +18,6 @@ from PIL import Image
 from common.preparation import schema
 from engine import mlperf
 from engine.run import Programs, make_plan, read_settings
-from engine.start import Run
 from scripts.mlperf import request as mlperf_request
 from scripts.mlperf import run as mlperf_run
 from tests.conftest import make_tiny_config
@@ -131,7 +130,8 @@ def write_run(config: Any, workdir: str, scores: list[Any], clock: Clock) -> Non
     plan = make_plan(settings, benchmark, examples)
     every, recipe, mesh = plan.eval_every, plan.recipe, made_up_mesh(config)
     programs = Programs(settings, benchmark, mesh)
-    log = mlperf.begin_log(Run(settings, programs, HOST_LOG), True, time.time())
+    mlperf.check_run(programs, True)
+    log = mlperf.begin_log(programs, time.time())
     logger = logging.getLogger("tpu_suite")
     others, logger.handlers = logger.handlers, []  # logs of earlier runs in this process are slow
     try:

@@ -1,0 +1,62 @@
+"""What a run refuses at its start, once its length is known; --mode=doctor refuses the same."""
+
+from collections.abc import Iterator
+
+from common.errors import ConfigError
+from engine import mlperf
+from engine.report.writers import Profiler
+from engine.run import Plan, Programs
+from engine.step import TrainState
+
+
+def check_plan(programs: Programs, plan: Plan, state: TrainState, evaluating: bool) -> None:
+    """Refuses values that a run could not use, before anything is compiled.
+
+    `state` is the plan's initial state, or its shapes. A plan for one example is one whose examples
+    nobody could count: its number of steps is not looked at. UserError names the key.
+    """
+    settings, total = programs.settings, plan.recipe.total_steps
+    is_counted = plan.num_examples > 1
+    if settings.profile_steps:
+        profiler = Profiler(settings.profile_steps, settings.workdir)
+        if is_counted:
+            profiler.check(total)
+    if settings.check_devices_every and programs.mesh.size == 1:
+        raise ConfigError(
+            f"config.check_devices_every={settings.check_devices_every} compares devices, and this "
+            "run has one: set it to 0"
+        )
+    if settings.patience and not evaluating:
+        raise ConfigError(
+            f"config.patience={settings.patience} needs evaluations, which --mode=train leaves "
+            "to another process: use --mode=train_and_eval or --config.patience=0"
+        )
+    first = plan.eval_every.next_after(0)
+    is_late = first is None or first >= total
+    if settings.patience and is_counted and is_late and not plan.eval_every.by_clock:
+        raise ConfigError(_too_late_for_patience(programs, plan))
+    if settings.mlperf.format and all((log := mlperf.Follower(programs)).examples.values()):
+        log.facts(plan.recipe, state.params)
+
+
+def _too_late_for_patience(programs: Programs, plan: Plan) -> str:
+    """The message of a run whose patience would wait for evaluations that never come."""
+    settings, total = programs.settings, plan.recipe.total_steps
+    text = f"config.patience={settings.patience} needs evaluations before the last step, "
+    if total == 1:
+        return f"{text}and this run has one step: set it to 0, or train longer"
+    period = "1 epoch"
+    if round(plan.num_examples / settings.train_batch_size) >= total:
+        period = str(max(1, total // (settings.patience + 2)))  # as many as it waits for
+    offset = " --config.eval_offset=''" if settings.eval_offset else ""
+    return (
+        f"{text}and config.steps_per_eval={settings.steps_per_eval!r} has none in {total:,} steps: "
+        f"give --config.steps_per_eval={period!r}{offset}, or --config.patience=0"
+    )
+
+
+def notes_of(plan: Plan) -> Iterator[str]:
+    """Sentences about a plan that a user should know before training."""
+    warmup = plan.recipe.learning_rate.warmup_steps
+    if plan.num_examples > 1 and warmup > plan.recipe.total_steps:
+        yield f"the warm-up of {warmup:,.0f} steps does not end within the run"
