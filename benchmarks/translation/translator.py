@@ -253,9 +253,11 @@ class Translator(Benchmark):
             )
         sentences, source = self.eval_text[0] or "the data's", path or "the decoded targets"
         what = f"sentences to evaluate: {sentences}; references: {source}"
-        scores = (f"{name} {evaluation.signature(name)}" for name in ("BLEU", "chrF", "TER"))
+        lines = lines or [self.vocabulary.decode(ids) for ids in self.eval_pairs[1].tolist()]
+        words = evaluation.tokenizer(lines)
+        scores = (f"{name} {evaluation.signature(name, words)}" for name in ("BLEU", "chrF", "TER"))
         _log.info("%s; sacrebleu: %s", what, "; ".join(scores))
-        return lines or [self.vocabulary.decode(ids) for ids in self.eval_pairs[1].tolist()]
+        return lines
 
     def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
         del norm_examples

@@ -384,7 +384,7 @@ def test_mistakes_in_text_to_evaluate(folder):
         ("vocab.toy.subwords", None, "no vocabulary in .*vocab"),
         ("vocab.other", b"<unk>\na\nb\nc\nq\n", "vocabulary_file='vocab.*' matches 2 files that"),
         ("references.txt", b"one\n" * 24, "references.txt has 24 lines, and there are 23 sentence"),
-        ("references.txt", b"a\n\xfc\n", "references.txt, line 2: not UTF-8"),
+        ("references.txt", b"a\n\xfc\n", "references.txt, line 2 is not UTF-8"),
     ],
 )
 def test_mistakes_in_the_data(folder, file, content, words):
