@@ -13,9 +13,9 @@ import numpy as np
 
 from benchmarks.base import Benchmark, HostBatch, Identity, Spec, Target
 from benchmarks.translation import evaluation, search
-from benchmarks.translation.rows import check_vocabulary, vocabulary_error
+from benchmarks.translation.rows import check_vocabulary, read_pairs, vocabulary_error
 from benchmarks.translation.use import TranslatorUses
-from benchmarks.translation.vocabulary import Vocabulary, load_vocabulary
+from benchmarks.translation.vocabulary import EOS, Vocabulary, load_vocabulary
 from benchmarks.uses import Uses
 from common.data import files
 from common.errors import ConfigError, DataError
@@ -184,7 +184,14 @@ class Translator(Benchmark):
     def remarks(self, split: str) -> list[tuple[str, str, str]]:
         fix = "compare a translation with its source before a long run"
         text = self._check_vocabulary(split)
-        return [("warn", text, fix)] if text else []
+        found = [("warn", text, fix)] if text else []
+        if split == "eval" and (paths := self.record_files("train")):
+            sentences = {row[row > EOS].tobytes() for row in self.eval_pairs[0].astype(np.int64)}
+            if known := sentences.intersection(ids.tobytes() for ids, _ in read_pairs(paths)):
+                text = f"{len(known):,} of {len(sentences):,} sentences to evaluate on are among "
+                fix = "the score will be too good: prepare the data again with other text for it"
+                found.append(("warn", f"{text}the training sentences", fix))
+        return found
 
     def declared_examples(self, split: str) -> int:
         return getattr(self.settings, self.declared[split])

@@ -8,7 +8,7 @@ import zipfile
 import pytest
 
 from benchmarks.translation.preparation import languages, sources, text
-from benchmarks.translation.preparation.corpora import Corpus
+from benchmarks.translation.preparation.corpora import Corpus, Question
 from common import console
 from common.preparation import archives
 from common.preparation.folders import Folder
@@ -107,9 +107,15 @@ def read(*flags):
 def test_every_form_gives_the_same_pairs(tmp_path, name, end):
     corpus = Corpus.open(write(tmp_path, name + end, FORMS[name]))
     assert list(corpus.pairs()) == PAIRS
+    if name in ("deu.txt", "codes.tsv", "tatoeba.tsv", "roles.csv"):  # nothing names German
+        with pytest.raises(Question, match="--columns"):
+            Corpus.open(corpus.path, wanted=("de", ""))
+        return
     turned = Corpus.open(corpus.path, wanted=("de", ""))
-    if name not in ("deu.txt", "codes.tsv", "tatoeba.tsv", "roles.csv"):
-        assert list(turned.pairs()) == [pair[::-1] for pair in PAIRS]
+    assert list(turned.pairs()) == [pair[::-1] for pair in PAIRS]
+    for wanted in (("", "fr"), ("de-AT", "")):
+        with pytest.raises(Question, match=wanted[0] or wanted[1]):
+            Corpus.open(corpus.path, wanted=wanted)
 
 
 @pytest.mark.parametrize("columns", ["2,1", "de,en"])
@@ -173,10 +179,11 @@ def test_the_reading_of_a_folder_makes_records(tmp_path, capsys, name):
     content = json.loads((tmp_path / "out/manifest.json").read_text())
     pairs = [content["splits"][split]["pairs"] for split in ("train", "eval")]
     assert pairs == ([60, 2] if name == "train.de" else [48, 12])
-    assert ("1 of 2 sentences to evaluate on are in" in printed) == (name == "train.de")
+    assert ("1 of 2 sentences to evaluate on are among" in printed) == (name == "train.de")
     assert f"warning: {pairs[0]} pairs" in printed
-    turned = read(*reading.arguments, "--source_language=de").train
-    assert turned[0][0].startswith("The dog" if name == "train.tsv" else "Der Hund")
+    if name != "train.tsv":  # whose columns have no names
+        turned = read(*reading.arguments, "--source_language=de").train
+        assert turned[0][0].startswith("Der Hund")
     sentences = (tmp_path / "out/sources.txt").read_text().splitlines()
     assert {*sentences} <= {*LINES[0].splitlines(), "A cat sits."}
 
@@ -228,11 +235,19 @@ def test_a_fault_takes_one_line(tmp_path, capsys, name, content, words):
     assert not (tmp_path / "out/manifest.json").exists()
 
 
-def test_pairs_of_names():
+def test_groups_of_names():
     names = ["x.de-en.de", "x.de-en.en.gz", "x.cs-en.cs", "y.eng", "y.deu", "z.fr", "a/no.txt"]
-    pairs = [("x.de-en.en.gz", "x.de-en.de"), ("y.eng", "y.deu")]
-    assert languages.pairs(names) == (("en", "de"), pairs)
-    assert languages.pairs(["src-train.txt", "tgt-train.txt"])[0] == ("source", "target")
+    assert languages.groups(names) == [
+        {"de": "x.de-en.de", "en": "x.de-en.en.gz"},
+        {"en": "y.eng", "de": "y.deu"},
+    ]
+    names = ["zh-TW/how_to.txt", "zh-CN/how_to.txt", "x.pt-br", "x.pt-pt", "x.hau"]
+    assert languages.groups(names) == [
+        {"pt-br": "x.pt-br", "pt-pt": "x.pt-pt", "ha": "x.hau"},
+        {"zh-tw": "zh-TW/how_to.txt", "zh-cn": "zh-CN/how_to.txt"},
+    ]
+    roles = languages.groups(["src-train.txt", "tgt-train.txt"])
+    assert roles == [{"source": "src-train.txt", "target": "tgt-train.txt"}]
 
 
 @pytest.mark.parametrize(
