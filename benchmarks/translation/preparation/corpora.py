@@ -15,6 +15,7 @@ import io
 import itertools
 import os
 import re
+import shlex
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -38,10 +39,7 @@ _UNFINISHED = {
     "(translation[ _-]?)?(state|status)|x-confirmationlevel": "fuzzy|new|initial|draft|"
     "rejected.*|untranslated|unapproved|needs?[ _-].*",
 }
-# Forms that are not read, by the end of a file's name, and what makes another one of them.
-CONVERTED: dict[str, str] = dict.fromkeys(
-    (".xlf", ".xliff"), "XLIFF: make a .po of it with translate-toolkit"
-)
+CONVERTED = (".xlf", ".xliff")  # are not read; others make a .po of them
 
 Row = dict[Any, str]  # texts by the number of a column, from 1, or by key
 Reader = Callable[[str], Iterator[tuple[int, Row]]]  # yields the number of each row, from 1, and it
@@ -214,8 +212,10 @@ class Corpus(NamedTuple):
 
 def not_read(path: str) -> str:
     """Why a file of another form is not read, and what to do."""
-    if end := CONVERTED.get(ending(path)):
-        return f"{path} is {end}: xliff2po FILE NEW.po"
+    if ending(path) in CONVERTED:
+        names = shlex.join([path, f"{os.path.splitext(path)[0]}.po"])
+        fix = f"translate-toolkit makes a .po of version 1: xliff2po {names}"
+        return f"{path} is XLIFF, which is not read: {fix}"
     return (
         f"{path} is not a file of pairs ({', '.join(FORMS)}): give files of lines as "
         "--train_source and --train_target, and export others as one of these"

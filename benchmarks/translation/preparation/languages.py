@@ -59,10 +59,12 @@ def named(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> dict[str,
     sides: dict[str, str] = {}
     parts: dict[str, str] = {}
     others, words = {*map(str.lower, wanted)} - {""}, {name.strip(): name for name in names}
-    if len(words) == 2 and {*map(code, {*words} - _ENGLISH)} - _ROLES - {""}:
-        others |= {word for word in words if re.fullmatch("[a-z]{3}(_[A-Z][a-z]{3})?", word)}
+    known = [word for word in words if word.lower() not in _ENGLISH and code(word) not in _ROLES]
+    if len(words) == 2 and (first := next(filter(code, known), "")):
+        unknown = "[A-Z][a-z]{3,}" if len(first) > 4 else "[a-z]{3}(_[A-Z][a-z]{3})?"
+        others |= {word.lower() for word in words if re.fullmatch(unknown, word)}
     for word, name in words.items():
-        if known := code(word) or (word.lower() if {word, word.lower()} & others else ""):
+        if known := code(word) or (word.lower() if word.lower() in others else ""):
             sides.setdefault(known, name)
         elif len(word) < 40:
             label = re.fullmatch(rf"\w+?[_.-]([A-Za-z]+?{_REGION})", word)

@@ -64,6 +64,9 @@ def readings(folder: Folder) -> list[Reading]:
                 found.setdefault(form, {}).setdefault(two, {})[name,] = corpus
         except Question as question:
             questions.append(question)
+            with contextlib.suppress(*errors):  # what there is instead of the languages asked for
+                two = Corpus.open(folder.full(name)).names
+                known |= {tuple(languages.code(each) or each for each in two)}
         except errors:
             pass
     if not found and known:
@@ -76,7 +79,7 @@ def readings(folder: Folder) -> list[Reading]:
 
 
 def _question(folder: Folder, pairs: Iterable[Names], fault: str) -> Question:
-    pairs = sorted(pairs)
+    pairs = sorted(pairs, key=lambda two: (two[0] != "en", two))
     shown = ", ".join(map(" to ".join, pairs[:8])) + " ..." * (len(pairs) > 8)
     fix = "--source_language={} --target_language={}".format(*pairs[0])
     return Question(f"{folder.given} has text of {shown}, and {fault}: type {fix}, or others")
@@ -89,6 +92,9 @@ def _reading(
     everything = {name for inputs in pairs.values() for row in inputs for name in row}
     if wanted[1] and not wanted[0]:  # English is the source
         pairs = {two: pairs[two] for two in pairs if two[0] == "en"} or pairs
+    asked = [*map(languages.code, wanted)]  # pt rather than pt-br, if there are both
+    exact = [two for two in pairs if all(x in ("", y) for x, y in zip(asked, two, strict=True))]
+    pairs = {two: pairs[two] for two in exact} or pairs
     spoken = [two for two in pairs if all(re.fullmatch(r"[a-z]{2,3}(-\w+)*", x) for x in two)]
     if len(spoken) > 1:
         raise _question(folder, spoken, "they are not mixed")
@@ -158,9 +164,9 @@ def _check_copies(folder: Folder, inputs: Inputs) -> None:
         other = seen.setdefault(letters, name) if len(letters) > _SAME[1] else name
         if other != name:
             folders = [folder.full(os.path.dirname(path)) for path in (other, name)]
-            fix = f"give one of their folders: python -m scripts.prepare {folders[0]}"
+            fix = "type " + " or ".join(f"python -m scripts.prepare {path}" for path in folders)
             if folders[0] == folders[1]:
-                fix = "give the files of one to python -m scripts.prepare text"
+                fix = "give those of one to python -m scripts.prepare text, see its --help"
             raise Question(f"{folder.given} has the same text in {other} and {name}: {fix}")
 
 

@@ -145,11 +145,11 @@ def _report(content: dict[str, Any], args: argparse.Namespace) -> None:
     train, evaluation = content["splits"]["train"], content["splits"]["eval"]
     vocabulary, length = content["vocabulary"], content["length"]
     print(f"vocabulary: {vocabulary['size']:,} entries ({vocabulary['kind']})")
-    if empty := evaluation["left_out"]["empty"]:
-        print(f"eval: {empty:,} pairs with an empty side were left out")
-    for reason, count in train["left_out"].items():
-        if count:
-            print(f"train: {count:,} pairs {_LEFT_OUT[reason].format(**vars(args))} were left out")
+    for split in ("eval", "train"):
+        for reason, count in content["splits"][split]["left_out"].items():
+            if count:
+                text = _LEFT_OUT[reason].format(**vars(args))
+                print(f"{split}: {count:,} pairs {text} were left out")
     if (longest := evaluation["longest_inputs"]) > EVAL_LENGTHS[-1]:
         print(
             f"warning: an evaluation sentence has {longest:,} tokens, and the config allows "
