@@ -100,6 +100,11 @@ def tokenizer(references: Sequence[str]) -> str:
     return _installed(max(counts, key=lambda name: counts[name]))
 
 
+def has_blanks(references: Sequence[str]) -> bool:
+    """Whether blanks cut the words of some texts."""
+    return tokenizer(references) == _BLANKS
+
+
 @functools.cache
 def _installed(name: str) -> str:
     """The tokenizer of this name, or "char" where the packages are missing that it needs."""

@@ -286,8 +286,9 @@ class Translator(Benchmark):
         ]
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        """BLEU as a fraction; with chrF unless a target stops the run."""
-        return self._scores(rows, () if self.settings.stop_at_target else ("chrF",))
+        """BLEU as a fraction; with chrF unless a target of text with blanks stops the run."""
+        is_alone = self.settings.stop_at_target and evaluation.has_blanks(self.references)
+        return self._scores(rows, () if is_alone else ("chrF",))
 
     def all_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         return self._scores(rows, ("chrF", "TER"))

@@ -97,8 +97,8 @@ def choose(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> Sequence
     rest = [each for each in sides if each not in (source, target)]
     if len(rest) > missing:  # columns "id" and "no" hold numbers
         rest = [each for each in rest if each not in {"id", "no", *_ROLES}]
-    if missing == 1 and source == "" and "en" in (tags := [*map(_language, rest)]):
-        rest = [rest[tags.index("en")]] if tags.count("en") == 1 else rest
+    if not source and target:
+        rest = [each for each in rest if _language(each) == "en"] or rest
     if missing and len(rest) != missing:
         return ()
     rest.sort(key=lambda each: _language(each) != "en")
@@ -113,13 +113,13 @@ def _language(tag: str) -> str:
 
 def pair_of(path: str) -> tuple[str, ...]:
     """The tags of a pair that a folder or a part of a file's name says, such as en-hau; or ()."""
-    folder, slash, name = path.rpartition("/")
-    for part in [*reversed(name.split(".")), *reversed(folder.split("/") if slash else [])]:
-        match = _PAIR.fullmatch(part)
-        words = [word for word in match.groups() if code(word)] if match else []
-        is_whole = len(words) == 2 or part in folder.split("/")  # of fr-abc only a folder
-        if match and is_whole and {*words} - _ENGLISH and match[1] != match[2]:
-            return tuple(code(word) or word.lower() for word in match.groups())
+    *folders, name = path.split("/")
+    for part in reversed([*folders, *name.split(".")]):
+        if match := _PAIR.fullmatch(part):
+            known = {word for word in match.groups() if code(word)}
+            is_clear = len(known) == 2 or part in folders  # of en-abc only a folder
+            if is_clear and known - _ENGLISH:
+                return tuple(code(word) or word for word in match.groups())
     return ()
 
 
@@ -154,7 +154,7 @@ def groups(names: Iterable[str]) -> list[dict[str, str]]:
 def have_header(
     rows: Sequence[Mapping[Any, str]], columns: Sequence[str], wanted: tuple[str, str]
 ) -> bool:
-    """Whether the first row has the `columns`, or alone names two"""
+    """Whether the first row has the `columns`, or alone names two languages."""
     if columns and {*columns} <= {cell.strip() for cell in rows[0].values()}:
         return True
     first, *later = (len(named(row.values(), wanted)) > 1 for row in rows[:2])
@@ -162,7 +162,7 @@ def have_header(
 
 
 def text_columns(rows: Sequence[Mapping[Any, str]]) -> list[str]:
-    """The first two columns that hold text: no numbers, no codes of"""
+    """The first two columns that hold text: no numbers, no codes of languages."""
     texts = []
     for key in dict.fromkeys(itertools.chain(*rows)):
         cells = [cell for row in rows if (cell := row.get(key, "").strip())]

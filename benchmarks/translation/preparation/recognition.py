@@ -1,12 +1,12 @@
 """What a folder holds as parallel text: which files, in which languages, for which split."""
 
-import argparse
 import collections
 import contextlib
 import html
 import itertools
 import os
 import re
+import shlex
 import zlib
 from collections.abc import Iterable, Sequence
 
@@ -35,11 +35,9 @@ def readings(folder: Folder) -> list[Reading]:
     SourceError if it has several pairs of languages, or none that the folder's flags ask for.
     """
     errors, questions = (UserError, OSError, tensorflow().errors.OpError), []
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for side in ("source", "target"):
-        parser.add_argument(f"--{side}_language", default="")
-    flags, _ = parser.parse_known_args(folder.flags)
-    wanted, names = (flags.source_language, flags.target_language), [f.name for f in folder.files]
+    names, typed = [file.name for file in folder.files], " ".join(folder.flags)
+    asked = dict(re.findall(r"--(source|target)[-_]language[= ](\S+)", typed))
+    wanted = asked.get("source", ""), asked.get("target", "")
     found: dict[str, dict[Names, Inputs]] = {}  # by form
     taken, seen, known = set(), collections.Counter[str](), set()
     with contextlib.suppress(*errors):
@@ -90,11 +88,15 @@ def _reading(
 ) -> Reading:
     """The reading of the files of a form; their names say which are for evaluation."""
     everything = {name for inputs in pairs.values() for row in inputs for name in row}
-    if wanted[1] and not wanted[0]:  # English is the source
-        pairs = {two: pairs[two] for two in pairs if two[0] == "en"} or pairs
-    asked = [*map(languages.code, wanted)]  # pt rather than pt-br, if there are both
-    exact = [two for two in pairs if all(x in ("", y) for x, y in zip(asked, two, strict=True))]
-    pairs = {two: pairs[two] for two in exact} or pairs
+    asked = [*map(languages.code, wanted)]
+
+    def fit(two: Names) -> tuple[bool, ...]:
+        """Whether the tags are those asked for, pt and not pt-br; by itself English is a source."""
+        same = [tag in ("", mine) for tag, mine in zip(asked, two, strict=True)]
+        return (*same, bool(asked[1]) and two[0].startswith("en"))
+
+    best = max(map(fit, pairs))
+    pairs = {two: pairs[two] for two in pairs if fit(two) == best}
     spoken = [two for two in pairs if all(re.fullmatch(r"[a-z]{2,3}(-\w+)*", x) for x in two)]
     if len(spoken) > 1:
         raise _question(folder, spoken, "they are not mixed")
@@ -164,7 +166,9 @@ def _check_copies(folder: Folder, inputs: Inputs) -> None:
         other = seen.setdefault(letters, name) if len(letters) > _SAME[1] else name
         if other != name:
             folders = [folder.full(os.path.dirname(path)) for path in (other, name)]
-            fix = "type " + " or ".join(f"python -m scripts.prepare {path}" for path in folders)
+            fix = "type " + " or ".join(
+                f"python -m scripts.prepare {shlex.quote(path)}" for path in folders
+            )
             if folders[0] == folders[1]:
                 fix = "give those of one to python -m scripts.prepare text, see its --help"
             raise Question(f"{folder.given} has the same text in {other} and {name}: {fix}")

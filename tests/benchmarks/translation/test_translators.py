@@ -336,6 +336,20 @@ def test_the_set_that_is_scored_is_named(folder):
     assert "target=0.25 of the recipe for WMT is one of newstest2014: put newstest2014.en" in note
 
 
+@pytest.mark.parametrize(
+    ("line", "words"), [("das Haus ist alt", "intl"), ("第三次会议在三月举行。", "zh")]
+)
+def test_the_log_names_the_words_of_the_score(folder, caplog, line, words):
+    """sacrebleu's signature belongs to a score; chrF stands beside it."""
+    (folder / "references.txt").write_text(f"{line}\n" * 23, "utf-8")
+    benchmark = make("transformer", str(folder))
+    caplog.set_level("INFO", logger="tpu_suite")
+    assert benchmark.references == [line] * 23
+    assert f"sacrebleu: BLEU nrefs:1|case:lc|eff:no|tok:{words}|smooth:exp" in caplog.text
+    scores = benchmark.score(iter([]))  # of the recipe that stops at its target, as MLPerf does
+    assert ("chrF" in scores) == (words == "zh")
+
+
 # --- Mistakes.
 
 
