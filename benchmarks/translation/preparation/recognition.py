@@ -166,12 +166,11 @@ def _check_copies(folder: Folder, inputs: Inputs) -> None:
         other = seen.setdefault(letters, name) if len(letters) > _SAME[1] else name
         if other != name:
             folders = [folder.full(os.path.dirname(path)) for path in (other, name)]
-            fix = "type " + " or ".join(
-                f"python -m scripts.prepare {shlex.quote(path)}" for path in folders
-            )
+            command = ["python", "-m", "scripts.prepare"]
+            fix = " or ".join(shlex.join([*command, path, *folder.flags]) for path in folders)
             if folders[0] == folders[1]:
-                fix = "give those of one to python -m scripts.prepare text, see its --help"
-            raise Question(f"{folder.given} has the same text in {other} and {name}: {fix}")
+                fix = "python -m scripts.prepare text --help, and give the files of one"
+            raise Question(f"{folder.given} has the same text in {other} and {name}: type {fix}")
 
 
 def _is_lines(name: str) -> bool:
