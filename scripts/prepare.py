@@ -6,6 +6,7 @@ brings a public data set first; without arguments all are listed.
 
 import argparse
 import collections
+import dataclasses
 import importlib
 import os
 import re
@@ -127,7 +128,7 @@ def prepare_path(argv: Sequence[str]) -> None:
         raise SourceError(f"there is no {args.path!r}; choose a file or folder, or one of {names}")
     print(f"looking at {args.path}: starting TensorFlow, up to 10 s", flush=True)
     photos.quiet()
-    folder = Folder.open(args.path)
+    folder = dataclasses.replace(Folder.open(args.path), flags=tuple(rest))
     if not folder.files:
         raise SourceError(f"{args.path} holds no files")
     if is_prepared(folder, args.path):
@@ -136,7 +137,7 @@ def prepare_path(argv: Sequence[str]) -> None:
     out = _out(args, folder.is_file, name)
     is_archive = folder.is_file and args.path.lower().endswith(archives.SUFFIXES)
     if not (found := readings(folder)) and is_archive:
-        folder, found = _unpacked(args, f"data/raw/{name}")
+        folder, found = _unpacked(args, f"data/raw/{name}", folder.flags)
         if not folder:
             return
     reading = choose(folder, found, args.form)
@@ -221,19 +222,21 @@ def readings(folder: Folder) -> list[Reading]:
     return found
 
 
-def _unpacked(args: argparse.Namespace, path: str) -> tuple[Folder | None, list[Reading]]:
+def _unpacked(
+    args: argparse.Namespace, path: str, flags: tuple[str, ...]
+) -> tuple[Folder | None, list[Reading]]:
     """The files of an archive and their readings; None if a dry run cannot look into it."""
     if "://" in args.path:
         raise SourceError(f"{args.path} is an archive that must be unpacked: copy it here first")
     if args.dry_run:
         print(f"its files would be unpacked to {path}", flush=True)
-        folder = archives.Listing.of(args.path, path)
+        folder = dataclasses.replace(archives.Listing.of(args.path, path), flags=flags)
         if found := readings(folder):
             return folder, found
         print(f"what they are is seen after that: {_endings(folder)}")
         return None, []
     archives.unpack(args.path, path)
-    folder = Folder.open(path)
+    folder = dataclasses.replace(Folder.open(path), flags=flags)
     return folder, readings(folder)
 
 

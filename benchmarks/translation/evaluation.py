@@ -1,6 +1,9 @@
 """Evaluates translations: batches of sentences, the true ones, and BLEU, chrF and TER."""
 
+import functools
+import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -8,9 +11,17 @@ from benchmarks.base import HostBatch
 from common.data import decoding
 from common.data.shards import read_errors, tensorflow
 from common.errors import DataError, one_line
-from common.text import is_sgm, sgm_sentences
+from common.text import decoded, is_sgm, sgm_sentences
 
-SETTINGS = {"lowercase": True, "tokenize": "intl"}  # sacrebleu's arguments
+_BLANKS = "intl"  # sacrebleu's words of texts with blanks between words, as in WMT
+# Its words of other texts, by the letters of their scripts.
+_SCRIPTS = {
+    "zh": "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff",
+    "ja-mecab": "\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f",  # kana
+    "ko-mecab": "\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3",
+    # Thai, Lao, Tibetan, Burmese, Khmer, Tai, Balinese, Javanese.
+    "char": "\u0e00-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\u1b00-\u1b7f\ua980-\uaa7f",
+}
 
 
 def batches(
@@ -69,17 +80,47 @@ def read_lines(path: str) -> list[str]:
             data = b"\n".join(sgm_sentences(file, path)) if is_sgm(path) else file.read()
     except read_errors() as error:
         raise DataError(f"cannot read the text {path}: {one_line(error)}") from error
+    # Only "\n" ends a line: texts of the web hold other ends of lines inside.
+    return [line.strip() for line in decoded(data, path).removesuffix("\n").split("\n")]
+
+
+def tokenizer(references: Sequence[str]) -> str:
+    """The name of sacrebleu's words for some texts, which their script tells.
+
+    Texts with blanks between words have "intl". Chinese has "zh", Japanese "ja-mecab", Korean
+    "ko-mecab", and others without blanks, such as Thai, "char"; so have Japanese and Korean where
+    MeCab is not installed.
+    """
+    text, scripts = "".join(references), "".join(_SCRIPTS.values())
+    counts = {name: len(re.findall(f"[{letters}]", text)) for name, letters in _SCRIPTS.items()}
+    others = len(re.findall(rf"[^\W\d_{scripts}]", text))
+    if 3 * sum(counts.values()) <= others:  # words of Latin letters have three times as many
+        return _BLANKS
+    counts["ja-mecab"] *= 10  # Japanese has kana beside Chinese letters, Chinese next to none
+    return _installed(max(counts, key=lambda name: counts[name]))
+
+
+def has_blanks(references: Sequence[str]) -> bool:
+    """Whether blanks cut the words of some texts."""
+    return tokenizer(references) == _BLANKS
+
+
+@functools.cache
+def _installed(name: str) -> str:
+    """The tokenizer of this name, or "char" where the packages are missing that it needs."""
+    from sacrebleu.metrics.bleu import BLEU
+
     try:
-        # Only "\n" ends a line: texts of the web hold other ends of lines inside.
-        lines = data.decode().removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        number = data[: error.start].count(b"\n") + 1
-        raise DataError(f"{path}, line {number}: not UTF-8; convert the file") from error
-    return [line.strip() for line in lines]
+        BLEU(tokenize=name)
+    except (RuntimeError, ImportError):
+        return "char"
+    return name
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Scores translations as MLPerf does: without case, with words as in WMT.
+def bleu(hypotheses: Sequence[str], references: Sequence[str], words: str = "") -> dict[str, float]:
+    """Scores translations without case, with the words of `tokenizer`; MLPerf has those of WMT.
+
+    `words` names the tokenizer of all texts, if these are a part of them.
 
     sacrebleu computes it. tensor2tensor and MLPerf's references have the same "intl" words, counts
     and smoothing. The scores differ in rare cases: next to a backslash or to a numeral
@@ -95,7 +136,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, floa
     Source: Papineni et al. 2002; Post 2018, arXiv:1804.08771 (sacrebleu).
     """
     pairs = list(zip(hypotheses, references, strict=True)) or [("", "")]
-    result = _metric("BLEU").corpus_score(
+    result = _metric("BLEU", words or tokenizer(references)).corpus_score(
         [pair[0] for pair in pairs], [[pair[1] for pair in pairs]]
     )
     exact = sum(hypothesis == reference for hypothesis, reference in pairs) / len(pairs)
@@ -114,28 +155,40 @@ def others(
 
     "chrF" is chrF2, the F-score of n-grams of characters, with case. "TER" counts the edits and
     shifts of words for each word of the references, without case: lower is better, and it may
-    exceed 1. It takes 3 ms for a sentence of 20 words, and 0.3 s for one of 90.
+    exceed 1; letters of Chinese and Japanese are words. It takes 3 ms for a sentence of 20 words,
+    and 0.3 s for one of 90.
 
     Source: Popovic 2015 (chrF); Snover et al. 2006 (TER).
     """
     texts = [*hypotheses] or [""], [[*references] or [""]]
-    return {name: _metric(name).corpus_score(*texts).score / 100 for name in names}
+    words = tokenizer(references)
+    return {name: _metric(name, words).corpus_score(*texts).score / 100 for name in names}
 
 
-def signature(name: str) -> str:
+def signature(name: str, words: str = _BLANKS) -> str:
     """sacrebleu's settings and version, which belong to a score: "nrefs:1|case:lc|..."."""
-    metric = _metric(name)
+    metric = _metric(name, words)
     metric.corpus_score([""], [[""]])  # before a score, sacrebleu does not know `nrefs`
     return str(metric.get_signature())
 
 
-def _metric(name: str):
-    """sacrebleu's "BLEU", "chrF" or "TER"; it does not warn about text that looks tokenized."""
+def settings(words: str) -> dict[str, Any]:
+    """sacrebleu's arguments for BLEU of texts with the words of `tokenizer`.
+
+    It does not warn about text that looks tokenized.
+    """
+    return {"lowercase": True, "tokenize": words, "force": True}
+
+
+def _metric(name: str, words: str):
+    """sacrebleu's "BLEU", "chrF" or "TER" for texts with the words of `tokenizer`."""
     # Only where a score is computed.
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
     from sacrebleu.metrics.ter import TER
 
     if name == "BLEU":
-        return BLEU(**SETTINGS, force=True)
-    return CHRF() if name == "chrF" else TER()
+        return BLEU(**settings(words))
+    if name == "chrF":
+        return CHRF()
+    return TER() if words == _BLANKS else TER(normalized=True, asian_support=True)

@@ -27,6 +27,7 @@ SIDES = ("inputs", "targets")
 FEATURES = tuple(f"{side}{part}" for side in SIDES for part in ("", "_segmentation", "_position"))
 _MANIFEST_KIND = "translation"
 SCHEMA = "the schema of translation (lists of int64: inputs, targets)"
+_CHUNK = 1000  # records that are parsed at once
 _PAIRS = 20  # pairs that are compared with the vocabulary
 _SAME = 0.8  # the least share of them with the same ids
 
@@ -127,7 +128,7 @@ def vocabulary_error(vocabulary: Vocabulary, paths: Sequence[str]) -> tuple[str,
     if isinstance(vocabulary, Words):  # its text is tokenized, which that of records is not
         return "", False
     first = []
-    for pair in itertools.islice(_read_pairs(paths), _PAIRS):
+    for pair in itertools.islice(read_pairs(paths, _PAIRS), _PAIRS):
         if not any(vocabulary.unknown in ids.tolist() for ids in pair):
             first.append(pair)
 
@@ -153,17 +154,17 @@ def vocabulary_error(vocabulary: Vocabulary, paths: Sequence[str]) -> tuple[str,
     ), True
 
 
-def _read_pairs(paths: Sequence[str]) -> Iterator[list[np.ndarray]]:
-    """The ids of both sides of the first pairs, without EOS."""
+def read_pairs(paths: Sequence[str], most: int | None = None) -> Iterator[list[np.ndarray]]:
+    """The ids of both sides of the pairs, without EOS, of the first `most` records of each file."""
     for path in paths:
         try:
-            first = [*itertools.islice(records.read_shard(path), _PAIRS)]
-            rows = split(columns(first)) if first else []
+            left = itertools.islice(records.read_shard(path), most)
+            while first := [*itertools.islice(left, _CHUNK)]:
+                for row in split(columns(first)):
+                    for pair in pairs(row):
+                        yield [ids[:-1] for ids in pair]
         except read_errors() as error:
             raise DataError(f"cannot read {path}: {read_problem(error)}") from error
-        for row in rows:
-            for pair in pairs(row):
-                yield [ids[:-1] for ids in pair]
 
 
 class ManifestShard(NamedTuple):

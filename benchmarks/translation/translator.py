@@ -1,5 +1,6 @@
 """The base of both translators: settings, a vocabulary, sentences to evaluate, and their scores."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -13,9 +14,9 @@ import numpy as np
 
 from benchmarks.base import Benchmark, HostBatch, Identity, Spec, Target
 from benchmarks.translation import evaluation, search
-from benchmarks.translation.rows import check_vocabulary, vocabulary_error
+from benchmarks.translation.rows import check_vocabulary, read_pairs, vocabulary_error
 from benchmarks.translation.use import TranslatorUses
-from benchmarks.translation.vocabulary import Vocabulary, load_vocabulary
+from benchmarks.translation.vocabulary import EOS, Vocabulary, load_vocabulary
 from benchmarks.uses import Uses
 from common.data import files
 from common.errors import ConfigError, DataError
@@ -184,7 +185,17 @@ class Translator(Benchmark):
     def remarks(self, split: str) -> list[tuple[str, str, str]]:
         fix = "compare a translation with its source before a long run"
         text = self._check_vocabulary(split)
-        return [("warn", text, fix)] if text else []
+        found = [("warn", text, fix)] if text else []
+        if split == "train":
+            return found
+        with contextlib.suppress(DataError):  # of training records: their own check tells it
+            sentences = {row[row > EOS].tobytes() for row in self.eval_pairs[0].astype(np.int64)}
+            pairs = read_pairs(self.record_files("train"))
+            if known := sentences.intersection(ids.tobytes() for ids, _ in pairs):
+                text = f"{len(known):,} of {len(sentences):,} sentences to evaluate on are among "
+                fix = "the score will be too good: prepare the data again with other text for it"
+                found.append(("warn", f"{text}the training sentences", fix))
+        return found
 
     def declared_examples(self, split: str) -> int:
         return getattr(self.settings, self.declared[split])
@@ -253,9 +264,11 @@ class Translator(Benchmark):
             )
         sentences, source = self.eval_text[0] or "the data's", path or "the decoded targets"
         what = f"sentences to evaluate: {sentences}; references: {source}"
-        scores = (f"{name} {evaluation.signature(name)}" for name in ("BLEU", "chrF", "TER"))
+        lines = lines or [self.vocabulary.decode(ids) for ids in self.eval_pairs[1].tolist()]
+        words = evaluation.tokenizer(lines)
+        scores = (f"{name} {evaluation.signature(name, words)}" for name in ("BLEU", "chrF", "TER"))
         _log.info("%s; sacrebleu: %s", what, "; ".join(scores))
-        return lines or [self.vocabulary.decode(ids) for ids in self.eval_pairs[1].tolist()]
+        return lines
 
     def notes(self, norm_examples: int, evaluating: bool) -> list[str]:
         del norm_examples
@@ -273,8 +286,9 @@ class Translator(Benchmark):
         ]
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        """BLEU as a fraction; with chrF unless a target stops the run."""
-        return self._scores(rows, () if self.settings.stop_at_target else ("chrF",))
+        """BLEU as a fraction; with chrF unless a target of text with blanks stops the run."""
+        is_alone = self.settings.stop_at_target and evaluation.has_blanks(self.references)
+        return self._scores(rows, () if is_alone else ("chrF",))
 
     def all_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         return self._scores(rows, ("chrF", "TER"))

@@ -210,7 +210,8 @@ def worst_sentences(sentences: Sequence[Sentence]) -> Exhibit:
     """
     from sacrebleu.metrics.bleu import BLEU
 
-    metric = BLEU(**evaluation.SETTINGS, effective_order=True, force=True)
+    tokenizer = evaluation.tokenizer([reference for _, _, reference in sentences])
+    metric = BLEU(**evaluation.settings(tokenizer), effective_order=True)
     scores = [metric.sentence_score(line, [true]).score for _, line, true in sentences]
     words = [len(reference.split()) for _, _, reference in sentences]
     wrong = [i for i, (_, line, true) in enumerate(sentences) if line != true]
@@ -232,8 +233,10 @@ def worst_sentences(sentences: Sequence[Sentence]) -> Exhibit:
 def bleu_by_length(sentences: Sequence[Sentence], lengths: np.ndarray) -> Exhibit:
     """BLEU of groups of sentences with similar `lengths` int[n] of their sources, in tokens."""
 
+    words = evaluation.tokenizer([reference for _, _, reference in sentences])
+
     def bleu(some: Sequence[Sentence]) -> dict[str, float]:
-        return evaluation.bleu([line for _, line, _ in some], [true for _, _, true in some])
+        return evaluation.bleu([line for _, line, _ in some], [true for _, _, true in some], words)
 
     overall, bars, table = bleu(sentences)["BLEU"], [], []
     for group in even_groups(lengths, _GROUPS):

@@ -16,6 +16,7 @@ class Folder:
     path: str  # the folder, local or gs://; for one file, the folder that holds it
     files: tuple[sources.File, ...]  # sorted by names relative to `path`, without hidden files
     is_file: bool = False  # whether the user named the file
+    flags: tuple[str, ...] = ()  # what the user typed beside the path
 
     @classmethod
     def open(cls, path: str) -> Self:

@@ -23,6 +23,7 @@ from common.data import caches, files
 from common.data.order import first_examples
 from common.data.shards import record_name, tensorflow
 from common.errors import ConfigError, DataError, one_line
+from common.text import decoded
 
 _log = logging.getLogger("tpu_suite")
 _VERSION = 1  # raise it when the same files give other arrays
@@ -170,7 +171,8 @@ def read_text_side(path: str, vocabulary: Words, report: Callable[[int], None]) 
     try:
         with files.reading(lambda: [path]), tf.io.gfile.GFile(path, "rb") as file:
             for block in _text_blocks(file):
-                for line in block.decode().removesuffix("\n").split("\n"):
+                text = decoded(block, path, line=len(lengths) + 1)
+                for line in text.removesuffix("\n").split("\n"):
                     words = vocabulary.encode(line.removesuffix("\r"))
                     ids.extend(words)
                     ids.append(EOS)
@@ -178,9 +180,6 @@ def read_text_side(path: str, vocabulary: Words, report: Callable[[int], None]) 
                 report(len(block))
     except tf.errors.OpError as error:
         raise DataError(f"cannot read {path}: {one_line(error)}") from error
-    except UnicodeDecodeError as error:
-        number = len(lengths) + error.object[: error.start].count(b"\n") + 1
-        raise DataError(f"{path}, line {number}: not UTF-8; convert the file") from error
     return Sentences(np.array(ids), np.array(lengths))
 
 

@@ -5,16 +5,19 @@ Each file may be local or gs://, and a .gz.
 
 from __future__ import annotations
 
+import codecs
 import collections
 import contextlib
 import csv
+import functools
 import gzip
 import io
 import itertools
 import os
 import re
+import shlex
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
@@ -23,29 +26,43 @@ from common import limits
 from common.data.shards import tensorflow
 from common.errors import one_line, parse_json
 from common.preparation.sources import SourceError
-from common.text import is_sgm, limited_lines, sgm_sentences
+from common.text import decoded, is_sgm, limited_lines, sgm_sentences
 
 _SAMPLE = 50  # rows that tell what the columns and languages are
-LETTER = r"[^\W\d_]"
 _LINE_ENDS = re.compile(r"\r?\n|\r")
-_MESSAGE = re.compile(  # of gettext: S stands for strings, one in a line
-    r"(?P<comments>(#.*\n)*)(msgctxt *S)?msgid *(?P<id>S)(msgid_plural *S)?"
-    r"msgstr(\[0\])? *(?P<text>S)".replace("S", r'(".*"\n)+')
-)
-_ESCAPES = {"n": "\n", "t": "\t"}
+_WORD = re.compile(r"#[,~]?|msgctxt|msgid_plural|msgid|msgstr(\[\d+\])?|")  # of a line of gettext
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+# By the name of a column or key, what says that a translation is not final.
+_UNFINISHED = {
+    "fuzzy": "true|1|yes|x|fuzzy",
+    "approved": "false|0|no",
+    "(translation[ _-]?)?(state|status)|x-confirmationlevel": "fuzzy|new|initial|draft|"
+    "rejected.*|untranslated|unapproved|needs?[ _-].*",
+}
+CONVERTED = (".xlf", ".xliff")  # are not read; others make a .po of them
 
 Row = dict[Any, str]  # texts by the number of a column, from 1, or by key
 Reader = Callable[[str], Iterator[tuple[int, Row]]]  # yields the number of each row, from 1, and it
+
+
+class Question(SourceError):
+    """The input has several languages, or none with the names asked for: the user must choose."""
 
 
 def lines(path: str) -> Iterator[str]:
     r"""Yields a file's lines without "\n", which alone ends a line; of an .sgm its segments."""
     read = sgm_sentences if is_sgm(path.removesuffix(".gz")) else limited_lines
     with _opened(path) as file:
+        if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            file = io.BytesIO(decoded(file.read(), path, SourceError).encode())
         for number, line in enumerate(read(file, path, SourceError), 1):
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
-            yield _decode(line.removesuffix(b"\n"), f"{path}, line {number}")
+            line = line.removesuffix(b"\n")
+            try:
+                yield line.decode()
+            except UnicodeDecodeError:
+                yield decoded(line, path, SourceError, number)
 
 
 @contextlib.contextmanager
@@ -57,16 +74,6 @@ def _opened(path: str) -> Iterator[Any]:
             yield gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
     except (zlib.error, EOFError, gzip.BadGzipFile) as error:
         raise SourceError(f"{path} is damaged or cut short: {one_line(error)}") from error
-
-
-def _decode(line: bytes, name: str) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        raise SourceError(
-            f"{name} is not UTF-8 (byte 0x{line[error.start]:02x} at position {error.start}): "
-            "convert the file, for example with iconv"
-        ) from error
 
 
 class _File(io.RawIOBase):
@@ -120,6 +127,8 @@ class Corpus(NamedTuple):
     keys: Sequence[Any]  # of source and target in the rows
     names: tuple[str, ...]  # of source and target, in messages
     has_header: bool  # whether the first row of a table names the columns
+    states: Mapping[Any, str]  # by a table's column: a pattern of its cells that are not final
+    left_out: collections.Counter[str]  # rows that `pairs` left out last, by reason
 
     @classmethod
     def open(
@@ -138,33 +147,36 @@ class Corpus(NamedTuple):
             fix = f"give its files, or the folder alone: python -m scripts.prepare {path}"
             raise SourceError(f"{path} is a folder: {fix}")
         if not (read := FORMS.get(ending(path), ("", None))[1]):
-            raise SourceError(
-                f"{path} is not a file of pairs ({', '.join(FORMS)}): rename it; give files of "
-                "lines as --train_source and --train_target"
-            )
+            raise SourceError(not_read(path))
         rows = [row for _, row in itertools.islice(read(path), _SAMPLE)]
         numbers = {str(key): key for row in rows for key in row}
         is_table = "1" in numbers
-        header = rows[0] if is_table and _have_header(rows, columns, wanted) else {}
+        header = rows[0] if is_table and languages.have_header(rows, columns, wanted) else {}
         names = {cell.strip(): key for key, cell in header.items()} or numbers
+        states = {key: _unfinished(name) for name, key in names.items() if _unfinished(name)}
+        names = {name: key for name, key in names.items() if key not in states}
+        for tag in filter(None, map(languages.code, wanted)):
+            if tag not in names and any(isinstance(row, _Unit) and row[tag] for row in rows):
+                names = {name: name for name in names if not name.startswith(f"{tag}-")}
+                names[tag] = tag  # whichever variant a unit of a TMX has
         sides = columns or languages.choose(names, wanted)
+        titles: dict[Any, str] = {**header}
         if not sides and is_table and not header:
-            sides = _text_columns(rows)
+            sides = texts = languages.text_columns(rows)
+            if len(texts) == 2 and (tags := languages.pair_of(path)):
+                titles = dict(zip(map(int, texts), tags, strict=True))
+                sides = [texts[tags.index(tag)] for tag in languages.choose(tags, wanted)]
+            elif len(texts) == 2 and any(wanted):
+                fix = "no names of languages: give source and target as --columns=1,2"
+                raise Question(f"{path} has {fix}")
         elif not (sides or header or any(wanted)):  # two other keys or languages
             sides = sorted(names, key=lambda name: languages.code(name) != "en")
         keys = [names.get(side, numbers.get(side)) for side in sides]
         if len(keys) != 2 or None in keys:
-            few = ", ".join(name[:30] for name in [*names][:20]) or "no text"
-            fix = (
-                "which two are the source and the target? Give --columns=A,B, names or numbers "
-                "from 1, or --source_language and --target_language"
-                if len(names) > 1
-                else "a pair has two; give files of lines as --train_source and --train_target"
-            )
-            raise SourceError(f"{path} has {few}: {fix}")
-        titles = {key: f"column {key}" for key in keys if isinstance(key, int)} | header
-        sides = tuple(str(titles.get(key, key)) for key in keys)
-        return cls(path, read, keys, sides, bool(header))
+            raise _choice(path, [*titles.values()] or [*names], wanted)
+        titles |= {key: f"column {key}" for key in keys if is_table and key not in titles}
+        sides = tuple(str(titles.get(key, key)) for key in keys if key)
+        return cls(path, read, keys, sides, bool(header), states, collections.Counter())
 
     def __str__(self) -> str:
         return f"{self.path}, {' to '.join(self.names)}"
@@ -175,8 +187,13 @@ class Corpus(NamedTuple):
         return [self.path]
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """Yields source and target of each row; SourceError, with the row, if one lacks a side."""
+        """Yields source and target of each final row; SourceError, with the row, if one lacks."""
+        self.left_out.clear()
         for number, row in itertools.islice(self.read(self.path), int(self.has_header), None):
+            states = self.states if self.has_header else {key: _unfinished(key) for key in row}
+            if any(re.fullmatch(x, row.get(key, "").lower()) for key, x in states.items() if x):
+                self.left_out["fuzzy"] += 1
+                continue
             try:
                 source, target = (_LINE_ENDS.sub(" ", row[key]) for key in self.keys)
             except KeyError as error:
@@ -185,34 +202,45 @@ class Corpus(NamedTuple):
             yield source, target
 
     def has_sentences(self) -> bool:
-        """Whether the first rows look like text, and not like ratings, titles or labels."""
+        """Whether the first pairs look like text, and not like ratings, titles or labels."""
         has_languages = {*map(languages.code, self.names)} - {"", "source", "target"}
-        pattern = LETTER if has_languages else r"[.!?\u2026\u3002\uff01\uff1f\u0964]\W*$"
-        sides = [*zip(*itertools.islice(self.pairs(), _SAMPLE), strict=True)]
-        return bool(sides) and all(are_mostly(side, pattern) for side in sides)
+        pattern = languages.LETTER if has_languages else r"[.!?\u2026\u3002\uff01\uff1f\u0964]\W*$"
+        pairs = (pair for pair in self.pairs() if all(map(str.strip, pair)))
+        sides = [*zip(*itertools.islice(pairs, _SAMPLE), strict=True)]
+        return bool(sides) and all(languages.are_mostly(side, pattern) for side in sides)
 
 
-def _have_header(rows: Sequence[Row], columns: Sequence[str], wanted: tuple[str, str]) -> bool:
-    """Whether the first row has the `columns`, or alone names two languages."""
-    if columns and {*columns} <= {cell.strip() for cell in rows[0].values()}:
-        return True
-    first, *later = (len(languages.named(row.values(), wanted)) > 1 for row in rows[:2])
-    return first and not any(later)
+def not_read(path: str) -> str:
+    """Why a file of another form is not read, and what to do."""
+    if ending(path) in CONVERTED:
+        names = shlex.join([path, f"{os.path.splitext(path)[0]}.po"])
+        fix = f"translate-toolkit makes a .po of version 1: xliff2po {names}"
+        return f"{path} is XLIFF, which is not read: {fix}"
+    return (
+        f"{path} is not a file of pairs ({', '.join(FORMS)}): give files of lines as "
+        "--train_source and --train_target, and export others as one of these"
+    )
 
 
-def _text_columns(rows: Sequence[Row]) -> list[str]:
-    """The first two columns that hold text: no numbers, no codes of languages."""
-    columns = {key: [row.get(key, "") for row in rows] for key in itertools.chain(*rows)}
-    texts = []
-    for key, cells in columns.items():
-        if are_mostly(cells, LETTER) and not all(map(languages.code, cells)):
-            texts.append(str(key))
-    return texts[:2]
+def _choice(path: str, names: Sequence[str], wanted: tuple[str, str]) -> SourceError:
+    """The error where the source and the target are not clear among some names."""
+    few = ", ".join(name[:30] for name in names[:20]) or "no text"
+    kind = Question if len(languages.named(names, wanted)) > 1 else SourceError
+    flags = zip(("source", "target"), wanted, strict=True)
+    if asked := " and ".join(f"--{side}_language={tag}" for side, tag in flags if tag):
+        few += f", and {asked} names none of them, or several"
+    if len(names) > 1:
+        fix = "which two are the source and the target? Give --columns=A,B, names or numbers from 1"
+        return kind(f"{path} has {few}: {fix}, or --source_language and --target_language")
+    fix = "a pair has two; give files of lines as --train_source and --train_target"
+    return kind(f"{path} has {few}: {fix}")
 
 
-def are_mostly(texts: Sequence[str], pattern: str) -> bool:
-    """Whether a half or more of some texts have a regular expression in them."""
-    return 2 * sum(bool(re.search(pattern, text)) for text in texts) >= len(texts) > 0
+@functools.cache
+def _unfinished(name: Any) -> str:
+    """A pattern of what a column or key of this name says if a translation is not final; or ""."""
+    found = (value for key, value in _UNFINISHED.items() if re.fullmatch(key, str(name).lower()))
+    return next(found, "")
 
 
 def _read_tabs(path: str) -> Iterator[tuple[int, Row]]:
@@ -252,6 +280,7 @@ def _read_json(path: str) -> Iterator[tuple[int, Row]]:
             row = parse_json(line)
             row = row.get("translation", row)
             row = {key: "" if text is None else text for key, text in row.items()}
+            row |= {key: str(row[key]) for key in row if _unfinished(key)}
         except (ValueError, AttributeError) as error:
             fault = f"{path}, line {number} is not a JSON object"
             raise SourceError(f"{fault}: each line must be one, {{...}}") from error
@@ -269,40 +298,79 @@ def _read_tmx(path: str) -> Iterator[tuple[int, Row]]:
                     body = node if name == "body" else body
                 elif name == "tu":
                     number += 1
-                    variants = map(_variant, node.findall("{*}tuv"))
-                    yield number, collections.defaultdict(str, variants)
+                    yield number, _unit(node)
                     (node if body is None else body).clear()  # it would fill the memory
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise SourceError(f"{path} is not a TMX, or damaged: {one_line(error)}") from error
 
 
-def _variant(node: ElementTree.Element) -> tuple[str, str]:
-    """The language and the text of a variant in a TMX."""
-    code = node.get("{http://www.w3.org/XML/1998/namespace}lang") or node.get("lang") or ""
-    segment = node.find("{*}seg")
-    return languages.code(code) or code.lower(), "" if segment is None else _content(segment)
+class _Unit(dict):
+    """The texts of a unit by tag; a language without a variant has the text of its only one."""
+
+    def __missing__(self, key: str) -> str:
+        texts = [text for tag, text in self.items() if tag.partition("-")[0] == key]
+        return texts[0] if len(texts) == 1 else ""
+
+
+def _unit(node: ElementTree.Element) -> _Unit:
+    """The texts of a <tu>, and the properties that tell whether it is final."""
+    unit = _Unit()
+    for prop in node.iterfind(".//{*}prop"):
+        pattern = _unfinished(name := prop.get("type", ""))
+        if pattern and re.fullmatch(pattern, (prop.text or "").lower()):
+            unit[name] = prop.text
+    for variant in node.iterfind("{*}tuv"):
+        word = variant.get("{http://www.w3.org/XML/1998/namespace}lang") or variant.get("lang", "")
+        segment = variant.find("{*}seg")
+        tag = languages.code(word) or word.lower().replace("_", "-")
+        unit[tag] = "" if segment is None else _content(segment)
+    return unit
 
 
 def _content(node: ElementTree.Element) -> str:
     """The text of a segment without the codes of its layout; highlighted text is text, too."""
-    parts = [node.text]
-    for child in node:
-        parts += [_content(child) if child.tag.endswith("hi") else "", child.tail]
-    return "".join(filter(None, parts))
+    parts, left = [], [*reversed(node), node.text]
+    while left:  # without recursion, because elements may be nested as deeply as one likes
+        item = left.pop()
+        if isinstance(item, ElementTree.Element):
+            left.append(item.tail)
+            left += [*reversed(item), item.text] if item.tag.endswith("hi") else []
+        else:
+            parts.append(item or "")
+    return "".join(parts)
 
 
 def _read_po(path: str) -> Iterator[tuple[int, Row]]:
-    """The messages of gettext, of several forms the first; neither fuzzy nor obsolete ones."""
-    words = re.findall(r"[A-Za-z]+", path)
-    code = next(filter(None, map(languages.code, reversed(words))), "target")
-    content = "\n".join(map(str.strip, lines(path))) + "\n"
-    for number, match in enumerate(_MESSAGE.finditer(content), 1):
-        parts = ("".join(re.findall(r'"(.*)"', match[side])) for side in ("id", "text"))
+    """The messages of gettext, of several forms the first; not obsolete ones."""
+    tag = languages.of_path(path) or "target"
+    for number, message in _messages(path):
+        parts = ("".join(message[key]) for key in ("msgid", "msgstr"))
         source, target = (re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), p) for p in parts)
         if not source and (header := re.search(r"^Language: *(\w\S*)", target, re.MULTILINE)):
-            code = languages.code(header[1]) or header[1]
-        elif source and not re.search("^#,.*fuzzy", match["comments"], re.MULTILINE):
-            yield number, {"en": source, code: target}
+            tag = languages.code(header[1]) or header[1].lower()
+        elif source:
+            yield number, {"en": source, tag: target} | ({"fuzzy": "x"} if message["#,"] else {})
+
+
+def _messages(path: str) -> Iterator[tuple[int, dict[str, list[str]]]]:
+    """The strings of each message by their words, "#," if it is fuzzy, and the line of its end."""
+    message, word = collections.defaultdict(list), ""
+    for number, line in enumerate(itertools.chain(lines(path), ["#"])):
+        line = line.strip()
+        start = next(_WORD.finditer(line))[0]
+        if start in ("#", "#,", "#~", "msgctxt", "msgid") and message["msgstr"]:
+            yield number, message
+            message = collections.defaultdict(list)
+        if start == "#~" or (start == "msgid" and message["msgid"]):
+            message.clear()
+        elif start == "#," and "fuzzy" in line:
+            message["#,"] = [line]
+        if start.startswith("#") or not line:
+            continue
+        text, word = line[len(start) :].strip(), start.replace("[0]", "") or word
+        if not (len(text) > 1 and text[0] == text[-1] == '"'):
+            raise SourceError(f"{path}, line {number + 1} has no string in quotes: correct it")
+        message[word].append(text[1:-1])
 
 
 # The form and the reader of a file by the end of its name, behind which .gz may be.

@@ -1,46 +1,84 @@
-"""Names of languages: tells which two of several columns, keys or files are a translation."""
+"""Names of languages: tells which two of several columns, keys or files are a translation.
+
+A tag names a language and perhaps its variant, as "de", "pt-br" of pt_BR, "zh-hant" or "en-latn".
+"""
 
 import collections
+import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+LETTER = r"[^\W\d_]"
 # In names of files, columns and keys: ISO 639-1 and -3, and English. Flags may name others.
-_WORDS = """source src, target tgt trg, en eng english, de deu ger german, fr fra fre french,
-es spa spanish, it ita italian, pt por portuguese, nl nld dut dutch, ru rus russian,
-zh zho chi cmn chinese, ja jpn japanese, ko kor korean, ar ara arabic, tr tur turkish,
-pl pol polish, cs ces cze czech, sk slk slo slovak, sl slv slovenian, ro ron rum romanian,
-hu hun hungarian, fi fin finnish, sv swe swedish, da dan danish, nb nob, no nor norwegian,
-is isl ice icelandic, et est estonian, lv lav latvian, lt lit lithuanian, el ell gre greek,
-bg bul bulgarian, hr hrv croatian, sr srp serbian, uk ukr ukrainian, he heb hebrew,
-fa fas per persian, hi hin hindi, bn ben bengali, ta tam tamil, vi vie vietnamese, th tha thai,
-id ind indonesian, ca cat catalan, eu eus basque, gl glg galician, ga gle irish, cy cym welsh"""
+_WORDS = """source src, target tgt trg, aa aar, ab abk, af afr afrikaans, ak aka, am amh amharic,
+an arg, ar ara arb arabic, as asm, ay aym, az aze azj, ba bak, be bel belarusian, bg bul bulgarian,
+bm bam bambara, bn ben bengali, bo bod tib tibetan, br bre breton, bs bos bosnian, ca cat catalan,
+ceb, ckb, co cos, crh, cs ces cze czech, cv chv, cy cym welsh, da dan danish, de deu ger german,
+dv div, dz dzo, ee ewe, el ell gre greek, en eng english, eo epo esperanto, es spa spanish,
+et est estonian, eu eus basque, fa fas pes per persian, ff ful fuv, fi fin finnish, fj fij, fo fao,
+fr fra fre french, fy fry, ga gle irish, gd gla, gl glg galician, gn grn, gu guj gujarati,
+ha hau hausa, he heb hebrew, hi hin hindi, hr hrv croatian, ht hat, hu hun hungarian,
+hy hye armenian, id ind indonesian, ig ibo igbo, ilo, is isl ice icelandic, it ita italian,
+ja jpn japanese, jv jav javanese, ka kat georgian, kg kon, ki kik, kk kaz kazakh, km khm khmer,
+kmr, kn kan kannada, ko kor korean, ks kas, ku kur kurdish, ky kir, la lat latin, lb ltz,
+lg lug luganda, li lim, ln lin lingala, lo lao, lt lit lithuanian, lua, luo, lv lav lvs latvian,
+mg mlg plt malagasy, mi mri maori, mk mkd macedonian, ml mal malayalam, mn mon khk mongolian, mos,
+mr mar marathi, ms msa zsm malay, mt mlt maltese, my mya burmese, nb nob, ne nep npi nepali,
+nl nld dut dutch, nn nno, no nor norwegian, nr nbl, nso, ny nya chichewa, oc oci, om orm oromo,
+or ori ory, os oss, pa pan pnb punjabi, pcm, pl pol polish, ps pus pashto, pt por portuguese,
+qu que quechua, rm roh, rn run, ro ron rum romanian, ru rus russian, rw kin kinyarwanda,
+sa san sanskrit, sc srd, sd snd, se sme, sg sag, si sin sinhala, sk slk slo slovak,
+sl slv slovenian, sm smo, sn sna shona, so som somali, sq sqi als albanian, sr srp serbian, ss ssw,
+st sot, su sun, sv swe swedish, sw swa swh swahili, ta tam tamil, te tel telugu, tg tgk,
+th tha thai, ti tir tigrinya, tk tuk, tl tgl fil tagalog, tn tsn, to ton, tr tur turkish, ts tso,
+tt tat, tw twi, ug uig, uk ukr ukrainian, ur urd urdu, uz uzb uzn uzbek, ve ven, vi vie vietnamese,
+wo wol wolof, xh xho xhosa, yi yid, yo yor yoruba, yue, zh zho chi cmn chinese, zu zul zulu"""
 _CODES = {word: row.split()[0] for row in _WORDS.split(",") for word in row.split()}
-_VARIANT = r"([A-Za-z]+)(?:[-_](?:[A-Z][A-Za-z]{1,3}|[a-z]{2}|[0-9]{3}))*"  # en-US, eng_Latn
+# Words, too: alone they say nothing.
+_ENGLISH = {"am", "as", "cat", "he", "id", "is", "it", "my", "no", "or", "so", "to"}
+_ROLES = {"source", "target"}
+_REGION = r"(?:[-_@](?:[A-Z][A-Za-z]{1,3}|[A-Z][a-z]{3}_[A-Z]{2}|[0-9]{3}))?"  # en_US, eng_Latn
+_VARIANT = r"([A-Za-z]+)((?:[-_](?:[A-Z][A-Za-z]{1,3}|[a-z]{2}|[0-9]{3})|-[a-z]{4}|[@-]latin)*)"
+_TAG = rf"(?:pt-(?:br|pt)|zh-(?:cn|hk|tw))(?![a-z])|[A-Za-z]{{2,}}{_REGION}"  # in a file's name
+_PAIR = re.compile(r"(TAG)(?:-|_|2|-to-|_to_)(TAG)".replace("TAG", r"[a-z]{2,3}" + _REGION))
 
 
 def code(word: str) -> str:
-    """The language code that a word stands for; "source" and "target" are codes too; or ""."""
+    """The tag that a word stands for; "source" and "target" are tags too; or ""."""
     match = re.fullmatch(_VARIANT, word.strip())
-    return _CODES.get(match[1].lower(), "") if match else ""
+    known = _CODES.get(match[1].lower(), "") if match else ""
+    return known and known + re.sub("[_@]", "-", match[2].lower()) if match else ""
 
 
 def named(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> dict[str, str]:
-    """The names of languages, by code: "de"; else a part, as in "text_de" and "German words".
+    """The names of languages, by tag: "de"; else a part, as in "text_de" and "German words".
 
-    Languages that are `wanted` need not be known here.
+    Languages that are `wanted` need not be known here, nor the one that stands beside a known one.
     """
     sides: dict[str, str] = {}
     parts: dict[str, str] = {}
-    others = {*map(str.lower, wanted)} - {""}
-    for name in names:
-        word = name.strip()
+    others, words = {*map(str.lower, wanted)} - {""}, {name.strip(): name for name in names}
+    known = [word for word in words if word.lower() not in _ENGLISH and code(word) not in _ROLES]
+    if len(words) == 2 and (first := next(filter(code, known), "")):
+        unknown = "[A-Z][a-z]{3,}" if len(first) > 4 else "[a-z]{3}(_[A-Z][a-z]{3})?"
+        others |= {word.lower() for word in words if re.fullmatch(unknown, word)}
+    for word, name in words.items():
         if known := code(word) or (word.lower() if word.lower() in others else ""):
             sides.setdefault(known, name)
         elif len(word) < 40:
-            label = re.fullmatch(r"\w+?[_.-]([A-Za-z]+?)(?:_[A-Z][a-z]{3})?", word)
-            words = [label[1]] if label else re.findall(r"[A-Za-z]{5,}", word)
-            parts.setdefault(next(filter(None, map(code, words)), ""), name)
+            label = re.fullmatch(rf"\w+?[_.-]([A-Za-z]+?{_REGION})", word)
+            found = [label[1]] if label else re.findall(r"[A-Za-z]{5,}", word)
+            found = [each for each in found if each not in _ENGLISH]
+            parts.setdefault(next(filter(None, map(code, found)), ""), name)
     return sides | {each: parts[each] for each in parts if each and each not in sides}
+
+
+def find(wanted: str, tags: Iterable[str]) -> str:
+    """The tag that is wanted, or the only variant of a language that is; or ""."""
+    wanted, tags = code(wanted) or wanted.lower(), {*tags}
+    variants = [tag for tag in tags if tag.partition("-")[0] == wanted]
+    return wanted if wanted in tags else variants[0] if len(variants) == 1 else ""
 
 
 def choose(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> Sequence[str]:
@@ -49,41 +87,90 @@ def choose(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> Sequence
     The languages in `wanted` come first; each may be "". Then the words source and target count.
     Otherwise English is the source, or the first name where none is English.
     """
-    source, target = (code(word) or word.lower() for word in wanted)
     sides = named(names, wanted)
-    if {"source", "target"} <= {*sides} and not {source, target} <= {*sides}:
+    source, target = (find(each, sides) for each in wanted)
+    if any(each and not tag for each, tag in zip(wanted, (source, target), strict=True)):
+        return ()
+    if {"source", "target"} <= {*sides} and not (source or target):
         source, target = "source", "target"
     missing = [source, target].count("")
     rest = [each for each in sides if each not in (source, target)]
     if len(rest) > missing:  # columns "id" and "no" hold numbers
-        rest = [each for each in rest if each not in ("id", "no", "source", "target")]
+        rest = [each for each in rest if each not in {"id", "no", *_ROLES}]
+    if not source and target:
+        rest = [each for each in rest if _language(each) == "en"] or rest
     if missing and len(rest) != missing:
         return ()
-    rest.sort(key=lambda each: each != "en")
+    rest.sort(key=lambda each: _language(each) != "en")
     source = source or rest.pop(0)
     target = target or rest.pop(0)
-    return (sides[source], sides[target]) if {source, target} <= {*sides} else ()
+    return (sides[source], sides[target]) if source != target else ()
 
 
-def pairs(names: Iterable[str]) -> tuple[Sequence[str], list[tuple[str, str]]]:
-    """The names that differ in the language only, such as x.de-en.en and x.de-en.de.
+def _language(tag: str) -> str:
+    return tag.partition("-")[0]
 
-    The last word of a name that is a language counts. If there are more than two languages, the two
-    that most names have are taken; at equal numbers English, German, then the alphabet's order.
 
-    Returns:
-        The codes of source and target, and the pairs of names; neither if there is no pair.
+def pair_of(path: str) -> tuple[str, ...]:
+    """The tags of a pair that a folder or a part of a file's name says, such as en-hau; or ()."""
+    *folders, name = path.split("/")
+    for part in reversed([*folders, *name.split(".")]):
+        if match := _PAIR.fullmatch(part):
+            known = {word for word in match.groups() if code(word)}
+            is_clear = len(known) == 2 or part in folders  # of en-abc only a folder
+            if is_clear and known - _ENGLISH:
+                return tuple(code(word) or word for word in match.groups())
+    return ()
+
+
+def of_path(path: str) -> str:
+    """The tag that a folder or a part of a file's name is, as of x.fr.po, or ends with; or ""."""
+    parts = [part for part in reversed(re.split(r"[/.]", path)) if part]
+    ends = [re.split(r"[-_](?=[a-z]{2,3}(?:[-_][A-Z]{2})?$)", part)[-1] for part in parts]
+    found = [*map(code, parts), *(code(end) for end in ends if end not in _ENGLISH)]
+    return next((tag for tag in found if tag not in {*_ROLES, ""}), "")
+
+
+def groups(names: Iterable[str]) -> list[dict[str, str]]:
+    """The names that differ in the language only, by tag, such as x.de-en.en and x.de-en.de.
+
+    The last word of a name that is a language counts, or one before it where it has no partner.
     """
-    stems: dict[str, dict[str, str]] = collections.defaultdict(dict)
-    for name in names:
-        if words := [word for word in re.finditer(r"[A-Za-z]+", name) if code(word[0])]:
-            stem = name[: words[-1].start()] + "*" + name[words[-1].end() :]
-            stems[stem.removesuffix(".gz")][code(words[-1][0])] = name
-    groups = [sides for sides in stems.values() if len(sides) > 1]
-    counts = collections.Counter(each for sides in groups for each in sides)
-    ranks = {each: (-number, each not in ("en", "de"), each) for each, number in counts.items()}
-    if not (codes := choose(sorted(ranks, key=lambda each: ranks[each])[:2])):
-        return (), []
-    source, target = codes
-    full = [sides for sides in groups if source in sides and target in sides]
-    return codes, [(sides[source], sides[target]) for sides in full]
+    left, found = [*names], []
+    for depth in (1, 2, 3):
+        stems: dict[str, dict[str, str]] = collections.defaultdict(dict)
+        for name in left:
+            words = [word for word in re.finditer(_TAG, name) if code(word[0])]
+            if len(words) >= depth:
+                word = words[-depth]
+                stem = f"{name[: word.start()]}*{name[word.end() :]}".removesuffix(".gz")
+                stems[stem][code(word[0])] = name
+        complete = [sides for sides in stems.values() if len(sides) > 1]
+        taken = {*itertools.chain.from_iterable(sides.values() for sides in complete)}
+        left, found = [name for name in left if name not in taken], [*found, *complete]
+    return found
+
+
+def have_header(
+    rows: Sequence[Mapping[Any, str]], columns: Sequence[str], wanted: tuple[str, str]
+) -> bool:
+    """Whether the first row has the `columns`, or alone names two languages."""
+    if columns and {*columns} <= {cell.strip() for cell in rows[0].values()}:
+        return True
+    first, *later = (len(named(row.values(), wanted)) > 1 for row in rows[:2])
+    return first and not any(later)
+
+
+def text_columns(rows: Sequence[Mapping[Any, str]]) -> list[str]:
+    """The first two columns that hold text: no numbers, no codes of languages."""
+    texts = []
+    for key in dict.fromkeys(itertools.chain(*rows)):
+        cells = [cell for row in rows if (cell := row.get(key, "").strip())]
+        if are_mostly(cells, LETTER) and not all(map(code, cells)):
+            texts.append(str(key))
+    return texts[:2]
+
+
+def are_mostly(texts: Sequence[str], pattern: str) -> bool:
+    """Whether a half or more of some texts have a regular expression in them."""
+    return 2 * sum(bool(re.search(pattern, text)) for text in texts) >= len(texts) > 0

@@ -95,11 +95,11 @@ class TextInput:
         evaluation = [pair for pair in pairs if all(side.strip() for side in pair)]
         if self._inputs["eval"] and not evaluation:
             raise UserError("the evaluation files hold no pair with text on both sides")
-        empty = len(pairs) - len(evaluation)
+        reasons = self._left_out("eval", empty=len(pairs) - len(evaluation))
         train, left_out = self._read_train()
         if not self._inputs["eval"]:
             train, evaluation = _draw(train)
-        return Pairs(train, evaluation, {"train": left_out, "eval": {"empty": empty}})
+        return Pairs(train, evaluation, {"train": left_out, "eval": reasons})
 
     def _read(self, split: str) -> Iterator[Pair]:
         for number, each in enumerate(self._inputs[split]):
@@ -125,6 +125,7 @@ class TextInput:
                 pairs.append(pair)
             if self._clean:
                 seen.add(pair)
+        left_out.update(self._left_out("train"))
         if not pairs:
             reasons = ", ".join(f"{reason}: {count:,}" for reason, count in left_out.items())
             raise UserError(
@@ -132,6 +133,14 @@ class TextInput:
                 f"{reasons}"
             )
         return pairs, left_out
+
+    def _left_out(self, split: str, **reasons: int) -> dict[str, int]:
+        """The pairs that are left out, by reason, with those that the files themselves exclude."""
+        for each in self._inputs[split]:
+            if isinstance(each, Corpus):
+                for reason, count in each.left_out.items():
+                    reasons[reason] = reasons.get(reason, 0) + count
+        return reasons
 
 
 def _draw(pairs: list[Pair]) -> tuple[list[Pair], list[Pair]]:

@@ -11,21 +11,14 @@ interruption the same command continues. docs/data.md describes the formats.
 """
 
 import argparse
-import collections
-import contextlib
 import os
-import re
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.translation.preparation import corpora, languages, shards, sources
-from benchmarks.translation.preparation.corpora import Corpus
+from benchmarks.translation.preparation import languages, shards, sources
+from benchmarks.translation.preparation.recognition import readings as readings
 from common import console, pools
-from common.data.shards import tensorflow
-from common.errors import UserError
 from common.preparation import arguments, writing
-from common.preparation.folders import Folder, Reading
 
 # The values of configs/transformer.py.
 ROW_LENGTH, EVAL_LENGTHS = 256, (32, 64, 128)
@@ -34,83 +27,14 @@ ROW_LENGTH, EVAL_LENGTHS = 256, (32, 64, 128)
 _FEW, _MANY = 1_300_000, 25_600_000
 _TINY = 1000  # fewer training pairs are worth a warning
 _STEPS = 2500  # training steps, in 10 to 100 epochs; small text has twice as many
-# Ends of the names of lines of text, beside languages; words in the names of evaluation text.
-_LINES = ("txt", "text", "tok", "sgm", "src", "tgt", "trg", "source", "target")
-_EVAL = {"val", "valid", "validation", "dev", "newsdev", "eval"}, {"test", "newstest", "tst"}
-_MOST = 1000  # files of a form that are looked at
 _LEFT_OUT = {
+    "fuzzy": "that are fuzzy or not final",
     "empty": "with an empty side",
     "repeated": "that are repeated",
     "equal": "with equal sides",
     "ratio": "of a length ratio above --max_ratio={max_ratio}",
     "long": "with more than --max_tokens={max_tokens} tokens on a side",
 }
-
-
-def readings(folder: Folder) -> list[Reading]:
-    """The ways to read a folder as parallel text: two files of lines, or files of pairs."""
-    # By form: the files of each input, and the names of its source and target.
-    inputs: dict[str, dict[tuple[str, ...], Sequence[str]]] = collections.defaultdict(dict)
-    errors = UserError, OSError, tensorflow().errors.OpError
-    codes, pairs = languages.pairs(file.name for file in folder.files if _is_lines(file.name))
-    with contextlib.suppress(*errors):
-        if pairs and all(_has_letters(folder.head(name)) for name in pairs[0]):
-            inputs["text"] = dict.fromkeys(pairs, codes)
-    taken = {name for pair in inputs["text"] for name in pair}
-    seen: collections.Counter[str] = collections.Counter()
-    for name in (file.name for file in folder.files if file.name not in taken):
-        form, _ = corpora.FORMS.get(corpora.ending(name), ("", None))
-        seen[form] += 1
-        if not form or seen[form] > _MOST:
-            continue
-        with contextlib.suppress(*errors):
-            corpus = Corpus.open(folder.full(name))
-            if corpus.has_sentences():
-                inputs[form][name,] = corpus.names
-    return [_reading(folder, form, inputs[form]) for form in inputs if inputs[form]]
-
-
-def _reading(folder: Folder, form: str, inputs: Mapping[tuple[str, ...], Sequence[str]]) -> Reading:
-    """The reading of the files of a form; their names say which are for evaluation."""
-    sides = collections.Counter(inputs.values()).most_common(1)[0][0]
-    rows = [row for row in inputs if inputs[row] == sides]
-    words = {row: {*re.findall(r"[a-z]+", row[0].lower())} for row in rows}
-    parts = [[row for row in rows if words[row] & names] for names in _EVAL]
-    train = [row for row in rows if not words[row] & (_EVAL[0] | _EVAL[1])]
-    evaluation = (parts[0] or parts[1]) if train else []
-    train = train or rows
-    flags, ends = [], ("_source", "_target") if form == "text" else ("",)
-    for name, part in (("train", train), ("eval", evaluation)):
-        for i, end in enumerate(ends if part else ()):
-            flags.append(f"--{name}{end}=" + ",".join(folder.full(row[i]) for row in part))
-    flags += ["--clean", "--max_ratio=9"]  # the ratio of Moses' clean-corpus-n
-    sizes = {file.name: file.size for file in folder.files}
-    size = sum(sizes[name] for row in train for name in row)
-    number = f"{len(train) * len(train[0]):,} files, such as " if len(train) > 1 else ""
-    how = "text" if sides[0].startswith("column ") else "names"
-    about = (
-        f"{number}{' and '.join(train[0])}, {size:,} bytes: "
-        f"{sides[0]} and {sides[1]} by their {how}"
-    )
-    text = ", ".join(row[0] for row in evaluation[:3]) or "a part of the training pairs"
-    turn = f" (--source_language={sides[1]} turns it)" if languages.code(sides[1]) else ""
-    makes = f"packed rows, {sides[0]} to {sides[1]}{turn}; evaluation on {text}"
-    if aside := [row[0] for row in inputs if row not in {*train, *evaluation}]:
-        makes += f"; not used: {', '.join(aside[:3])}{' ...' * (len(aside) > 3)}"
-    return Reading("text", form, about, makes, flags, sum(map(len, rows)))
-
-
-def _is_lines(name: str) -> bool:
-    end = os.path.splitext(name.lower().removesuffix(".gz"))[1][1:]
-    return end in _LINES or bool(languages.code(end))
-
-
-def _has_letters(head: bytes) -> bool:
-    """Whether most of the first lines hold text: labels are numbers."""
-    if head[:2] == b"\x1f\x8b":
-        with contextlib.suppress(zlib.error):
-            head = zlib.decompressobj(31).decompress(head)
-    return corpora.are_mostly(head.decode(errors="replace").splitlines()[:50], corpora.LETTER)
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
@@ -158,22 +82,30 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     args.max_tokens = args.max_tokens or min(80, args.length)
     args.workers = args.workers or pools.cores()
-    if mistake := _mistake(args):
+    if mistake := _mistake(args) or _turn(args):
         parser.error(mistake)
-    _turn(args)
     return args
 
 
-def _turn(args: argparse.Namespace) -> None:
-    """Swaps files of lines whose names say that the language asked for is on the other side."""
-    wanted = languages.code(args.source_language), languages.code(args.target_language)
+def _turn(args: argparse.Namespace) -> str:
+    """Swaps files of lines whose names say that the language asked for is on the other side.
+
+    Returns what is wrong if they say that it is on neither; else "".
+    """
+    wanted = args.source_language, args.target_language
     for flags in (("train_source", "train_target"), ("eval_source", "eval_target")):
         paths = [getattr(args, flag) for flag in flags]
         names = [os.path.basename(path.partition(",")[0]) for path in paths]
-        codes, pairs = languages.pairs(names)
-        sides = dict(zip(pairs[0], codes, strict=True)) if pairs else {}
-        if sides and (sides[names[1]] == wanted[0] or sides[names[0]] == wanted[1]):
-            vars(args).update(zip(flags, reversed(paths), strict=True))
+        for sides in languages.groups(names) if any(wanted) else ():
+            chosen = languages.choose([*sides], wanted)
+            if not chosen and not {"source", "target"} & {*sides}:
+                asked = " to ".join(filter(None, wanted))
+                return (
+                    f"{' and '.join(names)} are {' and '.join(sides)} by their names, not {asked}"
+                )
+            if [sides[tag] for tag in chosen] == names[::-1]:
+                vars(args).update(zip(flags, reversed(paths), strict=True))
+    return ""
 
 
 def _mistake(args: argparse.Namespace) -> str:
@@ -213,11 +145,11 @@ def _report(content: dict[str, Any], args: argparse.Namespace) -> None:
     train, evaluation = content["splits"]["train"], content["splits"]["eval"]
     vocabulary, length = content["vocabulary"], content["length"]
     print(f"vocabulary: {vocabulary['size']:,} entries ({vocabulary['kind']})")
-    if empty := evaluation["left_out"]["empty"]:
-        print(f"eval: {empty:,} pairs with an empty side were left out")
-    for reason, count in train["left_out"].items():
-        if count:
-            print(f"train: {count:,} pairs {_LEFT_OUT[reason].format(**vars(args))} were left out")
+    for split in ("eval", "train"):
+        for reason, count in content["splits"][split]["left_out"].items():
+            if count:
+                text = _LEFT_OUT[reason].format(**vars(args))
+                print(f"{split}: {count:,} pairs {text} were left out")
     if (longest := evaluation["longest_inputs"]) > EVAL_LENGTHS[-1]:
         print(
             f"warning: an evaluation sentence has {longest:,} tokens, and the config allows "

@@ -138,3 +138,52 @@ SIGNATURES = {
 def test_the_signatures():
     for name, settings in SIGNATURES.items():
         assert evaluation.signature(name).startswith(settings)
+
+
+CHINESE = ["第3次会议在三月举行。", "我们用 GPU 训练模型。", "软件已经更新。"]
+OTHERS = {
+    "zh": ["第三次會議在三月舉行。", "軟體已經更新の。"],
+    "ja-mecab": ["第三回の会議は三月です。", "データを読み込みます。"],
+    "ko-mecab": ["세 번째 회의는 삼월에 열립니다.", "GPU를 사용합니다."],
+    "char": ["การประชุมครั้งที่สามจัดขึ้นในเดือนมีนาคม", "ສະບາຍດີທຸກຄົນ", "ថ្ងៃនេះអាកាសធាតុល្អ", "ဒီနေ့ရာသီဥတုကောင်းတယ်"],
+}
+
+
+def ngram_score(hypotheses, references):
+    """BLEU of letters, by hand; no precision may be 0."""
+    logs = 0.0
+    for n in range(1, 5):
+        matches = total = 0
+        for pair in zip(hypotheses, references, strict=True):
+            counts = [
+                collections.Counter(text[i : i + n] for i in range(len(text) - n + 1))
+                for text in (side.replace(" ", "") for side in pair)
+            ]
+            matches, total = matches + (counts[0] & counts[1]).total(), total + counts[0].total()
+        logs += math.log(matches / total)
+    return math.exp(logs / 4)
+
+
+@pytest.mark.parametrize(("words", "texts"), [("zh", CHINESE), *OTHERS.items()])
+def test_texts_without_blanks_have_their_own_words(monkeypatch, words, texts):
+    scores = evaluation.bleu(texts, texts)
+    assert (scores["BLEU"], scores["exact"]) == (pytest.approx(1), 1)
+    assert evaluation.tokenizer(texts) in (words, "char" if "mecab" in words else words)
+    assert f"|tok:{evaluation.tokenizer(texts)}" in evaluation.signature(
+        "BLEU", evaluation.tokenizer(texts)
+    )
+    monkeypatch.setattr(evaluation, "_installed", lambda name: name)
+    assert evaluation.tokenizer(texts) == words
+    monkeypatch.setattr(evaluation, "_installed", lambda name: "char")
+    wrong = [text[:-2] + text[-1] + text[-2] for text in texts]
+    assert evaluation.bleu(wrong, texts)["BLEU"] == pytest.approx(ngram_score(wrong, texts))
+
+
+def test_a_few_letters_of_another_script_change_no_words():
+    """A part of the texts is scored as all of them; names and quotes decide nothing."""
+    assert evaluation.tokenizer(["Li Ming (李明) wohnt in Peking (北京).", "Ja."]) == "intl"
+    assert evaluation.tokenizer(["Привет, как дела?", "नमस्ते, आप कैसे हैं?"]) == "intl"
+    assert evaluation.tokenizer(["", "3.5 %", "---"]) == "intl"
+    assert evaluation.bleu(["a b c d"], ["a b c d"], "zh")["BLEU"] == pytest.approx(1)
+    assert evaluation.bleu(["会议在三月"], ["会议在三月"], "intl")["BLEU"] == 0.0
+    assert evaluation.others(CHINESE, [*CHINESE[:2], "软件已更新。"], ["TER"])["TER"] < 0.1

@@ -160,6 +160,23 @@ def test_a_run_is_refused_or_warned(tmp_path, name, caplog):
     assert opened(vocabulary_file="vocab.reference") == []
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", ["transformer", "gnmt"])
+def test_sentences_of_the_evaluation_among_those_of_training(tmp_path, monkeypatch, name, packed):
+    """The doctor reads all records anyway; repeated sentences count once."""
+    leaked = LINES["train"][5:9]
+    monkeypatch.setitem(LINES, "eval", [*LINES["eval"], *leaked, *leaked[:2], backwards(leaked[0])])
+    write_records(tmp_path, LOADED, LOADED, packed)
+    config = importlib.import_module(f"configs.{name}").get_config()
+    config.update((RECORDS if name == "gnmt" else {}) | {"data_dir": str(tmp_path)})
+    config.update({"row_length": 128} if name == "transformer" else {})
+    benchmark = benchmarks.load(config.lock(), "")
+    assert benchmark.remarks("train") == []
+    ((status, text, _),) = benchmark.remarks("eval")
+    count = len({*LINES["eval"]})
+    assert status == "warn" and f"4 of {count} sentences to evaluate on are among" in text
+
+
 def test_sentencepiece_without_the_letters_of_the_text(tmp_path):
     """Unknown text decodes as a sign of its own: that is no other vocabulary."""
     model = io.BytesIO()

@@ -336,6 +336,20 @@ def test_the_set_that_is_scored_is_named(folder):
     assert "target=0.25 of the recipe for WMT is one of newstest2014: put newstest2014.en" in note
 
 
+@pytest.mark.parametrize(
+    ("line", "words"), [("das Haus ist alt", "intl"), ("第三次会议在三月举行。", "zh")]
+)
+def test_the_log_names_the_words_of_the_score(folder, caplog, line, words):
+    """sacrebleu's signature belongs to a score; chrF stands beside it."""
+    (folder / "references.txt").write_text(f"{line}\n" * 23, "utf-8")
+    benchmark = make("transformer", str(folder))
+    caplog.set_level("INFO", logger="tpu_suite")
+    assert benchmark.references == [line] * 23
+    assert f"sacrebleu: BLEU nrefs:1|case:lc|eff:no|tok:{words}|smooth:exp" in caplog.text
+    scores = benchmark.score(iter([]))  # of the recipe that stops at its target, as MLPerf does
+    assert ("chrF" in scores) == (words == "zh")
+
+
 # --- Mistakes.
 
 
@@ -384,7 +398,7 @@ def test_mistakes_in_text_to_evaluate(folder):
         ("vocab.toy.subwords", None, "no vocabulary in .*vocab"),
         ("vocab.other", b"<unk>\na\nb\nc\nq\n", "vocabulary_file='vocab.*' matches 2 files that"),
         ("references.txt", b"one\n" * 24, "references.txt has 24 lines, and there are 23 sentence"),
-        ("references.txt", b"a\n\xfc\n", "references.txt, line 2: not UTF-8"),
+        ("references.txt", b"a\n\xfc\n", "references.txt, line 2 is not UTF-8"),
     ],
 )
 def test_mistakes_in_the_data(folder, file, content, words):

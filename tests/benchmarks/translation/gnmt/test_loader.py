@@ -342,7 +342,7 @@ def test_bytes_that_are_not_utf8(tmp_path, monkeypatch, words):
     monkeypatch.setattr(loader, "_BLOCK", 16)
     path = tmp_path / "text"
     path.write_bytes(b"a d\n" * 30 + b"d\nd \xff\nd\n")
-    with pytest.raises(DataError, match=f"^{path}, line 32: not UTF-8; convert the file$"):
+    with pytest.raises(DataError, match=f"^{path}, line 32 is not UTF-8 .*iconv .* {path} "):
         read_file(path, words)
 
 

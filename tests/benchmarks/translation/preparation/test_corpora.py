@@ -8,7 +8,7 @@ import zipfile
 import pytest
 
 from benchmarks.translation.preparation import languages, sources, text
-from benchmarks.translation.preparation.corpora import Corpus
+from benchmarks.translation.preparation.corpora import Corpus, Question
 from common import console
 from common.preparation import archives
 from common.preparation.folders import Folder
@@ -107,9 +107,15 @@ def read(*flags):
 def test_every_form_gives_the_same_pairs(tmp_path, name, end):
     corpus = Corpus.open(write(tmp_path, name + end, FORMS[name]))
     assert list(corpus.pairs()) == PAIRS
+    if name in ("deu.txt", "codes.tsv", "tatoeba.tsv", "roles.csv"):  # nothing names German
+        with pytest.raises(Question, match="--columns"):
+            Corpus.open(corpus.path, wanted=("de", ""))
+        return
     turned = Corpus.open(corpus.path, wanted=("de", ""))
-    if name not in ("deu.txt", "codes.tsv", "tatoeba.tsv", "roles.csv"):
-        assert list(turned.pairs()) == [pair[::-1] for pair in PAIRS]
+    assert list(turned.pairs()) == [pair[::-1] for pair in PAIRS]
+    for wanted in (("", "fr"), ("de-AT", "")):
+        with pytest.raises(Question, match=wanted[0] or wanted[1]):
+            Corpus.open(corpus.path, wanted=wanted)
 
 
 @pytest.mark.parametrize("columns", ["2,1", "de,en"])
@@ -173,10 +179,11 @@ def test_the_reading_of_a_folder_makes_records(tmp_path, capsys, name):
     content = json.loads((tmp_path / "out/manifest.json").read_text())
     pairs = [content["splits"][split]["pairs"] for split in ("train", "eval")]
     assert pairs == ([60, 2] if name == "train.de" else [48, 12])
-    assert ("1 of 2 sentences to evaluate on are in" in printed) == (name == "train.de")
+    assert ("1 of 2 sentences to evaluate on are among" in printed) == (name == "train.de")
     assert f"warning: {pairs[0]} pairs" in printed
-    turned = read(*reading.arguments, "--source_language=de").train
-    assert turned[0][0].startswith("The dog" if name == "train.tsv" else "Der Hund")
+    if name != "train.tsv":  # whose columns have no names
+        turned = read(*reading.arguments, "--source_language=de").train
+        assert turned[0][0].startswith("Der Hund")
     sentences = (tmp_path / "out/sources.txt").read_text().splitlines()
     assert {*sentences} <= {*LINES[0].splitlines(), "A cat sits."}
 
@@ -228,11 +235,19 @@ def test_a_fault_takes_one_line(tmp_path, capsys, name, content, words):
     assert not (tmp_path / "out/manifest.json").exists()
 
 
-def test_pairs_of_names():
+def test_groups_of_names():
     names = ["x.de-en.de", "x.de-en.en.gz", "x.cs-en.cs", "y.eng", "y.deu", "z.fr", "a/no.txt"]
-    pairs = [("x.de-en.en.gz", "x.de-en.de"), ("y.eng", "y.deu")]
-    assert languages.pairs(names) == (("en", "de"), pairs)
-    assert languages.pairs(["src-train.txt", "tgt-train.txt"])[0] == ("source", "target")
+    assert languages.groups(names) == [
+        {"de": "x.de-en.de", "en": "x.de-en.en.gz"},
+        {"en": "y.eng", "de": "y.deu"},
+    ]
+    names = ["zh-TW/how_to.txt", "zh-CN/how_to.txt", "x.pt-br", "x.pt-pt", "x.hau"]
+    assert languages.groups(names) == [
+        {"pt-br": "x.pt-br", "pt-pt": "x.pt-pt", "ha": "x.hau"},
+        {"zh-tw": "zh-TW/how_to.txt", "zh-cn": "zh-CN/how_to.txt"},
+    ]
+    roles = languages.groups(["src-train.txt", "tgt-train.txt"])
+    assert roles == [{"source": "src-train.txt", "target": "tgt-train.txt"}]
 
 
 @pytest.mark.parametrize(
@@ -250,3 +265,143 @@ def test_pairs_of_names():
 )
 def test_the_names_of_two_languages(names, chosen):
     assert [names.index(name) for name in languages.choose(names)] == chosen
+
+
+HEADER = 'msgid ""\nmsgstr ""\n"Language: fr\\n"\n\n'
+CHINESE = [(f"Software {i}.", f"软件{i}。", f"軟體{i}。") for i in range(9)]
+VARIANTS = {
+    "a.csv": table([("en", "zh-CN", "zh_TW"), *CHINESE], ","),
+    "b.tmx": tmx(CHINESE, ("en", "zh-CN", "zh-TW")),
+    "c.jsonl": "".join(
+        json.dumps(dict(zip(("en", "zh_Hans", "zh-TW"), row, strict=True))) + "\n"
+        for row in CHINESE
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_is_another_language(tmp_path, name):
+    path = write(tmp_path, name, VARIANTS[name])
+    (pair, *_) = Corpus.open(path, wanted=("", "zh-TW")).pairs()
+    assert pair == ("Software 0.", "軟體0。")
+    simplified = "zh-Hans" if name == "c.jsonl" else "zh_CN"
+    (pair, *_) = Corpus.open(path, wanted=("zh-TW", simplified)).pairs()
+    assert pair == ("軟體0。", "软件0。")
+    for wanted in (("", ""), ("", "zh"), ("", "zh-HK"), ("fr", "zh-TW")):
+        with pytest.raises(Question, match="en, zh"):
+            Corpus.open(path, wanted=wanted)
+
+
+def test_the_units_of_a_tmx_have_one_variant_or_another(tmp_path):
+    units = [
+        tmx([pair], (code, "de-DE")) for pair, code in zip(PAIRS, ("en-US", "en-GB"), strict=False)
+    ]
+    body = "".join(unit.partition("<body>")[2].partition("</body>")[0] for unit in units)
+    path = write(tmp_path, "a.tmx", f"<tmx><body>{body}</body></tmx>")
+    assert [*Corpus.open(path, wanted=("en", "de")).pairs()] == PAIRS[:2]
+    british = [*Corpus.open(path, wanted=("en-GB", "de")).pairs()]
+    assert british == [("", PAIRS[0][1]), PAIRS[1]]  # the empty one is counted and left out
+    with pytest.raises(Question, match="en-us, de-de, en-gb"):
+        Corpus.open(path)
+    path = write(tmp_path, "b.tmx", tmx([("Ônibus.", "Autocarro.")], ("pt-BR", "pt-PT")))
+    assert [*Corpus.open(path).pairs()] == [("Ônibus.", "Autocarro.")]
+
+
+@pytest.mark.parametrize(
+    ("header", "names"),
+    [
+        ("en\thau", ("en", "hau")),
+        ("fr\tghz", ("fr", "ghz")),  # a code that is known by the other only
+        ("English\tGhomala", ("English", "Ghomala")),
+        ("src\ttgt", ("src", "tgt")),
+    ],
+)
+def test_a_header_is_never_a_pair(tmp_path, header, names):
+    path = write(tmp_path, "a.tsv", f"{header}\n" + table(PAIRS))
+    corpus = Corpus.open(path)
+    assert [*corpus.pairs()] == PAIRS and corpus.names == names
+
+
+def test_the_folder_names_the_languages_of_a_table(tmp_path):
+    corpus = Corpus.open(write(tmp_path, "en-bbj/train.tsv", table(PAIRS)))
+    assert [*corpus.pairs()] == PAIRS and corpus.names == ("en", "bbj")
+    turned = Corpus.open(corpus.path, wanted=("bbj", ""))
+    assert [*turned.pairs()] == [pair[::-1] for pair in PAIRS]
+    with pytest.raises(Question):
+        Corpus.open(corpus.path, wanted=("", "hau"))
+
+
+STATES = {
+    "a.po": HEADER + '#, fuzzy\n#~ msgid "old"\n#~ msgstr "x"\n\n'
+    'msgid "Go now."\nmsgstr "Va."\n#, c-format, fuzzy\nmsgid "No."\nmsgstr "N."\n',
+    "weblate.csv": "location,source,target,fuzzy\na,Go now.,Va.,False\nb,No.,N.,True\n",
+    "b.csv": "en,fr,status\nGo now.,Va.,translated\nNo.,N.,needs-review\n",
+    "c.jsonl": '{"en": "Go now.", "fr": "Va.", "approved": true}\n'
+    '{"en": "No.", "fr": "N.", "approved": false}\n',
+    "d.tmx": tmx([("Go now.", "Va."), ("No.", "N.")], ("en", "fr")).replace(
+        "<seg>N.", '<prop type="x-ConfirmationLevel">Draft</prop><seg>N.'
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_what_is_not_final_is_left_out_and_counted(tmp_path, name):
+    corpus = Corpus.open(write(tmp_path, name, STATES[name]))
+    for _ in range(2):
+        assert [*corpus.pairs()] == [("Go now.", "Va.")] and corpus.left_out == {"fuzzy": 1}
+    pairs = read(f"--train={corpus.path}", f"--eval={corpus.path}")
+    assert pairs.train == pairs.eval == [("Go now.", "Va.")]
+    assert pairs.left_out["train"] == pairs.left_out["eval"] == {"empty": 0, "fuzzy": 1}
+
+
+def test_a_half_translated_file_is_text(tmp_path):
+    rows = [
+        f'msgid "Sentence {i}."\nmsgstr "{"" if i < 90 else f"Phrase {i}."}"\n' for i in range(99)
+    ]
+    po = Corpus.open(write(tmp_path, "a.po", HEADER + "\n".join(rows)))
+    assert po.has_sentences() and sum(all(pair) for pair in po.pairs()) == 9
+    none = Corpus.open(write(tmp_path, "b.po", HEADER + "\n".join(rows[:9])))
+    assert not none.has_sentences()
+
+
+def test_odd_files_of_gettext(tmp_path):
+    """CRLF, escapes, plurals, a message without its translation; unfinished strings are refused."""
+    text = HEADER + 'msgid "lost"\nmsgid "A \\"dog\\"\\n"\n"runs."\nmsgstr "Un\\tchien."\n'
+    text += 'msgid "One"\nmsgid_plural "Many"\nmsgstr[0] "Un"\nmsgstr[1] "Des"\n'
+    corpus = Corpus.open(write(tmp_path, "a.po", text.replace("\n", "\r\n")))
+    assert [*corpus.pairs()] == [('A "dog" runs.', "Un\tchien."), ("One", "Un")]
+    for wrong in ('msgid "Go.', "<<<<<<< HEAD", "domain x"):
+        with pytest.raises(SourceError, match=r"b\.po, line 5 "):
+            Corpus.open(write(tmp_path, "b.po", f'{HEADER}{wrong}\nmsgstr "Va."\n'))
+
+
+def test_large_and_deep_files_take_linear_time(tmp_path):
+    """In quadratic time each of them would take minutes."""
+    comments = "# x\n" * 200_000 + '#~ msgid "x"\n#~ msgstr "y"\n' * 20_000
+    path = write(tmp_path, "a.po", f'{HEADER}{comments}msgid "Go."\nmsgstr "Va."\n')
+    assert [*Corpus.open(path).pairs()] == [("Go.", "Va.")]
+    strings = '"abcdefgh"\n' * 100_000
+    ((_, target),) = Corpus.open(
+        write(tmp_path, "b.po", f'{HEADER}msgid "Go."\nmsgstr ""\n{strings}')
+    ).pairs()
+    assert target == "abcdefgh" * 100_000
+    deep = "<hi>" * 20_000 + "a<ph>no<sub>n</sub></ph>b" + "</hi>" * 20_000
+    assert [*Corpus.open(write(tmp_path, "c.tmx", tmx([(deep, "x")]))).pairs()] == [("ab", "x")]
+
+
+def test_utf_16_is_read(tmp_path):
+    """Excel's "Unicode text"."""
+    corpus = Corpus.open(write(tmp_path, "a.txt", ("en\tde\n" + table(PAIRS)).encode("utf-16")))
+    assert [*corpus.pairs()] == PAIRS
+
+
+def test_xliff_is_named_with_its_converter(tmp_path):
+    write(tmp_path, "in/a.xlf", "<xliff/>")
+    with pytest.raises(SourceError, match=r"in/a\.xlf is XLIFF.*xliff2po .*in/a\.xlf .*in/a\.po$"):
+        text.readings(Folder.open(f"{tmp_path}/in"))
+    converted = '#, fuzzy\nmsgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n'
+    for i in range(9):  # as xliff2po 3.20.4 writes it
+        converted += f'\nmsgid "A dog {i}."\nmsgstr "Ein Hund {i}."\n'
+    write(tmp_path, "in/a.po", converted)
+    (reading,) = text.readings(Folder.open(f"{tmp_path}/in"))
+    assert f"--train={tmp_path}/in/a.po" in reading.arguments and "a.xlf" in reading.makes
