@@ -1,7 +1,7 @@
 """The rows of logs: who chose what and when, as numbers; and what is doubtful about them."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,35 +33,35 @@ class Log(NamedTuple):
 def read(sources: Sequence[tuple[Table, dict[str, int]]]) -> Log:
     """Reads tables; each comes with its columns by their content."""
     columns: dict[str, list[pyarrow.Array]] = {"user": [], "item": []}
-    parts: dict[str, np.ndarray] = {}
-    taken = ""
+    parts: list[np.ndarray] = []
+    taken, count = "", 0
     for table, numbers in sources:
         if taken != (taken := _taken(table, numbers)):
             print(f"reading {table.path}: {taken}", flush=True)
         for what, arrays in columns.items():  # one after the other, which needs less memory
             column: Any = table.read({what: numbers[what]})[what].dictionary_encode()
             arrays.append(column.combine_chunks())
-        first, last = sum(map(len, parts.values())), sum(map(len, columns["user"]))
-        seconds, form = np.arange(first, last), "none; the order of the rows counts"
+        first, count = count, sum(map(len, columns["user"]))
+        seconds, form = np.arange(first, count), "none; the order of the rows counts"
         if "time" in numbers:
             rows = table.read({what: c for what, c in numbers.items() if what in ("time", "clock")})
             seconds, form = times.seconds(times.joined(*rows.columns), table.path, table.skip)
-        parts[table.path] = seconds
+        parts.append(seconds)
         if len(parts) <= _SHOWN:
-            print(f"{table.path}: {last - first:,} rows; times: {form}", flush=True)
+            print(f"{table.path}: {count - first:,} rows; times: {form}", flush=True)
     if (more := len(parts) - _SHOWN) > 0:
-        print(f"... and {more:,} more files: {sum(map(len, parts.values())):,} rows in all")
+        print(f"... and {more:,} more files: {count:,} rows in all")
     users, user_names = _encode("user", columns.pop("user"))
     items, item_names = _encode("item", columns.pop("item"))
-    seconds = np.concatenate([*parts.values()])
+    seconds = np.concatenate(parts)
     lacks = {"user": users < 0, "item": items < 0, "time": np.isnan(seconds)}
     kept = ~np.logical_or.reduce([*lacks.values()])
     if not kept.any():
         number = ", ".join(f"without {what} {rows.sum():,}" for what, rows in lacks.items())
         raise SourceError(f"no row has a user, an item and a time ({number}): name other columns")
     if len(sources) > 1:
-        is_timed = "time" in sources[0][1]
-        kept &= ~_repeated(parts, users, items, seconds if is_timed else None)
+        sizes, is_timed = np.array([*map(len, parts)]), "time" in sources[0][1]
+        kept &= ~_repeated(sizes, users, items, seconds if is_timed else None)
     return Log(
         users[kept],
         items[kept],
@@ -84,23 +84,21 @@ def _taken(table: Table, columns: dict[str, int]) -> str:
 
 
 def _repeated(
-    parts: Mapping[str, np.ndarray], users: np.ndarray, items: np.ndarray, times: np.ndarray | None
+    sizes: np.ndarray, users: np.ndarray, items: np.ndarray, times: np.ndarray | None
 ) -> np.ndarray:
     """bool[n], the rows that an earlier file has, too, as folds do; says how many.
 
-    `parts` have as many values as the files rows. Without times a file counts only if most of its
-    rows are repeated: others tell what their users chose again.
+    `sizes` has the rows of each file. Without times only files count of which most rows are
+    repeated: others tell what their users chose again.
     """
-    sizes = np.array([*map(len, parts.values())])
     file = np.repeat(np.arange(len(sizes)), sizes)
     keys = hash64(users, items, 0 if times is None else times)
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     repeated = file[first[inverse]] < file
     if times is None:
         repeated &= (2 * np.bincount(file, repeated) > sizes)[file]
-    if repeated.any():
-        paths = some([path for i, path in enumerate(parts) if repeated[file == i].any()])
-        print(f"{paths}: {repeated.sum():,} rows are in the files before, too, and count once")
+    if number := int(repeated.sum()):
+        print(f"warning: rows that an earlier file has, too, as folds do, left out: {number:,}")
     return repeated
 
 
@@ -114,8 +112,8 @@ def _encode(kind: str, arrays: list[pyarrow.Array]) -> tuple[np.ndarray, pyarrow
     texts = normal(column.dictionary)
     if joined := len(texts) - len(texts.unique()):
         print(
-            f"warning: {kind}s whose names differ from another's only in blanks or Unicode's form "
-            f"(NFC, NFD), joined with it: {joined:,}"
+            f"warning: {kind}s whose names look like another's, joined with it: {joined:,} (blanks "
+            "or Unicode's forms, NFC and NFD, are different)"
         )
     # pandas writes 7.0 where a column has empty cells.
     texts = pc.replace_substring_regex(texts, r"^(0|[1-9]\d*)\.0$", r"\1")
@@ -163,12 +161,12 @@ def warn_of_ties(log: Log) -> None:
     latest = np.zeros(len(log.user_names), np.uint32)
     np.maximum.at(latest, log.users, log.times)
     last = np.flatnonzero(log.times == latest[log.users])
-    pairs = np.unique(log.users[last] * np.int64(len(log.item_names)) + log.items[last])
-    counts = np.bincount(pairs // len(log.item_names), minlength=len(latest))
+    _, first = np.unique(hash64(log.users[last], log.items[last]), return_index=True)
+    counts = np.bincount(log.users[last][first])
     if tied := int((counts > 1).sum()):
         print(
             f"warning: users with several items at their latest time: {tied:,} of "
-            f"{int((counts > 0).sum()):,}; the one with the largest id is held out ({shared:,} "
-            "rows share a time with another of their user). Take a column of finer times, if there "
-            "is one (--time), or train with --config.eval_holdout=random"
+            f"{(counts > 0).sum():,}; the one with the largest id is held out ({shared:,} rows share a "
+            "time with another of their user). Take a column of finer times, if there is one "
+            "(--time), or train with --config.eval_holdout=random"
         )

@@ -13,19 +13,8 @@ from common.preparation.sources import SourceError
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported
 # strptime's forms of dates, and of the time of day behind them. Without a zone, times are UTC.
-_DATES = (
-    "%Y-%m-%d",
-    "%Y/%m/%d",
-    "%Y%m%d",
-    "%d.%m.%Y",
-    "%d/%m/%Y",
-    "%m/%d/%Y",
-    "%d-%m-%Y",
-    "%m-%d-%Y",
-    "%d %b %Y",
-    "%b %d %Y",
-    "%m %d %Y",
-)
+_DATES = ("%Y-%m-%d", "%Y/%m/%d", "%Y%m%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y")
+_DATES += ("%m-%d-%Y", "%d %b %Y", "%b %d %Y", "%m %d %Y")
 _CLOCKS = ("%H:%M:%S", "%H:%M", "%I:%M:%S %p", "%I:%M %p")
 _FORMS = (
     *_DATES,
@@ -82,7 +71,7 @@ def seconds(column: pyarrow.ChunkedArray, path: str, skip: int) -> tuple[np.ndar
     if form == "number":
         values, form = _since_1970(values)
         if pc.any(pc.match_substring_regex(column[:_ROWS].cast("string"), CUT)).as_py():
-            form += ", without their last digits, as a spreadsheet shows them: export them as text"
+            form += ", without their last digits, by a spreadsheet: export them as text"
     if (bad := (values < 0) | (values >= 1 << 32)).any():
         line = skip + int(np.argmax(bad)) + 1
         raise SourceError(f"{path}, line {line:,}: the time is not from 1970 to 2105")
@@ -100,30 +89,27 @@ def _since_1970(numbers: np.ndarray) -> tuple[np.ndarray, str]:
 
 def _parse(column: pyarrow.ChunkedArray, path: str, skip: int) -> tuple[np.ndarray, str]:
     """The numbers or seconds, and the form that all texts have."""
-    example = _tidy(column.drop_null()[:1])
+    texts = _tidy(column)
+    example = texts.drop_null()[:1]
     forms = [form for form in _FORMS if _parsed(example, form).null_count == 0]
     if len(forms) > 1 and forms[-1] == "number":
         forms.pop()
-    parts: dict[str, list[np.ndarray]] = {form: [] for form in forms or ["number"]}
-    line = skip + 1
-    for chunk in column.chunks:
-        texts, errors = _tidy(chunk), {}
-        for form, arrays in parts.items():
-            values = _parsed(texts, form)
-            arrays.append(values.to_numpy(zero_copy_only=False))
-            errors[form] = pc.index(pc.xor(values.is_valid(), texts.is_valid()), True).as_py()
-        parts = {form: parts[form] for form, problem in errors.items() if problem < 0}
-        if not parts:
-            row = max(errors.values())
-            problem = f"{path}, line {line + row:,}: unknown time {texts[row].as_py()[:80]!r}"
-            raise SourceError(
-                f"{problem}; write 2024-01-31 10:00:00 or seconds since 1970, or --time=none"
-            )
-        line += len(chunk)
-    form, *others = parts
-    seconds = np.concatenate(parts[form])
-    for other in others:
-        if not np.array_equal(seconds, np.concatenate(parts[other]), equal_nan=True):
+    parts: dict[str, np.ndarray] = {}
+    row = 0
+    for form in forms or ["number"]:
+        values = _parsed(texts, form)
+        wrong = pc.index(pc.xor(values.is_valid(), texts.is_valid()), True).as_py()
+        if wrong < 0:
+            parts[form] = values.to_numpy()
+        row = max(row, wrong)
+    if not parts:
+        raise SourceError(
+            f"{path}, line {skip + 1 + row:,}: unknown time {texts[row].as_py()[:80]!r}; write "
+            "2024-01-31 10:00:00 or seconds since 1970, or --time=none"
+        )
+    (form, seconds), *others = parts.items()
+    for other, values in others:
+        if not np.array_equal(seconds, values, equal_nan=True):
             raise SourceError(
                 f"{path}: the times, such as {example[0].as_py()!r}, may be {form} or "
                 f"{other}: write them as 2024-01-31, or give --time=none"
