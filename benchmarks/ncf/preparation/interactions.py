@@ -257,12 +257,12 @@ def _unknown(table: Table) -> str:
     user, item = [*ids, *(i for i in columns if i not in ids)][:2]
     flags = f"--user={user + 1} --item={item + 1}" + (f" --time={when[0] + 1}" if when else "")
     path = shlex.quote(table.path)
-    text = f"; if sentences, python -m scripts.prepare text --train={path} --columns=1,2 --out=DIR"
+    command, text = "python -m scripts.prepare", ""
+    if table.path.endswith((".csv", ".tsv")):
+        text = f"; if sentences, {command} text --train={path} --columns=1,2 --out=DIR"
     return (
         f"{table.path} has no columns whose names are known ({_columns_text(table)}): if users and "
-        f"items are in it, type python -m scripts.prepare interactions {path} {flags} --out=DIR"
-        + text
-        * table.path.endswith((".csv", ".tsv"))
+        f"items are in it, type {command} interactions {path} {flags} --out=DIR{text}"
     )
 
 

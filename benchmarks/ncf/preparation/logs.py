@@ -166,7 +166,7 @@ def warn_of_ties(log: Log) -> None:
     if tied := int((counts > 1).sum()):
         print(
             f"warning: users with several items at their latest time: {tied:,} of "
-            f"{(counts > 0).sum():,}; the one with the largest id is held out ({shared:,} rows share a "
-            "time with another of their user). Take a column of finer times, if there is one "
-            "(--time), or train with --config.eval_holdout=random"
+            f"{(counts > 0).sum():,}; the one with the largest id is held out ({shared:,} rows "
+            "share a time with another of their user). Take a column of finer times, if there is "
+            "one (--time), or train with --config.eval_holdout=random"
         )

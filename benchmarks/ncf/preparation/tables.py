@@ -115,7 +115,9 @@ class Table:
         """The column of the finest times; with a day, the "clock" of another column."""
         grains = [(times.grain(self.cells(column)), column) for column in columns]
         grain, column = min(grains, key=lambda pair: pair[0])
-        clocks = [c for kind, c in grains if kind == times.CLOCK and grain == times.DAY]
+        clocks = [
+            c for kind, c in grains if kind == times.CLOCK and grain in (times.MIDNIGHT, times.DAY)
+        ]
         return {"time": column} | ({"clock": clocks[0]} if clocks else {})
 
     def read(self, columns: dict[str, int]) -> pyarrow.Table:

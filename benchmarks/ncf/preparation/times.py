@@ -30,11 +30,11 @@ CUT = r"^\d([.,]\d{0,8})?[eE]\+(9|09|[12]\d)$"  # a long number, as a spreadshee
 _DAY, _ROWS = 86_400, 1000  # seconds; rows that are looked at
 # Days since 1900 in a spreadsheet, 1954 to 2119; as seconds they are one day of 1970.
 _SERIALS, _SERIAL_OF_1970 = (20_000, 80_000), 25_569
-FINE, DAY, CLOCK, UNKNOWN = range(4)
+FINE, MIDNIGHT, DAY, CLOCK, UNKNOWN = range(5)  # grains of times
 
 
 def grain(cells: Sequence[str]) -> int:
-    """How finely a column tells times, by some of its cells: FINE, DAY, CLOCK (no day), UNKNOWN."""
+    """How finely a column tells times, by some of its cells; a CLOCK tells no day."""
     texts = _tidy(pyarrow.array([cell for cell in cells if cell and cell.isascii()], "string"))
     if len(texts) and all(map(_CLOCK.fullmatch, texts.to_pylist())):
         return CLOCK
@@ -42,7 +42,7 @@ def grain(cells: Sequence[str]) -> int:
         if not (values := _parsed(texts, form)).null_count:
             times = values.to_numpy()
             times = _since_1970(times)[0] if form == "number" else times
-            return FINE if (times % _DAY).any() else DAY
+            return FINE if (times % _DAY).any() else MIDNIGHT if "H" in form else DAY
     return UNKNOWN
 
 
