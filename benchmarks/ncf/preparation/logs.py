@@ -135,7 +135,7 @@ def normal(texts: Any) -> Any:
 
 def _warn_of_names(kind: str, names: pyarrow.Array) -> None:
     """Warns about names that differ in case, and about numbers that have lost their digits."""
-    if len(pc.utf8_lower(names).unique()) < len(names):
+    if len(pc.utf8_lower(pc.utf8_normalize(names, form="NFKC")).unique()) < len(names):
         groups = alike(names.to_pylist())
         print(
             f"warning: {kind}s whose names differ in case only, such as {groups[0][0]} and "

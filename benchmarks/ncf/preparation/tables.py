@@ -245,6 +245,7 @@ def _csv_table(path: str, text: str, wanted: Sequence[str]) -> Table:
     others = [row for _, row in tables[delimiter][1:]]
     given = {_short(name) for name in wanted if name and not name.isdecimal()}
     is_header = {"user", "item"} <= known(first).keys() or bool(given & {*map(_short, first)})
+    is_header |= any(_short(first[c]).endswith("id") for cs in known(first).values() for c in cs)
     is_header |= [any(map(_VALUE.fullmatch, row)) for row in (first, *others[:1])] == [False, True]
     quoted = _is_quoted(text, delimiter)
     if is_header:

@@ -242,6 +242,11 @@ def history(form, i):
 
 LISTS = {
     "blanks": ("h.csv", "user,item", lambda u, i, t: f"{u},{history(' '.join, i)}"),
+    "an unknown name": (
+        "h.csv",
+        "user_id,history",
+        lambda u, i, t: f'u{u},"{history(",".join, i)}"',
+    ),
     "brackets": ("h.csv", "user,item", lambda u, i, t: f'{u},"{history(str, i)}"'),
     "JSON": (
         "h.jsonl",
