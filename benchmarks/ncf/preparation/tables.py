@@ -102,8 +102,8 @@ class Table:
         is_timed = width > 2 and all(re.fullmatch(r"\d{9,10}", row[-1]) for row in self.rows)
         is_whole = all(cell.isdecimal() for row in self.rows for cell in row[:2])
         is_rated = width in (3, 4) and all(_VALUE.fullmatch(row[2]) for row in self.rows)
-        is_known = is_rated and (is_whole or (is_timed and width == 4))
-        if not is_known or times.are_times(self.cells(1)):
+        is_whole &= is_timed or not times.are_times(self.cells(1))
+        if not is_rated or not (is_whole or (is_timed and width == 4)):
             return {}
         return {"user": 0, "item": 1} | ({"time": width - 1} if is_timed else {})
 
@@ -115,9 +115,8 @@ class Table:
         """The column of the finest times; with a day, the "clock" of another column."""
         grains = [(times.grain(self.cells(column)), column) for column in columns]
         grain, column = min(grains, key=lambda pair: pair[0])
-        clocks = [
-            c for kind, c in grains if kind == times.CLOCK and grain in (times.MIDNIGHT, times.DAY)
-        ]
+        is_day = grain in (times.MIDNIGHT, times.DAY)
+        clocks = [c for kind, c in grains if is_day and kind == times.CLOCK]
         return {"time": column} | ({"clock": clocks[0]} if clocks else {})
 
     def read(self, columns: dict[str, int]) -> pyarrow.Table:
@@ -157,9 +156,8 @@ class Table:
         if is_latin1(self.path, b" ".join(filter(None, values))):
             print(f"{self.path} is not UTF-8: read as Latin-1, as MovieLens writes it")
             return pyarrow.chunked_array([[v and v.decode("latin-1") for v in values]], "string")
-        for line, value in enumerate(values, self.skip):
-            decoded(b"\n" * line + (value or b""), self.path, SourceError)
-        raise AssertionError("no value that is not UTF-8")
+        bad = next(i for i, v in enumerate(values) if v and v.decode(errors="ignore").encode() != v)
+        return decoded(b"\n" * (self.skip + bad) + values[bad], self.path, SourceError)
 
     def _read_csv(self, file: Any, keys: Sequence[str]) -> pyarrow.Table:
         if self.delimiter == _COLONS:
@@ -236,7 +234,7 @@ def _csv_table(path: str, text: str, wanted: Sequence[str]) -> Table:
     width = widths[delimiter][-1]
     for line, row in tables[delimiter]:
         if len(row) != width:
-            if all(re.fullmatch(r"(\d+ )+\d+ *", row) for row in text.splitlines()[:_ROWS]):
+            if all(re.fullmatch(r"(\d+ )+\d+\s*", row) for row in text.split("\n")[:_ROWS] if row):
                 problem = "has a user and all their items in a line"
                 raise SourceError(f"{path} {problem}: write a line for each user and item")
             problem = f"{path}, line {line} has {len(row)} columns, and others {width}"
@@ -283,8 +281,8 @@ def known(header: Sequence[str]) -> dict[str, list[int]]:
     """The columns with known names by what they hold, the likeliest first."""
     names = [re.sub("[^a-z0-9]", "", _short(name)) for name in header]
     columns = {
-        what: [names.index(name) for name in known.split() if name in names]
-        for what, known in GUESSES.items()
+        what: [names.index(name) for name in text.split() if name in names]
+        for what, text in GUESSES.items()
     }
     return {what: numbers for what, numbers in columns.items() if numbers}
 

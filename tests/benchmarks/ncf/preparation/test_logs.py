@@ -110,6 +110,14 @@ def test_of_several_columns_the_right_ones_are_taken(name, tmp_path):
     assert taken(tmp_path / "out")[26 * is_late :] == EVENTS[26 * is_late :]
 
 
+def test_ids_of_ten_digits_are_no_times(tmp_path):
+    """Amazon's ratings have no header, and books their ISBN."""
+    text = log("", lambda u, i, t: f"A{u},15011732{i:02},5.0,{t}")
+    make(write(tmp_path, "ratings_Books.csv", text), tmp_path / "out")
+    expected = [(u, 1_501_173_200 + i, t) for u, i, t in EVENTS]
+    assert taken(tmp_path / "out") == expected
+
+
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 def test_tables_of_other_forms_have_their_columns_looked_at_too(suffix, tmp_path, capsys):
     names = ("user_id", "visitor_id", "item", "date", "created_at")
