@@ -34,10 +34,12 @@ def decoded(data: bytes, name: str, kind: type[UserError] = DataError, line: int
         return data.decode(encoding)
     except UnicodeDecodeError as error:
         line += data.count(b"\n", 0, error.start)
+        path = shlex.quote(name)
+        command = "iconv -f CP1252 -t UTF-8"
+        command = f"gzip -dc {path} | {command}" if name.endswith(".gz") else f"{command} {path}"
         raise kind(
             f"{name}, line {line} is not {code} (byte 0x{data[error.start]:02x}): save the file as "
-            "UTF-8, or convert it, with its own encoding for CP1252: iconv -f CP1252 -t UTF-8 "
-            f"{shlex.quote(name)} > NEW"
+            f"UTF-8, or convert it, with its own encoding for CP1252: {command} > NEW"
         ) from error
 
 

@@ -7,11 +7,12 @@ MovieLens has the titles of items, as movies.csv, movies.dat or u.item.
 import csv
 import difflib
 import io
+import logging
 import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,16 @@ from benchmarks.ncf.ratings import locate
 from common import limits
 from common.data.shards import read_errors, tensorflow
 from common.errors import DataError, one_line
-from common.text import text_lines
+from common.text import decoded, normal_name, text_lines
+
+_log = logging.getLogger("tpu_suite")
 
 TITLES = ("items.csv", "movies.csv", "movies.dat", "u.item")
 NAMES = ("users.csv",)
+_LATIN1 = ("movies.dat", "u.item")
 _COLUMNS = {".dat": "::", ".item": "|"}  # the delimiters of lists without a header
+# What no Latin-1 has: its control characters, and three of its letters with accents in a row.
+_OTHER_CODE = re.compile(rb"[\x80-\x9f]|[\xa0-\xff]{3}")
 
 
 class Finder:
@@ -68,6 +74,8 @@ class Finder:
     def _row(self, name: str) -> int | str | None:
         """The row of a name or an id; a reason if several have that name; None if nothing has."""
         rows = self._rows.get(_key(name), [])
+        wanted = normal_name(name)  # names may differ in capitals only
+        rows = [row for row in rows if normal_name(self.name(row)) == wanted] or rows
         if len(rows) > 1:
             numbers = ", ".join(str(self.ids[row]) for row in rows[:5])
             return f"the {self.kind}s {numbers} have this name: give the id of one"
@@ -94,17 +102,20 @@ class Finder:
 
 
 def _key(name: str) -> str:
-    return name.strip().strip('"').casefold()
+    return normal_name(name.strip().strip('"')).casefold()
 
 
 def _is_id(name: str) -> bool:
     return re.fullmatch("[0-9]{1,18}", name) is not None
 
 
-def read_names(data_dir: str, lists: Sequence[str]) -> dict[int, str]:
+def read_names(
+    data_dir: str, lists: Sequence[str], say: Callable[[str], None] = _log.info
+) -> dict[int, str]:
     """The names in a list by ids; {} if there is no list where the ratings of `data_dir` are.
 
-    `lists` are `TITLES` or `NAMES`; the first file that exists counts.
+    `lists` are `TITLES` or `NAMES`; the first file that exists counts. `say` gets a line where its
+    encoding is guessed.
     """
     path = locate(data_dir)
     try:
@@ -112,7 +123,7 @@ def read_names(data_dir: str, lists: Sequence[str]) -> dict[int, str]:
     except (*read_errors(), zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise DataError(f"cannot read the names beside {path}: {one_line(error)}") from error
     try:
-        return _parse_list(name, data) if name else {}
+        return _parse_list(name, data, say) if name else {}
     except (ValueError, IndexError, csv.Error) as error:
         raise DataError(f"{name} of {path} is not a list of names: {one_line(error)}") from error
 
@@ -137,11 +148,19 @@ def _find_list(path: str, lists: Sequence[str]) -> tuple[str, bytes]:
     return "", b""
 
 
-def _parse_list(name: str, data: bytes) -> dict[int, str]:
+def is_latin1(path: str, data: bytes) -> bool:
+    """Whether a list of titles that is not UTF-8 is Latin-1, as MovieLens' ml-100k and ml-1m."""
+    return os.path.basename(path) in _LATIN1 and not _OTHER_CODE.search(data)
+
+
+def _parse_list(name: str, data: bytes, say: Callable[[str], None]) -> dict[int, str]:
     """The names in a list; ValueError or IndexError if it has another form."""
     try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:  # as in ml-1m and ml-100k
+        text = decoded(data, name)
+    except DataError:
+        if not is_latin1(name, data):
+            raise
+        say(f"NOTE {name} is not UTF-8: its titles are read as Latin-1, as MovieLens writes them")
         text = data.decode("latin-1")
     rows: Any
     if between := _COLUMNS.get(os.path.splitext(name)[1]):

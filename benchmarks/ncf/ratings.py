@@ -26,6 +26,7 @@ from common.data import caches, files
 from common.data.order import hash64
 from common.data.shards import tensorflow
 from common.errors import DataError, one_line
+from common.text import decoded
 
 _log = logging.getLogger("tpu_suite")
 
@@ -151,7 +152,7 @@ def _parse(path: str, name: str, file: Any, width: int) -> Iterator[pyarrow.Reco
     if name.endswith(".dat"):  # ":", as a delimiter has one character: columns between are empty
         header, delimiter, skip = _DAT, ":", 0
     else:
-        header = start.split(b"\n", 1)[0].decode("utf-8-sig", "replace").strip()
+        header = decoded(start.split(b"\n", 1)[0], path).strip()
         delimiter, skip = "\t" if "\t" in header else ",", 1
     names = [n.strip().strip('"').lower() for n in header.split(delimiter)]
     if delimiter == "\t" and not any(map(str.isalpha, header)):

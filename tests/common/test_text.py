@@ -23,6 +23,8 @@ def test_other_encodings_are_refused_with_the_line_and_the_command_that_converts
         decoded(text.encode(encoding), "my names")
     with pytest.raises(DataError, match="^my names, line 8 "):
         decoded(text.encode(encoding), "my names", line=7)
+    with pytest.raises(DataError, match=r"gzip -dc N\.gz \| iconv -f CP1252 -t UTF-8 > NEW$"):
+        decoded(text.encode(encoding), "N.gz")
     with pytest.raises(DataError, match="^N, line 1 is not UTF-16"):
         decoded("a".encode("utf-16") + b"x", "N")
 

@@ -12,17 +12,20 @@ docs/data.md describes the formats.
 
 import argparse
 import collections
-import contextlib
 import os
+import re
+import shlex
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow
 import pyarrow.csv
 
-from benchmarks.ncf.preparation.tables import Table, open_table, pc
+from benchmarks.ncf.preparation import logs, times
+from benchmarks.ncf.preparation.tables import Table, are_lists, open_table
+from benchmarks.ncf.preparation.times import pc
 from common import console
 from common.data import caches, files
 from common.data.shards import tensorflow
@@ -30,8 +33,8 @@ from common.errors import UserError, some
 from common.preparation import arguments, writing
 from common.preparation.folders import Folder, Reading
 from common.preparation.sources import SourceError
+from common.preparation.splits import have_splits, split_of
 
-_COLUMNS = ("user", "item", "time")
 _RATINGS, _USERS, _ITEMS = "ratings.csv", "users.csv", "items.csv"
 _LEAST = (20, 10, 5, 3, 2)  # min_ratings: the first that keeps 90% of users with 2 ratings
 _LARGE = 1_000_000  # rows from which on the recipe is that of ml-20m
@@ -39,7 +42,10 @@ _BATCH = 2048  # of configs/ncf.py; small tables take an eighth, which learns mo
 _PART = 1 << 20  # rows that are written at a time
 _TITLES = ("movies.csv", "movies.dat", "u.item", "books.csv", _ITEMS)  # lists beside the table
 _SUFFIXES = (".csv", ".tsv", ".dat", ".data", ".inter", ".jsonl", ".json", ".parquet", ".txt")
-_MOST = 20  # files that are looked at
+_TABLES = tuple(suffix for suffix in _SUFFIXES if suffix not in (".json", ".txt"))
+_TABLE_START = re.compile(rb"[^\n]*\t|(\d+ )+\d+\s*\n")  # of a .txt that is no other text
+_FOLDS = (".base", ".test", ".train", ".rating")  # of ml-100k and the authors of NCF
+_MOST = 20  # files that are looked at, if none is a log
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
@@ -66,74 +72,9 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-class Log(NamedTuple):
-    """The rows of all tables: who chose which item, and when."""
-
-    users: np.ndarray  # int32[n], indices into `user_names`
-    items: np.ndarray  # int32[n], indices into `item_names`
-    times: np.ndarray  # uint32[n], seconds since 1970, or the numbers of the rows
-    user_names: pyarrow.Array
-    item_names: pyarrow.Array
-    left_out: dict[str, int]  # the number of rows by the value that they lack
-
-
-def read(sources: Sequence[tuple[Table, dict[str, int]]]) -> Log:
-    """Reads tables; each comes with its columns by their content."""
-    columns: dict[str, list[pyarrow.Array]] = {"user": [], "item": []}
-    times: list[np.ndarray] = []
-    for table, numbers in sources:
-        print(f"reading {table.path}", flush=True)
-        for what, arrays in columns.items():  # one after the other, which needs less memory
-            column: Any = table.read({what: numbers[what]})[what].dictionary_encode()
-            arrays.append(column.combine_chunks())
-        first, last = sum(map(len, times)), sum(map(len, columns["user"]))
-        seconds, form = np.arange(first, last), "none; the order of the rows counts"
-        if "time" in numbers:
-            seconds, form = table.seconds(table.read({"time": numbers["time"]})["time"])
-        times.append(seconds)
-        print(f"{table.path}: {last - first:,} rows; times: {form}", flush=True)
-    users, user_names = _encode(columns.pop("user"))
-    items, item_names = _encode(columns.pop("item"))
-    seconds = np.concatenate(times)
-    lacks = {"user": users < 0, "item": items < 0, "time": np.isnan(seconds)}
-    kept = ~np.logical_or.reduce([*lacks.values()])
-    return Log(
-        users[kept],
-        items[kept],
-        seconds[kept].astype(np.uint32),
-        user_names,
-        item_names,
-        {what: int(rows.sum()) for what, rows in lacks.items()},
-    )
-
-
-def _encode(arrays: list[pyarrow.Array]) -> tuple[np.ndarray, pyarrow.Array]:
-    """int32[n] of an encoded column: the numbers of its names or -1; and the names.
-
-    The numbers are by first appearance.
-    """
-    column: Any = pyarrow.chunked_array(arrays).unify_dictionaries().combine_chunks()
-    arrays.clear()
-    texts = _text(column.dictionary)
-    # pandas writes 7.0 where a column has empty cells.
-    texts = pc.replace_substring_regex(texts, r"^(0|[1-9]\d*)\.0$", r"\1")
-    names = texts.unique()
-    codes = pc.index_in(texts, value_set=names).take(column.indices)
-    return codes.fill_null(-1).to_numpy(), names
-
-
-def _text(values: Any) -> Any:
-    """Bytes as text without surrounding blanks; if not UTF-8, as in u.item, Latin-1."""
-    try:
-        texts = values.cast("string")
-    except pyarrow.ArrowInvalid:
-        texts = pyarrow.array([v and v.decode("latin-1") for v in values.to_pylist()], "string")
-    return pc.utf8_trim_whitespace(texts)
-
-
 def prepare(args: argparse.Namespace) -> str:
     """Writes the ratings and the names; returns the last line to print."""
-    begin, wanted = time.monotonic(), [getattr(args, what) for what in _COLUMNS]
+    begin, wanted = time.monotonic(), [getattr(args, what) for what in logs.KINDS]
     sources = [(t, _columns(t, args)) for t in (open_table(p, wanted) for p in args.files)]
     timeless = [table.path for table, columns in sources if "time" not in columns]
     if 0 < len(timeless) < len(sources):
@@ -141,12 +82,13 @@ def prepare(args: argparse.Namespace) -> str:
             f"{timeless[0]} has no times, and others have: give --time=none or drop it"
         )
     stamps = [[os.path.basename(path), *rest] for path, *rest in caches.file_stamps(args.files)]
-    settings = {what: getattr(args, what) for what in (*_COLUMNS, "titles")}
+    settings = {what: getattr(args, what) for what in (*logs.KINDS, "titles")}
     state, plan = writing.State(args.out), {"settings": settings, "input": {"files": stamps}}
     if not (state.read("plan.json") or args.overwrite) and files.read(f"{args.out}/{_RATINGS}"):
         raise SourceError(f"{args.out} already holds {_RATINGS}: choose another --out")
-    log = read(sources)
+    log = logs.read(sources)
     dropped, least = _weigh(log)
+    logs.warn_of_ties(log)
     titles = _listed_titles(args)
     state.claim(plan, args.overwrite)
     kept = ~dropped[log.users]
@@ -179,24 +121,38 @@ def prepare(args: argparse.Namespace) -> str:
 def _columns(table: Table, args: argparse.Namespace) -> dict[str, int]:
     """The columns of a table by what they hold: a user, an item, perhaps a time."""
     names, columns, guesses = some(table.names, 20), {}, table.guesses()
-    for what in _COLUMNS:
+    for what in logs.KINDS:
         named = getattr(args, what)
         column = table.find(named) if named else guesses.get(what)
         if named and column is None and (what, named) != ("time", "none"):
             raise SourceError(f"--{what}={named}: the columns of {table.path} are {names}")
         if column is not None and column not in columns.values():
             columns[what] = column
+    if "clock" in guesses and not args.time:
+        columns["clock"] = guesses["clock"]
     for what in ("user", "item"):
         if what not in columns:
-            kind = names if table.has_header else f"{names} without a header: {some(table.rows[0])}"
-            raise SourceError(f"{table.path}: give --{what}=COLUMN, one of {kind}")
-    if not table.has_header:
-        order = ", ".join(f"{what} {column + 1}" for what, column in columns.items())
-        print(f"{table.path} has no header; the columns are: {order}")
+            raise SourceError(f"{table.path}: give --{what}=COLUMN, one of {_columns_text(table)}")
+    _check_items(table, columns["item"])
     return columns
 
 
-def _weigh(log: Log) -> tuple[np.ndarray, int]:
+def _columns_text(table: Table) -> str:
+    names = some(table.names, 20)
+    return names if table.has_header else f"{names} without a header: {some(table.rows[0], 20)}"
+
+
+def _check_items(table: Table, column: int) -> None:
+    """SourceError if a cell holds several items."""
+    if are_lists(cells := table.cells(column)):
+        raise SourceError(
+            f"{table.path}: a cell of column {table.names[column]} holds several items, such as "
+            f"{max(cells, key=len)[:40]!r}: write a row for each item, as DataFrame.explode of "
+            "pandas does, or name another column with --item"
+        )
+
+
+def _weigh(log: logs.Log) -> tuple[np.ndarray, int]:
     """Warns about users and rows that are left out; returns who stays and the min_ratings to use.
 
     Users who have chosen every item are left out: training needs items that were not chosen.
@@ -250,13 +206,17 @@ def _listed_titles(args: argparse.Namespace) -> dict[str, str]:
     folder, name = os.path.split(args.files[0])
     beside = [os.path.join(folder, each) for each in (*_TITLES, f"{name.partition('.')[0]}.item")]
     titles: dict[str, str] = {}
-    for path in [args.titles] if args.titles else filter(tensorflow().io.gfile.exists, beside):
+    for path in (
+        [args.titles]
+        if args.titles
+        else filter(tensorflow().io.gfile.exists, dict.fromkeys(beside))
+    ):
         table = open_table(path)
         columns = table.guesses() if table.has_header else {"item": 0, "title": 1}
         if {"item", "title"} <= columns.keys():
             print(f"titles: {path}")
             rows = table.read({what: columns[what] for what in ("item", "title")})
-            pairs = zip(*(_text(column).to_pylist() for column in rows.columns), strict=True)
+            pairs = zip(*(logs.normal(column).to_pylist() for column in rows.columns), strict=True)
             titles |= {name: title for name, title in pairs if title}
     return titles
 
@@ -271,35 +231,84 @@ def _csv(header: str, *columns: Any) -> Iterator[bytes]:
         yield sink.getvalue().to_pybytes()
 
 
+def _looked_at(folder: Folder, name: str) -> Table | UserError | None:
+    """A file that may be a table: the table, or why it is none; None if nobody would call it one.
+
+    In a folder, tables have endings of tables, or are .txt with tabs.
+    """
+    try:
+        table = open_table(folder.full(name))
+        if "item" in (columns := table.guesses()):
+            _check_items(table, columns["item"])
+        is_log, result = {"user", "item"} <= columns.keys(), table
+    except UserError as error:
+        is_log, result = folder.is_file, error
+    except (OSError, tensorflow().errors.OpError):
+        return None
+    if is_log or not tensorflow().io.gfile.exists(folder.full(name)):  # it may be in an archive
+        return result if is_log else None
+    is_table = name.lower().removesuffix(".gz").endswith(_TABLES)
+    return result if is_table or _TABLE_START.match(folder.head(name)) else None
+
+
+def _unknown(table: Table) -> str:
+    """The line about a table of unknown columns, with a command that names the likeliest."""
+    columns = {i: table.cells(i) for i in range(len(table.names))}
+    when = [i for i, cells in columns.items() if times.are_times(cells)]
+    for i in sorted(columns.keys() - when):
+        _check_items(table, i)
+    ids = [i for i in columns if i not in when and not any("." in c for c in columns[i])]
+    user, item = [*ids, *(i for i in columns if i not in ids)][:2]
+    flags = f"--user={user + 1} --item={item + 1}" + (f" --time={when[0] + 1}" if when else "")
+    path = shlex.quote(table.path)
+    command, text = "python -m scripts.prepare", ""
+    if table.path.endswith((".csv", ".tsv")):
+        text = f"; if sentences, {command} text --train={path} --columns=1,2 --out=DIR"
+    return (
+        f"{table.path} has no columns whose names are known ({_columns_text(table)}): if users and "
+        f"items are in it, type {command} interactions {path} {flags} --out=DIR{text}"
+    )
+
+
 def readings(folder: Folder) -> list[Reading]:
     """The table of users and items in a folder: the largest file, and others with its columns.
 
-    Raises SourceError if the user gave a single file that is no table.
+    Raises SourceError if the user gave a single file that is no such table, or a folder in which
+    most files are tables, but none such.
     """
-    logs: dict[tuple[str, ...], list[tuple[str, Table]]] = collections.defaultdict(list)
+    found: dict[tuple[str, ...], list[tuple[str, Table]]] = collections.defaultdict(list)
     sizes = {file.name: file.size for file in folder.files}
-    candidates = [n for n in sizes if n.lower().removesuffix(".gz").endswith(_SUFFIXES)]
-    ignored: list[type[Exception]] = [OSError, tensorflow().errors.OpError]
-    if not folder.is_file:  # the user gave this file, so its error is shown
-        ignored.append(UserError)
-    for name in sorted(candidates, key=lambda name: -sizes[name])[:_MOST]:
-        with contextlib.suppress(*ignored):
-            table = open_table(folder.full(name))
-            if {"user", "item"} <= table.guesses().keys():
-                logs[table.names].append((name, table))
-    if not logs:
+    unread: list[Table | UserError] = []
+    for suffixes in (_SUFFIXES, () if folder.is_file else _FOLDS):
+        candidates = [n for n in sizes if n.lower().removesuffix(".gz").endswith(suffixes)]
+        for number, name in enumerate(sorted(candidates, key=lambda name: -sizes[name])):
+            table = _looked_at(folder, name) if found or number < _MOST else None
+            if isinstance(table, Table) and {"user", "item"} <= table.guesses().keys():
+                found[table.names].append((name, table))
+            elif table and (isinstance(table, UserError) or len(table.names) > 1):
+                unread.append(table)
+        if found:
+            break
+    if not found:
+        if unread and 2 * len(unread) >= min(len(sizes), _MOST):
+            first = unread[0]
+            raise first if isinstance(first, UserError) else SourceError(_unknown(first))
         return []
-    log = max(logs.values(), key=lambda tables: sum(sizes[name] for name, _ in tables))
+    log, *others = sorted(found.values(), key=lambda log: -sum(sizes[name] for name, _ in log))
     # Of files without times, the rows of the last one are the latest.
-    log.sort(key=lambda row: ("test" in row[0], "val" in row[0], row[0]))
+    parts, have_parts = ["", "train", "validation", "test"], have_splits(name for name, _ in log)
+    log.sort(key=lambda row: (have_parts and parts.index(split_of(row[0])), row[0]))
     names, table = [name for name, _ in log], log[0][1]
     columns = {what: table.names[column] for what, column in table.guesses().items()}
     how = f"by the header {', '.join(columns.values())}" if table.has_header else "without a header"
+    aside = [f"{name}, which has users and items, too" for other in others for name, _ in other]
+    aside += [str(error) for error in unread if isinstance(error, UserError)]
+    more = f"; not taken: {some(aside)}" if aside else ""
     return [
         Reading(
             name="interactions",
             form="interactions",
-            found=f"{some(names)}: rows of {', '.join(columns)}, {how}",
+            found=f"{some(names)}: rows of {', '.join(columns)}, {how}{more}",
             makes="ratings, and lists of users and items, for NCF to recommend from",
             arguments=[folder.full(name) for name in names],
             files=len(names),

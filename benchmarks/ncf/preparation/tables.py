@@ -1,4 +1,4 @@
-"""Tables: CSV and the like, JSON lines and Parquet, perhaps in gzip; and the times in them."""
+"""Tables: CSV and the like, JSON lines and Parquet, perhaps in gzip; and what columns hold."""
 
 import contextlib
 import csv
@@ -10,28 +10,31 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pyarrow
-import pyarrow.compute
 import pyarrow.csv
 import pyarrow.json
 from pyarrow import parquet
 
+from benchmarks.ncf.names import is_latin1
+from benchmarks.ncf.preparation import times
 from common import limits
 from common.data.shards import read_errors, tensorflow
 from common.errors import one_line
 from common.preparation.sources import SourceError
+from common.text import decoded
 
-pc: Any = pyarrow.compute  # its functions are made when it is imported
 # What a column holds, by its name in small letters and digits; the first name that is there counts.
 GUESSES = {
     "user": "userid user uid reviewerid customerid customer visitorid visitor memberid member "
-    "accountid account username reviewer clientid sessionid session",
+    "accountid account username reviewer userpseudoid anonymousid domainuserid distinctid clientid "
+    "deviceid cookieid steamid sessionid session",
     "item": "itemid item iid movieid productid product parentasin asin sku articleid article "
     "stockcode bookid book isbn trackid track songid song albumid album artistid artist gameid "
-    "game businessid recipeid videoid animeid newsid venueid poiid courseid movie film title",
+    "game appid businessid recipeid videoid animeid newsid venueid poiid courseid movie film title",
     "time": "timestamp unixreviewtime time datetime date ts createdat eventtime reviewtime ratedat "
-    "playedat dateadded purchasedat invoicedate eventdate orderdate tdat",
+    "playedat dateadded purchasedat invoicedate eventdate orderdate tdat eventtimestamp servertime "
+    "collectortstamp derivedtstamp receivedat viewedat clickedat orderedat ordertime purchasetime "
+    "purchasedate visitdate viewdate reviewdate transactiondate utctime created",
     "title": "title itemtitle movietitle producttitle booktitle itemname moviename productname "
     "artistname trackname songname name",
 }
@@ -39,36 +42,16 @@ _MISSING = ["", "NULL", "null", "None", "NaN", "nan", "NA", "N/A", "\\N"]
 _HEAD, _ROWS = 1 << 16, 20  # bytes and rows to look at
 _BLOCK = 4 << 20  # bytes that are parsed at a time
 _COLONS = "\x1f"  # in place of "::", as pyarrow's delimiters have one character
-_DELIMITERS = ("\t", ",", ";", "|", _COLONS, " ")
+_DELIMITERS = ("\t", _COLONS, ",", ";", "|", " ")
+_SURE = {"\t", _COLONS}  # no name has them in it
+_LIST = re.compile(r"[\[({].*[\])}]", re.DOTALL)
 _VALUE = re.compile(r"[-+]?\d[\d.:/TZ +eE-]*")  # a number or a date, which no header has
 _NO_TABLE = {
     b"PK\3\4": "is an archive or Excel's: unpack it, or save it as CSV",
     b"\xff\xfe": "is UTF-16: save it as UTF-8",
+    b"\xfe\xff": "is UTF-16: save it as UTF-8",
     b"[": "is one JSON list: write one object in each line",
 }
-# strptime's forms of dates, and of the time of day behind them. Without a zone, times are UTC.
-_DATES = (
-    "%Y-%m-%d",
-    "%Y/%m/%d",
-    "%Y%m%d",
-    "%d.%m.%Y",
-    "%d/%m/%Y",
-    "%m/%d/%Y",
-    "%d-%m-%Y",
-    "%m-%d-%Y",
-    "%d %b %Y",
-    "%b %d %Y",
-    "%m %d %Y",
-)
-_CLOCKS = ("%H:%M:%S", "%H:%M", "%I:%M:%S %p", "%I:%M %p")
-_FORMS = (
-    *_DATES,
-    *map("".join, itertools.product(_DATES, " T", _CLOCKS, ("", "%z"))),
-    "%a %b %d %H:%M:%S %z %Y",
-    "number",
-)
-# From which number on it counts smaller units than seconds: as seconds that is the year 5138.
-_UNITS = {1e17: ("nanoseconds", 1e9), 1e14: ("microseconds", 1e6), 1e11: ("milliseconds", 1e3)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +60,7 @@ class Table:
 
     path: str  # local or gs://
     names: tuple[str, ...]  # the columns' names; without a header their numbers from 1
-    rows: Sequence[Sequence[str]] = ()  # the first rows of a CSV, as text
+    rows: Sequence[Sequence[str]] = ()  # the first rows, as text
     skip: int = 0  # lines above the first row
     delimiter: str = ""  # "" for JSON and Parquet
     quoted: bool = False
@@ -96,23 +79,48 @@ class Table:
         is_number = name.isdecimal() and 0 < int(name) <= len(names)
         return int(name) - 1 if is_number else None
 
-    def guesses(self) -> dict[str, int]:
-        """The columns by what they hold, a key of `GUESSES`.
+    def cells(self, column: int) -> list[str]:
+        """The values of a column in the first rows, without missing ones."""
+        return [row[column] for row in self.rows if row[column] not in _MISSING]
 
+    def guesses(self) -> dict[str, int]:
+        """The columns by what they hold: a key of `GUESSES`, or "clock", the hour of a day.
+
+        Of several with such names the first one with values counts; of times, the finest one.
         Without a header they have MovieLens' order, user, item, rating, time, if the values fit.
         """
+        columns: dict[str, int] = {}
+        for what, present in known(self.names).items() if self.has_header else ():
+            several = [column for column in present if column not in columns.values()]
+            if len(several) > 1 and what == "time":
+                columns |= self._finest(several)
+            elif several:
+                columns[what] = next(filter(self._has_values, several[:-1]), several[-1])
         if self.has_header:
-            return _guesses(self.names)
+            return columns
         width = len(self.names)
         is_timed = width > 2 and all(re.fullmatch(r"\d{9,10}", row[-1]) for row in self.rows)
         is_whole = all(cell.isdecimal() for row in self.rows for cell in row[:2])
         is_rated = width in (3, 4) and all(_VALUE.fullmatch(row[2]) for row in self.rows)
+        is_whole &= is_timed or not times.are_times(self.cells(1))
         if not is_rated or not (is_whole or (is_timed and width == 4)):
             return {}
         return {"user": 0, "item": 1} | ({"time": width - 1} if is_timed else {})
 
+    def _has_values(self, column: int) -> bool:
+        """Whether a column has any value; reads all of it if the first rows have none."""
+        return bool(self.cells(column) or self.read({"": column})[""].drop_null())
+
+    def _finest(self, columns: Sequence[int]) -> dict[str, int]:
+        """The column of the finest times; with a day, the "clock" of another column."""
+        grains = [(times.grain(self.cells(column)), column) for column in columns]
+        grain, column = min(grains, key=lambda pair: pair[0])
+        is_day = grain in (times.MIDNIGHT, times.DAY)
+        clocks = [c for kind, c in grains if is_day and kind == times.CLOCK]
+        return {"time": column} | ({"clock": clocks[0]} if clocks else {})
+
     def read(self, columns: dict[str, int]) -> pyarrow.Table:
-        """The columns by what they hold: times as they are, others as bytes; null where missing."""
+        """The columns by what they hold: times as they are, others as text; null where missing."""
         # The columns of a CSV are called by their numbers, as a header may have a name twice.
         keys = [str(i) if self.delimiter else self.names[i] for i in columns.values()]
         with _open(self.path) as file:
@@ -134,11 +142,22 @@ class Table:
                 raise SourceError(f"{self.path} has a header and no rows")
             found = {}
             for what, key in zip(columns, keys, strict=True):
-                column = rows[key]
-                if what != "time" and not pyarrow.types.is_binary(column.type):
-                    column = column.cast("string").cast("binary")
-                found[what] = column
+                is_time = what == "time" and pyarrow.types.is_temporal(rows[key].type)
+                found[what] = rows[key] if is_time else self._text(rows[key])
             return pyarrow.table(found)
+
+    def _text(self, column: Any) -> Any:
+        """A column as text; SourceError, with the line, if it is not UTF-8 and no `is_latin1`."""
+        if not pyarrow.types.is_binary(column.type):
+            column = column.cast("string").cast("binary")  # JSON's are not checked
+        with contextlib.suppress(pyarrow.ArrowInvalid):
+            return column.cast("string")
+        values = column.to_pylist()
+        if is_latin1(self.path, b" ".join(filter(None, values))):
+            print(f"{self.path} is not UTF-8: read as Latin-1, as MovieLens writes it")
+            return pyarrow.chunked_array([[v and v.decode("latin-1") for v in values]], "string")
+        bad = next(i for i, v in enumerate(values) if v and v.decode(errors="ignore").encode() != v)
+        return decoded(b"\n" * (self.skip + bad) + values[bad], self.path, SourceError)
 
     def _read_csv(self, file: Any, keys: Sequence[str]) -> pyarrow.Table:
         if self.delimiter == _COLONS:
@@ -164,74 +183,6 @@ class Table:
             ),
         )
 
-    def seconds(self, column: pyarrow.ChunkedArray) -> tuple[np.ndarray, str]:
-        """Seconds since 1970 of times, float64[n], nan where missing; and the form of the times.
-
-        Raises SourceError if the times have no form in common, or two, or are not from 1970 on.
-        """
-        if pyarrow.types.is_temporal(column.type):
-            column = column.cast(pyarrow.timestamp("s"), safe=False).cast("int64").cast("string")
-        seconds, form = self._parse(column)
-        if form == "number":
-            most = np.nanmax(seconds, initial=0)
-            unit, factor = next((u for n, u in _UNITS.items() if most >= n), ("seconds", 1))
-            form = f"{unit} since 1970"
-            seconds = np.floor(seconds / factor)
-        if (bad := (seconds < 0) | (seconds >= 1 << 32)).any():
-            line = self.skip + int(np.argmax(bad)) + 1
-            raise SourceError(f"{self.path}, line {line:,}: the time is not from 1970 to 2105")
-        return seconds, form
-
-    def _parse(self, column: pyarrow.ChunkedArray) -> tuple[np.ndarray, str]:
-        """The numbers or seconds, and the form that all texts have."""
-        example = _tidy(column.drop_null()[:1])
-        forms = [form for form in _FORMS if _parsed(example, form).null_count == 0]
-        if len(forms) > 1 and forms[-1] == "number":
-            forms.pop()
-        parts: dict[str, list[np.ndarray]] = {form: [] for form in forms or ["number"]}
-        line = self.skip + 1
-        for chunk in column.chunks:
-            texts, errors = _tidy(chunk), {}
-            for form, arrays in parts.items():
-                values = _parsed(texts, form)
-                arrays.append(values.to_numpy(zero_copy_only=False))
-                errors[form] = pc.index(pc.xor(values.is_valid(), texts.is_valid()), True).as_py()
-            parts = {form: parts[form] for form, problem in errors.items() if problem < 0}
-            if not parts:
-                row = max(errors.values())
-                problem = (
-                    f"{self.path}, line {line + row:,}: unknown time {texts[row].as_py()[:80]!r}"
-                )
-                raise SourceError(
-                    f"{problem}; write 2024-01-31 10:00:00 or seconds since 1970, or --time=none"
-                )
-            line += len(chunk)
-        form, *others = parts
-        seconds = np.concatenate(parts[form])
-        for other in others:
-            if not np.array_equal(seconds, np.concatenate(parts[other]), equal_nan=True):
-                raise SourceError(
-                    f"{self.path}: the times, such as {example[0].as_py()!r}, may be {form} or "
-                    f"{other}: write them as 2024-01-31, or give --time=none"
-                )
-        return seconds, form
-
-
-def _tidy(times: Any) -> Any:
-    """Times as text without blanks around, commas and parts of a second."""
-    texts = pc.utf8_trim_whitespace(times.cast("string"))
-    texts = pc.replace_substring_regex(texts, r"(:\d\d)[.,]\d+", r"\1")
-    return pc.replace_substring(pc.replace_substring(texts, ",", ""), " UTC", "Z")
-
-
-def _parsed(texts: Any, form: str) -> Any:
-    """Texts of one of `_FORMS` as float64: seconds or numbers; null where the form is another."""
-    if form != "number":
-        times = pc.strptime(texts, format=form, unit="s", error_is_null=True)
-        return times.cast("int64").cast("float64")
-    is_number = pc.match_substring_regex(texts, r"^[-+]?\d+(\.\d*)?([eE][+-]?\d+)?$")
-    return pc.if_else(is_number, texts, None).cast("float64")
-
 
 def open_table(path: str, wanted: Sequence[str] = ()) -> Table:
     """Looks at the head of a file; SourceError if it cannot be read, or is no table.
@@ -241,7 +192,9 @@ def open_table(path: str, wanted: Sequence[str] = ()) -> Table:
     with _open(path) as file:
         head = file.read(_HEAD)
         if head.startswith(b"PAR1"):
-            return Table(path, tuple(parquet.read_schema(file).names))
+            with parquet.ParquetFile(file, buffer_size=_HEAD) as table:
+                rows = next(table.iter_batches(_ROWS), None)
+                return Table(path, tuple(table.schema_arrow.names), _texts(rows))
     problem = next((text for start, text in _NO_TABLE.items() if head.startswith(start)), "")
     problem = problem or ("is not text" if b"\0" in head else "")
     if len(head) >= _HEAD:
@@ -249,12 +202,19 @@ def open_table(path: str, wanted: Sequence[str] = ()) -> Table:
     if problem or not head.strip():
         raise SourceError(f"{path} {problem or 'is empty, or its first line is too long'}")
     if not head.lstrip().startswith(b"{"):
-        return _csv_table(path, head.decode("utf-8-sig", "replace"), wanted)
+        return _csv_table(path, head.decode("utf-8-sig", "surrogateescape"), wanted)
+    decoded(head, path, SourceError)
     try:
-        types = pyarrow.json.read_json(io.BytesIO(head)).schema
+        rows = pyarrow.json.read_json(io.BytesIO(head))
     except pyarrow.ArrowInvalid as error:
         raise SourceError(f"{path} has no JSON object in each line: {_reason(error)}") from error
-    return Table(path, tuple(types.names), types=types)
+    return Table(path, tuple(rows.schema.names), _texts(rows[:_ROWS]), types=rows.schema)
+
+
+def _texts(rows: Any) -> list[list[str]]:
+    """The cells of rows as text."""
+    columns = [column.to_pylist() for column in rows.columns] if rows else []
+    return [["" if v is None else str(v) for v in row] for row in zip(*columns, strict=True)]
 
 
 def _csv_table(path: str, text: str, wanted: Sequence[str]) -> Table:
@@ -263,19 +223,32 @@ def _csv_table(path: str, text: str, wanted: Sequence[str]) -> Table:
     except csv.Error as error:
         raise SourceError(f"{path} is not a table: {error}") from error
     widths = {d: [len(row) for _, row in rows] for d, rows in tables.items()}
-    delimiter = max(widths, key=lambda d: (len({*widths[d]}) == 1 < widths[d][0], widths[d][-1]))
+
+    def fit(delimiter: str) -> tuple[Any, ...]:  # names have blanks, so a blank is the last resort
+        numbers, is_blank = widths[delimiter], delimiter == " "
+        fits, occurs = len({*numbers}) == 1 < numbers[0], max(numbers) > 1
+        is_sure = occurs and delimiter in _SURE
+        return fits and not is_blank, fits, is_sure, occurs and not is_blank, numbers[-1]
+
+    delimiter = max(widths, key=fit)
     width = widths[delimiter][-1]
     for line, row in tables[delimiter]:
         if len(row) != width:
+            if all(re.fullmatch(r"(\d+ )+\d+\s*", row) for row in text.split("\n")[:_ROWS] if row):
+                problem = "has a user and all their items in a line"
+                raise SourceError(f"{path} {problem}: write a line for each user and item")
             problem = f"{path}, line {line} has {len(row)} columns, and others {width}"
             raise SourceError(f"{problem}: remove lines that are neither the header nor a row")
     line, first = tables[delimiter][0]
     others = [row for _, row in tables[delimiter][1:]]
     given = {_short(name) for name in wanted if name and not name.isdecimal()}
-    is_header = {"user", "item"} <= _guesses(first).keys() or bool(given & {*map(_short, first)})
+    is_header = {"user", "item"} <= known(first).keys() or bool(given & {*map(_short, first)})
+    is_header |= any(_short(first[c]).endswith("id") for cs in known(first).values() for c in cs)
     is_header |= [any(map(_VALUE.fullmatch, row)) for row in (first, *others[:1])] == [False, True]
     quoted = _is_quoted(text, delimiter)
     if is_header:
+        head = text.split("\n")[:line]
+        decoded("\n".join(head).encode(errors="surrogateescape"), path, SourceError)
         return Table(path, tuple(first), others, line, delimiter, quoted)
     numbers = tuple(str(i) for i in range(1, 1 + width))
     return Table(path, numbers, [first, *others], line - 1, delimiter, quoted)
@@ -295,15 +268,23 @@ def _is_quoted(text: str, delimiter: str) -> bool:
     return delimiter in ",;" or any(c[:1] == c[-1:] == '"' for c in text.split(delimiter)[:-1])
 
 
-def _guesses(header: Sequence[str]) -> dict[str, int]:
+def are_lists(cells: Sequence[str]) -> bool:
+    """Whether cells hold lists of ids, such as "[1, 2, 3]" or "i1 i2 i3", and no titles."""
+    parts = [re.split(r"[\s,;|]+", cell) for cell in cells]
+    sizes = {*map(len, parts)}
+    have_digits = all(re.search(r"\d", part) for row in parts for part in row)
+    are_ids = have_digits and (len(sizes) > 1 or max(sizes, default=0) > 4)
+    return bool(cells) and (are_ids or all(map(_LIST.fullmatch, cells)))
+
+
+def known(header: Sequence[str]) -> dict[str, list[int]]:
+    """The columns with known names by what they hold, the likeliest first."""
     names = [re.sub("[^a-z0-9]", "", _short(name)) for name in header]
-    columns: dict[str, int] = {}
-    for what, known in GUESSES.items():
-        present = (names.index(name) for name in known.split() if name in names)
-        column = next(present, None)
-        if column is not None and column not in columns.values():
-            columns[what] = column
-    return columns
+    columns = {
+        what: [names.index(name) for name in text.split() if name in names]
+        for what, text in GUESSES.items()
+    }
+    return {what: numbers for what, numbers in columns.items() if numbers}
 
 
 def _short(name: str) -> str:

@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import pathlib
+import unicodedata
 import zipfile
 from typing import Any
 
@@ -81,12 +82,18 @@ def test_every_format_says_the_same_whatever_the_batch(call, model, tmp_path):
     assert found == flat and [int(row["rank"]) for row in table] == [1, 2, 3] * 3
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "latin-1"])
-@pytest.mark.parametrize("name", names.TITLES)
+@pytest.mark.parametrize(
+    ("name", "encoding"),
+    [
+        *itertools.product(names.TITLES, ["utf-8", "utf-8-sig"]),
+        ("u.item", "latin-1"),
+        ("movies.dat", "latin-1"),
+    ],
+)
 @pytest.mark.parametrize("is_zipped", [False, True])
 def test_titles_are_those_beside_the_ratings(tiny_ratings, tmp_path, name, is_zipped, encoding):
     """Å in UTF-8 has the byte 0x85, which is Latin-1's NEL: str.splitlines ends a line there."""
-    expected = {1: "Åsa-Nisse (1949)", 2: "Heat\x85 (1995)", 3: "Élysée, The", 15: "Plain"}
+    expected = {1: "Åsa-Nisse (1949)", 2: "Heat (1995)", 3: "Élysée, The", 15: "Plain"}
     if name.endswith(".csv"):
         lines = ["id,title,genres", *(f'{i},"{title}",Drama' for i, title in expected.items())]
     else:
@@ -100,8 +107,38 @@ def test_titles_are_those_beside_the_ratings(tiny_ratings, tmp_path, name, is_zi
             (tmp_path / member).write_bytes(data)
     for absent in files if is_zipped else ["ml-20m.zip"]:
         (tmp_path / absent).unlink()
-    assert names.read_names(str(tmp_path), names.TITLES) == expected
+    said: list[str] = []
+    assert names.read_names(str(tmp_path), names.TITLES, said.append) == expected
+    assert ["Latin-1" in line and name in line for line in said] == [True] * (encoding == "latin-1")
     assert names.read_names(tiny_ratings, names.TITLES) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "encoding"),
+    [
+        ("u.item", "Брат (1997)", "cp1251"),
+        ("movies.dat", "花樣年華 (2000)", "gbk"),
+        ("u.item", "七人の侍 (1954)", "shift-jis"),
+        ("movies.dat", "Heat… (1995)", "cp1252"),
+        ("movies.csv", "Élysée (1992)", "latin-1"),
+    ],
+)
+def test_titles_in_other_encodings_are_refused(tiny_ratings, tmp_path, name, title, encoding):
+    (tmp_path / "ratings.csv").write_bytes(pathlib.Path(tiny_ratings, "ratings.csv").read_bytes())
+    between = {"u.item": "|", "movies.dat": "::", "movies.csv": ","}[name]
+    text = f"1{between}Plain{between}Drama\n2{between}{title}{between}Drama\n"
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    with pytest.raises(DataError, match=f"{name}, line 2 is not UTF-8.*iconv .*{name}"):
+        names.read_names(str(tmp_path), names.TITLES)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_names_that_look_the_same_are_found_and_capitals_tell_them_apart(form):
+    known = {1: unicodedata.normalize(form, "José  Núñez"), 2: "aB3", 3: "Ab3", 4: "Anna"}
+    finder = names.Finder("user", np.array([1, 2, 3, 4], np.uint32), known)
+    texts = "Jose\u0301 Nu\u0301n\u0303ez,jos\u00e9\u00a0n\u00fa\u00f1ez,aB3,Ab3,anna,AB3"
+    *found, (_, ambiguous) = finder.find(texts)
+    assert [row for _, row in found] == [0, 0, 1, 2, 3] and "the users 2, 3 have" in str(ambiguous)
 
 
 def test_titles_are_shown_and_may_be_damaged(call, model, tiny_ratings, tmp_path):

@@ -292,7 +292,6 @@ LOGS = {
         {f"{split}-ratings.csv": "0\t1\t1\n0\t2\t1\n" for split in ("test", "train")},
         ["train-ratings.csv", "test-ratings.csv"],
     ),
-    "sentences": ({"pairs.csv": "en,de\nHello,Hallo\n", "a.tsv": "Hello\tHallo\n"}, []),
     "YOLO": ({"labels/a.txt": "0 0.5 0.5 0.1 0.1\n1 0.5 0.5 0.2 0.2\n"}, []),
     "COCO": ({"train.json": '{"images": [' + '{"id": 1, "file_name": "a.jpg"},' * 9999}, []),
 }
