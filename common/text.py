@@ -19,11 +19,12 @@ _SGM_SENTENCE = re.compile(rb"<seg\b[^<>]*>((?:[^<]|<(?!/?seg\b))*+)</seg>", re.
 _LINE_END = re.compile(r"\r\n?|\n")
 
 
-def decoded(data: bytes, name: str, kind: type[UserError] = DataError) -> str:
+def decoded(data: bytes, name: str, kind: type[UserError] = DataError, first: int = 1) -> str:
     """The text of a user's file, UTF-8 or, as its first bytes may say, UTF-16.
 
     Other encodings cannot be told apart for sure. `kind` is raised for them, with the `name` of the
-    file, the first line that is not UTF-8, and the command that converts the file.
+    file, the first line that is not UTF-8, counted from `first`, and the command that converts the
+    file.
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # Windows' "Unicode"
         encoding, code = "utf-16", "UTF-16"
@@ -32,7 +33,7 @@ def decoded(data: bytes, name: str, kind: type[UserError] = DataError) -> str:
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
+        line = data.count(b"\n", 0, error.start) + first
         raise kind(
             f"{name}, line {line} is not {code} (byte 0x{data[error.start]:02x}): save the file as "
             "UTF-8, or convert it, with its own encoding for CP1252: iconv -f CP1252 -t UTF-8 "

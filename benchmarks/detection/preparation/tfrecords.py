@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.detection import coco
-from benchmarks.detection.preparation.label_files import split_of
+from benchmarks.detection.preparation.label_files import split_of, text
 from benchmarks.detection.preparation.labels import Form, Labels
 from benchmarks.detection.records import CROWD, LABEL, MASK, SIDES
 from common import limits
@@ -89,7 +89,7 @@ def _shards(folder: Folder) -> dict[str, list[str]]:
     parts = collections.defaultdict(list)
     for name in (file.name for file in folder.files if file.size):
         if _NAME.search(name):
-            parts[split_of(name.replace("eval", "val"))].append(name)
+            parts[split_of(name)].append(name)
     return parts
 
 
@@ -97,7 +97,7 @@ def _label_map(folder: Folder) -> dict[int, str]:
     """The names by number in the label maps (.pbtxt)."""
     result: dict[int, str] = {}
     for path in folder.named(".pbtxt"):
-        for item in _ITEM.findall(folder.head(path, limits.TEXT_BYTES).decode(errors="replace")):
+        for item in _ITEM.findall(text(folder, path)):
             values = dict(re.findall(r"(\w+)\s*:\s*[\"']?([^\"'\n,]+)", item))
             name = values.get("display_name") or values.get("name")
             if name and values.get("id", "").strip().isdigit():
@@ -121,19 +121,20 @@ def _parse(
     def ints(key: str) -> list[int]:
         return list(feature[key].int64_list.value)
 
-    def texts(key: str) -> list[str]:
-        return [text.decode(errors="replace") for text in feature[key].bytes_list.value]
+    def texts(key: str) -> list[bytes]:
+        return list(feature[key].bytes_list.value)
 
-    encoded = b"".join(feature["image/encoded"].bytes_list.value[:1])
+    encoded = b"".join(texts("image/encoded")[:1])
     size = ints("image/height") + ints("image/width")
     height, width = size if len(size) == 2 else photos.sizes(encoded)[0]
-    name = coco.normal("".join(texts("image/filename")[:1]))
+    name = coco.normal(b"".join(texts("image/filename")[:1]).decode(errors="backslashreplace"))
     image = {"file_name": name, "height": height, "width": width}
     labels, sides = ints(LABEL), [feature[f"image/object/bbox/{s}"].float_list.value for s in SIDES]
     if len({len(labels), *map(len, sides)}) > 1:
         raise ValueError(f"{len(labels)} labels for {[*map(len, sides)]} sides of boxes")
-    for label, text in itertools.zip_longest(labels, texts(_TEXT)[: len(labels)]):
-        categories.setdefault(label, text or f"class {label}")
+    for label, title in itertools.zip_longest(labels, texts(_TEXT)[: len(labels)]):
+        if label not in categories:
+            categories[label] = (title or b"").decode() or f"class {label}"
     boxes = np.array(sides, np.float64).reshape(4, -1).T
     if boxes.size and np.abs(boxes).max() > _MOST:
         raise ValueError(f"a side of a box is {np.abs(boxes).max():.0f}, no share of the image")
