@@ -112,6 +112,8 @@ def _labels(args: argparse.Namespace, inputs: _Inputs) -> tuple[dict[str, bytes]
         inputs = inputs | {"train_images": images, "val_images": images}
     else:
         splits, notes, turned = labels.read(folder, args.labels, args.exif)
+    others = [form for form in labels.forms(folder) if form.form != args.labels]
+    notes += [f"not read: {form.found} (--labels={form.form})" for form in others]
     for note in notes:
         print(visible(f"warning: {note}"))
     rows = [row for content in splits.values() for row in content["annotations"]]

@@ -163,18 +163,33 @@ def yolo_shapes(heads: Iterable[bytes], settings: Settings) -> str:
     if number < _MOST * len(rows) or not rows:  # outlines have as many points as they need
         return ""
     table = np.array([row for row in rows if len(row) == length])
-    if length % 3 == 1 and length > 6 and np.isin(table[:, 6::3], (0, 1, 2)).all():  # visibility
-        return "key points"
-    if length % 2:
-        return ""
     middle, half = table[:, None, :2], table[:, None, 2:4] / 2
-    points = table[:, 4:].reshape(number, -1, 2)
-    is_inside = (abs(points - middle) <= half + 0.01) | (points == 0)
-    is_inside &= (middle - half >= -0.01) & (middle + half <= 1.01)
-    is_closed = (table[:, :2] == table[:, -2:]).all(1)
-    if (is_inside.all((1, 2)) & ~is_closed).mean() >= _MOST:
-        return "key points"
+    fits = (middle - half >= -0.01) & (middle + half <= 1.01)
+    are_outlines = length % 2 == 0 and _like_outlines(table.reshape(number, -1, 2)).mean() > 0.5
+    for size in (2, 3):  # of a key point, without or with a number that says whether it is seen
+        if (length - 4) % size == 0:
+            points = table[:, 4:].reshape(number, -1, size)
+            xy, seen = points[..., :2], points[..., 2:]
+            is_inside = fits & ((abs(xy - middle) <= half + 0.01) | (xy == 0))
+            if size == 3 and np.isin(seen, (0, 1, 2)).all():
+                return "key points"
+            if is_inside.all((1, 2)).mean() >= _MOST and not are_outlines:
+                return "key points"
     return "corners" if length == 8 else ""
+
+
+def _like_outlines(points: np.ndarray) -> np.ndarray:
+    """bool[n]: which of float[n, k, 2] are closed, or convex with the second point near the others.
+
+    A box whose key points lie inside of it is seldom so: there, the second point is its size.
+    """
+    edges = np.roll(points, -1, axis=1) - points
+    turns = np.linalg.det(np.stack([edges, np.roll(edges, -1, axis=1)], axis=-1)).round(9)
+    is_convex = (turns >= 0).all(1) | (turns <= 0).all(1)
+    rest = np.delete(points, 1, axis=1)
+    low, high = rest.min(1), rest.max(1)
+    is_near = (abs(points[:, 1] - (low + high) / 2) <= 1.5 * (high - low) + 0.01).all(1)
+    return (points[:, 0] == points[:, -1]).all(1) | is_convex & is_near
 
 
 class NoBoxError(Exception):
@@ -337,6 +352,8 @@ def entry(
             each: Object = parse(row)
             if not all(map(math.isfinite, itertools.chain(each.box, *each.polygons))):
                 raise ValueError("a coordinate is not a number")
+            if not each.label.strip():
+                raise ValueError("it has no label")
             if any(len(polygon) < 6 for polygon in each.polygons):
                 raise ValueError("a polygon of fewer than 3 points")
             objects.append(each)

@@ -251,5 +251,5 @@ FORMS = {
     "labelme": Kind("LabelMe's", ".json", Reader.labelme, LABELME, _SHAPES),
     "via": Kind("VIA's", ".json", Reader.via, _VIA, _VIA_SHAPES),
     "openimages": Kind("Open Images'", ".csv", Reader.openimages, _OPEN),
-    "csv": Kind("a table's", ".csv", Reader.table, _TABLE, _VIA_SHAPES),
+    "csv": Kind("a box table's", ".csv", Reader.table, _TABLE, _VIA_SHAPES),
 }

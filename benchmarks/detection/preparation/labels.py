@@ -9,7 +9,7 @@ import csv
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
@@ -62,7 +62,7 @@ def forms(folder: Folder) -> list[Form]:
     """The forms of labels in a folder, from names and the heads of a few files."""
     images, result = Images(folder), []
     for form, kind in FORMS.items():
-        names, heads = _heads(folder, form)
+        names, looked, heads = _heads(folder, form)
         if not heads:
             continue
         try:
@@ -71,7 +71,8 @@ def forms(folder: Folder) -> list[Form]:
             settings = Settings()
         if form == "yolo" and not (images.names or settings.names):  # numbers may be anything
             continue
-        number = max(len(heads), sum(images.find(name) is not None for name in names))
+        with_image = sum(images.find(name) is not None for name in names)
+        number = max(len(heads), with_image * len(heads) // looked)  # some are of other forms
         shapes = {bool(m[1]) for head in heads.values() for m in re.finditer(kind.shape, head)}
         polygons = True in shapes
         if form == "yolo":
@@ -84,14 +85,21 @@ def forms(folder: Folder) -> list[Form]:
     return result
 
 
-def _heads(folder: Folder, form: str) -> tuple[list[str], dict[str, bytes]]:
-    """(files that may be of a form by their names, what a few of them that are begin with)."""
+def forms_of(folder: Folder, name: str) -> list[str]:
+    """The forms of labels that one file may have."""
+    kinds = {form: kind for form, kind in FORMS.items() if name.lower().endswith(kind.ending)}
+    return [form for form, kind in kinds.items() if re.search(kind.head, folder.head(name))]
+
+
+def _heads(folder: Folder, form: str) -> tuple[list[str], int, dict[str, bytes]]:
+    """(files that may be of a form, how many are looked at, what those of the form begin with)."""
     filled = {file.name for file in folder.files if file.size and not folder.is_file}
     names = filled & {*folder.named(FORMS[form].ending)}
     names = sorted(names, key=lambda name: (name.count("/"), name))
     sample = dict.fromkeys([*names[:16], *names[:: max(1, len(names) // 16)]])
     heads = ((name, folder.head(name)) for name in sample)
-    return names, {name: head for name, head in heads if re.search(FORMS[form].head, head)}
+    heads = {name: head for name, head in heads if re.search(FORMS[form].head, head)}
+    return names, len(sample), heads
 
 
 def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
@@ -107,7 +115,7 @@ def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
     settings, shapes = Settings(), ""
     if form == "yolo":
         settings = yolo_settings(folder)
-        shapes = yolo_shapes(_heads(folder, form)[1].values(), settings)
+        shapes = yolo_shapes(_heads(folder, form)[-1].values(), settings)
     if shapes == "key points":
         notes.append(
             "by their numbers, the labels are boxes with key points: the boxes are read; of an "
@@ -115,8 +123,8 @@ def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
         )
     elif shapes:
         notes.append(
-            "each label has four corners: the box is the upright one around them, and with --masks "
-            "they are an outline"
+            "labels of 8 numbers have four corners: the box is the upright one around them, and "
+            "with --masks they are the outline"
         )
     reader = Reader(folder, images.find, settings, shapes)
     labelled = _matched(folder, images, _entries(folder, form, reader, notes), notes)
@@ -132,9 +140,8 @@ def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
     turned = _turned(photo_sizes, known)
     turns = exif == "turn" if exif else turned[0] is not False
     sizes = {name: known.get(name, row[-turns]) for name, row in photo_sizes.items()}
-    raw = settings.names.values() or (o.label for e in labelled.values() for o in e.objects)
-    categories = _categories(raw, notes)
-    names = [*dict.fromkeys(categories.values())]
+    used = {o.label.strip() for entry in labelled.values() for o in entry.objects}
+    names = _categories([*settings.names.values()] or sorted(used), notes)
     if not settings.names:
         names.sort(key=lambda label: (len(label) * label.isdigit(), label))
     if not settings.names and form == "yolo":
@@ -147,23 +154,22 @@ def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
                 f"{split}: {empty:,} of {count(len(members), 'image')} without labels: they count "
                 "as images without objects; take those out that nobody has labelled"
             )
-        contents[split] = _content(members, labelled, sizes, names, categories)
+        contents[split] = _content(members, labelled, sizes, names)
     rows = [row for content in contents.values() for row in content["annotations"]]
     if 0 < (plain := sum("segmentation" not in row for row in rows)) < len(rows):
         notes.append(f"{plain:,} of {len(rows):,} objects have a box and no polygon: no masks")
     return Labels(contents, notes, turned)
 
 
-def _categories(names: Iterable[str], notes: list[str]) -> dict[str, str]:
-    """The category of each name; names that look the same are one."""
-    result = {name: normal_name(name) for name in names}
+def _categories(names: list[str], notes: list[str]) -> list[str]:
+    """The categories; names that look the same are one."""
     groups = collections.defaultdict(list)
-    for name, category in result.items():
-        groups[category].append(name)
-    if same := [group for group in groups.values() if len({*map(str.strip, group)}) > 1]:
+    for name in names:
+        groups[normal_name(name)].append(name)
+    if same := [group for group in groups.values() if len(group) > 1]:
         pair = " and ".join(map(ascii, same[0][:2]))
         notes.append(f"names that look alike are one category, for one {pair}")
-    return result
+    return [*groups]
 
 
 def _turned(
@@ -339,12 +345,8 @@ def _content(
     labelled: dict[str, Entry],
     sizes: dict[str, tuple[int, int]],
     names: list[str],
-    categories: dict[str, str],
 ) -> dict[str, Any]:
-    """The images, annotations and categories of a split; ids count from 1.
-
-    `names` are those of the categories, and `categories` those of labels.
-    """
+    """The images, annotations and categories of a split; ids count from 1."""
     ids = {name: i for i, name in enumerate(names, 1)}
     rows, annotations = [], []
     for image_id, name in enumerate(images, 1):
@@ -357,7 +359,7 @@ def _content(
             row: dict[str, Any] = {
                 "id": len(annotations) + 1,
                 "image_id": image_id,
-                "category_id": ids[categories[label]],
+                "category_id": ids[normal_name(label)],
                 "bbox": [x, y, w, h],
                 "area": w * h,
                 "iscrowd": int(crowd),
@@ -370,5 +372,5 @@ def _content(
                     (x0, y0), (x1, y1) = points.T, np.roll(points, -1, axis=0).T
                     row["area"] += float(abs(x0 @ y1 - x1 @ y0) / 2)  # the shoelace formula
             annotations.append(row)
-    kinds = [{"id": i, "name": name} for name, i in ids.items()]
-    return {"images": rows, "annotations": annotations, "categories": kinds}
+    categories = [{"id": i, "name": name} for name, i in ids.items()]
+    return {"images": rows, "annotations": annotations, "categories": categories}

@@ -47,9 +47,13 @@ def readings(folder: Folder) -> list[Reading]:
         flags = [f"{flag}={folder.full(zips[name])}" for flag, name in _COCO.items()]
         found = f"COCO's {', '.join(_COCO.values())}"
         return [_reading("coco", found, len(zips), True, flags, "COCO's images")]
-    if folder.is_file and folder.named(".json"):  # its images lie beside it
-        beside = Folder.open(folder.path)
-        return _coco(beside, beside.named(*photos.SUFFIXES), [folder.files[0].name])
+    if folder.is_file and (names := folder.named(".json", ".csv", ".xml")):
+        forms = labels.forms_of(folder, names[0])
+        if not forms and not folder.named(".json"):
+            return []
+        beside = Folder.open(folder.path)  # the images lie there
+        rows = _coco(beside, beside.named(*photos.SUFFIXES), folder.named(".json"))
+        return rows or [row for row in readings(beside) if row.form in forms]
     images, error = folder.named(*photos.SUFFIXES), None
     try:
         rows = _coco(folder, images, folder.named(".json"))

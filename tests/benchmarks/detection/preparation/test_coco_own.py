@@ -82,7 +82,9 @@ def test_own_images_need_no_official_names(tmp_path, capsys):
     assert "train: 4 images without boxes: no record" in printed
     assert "train: 3 boxes have no area inside of their image" in printed
     assert "train: 1 box was cut at the edge of its image" in printed
-    assert f"{tmp_path}/train holds 1 image that the annotations do not list, for one more" in printed
+    assert (
+        f"{tmp_path}/train holds 1 image that the annotations do not list, for one more" in printed
+    )
 
 
 def test_a_bad_training_image_is_left_out_and_a_bad_validation_image_is_not(tmp_path, capsys):
