@@ -135,12 +135,14 @@ def _look(folder: Folder, name: str) -> _File | None:
         content = parse_json(decoded(data, path))
         if not all(key in data for key in _KEYS):  # captions, or results
             return None
-        names = [file_name(row) for row in content["images"]]
+        names = [str(file_name(row)) for row in content["images"]]
         outlines = [bool(row.get("segmentation")) for row in content["annotations"]]
         text = f", {count(len(content['categories']), 'category', 'categories')}"
     except (ValueError, TypeError, KeyError, AttributeError):
-        Annotations.parse(data, path)  # which says what is wrong
-        return None  # another tool's
+        names = [""]
+    if not all(names):
+        Annotations.parse(data, path)  # says what is wrong with it
+        return None
     plain = outlines.count(False)
     if 0 < plain < len(outlines):
         text += f", {plain:,} of {len(outlines):,} objects without an outline"

@@ -134,7 +134,11 @@ def _parse(
         raise ValueError(f"{len(labels)} labels for {[*map(len, sides)]} sides of boxes")
     for label, title in itertools.zip_longest(labels, texts(_TEXT)[: len(labels)]):
         if label not in categories:
-            categories[label] = (title or b"").decode() or f"class {label}"
+            try:
+                categories[label] = (title or b"").decode() or f"class {label}"
+            except UnicodeDecodeError as error:
+                fix = "give the names in a label map (.pbtxt)"
+                raise ValueError(f"{_TEXT} {title!r} is not UTF-8: {fix}") from error
     boxes = np.array(sides, np.float64).reshape(4, -1).T
     if boxes.size and np.abs(boxes).max() > _MOST:
         raise ValueError(f"a side of a box is {np.abs(boxes).max():.0f}, no share of the image")

@@ -81,3 +81,11 @@ def test_records_that_cannot_be_read_are_one_line(changed, message, tmp_path):
     with pytest.raises(UserError, match=message):
         prepare.make("coco", flags)
     assert not list(tmp_path.glob("out/*.tfrecord"))
+
+
+def test_a_label_map_in_another_encoding_is_refused(tmp_path):
+    write(tmp_path / "in", {"t.record": 3})
+    (tmp_path / "in" / "label_map.pbtxt").write_text(LABEL_MAP.replace("cup", "кот"), "cp1251")
+    flags = [f"--train_images={tmp_path}/in", "--labels=tfrecords", f"--out={tmp_path}/out"]
+    with pytest.raises(UserError, match=r"label_map.pbtxt, line 3 is not UTF-8 .* iconv"):
+        prepare.make("coco", flags)
