@@ -86,8 +86,8 @@ def prepare(args: argparse.Namespace) -> str:
     inputs = sources.list_inputs(paths, args.workers, zipped=True)
     stamps = {flag: source.stamp for flag, source in inputs.items()}
     writing.State(args.out).claim({"settings": settings, "input": stamps}, args.overwrite)
-    annotations, scored, inputs, turned = read_annotations(args, inputs)
-    splits = _turned(args, _plan(args, inputs, annotations), turned)
+    annotations, scored, inputs = read_annotations(args, inputs)
+    splits = _plan(args, inputs, annotations)
 
     def make(name: str, k: int) -> writing.Example:
         return objects.example(splits[name], args.masks, args.quality, k)
@@ -157,43 +157,21 @@ def _plan(
             first = images[path].files[min(rows)].name
             text = f"{path} holds {count(len(rows), 'image')} that the annotations do not list"
             print(visible(f"{text}, for one {first}"))
-    return splits
+    return _turned(args, splits)
 
 
-def _turned(
-    args: argparse.Namespace,
-    splits: dict[str, objects.Split],
-    told: tuple[bool | None, int] | None,
-) -> dict[str, objects.Split]:
-    """The splits, each with the decision whether EXIF turns its photos.
-
-    `told` says what the labels of other tools tell about all photos, else sizes tell of each split.
-    """
+def _turned(args: argparse.Namespace, splits: dict[str, objects.Split]) -> dict[str, objects.Split]:
+    """The splits, each with the decision whether EXIF turns its photos."""
     if args.exif or args.annotations:  # COCO's boxes are on the stored pixels
         return {k: dataclasses.replace(s, turn=args.exif == "turn") for k, s in splits.items()}
-    if told:
-        seen = {" and ".join(splits): told}
-    else:
-        seen = {name: objects.turned(split, args.workers) for name, split in splits.items()}
+    seen = {name: objects.turned(split, args.workers) for name, split in splits.items()}
     known = [turn for turn, _ in seen.values() if turn is not None]
-    for names, (turn, doubtful) in seen.items():
+    for name, (turn, doubtful) in seen.items():
         # As in the other file, which most likely is from the same tool; else as in predict.py.
         choice = turn if turn is not None else (*known, True)[0]
-        for name in names.split(" and "):
-            splits[name] = dataclasses.replace(splits[name], turn=choice)
-        if doubtful:
-            what, flag = ("turned", "ignore") if choice else ("not turned", "turn")
-            print(
-                f"warning: {names}: EXIF turns {count(doubtful, 'photo')}, and no size tells "
-                f"whether the boxes are on turned photos: they are {what} here; if that is wrong, "
-                f"add --exif={flag}; predict.py turns photos"
-            )
-        elif turn is False:
-            print(
-                f"warning: {names}: the boxes, and so the records, are on the photos as they are "
-                "stored, not as EXIF turns them; predict.py turns photos: remove their EXIF "
-                "orientation to predict on such pixels"
-            )
+        splits[name] = dataclasses.replace(splits[name], turn=choice)
+        if note := objects.exif_note(choice, doubtful):
+            print(f"warning: {name}: {note}")
     return splits
 
 

@@ -20,24 +20,22 @@ from common.text import alike, decoded, normal_name
 
 FORMS = (*label_tables.FORMS, "tfrecords")
 _Inputs = dict[str, sources.Source]
-_Turned = tuple[bool | None, int] | None
 
 
 def read_annotations(
     args: argparse.Namespace, inputs: _Inputs
-) -> tuple[dict[str, Annotations], bytes, _Inputs, _Turned]:
+) -> tuple[dict[str, Annotations], bytes, _Inputs]:
     """(annotations by split, those of val in COCO's form, `inputs` with the images in records).
 
-    The last value is `Labels.turned` of other tools' labels, else None. SourceError if a file is
-    missing or there twice, the input is not of its form, or all images are one group.
+    Sets `args.exif` as other tools' labels tell. SourceError if a file is missing or there twice,
+    the input is not of its form, or all images are one group.
     """
-    turned: _Turned = None
     if args.annotations or args.val_annotations:
         texts = {name: _file(name, inputs) for name in records.DETECTION_SPLITS}
     else:
         if args.labels:
             path = inputs["train_images"].path
-            splits, inputs, turned = _labels(args, inputs)
+            splits, inputs = _labels(args, inputs)
         else:
             path, read = _file("train", inputs)
             splits = {"train": read()}
@@ -55,7 +53,7 @@ def read_annotations(
             print(visible(f"warning: {path}: {note}"))
         objects.check_boxes(annotations[name], args.trust_boxes)
     objects.check_categories(*annotations.values())
-    return annotations, data, inputs, turned
+    return annotations, data, inputs
 
 
 def _parse(data: bytes, path: str, masks: bool) -> tuple[Annotations, bytes, list[str]]:
@@ -98,20 +96,17 @@ def _file(name: str, inputs: _Inputs) -> tuple[str, Callable[[], bytes]]:
     return f"{path}/{source.files[rows[0]].name}", read
 
 
-def _labels(args: argparse.Namespace, inputs: _Inputs) -> tuple[dict[str, bytes], _Inputs, _Turned]:
-    """(labels of other tools by split, in COCO's form; `inputs` with the images in records).
-
-    The last value is `Labels.turned`, None of records.
-    """
+def _labels(args: argparse.Namespace, inputs: _Inputs) -> tuple[dict[str, bytes], _Inputs]:
+    """(labels of other tools by split, in COCO's form; `inputs` with the images in records)."""
     images = inputs["train_images"]
     path, folder = images.path, Folder.open(images.path)
     if args.labels == "tfrecords":
         (splits, notes, _), files = tfrecords.read(folder, args.masks)
-        turned = None
         images = dataclasses.replace(images, files=files, archive=False)
         inputs = inputs | {"train_images": images, "val_images": images}
     else:
-        splits, notes, turned = labels.read(folder, args.labels, args.exif)
+        splits, notes, turns = labels.read(folder, args.labels, args.exif)
+        args.exif = "turn" if turns else "ignore"
     others = [form for form in labels.forms(folder) if form.form != args.labels]
     notes += [f"not read: {form.found} (--labels={form.form})" for form in others]
     for note in notes:
@@ -120,8 +115,7 @@ def _labels(args: argparse.Namespace, inputs: _Inputs) -> tuple[dict[str, bytes]
     if args.masks and (plain := sum("segmentation" not in row for row in rows)):
         problem = f"{plain:,} of {len(rows):,} objects have no outline"
         raise sources.SourceError(f"{path}: {problem}: add them, or leave out --masks")
-    data = {name: json.dumps(content).encode() for name, content in splits.items()}
-    return data, inputs, turned
+    return {name: json.dumps(content).encode() for name, content in splits.items()}, inputs
 
 
 def _split(data: bytes, path: str, args: argparse.Namespace) -> dict[str, bytes]:

@@ -26,10 +26,10 @@ from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
 from common.text import decoded, text_lines
 
-NUMBERS = rb"(?:[ \t]+-?[\d.][\d.eE+-]*)"
-YOLO = re.compile(rb"^(?:\xef\xbb\xbf)?\s*\d+(?:\.0*)?" + NUMBERS + rb"{4,}[ \t]*(?:[\r\n]|$)")
 # Folders of images and of their labels, by which the paths of the two differ.
 _KINDS = {"images", "image", "jpegimages", "labels", "annotations", "xmls", ".."}
+NUMBERS = rb"(?:[ \t]+-?[\d.][\d.eE+-]*)"
+YOLO = re.compile(rb"^(?:\xef\xbb\xbf)?\s*\d+(?:\.0*)?" + NUMBERS + rb"{4,}[ \t]*(?:[\r\n]|$)")
 VOC, CVAT, LABELME = rb"<annotation[\s>]", rb"<annotations[\s>]", rb'"shapes"\s*:\s*\['
 _ENCODING = re.compile(rb"""<\?xml[^>]*encoding=["']([\w.-]+)""")
 _MOST = 0.95  # of the rows: so many say what all are
@@ -103,6 +103,7 @@ class Settings(NamedTuple):
     file: str = ""
     names: Mapping[int, str] = {}  # of the classes
     content: Mapping[str, Any] = {}  # of data.yaml
+    shapes: str = ""  # what `yolo_shapes` says
 
 
 def split_of(path: str) -> str:
@@ -199,20 +200,17 @@ class NoBoxError(Exception):
 class Reader:
     """Reads label files; each form has a method, which yields the entries of a file.
 
-    `has_image` tells whether a name is that of an image; `shapes` are those of `yolo_shapes`.
+    `has_image` tells whether a name is that of an image.
     """
 
-    def __init__(
-        self, folder: Folder, has_image: Callable[[str], Any], settings: Settings, shapes: str = ""
-    ):
+    def __init__(self, folder: Folder, has_image: Callable[[str], Any], settings: Settings):
         try:
             from globox import BoundingBox
         except ImportError as error:
             text = "globox reads such labels and is missing: pip install globox"
             raise SourceError(text) from error
         self._boxes: Any = BoundingBox
-        self._folder, self._has_image = folder, has_image
-        self._settings, self._shapes = settings, shapes
+        self._folder, self._has_image, self._settings = folder, has_image, settings
         self.notes: dict[str, None] = {}  # what is odd about the files, each a line, in order
 
     def _xml(self, file: str, pattern: bytes, most: int) -> ElementTree.Element | None:
@@ -221,14 +219,9 @@ class Reader:
         if not re.search(pattern, data):
             return None
         said = _ENCODING.match(data.lstrip())
-        code = said[1].decode() if said else "utf-8"
-        if code.lower().startswith("utf"):
-            return ElementTree.fromstring(decoded(data, path, SourceError))
-        try:
-            return ElementTree.fromstring(data.decode(code))
-        except (LookupError, UnicodeDecodeError) as error:
-            problem = f"{path} is not {code}, as its first line says ({one_line(error)})"
-            raise SourceError(f"{problem}: write the encoding that it has") from error
+        if said and not said[1].lower().startswith(b"utf"):
+            return ElementTree.fromstring(data.decode(said[1].decode()))
+        return ElementTree.fromstring(decoded(data, path, SourceError))
 
     def _json(self, file: str, pattern: bytes) -> Any:
         """The content of a JSON in which the pattern is found, else None."""
@@ -245,11 +238,11 @@ class Reader:
             yield entry(file, (file,), rows, self._yolo, relative=True)
 
     def _yolo(self, line: str) -> Object:
-        file, names, _ = self._settings
+        file, names, _, shapes = self._settings
         number, *values = map(float, line.split())
         if names and number not in names:
             raise ValueError(f"class {number:.0f} is not among the {len(names)} of {file}")
-        if self._shapes == "key points":
+        if shapes == "key points":
             values = values[:4]
         check_shares(values)
         is_box = len(values) < 6

@@ -5,12 +5,13 @@ RetinaNet's and AutoML's. VIA writes a JSON, or a table whose cells are JSON.
 """
 
 import collections
+import contextlib
 import csv
 import functools
-import io
+import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from benchmarks.detection.preparation import label_files
@@ -28,7 +29,6 @@ from benchmarks.detection.preparation.label_files import (
     entry,
     size_of,
     split_of,
-    text,
     whole_split,
 )
 from common.data.shards import tensorflow
@@ -38,8 +38,9 @@ from common.preparation.sources import SourceError
 from common.text import decoded
 
 _COLUMNS = {  # their names, the likeliest first
-    "file": "filename file_name image_name image_path filepath file image path img frame image_id",
-    "label": "class label class_name label_name category name class_id",
+    "file": "filename file_name image_name image_path filepath file image path img frame "
+    "image_id imageid",
+    "label": "class label class_name label_name category name class_id labelname",
     "x0": "xmin x_min x1 left",
     "y0": "ymin y_min y1 top",
     "x1": "xmax x_max x2 right",
@@ -47,115 +48,120 @@ _COLUMNS = {  # their names, the likeliest first
     "width": "width image_width",
     "height": "height image_height",
     "split": "split set subset",
+    "crowd": "isgroupof",
 }
 _SIDES = ("x0", "y0", "x1", "y1")
+_RETINANET = ("file", *_SIDES, "label", "width", "height")  # the last two are often missing
+_AUTOML = ("split", "file", "label", "x0", "y0", "", "", "x1", "y1")  # the first one, too
 # Of VIA's regions, the likeliest to be the category first.
 _ATTRIBUTES = ("label", "class", "class_name", "name", "type", "category", "object")
-_NAMELESS = "object"  # the category of boxes without one
 
 
 class Reader(label_files.Reader):
     """Reads all forms of labels."""
 
     def openimages(self, file: str) -> Iterator[Entry]:
-        """A row is an object; only those of images that are there are kept, a few of millions."""
-        rows: dict[str, list[tuple[int, dict[str, str]]]] = {}
-        path = self._folder.full(file)
-        with tensorflow().io.gfile.GFile(path, "rb") as data:
-            table = csv.DictReader(
-                decoded(line, path, SourceError, i) for i, line in enumerate(data, 1)
-            )
-            if not {"ImageID", "LabelName", "XMin"} <= {*(table.fieldnames or ())}:
-                return
-            has_image = functools.cache(self._has_image)
-            for i, row in enumerate(table, 2):
-                if has_image(row["ImageID"]):
-                    rows.setdefault(row["ImageID"], []).append((i, row))
-        more = {"split": split_of(file), "relative": True}
-        for image, objects in rows.items():
-            yield entry(file, (image,), objects, self._openimages, **more)
-
-    def _openimages(self, row: dict[str, str]) -> Object:
-        sides = tuple(float(row[side]) for side in ("XMin", "YMin", "XMax", "YMax"))
-        check_shares(sides)
-        label = self._titles.get(row["LabelName"], row["LabelName"])
-        box = self._boxes.create(label=label, coords=sides)
-        return Object(label, box.ltwh, crowd=row.get("IsGroupOf") == "1")
+        """Only rows of images that are there are kept, a few of millions."""
+        has_image = functools.cache(self._has_image)
+        rows = (row for row in self._rows(file, _OPEN) if has_image(row[1]["file"]))
+        titles = self._titles
+        rows = [(i, {**row, "label": titles.get(row["label"], row["label"])}) for i, row in rows]
+        yield from self._table(file, rows, True)
 
     @functools.cached_property
     def _titles(self) -> dict[str, str]:
         """The names of Open Images' classes."""
         files = (n for n in self._folder.named(".csv") if "class" in os.path.basename(n).lower())
-        rows = (row for name in files for _, row in _cells(text(self._folder, name)))
+        rows = (row for name in files for _, row in self._cells(name))
         return {row[0]: row[1] for row in rows if len(row) == 2}
 
     def table(self, file: str) -> Iterator[Entry]:
         """A row is a box, or an image without one."""
-        if not re.match(_TABLE, self._folder.head(file)):
+        rows = [*self._rows(file, _TABLE)]
+        if rows and "region_shape_attributes" in rows[0][1]:
+            yield from self._regions(file, _via_images(row for _, row in rows))
             return
-        lines = _cells(text(self._folder, file))
-        header = [re.sub(r"\W+", "_", cell.lower()).strip("_") for cell in lines[0][1]]
-        if "region_shape_attributes" in header:
-            cells = (dict(zip(header, row, strict=False)) for _, row in lines[1:])
-            yield from self._regions(file, _via_images(cells))
+        sides = (row[side] for _, row in rows for side in _SIDES)
+        yield from self._table(file, rows, all(map(_is_share, sides)))
+
+    def _cells(self, file: str) -> Iterator[tuple[int, list[str]]]:
+        """(number of its line, cells) of each row of a table with commas, tabs or semicolons."""
+        path = self._folder.full(file)
+        with tensorflow().io.gfile.GFile(path, "rb") as data:
+            lines = (decoded(line, path, SourceError, i) for i, line in enumerate(data, 1))
+            first = next(lines, "")
+            delimiter = max(",\t;", key=first.count)
+            reader = csv.reader(itertools.chain([first], lines), delimiter=delimiter)
+            for cells in reader:
+                if any(cells := [cell.strip() for cell in cells]):
+                    yield reader.line_num, cells
+
+    def _rows(self, file: str, pattern: re.Pattern[bytes]) -> Iterator[tuple[int, dict[str, str]]]:
+        """(number of its line, cells by the keys of _COLUMNS, or by VIA's names) of each row."""
+        if not pattern.match(self._folder.head(file)):
             return
+        cells = self._cells(file)
+        line, first = next(cells)
+        header = [re.sub(r"\W+", "_", cell.lower()).strip("_") for cell in first]
         keys = {k: next((n for n in v.split() if n in header), "") for k, v in _COLUMNS.items()}
-        if all(keys[key] for key in ("file", *_SIDES)):
-            dicts = ((line, dict(zip(header, row, strict=False))) for line, row in lines[1:])
-            rows = [(line, {key: row.get(keys[key], "") for key in keys}) for line, row in dicts]
-            if not keys["label"]:
-                rows = [(line, {**row, "label": self._nameless(file)}) for line, row in rows]
+        if "region_shape_attributes" in header:
+            yield from ((i, dict(zip(header, row, strict=False))) for i, row in cells)
+        elif all(keys[key] for key in ("file", *_SIDES)):
+            label = {} if keys["label"] else {"label": self._nameless(file)}
+            for i, row in cells:
+                named = dict(zip(header, row, strict=False)) | {"": ""}
+                yield i, {key: named.get(name, "") for key, name in keys.items()} | label
         else:
-            rows = [(line, _headless(row)) for line, row in lines]
-        relative = all(_is_share(row[side]) for _, row in rows for side in _SIDES)
+            for i, row in itertools.chain([(line, first)], cells):
+                names = _RETINANET if len(row) < 9 else _AUTOML["." in row[0] :]
+                yield i, dict.fromkeys(_COLUMNS, "") | dict(zip(names, row, strict=False))
+
+    def _table(
+        self, file: str, rows: Iterable[tuple[int, dict[str, str]]], relative: bool
+    ) -> Iterator[Entry]:
         images = collections.defaultdict(list)
         for line, row in rows:
             images[row["file"]].append((line, row))
         for image, rows in images.items():
-            first, boxes = rows[0][1], [row for row in rows if any(row[1][side] for side in _SIDES)]
+            first, names = rows[0][1], (beside(file, image), image)
+            boxes = [(line, row) for line, row in rows if any(row[side] for side in _SIDES)]
+            split = whole_split(first["split"]) or split_of(file)
             size = size_of(first["height"], first["width"])
-            more = {
-                "size": size,
-                "split": whole_split(first["split"]) or split_of(file),
-                "relative": relative,
-            }
-            yield entry(file, (beside(file, image), image), boxes, self._table, **more)
+            read = functools.partial(self._row, relative)
+            yield entry(file, names, boxes, read, size=size, split=split, relative=relative)
 
-    def _table(self, row: Mapping[str, str]) -> Object:
+    def _row(self, relative: bool, row: dict[str, str]) -> Object:
         sides = tuple(float(row[side]) for side in _SIDES)
-        return Object(row["label"], self._boxes.create(label=row["label"], coords=sides).ltwh)
+        if relative:
+            check_shares(sides)
+        box = self._boxes.create(label=row["label"], coords=sides)
+        return Object(row["label"], box.ltwh, crowd=row["crowd"] == "1")
 
     def via(self, file: str) -> Iterator[Entry]:
         """Of VIA 1 and 2: an export, or a project."""
         content = self._json(file, _VIA)
         images = content.get("_via_img_metadata", content) if isinstance(content, dict) else {}
-        yield from self._regions(file, [image for image in images.values() if "regions" in image])
+        images = [image for image in images.values() if isinstance(image, dict)]
+        yield from self._regions(file, [image for image in images if "regions" in image])
 
     def _regions(self, file: str, images: list[dict[str, Any]]) -> Iterator[Entry]:
         """The entries of VIA's images; the attribute that names the regions is their category."""
-        parts = [(image["filename"], image["regions"]) for image in images]
-        parts = [
-            (name, [*rows.values()] if isinstance(rows, dict) else rows) for name, rows in parts
-        ]
-        values = collections.Counter(
-            key
-            for _, regions in parts
-            for region in regions
-            for key, value in (region.get("region_attributes") or {}).items()
-            if value
-        )
-        known = [key for word in _ATTRIBUTES for key in values if key.lower() == word]
-        if len(values) > 1 and not known:
-            problem = f"has regions with the attributes {some(values)}"
+        regions = [image["regions"] for image in images]  # a list, or a dict by numbers
+        regions = [[*each.values()] if isinstance(each, dict) else each for each in regions]
+        attributes = [each.get("region_attributes") or {} for each in itertools.chain(*regions)]
+        keys = dict.fromkeys(key for each in attributes for key, value in each.items() if value)
+        known = [key for word in _ATTRIBUTES for key in keys if key.lower() == word]
+        if len(keys) > 1 and not known:
+            problem = f"has regions with the attributes {some(keys)}"
             fix = "call the one with the category 'label'"
             raise SourceError(f"{self._folder.full(file)} {problem}: {fix}")
-        key = [*known, *values, ""][0]
-        if rest := [name for name in values if name != key]:
+        key = [*known, *keys, ""][0]
+        if rest := [name for name in keys if name != key]:
             self.notes[f"{file}: the attribute '{key}' is the category, not {some(rest)}"] = None
-        nameless = "" if key or not any(rows for _, rows in parts) else self._nameless(file)
-        for name, regions in parts:
-            rows = ((f"{name}, region {i}", region) for i, region in enumerate(regions, 1))
-            read = functools.partial(self._region, key, nameless)
+        nameless = self._nameless(file) if attributes and not key else ""
+        read = functools.partial(self._region, key, nameless)
+        for name, rows in zip((image["filename"] for image in images), regions, strict=True):
+            rows = [(f"{name}, region {i}", region) for i, region in enumerate(rows, 1)]
             yield entry(file, (beside(file, name), name), rows, read, split=split_of(file))
 
     def _region(self, key: str, nameless: str, region: dict[str, Any]) -> Object:
@@ -172,32 +178,8 @@ class Reader(label_files.Reader):
         return Object(label, self._boxes.from_via_json(region, label_key=key).ltwh)
 
     def _nameless(self, file: str) -> str:
-        self.notes[f"{file} names no categories: all objects are '{_NAMELESS}'"] = None
-        return _NAMELESS
-
-
-def _cells(content: str) -> list[tuple[int, list[str]]]:
-    """(number of its line, cells) of each row of a table with commas, tabs or semicolons."""
-    delimiter = max(",\t;", key=content[:4096].count)
-    reader = csv.reader(io.StringIO(content, ""), delimiter=delimiter)
-    rows = ([cell.strip() for cell in row] for row in reader)
-    return [(reader.line_num, row) for row in rows if any(row)]
-
-
-def _headless(cells: list[str]) -> dict[str, str]:
-    """A row of RetinaNet's table (file, four sides, class) or AutoML's, by the columns' names."""
-    split, row = "", dict.fromkeys(_COLUMNS, "")
-    if len(cells) > 8 and (whole_split(cells[0]) or cells[0] in ("", "UNASSIGNED")):
-        split, *cells = cells
-    if len(cells) < 9:  # RetinaNet's, sometimes with the size of the image
-        cells += [""] * (8 - len(cells))
-        names = ("file", *_SIDES, "label", "width", "height")
-        return row | dict(zip(names, cells, strict=False))
-    row |= {"file": cells[0], "label": cells[1], "split": split}
-    for axis, values in (("x", cells[2::2]), ("y", cells[3::2])):  # of corners; some are left out
-        values = sorted(filter(None, values), key=float)
-        row |= {f"{axis}0": [*values, ""][0], f"{axis}1": ["", *values][-1]}
-    return row
+        self.notes[f"{file} names no categories: all objects are 'object'"] = None
+        return "object"
 
 
 def _via_images(rows: Iterable[dict[str, str]]) -> list[dict[str, Any]]:
@@ -212,10 +194,9 @@ def _via_images(rows: Iterable[dict[str, str]]) -> list[dict[str, Any]]:
 
 
 def _is_share(side: str) -> bool:
-    try:
+    with contextlib.suppress(ValueError):  # `entry` says it
         return not side or -0.01 <= float(side) <= 1.01
-    except ValueError:  # `entry` says it
-        return True
+    return True
 
 
 class Kind(NamedTuple):
@@ -229,7 +210,7 @@ class Kind(NamedTuple):
 
 
 _LINES = rb"(?m)^\s*\d+(?:\.0*)?" + NUMBERS + rb"{4,5}(" + NUMBERS + rb"{5,})?[ \t]*\r?$"
-_OPEN = rb"^(?:\xef\xbb\xbf)?ImageID,.*LabelName,.*XMin"
+_OPEN = re.compile(rb"(?:\xef\xbb\xbf)?ImageID,.*LabelName,.*XMin")
 _SHAPES = rb'"shape_type"\s*:\s*"(?:rectangle|(polygon))"'
 _VIA = rb'"(?:_via_img_metadata|file_attributes|shape_attributes)"'
 _VIA_SHAPES = rb'"name"+\s*:\s*"+(?:rect|(polygon))"'

@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from benchmarks.detection.coco import normal
+from benchmarks.detection.preparation import objects
 from benchmarks.detection.preparation.label_files import (
     Entry,
     Images,
@@ -28,12 +29,14 @@ from benchmarks.detection.preparation.label_files import (
 )
 from benchmarks.detection.preparation.label_tables import FORMS, Reader
 from common import console, limits, pools
-from common.errors import count
+from common.errors import count, one_line
 from common.images import photos
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
 from common.text import normal_name, text_lines
 
+# What readers raise of a file that is no such form, or damaged.
+_DAMAGE = (ElementTree.ParseError, csv.Error, ValueError, LookupError, TypeError, AttributeError)
 _MANY = 0.1  # of the objects: so many that cannot be read are no accident
 
 
@@ -53,9 +56,7 @@ class Labels(NamedTuple):
     # "images", "annotations" and "categories"; `file_name` is relative to the folder.
     splits: dict[str, dict[str, Any]]
     notes: list[str]  # what is odd about the labels, each a line for the user
-    # Whether the boxes are on photos that EXIF has turned, as the first size in the labels tells,
-    # else None; and how many photos EXIF turns, 0 where a size tells.
-    turned: tuple[bool | None, int] = (None, 0)
+    turns: bool | None = None  # whether the boxes are on photos as EXIF turns them, if it is known
 
 
 def forms(folder: Folder) -> list[Form]:
@@ -112,21 +113,21 @@ def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
     image or an object, or a tenth of the objects cannot be read.
     """
     images, notes = Images(folder), []
-    settings, shapes = Settings(), ""
+    settings = yolo_settings(folder) if form == "yolo" else Settings()
     if form == "yolo":
-        settings = yolo_settings(folder)
-        shapes = yolo_shapes(_heads(folder, form)[-1].values(), settings)
-    if shapes == "key points":
+        heads = _heads(folder, form)[-1].values()
+        settings = settings._replace(shapes=yolo_shapes(heads, settings))
+    if settings.shapes == "key points":
         notes.append(
             "by their numbers, the labels are boxes with key points: the boxes are read; of an "
             "outline, repeat the first point at its end"
         )
-    elif shapes:
+    elif settings.shapes:
         notes.append(
             "labels of 8 numbers have four corners: the box is the upright one around them, and "
             "with --masks they are the outline"
         )
-    reader = Reader(folder, images.find, settings, shapes)
+    reader = Reader(folder, images.find, settings)
     labelled = _matched(folder, images, _entries(folder, form, reader, notes), notes)
     notes += reader.notes
     keys, folders = {*map(images.key, labelled)}, {*map(os.path.dirname, labelled)}
@@ -137,8 +138,10 @@ def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
         notes.append(f"left out: {number} in folders without labels, for one {others[0]}")
     photo_sizes = _sizes(folder, sorted({*labelled, *rest}), notes)
     known = {name: entry.size for name, entry in labelled.items() if entry.size}
-    turned = _turned(photo_sizes, known)
-    turns = exif == "turn" if exif else turned[0] is not False
+    turned, doubtful = _turned(photo_sizes, known)
+    turns = exif == "turn" if exif else turned is not False
+    if note := not exif and objects.exif_note(turns, doubtful):
+        notes.append(note)
     sizes = {name: known.get(name, row[-turns]) for name, row in photo_sizes.items()}
     used = {o.label.strip() for entry in labelled.values() for o in entry.objects}
     names = _categories([*settings.names.values()] or sorted(used), notes)
@@ -158,7 +161,7 @@ def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
     rows = [row for content in contents.values() for row in content["annotations"]]
     if 0 < (plain := sum("segmentation" not in row for row in rows)) < len(rows):
         notes.append(f"{plain:,} of {len(rows):,} objects have a box and no polygon: no masks")
-    return Labels(contents, notes, turned)
+    return Labels(contents, notes, turns)
 
 
 def _categories(names: list[str], notes: list[str]) -> list[str]:
@@ -175,7 +178,7 @@ def _categories(names: list[str], notes: list[str]) -> list[str]:
 def _turned(
     photo_sizes: dict[str, list[tuple[int, int]]], known: dict[str, tuple[int, int]]
 ) -> tuple[bool | None, int]:
-    """What `Labels.turned` says, from the sizes of photos and those that labels have for them."""
+    """As `objects.turned`, from the sizes of photos and those that labels have for them."""
     turned = {name: row for name, row in photo_sizes.items() if len(row) == 2}
     for name, (stored, seen) in turned.items():
         if stored != seen and known.get(name) in (stored, seen):
@@ -202,8 +205,8 @@ def _entries(folder: Folder, form: str, reader: Reader, notes: list[str]) -> lis
     def entries(name: str) -> list[Entry]:
         try:
             return [*FORMS[form].read(reader, name)]
-        except (ElementTree.ParseError, csv.Error, ValueError) as error:
-            problem = f"{name} is damaged or cut short: {error}"
+        except _DAMAGE as error:
+            problem = f"{name} is damaged or cut short: {one_line(error)}"
             return [Entry(name, (name,), problems=[problem])]
 
     rows = _in_threads(folder, entries, folder.named(FORMS[form].ending), "label files")
