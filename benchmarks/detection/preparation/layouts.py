@@ -138,11 +138,12 @@ def _look(folder: Folder, name: str) -> _File | None:
         names = [str(file_name(row)) for row in content["images"]]
         outlines = [bool(row.get("segmentation")) for row in content["annotations"]]
         text = f", {count(len(content['categories']), 'category', 'categories')}"
+        is_complete = all(names)
     except (ValueError, TypeError, KeyError, AttributeError):
-        names = [""]
-    if not all(names):
-        Annotations.parse(data, path)  # says what is wrong with it
-        return None
+        is_complete, names, outlines, text = False, [], [], ""
+    if not is_complete:
+        Annotations.parse(data, path)  # says what is wrong
+        return None  # another tool's
     plain = outlines.count(False)
     if 0 < plain < len(outlines):
         text += f", {plain:,} of {len(outlines):,} objects without an outline"
