@@ -171,6 +171,7 @@ class Reader(label_files.Reader):
         label = nameless or region["region_attributes"][key]
         if isinstance(label, dict):  # of boxes to tick
             (label,) = (name for name, is_ticked in label.items() if is_ticked)
+        label = "" if label is None else str(label)
         if shape["name"] == "polygon":
             points = [*zip(shape["all_points_x"], shape["all_points_y"], strict=True)]
             return self._outlined(label, points, [points])
@@ -210,14 +211,14 @@ class Kind(NamedTuple):
 
 
 _LINES = rb"(?m)^\s*\d+(?:\.0*)?" + NUMBERS + rb"{4,5}(" + NUMBERS + rb"{5,})?[ \t]*\r?$"
-_OPEN = re.compile(rb"(?:\xef\xbb\xbf)?ImageID,.*LabelName,.*XMin")
+_OPEN = re.compile(rb"^(?:\xef\xbb\xbf)?ImageID,.*LabelName,.*XMin")
 _SHAPES = rb'"shape_type"\s*:\s*"(?:rectangle|(polygon))"'
 _VIA = rb'"(?:_via_img_metadata|file_attributes|shape_attributes)"'
 _VIA_SHAPES = rb'"name"+\s*:\s*"+(?:rect|(polygon))"'
 _FILE = rb"[^,;\t\r\n]+\.(?:" + "|".join(photos.SUFFIXES).replace(".", "").encode() + rb")\"?"
 # With a header that names an image and two sides, or VIA's; RetinaNet's rows; AutoML's rows.
 _TABLE = re.compile(
-    rb"(?:\xef\xbb\xbf)?(?:"
+    rb"^(?:\xef\xbb\xbf)?(?:"
     rb"(?![^\r\n]*LabelName)(?=[^\r\n]*(?:file|image|img|path|frame))"
     rb"(?=[^\r\n]*\b(?:x_?min|x1|left)\b)[^\r\n]*\b(?:y_?max|y2|bottom)\b"
     rb"|[^\r\n]*region_shape_attributes"

@@ -73,7 +73,7 @@ def forms(folder: Folder) -> list[Form]:
         if form == "yolo" and not (images.names or settings.names):  # numbers may be anything
             continue
         with_image = sum(images.find(name) is not None for name in names)
-        number = max(len(heads), with_image * len(heads) // looked)  # some are of other forms
+        number = len(heads) if looked == len(names) else max(len(heads), with_image)
         shapes = {bool(m[1]) for head in heads.values() for m in re.finditer(kind.shape, head)}
         polygons = True in shapes
         if form == "yolo":
@@ -118,10 +118,9 @@ def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
         heads = _heads(folder, form)[-1].values()
         settings = settings._replace(shapes=yolo_shapes(heads, settings))
     if settings.shapes == "key points":
-        notes.append(
-            "by their numbers, the labels are boxes with key points: the boxes are read; of an "
-            "outline, repeat the first point at its end"
-        )
+        why = "their numbers; if they are outlines, repeat each one's first point at its end"
+        why = "kpt_shape" if "kpt_shape" in settings.content else why
+        notes.append(f"the labels are boxes with key points, and the boxes are read, by {why}")
     elif settings.shapes:
         notes.append(
             "labels of 8 numbers have four corners: the box is the upright one around them, and "

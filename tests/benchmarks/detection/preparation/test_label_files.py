@@ -193,6 +193,7 @@ def outlines(points, radius=(0.02, 0.2), noise=0.2):
         *((outlines(points, (0.1, 0.1), 0), "") for points in (3, 5, 8, 24)),
         (outlines(4), "corners"),
         ([*outlines(4), *outlines(5)], ""),
+        ([[*row, *row[:2]] for row in poses(5, 2)], ""),  # the advice for outlines
         ([[0.5, 0.5, 0.2, 0.2]] * 9, ""),
         ([[0.4, 0.4, 0.6, 0.4, 0.6, 0.6, 0.4, 0.6]] * 24, "corners"),
     ],

@@ -67,6 +67,11 @@ TABLES = {
         {"v.json": via(("a.jpg", RECT, "cat"), attribute="Label", occluded="no")},
         {"train": {"a.jpg": [CAT], "b.jpg": []}},
     ),
+    "via: a number": (
+        "via",
+        {"v.json": via(("a.jpg", RECT, 7))},
+        {"train": {"a.jpg": [plain("7", *CAT[1])], "b.jpg": []}},
+    ),
     "via: splits": (
         "via",
         {"Training/a.jpg": JPEG, "Testing/b.jpg": JPEG}
@@ -131,7 +136,12 @@ def test_each_table_becomes_cocos(tmp_path, case):
 
 
 def test_other_tables_are_none_of_boxes(tmp_path):
-    tables = ("image,label\na.jpg,cat\n", "a.jpg,cat\n", "user,item,x1\n1,2,3\n", "1,2,3,4,5,6\n")
+    tables = (
+        "image,label\na.jpg,cat\na.jpg,1,2,3,4,cat\n",
+        "a.jpg,cat\n",
+        "user,item,x1\n1,2,3\n",
+        "1,2,3,4,5,6\n",
+    )
     data = folder(tmp_path, {"a.jpg": JPEG} | {f"{i}.csv": text for i, text in enumerate(tables)})
     assert labels.forms(data) == []
 
