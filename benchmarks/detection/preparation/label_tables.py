@@ -53,6 +53,7 @@ _COLUMNS = {  # their names, the likeliest first
 _SIDES = ("x0", "y0", "x1", "y1")
 _RETINANET = ("file", *_SIDES, "label", "width", "height")  # the last two are often missing
 _AUTOML = ("split", "file", "label", "x0", "y0", "", "", "x1", "y1")  # the first one, too
+_UNSAID = ("", None, {}, "not_defined", "unknown")  # the last ones are VIA's own
 # Of VIA's regions, the likeliest to be the category first.
 _ATTRIBUTES = ("label", "class", "class_name", "name", "type", "category", "object")
 
@@ -149,7 +150,8 @@ class Reader(label_files.Reader):
         regions = [image["regions"] for image in images]  # a list, or a dict by numbers
         regions = [[*each.values()] if isinstance(each, dict) else each for each in regions]
         attributes = [each.get("region_attributes") or {} for each in itertools.chain(*regions)]
-        keys = dict.fromkeys(key for each in attributes for key, value in each.items() if value)
+        pairs = ((key, value) for each in attributes for key, value in each.items())
+        keys = dict.fromkeys(key for key, value in pairs if value not in _UNSAID)
         known = [key for word in _ATTRIBUTES for key in keys if key.lower() == word]
         if len(keys) > 1 and not known:
             problem = f"has regions with the attributes {some(keys)}"

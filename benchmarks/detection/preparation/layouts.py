@@ -23,6 +23,7 @@ _KEYS = (b'"images"', b'"annotations"', b'"categories"', b'"bbox"')
 # One of these is in a JSON of COCO's form, also in a part of one.
 _PARTS = (_KEYS, (b'"images"', b'"file_name"'), (b'"image_id"', b'"category_id"', b'"bbox"'))
 _LARGEST = 8  # JSONs that are looked at, because COCO's are larger than other tools'
+_NEARLY_ALL = 0.9
 _LISTED = 100  # images of a JSON that are looked for
 
 
@@ -61,10 +62,13 @@ def readings(folder: Folder) -> list[Reading]:
         rows, error = [], damage
     path = folder.full(folder.files[0].name if folder.is_file else "")
     forms = labels.forms(folder) if images or not rows else []
+    most = max((form.files for form in forms), default=0)
     for form, found, files, masks in [*forms, *tfrecords.forms(folder)]:
         flags = [f"--labels={form}", f"--train_images={path}"]
         split = "images; validation as folders or lists of splits say, else a tenth"
-        files += 0 if form == "tfrecords" else len(images)
+        # A table is worth little beside label files for nearly all images: it is often their copy.
+        is_copy = files < _NEARLY_ALL * len(images) <= most
+        files += 0 if form == "tfrecords" or is_copy else len(images)
         rows.append(_reading(form, found, files, masks, flags, split))
     if error and not rows:
         raise error

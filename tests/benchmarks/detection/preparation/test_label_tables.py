@@ -7,6 +7,7 @@ import pytest
 from benchmarks.detection.preparation import coco, labels
 from common.errors import UserError
 from common.preparation.folders import Folder
+from scripts import prepare
 from tests.benchmarks.detection.preparation.test_labels import (
     CAT,
     DOG,
@@ -16,6 +17,7 @@ from tests.benchmarks.detection.preparation.test_labels import (
     labelme,
     objects,
     plain,
+    xml,
 )
 
 RECT = {"name": "rect", "x": 80, "y": 30, "width": 40, "height": 40}
@@ -65,6 +67,11 @@ TABLES = {
     "via: other attributes": (
         "via",
         {"v.json": via(("a.jpg", RECT, "cat"), attribute="Label", occluded="no")},
+        {"train": {"a.jpg": [CAT], "b.jpg": []}},
+    ),
+    "via: its own attributes": (
+        "via",
+        {"v.json": via(("a.jpg", RECT, "cat"), name="not_defined", image_quality={})},
         {"train": {"a.jpg": [CAT], "b.jpg": []}},
     ),
     "via: a number": (
@@ -178,3 +185,15 @@ def test_a_second_form_is_named_and_a_file_alone_is_read(tmp_path):
     assert "1 label file" in found["labelme"] and "via.json" in found["via"]
     (row,) = coco.readings(Folder.open(str(tmp_path / "via.json")))
     assert row.arguments[:2] == ["--labels=via", f"--train_images={tmp_path}"]
+
+
+def test_a_table_beside_label_files_for_all_images_is_not_taken(tmp_path, capsys):
+    """As in the tutorials of TensorFlow's API, where the table is made of the XML."""
+    files = {f"{i}.jpg": JPEG for i in range(30)}
+    files |= {f"{i}.xml": xml(f"{i}.jpg", ("cat", 0, 80, 30, 120, 70)) for i in range(30)}
+    rows = (f"{i}.jpg,200,100,cat,80,30,120,70\n" for i in range(20))
+    data = folder(tmp_path, {**files, "train_labels.csv": TF_HEAD + "".join(rows)})
+    reading = prepare.choose(data, coco.readings(data))
+    assert reading.form == "voc"
+    printed = capsys.readouterr().out
+    assert "not taken: 1 label file" in printed and "train_labels.csv (--as=csv)" in printed
