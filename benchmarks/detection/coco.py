@@ -17,6 +17,7 @@ import numpy as np
 from etils import epath
 
 from common.errors import DataError, one_line, parse_json
+from common.text import decoded
 
 # Where a folder of records may have the annotations of the evaluation; the second is Google's.
 FILES = "instances_val*.json,raw-data/annotations/instances_val*.json"
@@ -100,6 +101,11 @@ class Annotations:
         return [rows[0] if len(rows) == 1 and times[rows[0]] == 1 else None for rows in fitting]
 
 
+def file_name(image: dict[str, Any]) -> Any:
+    """The `file_name` of an image; without one, as in LVIS, the last part of its address."""
+    return image.get("file_name") or posixpath.basename(str(image.get("coco_url") or ""))
+
+
 def normal(name: str) -> str:
     """A `file_name` as a relative path; some tools write paths of Windows."""
     return posixpath.normpath(name.replace("\\", "/")).lstrip("/")
@@ -123,13 +129,14 @@ def _decode(data: bytes, path: str, masks: bool) -> dict[str, list]:
             names = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
             outline = dense_outline(fields.get("segmentation")) if masks else None
             return (*map(fields.get, names), outline)
-        if "file_name" in fields:
+        if "file_name" in fields or "coco_url" in fields:
             names = ("id", "file_name", "height", "width")
-            return {name: fields[name] for name in names if name in fields}
+            row = {name: fields[name] for name in names if name in fields}
+            return {"file_name": file_name(fields), **row}
         return fields
 
     try:
-        content = parse_json(data, object_hook=compact)
+        content = parse_json(decoded(data, path), object_hook=compact)
     except ValueError as error:
         raise DataError(f"{path} is damaged or no JSON ({one_line(error)})") from error
     for key in ("images", "annotations", "categories"):

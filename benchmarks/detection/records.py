@@ -334,8 +334,9 @@ def _image_id(text: bytes, record: str) -> int:
     number = int(text) if re.fullmatch(rb"-?[0-9]{1,20}", text) else 2**31
     if -(2**31) <= number < 2**31:
         return number
+    name = text.decode(errors="backslashreplace")
     raise DataError(
-        f"{record}: image/source_id={text.decode(errors='replace')!r} must be the image's id in "
+        f"{record}: image/source_id={name!r} must be the image's id in "
         "the annotations, an integer from -2^31 to 2^31 - 1; TensorFlow's Object Detection API "
         "writes file names there: such records can be trained on, to evaluate write the ids"
     )

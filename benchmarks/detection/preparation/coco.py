@@ -25,6 +25,7 @@ from benchmarks.detection.preparation.layouts import readings as readings
 from common import console, foreign
 from common.data import records
 from common.errors import UserError, count, some, visible
+from common.images import photos
 from common.preparation import arguments, holdout, sources, writing
 
 KIND = "detection"  # in the manifest
@@ -135,7 +136,11 @@ def _plan(
     """Finds the images of the annotations, and plans both splits; prints their sizes."""
     images = {inputs[flag].path: inputs[flag] for flag in ("train_images", "val_images")}
     images = {path: sources.all_files(source) for path, source in images.items()}
-    splits, unused = {}, {path: set(range(len(i.files))) for path, i in images.items()}
+    unused = {
+        path: {i for i, f in enumerate(source.files) if f.name.lower().endswith(photos.SUFFIXES)}
+        for path, source in images.items()
+    }
+    splits = {}
     for name, number in zip(annotations, (args.shards, args.val_shards), strict=True):
         path = inputs[f"{name}_images"].path
         shards = (number or 0, _USUAL[name] if args.annotations else 0)
@@ -149,7 +154,9 @@ def _plan(
         )
     for path, rows in unused.items():
         if rows and not args.labels:
-            print(f"{path} holds {count(len(rows), 'file')} that the annotations do not list")
+            first = images[path].files[min(rows)].name
+            text = f"{path} holds {count(len(rows), 'image')} that the annotations do not list"
+            print(visible(f"{text}, for one {first}"))
     return _turned(args, splits)
 
 
@@ -163,19 +170,8 @@ def _turned(args: argparse.Namespace, splits: dict[str, objects.Split]) -> dict[
         # As in the other file, which most likely is from the same tool; else as in predict.py.
         choice = turn if turn is not None else (*known, True)[0]
         splits[name] = dataclasses.replace(splits[name], turn=choice)
-        if doubtful:
-            what, flag = ("turned", "ignore") if choice else ("not turned", "turn")
-            print(
-                f"warning: {name}: EXIF turns {doubtful:,} photos to the same size, so no size "
-                f"tells whether the boxes are on turned photos: they are {what} here; if that is "
-                f"wrong, add --exif={flag}; predict.py turns photos"
-            )
-        elif turn is False:
-            print(
-                f"warning: {name}: the boxes, and so the records, are on the photos as they are "
-                "stored, not as EXIF turns them; predict.py turns photos: remove their EXIF "
-                "orientation to predict on such pixels"
-            )
+        if note := objects.exif_note(choice, doubtful):
+            print(f"warning: {name}: {note}")
     return splits
 
 

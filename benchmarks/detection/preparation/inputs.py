@@ -10,14 +10,15 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.detection.coco import Annotations
-from benchmarks.detection.preparation import label_files, labels, objects, tfrecords
+from benchmarks.detection.preparation import label_tables, labels, objects, tfrecords
 from common import limits
 from common.data import records
 from common.errors import parse_json, visible
 from common.preparation import holdout, sources
 from common.preparation.folders import Folder
+from common.text import alike, decoded, normal_name
 
-FORMS = (*label_files.FORMS, "tfrecords")
+FORMS = (*label_tables.FORMS, "tfrecords")
 _Inputs = dict[str, sources.Source]
 
 
@@ -26,8 +27,8 @@ def read_annotations(
 ) -> tuple[dict[str, Annotations], bytes, _Inputs]:
     """(annotations by split, those of val in COCO's form, `inputs` with the images in records).
 
-    SourceError if a file is missing or there twice, the input is not of its form, or all images are
-    one group.
+    Sets `args.exif` as other tools' labels tell. SourceError if a file is missing or there twice,
+    the input is not of its form, or all images are one group.
     """
     if args.annotations or args.val_annotations:
         texts = {name: _file(name, inputs) for name in records.DETECTION_SPLITS}
@@ -44,13 +45,36 @@ def read_annotations(
             problem = f"--group and --val_fraction: {path} has images for train and for val already"
             raise sources.SourceError(f"{problem}: leave them out")
         texts = {name: (path, functools.partial(bytes, text)) for name, text in splits.items()}
-    annotations = {}
-    for name, (path, read) in texts.items():
+    annotations, data = {}, b""
+    for name, (path, read) in texts.items():  # val is the last one
         print(f"reading {name}: {path}", flush=True)
-        annotations[name] = Annotations.parse(read(), path, args.masks)
+        annotations[name], data, notes = _parse(read(), path, args.masks)
+        for note in notes if name == "train" else ():
+            print(visible(f"warning: {path}: {note}"))
         objects.check_boxes(annotations[name], args.trust_boxes)
     objects.check_categories(*annotations.values())
-    return annotations, texts["val"][1](), inputs
+    return annotations, data, inputs
+
+
+def _parse(data: bytes, path: str, masks: bool) -> tuple[Annotations, bytes, list[str]]:
+    """(annotations, their bytes, notes); categories whose names look the same become one."""
+    annotations, notes = Annotations.parse(data, path, masks), []
+    names, numbers = dict(annotations.categories), {}
+    one = {key: numbers.setdefault(normal_name(names[key]), key) for key in names}
+    if merged := {key: first for key, first in one.items() if key != first}:
+        key, first = next(iter(merged.items()))
+        pair = f"{first} {ascii(names[first])} and {key} {ascii(names[key])}"
+        notes.append(f"categories {pair} look alike: they are one; rename one to keep both")
+        content = parse_json(decoded(data, path))
+        content["categories"] = [r for r in content["categories"] if r["id"] not in merged]
+        for row in content["annotations"]:
+            row["category_id"] = one[row["category_id"]]
+        data = json.dumps(content).encode()
+        annotations = Annotations.parse(data, path, masks)
+    for pair in alike(numbers):
+        text = f"the categories {' and '.join(pair)} differ in their letters' form only"
+        notes.append(f"{text}: rename one if they are one")
+    return annotations, data, notes
 
 
 def _file(name: str, inputs: _Inputs) -> tuple[str, Callable[[], bytes]]:
@@ -77,11 +101,14 @@ def _labels(args: argparse.Namespace, inputs: _Inputs) -> tuple[dict[str, bytes]
     images = inputs["train_images"]
     path, folder = images.path, Folder.open(images.path)
     if args.labels == "tfrecords":
-        (splits, notes), files = tfrecords.read(folder, args.masks)
+        (splits, notes, _), files = tfrecords.read(folder, args.masks, args.exif)
         images = dataclasses.replace(images, files=files, archive=False)
         inputs = inputs | {"train_images": images, "val_images": images}
     else:
-        splits, notes = labels.read(folder, args.labels)
+        splits, notes, turns = labels.read(folder, args.labels, args.exif)
+        args.exif = "turn" if turns else "ignore"
+    others = [form for form in labels.forms(folder) if form.form != args.labels]
+    notes += [f"not read: {form.found} (--labels={form.form})" for form in others]
     for note in notes:
         print(visible(f"warning: {note}"))
     rows = [row for content in splits.values() for row in content["annotations"]]
@@ -115,7 +142,7 @@ def _split(data: bytes, path: str, args: argparse.Namespace) -> dict[str, bytes]
     if not held_out.any():
         problem = f"a single {'group' if args.group else 'image'}, so none is left for validation"
         raise sources.SourceError(f"{path} has {problem}")
-    content, val = parse_json(data.decode("utf-8-sig")), {*complete.image_ids[held_out].tolist()}
+    content, val = parse_json(decoded(data, path)), {*complete.image_ids[held_out].tolist()}
 
     def part(is_val: bool) -> bytes:
         lists = {

@@ -1,10 +1,11 @@
-"""Labels of YOLO, Pascal VOC, CVAT, LabelMe and Open Images in COCO's form: images and splits.
+"""Labels of other tools in COCO's form: images, splits and categories.
 
 A label file belongs to the image of its name, beside it or in the folder that stands for its own:
-labels/train/a.txt and images/train/a.jpg. `label_files` reads the files.
+labels/train/a.txt and images/train/a.jpg. `label_files` and `label_tables` read the files.
 """
 
 import collections
+import csv
 import math
 import os
 import re
@@ -13,28 +14,29 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
-from PIL import Image
 
-from benchmarks.detection.coco import is_end, normal
+from benchmarks.detection.coco import normal
+from benchmarks.detection.preparation import objects
 from benchmarks.detection.preparation.label_files import (
-    FORMS,
     Entry,
-    Reader,
+    Images,
     Settings,
-    lines,
     split_of,
+    text,
+    whole_split,
     yolo_settings,
+    yolo_shapes,
 )
+from benchmarks.detection.preparation.label_tables import FORMS, Reader
 from common import console, limits, pools
-from common.errors import count
+from common.errors import count, one_line
 from common.images import photos
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
+from common.text import normal_name, text_lines
 
-# Folders of images and of their labels, by which the paths of the two differ.
-_KINDS = {"images", "image", "jpegimages", "labels", "annotations", "xmls", ".."}
-# Of each split the keys in data.yaml, and the names of the lists of its images.
-_LISTS = {"train": ("train", "trainval"), "val": ("val", "valid", "validation"), "test": ("test",)}
+# What readers raise of a file that is no such form, or damaged.
+_DAMAGE = (ElementTree.ParseError, csv.Error, ValueError, LookupError, TypeError, AttributeError)
 _MANY = 0.1  # of the objects: so many that cannot be read are no accident
 
 
@@ -54,57 +56,14 @@ class Labels(NamedTuple):
     # "images", "annotations" and "categories"; `file_name` is relative to the folder.
     splits: dict[str, dict[str, Any]]
     notes: list[str]  # what is odd about the labels, each a line for the user
-
-
-class _Images:
-    """The images of a folder, by the names that labels have for them."""
-
-    def __init__(self, folder: Folder):
-        known = Image.registered_extensions().items()
-        endings = [ending for ending, kind in known if kind in photos.FORMATS]
-        self.names = folder.named(*endings)
-        every = "|".join(ending[1:] for ending in [*endings, ".txt", ".xml", ".json"])
-        self._endings = re.compile(rf"(\.({every}))+$")
-        self._by_key, self._by_stem = collections.defaultdict(list), collections.defaultdict(list)
-        for name in self.names:
-            key = self.key(name)
-            self._by_key[key].append(name)
-            self._by_stem[os.path.basename(key)].append(name)
-
-    def key(self, name: str) -> str:
-        """A path in lower case, without its endings and the folders that tell kinds apart."""
-        parts = self._endings.sub("", normal(name).lower()).split("/")
-        return "/".join([*(part for part in parts[:-1] if part not in _KINDS), parts[-1]])
-
-    def find(self, *names: str) -> tuple[int, str] | None:
-        """The image of the first name that fits, with 0 for the first one, else a larger number.
-
-        If none fits, an image in another folder is taken if it is the only one of its name.
-        """
-        keys = [self.key(name) for name in names]
-        for i, (name, key) in enumerate(zip(names, keys, strict=True)):
-            if rows := self._by_key.get(key):  # a.jpg and a.png
-                base = os.path.basename(normal(name)).lower()
-                return i, max(rows, key=lambda row: os.path.basename(row).lower() == base)
-        for i, key in enumerate(keys, len(keys)):
-            splits = {"", split_of(os.path.dirname(key))}
-            rows = self._by_stem.get(os.path.basename(key), [])
-            rows = [r for r in rows if len(splits | {split_of(os.path.dirname(r))}) < 3]
-            rows = [row for row in rows if is_end(self.key(row), key)] or rows
-            if len(rows) == 1:
-                return i, rows[0]
-        return None
+    turns: bool | None = None  # whether the boxes are on photos as EXIF turns them, if it is known
 
 
 def forms(folder: Folder) -> list[Form]:
     """The forms of labels in a folder, from names and the heads of a few files."""
-    images, result = _Images(folder), []
-    filled = {file.name for file in folder.files if file.size and not folder.is_file}
+    images, result = Images(folder), []
     for form, kind in FORMS.items():
-        names = sorted(filled & {*folder.named(kind.ending)}, key=lambda n: (n.count("/"), n))
-        sample = dict.fromkeys([*names[:16], *names[:: max(1, len(names) // 16)]])
-        heads = {name: folder.head(name) for name in sample}
-        heads = {name: head for name, head in heads.items() if re.search(kind.head, head)}
+        names, looked, heads = _heads(folder, form)
         if not heads:
             continue
         try:
@@ -113,9 +72,12 @@ def forms(folder: Folder) -> list[Form]:
             settings = Settings()
         if form == "yolo" and not (images.names or settings.names):  # numbers may be anything
             continue
-        number = max(len(heads), sum(images.find(name) is not None for name in names))
+        with_image = sum(images.find(name) is not None for name in names)
+        number = len(heads) if looked == len(names) else max(len(heads), with_image)
         shapes = {bool(m[1]) for head in heads.values() for m in re.finditer(kind.shape, head)}
-        polygons = True in shapes and "kpt_shape" not in settings.content
+        polygons = True in shapes
+        if form == "yolo":
+            polygons &= not yolo_shapes(heads.values(), settings)
         found = f"{count(number, 'label file')} in {kind.title} form"
         found += f"{' with polygons' * polygons}, such as {min(heads, key=len)}"
         if settings.names:
@@ -124,24 +86,66 @@ def forms(folder: Folder) -> list[Form]:
     return result
 
 
-def read(folder: Folder, form: str) -> Labels:
+def forms_of(folder: Folder, name: str) -> list[str]:
+    """The forms of labels that one file may have."""
+    kinds = {form: kind for form, kind in FORMS.items() if name.lower().endswith(kind.ending)}
+    return [form for form, kind in kinds.items() if re.search(kind.head, folder.head(name))]
+
+
+def _heads(folder: Folder, form: str) -> tuple[list[str], int, dict[str, bytes]]:
+    """(files that may be of a form, how many are looked at, what those of the form begin with)."""
+    filled = {file.name for file in folder.files if file.size and not folder.is_file}
+    names = filled & {*folder.named(FORMS[form].ending)}
+    names = sorted(names, key=lambda name: (name.count("/"), name))
+    sample = dict.fromkeys([*names[:16], *names[:: max(1, len(names) // 16)]])
+    heads = ((name, folder.head(name)) for name in sample)
+    heads = {name: head for name, head in heads if re.search(FORMS[form].head, head)}
+    return names, len(sample), heads
+
+
+def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
     """Reads all labels of a form.
 
     An image without labels in a folder with labelled ones has no objects. Of the splits, test
-    counts as val where there is no val. SourceError if globox is missing, no label has an image or
-    an object, or a tenth of the objects cannot be read.
+    counts as val where there is no val. Where labels have no size, `exif` says whether the boxes
+    are on photos as EXIF turns them ("turn") or not ("ignore"); None does as labels with a size, or
+    turns them. SourceError if globox is missing, a file's encoding is not known, no label has an
+    image or an object, or a tenth of the objects cannot be read.
     """
-    images, notes = _Images(folder), []
+    images, notes = Images(folder), []
     settings = yolo_settings(folder) if form == "yolo" else Settings()
+    if form == "yolo":
+        heads = _heads(folder, form)[-1].values()
+        settings = settings._replace(shapes=yolo_shapes(heads, settings))
+    if settings.shapes == "key points":
+        why = "their numbers; if they are outlines, repeat each one's first point at its end"
+        why = "kpt_shape" if "kpt_shape" in settings.content else why
+        notes.append(f"the labels are boxes with key points, and the boxes are read, by {why}")
+    elif settings.shapes:
+        notes.append(
+            "labels of 8 numbers have four corners: the box is the upright one around them, and "
+            "with --masks they are the outline"
+        )
     reader = Reader(folder, images.find, settings)
     labelled = _matched(folder, images, _entries(folder, form, reader, notes), notes)
+    notes += reader.notes
     keys, folders = {*map(images.key, labelled)}, {*map(os.path.dirname, labelled)}
-    rest = (n for n in images.names if os.path.dirname(n) in folders and images.key(n) not in keys)
-    sizes = {name: entry.size for name, entry in labelled.items() if entry.size}
-    sizes |= _sizes(folder, sorted({*labelled, *rest} - {*sizes}), notes)
-    used = {o.label for entry in labelled.values() for o in entry.objects}
-    names = [*dict.fromkeys(settings.names.values())]
-    names = names or sorted(used, key=lambda label: (len(label) * label.isdigit(), label))
+    bare = [name for name in images.names if images.key(name) not in keys]
+    rest = [name for name in bare if os.path.dirname(name) in folders]
+    if others := [name for name in bare if os.path.dirname(name) not in folders]:
+        number = count(len(others), "image")
+        notes.append(f"left out: {number} in folders without labels, for one {others[0]}")
+    photo_sizes = _sizes(folder, sorted({*labelled, *rest}), notes)
+    known = {name: entry.size for name, entry in labelled.items() if entry.size}
+    turned, doubtful = _turned(photo_sizes, known)
+    turns = exif == "turn" if exif else turned is not False
+    if note := not exif and objects.exif_note(turns, doubtful):
+        notes.append(note)
+    sizes = {name: known.get(name, row[-turns]) for name, row in photo_sizes.items()}
+    used = {o.label.strip() for entry in labelled.values() for o in entry.objects}
+    names = _categories([*settings.names.values()] or sorted(used), notes)
+    if not settings.names:
+        names.sort(key=lambda label: (len(label) * label.isdigit(), label))
     if not settings.names and form == "yolo":
         notes.append("no data.yaml, obj.names or classes.txt has names: categories are numbers")
     lists = _lists(folder, form, settings, images, notes)
@@ -152,12 +156,33 @@ def read(folder: Folder, form: str) -> Labels:
                 f"{split}: {empty:,} of {count(len(members), 'image')} without labels: they count "
                 "as images without objects; take those out that nobody has labelled"
             )
-        relative = form in ("yolo", "openimages")
-        contents[split] = _content(members, labelled, sizes, names, relative)
+        contents[split] = _content(members, labelled, sizes, names)
     rows = [row for content in contents.values() for row in content["annotations"]]
     if 0 < (plain := sum("segmentation" not in row for row in rows)) < len(rows):
         notes.append(f"{plain:,} of {len(rows):,} objects have a box and no polygon: no masks")
-    return Labels(contents, notes)
+    return Labels(contents, notes, turns)
+
+
+def _categories(names: list[str], notes: list[str]) -> list[str]:
+    """The categories; names that look the same are one."""
+    groups = collections.defaultdict(list)
+    for name in names:
+        groups[normal_name(name)].append(name)
+    if same := [group for group in groups.values() if len(group) > 1]:
+        pair = " and ".join(map(ascii, same[0][:2]))
+        notes.append(f"names that look alike are one category, for one {pair}")
+    return [*groups]
+
+
+def _turned(
+    photo_sizes: dict[str, list[tuple[int, int]]], known: dict[str, tuple[int, int]]
+) -> tuple[bool | None, int]:
+    """As `objects.turned`, from the sizes of photos and those that labels have for them."""
+    turned = {name: row for name, row in photo_sizes.items() if len(row) == 2}
+    for name, (stored, seen) in turned.items():
+        if stored != seen and known.get(name) in (stored, seen):
+            return known[name] == seen, 0
+    return None, len(turned)
 
 
 def _in_threads(folder: Folder, work: Callable, names: list[str], unit: str) -> Iterator[Any]:
@@ -179,8 +204,8 @@ def _entries(folder: Folder, form: str, reader: Reader, notes: list[str]) -> lis
     def entries(name: str) -> list[Entry]:
         try:
             return [*FORMS[form].read(reader, name)]
-        except (ElementTree.ParseError, ValueError) as error:
-            problem = f"{name} is damaged or cut short: {error}"
+        except _DAMAGE as error:
+            problem = f"{name} is damaged or cut short: {one_line(error)}"
             return [Entry(name, (name,), problems=[problem])]
 
     rows = _in_threads(folder, entries, folder.named(FORMS[form].ending), "label files")
@@ -201,13 +226,13 @@ def _entries(folder: Folder, form: str, reader: Reader, notes: list[str]) -> lis
 
 
 def _matched(
-    folder: Folder, images: _Images, entries: list[Entry], notes: list[str]
+    folder: Folder, images: Images, entries: list[Entry], notes: list[str]
 ) -> dict[str, Entry]:
     """The entry of each labelled image; an image goes to the entry whose name fits best."""
     labelled: dict[str, Entry] = {}
     rows = [(images.find(*entry.names) or (math.inf, ""), entry) for entry in entries]
     missing = []
-    for (_, image), entry in sorted(rows, key=lambda row: row[0][0]):
+    for (_, image), entry in sorted(rows, key=lambda row: (row[0][0], not row[1].split)):
         if not image or labelled.setdefault(image, entry) is not entry:
             missing.append(entry)
     if missing:
@@ -244,19 +269,21 @@ def _splits(
 
 
 def _lists(
-    folder: Folder, form: str, settings: Settings, images: _Images, notes: list[str]
+    folder: Folder, form: str, settings: Settings, images: Images, notes: list[str]
 ) -> dict[str, set[str]]:
     """The images of each split that data.yaml or a list names: train.txt, or VOC's ImageSets."""
-    where, texts = {"yolo": "", "voc": "ImageSets/Main/"}, folder.named(".txt")
+    where = {"yolo": "", "voc": "ImageSets/Main/"}
+    pattern = rf"(?i)(?:.*/)?{where.get(form)}([^/]+)\.txt"
+    texts = ((re.fullmatch(pattern, name), name) for name in folder.named(".txt"))
+    found = {name: match[1].lower() for match, name in texts if match and not images.find(name)}
     lists, missing = {}, []
-    for split, keys in _LISTS.items() if form in where else ():
-        values = next(filter(None, map(settings.content.get, keys)), [])
-        values = values if isinstance(values, list) else [values]
+    for split in ("train", "val", "test") if form in where else ():
+        values = [v for key, v in settings.content.items() if v and whole_split(key) == split]
+        values = [value for v in values for value in (v if isinstance(v, list) else [v])]
         rows = [row for value in values for row in _members(folder, settings, images, str(value))]
-        for key in () if values else keys:  # the second one where there is no first one
-            pattern = rf"(?i)(.*/)?{where[form]}{key}\.txt"
-            files = [] if rows else [text for text in texts if re.fullmatch(pattern, text)]
-            rows += [row for file in files for row in _listed(folder, images, file)]
+        files = [] if rows else [name for name, stem in found.items() if whole_split(stem) == split]
+        files = [name for name in files if found[name] != "trainval"] or files
+        rows += [row for file in files for row in _listed(folder, images, file)]
         missing += [name for name, image in rows if not image and split != "test"]
         lists[split] = {image for _, image in rows if image}
     if missing:
@@ -270,7 +297,7 @@ def _lists(
 
 
 def _members(
-    folder: Folder, settings: Settings, images: _Images, value: str
+    folder: Folder, settings: Settings, images: Images, value: str
 ) -> list[tuple[str, str]]:
     """(name, image or '') of the images in a folder, or in a list, that data.yaml names.
 
@@ -290,21 +317,21 @@ def _members(
     return [(f"{value} of {settings.file}", "")]
 
 
-def _listed(folder: Folder, images: _Images, file: str) -> list[tuple[str, str]]:
+def _listed(folder: Folder, images: Images, file: str) -> list[tuple[str, str]]:
     """(name, image or '') of each line of a list of images."""
     above = re.sub(r"(ImageSets/Main/)?[^/]*$", "", file)
-    names = filter(None, lines(folder, file))
+    names = filter(None, text_lines(text(folder, file)))
     return [(name, (images.find(above + name, name) or (0, ""))[1]) for name in names]
 
 
-def _sizes(folder: Folder, images: list[str], notes: list[str]) -> dict[str, tuple[int, int]]:
-    """(height, width) of images as EXIF turns them; those that cannot be read are missing."""
+def _sizes(folder: Folder, images: list[str], notes: list[str]) -> dict[str, list[tuple[int, int]]]:
+    """`photos.sizes` of images; those that cannot be read are missing."""
 
-    def size(name: str) -> tuple[int, int] | str:
+    def size(name: str) -> list[tuple[int, int]] | str:
         problem = ""
         for most in (1 << 16, limits.TEXT_BYTES):  # a TIFF may have its size behind the pixels
             try:
-                return photos.sizes(folder.head(name, most))[-1]
+                return photos.sizes(folder.head(name, most))
             except photos.BadImage as error:
                 problem = f"{name}: {error}"
         return problem
@@ -320,7 +347,6 @@ def _content(
     labelled: dict[str, Entry],
     sizes: dict[str, tuple[int, int]],
     names: list[str],
-    relative: bool,
 ) -> dict[str, Any]:
     """The images, annotations and categories of a split; ids count from 1."""
     ids = {name: i for i, name in enumerate(names, 1)}
@@ -328,13 +354,14 @@ def _content(
     for image_id, name in enumerate(images, 1):
         height, width = sizes[name]
         rows.append({"id": image_id, "file_name": name, "height": height, "width": width})
-        unit = (width, height) if relative else (1, 1)
-        for label, box, polygons, crowd in labelled[name].objects if name in labelled else ():
+        entry = labelled.get(name, Entry("", ()))
+        unit = (width, height) if entry.relative else (1, 1)
+        for label, box, polygons, crowd in entry.objects:
             x, y, w, h = (np.reshape(box, (2, 2)) * unit).ravel().tolist()
             row: dict[str, Any] = {
                 "id": len(annotations) + 1,
                 "image_id": image_id,
-                "category_id": ids[label],
+                "category_id": ids[normal_name(label)],
                 "bbox": [x, y, w, h],
                 "area": w * h,
                 "iscrowd": int(crowd),

@@ -15,7 +15,7 @@ from PIL import Image
 from benchmarks.detection import coco
 from benchmarks.detection.coco import Annotations, is_end, normal
 from common import pools
-from common.errors import UserError
+from common.errors import UserError, count
 from common.images import photos
 from common.preparation import schema, writing
 from common.preparation.sources import Source, SourceError
@@ -100,6 +100,23 @@ def turned(split: Split, workers: int) -> tuple[bool | None, int]:
                 return each[1], 0
             doubtful += each == [True, True]
     return None, doubtful
+
+
+def exif_note(choice: bool, doubtful: int) -> str:
+    """What the user must know where EXIF turns photos if `choice`, but `doubtful` do not tell."""
+    if doubtful:
+        what, flag = ("turned", "ignore") if choice else ("not turned", "turn")
+        return (
+            f"EXIF turns {count(doubtful, 'photo')}, and no size tells whether the boxes are on "
+            f"turned photos: they are {what} here; if that is wrong, add --exif={flag}; predict.py "
+            "turns photos"
+        )
+    if choice:
+        return ""
+    return (
+        "the boxes, and so the records, are on the photos as they are stored, not as EXIF turns "
+        "them; predict.py turns photos: remove their EXIF orientation to predict on such pixels"
+    )
 
 
 def check_boxes(annotations: Annotations, trusted: bool = False) -> None:

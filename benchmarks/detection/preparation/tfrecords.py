@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.detection import coco
-from benchmarks.detection.preparation.label_files import split_of
+from benchmarks.detection.preparation.label_files import split_of, text
 from benchmarks.detection.preparation.labels import Form, Labels
 from benchmarks.detection.records import CROWD, LABEL, MASK, SIDES
 from common import limits
@@ -49,8 +49,11 @@ def forms(folder: Folder) -> list[Form]:
     return []
 
 
-def read(folder: Folder, masks: bool) -> tuple[Labels, list[File]]:
-    """(labels, images that lie in the records); SourceError if a record cannot be understood."""
+def read(folder: Folder, masks: bool, exif: str | None = None) -> tuple[Labels, list[File]]:
+    """(labels, images that lie in the records); SourceError if a record cannot be understood.
+
+    With `exif` "turn", the boxes of a record without a size are on the photo as EXIF turns it.
+    """
     if not forms(folder):
         raise SourceError(f"{folder.path} has no TFRecords with {_XMIN} and {LABEL}")
     parts, notes = _shards(folder), []
@@ -67,7 +70,7 @@ def read(folder: Folder, masks: bool) -> tuple[Labels, list[File]]:
             path, offset = folder.full(shard), 12  # behind the length and its checksum
             for i, record in enumerate(records.read_shard(path)):
                 try:
-                    encoded, image, objects = _parse(_features(record), categories, masks)
+                    encoded, image, objects = _parse(_features(record), categories, masks, exif)
                 except ValueError as error:
                     problem = f"{path}, record {i} (counted from 0): {one_line(error)}"
                     raise SourceError(problem) from error
@@ -89,7 +92,7 @@ def _shards(folder: Folder) -> dict[str, list[str]]:
     parts = collections.defaultdict(list)
     for name in (file.name for file in folder.files if file.size):
         if _NAME.search(name):
-            parts[split_of(name.replace("eval", "val"))].append(name)
+            parts[split_of(name)].append(name)
     return parts
 
 
@@ -97,7 +100,7 @@ def _label_map(folder: Folder) -> dict[int, str]:
     """The names by number in the label maps (.pbtxt)."""
     result: dict[int, str] = {}
     for path in folder.named(".pbtxt"):
-        for item in _ITEM.findall(folder.head(path, limits.TEXT_BYTES).decode(errors="replace")):
+        for item in _ITEM.findall(text(folder, path)):
             values = dict(re.findall(r"(\w+)\s*:\s*[\"']?([^\"'\n,]+)", item))
             name = values.get("display_name") or values.get("name")
             if name and values.get("id", "").strip().isdigit():
@@ -111,7 +114,7 @@ def _features(record: bytes) -> Any:
 
 
 def _parse(
-    feature: Any, categories: dict[int, str], masks: bool
+    feature: Any, categories: dict[int, str], masks: bool, exif: str | None
 ) -> tuple[bytes, dict[str, Any], list[dict[str, Any]]]:
     """(image file, image, objects) of a record, the latter as COCO has them.
 
@@ -121,19 +124,24 @@ def _parse(
     def ints(key: str) -> list[int]:
         return list(feature[key].int64_list.value)
 
-    def texts(key: str) -> list[str]:
-        return [text.decode(errors="replace") for text in feature[key].bytes_list.value]
+    def texts(key: str) -> list[bytes]:
+        return list(feature[key].bytes_list.value)
 
-    encoded = b"".join(feature["image/encoded"].bytes_list.value[:1])
+    encoded = b"".join(texts("image/encoded")[:1])
     size = ints("image/height") + ints("image/width")
-    height, width = size if len(size) == 2 else photos.sizes(encoded)[0]
-    name = coco.normal("".join(texts("image/filename")[:1]))
+    height, width = size if len(size) == 2 else photos.sizes(encoded)[-(exif == "turn")]
+    name = coco.normal(b"".join(texts("image/filename")[:1]).decode(errors="backslashreplace"))
     image = {"file_name": name, "height": height, "width": width}
     labels, sides = ints(LABEL), [feature[f"image/object/bbox/{s}"].float_list.value for s in SIDES]
     if len({len(labels), *map(len, sides)}) > 1:
         raise ValueError(f"{len(labels)} labels for {[*map(len, sides)]} sides of boxes")
-    for label, text in itertools.zip_longest(labels, texts(_TEXT)[: len(labels)]):
-        categories.setdefault(label, text or f"class {label}")
+    for label, title in itertools.zip_longest(labels, texts(_TEXT)[: len(labels)]):
+        if label not in categories:
+            try:
+                categories[label] = (title or b"").decode() or f"class {label}"
+            except UnicodeDecodeError as error:
+                fix = "give the names in a label map (.pbtxt)"
+                raise ValueError(f"{_TEXT} {title!r} is not UTF-8: {fix}") from error
     boxes = np.array(sides, np.float64).reshape(4, -1).T
     if boxes.size and np.abs(boxes).max() > _MOST:
         raise ValueError(f"a side of a box is {np.abs(boxes).max():.0f}, no share of the image")

@@ -53,7 +53,8 @@ def own(folder, change=lambda train, val: None, **flags):
 
 def test_own_images_need_no_official_names(tmp_path, capsys):
     (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "notes.txt").write_text("not an image")
+    (tmp_path / "train" / "_annotations.coco.json").write_text("not an image")
+    (tmp_path / "train" / "more.webp").write_text("an image that is not listed")
 
     def change(train, _):
         train["images"][0]["file_name"] = "C\\elsewhere\\0000.jpg".replace("C\\", "")
@@ -81,7 +82,9 @@ def test_own_images_need_no_official_names(tmp_path, capsys):
     assert "train: 4 images without boxes: no record" in printed
     assert "train: 3 boxes have no area inside of their image" in printed
     assert "train: 1 box was cut at the edge of its image" in printed
-    assert f"{tmp_path}/train holds 1 file that the annotations do not list" in printed
+    assert (
+        f"{tmp_path}/train holds 1 image that the annotations do not list, for one more" in printed
+    )
 
 
 def test_a_bad_training_image_is_left_out_and_a_bad_validation_image_is_not(tmp_path, capsys):

@@ -12,6 +12,7 @@ from tests.benchmarks.detection import rows as made
 from tests.benchmarks.detection.preparation.test_coco import rows
 
 SIZE = 40, 50
+LABEL = "image/object/class/label"
 NAMES = {1: "common", 5: "rare"}
 
 
@@ -68,3 +69,45 @@ def test_the_least_that_can_be_split_is_two_images(number, tmp_path, capsys):
     with pytest.raises(UserError, match="all.json has a single image"):
         make()
     assert not list(tmp_path.parent.glob(f"{tmp_path.name}.out/*.tfrecord"))
+
+
+@pytest.mark.parametrize(
+    "names, kinds, key",
+    [
+        (("caf\u00e9", "cafe\u0301 "), [1], "1 'caf\\xe9' and 5 'cafe\\u0301 ' look alike"),
+        (("pawn", "pawn"), [1], "look alike"),
+        (("Pawn", "pawn"), [1, 5], "Pawn and pawn differ"),
+        (("cat", "dog"), [1, 5], ""),
+    ],
+)
+def test_categories_that_look_alike_are_one(tmp_path, capsys, names, kinds, key):
+    """Of ids that differ only the first one stays, in the records and in the file of the score."""
+    (tmp_path / "in").mkdir()
+    data = write_images(tmp_path / "in", 12)
+    for row, name in zip(data["categories"], names, strict=True):
+        row["name"] = name
+    (tmp_path / "in" / "all.json").write_text(json.dumps(data))
+    paths = [f"--train_images={tmp_path}/in", f"--train_annotations={tmp_path}/in/all.json"]
+    prepare.make("coco", [*paths, f"--out={tmp_path}/out"])
+    printed = capsys.readouterr().out
+    assert key in printed and ("all.json: the categories" in printed) == ("differ" in key)
+    assert ("look alike" in printed) == ("alike" in key)
+    val = pycoco.COCO(str(tmp_path / "out" / "instances_val2017.json"))
+    assert val.getCatIds() == kinds
+    both = {split: rows(tmp_path / "out", split) for split in ("train", "val")}
+    labels = {i for part in both.values() for row in part.values() for i in row[LABEL]}
+    assert labels == {*kinds}
+    assert sum(len(row[LABEL]) for part in both.values() for row in part.values()) == 13
+
+
+def test_labels_of_another_form_are_named(tmp_path, capsys):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write_images(folder, 12)
+    (folder / "all.json").unlink()
+    for path in folder.glob("*.PNG"):
+        path.with_suffix(".txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    (folder / "more.csv").write_text("image,xmin,ymin,xmax,ymax,label\na_0.PNG,1,2,9,9,x\n")
+    prepare.make("coco", ["--labels=yolo", f"--train_images={folder}", f"--out={tmp_path}/out"])
+    printed = capsys.readouterr().out
+    assert "not read: 1 label file" in printed and "more.csv (--labels=csv)" in printed

@@ -317,7 +317,7 @@ def test_what_is_odd_is_a_note(tmp_path, case):
     files, keys, expected = ODD[case]
     if case != "no names" and not {"data.yaml", "classes.txt"} & {*files}:
         files = {**files, "classes.txt": "cat\ndog\n"}
-    splits, notes = labels.read(folder(tmp_path, files), "yolo")
+    splits, notes, _ = labels.read(folder(tmp_path, files), "yolo")
     assert {name: objects(content) for name, content in splits.items()} == expected
     assert all(any(key in note for note in notes) for key in keys), notes
 

@@ -7,6 +7,7 @@ import zipfile
 import pytest
 
 from benchmarks.detection.preparation import coco
+from common.errors import UserError
 from common.preparation.folders import Folder
 from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import (
@@ -171,3 +172,48 @@ def test_a_json_alone_has_its_images_beside_it(tmp_path):
         f"--train_images={tmp_path}/images",
         f"--train_annotations={tmp_path}/a.json",
     ]
+
+
+def lvis():
+    data = annotations(*TRAIN)
+    for row in data["images"]:
+        row["coco_url"] = f"http://images.cocodataset.org/train2017/{row.pop('file_name')}"
+    return data
+
+
+def test_lvis_has_an_address_for_a_file_name(tmp_path):
+    place(tmp_path / "in", {"lvis_v1_train.json": lvis(), **photos("train2017", *TRAIN)})
+    (reading,) = coco.readings(Folder.open(str(tmp_path / "in")))
+    prepare.make("coco", [*reading.arguments, f"--out={tmp_path}/out"])
+    splits = json.loads((tmp_path / "out" / "manifest.json").read_text())["splits"]
+    assert [splits[split]["images"] for split in ("train", "val")] == [12, 4]
+
+
+NAMELESS = annotations(*TRAIN)
+NAMELESS["images"][2] = {"id": 1002, "height": 9, "width": 9}
+TEXT = json.dumps(T)
+
+
+@pytest.mark.parametrize(
+    "content, keys",
+    [
+        (TEXT[:-2], ("line 1 column", "damaged")),
+        (json.dumps(T, indent=1)[:900], ("line ", "damaged")),
+        (NAMELESS, ("image 1002", "file_name")),
+        (TEXT.replace('"name": "', '"name": "\u00e9').encode("cp1252"), ("line 1", "iconv")),
+    ],
+)
+def test_a_damaged_json_is_named_with_the_place(content, keys, tmp_path):
+    place(tmp_path, {"deep/a.json": {}, **photos("deep", *TRAIN)})
+    if isinstance(content, bytes):
+        (tmp_path / "deep" / "a.json").write_bytes(content)
+    else:
+        place(tmp_path, {"deep/a.json": content})
+    with pytest.raises(UserError) as refusal:
+        coco.readings(Folder.open(str(tmp_path)))
+    message = str(refusal.value)
+    assert "deep/a.json" in message and "\n" not in message
+    assert all(key in message for key in keys), message
+    place(tmp_path, {"deep/0000.txt": "0 0.5 0.5 0.2 0.2\n"})  # readable labels beside it
+    (reading,) = coco.readings(Folder.open(str(tmp_path)))
+    assert reading.form == "yolo" and "not read: " in reading.found and "a.json" in reading.found

@@ -1,0 +1,199 @@
+"""Tables of boxes and VIA's files in COCO's form: as the tools write them, boxes by hand."""
+
+import json
+
+import pytest
+
+from benchmarks.detection.preparation import coco, labels
+from common.errors import UserError
+from common.preparation.folders import Folder
+from scripts import prepare
+from tests.benchmarks.detection.preparation.test_labels import (
+    CAT,
+    DOG,
+    JPEG,
+    TRIANGLE,
+    folder,
+    labelme,
+    objects,
+    plain,
+    xml,
+)
+
+RECT = {"name": "rect", "x": 80, "y": 30, "width": 40, "height": 40}
+CORNERS = {"name": "polygon", "all_points_x": [20, 40, 40], "all_points_y": [10, 10, 30]}
+
+
+def via(*rows, attribute="type", **more):
+    """VIA's JSON: rows are file, shape, label."""
+    images = {}
+    for file, shape, label in rows:
+        image = images.setdefault(f"{file}99", {"filename": file, "size": 99, "regions": []})
+        attributes = {attribute: label, **more} if label else {**more}
+        region = {"shape_attributes": shape, "region_attributes": attributes}
+        image["regions"] += [region] if shape else []
+    return images
+
+
+VIA = via(("a.jpg", RECT, "cat"), ("a.jpg", CORNERS, "dog"), ("b.jpg", None, ""))
+OLD = json.loads(json.dumps(VIA))
+for each in OLD.values():
+    each["regions"] = {str(i): region for i, region in enumerate(each["regions"])}
+TICKED = via(("a.jpg", RECT, {"cat": True, "dog": False}), ("b.jpg", None, ""))
+NAMELESS = via(("a.jpg", RECT, ""), ("a.jpg", {"name": "circle", "cx": 1, "cy": 2, "r": 3}, ""))
+VIA_CSV = "filename,file_size,file_attributes,region_count,region_id,region_shape_attributes,"
+VIA_CSV += "region_attributes\n"
+for i, (shape, name) in enumerate(((RECT, "cat"), (CORNERS, "dog"))):
+    cells = (json.dumps(value).replace('"', '""') for value in (shape, {"type": name}))
+    VIA_CSV += f'a.jpg,99,"{{}}",2,{i},"' + '","'.join(cells) + '"\n'
+VIA_CSV += 'b.jpg,99,"{}",0,0,"{}","{}"\n'
+AUTOML = "TRAIN,gs://bucket/x/a.jpg,cat,0.4,0.3,,,0.6,0.7,,\n"
+AUTOML += "VALIDATION,gs://bucket/x/b.jpg,dog,0.0,0.0,0.5,0.0,0.5,0.5,0.0,0.5\n"
+BOTH = {"a.jpg": [CAT, TRIANGLE], "b.jpg": []}
+TF_HEAD = "filename,width,height,class,xmin,ymin,xmax,ymax\n"
+SPLIT = {"train": {"a.jpg": [CAT]}, "val": {"b.jpg": [DOG]}}
+OBJECT = plain("object", *CAT[1])
+
+TABLES = {
+    "via": ("via", {"via_region_data.json": VIA}, {"train": BOTH}),
+    "via 1": ("via", {"v.json": OLD}, {"train": BOTH}),
+    "via project": (
+        "via",
+        {"p.json": {"_via_settings": {"ui": {}}, "_via_img_metadata": VIA, "_via_attributes": {}}},
+        {"train": BOTH},
+    ),
+    "via: boxes to tick": ("via", {"v.json": TICKED}, {"train": {"a.jpg": [CAT], "b.jpg": []}}),
+    "via: no attribute": ("via", {"v.json": NAMELESS}, {"train": {"a.jpg": [OBJECT], "b.jpg": []}}),
+    "via: other attributes": (
+        "via",
+        {"v.json": via(("a.jpg", RECT, "cat"), attribute="Label", occluded="no")},
+        {"train": {"a.jpg": [CAT], "b.jpg": []}},
+    ),
+    "via: its own attributes": (
+        "via",
+        {"v.json": via(("a.jpg", RECT, "cat"), name="not_defined", image_quality={})},
+        {"train": {"a.jpg": [CAT], "b.jpg": []}},
+    ),
+    "via: a number": (
+        "via",
+        {"v.json": via(("a.jpg", RECT, 7))},
+        {"train": {"a.jpg": [plain("7", *CAT[1])], "b.jpg": []}},
+    ),
+    "via: splits": (
+        "via",
+        {"Training/a.jpg": JPEG, "Testing/b.jpg": JPEG}
+        | {"Training/via_region_data.json": via(("a.jpg", RECT, "cat"))}
+        | {"Testing/via_region_data.json": via(("b.jpg", RECT, "cat"))},
+        {"train": {"Training/a.jpg": [CAT]}, "val": {"Testing/b.jpg": [CAT]}},
+    ),
+    "via's table": ("csv", {"via.csv": VIA_CSV}, {"train": BOTH}),
+    "tensorflow, in folders": (
+        "csv",
+        {"train/a.jpg": JPEG, "valid/b.jpg": JPEG}
+        | {"train/_annotations.csv": f"{TF_HEAD}a.jpg,200,100,cat,80,30,120,70\n"}
+        | {"valid/_annotations.csv": f"\ufeff{TF_HEAD}b.jpg,200,100,dog,0,0,100,50\r\n"},
+        {"train": {"train/a.jpg": [CAT]}, "val": {"valid/b.jpg": [DOG]}},
+    ),
+    "tensorflow, by the files' names": (
+        "csv",
+        {"train_labels.csv": f"{TF_HEAD}a.jpg,200,100,cat,80,30,120,70\n"}
+        | {"test_labels.csv": f"{TF_HEAD}b.jpg,200,100,dog,0,0,100,50\n"},
+        SPLIT,
+    ),
+    "a column of splits, semicolons": (
+        "csv",
+        {"all.csv": "Image;Left;Top;Right;Bottom;Label;Subset\na;80;30;120;70;cat;Training\n"}
+        | {"b.csv": "image_id;x_min;x_max;y_min;y_max;class_name;set\nb;0;100;0;50;dog;dev\n"},
+        SPLIT,
+    ),
+    "vott": (
+        "csv",
+        {"v.csv": '"image","xmin","ymin","xmax","ymax","label"\n"a.jpg",80,30,120.0,70,"cat"\n'},
+        {"train": {"a.jpg": [CAT], "b.jpg": []}},
+    ),
+    "no classes": (
+        "csv",
+        {"v.csv": "image,x1,y1,x2,y2\na.jpg,80,30,120,70\n"},
+        {"train": {"a.jpg": [OBJECT], "b.jpg": []}},
+    ),
+    "retinanet": (
+        "csv",
+        {"annotations.csv": "/data/b.jpg,,,,,\n/data/a.jpg,80,30,120,70,cat\n"}
+        | {"classes.csv": "cat,0\n"},
+        {"train": {"a.jpg": [CAT], "b.jpg": []}},
+    ),
+    "automl": ("csv", {"a.csv": AUTOML}, SPLIT),
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_each_table_becomes_cocos(tmp_path, case):
+    form, files, expected = TABLES[case]
+    if not any(content is JPEG for content in files.values()):
+        files = files | {"a.jpg": JPEG, "b.jpg": JPEG}
+    files = {k: json.dumps(v) if isinstance(v, dict) else v for k, v in files.items()}
+    data = folder(tmp_path, files)
+    assert [row.form for row in labels.forms(data)] == [form]
+    result = labels.read(data, form)
+    assert {name: objects(content) for name, content in result.splits.items()} == expected
+    notes = "".join(result.notes)
+    assert ("'object'" in notes) == (OBJECT in expected["train"].get("a.jpg", ()))
+    assert ("shape 'circle'" in notes) == ("no attribute" in case)
+    assert ("not occluded" in notes) == ("other" in case)
+
+
+def test_other_tables_are_none_of_boxes(tmp_path):
+    tables = (
+        "image,label\na.jpg,cat\na.jpg,1,2,3,4,cat\n",
+        "a.jpg,cat\n",
+        "user,item,x1\n1,2,3\n",
+        "1,2,3,4,5,6\n",
+    )
+    data = folder(tmp_path, {"a.jpg": JPEG} | {f"{i}.csv": text for i, text in enumerate(tables)})
+    assert labels.forms(data) == []
+
+
+@pytest.mark.parametrize(
+    "name, text, keys",
+    [
+        ("t.csv", f"{TF_HEAD}a.jpg,200,100,cat,120,70,80,30\n", ("t.csv:2",)),
+        ("t.csv", f"{TF_HEAD}a.jpg,200,100,,80,30,120,70\n", ("t.csv:2", "label")),
+        ("v.json", json.dumps(VIA)[:-9], ("v.json", "damaged")),
+        (
+            "v.json",
+            json.dumps(via(("a.jpg", RECT, "x"), attribute="colour", height="3")),
+            ("v.json", "colour, height", "'label'"),
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(tmp_path, name, text, keys):
+    data = folder(tmp_path, {"a.jpg": JPEG, name: text})
+    (form,) = (row.form for row in labels.forms(data))
+    with pytest.raises(UserError) as error:
+        labels.read(data, form)
+    assert all(key in str(error.value) for key in keys), error.value
+
+
+def test_a_second_form_is_named_and_a_file_alone_is_read(tmp_path):
+    """A few LabelMe files beside VIA's: a question with both, and a line for the other one."""
+    files = {f"{i}.jpg": JPEG for i in range(6)}
+    files["via.json"] = json.dumps(via(*((f"{i}.jpg", RECT, "cat") for i in range(6))))
+    files["0.json"] = labelme("0.jpg", ("cat", [[1, 1], [9, 9]], "rectangle", None))
+    data = folder(tmp_path, files)
+    found = {row.form: row.found for row in coco.readings(data)}
+    assert found.keys() == {"labelme", "via"}
+    assert "1 label file" in found["labelme"] and "via.json" in found["via"]
+    (row,) = coco.readings(Folder.open(str(tmp_path / "via.json")))
+    assert row.arguments[:2] == ["--labels=via", f"--train_images={tmp_path}"]
+
+
+def test_a_table_beside_label_files_for_all_images_is_not_taken(tmp_path, capsys):
+    """As in the tutorials of TensorFlow's API, where the table is made of the XML."""
+    files = {f"{i}.jpg": JPEG for i in range(30)}
+    files |= {f"{i}.xml": xml(f"{i}.jpg", ("cat", 0, 80, 30, 120, 70)) for i in range(30)}
+    rows = (f"{i}.jpg,200,100,cat,80,30,120,70\n" for i in range(20))
+    data = folder(tmp_path, {**files, "train_labels.csv": TF_HEAD + "".join(rows)})
+    reading = prepare.choose(data, coco.readings(data))
+    assert reading.form == "voc"
+    printed = capsys.readouterr().out
+    assert "not taken: 1 label file" in printed and "train_labels.csv (--as=csv)" in printed
