@@ -266,9 +266,8 @@ def _contents(folder: Folder, texts: Sequence[str]) -> str:
 
     if not folder.files:
         return "holds no files"
-    has_images = bool(folder.named(*SUFFIXES))
     if texts:
-        return f"holds {texts[0]}{'; ' * has_images}{unread.explain(folder) * has_images}"
+        return "; ".join(filter(None, [f"holds {texts[0]}", unread.explain(folder)]))
     if inner := folder.named(*archives.SUFFIXES):
         path = shlex.quote(folder.full(inner[0]))
         return f"holds another archive, which is not opened: type {_COMMAND} {path}"

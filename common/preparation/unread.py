@@ -34,7 +34,8 @@ _FORMS = (  # what a file is, a pattern of its first bytes, and what to do
 _COCO = rb'"(images|annotations|categories)"\s*:\s*\['
 _ENDINGS = (".json", ".jsonl", ".ndjson", ".manifest", ".csv", ".xml")
 _MOST, _SMALL = 8, 200  # files that are looked at; bytes of a small one
-_MASKS = r"annot|mask|label|segm|ground_?truth|(^|_)gt"  # in the name of a folder
+_MASKS = r"annot|mask|labels?(/|$)|segm|ground_?truth|(^|_)gt"  # in the name of a folder
+_MASK = r"(?i)_(masks?|gt|seg\w*|labels?|annot\w*|l)$"  # at the end of the name of an image
 _CLASS = r"([^/]+?)(?:[^\w/]|_)*[0-9]+[^/]*$"  # what stands before the first number of a name
 
 
@@ -74,8 +75,11 @@ def explain(folder: Folder) -> str:
     if unread := labels(folder):
         return "; ".join(f"{name} {text}" for name, text in [*unread.items()][:2])
     images = folder.named(*photos.SUFFIXES)
-    masks = {os.path.dirname(n) for n in images if re.search(_MASKS, os.path.dirname(n), re.I)}
-    if masks and {*map(os.path.dirname, images)} - masks:
+    stems = {name: os.path.splitext(os.path.basename(name))[0] for name in images}
+    masked = [name for name in images if re.search(_MASKS, os.path.dirname(name), re.I)]
+    plain = {stems[name] for name in {*images} - {*masked}}
+    if masked and 2 * sum(re.sub(_MASK, "", stems[name]) in plain for name in masked) > len(masked):
+        masks = {os.path.dirname(name) for name in masked}
         text = "classes of pixels are not trained here; objects need outlines in COCO's form"
         return f"masks in {some(sorted(masks))}: {text}"
     images = [name for name in images if split_of(name) in ("", "train")] or images

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -103,8 +102,8 @@ def _check_folders(train: Source, classes: Sequence[str]) -> None:
     """SourceError if the folders are splits, or other views of the same images, not classes."""
     splits = {whole_split(name): name for name in reversed(classes)}
     held = splits.get("validation", splits.get("test", ""))
-    are_views = all(whole_split(c) or re.fullmatch(recognise.VIEWS, c, re.I) for c in classes)
-    if not are_views and not (held and "train" in splits):
+    views = recognise.views(classes)
+    if {*classes} - {*views, *filter(whole_split, classes)} and not (held and "train" in splits):
         return
     fix = "put the photos of each class into a folder of its name"
     inner = {file.name.split("/")[0] for file in train.files if file.name.count("/") > 1}

@@ -4,7 +4,7 @@ import collections
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from benchmarks.resnet.preparation import table
 from common import limits
@@ -12,14 +12,15 @@ from common.errors import some
 from common.images import photos
 from common.preparation.folders import Folder, Reading
 from common.preparation.sources import SourceError
-from common.preparation.splits import split_of
+from common.preparation.splits import split_of, whole_split
 from common.text import decoded
 
 IMAGENET = {"train images": 1_281_167, "validation images": 50_000, "classes": 1_000}
-VIEWS = (  # folders of other views of the same images, or of images beside these
+_VIEWS = (  # folders of other views of the same images, or of images beside these
     r"(jpeg)?images?|imgs?|masks|labels|annotations|gt.*|ground_?truth|[hl]r"
     r"|rgb|depth|instances?|semantic|segmentation.*|dataset.*|frames"
 )
+_MASKS = r"[\W_]*(annot(ation)?s?|masks?|gt|labels|segm\w*)$"  # ends of names of folders
 # Folders that lie beside class folders by accident: pictures of a README, raw data, code.
 _STRAY = (
     r"assets?|docs?|documentation|readme.*|figures?|figs?|examples?|samples?|demos?"
@@ -134,7 +135,8 @@ def _class_folders(folder: Folder, images: list[str]) -> Reading | None:
     flags += [f"--validation={folder.full(held)}"] if held else []
     share = "a tenth (or --validation_fraction) of each class for validation"
     makes = f"{held}/ is for validation" if held else share
-    if left := [name for name in images if not name.startswith((prefix, f"{held}/"))]:
+    inside = re.compile(rf"({re.escape(prefix)}|{re.escape(held)}/)[^/]+/")
+    if left := [name for name in images if not inside.match(name)]:
         where = some(dict.fromkeys(os.path.dirname(name) or name for name in left))
         makes += f"; other images, which are not used: {len(left):,} ({where})"
     makes = f"records of {len(classes):,} classes, {makes}"
@@ -144,16 +146,23 @@ def _class_folders(folder: Folder, images: list[str]) -> Reading | None:
 def _are_classes(sizes: Mapping[str, int]) -> bool:
     """Whether folders beside each other, with their numbers of images, may be classes."""
     splits = {split_of(name) for name in sizes}
-    views = any(re.fullmatch(VIEWS, name, re.I) for name in sizes)
-    return len({*sizes} - _strays(sizes)) > 1 and "" in splits and len(splits) < 3 and not views
+    are_likely = "" in splits and len(splits) < 3 and len({*sizes} - _strays(sizes)) > 1
+    return are_likely and not views(sizes)
+
+
+def views(names: Collection[str]) -> list[str]:
+    """Names of folders that hold masks, or other views of the images in folders beside them."""
+    bare = {name: re.sub(_MASKS, "", name, flags=re.I) for name in names}
+    return [n for n in names if re.fullmatch(_VIEWS, n, re.I) or bare[n] in {*names} - {n}]
 
 
 def _strays(sizes: Mapping[str, int]) -> set[str]:
     """The folders that are no classes by their names, or that hold the only lonely picture."""
+    held = {name for name in sizes if whole_split(name) in ("validation", "test")}
     strays = {n for n in sizes if re.fullmatch(_STRAY, re.sub(r"[\W_]+", "_", n), re.I)}
     least, *rest = sorted(sizes, key=lambda name: sizes[name])
     is_lonely = rest and sizes[least] == 1 and sizes[rest[0]] >= _MANY
-    return strays | {least} if is_lonely else strays
+    return strays | held | ({least} if is_lonely else set())
 
 
 def _has_objects(folder: Folder, images: list[str]) -> bool:

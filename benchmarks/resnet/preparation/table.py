@@ -120,10 +120,16 @@ def parse(
     file = file or max((name for name in columns if hits(name)[0]), key=hits, default="")
     split, parts, unclear = _splits({k: cells for k, cells in columns.items() if k != file})
     others = {name: column for name, column in columns.items() if name not in (file, *split)}
-    chosen, label = label, label or _label_column(others, guess)
+    chosen, known = label, label or _label_column(others, guess)
+    texts = (
+        name
+        for name, cells in others.items()
+        if not (all(map(_is_number, cells)) or _are_lists(cells) or re.search(_BOX, _key(name)))
+    )
+    label = known or next(texts, "")
     problem = "" if chosen else _problem(others, label, has_header)
-    if file and not (label or problem):
-        label = next((name for name in others if not all(map(_is_number, columns[name]))), "")
+    label = "" if problem and _are_lists(columns.get(label, ())) else label
+    if not (known or problem):
         problem = f"has files in column {file}, but which column has the labels is not clear"
     if not file:
         flags = f"give --file_column and --label_column, of {', '.join(names)}"
@@ -182,13 +188,17 @@ def _problem(columns: Mapping[str, Sequence[str]], label: str, has_header: bool)
         fix = "write the boxes in COCO's form or Pascal VOC's"
         return f"has boxes or outlines (columns {some(boxes)}): {fix}"
     cells = values.get(label, set())
-    if 2 * sum(cell[0] in "[{" for cell in cells) > len(cells):
+    if _are_lists(cells):
         example = f"{min(cells, key=len):.40}"
         return f"has lists or JSON in column {label}, such as {example}: export it in COCO's form"
     if several := _several(cells, bool(re.search(_LISTS, _key(label)))):
         fix = "keep the rows and the names of one class each"
         return f"has several classes in a cell of column {label}, such as {several!r}: {fix}"
     return ""
+
+
+def _are_lists(cells: Collection[str]) -> bool:
+    return 2 * sum(cell.lstrip().startswith(("[", "{")) for cell in cells) > len(cells)
 
 
 def _is_number(text: str) -> bool:
