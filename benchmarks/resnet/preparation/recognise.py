@@ -213,5 +213,5 @@ def _table(
     found = f"{len(labels):,} images and {name} (columns {content.file}, {content.label})"
     found += f": {len(classes):,} classes"
     by = f"split by {content.split}" if content.split else "a tenth of each for validation"
-    by = content.unclear or by
+    by = content.note or by
     return Reading("imagenet", "csv", found, f"records of these classes, {by}", flags, len(labels))

@@ -83,7 +83,7 @@ class Table(NamedTuple):
     label: str  # '' with some problems
     split: str
     problem: str = ""  # why it may have no class for each photo, and the fix
-    unclear: str = ""  # why the split of its rows cannot be told, and the fix
+    note: str = ""  # what numbers of folds mean, or why numbers do not tell the split
 
 
 def parse(
@@ -118,7 +118,7 @@ def parse(
         return len(found), sum(cell.lower().endswith(SUFFIXES) for cell in columns[name])
 
     file = file or max((name for name in columns if hits(name)[0]), key=hits, default="")
-    split, parts, unclear = _splits({k: cells for k, cells in columns.items() if k != file})
+    split, parts, note = _splits({k: cells for k, cells in columns.items() if k != file})
     others = {name: column for name, column in columns.items() if name not in (file, *split)}
     chosen, known = label, label or _label_column(others, guess)
     texts = (
@@ -137,7 +137,7 @@ def parse(
     blank = [""] * len(lines)
     values = zip(lines, columns[file], columns.get(label, blank), parts or blank, strict=True)
     rows = [Row(k, x, photos.find(x, path), normal_name(y), z) for (k, _), x, y, z in values]
-    return Table(rows, names, file, label, ", ".join(split), problem, unclear)
+    return Table(rows, names, file, label, ", ".join(split), problem, note)
 
 
 def _key(name: str) -> str:
@@ -145,7 +145,7 @@ def _key(name: str) -> str:
 
 
 def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str], str]:
-    """(the columns that say splits, the split of each row, why another column is not clear)."""
+    """(the columns that say splits, the split of each row, a note on numbers)."""
     flags = {}
     for name, cells in columns.items():
         values, parts = {cell.strip().lower() for cell in cells}, [*map(whole_split, cells)]
@@ -158,7 +158,8 @@ def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str],
                 problem = f"column {name} has the numbers {some(map(str, numbers))}, no words"
                 return [], [], f"{problem}: write train and val, or add --validation_fraction=0.1"
             first = [float(cell) == numbers[0] for cell in cells]
-            return [name], ["validation" if is_first else "train" for is_first in first], ""
+            parts = ["validation" if is_first else "train" for is_first in first]
+            return [name], parts, f"{name} {numbers[0]} is for validation"
         is_flag = _key(name).startswith("is_") and values <= _TRUE | _FALSE
         if is_flag and (split := whole_split(name[2:])):
             flags[name] = split
@@ -254,8 +255,10 @@ def label(
     if content.problem:
         way = f"; --label_column={content.label} takes it as it is" if content.label else ""
         raise SourceError(f"{path} {content.problem}{way}")
-    if content.unclear and by_split:
-        raise SourceError(f"{path}: {content.unclear}")
+    if content.note and by_split:
+        if not content.split:
+            raise SourceError(f"{path}: {content.note}")
+        print(visible(f"{path}: {content.note}"))
     for row in content.rows:
         place = f"{path}, line {row.line}: {row.file}"
         if len(row.photos) > 1:
