@@ -252,9 +252,9 @@ def choose(folder: Folder, found: Sequence[Reading], form: str = "") -> Reading:
         raise SourceError(f"{folder.given} may be {two}: choose one with --as")
     for other in (reading for reading in found if reading.form != chosen[0].form):
         print(f"not taken: {other.found} (--as={other.form})")
-    for name, text in unread.labels(folder).items() if folder.named(*photos.SUFFIXES) else ():
-        if name not in chosen[0].found:
-            print(f"not taken: {name}, which {text}")
+    for text in unread.labels(folder) if folder.named(*photos.SUFFIXES) else ():
+        if text.partition(" ")[0] not in chosen[0].found:
+            print(f"not taken: {text}")
     return chosen[0]
 
 
@@ -275,11 +275,11 @@ def _contents(folder: Folder, texts: Sequence[str]) -> str:
         return f"holds {_endings(folder)}, and {text}"
     if are_most(*SUFFIXES):
         others = [name for name in folder.named(*_LABELS) if not _NOTES.fullmatch(name)]
-        unknown = f"; in no form that is known: {some(others)}" if others else ""
-        return (
-            f"holds {_endings(folder)}, but neither labels nor class folders beside each other: "
-            f"put the photos of each class into a folder of its name{unknown}"
-        )
+        lacks = "neither labels nor class folders beside each other"
+        if others:
+            lacks = f"no class folders beside each other, and no known form in {some(others)}"
+        fix = "put the photos of each class into a folder of its name, or labels into COCO's form"
+        return f"holds {_endings(folder)}, but {lacks}: {fix}"
     if are_most(*_TABLES):
         table = max(folder.files, key=lambda file: file.name.endswith(_TABLES) * file.size)
         path = shlex.quote(folder.full(table.name))

@@ -39,20 +39,22 @@ _MASK = r"(?i)_(masks?|gt|seg\w*|labels?|annot\w*|l)$"  # at the end of the name
 _CLASS = r"([^/]+?)(?:[^\w/]|_)*[0-9]+[^/]*$"  # what stands before the first number of a name
 
 
-def labels(folder: Folder) -> dict[str, str]:
-    """Files of labels that no preparation reads, with their form and what to do."""
+def labels(folder: Folder) -> list[str]:
+    """Labels that no preparation reads: "FILE has labels of TOOL: FIX", once for each form."""
     names = [file.name for file in folder.files if file.size < _SMALL][:_MOST]
     names += sorted(folder.named(*_ENDINGS), key=lambda name: (name.count("/"), name))[:_MOST]
-    result = {}
+    result: dict[str, list[str]] = collections.defaultdict(list)
     for name in dict.fromkeys(names):
         head = folder.head(name)
         forms = (form for form in _FORMS if re.search(form[1], head, re.DOTALL))
         title, _, fix = next(forms, ("", b"", ""))
-        if title:
-            result[name] = f"{title}: {fix}"
-        elif name.lower().endswith(".json") and re.search(_COCO, head):
-            result[name] = _coco_problem(folder.head(name, limits.ANNOTATION_BYTES))
-    return {name: text for name, text in result.items() if text}
+        problem = f"{title}: {fix}" if title else ""
+        if not title and name.lower().endswith(".json") and re.search(_COCO, head):
+            problem = _coco_problem(folder.head(name, limits.ANNOTATION_BYTES))
+        result[problem].append(name)
+    result.pop("", None)
+    more = {text: f" (and {len(names) - 1} more)" for text, names in result.items() if names[1:]}
+    return [f"{names[0]}{more.get(text, '')} {text}" for text, names in result.items()]
 
 
 def _coco_problem(data: bytes) -> str:
@@ -73,7 +75,7 @@ def _coco_problem(data: bytes) -> str:
 def explain(folder: Folder) -> str:
     """What images without a reading have instead of classes, and what to do; '' if nothing."""
     if unread := labels(folder):
-        return "; ".join(f"{name} {text}" for name, text in [*unread.items()][:2])
+        return "; ".join(unread[:2])
     images = folder.named(*photos.SUFFIXES)
     stems = {name: os.path.splitext(os.path.basename(name))[0] for name in images}
     masked = [name for name in images if re.search(_MASKS, os.path.dirname(name), re.I)]

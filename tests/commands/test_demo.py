@@ -58,12 +58,11 @@ def test_a_damaged_photo_is_named_and_not_shown(monkeypatch):
             self._names, self._top_k, self._options = ["a", "b"], 2, classes.Options()
             self._value, self._named, self._right = "probability", 0, 0
 
-        def predictor(self, batch):
-            return lambda rows: [{"logits": np.array([0.0, 1.0])} for _ in rows]
-
         def inputs(self, photo):
             return {"image": prepare_image(photo.encoded, NAMED["tensorflow"].at(32))}
 
+    logits = {"logits": np.array([0.0, 1.0])}
+    monkeypatch.setattr(Classifier, "predictor", lambda *_: lambda rows: [logits for _ in rows])
     monkeypatch.setattr(classes, "Classifier", Classifier)
     answer, whole = demos._classes(cast(Any, None)), encoded(picture(1, (99, 99)))
     assert answer(whole).picture and "b " in answer(whole).text

@@ -121,8 +121,8 @@ def _class_folders(folder: Folder, images: list[str]) -> Reading | None:
         path = folder.full(train)
         command = f"{_COMMAND} --train={shlex.quote(path)} --out=DIR"
         raise SourceError(
-            f"{path}: {some(sorted(classes - strays))} may be classes, but {some(sorted(strays))} "
-            f"beside them no class: move it away, or, if all folders are classes, type {command}"
+            f"{path}: {some(sorted(classes - strays))} look like classes, {some(sorted(strays))} "
+            f"beside them does not: move it away, or, if all folders are classes, type {command}"
         )
     if len(classes) == IMAGENET["classes"] and all(re.fullmatch(r"n\d{8}", c) for c in classes):
         loose = {path for path in dirs.values() if split_of(path) == "validation"}

@@ -130,7 +130,10 @@ def parse(
     problem = "" if chosen else _problem(others, label, has_header)
     label = "" if problem and _are_lists(columns.get(label, ())) else label
     if not (known or problem):
-        problem = f"has files in column {file}, but which column has the labels is not clear"
+        label = label or next(iter(others), "")
+        problem = (
+            f"has files in column {file}; which of {some(others)} has the classes is not clear"
+        )
     if not file:
         flags = f"give --file_column and --label_column, of {', '.join(names)}"
         raise SourceError(f"{path}: which columns have files and labels is not clear: {flags}")
@@ -191,7 +194,8 @@ def _problem(columns: Mapping[str, Sequence[str]], label: str, has_header: bool)
     cells = values.get(label, set())
     if _are_lists(cells):
         example = f"{min(cells, key=len):.40}"
-        return f"has lists or JSON in column {label}, such as {example}: export it in COCO's form"
+        fix = "write one class for each photo, or boxes in COCO's form"
+        return f"has lists or JSON in column {label}, such as {example}: {fix}"
     if several := _several(cells, bool(re.search(_LISTS, _key(label)))):
         fix = "keep the rows and the names of one class each"
         return f"has several classes in a cell of column {label}, such as {several!r}: {fix}"

@@ -250,7 +250,7 @@ NOT_CLASSES = {  # rows of a table of the photos i/0.jpg ... i/5.jpg, and words 
     ),
     "unknown columns": (
         [("f", "who", "mood"), *((f"{i}.jpg", x, x) for i, x in ROWS)],
-        "which column has the labels is not clear.*--label_column=who",
+        "which of who, mood has the classes is not clear.*--label_column=who",
     ),
 }
 
@@ -291,7 +291,7 @@ def test_a_folder_that_is_no_class_beside_class_folders_is_named(tmp_path):
     for name in [f"{c}/{i}.jpg" for c in ("cat", "dog") for i in range(10)] + ["docs/x/1.jpg"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(encoded(picture(len(name))))
-    with pytest.raises(UserError, match="cat, dog may be classes, but docs beside") as refused:
+    with pytest.raises(UserError, match="cat, dog look like classes, docs beside") as refused:
         readings(Folder.open(str(tmp_path)))
     command = re.search(r"type python -m scripts.prepare imagenet (.*) --out", str(refused.value))
     assert command is not None
