@@ -6,6 +6,7 @@ brings a public data set first; without arguments all are listed.
 
 import argparse
 import collections
+import dataclasses
 import importlib
 import os
 import re
@@ -210,7 +211,10 @@ def readings(folder: Folder) -> list[Reading]:
         except UserError as error:
             errors.append(error)
     if inner and not found:
-        found = readings(inner)
+        try:
+            found = readings(inner)
+        except UserError as error:
+            errors.append(error)
     if errors and not found:
         raise errors[0]
     if not any(reading.name == "coco" for reading in found):  # which may read what others refuse
@@ -252,8 +256,11 @@ def choose(folder: Folder, found: Sequence[Reading], form: str = "") -> Reading:
         raise SourceError(f"{folder.given} may be {two}: choose one with --as")
     for other in (reading for reading in found if reading.form != chosen[0].form):
         print(f"not taken: {other.found} (--as={other.form})")
-    for text in unread.labels(folder) if folder.named(*photos.SUFFIXES) else ():
-        if text.partition(" ")[0] not in chosen[0].found:
+    aside = [f"{name} is an archive" for name in folder.named(*archives.SUFFIXES)]
+    aside += unread.labels(folder) if folder.named(*photos.SUFFIXES) else []
+    taken = " ".join([chosen[0].found, *chosen[0].arguments])
+    for text in aside:
+        if text.partition(" ")[0] not in taken:
             print(f"not taken: {text}")
     return chosen[0]
 
@@ -282,6 +289,8 @@ def _contents(folder: Folder, texts: Sequence[str]) -> str:
         return f"holds {_endings(folder)}, but {lacks}: {fix}"
     if are_most(*_TABLES):
         table = max(folder.files, key=lambda file: file.name.endswith(_TABLES) * file.size)
+        if not folder.is_file:  # what is wrong with it is said as where it is given alone
+            readings(dataclasses.replace(folder, files=(table,), is_file=True))
         path = shlex.quote(folder.full(table.name))
         if re.search(rb"(?i)\.(jpe?g|png)\b", folder.head(table.name)):
             return "lists photos: put it beside them, and give their folder"

@@ -60,7 +60,7 @@ def labels(folder: Folder) -> list[str]:
 def _coco_problem(data: bytes) -> str:
     """What is wrong with a file in COCO's form; '' if it is not known."""
     try:
-        content = parse_json(data.decode("utf-8-sig"))
+        content = parse_json(data)
         if all("file_name" in row for row in content["images"]):
             return ""
         fix = "copy the last part of each coco_url to file_name"

@@ -88,13 +88,13 @@ def _classes(train: Source) -> list[str]:
     if not train.classes:
         _check_folders(train, classes)
     for group in alike(classes):
-        names = " and ".join(map(ascii, group))
         if len({*map(normal_name, group)}) < len(group):
             raise SourceError(
-                f"{train.path} holds the folders {names}, whose names look alike: rename one, or "
-                "put their images into one folder"
+                f"{train.path} holds the folders {' and '.join(map(ascii, group))}, whose names "
+                "look alike: rename one, or put their images into one folder"
             )
-        print(visible(f"warning: {names} become different classes: if they are one, rename one"))
+        text = "become different classes: if they are one, rename one"
+        print(visible(f"warning: {' and '.join(map(repr, group))} {text}"))
     return classes
 
 

@@ -201,7 +201,7 @@ def _table(
     flags += [f"--file_column={content.file}", f"--label_column={content.label}"]
     if content.problem:
         command = f"{_COMMAND} {shlex.join([*flags[1:], '--out=DIR'])}"
-        can_be = content.label and all(labels[image] == label for image, label in rows)
+        can_be = all(labels[image] == x and x[0] not in "[{" for image, x in rows) and rows
         way = f"; for {content.label} as the classes type {command}" if can_be else ""
         raise SourceError(f"{path} {content.problem}{way}")
     if len(labels) < len(rows) or sum(name not in labels for name in trained) > len(labels):

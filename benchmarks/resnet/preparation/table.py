@@ -120,20 +120,11 @@ def parse(
     file = file or max((name for name in columns if hits(name)[0]), key=hits, default="")
     split, parts, note = _splits({k: cells for k, cells in columns.items() if k != file})
     others = {name: column for name, column in columns.items() if name not in (file, *split)}
-    chosen, known = label, label or _label_column(others, guess)
-    texts = (
-        name
-        for name, cells in others.items()
-        if not (all(map(_is_number, cells)) or _are_lists(cells) or re.search(_BOX, _key(name)))
-    )
-    label = known or next(texts, "")
+    chosen, label = label, label or _label_column(others, guess)
     problem = "" if chosen else _problem(others, label, has_header)
-    label = "" if problem and _are_lists(columns.get(label, ())) else label
-    if not (known or problem):
-        label = label or next(iter(others), "")
-        problem = (
-            f"has files in column {file}; which of {some(others)} has the classes is not clear"
-        )
+    if not (label or problem):
+        label = next(iter(others), "")
+        problem = f"names photos ({file}), but which of {some(others)} has the classes is not clear"
     if not file:
         flags = f"give --file_column and --label_column, of {', '.join(names)}"
         raise SourceError(f"{path}: which columns have files and labels is not clear: {flags}")
@@ -192,7 +183,7 @@ def _problem(columns: Mapping[str, Sequence[str]], label: str, has_header: bool)
         fix = "write the boxes in COCO's form or Pascal VOC's"
         return f"has boxes or outlines (columns {some(boxes)}): {fix}"
     cells = values.get(label, set())
-    if _are_lists(cells):
+    if 2 * sum(cell.startswith(("[", "{")) for cell in cells) > len(cells):
         example = f"{min(cells, key=len):.40}"
         fix = "write one class for each photo, or boxes in COCO's form"
         return f"has lists or JSON in column {label}, such as {example}: {fix}"
@@ -200,10 +191,6 @@ def _problem(columns: Mapping[str, Sequence[str]], label: str, has_header: bool)
         fix = "keep the rows and the names of one class each"
         return f"has several classes in a cell of column {label}, such as {several!r}: {fix}"
     return ""
-
-
-def _are_lists(cells: Collection[str]) -> bool:
-    return 2 * sum(cell.lstrip().startswith(("[", "{")) for cell in cells) > len(cells)
 
 
 def _is_number(text: str) -> bool:
@@ -218,16 +205,11 @@ def _several(cells: Collection[str], is_plural: bool) -> str:
     """
     for sign in "|;, ":
         parts = {cell: {part.strip() for part in cell.split(sign)} for cell in cells}
-        uses = collections.Counter(part for each in parts.values() for part in each)
-        lists = [cell for cell, each in parts.items() if len(each) > 1]
-        shared = [
-            cell
-            for cell in lists
-            if all(uses[part] > 1 and (sign != " " or part in cells) for part in parts[cell])
-            or (sign == " " and cell.replace(" ", "").isdigit())
-        ]
-        is_vocabulary = is_plural and len(uses) < len(cells)
-        if lists and (sign == "|" or 2 * len(shared) >= len(lists) or is_vocabulary):
+        uses = collections.Counter(itertools.chain(*parts.values()))
+        known = {x for x in uses if x.isdigit() or (x in cells if sign == " " else uses[x] > 1)}
+        lists = [cell for cell in cells if len(parts[cell]) > 1]
+        are_mostly = 2 * sum(parts[cell] <= known for cell in lists) >= len(lists)
+        if lists and (sign == "|" or are_mostly or (is_plural and len(uses) < len(cells))):
             return min(lists, key=len)
     return ""
 
@@ -257,8 +239,8 @@ def label(
     missing = []
     content = parse(path, text, photos, file_column, label_column)
     if content.problem:
-        way = f"; --label_column={content.label} takes it as it is" if content.label else ""
-        raise SourceError(f"{path} {content.problem}{way}")
+        way = f"={content.label} takes it as it is" if content.label else " chooses one as it is"
+        raise SourceError(f"{path} {content.problem}; --label_column{way}")
     if content.note and by_split:
         if not content.split:
             raise SourceError(f"{path}: {content.note}")

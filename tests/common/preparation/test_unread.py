@@ -128,3 +128,17 @@ def test_tables_without_known_columns_are_named_in_their_folder(tmp_path):
     folder = Folder.open(str(tmp_path))
     with pytest.raises(UserError, match=f"interactions {tmp_path}/b.csv --user=1 --item=2"):
         prepare.choose(folder, prepare.readings(folder))
+    (tmp_path / "b.csv").write_text("our shop\nuser,item\n" + "1,2\n" * 99)
+    folder = Folder.open(str(tmp_path))
+    with pytest.raises(UserError, match="b.csv, line 1 has 1 columns, and others 2"):
+        prepare.choose(folder, prepare.readings(folder))
+
+
+def test_an_archive_beside_classes_is_named(tmp_path, capsys):
+    for c in "ab":
+        (tmp_path / c).mkdir()
+        (tmp_path / c / "1.jpg").write_bytes(encoded(picture(1)))
+    (tmp_path / "set.zip").write_bytes(b"PK")
+    folder = Folder.open(str(tmp_path))
+    assert prepare.choose(folder, prepare.readings(folder)).form == "photos"
+    assert "not taken: set.zip is an archive" in capsys.readouterr().out
