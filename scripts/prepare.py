@@ -260,7 +260,8 @@ def choose(folder: Folder, found: Sequence[Reading], form: str = "") -> Reading:
     aside += unread.labels(folder) if folder.named(*photos.SUFFIXES) else []
     taken = " ".join([chosen[0].found, *chosen[0].arguments])
     for text in aside:
-        if text.partition(" ")[0] not in taken:
+        file, tool = text.partition(" ")[0], re.search("labels of ([^:]+)", text)
+        if file not in taken and not (tool and tool[1] in taken):
             print(f"not taken: {text}")
     return chosen[0]
 
@@ -306,7 +307,7 @@ def _endings(folder: Folder) -> str:
     """The commonest endings of the files, such as "12 .jpg, 1 .json"."""
     names = (os.path.splitext(file.name)[1].lower() or "nameless" for file in folder.files)
     most = collections.Counter(names).most_common(4)
-    return ", ".join(f"{number:,} {ending}" for ending, number in most)
+    return ", ".join(f"{number:,} {ending}" for ending, number in most) or "no files"
 
 
 def _finish(line: str, out: str, args: argparse.Namespace) -> None:

@@ -39,8 +39,11 @@ _MASK = r"(?i)_(masks?|gt|seg\w*|labels?|annot\w*|l)$"  # at the end of the name
 _CLASS = r"([^/]+?)(?:[^\w/]|_)*[0-9]+[^/]*$"  # what stands before the first number of a name
 
 
-def labels(folder: Folder) -> list[str]:
-    """Labels that no preparation reads: "FILE has labels of TOOL: FIX", once for each form."""
+def labels(folder: Folder, completely: bool = False) -> list[str]:
+    """Labels that no preparation reads: "FILE has labels of TOOL: FIX", once for each form.
+
+    `completely` finds damage in COCO's form, too, which takes long.
+    """
     names = [file.name for file in folder.files if file.size < _SMALL][:_MOST]
     names += sorted(folder.named(*_ENDINGS), key=lambda name: (name.count("/"), name))[:_MOST]
     result: dict[str, list[str]] = collections.defaultdict(list)
@@ -49,7 +52,7 @@ def labels(folder: Folder) -> list[str]:
         forms = (form for form in _FORMS if re.search(form[1], head, re.DOTALL))
         title, _, fix = next(forms, ("", b"", ""))
         problem = f"{title}: {fix}" if title else ""
-        if not title and name.lower().endswith(".json") and re.search(_COCO, head):
+        if completely and not title and name.lower().endswith(".json") and re.search(_COCO, head):
             problem = _coco_problem(folder.head(name, limits.ANNOTATION_BYTES))
         result[problem].append(name)
     result.pop("", None)
@@ -74,7 +77,7 @@ def _coco_problem(data: bytes) -> str:
 
 def explain(folder: Folder) -> str:
     """What images without a reading have instead of classes, and what to do; '' if nothing."""
-    if unread := labels(folder):
+    if unread := labels(folder, completely=True):
         return "; ".join(unread[:2])
     images = folder.named(*photos.SUFFIXES)
     stems = {name: os.path.splitext(os.path.basename(name))[0] for name in images}

@@ -31,7 +31,7 @@ from common.preparation import arguments, holdout, schema, sources, writing
 from common.text import normal_name
 
 IMAGENET = {"train images": 1_281_167, "validation images": 50_000, "classes": 1_000}
-readings = recognise.readings
+IMAGENET, readings = recognise.IMAGENET, recognise.readings
 _FEW = 20  # training photos, with which a class is hardly learnt
 _SAMPLE = 100  # images whose sizes stand for all
 _SMALL_RUN = 600_000  # images that configs/small.py:resnet sees in an hour
@@ -151,7 +151,7 @@ def _check_complete(counts: dict[str, int], subject: str, out: str) -> None:
     """Raises UserError if `subject`, the input or the output, is not all of ImageNet."""
     differences = ", ".join(
         f"{counts[key]:,} {key} instead of {number:,}"
-        for key, number in recognise.IMAGENET.items()
+        for key, number in IMAGENET.items()
         if counts[key] != number
     )
     if differences:

@@ -45,15 +45,16 @@ def readings(folder: Folder) -> list[Reading]:
     if folder.is_file or not images:
         return []
     by_folder, problems, tables = None, [], []
+    has_objects = _has_objects(folder, images)
     try:
-        by_folder = _class_folders(folder, images)
+        by_folder = _class_folders(folder, images, has_objects)
     except SourceError as error:
         problems.append(error)
     if by_folder and by_folder.form == "imagenet":
         return [by_folder]
     if 2 * len(images) < len(folder.files):  # something else, with pictures in it
         return []
-    if _has_objects(folder, images):  # whose labels are read, if --as does not choose the classes
+    if has_objects:  # whose labels are read, if --as does not choose the classes
         return [by_folder._replace(files=0)] if by_folder else []
     known = table.Photos(images)
     for name in folder.named(".csv", ".tsv")[:_HEADS]:
@@ -82,11 +83,12 @@ def _official(folder: Folder, train: str, validation: str = "") -> Reading:
     return Reading("imagenet", "imagenet", found, "records of ImageNet", flags, len(folder.files))
 
 
-def _class_folders(folder: Folder, images: list[str]) -> Reading | None:
+def _class_folders(folder: Folder, images: list[str], has_objects: bool) -> Reading | None:
     """Class folders in one folder, or in one for each split; None if many images are elsewhere.
 
     Images elsewhere do not count if they are copies of images that are used (some archives hold
-    their content twice, one inside the other), or if they are for validation and tests.
+    their content twice, one inside the other), if they are for validation and tests, or if labels
+    of objects may be theirs.
     """
     dirs = {name: re.sub(_IN_CLASS, "", os.path.dirname(name), flags=re.I) for name in images}
     parents = {name: os.path.dirname(path) for name, path in dirs.items()}
@@ -105,7 +107,7 @@ def _class_folders(folder: Folder, images: list[str]) -> Reading | None:
     copies = {files[name] for name in used}
     trained = [name for name in images if split_of(name) in ("", "train")]
     elsewhere = sum(files[name] not in copies for name in trained)
-    if train is None or 10 * elsewhere > len(used):
+    if train is None or (10 * elsewhere > len(used) and not has_objects):
         return None
     classes, prefix = {*groups[train]}, f"{train}/" if train else ""
     tops = collections.Counter(

@@ -24,6 +24,7 @@ _LABELS = (  # names of columns, the likeliest first
 _TRUE, _FALSE = {"true", "yes", "1", "1.0"}, {"false", "no", "0", "0.0", ""}
 _BINARY = {"0", "1", "0.0", "1.0", "-1"}
 _SPLIT = r"(data_?)?(split|set|subset|partition)s?"
+_SPLITS = 20  # a column of splits or folds has at most so many values
 _FOLD = r"(k_?)?folds?|cv(_?fold)?"  # the name of a column with numbers of folds
 # Names of columns with boxes or outlines. Of the second kind, four are a box.
 _BOX = (
@@ -142,12 +143,15 @@ def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str],
     """(the columns that say splits, the split of each row, a note on numbers)."""
     flags = {}
     for name, cells in columns.items():
-        values, parts = {cell.strip().lower() for cell in cells}, [*map(whole_split, cells)]
+        values = {cell.strip().lower() for cell in cells}
+        if not 1 < len(values) <= _SPLITS:
+            continue
+        parts = [*map(whole_split, cells)]
         if all(parts) and len({*parts}) > 1 and len(values) < len(cells):
             return [name], parts, ""
         numbers = sorted(int(float(text)) for text in values if re.fullmatch(r"\d+(\.0)?", text))
         is_fold = bool(re.fullmatch(_FOLD, _key(name)))
-        if len(numbers) == len(values) > 1 and (is_fold or re.fullmatch(_SPLIT, _key(name))):
+        if len(numbers) == len(values) and (is_fold or re.fullmatch(_SPLIT, _key(name))):
             if not is_fold:
                 problem = f"column {name} has the numbers {some(map(str, numbers))}, no words"
                 return [], [], f"{problem}: write train and val, or add --validation_fraction=0.1"

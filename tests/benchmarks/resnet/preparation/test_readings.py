@@ -190,6 +190,7 @@ OBJECTS = {
     "batches of COCO": loose("batch_1") | loose("batch_2") | {"annotations.json": COCO},
     "CVAT": loose("a") | loose("b") | {"annotations.xml": "<?xml ?>\n<annotations>"},
     "LabelMe": under(".") | {name.replace("jpg", "json"): "{}" for name in PAIR},
+    "classes elsewhere": loose("boxes/images") | {"boxes/a.json": COCO} | under("more"),
 }
 
 
