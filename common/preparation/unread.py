@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+from collections.abc import Collection
 
 from common import limits
 from common.errors import one_line, parse_json, some
@@ -75,18 +76,23 @@ def _coco_problem(data: bytes) -> str:
         return f"is not in COCO's form ({one_line(error)}): export it again"
 
 
+def masks(images: Collection[str], by_folder: bool = False) -> list[str]:
+    """Images that are masks of others by their names, such as a_mask.png, or by their folders."""
+    stems = {name: os.path.splitext(os.path.basename(name))[0] for name in images}
+    bare = {name: re.sub(_MASK, "", stem) for name, stem in stems.items()}
+    masked = {n for n in images if by_folder and re.search(_MASKS, os.path.dirname(n), re.I)}
+    plain = {stems[name] for name in images if name not in masked}
+    return [n for n in images if bare[n] in plain and (n in masked or bare[n] != stems[n])]
+
+
 def explain(folder: Folder) -> str:
     """What images without a reading have instead of classes, and what to do; '' if nothing."""
     if unread := labels(folder, completely=True):
         return "; ".join(unread[:2])
     images = folder.named(*photos.SUFFIXES)
-    stems = {name: os.path.splitext(os.path.basename(name))[0] for name in images}
-    masked = [name for name in images if re.search(_MASKS, os.path.dirname(name), re.I)]
-    plain = {stems[name] for name in {*images} - {*masked}}
-    if masked and 2 * sum(re.sub(_MASK, "", stems[name]) in plain for name in masked) > len(masked):
-        masks = {os.path.dirname(name) for name in masked}
-        text = "classes of pixels are not trained here; objects need outlines in COCO's form"
-        return f"masks in {some(sorted(masks))}: {text}"
+    if found := masks(images, by_folder=True):
+        fix = "for classes of photos move them away; objects need outlines in COCO's form"
+        return f"{len(found):,} masks, such as {found[0]}, which are not trained on: {fix}"
     images = [name for name in images if split_of(name) in ("", "train")] or images
     matches = [re.search(_CLASS, name) for name in images]
     classes = collections.Counter(match[1] for match in matches if match)

@@ -10,6 +10,7 @@ from benchmarks.resnet.preparation import table
 from common import limits
 from common.errors import some
 from common.images import photos
+from common.preparation import unread
 from common.preparation.folders import Folder, Reading
 from common.preparation.sources import SourceError
 from common.preparation.splits import split_of, whole_split
@@ -52,7 +53,8 @@ def readings(folder: Folder) -> list[Reading]:
         problems.append(error)
     if by_folder and by_folder.form == "imagenet":
         return [by_folder]
-    if 2 * len(images) < len(folder.files):  # something else, with pictures in it
+    # Something else, with pictures in it; or masks of a quarter of them.
+    if 2 * len(images) < len(folder.files) or 4 * len(unread.masks(images)) > len(images):
         return []
     if has_objects:  # whose labels are read, if --as does not choose the classes
         return [by_folder._replace(files=0)] if by_folder else []
@@ -106,7 +108,8 @@ def _class_folders(folder: Folder, images: list[str], has_objects: bool) -> Read
     used = [name for name in images if parents[name] in (train, held or train)]
     copies = {files[name] for name in used}
     trained = [name for name in images if split_of(name) in ("", "train")]
-    elsewhere = sum(files[name] not in copies for name in trained)
+    stray = {path for path in {*dirs.values()} if _strays(dict.fromkeys(path.split("/"), 0))}
+    elsewhere = sum(files[n] not in copies and dirs[n] not in stray for n in trained)
     if train is None or (10 * elsewhere > len(used) and not has_objects):
         return None
     classes, prefix = {*groups[train]}, f"{train}/" if train else ""
@@ -162,9 +165,9 @@ def _strays(sizes: Mapping[str, int]) -> set[str]:
     """The folders that are no classes by their names, or that hold the only lonely picture."""
     held = {name for name in sizes if whole_split(name) in ("validation", "test")}
     strays = {n for n in sizes if re.fullmatch(_STRAY, re.sub(r"[\W_]+", "_", n), re.I)}
-    least, *rest = sorted(sizes, key=lambda name: sizes[name])
-    is_lonely = rest and sizes[least] == 1 and sizes[rest[0]] >= _MANY
-    return strays | held | ({least} if is_lonely else set())
+    order = sorted(sizes, key=lambda name: sizes[name])
+    is_lonely = len(order) > 1 and sizes[order[0]] == 1 and sizes[order[1]] >= _MANY
+    return strays | held | {*order[:is_lonely]}
 
 
 def _has_objects(folder: Folder, images: list[str]) -> bool:

@@ -150,11 +150,12 @@ def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str],
         if all(parts) and len({*parts}) > 1 and len(values) < len(cells):
             return [name], parts, ""
         numbers = sorted(int(float(text)) for text in values if re.fullmatch(r"\d+(\.0)?", text))
-        is_fold = bool(re.fullmatch(_FOLD, _key(name)))
-        if len(numbers) == len(values) and (is_fold or re.fullmatch(_SPLIT, _key(name))):
-            if not is_fold:
-                problem = f"column {name} has the numbers {some(map(str, numbers))}, no words"
-                return [], [], f"{problem}: write train and val, or add --validation_fraction=0.1"
+        is_numbered = len(numbers) == len(values)
+        if re.fullmatch(_SPLIT, _key(name)) and (is_numbered or any(parts)):
+            odd = some(sorted(repr(value) for value in values if not whole_split(value)))
+            problem = f"column {name} has {odd or 'one split'}: write train and val into each row"
+            return [], [], f"{problem}, or add --validation_fraction=0.1"
+        if is_numbered and re.fullmatch(_FOLD, _key(name)):
             first = [float(cell) == numbers[0] for cell in cells]
             parts = ["validation" if is_first else "train" for is_first in first]
             return [name], parts, f"{name} {numbers[0]} is for validation"

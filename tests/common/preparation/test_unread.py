@@ -73,7 +73,9 @@ def test_labels_beside_classes_are_named(tmp_path, capsys):
     assert "not taken: via.json has labels of VIA" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["trainannot/{}.png", "masks/{}.png", "gt/{}_mask.png"])
+@pytest.mark.parametrize(
+    "name", ["trainannot/{}.png", "masks/{}.png", "x/{}_L.png", "train/{}_mask.png"]
+)
 def test_masks_are_named(name, tmp_path):
     for pattern in ("train/{}.png", name):
         for i in range(3):
@@ -81,7 +83,7 @@ def test_masks_are_named(name, tmp_path):
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(encoded(picture(i), "PNG"))
     folder = Folder.open(str(tmp_path))
-    with pytest.raises(UserError, match=f"masks in {name.split('/')[0]}: "):
+    with pytest.raises(UserError, match=f"3 masks, such as {name.format(0)}, "):
         prepare.choose(folder, prepare.readings(folder))
 
 

@@ -67,6 +67,7 @@ CASES = {
         "photos --train=data/train --validation=data/test",
         "not used: 13",
     ),
+    "docs elsewhere": (under("x") | loose("docs"), "photos --train=x", "not used: 6 (docs)"),
     "a copy in it": (under(".", "set"), "photos --train=set", "of 2 classes"),
     "a folder in each class": (
         under("train", names=["cats/images/1.jpg", "dogs/images/1.jpg"]) | loose("val/images"),
@@ -158,6 +159,7 @@ OTHERS = {
     "raw data and assets": {**loose("Raw_Data"), "assets/1.png": "", "a.py": ""},
     "a lonely picture": {f"photos/{i}.jpg": "" for i in range(12)} | {"pages/1.png": ""},
     "CamVid": {f"{s}{k}/{i}.png": "" for s in ("train", "val") for k in ("", "annot") for i in "1"},
+    "masks beside photos": {f"{c}/{i}{m}.png": "" for c in "ab" for i in "12" for m in ("", "_gt")},
     "masks of one split": loose("train", "png") | loose("train_masks", "png"),
 }  # fmt: skip
 

@@ -95,6 +95,7 @@ COLUMNS = {  # of ten photos: the column's name, its cells, and the photos for v
     "kfold": ("1212121212", range(0, 10, 2)),
     "partition": ("0000000012", None),
     "data_split": ("1111111122", None),
+    "split": (["train", "", "val", "train", "train"] * 2, None),
 }
 
 
@@ -108,7 +109,7 @@ def test_columns_that_say_splits(name, images, tmp_path):
         _, rest = make(images / "one", tmp_path, text)
         assert sorted(rest) == [f"{i}.JPG" for i in held]
         return
-    with pytest.raises(UserError, match=f"column {name} has the numbers .*validation_fraction=0.1"):
+    with pytest.raises(UserError, match=f"column {name} has '.*validation_fraction=0.1"):
         make(images / "one", tmp_path, text)
     train, rest = make(images / "one", tmp_path, text, "--validation_fraction=0.1")
     assert len(train) + len(rest) == 10
