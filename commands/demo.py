@@ -73,7 +73,7 @@ def _classes(model: model_source.Model) -> Callable[[bytes], Answer]:
         result = None if picture.inputs is None else predictor([picture.inputs])[0]
         rows = [classifier.row(picture, result)]
         text = "".join(classifier.table(["photo"], rows, _WIDTH))
-        return Answer(text, picture.photo.encoded if picture.photo else b"")
+        return Answer(text, picture.photo.encoded if result and picture.photo else b"")
 
     return answer
 

@@ -19,9 +19,9 @@ from typing import Any
 from common import console, entry, locks
 from common.data import files
 from common.data.shards import tensorflow
-from common.errors import UserError, one_line
+from common.errors import UserError, one_line, some
 from common.images import photos
-from common.preparation import archives, arguments, downloads
+from common.preparation import archives, arguments, downloads, unread
 from common.preparation.folders import Folder, Reading
 from common.preparation.sources import SUFFIXES, SourceError
 from common.preparation.writing import State
@@ -44,6 +44,7 @@ PREPARATIONS = {
 _COMMAND = "python -m scripts.prepare"
 _FORMS = "photos by class, labels of boxes, pairs of sentences, or rows of users and items"
 _TABLES = (".csv", ".tsv", ".txt", ".dat", ".jsonl", ".parquet")
+_LABELS = (".json", ".jsonl", ".csv", ".tsv", ".xml", ".txt", ".yaml", ".yml", ".mat")
 _NOTES = re.compile(r"(readme|licen[cs]e|copying|citation|notice).*|.*\.(md|pdf|html)", re.I)
 _FAR_MORE = 20  # times the files of a second reading: then that one is of stray files
 _PATIENCE = 240  # seconds for the measurement of a step
@@ -216,9 +217,15 @@ def readings(folder: Folder) -> list[Reading]:
         except UserError as error:
             errors.append(error)
     if inner and not found:
-        return readings(inner)
+        try:
+            found = readings(inner)
+        except UserError as error:
+            errors.append(error)
     if errors and not found:
         raise errors[0]
+    if not any(reading.name == "coco" for reading in found):  # which may read what others refuse
+        for error in errors:
+            print(f"not taken: {error}")
     return found
 
 
@@ -246,7 +253,7 @@ def choose(folder: Folder, found: Sequence[Reading], form: str = "") -> Reading:
     Raises SourceError if there is none, or if several are as likely.
     """
     found = sorted(found, key=lambda reading: -reading.files)
-    chosen = [reading for reading in found if form in ("", reading.form)]
+    chosen = [reading for reading in found if (reading.form == form if form else reading.files)]
     texts = [f"{reading.found} (--as={reading.form})" for reading in found]
     if not chosen:
         prefix = f"--as={form}: there is nothing of this form; " if form else ""
@@ -255,8 +262,15 @@ def choose(folder: Folder, found: Sequence[Reading], form: str = "") -> Reading:
     if others and chosen[0].files < _FAR_MORE * others[0].files:
         two = " or ".join(f"{one.found} (--as={one.form})" for one in (chosen[0], others[0]))
         raise SourceError(f"{folder.given} may be {two}: choose one with --as")
-    for other in others:
+    for other in (reading for reading in found if reading.form != chosen[0].form):
         print(f"not taken: {other.found} (--as={other.form})")
+    aside = [f"{name} is an archive" for name in folder.named(*archives.SUFFIXES)]
+    aside += unread.labels(folder) if folder.named(*photos.SUFFIXES) else []
+    taken = " ".join([chosen[0].found, *chosen[0].arguments])
+    for text in aside:
+        file, tool = text.partition(" ")[0], re.search("labels of ([^:]+)", text)
+        if file not in taken and not (tool and tool[1] in taken):
+            print(f"not taken: {text}")
     return chosen[0]
 
 
@@ -266,18 +280,29 @@ def _contents(folder: Folder, texts: Sequence[str]) -> str:
     def are_most(*suffixes: str) -> bool:
         return 2 * len(folder.named(*suffixes)) >= len(folder.files)
 
+    if not folder.files:
+        return "holds no files"
     if texts:
-        return f"holds {texts[0]}"
+        return "; ".join(filter(None, [f"holds {texts[0]}", unread.explain(folder)]))
     if inner := folder.named(*archives.SUFFIXES):
         path = shlex.quote(folder.full(inner[0]))
         return f"holds another archive, which is not opened: type {_COMMAND} {path}"
+    if text := unread.explain(folder):
+        return f"holds {_endings(folder)}, and {text}"
     if are_most(*SUFFIXES):
-        return (
-            f"holds {_endings(folder)}, but neither labels nor class folders beside each other: "
-            f"give the folder of the classes, or {_COMMAND} imagenet --layout=folder --train=PATH"
-        )
-    if folder.is_file and are_most(*_TABLES):
-        path = shlex.quote(folder.full(folder.files[0].name))
+        others = [name for name in folder.named(*_LABELS) if not _NOTES.fullmatch(name)]
+        lacks = "neither labels nor class folders beside each other"
+        if others:
+            lacks = f"no class folders beside each other, and no known form in {some(others)}"
+        fix = "put the photos of each class into a folder of its name, or labels into COCO's form"
+        return f"holds {_endings(folder)}, but {lacks}: {fix}"
+    if are_most(*_TABLES):
+        table = max(folder.files, key=lambda file: file.name.endswith(_TABLES) * file.size)
+        if not folder.is_file:  # what is wrong with it is said as where it is given alone
+            readings(dataclasses.replace(folder, files=(table,), is_file=True))
+        path = shlex.quote(folder.full(table.name))
+        if re.search(rb"(?i)\.(jpe?g|png)\b", folder.head(table.name)):
+            return "lists photos: put it beside them, and give their folder"
         return (
             "has no columns whose names are known: if users and items are in it, type "
             f"{_COMMAND} interactions {path} --user=1 --item=2 --out=DIR; if sentences, "
@@ -290,7 +315,7 @@ def _endings(folder: Folder) -> str:
     """The commonest endings of the files, such as "12 .jpg, 1 .json"."""
     names = (os.path.splitext(file.name)[1].lower() or "nameless" for file in folder.files)
     most = collections.Counter(names).most_common(4)
-    return ", ".join(f"{number:,} {ending}" for ending, number in most)
+    return ", ".join(f"{number:,} {ending}" for ending, number in most) or "no files"
 
 
 def _finish(line: str, out: str, args: argparse.Namespace) -> None:

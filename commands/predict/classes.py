@@ -16,7 +16,7 @@ from commands.predict.sources import Picture
 from common.errors import ConfigError, one_line
 from common.images.input_spec import prepare_image
 from common.images.photos import Jpeg
-from common.text import normal_name, text_lines
+from common.text import decoded, normal_name, text_lines
 from engine import model_source
 
 FORMATS = outputs.FORMATS
@@ -167,17 +167,19 @@ def read_names(path: str, model: model_source.Model, accept_other_data: bool) ->
     own = names = model_source.class_names(model.manifest, count)
     if path:
         try:
-            names = text_lines(epath.Path(path).read_bytes().decode("utf-8-sig"))
+            data = epath.Path(path).read_bytes()
         except Exception as error:  # each file system raises its own types
             raise ConfigError(f"--labels={path} cannot be read: {one_line(error)}") from error
+        names = text_lines(decoded(data, path, ConfigError))
         if len(names) != count:
             raise ConfigError(
                 f"--labels={path} has {len(names):,} lines, but {model.source} has "
                 f"{count:,} classes; the file needs one name per line, in the order of the classes"
             )
         # Two classes may share a name, such as ImageNet's cranes.
-        absent = {mine for mine, name in zip(own, names, strict=False) if name != mine}
-        moved = [i for i, name in enumerate(names) if name in absent and name != own[i]]
+        olds, news = [*map(normal_name, own)], [*map(normal_name, names)]
+        absent = {mine for mine, name in zip(olds, news, strict=False) if name != mine}
+        moved = [i for i, name in enumerate(news) if name in absent and name != olds[i]]
         if moved and not accept_other_data:
             i = moved[0]
             raise ConfigError(

@@ -162,8 +162,10 @@ def make_picture(path: str, data: bytes, prepare: Callable[[Jpeg], Leaves]) -> P
     try:
         photo = photos.convert(data, rotate=True, quality=_QUALITY)
         return Picture(path, photo, prepare(photo))
-    except (photos.BadImage, DataError) as error:
+    except photos.BadImage as error:
         return Picture(path, photo, error=str(error))
+    except DataError:  # whose reason is the decoder's own
+        return Picture(path, photo, error="damaged or cut short: it cannot be decoded")
 
 
 # Answering in batches.

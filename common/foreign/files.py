@@ -16,7 +16,7 @@ from etils import epath
 
 from common.errors import DataError, one_line, parse_json, some
 from common.foreign import BESIDE, PUBLISHED, pickles, tf_checkpoints
-from common.text import text_lines
+from common.text import decoded, text_lines
 
 _SAFETENSORS_DTYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
@@ -94,6 +94,10 @@ def _read_file(file: epath.Path) -> Foreign:
     elif data[8:9] == b"{":
         form, arrays = "safetensors", _read_safetensors(data, path)
     else:
+        if data.startswith(b"version https://git-lfs"):
+            raise DataError(f"{path} is a pointer of Git LFS, not the weights: type git lfs pull")
+        if not data or path.endswith(".safetensors"):
+            raise DataError(f"{path} is {'damaged' if data else 'empty'}: get it again")
         raise DataError(
             f"{path} is not a file of weights that can be read: use .safetensors, PyTorch's .pth "
             "or .pt, or a checkpoint of TensorFlow"
@@ -114,10 +118,7 @@ def _beside(file: epath.Path) -> tuple[dict[str, Any], str]:
             except ValueError as error:
                 raise DataError(f"{other} is not a JSON object: {one_line(error)}") from error
     labels = file.parent / "labels.txt"
-    try:
-        return contents, labels.read_bytes().decode() if labels.exists() else ""
-    except UnicodeDecodeError as error:
-        raise DataError(f"{labels} is not UTF-8") from error
+    return contents, decoded(labels.read_bytes(), str(labels)) if labels.exists() else ""
 
 
 def _labels(config: Mapping[str, Any], lines: str) -> tuple[str, ...]:

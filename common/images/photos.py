@@ -53,6 +53,8 @@ def unknown(head: bytes) -> str:
     """Why a file with these first HEAD bytes is no image of the FORMATS, in words."""
     if b"hei" in _brands(head):
         return "a HEIC image: save it as a JPEG"
+    if head.startswith(b"version https://git-lfs"):
+        return "a pointer of Git LFS, not the file: type git lfs pull"
     return "not a JPEG, PNG, WebP, BMP, GIF, TIFF or AVIF image"
 
 

@@ -65,4 +65,4 @@ class Reading(NamedTuple):
     found: str  # what lies there and how it is known: "12 folders of JPEGs: classes"
     makes: str  # by the preparation: "records of 12 classes, a tenth for validation"
     arguments: list[str]  # of the preparation, without --out
-    files: int  # that it uses; of several readings the one with more files is likelier
+    files: int  # that it uses; of several readings the one with more is likelier; 0: only by --as

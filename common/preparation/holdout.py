@@ -29,17 +29,18 @@ def pattern(text: str) -> str:
     return text
 
 
-def groups(names: Sequence[str], pattern: str) -> list[str]:
+def groups(names: Sequence[str], pattern: str, flag: str = "--group") -> list[str]:
     """The group of each example: what the pattern finds in its name; without a pattern, the name.
 
-    The first parenthesis counts, if there is one. SourceError if the pattern finds nothing.
+    The first parenthesis counts, if there is one. SourceError if the pattern, which the `flag` has,
+    finds nothing.
     """
     if not pattern:
         return [*names]
     matches = [re.search(pattern, name) for name in names]
     if None in matches:
         name = names[matches.index(None)]
-        raise SourceError(f"--group={pattern}: the pattern finds nothing in {name}")
+        raise SourceError(f"{flag}={pattern}: the pattern finds nothing in {name}")
     return [match[min(1, match.re.groups)] or "" for match in matches if match]
 
 

@@ -10,177 +10,32 @@ continues. See docs/data.md.
 """
 
 import argparse
-import collections
+import dataclasses
 import hashlib
 import itertools
 import math
 import os
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks.resnet.preparation import plan, table
-from common import console, foreign, limits
+from benchmarks.resnet.preparation import plan, recognise, table
+from common import console, foreign
 from common.data import records
 from common.data.shards import tensorflow
 from common.errors import UserError, some, visible
 from common.images import photos
 from common.images.pixels import LARGE
 from common.preparation import arguments, holdout, schema, sources, writing
-from common.preparation.folders import Folder, Reading
+from common.text import normal_name
 
 IMAGENET = {"train images": 1_281_167, "validation images": 50_000, "classes": 1_000}
-_HEADS = 8  # files of a kind that `readings` looks into
-_IN_CLASS = r"/(images?|imgs?)$"  # a folder in a class folder
-_NO_CLASS = (  # folders of other views of the same images, or of images beside these
-    r"(jpeg)?images?|imgs?|masks|labels|annotations|gt.*|ground_?truth|[hl]r"
-    r"|rgb|depth|instances?|semantic|segmentation.*|dataset.*|frames"
-)
-_OBJECTS = (  # in a file with boxes or outlines
-    rb'"annotations"\s*:|"images"\s*:\s*\[|<annotation|(?m:^\s*(names|nc)\s*:)'
-)
-_BOX = r"^x_?min$|^bbox|^x1$|encoded_?pixels|^rle"  # columns of boxes or outlines
+IMAGENET, readings = recognise.IMAGENET, recognise.readings
 _FEW = 20  # training photos, with which a class is hardly learnt
 _SAMPLE = 100  # images whose sizes stand for all
 _SMALL_RUN = 600_000  # images that configs/small.py:resnet sees in an hour
 _USUAL_SIDE = 224  # pixels, in the recipes
-
-
-def readings(folder: Folder) -> list[Reading]:
-    """Recognises ImageNet's archives, class folders or a table in a folder, or in one file."""
-    if archives := folder.named("ilsvrc2012_img_train.tar"):
-        validation = folder.named("ilsvrc2012_img_val.tar")[:1]
-        return [_official(folder, archives[0], *validation)]
-    images = folder.named(*photos.SUFFIXES, ".heic", ".heif")  # HEIC is named as such later
-    if folder.is_file or not images:
-        return []
-    by_folder = _class_folders(folder, images)
-    if by_folder and by_folder.form == "imagenet":
-        return [by_folder]
-    few = 2 * len(images) < len(folder.files)  # something else, with pictures in it
-    if few or _has_objects(folder, images):
-        return []
-    known = table.Photos(images)
-    names = folder.named(".csv", ".tsv")[:_HEADS]
-    tables = [_table(folder, images, known, name, bool(by_folder)) for name in names]
-    by_table = max(filter(None, tables), key=lambda each: each.files, default=None)
-    return [reading for reading in (by_folder, by_table) if reading]
-
-
-def _official(folder: Folder, train: str, validation: str = "") -> Reading:
-    """The reading of ImageNet's official archives; the preparation names what is missing."""
-    flags = [f"--train={folder.full(train)}"]
-    flags += [f"--validation={folder.full(validation)}"] if validation else []
-    for name in folder.named(".txt")[:_HEADS]:
-        if re.match(rb"n\d{8}\s*\n", folder.head(name, 16)):
-            flags.append(f"--validation_labels={folder.full(name)}")
-            break
-    found = f"{', '.join(filter(None, [train, validation]))}: ImageNet's synsets"
-    return Reading("imagenet", "imagenet", found, "records of ImageNet", flags, len(folder.files))
-
-
-def _class_folders(folder: Folder, images: list[str]) -> Reading | None:
-    """Class folders in one folder, or in one for each split; None if many images are elsewhere.
-
-    Images elsewhere do not count if they are copies of images that are used (some archives hold
-    their content twice, one inside the other), or if they are for validation and tests.
-    """
-    dirs = {name: re.sub(_IN_CLASS, "", os.path.dirname(name), flags=re.I) for name in images}
-    parents = {name: os.path.dirname(path) for name, path in dirs.items()}
-    groups: dict[str, set[str]] = collections.defaultdict(set)
-    for path in {*dirs.values()} - {""}:
-        groups[os.path.dirname(path)].add(os.path.basename(path))
-    groups = {path: names for path, names in groups.items() if _are_classes(names)}
-    root, splits = os.path.commonpath(groups) if groups else "", {}
-    for path in sorted(groups, key=lambda path: (-len(path), path)):  # the inner of copies
-        splits.setdefault(table.split_of(path.removeprefix(root)), path)
-    train = splits.get("train", splits.get(""))
-    held = splits.get("validation", splits.get("test", ""))
-    sizes = {file.name: file.size for file in folder.files}
-    files = {name: (os.path.basename(name), sizes[name]) for name in images}
-    used = [name for name in images if parents[name] in (train, held or train)]
-    copies = {files[name] for name in used}
-    trained = [name for name in images if table.split_of(name) in ("", "train")]
-    elsewhere = sum(files[name] not in copies for name in trained)
-    if train is None or 10 * elsewhere > len(used):
-        return None
-    classes, prefix = groups[train], f"{train}/" if train else ""
-    tops = {
-        path.removeprefix(prefix).partition("/")[0]
-        for path in dirs.values()
-        if path.startswith(prefix)
-    }
-    if tops - {""} != classes:
-        return None
-    if len(classes) == IMAGENET["classes"] and all(re.fullmatch(r"n\d{8}", c) for c in classes):
-        loose = {path for path in dirs.values() if table.split_of(path) == "validation"}
-        if validation := held or min(loose, default=""):
-            return _official(folder, train, validation)
-    is_jpeg = all(name.lower().endswith((".jpg", ".jpeg")) for name in images)
-    found = f"{train}/ and {held}/ of " if held else ""
-    found += f"{len(classes):,} folders of {'JPEGs' if is_jpeg else 'images'}: classes "
-    flags = ["--layout=folder", f"--train={folder.full(train)}"]
-    flags += [f"--validation={folder.full(held)}"] if held else []
-    share = "a tenth (or --validation_fraction) of each class for validation"
-    makes = f"{held}/ is for validation" if held else share
-    if left := sum(not name.startswith((prefix, f"{held}/")) for name in images):
-        makes += f"; other images, which are not used: {left:,}"
-    makes = f"records of {len(classes):,} classes, {makes}"
-    return Reading("imagenet", "photos", found + some(sorted(classes)), makes, flags, len(used))
-
-
-def _are_classes(names: Collection[str]) -> bool:
-    """Whether folders beside each other may be classes: neither splits nor other views."""
-    splits = {table.split_of(name) for name in names}
-    views = any(re.fullmatch(_NO_CLASS, name, re.I) for name in names)
-    return len(names) > 1 and "" in splits and len(splits) < 3 and not views
-
-
-def _has_objects(folder: Folder, images: list[str]) -> bool:
-    """Whether the folder has labels of objects: a file for each image, or one for all."""
-
-    def stem(name: str) -> str:
-        return os.path.splitext(os.path.basename(name))[0]
-
-    stems = {*map(stem, images)}
-    beside = sum(stem(name) in stems for name in folder.named(".xml", ".txt", ".json"))
-    return 10 * beside > len(images) or any(
-        re.search(_OBJECTS, folder.head(name))
-        for suffix in (".json", ".xml", ".yaml", ".yml")
-        for name in folder.named(suffix)[:_HEADS]
-    )
-
-
-def _table(
-    folder: Folder, images: list[str], known: table.Photos, name: str, has_classes: bool
-) -> Reading | None:
-    """A table with a class for most images; None if the class folders give the same classes."""
-    try:
-        text = folder.head(name, limits.TEXT_BYTES).decode("utf-8-sig", "replace")
-        content = table.parse(name, text, known, guess=not has_classes)
-    except sources.SourceError:
-        return None
-    if any(re.search(_BOX, column, re.I) for column in content.names):
-        return None
-    rows = [(images[r.photos[0]], r.label) for r in content.rows if len(r.photos) == 1 and r.label]
-    labels = dict(rows)
-    trained = [name for name in images if table.split_of(name) in ("", "train")]
-    if len(labels) < len(rows) or sum(name not in labels for name in trained) > len(labels):
-        return None
-    folders = {image: os.path.dirname(image) for image in labels}
-    pairs = {(os.path.basename(folders[image]), text) for image, text in rows}
-    classes, names = {text for _, text in pairs}, {name for name, _ in pairs}
-    if len(classes) < 2 or (has_classes and len(pairs) == len(names) == len(classes)):
-        return None
-    top = folder.full(os.path.commonpath(folders.values()))
-    flags = ["--layout=folder", f"--train={top}", f"--labels={folder.full(name)}"]
-    flags += [f"--file_column={content.file}", f"--label_column={content.label}"]
-    found = f"{len(labels):,} images and {name} (columns {content.file}, {content.label})"
-    found += f": {len(classes):,} classes"
-    by = f"split by {content.split}" if content.split else "a tenth of each for validation"
-    return Reading("imagenet", "csv", found, f"records of these classes, {by}", flags, len(labels))
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
@@ -202,6 +57,8 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     )
     group = "photos in whose 'CLASS/NAME' this regex finds the same text share a split: '[^_]+_'"
     add("--group", type=holdout.pattern, default="", metavar="REGEX", help=group)
+    named = "the class is what this regex finds in a photo's path, not its folder: '([a-z]+)_'"
+    add("--class", type=holdout.pattern, default="", metavar="REGEX", dest="by_name", help=named)
     shrunk = "shrink photos whose short side is longer to N pixels, at quality 95 (never)"
     add("--max_side", type=console.integer(1, 65_535), default=0, metavar="N", help=shrunk)
     shards = {
@@ -225,6 +82,8 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--group is for --layout=folder without --validation")
     if args.labels and (args.validation or not is_folder):
         parser.error("--labels is for --layout=folder without --validation")
+    if args.by_name and (args.labels or not is_folder):
+        parser.error("--class is for --layout=folder without --labels")
     args.by_split = args.validation_fraction is None and not args.group
     if args.validation_fraction is None:
         args.validation_fraction = 0.1
@@ -248,10 +107,12 @@ def prepare(args: argparse.Namespace) -> str:
         stamps["labels"] = sources.list_input(args.labels, workers, zipped=True).stamp
     writing.State(args.out).claim({"settings": settings, "input": stamps}, args.overwrite)
     images = {name: sources.images(source, is_folder, workers) for name, source in inputs.items()}
+    if args.by_name:
+        images = {name: _by_name(source, args.by_name) for name, source in images.items()}
     if args.labels:
         columns = args.file_column, args.label_column
         images = table.label(images["train"], args.labels, *columns, args.by_split)
-    for name, source in {} if args.labels else images.items():
+    for name, source in {} if args.labels or args.by_name else images.items():
         named = {source.class_name(i) for i in range(len(source.files))}
         if empty := [folder for folder in source.folders if folder not in named]:
             print(visible(f"warning: --{name}: the folders {some(empty)} have no images: no class"))
@@ -312,9 +173,17 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "tools": writing.tools(),
     }
     settings |= {key: getattr(args, key) for key in ("group", "max_side") if getattr(args, key)}
+    if args.by_name:
+        settings["class"] = args.by_name
     if args.labels:
         settings["label_column"] = [args.file_column, args.label_column, args.by_split]
     return settings
+
+
+def _by_name(source: sources.Source, pattern: str) -> sources.Source:
+    """The images with the classes that a pattern finds in their names."""
+    classes = holdout.groups([file.name for file in source.files], pattern, "--class")
+    return dataclasses.replace(source, classes=[normal_name(name) for name in classes])
 
 
 def _warn(content: dict[str, Any], results: list[dict[str, Any]], is_folder: bool) -> None:

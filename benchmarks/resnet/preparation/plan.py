@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.resnet.preparation import recognise
 from common import limits
 from common.data import records
 from common.data.shards import tensorflow
+from common.errors import some, visible
 from common.preparation import holdout, writing
 from common.preparation.sources import Source, SourceError, read_all
-from common.text import normal_name, text_lines
+from common.preparation.splits import whole_split
+from common.text import alike, decoded, normal_name, text_lines
 
 _SHARDS = {"train": 1024, "validation": 128}  # ImageNet's usual numbers of files
 
@@ -82,20 +85,34 @@ def _classes(train: Source) -> list[str]:
     if not classes:
         why = "".join(f"; {name} is {reason}" for name, reason in train.skipped[:1])
         raise SourceError(f"{train.path} holds no images in class folders (CLASS/NAME.jpg){why}")
-    splits = {"train", "val", "valid", "validation", "test"}
-    if not train.classes and {c.lower() for c in classes} <= splits:
-        raise SourceError(
-            f"{train.path} holds splits ({', '.join(classes)}), not classes: "
-            f"give --train={os.path.join(train.path, classes[-1])} and so on"
-        )
-    seen: dict[str, str] = {}
-    for name in classes:
-        if (first := seen.setdefault(normal_name(name), name)) != name:
+    if not train.classes:
+        _check_folders(train, classes)
+    for group in alike(classes):
+        if len({*map(normal_name, group)}) < len(group):
             raise SourceError(
-                f"{train.path} holds the folders {ascii(first)} and {ascii(name)}, whose names "
+                f"{train.path} holds the folders {' and '.join(map(ascii, group))}, whose names "
                 "look alike: rename one, or put their images into one folder"
             )
+        text = "become different classes: if they are one, rename one"
+        print(visible(f"warning: {' and '.join(map(repr, group))} {text}"))
     return classes
+
+
+def _check_folders(train: Source, classes: Sequence[str]) -> None:
+    """SourceError if the folders are splits, or other views of the same images, not classes."""
+    splits = {whole_split(name): name for name in reversed(classes)}
+    held = splits.get("validation", splits.get("test", ""))
+    views = recognise.views(classes)
+    if {*classes} - {*views, *filter(whole_split, classes)} and not (held and "train" in splits):
+        return
+    fix = "put the photos of each class into a folder of its name"
+    inner = {file.name.split("/")[0] for file in train.files if file.name.count("/") > 1}
+    if splits.get("train") in inner:
+        fix = f"give --train={os.path.join(train.path, splits['train'])}"
+        if held in inner:
+            fix += f" --validation={os.path.join(train.path, held)}"
+    kinds = "splits" if "train" in splits or held else "views of the same images"
+    raise SourceError(f"{train.path} holds {kinds} ({some(classes)}), not classes: {fix}")
 
 
 def _labelled(
@@ -129,10 +146,7 @@ def read_labels(path: str) -> list[str]:
     """Reads a file with one class name per line."""
     if not tensorflow().io.gfile.exists(path) or records.is_folder(path):
         raise SourceError(f"there is no file {path}")
-    try:
-        lines = text_lines(read_all(path, limits.TEXT_BYTES).decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{path} is not a text file") from error
+    lines = text_lines(decoded(read_all(path, limits.TEXT_BYTES), path, SourceError))
     if not lines:
         raise SourceError(f"{path} is empty")
     return lines

@@ -7,30 +7,32 @@ import io
 import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from common import limits
 from common.errors import some, visible
 from common.images.photos import SUFFIXES
 from common.preparation.sources import Source, SourceError, read_all
-from common.text import normal_name
+from common.preparation.splits import whole_split
+from common.text import decoded, normal_name
 
 _LABELS = (  # names of columns, the likeliest first
     "label_name class_name category_name label labels class category breed species target "
     "diagnosis dx class_id label_id category_id y"
 )
-_SPLITS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing", "pred", "prediction"), "test"),
-}
-
-
-def split_of(name: str) -> str:
-    """'train', 'validation' or 'test' if a word of a name, such as "seg_train", says so, or ''."""
-    splits = (_SPLITS.get(word, "") for word in re.findall("[a-z]+", name.lower()))
-    return next(filter(None, splits), "")
+_TRUE, _FALSE = {"true", "yes", "1", "1.0"}, {"false", "no", "0", "0.0", ""}
+_BINARY = {"0", "1", "0.0", "1.0", "-1"}
+_SPLIT = r"(data_?)?(split|set|subset|partition)s?"
+_SPLITS = 20  # a column of splits or folds has at most so many values
+_FOLD = r"(k_?)?folds?|cv(_?fold)?"  # the name of a column with numbers of folds
+# Names of columns with boxes or outlines. Of the second kind, four are a box.
+_BOX = (
+    r"(^|_)([xy]_?(rel_)?(min|max|tl|br|[012])|bbox|bounding_?box|rle|encoded_?pixels|polygons?"
+    r"|segmentation|shape_attributes)(_|$)"
+)
+_SIDE = r"(^|_)([xywh]|width|height|left|top|right|bottom|[xy]_?cent(er|re)|c_?[xy])(_|$)"
+_LISTS = r"(^|_)(labels|tags|classes|categories|attributes|ids|targets?)$"  # names with several
 
 
 class Photos:
@@ -79,8 +81,10 @@ class Table(NamedTuple):
     rows: list[Row]
     names: list[str]  # the names of all columns
     file: str  # the names of the columns with files, labels and splits
-    label: str
+    label: str  # '' with some problems
     split: str
+    problem: str = ""  # why it may have no class for each photo, and the fix
+    note: str = ""  # what numbers of folds mean, or why numbers do not tell the split
 
 
 def parse(
@@ -91,6 +95,7 @@ def parse(
     Without a header the columns are "1", "2" and so on. `file` and `label` are the names of
     columns; '' takes those that look like it. With `guess`, the only other column with values that
     repeat may have the labels, whatever its name.
+    A table of something else has a `problem`, unless the user chose the `label`.
     """
     reader = csv.reader(io.StringIO(text, ""), delimiter=max(",\t;", key=text[:4096].count))
     try:
@@ -114,26 +119,113 @@ def parse(
         return len(found), sum(cell.lower().endswith(SUFFIXES) for cell in columns[name])
 
     file = file or max((name for name in columns if hits(name)[0]), key=hits, default="")
-    splits = {name: [_SPLITS.get(x.strip().lower(), "") for x in columns[name]] for name in columns}
-    split = next((name for name, each in splits.items() if all(each) and len({*each}) > 1), "")
-    label = label or _label_column(columns, (file, split), guess)
-    if not (file and label):
+    split, parts, note = _splits({k: cells for k, cells in columns.items() if k != file})
+    others = {name: column for name, column in columns.items() if name not in (file, *split)}
+    chosen, label = label, label or _label_column(others, guess)
+    problem = "" if chosen else _problem(others, label, has_header)
+    if not (label or problem):
+        label = next(iter(others), "")
+        problem = f"names photos ({file}), but which of {some(others)} has the classes is not clear"
+    if not file:
         flags = f"give --file_column and --label_column, of {', '.join(names)}"
         raise SourceError(f"{path}: which columns have files and labels is not clear: {flags}")
-    parts = splits.get(split, [""] * len(lines))
-    values = zip(lines, columns[file], columns[label], parts, strict=True)
+    blank = [""] * len(lines)
+    values = zip(lines, columns[file], columns.get(label, blank), parts or blank, strict=True)
     rows = [Row(k, x, photos.find(x, path), normal_name(y), z) for (k, _), x, y, z in values]
-    return Table(rows, names, file, label, split)
+    return Table(rows, names, file, label, ", ".join(split), problem, note)
 
 
-def _label_column(columns: Mapping[str, Sequence[str]], known: Sequence[str], guess: bool) -> str:
-    """The column with the labels, apart from the `known` columns; '' if it is not clear."""
-    others = {name: column for name, column in columns.items() if name not in known}
-    keys = {re.sub(r"\W+", "_", name.lower()): name for name in others}
+def _key(name: str) -> str:
+    return re.sub(r"\W+", "_", name.lower())
+
+
+def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str], str]:
+    """(the columns that say splits, the split of each row, a note on numbers)."""
+    flags = {}
+    for name, cells in columns.items():
+        values = {cell.strip().lower() for cell in cells}
+        if not 1 < len(values) <= _SPLITS:
+            continue
+        parts = [*map(whole_split, cells)]
+        if all(parts) and len({*parts}) > 1 and len(values) < len(cells):
+            return [name], parts, ""
+        numbers = sorted(int(float(text)) for text in values if re.fullmatch(r"\d+(\.0)?", text))
+        is_numbered = len(numbers) == len(values)
+        if re.fullmatch(_SPLIT, _key(name)) and (is_numbered or any(parts)):
+            odd = some(sorted(repr(value) for value in values if not whole_split(value)))
+            problem = f"column {name} has {odd or 'one split'}: write train and val into each row"
+            return [], [], f"{problem}, or add --validation_fraction=0.1"
+        if is_numbered and re.fullmatch(_FOLD, _key(name)):
+            first = [float(cell) == numbers[0] for cell in cells]
+            parts = ["validation" if is_first else "train" for is_first in first]
+            return [name], parts, f"{name} {numbers[0]} is for validation"
+        is_flag = _key(name).startswith("is_") and values <= _TRUE | _FALSE
+        if is_flag and (split := whole_split(name[2:])):
+            flags[name] = split
+    rest = [split for split in ("train", "validation", "test") if split not in flags.values()]
+    parts = rest[:1] * len(columns and next(iter(columns.values())))
+    for name, split in flags.items():
+        cells = (cell.strip().lower() for cell in columns[name])
+        parts = [split if x in _TRUE else part for x, part in zip(cells, parts, strict=True)]
+    return ([*flags], parts, "") if len({*parts}) > 1 else ([], [], "")
+
+
+def _problem(columns: Mapping[str, Sequence[str]], label: str, has_header: bool) -> str:
+    """Why a table gives no class for each photo, and the fix; '' if it gives one.
+
+    `columns` are those without files and splits; `label` is the one that may have the classes.
+    """
+    values = {name: {cell.strip() for cell in cells} - {""} for name, cells in columns.items()}
+    numbers = [name for name, cells in values.items() if cells and all(map(_is_number, cells))]
+    sides = [name for name in columns if re.search(_SIDE, _key(name))]
+    boxes = [name for name in columns if re.search(_BOX, _key(name))]
+    boxes = boxes or (sides if has_header else numbers)[3:] and (sides if has_header else numbers)
+    is_known = _key(label) in _LABELS.split()
+    if not is_known and len(values) > 1 and all(cells <= _BINARY for cells in values.values()):
+        fix = "write the name of the one class into one column, and leave these out"
+        return f"has a column for each class ({some(columns)}), with 0 and 1: {fix}"
+    if boxes:
+        fix = "write the boxes in COCO's form or Pascal VOC's"
+        return f"has boxes or outlines (columns {some(boxes)}): {fix}"
+    cells = values.get(label, set())
+    if 2 * sum(cell.startswith(("[", "{")) for cell in cells) > len(cells):
+        example = f"{min(cells, key=len):.40}"
+        fix = "write one class for each photo, or boxes in COCO's form"
+        return f"has lists or JSON in column {label}, such as {example}: {fix}"
+    if several := _several(cells, bool(re.search(_LISTS, _key(label)))):
+        fix = "keep the rows and the names of one class each"
+        return f"has several classes in a cell of column {label}, such as {several!r}: {fix}"
+    return ""
+
+
+def _is_number(text: str) -> bool:
+    return bool(re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?", text, re.I))
+
+
+def _several(cells: Collection[str], is_plural: bool) -> str:
+    """A cell with several classes, or ''.
+
+    What "|", ";" or "," separates are classes where each part is in other cells, too, and what
+    blanks separate, where each is a cell of its own: "golden retriever" is one class.
+    """
+    for sign in "|;, ":
+        parts = {cell: {part.strip() for part in cell.split(sign)} for cell in cells}
+        uses = collections.Counter(itertools.chain(*parts.values()))
+        known = {x for x in uses if x.isdigit() or (x in cells if sign == " " else uses[x] > 1)}
+        lists = [cell for cell in cells if len(parts[cell]) > 1]
+        are_mostly = 2 * sum(parts[cell] <= known for cell in lists) >= len(lists)
+        if lists and (sign == "|" or are_mostly or (is_plural and len(uses) < len(cells))):
+            return min(lists, key=len)
+    return ""
+
+
+def _label_column(columns: Mapping[str, Sequence[str]], guess: bool) -> str:
+    """The column with the labels; '' if it is not clear."""
+    keys = {_key(name): name for name in columns}
     for key in _LABELS.split():
         if key in keys:
             return keys[key]
-    repeat = [name for name, cells in others.items() if 1 < len({*cells}) <= len(cells) / 2]
+    repeat = [name for name, cells in columns.items() if 1 < len({*cells}) <= len(cells) / 2]
     return repeat[0] if guess and len(repeat) == 1 else ""
 
 
@@ -146,14 +238,19 @@ def label(
     with the names of splits counts. SourceError: there is no such column, a file has two labels, or
     several files fit a row.
     """
-    try:
-        text = read_all(path, limits.TEXT_BYTES).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{path} is not text in UTF-8: save it as CSV (UTF-8)") from error
+    text = decoded(read_all(path, limits.TEXT_BYTES), path, SourceError)
     photos = Photos([file.name for file in source.files])
     labelled: dict[int, Row] = {}
     missing = []
-    for row in parse(path, text, photos, file_column, label_column).rows:
+    content = parse(path, text, photos, file_column, label_column)
+    if content.problem:
+        way = f"={content.label} takes it as it is" if content.label else " chooses one as it is"
+        raise SourceError(f"{path} {content.problem}; --label_column{way}")
+    if content.note and by_split:
+        if not content.split:
+            raise SourceError(f"{path}: {content.note}")
+        print(visible(f"{path}: {content.note}"))
+    for row in content.rows:
         place = f"{path}, line {row.line}: {row.file}"
         if len(row.photos) > 1:
             pair = " or ".join(source.files[i].name for i in row.photos[:2])

@@ -291,8 +291,11 @@ def test_names_come_from_a_file_or_are_numbers(call, pictures, workdir, tmp_path
     _, table, _ = call(pictures, f"--labels={tmp_path}/names.txt")
     names = dict(zip(CLASSES, ("red one", "green", "blue", "n3"), strict=True))
     assert [names[row["label_1"]] for row in known] == [row["label_1"] for row in table]
-    (tmp_path / "names.txt").write_text("n0\nn2\nn1\nn3\n")
     swapped = f"--labels={tmp_path}/names.txt"
+    (tmp_path / "names.txt").write_bytes("rouge\nvert\nbleu\nété\n".encode("cp1252"))
+    with pytest.raises(SystemExit, match=r"names.txt, line 4 is not UTF-8 .* iconv"):
+        call(pictures, swapped)
+    (tmp_path / "names.txt").write_text("n0\nn2\nn1\nn3\n")
     with pytest.raises(SystemExit, match=r"in another order: line 2 is 'n2', class 2 of .* 'n1'"):
         call(pictures, swapped)
     assert call(pictures, swapped, "--accept_other_data")[0] == 0

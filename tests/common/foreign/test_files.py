@@ -90,11 +90,29 @@ def test_safetensors(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "data"),
-    [("x.h5", b"\x89HDF\r\n\x1a\n"), ("x.pth", b""), ("x.pth", b"hello")],
+    [("x.h5", b"\x89HDF\r\n\x1a\n"), ("x.pth", b"hello")],
 )
 def test_what_is_no_file_of_weights(name, data, tmp_path):
     (tmp_path / name).write_bytes(data * 9)
     with pytest.raises(DataError, match=rf"{name} is not a file of weights .* use \.safetensors,"):
+        files.read(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("x.pth", b"", "is empty: get it again"),
+        ("x.safetensors", b"<html>not found</html>", "is damaged: get it again"),
+        (
+            "x.safetensors",
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "is a pointer of Git LFS",
+        ),
+    ],
+)
+def test_a_file_that_was_not_fetched_completely(name, data, words, tmp_path):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=rf"{name} {words}"):
         files.read(str(tmp_path / name))
 
 
@@ -132,6 +150,9 @@ def test_names_of_classes(config, labels, tmp_path):
     assert files.read(str(tmp_path / "b.safetensors")).labels == ()  # may be another model's
     (tmp_path / "labels.txt").write_text("x\ny\n")
     assert files.read(str(tmp_path / "model.safetensors")).labels == ("x", "y")
+    (tmp_path / "labels.txt").write_bytes("x\nété\n".encode("cp1252"))
+    with pytest.raises(DataError, match=r"labels.txt, line 2 is not UTF-8 "):
+        files.read(str(tmp_path / "model.safetensors"))
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"a": '])

@@ -211,6 +211,53 @@ def test_own_validation_folder(tmp_path):
     assert [row["image/class/text"] for row in rest] == [b"a", b"b"]
 
 
+@pytest.mark.parametrize(
+    ("folders", "inner", "fix"),
+    [
+        ("Training Testing", True, "give --train={}/Training --validation={}/Testing"),
+        ("train dev", True, "give --train={}/train --validation={}/dev"),
+        ("trainset testset extra", True, "give --train={}/trainset --validation={}/testset"),
+        ("train trainannot val valannot", False, "into a folder of its name"),
+        ("image image_masks", False, "into a folder of its name"),
+        ("images masks", False, "into a folder of its name"),
+    ],
+)
+def test_splits_and_masks_are_no_classes(folders, inner, fix, tmp_path):
+    """The command with the advised flags makes records of the classes."""
+    for i, name in enumerate(folders.split()):
+        for k, c in enumerate(("cat/", "dog/") if inner else ("",)):
+            (tmp_path / "p" / name / c).mkdir(parents=True)
+            (tmp_path / "p" / name / c / "1.jpg").write_bytes(encoded(picture(9 * i + k)))
+    fix = fix.replace("{}", f"{tmp_path}/p")
+    flags = ["--layout=folder", f"--out={tmp_path}/out"]
+    with pytest.raises(UserError, match=f", not classes: .*{fix}$"):
+        prepare.make("imagenet", [*flags, f"--train={tmp_path}/p"])
+    if inner:
+        assert "of 2 classes" in prepare.make("imagenet", [*flags, *fix.split()[1:]])
+
+
+def test_the_class_is_in_the_name(tmp_path, capsys):
+    for i in range(8):
+        name = f"{'ab'[i % 2]}/{('Cat', 'dog', 'dog', 'Cat')[i // 2]}-{i}.jpg"
+        (tmp_path / "train" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "train" / name).write_bytes(encoded(picture(i)))
+    flags = ["--layout=folder", f"--train={tmp_path}/train", f"--out={tmp_path}/out"]
+    prepare.make("imagenet", [*flags, r"--class=(\w+)-\d", "--validation_fraction=0.25"])
+    rows = json.loads((tmp_path / "out" / "manifest.json").read_text())["classes"]
+    assert [(row["name"], row["train"], row["validation"]) for row in rows] == [
+        ("Cat", 3, 1),
+        ("dog", 3, 1),
+    ]
+    with pytest.raises(UserError, match="class"):  # other classes are other records
+        prepare.make("imagenet", [*flags, r"--class=\w", "--validation_fraction=0.25"])
+    with pytest.raises(UserError, match=r"--class=cow: the pattern finds nothing in a/"):
+        prepare.make("imagenet", [*flags, "--class=cow", "--overwrite"])
+    for wrong in (["--layout=folder", "--labels=x"], ["--validation=x"]):
+        with pytest.raises(SystemExit):
+            prepare.parse("imagenet", ["--train=t", "--out=o", "--class=a", *wrong])
+        assert "--class is for --layout=folder without --labels" in capsys.readouterr().err
+
+
 def test_folders_whose_names_look_alike_are_refused(tmp_path):
     for name in ("Äpfel", "A\u0308pfel", "birds"):
         (tmp_path / "photos" / name).mkdir(parents=True)

@@ -1,11 +1,16 @@
 """How `prepare imagenet` sees a folder: classes, splits, ImageNet's files, tables of labels."""
 
+import csv
+import re
+import shlex
+
 import pytest
 
 from benchmarks.resnet.preparation.imagenet import readings
 from common.errors import UserError
 from common.preparation.folders import Folder
 from scripts import prepare
+from tests.benchmarks.resnet.preparation.test_imagenet import encoded, picture
 
 PAIR = [f"{c}/{i}.jpg" for c in ("cats", "dogs") for i in range(3)]
 SYNSETS = [f"n{i:08d}/{i}.JPEG" for i in range(1000)]
@@ -47,6 +52,11 @@ CASES = {
         "photos --train=x/train --validation=x/test",
         "test/ is for validation",
     ),
+    "other words": (
+        under("Training", "Testing"),
+        "photos --train=Training --validation=Testing",
+        "Testing/ is for validation",
+    ),
     "words in names": (
         under("seg_train/seg_train", "seg_test/seg_test") | loose("seg_pred"),
         "photos --train=seg_train/seg_train --validation=seg_test/seg_test",
@@ -57,6 +67,7 @@ CASES = {
         "photos --train=data/train --validation=data/test",
         "not used: 13",
     ),
+    "docs elsewhere": (under("x") | loose("docs"), "photos --train=x", "not used: 6 (docs)"),
     "a copy in it": (under(".", "set"), "photos --train=set", "of 2 classes"),
     "a folder in each class": (
         under("train", names=["cats/images/1.jpg", "dogs/images/1.jpg"]) | loose("val/images"),
@@ -132,7 +143,6 @@ OTHERS = {
     "no classes by name": under("dataset", "frames", names=["1.jpg"]),
     "classes at two depths": under("videos") | under("frames", names=["up/1.jpg", "down/1.jpg"]),
     "classes in groups": under("a") | {"b/bus/1.jpg": "x", "b/car/1.jpg": "x"},
-    "deep strays": {f"{c}/{i}.jpg": "" for c in "ab" for i in range(9)} | {"docs/pages/x.png": "x"},
     "splits in classes": {f"{c}/{s}/1.jpg": "" for c in ("a", "b") for s in ("train", "test")},
     "masks in classes": {f"{c}/{k}/1.png": k for c in ("a", "b") for k in ("images", "masks")},
     "a table of few": {f"i/{i}.jpg": "" for i in range(13)} | {"t.csv": table(("id", "y"), *ROWS)},
@@ -142,15 +152,15 @@ OTHERS = {
     "YOLO": loose("images/train") | loose("images/val") | loose("labels/train", "txt"),
     "YOLO again": loose("train/images") | loose("valid/images") | {"data.yaml": "nc: 3\n"},
     "COCO": loose("train2017") | loose("val2017") | {"annotations/a.json": COCO},
-    "batches of COCO": loose("batch_1") | loose("batch_2") | {"annotations.json": COCO},
-    "CVAT": loose("a") | loose("b") | {"annotations.xml": "<?xml ?>\n<annotations>"},
-    "LabelMe": under(".") | {name.replace("jpg", "json"): "{}" for name in PAIR},
-    "boxes in a table": loose("i")
-    | {"b.csv": table(("filename", "class", "xmin"), *((f"{i}.jpg", x, "1") for i, x in ROWS))},
     "no table": loose("i") | {"b.csv": "a,b\n1.jpg,\"", "c.csv": "", "d.tsv": "\0"},
     "splits without training": under("val", "test"),
     "a program with pictures": under(".") | loose("src", "py") | {"a.md": ""},
     "text": {"a.en": "x", "a.de": "y"},
+    "raw data and assets": {**loose("Raw_Data"), "assets/1.png": "", "a.py": ""},
+    "a lonely picture": {f"photos/{i}.jpg": "" for i in range(12)} | {"pages/1.png": ""},
+    "CamVid": {f"{s}{k}/{i}.png": "" for s in ("train", "val") for k in ("", "annot") for i in "1"},
+    "masks beside photos": {f"{c}/{i}{m}.png": "" for c in "ab" for i in "12" for m in ("", "_gt")},
+    "masks of one split": loose("train", "png") | loose("train_masks", "png"),
 }  # fmt: skip
 
 
@@ -176,3 +186,117 @@ def test_class_folders_or_a_table(tmp_path):
     assert [flag.removesuffix("/") for flag in chosen] == [
         flag.replace("%s", str(tmp_path)) for flag in expected
     ]
+
+
+OBJECTS = {
+    "batches of COCO": loose("batch_1") | loose("batch_2") | {"annotations.json": COCO},
+    "CVAT": loose("a") | loose("b") | {"annotations.xml": "<?xml ?>\n<annotations>"},
+    "LabelMe": under(".") | {name.replace("jpg", "json"): "{}" for name in PAIR},
+    "classes elsewhere": loose("boxes/images") | {"boxes/a.json": COCO} | under("more"),
+}
+
+
+@pytest.mark.parametrize("files", OBJECTS.values(), ids=OBJECTS)
+def test_class_folders_beside_labels_of_objects_are_taken_only_by_name(files, tmp_path, capsys):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    folder = Folder.open(str(tmp_path))
+    (reading,) = readings(folder)
+    with pytest.raises(UserError, match="classes .*--as=photos"):
+        prepare.choose(folder, [reading])
+    assert prepare.choose(folder, [reading], "photos") == reading
+    boxes = reading._replace(name="coco", form="voc", found="boxes", files=9)
+    assert prepare.choose(folder, [reading, boxes]) == boxes
+    assert "not taken: 2 folders of JPEGs: classes " in capsys.readouterr().out
+
+
+BOX, REGION = '{"name": "rect", "x": 4}', '{"type": "cat"}'
+REGIONS = ("filename", "region_shape_attributes", "region_attributes")
+NOT_CLASSES = {  # rows of a table of the photos i/0.jpg ... i/5.jpg, and words of the refusal
+    "TensorFlow": (
+        [("filename", "class", "xmin"), *((f"{i}.jpg", x, "1") for i, x in ROWS)],
+        r"boxes.*xmin.*--label_column=class",
+    ),
+    "sides": (
+        [("f", "x", "y", "w", "h", "label"), *((f"{i}.jpg", *"1234", x) for i, x in ROWS)],
+        "boxes.* x, y, w, h",
+    ),
+    "RetinaNet": ([(f"{i}.jpg", "4", "5", "24", "25", x) for i, x in ROWS], "boxes.* 2, 3, 4, 5"),
+    "AutoML": (
+        [("TRAIN", f"gs://b/{i}.jpg", x, ".1", ".1", "", "", ".4", ".4", "", "") for i, x in ROWS],
+        "boxes.* 4, 5, 8, 9",
+    ),
+    "VIA": ([REGIONS, *((f"{i}.jpg", BOX, REGION) for i, _ in ROWS)], "boxes.*region_shape"),
+    "Label Studio": (
+        [("image", "label"), *((f"/d/{i}.jpg", f"[{REGION}]") for i, _ in ROWS)],
+        "JSON in column label",
+    ),
+    "one-hot": (
+        [
+            ("filename", " early", " late"),
+            *((f"{i}.jpg", *("10", "01")[x == "a"]) for i, x in ROWS),
+        ],
+        r"a column for each class \(early, late\)",
+    ),
+    "bars": ([("f", "label"), *((f"{i}.jpg", f"{x}|c") for i, x in ROWS)], "several .*'a|c'"),
+    "blanks": (
+        [("f", "label"), *((f"{i}.jpg", x if i < "3" else "a b") for i, x in ROWS)],
+        "several classes in a cell of column label, such as 'a b'",
+    ),
+    "tags": (
+        [
+            ("f", "tags"),
+            *((f"{i}.jpg", t) for i, t in enumerate(["p q", "q r", "p r", "p q r"] * 2)),
+        ],
+        "several classes",
+    ),
+    "unknown columns": (
+        [("f", "who", "mood"), *((f"{i}.jpg", x, x) for i, x in ROWS)],
+        "which of who, mood has the classes is not clear.*--label_column=who",
+    ),
+}
+
+
+def write_table(folder, rows):
+    (folder / "i").mkdir()
+    for i in range(6):
+        (folder / "i" / f"{i}.jpg").write_bytes(encoded(picture(i)))
+    with open(folder / "t.csv", "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+@pytest.mark.parametrize("case", NOT_CLASSES.values(), ids=NOT_CLASSES)
+def test_tables_of_something_else_are_named(case, tmp_path):
+    """And the command that takes a column as the classes works, as far as one is advised."""
+    rows, words = case
+    write_table(tmp_path, rows)
+    with pytest.raises(UserError, match=f"{tmp_path}/t.csv .*{words}") as refused:
+        readings(Folder.open(str(tmp_path)))
+    if command := re.search(
+        r"type python -m scripts.prepare imagenet (.*) --out", str(refused.value)
+    ):
+        line = prepare.make("imagenet", [*shlex.split(command[1]), f"--out={tmp_path}/out"])
+        column = shlex.split(command[1])[-1].partition("=")[2]
+        k = int(column) - 1 if column.isdigit() else rows[0].index(column)
+        cells = {row[k] for row in rows} - {column}
+        assert f"of {len(cells)} classes" in line and not any(cell[0] in "[{" for cell in cells)
+
+
+def test_names_of_several_words_are_classes(tmp_path):
+    names = ["golden retriever", "great dane", "tench, Tinca tinca"] * 2
+    write_table(tmp_path, [("f", "label"), *((f"{i}.jpg", x) for i, x in enumerate(names))])
+    (reading,) = readings(Folder.open(str(tmp_path)))
+    assert reading.form == "csv" and ": 3 classes" in reading.found
+
+
+def test_a_folder_that_is_no_class_beside_class_folders_is_named(tmp_path):
+    for name in [f"{c}/{i}.jpg" for c in ("cat", "dog") for i in range(10)] + ["docs/x/1.jpg"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(encoded(picture(len(name))))
+    with pytest.raises(UserError, match="cat, dog look like classes, docs beside") as refused:
+        readings(Folder.open(str(tmp_path)))
+    command = re.search(r"type python -m scripts.prepare imagenet (.*) --out", str(refused.value))
+    assert command is not None
+    line = prepare.make("imagenet", [*shlex.split(command[1]), f"--out={tmp_path}.out"])
+    assert "of 3 classes" in line

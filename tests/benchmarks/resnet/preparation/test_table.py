@@ -85,6 +85,57 @@ def test_a_column_of_splits_counts(kind, images, tmp_path):
         make(images / "one", tmp_path, text, "--validation_fraction=0.1")
 
 
+COLUMNS = {  # of ten photos: the column's name, its cells, and the photos for validation
+    "is_valid": (["True"] * 3 + ["False"] * 7, range(3)),
+    "is_train": ("0111111111", range(1)),
+    "Is Test": ("0000000011", range(8, 10)),
+    "set": (["Training"] * 6 + ["Testing"] * 4, range(6, 10)),
+    "subset": (["trainset"] * 9 + ["eval"], range(9, 10)),
+    "fold": ("0123401234", (0, 5)),
+    "kfold": ("1212121212", range(0, 10, 2)),
+    "partition": ("0000000012", None),
+    "data_split": ("1111111122", None),
+    "split": (["train", "", "val", "train", "train"] * 2, None),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_that_say_splits(name, images, tmp_path):
+    """Numbers other than those of folds are a question, whose two answers work."""
+    cells, held = COLUMNS[name]
+    lines = [f"{file},{own_class(file)},{x}" for file, x in zip(ONE, cells, strict=True)]
+    text = "\n".join([f"file,class,{name}", *lines])
+    if held is not None:
+        _, rest = make(images / "one", tmp_path, text)
+        assert sorted(rest) == [f"{i}.JPG" for i in held]
+        return
+    with pytest.raises(UserError, match=f"column {name} has '.*validation_fraction=0.1"):
+        make(images / "one", tmp_path, text)
+    train, rest = make(images / "one", tmp_path, text, "--validation_fraction=0.1")
+    assert len(train) + len(rest) == 10
+
+
+def test_names_that_differ_in_case_only_are_told(images, tmp_path, capsys):
+    lines = [f"{file},{'cat' if i % 2 else 'Cat'}" for i, file in enumerate(ONE)]
+    train, rest = make(images / "one", tmp_path, "\n".join(["file,class", *lines]))
+    assert {*train.values(), *rest.values()} == {"Cat", "cat"}
+    assert "warning: 'Cat' and 'cat' become different classes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "cp1251"])
+def test_encodings(encoding, images, tmp_path):
+    text = "file,class\n" + "".join(f"{file},{'кот' if '1' in file else 'пёс'}\n" for file in ONE)
+    (tmp_path / "t.csv").write_bytes(text.encode(encoding))
+    flags = ["--layout=folder", f"--train={images}/one", f"--labels={tmp_path}/t.csv"]
+    if encoding == "cp1251":
+        with pytest.raises(UserError, match="t.csv, line 2 is not UTF-8"):
+            prepare.make("imagenet", [*flags, f"--out={tmp_path}/out"])
+        return
+    prepare.make("imagenet", [*flags, f"--out={tmp_path}/out"])
+    names = json.loads((tmp_path / "out" / "manifest.json").read_text())["classes"]
+    assert [row["name"] for row in names] == ["кот", "пёс"]
+
+
 def test_what_is_missing_is_counted_and_chosen_columns_count(images, tmp_path, capsys):
     lines = [f"{name},{own_class(name)},{name[4:6]},z" for name in ONE[:8]]
     text = "\n".join(["a,b,c,d", *lines, "gone.jpg,1,1,1", "one/8.JPG,,,", "one/9.JPG"])

@@ -1,0 +1,222 @@
+"""Recognises photos by class: ImageNet's archives, class folders, or a table of classes."""
+
+import collections
+import os
+import re
+import shlex
+from collections.abc import Collection, Mapping
+
+from benchmarks.resnet.preparation import table
+from common import limits
+from common.errors import some
+from common.images import photos
+from common.preparation import unread
+from common.preparation.folders import Folder, Reading
+from common.preparation.sources import SourceError
+from common.preparation.splits import split_of, whole_split
+from common.text import decoded
+
+IMAGENET = {"train images": 1_281_167, "validation images": 50_000, "classes": 1_000}
+_VIEWS = (  # folders of other views of the same images, or of images beside these
+    r"(jpeg)?images?|imgs?|masks|labels|annotations|gt.*|ground_?truth|[hl]r"
+    r"|rgb|depth|instances?|semantic|segmentation.*|dataset.*|frames"
+)
+_MASKS = r"[\W_]*(annot(ation)?s?|masks?|gt|labels|segm\w*)$"  # ends of names of folders
+# Folders that lie beside class folders by accident: pictures of a README, raw data, code.
+_STRAY = (
+    r"assets?|docs?|documentation|readme.*|figures?|figs?|examples?|samples?|demos?"
+    r"|screen_?shots?|media|resources?|results?|outputs?|predictions?|unlabell?ed.*"
+    r"|raw_?(data|images?|imgs?|photos?|pictures?)|src|code|scripts?|notebooks?|thumb(nail)?s?"
+)
+_HEADS = 8  # files of a kind that `readings` looks into
+_MANY = 10  # photos: beside folders of so many, one with a single picture is no class
+_COMMAND = "python -m scripts.prepare imagenet --layout=folder"
+_IN_CLASS = r"/(images?|imgs?)$"  # a folder in a class folder
+_OBJECTS = (  # in a file with boxes or outlines
+    rb'"annotations"\s*:|"images"\s*:\s*\[|<annotation|(?m:^\s*(names|nc)\s*:)'
+)
+
+
+def readings(folder: Folder) -> list[Reading]:
+    """Recognises ImageNet's archives, class folders or a table in a folder, or in one file."""
+    if archives := folder.named("ilsvrc2012_img_train.tar"):
+        validation = folder.named("ilsvrc2012_img_val.tar")[:1]
+        return [_official(folder, archives[0], *validation)]
+    images = folder.named(*photos.SUFFIXES, ".heic", ".heif")  # HEIC is named as such later
+    if folder.is_file or not images:
+        return []
+    by_folder, problems, tables = None, [], []
+    has_objects = _has_objects(folder, images)
+    try:
+        by_folder = _class_folders(folder, images, has_objects)
+    except SourceError as error:
+        problems.append(error)
+    if by_folder and by_folder.form == "imagenet":
+        return [by_folder]
+    # Something else, with pictures in it; or masks of a quarter of them.
+    if 2 * len(images) < len(folder.files) or 4 * len(unread.masks(images)) > len(images):
+        return []
+    if has_objects:  # whose labels are read, if --as does not choose the classes
+        return [by_folder._replace(files=0)] if by_folder else []
+    known = table.Photos(images)
+    for name in folder.named(".csv", ".tsv")[:_HEADS]:
+        try:
+            tables.append(_table(folder, images, known, name, bool(by_folder)))
+        except SourceError as error:
+            problems.append(error)
+    by_table = max(filter(None, tables), key=lambda each: each.files, default=None)
+    if problems and not (by_folder or by_table):
+        raise problems[0]
+    if by_folder and problems:
+        aside = str(problems[0]).partition(": ")[0]
+        by_folder = by_folder._replace(makes=f"{by_folder.makes}; not used: {aside}")
+    return [reading for reading in (by_folder, by_table) if reading]
+
+
+def _official(folder: Folder, train: str, validation: str = "") -> Reading:
+    """The reading of ImageNet's official archives; the preparation names what is missing."""
+    flags = [f"--train={folder.full(train)}"]
+    flags += [f"--validation={folder.full(validation)}"] if validation else []
+    for name in folder.named(".txt")[:_HEADS]:
+        if re.match(rb"n\d{8}\s*\n", folder.head(name, 16)):
+            flags.append(f"--validation_labels={folder.full(name)}")
+            break
+    found = f"{', '.join(filter(None, [train, validation]))}: ImageNet's synsets"
+    return Reading("imagenet", "imagenet", found, "records of ImageNet", flags, len(folder.files))
+
+
+def _class_folders(folder: Folder, images: list[str], has_objects: bool) -> Reading | None:
+    """Class folders in one folder, or in one for each split; None if many images are elsewhere.
+
+    Images elsewhere do not count if they are copies of images that are used (some archives hold
+    their content twice, one inside the other), if they are for validation and tests, or if labels
+    of objects may be theirs.
+    """
+    dirs = {name: re.sub(_IN_CLASS, "", os.path.dirname(name), flags=re.I) for name in images}
+    parents = {name: os.path.dirname(path) for name, path in dirs.items()}
+    groups: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for path in filter(None, dirs.values()):
+        groups[os.path.dirname(path)][os.path.basename(path)] += 1
+    groups = {path: names for path, names in groups.items() if _are_classes(names)}
+    root, splits = os.path.commonpath(groups) if groups else "", {}
+    for path in sorted(groups, key=lambda path: (-len(path), path)):  # the inner of copies
+        splits.setdefault(split_of(path.removeprefix(root)), path)
+    train = splits.get("train", splits.get(""))
+    held = splits.get("validation", splits.get("test", ""))
+    sizes = {file.name: file.size for file in folder.files}
+    files = {name: (os.path.basename(name), sizes[name]) for name in images}
+    used = [name for name in images if parents[name] in (train, held or train)]
+    copies = {files[name] for name in used}
+    trained = [name for name in images if split_of(name) in ("", "train")]
+    stray = {path for path in {*dirs.values()} if _strays(dict.fromkeys(path.split("/"), 0))}
+    elsewhere = sum(files[n] not in copies and dirs[n] not in stray for n in trained)
+    if train is None or (10 * elsewhere > len(used) and not has_objects):
+        return None
+    classes, prefix = {*groups[train]}, f"{train}/" if train else ""
+    tops = collections.Counter(
+        path.removeprefix(prefix).partition("/")[0]
+        for path in dirs.values()
+        if path.startswith(prefix)
+    )
+    del tops[""]
+    strays = _strays(tops)
+    if {*tops} - strays != classes - strays:
+        return None
+    if strays:
+        path = folder.full(train)
+        command = f"{_COMMAND} --train={shlex.quote(path)} --out=DIR"
+        raise SourceError(
+            f"{path}: {some(sorted(classes - strays))} look like classes, {some(sorted(strays))} "
+            f"beside them does not: move it away, or, if all folders are classes, type {command}"
+        )
+    if len(classes) == IMAGENET["classes"] and all(re.fullmatch(r"n\d{8}", c) for c in classes):
+        loose = {path for path in dirs.values() if split_of(path) == "validation"}
+        if validation := held or min(loose, default=""):
+            return _official(folder, train, validation)
+    is_jpeg = all(name.lower().endswith((".jpg", ".jpeg")) for name in images)
+    found = f"{train}/ and {held}/ of " if held else ""
+    found += f"{len(classes):,} folders of {'JPEGs' if is_jpeg else 'images'}: classes "
+    flags = ["--layout=folder", f"--train={folder.full(train)}"]
+    flags += [f"--validation={folder.full(held)}"] if held else []
+    share = "a tenth (or --validation_fraction) of each class for validation"
+    makes = f"{held}/ is for validation" if held else share
+    inside = re.compile(rf"({re.escape(prefix)}|{re.escape(held)}/)[^/]+/")
+    if left := [name for name in images if not inside.match(name)]:
+        where = some(dict.fromkeys(os.path.dirname(name) or name for name in left))
+        makes += f"; other images, which are not used: {len(left):,} ({where})"
+    makes = f"records of {len(classes):,} classes, {makes}"
+    return Reading("imagenet", "photos", found + some(sorted(classes)), makes, flags, len(used))
+
+
+def _are_classes(sizes: Mapping[str, int]) -> bool:
+    """Whether folders beside each other, with their numbers of images, may be classes."""
+    splits = {split_of(name) for name in sizes}
+    are_likely = "" in splits and len(splits) < 3 and len({*sizes} - _strays(sizes)) > 1
+    return are_likely and not views(sizes)
+
+
+def views(names: Collection[str]) -> list[str]:
+    """Names of folders that hold masks, or other views of the images in folders beside them."""
+    bare = {name: re.sub(_MASKS, "", name, flags=re.I) for name in names}
+    return [n for n in names if re.fullmatch(_VIEWS, n, re.I) or bare[n] in {*names} - {n}]
+
+
+def _strays(sizes: Mapping[str, int]) -> set[str]:
+    """The folders that are no classes by their names, or that hold the only lonely picture."""
+    held = {name for name in sizes if whole_split(name) in ("validation", "test")}
+    strays = {n for n in sizes if re.fullmatch(_STRAY, re.sub(r"[\W_]+", "_", n), re.I)}
+    order = sorted(sizes, key=lambda name: sizes[name])
+    is_lonely = len(order) > 1 and sizes[order[0]] == 1 and sizes[order[1]] >= _MANY
+    return strays | held | {*order[:is_lonely]}
+
+
+def _has_objects(folder: Folder, images: list[str]) -> bool:
+    """Whether the folder has labels of objects: a file for each image, or one for all."""
+
+    def stem(name: str) -> str:
+        return os.path.splitext(os.path.basename(name))[0]
+
+    stems = {*map(stem, images)}
+    beside = sum(stem(name) in stems for name in folder.named(".xml", ".txt", ".json"))
+    return 10 * beside > len(images) or any(
+        re.search(_OBJECTS, folder.head(name))
+        for suffix in (".json", ".xml", ".yaml", ".yml")
+        for name in folder.named(suffix)[:_HEADS]
+    )
+
+
+def _table(
+    folder: Folder, images: list[str], known: table.Photos, name: str, has_classes: bool
+) -> Reading | None:
+    """A table with a class for most images; None if the class folders give the same classes."""
+    path = folder.full(name)
+    text = decoded(folder.head(name, limits.TEXT_BYTES), path, SourceError)
+    try:
+        content = table.parse(path, text, known, guess=not has_classes)
+    except SourceError:  # of another kind of table
+        return None
+    trained = [name for name in images if split_of(name) in ("", "train")]
+    named = {images[i] for row in content.rows for i in row.photos}
+    if sum(name not in named for name in trained) > len(named):
+        return None
+    rows = [(images[r.photos[0]], r.label) for r in content.rows if len(r.photos) == 1 and r.label]
+    labels, folders = dict(rows), {name: os.path.dirname(name) for name in named}
+    top = folder.full(os.path.commonpath(folders.values()))
+    flags = ["--layout=folder", f"--train={top}", f"--labels={path}"]
+    flags += [f"--file_column={content.file}", f"--label_column={content.label}"]
+    if content.problem:
+        command = f"{_COMMAND} {shlex.join([*flags[1:], '--out=DIR'])}"
+        can_be = all(labels[image] == x and x[0] not in "[{" for image, x in rows) and rows
+        way = f"; for {content.label} as the classes type {command}" if can_be else ""
+        raise SourceError(f"{path} {content.problem}{way}")
+    if len(labels) < len(rows) or sum(name not in labels for name in trained) > len(labels):
+        return None
+    pairs = {(os.path.basename(folders[image]), text) for image, text in rows}
+    classes, names = {text for _, text in pairs}, {name for name, _ in pairs}
+    if len(classes) < 2 or (has_classes and len(pairs) == len(names) == len(classes)):
+        return None
+    found = f"{len(labels):,} images and {name} (columns {content.file}, {content.label})"
+    found += f": {len(classes):,} classes"
+    by = f"split by {content.split}" if content.split else "a tenth of each for validation"
+    by = content.note or by
+    return Reading("imagenet", "csv", found, f"records of these classes, {by}", flags, len(labels))

@@ -1,0 +1,146 @@
+"""What is said of labels that no preparation reads, of masks, and of classes in names of photos."""
+
+import json
+import re
+import shlex
+
+import pytest
+
+from common.errors import UserError
+from common.preparation.folders import Folder
+from scripts import prepare
+from tests.benchmarks.resnet.preparation.test_imagenet import encoded, picture
+
+BOX = {"x": 1, "y": 2, "width": 3, "height": 4}
+ROWS = [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]}]
+CATEGORIES = [{"id": 1, "name": "cat"}]
+
+
+def coco(**image):
+    content = {"images": [{"id": 1, **image}], "annotations": ROWS, "categories": CATEGORIES}
+    return json.dumps(content, indent=1)
+
+
+SHAPES = {"shape_attributes": {"name": "rect", **BOX}, "region_attributes": {"type": "cat"}}
+RESULT = [{"type": "rectanglelabels", "value": {**BOX, "rectanglelabels": ["cat"]}}]
+FILES = {  # by the words of the message: the name of a file and its text
+    "VIA": ("via.json", json.dumps({"0.jpg9": {"filename": "0.jpg", "regions": [SHAPES]}})),
+    "VIA.*COCO": ("p.json", json.dumps({"_via_settings": {}, "_via_img_metadata": {}})),
+    "Label Studio": ("a.json", json.dumps([{"id": 1, "annotations": [{"result": RESULT}]}])),
+    "CreateML": (
+        "_annotations.createml.json",
+        json.dumps([{"image": "0.jpg", "annotations": [{"label": "cat", "coordinates": BOX}]}]),
+    ),
+    "Datumaro": ("d.json", json.dumps({"dm_format_version": "1.0", "categories": {}, "items": []})),
+    "VoTT": ("v.json", json.dumps({"asset": {"name": "0.jpg"}, "regions": [{"tags": ["cat"]}]})),
+    "Supervisely": ("0.jpg.json", json.dumps({"objects": [{"classTitle": "cat"}]})),
+    "Git LFS": ("a.json", "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n"),
+    "LVIS.*file_name": ("lvis.json", coco(coco_url="http://x/0.jpg")),
+    "no known form in odd.xml": ("odd.xml", "<things/>"),
+}
+
+
+@pytest.mark.parametrize("words", FILES)
+def test_the_file_its_form_and_the_fix_are_named(words, tmp_path):
+    name, text = FILES[words]
+    for i in range(3):
+        (tmp_path / f"{i}.jpg").write_bytes(encoded(picture(i)))
+    (tmp_path / name).write_text(text)
+    folder = Folder.open(str(tmp_path))
+    with pytest.raises(UserError, match=words) as refused:
+        prepare.choose(folder, prepare.readings(folder))
+    assert name in str(refused.value)
+
+
+def test_damage_has_its_place(tmp_path):
+    text = coco(file_name="0.jpg")
+    lines = text[:-3].splitlines()
+    (tmp_path / "0.jpg").write_bytes(encoded(picture(0)))
+    (tmp_path / "a.json").write_text(text[:-3])
+    folder = Folder.open(str(tmp_path))
+    place = f"a.json is damaged or cut short at line {len(lines)}, column {len(lines[-1]) + 1} "
+    with pytest.raises(UserError, match=place):
+        prepare.choose(folder, prepare.readings(folder))
+
+
+def test_labels_beside_classes_are_named(tmp_path, capsys):
+    for i in range(6):
+        (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
+        (tmp_path / "ab"[i % 2] / f"{i}.jpg").write_bytes(encoded(picture(i)))
+    (tmp_path / "via.json").write_text(FILES["VIA"][1])
+    folder = Folder.open(str(tmp_path))
+    assert prepare.choose(folder, prepare.readings(folder)).form == "photos"
+    assert "not taken: via.json has labels of VIA" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name", ["trainannot/{}.png", "masks/{}.png", "x/{}_L.png", "train/{}_mask.png"]
+)
+def test_masks_are_named(name, tmp_path):
+    for pattern in ("train/{}.png", name):
+        for i in range(3):
+            path = tmp_path / pattern.format(i)
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(encoded(picture(i), "PNG"))
+    folder = Folder.open(str(tmp_path))
+    with pytest.raises(UserError, match=f"3 masks, such as {name.format(0)}, "):
+        prepare.choose(folder, prepare.readings(folder))
+
+
+@pytest.mark.parametrize("name", ["{}.{}.jpg", "train/{}_{}.jpg", "x/{}-{}-b.jpg"])
+def test_classes_in_names(name, tmp_path):
+    """The command that the message advises makes records of them; photos of the test have none."""
+    names = [name.format(c, i) for c in ("great_cat", "dog") for i in range(4)]
+    names += ["test1/7.jpg"] * ("/" in name)
+    for i, each in enumerate(names):
+        path = tmp_path / "p" / each
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(picture(i)))
+    folder = Folder.open(str(tmp_path / "p"))
+    with pytest.raises(UserError, match="great_cat, dog in the names|dog, great_cat") as refused:
+        prepare.choose(folder, prepare.readings(folder))
+    command = re.search("type python -m scripts.prepare imagenet (.*) --out", str(refused.value))
+    assert command is not None
+    prepare.make("imagenet", [*shlex.split(command[1]), f"--out={tmp_path}/out"])
+    rows = json.loads((tmp_path / "out" / "manifest.json").read_text())["classes"]
+    assert [(row["name"], row["train"] + row["validation"]) for row in rows] == [
+        ("dog", 4),
+        ("great_cat", 4),
+    ]
+
+
+def test_photos_without_a_pattern_are_no_classes(tmp_path):
+    for name in ("IMG_1.jpg", "IMG_2.jpg", "3.jpg"):
+        (tmp_path / name).write_bytes(encoded(picture(1)))
+    folder = Folder.open(str(tmp_path))
+    with pytest.raises(UserError, match="into a folder of its name"):
+        prepare.choose(folder, prepare.readings(folder))
+
+
+def test_a_table_of_photos_alone_is_named(tmp_path):
+    (tmp_path / "t.csv").write_text("photo,kind\n" + "".join(f"{i}.jpg,a\n" for i in range(9)))
+    for folder in (Folder.open(str(tmp_path / "t.csv")), Folder.open(str(tmp_path))):
+        with pytest.raises(UserError, match="lists photos"):
+            prepare.choose(folder, prepare.readings(folder))
+
+
+def test_tables_without_known_columns_are_named_in_their_folder(tmp_path):
+    (tmp_path / "a.csv").write_text("p,q\n" + "x,y\n" * 9)
+    (tmp_path / "b.csv").write_text("p,q\n" + "x,y\n" * 99)
+    folder = Folder.open(str(tmp_path))
+    with pytest.raises(UserError, match=f"interactions {tmp_path}/b.csv --user=1 --item=2"):
+        prepare.choose(folder, prepare.readings(folder))
+    (tmp_path / "b.csv").write_text("our shop\nuser,item\n" + "1,2\n" * 99)
+    folder = Folder.open(str(tmp_path))
+    with pytest.raises(UserError, match="b.csv, line 1 has 1 columns, and others 2"):
+        prepare.choose(folder, prepare.readings(folder))
+
+
+def test_an_archive_beside_classes_is_named(tmp_path, capsys):
+    for c in "ab":
+        (tmp_path / c).mkdir()
+        (tmp_path / c / "1.jpg").write_bytes(encoded(picture(1)))
+    (tmp_path / "set.zip").write_bytes(b"PK")
+    folder = Folder.open(str(tmp_path))
+    assert prepare.choose(folder, prepare.readings(folder)).form == "photos"
+    assert "not taken: set.zip is an archive" in capsys.readouterr().out
