@@ -6,8 +6,8 @@ import fcntl
 import json
 import os
 import socket
-import tempfile
 import sys
+import tempfile
 import threading
 import time
 import uuid
