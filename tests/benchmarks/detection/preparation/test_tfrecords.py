@@ -95,7 +95,7 @@ def test_a_label_map_in_another_encoding_is_refused(tmp_path):
 def test_the_flag_turns_photos_without_a_size(exif, size, tmp_path):
     out, orientation = io.BytesIO(), Image.Exif()
     orientation[0x0112] = 6
-    Image.new("RGB", SIZE[::-1]).save(out, "JPEG", exif=orientation)
+    Image.new("RGB", (SIZE[1], SIZE[0])).save(out, "JPEG", exif=orientation)
     records = [
         made.example(out.getvalue(), SIZE, BOXES, [2, 1], str(i), height=None, width=None)
         for i in range(4)
