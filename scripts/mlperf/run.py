@@ -1,7 +1,7 @@
 """Trains to MLPerf's targets several times (docs/mlperf.md); run_and_time.sh starts it.
 
 Each run is a process of main.py with a separate folder and seed. This program starts the runs in
-order, one benchmark after the other, passes SIGTERM, SIGHUP and Ctrl-C on to them, and collects
+order, one benchmark after the other, passes the signals that ask to stop on to them, and collects
 their logs. If the program is killed, the same command continues; it first collects a run that has
 ended in the meantime.
 """
