@@ -96,8 +96,8 @@ def _read_file(file: epath.Path) -> Foreign:
     else:
         if data.startswith(b"version https://git-lfs"):
             raise DataError(f"{path} is a pointer of Git LFS, not the weights: type git lfs pull")
-        if not data or path.endswith(".safetensors"):
-            raise DataError(f"{path} is {'damaged' if data else 'empty'}: get it again")
+        if path.endswith(".safetensors"):
+            raise DataError(f"{path} is damaged or empty: get it again")
         raise DataError(
             f"{path} is not a file of weights that can be read: use .safetensors, PyTorch's .pth "
             "or .pt, or a checkpoint of TensorFlow"

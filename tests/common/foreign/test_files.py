@@ -90,7 +90,7 @@ def test_safetensors(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "data"),
-    [("x.h5", b"\x89HDF\r\n\x1a\n"), ("x.pth", b"hello")],
+    [("x.h5", b"\x89HDF\r\n\x1a\n"), ("x.pth", b""), ("x.pth", b"hello")],
 )
 def test_what_is_no_file_of_weights(name, data, tmp_path):
     (tmp_path / name).write_bytes(data * 9)
@@ -101,8 +101,8 @@ def test_what_is_no_file_of_weights(name, data, tmp_path):
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
-        ("x.pth", b"", "is empty: get it again"),
-        ("x.safetensors", b"<html>not found</html>", "is damaged: get it again"),
+        ("x.safetensors", b"", "is damaged or empty: get it again"),
+        ("x.safetensors", b"<html>not found</html>", "is damaged or empty: get it again"),
         (
             "x.safetensors",
             b"version https://git-lfs.github.com/spec/v1\n",
