@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 import jax
 from etils import epath
 
-from common.errors import DataError
 from engine import compiler, mlperf
-from engine.checks import check_plan, notes_of
+from engine.checks import check_count, check_plan, notes_of
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import Guard
 from engine.corruption import DeviceCheck
@@ -239,10 +238,7 @@ def _open_data(run: Run, plan: Plan, reporter: Reporter, evaluating: bool) -> No
     unit, count = run.benchmark.unit, plan.num_examples
     if run.benchmark.declared_examples("train"):
         count = run.count_examples(evaluating)
-    if count != plan.num_examples:
-        raise DataError(
-            f"the data hold {count:,} {unit} to train, declared are {plan.num_examples:,}"
-        )
+    check_count(run.benchmark, count)
     evaluated = f"; {run.benchmark.num_examples('eval'):,} to evaluate" if evaluating else ""
     reporter.say(f"data: {count:,} {unit} to train{evaluated}")
     notes = functools.partial(run.benchmark.notes, run.programs.norm_examples, evaluating)

@@ -18,7 +18,7 @@ from common import entry
 from common.errors import CheckpointError, DataError, HostError, UserError, one_line, visible
 from engine import mesh as meshes
 from engine import mlperf, resuming
-from engine.checks import check_plan, notes_of
+from engine.checks import check_count, check_plan, notes_of
 from engine.cluster import guard, processes
 from engine.locations import check_folder
 from engine.model_source import open_checkpoint
@@ -197,6 +197,7 @@ def _workdir(case: Case) -> Iterator[Finding]:
 def _data(case: Case) -> Iterator[Finding]:
     settings, benchmark = case.settings, case.benchmark
     train, held_out = benchmark.num_examples("train"), benchmark.num_examples("eval")
+    check_count(benchmark, train)
     yield Finding("ok", f"{train:,} {benchmark.unit} to train, {held_out:,} to evaluate")
     if train < settings.train_batch_size:
         text = f"a batch of {settings.train_batch_size} is more than one epoch"

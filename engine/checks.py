@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from common.errors import ConfigError
+from benchmarks.base import Benchmark
+from common.errors import ConfigError, DataError
 from engine import mlperf
 from engine.report.writers import Profiler
 from engine.run import Plan, Programs
@@ -53,6 +54,13 @@ def _too_late_for_patience(programs: Programs, plan: Plan) -> str:
         f"{text}and config.steps_per_eval={settings.steps_per_eval!r} has none in {total:,} steps: "
         f"give --config.steps_per_eval={period!r}{offset}, or --config.patience=0"
     )
+
+
+def check_count(benchmark: Benchmark, count: int) -> None:
+    """Raises DataError if the data hold another number of training examples than is declared."""
+    declared, unit = benchmark.declared_examples("train"), benchmark.unit
+    if declared not in (0, count):
+        raise DataError(f"the data hold {count:,} {unit} to train, declared are {declared:,}")
 
 
 def notes_of(plan: Plan) -> Iterator[str]:

@@ -144,7 +144,9 @@ def test_versions(versions, chips, statuses, monkeypatch):
 def test_a_batch_of_more_than_an_epoch(size, statuses):
     case: Any = types.SimpleNamespace(
         settings=types.SimpleNamespace(train_batch_size=size),
-        benchmark=types.SimpleNamespace(unit="images", num_examples=lambda split: 90),
+        benchmark=types.SimpleNamespace(
+            unit="images", num_examples=lambda split: 90, declared_examples=lambda split: 0
+        ),
     )
     assert [finding.status for finding in doctor._data(case)] == statuses
 

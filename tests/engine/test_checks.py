@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from common.errors import ConfigError, DeviceError
+from common.errors import ConfigError, DataError, DeviceError
 from engine import mesh, mlperf
-from engine.checks import check_plan
+from engine.checks import check_count, check_plan
 from engine.run import make_plan, read_settings
 from tests.configs.test_configs import load
 from tests.conftest import make_tiny_config
@@ -59,6 +59,13 @@ def test_patience_needs_two_steps_and_takes_evaluations_by_the_clock():
     with pytest.raises(ConfigError, match="config.patience=2 .* one step: set it to 0, or"):
         check(480, patience=2, train_steps="1")
     check(480, patience=2, steps_per_eval="60 seconds")
+
+
+def test_the_data_hold_as_many_examples_as_are_declared():
+    benchmark: Any = types.SimpleNamespace(unit="texts", declared_examples=lambda split: 72)
+    check_count(benchmark, 72)
+    with pytest.raises(DataError, match="hold 71 texts to train, declared are 72"):
+        check_count(benchmark, 71)
 
 
 def test_one_device_cannot_be_compared():
