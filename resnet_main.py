@@ -48,7 +48,7 @@ def _without(kind: type, names: str, note: str = "", of: str = "") -> dict[str, 
 _INPUT = "the input uses all cores of the host"
 _LAYOUT = "the compiler chooses the layout"
 _LOOP = "the loop never waits for the step that it has just started"
-_TPU = "a TPU VM uses its own chips; scripts/tpu_run.sh starts a command on a slice"
+_TPU = "a TPU VM uses its own chips; docs/run.md says how to start a command on a slice"
 
 # The flags of tensorflow/tpu's models/official/resnet/resnet_main.py of 2018 to 2026, of the copies
 # in Google's MLPerf v0.5 entry, and of Paperspace/tpu-resnet.
