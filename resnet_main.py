@@ -31,29 +31,18 @@ class Flag(NamedTuple):
     # The flags and variables of this program that mean the same, with {} for the value; a dict by
     # value, where only some values have an equivalent; "" where none has.
     here: str | Mapping[str, str]
-    note: str = ""  # why the flag has no effect, or what to do instead of a value not in `here`
-    of: str = ""  # the flag without which this one has no effect, in the tutorial as well
+    note: str = ""  # what to do instead of a value not in `here`
 
 
-def _keys(kind: type, names: str) -> dict[str, Flag]:
-    """Flags that the config has under the same names."""
-    return {name: Flag(kind, f"--config.{name}={{}}") for name in names.split()}
+def _all(kind: type, names: str, here: str = "--config.{name}={{}}") -> dict[str, Flag]:
+    """Flags of one kind, by default with the config's key of the same name."""
+    return {name: Flag(kind, here.format(name=name)) for name in names.split()}
 
-
-def _without(kind: type, names: str, note: str = "", of: str = "") -> dict[str, Flag]:
-    """Flags that have no effect here."""
-    return dict.fromkeys(names.split(), Flag(kind, "", note, of))
-
-
-_INPUT = "the input uses all cores of the host"
-_LAYOUT = "the compiler chooses the layout"
-_LOOP = "the loop never waits for the step that it has just started"
-_TPU = "a TPU VM uses its own chips; scripts/tpu_run.sh starts a command on a slice"
 
 # The flags of tensorflow/tpu's models/official/resnet/resnet_main.py of 2018 to 2026, of the copies
 # in Google's MLPerf v0.5 entry, and of Paperspace/tpu-resnet.
 FLAGS = {
-    **_keys(str, "data_dir"),
+    **_all(str, "data_dir"),
     "model_dir": Flag(str, "--workdir={}"),
     "mode": Flag(
         str,
@@ -65,36 +54,28 @@ FLAGS = {
         },
         "use train_and_eval, train or eval",
     ),
-    "eval_timeout": Flag(float, "--eval_timeout={}", "only --mode=eval waits for checkpoints"),
-    # Machines.
-    "use_tpu": Flag(bool, {"True": "", "False": "JAX_PLATFORMS=cpu"}, "all accelerators are used"),
-    **_without(str, "tpu tpu_name master eval_master gcp_project tpu_zone", _TPU),
-    **_without(int, "num_cores num_shards tpu_cores_per_host", "all chips of the slice are used"),
-    # Training.
-    **_keys(int, "train_steps train_batch_size eval_batch_size steps_per_eval"),
+    "eval_timeout": Flag(float, "--eval_timeout={}"),  # only with --mode=eval
+    "use_tpu": Flag(bool, {"True": "", "False": "JAX_PLATFORMS=cpu"}),
+    **_all(int, "train_steps train_batch_size eval_batch_size steps_per_eval log_step_count_steps"),
     # Paperspace's copy evaluates each checkpoint.
     "steps_per_checkpoint": Flag(
         int, "--config.steps_per_checkpoint={0} --config.steps_per_eval={0}"
     ),
-    **_keys(int, "log_step_count_steps"),
     "stop_threshold": Flag(float, "--config.target={} --config.stop_at_target=True"),
     "learning_rate": Flag(float, "--config.base_learning_rate={}"),
-    **_keys(float, "base_learning_rate momentum weight_decay label_smoothing moving_average_decay"),
+    **_all(float, "base_learning_rate momentum weight_decay label_smoothing moving_average_decay"),
     "enable_lars": Flag(bool, {"False": "", "True": ""}),  # see `_lars`
-    **_without(float, "poly_rate", of="enable_lars"),
-    # Model.
     "resnet_size": Flag(int, "--config.resnet_depth={}"),
-    **_keys(int, "resnet_depth num_label_classes"),
-    **_keys(str, "precision"),
+    **_all(int, "resnet_depth num_label_classes num_train_images num_eval_images image_size"),
+    **_all(int, "shuffle_buffer_size"),
+    **_all(str, "precision"),
+    **_all(float, "bn_momentum"),
+    "se_ratio": Flag(float, "--config.squeeze_excite={}"),
+    "drop_connect_rate": Flag(float, "--config.drop_path={}"),
+    "dropout_rate": Flag(float, "--config.dropout={}"),
     "pre_activation": Flag(
         bool, {"True": "--config.resnet_version=2", "False": "--config.resnet_version=1.5"}
     ),
-    "norm_act_layer": Flag(str, {"bn_relu": ""}, "EvoNorm is not implemented; use bn_relu"),
-    "dropblock_groups": Flag(
-        str, {}, "DropBlock is not implemented; --config.drop_path is similar"
-    ),
-    **_without(float, "dropblock_keep_prob", of="dropblock_groups"),
-    **_without(int, "dropblock_size", of="dropblock_groups"),
     **dict.fromkeys(  # `translate` refuses one of them alone
         ("use_resnetd_stem", "resnetd_shortcut"),
         Flag(bool, {"False": "", "True": "--config.deep_stem=True"}),
@@ -102,12 +83,6 @@ FLAGS = {
     "replace_stem_max_pool": Flag(
         bool, {"False": "--config.max_pool=same", "True": "--config.max_pool=conv"}
     ),
-    "se_ratio": Flag(float, "--config.squeeze_excite={}"),
-    "drop_connect_rate": Flag(float, "--config.drop_path={}"),
-    "dropout_rate": Flag(float, "--config.dropout={}"),
-    **_keys(float, "bn_momentum"),
-    # Input.
-    **_keys(int, "num_train_images num_eval_images image_size shuffle_buffer_size"),
     "preprocessing": Flag(
         str,
         {
@@ -121,45 +96,53 @@ FLAGS = {
         {"randaugment": ""},  # see `_randaugment`
         "AutoAugment is not implemented; use randaugment, or --config.augmentation=trivialaugment",
     ),
-    **_without(int, "randaug_num_layers randaug_magnitude", of="augment_name"),
-    **_without(int, "num_parallel_calls num_files_infeed prefetch_buffer_size", _INPUT),
-    **_without(int, "num_prefetch_threads", _INPUT),
-    **_without(bool, "prefetch_depth_auto_tune use_cache", _INPUT),
-    **_without(str, "data_format", _LAYOUT),
-    **_without(bool, "transpose_input", _LAYOUT),
+    "norm_act_layer": Flag(str, {"bn_relu": ""}, "EvoNorm is not implemented; use bn_relu"),
+    "dropblock_groups": Flag(
+        str, {}, "DropBlock is not implemented; --config.drop_path is similar"
+    ),
     "bigtable_instance": Flag(
         str, {}, "Bigtable is not read; write the records to files and give --data_dir=DIR"
     ),
-    **_without(
-        str,
-        "bigtable_project bigtable_table bigtable_train_prefix bigtable_eval_prefix "
-        "bigtable_column_family bigtable_column_qualifier",
-        of="bigtable_instance",
-    ),
-    # The loop.
-    **_without(int, "iterations_per_loop", _LOOP),
-    **_without(bool, "use_eval_runner use_train_runner", _LOOP),
-    "skip_host_call": Flag(bool, "", "--config.log_step_count_steps says how often it reports"),
-    "min_eval_interval": Flag(int, "", "--mode=eval evaluates each new checkpoint"),
-    "use_async_checkpointing": Flag(bool, "", "training goes on while a checkpoint is written"),
-    "eval_after_training": Flag(bool, "", "--mode=train_and_eval evaluates the last step"),
     "mlperf_logging": Flag(bool, {"False": ""}, "bash run_and_time.sh writes MLPerf's logs"),
     "profile_every_n_steps": Flag(
         int, {"0": ""}, "--config.profile_steps=BEGIN:END traces these steps once"
     ),
-    # Export.
     "export_dir": Flag(
         str,
         {},
         "train without it, and then: python main.py --mode=export --format=savedmodel "
         "--workdir=WORKDIR --out={}",
     ),
-    **_without(bool, "export_to_tpu add_warmup_requests export_moving_average", of="export_dir"),
-    **_without(str, "model_name", of="export_dir"),
-    **_without(int, "inference_batch_sizes", of="export_dir"),
     # The parameters in these are flags, too; see `_parameters`.
-    "config_file": Flag(str, ""),
-    "params_override": Flag(str, ""),
+    **_all(str, "config_file params_override", ""),
+    # `_lars` and `_randaugment` read these.
+    **_all(float, "poly_rate", ""),
+    **_all(int, "randaug_num_layers randaug_magnitude", ""),
+    # Without an effect; docs/resnet_main.md says why.
+    **_all(
+        str,
+        "tpu tpu_name master eval_master gcp_project tpu_zone num_cores num_shards "
+        "tpu_cores_per_host dropblock_keep_prob dropblock_size num_parallel_calls num_files_infeed "
+        "prefetch_buffer_size num_prefetch_threads data_format bigtable_project bigtable_table "
+        "bigtable_train_prefix bigtable_eval_prefix bigtable_column_family "
+        "bigtable_column_qualifier iterations_per_loop min_eval_interval model_name "
+        "inference_batch_sizes",
+        "",
+    ),
+    **_all(
+        bool,
+        "prefetch_depth_auto_tune use_cache transpose_input use_eval_runner use_train_runner "
+        "skip_host_call use_async_checkpointing eval_after_training export_to_tpu "
+        "add_warmup_requests export_moving_average",
+        "",
+    ),
+}
+
+# The flag that must be given for another to have an effect.
+_WITH = {
+    "poly_rate": "enable_lars",
+    "randaug_num_layers": "augment_name",
+    "randaug_magnitude": "augment_name",
 }
 
 
@@ -190,8 +173,8 @@ def translate(words: Sequence[str], names: Container[str] = FLAGS) -> Translatio
             mistakes.append(f"{typed}: {flag.note.format(value)}")
         elif here:
             arguments += [word.format(value) for word in here.split()]
-        elif isinstance(flag.here, str) and flag.of not in values:
-            notes.append(f"{typed} has no effect: {flag.note or f'--{flag.of} is not given'}")
+        elif isinstance(flag.here, str) and _WITH.get(name) not in values:
+            notes.append(f"{typed} has no effect here")
     parts = [values.get(name) == "True" for name in ("use_resnetd_stem", "resnetd_shortcut")]
     if any(parts) and not all(parts):
         mistakes.append("use_resnetd_stem and resnetd_shortcut: --config.deep_stem=True has both")

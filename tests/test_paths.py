@@ -67,7 +67,7 @@ ALLOWED = {  # by file: the calls
     "common/preparation/downloads.py": "open os.* shutil.* .makedirs",
     "common/preparation/sources.py": "os.* tarfile.open zipfile.ZipFile",
     "scripts/prepare.py": "os.path.*",
-    "scripts/gradient.py": "open os.* pathlib.Path",
+    "scripts/gradient.py": "os.* pathlib.PurePath",
 }
 
 

@@ -77,10 +77,12 @@ def test_the_file_for_skypilot(hardware, tmp_path):
     assert task["resources"]["use_spot"] is True
     assert task["resources"]["job_recovery"] == {"recover_on_exit_codes": [75, 143]}
     # Both commands are a shell's, and the flags and variables are main.py's.
-    (tmp_path / ".venv/bin").mkdir(parents=True)
-    python = tmp_path / ".venv/bin/python"
-    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    python.chmod(0o755)
+    (tmp_path / "scripts").mkdir()
+    python = "mkdir -p .venv/bin; cp python .venv/bin\n"  # what the installation makes
+    (tmp_path / "scripts/setup.sh").write_text(f'[ "$#" = 0 ] && {python}')
+    (tmp_path / "python").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    subprocess.run(["bash", "-c", task["setup"]], cwd=tmp_path, check=True)
     sky = {"NODE_IPS": "10.0.0.2\n10.0.0.3", "NUM_NODES": "2", "NODE_RANK": "1"}
     env = {**{f"SKYPILOT_{k}": v for k, v in sky.items()}, "PATH": os.environ["PATH"]}
     command = ["bash", "-c", task["run"]]

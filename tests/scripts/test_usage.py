@@ -15,7 +15,7 @@ PATHS = [*ROOT.glob("scripts/*.sh"), ROOT / ".ci" / "run"]
 @pytest.mark.parametrize("path", [path for path in PATHS if path.name not in OTHERS], ids=str)
 def test_help(path, tmp_path):
     first = path.read_text().splitlines()[1].removeprefix("# ")
-    for flag in ("--help", "-h") if path.name != "tpu_run.sh" else ("--help",):
+    for flag in ("--help", "-h"):
         # From another folder, with a path that is relative to it.
         command = ["bash", os.path.relpath(path, tmp_path), flag]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
