@@ -279,8 +279,13 @@ def read_manifest(data_dir: str) -> bytes | None:
 
 def check_finished(data_dir: str) -> None:
     """Raises DataError if a folder has a preparation's plan and no manifest."""
-    exists = tensorflow().io.gfile.exists
-    if exists(os.path.join(data_dir, STATE, PLAN)) and not exists(os.path.join(data_dir, MANIFEST)):
+    tf, folder = tensorflow(), epath.Path(data_dir)
+    plan, manifest = str(folder / STATE / PLAN), str(folder / MANIFEST)
+    try:
+        is_unfinished = tf.io.gfile.exists(plan) and not tf.io.gfile.exists(manifest)
+    except tf.errors.OpError as error:
+        raise DataError(f"cannot read {plan}: {one_line(error)}") from error
+    if is_unfinished:
         raise DataError(f"{data_dir} holds unfinished records: {_again(data_dir)} finishes them")
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -117,7 +118,8 @@ def fetch(address: str, path: str, digits: str) -> None:
     if os.path.exists(path):
         return _check(path, digits, path, "delete it, and the same command downloads it again")
     folder, name = os.path.split(path)
-    part = os.path.join(folder, f".{name}.{os.getpid()}")  # hidden, so that no reader takes it
+    # Hidden, so that no reader takes it.
+    part = os.path.join(folder, f".{name}.{uuid.uuid4().hex[:8]}")
     try:
         _download(address, part)
         _check(part, digits, address, "it is damaged, or another version")
