@@ -38,9 +38,9 @@ from common.preparation.sources import SourceError
 from common.text import decoded
 
 _COLUMNS = {  # their names, the likeliest first
-    "file": "filename file_name image_name image_path filepath file image path img frame "
+    "file": "filename fname file_name image_name image_path filepath file image path img frame "
     "image_id imageid",
-    "label": "class label class_name label_name category name class_id labelname",
+    "label": "class label class_name label_name category name class_id classid labelname",
     "x0": "xmin x_min x1 left",
     "y0": "ymin y_min y1 top",
     "x1": "xmax x_max x2 right",
@@ -104,7 +104,9 @@ class Reader(label_files.Reader):
         cells = self._cells(file)
         line, first = next(cells)
         header = [re.sub(r"\W+", "_", cell.lower()).strip("_") for cell in first]
-        keys = {k: next((n for n in v.split() if n in header), "") for k, v in _COLUMNS.items()}
+        ends = {name.rpartition("_")[2]: name for name in header}  # of bbox_x1 and Roi.X1
+        ends |= {name: name for name in header}
+        keys = {k: next((ends[n] for n in v.split() if n in ends), "") for k, v in _COLUMNS.items()}
         if "region_shape_attributes" in header:
             yield from ((i, dict(zip(header, row, strict=False))) for i, row in cells)
         elif all(keys[key] for key in ("file", *_SIDES)):
@@ -221,8 +223,8 @@ _FILE = rb"[^,;\t\r\n]+\.(?:" + "|".join(photos.SUFFIXES).replace(".", "").encod
 # With a header that names an image and two sides, or VIA's; RetinaNet's rows; AutoML's rows.
 _TABLE = re.compile(
     rb"^(?:\xef\xbb\xbf)?(?:"
-    rb"(?![^\r\n]*LabelName)(?=[^\r\n]*(?:file|image|img|path|frame))"
-    rb"(?=[^\r\n]*\b(?:x_?min|x1|left)\b)[^\r\n]*\b(?:y_?max|y2|bottom)\b"
+    rb"(?![^\r\n]*LabelName)(?=[^\r\n]*(?:file|fname|image|img|path|frame))"
+    rb"(?=[^\r\n]*(?:\b|_)(?:x_?min|x1|left)\b)[^\r\n]*(?:\b|_)(?:y_?max|y2|bottom)\b"
     rb"|[^\r\n]*region_shape_attributes"
     rb"|" + _FILE + rb",(?:(?:-?[\d.]+,){4}[^,\r\n]|,,,,)"
     rb"|[A-Z]*,?" + _FILE + rb",[^,\r\n]*,(?:[\d.]+,){2}(?:[\d.]*,){4}[\d.]*)",

@@ -102,8 +102,10 @@ class Table:
         is_timed = width > 2 and all(re.fullmatch(r"\d{9,10}", row[-1]) for row in self.rows)
         is_whole = all(cell.isdecimal() for row in self.rows for cell in row[:2])
         is_rated = width in (3, 4) and all(_VALUE.fullmatch(row[2]) for row in self.rows)
+        if not is_rated:
+            return {}
         is_whole &= is_timed or not times.are_times(self.cells(1))
-        if not is_rated or not (is_whole or (is_timed and width == 4)):
+        if not (is_whole or (is_timed and width == 4)):
             return {}
         return {"user": 0, "item": 1} | ({"time": width - 1} if is_timed else {})
 

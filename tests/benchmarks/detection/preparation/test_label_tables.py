@@ -116,6 +116,12 @@ TABLES = {
         {"v.csv": "image,x1,y1,x2,y2\na.jpg,80,30,120,70\n"},
         {"train": {"a.jpg": [OBJECT], "b.jpg": []}},
     ),
+    "gtsrb and stanford cars": (
+        "csv",
+        {"cars.csv": "fname,bbox_x1,bbox_y1,bbox_x2,bbox_y2,class\nb.jpg,0,0,100,50,dog\n"}
+        | {"GT.csv": "Filename;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\na.jpg;80;30;120;70;cat\n"},
+        {"train": {"a.jpg": [CAT], "b.jpg": [DOG]}},
+    ),
     "retinanet": (
         "csv",
         {"annotations.csv": "/data/b.jpg,,,,,\n/data/a.jpg,80,30,120,70,cat\n"}

@@ -417,4 +417,5 @@ def test_photos_and_notes_are_no_tables(tmp_path):
     for k in range(3):
         write(tmp_path, f"{k}.jpg", b"\xff\xd8")
     write(tmp_path, "readme.txt", "Some words\nand more, of them\n")
+    write(tmp_path, "classes.txt", "\ufeffcat\r\ndog\r\nbird\r\n")
     assert interactions.readings(Folder.open(str(tmp_path))) == []
