@@ -9,34 +9,23 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from babel import Locale
+from babel.core import get_global
+
 LETTER = r"[^\W\d_]"
 # In names of files, columns and keys: ISO 639-1 and -3, and English. Flags may name others.
-_WORDS = """source src, target tgt trg, aa aar, ab abk, af afr afrikaans, ak aka, am amh amharic,
-an arg, ar ara arb arabic, as asm, ay aym, az aze azj, ba bak, be bel belarusian, bg bul bulgarian,
-bm bam bambara, bn ben bengali, bo bod tib tibetan, br bre breton, bs bos bosnian, ca cat catalan,
-ceb, ckb, co cos, crh, cs ces cze czech, cv chv, cy cym welsh, da dan danish, de deu ger german,
-dv div, dz dzo, ee ewe, el ell gre greek, en eng english, eo epo esperanto, es spa spanish,
-et est estonian, eu eus basque, fa fas pes per persian, ff ful fuv, fi fin finnish, fj fij, fo fao,
-fr fra fre french, fy fry, ga gle irish, gd gla, gl glg galician, gn grn, gu guj gujarati,
-ha hau hausa, he heb hebrew, hi hin hindi, hr hrv croatian, ht hat, hu hun hungarian,
-hy hye armenian, id ind indonesian, ig ibo igbo, ilo, is isl ice icelandic, it ita italian,
-ja jpn japanese, jv jav javanese, ka kat georgian, kg kon, ki kik, kk kaz kazakh, km khm khmer,
-kmr, kn kan kannada, ko kor korean, ks kas, ku kur kurdish, ky kir, la lat latin, lb ltz,
-lg lug luganda, li lim, ln lin lingala, lo lao, lt lit lithuanian, lua, luo, lv lav lvs latvian,
-mg mlg plt malagasy, mi mri maori, mk mkd macedonian, ml mal malayalam, mn mon khk mongolian, mos,
-mr mar marathi, ms msa zsm malay, mt mlt maltese, my mya burmese, nb nob, ne nep npi nepali,
-nl nld dut dutch, nn nno, no nor norwegian, nr nbl, nso, ny nya chichewa, oc oci, om orm oromo,
-or ori ory, os oss, pa pan pnb punjabi, pcm, pl pol polish, ps pus pashto, pt por portuguese,
-qu que quechua, rm roh, rn run, ro ron rum romanian, ru rus russian, rw kin kinyarwanda,
-sa san sanskrit, sc srd, sd snd, se sme, sg sag, si sin sinhala, sk slk slo slovak,
-sl slv slovenian, sm smo, sn sna shona, so som somali, sq sqi als albanian, sr srp serbian, ss ssw,
-st sot, su sun, sv swe swedish, sw swa swh swahili, ta tam tamil, te tel telugu, tg tgk,
-th tha thai, ti tir tigrinya, tk tuk, tl tgl fil tagalog, tn tsn, to ton, tr tur turkish, ts tso,
-tt tat, tw twi, ug uig, uk ukr ukrainian, ur urd urdu, uz uzb uzn uzbek, ve ven, vi vie vietnamese,
-wo wol wolof, xh xho xhosa, yi yid, yo yor yoruba, yue, zh zho chi cmn chinese, zu zul zulu"""
-_CODES = {word: row.split()[0] for row in _WORDS.split(",") for word in row.split()}
+_NAMES = {tag: name for tag, name in Locale("en").languages.items() if len(tag) == 2}
+_ALIASES = {word: tag for word, tag in get_global("language_aliases").items() if len(word) == 3}
+_MORE = """source src, target tgt trg, bn bengali, ff fuv, lg luganda, mi maori, ny chichewa, pa pnb,
+tl tgl fil tagalog, bbj, ceb, ckb, crh, fon, ilo, lua, luo, mos, nso, pcm, yue"""
+_CODES = {
+    **{word: tag for word, tag in _ALIASES.items() if tag in _NAMES},
+    **{word: tag for tag, name in _NAMES.items() for word in (tag, name.lower())},
+    **{word: row.split()[0] for row in _MORE.split(",") for word in row.split()},
+    **dict.fromkeys(("cu", "sh"), ""),  # programs have such names
+}
 # Words, too: alone they say nothing.
-_ENGLISH = {"am", "as", "cat", "he", "id", "is", "it", "my", "no", "or", "so", "to"}
+_ENGLISH = {"am", "as", "cat", "he", "her", "id", "is", "it", "may", "my", "no", "or", "so", "to"}
 _ROLES = {"source", "target"}
 _REGION = r"(?:[-_@](?:[A-Z][A-Za-z]{1,3}|[A-Z][a-z]{3}_[A-Z]{2}|[0-9]{3}))?"  # en_US, eng_Latn
 _VARIANT = r"([A-Za-z]+)((?:[-_](?:[A-Z][A-Za-z]{1,3}|[a-z]{2}|[0-9]{3})|-[a-z]{4}|[@-]latin)*)"
@@ -60,9 +49,10 @@ def named(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> dict[str,
     parts: dict[str, str] = {}
     others, words = {*map(str.lower, wanted)} - {""}, {name.strip(): name for name in names}
     known = [word for word in words if word.lower() not in _ENGLISH and code(word) not in _ROLES]
-    if len(words) == 2 and (first := next(filter(code, known), "")):
-        unknown = "[A-Z][a-z]{3,}" if len(first) > 4 else "[a-z]{3}(_[A-Z][a-z]{3})?"
-        others |= {word.lower() for word in words if re.fullmatch(unknown, word)}
+    if len(words) == 2 and any(map(code, known)):
+        others |= {
+            word.lower() for word in words if re.fullmatch("[a-z]{3}(_[A-Z][a-z]{3})?", word)
+        }
     for word, name in words.items():
         if known := code(word) or (word.lower() if word.lower() in others else ""):
             sides.setdefault(known, name)
@@ -125,10 +115,8 @@ def pair_of(path: str) -> tuple[str, ...]:
 
 def of_path(path: str) -> str:
     """The tag that a folder or a part of a file's name is, as of x.fr.po, or ends with; or ""."""
-    parts = [part for part in reversed(re.split(r"[/.]", path)) if part]
-    ends = [re.split(r"[-_](?=[a-z]{2,3}(?:[-_][A-Z]{2})?$)", part)[-1] for part in parts]
-    found = [*map(code, parts), *(code(end) for end in ends if end not in _ENGLISH)]
-    return next((tag for tag in found if tag not in {*_ROLES, ""}), "")
+    parts = re.split(r"[/.]|[-_](?=[a-z]{2,3}(?:[-_][A-Z]{2})?\.)", path)
+    return next((tag for tag in map(code, reversed(parts)) if tag not in {*_ROLES, ""}), "")
 
 
 def groups(names: Iterable[str]) -> list[dict[str, str]]:
