@@ -9,7 +9,6 @@ import codecs
 import collections
 import contextlib
 import csv
-import functools
 import gzip
 import io
 import itertools
@@ -30,14 +29,18 @@ from common.text import decoded, is_sgm, limited_lines, sgm_sentences
 
 _SAMPLE = 50  # rows that tell what the columns and languages are
 _LINE_ENDS = re.compile(r"\r?\n|\r")
-_WORD = re.compile(r"#[,~]?|msgctxt|msgid_plural|msgid|msgstr(\[\d+\])?|")  # of a line of gettext
+_PO_LINE = re.compile(r'#.*|(msg[a-z_]+(\[\d+\])?\s*)?".*"')
+_MESSAGE = re.compile(  # of gettext: S stands for strings, one in a line
+    r"(?P<fuzzy>#,.*\n)?(msgctxt\s*S)?msgid\s*(?P<id>S)(msgid_plural\s*S)?"
+    r"msgstr(\[0\])?\s*(?P<text>S)".replace("S", r'(?:".*"\n)++')
+)
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 # By the name of a column or key, what says that a translation is not final.
 _UNFINISHED = {
     "fuzzy": "true|1|yes|x|fuzzy",
     "approved": "false|0|no",
-    "(translation[ _-]?)?(state|status)|x-confirmationlevel": "fuzzy|new|initial|draft|"
-    "rejected.*|untranslated|unapproved|needs?[ _-].*",
+    "(translation[ _-]?)?(state|status)": "fuzzy|new|initial|draft|rejected.*|untranslated|"
+    "unapproved|needs?[ _-].*",
 }
 CONVERTED = (".xlf", ".xliff")  # are not read; others make a .po of them
 
@@ -56,13 +59,7 @@ def lines(path: str) -> Iterator[str]:
         if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             file = io.BytesIO(decoded(file.read(), path, SourceError).encode())
         for number, line in enumerate(read(file, path, SourceError), 1):
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            line = line.removesuffix(b"\n")
-            try:
-                yield line.decode()
-            except UnicodeDecodeError:
-                yield decoded(line, path, SourceError, number)
+            yield decoded(line.removesuffix(b"\n"), path, SourceError, number)
 
 
 @contextlib.contextmanager
@@ -127,7 +124,7 @@ class Corpus(NamedTuple):
     keys: Sequence[Any]  # of source and target in the rows
     names: tuple[str, ...]  # of source and target, in messages
     has_header: bool  # whether the first row of a table names the columns
-    states: Mapping[Any, str]  # by a table's column: a pattern of its cells that are not final
+    states: Mapping[Any, str]  # by column or key: a pattern of what says that a row is not final
     left_out: collections.Counter[str]  # rows that `pairs` left out last, by reason
 
     @classmethod
@@ -153,12 +150,13 @@ class Corpus(NamedTuple):
         is_table = "1" in numbers
         header = rows[0] if is_table and languages.have_header(rows, columns, wanted) else {}
         names = {cell.strip(): key for key, cell in header.items()} or numbers
-        states = {key: _unfinished(name) for name, key in names.items() if _unfinished(name)}
+        states = {
+            key: pattern
+            for name, key in names.items()
+            for word, pattern in _UNFINISHED.items()
+            if re.fullmatch(word, name.lower())
+        }
         names = {name: key for name, key in names.items() if key not in states}
-        for tag in filter(None, map(languages.code, wanted)):
-            if tag not in names and any(isinstance(row, _Unit) and row[tag] for row in rows):
-                names = {name: name for name in names if not name.startswith(f"{tag}-")}
-                names[tag] = tag  # whichever variant a unit of a TMX has
         sides = columns or languages.choose(names, wanted)
         titles: dict[Any, str] = {**header}
         if not sides and is_table and not header:
@@ -190,8 +188,7 @@ class Corpus(NamedTuple):
         """Yields source and target of each final row; SourceError, with the row, if one lacks."""
         self.left_out.clear()
         for number, row in itertools.islice(self.read(self.path), int(self.has_header), None):
-            states = self.states if self.has_header else {key: _unfinished(key) for key in row}
-            if any(re.fullmatch(x, row.get(key, "").lower()) for key, x in states.items() if x):
+            if any(re.fullmatch(x, row.get(key, "").lower()) for key, x in self.states.items()):
                 self.left_out["fuzzy"] += 1
                 continue
             try:
@@ -236,13 +233,6 @@ def _choice(path: str, names: Sequence[str], wanted: tuple[str, str]) -> SourceE
     return kind(f"{path} has {few}: {fix}")
 
 
-@functools.cache
-def _unfinished(name: Any) -> str:
-    """A pattern of what a column or key of this name says if a translation is not final; or ""."""
-    found = (value for key, value in _UNFINISHED.items() if re.fullmatch(key, str(name).lower()))
-    return next(found, "")
-
-
 def _read_tabs(path: str) -> Iterator[tuple[int, Row]]:
     """Cells with tabs between them; quotes are a part of the text."""
     for number, line in enumerate(lines(path), 1):
@@ -280,10 +270,10 @@ def _read_json(path: str) -> Iterator[tuple[int, Row]]:
             row = parse_json(line)
             row = row.get("translation", row)
             row = {key: "" if text is None else text for key, text in row.items()}
-            row |= {key: str(row[key]) for key in row if _unfinished(key)}
         except (ValueError, AttributeError) as error:
             fault = f"{path}, line {number} is not a JSON object"
             raise SourceError(f"{fault}: each line must be one, {{...}}") from error
+        row = {key: str(text) if key in _UNFINISHED else text for key, text in row.items()}
         yield number, {key: text for key, text in row.items() if isinstance(text, str)}
 
 
@@ -298,79 +288,45 @@ def _read_tmx(path: str) -> Iterator[tuple[int, Row]]:
                     body = node if name == "body" else body
                 elif name == "tu":
                     number += 1
-                    yield number, _unit(node)
+                    variants = map(_variant, node.iterfind("{*}tuv"))
+                    yield number, collections.defaultdict(str, variants)
                     (node if body is None else body).clear()  # it would fill the memory
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise SourceError(f"{path} is not a TMX, or damaged: {one_line(error)}") from error
 
 
-class _Unit(dict):
-    """The texts of a unit by tag; a language without a variant has the text of its only one."""
-
-    def __missing__(self, key: str) -> str:
-        texts = [text for tag, text in self.items() if tag.partition("-")[0] == key]
-        return texts[0] if len(texts) == 1 else ""
-
-
-def _unit(node: ElementTree.Element) -> _Unit:
-    """The texts of a <tu>, and the properties that tell whether it is final."""
-    unit = _Unit()
-    for prop in node.iterfind(".//{*}prop"):
-        pattern = _unfinished(name := prop.get("type", ""))
-        if pattern and re.fullmatch(pattern, (prop.text or "").lower()):
-            unit[name] = prop.text
-    for variant in node.iterfind("{*}tuv"):
-        word = variant.get("{http://www.w3.org/XML/1998/namespace}lang") or variant.get("lang", "")
-        segment = variant.find("{*}seg")
-        tag = languages.code(word) or word.lower().replace("_", "-")
-        unit[tag] = "" if segment is None else _content(segment)
-    return unit
+def _variant(node: ElementTree.Element) -> tuple[str, str]:
+    """The language and the text of a variant in a TMX."""
+    word = node.get("{http://www.w3.org/XML/1998/namespace}lang") or node.get("lang", "")
+    segment = node.find("{*}seg")
+    tag = languages.code(word) or word.lower().replace("_", "-")
+    return tag, "" if segment is None else _content(segment)
 
 
-def _content(node: ElementTree.Element) -> str:
+def _content(segment: ElementTree.Element) -> str:
     """The text of a segment without the codes of its layout; highlighted text is text, too."""
-    parts, left = [], [*reversed(node), node.text]
-    while left:  # without recursion, because elements may be nested as deeply as one likes
-        item = left.pop()
-        if isinstance(item, ElementTree.Element):
-            left.append(item.tail)
-            left += [*reversed(item), item.text] if item.tag.endswith("hi") else []
-        else:
-            parts.append(item or "")
-    return "".join(parts)
+    for node in [*segment.iter()][1:]:
+        if not node.tag.endswith("hi"):
+            node.text = ""
+            del node[:]
+    return "".join(segment.itertext())
 
 
 def _read_po(path: str) -> Iterator[tuple[int, Row]]:
     """The messages of gettext, of several forms the first; not obsolete ones."""
-    tag = languages.of_path(path) or "target"
-    for number, message in _messages(path):
-        parts = ("".join(message[key]) for key in ("msgid", "msgstr"))
+    tag, kept = languages.of_path(path) or "target", []
+    for number, line in enumerate(map(str.strip, lines(path)), 1):
+        if line and not _PO_LINE.fullmatch(line):
+            raise SourceError(f"{path}, line {number} has no string in quotes: correct it")
+        if re.match("#~|#,.*fuzzy|[^#]", line):  # other comments would part a message
+            kept.append(f"{line}\n")
+    for number, match in enumerate(_MESSAGE.finditer("".join(kept)), 1):
+        parts = ("".join(re.findall(r'"(.*)"', match[side])) for side in ("id", "text"))
         source, target = (re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), p) for p in parts)
         if not source and (header := re.search(r"^Language: *(\w\S*)", target, re.MULTILINE)):
             tag = languages.code(header[1]) or header[1].lower()
         elif source:
-            yield number, {"en": source, tag: target} | ({"fuzzy": "x"} if message["#,"] else {})
-
-
-def _messages(path: str) -> Iterator[tuple[int, dict[str, list[str]]]]:
-    """The strings of each message by their words, "#," if it is fuzzy, and the line of its end."""
-    message, word = collections.defaultdict(list), ""
-    for number, line in enumerate(itertools.chain(lines(path), ["#"])):
-        line = line.strip()
-        start = next(_WORD.finditer(line))[0]
-        if start in ("#", "#,", "#~", "msgctxt", "msgid") and message["msgstr"]:
-            yield number, message
-            message = collections.defaultdict(list)
-        if start == "#~" or (start == "msgid" and message["msgid"]):
-            message.clear()
-        elif start == "#," and "fuzzy" in line:
-            message["#,"] = [line]
-        if start.startswith("#") or not line:
-            continue
-        text, word = line[len(start) :].strip(), start.replace("[0]", "") or word
-        if not (len(text) > 1 and text[0] == text[-1] == '"'):
-            raise SourceError(f"{path}, line {number + 1} has no string in quotes: correct it")
-        message[word].append(text[1:-1])
+            yield number, {"en": source, tag: target, "fuzzy": "x" if match["fuzzy"] else ""}
 
 
 # The form and the reader of a file by the end of its name, behind which .gz may be.

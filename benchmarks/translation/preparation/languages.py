@@ -16,8 +16,8 @@ LETTER = r"[^\W\d_]"
 # In names of files, columns and keys: ISO 639-1 and -3, and English. Flags may name others.
 _NAMES = {tag: name for tag, name in Locale("en").languages.items() if len(tag) == 2}
 _ALIASES = {word: tag for word, tag in get_global("language_aliases").items() if len(word) == 3}
-_MORE = """source src, target tgt trg, bn bengali, ff fuv, lg luganda, mi maori, ny chichewa, pa pnb,
-tl tgl fil tagalog, bbj, ceb, ckb, crh, fon, ilo, lua, luo, mos, nso, pcm, yue"""
+_MORE = """source src, target tgt trg, bn bengali, ff fuv, lg luganda, mi maori, ny chichewa,
+pa pnb, tl tgl fil tagalog, bbj, ceb, ckb, crh, fon, ilo, lua, luo, mos, nso, pcm, yue"""
 _CODES = {
     **{word: tag for word, tag in _ALIASES.items() if tag in _NAMES},
     **{word: tag for tag, name in _NAMES.items() for word in (tag, name.lower())},

@@ -292,17 +292,7 @@ def test_a_variant_is_another_language(tmp_path, name):
             Corpus.open(path, wanted=wanted)
 
 
-def test_the_units_of_a_tmx_have_one_variant_or_another(tmp_path):
-    units = [
-        tmx([pair], (code, "de-DE")) for pair, code in zip(PAIRS, ("en-US", "en-GB"), strict=False)
-    ]
-    body = "".join(unit.partition("<body>")[2].partition("</body>")[0] for unit in units)
-    path = write(tmp_path, "a.tmx", f"<tmx><body>{body}</body></tmx>")
-    assert [*Corpus.open(path, wanted=("en", "de")).pairs()] == PAIRS[:2]
-    british = [*Corpus.open(path, wanted=("en-GB", "de")).pairs()]
-    assert british == [("", PAIRS[0][1]), PAIRS[1]]  # the empty one is counted and left out
-    with pytest.raises(Question, match="en-us, de-de, en-gb"):
-        Corpus.open(path)
+def test_two_variants_are_a_pair(tmp_path):
     path = write(tmp_path, "b.tmx", tmx([("Ônibus.", "Autocarro.")], ("pt-BR", "pt-PT")))
     assert [*Corpus.open(path).pairs()] == [("Ônibus.", "Autocarro.")]
 
@@ -337,9 +327,6 @@ STATES = {
     "b.csv": "en,fr,status\nGo now.,Va.,translated\nNo.,N.,needs-review\n",
     "c.jsonl": '{"en": "Go now.", "fr": "Va.", "approved": true}\n'
     '{"en": "No.", "fr": "N.", "approved": false}\n',
-    "d.tmx": tmx([("Go now.", "Va."), ("No.", "N.")], ("en", "fr")).replace(
-        "<seg>N.", '<prop type="x-ConfirmationLevel">Draft</prop><seg>N.'
-    ),
 }
 
 
