@@ -49,7 +49,7 @@ Reader = Callable[[str], Iterator[tuple[int, Row]]]  # yields the number of each
 
 
 class Question(SourceError):
-    """The input has several languages, or none with the names asked for: the user must choose."""
+    """The input is text, but not clear, not as asked for, or to be converted: the user decides."""
 
 
 def lines(path: str) -> Iterator[str]:
@@ -144,7 +144,7 @@ class Corpus(NamedTuple):
             fix = f"give its files, or the folder alone: python -m scripts.prepare {path}"
             raise SourceError(f"{path} is a folder: {fix}")
         if not (read := FORMS.get(ending(path), ("", None))[1]):
-            raise SourceError(not_read(path))
+            raise _not_read(path)
         rows = [row for _, row in itertools.islice(read(path), _SAMPLE)]
         numbers = {str(key): key for row in rows for key in row}
         is_table = "1" in numbers
@@ -207,13 +207,13 @@ class Corpus(NamedTuple):
         return bool(sides) and all(languages.are_mostly(side, pattern) for side in sides)
 
 
-def not_read(path: str) -> str:
-    """Why a file of another form is not read, and what to do."""
+def _not_read(path: str) -> SourceError:
+    """The error for a file of another form."""
     if ending(path) in CONVERTED:
         names = shlex.join([path, f"{os.path.splitext(path)[0]}.po"])
         fix = f"translate-toolkit makes a .po of version 1: xliff2po {names}"
-        return f"{path} is XLIFF, which is not read: {fix}"
-    return (
+        return Question(f"{path} is XLIFF, which is not read: {fix}")
+    return SourceError(
         f"{path} is not a file of pairs ({', '.join(FORMS)}): give files of lines as "
         "--train_source and --train_target, and export others as one of these"
     )

@@ -71,7 +71,7 @@ def find(wanted: str, tags: Iterable[str]) -> str:
     return wanted if wanted in tags else variants[0] if len(variants) == 1 else ""
 
 
-def choose(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> Sequence[str]:
+def choose(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> tuple[str, ...]:
     """The names of the source and of the target; () if they are not clear.
 
     The languages in `wanted` come first; each may be "". Then the words source and target count.
