@@ -42,7 +42,7 @@ _UNFINISHED = {
     "(translation[ _-]?)?(state|status)": "fuzzy|new|initial|draft|rejected.*|untranslated|"
     "unapproved|needs?[ _-].*",
 }
-CONVERTED = (".xlf", ".xliff")  # are not read; others make a .po of them
+XLIFF = (".xlf", ".xliff")  # is not read; other programs make a .po of it
 
 Row = dict[Any, str]  # texts by the number of a column, from 1, or by key
 Reader = Callable[[str], Iterator[tuple[int, Row]]]  # yields the number of each row, from 1, and it
@@ -149,7 +149,12 @@ class Corpus(NamedTuple):
         numbers = {str(key): key for row in rows for key in row}
         is_table = "1" in numbers
         header = rows[0] if is_table and languages.have_header(rows, columns, wanted) else {}
-        names = {cell.strip(): key for key, cell in header.items()} or numbers
+        titles: dict[Any, str] = {key: cell.strip() for key, cell in header.items()}
+        if is_table and not header:
+            texts = languages.text_columns(rows)
+            tags = languages.pair_of(path) if len(texts) == 2 else ()
+            titles = dict(zip(texts, tags or [f"column {key}" for key in texts], strict=True))
+        names = {title: key for key, title in titles.items()} if is_table else numbers
         states = {
             key: pattern
             for name, key in names.items()
@@ -158,23 +163,13 @@ class Corpus(NamedTuple):
         }
         names = {name: key for name, key in names.items() if key not in states}
         sides = columns or languages.choose(names, wanted)
-        titles: dict[Any, str] = {**header}
-        if not sides and is_table and not header:
-            sides = texts = languages.text_columns(rows)
-            if len(texts) == 2 and (tags := languages.pair_of(path)):
-                titles = dict(zip(map(int, texts), tags, strict=True))
-                sides = [texts[tags.index(tag)] for tag in languages.choose(tags, wanted)]
-            elif len(texts) == 2 and any(wanted):
-                fix = "no names of languages: give source and target as --columns=1,2"
-                raise Question(f"{path} has {fix}")
-        elif not (sides or header or any(wanted)):  # two other keys or languages
+        if not (sides or header or any(wanted)):  # two other keys, languages or columns
             sides = sorted(names, key=lambda name: languages.code(name) != "en")
         keys = [names.get(side, numbers.get(side)) for side in sides]
         if len(keys) != 2 or None in keys:
-            raise _choice(path, [*titles.values()] or [*names], wanted)
-        titles |= {key: f"column {key}" for key in keys if is_table and key not in titles}
-        sides = tuple(str(titles.get(key, key)) for key in keys if key)
-        return cls(path, read, keys, sides, bool(header), states, collections.Counter())
+            raise _choice(path, [*names], wanted)
+        sides = (titles.get(key, f"column {key}" if is_table else str(key)) for key in keys)
+        return cls(path, read, keys, tuple(sides), bool(header), states, collections.Counter())
 
     def __str__(self) -> str:
         return f"{self.path}, {' to '.join(self.names)}"
@@ -209,7 +204,7 @@ class Corpus(NamedTuple):
 
 def _not_read(path: str) -> SourceError:
     """The error for a file of another form."""
-    if ending(path) in CONVERTED:
+    if ending(path) in XLIFF:
         names = shlex.join([path, f"{os.path.splitext(path)[0]}.po"])
         fix = f"translate-toolkit makes a .po of version 1: xliff2po {names}"
         return Question(f"{path} is XLIFF, which is not read: {fix}")
@@ -222,7 +217,8 @@ def _not_read(path: str) -> SourceError:
 def _choice(path: str, names: Sequence[str], wanted: tuple[str, str]) -> SourceError:
     """The error where the source and the target are not clear among some names."""
     few = ", ".join(name[:30] for name in names[:20]) or "no text"
-    kind = Question if len(languages.named(names, wanted)) > 1 else SourceError
+    is_text = len(languages.named(names, wanted)) > 1 or (any(wanted) and len(names) == 2)
+    kind = Question if is_text else SourceError
     flags = zip(("source", "target"), wanted, strict=True)
     if asked := " and ".join(f"--{side}_language={tag}" for side, tag in flags if tag):
         few += f", and {asked} names none of them, or several"

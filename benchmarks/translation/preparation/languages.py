@@ -149,13 +149,13 @@ def have_header(
     return first and not any(later)
 
 
-def text_columns(rows: Sequence[Mapping[Any, str]]) -> list[str]:
+def text_columns(rows: Sequence[Mapping[Any, str]]) -> list[Any]:
     """The first two columns that hold text: no numbers, no codes of languages."""
     texts = []
     for key in dict.fromkeys(itertools.chain(*rows)):
         cells = [cell for row in rows if (cell := row.get(key, "").strip())]
         if are_mostly(cells, LETTER) and not all(map(code, cells)):
-            texts.append(str(key))
+            texts.append(key)
     return texts[:2]
 
 

@@ -19,7 +19,7 @@ from common.text import text_lines
 
 # Ends of the names of lines of text, beside languages.
 _LINES = ("txt", "text", "tok", "sgm", "src", "tgt", "trg", "source", "target")
-_MOST = 1000  # files of a form that are looked at
+_MOST = 1000  # files with the same end that are looked at
 _SAME = 20, 100  # pairs that are compared to find two copies of a text, and the fewest letters
 
 Row = tuple[str, ...]  # the names of two files of lines, or of a file of pairs
@@ -37,7 +37,8 @@ def readings(folder: Folder) -> list[Reading]:
     asked = dict(re.findall(r"--(columns|source|target)(?:[-_]language)?[= ](\S+)", typed))
     wanted = asked.get("source", ""), asked.get("target", "")
     columns = [*filter(None, asked.get("columns", "").split(","))]
-    found: dict[str, dict[Names, Inputs]] = {}  # by form
+    found: dict[str, dict[Names, Inputs]]  # by form
+    found = collections.defaultdict(lambda: collections.defaultdict(dict))
     taken, seen, known = set(), collections.Counter[str](), set()
     with contextlib.suppress(*errors):
         for sides in languages.groups(filter(_is_lines, names)):
@@ -47,18 +48,16 @@ def readings(folder: Folder) -> list[Reading]:
                     known |= {languages.choose(tags)} - {()}
                     if two := languages.choose(tags, wanted):
                         row = sides[two[0]], sides[two[1]]
-                        each = Lines(*map(folder.full, row))
-                        found.setdefault("text", {}).setdefault(two, {})[row] = each
-    for name in (name for name in names if name not in taken):
-        form, _ = corpora.FORMS.get(corpora.ending(name), ("", None))
-        seen[form] += 1
-        if seen[form] > _MOST or not (form or corpora.ending(name) in corpora.CONVERTED):
+                        found["text"][two][row] = Lines(*map(folder.full, row))
+    for name in names:
+        seen[end := corpora.ending(name)] += 1
+        if name in taken or seen[end] > _MOST or end not in (*corpora.FORMS, *corpora.XLIFF):
             continue
         try:
             corpus = Corpus.open(folder.full(name), columns, wanted)
             if corpus.has_sentences():
                 two = tuple(languages.code(each) or each for each in corpus.names)
-                found.setdefault(form, {}).setdefault(two, {})[name,] = corpus
+                found[corpora.FORMS[end][0]][two][name,] = corpus
         except Question as question:
             questions.append(question)
         except errors:
@@ -84,6 +83,7 @@ def _reading(
     # The tags that are asked for: pt and not pt-br; beside a target English is the source.
     asked = [languages.find(tag, itertools.chain(*pairs)) for tag in wanted]
     fit = [two for two in pairs if all(map(lambda tag, side: tag in ("", side), asked, two))]
+    fit = fit or [*pairs]
     if asked[1]:
         fit = [two for two in fit if two[0].startswith("en")] or fit
     spoken = [two for two in fit if all(re.fullmatch(r"[a-z]{2,3}(-\w+)*", tag) for tag in two)]
@@ -109,7 +109,7 @@ def _reading(
     turn = f" (--source_language={sides[1]} turns it)" if languages.code(sides[1]) else ""
     makes = f"packed rows, {sides[0]} to {sides[1]}{turn}; evaluation on {text}"
     used, texts = {*itertools.chain(*train, *evaluation)}, itertools.chain(*pairs.values())
-    forms = {*map(corpora.ending, itertools.chain(*texts)), *corpora.CONVERTED}
+    forms = {*map(corpora.ending, itertools.chain(*texts)), *corpora.XLIFF}
     if aside := sorted(name for name in {*sizes} - used if corpora.ending(name) in forms):
         makes += f"; {len(aside):,} not used: {', '.join(aside[:3])}{' ...' * (len(aside) > 3)}"
     return Reading("text", form, about, makes, flags, sum(map(len, pairs[sides])))
@@ -123,11 +123,10 @@ def _by_split(form: str, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
 
     names = [row[0].split("/") for row in rows]
     found = [split(splits.split_of, parts) for parts in names]
-    if form == "po" and not splits.have_splits(found):  # dev and test are subjects of a text
-        return [*rows], []
-    if not splits.have_splits(found):  # the first word of a name says it
+    if not splits.have_splits(found):
+        # In documentation dev and test are subjects; elsewhere the first word of a name says it.
         words = [[*folders, re.split("[^A-Za-z]", base)[0]] for *folders, base in names]
-        found = [split(splits.whole_split, parts) for parts in words]
+        found = ["" if form == "po" else split(splits.whole_split, parts) for parts in words]
     parts = collections.defaultdict(list)
     for row, part in zip(rows, found, strict=True):
         parts[part or "train"].append(row)

@@ -216,7 +216,7 @@ def test_other_data_are_no_text(tmp_path, name, content):
     ("name", "content", "words"),
     [
         ("a.tsv", "a b.\tc d.\ne f.\n", "a.tsv, line 2 has no text for both column 1 and column 2"),
-        ("a.tsv", "a b.\n", "a.tsv has 1: a pair has two"),
+        ("a.tsv", "a b.\n", "a.tsv has column 1: a pair has two"),
         ("a.tsv", "en\tde\tfr\na\tb\tc\n", "a.tsv has en, de, fr: which two are the source"),
         ("a.csv", 'en,de\n"a b,c\n', "a.csv, line"),
         ("a.tsv", b"en\tde\na\t\xe4\n", "a.tsv, line 2 is not UTF-8 (byte 0xe4"),
