@@ -163,7 +163,7 @@ class Corpus(NamedTuple):
         }
         names = {name: key for name, key in names.items() if key not in states}
         sides = columns or languages.choose(names, wanted)
-        if not (sides or header or any(wanted)):  # two other keys, languages or columns
+        if not (sides or any(wanted)):  # two other keys, languages or columns
             sides = sorted(names, key=lambda name: languages.code(name) != "en")
         keys = [names.get(side, numbers.get(side)) for side in sides]
         if len(keys) != 2 or None in keys:

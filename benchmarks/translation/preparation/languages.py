@@ -48,11 +48,9 @@ def named(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> dict[str,
     sides: dict[str, str] = {}
     parts: dict[str, str] = {}
     others, words = {*map(str.lower, wanted)} - {""}, {name.strip(): name for name in names}
-    known = [word for word in words if word.lower() not in _ENGLISH and code(word) not in _ROLES]
-    if len(words) == 2 and any(map(code, known)):
-        others |= {
-            word.lower() for word in words if re.fullmatch("[a-z]{3}(_[A-Z][a-z]{3})?", word)
-        }
+    known = {code(word) for word in words if word.lower() not in _ENGLISH} - {"", *_ROLES}
+    if len(words) == 2 and known:
+        others |= {word for word in words if re.fullmatch("[a-z]{3}", word)}
     for word, name in words.items():
         if known := code(word) or (word.lower() if word.lower() in others else ""):
             sides.setdefault(known, name)
@@ -79,7 +77,7 @@ def choose(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> tuple[st
     """
     sides = named(names, wanted)
     source, target = (find(each, sides) for each in wanted)
-    if any(each and not tag for each, tag in zip(wanted, (source, target), strict=True)):
+    if [source, target].count("") > wanted.count(""):
         return ()
     if {"source", "target"} <= {*sides} and not (source or target):
         source, target = "source", "target"
@@ -88,17 +86,13 @@ def choose(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> tuple[st
     if len(rest) > missing:  # columns "id" and "no" hold numbers
         rest = [each for each in rest if each not in {"id", "no", *_ROLES}]
     if not source and target:
-        rest = [each for each in rest if _language(each) == "en"] or rest
+        rest = [each for each in rest if each.startswith("en")] or rest
     if missing and len(rest) != missing:
         return ()
-    rest.sort(key=lambda each: _language(each) != "en")
+    rest.sort(key=lambda each: not each.startswith("en"))
     source = source or rest.pop(0)
     target = target or rest.pop(0)
     return (sides[source], sides[target]) if source != target else ()
-
-
-def _language(tag: str) -> str:
-    return tag.partition("-")[0]
 
 
 def pair_of(path: str) -> tuple[str, ...]:
