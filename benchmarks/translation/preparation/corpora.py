@@ -35,13 +35,12 @@ _MESSAGE = re.compile(  # of gettext: S stands for strings, one in a line
     r"msgstr(\[0\])?\s*(?P<text>S)".replace("S", r'(?:".*"\n)++')
 )
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
-# By the name of a column or key, what says that a translation is not final.
-_UNFINISHED = {
-    "fuzzy": "true|1|yes|x|fuzzy",
-    "approved": "false|0|no",
-    "(translation[ _-]?)?(state|status)": "fuzzy|new|initial|draft|rejected.*|untranslated|"
-    "unapproved|needs?[ _-].*",
-}
+# Columns and keys that say whether a translation is final, and "name=cell" of one that is not.
+_STATE = re.compile("fuzzy|approved|(translation[ _-]?)?(state|status)")
+_UNFINISHED = re.compile(
+    "fuzzy=(true|1|yes|x|fuzzy)|approved=(false|0|no)|.*(state|status)=(fuzzy|new|initial|draft|"
+    "rejected.*|untranslated|unapproved|needs?[ _-].*)"
+)
 XLIFF = (".xlf", ".xliff")  # is not read; other programs make a .po of it
 
 Row = dict[Any, str]  # texts by the number of a column, from 1, or by key
@@ -97,11 +96,6 @@ class Lines(NamedTuple):
     def __str__(self) -> str:
         return f"{self.source} and {self.target}"
 
-    @property
-    def paths(self) -> list[str]:
-        """The files that hold the text."""
-        return [self.source, self.target]
-
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Yields the pairs of lines; SourceError if the files differ in their numbers of lines."""
         both = itertools.zip_longest(lines(self.source), lines(self.target))
@@ -124,7 +118,7 @@ class Corpus(NamedTuple):
     keys: Sequence[Any]  # of source and target in the rows
     names: tuple[str, ...]  # of source and target, in messages
     has_header: bool  # whether the first row of a table names the columns
-    states: Mapping[Any, str]  # by column or key: a pattern of what says that a row is not final
+    states: Mapping[str, Any]  # names and keys of what says whether a row is final
     left_out: collections.Counter[str]  # rows that `pairs` left out last, by reason
 
     @classmethod
@@ -155,13 +149,8 @@ class Corpus(NamedTuple):
             tags = languages.pair_of(path) if len(texts) == 2 else ()
             titles = dict(zip(texts, tags or [f"column {key}" for key in texts], strict=True))
         names = {title: key for key, title in titles.items()} if is_table else numbers
-        states = {
-            key: pattern
-            for name, key in names.items()
-            for word, pattern in _UNFINISHED.items()
-            if re.fullmatch(word, name.lower())
-        }
-        names = {name: key for name, key in names.items() if key not in states}
+        states = {name: key for name, key in names.items() if _STATE.fullmatch(name.lower())}
+        names = {name: key for name, key in names.items() if name not in states}
         sides = columns or languages.choose(names, wanted)
         if not (sides or any(wanted)):  # two other keys, languages or columns
             sides = sorted(names, key=lambda name: languages.code(name) != "en")
@@ -174,16 +163,12 @@ class Corpus(NamedTuple):
     def __str__(self) -> str:
         return f"{self.path}, {' to '.join(self.names)}"
 
-    @property
-    def paths(self) -> list[str]:
-        """The files that hold the text."""
-        return [self.path]
-
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Yields source and target of each final row; SourceError, with the row, if one lacks."""
         self.left_out.clear()
         for number, row in itertools.islice(self.read(self.path), int(self.has_header), None):
-            if any(re.fullmatch(x, row.get(key, "").lower()) for key, x in self.states.items()):
+            states = (f"{name}={row.get(key)}".lower() for name, key in self.states.items())
+            if any(map(_UNFINISHED.fullmatch, states)):
                 self.left_out["fuzzy"] += 1
                 continue
             try:
@@ -269,7 +254,7 @@ def _read_json(path: str) -> Iterator[tuple[int, Row]]:
         except (ValueError, AttributeError) as error:
             fault = f"{path}, line {number} is not a JSON object"
             raise SourceError(f"{fault}: each line must be one, {{...}}") from error
-        row = {key: str(text) if key in _UNFINISHED else text for key, text in row.items()}
+        row = {key: str(text) if _STATE.fullmatch(key) else text for key, text in row.items()}
         yield number, {key: text for key, text in row.items() if isinstance(text, str)}
 
 

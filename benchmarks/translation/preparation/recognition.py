@@ -4,7 +4,6 @@ import collections
 import contextlib
 import html
 import itertools
-import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -148,7 +147,7 @@ def _check_copies(folder: Folder, inputs: Inputs) -> None:
 
 
 def _is_lines(name: str) -> bool:
-    end = os.path.splitext(name.lower().removesuffix(".gz"))[1][1:]
+    end = corpora.ending(name)[1:]
     return end in _LINES or bool(languages.code(end))
 
 

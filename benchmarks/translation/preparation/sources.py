@@ -71,7 +71,9 @@ class TextInput:
             tables = [Corpus.open(path, columns, wanted) for path in paths]
             self._inputs[split] = [*map(Lines, *sides), *tables]
         self.vocabulary = _load(args.vocabulary) if args.vocabulary else None
-        self._paths = [path for each in self._inputs["train"] for path in each.paths]
+        self._paths: list[str] = []  # of training text
+        for each in self._inputs["train"]:
+            self._paths += each if isinstance(each, Lines) else [each.path]
         self.size = sum(files.sizes(self._paths))
         self._clean, self._max_ratio = args.clean, args.max_ratio
         self.settings: dict[str, Any] = {}
