@@ -14,6 +14,7 @@ from common.data.shards import tensorflow
 from common.errors import UserError
 from common.preparation import splits
 from common.preparation.folders import Folder, Reading
+from common.preparation.sources import SourceError
 from common.text import text_lines
 
 # Ends of the names of lines of text, beside languages.
@@ -89,7 +90,7 @@ def _reading(
     if len(spoken) > 1:
         raise _question(folder, spoken, "they are not mixed")
     sides = max(fit, key=lambda two: len(pairs[two]))
-    train, evaluation = _by_split(form, [*pairs[sides]])
+    train, evaluation = _by_split(folder, form, [*pairs[sides]])
     flags, ends = [], ("_source", "_target") if form == "text" else ("",)
     for name, part in (("train", train), ("eval", evaluation)):
         _check_copies(folder, {row: pairs[sides][row] for row in part})
@@ -114,8 +115,8 @@ def _reading(
     return Reading("text", form, about, makes, flags, sum(map(len, pairs[sides])))
 
 
-def _by_split(form: str, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """The inputs to train on and to evaluate on, as folders and words of their names say."""
+def _by_split(folder: Folder, form: str, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """The inputs to train on and to evaluate on; SourceError if all are for evaluation."""
 
     def split(say: Callable[[str], str], parts: Sequence[str]) -> str:
         return next(filter(None, map(say, reversed(parts))), "")
@@ -129,6 +130,11 @@ def _by_split(form: str, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     parts = collections.defaultdict(list)
     for row, part in zip(rows, found, strict=True):
         parts[part or "train"].append(row)
+    if not (parts["train"] or folder.is_file):
+        raise SourceError(
+            f"{folder.given} has only text to evaluate on by its names, such as {rows[0][0]}: to "
+            "train on it, name its files, see python -m scripts.prepare text --help"
+        )
     evaluation = parts["validation"] or parts["test"]
     return (parts["train"], evaluation) if parts["train"] else ([*rows], [])
 
@@ -142,7 +148,7 @@ def _check_copies(folder: Folder, inputs: Inputs) -> None:
             text = " ".join(itertools.chain(*itertools.islice(each.pairs(), _SAME[0])))
         letters = re.sub(r"[\W_]+", "", html.unescape(text).casefold())
         if len(letters) > _SAME[1] and (other := seen.setdefault(letters, name)) != name:
-            fix = "move one out of it, or give files, as python -m scripts.prepare text --help says"
+            fix = "keep one of them in it, or name files, see python -m scripts.prepare text --help"
             raise Question(f"{folder.given} has the same text in {other} and {name}: {fix}")
 
 

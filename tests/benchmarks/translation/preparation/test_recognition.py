@@ -7,6 +7,7 @@ import pytest
 from benchmarks.translation.preparation import recognition
 from benchmarks.translation.preparation.corpora import Question
 from common.preparation.folders import Folder
+from common.preparation.sources import SourceError
 
 
 def lines(part, language, count=40):
@@ -88,11 +89,13 @@ def test_a_page_about_tests_is_no_evaluation(tmp_path):
     assert chosen(tmp_path / "b", files)[:2] == (["train/about.po"], ["test/about.po"])
 
 
-def test_nothing_is_for_evaluation_where_nothing_is_left_to_train_on(tmp_path):
-    files = sides("dev", "newstest2014")
-    train, evaluation, reading = chosen(tmp_path, files)
-    assert ({*train}, evaluation) == ({*files}, [])
-    assert "evaluation on a part of the training pairs" in reading.makes
+def test_text_for_evaluation_is_never_trained_on(tmp_path):
+    with pytest.raises(SourceError, match=r"dev\.en: to train on it, name its files, see .*text"):
+        recognised(tmp_path, sides("dev", "newstest2014"))
+    path = tmp_path / "test.tsv"  # the user names it
+    path.write_text("".join(f"A dog {i}.\tEin Hund {i}.\n" for i in range(30)), "utf-8")
+    (reading,) = recognition.readings(Folder.open(str(path)))
+    assert reading.arguments[0] == f"--train={path}"
 
 
 def test_columns_are_asked_for(tmp_path):
@@ -152,7 +155,7 @@ def test_two_copies_of_a_text_are_a_question(tmp_path):
     for name, text in sides("raw/train", "raw/val").items():
         tokens = text.lower().replace(",", " ,").replace(".", " .").replace("'", "&apos;")
         files[name.replace("raw/", "tok/").replace(".", ".lc.norm.tok.")] = tokens
-    words = "raw/train.en and tok/train.lc.norm.tok.en: move one out of it"
+    words = "raw/train.en and tok/train.lc.norm.tok.en: keep one of them in it"
     with pytest.raises(Question, match=words):
         recognised(tmp_path, files)
     texts = {code: lines("train", code) for code in ("en", "de")}
