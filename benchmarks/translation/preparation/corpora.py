@@ -127,10 +127,8 @@ class Corpus(NamedTuple):
     ) -> Corpus:
         """Looks at the first rows of a file.
 
-        Args:
-            path: of the file.
-            columns: source and target, by name or by number from 1; () to guess.
-            wanted: languages of source and target, each of which may be "".
+        `columns` are source and target, by name or by number from 1. Without them the languages
+        that are `wanted`, of which each may be "", and the names in the file decide.
         """
         if not tensorflow().io.gfile.exists(path):
             raise SourceError(f"there is no {path}")

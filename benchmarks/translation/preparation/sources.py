@@ -51,7 +51,7 @@ class Pairs(NamedTuple):
 
     train: list[Pair]  # without space at their ends, as in tensor2tensor
     eval: list[Pair]  # unchanged
-    left_out: dict[str, dict[str, int]]  # by split: how many pairs, by reason
+    left_out: dict[str, collections.Counter[str]]  # by split: how many pairs, by reason
 
 
 class TextInput:
@@ -102,7 +102,7 @@ class TextInput:
         train = self._read_train(left_out["train"])
         if not self._inputs["eval"]:
             train, evaluation = _draw(train)
-        return Pairs(train, evaluation, {split: {**counts} for split, counts in left_out.items()})
+        return Pairs(train, evaluation, left_out)
 
     def _read(self, split: str, left_out: collections.Counter[str]) -> Iterator[Pair]:
         for number, each in enumerate(self._inputs[split]):
