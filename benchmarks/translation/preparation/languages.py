@@ -32,6 +32,8 @@ _VARIANT = r"([A-Za-z]+)((?:[-_](?:[A-Z][A-Za-z]{1,3}|[a-z]{2}|[0-9]{3})|-[a-z]{
 _TAG = rf"(?:pt-(?:br|pt)|zh-(?:cn|hk|tw))(?![a-z])|[A-Za-z]{{2,}}{_REGION}"  # in a file's name
 _PAIR = re.compile(r"(TAG)(?:-|_|2|-to-|_to_)(TAG)".replace("TAG", r"[a-z]{2,3}" + _REGION))
 
+Rows = Sequence[Mapping[Any, str]]  # of a table: cells by the numbers of their columns
+
 
 def code(word: str) -> str:
     """The tag that a word stands for; "source" and "target" are tags too; or ""."""
@@ -133,9 +135,7 @@ def groups(names: Iterable[str]) -> list[dict[str, str]]:
     return found
 
 
-def have_header(
-    rows: Sequence[Mapping[Any, str]], columns: Sequence[str], wanted: tuple[str, str]
-) -> bool:
+def have_header(rows: Rows, columns: Sequence[str], wanted: tuple[str, str]) -> bool:
     """Whether the first row has the `columns`, or alone names two languages."""
     if columns and {*columns} <= {cell.strip() for cell in rows[0].values()}:
         return True
@@ -143,7 +143,7 @@ def have_header(
     return first and not any(later)
 
 
-def text_columns(rows: Sequence[Mapping[Any, str]]) -> list[Any]:
+def text_columns(rows: Rows) -> list[Any]:
     """The first two columns that hold text: no numbers, no codes of languages."""
     texts = []
     for key in dict.fromkeys(itertools.chain(*rows)):

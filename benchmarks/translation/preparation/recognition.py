@@ -101,10 +101,8 @@ def _reading(
     size = sum(sizes[name] for row in train for name in row)
     number = f"{len(train) * len(train[0]):,} files, such as " if len(train) > 1 else ""
     how = "text" if sides[0].startswith("column ") else "names"
-    about = (
-        f"{number}{' and '.join(train[0])}, {size:,} bytes: "
-        f"{sides[0]} and {sides[1]} by their {how}"
-    )
+    files = f"{number}{' and '.join(train[0])}, {size:,} bytes"
+    about = f"{files}: {sides[0]} and {sides[1]} by their {how}"
     text = ", ".join(row[0] for row in evaluation[:3]) or "a part of the training pairs"
     turn = f" (--source_language={sides[1]} turns it)" if languages.code(sides[1]) else ""
     makes = f"packed rows, {sides[0]} to {sides[1]}{turn}; evaluation on {text}"

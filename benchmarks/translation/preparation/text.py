@@ -90,10 +90,8 @@ def _turn(args: argparse.Namespace) -> str:
         for sides in languages.groups(names) if any(wanted) else ():
             chosen = languages.choose([*sides], wanted)
             if not chosen and not {"source", "target"} & {*sides}:
-                asked = " to ".join(filter(None, wanted))
-                return (
-                    f"{' and '.join(names)} are {' and '.join(sides)} by their names, not {asked}"
-                )
+                tags, asked = " and ".join(sides), " to ".join(filter(None, wanted))
+                return f"{' and '.join(names)} are {tags} by their names, not {asked}"
             if [sides[tag] for tag in chosen] == names[::-1]:
                 vars(args).update(zip(flags, reversed(paths), strict=True))
     return ""
