@@ -26,7 +26,7 @@ def decoded(data: bytes, name: str, kind: type[UserError] = DataError, line: int
     file, the first line that is not UTF-8, and the command that converts the file. `line` is the
     number of the first line of `data`.
     """
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # Windows' "Unicode"
+    if line == 1 and data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # of Windows
         encoding, code = "utf-16", "UTF-16"
     else:
         encoding, code = "utf-8-sig", "UTF-8"

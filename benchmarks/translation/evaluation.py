@@ -1,7 +1,8 @@
 """Evaluates translations: batches of sentences, the true ones, and BLEU, chrF and TER."""
 
-import functools
+import collections
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,15 +14,10 @@ from common.data.shards import read_errors, tensorflow
 from common.errors import DataError, one_line
 from common.text import decoded, is_sgm, sgm_sentences
 
-_BLANKS = "intl"  # sacrebleu's words of texts with blanks between words, as in WMT
-# Its words of other texts, by the letters of their scripts.
-_SCRIPTS = {
-    "zh": "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff",
-    "ja-mecab": "\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f",  # kana
-    "ko-mecab": "\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3",
-    # Thai, Lao, Tibetan, Burmese, Khmer, Tai, Balinese, Javanese.
-    "char": "\u0e00-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\u1b00-\u1b7f\ua980-\uaa7f",
-}
+BLANKS = "intl"  # sacrebleu's words of texts with blanks between words, as in WMT
+# Its words of other texts, by the first word of the names that Unicode gives to their letters.
+_SCRIPTS = "HIRAGANA KATAKANA HANGUL THAI LAO TIBETAN MYANMAR KHMER TAI BALINESE JAVANESE"
+_WORDS = {"CJK": "zh", **dict.fromkeys(_SCRIPTS.split(), "char")}
 
 
 def batches(
@@ -87,34 +83,18 @@ def read_lines(path: str) -> list[str]:
 def tokenizer(references: Sequence[str]) -> str:
     """The name of sacrebleu's words for some texts, which their script tells.
 
-    Texts with blanks between words have "intl". Chinese has "zh", Japanese "ja-mecab", Korean
-    "ko-mecab", and others without blanks, such as Thai, "char"; so have Japanese and Korean where
-    MeCab is not installed.
+    Texts with blanks between words have "intl". Chinese has "zh", others without blanks, such as
+    Japanese and Thai, and Korean have "char": each letter is a word.
     """
-    text, scripts = "".join(references), "".join(_SCRIPTS.values())
-    counts = {name: len(re.findall(f"[{letters}]", text)) for name, letters in _SCRIPTS.items()}
-    others = len(re.findall(rf"[^\W\d_{scripts}]", text))
-    if 3 * sum(counts.values()) <= others:  # words of Latin letters have three times as many
-        return _BLANKS
-    counts["ja-mecab"] *= 10  # Japanese has kana beside Chinese letters, Chinese next to none
-    return _installed(max(counts, key=lambda name: counts[name]))
-
-
-def has_blanks(references: Sequence[str]) -> bool:
-    """Whether blanks cut the words of some texts."""
-    return tokenizer(references) == _BLANKS
-
-
-@functools.cache
-def _installed(name: str) -> str:
-    """The tokenizer of this name, or "char" where the packages are missing that it needs."""
-    from sacrebleu.metrics.bleu import BLEU
-
-    try:
-        BLEU(tokenize=name)
-    except (RuntimeError, ImportError):
-        return "char"
-    return name
+    counts = collections.Counter[str]()
+    for letter, count in collections.Counter("".join(references)).items():
+        if letter.isalpha():
+            script = re.split("[ -]", unicodedata.name(letter, ""))[0]
+            counts[_WORDS.get(script, BLANKS)] += count
+    if 3 * (counts["zh"] + counts["char"]) <= counts[BLANKS]:  # Latin words have more letters
+        return BLANKS
+    # Japanese has kana beside Chinese letters, Chinese next to none.
+    return "char" if 10 * counts["char"] > counts["zh"] else "zh"
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str], words: str = "") -> dict[str, float]:
@@ -136,7 +116,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], words: str = "") 
     Source: Papineni et al. 2002; Post 2018, arXiv:1804.08771 (sacrebleu).
     """
     pairs = list(zip(hypotheses, references, strict=True)) or [("", "")]
-    result = _metric("BLEU", words or tokenizer(references)).corpus_score(
+    result = metric("BLEU", words or tokenizer(references)).corpus_score(
         [pair[0] for pair in pairs], [[pair[1] for pair in pairs]]
     )
     exact = sum(hypothesis == reference for hypothesis, reference in pairs) / len(pairs)
@@ -162,33 +142,25 @@ def others(
     """
     texts = [*hypotheses] or [""], [[*references] or [""]]
     words = tokenizer(references)
-    return {name: _metric(name, words).corpus_score(*texts).score / 100 for name in names}
+    return {name: metric(name, words).corpus_score(*texts).score / 100 for name in names}
 
 
-def signature(name: str, words: str = _BLANKS) -> str:
+def signature(name: str, words: str = BLANKS) -> str:
     """sacrebleu's settings and version, which belong to a score: "nrefs:1|case:lc|..."."""
-    metric = _metric(name, words)
-    metric.corpus_score([""], [[""]])  # before a score, sacrebleu does not know `nrefs`
-    return str(metric.get_signature())
+    scorer = metric(name, words)
+    scorer.corpus_score([""], [[""]])  # before a score, sacrebleu does not know `nrefs`
+    return str(scorer.get_signature())
 
 
-def settings(words: str) -> dict[str, Any]:
-    """sacrebleu's arguments for BLEU of texts with the words of `tokenizer`.
-
-    It does not warn about text that looks tokenized.
-    """
-    return {"lowercase": True, "tokenize": words, "force": True}
-
-
-def _metric(name: str, words: str):
+def metric(name: str, words: str, **settings: Any):
     """sacrebleu's "BLEU", "chrF" or "TER" for texts with the words of `tokenizer`."""
     # Only where a score is computed.
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
     from sacrebleu.metrics.ter import TER
 
-    if name == "BLEU":
-        return BLEU(**settings(words))
+    if name == "BLEU":  # `force`: it does not warn about text that looks tokenized
+        return BLEU(lowercase=True, tokenize=words, force=True, **settings)
     if name == "chrF":
         return CHRF()
-    return TER() if words == _BLANKS else TER(normalized=True, asian_support=True)
+    return TER() if words == BLANKS else TER(normalized=True, asian_support=True)

@@ -287,8 +287,8 @@ class Translator(Benchmark):
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         """BLEU as a fraction; with chrF unless a target of text with blanks stops the run."""
-        is_alone = self.settings.stop_at_target and evaluation.has_blanks(self.references)
-        return self._scores(rows, () if is_alone else ("chrF",))
+        has_blanks = evaluation.tokenizer(self.references) == evaluation.BLANKS
+        return self._scores(rows, () if self.settings.stop_at_target and has_blanks else ("chrF",))
 
     def all_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
         return self._scores(rows, ("chrF", "TER"))

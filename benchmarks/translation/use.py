@@ -208,10 +208,8 @@ def worst_sentences(sentences: Sequence[Sentence]) -> Exhibit:
 
     BLEU has the settings of `evaluation.bleu`, and counts only n-grams that fit into the sentence.
     """
-    from sacrebleu.metrics.bleu import BLEU
-
-    tokenizer = evaluation.tokenizer([reference for _, _, reference in sentences])
-    metric = BLEU(**evaluation.settings(tokenizer), effective_order=True)
+    words = evaluation.tokenizer([reference for _, _, reference in sentences])
+    metric = evaluation.metric("BLEU", words, effective_order=True)
     scores = [metric.sentence_score(line, [true]).score for _, line, true in sentences]
     words = [len(reference.split()) for _, _, reference in sentences]
     wrong = [i for i, (_, line, true) in enumerate(sentences) if line != true]

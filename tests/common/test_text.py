@@ -27,6 +27,8 @@ def test_other_encodings_are_refused_with_the_line_and_the_command_that_converts
         decoded(text.encode(encoding), "N.gz")
     with pytest.raises(DataError, match="^N, line 1 is not UTF-16"):
         decoded("a".encode("utf-16") + b"x", "N")
+    with pytest.raises(DataError, match="^N, line 7 is not UTF-8"):  # it is within other text
+        decoded("a".encode("utf-16"), "N", line=7)
 
 
 def test_names_that_look_the_same_have_one_form():

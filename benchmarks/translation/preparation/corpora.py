@@ -9,7 +9,6 @@ import codecs
 import collections
 import contextlib
 import csv
-import functools
 import gzip
 import io
 import itertools
@@ -30,23 +29,26 @@ from common.text import decoded, is_sgm, limited_lines, sgm_sentences
 
 _SAMPLE = 50  # rows that tell what the columns and languages are
 _LINE_ENDS = re.compile(r"\r?\n|\r")
-_WORD = re.compile(r"#[,~]?|msgctxt|msgid_plural|msgid|msgstr(\[\d+\])?|")  # of a line of gettext
+_PO_LINE = re.compile(r'#.*|(msg[a-z_]+(\[\d+\])?\s*)?".*"')
+_MESSAGE = re.compile(  # of gettext: S stands for strings, one in a line
+    r"(?P<fuzzy>#,.*\n)?(msgctxt\s*S)?msgid\s*(?P<id>S)(msgid_plural\s*S)?"
+    r"msgstr(\[0\])?\s*(?P<text>S)".replace("S", r'(?:".*"\n)++')
+)
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
-# By the name of a column or key, what says that a translation is not final.
-_UNFINISHED = {
-    "fuzzy": "true|1|yes|x|fuzzy",
-    "approved": "false|0|no",
-    "(translation[ _-]?)?(state|status)|x-confirmationlevel": "fuzzy|new|initial|draft|"
-    "rejected.*|untranslated|unapproved|needs?[ _-].*",
-}
-CONVERTED = (".xlf", ".xliff")  # are not read; others make a .po of them
+# Columns and keys that say whether a translation is final, and "name=cell" of one that is not.
+_STATE = re.compile("fuzzy|approved|(translation[ _-]?)?(state|status)")
+_UNFINISHED = re.compile(
+    "fuzzy=(true|1|yes|x|fuzzy)|approved=(false|0|no)|.*(state|status)=(fuzzy|new|initial|draft|"
+    "rejected.*|untranslated|unapproved|needs?[ _-].*)"
+)
+XLIFF = (".xlf", ".xliff")  # is not read; other programs make a .po of it
 
 Row = dict[Any, str]  # texts by the number of a column, from 1, or by key
 Reader = Callable[[str], Iterator[tuple[int, Row]]]  # yields the number of each row, from 1, and it
 
 
 class Question(SourceError):
-    """The input has several languages, or none with the names asked for: the user must choose."""
+    """The input is text, but not clear, not as asked for, or to be converted: the user decides."""
 
 
 def lines(path: str) -> Iterator[str]:
@@ -56,13 +58,7 @@ def lines(path: str) -> Iterator[str]:
         if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             file = io.BytesIO(decoded(file.read(), path, SourceError).encode())
         for number, line in enumerate(read(file, path, SourceError), 1):
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            line = line.removesuffix(b"\n")
-            try:
-                yield line.decode()
-            except UnicodeDecodeError:
-                yield decoded(line, path, SourceError, number)
+            yield decoded(line.removesuffix(b"\n"), path, SourceError, number)
 
 
 @contextlib.contextmanager
@@ -100,11 +96,6 @@ class Lines(NamedTuple):
     def __str__(self) -> str:
         return f"{self.source} and {self.target}"
 
-    @property
-    def paths(self) -> list[str]:
-        """The files that hold the text."""
-        return [self.source, self.target]
-
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Yields the pairs of lines; SourceError if the files differ in their numbers of lines."""
         both = itertools.zip_longest(lines(self.source), lines(self.target))
@@ -127,7 +118,7 @@ class Corpus(NamedTuple):
     keys: Sequence[Any]  # of source and target in the rows
     names: tuple[str, ...]  # of source and target, in messages
     has_header: bool  # whether the first row of a table names the columns
-    states: Mapping[Any, str]  # by a table's column: a pattern of its cells that are not final
+    states: Mapping[str, Any]  # names and keys of what says whether a row is final
     left_out: collections.Counter[str]  # rows that `pairs` left out last, by reason
 
     @classmethod
@@ -136,10 +127,8 @@ class Corpus(NamedTuple):
     ) -> Corpus:
         """Looks at the first rows of a file.
 
-        Args:
-            path: of the file.
-            columns: source and target, by name or by number from 1; () to guess.
-            wanted: languages of source and target, each of which may be "".
+        `columns` are source and target, by name or by number from 1. Without them the languages
+        that are `wanted`, of which each may be "", and the names in the file decide.
         """
         if not tensorflow().io.gfile.exists(path):
             raise SourceError(f"there is no {path}")
@@ -147,51 +136,37 @@ class Corpus(NamedTuple):
             fix = f"give its files, or the folder alone: python -m scripts.prepare {path}"
             raise SourceError(f"{path} is a folder: {fix}")
         if not (read := FORMS.get(ending(path), ("", None))[1]):
-            raise SourceError(not_read(path))
+            raise _not_read(path)
         rows = [row for _, row in itertools.islice(read(path), _SAMPLE)]
         numbers = {str(key): key for row in rows for key in row}
         is_table = "1" in numbers
         header = rows[0] if is_table and languages.have_header(rows, columns, wanted) else {}
-        names = {cell.strip(): key for key, cell in header.items()} or numbers
-        states = {key: _unfinished(name) for name, key in names.items() if _unfinished(name)}
-        names = {name: key for name, key in names.items() if key not in states}
-        for tag in filter(None, map(languages.code, wanted)):
-            if tag not in names and any(isinstance(row, _Unit) and row[tag] for row in rows):
-                names = {name: name for name in names if not name.startswith(f"{tag}-")}
-                names[tag] = tag  # whichever variant a unit of a TMX has
+        titles: dict[Any, str] = {key: cell.strip() for key, cell in header.items()}
+        if is_table and not header:
+            texts = languages.text_columns(rows)
+            tags = languages.pair_of(path) if len(texts) == 2 else ()
+            titles = dict(zip(texts, tags or [f"column {key}" for key in texts], strict=True))
+        names = {title: key for key, title in titles.items()} if is_table else numbers
+        states = {name: key for name, key in names.items() if _STATE.fullmatch(name.lower())}
+        names = {name: key for name, key in names.items() if name not in states}
         sides = columns or languages.choose(names, wanted)
-        titles: dict[Any, str] = {**header}
-        if not sides and is_table and not header:
-            sides = texts = languages.text_columns(rows)
-            if len(texts) == 2 and (tags := languages.pair_of(path)):
-                titles = dict(zip(map(int, texts), tags, strict=True))
-                sides = [texts[tags.index(tag)] for tag in languages.choose(tags, wanted)]
-            elif len(texts) == 2 and any(wanted):
-                fix = "no names of languages: give source and target as --columns=1,2"
-                raise Question(f"{path} has {fix}")
-        elif not (sides or header or any(wanted)):  # two other keys or languages
+        if not (sides or any(wanted)):  # two other keys, languages or columns
             sides = sorted(names, key=lambda name: languages.code(name) != "en")
         keys = [names.get(side, numbers.get(side)) for side in sides]
         if len(keys) != 2 or None in keys:
-            raise _choice(path, [*titles.values()] or [*names], wanted)
-        titles |= {key: f"column {key}" for key in keys if is_table and key not in titles}
-        sides = tuple(str(titles.get(key, key)) for key in keys if key)
-        return cls(path, read, keys, sides, bool(header), states, collections.Counter())
+            raise _choice(path, [*names], wanted)
+        sides = (titles.get(key, f"column {key}" if is_table else str(key)) for key in keys)
+        return cls(path, read, keys, tuple(sides), bool(header), states, collections.Counter())
 
     def __str__(self) -> str:
         return f"{self.path}, {' to '.join(self.names)}"
-
-    @property
-    def paths(self) -> list[str]:
-        """The files that hold the text."""
-        return [self.path]
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Yields source and target of each final row; SourceError, with the row, if one lacks."""
         self.left_out.clear()
         for number, row in itertools.islice(self.read(self.path), int(self.has_header), None):
-            states = self.states if self.has_header else {key: _unfinished(key) for key in row}
-            if any(re.fullmatch(x, row.get(key, "").lower()) for key, x in states.items() if x):
+            states = (f"{name}={row.get(key)}".lower() for name, key in self.states.items())
+            if any(map(_UNFINISHED.fullmatch, states)):
                 self.left_out["fuzzy"] += 1
                 continue
             try:
@@ -210,13 +185,13 @@ class Corpus(NamedTuple):
         return bool(sides) and all(languages.are_mostly(side, pattern) for side in sides)
 
 
-def not_read(path: str) -> str:
-    """Why a file of another form is not read, and what to do."""
-    if ending(path) in CONVERTED:
+def _not_read(path: str) -> SourceError:
+    """The error for a file of another form."""
+    if ending(path) in XLIFF:
         names = shlex.join([path, f"{os.path.splitext(path)[0]}.po"])
         fix = f"translate-toolkit makes a .po of version 1: xliff2po {names}"
-        return f"{path} is XLIFF, which is not read: {fix}"
-    return (
+        return Question(f"{path} is XLIFF, which is not read: {fix}")
+    return SourceError(
         f"{path} is not a file of pairs ({', '.join(FORMS)}): give files of lines as "
         "--train_source and --train_target, and export others as one of these"
     )
@@ -225,7 +200,8 @@ def not_read(path: str) -> str:
 def _choice(path: str, names: Sequence[str], wanted: tuple[str, str]) -> SourceError:
     """The error where the source and the target are not clear among some names."""
     few = ", ".join(name[:30] for name in names[:20]) or "no text"
-    kind = Question if len(languages.named(names, wanted)) > 1 else SourceError
+    is_text = len(languages.named(names, wanted)) > 1 or (any(wanted) and len(names) == 2)
+    kind = Question if is_text else SourceError
     flags = zip(("source", "target"), wanted, strict=True)
     if asked := " and ".join(f"--{side}_language={tag}" for side, tag in flags if tag):
         few += f", and {asked} names none of them, or several"
@@ -234,13 +210,6 @@ def _choice(path: str, names: Sequence[str], wanted: tuple[str, str]) -> SourceE
         return kind(f"{path} has {few}: {fix}, or --source_language and --target_language")
     fix = "a pair has two; give files of lines as --train_source and --train_target"
     return kind(f"{path} has {few}: {fix}")
-
-
-@functools.cache
-def _unfinished(name: Any) -> str:
-    """A pattern of what a column or key of this name says if a translation is not final; or ""."""
-    found = (value for key, value in _UNFINISHED.items() if re.fullmatch(key, str(name).lower()))
-    return next(found, "")
 
 
 def _read_tabs(path: str) -> Iterator[tuple[int, Row]]:
@@ -280,10 +249,10 @@ def _read_json(path: str) -> Iterator[tuple[int, Row]]:
             row = parse_json(line)
             row = row.get("translation", row)
             row = {key: "" if text is None else text for key, text in row.items()}
-            row |= {key: str(row[key]) for key in row if _unfinished(key)}
         except (ValueError, AttributeError) as error:
             fault = f"{path}, line {number} is not a JSON object"
             raise SourceError(f"{fault}: each line must be one, {{...}}") from error
+        row = {key: str(text) if _STATE.fullmatch(key) else text for key, text in row.items()}
         yield number, {key: text for key, text in row.items() if isinstance(text, str)}
 
 
@@ -298,79 +267,45 @@ def _read_tmx(path: str) -> Iterator[tuple[int, Row]]:
                     body = node if name == "body" else body
                 elif name == "tu":
                     number += 1
-                    yield number, _unit(node)
+                    variants = map(_variant, node.iterfind("{*}tuv"))
+                    yield number, collections.defaultdict(str, variants)
                     (node if body is None else body).clear()  # it would fill the memory
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise SourceError(f"{path} is not a TMX, or damaged: {one_line(error)}") from error
 
 
-class _Unit(dict):
-    """The texts of a unit by tag; a language without a variant has the text of its only one."""
-
-    def __missing__(self, key: str) -> str:
-        texts = [text for tag, text in self.items() if tag.partition("-")[0] == key]
-        return texts[0] if len(texts) == 1 else ""
-
-
-def _unit(node: ElementTree.Element) -> _Unit:
-    """The texts of a <tu>, and the properties that tell whether it is final."""
-    unit = _Unit()
-    for prop in node.iterfind(".//{*}prop"):
-        pattern = _unfinished(name := prop.get("type", ""))
-        if pattern and re.fullmatch(pattern, (prop.text or "").lower()):
-            unit[name] = prop.text
-    for variant in node.iterfind("{*}tuv"):
-        word = variant.get("{http://www.w3.org/XML/1998/namespace}lang") or variant.get("lang", "")
-        segment = variant.find("{*}seg")
-        tag = languages.code(word) or word.lower().replace("_", "-")
-        unit[tag] = "" if segment is None else _content(segment)
-    return unit
+def _variant(node: ElementTree.Element) -> tuple[str, str]:
+    """The language and the text of a variant in a TMX."""
+    word = node.get("{http://www.w3.org/XML/1998/namespace}lang") or node.get("lang", "")
+    segment = node.find("{*}seg")
+    tag = languages.code(word) or word.lower().replace("_", "-")
+    return tag, "" if segment is None else _content(segment)
 
 
-def _content(node: ElementTree.Element) -> str:
+def _content(segment: ElementTree.Element) -> str:
     """The text of a segment without the codes of its layout; highlighted text is text, too."""
-    parts, left = [], [*reversed(node), node.text]
-    while left:  # without recursion, because elements may be nested as deeply as one likes
-        item = left.pop()
-        if isinstance(item, ElementTree.Element):
-            left.append(item.tail)
-            left += [*reversed(item), item.text] if item.tag.endswith("hi") else []
-        else:
-            parts.append(item or "")
-    return "".join(parts)
+    for node in [*segment.iter()][1:]:
+        if not node.tag.endswith("hi"):
+            node.text = ""
+            del node[:]
+    return "".join(segment.itertext())
 
 
 def _read_po(path: str) -> Iterator[tuple[int, Row]]:
     """The messages of gettext, of several forms the first; not obsolete ones."""
-    tag = languages.of_path(path) or "target"
-    for number, message in _messages(path):
-        parts = ("".join(message[key]) for key in ("msgid", "msgstr"))
+    tag, kept = languages.of_path(path) or "target", []
+    for number, line in enumerate(map(str.strip, lines(path)), 1):
+        if line and not _PO_LINE.fullmatch(line):
+            raise SourceError(f"{path}, line {number} has no string in quotes: correct it")
+        if re.match("#~|#,.*fuzzy|[^#]", line):  # other comments would part a message
+            kept.append(f"{line}\n")
+    for number, match in enumerate(_MESSAGE.finditer("".join(kept)), 1):
+        parts = ("".join(re.findall(r'"(.*)"', match[side])) for side in ("id", "text"))
         source, target = (re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), p) for p in parts)
         if not source and (header := re.search(r"^Language: *(\w\S*)", target, re.MULTILINE)):
             tag = languages.code(header[1]) or header[1].lower()
         elif source:
-            yield number, {"en": source, tag: target} | ({"fuzzy": "x"} if message["#,"] else {})
-
-
-def _messages(path: str) -> Iterator[tuple[int, dict[str, list[str]]]]:
-    """The strings of each message by their words, "#," if it is fuzzy, and the line of its end."""
-    message, word = collections.defaultdict(list), ""
-    for number, line in enumerate(itertools.chain(lines(path), ["#"])):
-        line = line.strip()
-        start = next(_WORD.finditer(line))[0]
-        if start in ("#", "#,", "#~", "msgctxt", "msgid") and message["msgstr"]:
-            yield number, message
-            message = collections.defaultdict(list)
-        if start == "#~" or (start == "msgid" and message["msgid"]):
-            message.clear()
-        elif start == "#," and "fuzzy" in line:
-            message["#,"] = [line]
-        if start.startswith("#") or not line:
-            continue
-        text, word = line[len(start) :].strip(), start.replace("[0]", "") or word
-        if not (len(text) > 1 and text[0] == text[-1] == '"'):
-            raise SourceError(f"{path}, line {number + 1} has no string in quotes: correct it")
-        message[word].append(text[1:-1])
+            yield number, {"en": source, tag: target, "fuzzy": "x" if match["fuzzy"] else ""}
 
 
 # The form and the reader of a file by the end of its name, behind which .gz may be.

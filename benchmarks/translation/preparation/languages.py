@@ -9,39 +9,30 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from babel import Locale
+from babel.core import get_global
+
 LETTER = r"[^\W\d_]"
 # In names of files, columns and keys: ISO 639-1 and -3, and English. Flags may name others.
-_WORDS = """source src, target tgt trg, aa aar, ab abk, af afr afrikaans, ak aka, am amh amharic,
-an arg, ar ara arb arabic, as asm, ay aym, az aze azj, ba bak, be bel belarusian, bg bul bulgarian,
-bm bam bambara, bn ben bengali, bo bod tib tibetan, br bre breton, bs bos bosnian, ca cat catalan,
-ceb, ckb, co cos, crh, cs ces cze czech, cv chv, cy cym welsh, da dan danish, de deu ger german,
-dv div, dz dzo, ee ewe, el ell gre greek, en eng english, eo epo esperanto, es spa spanish,
-et est estonian, eu eus basque, fa fas pes per persian, ff ful fuv, fi fin finnish, fj fij, fo fao,
-fr fra fre french, fy fry, ga gle irish, gd gla, gl glg galician, gn grn, gu guj gujarati,
-ha hau hausa, he heb hebrew, hi hin hindi, hr hrv croatian, ht hat, hu hun hungarian,
-hy hye armenian, id ind indonesian, ig ibo igbo, ilo, is isl ice icelandic, it ita italian,
-ja jpn japanese, jv jav javanese, ka kat georgian, kg kon, ki kik, kk kaz kazakh, km khm khmer,
-kmr, kn kan kannada, ko kor korean, ks kas, ku kur kurdish, ky kir, la lat latin, lb ltz,
-lg lug luganda, li lim, ln lin lingala, lo lao, lt lit lithuanian, lua, luo, lv lav lvs latvian,
-mg mlg plt malagasy, mi mri maori, mk mkd macedonian, ml mal malayalam, mn mon khk mongolian, mos,
-mr mar marathi, ms msa zsm malay, mt mlt maltese, my mya burmese, nb nob, ne nep npi nepali,
-nl nld dut dutch, nn nno, no nor norwegian, nr nbl, nso, ny nya chichewa, oc oci, om orm oromo,
-or ori ory, os oss, pa pan pnb punjabi, pcm, pl pol polish, ps pus pashto, pt por portuguese,
-qu que quechua, rm roh, rn run, ro ron rum romanian, ru rus russian, rw kin kinyarwanda,
-sa san sanskrit, sc srd, sd snd, se sme, sg sag, si sin sinhala, sk slk slo slovak,
-sl slv slovenian, sm smo, sn sna shona, so som somali, sq sqi als albanian, sr srp serbian, ss ssw,
-st sot, su sun, sv swe swedish, sw swa swh swahili, ta tam tamil, te tel telugu, tg tgk,
-th tha thai, ti tir tigrinya, tk tuk, tl tgl fil tagalog, tn tsn, to ton, tr tur turkish, ts tso,
-tt tat, tw twi, ug uig, uk ukr ukrainian, ur urd urdu, uz uzb uzn uzbek, ve ven, vi vie vietnamese,
-wo wol wolof, xh xho xhosa, yi yid, yo yor yoruba, yue, zh zho chi cmn chinese, zu zul zulu"""
-_CODES = {word: row.split()[0] for row in _WORDS.split(",") for word in row.split()}
+_NAMES = {tag: name for tag, name in Locale("en").languages.items() if len(tag) == 2}
+_ALIASES = {word: tag for word, tag in get_global("language_aliases").items() if len(word) == 3}
+_MORE = """source src, target tgt trg, bn bengali, ff fuv, lg luganda, mi maori, ny chichewa,
+pa pnb, tl tgl fil tagalog, bbj, ceb, ckb, crh, fon, ilo, lua, luo, mos, nso, pcm, yue"""
+_CODES = {
+    **{word: tag for word, tag in _ALIASES.items() if tag in _NAMES},
+    **{word: tag for tag, name in _NAMES.items() for word in (tag, name.lower())},
+    **{word: row.split()[0] for row in _MORE.split(",") for word in row.split()},
+    **dict.fromkeys(("cu", "sh"), ""),  # programs have such names
+}
 # Words, too: alone they say nothing.
-_ENGLISH = {"am", "as", "cat", "he", "id", "is", "it", "my", "no", "or", "so", "to"}
+_ENGLISH = {"am", "as", "cat", "he", "her", "id", "is", "it", "may", "my", "no", "or", "so", "to"}
 _ROLES = {"source", "target"}
 _REGION = r"(?:[-_@](?:[A-Z][A-Za-z]{1,3}|[A-Z][a-z]{3}_[A-Z]{2}|[0-9]{3}))?"  # en_US, eng_Latn
 _VARIANT = r"([A-Za-z]+)((?:[-_](?:[A-Z][A-Za-z]{1,3}|[a-z]{2}|[0-9]{3})|-[a-z]{4}|[@-]latin)*)"
 _TAG = rf"(?:pt-(?:br|pt)|zh-(?:cn|hk|tw))(?![a-z])|[A-Za-z]{{2,}}{_REGION}"  # in a file's name
 _PAIR = re.compile(r"(TAG)(?:-|_|2|-to-|_to_)(TAG)".replace("TAG", r"[a-z]{2,3}" + _REGION))
+
+Rows = Sequence[Mapping[Any, str]]  # of a table: cells by the numbers of their columns
 
 
 def code(word: str) -> str:
@@ -59,10 +50,9 @@ def named(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> dict[str,
     sides: dict[str, str] = {}
     parts: dict[str, str] = {}
     others, words = {*map(str.lower, wanted)} - {""}, {name.strip(): name for name in names}
-    known = [word for word in words if word.lower() not in _ENGLISH and code(word) not in _ROLES]
-    if len(words) == 2 and (first := next(filter(code, known), "")):
-        unknown = "[A-Z][a-z]{3,}" if len(first) > 4 else "[a-z]{3}(_[A-Z][a-z]{3})?"
-        others |= {word.lower() for word in words if re.fullmatch(unknown, word)}
+    known = {code(word) for word in words if word.lower() not in _ENGLISH} - {"", *_ROLES}
+    if len(words) == 2 and known:
+        others |= {word for word in words if re.fullmatch("[a-z]{3}", word)}
     for word, name in words.items():
         if known := code(word) or (word.lower() if word.lower() in others else ""):
             sides.setdefault(known, name)
@@ -81,7 +71,7 @@ def find(wanted: str, tags: Iterable[str]) -> str:
     return wanted if wanted in tags else variants[0] if len(variants) == 1 else ""
 
 
-def choose(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> Sequence[str]:
+def choose(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> tuple[str, ...]:
     """The names of the source and of the target; () if they are not clear.
 
     The languages in `wanted` come first; each may be "". Then the words source and target count.
@@ -89,7 +79,7 @@ def choose(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> Sequence
     """
     sides = named(names, wanted)
     source, target = (find(each, sides) for each in wanted)
-    if any(each and not tag for each, tag in zip(wanted, (source, target), strict=True)):
+    if [source, target].count("") > wanted.count(""):
         return ()
     if {"source", "target"} <= {*sides} and not (source or target):
         source, target = "source", "target"
@@ -98,17 +88,13 @@ def choose(names: Iterable[str], wanted: tuple[str, str] = ("", "")) -> Sequence
     if len(rest) > missing:  # columns "id" and "no" hold numbers
         rest = [each for each in rest if each not in {"id", "no", *_ROLES}]
     if not source and target:
-        rest = [each for each in rest if _language(each) == "en"] or rest
+        rest = [each for each in rest if each.startswith("en")] or rest
     if missing and len(rest) != missing:
         return ()
-    rest.sort(key=lambda each: _language(each) != "en")
+    rest.sort(key=lambda each: not each.startswith("en"))
     source = source or rest.pop(0)
     target = target or rest.pop(0)
     return (sides[source], sides[target]) if source != target else ()
-
-
-def _language(tag: str) -> str:
-    return tag.partition("-")[0]
 
 
 def pair_of(path: str) -> tuple[str, ...]:
@@ -125,10 +111,8 @@ def pair_of(path: str) -> tuple[str, ...]:
 
 def of_path(path: str) -> str:
     """The tag that a folder or a part of a file's name is, as of x.fr.po, or ends with; or ""."""
-    parts = [part for part in reversed(re.split(r"[/.]", path)) if part]
-    ends = [re.split(r"[-_](?=[a-z]{2,3}(?:[-_][A-Z]{2})?$)", part)[-1] for part in parts]
-    found = [*map(code, parts), *(code(end) for end in ends if end not in _ENGLISH)]
-    return next((tag for tag in found if tag not in {*_ROLES, ""}), "")
+    parts = re.split(r"[/.]|[-_](?=[a-z]{2,3}(?:[-_][A-Z]{2})?\.)", path)
+    return next((tag for tag in map(code, reversed(parts)) if tag not in {*_ROLES, ""}), "")
 
 
 def groups(names: Iterable[str]) -> list[dict[str, str]]:
@@ -151,9 +135,7 @@ def groups(names: Iterable[str]) -> list[dict[str, str]]:
     return found
 
 
-def have_header(
-    rows: Sequence[Mapping[Any, str]], columns: Sequence[str], wanted: tuple[str, str]
-) -> bool:
+def have_header(rows: Rows, columns: Sequence[str], wanted: tuple[str, str]) -> bool:
     """Whether the first row has the `columns`, or alone names two languages."""
     if columns and {*columns} <= {cell.strip() for cell in rows[0].values()}:
         return True
@@ -161,13 +143,13 @@ def have_header(
     return first and not any(later)
 
 
-def text_columns(rows: Sequence[Mapping[Any, str]]) -> list[str]:
+def text_columns(rows: Rows) -> list[Any]:
     """The first two columns that hold text: no numbers, no codes of languages."""
     texts = []
     for key in dict.fromkeys(itertools.chain(*rows)):
         cells = [cell for row in rows if (cell := row.get(key, "").strip())]
         if are_mostly(cells, LETTER) and not all(map(code, cells)):
-            texts.append(str(key))
+            texts.append(key)
     return texts[:2]
 
 

@@ -4,11 +4,9 @@ import collections
 import contextlib
 import html
 import itertools
-import os
 import re
-import shlex
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks.translation.preparation import corpora, languages
 from benchmarks.translation.preparation.corpora import Corpus, Lines, Question
@@ -21,7 +19,7 @@ from common.text import text_lines
 
 # Ends of the names of lines of text, beside languages.
 _LINES = ("txt", "text", "tok", "sgm", "src", "tgt", "trg", "source", "target")
-_MOST = 1000  # files of a form that are looked at
+_MOST = 1000  # files with the same end that are looked at
 _SAME = 20, 100  # pairs that are compared to find two copies of a text, and the fewest letters
 
 Row = tuple[str, ...]  # the names of two files of lines, or of a file of pairs
@@ -32,45 +30,40 @@ Names = tuple[str, ...]  # of source and target: tags, or what a file calls them
 def readings(folder: Folder) -> list[Reading]:
     """The ways to read a folder as parallel text: two files of lines, or files of pairs.
 
-    SourceError if it has several pairs of languages, or none that the folder's flags ask for.
+    Question if it has several pairs of languages, or none that the folder's flags ask for.
     """
     errors, questions = (UserError, OSError, tensorflow().errors.OpError), []
     names, typed = [file.name for file in folder.files], " ".join(folder.flags)
-    asked = dict(re.findall(r"--(source|target)[-_]language[= ](\S+)", typed))
+    asked = dict(re.findall(r"--(columns|source|target)(?:[-_]language)?[= ](\S+)", typed))
     wanted = asked.get("source", ""), asked.get("target", "")
-    found: dict[str, dict[Names, Inputs]] = {}  # by form
+    columns = [*filter(None, asked.get("columns", "").split(","))]
+    found: dict[str, dict[Names, Inputs]]  # by form
+    found = collections.defaultdict(lambda: collections.defaultdict(dict))
     taken, seen, known = set(), collections.Counter[str](), set()
     with contextlib.suppress(*errors):
         for sides in languages.groups(filter(_is_lines, names)):
             if all(_has_letters(folder.head(name)) for name in sides.values()):
                 taken |= {*sides.values()}
                 for tags in itertools.combinations(sides, 2):
-                    known |= {tuple(languages.choose(tags))} - {()}
-                    if two := tuple(languages.choose(tags, wanted)):
-                        row = tuple(sides[tag] for tag in two)
-                        each = Lines(*map(folder.full, row))
-                        found.setdefault("text", {}).setdefault(two, {})[row] = each
-    for name in (name for name in names if name not in taken):
-        form, _ = corpora.FORMS.get(corpora.ending(name), ("", None))
-        seen[form] += 1
-        if not form or seen[form] > _MOST:
+                    known |= {languages.choose(tags)} - {()}
+                    if two := languages.choose(tags, wanted):
+                        row = sides[two[0]], sides[two[1]]
+                        found["text"][two][row] = Lines(*map(folder.full, row))
+    for name in names:
+        seen[end := corpora.ending(name)] += 1
+        if name in taken or seen[end] > _MOST or end not in (*corpora.FORMS, *corpora.XLIFF):
             continue
         try:
-            corpus = Corpus.open(folder.full(name), (), wanted)
+            corpus = Corpus.open(folder.full(name), columns, wanted)
             if corpus.has_sentences():
                 two = tuple(languages.code(each) or each for each in corpus.names)
-                found.setdefault(form, {}).setdefault(two, {})[name,] = corpus
+                found[corpora.FORMS[end][0]][two][name,] = corpus
         except Question as question:
             questions.append(question)
-            with contextlib.suppress(*errors):  # what there is instead of the languages asked for
-                two = Corpus.open(folder.full(name)).names
-                known |= {tuple(languages.code(each) or each for each in two)}
         except errors:
             pass
     if not found and known:
-        questions.insert(0, _question(folder, known, "none of them was asked for"))
-    if unread := [name for name in names if corpora.ending(name) in corpora.CONVERTED]:
-        questions.append(SourceError(corpora.not_read(folder.full(unread[0]))))
+        raise _question(folder, known, "none of them was asked for")
     if not found and questions:
         raise questions[0]
     return [_reading(folder, form, found[form], wanted) for form in found]
@@ -87,25 +80,20 @@ def _reading(
     folder: Folder, form: str, pairs: dict[Names, Inputs], wanted: tuple[str, str]
 ) -> Reading:
     """The reading of the files of a form; their names say which are for evaluation."""
-    everything = {name for inputs in pairs.values() for row in inputs for name in row}
-    asked = [*map(languages.code, wanted)]
-
-    def fit(two: Names) -> tuple[bool, ...]:
-        """Whether the tags are those asked for, pt and not pt-br; by itself English is a source."""
-        same = [tag in ("", mine) for tag, mine in zip(asked, two, strict=True)]
-        return (*same, bool(asked[1]) and two[0].startswith("en"))
-
-    best = max(map(fit, pairs))
-    pairs = {two: pairs[two] for two in pairs if fit(two) == best}
-    spoken = [two for two in pairs if all(re.fullmatch(r"[a-z]{2,3}(-\w+)*", x) for x in two)]
+    # The tags that are asked for: pt and not pt-br; beside a target English is the source.
+    asked = [languages.find(tag, itertools.chain(*pairs)) for tag in wanted]
+    fit = [two for two in pairs if all(map(lambda tag, side: tag in ("", side), asked, two))]
+    fit = fit or [*pairs]
+    if asked[1]:
+        fit = [two for two in fit if two[0].startswith("en")] or fit
+    spoken = [two for two in fit if all(re.fullmatch(r"[a-z]{2,3}(-\w+)*", tag) for tag in two)]
     if len(spoken) > 1:
         raise _question(folder, spoken, "they are not mixed")
-    sides = max(pairs, key=lambda two: len(pairs[two]))
-    inputs = pairs[sides]
-    train, evaluation = _by_split(folder, form, [*inputs])
+    sides = max(fit, key=lambda two: len(pairs[two]))
+    train, evaluation = _by_split(folder, form, [*pairs[sides]])
     flags, ends = [], ("_source", "_target") if form == "text" else ("",)
     for name, part in (("train", train), ("eval", evaluation)):
-        _check_copies(folder, {row: inputs[row] for row in part})
+        _check_copies(folder, {row: pairs[sides][row] for row in part})
         for i, end in enumerate(ends if part else ()):
             flags.append(f"--{name}{end}=" + ",".join(folder.full(row[i]) for row in part))
     flags += ["--clean", "--max_ratio=9"]  # the ratio of Moses' clean-corpus-n
@@ -113,46 +101,40 @@ def _reading(
     size = sum(sizes[name] for row in train for name in row)
     number = f"{len(train) * len(train[0]):,} files, such as " if len(train) > 1 else ""
     how = "text" if sides[0].startswith("column ") else "names"
-    about = (
-        f"{number}{' and '.join(train[0])}, {size:,} bytes: "
-        f"{sides[0]} and {sides[1]} by their {how}"
-    )
+    files = f"{number}{' and '.join(train[0])}, {size:,} bytes"
+    about = f"{files}: {sides[0]} and {sides[1]} by their {how}"
     text = ", ".join(row[0] for row in evaluation[:3]) or "a part of the training pairs"
     turn = f" (--source_language={sides[1]} turns it)" if languages.code(sides[1]) else ""
     makes = f"packed rows, {sides[0]} to {sides[1]}{turn}; evaluation on {text}"
-    used = {*itertools.chain(*train, *evaluation)}
-    ends = {*map(corpora.ending, used), *corpora.CONVERTED}
-    everything |= {name for name in sizes if corpora.ending(name) in ends}
-    if aside := sorted(everything - used):
+    used, texts = {*itertools.chain(*train, *evaluation)}, itertools.chain(*pairs.values())
+    forms = {*map(corpora.ending, itertools.chain(*texts)), *corpora.XLIFF}
+    if aside := sorted(name for name in {*sizes} - used if corpora.ending(name) in forms):
         makes += f"; {len(aside):,} not used: {', '.join(aside[:3])}{' ...' * (len(aside) > 3)}"
-    return Reading("text", form, about, makes, flags, sum(map(len, inputs)))
+    return Reading("text", form, about, makes, flags, sum(map(len, pairs[sides])))
 
 
 def _by_split(folder: Folder, form: str, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     """The inputs to train on and to evaluate on; SourceError if all are for evaluation."""
 
-    def split(name: str, whole: bool) -> str:
-        """What a folder or a word of the file's name says; with `whole` its first word."""
-        *folders, base = name.split("/")
-        say = splits.whole_split if whole else splits.split_of
-        words = re.split(r"[^A-Za-z]", base)[0] if whole else base
-        return next(filter(None, map(say, (words, *reversed(folders)))), "")
+    def split(say: Callable[[str], str], parts: Sequence[str]) -> str:
+        return next(filter(None, map(say, reversed(parts))), "")
 
-    found = [split(row[0], False) for row in rows]
-    if not splits.have_splits(found):  # in documentation, dev and test are subjects
-        found = ["" if form == "po" else split(row[0], True) for row in rows]
+    names = [row[0].split("/") for row in rows]
+    found = [split(splits.split_of, parts) for parts in names]
+    if not splits.have_splits(found):
+        # In documentation dev and test are subjects; elsewhere the first word of a name says it.
+        words = [[*folders, re.split("[^A-Za-z]", base)[0]] for *folders, base in names]
+        found = ["" if form == "po" else split(splits.whole_split, parts) for parts in words]
     parts = collections.defaultdict(list)
     for row, part in zip(rows, found, strict=True):
         parts[part or "train"].append(row)
-    if parts["train"]:
-        return parts["train"], parts["validation"] or parts["test"]
-    if folder.is_file:
-        return [*rows], []
-    flags = "--train_source=FILE --train_target=FILE" if form == "text" else "--train=FILE"
-    raise SourceError(
-        f"{folder.given} has only text to evaluate on by its names, such as {rows[0][0]}: to train "
-        f"on it, type python -m scripts.prepare text {flags} --out=DIR"
-    )
+    if not (parts["train"] or folder.is_file):
+        raise SourceError(
+            f"{folder.given} has only text to evaluate on by its names, such as {rows[0][0]}: to "
+            "train on it, name its files, see python -m scripts.prepare text --help"
+        )
+    evaluation = parts["validation"] or parts["test"]
+    return (parts["train"], evaluation) if parts["train"] else ([*rows], [])
 
 
 def _check_copies(folder: Folder, inputs: Inputs) -> None:
@@ -163,18 +145,13 @@ def _check_copies(folder: Folder, inputs: Inputs) -> None:
         with contextlib.suppress(UserError, OSError, tensorflow().errors.OpError):
             text = " ".join(itertools.chain(*itertools.islice(each.pairs(), _SAME[0])))
         letters = re.sub(r"[\W_]+", "", html.unescape(text).casefold())
-        other = seen.setdefault(letters, name) if len(letters) > _SAME[1] else name
-        if other != name:
-            folders = [folder.full(os.path.dirname(path)) for path in (other, name)]
-            command = ["python", "-m", "scripts.prepare"]
-            fix = " or ".join(shlex.join([*command, path, *folder.flags]) for path in folders)
-            if folders[0] == folders[1]:
-                fix = "python -m scripts.prepare text --help, and give the files of one"
-            raise Question(f"{folder.given} has the same text in {other} and {name}: type {fix}")
+        if len(letters) > _SAME[1] and (other := seen.setdefault(letters, name)) != name:
+            fix = "keep one of them in it, or name files, see python -m scripts.prepare text --help"
+            raise Question(f"{folder.given} has the same text in {other} and {name}: {fix}")
 
 
 def _is_lines(name: str) -> bool:
-    end = os.path.splitext(name.lower().removesuffix(".gz"))[1][1:]
+    end = corpora.ending(name)[1:]
     return end in _LINES or bool(languages.code(end))
 
 

@@ -51,7 +51,7 @@ class Pairs(NamedTuple):
 
     train: list[Pair]  # without space at their ends, as in tensor2tensor
     eval: list[Pair]  # unchanged
-    left_out: dict[str, dict[str, int]]  # by split: how many pairs, by reason
+    left_out: dict[str, collections.Counter[str]]  # by split: how many pairs, by reason
 
 
 class TextInput:
@@ -71,7 +71,9 @@ class TextInput:
             tables = [Corpus.open(path, columns, wanted) for path in paths]
             self._inputs[split] = [*map(Lines, *sides), *tables]
         self.vocabulary = _load(args.vocabulary) if args.vocabulary else None
-        self._paths = [path for each in self._inputs["train"] for path in each.paths]
+        self._paths: list[str] = []  # of training text
+        for each in self._inputs["train"]:
+            self._paths += each if isinstance(each, Lines) else [each.path]
         self.size = sum(files.sizes(self._paths))
         self._clean, self._max_ratio = args.clean, args.max_ratio
         self.settings: dict[str, Any] = {}
@@ -91,26 +93,28 @@ class TextInput:
 
     def read(self) -> Pairs:
         """Reads both splits; without text to evaluate on, it is a part of the training pairs."""
-        pairs = [*self._read("eval")]
+        left_out = {split: collections.Counter(empty=0) for split in ("train", "eval")}
+        pairs = [*self._read("eval", left_out["eval"])]
         evaluation = [pair for pair in pairs if all(side.strip() for side in pair)]
         if self._inputs["eval"] and not evaluation:
             raise UserError("the evaluation files hold no pair with text on both sides")
-        reasons = self._left_out("eval", empty=len(pairs) - len(evaluation))
-        train, left_out = self._read_train()
+        left_out["eval"]["empty"] = len(pairs) - len(evaluation)
+        train = self._read_train(left_out["train"])
         if not self._inputs["eval"]:
             train, evaluation = _draw(train)
-        return Pairs(train, evaluation, {"train": left_out, "eval": reasons})
+        return Pairs(train, evaluation, left_out)
 
-    def _read(self, split: str) -> Iterator[Pair]:
+    def _read(self, split: str, left_out: collections.Counter[str]) -> Iterator[Pair]:
         for number, each in enumerate(self._inputs[split]):
             console.print_row(number, len(self._inputs[split]), f"{split}: {each}")
             yield from each.pairs()
+            if isinstance(each, Corpus):
+                left_out.update(each.left_out)
 
-    def _read_train(self) -> tuple[list[Pair], dict[str, int]]:
-        """The pairs to train on, and how many are left out, by reason."""
-        left_out: collections.Counter[str] = collections.Counter(empty=0)
+    def _read_train(self, left_out: collections.Counter[str]) -> list[Pair]:
+        """The pairs to train on; counts in `left_out`, by reason, how many are not."""
         pairs, seen = [], set()
-        for source, target in self._read("train"):
+        for source, target in self._read("train", left_out):
             pair = source.strip(), target.strip()
             sizes = [max(len(side), _SHORT) for side in pair]
             if not all(pair):
@@ -125,22 +129,13 @@ class TextInput:
                 pairs.append(pair)
             if self._clean:
                 seen.add(pair)
-        left_out.update(self._left_out("train"))
         if not pairs:
             reasons = ", ".join(f"{reason}: {count:,}" for reason, count in left_out.items())
             raise UserError(
                 "the training files hold no pair with text on both sides that is kept; left out: "
                 f"{reasons}"
             )
-        return pairs, left_out
-
-    def _left_out(self, split: str, **reasons: int) -> dict[str, int]:
-        """The pairs that are left out, by reason, with those that the files themselves exclude."""
-        for each in self._inputs[split]:
-            if isinstance(each, Corpus):
-                for reason, count in each.left_out.items():
-                    reasons[reason] = reasons.get(reason, 0) + count
-        return reasons
+        return pairs
 
 
 def _draw(pairs: list[Pair]) -> tuple[list[Pair], list[Pair]]:

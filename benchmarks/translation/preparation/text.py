@@ -46,12 +46,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--train_target", **utf8, metavar="FILES", help="their translations, in the same order")
     pairs = "files of pairs: .tsv, .csv, .jsonl, each perhaps .gz"
     add("--train", **utf8, metavar="FILES", help=pairs)
-    add(
-        "--columns",
-        default="",
-        metavar="A,B",
-        help="columns of source and target, by number or name",
-    )
+    add("--columns", default="", metavar="A,B", help="of source and target, by number or name")
     guess = "(by names, headers and keys; English is the source)"
     add("--source_language", default="", metavar="CODE", help=f"such as en {guess}")
     add("--target_language", default="", metavar="CODE", help="such as de")
@@ -63,12 +58,8 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--eval_source", **utf8, metavar="FILES", help="text to evaluate on")
     add("--eval_target", **utf8, metavar="FILES", help="its reference translations")
     arguments.add_out(parser)
-    add(
-        "--vocabulary",
-        **utf8,
-        metavar="FILE",
-        help="of tensor2tensor (vocab.*.subwords) or sentencepiece",
-    )
+    known = "vocab.*.subwords of tensor2tensor, or of sentencepiece"
+    add("--vocabulary", **utf8, metavar="FILE", help=known)
     size = "subwords (32768; below 33 MB of text one for each 1,000 characters)"
     add("--vocabulary_size", type=sized, metavar="N", help=size)
     row = console.integer(4, 65536)  # as config.row_length
@@ -99,10 +90,8 @@ def _turn(args: argparse.Namespace) -> str:
         for sides in languages.groups(names) if any(wanted) else ():
             chosen = languages.choose([*sides], wanted)
             if not chosen and not {"source", "target"} & {*sides}:
-                asked = " to ".join(filter(None, wanted))
-                return (
-                    f"{' and '.join(names)} are {' and '.join(sides)} by their names, not {asked}"
-                )
+                tags, asked = " and ".join(sides), " to ".join(filter(None, wanted))
+                return f"{' and '.join(names)} are {tags} by their names, not {asked}"
             if [sides[tag] for tag in chosen] == names[::-1]:
                 vars(args).update(zip(flags, reversed(paths), strict=True))
     return ""

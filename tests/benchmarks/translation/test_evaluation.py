@@ -141,12 +141,16 @@ def test_the_signatures():
 
 
 CHINESE = ["第3次会议在三月举行。", "我们用 GPU 训练模型。", "软件已经更新。"]
-OTHERS = {
-    "zh": ["第三次會議在三月舉行。", "軟體已經更新の。"],
-    "ja-mecab": ["第三回の会議は三月です。", "データを読み込みます。"],
-    "ko-mecab": ["세 번째 회의는 삼월에 열립니다.", "GPU를 사용합니다."],
-    "char": ["การประชุมครั้งที่สามจัดขึ้นในเดือนมีนาคม", "ສະບາຍດີທຸກຄົນ", "ថ្ងៃនេះអាកាសធាតុល្អ", "ဒီနေ့ရာသီဥတုကောင်းတယ်"],
-}
+WITHOUT_BLANKS = [
+    ("zh", CHINESE[::2]),  # without Latin letters, of which whole words count
+    ("zh", ["第三次會議在三月舉行。", "軟體已經更新の。"]),
+    ("char", ["第三回の会議は三月です。", "データを読み込みます。"]),
+    ("char", ["세 번째 회의는 삼월에 열립니다.", "GPU를 사용합니다."]),
+    (
+        "char",
+        ["การประชุมครั้งที่สามจัดขึ้นในเดือนมีนาคม", "ສະບາຍດີທຸກຄົນ", "ថ្ងៃនេះអាកាសធាតុល្អ", "ဒီနေ့ရာသီဥတုကောင်းတယ်"],
+    ),
+]
 
 
 def ngram_score(hypotheses, references):
@@ -164,17 +168,12 @@ def ngram_score(hypotheses, references):
     return math.exp(logs / 4)
 
 
-@pytest.mark.parametrize(("words", "texts"), [("zh", CHINESE), *OTHERS.items()])
-def test_texts_without_blanks_have_their_own_words(monkeypatch, words, texts):
+@pytest.mark.parametrize(("words", "texts"), WITHOUT_BLANKS)
+def test_texts_without_blanks_have_their_own_words(words, texts):
     scores = evaluation.bleu(texts, texts)
     assert (scores["BLEU"], scores["exact"]) == (pytest.approx(1), 1)
-    assert evaluation.tokenizer(texts) in (words, "char" if "mecab" in words else words)
-    assert f"|tok:{evaluation.tokenizer(texts)}" in evaluation.signature(
-        "BLEU", evaluation.tokenizer(texts)
-    )
-    monkeypatch.setattr(evaluation, "_installed", lambda name: name)
     assert evaluation.tokenizer(texts) == words
-    monkeypatch.setattr(evaluation, "_installed", lambda name: "char")
+    assert f"|tok:{words}" in evaluation.signature("BLEU", words)
     wrong = [text[:-2] + text[-1] + text[-2] for text in texts]
     assert evaluation.bleu(wrong, texts)["BLEU"] == pytest.approx(ngram_score(wrong, texts))
 
