@@ -53,14 +53,8 @@ _MOST = 20  # files that are looked at, if none is a log
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
-    add = parser.add_argument
-    add(
-        "files",
-        nargs="+",
-        type=console.path,
-        metavar="FILE",
-        help="tables, also in different formats",
-    )
+    add, about = parser.add_argument, "tables, also in different formats"
+    add("files", nargs="+", type=console.path, metavar="FILE", help=about)
     for what, more in (("user", ""), ("item", ""), ("time", "; none takes the rows' order")):
         about = f"column of the {what}: its name, or its number from 1{more}"
         add(f"--{what}", default="", metavar="COLUMN", help=about)
@@ -281,7 +275,8 @@ def _listed_titles(args: argparse.Namespace) -> dict[str, str]:
             print(f"titles: {path}")
             rows = table.read({what: columns[what] for what in ("item", "title")})
             pairs = zip(
-                *(values.normal(column).to_pylist() for column in rows.columns), strict=True
+                *(values.normal(column.combine_chunks()).to_pylist() for column in rows.columns),
+                strict=True,
             )
             titles |= {name: title for name, title in pairs if title}
     return titles
@@ -297,20 +292,12 @@ def _csv(header: str, *columns: Any) -> Iterator[bytes]:
         yield sink.getvalue().to_pybytes()
 
 
-def _looked_at(folder: Folder, name: str) -> Table | UserError | None:
-    """A file that may be a table: the table, or why it is none; None if nobody would call it one.
-
-    In a folder, tables have endings of tables, or are .txt with tabs.
-    """
-    try:
-        table = open_table(folder.full(name))
-        is_sure, result = {"user", "item"} <= table.guesses().keys(), table
-    except UserError as error:
-        is_sure, result = folder.is_file, error
-    if is_sure or not tensorflow().io.gfile.exists(folder.full(name)):  # it may be in an archive
-        return result if is_sure else None
-    is_table = name.lower().removesuffix(".gz").endswith(_TABLES)
-    return result if is_table or _TABLE_START.match(folder.head(name)) else None
+def _is_table(folder: Folder, name: str) -> bool:
+    """Whether people would call a file a table: by its ending, or a .txt by its first line."""
+    if not tensorflow().io.gfile.exists(folder.full(name)):  # it is in an archive
+        return False
+    has_ending = name.lower().removesuffix(".gz").endswith(_TABLES)
+    return has_ending or bool(_TABLE_START.match(folder.head(name)))
 
 
 def readings(folder: Folder) -> list[Reading]:
@@ -321,37 +308,41 @@ def readings(folder: Folder) -> list[Reading]:
     """
     found: dict[tuple[str, ...], list[tuple[str, Table]]] = collections.defaultdict(list)
     sizes = {file.name: file.size for file in folder.files}
-    unread: list[Table | UserError] = []
+    unknown: list[Table] = []
+    damaged: list[UserError] = []
     for suffixes in (_SUFFIXES, () if folder.is_file else _FOLDS):
         candidates = [n for n in sizes if n.lower().removesuffix(".gz").endswith(suffixes)]
         for number, name in enumerate(sorted(candidates, key=lambda name: -sizes[name])):
-            table = _looked_at(folder, name) if found or number < _MOST else None
-            if isinstance(table, Table) and {"user", "item"} <= table.guesses().keys():
-                found[table.names].append((name, table))
-            elif table and (isinstance(table, UserError) or len(table.names) > 1):
-                unread.append(table)
+            if found or number < _MOST:
+                try:
+                    table = open_table(folder.full(name))
+                    if {"user", "item"} <= table.guesses().keys():
+                        found[table.names].append((name, table))
+                    elif len(table.names) > 1 and _is_table(folder, name):
+                        unknown.append(table)
+                except UserError as error:
+                    if folder.is_file or _is_table(folder, name):
+                        damaged.append(error)
         if found:
             break
     if not found:
-        if unread and 2 * len(unread) >= min(len(sizes), _MOST):
-            first = unread[0]
-            raise first if isinstance(first, UserError) else SourceError(_advice(first))
+        problems = [*(SourceError(_advice(table)) for table in unknown), *damaged]
+        if problems and 2 * len(problems) >= min(len(sizes), _MOST):
+            raise problems[0]
         return []
     log, *others = sorted(found.values(), key=lambda log: -sum(sizes[name] for name, _ in log))
     # Of files without times, the rows of the last one are the latest.
     parts, have_parts = ["", "train", "validation", "test"], have_splits(name for name, _ in log)
     log.sort(key=lambda row: (have_parts and parts.index(split_of(row[0])), row[0]))
     names, table = [name for name, _ in log], log[0][1]
-    columns = {what: table.names[column] for what, column in table.guesses().items()}
-    how = f"by the header {', '.join(columns.values())}" if table.has_header else "without a header"
     aside = [f"{name}, which has users and items, too" for other in others for name, _ in other]
-    aside += [str(error) for error in unread if isinstance(error, UserError)]
+    aside += map(str, damaged)
     more = f"; not taken: {some(aside)}" if aside else ""
     return [
         Reading(
             name="interactions",
             form="interactions",
-            found=f"{some(names)}: rows of {', '.join(columns)}, {how}{more}",
+            found=f"{some(names)}: rows of {_taken(table, table.guesses())}{more}",
             makes="ratings, and lists of users and items, for NCF to recommend from",
             arguments=[folder.full(name) for name in names],
             files=len(names),

@@ -133,11 +133,9 @@ class Table:
                 types = {"timestamp[s]": "string", "null": "string"}
                 fields = [self.types.field(key) for key in keys]
                 schema = pyarrow.schema([(f.name, types.get(str(f.type), f.type)) for f in fields])
-                rows = pyarrow.json.read_json(
-                    file,
-                    pyarrow.json.ReadOptions(block_size=_BLOCK),
-                    pyarrow.json.ParseOptions(schema, unexpected_field_behavior="ignore"),
-                )
+                parse = pyarrow.json.ParseOptions(schema, unexpected_field_behavior="ignore")
+                blocks = pyarrow.json.ReadOptions(block_size=_BLOCK)
+                rows = pyarrow.json.read_json(file, blocks, parse)
             else:
                 rows = parquet.read_table(file, columns=keys)
             if not len(rows):

@@ -54,9 +54,8 @@ def encode(kind: str, arrays: list[pyarrow.Array]) -> tuple[np.ndarray, pyarrow.
     return codes.fill_null(-1).to_numpy(), names
 
 
-def normal(texts: Any) -> Any:
+def normal(texts: Any) -> pyarrow.Array:
     """Names in `normal_name`'s form, which most have already."""
-    texts = texts.combine_chunks() if isinstance(texts, pyarrow.ChunkedArray) else texts
     is_odd = pc.fill_null(pc.match_substring_regex(texts, r"[^\x21-\x7e]"), False)
     return pc.replace_with_mask(
         texts, is_odd, pyarrow.array(map(normal_name, texts.filter(is_odd).to_pylist()), "string")
