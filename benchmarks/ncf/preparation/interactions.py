@@ -146,7 +146,6 @@ def prepare(args: argparse.Namespace) -> str:
         raise SourceError(f"{args.out} already holds {_RATINGS}: choose another --out")
     log = _read(sources)
     dropped, least = _weigh(log)
-    values.warn_of_ties(log.users, log.items, log.times)
     titles = _listed_titles(args)
     state.claim(plan, args.overwrite)
     kept = ~dropped[log.users]
@@ -163,9 +162,9 @@ def prepare(args: argparse.Namespace) -> str:
     shards = [{"name": n, "bytes": size} for n, size in zip(names, sizes, strict=True)]
     counts = {"ratings": len(users), "users": len(user_ids), "items": len(item_ids)}
     left_out = {**log.left_out, "users_with_all_items": int(dropped.sum())}
-    content = {"format": 1, "kind": "recommendation", **plan}
-    content["splits"] = {"train": {"shards": shards}}
-    writing.save_manifest(args.out, content | {"counts": counts, "left_out": left_out})
+    content = {"format": 1, "kind": "recommendation", **plan, "counts": counts}
+    content |= {"left_out": left_out, "splits": {"train": {"shards": shards}}}
+    writing.save_manifest(args.out, content)
     recipe = "small.py:ncf" if len(users) < _LARGE else "ncf"
     keys: dict[str, Any] = {"min_ratings": least}
     batch = arguments.fitted(len(users), _BATCH, 1, 1)["train_batch_size"]
@@ -216,28 +215,28 @@ def _advice(table: Table) -> str:
 def _weigh(log: Log) -> tuple[np.ndarray, int]:
     """Warns about users and rows that are left out; returns who stays and the min_ratings to use.
 
-    Users who have chosen every item are left out: training needs items that were not chosen.
+    Users who have chosen every item are left out: training needs items that were not chosen. It
+    also warns about users whose latest item is not known, as several have the same time.
     """
-    width = max(len(log.item_names), 1)
-    pairs = log.users * np.int64(width)
-    pairs += log.items
-    pairs.sort()  # np.unique needs twice the memory
-    pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])[: len(pairs)]]
-    users = (pairs // width).astype(np.int32)
-    pairs %= width
-    items = pairs.astype(np.int32)
-    del pairs
+    width = np.int64(len(log.item_names))
+    pairs = log.users * width + log.items
+    users, items = np.divmod(np.unique(pairs), width)
     counts = np.bincount(users, minlength=len(log.user_names))
     least = next(n for n in _LEAST if (counts >= n).sum() >= 0.9 * (counts >= 2).sum())
-    enough = counts >= least
+    enough, few = counts >= least, (counts > 1) & (counts < least)
     ranked = np.count_nonzero(np.bincount(items[enough[users]]))
     dropped = enough & (counts >= ranked)
-    one, few = int((counts == 1).sum()), int(((counts > 1) & (counts < least)).sum())
+    latest = np.zeros(len(counts), np.uint32)
+    np.maximum.at(latest, log.users, log.times)
+    tied = np.bincount(np.unique(pairs[log.times == latest[log.users]]) // width) > 1
     numbers = {f"rows without {what}, left out": n for what, n in log.left_out.items()} | {
-        "rows that repeat a user and an item; each pair counts once": len(log.users) - len(users),
-        "users with one item, left out": one,
-        f"users with fewer than {least} items, left out by --config.min_ratings": few,
+        "rows that repeat a user and an item; each pair counts once": len(pairs) - len(users),
+        "users with one item, left out": (counts == 1).sum(),
+        f"users with fewer than {least} items, left out by --config.min_ratings": few.sum(),
         "users with every item, left out because no items remain to rank": dropped.sum(),
+        "users with several items at their latest time, of which the one with the largest id is "
+        "held out unless you name a column of finer times (--time) or train with "
+        "--config.eval_holdout=random": tied.sum(),
     }
     for text, number in numbers.items():
         if number:

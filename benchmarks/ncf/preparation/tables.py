@@ -44,7 +44,6 @@ _BLOCK = 4 << 20  # bytes that are parsed at a time
 _COLONS = "\x1f"  # in place of "::", as pyarrow's delimiters have one character
 _DELIMITERS = ("\t", _COLONS, ",", ";", "|", " ")
 _LIST = re.compile(r"[\[({].*[\])}]", re.DOTALL)
-_SECONDS = re.compile(r"1\d{9}(\d{3}){0,2}")  # since 1970, or smaller units
 _VALUE = re.compile(r"[-+]?\d[\d.:/TZ +eE-]*")  # a number or a date, which no header has
 _NO_TABLE = {
     b"PK\3\4": "is an archive or Excel's: unpack it, or save it as CSV",
@@ -91,23 +90,23 @@ class Table:
         time, if the values fit.
         """
         columns: dict[str, int] = {}
-        for what, present in known(self.names).items() if self.has_header else ():
+        for what, present in known(self.names).items():
             free = (column for column in present if column not in columns.values())
             several = [column for column in free if not are_lists(self.cells(column))]
             if len(several) > 1 and what == "time":
                 columns |= self._finest(several)
             elif several:
                 columns[what] = next(filter(self._has_values, several[:-1]), several[-1])
-        if self.has_header:
-            return columns
         width = len(self.names)
-        is_timed = width > 2 and all(re.fullmatch(r"\d{9,10}", row[-1]) for row in self.rows)
+        if self.has_header or width not in (3, 4):
+            return columns
+        is_rated = all(_VALUE.fullmatch(row[2]) for row in self.rows)
+        is_timed = all(re.fullmatch(r"\d{9,10}", row[-1]) for row in self.rows)
         is_whole = all(cell.isdecimal() for row in self.rows for cell in row[:2])
-        is_rated = width in (3, 4) and all(_VALUE.fullmatch(row[2]) for row in self.rows)
-        is_whole &= is_timed or not all(_SECONDS.fullmatch(row[1]) for row in self.rows)
-        if not is_rated or not (is_whole or (is_timed and width == 4)):
-            return {}
-        return {"user": 0, "item": 1} | ({"time": width - 1} if is_timed else {})
+        is_whole &= is_timed or not all(re.fullmatch(r"1(\d{3}){3,5}", row[1]) for row in self.rows)
+        if is_rated and (is_whole or (is_timed and width == 4)):
+            columns = {"user": 0, "item": 1} | ({"time": width - 1} if is_timed else {})
+        return columns
 
     def _has_values(self, column: int) -> bool:
         """Whether a column has any value; reads all of it if the first rows have none."""

@@ -180,19 +180,3 @@ def are_repeated(*columns: np.ndarray) -> np.ndarray:
     if repeated.any():
         print(f"warning: rows that others repeat, as folds do, left out: {repeated.sum():,}")
     return repeated
-
-
-def warn_of_ties(users: np.ndarray, items: np.ndarray, times: np.ndarray) -> None:
-    """Warns about users whose latest item is not known, as several have the same time."""
-    latest = np.zeros(users.max() + 1, np.uint32)
-    np.maximum.at(latest, users, times)
-    last = times == latest[users]
-    users, items = users[last], items[last]
-    _, first = np.unique(hash64(users, items), return_index=True)
-    counts = np.bincount(users[first])
-    if tied := int((counts > 1).sum()):
-        print(
-            f"warning: users with several items at their latest time: {tied:,} of "
-            f"{(counts > 0).sum():,}; the one with the largest id is held out. Take a column of "
-            "finer times, if there is one (--time), or train with --config.eval_holdout=random"
-        )

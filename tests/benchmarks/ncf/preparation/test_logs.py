@@ -192,8 +192,8 @@ def test_equal_times_are_counted(period, tmp_path, capsys):
         if seconds == last[user]:
             latest[user].add(item)
     tied = sum(len(items) > 1 for items in latest.values())
-    found = re.findall(r"latest time: (\d+) of (\d+); ", capsys.readouterr().out)
-    assert found == ([(str(tied), "9")] if tied else [])
+    found = re.findall(r"latest time, .*: (\d+)", capsys.readouterr().out)
+    assert found == ([str(tied)] if tied else [])
     assert (tied > 0) == (period > 1)
 
 
