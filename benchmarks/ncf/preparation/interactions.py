@@ -220,23 +220,23 @@ def _weigh(log: Log) -> tuple[np.ndarray, int]:
     """
     width = np.int64(len(log.item_names))
     pairs = log.users * width + log.items
-    users, items = np.divmod(np.unique(pairs), width)
-    counts = np.bincount(users, minlength=len(log.user_names))
+    latest = np.zeros(len(log.user_names), np.uint32)
+    np.maximum.at(latest, log.users, log.times)
+    last = values.unique(pairs[log.times == latest[log.users]]) // width
+    users, items = np.divmod(values.unique(pairs), width)
+    counts = np.bincount(users, minlength=len(latest))
     least = next(n for n in _LEAST if (counts >= n).sum() >= 0.9 * (counts >= 2).sum())
     enough, few = counts >= least, (counts > 1) & (counts < least)
     ranked = np.count_nonzero(np.bincount(items[enough[users]]))
     dropped = enough & (counts >= ranked)
-    latest = np.zeros(len(counts), np.uint32)
-    np.maximum.at(latest, log.users, log.times)
-    tied = np.bincount(np.unique(pairs[log.times == latest[log.users]]) // width) > 1
     numbers = {f"rows without {what}, left out": n for what, n in log.left_out.items()} | {
-        "rows that repeat a user and an item; each pair counts once": len(pairs) - len(users),
+        "rows that repeat a user and an item; each pair counts once": len(log.users) - len(users),
         "users with one item, left out": (counts == 1).sum(),
         f"users with fewer than {least} items, left out by --config.min_ratings": few.sum(),
         "users with every item, left out because no items remain to rank": dropped.sum(),
         "users with several items at their latest time, of which the one with the largest id is "
         "held out unless you name a column of finer times (--time) or train with "
-        "--config.eval_holdout=random": tied.sum(),
+        "--config.eval_holdout=random": (np.bincount(last) > 1).sum(),
     }
     for text, number in numbers.items():
         if number:
