@@ -47,6 +47,7 @@ _TITLES = ("movies.csv", "movies.dat", "u.item", "books.csv", _ITEMS)  # lists b
 _SUFFIXES = (".csv", ".tsv", ".dat", ".data", ".inter", ".jsonl", ".json", ".parquet", ".txt")
 _TABLES = tuple(suffix for suffix in _SUFFIXES if suffix not in (".json", ".txt"))
 _TABLE_START = re.compile(rb"[^\n]*\t|(\d+ )+\d+\s*\n")  # of a .txt that is no other text
+_PHOTO = re.compile(rb"\.(jpe?g|png)\b", re.IGNORECASE)
 _FOLDS = (".base", ".test", ".train", ".rating")  # of ml-100k and the authors of NCF
 _MOST = 20  # files that are looked at, if none is a log
 
@@ -292,11 +293,11 @@ def _csv(header: str, *columns: Any) -> Iterator[bytes]:
 
 
 def _is_table(folder: Folder, name: str) -> bool:
-    """Whether people would call a file a table: by its ending, or a .txt by its first line."""
+    """Whether a file is a table, not of photos: by its ending, or a .txt by its first line."""
     if not tensorflow().io.gfile.exists(folder.full(name)):  # it is in an archive
         return False
-    has_ending = name.lower().removesuffix(".gz").endswith(_TABLES)
-    return has_ending or bool(_TABLE_START.match(folder.head(name)))
+    has_ending, head = name.lower().removesuffix(".gz").endswith(_TABLES), folder.head(name)
+    return (has_ending or bool(_TABLE_START.match(head))) and not _PHOTO.search(head)
 
 
 def readings(folder: Folder) -> list[Reading]:
@@ -307,27 +308,28 @@ def readings(folder: Folder) -> list[Reading]:
     """
     found: dict[tuple[str, ...], list[tuple[str, Table]]] = collections.defaultdict(list)
     sizes = {file.name: file.size for file in folder.files}
-    unknown: list[Table] = []
-    damaged: list[UserError] = []
+    unread: list[UserError] = []
+    damaged: list[str] = []
     for suffixes in (_SUFFIXES, () if folder.is_file else _FOLDS):
         candidates = [n for n in sizes if n.lower().removesuffix(".gz").endswith(suffixes)]
         for number, name in enumerate(sorted(candidates, key=lambda name: -sizes[name])):
             if found or number < _MOST:
                 try:
                     table = open_table(folder.full(name))
-                    if {"user", "item"} <= table.guesses().keys():
+                    columns = table.guesses()
+                    if {"user", "item"} <= columns.keys():
                         found[table.names].append((name, table))
-                    elif len(table.names) > 1 and _is_table(folder, name):
-                        unknown.append(table)
+                    elif len(table.names) > 1 and ("user" in columns or _is_table(folder, name)):
+                        unread.append(SourceError(_advice(table)))
                 except UserError as error:
                     if folder.is_file or _is_table(folder, name):
-                        damaged.append(error)
+                        unread.append(error)
+                        damaged.append(str(error))
         if found:
             break
     if not found:
-        problems = [*(SourceError(_advice(table)) for table in unknown), *damaged]
-        if problems and 2 * len(problems) >= min(len(sizes), _MOST):
-            raise problems[0]
+        if unread and 2 * len(unread) >= min(len(sizes), _MOST):
+            raise unread[0]
         return []
     log, *others = sorted(found.values(), key=lambda log: -sum(sizes[name] for name, _ in log))
     # Of files without times, the rows of the last one are the latest.
@@ -335,8 +337,7 @@ def readings(folder: Folder) -> list[Reading]:
     log.sort(key=lambda row: (have_parts and parts.index(split_of(row[0])), row[0]))
     names, table = [name for name, _ in log], log[0][1]
     aside = [f"{name}, which has users and items, too" for other in others for name, _ in other]
-    aside += map(str, damaged)
-    more = f"; not taken: {some(aside)}" if aside else ""
+    more = f"; not taken: {some([*aside, *damaged])}" if aside or damaged else ""
     return [
         Reading(
             name="interactions",

@@ -85,7 +85,7 @@ class Table:
     def guesses(self) -> dict[str, int]:
         """The columns by what they hold: a key of `GUESSES`, or "clock", the hour of a day.
 
-        Of several with such names the first one with values counts; of times, the finest one; a
+        Of several with such names the first one with values counts; of times, the finest one. A
         column of lists is none. Without a header they have MovieLens' order, user, item, rating,
         time, if the values fit.
         """
@@ -94,7 +94,11 @@ class Table:
             free = (column for column in present if column not in columns.values())
             several = [column for column in free if not are_lists(self.cells(column))]
             if len(several) > 1 and what == "time":
-                columns |= self._finest(several)
+                grains = {column: values.grain(self.cells(column)) for column in several}
+                columns[what] = min(several, key=lambda column: grains[column])
+                clocks = [column for column in several if grains[column] == values.CLOCK]
+                if clocks and values.FINE < grains[columns[what]] < values.CLOCK:
+                    columns["clock"] = clocks[0]
             elif several:
                 columns[what] = next(filter(self._has_values, several[:-1]), several[-1])
         width = len(self.names)
@@ -111,14 +115,6 @@ class Table:
     def _has_values(self, column: int) -> bool:
         """Whether a column has any value; reads all of it if the first rows have none."""
         return bool(self.cells(column) or self.read({"": column})[""].drop_null())
-
-    def _finest(self, columns: Sequence[int]) -> dict[str, int]:
-        """The column of the finest times; with a day, the "clock" of another column."""
-        grains = [(values.grain(self.cells(column)), column) for column in columns]
-        grain, column = min(grains, key=lambda pair: pair[0])
-        is_day = grain in (values.MIDNIGHT, values.DAY)
-        clocks = [c for kind, c in grains if is_day and kind == values.CLOCK]
-        return {"time": column} | ({"clock": clocks[0]} if clocks else {})
 
     def read(self, columns: dict[str, int]) -> pyarrow.Table:
         """The columns by what they hold: times as they are, others as text; null where missing."""

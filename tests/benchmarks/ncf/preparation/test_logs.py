@@ -254,7 +254,7 @@ LISTS = {
     ),
     "brackets": ("h.csv", "user,item", lambda u, i, t: f'{u},"{history(str, i)}"'),
     "JSON": (
-        "h.jsonl",
+        "h.json",
         "",
         lambda u, i, t: json.dumps({"user": u, "item": history(list, i), "time": t}),
     ),
@@ -425,4 +425,5 @@ def test_photos_and_notes_are_no_tables(tmp_path):
     for k in range(3):
         write(tmp_path, f"{k}.jpg", b"\xff\xd8")
     write(tmp_path, "readme.txt", "Some words\nand more, of them\n")
+    write(tmp_path, "classes.txt", "\ufeffcat\r\ndog\r\nbird\r\n")
     assert interactions.readings(Folder.open(str(tmp_path))) == []
