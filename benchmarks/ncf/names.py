@@ -12,7 +12,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,13 +109,10 @@ def _is_id(name: str) -> bool:
     return re.fullmatch("[0-9]{1,18}", name) is not None
 
 
-def read_names(
-    data_dir: str, lists: Sequence[str], say: Callable[[str], None] = _log.info
-) -> dict[int, str]:
+def read_names(data_dir: str, lists: Sequence[str]) -> dict[int, str]:
     """The names in a list by ids; {} if there is no list where the ratings of `data_dir` are.
 
-    `lists` are `TITLES` or `NAMES`; the first file that exists counts. `say` gets a line where its
-    encoding is guessed.
+    `lists` are `TITLES` or `NAMES`; the first file that exists counts.
     """
     path = locate(data_dir)
     try:
@@ -123,7 +120,7 @@ def read_names(
     except (*read_errors(), zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise DataError(f"cannot read the names beside {path}: {one_line(error)}") from error
     try:
-        return _parse_list(name, data, say) if name else {}
+        return _parse_list(name, data) if name else {}
     except (ValueError, IndexError, csv.Error) as error:
         raise DataError(f"{name} of {path} is not a list of names: {one_line(error)}") from error
 
@@ -153,14 +150,14 @@ def is_latin1(path: str, data: bytes) -> bool:
     return os.path.basename(path) in _LATIN1 and not _OTHER_CODE.search(data)
 
 
-def _parse_list(name: str, data: bytes, say: Callable[[str], None]) -> dict[int, str]:
+def _parse_list(name: str, data: bytes) -> dict[int, str]:
     """The names in a list; ValueError or IndexError if it has another form."""
     try:
         text = decoded(data, name)
     except DataError:
         if not is_latin1(name, data):
             raise
-        say(f"NOTE {name} is not UTF-8: its titles are read as Latin-1, as MovieLens writes them")
+        _log.info("NOTE %s is not UTF-8: read as Latin-1, as MovieLens writes it", name)
         text = data.decode("latin-1")
     rows: Any
     if between := _COLUMNS.get(os.path.splitext(name)[1]):

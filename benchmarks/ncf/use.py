@@ -81,7 +81,7 @@ class NcfUses(Uses):
         data, settings = self._benchmark.data, self._benchmark.settings
         ids, lists = (data.user_ids, NAMES) if kind == "user" else (data.item_ids, TITLES)
         try:
-            return Finder(kind, ids, read_names(settings.data_dir, lists, say))
+            return Finder(kind, ids, read_names(settings.data_dir, lists))
         except DataError as error:
             say(f"NOTE the {kind}s have no names: {error}")
             return Finder(kind, ids, {})

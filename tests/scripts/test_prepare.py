@@ -228,7 +228,10 @@ def test_photos_in_a_folder_of_data(data, capsys):
         ),
         (["nested/a/b.zip"], "b.zip is damaged"),
         (["title.csv"], "title.csv, line 1 has 1 columns, and others 2: remove"),
-        (["plain.csv"], "interactions ./plain.csv --user=1 --item=2 --out=DIR; if sentences"),
+        (
+            ["plain.csv"],
+            "interactions ./plain.csv --user=COLUMN --item=COLUMN --out=DIR; if sentences",
+        ),
     ],
 )
 def test_refusals(argv, part, data, capsys):

@@ -12,20 +12,21 @@ docs/data.md describes the formats.
 
 import argparse
 import collections
+import itertools
 import os
 import re
 import shlex
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow
 import pyarrow.csv
 
-from benchmarks.ncf.preparation import logs, times
-from benchmarks.ncf.preparation.tables import Table, are_lists, open_table
-from benchmarks.ncf.preparation.times import pc
+from benchmarks.ncf.preparation import values
+from benchmarks.ncf.preparation.tables import Table, are_lists, known, open_table
+from benchmarks.ncf.preparation.values import pc
 from common import console
 from common.data import caches, files
 from common.data.shards import tensorflow
@@ -35,6 +36,8 @@ from common.preparation.folders import Folder, Reading
 from common.preparation.sources import SourceError
 from common.preparation.splits import have_splits, split_of
 
+_KINDS = ("user", "item", "time")  # of columns
+_SHOWN = 10  # files with a line each
 _RATINGS, _USERS, _ITEMS = "ratings.csv", "users.csv", "items.csv"
 _LEAST = (20, 10, 5, 3, 2)  # min_ratings: the first that keeps 90% of users with 2 ratings
 _LARGE = 1_000_000  # rows from which on the recipe is that of ml-20m
@@ -44,20 +47,15 @@ _TITLES = ("movies.csv", "movies.dat", "u.item", "books.csv", _ITEMS)  # lists b
 _SUFFIXES = (".csv", ".tsv", ".dat", ".data", ".inter", ".jsonl", ".json", ".parquet", ".txt")
 _TABLES = tuple(suffix for suffix in _SUFFIXES if suffix not in (".json", ".txt"))
 _TABLE_START = re.compile(rb"[^\n]*\t|(\d+ )+\d+\s*\n")  # of a .txt that is no other text
+_PHOTO = re.compile(rb"\.(jpe?g|png)\b", re.IGNORECASE)
 _FOLDS = (".base", ".test", ".train", ".rating")  # of ml-100k and the authors of NCF
 _MOST = 20  # files that are looked at, if none is a log
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Reads the arguments without reading files; exits with status 2 if one is invalid."""
-    add = parser.add_argument
-    add(
-        "files",
-        nargs="+",
-        type=console.path,
-        metavar="FILE",
-        help="tables, also in different formats",
-    )
+    add, about = parser.add_argument, "tables, also in different formats"
+    add("files", nargs="+", type=console.path, metavar="FILE", help=about)
     for what, more in (("user", ""), ("item", ""), ("time", "; none takes the rows' order")):
         about = f"column of the {what}: its name, or its number from 1{more}"
         add(f"--{what}", default="", metavar="COLUMN", help=about)
@@ -72,9 +70,70 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+class Log(NamedTuple):
+    """The rows of all tables: who chose which item, and when."""
+
+    users: np.ndarray  # int32[n], indices into `user_names`
+    items: np.ndarray  # int32[n], indices into `item_names`
+    times: np.ndarray  # uint32[n], seconds since 1970, or the numbers of the rows
+    user_names: pyarrow.Array
+    item_names: pyarrow.Array
+    left_out: dict[str, int]  # the number of rows by the value that they lack
+
+
+def _read(sources: Sequence[tuple[Table, dict[str, int]]]) -> Log:
+    """Reads tables; each comes with its columns by their content."""
+    columns: dict[str, list[pyarrow.Array]] = {"user": [], "item": []}
+    times: list[np.ndarray] = []
+    count = 0
+    for table, numbers in sources:
+        for what, arrays in columns.items():  # one after the other, which needs less memory
+            column: Any = table.read({what: numbers[what]})[what].dictionary_encode()
+            arrays.append(column.combine_chunks())
+        first, count = count, count + len(columns["user"][-1])
+        seconds, form = np.arange(first, count), "none; the order of the rows counts"
+        if "time" in numbers:
+            rows = table.read({what: c for what, c in numbers.items() if what in ("time", "clock")})
+            seconds, form = values.seconds(rows, table.path, table.skip)
+        times.append(seconds)
+        if len(times) <= _SHOWN:
+            text = f"{count - first:,} rows; times: {form}; columns: {_taken(table, numbers)}"
+            print(f"{table.path}: {text}", flush=True)
+    if (more := len(times) - _SHOWN) > 0:
+        print(f"... and {more:,} more files: {count:,} rows in all")
+    users, user_names = values.encode("user", columns.pop("user"))
+    items, item_names = values.encode("item", columns.pop("item"))
+    seconds = np.concatenate(times)
+    lacks = {"user": users < 0, "item": items < 0, "time": np.isnan(seconds)}
+    kept = ~np.logical_or.reduce([*lacks.values()])
+    if not kept.any():
+        number = ", ".join(f"without {what} {rows.sum():,}" for what, rows in lacks.items())
+        raise SourceError(f"no row has a user, an item and a time ({number}): name other columns")
+    if len(sources) > 1:
+        is_timed = "time" in sources[0][1]
+        kept &= ~values.are_repeated(users, items, *([seconds] if is_timed else []))
+    return Log(
+        users[kept],
+        items[kept],
+        seconds[kept].astype(np.uint32),
+        user_names,
+        item_names,
+        {what: int(rows.sum()) for what, rows in lacks.items()},
+    )
+
+
+def _taken(table: Table, columns: dict[str, int]) -> str:
+    """Which columns are taken of a table, and which others may be meant."""
+    names, meant = table.names, known(table.names)
+    others = {*itertools.chain(*(meant[what] for what in _KINDS))} - {*columns.values()}
+    taken = ", ".join(f"{what} {names[column]}" for what, column in columns.items())
+    aside = some([names[column] for column in sorted(others)])
+    return f"{taken}; not taken: {aside}" if aside else taken
+
+
 def prepare(args: argparse.Namespace) -> str:
     """Writes the ratings and the names; returns the last line to print."""
-    begin, wanted = time.monotonic(), [getattr(args, what) for what in logs.KINDS]
+    begin, wanted = time.monotonic(), [getattr(args, what) for what in _KINDS]
     sources = [(t, _columns(t, args)) for t in (open_table(p, wanted) for p in args.files)]
     timeless = [table.path for table, columns in sources if "time" not in columns]
     if 0 < len(timeless) < len(sources):
@@ -82,13 +141,12 @@ def prepare(args: argparse.Namespace) -> str:
             f"{timeless[0]} has no times, and others have: give --time=none or drop it"
         )
     stamps = [[os.path.basename(path), *rest] for path, *rest in caches.file_stamps(args.files)]
-    settings = {what: getattr(args, what) for what in (*logs.KINDS, "titles")}
+    settings = {what: getattr(args, what) for what in (*_KINDS, "titles")}
     state, plan = writing.State(args.out), {"settings": settings, "input": {"files": stamps}}
     if not (state.read("plan.json") or args.overwrite) and files.read(f"{args.out}/{_RATINGS}"):
         raise SourceError(f"{args.out} already holds {_RATINGS}: choose another --out")
-    log = logs.read(sources)
+    log = _read(sources)
     dropped, least = _weigh(log)
-    logs.warn_of_ties(log)
     titles = _listed_titles(args)
     state.claim(plan, args.overwrite)
     kept = ~dropped[log.users]
@@ -105,9 +163,9 @@ def prepare(args: argparse.Namespace) -> str:
     shards = [{"name": n, "bytes": size} for n, size in zip(names, sizes, strict=True)]
     counts = {"ratings": len(users), "users": len(user_ids), "items": len(item_ids)}
     left_out = {**log.left_out, "users_with_all_items": int(dropped.sum())}
-    content = {"format": 1, "kind": "recommendation", **plan}
-    content["splits"] = {"train": {"shards": shards}}
-    writing.save_manifest(args.out, content | {"counts": counts, "left_out": left_out})
+    content = {"format": 1, "kind": "recommendation", **plan, "counts": counts}
+    content |= {"left_out": left_out, "splits": {"train": {"shards": shards}}}
+    writing.save_manifest(args.out, content)
     recipe = "small.py:ncf" if len(users) < _LARGE else "ncf"
     keys: dict[str, Any] = {"min_ratings": least}
     batch = arguments.fitted(len(users), _BATCH, 1, 1)["train_batch_size"]
@@ -121,7 +179,7 @@ def prepare(args: argparse.Namespace) -> str:
 def _columns(table: Table, args: argparse.Namespace) -> dict[str, int]:
     """The columns of a table by what they hold: a user, an item, perhaps a time."""
     names, columns, guesses = some(table.names, 20), {}, table.guesses()
-    for what in logs.KINDS:
+    for what in _KINDS:
         named = getattr(args, what)
         column = table.find(named) if named else guesses.get(what)
         if named and column is None and (what, named) != ("time", "none"):
@@ -130,53 +188,56 @@ def _columns(table: Table, args: argparse.Namespace) -> dict[str, int]:
             columns[what] = column
     if "clock" in guesses and not args.time:
         columns["clock"] = guesses["clock"]
-    for what in ("user", "item"):
-        if what not in columns:
-            raise SourceError(f"{table.path}: give --{what}=COLUMN, one of {_columns_text(table)}")
-    _check_items(table, columns["item"])
+    if not {"user", "item"} <= columns.keys() or are_lists(table.cells(columns["item"])):
+        raise SourceError(_advice(table))
     return columns
 
 
-def _columns_text(table: Table) -> str:
-    names = some(table.names, 20)
-    return names if table.has_header else f"{names} without a header: {some(table.rows[0], 20)}"
+def _advice(table: Table) -> str:
+    """What to do about a table whose users or items are not known, or lists."""
+    for column, name in enumerate(table.names):
+        if are_lists(cells := table.cells(column)):
+            return (
+                f"{table.path}: a cell of column {name} holds several items, such as "
+                f"{max(cells, key=len)[:40]!r}: write a row for each item, as DataFrame.explode of "
+                "pandas does, or name another column with --item"
+            )
+    columns, path = some(table.names, 20), shlex.quote(table.path)
+    columns += "" if table.has_header else f" without a header: {some(table.rows[0], 20)}"
+    command = "python -m scripts.prepare"
+    text = f"; if sentences, {command} text --train={path} --columns=1,2 --out=DIR"
+    return (
+        f"{table.path} has no columns whose names are known: if users and items are in it, type "
+        f"{command} interactions {path} --user=COLUMN --item=COLUMN --out=DIR"
+        f"{text if table.path.endswith(('.csv', '.tsv')) else ''}; the columns are {columns}"
+    )
 
 
-def _check_items(table: Table, column: int) -> None:
-    """SourceError if a cell holds several items."""
-    if are_lists(cells := table.cells(column)):
-        raise SourceError(
-            f"{table.path}: a cell of column {table.names[column]} holds several items, such as "
-            f"{max(cells, key=len)[:40]!r}: write a row for each item, as DataFrame.explode of "
-            "pandas does, or name another column with --item"
-        )
-
-
-def _weigh(log: logs.Log) -> tuple[np.ndarray, int]:
+def _weigh(log: Log) -> tuple[np.ndarray, int]:
     """Warns about users and rows that are left out; returns who stays and the min_ratings to use.
 
-    Users who have chosen every item are left out: training needs items that were not chosen.
+    Users who have chosen every item are left out: training needs items that were not chosen. It
+    also warns about users whose latest item is not known, as several have the same time.
     """
-    width = max(len(log.item_names), 1)
-    pairs = log.users * np.int64(width)
-    pairs += log.items
-    pairs.sort()  # np.unique needs twice the memory
-    pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])[: len(pairs)]]
-    users = (pairs // width).astype(np.int32)
-    pairs %= width
-    items = pairs.astype(np.int32)
-    del pairs
-    counts = np.bincount(users, minlength=len(log.user_names))
+    width = np.int64(len(log.item_names))
+    pairs = log.users * width + log.items
+    latest = np.zeros(len(log.user_names), np.uint32)
+    np.maximum.at(latest, log.users, log.times)
+    last = values.unique(pairs[log.times == latest[log.users]]) // width
+    users, items = np.divmod(values.unique(pairs), width)
+    counts = np.bincount(users, minlength=len(latest))
     least = next(n for n in _LEAST if (counts >= n).sum() >= 0.9 * (counts >= 2).sum())
-    enough = counts >= least
+    enough, few = counts >= least, (counts > 1) & (counts < least)
     ranked = np.count_nonzero(np.bincount(items[enough[users]]))
     dropped = enough & (counts >= ranked)
-    one, few = int((counts == 1).sum()), int(((counts > 1) & (counts < least)).sum())
     numbers = {f"rows without {what}, left out": n for what, n in log.left_out.items()} | {
         "rows that repeat a user and an item; each pair counts once": len(log.users) - len(users),
-        "users with one item, left out": one,
-        f"users with fewer than {least} items, left out by --config.min_ratings": few,
+        "users with one item, left out": (counts == 1).sum(),
+        f"users with fewer than {least} items, left out by --config.min_ratings": few.sum(),
         "users with every item, left out because no items remain to rank": dropped.sum(),
+        "users with several items at their latest time, of which the one with the largest id is "
+        "held out unless you name a column of finer times (--time) or train with "
+        "--config.eval_holdout=random": (np.bincount(last) > 1).sum(),
     }
     for text, number in numbers.items():
         if number:
@@ -206,17 +267,17 @@ def _listed_titles(args: argparse.Namespace) -> dict[str, str]:
     folder, name = os.path.split(args.files[0])
     beside = [os.path.join(folder, each) for each in (*_TITLES, f"{name.partition('.')[0]}.item")]
     titles: dict[str, str] = {}
-    for path in (
-        [args.titles]
-        if args.titles
-        else filter(tensorflow().io.gfile.exists, dict.fromkeys(beside))
-    ):
+    found = filter(tensorflow().io.gfile.exists, dict.fromkeys(beside))
+    for path in [args.titles] if args.titles else found:
         table = open_table(path)
         columns = table.guesses() if table.has_header else {"item": 0, "title": 1}
         if {"item", "title"} <= columns.keys():
             print(f"titles: {path}")
             rows = table.read({what: columns[what] for what in ("item", "title")})
-            pairs = zip(*(logs.normal(column).to_pylist() for column in rows.columns), strict=True)
+            pairs = zip(
+                *(values.normal(column.combine_chunks()).to_pylist() for column in rows.columns),
+                strict=True,
+            )
             titles |= {name: title for name, title in pairs if title}
     return titles
 
@@ -231,43 +292,12 @@ def _csv(header: str, *columns: Any) -> Iterator[bytes]:
         yield sink.getvalue().to_pybytes()
 
 
-def _looked_at(folder: Folder, name: str) -> Table | UserError | None:
-    """A file that may be a table: the table, or why it is none; None if nobody would call it one.
-
-    In a folder, tables have endings of tables, or are .txt with tabs.
-    """
-    try:
-        table = open_table(folder.full(name))
-        if "item" in (columns := table.guesses()):
-            _check_items(table, columns["item"])
-        is_log, result = {"user", "item"} <= columns.keys(), table
-    except UserError as error:
-        is_log, result = folder.is_file, error
-    except (OSError, tensorflow().errors.OpError):
-        return None
-    if is_log or not tensorflow().io.gfile.exists(folder.full(name)):  # it may be in an archive
-        return result if is_log else None
-    is_table = name.lower().removesuffix(".gz").endswith(_TABLES)
-    return result if is_table or _TABLE_START.match(folder.head(name)) else None
-
-
-def _unknown(table: Table) -> str:
-    """The line about a table of unknown columns, with a command that names the likeliest."""
-    columns = {i: table.cells(i) for i in range(len(table.names))}
-    when = [i for i, cells in columns.items() if times.are_times(cells)]
-    for i in sorted(columns.keys() - when):
-        _check_items(table, i)
-    ids = [i for i in columns if i not in when and not any("." in c for c in columns[i])]
-    user, item = [*ids, *(i for i in columns if i not in ids)][:2]
-    flags = f"--user={user + 1} --item={item + 1}" + (f" --time={when[0] + 1}" if when else "")
-    path = shlex.quote(table.path)
-    command, text = "python -m scripts.prepare", ""
-    if table.path.endswith((".csv", ".tsv")):
-        text = f"; if sentences, {command} text --train={path} --columns=1,2 --out=DIR"
-    return (
-        f"{table.path} has no columns whose names are known ({_columns_text(table)}): if users and "
-        f"items are in it, type {command} interactions {path} {flags} --out=DIR{text}"
-    )
+def _is_table(folder: Folder, name: str) -> bool:
+    """Whether a file is a table, not of photos: by its ending, or a .txt by its first line."""
+    if not tensorflow().io.gfile.exists(folder.full(name)):  # it is in an archive
+        return False
+    has_ending, head = name.lower().removesuffix(".gz").endswith(_TABLES), folder.head(name)
+    return (has_ending or bool(_TABLE_START.match(head))) and not _PHOTO.search(head)
 
 
 def readings(folder: Folder) -> list[Reading]:
@@ -278,37 +308,41 @@ def readings(folder: Folder) -> list[Reading]:
     """
     found: dict[tuple[str, ...], list[tuple[str, Table]]] = collections.defaultdict(list)
     sizes = {file.name: file.size for file in folder.files}
-    unread: list[Table | UserError] = []
+    unread: list[UserError] = []
+    damaged: list[str] = []
     for suffixes in (_SUFFIXES, () if folder.is_file else _FOLDS):
         candidates = [n for n in sizes if n.lower().removesuffix(".gz").endswith(suffixes)]
         for number, name in enumerate(sorted(candidates, key=lambda name: -sizes[name])):
-            table = _looked_at(folder, name) if found or number < _MOST else None
-            if isinstance(table, Table) and {"user", "item"} <= table.guesses().keys():
-                found[table.names].append((name, table))
-            elif table and (isinstance(table, UserError) or len(table.names) > 1):
-                unread.append(table)
+            if found or number < _MOST:
+                try:
+                    table = open_table(folder.full(name))
+                    columns = table.guesses()
+                    if {"user", "item"} <= columns.keys():
+                        found[table.names].append((name, table))
+                    elif len(table.names) > 1 and ("user" in columns or _is_table(folder, name)):
+                        unread.append(SourceError(_advice(table)))
+                except UserError as error:
+                    if folder.is_file or _is_table(folder, name):
+                        unread.append(error)
+                        damaged.append(str(error))
         if found:
             break
     if not found:
         if unread and 2 * len(unread) >= min(len(sizes), _MOST):
-            first = unread[0]
-            raise first if isinstance(first, UserError) else SourceError(_unknown(first))
+            raise unread[0]
         return []
     log, *others = sorted(found.values(), key=lambda log: -sum(sizes[name] for name, _ in log))
     # Of files without times, the rows of the last one are the latest.
     parts, have_parts = ["", "train", "validation", "test"], have_splits(name for name, _ in log)
     log.sort(key=lambda row: (have_parts and parts.index(split_of(row[0])), row[0]))
     names, table = [name for name, _ in log], log[0][1]
-    columns = {what: table.names[column] for what, column in table.guesses().items()}
-    how = f"by the header {', '.join(columns.values())}" if table.has_header else "without a header"
     aside = [f"{name}, which has users and items, too" for other in others for name, _ in other]
-    aside += [str(error) for error in unread if isinstance(error, UserError)]
-    more = f"; not taken: {some(aside)}" if aside else ""
+    more = f"; not taken: {some([*aside, *damaged])}" if aside or damaged else ""
     return [
         Reading(
             name="interactions",
             form="interactions",
-            found=f"{some(names)}: rows of {', '.join(columns)}, {how}{more}",
+            found=f"{some(names)}: rows of {_taken(table, table.guesses())}{more}",
             makes="ratings, and lists of users and items, for NCF to recommend from",
             arguments=[folder.full(name) for name in names],
             files=len(names),

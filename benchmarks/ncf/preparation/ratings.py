@@ -101,10 +101,8 @@ def baselines(world: World, popularity: np.ndarray) -> dict[str, float]:
 
     An item that is drawn several times counts once. Of equal scores, the latest item ranks last.
     """
-    ranks: dict[str, list[int]] = {
-        "ceiling": [],
-        "popularity": [],
-    }  # ranks of the latest item, from 0
+    # Of the latest item, from 0.
+    ranks: dict[str, list[int]] = {"ceiling": [], "popularity": []}
     for block in range(-(-min(world.users, _SAMPLE) // _USERS)):
         scores = world.scores(block)
         draw = np.random.default_rng((world.seed, 4, block))

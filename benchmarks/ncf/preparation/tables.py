@@ -16,7 +16,7 @@ import pyarrow.json
 from pyarrow import parquet
 
 from benchmarks.ncf.names import is_latin1
-from benchmarks.ncf.preparation import times
+from benchmarks.ncf.preparation import values
 from common import limits
 from common.data.shards import read_errors, tensorflow
 from common.errors import one_line
@@ -43,7 +43,6 @@ _HEAD, _ROWS = 1 << 16, 20  # bytes and rows to look at
 _BLOCK = 4 << 20  # bytes that are parsed at a time
 _COLONS = "\x1f"  # in place of "::", as pyarrow's delimiters have one character
 _DELIMITERS = ("\t", _COLONS, ",", ";", "|", " ")
-_SURE = {"\t", _COLONS}  # no name has them in it
 _LIST = re.compile(r"[\[({].*[\])}]", re.DOTALL)
 _VALUE = re.compile(r"[-+]?\d[\d.:/TZ +eE-]*")  # a number or a date, which no header has
 _NO_TABLE = {
@@ -86,40 +85,36 @@ class Table:
     def guesses(self) -> dict[str, int]:
         """The columns by what they hold: a key of `GUESSES`, or "clock", the hour of a day.
 
-        Of several with such names the first one with values counts; of times, the finest one.
-        Without a header they have MovieLens' order, user, item, rating, time, if the values fit.
+        Of several with such names the first one with values counts; of times, the finest one. A
+        column of lists is none. Without a header they have MovieLens' order, user, item, rating,
+        time, if the values fit.
         """
         columns: dict[str, int] = {}
-        for what, present in known(self.names).items() if self.has_header else ():
-            several = [column for column in present if column not in columns.values()]
+        for what, present in known(self.names).items():
+            free = (column for column in present if column not in columns.values())
+            several = [column for column in free if not are_lists(self.cells(column))]
             if len(several) > 1 and what == "time":
-                columns |= self._finest(several)
+                grains = {column: values.grain(self.cells(column)) for column in several}
+                columns[what] = min(several, key=lambda column: grains[column])
+                clocks = [column for column in several if grains[column] == values.CLOCK]
+                if clocks and values.FINE < grains[columns[what]] < values.CLOCK:
+                    columns["clock"] = clocks[0]
             elif several:
                 columns[what] = next(filter(self._has_values, several[:-1]), several[-1])
-        if self.has_header:
-            return columns
         width = len(self.names)
-        is_timed = width > 2 and all(re.fullmatch(r"\d{9,10}", row[-1]) for row in self.rows)
+        if self.has_header or width not in (3, 4):
+            return columns
+        is_rated = all(_VALUE.fullmatch(row[2]) for row in self.rows)
+        is_timed = all(re.fullmatch(r"\d{9,10}", row[-1]) for row in self.rows)
         is_whole = all(cell.isdecimal() for row in self.rows for cell in row[:2])
-        is_rated = width in (3, 4) and all(_VALUE.fullmatch(row[2]) for row in self.rows)
-        if not is_rated:
-            return {}
-        is_whole &= is_timed or not times.are_times(self.cells(1))
-        if not (is_whole or (is_timed and width == 4)):
-            return {}
-        return {"user": 0, "item": 1} | ({"time": width - 1} if is_timed else {})
+        is_whole &= is_timed or not all(re.fullmatch(r"1(\d{3}){3,5}", row[1]) for row in self.rows)
+        if is_rated and (is_whole or (is_timed and width == 4)):
+            columns = {"user": 0, "item": 1} | ({"time": width - 1} if is_timed else {})
+        return columns
 
     def _has_values(self, column: int) -> bool:
         """Whether a column has any value; reads all of it if the first rows have none."""
         return bool(self.cells(column) or self.read({"": column})[""].drop_null())
-
-    def _finest(self, columns: Sequence[int]) -> dict[str, int]:
-        """The column of the finest times; with a day, the "clock" of another column."""
-        grains = [(times.grain(self.cells(column)), column) for column in columns]
-        grain, column = min(grains, key=lambda pair: pair[0])
-        is_day = grain in (times.MIDNIGHT, times.DAY)
-        clocks = [c for kind, c in grains if is_day and kind == times.CLOCK]
-        return {"time": column} | ({"clock": clocks[0]} if clocks else {})
 
     def read(self, columns: dict[str, int]) -> pyarrow.Table:
         """The columns by what they hold: times as they are, others as text; null where missing."""
@@ -133,11 +128,9 @@ class Table:
                 types = {"timestamp[s]": "string", "null": "string"}
                 fields = [self.types.field(key) for key in keys]
                 schema = pyarrow.schema([(f.name, types.get(str(f.type), f.type)) for f in fields])
-                rows = pyarrow.json.read_json(
-                    file,
-                    pyarrow.json.ReadOptions(block_size=_BLOCK),
-                    pyarrow.json.ParseOptions(schema, unexpected_field_behavior="ignore"),
-                )
+                parse = pyarrow.json.ParseOptions(schema, unexpected_field_behavior="ignore")
+                blocks = pyarrow.json.ReadOptions(block_size=_BLOCK)
+                rows = pyarrow.json.read_json(file, blocks, parse)
             else:
                 rows = parquet.read_table(file, columns=keys)
             if not len(rows):
@@ -154,12 +147,12 @@ class Table:
             column = column.cast("string").cast("binary")  # JSON's are not checked
         with contextlib.suppress(pyarrow.ArrowInvalid):
             return column.cast("string")
-        values = column.to_pylist()
-        if is_latin1(self.path, b" ".join(filter(None, values))):
+        cells = column.to_pylist()
+        text = b"\n".join(cell or b"" for cell in cells)
+        if is_latin1(self.path, text):
             print(f"{self.path} is not UTF-8: read as Latin-1, as MovieLens writes it")
-            return pyarrow.chunked_array([[v and v.decode("latin-1") for v in values]], "string")
-        bad = next(i for i, v in enumerate(values) if v and v.decode(errors="ignore").encode() != v)
-        return decoded(b"\n" * (self.skip + bad) + values[bad], self.path, SourceError)
+            return pyarrow.chunked_array([[c and c.decode("latin-1") for c in cells]], "string")
+        return decoded(text, self.path, SourceError, self.skip + 1)
 
     def _read_csv(self, file: Any, keys: Sequence[str]) -> pyarrow.Table:
         if self.delimiter == _COLONS:
@@ -225,32 +218,28 @@ def _csv_table(path: str, text: str, wanted: Sequence[str]) -> Table:
     except csv.Error as error:
         raise SourceError(f"{path} is not a table: {error}") from error
     widths = {d: [len(row) for _, row in rows] for d, rows in tables.items()}
-
-    def fit(delimiter: str) -> tuple[Any, ...]:  # names have blanks, so a blank is the last resort
-        numbers, is_blank = widths[delimiter], delimiter == " "
-        fits, occurs = len({*numbers}) == 1 < numbers[0], max(numbers) > 1
-        is_sure = occurs and delimiter in _SURE
-        return fits and not is_blank, fits, is_sure, occurs and not is_blank, numbers[-1]
-
-    delimiter = max(widths, key=fit)
+    occur = [d for d in _DELIMITERS if max(widths[d]) > 1] or _DELIMITERS
+    fit = [d for d in occur if len({*widths[d]}) == 1]
+    # Names have blanks in them, but neither tabs nor "::".
+    delimiter = max(fit or occur, key=lambda d: (d != " ", d in "\t" + _COLONS, widths[d][-1]))
     width = widths[delimiter][-1]
     for line, row in tables[delimiter]:
         if len(row) != width:
-            if all(re.fullmatch(r"(\d+ )+\d+\s*", row) for row in text.split("\n")[:_ROWS] if row):
-                problem = "has a user and all their items in a line"
-                raise SourceError(f"{path} {problem}: write a line for each user and item")
-            problem = f"{path}, line {line} has {len(row)} columns, and others {width}"
-            raise SourceError(f"{problem}: remove lines that are neither the header nor a row")
+            raise SourceError(
+                f"{path}, line {line} has {len(row)} columns, and others {width}: remove lines "
+                "that are neither the header nor a row; if a line has a user and all their items, "
+                "write a line for each item"
+            )
     line, first = tables[delimiter][0]
     others = [row for _, row in tables[delimiter][1:]]
     given = {_short(name) for name in wanted if name and not name.isdecimal()}
-    is_header = {"user", "item"} <= known(first).keys() or bool(given & {*map(_short, first)})
-    is_header |= any(_short(first[c]).endswith("id") for cs in known(first).values() for c in cs)
+    named = known(first)
+    is_header = bool(given & {*map(_short, first)} or (named["user"] and named["item"]))
+    is_header |= any(_short(first[c]).endswith("id") for cs in named.values() for c in cs)
     is_header |= [any(map(_VALUE.fullmatch, row)) for row in (first, *others[:1])] == [False, True]
     quoted = _is_quoted(text, delimiter)
     if is_header:
-        head = text.split("\n")[:line]
-        decoded("\n".join(head).encode(errors="surrogateescape"), path, SourceError)
+        decoded(" ".join(first).encode(errors="surrogateescape"), path, SourceError, line)
         return Table(path, tuple(first), others, line, delimiter, quoted)
     numbers = tuple(str(i) for i in range(1, 1 + width))
     return Table(path, numbers, [first, *others], line - 1, delimiter, quoted)
@@ -282,11 +271,10 @@ def are_lists(cells: Sequence[str]) -> bool:
 def known(header: Sequence[str]) -> dict[str, list[int]]:
     """The columns with known names by what they hold, the likeliest first."""
     names = [re.sub("[^a-z0-9]", "", _short(name)) for name in header]
-    columns = {
+    return {
         what: [names.index(name) for name in text.split() if name in names]
         for what, text in GUESSES.items()
     }
-    return {what: numbers for what, numbers in columns.items() if numbers}
 
 
 def _short(name: str) -> str:
@@ -299,9 +287,11 @@ def _open(path: str) -> Iterator[Any]:
     """Opens a file for pyarrow, unpacked if it is in gzip; SourceError if it cannot be read."""
     limits.check_file(path, SourceError)
     gfile = tensorflow().io.gfile
-    if gfile.isdir(path):
-        raise SourceError(f"{path} is a folder: python -m scripts.prepare {path} finds its tables")
     try:
+        if gfile.isdir(path):
+            raise SourceError(
+                f"{path} is a folder: python -m scripts.prepare {path} finds its tables"
+            )
         with gfile.GFile(path, "rb") as file:
             is_packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)

@@ -128,7 +128,9 @@ def test_tables_without_known_columns_are_named_in_their_folder(tmp_path):
     (tmp_path / "a.csv").write_text("p,q\n" + "x,y\n" * 9)
     (tmp_path / "b.csv").write_text("p,q\n" + "x,y\n" * 99)
     folder = Folder.open(str(tmp_path))
-    with pytest.raises(UserError, match=f"interactions {tmp_path}/b.csv --user=1 --item=2"):
+    with pytest.raises(
+        UserError, match=f"interactions {tmp_path}/b.csv --user=COLUMN --item=COLUMN"
+    ):
         prepare.choose(folder, prepare.readings(folder))
     (tmp_path / "b.csv").write_text("our shop\nuser,item\n" + "1,2\n" * 99)
     folder = Folder.open(str(tmp_path))
