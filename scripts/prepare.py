@@ -43,7 +43,6 @@ PREPARATIONS = {
 }
 _COMMAND = "python -m scripts.prepare"
 _FORMS = "photos by class, labels of boxes, pairs of sentences, or rows of users and items"
-_TABLES = (".csv", ".tsv", ".txt", ".dat", ".jsonl", ".parquet")
 _LABELS = (".json", ".jsonl", ".csv", ".tsv", ".xml", ".txt", ".yaml", ".yml", ".mat")
 _NOTES = re.compile(r"(readme|licen[cs]e|copying|citation|notice).*|.*\.(md|pdf|html)", re.I)
 _FAR_MORE = 20  # times the files of a second reading: then that one is of stray files
@@ -267,21 +266,13 @@ def choose(folder: Folder, found: Sequence[Reading], form: str = "") -> Reading:
     aside = [f"{name} is an archive" for name in folder.named(*archives.SUFFIXES)]
     aside += unread.labels(folder) if folder.named(*photos.SUFFIXES) else []
     taken = " ".join([chosen[0].found, *chosen[0].arguments])
-    for text in aside:
-        file, tool = text.partition(" ")[0], re.search("labels of ([^:]+)", text)
-        if file not in taken and not (tool and tool[1] in taken):
-            print(f"not taken: {text}")
+    for text in (text for text in aside if text.partition(" ")[0] not in taken):
+        print(f"not taken: {text}")
     return chosen[0]
 
 
 def _contents(folder: Folder, texts: Sequence[str]) -> str:
     """What lies where no reading fits: other readings by their `texts`, or what would have one."""
-
-    def are_most(*suffixes: str) -> bool:
-        return 2 * len(folder.named(*suffixes)) >= len(folder.files)
-
-    if not folder.files:
-        return "holds no files"
     if texts:
         return "; ".join(filter(None, [f"holds {texts[0]}", unread.explain(folder)]))
     if inner := folder.named(*archives.SUFFIXES):
@@ -289,25 +280,13 @@ def _contents(folder: Folder, texts: Sequence[str]) -> str:
         return f"holds another archive, which is not opened: type {_COMMAND} {path}"
     if text := unread.explain(folder):
         return f"holds {_endings(folder)}, and {text}"
-    if are_most(*SUFFIXES):
+    if 2 * len(folder.named(*SUFFIXES)) >= len(folder.files) > 0:
         others = [name for name in folder.named(*_LABELS) if not _NOTES.fullmatch(name)]
         lacks = "neither labels nor class folders beside each other"
         if others:
             lacks = f"no class folders beside each other, and no known form in {some(others)}"
         fix = "put the photos of each class into a folder of its name, or labels into COCO's form"
         return f"holds {_endings(folder)}, but {lacks}: {fix}"
-    if are_most(*_TABLES):
-        table = max(folder.files, key=lambda file: file.name.endswith(_TABLES) * file.size)
-        if not folder.is_file:  # what is wrong with it is said as where it is given alone
-            readings(dataclasses.replace(folder, files=(table,), is_file=True))
-        path = shlex.quote(folder.full(table.name))
-        if re.search(rb"(?i)\.(jpe?g|png)\b", folder.head(table.name)):
-            return "lists photos: put it beside them, and give their folder"
-        return (
-            "has no columns whose names are known: if users and items are in it, type "
-            f"{_COMMAND} interactions {path} --user=1 --item=2 --out=DIR; if sentences, "
-            f"{_COMMAND} text --train={path} --columns=1,2 --out=DIR"
-        )
     return f"holds {_endings(folder)}, but none of what is understood: {_FORMS}; see docs/data.md"
 
 

@@ -30,7 +30,6 @@ from common.images.pixels import LARGE
 from common.preparation import arguments, holdout, schema, sources, writing
 from common.text import normal_name
 
-IMAGENET = {"train images": 1_281_167, "validation images": 50_000, "classes": 1_000}
 IMAGENET, readings = recognise.IMAGENET, recognise.readings
 _FEW = 20  # training photos, with which a class is hardly learnt
 _SAMPLE = 100  # images whose sizes stand for all

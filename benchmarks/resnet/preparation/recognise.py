@@ -43,22 +43,18 @@ def readings(folder: Folder) -> list[Reading]:
         validation = folder.named("ilsvrc2012_img_val.tar")[:1]
         return [_official(folder, archives[0], *validation)]
     images = folder.named(*photos.SUFFIXES, ".heic", ".heif")  # HEIC is named as such later
-    if folder.is_file or not images:
-        return []
-    by_folder, problems, tables = None, [], []
-    has_objects = _has_objects(folder, images)
-    try:
-        by_folder = _class_folders(folder, images, has_objects)
-    except SourceError as error:
-        problems.append(error)
-    if by_folder and by_folder.form == "imagenet":
-        return [by_folder]
+    if not images:
+        _check_listing(folder)
     # Something else, with pictures in it; or masks of a quarter of them.
     if 2 * len(images) < len(folder.files) or 4 * len(unread.masks(images)) > len(images):
         return []
+    has_objects = _has_objects(folder, images)
+    by_folder = _class_folders(folder, images, has_objects)
+    if by_folder and by_folder.form == "imagenet":
+        return [by_folder]
     if has_objects:  # whose labels are read, if --as does not choose the classes
         return [by_folder._replace(files=0)] if by_folder else []
-    known = table.Photos(images)
+    known, tables, problems = table.Photos(images), [], []
     for name in folder.named(".csv", ".tsv")[:_HEADS]:
         try:
             tables.append(_table(folder, images, known, name, bool(by_folder)))
@@ -71,6 +67,15 @@ def readings(folder: Folder) -> list[Reading]:
         aside = str(problems[0]).partition(": ")[0]
         by_folder = by_folder._replace(makes=f"{by_folder.makes}; not used: {aside}")
     return [reading for reading in (by_folder, by_table) if reading]
+
+
+def _check_listing(folder: Folder) -> None:
+    """SourceError if the first table lists photos, which are not there."""
+    for name in folder.named(".csv", ".tsv", ".txt")[:1]:
+        head = folder.head(name)
+        if 2 * len(re.findall(rb"(?i)\.(?:jpe?g|png)\b", head)) > head.count(b"\n"):
+            fix = "put it beside them, and give their folder"
+            raise SourceError(f"{folder.full(name)} lists photos: {fix}")
 
 
 def _official(folder: Folder, train: str, validation: str = "") -> Reading:
@@ -121,6 +126,8 @@ def _class_folders(folder: Folder, images: list[str], has_objects: bool) -> Read
     del tops[""]
     strays = _strays(tops)
     if {*tops} - strays != classes - strays:
+        return None
+    if strays and has_objects:
         return None
     if strays:
         path = folder.full(train)

@@ -79,7 +79,6 @@ class Table(NamedTuple):
     """Photos and their classes."""
 
     rows: list[Row]
-    names: list[str]  # the names of all columns
     file: str  # the names of the columns with files, labels and splits
     label: str  # '' with some problems
     split: str
@@ -120,7 +119,7 @@ def parse(
 
     file = file or max((name for name in columns if hits(name)[0]), key=hits, default="")
     split, parts, note = _splits({k: cells for k, cells in columns.items() if k != file})
-    others = {name: column for name, column in columns.items() if name not in (file, *split)}
+    others = {name: column for name, column in columns.items() if name not in (file, split)}
     chosen, label = label, label or _label_column(others, guess)
     problem = "" if chosen else _problem(others, label, has_header)
     if not (label or problem):
@@ -132,42 +131,35 @@ def parse(
     blank = [""] * len(lines)
     values = zip(lines, columns[file], columns.get(label, blank), parts or blank, strict=True)
     rows = [Row(k, x, photos.find(x, path), normal_name(y), z) for (k, _), x, y, z in values]
-    return Table(rows, names, file, label, ", ".join(split), problem, note)
+    return Table(rows, file, label, split, problem, note)
 
 
 def _key(name: str) -> str:
     return re.sub(r"\W+", "_", name.lower())
 
 
-def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str], str]:
-    """(the columns that say splits, the split of each row, a note on numbers)."""
-    flags = {}
+def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[str, list[str], str]:
+    """(the column that says splits or '', the split of each row, a note on numbers)."""
     for name, cells in columns.items():
-        values = {cell.strip().lower() for cell in cells}
+        key, values = _key(name), {cell.strip().lower() for cell in cells}
+        parts, note = [*map(whole_split, cells)], ""
+        numbers = sorted(float(text) for text in values if re.fullmatch(r"\d+(\.0)?", text))
+        are_numbers = len(numbers) == len(values)
         if not 1 < len(values) <= _SPLITS:
             continue
-        parts = [*map(whole_split, cells)]
-        if all(parts) and len({*parts}) > 1 and len(values) < len(cells):
-            return [name], parts, ""
-        numbers = sorted(int(float(text)) for text in values if re.fullmatch(r"\d+(\.0)?", text))
-        is_numbered = len(numbers) == len(values)
-        if re.fullmatch(_SPLIT, _key(name)) and (is_numbered or any(parts)):
+        if key.startswith("is_") and values <= _TRUE | _FALSE and (split := whole_split(key[3:])):
+            other = "validation" if split == "train" else "train"
+            parts = [split if cell.strip().lower() in _TRUE else other for cell in cells]
+        elif are_numbers and re.fullmatch(_FOLD, key):
+            parts = ["validation" if float(cell) == numbers[0] else "train" for cell in cells]
+            note = f"{name} {numbers[0]:g} is for validation"
+        elif re.fullmatch(_SPLIT, key) and (are_numbers or any(parts)) and not all(parts):
             odd = some(sorted(repr(value) for value in values if not whole_split(value)))
-            problem = f"column {name} has {odd or 'one split'}: write train and val into each row"
-            return [], [], f"{problem}, or add --validation_fraction=0.1"
-        if is_numbered and re.fullmatch(_FOLD, _key(name)):
-            first = [float(cell) == numbers[0] for cell in cells]
-            parts = ["validation" if is_first else "train" for is_first in first]
-            return [name], parts, f"{name} {numbers[0]} is for validation"
-        is_flag = _key(name).startswith("is_") and values <= _TRUE | _FALSE
-        if is_flag and (split := whole_split(name[2:])):
-            flags[name] = split
-    rest = [split for split in ("train", "validation", "test") if split not in flags.values()]
-    parts = rest[:1] * len(columns and next(iter(columns.values())))
-    for name, split in flags.items():
-        cells = (cell.strip().lower() for cell in columns[name])
-        parts = [split if x in _TRUE else part for x, part in zip(cells, parts, strict=True)]
-    return ([*flags], parts, "") if len({*parts}) > 1 else ([], [], "")
+            problem = f"column {name} has {odd}: write train and val into each row"
+            return "", [], f"{problem}, or add --validation_fraction=0.1"
+        if all(parts) and len({*parts}) > 1 and len(values) < len(cells):
+            return name, parts, note
+    return "", [], ""
 
 
 def _problem(columns: Mapping[str, Sequence[str]], label: str, has_header: bool) -> str:
