@@ -137,8 +137,10 @@ def prepare_path(argv: Sequence[str]) -> None:
     out = _out(args, folder.is_file, name)
     is_archive = folder.is_file and args.path.lower().endswith(archives.SUFFIXES)
     if not (found := readings(folder)) and is_archive:
-        folder, found = _unpacked(args, f"data/raw/{name}", folder.flags)
-        if not folder:
+        folder = dataclasses.replace(_unpacked(args, f"data/raw/{name}"), flags=folder.flags)
+        found = readings(folder)
+        if args.dry_run and not found:
+            print(f"what they are is seen after that: {_endings(folder)}")
             return
     reading = choose(folder, found, args.form)
     flags = [*reading.arguments, *rest, f"--out={out}"]
@@ -228,22 +230,15 @@ def readings(folder: Folder) -> list[Reading]:
     return found
 
 
-def _unpacked(
-    args: argparse.Namespace, path: str, flags: tuple[str, ...]
-) -> tuple[Folder | None, list[Reading]]:
-    """The files of an archive and their readings; None if a dry run cannot look into it."""
+def _unpacked(args: argparse.Namespace, path: str) -> Folder:
+    """The files of an archive, unpacked to a path; a dry run only lists them."""
     if "://" in args.path:
         raise SourceError(f"{args.path} is an archive that must be unpacked: copy it here first")
     if args.dry_run:
         print(f"its files would be unpacked to {path}", flush=True)
-        folder = dataclasses.replace(archives.Listing.of(args.path, path), flags=flags)
-        if found := readings(folder):
-            return folder, found
-        print(f"what they are is seen after that: {_endings(folder)}")
-        return None, []
+        return archives.Listing.of(args.path, path)
     archives.unpack(args.path, path)
-    folder = dataclasses.replace(Folder.open(path), flags=flags)
-    return folder, readings(folder)
+    return Folder.open(path)
 
 
 def choose(folder: Folder, found: Sequence[Reading], form: str = "") -> Reading:

@@ -28,7 +28,7 @@ _FORMS = {f"has labels of {tool}: {_FIX}": pattern for tool, pattern in _TOOLS.i
 }
 _MOST, _SMALL = 8, 200  # files that are looked at; bytes of a small one
 _MASKS = r"annot|mask|labels?(/|$)|segm|ground_?truth|(^|_)gt"  # in the name of a folder
-_MASK = r"(?i)_(masks?|gt|seg\w*|labels?|annot\w*|l)$"  # at the end of the name of an image
+MASK = r"(?i)[\W_]*(annot(ation)?s?|masks?|gt|labels?|segm\w*|seg|_l)$"  # ends of other names
 _CLASS = r"([^/]+?)(?:[^\w/]|_)*[0-9]+[^/]*$"  # what stands before the first number of a name
 
 
@@ -50,7 +50,7 @@ def labels(folder: Folder) -> list[str]:
 def masks(images: Collection[str], by_folder: bool = False) -> list[str]:
     """Images that are masks of others by their names, such as a_mask.png, or by their folders."""
     stems = {name: os.path.splitext(os.path.basename(name))[0] for name in images}
-    bare = {name: re.sub(_MASK, "", stem) for name, stem in stems.items()}
+    bare = {name: re.sub(MASK, "", stem) for name, stem in stems.items()}
     masked = {n for n in images if by_folder and re.search(_MASKS, os.path.dirname(n), re.I)}
     plain = {stems[name] for name in images if name not in masked}
     return [n for n in images if bare[n] in plain and (n in masked or bare[n] != stems[n])]

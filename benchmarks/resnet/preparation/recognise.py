@@ -21,7 +21,6 @@ _VIEWS = (  # folders of other views of the same images, or of images beside the
     r"(jpeg)?images?|imgs?|masks|labels|annotations|gt.*|ground_?truth|[hl]r"
     r"|rgb|depth|instances?|semantic|segmentation.*|dataset.*|frames"
 )
-_MASKS = r"[\W_]*(annot(ation)?s?|masks?|gt|labels|segm\w*)$"  # ends of names of folders
 # Folders that lie beside class folders by accident: pictures of a README, raw data, code.
 _STRAY = (
     r"assets?|docs?|documentation|readme.*|figures?|figs?|examples?|samples?|demos?"
@@ -60,13 +59,12 @@ def readings(folder: Folder) -> list[Reading]:
             tables.append(_table(folder, images, known, name, bool(by_folder)))
         except SourceError as error:
             problems.append(error)
-    by_table = max(filter(None, tables), key=lambda each: each.files, default=None)
-    if problems and not (by_folder or by_table):
+    found = [by_folder, max(filter(None, tables), key=lambda each: each.files, default=None)]
+    found = [reading for reading in found if reading]
+    if problems and not found:
         raise problems[0]
-    if by_folder and problems:
-        aside = str(problems[0]).partition(": ")[0]
-        by_folder = by_folder._replace(makes=f"{by_folder.makes}; not used: {aside}")
-    return [reading for reading in (by_folder, by_table) if reading]
+    aside = "".join(f"; not used: {str(problem).partition(': ')[0]}" for problem in problems[:1])
+    return [reading._replace(makes=f"{reading.makes}{aside}") for reading in found]
 
 
 def _check_listing(folder: Folder) -> None:
@@ -149,7 +147,7 @@ def _class_folders(folder: Folder, images: list[str], has_objects: bool) -> Read
     makes = f"{held}/ is for validation" if held else share
     inside = re.compile(rf"({re.escape(prefix)}|{re.escape(held)}/)[^/]+/")
     if left := [name for name in images if not inside.match(name)]:
-        where = some(dict.fromkeys(os.path.dirname(name) or name for name in left))
+        where = some({os.path.dirname(name) or name: None for name in left})
         makes += f"; other images, which are not used: {len(left):,} ({where})"
     makes = f"records of {len(classes):,} classes, {makes}"
     return Reading("imagenet", "photos", found + some(sorted(classes)), makes, flags, len(used))
@@ -164,17 +162,17 @@ def _are_classes(sizes: Mapping[str, int]) -> bool:
 
 def views(names: Collection[str]) -> list[str]:
     """Names of folders that hold masks, or other views of the images in folders beside them."""
-    bare = {name: re.sub(_MASKS, "", name, flags=re.I) for name in names}
+    bare = {name: re.sub(unread.MASK, "", name) for name in names}
     return [n for n in names if re.fullmatch(_VIEWS, n, re.I) or bare[n] in {*names} - {n}]
 
 
 def _strays(sizes: Mapping[str, int]) -> set[str]:
     """The folders that are no classes by their names, or that hold the only lonely picture."""
-    held = {name for name in sizes if whole_split(name) in ("validation", "test")}
     strays = {n for n in sizes if re.fullmatch(_STRAY, re.sub(r"[\W_]+", "_", n), re.I)}
+    strays |= {name for name in sizes if whole_split(name) in ("validation", "test")}
     order = sorted(sizes, key=lambda name: sizes[name])
     is_lonely = len(order) > 1 and sizes[order[0]] == 1 and sizes[order[1]] >= _MANY
-    return strays | held | {*order[:is_lonely]}
+    return strays | {*order[:is_lonely]}
 
 
 def _has_objects(folder: Folder, images: list[str]) -> bool:

@@ -32,6 +32,7 @@ _BOX = (
     r"|segmentation|shape_attributes)(_|$)"
 )
 _SIDE = r"(^|_)([xywh]|width|height|left|top|right|bottom|[xy]_?cent(er|re)|c_?[xy])(_|$)"
+_NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?", re.I).fullmatch
 _LISTS = r"(^|_)(labels|tags|classes|categories|attributes|ids|targets?)$"  # names with several
 
 
@@ -168,30 +169,23 @@ def _problem(columns: Mapping[str, Sequence[str]], label: str, has_header: bool)
     `columns` are those without files and splits; `label` is the one that may have the classes.
     """
     values = {name: {cell.strip() for cell in cells} - {""} for name, cells in columns.items()}
-    numbers = [name for name, cells in values.items() if cells and all(map(_is_number, cells))]
-    sides = [name for name in columns if re.search(_SIDE, _key(name))]
     boxes = [name for name in columns if re.search(_BOX, _key(name))]
-    boxes = boxes or (sides if has_header else numbers)[3:] and (sides if has_header else numbers)
+    sides = [name for name in columns if re.search(_SIDE, _key(name))]
+    if not has_header:  # sides are columns of numbers
+        sides = [name for name, cells in values.items() if cells and all(map(_NUMBER, cells))]
     is_known = _key(label) in _LABELS.split()
     if not is_known and len(values) > 1 and all(cells <= _BINARY for cells in values.values()):
         fix = "write the name of the one class into one column, and leave these out"
         return f"has a column for each class ({some(columns)}), with 0 and 1: {fix}"
-    if boxes:
-        fix = "write the boxes in COCO's form or Pascal VOC's"
-        return f"has boxes or outlines (columns {some(boxes)}): {fix}"
+    fix = "write one class for each photo, or boxes in COCO's form"
+    if boxes or len(sides) > 3:
+        return f"has boxes or outlines (columns {some(boxes or sides)}): {fix}"
     cells = values.get(label, set())
     if 2 * sum(cell.startswith(("[", "{")) for cell in cells) > len(cells):
-        example = f"{min(cells, key=len):.40}"
-        fix = "write one class for each photo, or boxes in COCO's form"
-        return f"has lists or JSON in column {label}, such as {example}: {fix}"
+        return f"has lists or JSON in column {label}, such as {min(cells, key=len):.40}: {fix}"
     if several := _several(cells, bool(re.search(_LISTS, _key(label)))):
-        fix = "keep the rows and the names of one class each"
         return f"has several classes in a cell of column {label}, such as {several!r}: {fix}"
     return ""
-
-
-def _is_number(text: str) -> bool:
-    return bool(re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?", text, re.I))
 
 
 def _several(cells: Collection[str], is_plural: bool) -> str:
@@ -236,8 +230,7 @@ def label(
     missing = []
     content = parse(path, text, photos, file_column, label_column)
     if content.problem:
-        way = f"={content.label} takes it as it is" if content.label else " chooses one as it is"
-        raise SourceError(f"{path} {content.problem}; --label_column{way}")
+        raise SourceError(f"{path} {content.problem}; --label_column takes a column as it is")
     if content.note and by_split:
         if not content.split:
             raise SourceError(f"{path}: {content.note}")
