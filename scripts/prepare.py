@@ -258,11 +258,11 @@ def choose(folder: Folder, found: Sequence[Reading], form: str = "") -> Reading:
         raise SourceError(f"{folder.given} may be {two}: choose one with --as")
     for other in (reading for reading in found if reading.form != chosen[0].form):
         print(f"not taken: {other.found} (--as={other.form})")
-    aside = [f"{name} is an archive" for name in folder.named(*archives.SUFFIXES)]
-    aside += unread.labels(folder) if folder.named(*photos.SUFFIXES) else []
+    aside = dict.fromkeys(folder.named(*archives.SUFFIXES), "is an archive")
+    aside |= unread.labels(folder) if folder.named(*photos.SUFFIXES) else {}
     taken = " ".join([chosen[0].found, *chosen[0].arguments])
-    for text in (text for text in aside if text.partition(" ")[0] not in taken):
-        print(f"not taken: {text}")
+    for name in (name for name in aside if name not in taken):
+        print(f"not taken: {name} {aside[name]}")
     return chosen[0]
 
 

@@ -32,19 +32,18 @@ MASK = r"(?i)[\W_]*(annot(ation)?s?|masks?|gt|labels?|segm\w*|seg|_l)$"  # ends 
 _CLASS = r"([^/]+?)(?:[^\w/]|_)*[0-9]+[^/]*$"  # what stands before the first number of a name
 
 
-def labels(folder: Folder) -> list[str]:
-    """Labels that no preparation reads: "FILE has labels of TOOL: FIX", once for each form."""
+def labels(folder: Folder) -> dict[str, str]:
+    """Labels that no preparation reads: {FILE: "has labels of TOOL: FIX"}, once for each form."""
     names = [file.name for file in folder.files if file.size < _SMALL][:_MOST]
     tables = folder.named(".json", ".jsonl", ".ndjson", ".csv")
     names += sorted(tables, key=lambda name: (name.count("/"), name))[:_MOST]
-    result: dict[str, list[str]] = collections.defaultdict(list)
+    found: dict[str, str] = {}
     for name in dict.fromkeys(names):
         head = folder.head(name)
         forms = (form for form, pattern in _FORMS.items() if re.search(pattern, head, re.DOTALL))
-        result[next(forms, "")].append(name)
-    result.pop("", None)
-    more = {text: f" (and {len(names) - 1} more)" for text, names in result.items() if names[1:]}
-    return [f"{names[0]}{more.get(text, '')} {text}" for text, names in result.items()]
+        if (form := next(forms, "")) and form not in found.values():
+            found[name] = form
+    return found
 
 
 def masks(images: Collection[str], by_folder: bool = False) -> list[str]:
@@ -59,7 +58,7 @@ def masks(images: Collection[str], by_folder: bool = False) -> list[str]:
 def explain(folder: Folder) -> str:
     """What images without a reading have instead of classes, and what to do; '' if nothing."""
     if unread := labels(folder):
-        return "; ".join(unread[:2])
+        return "; ".join(f"{name} {text}" for name, text in [*unread.items()][:2])
     images = folder.named(*photos.SUFFIXES)
     if found := masks(images, by_folder=True):
         fix = "for classes of photos move them away; objects need outlines in COCO's form"

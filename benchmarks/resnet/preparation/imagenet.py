@@ -48,22 +48,16 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--validation_labels", type=path, metavar="FILE", help=labels)
     add("--layout", choices=("imagenet", "folder"), default="imagenet", help="folder: your photos")
     add("--subset", action="store_true", help="accept a part of ImageNet: do not check its counts")
-    add(
-        "--validation_fraction",
-        type=holdout.fraction,
-        metavar="F",
-        help="share of your photos (0.1)",
-    )
+    share = "share of your photos (0.1)"
+    add("--validation_fraction", type=holdout.fraction, metavar="F", help=share)
     group = "photos in whose 'CLASS/NAME' this regex finds the same text share a split: '[^_]+_'"
     add("--group", type=holdout.pattern, default="", metavar="REGEX", help=group)
     named = "the class is what this regex finds in a photo's path, not its folder: '([a-z]+)_'"
     add("--class", type=holdout.pattern, default="", metavar="REGEX", dest="by_name", help=named)
     shrunk = "shrink photos whose short side is longer to N pixels, at quality 95 (never)"
     add("--max_side", type=console.integer(1, 65_535), default=0, metavar="N", help=shrunk)
-    shards = {
-        "shards": "train files (1024, or by size)",
-        "validation_shards": "files (128, or by size)",
-    }
+    shards = {"shards": "train files (1024, or by size)"}
+    shards["validation_shards"] = "files (128, or by size)"
     add("--labels", type=path, metavar="FILE", help="a table of your photos and their classes")
     for which in ("file", "label"):
         column = "column of --labels, by name, or by number without a header (guessed)"

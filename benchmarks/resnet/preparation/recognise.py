@@ -80,10 +80,9 @@ def _official(folder: Folder, train: str, validation: str = "") -> Reading:
     """The reading of ImageNet's official archives; the preparation names what is missing."""
     flags = [f"--train={folder.full(train)}"]
     flags += [f"--validation={folder.full(validation)}"] if validation else []
-    for name in folder.named(".txt")[:_HEADS]:
-        if re.match(rb"n\d{8}\s*\n", folder.head(name, 16)):
-            flags.append(f"--validation_labels={folder.full(name)}")
-            break
+    texts = folder.named(".txt")[:_HEADS]
+    labels = [name for name in texts if re.match(rb"n\d{8}\s*\n", folder.head(name, 16))]
+    flags += [f"--validation_labels={folder.full(name)}" for name in labels[:1]]
     found = f"{', '.join(filter(None, [train, validation]))}: ImageNet's synsets"
     return Reading("imagenet", "imagenet", found, "records of ImageNet", flags, len(folder.files))
 
@@ -116,16 +115,10 @@ def _class_folders(folder: Folder, images: list[str], has_objects: bool) -> Read
     if train is None or (10 * elsewhere > len(used) and not has_objects):
         return None
     classes, prefix = {*groups[train]}, f"{train}/" if train else ""
-    tops = collections.Counter(
-        path.removeprefix(prefix).partition("/")[0]
-        for path in dirs.values()
-        if path.startswith(prefix)
-    )
-    del tops[""]
+    inner = (path.removeprefix(prefix) for path in dirs.values() if path.startswith(prefix))
+    tops = collections.Counter(path.partition("/")[0] for path in inner if path)
     strays = _strays(tops)
-    if {*tops} - strays != classes - strays:
-        return None
-    if strays and has_objects:
+    if {*tops} - strays != classes - strays or (strays and has_objects):
         return None
     if strays:
         path = folder.full(train)
