@@ -11,18 +11,16 @@ from common.images import photos
 from common.preparation.folders import Folder
 from common.preparation.splits import split_of
 
-_TOOLS = {  # patterns of the first bytes of their files
-    "Label Studio": rb'"(rectangle|polygon|brush)labels"|"from_name"',
-    "CreateML": rb'"coordinates"\s*:\s*\{\s*"(x|y|width|height)"',
-    "Datumaro": rb'"dm_format_version"|"items"\s*:\s*\[.*"label_id"',
-    "VoTT": rb'"asset"\s*:\s*\{|"assets"\s*:\s*\{',
-    "Supervisely": rb'"classTitle"|"geometryType"',
-    "Labelbox": rb'"data_row"|"Labeled Data"|"featureId"',
-    "Cityscapes": rb'"imgHeight"\s*:.*"objects"',
-}
 _FIX = "export or convert them to COCO's form"
-_FORMS = {f"has labels of {tool}: {_FIX}": pattern for tool, pattern in _TOOLS.items()} | {
+_FORMS = {  # what a file is and what to do, with a pattern of its first bytes
     "is a pointer of Git LFS, not the file: type git lfs pull": rb"\Aversion https://git-lfs",
+    f"has labels of Label Studio: {_FIX}": rb'"(rectangle|polygon|brush)labels"|"from_name"',
+    f"has labels of CreateML: {_FIX}": rb'"coordinates"\s*:\s*\{\s*"(x|y|width|height)"',
+    f"has labels of Datumaro: {_FIX}": rb'"dm_format_version"|"items"\s*:\s*\[.*"label_id"',
+    f"has labels of VoTT: {_FIX}": rb'"asset"\s*:\s*\{|"assets"\s*:\s*\{',
+    f"has labels of Supervisely: {_FIX}": rb'"classTitle"|"geometryType"',
+    f"has labels of Labelbox: {_FIX}": rb'"data_row"|"Labeled Data"|"featureId"',
+    f"has labels of Cityscapes: {_FIX}": rb'"imgHeight"\s*:.*"objects"',
     "has COCO's panoptic segments: boxes need the file of instances": rb'"segments_info"',
     "has COCO's captions: boxes need the file of instances": rb'"caption"\s*:',
 }

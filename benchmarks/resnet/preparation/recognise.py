@@ -28,7 +28,6 @@ _STRAY = (
     r"|raw_?(data|images?|imgs?|photos?|pictures?)|src|code|scripts?|notebooks?|thumb(nail)?s?"
 )
 _HEADS = 8  # files of a kind that `readings` looks into
-_MANY = 10  # photos: beside folders of so many, one with a single picture is no class
 _COMMAND = "python -m scripts.prepare imagenet --layout=folder"
 _IN_CLASS = r"/(images?|imgs?)$"  # a folder in a class folder
 _OBJECTS = (  # in a file with boxes or outlines
@@ -48,23 +47,27 @@ def readings(folder: Folder) -> list[Reading]:
     if 2 * len(images) < len(folder.files) or 4 * len(unread.masks(images)) > len(images):
         return []
     has_objects = _has_objects(folder, images)
-    by_folder = _class_folders(folder, images, has_objects)
+    by_folder, by_table, problems = None, None, []
+    try:
+        by_folder = _class_folders(folder, images, has_objects)
+    except SourceError as error:
+        problems.append(error)
     if by_folder and by_folder.form == "imagenet":
         return [by_folder]
     if has_objects:  # whose labels are read, if --as does not choose the classes
         return [by_folder._replace(files=0)] if by_folder else []
-    known, tables, problems = table.Photos(images), [], []
+    known = table.Photos(images)
     for name in folder.named(".csv", ".tsv")[:_HEADS]:
         try:
-            tables.append(_table(folder, images, known, name, bool(by_folder)))
+            found = _table(folder, images, known, name, bool(by_folder))
+            by_table = max(by_table, found, key=lambda each: each.files if each else 0)
         except SourceError as error:
             problems.append(error)
-    found = [by_folder, max(filter(None, tables), key=lambda each: each.files, default=None)]
-    found = [reading for reading in found if reading]
-    if problems and not found:
+    if problems and not (by_folder or by_table):
         raise problems[0]
     aside = "".join(f"; not used: {str(problem).partition(': ')[0]}" for problem in problems[:1])
-    return [reading._replace(makes=f"{reading.makes}{aside}") for reading in found]
+    by_folder = by_folder and by_folder._replace(makes=f"{by_folder.makes}{aside}")
+    return [reading for reading in (by_folder, by_table) if reading]
 
 
 def _check_listing(folder: Folder) -> None:
@@ -118,7 +121,7 @@ def _class_folders(folder: Folder, images: list[str], has_objects: bool) -> Read
     inner = (path.removeprefix(prefix) for path in dirs.values() if path.startswith(prefix))
     tops = collections.Counter(path.partition("/")[0] for path in inner if path)
     strays = _strays(tops)
-    if {*tops} - strays != classes - strays or (strays and has_objects):
+    if {*tops} - strays != classes - strays:
         return None
     if strays:
         path = folder.full(train)
@@ -160,11 +163,11 @@ def views(names: Collection[str]) -> list[str]:
 
 
 def _strays(sizes: Mapping[str, int]) -> set[str]:
-    """The folders that are no classes by their names, or that hold the only lonely picture."""
+    """Folders that are no classes by name, or the only one of a single picture beside ten."""
     strays = {n for n in sizes if re.fullmatch(_STRAY, re.sub(r"[\W_]+", "_", n), re.I)}
     strays |= {name for name in sizes if whole_split(name) in ("validation", "test")}
     order = sorted(sizes, key=lambda name: sizes[name])
-    is_lonely = len(order) > 1 and sizes[order[0]] == 1 and sizes[order[1]] >= _MANY
+    is_lonely = len(order) > 1 and sizes[order[0]] == 1 and sizes[order[1]] >= 10
     return strays | {*order[:is_lonely]}
 
 

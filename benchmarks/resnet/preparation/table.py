@@ -174,10 +174,9 @@ def _problem(columns: Mapping[str, Sequence[str]], label: str, has_header: bool)
     if not has_header:  # sides are columns of numbers
         sides = [name for name, cells in values.items() if cells and all(map(_NUMBER, cells))]
     is_known = _key(label) in _LABELS.split()
+    fix = "write the class of each photo into one column, or boxes in COCO's form"
     if not is_known and len(values) > 1 and all(cells <= _BINARY for cells in values.values()):
-        fix = "write the name of the one class into one column, and leave these out"
         return f"has a column for each class ({some(columns)}), with 0 and 1: {fix}"
-    fix = "write one class for each photo, or boxes in COCO's form"
     if boxes or len(sides) > 3:
         return f"has boxes or outlines (columns {some(boxes or sides)}): {fix}"
     cells = values.get(label, set())
