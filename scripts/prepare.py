@@ -289,7 +289,7 @@ def _endings(folder: Folder) -> str:
     """The commonest endings of the files, such as "12 .jpg, 1 .json"."""
     names = (os.path.splitext(file.name)[1].lower() or "nameless" for file in folder.files)
     most = collections.Counter(names).most_common(4)
-    return ", ".join(f"{number:,} {ending}" for ending, number in most)
+    return ", ".join(f"{number:,} {ending}" for ending, number in most) or "no files"
 
 
 def _finish(line: str, out: str, args: argparse.Namespace) -> None:
