@@ -218,6 +218,5 @@ def _table(
         return None
     found = f"{len(labels):,} images and {name} (columns {content.file}, {content.label})"
     found += f": {len(classes):,} classes"
-    by = f"split by {content.split}" if content.split else "a tenth of each for validation"
-    by = content.note or by
+    by = content.note or "a tenth of each for validation"
     return Reading("imagenet", "csv", found, f"records of these classes, {by}", flags, len(labels))

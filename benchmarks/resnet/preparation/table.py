@@ -84,7 +84,7 @@ class Table(NamedTuple):
     label: str  # '' with some problems
     split: str
     problem: str = ""  # why it may have no class for each photo, and the fix
-    note: str = ""  # what numbers of folds mean, or why numbers do not tell the split
+    note: str = ""  # what tells the split, or why a column does not
 
 
 def parse(
@@ -140,10 +140,10 @@ def _key(name: str) -> str:
 
 
 def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[str, list[str], str]:
-    """(the column that says splits or '', the split of each row, a note on numbers)."""
+    """(the column that says splits or '', the split of each row, how or why not)."""
     for name, cells in columns.items():
         key, values = _key(name), {cell.strip().lower() for cell in cells}
-        parts, note = [*map(whole_split, cells)], ""
+        parts, note = [*map(whole_split, cells)], f"split by {name}"
         numbers = sorted(float(text) for text in values if re.fullmatch(r"\d+(\.0)?", text))
         are_numbers = len(numbers) == len(values)
         if not 1 < len(values) <= _SPLITS:
