@@ -141,14 +141,20 @@ def _key(name: str) -> str:
 
 def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[str, list[str], str]:
     """(the column that says splits or '', the split of each row, how or why not)."""
+    keys = {name: _key(name) for name in columns}
+    flags = [name for name, key in keys.items() if key[:3] == "is_" and whole_split(key[3:])]
+    fix = "write train and val into each row of one column, or add --validation_fraction=0.1"
+    if len(flags) > 1:
+        return "", [], f"the columns {some(flags)} say splits: {fix}"
     for name, cells in columns.items():
-        key, values = _key(name), {cell.strip().lower() for cell in cells}
+        key, values = keys[name], {cell.strip().lower() for cell in cells}
         parts, note = [*map(whole_split, cells)], f"split by {name}"
         numbers = sorted(float(text) for text in values if re.fullmatch(r"\d+(\.0)?", text))
         are_numbers = len(numbers) == len(values)
         if not 1 < len(values) <= _SPLITS:
             continue
-        if key.startswith("is_") and values <= _TRUE | _FALSE and (split := whole_split(key[3:])):
+        if name in flags and values <= _TRUE | _FALSE:
+            split = whole_split(key[3:])
             other = "validation" if split == "train" else "train"
             parts = [split if cell.strip().lower() in _TRUE else other for cell in cells]
         elif are_numbers and re.fullmatch(_FOLD, key):
@@ -156,8 +162,7 @@ def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[str, list[str], str]:
             note = f"{name} {numbers[0]:g} is for validation"
         elif re.fullmatch(_SPLIT, key) and (are_numbers or any(parts)) and not all(parts):
             odd = some(sorted(repr(value) for value in values if not whole_split(value)))
-            problem = f"column {name} has {odd}: write train and val into each row"
-            return "", [], f"{problem}, or add --validation_fraction=0.1"
+            return "", [], f"column {name} has {odd}: {fix}"
         if all(parts) and len({*parts}) > 1 and len(values) < len(cells):
             return name, parts, note
     return "", [], ""
