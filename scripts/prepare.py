@@ -43,7 +43,6 @@ PREPARATIONS = {
 }
 _COMMAND = "python -m scripts.prepare"
 _FORMS = "photos by class, labels of boxes, pairs of sentences, or rows of users and items"
-_TABLES = (".csv", ".tsv", ".txt", ".dat", ".jsonl", ".parquet")
 _LABELS = (".json", ".jsonl", ".csv", ".tsv", ".xml", ".txt", ".yaml", ".yml", ".mat")
 _NOTES = re.compile(r"(readme|licen[cs]e|copying|citation|notice).*|.*\.(md|pdf|html)", re.I)
 _FAR_MORE = 20  # times the files of a second reading: then that one is of stray files
@@ -138,8 +137,10 @@ def prepare_path(argv: Sequence[str]) -> None:
     out = _out(args, folder.is_file, name)
     is_archive = folder.is_file and args.path.lower().endswith(archives.SUFFIXES)
     if not (found := readings(folder)) and is_archive:
-        folder, found = _unpacked(args, f"data/raw/{name}", folder.flags)
-        if not folder:
+        folder = dataclasses.replace(_unpacked(args, f"data/raw/{name}"), flags=folder.flags)
+        found = readings(folder)
+        if args.dry_run and not found:
+            print(f"what they are is seen after that: {_endings(folder)}")
             return
     reading = choose(folder, found, args.form)
     flags = [*reading.arguments, *rest, f"--out={out}"]
@@ -229,22 +230,15 @@ def readings(folder: Folder) -> list[Reading]:
     return found
 
 
-def _unpacked(
-    args: argparse.Namespace, path: str, flags: tuple[str, ...]
-) -> tuple[Folder | None, list[Reading]]:
-    """The files of an archive and their readings; None if a dry run cannot look into it."""
+def _unpacked(args: argparse.Namespace, path: str) -> Folder:
+    """The files of an archive, unpacked to a path; a dry run only lists them."""
     if "://" in args.path:
         raise SourceError(f"{args.path} is an archive that must be unpacked: copy it here first")
     if args.dry_run:
         print(f"its files would be unpacked to {path}", flush=True)
-        folder = dataclasses.replace(archives.Listing.of(args.path, path), flags=flags)
-        if found := readings(folder):
-            return folder, found
-        print(f"what they are is seen after that: {_endings(folder)}")
-        return None, []
+        return archives.Listing.of(args.path, path)
     archives.unpack(args.path, path)
-    folder = dataclasses.replace(Folder.open(path), flags=flags)
-    return folder, readings(folder)
+    return Folder.open(path)
 
 
 def choose(folder: Folder, found: Sequence[Reading], form: str = "") -> Reading:
@@ -264,24 +258,16 @@ def choose(folder: Folder, found: Sequence[Reading], form: str = "") -> Reading:
         raise SourceError(f"{folder.given} may be {two}: choose one with --as")
     for other in (reading for reading in found if reading.form != chosen[0].form):
         print(f"not taken: {other.found} (--as={other.form})")
-    aside = [f"{name} is an archive" for name in folder.named(*archives.SUFFIXES)]
-    aside += unread.labels(folder) if folder.named(*photos.SUFFIXES) else []
+    aside = dict.fromkeys(folder.named(*archives.SUFFIXES), "is an archive")
+    aside |= unread.labels(folder) if folder.named(*photos.SUFFIXES) else {}
     taken = " ".join([chosen[0].found, *chosen[0].arguments])
-    for text in aside:
-        file, tool = text.partition(" ")[0], re.search("labels of ([^:]+)", text)
-        if file not in taken and not (tool and tool[1] in taken):
-            print(f"not taken: {text}")
+    for name in (name for name in aside if name not in taken):
+        print(f"not taken: {name} {aside[name]}")
     return chosen[0]
 
 
 def _contents(folder: Folder, texts: Sequence[str]) -> str:
     """What lies where no reading fits: other readings by their `texts`, or what would have one."""
-
-    def are_most(*suffixes: str) -> bool:
-        return 2 * len(folder.named(*suffixes)) >= len(folder.files)
-
-    if not folder.files:
-        return "holds no files"
     if texts:
         return "; ".join(filter(None, [f"holds {texts[0]}", unread.explain(folder)]))
     if inner := folder.named(*archives.SUFFIXES):
@@ -289,25 +275,13 @@ def _contents(folder: Folder, texts: Sequence[str]) -> str:
         return f"holds another archive, which is not opened: type {_COMMAND} {path}"
     if text := unread.explain(folder):
         return f"holds {_endings(folder)}, and {text}"
-    if are_most(*SUFFIXES):
+    if 2 * len(folder.named(*SUFFIXES)) >= len(folder.files) > 0:
         others = [name for name in folder.named(*_LABELS) if not _NOTES.fullmatch(name)]
         lacks = "neither labels nor class folders beside each other"
         if others:
             lacks = f"no class folders beside each other, and no known form in {some(others)}"
         fix = "put the photos of each class into a folder of its name, or labels into COCO's form"
         return f"holds {_endings(folder)}, but {lacks}: {fix}"
-    if are_most(*_TABLES):
-        table = max(folder.files, key=lambda file: file.name.endswith(_TABLES) * file.size)
-        if not folder.is_file:  # what is wrong with it is said as where it is given alone
-            readings(dataclasses.replace(folder, files=(table,), is_file=True))
-        path = shlex.quote(folder.full(table.name))
-        if re.search(rb"(?i)\.(jpe?g|png)\b", folder.head(table.name)):
-            return "lists photos: put it beside them, and give their folder"
-        return (
-            "has no columns whose names are known: if users and items are in it, type "
-            f"{_COMMAND} interactions {path} --user=1 --item=2 --out=DIR; if sentences, "
-            f"{_COMMAND} text --train={path} --columns=1,2 --out=DIR"
-        )
     return f"holds {_endings(folder)}, but none of what is understood: {_FORMS}; see docs/data.md"
 
 

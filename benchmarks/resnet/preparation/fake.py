@@ -58,13 +58,8 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--validation_shards", type=shards, default=2, metavar="M", help="files (2)")
     add("--classes", type=classes, default=1000, help="labels are 1..CLASSES (1000)")
     add("--seed", type=console.integer(0), default=0, help="another seed, other images (0)")
-    add(
-        "--size",
-        type=height_width,
-        default=(375, 500),
-        metavar="HxW",
-        help="typical size (375x500)",
-    )
+    typical = "typical size (375x500)"
+    add("--size", type=height_width, default=(375, 500), metavar="HxW", help=typical)
     add("--overwrite", action="store_true", help="delete other records in --out first")
     args = parser.parse_args(argv)
     for images, shards in (("images", "shards"), ("validation_images", "validation_shards")):

@@ -30,7 +30,6 @@ from common.images.pixels import LARGE
 from common.preparation import arguments, holdout, schema, sources, writing
 from common.text import normal_name
 
-IMAGENET = {"train images": 1_281_167, "validation images": 50_000, "classes": 1_000}
 IMAGENET, readings = recognise.IMAGENET, recognise.readings
 _FEW = 20  # training photos, with which a class is hardly learnt
 _SAMPLE = 100  # images whose sizes stand for all
@@ -49,22 +48,16 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--validation_labels", type=path, metavar="FILE", help=labels)
     add("--layout", choices=("imagenet", "folder"), default="imagenet", help="folder: your photos")
     add("--subset", action="store_true", help="accept a part of ImageNet: do not check its counts")
-    add(
-        "--validation_fraction",
-        type=holdout.fraction,
-        metavar="F",
-        help="share of your photos (0.1)",
-    )
+    share = "share of your photos (0.1)"
+    add("--validation_fraction", type=holdout.fraction, metavar="F", help=share)
     group = "photos in whose 'CLASS/NAME' this regex finds the same text share a split: '[^_]+_'"
     add("--group", type=holdout.pattern, default="", metavar="REGEX", help=group)
     named = "the class is what this regex finds in a photo's path, not its folder: '([a-z]+)_'"
     add("--class", type=holdout.pattern, default="", metavar="REGEX", dest="by_name", help=named)
     shrunk = "shrink photos whose short side is longer to N pixels, at quality 95 (never)"
     add("--max_side", type=console.integer(1, 65_535), default=0, metavar="N", help=shrunk)
-    shards = {
-        "shards": "train files (1024, or by size)",
-        "validation_shards": "files (128, or by size)",
-    }
+    shards = {"shards": "train files (1024, or by size)"}
+    shards["validation_shards"] = "files (128, or by size)"
     add("--labels", type=path, metavar="FILE", help="a table of your photos and their classes")
     for which in ("file", "label"):
         column = "column of --labels, by name, or by number without a header (guessed)"
@@ -78,10 +71,9 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--subset and --validation_labels are for --layout=imagenet")
     if args.validation and args.validation_fraction is not None:
         parser.error("give --validation or --validation_fraction, not both")
-    if args.group and (args.validation or not is_folder):
-        parser.error("--group is for --layout=folder without --validation")
-    if args.labels and (args.validation or not is_folder):
-        parser.error("--labels is for --layout=folder without --validation")
+    for flag in ("group", "labels"):
+        if getattr(args, flag) and (args.validation or not is_folder):
+            parser.error(f"--{flag} is for --layout=folder without --validation")
     if args.by_name and (args.labels or not is_folder):
         parser.error("--class is for --layout=folder without --labels")
     args.by_split = args.validation_fraction is None and not args.group
@@ -107,8 +99,9 @@ def prepare(args: argparse.Namespace) -> str:
         stamps["labels"] = sources.list_input(args.labels, workers, zipped=True).stamp
     writing.State(args.out).claim({"settings": settings, "input": stamps}, args.overwrite)
     images = {name: sources.images(source, is_folder, workers) for name, source in inputs.items()}
-    if args.by_name:
-        images = {name: _by_name(source, args.by_name) for name, source in images.items()}
+    for name, source in images.items() if args.by_name else ():
+        found = holdout.groups([file.name for file in source.files], args.by_name, "--class")
+        images[name] = dataclasses.replace(source, classes=[*map(normal_name, found)])
     if args.labels:
         columns = args.file_column, args.label_column
         images = table.label(images["train"], args.labels, *columns, args.by_split)
@@ -172,18 +165,11 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "quality": args.quality,
         "tools": writing.tools(),
     }
-    settings |= {key: getattr(args, key) for key in ("group", "max_side") if getattr(args, key)}
-    if args.by_name:
-        settings["class"] = args.by_name
+    own = {"group": args.group, "max_side": args.max_side, "class": args.by_name}
+    settings |= {key: value for key, value in own.items() if value}
     if args.labels:
         settings["label_column"] = [args.file_column, args.label_column, args.by_split]
     return settings
-
-
-def _by_name(source: sources.Source, pattern: str) -> sources.Source:
-    """The images with the classes that a pattern finds in their names."""
-    classes = holdout.groups([file.name for file in source.files], pattern, "--class")
-    return dataclasses.replace(source, classes=[normal_name(name) for name in classes])
 
 
 def _warn(content: dict[str, Any], results: list[dict[str, Any]], is_folder: bool) -> None:

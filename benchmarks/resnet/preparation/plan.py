@@ -102,15 +102,14 @@ def _check_folders(train: Source, classes: Sequence[str]) -> None:
     """SourceError if the folders are splits, or other views of the same images, not classes."""
     splits = {whole_split(name): name for name in reversed(classes)}
     held = splits.get("validation", splits.get("test", ""))
-    views = recognise.views(classes)
-    if {*classes} - {*views, *filter(whole_split, classes)} and not (held and "train" in splits):
+    others = {*classes} - {*recognise.views(classes), *filter(whole_split, classes)}
+    if others and not (held and "train" in splits):
         return
     fix = "put the photos of each class into a folder of its name"
     inner = {file.name.split("/")[0] for file in train.files if file.name.count("/") > 1}
     if splits.get("train") in inner:
         fix = f"give --train={os.path.join(train.path, splits['train'])}"
-        if held in inner:
-            fix += f" --validation={os.path.join(train.path, held)}"
+        fix += f" --validation={os.path.join(train.path, held)}" if held in inner else ""
     kinds = "splits" if "train" in splits or held else "views of the same images"
     raise SourceError(f"{train.path} holds {kinds} ({some(classes)}), not classes: {fix}")
 

@@ -21,7 +21,6 @@ _VIEWS = (  # folders of other views of the same images, or of images beside the
     r"(jpeg)?images?|imgs?|masks|labels|annotations|gt.*|ground_?truth|[hl]r"
     r"|rgb|depth|instances?|semantic|segmentation.*|dataset.*|frames"
 )
-_MASKS = r"[\W_]*(annot(ation)?s?|masks?|gt|labels|segm\w*)$"  # ends of names of folders
 # Folders that lie beside class folders by accident: pictures of a README, raw data, code.
 _STRAY = (
     r"assets?|docs?|documentation|readme.*|figures?|figs?|examples?|samples?|demos?"
@@ -29,7 +28,6 @@ _STRAY = (
     r"|raw_?(data|images?|imgs?|photos?|pictures?)|src|code|scripts?|notebooks?|thumb(nail)?s?"
 )
 _HEADS = 8  # files of a kind that `readings` looks into
-_MANY = 10  # photos: beside folders of so many, one with a single picture is no class
 _COMMAND = "python -m scripts.prepare imagenet --layout=folder"
 _IN_CLASS = r"/(images?|imgs?)$"  # a folder in a class folder
 _OBJECTS = (  # in a file with boxes or outlines
@@ -43,44 +41,51 @@ def readings(folder: Folder) -> list[Reading]:
         validation = folder.named("ilsvrc2012_img_val.tar")[:1]
         return [_official(folder, archives[0], *validation)]
     images = folder.named(*photos.SUFFIXES, ".heic", ".heif")  # HEIC is named as such later
-    if folder.is_file or not images:
+    if not images:
+        _check_listing(folder)
+    # Something else, with pictures in it; or masks of a quarter of them.
+    if 2 * len(images) < len(folder.files) or 4 * len(unread.masks(images)) > len(images):
         return []
-    by_folder, problems, tables = None, [], []
     has_objects = _has_objects(folder, images)
+    by_folder, by_table, problems = None, None, []
     try:
         by_folder = _class_folders(folder, images, has_objects)
     except SourceError as error:
         problems.append(error)
     if by_folder and by_folder.form == "imagenet":
         return [by_folder]
-    # Something else, with pictures in it; or masks of a quarter of them.
-    if 2 * len(images) < len(folder.files) or 4 * len(unread.masks(images)) > len(images):
-        return []
     if has_objects:  # whose labels are read, if --as does not choose the classes
         return [by_folder._replace(files=0)] if by_folder else []
     known = table.Photos(images)
     for name in folder.named(".csv", ".tsv")[:_HEADS]:
         try:
-            tables.append(_table(folder, images, known, name, bool(by_folder)))
+            found = _table(folder, images, known, name, bool(by_folder))
+            by_table = max(by_table, found, key=lambda each: each.files if each else 0)
         except SourceError as error:
             problems.append(error)
-    by_table = max(filter(None, tables), key=lambda each: each.files, default=None)
     if problems and not (by_folder or by_table):
         raise problems[0]
-    if by_folder and problems:
-        aside = str(problems[0]).partition(": ")[0]
-        by_folder = by_folder._replace(makes=f"{by_folder.makes}; not used: {aside}")
+    aside = "".join(f"; not used: {str(problem).partition(': ')[0]}" for problem in problems[:1])
+    by_folder = by_folder and by_folder._replace(makes=f"{by_folder.makes}{aside}")
     return [reading for reading in (by_folder, by_table) if reading]
+
+
+def _check_listing(folder: Folder) -> None:
+    """SourceError if the first table lists photos, which are not there."""
+    for name in folder.named(".csv", ".tsv", ".txt")[:1]:
+        head = folder.head(name)
+        if 2 * len(re.findall(rb"(?i)\.(?:jpe?g|png)\b", head)) > head.count(b"\n"):
+            fix = "put it beside them, and give their folder"
+            raise SourceError(f"{folder.full(name)} lists photos: {fix}")
 
 
 def _official(folder: Folder, train: str, validation: str = "") -> Reading:
     """The reading of ImageNet's official archives; the preparation names what is missing."""
     flags = [f"--train={folder.full(train)}"]
     flags += [f"--validation={folder.full(validation)}"] if validation else []
-    for name in folder.named(".txt")[:_HEADS]:
-        if re.match(rb"n\d{8}\s*\n", folder.head(name, 16)):
-            flags.append(f"--validation_labels={folder.full(name)}")
-            break
+    texts = folder.named(".txt")[:_HEADS]
+    labels = [name for name in texts if re.match(rb"n\d{8}\s*\n", folder.head(name, 16))]
+    flags += [f"--validation_labels={folder.full(name)}" for name in labels[:1]]
     found = f"{', '.join(filter(None, [train, validation]))}: ImageNet's synsets"
     return Reading("imagenet", "imagenet", found, "records of ImageNet", flags, len(folder.files))
 
@@ -113,12 +118,8 @@ def _class_folders(folder: Folder, images: list[str], has_objects: bool) -> Read
     if train is None or (10 * elsewhere > len(used) and not has_objects):
         return None
     classes, prefix = {*groups[train]}, f"{train}/" if train else ""
-    tops = collections.Counter(
-        path.removeprefix(prefix).partition("/")[0]
-        for path in dirs.values()
-        if path.startswith(prefix)
-    )
-    del tops[""]
+    inner = (path.removeprefix(prefix) for path in dirs.values() if path.startswith(prefix))
+    tops = collections.Counter(path.partition("/")[0] for path in inner if path)
     strays = _strays(tops)
     if {*tops} - strays != classes - strays:
         return None
@@ -142,7 +143,7 @@ def _class_folders(folder: Folder, images: list[str], has_objects: bool) -> Read
     makes = f"{held}/ is for validation" if held else share
     inside = re.compile(rf"({re.escape(prefix)}|{re.escape(held)}/)[^/]+/")
     if left := [name for name in images if not inside.match(name)]:
-        where = some(dict.fromkeys(os.path.dirname(name) or name for name in left))
+        where = some({os.path.dirname(name) or name: None for name in left})
         makes += f"; other images, which are not used: {len(left):,} ({where})"
     makes = f"records of {len(classes):,} classes, {makes}"
     return Reading("imagenet", "photos", found + some(sorted(classes)), makes, flags, len(used))
@@ -157,17 +158,17 @@ def _are_classes(sizes: Mapping[str, int]) -> bool:
 
 def views(names: Collection[str]) -> list[str]:
     """Names of folders that hold masks, or other views of the images in folders beside them."""
-    bare = {name: re.sub(_MASKS, "", name, flags=re.I) for name in names}
+    bare = {name: re.sub(unread.MASK, "", name) for name in names}
     return [n for n in names if re.fullmatch(_VIEWS, n, re.I) or bare[n] in {*names} - {n}]
 
 
 def _strays(sizes: Mapping[str, int]) -> set[str]:
-    """The folders that are no classes by their names, or that hold the only lonely picture."""
-    held = {name for name in sizes if whole_split(name) in ("validation", "test")}
+    """Folders that are no classes by name, or the only one of a single picture beside ten."""
     strays = {n for n in sizes if re.fullmatch(_STRAY, re.sub(r"[\W_]+", "_", n), re.I)}
+    strays |= {name for name in sizes if whole_split(name) in ("validation", "test")}
     order = sorted(sizes, key=lambda name: sizes[name])
-    is_lonely = len(order) > 1 and sizes[order[0]] == 1 and sizes[order[1]] >= _MANY
-    return strays | held | {*order[:is_lonely]}
+    is_lonely = len(order) > 1 and sizes[order[0]] == 1 and sizes[order[1]] >= 10
+    return strays | {*order[:is_lonely]}
 
 
 def _has_objects(folder: Folder, images: list[str]) -> bool:
@@ -217,6 +218,5 @@ def _table(
         return None
     found = f"{len(labels):,} images and {name} (columns {content.file}, {content.label})"
     found += f": {len(classes):,} classes"
-    by = f"split by {content.split}" if content.split else "a tenth of each for validation"
-    by = content.note or by
+    by = content.note or "a tenth of each for validation"
     return Reading("imagenet", "csv", found, f"records of these classes, {by}", flags, len(labels))

@@ -32,6 +32,7 @@ _BOX = (
     r"|segmentation|shape_attributes)(_|$)"
 )
 _SIDE = r"(^|_)([xywh]|width|height|left|top|right|bottom|[xy]_?cent(er|re)|c_?[xy])(_|$)"
+_NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?", re.I).fullmatch
 _LISTS = r"(^|_)(labels|tags|classes|categories|attributes|ids|targets?)$"  # names with several
 
 
@@ -79,12 +80,11 @@ class Table(NamedTuple):
     """Photos and their classes."""
 
     rows: list[Row]
-    names: list[str]  # the names of all columns
     file: str  # the names of the columns with files, labels and splits
     label: str  # '' with some problems
     split: str
     problem: str = ""  # why it may have no class for each photo, and the fix
-    note: str = ""  # what numbers of folds mean, or why numbers do not tell the split
+    note: str = ""  # what tells the split, or why a column does not
 
 
 def parse(
@@ -120,7 +120,7 @@ def parse(
 
     file = file or max((name for name in columns if hits(name)[0]), key=hits, default="")
     split, parts, note = _splits({k: cells for k, cells in columns.items() if k != file})
-    others = {name: column for name, column in columns.items() if name not in (file, *split)}
+    others = {name: column for name, column in columns.items() if name not in (file, split)}
     chosen, label = label, label or _label_column(others, guess)
     problem = "" if chosen else _problem(others, label, has_header)
     if not (label or problem):
@@ -132,42 +132,40 @@ def parse(
     blank = [""] * len(lines)
     values = zip(lines, columns[file], columns.get(label, blank), parts or blank, strict=True)
     rows = [Row(k, x, photos.find(x, path), normal_name(y), z) for (k, _), x, y, z in values]
-    return Table(rows, names, file, label, ", ".join(split), problem, note)
+    return Table(rows, file, label, split, problem, note)
 
 
 def _key(name: str) -> str:
     return re.sub(r"\W+", "_", name.lower())
 
 
-def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str], str]:
-    """(the columns that say splits, the split of each row, a note on numbers)."""
-    flags = {}
+def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[str, list[str], str]:
+    """(the column that says splits or '', the split of each row, how or why not)."""
+    keys = {name: _key(name) for name in columns}
+    flags = [name for name, key in keys.items() if key[:3] == "is_" and whole_split(key[3:])]
+    fix = "write train and val into each row of one column, or add --validation_fraction=0.1"
+    if len(flags) > 1:
+        return "", [], f"the columns {some(flags)} say splits: {fix}"
     for name, cells in columns.items():
-        values = {cell.strip().lower() for cell in cells}
+        key, values = keys[name], {cell.strip().lower() for cell in cells}
+        parts, note = [*map(whole_split, cells)], f"split by {name}"
+        numbers = sorted(float(text) for text in values if re.fullmatch(r"\d+(\.0)?", text))
+        are_numbers = len(numbers) == len(values)
         if not 1 < len(values) <= _SPLITS:
             continue
-        parts = [*map(whole_split, cells)]
-        if all(parts) and len({*parts}) > 1 and len(values) < len(cells):
-            return [name], parts, ""
-        numbers = sorted(int(float(text)) for text in values if re.fullmatch(r"\d+(\.0)?", text))
-        is_numbered = len(numbers) == len(values)
-        if re.fullmatch(_SPLIT, _key(name)) and (is_numbered or any(parts)):
+        if name in flags and values <= _TRUE | _FALSE:
+            split = whole_split(key[3:])
+            other = "validation" if split == "train" else "train"
+            parts = [split if cell.strip().lower() in _TRUE else other for cell in cells]
+        elif are_numbers and re.fullmatch(_FOLD, key):
+            parts = ["validation" if float(cell) == numbers[0] else "train" for cell in cells]
+            note = f"{name} {numbers[0]:g} is for validation"
+        elif re.fullmatch(_SPLIT, key) and (are_numbers or any(parts)) and not all(parts):
             odd = some(sorted(repr(value) for value in values if not whole_split(value)))
-            problem = f"column {name} has {odd or 'one split'}: write train and val into each row"
-            return [], [], f"{problem}, or add --validation_fraction=0.1"
-        if is_numbered and re.fullmatch(_FOLD, _key(name)):
-            first = [float(cell) == numbers[0] for cell in cells]
-            parts = ["validation" if is_first else "train" for is_first in first]
-            return [name], parts, f"{name} {numbers[0]} is for validation"
-        is_flag = _key(name).startswith("is_") and values <= _TRUE | _FALSE
-        if is_flag and (split := whole_split(name[2:])):
-            flags[name] = split
-    rest = [split for split in ("train", "validation", "test") if split not in flags.values()]
-    parts = rest[:1] * len(columns and next(iter(columns.values())))
-    for name, split in flags.items():
-        cells = (cell.strip().lower() for cell in columns[name])
-        parts = [split if x in _TRUE else part for x, part in zip(cells, parts, strict=True)]
-    return ([*flags], parts, "") if len({*parts}) > 1 else ([], [], "")
+            return "", [], f"column {name} has {odd}: {fix}"
+        if all(parts) and len({*parts}) > 1 and len(values) < len(cells):
+            return name, parts, note
+    return "", [], ""
 
 
 def _problem(columns: Mapping[str, Sequence[str]], label: str, has_header: bool) -> str:
@@ -176,30 +174,22 @@ def _problem(columns: Mapping[str, Sequence[str]], label: str, has_header: bool)
     `columns` are those without files and splits; `label` is the one that may have the classes.
     """
     values = {name: {cell.strip() for cell in cells} - {""} for name, cells in columns.items()}
-    numbers = [name for name, cells in values.items() if cells and all(map(_is_number, cells))]
-    sides = [name for name in columns if re.search(_SIDE, _key(name))]
     boxes = [name for name in columns if re.search(_BOX, _key(name))]
-    boxes = boxes or (sides if has_header else numbers)[3:] and (sides if has_header else numbers)
+    sides = [name for name in columns if re.search(_SIDE, _key(name))]
+    if not has_header:  # sides are columns of numbers
+        sides = [name for name, cells in values.items() if cells and all(map(_NUMBER, cells))]
     is_known = _key(label) in _LABELS.split()
+    fix = "write the class of each photo into one column, or boxes in COCO's form"
     if not is_known and len(values) > 1 and all(cells <= _BINARY for cells in values.values()):
-        fix = "write the name of the one class into one column, and leave these out"
         return f"has a column for each class ({some(columns)}), with 0 and 1: {fix}"
-    if boxes:
-        fix = "write the boxes in COCO's form or Pascal VOC's"
-        return f"has boxes or outlines (columns {some(boxes)}): {fix}"
+    if boxes or len(sides) > 3:
+        return f"has boxes or outlines (columns {some(boxes or sides)}): {fix}"
     cells = values.get(label, set())
     if 2 * sum(cell.startswith(("[", "{")) for cell in cells) > len(cells):
-        example = f"{min(cells, key=len):.40}"
-        fix = "write one class for each photo, or boxes in COCO's form"
-        return f"has lists or JSON in column {label}, such as {example}: {fix}"
+        return f"has lists or JSON in column {label}, such as {min(cells, key=len):.40}: {fix}"
     if several := _several(cells, bool(re.search(_LISTS, _key(label)))):
-        fix = "keep the rows and the names of one class each"
         return f"has several classes in a cell of column {label}, such as {several!r}: {fix}"
     return ""
-
-
-def _is_number(text: str) -> bool:
-    return bool(re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?", text, re.I))
 
 
 def _several(cells: Collection[str], is_plural: bool) -> str:
@@ -244,8 +234,7 @@ def label(
     missing = []
     content = parse(path, text, photos, file_column, label_column)
     if content.problem:
-        way = f"={content.label} takes it as it is" if content.label else " chooses one as it is"
-        raise SourceError(f"{path} {content.problem}; --label_column{way}")
+        raise SourceError(f"{path} {content.problem}; --label_column takes a column as it is")
     if content.note and by_split:
         if not content.split:
             raise SourceError(f"{path}: {content.note}")

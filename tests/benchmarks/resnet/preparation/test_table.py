@@ -96,6 +96,7 @@ COLUMNS = {  # of ten photos: the column's name, its cells, and the photos for v
     "partition": ("0000000012", None),
     "data_split": ("1111111122", None),
     "split": (["train", "", "val", "train", "train"] * 2, None),
+    "is_valid,is_test": (["1,0", "0,1", "0,0", "0,0", "0,0"] * 2, None),
 }
 
 
@@ -109,7 +110,7 @@ def test_columns_that_say_splits(name, images, tmp_path):
         _, rest = make(images / "one", tmp_path, text)
         assert sorted(rest) == [f"{i}.JPG" for i in held]
         return
-    with pytest.raises(UserError, match=f"column {name} has '.*validation_fraction=0.1"):
+    with pytest.raises(UserError, match="column.*: write .*validation_fraction=0.1"):
         make(images / "one", tmp_path, text)
     train, rest = make(images / "one", tmp_path, text, "--validation_fraction=0.1")
     assert len(train) + len(rest) == 10
