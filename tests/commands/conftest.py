@@ -22,7 +22,10 @@ def opens(monkeypatch):
         params = jax.tree.map(lambda x: x + draw.normal(0, noise, x.shape).astype(x.dtype), params)
         manifest = {"benchmark": values["benchmark"], "config": values | changes}
         manifest |= {"num_train_examples": 97, **benchmark.metadata}
-        config, weights = model_source.config_of(manifest).lock(), Weights("", params, state)
+        config, weights = (
+            model_source.config_of(manifest).lock(),
+            Weights(values["benchmark"], params, state),
+        )
         opened = model_source.Model(values["benchmark"], 1, config, manifest, lambda: (1, weights))
         monkeypatch.setattr(model_source, "load", lambda *_, **__: opened)
         return opened

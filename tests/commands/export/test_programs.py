@@ -226,6 +226,6 @@ def test_what_cannot_be_exported_is_refused(model, tmp_path):  # noqa: F811
         export.run("any", "latest", "stablehlo,hf", str(tmp_path / "out"))
     assert not [*(tmp_path / "out").iterdir()]
     values = jax.tree.map(lambda x: x * np.nan, opened.params)
-    diverged = dataclasses.replace(opened, _read=lambda: Weights("ssd", values, {}))
+    diverged = dataclasses.replace(opened, _read=lambda: (1, Weights("ssd", values, {})))
     with pytest.raises(CheckpointError, match="^ssd: weights are not finite; the run diverged"):
         programs.write(diverged, {}, (), str(tmp_path))
