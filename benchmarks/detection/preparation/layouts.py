@@ -48,13 +48,9 @@ def readings(folder: Folder) -> list[Reading]:
         flags = [f"{flag}={folder.full(zips[name])}" for flag, name in _COCO.items()]
         found = f"COCO's {', '.join(_COCO.values())}"
         return [_reading("coco", found, len(zips), True, flags, "COCO's images")]
-    if folder.is_file and (names := folder.named(".json", ".csv", ".xml")):
-        forms = labels.forms_of(folder, names[0])
-        if not forms and not folder.named(".json"):
-            return []
-        beside = Folder.open(folder.path)  # the images lie there
-        rows = _coco(beside, beside.named(*photos.SUFFIXES), folder.named(".json"))
-        return rows or [row for row in readings(beside) if row.form in forms]
+    if folder.is_file and folder.named(".json"):  # its images lie beside it
+        beside = Folder.open(folder.path)
+        return _coco(beside, beside.named(*photos.SUFFIXES), [folder.files[0].name])
     images, error = folder.named(*photos.SUFFIXES), None
     try:
         rows = _coco(folder, images, folder.named(".json"))
@@ -102,7 +98,7 @@ def _coco(folder: Folder, images: list[str], names: list[str]) -> list[Reading]:
     parts = collections.defaultdict(list)
     for file in files:
         parts[split_of(file.name)].append(file)
-    val = parts["val"] or parts["test"]
+    val = parts["validation"] or parts["test"]
     used = [parts["train"][0], val[0]] if parts["train"] and val else files[:1]
     masks = all(file.masks for file in used)
     zips = folder.named(".zip") if not images else []  # not opened here
@@ -139,13 +135,10 @@ def _look(folder: Folder, name: str) -> _File | None:
         content = parse_json(decoded(data, path))
         if not all(key in data for key in _KEYS):  # captions, or results
             return None
-        names = [str(file_name(row)) for row in content["images"]]
+        names = [str(file_name(row) or row["file_name"]) for row in content["images"]]
         outlines = [bool(row.get("segmentation")) for row in content["annotations"]]
         text = f", {count(len(content['categories']), 'category', 'categories')}"
-        is_complete = all(names)
     except (ValueError, TypeError, KeyError, AttributeError):
-        is_complete, names, outlines, text = False, [], [], ""
-    if not is_complete:
         Annotations.parse(data, path)  # says what is wrong
         return None  # another tool's
     plain = outlines.count(False)

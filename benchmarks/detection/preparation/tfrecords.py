@@ -57,7 +57,7 @@ def read(folder: Folder, masks: bool, exif: str | None = None) -> tuple[Labels, 
     if not forms(folder):
         raise SourceError(f"{folder.path} has no TFRecords with {_XMIN} and {LABEL}")
     parts, notes = _shards(folder), []
-    used = {"train": parts["train"], "val": parts["val"] or parts["test"]}
+    used = {"train": parts["train"], "val": parts["validation"] or parts["test"]}
     names = [*itertools.chain(*parts.values())]
     if not all(used.values()):
         used = {"train": sorted(names)}
@@ -137,11 +137,7 @@ def _parse(
         raise ValueError(f"{len(labels)} labels for {[*map(len, sides)]} sides of boxes")
     for label, title in itertools.zip_longest(labels, texts(_TEXT)[: len(labels)]):
         if label not in categories:
-            try:
-                categories[label] = (title or b"").decode() or f"class {label}"
-            except UnicodeDecodeError as error:
-                fix = "give the names in a label map (.pbtxt)"
-                raise ValueError(f"{_TEXT} {title!r} is not UTF-8: {fix}") from error
+            categories[label] = (title or b"").decode() or f"class {label}"
     boxes = np.array(sides, np.float64).reshape(4, -1).T
     if boxes.size and np.abs(boxes).max() > _MOST:
         raise ValueError(f"a side of a box is {np.abs(boxes).max():.0f}, no share of the image")
