@@ -156,13 +156,10 @@ def yolo_shapes(heads: Iterable[bytes]) -> str:
             if re.match(_YOLO, line) and len(values := [*map(float, line.split()[1:])]) > 5:
                 rows.append(values)
     length, number = collections.Counter(map(len, rows)).most_common(1)[0] if rows else (0, 0)
+    if number <= _MOST * len(rows):  # outlines have as many points as they need
+        return ""
     table = np.array([row for row in rows if len(row) == length])
-    # Outlines have as many points as they need, or their last point is the first one.
-    if (
-        not rows
-        or number < _MOST * len(rows)
-        or (table[:, :2] == table[:, -2:]).all(1).mean() > 0.5
-    ):
+    if (table[:, :2] == table[:, -2:]).all(1).mean() > 0.5:  # closed outlines
         return ""
     if length == 8:
         return "corners"

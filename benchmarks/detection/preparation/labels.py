@@ -26,7 +26,7 @@ from common.images import photos
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
 from common.preparation.splits import whole_split
-from common.text import normal_name, text_lines
+from common.text import text_lines
 
 # What readers raise of a file that is no such form, or damaged.
 _DAMAGE = (ElementTree.ParseError, csv.Error, ValueError, LookupError, TypeError, AttributeError)
@@ -129,9 +129,8 @@ def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
         notes.append(note)
     sizes = {name: known.get(name, row[-turns]) for name, row in photo_sizes.items()}
     used = {o.label.strip() for entry in labelled.values() for o in entry.objects}
-    names = _categories([*settings.names.values()] or sorted(used), notes)
-    if not settings.names:
-        names.sort(key=lambda label: (len(label) * label.isdigit(), label))
+    names = [*dict.fromkeys(name.strip() for name in settings.names.values())]
+    names = names or sorted(used, key=lambda label: (len(label) * label.isdigit(), label))
     if not settings.names and form == "yolo":
         notes.append("no data.yaml, obj.names or classes.txt has names: categories are numbers")
     lists = _lists(folder, form, settings, images, notes)
@@ -147,17 +146,6 @@ def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
     if 0 < (plain := sum("segmentation" not in row for row in rows)) < len(rows):
         notes.append(f"{plain:,} of {len(rows):,} objects have a box and no polygon: no masks")
     return Labels(contents, notes, turns)
-
-
-def _categories(names: list[str], notes: list[str]) -> list[str]:
-    """The categories; names that look the same are one."""
-    groups = collections.defaultdict(list)
-    for name in names:
-        groups[normal_name(name)].append(name)
-    if same := [group for group in groups.values() if len(group) > 1]:
-        pair = " and ".join(map(ascii, same[0][:2]))
-        notes.append(f"names that look alike are one category, for one {pair}")
-    return [*groups]
 
 
 def _in_threads(folder: Folder, work: Callable, names: list[str], unit: str) -> Iterator[Any]:
@@ -336,7 +324,7 @@ def _content(
             row: dict[str, Any] = {
                 "id": len(annotations) + 1,
                 "image_id": image_id,
-                "category_id": ids[normal_name(label)],
+                "category_id": ids[label.strip()],
                 "bbox": [x, y, w, h],
                 "area": w * h,
                 "iscrowd": int(crowd),
