@@ -100,7 +100,7 @@ def _labels(args: argparse.Namespace, inputs: _Inputs) -> tuple[dict[str, bytes]
     images = inputs["train_images"]
     path, folder = images.path, Folder.open(images.path)
     if args.labels == "tfrecords":
-        (splits, notes, _), files = tfrecords.read(folder, args.masks, args.exif)
+        (splits, notes, _), files = tfrecords.read(folder, args.masks)
         images = dataclasses.replace(images, files=files, archive=False)
         inputs = inputs | {"train_images": images, "val_images": images}
     else:

@@ -220,7 +220,6 @@ class Reader:
             raise ValueError(f"class {number:.0f} is not among the {len(names)} of {file}")
         if shapes == "key points":
             values = values[:4]
-        check_shares(values)
         is_box = len(values) < 6
         read = self._boxes.from_yolo_v5 if is_box else self._boxes.from_yolo_seg
         box = read(" ".join(map(str, (0, *values))), image_size=(1, 1))
@@ -297,11 +296,6 @@ def beside(file: str, name: str) -> str:
     return os.path.join(os.path.dirname(file), normal(name.strip()))
 
 
-def check_shares(values: Sequence[float]) -> None:
-    if not all(-0.01 <= value <= 1.01 for value in values):
-        raise ValueError("the numbers are no shares of the image, from 0 to 1")
-
-
 def size_of(height: Any, width: Any) -> tuple[int, int] | None:
     """A size in pixels; None if it is missing or 0, as some tools write it."""
     try:
@@ -319,8 +313,11 @@ def entry(
     for place, row in rows:
         try:
             each: Object = parse(row)
-            if not all(map(math.isfinite, itertools.chain(each.box, *each.polygons))):
+            values = [*each.box, *itertools.chain(*each.polygons)]
+            if not all(map(math.isfinite, values)):
                 raise ValueError("a coordinate is not a number")
+            if more.get("relative") and not all(-0.52 < value < 1.02 for value in values):
+                raise ValueError("the numbers are no shares of the image, from 0 to 1")
             if not each.label.strip():
                 raise ValueError("it has no label")
             if any(len(polygon) < 6 for polygon in each.polygons):

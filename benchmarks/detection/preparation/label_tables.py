@@ -95,14 +95,11 @@ class Reader(label_files.Reader):
             boxes = [(line, row) for line, row in rows if any(row[side] for side in _SIDES)]
             split = whole_split(first["split"]) or label_files.split_of(file)
             size = label_files.size_of(first["height"], first["width"])
-            read = functools.partial(self._row, relative)
             more = {"size": size, "split": split, "relative": relative}
-            yield label_files.entry(file, names, boxes, read, **more)
+            yield label_files.entry(file, names, boxes, self._row, **more)
 
-    def _row(self, relative: bool, row: dict[str, str]) -> Object:
+    def _row(self, row: dict[str, str]) -> Object:
         sides = tuple(float(row[side]) for side in _SIDES)
-        if relative:
-            label_files.check_shares(sides)
         box = self._boxes.create(label=row["label"], coords=sides)
         return Object(row["label"], box.ltwh, crowd=row["crowd"] == "1")
 

@@ -62,7 +62,7 @@ def forms(folder: Folder) -> list[Form]:
     """The forms of labels in a folder, from names and the heads of a few files."""
     images, result = Images(folder), []
     for form, kind in FORMS.items():
-        names, looked, heads = _heads(folder, form)
+        names, heads = _heads(folder, form)
         if not heads:
             continue
         settings = Settings()
@@ -71,8 +71,9 @@ def forms(folder: Folder) -> list[Form]:
                 settings = label_files.yolo_settings(folder, heads.values())
             if not (images.names or settings.names):  # numbers may be anything
                 continue
-        with_image = sum(images.find(name) is not None for name in names)
-        number = len(heads) if looked == len(names) else max(len(heads), with_image)
+        if not any(map(images.find, heads)):  # one file for many images
+            names = heads
+        number = max(len(heads), sum(images.find(name) is not None for name in names))
         shapes = {bool(m[1]) for head in heads.values() for m in re.finditer(kind.shape, head)}
         polygons = True in shapes and not settings.shapes
         found = f"{count(number, 'label file')} in {kind.title} form"
@@ -83,15 +84,15 @@ def forms(folder: Folder) -> list[Form]:
     return result
 
 
-def _heads(folder: Folder, form: str) -> tuple[list[str], int, dict[str, bytes]]:
-    """(files that may be of a form, how many are looked at, what those of the form begin with)."""
+def _heads(folder: Folder, form: str) -> tuple[list[str], dict[str, bytes]]:
+    """(files that may be of a form, what some of those that are begin with)."""
     filled = {file.name for file in folder.files if file.size and not folder.is_file}
     names = filled & {*folder.named(FORMS[form].ending)}
     names = sorted(names, key=lambda name: (name.count("/"), name))
     sample = dict.fromkeys([*names[:16], *names[:: max(1, len(names) // 16)]])
     heads = ((name, folder.head(name)) for name in sample)
     heads = {name: head for name, head in heads if re.search(FORMS[form].head, head)}
-    return names, len(sample), heads
+    return names, heads
 
 
 def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
@@ -137,10 +138,11 @@ def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
     contents = {}
     for split, members in _splits(sorted(sizes), labelled, lists, notes).items():
         if empty := sum(name not in labelled for name in members):
-            notes.append(
-                f"{split}: {empty:,} of {count(len(members), 'image')} without labels: they count "
-                "as images without objects; take those out that nobody has labelled"
+            text = (
+                f"{split}: {empty:,} of {count(len(members), 'image')} without labels: they count"
             )
+            fix = "take those out that nobody has labelled"
+            notes.append(f"{text} as images without objects; {fix}")
         contents[split] = _content(members, labelled, sizes, names)
     rows = [row for content in contents.values() for row in content["annotations"]]
     if 0 < (plain := sum("segmentation" not in row for row in rows)) < len(rows):

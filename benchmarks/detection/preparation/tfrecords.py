@@ -49,11 +49,8 @@ def forms(folder: Folder) -> list[Form]:
     return []
 
 
-def read(folder: Folder, masks: bool, exif: str | None = None) -> tuple[Labels, list[File]]:
-    """(labels, images that lie in the records); SourceError if a record cannot be understood.
-
-    With `exif` "turn", the boxes of a record without a size are on the photo as EXIF turns it.
-    """
+def read(folder: Folder, masks: bool) -> tuple[Labels, list[File]]:
+    """(labels, images that lie in the records); SourceError if a record cannot be understood."""
     if not forms(folder):
         raise SourceError(f"{folder.path} has no TFRecords with {_XMIN} and {LABEL}")
     parts, notes = _shards(folder), []
@@ -70,7 +67,7 @@ def read(folder: Folder, masks: bool, exif: str | None = None) -> tuple[Labels, 
             path, offset = folder.full(shard), 12  # behind the length and its checksum
             for i, record in enumerate(records.read_shard(path)):
                 try:
-                    encoded, image, objects = _parse(_features(record), categories, masks, exif)
+                    encoded, image, objects = _parse(_features(record), categories, masks)
                 except ValueError as error:
                     problem = f"{path}, record {i} (counted from 0): {one_line(error)}"
                     raise SourceError(problem) from error
@@ -114,7 +111,7 @@ def _features(record: bytes) -> Any:
 
 
 def _parse(
-    feature: Any, categories: dict[int, str], masks: bool, exif: str | None
+    feature: Any, categories: dict[int, str], masks: bool
 ) -> tuple[bytes, dict[str, Any], list[dict[str, Any]]]:
     """(image file, image, objects) of a record, the latter as COCO has them.
 
@@ -129,7 +126,7 @@ def _parse(
 
     encoded = b"".join(texts("image/encoded")[:1])
     size = ints("image/height") + ints("image/width")
-    height, width = size if len(size) == 2 else photos.sizes(encoded)[-(exif == "turn")]
+    height, width = size if len(size) == 2 else photos.sizes(encoded)[0]
     name = coco.normal(b"".join(texts("image/filename")[:1]).decode(errors="backslashreplace"))
     image = {"file_name": name, "height": height, "width": width}
     labels, sides = ints(LABEL), [feature[f"image/object/bbox/{s}"].float_list.value for s in SIDES]
