@@ -72,7 +72,7 @@ def forms(folder: Folder) -> list[Form]:
             if not (images.names or settings.names):  # numbers may be anything
                 continue
         if not any(map(images.find, heads)):  # one file for many images
-            names = heads
+            names = [*heads]
         number = max(len(heads), sum(images.find(name) is not None for name in names))
         shapes = {bool(m[1]) for head in heads.values() for m in re.finditer(kind.shape, head)}
         polygons = True in shapes and not settings.shapes
@@ -130,7 +130,7 @@ def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
         notes.append(note)
     sizes = {name: known.get(name, row[-turns]) for name, row in photo_sizes.items()}
     used = {o.label.strip() for entry in labelled.values() for o in entry.objects}
-    names = [*dict.fromkeys(name.strip() for name in settings.names.values())]
+    names = [*dict.fromkeys(map(str.strip, settings.names.values()))]
     names = names or sorted(used, key=lambda label: (len(label) * label.isdigit(), label))
     if not settings.names and form == "yolo":
         notes.append("no data.yaml, obj.names or classes.txt has names: categories are numbers")
@@ -138,11 +138,9 @@ def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
     contents = {}
     for split, members in _splits(sorted(sizes), labelled, lists, notes).items():
         if empty := sum(name not in labelled for name in members):
-            text = (
-                f"{split}: {empty:,} of {count(len(members), 'image')} without labels: they count"
-            )
-            fix = "take those out that nobody has labelled"
-            notes.append(f"{text} as images without objects; {fix}")
+            problem = f"{split}: {empty:,} of {count(len(members), 'image')} without labels"
+            fix = "they count as images without objects; take those out that nobody has labelled"
+            notes.append(f"{problem}: {fix}")
         contents[split] = _content(members, labelled, sizes, names)
     rows = [row for content in contents.values() for row in content["annotations"]]
     if 0 < (plain := sum("segmentation" not in row for row in rows)) < len(rows):

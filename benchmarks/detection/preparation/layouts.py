@@ -5,7 +5,7 @@ import itertools
 import os
 from typing import NamedTuple
 
-from benchmarks.detection.coco import Annotations, file_name, normal
+from benchmarks.detection.coco import Annotations, normal
 from benchmarks.detection.preparation import labels, tfrecords
 from benchmarks.detection.preparation.label_files import split_of
 from common import limits
@@ -135,7 +135,7 @@ def _look(folder: Folder, name: str) -> _File | None:
         content = parse_json(decoded(data, path))
         if not all(key in data for key in _KEYS):  # captions, or results
             return None
-        names = [str(file_name(row) or row["file_name"]) for row in content["images"]]
+        names = [str(row.get("file_name") or row["coco_url"]) for row in content["images"]]
         outlines = [bool(row.get("segmentation")) for row in content["annotations"]]
         text = f", {count(len(content['categories']), 'category', 'categories')}"
     except (ValueError, TypeError, KeyError, AttributeError):
