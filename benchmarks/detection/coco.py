@@ -126,7 +126,7 @@ def _decode(data: bytes, path: str, masks: bool) -> dict[str, list]:
             return (*map(fields.get, names), outline)
         if "file_name" in fields or "coco_url" in fields:
             names = ("id", "file_name", "height", "width")
-            row = {"file_name": posixpath.basename(str(fields.get("coco_url")))}  # as in LVIS
+            row = {"file_name": posixpath.basename(str(fields.get("coco_url") or ""))}  # LVIS
             return row | {name: fields[name] for name in names if name in fields}
         return fields
 
