@@ -197,10 +197,7 @@ class Reader:
         self.notes: dict[str, None] = {}  # what is odd about the files, each a line, in order
 
     def _parsed(self, file: str, pattern: bytes, parse: Callable[[str], Any]) -> Any:
-        """The content of a file in which the pattern is found, else None.
-
-        SourceError if the file's encoding is not known.
-        """
+        """The content of a file with the pattern, else None; SourceError if it is not decoded."""
         data = self._folder.head(file, limits.ANNOTATION_BYTES)
         if not re.search(pattern, data):
             return None

@@ -90,9 +90,8 @@ def _heads(folder: Folder, form: str) -> tuple[list[str], dict[str, bytes]]:
     names = filled & {*folder.named(FORMS[form].ending)}
     names = sorted(names, key=lambda name: (name.count("/"), name))
     sample = dict.fromkeys([*names[:16], *names[:: max(1, len(names) // 16)]])
-    heads = ((name, folder.head(name)) for name in sample)
-    heads = {name: head for name, head in heads if re.search(FORMS[form].head, head)}
-    return names, heads
+    heads = {name: folder.head(name) for name in sample}
+    return names, {k: head for k, head in heads.items() if re.search(FORMS[form].head, head)}
 
 
 def read(folder: Folder, form: str, exif: str | None = None) -> Labels:

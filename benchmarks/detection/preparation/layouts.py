@@ -48,11 +48,10 @@ def readings(folder: Folder) -> list[Reading]:
         return _coco(beside, beside.named(*photos.SUFFIXES), [folder.files[0].name])
     images = folder.named(*photos.SUFFIXES)
     rows = _coco(folder, images, folder.named(".json"))
-    path = folder.full(folder.files[0].name if folder.is_file else "")
     forms = labels.forms(folder) if images or not rows else []
     most = max((form.files for form in forms), default=0)
     for form, found, files, masks in [*forms, *tfrecords.forms(folder)]:
-        flags = [f"--labels={form}", f"--train_images={path}"]
+        flags = [f"--labels={form}", f"--train_images={folder.given}"]
         split = "images; validation as folders or lists of splits say, else a tenth"
         # A table is worth little beside label files for nearly all images: it is often their copy.
         is_copy = files < _NEARLY_ALL * len(images) <= most

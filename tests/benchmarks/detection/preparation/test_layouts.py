@@ -219,9 +219,8 @@ def test_a_damaged_json_is_named_with_the_place(content, keys, tmp_path):
 
 
 def test_a_damaged_json_beside_labels_is_named(tmp_path, capsys):
-    place(
-        tmp_path, {"a.json": TEXT[:-2], "x/0000.txt": "0 0.5 0.5 0.2 0.2\n", **photos("x", *TRAIN)}
-    )
+    labels = {"x/0000.txt": "0 0.5 0.5 0.2 0.2\n", **photos("x", *TRAIN)}
+    place(tmp_path, {"a.json": TEXT[:-2], **labels})
     (reading,) = coco.readings(Folder.open(str(tmp_path)))
     assert reading.form == "yolo"
     assert f"not taken: {tmp_path}/a.json is damaged" in capsys.readouterr().out
