@@ -9,14 +9,14 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = ("benchmarks", "commands", "common", "configs", "engine", "scripts")
-MOST = {  # lines, files that are not empty; 3,800 lines are the preparations of any folder of data
-    "benchmarks": (20_480, 109),
-    "commands": (3_940, 23),
-    "common": (6_790, 45),
+MOST = {  # lines, files that are not empty; 4,800 lines are the preparations of any folder of data
+    "benchmarks": (21_450, 113),
+    "commands": (4_020, 23),
+    "common": (7_420, 48),
     "configs": (1_760, 24),
-    "engine": (7_840, 37),
+    "engine": (7_990, 38),
     "scripts": (4_550, 25),
-    "top": (1_370, 6),
+    "top": (1_350, 6),
 }
 MOST_LATE_IMPORTS = 16
 

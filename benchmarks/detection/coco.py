@@ -101,11 +101,6 @@ class Annotations:
         return [rows[0] if len(rows) == 1 and times[rows[0]] == 1 else None for rows in fitting]
 
 
-def file_name(image: dict[str, Any]) -> Any:
-    """The `file_name` of an image; without one, as in LVIS, the last part of its address."""
-    return image.get("file_name") or posixpath.basename(str(image.get("coco_url") or ""))
-
-
 def normal(name: str) -> str:
     """A `file_name` as a relative path; some tools write paths of Windows."""
     return posixpath.normpath(name.replace("\\", "/")).lstrip("/")
@@ -131,8 +126,8 @@ def _decode(data: bytes, path: str, masks: bool) -> dict[str, list]:
             return (*map(fields.get, names), outline)
         if "file_name" in fields or "coco_url" in fields:
             names = ("id", "file_name", "height", "width")
-            row = {name: fields[name] for name in names if name in fields}
-            return {"file_name": file_name(fields), **row}
+            row = {"file_name": posixpath.basename(str(fields.get("coco_url") or ""))}  # LVIS
+            return row | {name: fields[name] for name in names if name in fields}
         return fields
 
     try:

@@ -1,12 +1,14 @@
 """What lies where no preparation reads anything: labels of other tools, masks, classes in names."""
 
 import collections
+import json
 import os
 import re
 import shlex
 from collections.abc import Collection
 
-from common.errors import some
+from common import limits
+from common.errors import parse_json, some
 from common.images import photos
 from common.preparation.folders import Folder
 from common.preparation.splits import split_of
@@ -24,6 +26,7 @@ _FORMS = {  # what a file is and what to do, with a pattern of its first bytes
     "has COCO's panoptic segments: boxes need the file of instances": rb'"segments_info"',
     "has COCO's captions: boxes need the file of instances": rb'"caption"\s*:',
 }
+_COCO = rb'"(images|annotations|categories)"\s*:\s*\['
 _MOST, _SMALL = 8, 200  # files that are looked at; bytes of a small one
 _MASKS = r"annot|mask|labels?(/|$)|segm|ground_?truth|(^|_)gt"  # in the name of a folder
 MASK = r"(?i)[\W_]*(annot(ation)?s?|masks?|gt|labels?|segm\w*|seg|_l)$"  # ends of other names
@@ -44,6 +47,20 @@ def labels(folder: Folder) -> dict[str, str]:
     return found
 
 
+def _damage(folder: Folder) -> str:
+    """Where a file in COCO's form is damaged; '' if none is."""
+    for name in folder.named(".json")[:_MOST]:
+        if re.search(_COCO, folder.head(name)):
+            try:
+                parse_json(folder.head(name, limits.ANNOTATION_BYTES))
+            except json.JSONDecodeError as error:
+                place = f"line {error.lineno}, column {error.colno} ({error.msg})"
+                return f"{name} is damaged or cut short at {place}: get it again"
+            except ValueError:  # another tool's, or its brackets are nested too deeply
+                pass
+    return ""
+
+
 def masks(images: Collection[str], by_folder: bool = False) -> list[str]:
     """Images that are masks of others by their names, such as a_mask.png, or by their folders."""
     stems = {name: os.path.splitext(os.path.basename(name))[0] for name in images}
@@ -57,6 +74,8 @@ def explain(folder: Folder) -> str:
     """What images without a reading have instead of classes, and what to do; '' if nothing."""
     if unread := labels(folder):
         return "; ".join(f"{name} {text}" for name, text in [*unread.items()][:2])
+    if damage := _damage(folder):
+        return damage
     images = folder.named(*photos.SUFFIXES)
     if found := masks(images, by_folder=True):
         fix = "for classes of photos move them away; objects need outlines in COCO's form"

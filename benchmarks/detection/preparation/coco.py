@@ -154,9 +154,8 @@ def _plan(
         )
     for path, rows in unused.items():
         if rows and not args.labels:
-            first = images[path].files[min(rows)].name
             text = f"{path} holds {count(len(rows), 'image')} that the annotations do not list"
-            print(visible(f"{text}, for one {first}"))
+            print(visible(f"{text}, for one {images[path].files[min(rows)].name}"))
     return _turned(args, splits)
 
 

@@ -60,13 +60,12 @@ def _parse(data: bytes, path: str, masks: bool) -> tuple[Annotations, bytes, lis
     """(annotations, their bytes, notes); categories whose names look the same become one."""
     annotations, notes = Annotations.parse(data, path, masks), []
     names, numbers = dict(annotations.categories), {}
-    one = {key: numbers.setdefault(normal_name(names[key]), key) for key in names}
-    if merged := {key: first for key, first in one.items() if key != first}:
-        key, first = next(iter(merged.items()))
-        pair = f"{first} {ascii(names[first])} and {key} {ascii(names[key])}"
+    one = {key: numbers.setdefault(normal_name(name), key) for key, name in names.items()}
+    if rest := [key for key, first in one.items() if key != first]:
+        pair = " and ".join(f"{key} {ascii(names[key])}" for key in (one[rest[0]], rest[0]))
         notes.append(f"categories {pair} look alike: they are one; rename one to keep both")
         content = parse_json(decoded(data, path))
-        content["categories"] = [r for r in content["categories"] if r["id"] not in merged]
+        content["categories"] = [r for r in content["categories"] if r["id"] not in rest]
         for row in content["annotations"]:
             row["category_id"] = one[row["category_id"]]
         data = json.dumps(content).encode()
@@ -101,7 +100,7 @@ def _labels(args: argparse.Namespace, inputs: _Inputs) -> tuple[dict[str, bytes]
     images = inputs["train_images"]
     path, folder = images.path, Folder.open(images.path)
     if args.labels == "tfrecords":
-        (splits, notes, _), files = tfrecords.read(folder, args.masks, args.exif)
+        (splits, notes, _), files = tfrecords.read(folder, args.masks)
         images = dataclasses.replace(images, files=files, archive=False)
         inputs = inputs | {"train_images": images, "val_images": images}
     else:

@@ -28,10 +28,10 @@ from common.text import decoded, text_lines
 
 # Folders of images and of their labels, by which the paths of the two differ.
 _KINDS = {"images", "image", "jpegimages", "labels", "annotations", "xmls", ".."}
-NUMBERS = rb"(?:[ \t]+-?[\d.][\d.eE+-]*)"
-YOLO = re.compile(rb"^(?:\xef\xbb\xbf)?\s*\d+(?:\.0*)?" + NUMBERS + rb"{4,}[ \t]*(?:[\r\n]|$)")
-VOC, CVAT, LABELME = rb"<annotation[\s>]", rb"<annotations[\s>]", rb'"shapes"\s*:\s*\['
-_ENCODING = re.compile(rb"""<\?xml[^>]*encoding=["']([\w.-]+)""")
+_NUMBERS = rb"(?:[ \t]+-?[\d.][\d.eE+-]*)"
+_YOLO = rb"^(?:\xef\xbb\xbf)?\s*\d+(?:\.0*)?" + _NUMBERS + rb"{4,}[ \t]*(?:[\r\n]|$)"
+_LINES = rb"(?m)^\s*\d+(?:\.0*)?" + _NUMBERS + rb"{4,5}(" + _NUMBERS + rb"{5,})?[ \t]*\r?$"
+_VOC, _CVAT, _LABELME = rb"<annotation[\s>]", rb"<annotations[\s>]", rb'"shapes"\s*:\s*\['
 _MOST = 0.95  # of the rows: so many say what all are
 
 
@@ -66,9 +66,9 @@ class Images:
                 base = os.path.basename(normal(name)).lower()
                 return i, max(rows, key=lambda row: os.path.basename(row).lower() == base)
         for i, key in enumerate(keys, len(keys)):
-            splits = {"", split_of(os.path.dirname(key))}
+            parts = {"", split_of(os.path.dirname(key))}
             rows = self._by_stem.get(os.path.basename(key), [])
-            rows = [r for r in rows if len(splits | {split_of(os.path.dirname(r))}) < 3]
+            rows = [r for r in rows if len(parts | {split_of(os.path.dirname(r))}) < 3]
             rows = [row for row in rows if is_end(self.key(row), key)] or rows
             if len(rows) == 1:
                 return i, rows[0]
@@ -93,7 +93,7 @@ class Entry(NamedTuple):
     problems: Sequence[str] = ()  # "FILE:PLACE: REASON" of each object that cannot be read
     skipped: Sequence[str] = ()  # the kinds of shapes that are neither upright boxes nor polygons
     size: tuple[int, int] | None = None  # height, width in pixels, if the file has it
-    split: str = ""  # "train", "val" or "test", if the file says it
+    split: str = ""  # "train", "validation" or "test", if the file says it
     relative: bool = False  # whether the objects are in shares
 
 
@@ -107,14 +107,8 @@ class Settings(NamedTuple):
 
 
 def split_of(path: str) -> str:
-    """The split that the innermost such part of a path names: "train", "val", "test" or ""."""
-    parts = map(splits.split_of, path.split("/")[::-1])
-    return next(filter(None, parts), "").replace("validation", "val")
-
-
-def whole_split(name: str) -> str:
-    """The split that a name means as a whole: "train", "val", "test" or ""."""
-    return splits.whole_split(name).replace("validation", "val")
+    """The split that the innermost such part of a path names, as `splits.split_of`."""
+    return next(filter(None, map(splits.split_of, path.split("/")[::-1])), "")
 
 
 def text(folder: Folder, name: str) -> str:
@@ -122,18 +116,20 @@ def text(folder: Folder, name: str) -> str:
     return decoded(folder.head(name, limits.TEXT_BYTES), folder.full(name), SourceError)
 
 
-def yolo_settings(folder: Folder) -> Settings:
+def yolo_settings(folder: Folder, heads: Iterable[bytes]) -> Settings:
     """The settings of the uppermost data.yaml with names, else of a list of classes.
 
-    SourceError if a .yaml with names is no YAML, or the file's encoding is not known.
+    `heads` are the first bytes of label files. SourceError if a .yaml with names is no YAML, or the
+    file's encoding is not known.
     """
     import yaml
 
     lists = folder.named(".names", ".labels", "classes.txt")  # of darknet and LabelImg
     files = [*folder.named(".yaml", ".yml"), *lists]
+    shapes = yolo_shapes(heads)
     for file in sorted(files, key=lambda name: (name in lists, name.count("/"), name)):
         if file in lists:
-            return Settings(file, dict(enumerate(text_lines(text(folder, file)))))
+            return Settings(file, dict(enumerate(text_lines(text(folder, file)))), {}, shapes)
         if not re.search(rb"n\0?a\0?m\0?e\0?s", folder.head(file, limits.TEXT_BYTES)):  # or UTF-16
             continue
         try:  # the loader that leaves all values text: `no` is a name
@@ -143,54 +139,41 @@ def yolo_settings(folder: Folder) -> Settings:
         names = content.get("names") if isinstance(content, dict) else None
         names = dict(enumerate(names)) if isinstance(names, list) else names
         if isinstance(names, dict) and all(str(key).isdigit() for key in names):
-            return Settings(file, {int(key): str(name) for key, name in names.items()}, content)
-    return Settings()
+            shapes = "key points" if "kpt_shape" in content else shapes
+            return Settings(file, {int(k): str(name) for k, name in names.items()}, content, shapes)
+    return Settings(shapes=shapes)
 
 
-def yolo_shapes(heads: Iterable[bytes], settings: Settings) -> str:
+def yolo_shapes(heads: Iterable[bytes]) -> str:
     """What numbers behind the class mean in YOLO's label files, from what these begin with.
 
     "key points" follow a box, "corners" are of boxes in any direction, which people also draw as
     outlines; "" are outlines or boxes alone.
     """
-    if "kpt_shape" in settings.content:
-        return "key points"
     rows = []
     for line in itertools.chain(*(re.split(rb"[\r\n]+", head) for head in heads)):
         with contextlib.suppress(ValueError):
-            if YOLO.match(line) and len(values := [*map(float, line.split()[1:])]) > 5:
+            if re.match(_YOLO, line) and len(values := [*map(float, line.split()[1:])]) > 5:
                 rows.append(values)
     length, number = collections.Counter(map(len, rows)).most_common(1)[0] if rows else (0, 0)
-    if number < _MOST * len(rows) or not rows:  # outlines have as many points as they need
+    if number <= _MOST * len(rows):  # outlines have as many points as they need
         return ""
     table = np.array([row for row in rows if len(row) == length])
+    if (table[:, :2] == table[:, -2:]).all(1).mean() > 0.5:  # closed outlines
+        return ""
+    if length == 8:
+        return "corners"
     middle, half = table[:, None, :2], table[:, None, 2:4] / 2
     fits = (middle - half >= -0.01) & (middle + half <= 1.01)
-    are_outlines = length % 2 == 0 and _like_outlines(table.reshape(number, -1, 2)).mean() > 0.5
     for size in (2, 3):  # of a key point, without or with a number that says whether it is seen
         if (length - 4) % size == 0:
             points = table[:, 4:].reshape(number, -1, size)
             xy, seen = points[..., :2], points[..., 2:]
             is_inside = fits & ((abs(xy - middle) <= half + 0.01) | (xy == 0))
-            if size == 3 and np.isin(seen, (0, 1, 2)).all():
+            is_seen = size == 3 and np.isin(seen, (0, 1, 2)).all()
+            if is_seen or is_inside.all((1, 2)).mean() >= _MOST:
                 return "key points"
-            if is_inside.all((1, 2)).mean() >= _MOST and not are_outlines:
-                return "key points"
-    return "corners" if length == 8 else ""
-
-
-def _like_outlines(points: np.ndarray) -> np.ndarray:
-    """bool[n]: which of float[n, k, 2] are closed, or convex with the second point near the others.
-
-    A box whose key points lie inside of it is seldom so: there, the second point is its size.
-    """
-    edges = np.roll(points, -1, axis=1) - points
-    turns = np.linalg.det(np.stack([edges, np.roll(edges, -1, axis=1)], axis=-1)).round(9)
-    is_convex = (turns >= 0).all(1) | (turns <= 0).all(1)
-    rest = np.delete(points, 1, axis=1)
-    low, high = rest.min(1), rest.max(1)
-    is_near = (abs(points[:, 1] - (low + high) / 2) <= 1.5 * (high - low) + 0.01).all(1)
-    return (points[:, 0] == points[:, -1]).all(1) | is_convex & is_near
+    return ""
 
 
 class NoBoxError(Exception):
@@ -213,26 +196,16 @@ class Reader:
         self._folder, self._has_image, self._settings = folder, has_image, settings
         self.notes: dict[str, None] = {}  # what is odd about the files, each a line, in order
 
-    def _xml(self, file: str, pattern: bytes, most: int) -> ElementTree.Element | None:
-        """The root of an XML in which the pattern is found; SourceError if it cannot be decoded."""
-        data, path = self._folder.head(file, most), self._folder.full(file)
-        if not re.search(pattern, data):
-            return None
-        said = _ENCODING.match(data.lstrip())
-        if said and not said[1].lower().startswith(b"utf"):
-            return ElementTree.fromstring(data.decode(said[1].decode()))
-        return ElementTree.fromstring(decoded(data, path, SourceError))
-
-    def _json(self, file: str, pattern: bytes) -> Any:
-        """The content of a JSON in which the pattern is found, else None."""
+    def _parsed(self, file: str, pattern: bytes, parse: Callable[[str], Any]) -> Any:
+        """The content of a file with the pattern, else None; SourceError if it is not decoded."""
         data = self._folder.head(file, limits.ANNOTATION_BYTES)
         if not re.search(pattern, data):
             return None
-        return parse_json(decoded(data, self._folder.full(file), SourceError))
+        return parse(decoded(data, self._folder.full(file), SourceError))
 
     def yolo(self, file: str) -> Iterator[Entry]:
         """A line is a class number and x, y (of the middle), width, height, or a polygon."""
-        if YOLO.match(self._folder.head(file)) or self._has_image(file):
+        if re.match(_YOLO, self._folder.head(file)) or self._has_image(file):
             lines = text_lines(text(self._folder, file))
             rows = [(i, line) for i, line in enumerate(lines, 1) if line]
             yield entry(file, (file,), rows, self._yolo, relative=True)
@@ -244,7 +217,6 @@ class Reader:
             raise ValueError(f"class {number:.0f} is not among the {len(names)} of {file}")
         if shapes == "key points":
             values = values[:4]
-        check_shares(values)
         is_box = len(values) < 6
         read = self._boxes.from_yolo_v5 if is_box else self._boxes.from_yolo_seg
         box = read(" ".join(map(str, (0, *values))), image_size=(1, 1))
@@ -252,7 +224,7 @@ class Reader:
         return Object(label, box.ltwh, [] if is_box else [values])
 
     def voc(self, file: str) -> Iterator[Entry]:
-        root = self._xml(file, VOC, limits.TEXT_BYTES)
+        root = self._parsed(file, _VOC, ElementTree.fromstring)
         if root is not None and root.tag == "annotation":
             names = file, beside(file, root.findtext("filename", ""))
             rows = ((f"object {i}", node) for i, node in enumerate(root.iter("object"), 1))
@@ -266,7 +238,7 @@ class Reader:
 
     def cvat(self, file: str) -> Iterator[Entry]:
         """Of "CVAT for images 1.1"."""
-        root = self._xml(file, CVAT, limits.ANNOTATION_BYTES)
+        root = self._parsed(file, _CVAT, ElementTree.fromstring)
         if root is None or root.tag != "annotations":
             return
         if root.find("track") is not None:
@@ -290,7 +262,7 @@ class Reader:
         return Object(box.label, box.ltwh)
 
     def labelme(self, file: str) -> Iterator[Entry]:
-        content = self._json(file, LABELME)
+        content = self._parsed(file, _LABELME, parse_json)
         shapes = content.get("shapes") if isinstance(content, dict) else None
         if not isinstance(shapes, list):
             return
@@ -321,11 +293,6 @@ def beside(file: str, name: str) -> str:
     return os.path.join(os.path.dirname(file), normal(name.strip()))
 
 
-def check_shares(values: Sequence[float]) -> None:
-    if not all(-0.01 <= value <= 1.01 for value in values):
-        raise ValueError("the numbers are no shares of the image, from 0 to 1")
-
-
 def size_of(height: Any, width: Any) -> tuple[int, int] | None:
     """A size in pixels; None if it is missing or 0, as some tools write it."""
     try:
@@ -343,8 +310,11 @@ def entry(
     for place, row in rows:
         try:
             each: Object = parse(row)
-            if not all(map(math.isfinite, itertools.chain(each.box, *each.polygons))):
+            values = [*each.box, *itertools.chain(*each.polygons)]
+            if not all(map(math.isfinite, values)):
                 raise ValueError("a coordinate is not a number")
+            if more.get("relative") and not all(-0.52 < value < 1.02 for value in values):
+                raise ValueError("the numbers are no shares of the image, from 0 to 1")
             if not each.label.strip():
                 raise ValueError("it has no label")
             if any(len(polygon) < 6 for polygon in each.polygons):
@@ -357,3 +327,22 @@ def entry(
             what += "it has no " if isinstance(error, KeyError) else ""
             problems.append(f"{file}:{place}: {what}{one_line(error)}")
     return Entry(file, names, objects, problems, skipped, **more)
+
+
+class Kind(NamedTuple):
+    """How a form of labels is known and read."""
+
+    title: str  # in messages
+    ending: str  # of its label files
+    read: Callable[[Any, str], Iterator[Entry]]  # a method of a reader
+    head: bytes  # the pattern of what a label file begins with
+    shape: bytes = b"(?!)"  # of a box or a polygon; of a polygon it has a group
+
+
+_SHAPES = rb'"shape_type"\s*:\s*"(?:rectangle|(polygon))"'
+FORMS = {
+    "yolo": Kind("YOLO's", ".txt", Reader.yolo, _YOLO, _LINES),
+    "voc": Kind("Pascal VOC's", ".xml", Reader.voc, _VOC),
+    "cvat": Kind("CVAT's", ".xml", Reader.cvat, _CVAT, rb"<(?:box|(polygon))\s"),
+    "labelme": Kind("LabelMe's", ".json", Reader.labelme, _LABELME, _SHAPES),
+}

@@ -1,40 +1,23 @@
 """What tables of boxes and VIA's files say about images; all forms of labels.
 
-Tables of boxes are Open Images', TensorFlow's (Roboflow names them _annotations.csv), VoTT's,
-RetinaNet's and AutoML's. VIA writes a JSON, or a table whose cells are JSON.
+Tables of boxes are Open Images', TensorFlow's (Roboflow names them _annotations.csv) and VoTT's.
 """
 
 import collections
-import contextlib
 import csv
 import functools
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from benchmarks.detection.preparation import label_files
-from benchmarks.detection.preparation.label_files import (
-    CVAT,
-    LABELME,
-    NUMBERS,
-    VOC,
-    YOLO,
-    Entry,
-    NoBoxError,
-    Object,
-    beside,
-    check_shares,
-    entry,
-    size_of,
-    split_of,
-    whole_split,
-)
+from benchmarks.detection.preparation.label_files import Entry, Kind, Object
 from common.data.shards import tensorflow
 from common.errors import parse_json, some
-from common.images import photos
 from common.preparation.sources import SourceError
+from common.preparation.splits import whole_split
 from common.text import decoded
 
 _COLUMNS = {  # their names, the likeliest first
@@ -51,11 +34,9 @@ _COLUMNS = {  # their names, the likeliest first
     "crowd": "isgroupof",
 }
 _SIDES = ("x0", "y0", "x1", "y1")
-_RETINANET = ("file", *_SIDES, "label", "width", "height")  # the last two are often missing
-_AUTOML = ("split", "file", "label", "x0", "y0", "", "", "x1", "y1")  # the first one, too
-_UNSAID = ("", None, {}, "not_defined", "unknown")  # the last ones are VIA's own
 # Of VIA's regions, the likeliest to be the category first.
 _ATTRIBUTES = ("label", "class", "class_name", "name", "type", "category", "object")
+_UNSAID = ("", None, {}, "not_defined", "unknown")  # the last ones are VIA's own
 
 
 class Reader(label_files.Reader):
@@ -63,10 +44,9 @@ class Reader(label_files.Reader):
 
     def openimages(self, file: str) -> Iterator[Entry]:
         """Only rows of images that are there are kept, a few of millions."""
-        has_image = functools.cache(self._has_image)
+        has_image, titles = functools.cache(self._has_image), self._titles
         rows = (row for row in self._rows(file, _OPEN) if has_image(row[1]["file"]))
-        titles = self._titles
-        rows = [(i, {**row, "label": titles.get(row["label"], row["label"])}) for i, row in rows]
+        rows = ((i, {**row, "label": titles.get(row["label"], row["label"])}) for i, row in rows)
         yield from self._table(file, rows, True)
 
     @functools.cached_property
@@ -77,13 +57,8 @@ class Reader(label_files.Reader):
         return {row[0]: row[1] for row in rows if len(row) == 2}
 
     def table(self, file: str) -> Iterator[Entry]:
-        """A row is a box, or an image without one."""
-        rows = [*self._rows(file, _TABLE)]
-        if rows and "region_shape_attributes" in rows[0][1]:
-            yield from self._regions(file, _via_images(row for _, row in rows))
-            return
-        sides = (row[side] for _, row in rows for side in _SIDES)
-        yield from self._table(file, rows, all(map(_is_share, sides)))
+        """A row is a box in pixels, or an image without one."""
+        yield from self._table(file, self._rows(file, _TABLE), False)
 
     def _cells(self, file: str) -> Iterator[tuple[int, list[str]]]:
         """(number of its line, cells) of each row of a table with commas, tabs or semicolons."""
@@ -97,27 +72,19 @@ class Reader(label_files.Reader):
                 if any(cells := [cell.strip() for cell in cells]):
                     yield reader.line_num, cells
 
-    def _rows(self, file: str, pattern: re.Pattern[bytes]) -> Iterator[tuple[int, dict[str, str]]]:
-        """(number of its line, cells by the keys of _COLUMNS, or by VIA's names) of each row."""
-        if not pattern.match(self._folder.head(file)):
+    def _rows(self, file: str, pattern: bytes) -> Iterator[tuple[int, dict[str, str]]]:
+        """(number of its line, cells by the keys of _COLUMNS) of each row."""
+        if not re.match(pattern, self._folder.head(file)):
             return
-        cells = self._cells(file)
-        line, first = next(cells)
-        header = [re.sub(r"\W+", "_", cell.lower()).strip("_") for cell in first]
+        rows = self._cells(file)
+        header = [re.sub(r"\W+", "_", cell.lower()).strip("_") for cell in next(rows)[1]]
         ends = {name.rpartition("_")[2]: name for name in header}  # of bbox_x1 and Roi.X1
         ends |= {name: name for name in header}
         keys = {k: next((ends[n] for n in v.split() if n in ends), "") for k, v in _COLUMNS.items()}
-        if "region_shape_attributes" in header:
-            yield from ((i, dict(zip(header, row, strict=False))) for i, row in cells)
-        elif all(keys[key] for key in ("file", *_SIDES)):
-            label = {} if keys["label"] else {"label": self._nameless(file)}
-            for i, row in cells:
-                named = dict(zip(header, row, strict=False)) | {"": ""}
-                yield i, {key: named.get(name, "") for key, name in keys.items()} | label
-        else:
-            for i, row in itertools.chain([(line, first)], cells):
-                names = _RETINANET if len(row) < 9 else _AUTOML["." in row[0] :]
-                yield i, dict.fromkeys(_COLUMNS, "") | dict(zip(names, row, strict=False))
+        label = {} if keys["label"] else {"label": self._nameless(file)}
+        for i, row in rows:
+            named = dict(zip(header, row, strict=False)) | {"": ""}
+            yield i, {key: named.get(name, "") for key, name in keys.items()} | label
 
     def _table(
         self, file: str, rows: Iterable[tuple[int, dict[str, str]]], relative: bool
@@ -126,29 +93,23 @@ class Reader(label_files.Reader):
         for line, row in rows:
             images[row["file"]].append((line, row))
         for image, rows in images.items():
-            first, names = rows[0][1], (beside(file, image), image)
+            first, names = rows[0][1], (label_files.beside(file, image), image)
             boxes = [(line, row) for line, row in rows if any(row[side] for side in _SIDES)]
-            split = whole_split(first["split"]) or split_of(file)
-            size = size_of(first["height"], first["width"])
-            read = functools.partial(self._row, relative)
-            yield entry(file, names, boxes, read, size=size, split=split, relative=relative)
+            split = whole_split(first["split"]) or label_files.split_of(file)
+            size = label_files.size_of(first["height"], first["width"])
+            more = {"size": size, "split": split, "relative": relative}
+            yield label_files.entry(file, names, boxes, self._row, **more)
 
-    def _row(self, relative: bool, row: dict[str, str]) -> Object:
+    def _row(self, row: dict[str, str]) -> Object:
         sides = tuple(float(row[side]) for side in _SIDES)
-        if relative:
-            check_shares(sides)
         box = self._boxes.create(label=row["label"], coords=sides)
         return Object(row["label"], box.ltwh, crowd=row["crowd"] == "1")
 
     def via(self, file: str) -> Iterator[Entry]:
-        """Of VIA 1 and 2: an export, or a project."""
-        content = self._json(file, _VIA)
+        """Of VIA 1 and 2: an export, or a project; one attribute of the regions is the category."""
+        content = self._parsed(file, _VIA, parse_json)
         images = content.get("_via_img_metadata", content) if isinstance(content, dict) else {}
-        images = [image for image in images.values() if isinstance(image, dict)]
-        yield from self._regions(file, [image for image in images if "regions" in image])
-
-    def _regions(self, file: str, images: list[dict[str, Any]]) -> Iterator[Entry]:
-        """The entries of VIA's images; the attribute that names the regions is their category."""
+        images = [x for x in images.values() if isinstance(x, dict) and "regions" in x]
         regions = [image["regions"] for image in images]  # a list, or a dict by numbers
         regions = [[*each.values()] if isinstance(each, dict) else each for each in regions]
         attributes = [each.get("region_attributes") or {} for each in itertools.chain(*regions)]
@@ -163,15 +124,16 @@ class Reader(label_files.Reader):
         if rest := [name for name in keys if name != key]:
             self.notes[f"{file}: the attribute '{key}' is the category, not {some(rest)}"] = None
         nameless = self._nameless(file) if attributes and not key else ""
-        read = functools.partial(self._region, key, nameless)
+        read, split = functools.partial(self._region, key, nameless), label_files.split_of(file)
         for name, rows in zip((image["filename"] for image in images), regions, strict=True):
             rows = [(f"{name}, region {i}", region) for i, region in enumerate(rows, 1)]
-            yield entry(file, (beside(file, name), name), rows, read, split=split_of(file))
+            names = (label_files.beside(file, name), name)
+            yield label_files.entry(file, names, rows, read, split=split)
 
     def _region(self, key: str, nameless: str, region: dict[str, Any]) -> Object:
         shape = region["shape_attributes"]
         if shape["name"] not in ("rect", "polygon"):
-            raise NoBoxError(shape["name"])
+            raise label_files.NoBoxError(shape["name"])
         label = nameless or region["region_attributes"][key]
         if isinstance(label, dict):  # of boxes to tick
             (label,) = (name for name, is_ticked in label.items() if is_ticked)
@@ -187,55 +149,15 @@ class Reader(label_files.Reader):
         return "object"
 
 
-def _via_images(rows: Iterable[dict[str, str]]) -> list[dict[str, Any]]:
-    """The rows of VIA's table as in its JSON."""
-    images: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        image = images.setdefault(row["filename"], {"filename": row["filename"], "regions": []})
-        if shape := parse_json(row["region_shape_attributes"]):
-            attributes = parse_json(row["region_attributes"])
-            image["regions"].append({"shape_attributes": shape, "region_attributes": attributes})
-    return [*images.values()]
-
-
-def _is_share(side: str) -> bool:
-    with contextlib.suppress(ValueError):  # `entry` says it
-        return not side or -0.01 <= float(side) <= 1.01
-    return True
-
-
-class Kind(NamedTuple):
-    """How a form of labels is known and read."""
-
-    title: str  # in messages
-    ending: str  # of its label files
-    read: Callable[[Reader, str], Iterator[Entry]]
-    head: bytes | re.Pattern[bytes]  # the pattern of what a label file begins with
-    shape: bytes = b"(?!)"  # of a box or a polygon; of a polygon it has a group
-
-
-_LINES = rb"(?m)^\s*\d+(?:\.0*)?" + NUMBERS + rb"{4,5}(" + NUMBERS + rb"{5,})?[ \t]*\r?$"
-_OPEN = re.compile(rb"^(?:\xef\xbb\xbf)?ImageID,.*LabelName,.*XMin")
-_SHAPES = rb'"shape_type"\s*:\s*"(?:rectangle|(polygon))"'
+_OPEN = rb"^(?:\xef\xbb\xbf)?ImageID,.*LabelName,.*XMin"
 _VIA = rb'"(?:_via_img_metadata|file_attributes|shape_attributes)"'
-_VIA_SHAPES = rb'"name"+\s*:\s*"+(?:rect|(polygon))"'
-_FILE = rb"[^,;\t\r\n]+\.(?:" + "|".join(photos.SUFFIXES).replace(".", "").encode() + rb")\"?"
-# With a header that names an image and two sides, or VIA's; RetinaNet's rows; AutoML's rows.
-_TABLE = re.compile(
-    rb"^(?:\xef\xbb\xbf)?(?:"
-    rb"(?![^\r\n]*LabelName)(?=[^\r\n]*(?:file|fname|image|img|path|frame))"
+_VIA_SHAPES = rb'"name"\s*:\s*"(?:rect|(polygon))"'
+_TABLE = (  # a header that names an image and two sides
+    rb"(?i)^(?:\xef\xbb\xbf)?(?![^\r\n]*LabelName)(?=[^\r\n]*(?:file|fname|image|img|path|frame))"
     rb"(?=[^\r\n]*(?:\b|_)(?:x_?min|x1|left)\b)[^\r\n]*(?:\b|_)(?:y_?max|y2|bottom)\b"
-    rb"|[^\r\n]*region_shape_attributes"
-    rb"|" + _FILE + rb",(?:(?:-?[\d.]+,){4}[^,\r\n]|,,,,)"
-    rb"|[A-Z]*,?" + _FILE + rb",[^,\r\n]*,(?:[\d.]+,){2}(?:[\d.]*,){4}[\d.]*)",
-    re.IGNORECASE,
 )
-FORMS = {
-    "yolo": Kind("YOLO's", ".txt", Reader.yolo, YOLO, _LINES),
-    "voc": Kind("Pascal VOC's", ".xml", Reader.voc, VOC),
-    "cvat": Kind("CVAT's", ".xml", Reader.cvat, CVAT, rb"<(?:box|(polygon))\s"),
-    "labelme": Kind("LabelMe's", ".json", Reader.labelme, LABELME, _SHAPES),
+FORMS = label_files.FORMS | {
     "via": Kind("VIA's", ".json", Reader.via, _VIA, _VIA_SHAPES),
     "openimages": Kind("Open Images'", ".csv", Reader.openimages, _OPEN),
-    "csv": Kind("a box table's", ".csv", Reader.table, _TABLE, _VIA_SHAPES),
+    "csv": Kind("a box table's", ".csv", Reader.table, _TABLE),
 }

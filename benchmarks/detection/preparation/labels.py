@@ -5,6 +5,7 @@ labels/train/a.txt and images/train/a.jpg. `label_files` and `label_tables` read
 """
 
 import collections
+import contextlib
 import csv
 import math
 import os
@@ -16,28 +17,26 @@ from xml.etree import ElementTree
 import numpy as np
 
 from benchmarks.detection.coco import normal
-from benchmarks.detection.preparation import objects
-from benchmarks.detection.preparation.label_files import (
-    Entry,
-    Images,
-    Settings,
-    split_of,
-    text,
-    whole_split,
-    yolo_settings,
-    yolo_shapes,
-)
+from benchmarks.detection.preparation import label_files, objects
+from benchmarks.detection.preparation.label_files import Entry, Images, Settings, split_of
 from benchmarks.detection.preparation.label_tables import FORMS, Reader
 from common import console, limits, pools
 from common.errors import count, one_line
 from common.images import photos
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
-from common.text import normal_name, text_lines
+from common.preparation.splits import whole_split
+from common.text import text_lines
 
 # What readers raise of a file that is no such form, or damaged.
 _DAMAGE = (ElementTree.ParseError, csv.Error, ValueError, LookupError, TypeError, AttributeError)
 _MANY = 0.1  # of the objects: so many that cannot be read are no accident
+_SHAPES = {  # notes
+    "key points": "the labels are boxes with key points, and the boxes are read; if the numbers "
+    "are outlines, repeat each one's first point at its end",
+    "corners": "labels of 8 numbers have four corners: the box is the upright one around them, "
+    "and with --masks they are the outline",
+}
 
 
 class Form(NamedTuple):
@@ -63,21 +62,20 @@ def forms(folder: Folder) -> list[Form]:
     """The forms of labels in a folder, from names and the heads of a few files."""
     images, result = Images(folder), []
     for form, kind in FORMS.items():
-        names, looked, heads = _heads(folder, form)
+        names, heads = _heads(folder, form)
         if not heads:
             continue
-        try:
-            settings = yolo_settings(folder) if form == "yolo" else Settings()
-        except SourceError:  # which `read` raises
-            settings = Settings()
-        if form == "yolo" and not (images.names or settings.names):  # numbers may be anything
-            continue
-        with_image = sum(images.find(name) is not None for name in names)
-        number = len(heads) if looked == len(names) else max(len(heads), with_image)
-        shapes = {bool(m[1]) for head in heads.values() for m in re.finditer(kind.shape, head)}
-        polygons = True in shapes
+        settings = Settings()
         if form == "yolo":
-            polygons &= not yolo_shapes(heads.values(), settings)
+            with contextlib.suppress(SourceError):  # which `read` raises
+                settings = label_files.yolo_settings(folder, heads.values())
+            if not (images.names or settings.names):  # numbers may be anything
+                continue
+        if not any(map(images.find, heads)):  # one file for many images
+            names = [*heads]
+        number = max(len(heads), sum(images.find(name) is not None for name in names))
+        shapes = {bool(m[1]) for head in heads.values() for m in re.finditer(kind.shape, head)}
+        polygons = True in shapes and not settings.shapes
         found = f"{count(number, 'label file')} in {kind.title} form"
         found += f"{' with polygons' * polygons}, such as {min(heads, key=len)}"
         if settings.names:
@@ -86,21 +84,14 @@ def forms(folder: Folder) -> list[Form]:
     return result
 
 
-def forms_of(folder: Folder, name: str) -> list[str]:
-    """The forms of labels that one file may have."""
-    kinds = {form: kind for form, kind in FORMS.items() if name.lower().endswith(kind.ending)}
-    return [form for form, kind in kinds.items() if re.search(kind.head, folder.head(name))]
-
-
-def _heads(folder: Folder, form: str) -> tuple[list[str], int, dict[str, bytes]]:
-    """(files that may be of a form, how many are looked at, what those of the form begin with)."""
+def _heads(folder: Folder, form: str) -> tuple[list[str], dict[str, bytes]]:
+    """(files that may be of a form, what some of those that are begin with)."""
     filled = {file.name for file in folder.files if file.size and not folder.is_file}
     names = filled & {*folder.named(FORMS[form].ending)}
     names = sorted(names, key=lambda name: (name.count("/"), name))
     sample = dict.fromkeys([*names[:16], *names[:: max(1, len(names) // 16)]])
-    heads = ((name, folder.head(name)) for name in sample)
-    heads = {name: head for name, head in heads if re.search(FORMS[form].head, head)}
-    return names, len(sample), heads
+    heads = {name: folder.head(name) for name in sample}
+    return names, {k: head for k, head in heads.items() if re.search(FORMS[form].head, head)}
 
 
 def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
@@ -113,19 +104,11 @@ def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
     image or an object, or a tenth of the objects cannot be read.
     """
     images, notes = Images(folder), []
-    settings = yolo_settings(folder) if form == "yolo" else Settings()
+    settings = Settings()
     if form == "yolo":
-        heads = _heads(folder, form)[-1].values()
-        settings = settings._replace(shapes=yolo_shapes(heads, settings))
-    if settings.shapes == "key points":
-        why = "their numbers; if they are outlines, repeat each one's first point at its end"
-        why = "kpt_shape" if "kpt_shape" in settings.content else why
-        notes.append(f"the labels are boxes with key points, and the boxes are read, by {why}")
-    elif settings.shapes:
-        notes.append(
-            "labels of 8 numbers have four corners: the box is the upright one around them, and "
-            "with --masks they are the outline"
-        )
+        settings = label_files.yolo_settings(folder, _heads(folder, form)[-1].values())
+    if settings.shapes:
+        notes.append(_SHAPES[settings.shapes])
     reader = Reader(folder, images.find, settings)
     labelled = _matched(folder, images, _entries(folder, form, reader, notes), notes)
     notes += reader.notes
@@ -137,52 +120,31 @@ def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
         notes.append(f"left out: {number} in folders without labels, for one {others[0]}")
     photo_sizes = _sizes(folder, sorted({*labelled, *rest}), notes)
     known = {name: entry.size for name, entry in labelled.items() if entry.size}
-    turned, doubtful = _turned(photo_sizes, known)
-    turns = exif == "turn" if exif else turned is not False
+    differing = {name: row for name, row in photo_sizes.items() if row[0] != row[-1]}
+    # Whether labels have the sizes of such photos as EXIF turns them.
+    said = {known[name] == row[1] for name, row in differing.items() if known.get(name) in row}
+    turns = exif == "turn" if exif else False not in said
+    doubtful = 0 if said else sum(len(row) == 2 for row in photo_sizes.values())
     if note := not exif and objects.exif_note(turns, doubtful):
         notes.append(note)
     sizes = {name: known.get(name, row[-turns]) for name, row in photo_sizes.items()}
     used = {o.label.strip() for entry in labelled.values() for o in entry.objects}
-    names = _categories([*settings.names.values()] or sorted(used), notes)
-    if not settings.names:
-        names.sort(key=lambda label: (len(label) * label.isdigit(), label))
+    names = [*dict.fromkeys(map(str.strip, settings.names.values()))]
+    names = names or sorted(used, key=lambda label: (len(label) * label.isdigit(), label))
     if not settings.names and form == "yolo":
         notes.append("no data.yaml, obj.names or classes.txt has names: categories are numbers")
     lists = _lists(folder, form, settings, images, notes)
     contents = {}
     for split, members in _splits(sorted(sizes), labelled, lists, notes).items():
         if empty := sum(name not in labelled for name in members):
-            notes.append(
-                f"{split}: {empty:,} of {count(len(members), 'image')} without labels: they count "
-                "as images without objects; take those out that nobody has labelled"
-            )
+            problem = f"{split}: {empty:,} of {count(len(members), 'image')} without labels"
+            fix = "they count as images without objects; take those out that nobody has labelled"
+            notes.append(f"{problem}: {fix}")
         contents[split] = _content(members, labelled, sizes, names)
     rows = [row for content in contents.values() for row in content["annotations"]]
     if 0 < (plain := sum("segmentation" not in row for row in rows)) < len(rows):
         notes.append(f"{plain:,} of {len(rows):,} objects have a box and no polygon: no masks")
     return Labels(contents, notes, turns)
-
-
-def _categories(names: list[str], notes: list[str]) -> list[str]:
-    """The categories; names that look the same are one."""
-    groups = collections.defaultdict(list)
-    for name in names:
-        groups[normal_name(name)].append(name)
-    if same := [group for group in groups.values() if len(group) > 1]:
-        pair = " and ".join(map(ascii, same[0][:2]))
-        notes.append(f"names that look alike are one category, for one {pair}")
-    return [*groups]
-
-
-def _turned(
-    photo_sizes: dict[str, list[tuple[int, int]]], known: dict[str, tuple[int, int]]
-) -> tuple[bool | None, int]:
-    """As `objects.turned`, from the sizes of photos and those that labels have for them."""
-    turned = {name: row for name, row in photo_sizes.items() if len(row) == 2}
-    for name, (stored, seen) in turned.items():
-        if stored != seen and known.get(name) in (stored, seen):
-            return known[name] == seen, 0
-    return None, len(turned)
 
 
 def _in_threads(folder: Folder, work: Callable, names: list[str], unit: str) -> Iterator[Any]:
@@ -258,12 +220,12 @@ def _splits(
             split = in_label or split_of(os.path.dirname(name))
             split = "" if split in lists else split
         parts[split].append(name)
-    val = "val" if parts["val"] else "test"
+    val = "validation" if parts["validation"] else "test"
     used = {"train": parts["train"], "val": parts[val]}
     if not all(used.values()):
         used = {"train": parts["train"] if "train" in lists else images}
     if rest := len(images) - sum(map(len, used.values())):
-        of_test = len(parts["test"]) if val == "val" else 0
+        of_test = len(parts["test"]) if val == "validation" else 0
         notes.append(f"left out: {count(rest, 'image')} ({of_test:,} of test)")
     return used
 
@@ -277,7 +239,7 @@ def _lists(
     texts = ((re.fullmatch(pattern, name), name) for name in folder.named(".txt"))
     found = {name: match[1].lower() for match, name in texts if match and not images.find(name)}
     lists, missing = {}, []
-    for split in ("train", "val", "test") if form in where else ():
+    for split in ("train", "validation", "test") if form in where else ():
         values = [v for key, v in settings.content.items() if v and whole_split(key) == split]
         values = [value for v in values for value in (v if isinstance(v, list) else [v])]
         rows = [row for value in values for row in _members(folder, settings, images, str(value))]
@@ -289,7 +251,7 @@ def _lists(
     if missing:
         number = count(len(missing), "image or folder", "images or folders")
         notes.append(f"{number} in the lists of splits and not here, for one {missing[0]}")
-    if lists and (both := lists["train"] & lists["val"]):
+    if lists and (both := lists["train"] & lists["validation"]):
         rest = "train goes without them" if lists["train"] - both else "a new split is made"
         notes.append(f"{count(len(both), 'image')} of both train and val: {rest}")
         lists["train"] -= both
@@ -320,7 +282,7 @@ def _members(
 def _listed(folder: Folder, images: Images, file: str) -> list[tuple[str, str]]:
     """(name, image or '') of each line of a list of images."""
     above = re.sub(r"(ImageSets/Main/)?[^/]*$", "", file)
-    names = filter(None, text_lines(text(folder, file)))
+    names = filter(None, text_lines(label_files.text(folder, file)))
     return [(name, (images.find(above + name, name) or (0, ""))[1]) for name in names]
 
 
@@ -361,7 +323,7 @@ def _content(
             row: dict[str, Any] = {
                 "id": len(annotations) + 1,
                 "image_id": image_id,
-                "category_id": ids[normal_name(label)],
+                "category_id": ids[label.strip()],
                 "bbox": [x, y, w, h],
                 "area": w * h,
                 "iscrowd": int(crowd),

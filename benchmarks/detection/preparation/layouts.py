@@ -5,11 +5,11 @@ import itertools
 import os
 from typing import NamedTuple
 
-from benchmarks.detection.coco import Annotations, file_name, normal
+from benchmarks.detection.coco import normal
 from benchmarks.detection.preparation import labels, tfrecords
 from benchmarks.detection.preparation.label_files import split_of
 from common import limits
-from common.errors import DataError, count, parse_json, some
+from common.errors import count, one_line, parse_json, some, visible
 from common.images import photos
 from common.preparation.folders import Folder, Reading
 from common.text import decoded
@@ -20,8 +20,6 @@ _COCO = {  # the archives of 2017
     "--annotations": "annotations_trainval2017.zip",
 }
 _KEYS = (b'"images"', b'"annotations"', b'"categories"', b'"bbox"')
-# One of these is in a JSON of COCO's form, also in a part of one.
-_PARTS = (_KEYS, (b'"images"', b'"file_name"'), (b'"image_id"', b'"category_id"', b'"bbox"'))
 _LARGEST = 8  # JSONs that are looked at, because COCO's are larger than other tools'
 _NEARLY_ALL = 0.9
 _LISTED = 100  # images of a JSON that are looked for
@@ -39,41 +37,26 @@ class _File(NamedTuple):
 
 
 def readings(folder: Folder) -> list[Reading]:
-    """The ways to read a folder as images with boxes or masks.
-
-    DataError if there is none, and a JSON in COCO's form is damaged.
-    """
+    """The ways to read a folder as images with boxes or masks."""
     zips = {os.path.basename(name): name for name in folder.named(".zip")}
     if zips.keys() >= {*_COCO.values()}:
         flags = [f"{flag}={folder.full(zips[name])}" for flag, name in _COCO.items()]
         found = f"COCO's {', '.join(_COCO.values())}"
         return [_reading("coco", found, len(zips), True, flags, "COCO's images")]
-    if folder.is_file and (names := folder.named(".json", ".csv", ".xml")):
-        forms = labels.forms_of(folder, names[0])
-        if not forms and not folder.named(".json"):
-            return []
-        beside = Folder.open(folder.path)  # the images lie there
-        rows = _coco(beside, beside.named(*photos.SUFFIXES), folder.named(".json"))
-        return rows or [row for row in readings(beside) if row.form in forms]
-    images, error = folder.named(*photos.SUFFIXES), None
-    try:
-        rows = _coco(folder, images, folder.named(".json"))
-    except DataError as damage:
-        rows, error = [], damage
-    path = folder.full(folder.files[0].name if folder.is_file else "")
+    if folder.is_file and folder.named(".json"):  # its images lie beside it
+        beside = Folder.open(folder.path)
+        return _coco(beside, beside.named(*photos.SUFFIXES), [folder.files[0].name])
+    images = folder.named(*photos.SUFFIXES)
+    rows = _coco(folder, images, folder.named(".json"))
     forms = labels.forms(folder) if images or not rows else []
     most = max((form.files for form in forms), default=0)
     for form, found, files, masks in [*forms, *tfrecords.forms(folder)]:
-        flags = [f"--labels={form}", f"--train_images={path}"]
+        flags = [f"--labels={form}", f"--train_images={folder.given}"]
         split = "images; validation as folders or lists of splits say, else a tenth"
         # A table is worth little beside label files for nearly all images: it is often their copy.
         is_copy = files < _NEARLY_ALL * len(images) <= most
         files += 0 if form == "tfrecords" or is_copy else len(images)
         rows.append(_reading(form, found, files, masks, flags, split))
-    if error and not rows:
-        raise error
-    if error:
-        rows = [row._replace(found=f"{row.found}; not read: {error}") for row in rows]
     return rows if images or zips else rows[-1:]  # beside records a JSON is about their images
 
 
@@ -102,7 +85,7 @@ def _coco(folder: Folder, images: list[str], names: list[str]) -> list[Reading]:
     parts = collections.defaultdict(list)
     for file in files:
         parts[split_of(file.name)].append(file)
-    val = parts["val"] or parts["test"]
+    val = parts["validation"] or parts["test"]
     used = [parts["train"][0], val[0]] if parts["train"] and val else files[:1]
     masks = all(file.masks for file in used)
     zips = folder.named(".zip") if not images else []  # not opened here
@@ -125,29 +108,21 @@ def _coco(folder: Folder, images: list[str], names: list[str]) -> list[Reading]:
 
 
 def _look(folder: Folder, name: str) -> _File | None:
-    """What a JSON in COCO's form says; None if it is none, or has captions or segments.
-
-    DataError if it is damaged, or lacks something that COCO's form needs.
-    """
+    """What a JSON in COCO's form says; None if it is none, or has captions or segments."""
     head = folder.head(name)
     if not any(key in head for key in _KEYS) or b"}\n{" in head:  # gigabytes of JSON Lines
         return None
     data, path = folder.head(name, limits.ANNOTATION_BYTES), folder.full(name)
-    if b'"segments_info"' in data or not any(all(k in data for k in keys) for keys in _PARTS):
+    if not all(key in data for key in _KEYS) or b'"segments_info"' in data:
         return None
     try:
         content = parse_json(decoded(data, path))
-        if not all(key in data for key in _KEYS):  # captions, or results
-            return None
-        names = [str(file_name(row)) for row in content["images"]]
+        names = [str(row.get("file_name") or row.get("coco_url")) for row in content["images"]]
         outlines = [bool(row.get("segmentation")) for row in content["annotations"]]
         text = f", {count(len(content['categories']), 'category', 'categories')}"
-        is_complete = all(names)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        is_complete, names, outlines, text = False, [], [], ""
-    if not is_complete:
-        Annotations.parse(data, path)  # says what is wrong
-        return None  # another tool's
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        print(visible(f"not taken: {path} is damaged or not in COCO's form ({one_line(error)})"))
+        return None
     plain = outlines.count(False)
     if 0 < plain < len(outlines):
         text += f", {plain:,} of {len(outlines):,} objects without an outline"

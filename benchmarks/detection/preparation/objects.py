@@ -106,17 +106,12 @@ def exif_note(choice: bool, doubtful: int) -> str:
     """What the user must know where EXIF turns photos if `choice`, but `doubtful` do not tell."""
     if doubtful:
         what, flag = ("turned", "ignore") if choice else ("not turned", "turn")
-        return (
-            f"EXIF turns {count(doubtful, 'photo')}, and no size tells whether the boxes are on "
-            f"turned photos: they are {what} here; if that is wrong, add --exif={flag}; predict.py "
-            "turns photos"
-        )
-    if choice:
-        return ""
-    return (
-        "the boxes, and so the records, are on the photos as they are stored, not as EXIF turns "
-        "them; predict.py turns photos: remove their EXIF orientation to predict on such pixels"
-    )
+        problem = f"EXIF turns {count(doubtful, 'photo')}, and no size tells whether the boxes are"
+        fix = f"if that is wrong, add --exif={flag}; predict.py turns photos"
+        return f"{problem} on turned photos: they are {what} here; {fix}"
+    problem = "the boxes, and so the records, are on the photos as they are stored"
+    fix = "remove their EXIF orientation to predict on such pixels"
+    return "" if choice else f"{problem}, not as EXIF turns them; predict.py turns photos: {fix}"
 
 
 def check_boxes(annotations: Annotations, trusted: bool = False) -> None:

@@ -49,15 +49,12 @@ def forms(folder: Folder) -> list[Form]:
     return []
 
 
-def read(folder: Folder, masks: bool, exif: str | None = None) -> tuple[Labels, list[File]]:
-    """(labels, images that lie in the records); SourceError if a record cannot be understood.
-
-    With `exif` "turn", the boxes of a record without a size are on the photo as EXIF turns it.
-    """
+def read(folder: Folder, masks: bool) -> tuple[Labels, list[File]]:
+    """(labels, images that lie in the records); SourceError if a record cannot be understood."""
     if not forms(folder):
         raise SourceError(f"{folder.path} has no TFRecords with {_XMIN} and {LABEL}")
     parts, notes = _shards(folder), []
-    used = {"train": parts["train"], "val": parts["val"] or parts["test"]}
+    used = {"train": parts["train"], "val": parts["validation"] or parts["test"]}
     names = [*itertools.chain(*parts.values())]
     if not all(used.values()):
         used = {"train": sorted(names)}
@@ -70,7 +67,7 @@ def read(folder: Folder, masks: bool, exif: str | None = None) -> tuple[Labels, 
             path, offset = folder.full(shard), 12  # behind the length and its checksum
             for i, record in enumerate(records.read_shard(path)):
                 try:
-                    encoded, image, objects = _parse(_features(record), categories, masks, exif)
+                    encoded, image, objects = _parse(_features(record), categories, masks)
                 except ValueError as error:
                     problem = f"{path}, record {i} (counted from 0): {one_line(error)}"
                     raise SourceError(problem) from error
@@ -114,7 +111,7 @@ def _features(record: bytes) -> Any:
 
 
 def _parse(
-    feature: Any, categories: dict[int, str], masks: bool, exif: str | None
+    feature: Any, categories: dict[int, str], masks: bool
 ) -> tuple[bytes, dict[str, Any], list[dict[str, Any]]]:
     """(image file, image, objects) of a record, the latter as COCO has them.
 
@@ -129,7 +126,7 @@ def _parse(
 
     encoded = b"".join(texts("image/encoded")[:1])
     size = ints("image/height") + ints("image/width")
-    height, width = size if len(size) == 2 else photos.sizes(encoded)[-(exif == "turn")]
+    height, width = size if len(size) == 2 else photos.sizes(encoded)[0]
     name = coco.normal(b"".join(texts("image/filename")[:1]).decode(errors="backslashreplace"))
     image = {"file_name": name, "height": height, "width": width}
     labels, sides = ints(LABEL), [feature[f"image/object/bbox/{s}"].float_list.value for s in SIDES]
@@ -137,11 +134,7 @@ def _parse(
         raise ValueError(f"{len(labels)} labels for {[*map(len, sides)]} sides of boxes")
     for label, title in itertools.zip_longest(labels, texts(_TEXT)[: len(labels)]):
         if label not in categories:
-            try:
-                categories[label] = (title or b"").decode() or f"class {label}"
-            except UnicodeDecodeError as error:
-                fix = "give the names in a label map (.pbtxt)"
-                raise ValueError(f"{_TEXT} {title!r} is not UTF-8: {fix}") from error
+            categories[label] = (title or b"").decode() or f"class {label}"
     boxes = np.array(sides, np.float64).reshape(4, -1).T
     if boxes.size and np.abs(boxes).max() > _MOST:
         raise ValueError(f"a side of a box is {np.abs(boxes).max():.0f}, no share of the image")

@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks.detection.preparation import coco, labels
 from common.errors import UserError
-from common.preparation.folders import Folder
 from scripts import prepare
 from tests.benchmarks.detection.preparation.test_labels import (
     CAT,
@@ -41,14 +40,6 @@ for each in OLD.values():
     each["regions"] = {str(i): region for i, region in enumerate(each["regions"])}
 TICKED = via(("a.jpg", RECT, {"cat": True, "dog": False}), ("b.jpg", None, ""))
 NAMELESS = via(("a.jpg", RECT, ""), ("a.jpg", {"name": "circle", "cx": 1, "cy": 2, "r": 3}, ""))
-VIA_CSV = "filename,file_size,file_attributes,region_count,region_id,region_shape_attributes,"
-VIA_CSV += "region_attributes\n"
-for i, (shape, name) in enumerate(((RECT, "cat"), (CORNERS, "dog"))):
-    cells = (json.dumps(value).replace('"', '""') for value in (shape, {"type": name}))
-    VIA_CSV += f'a.jpg,99,"{{}}",2,{i},"' + '","'.join(cells) + '"\n'
-VIA_CSV += 'b.jpg,99,"{}",0,0,"{}","{}"\n'
-AUTOML = "TRAIN,gs://bucket/x/a.jpg,cat,0.4,0.3,,,0.6,0.7,,\n"
-AUTOML += "VALIDATION,gs://bucket/x/b.jpg,dog,0.0,0.0,0.5,0.0,0.5,0.5,0.0,0.5\n"
 BOTH = {"a.jpg": [CAT, TRIANGLE], "b.jpg": []}
 TF_HEAD = "filename,width,height,class,xmin,ymin,xmax,ymax\n"
 SPLIT = {"train": {"a.jpg": [CAT]}, "val": {"b.jpg": [DOG]}}
@@ -86,7 +77,6 @@ TABLES = {
         | {"Testing/via_region_data.json": via(("b.jpg", RECT, "cat"))},
         {"train": {"Training/a.jpg": [CAT]}, "val": {"Testing/b.jpg": [CAT]}},
     ),
-    "via's table": ("csv", {"via.csv": VIA_CSV}, {"train": BOTH}),
     "tensorflow, in folders": (
         "csv",
         {"train/a.jpg": JPEG, "valid/b.jpg": JPEG}
@@ -122,13 +112,6 @@ TABLES = {
         | {"GT.csv": "Filename;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\na.jpg;80;30;120;70;cat\n"},
         {"train": {"a.jpg": [CAT], "b.jpg": [DOG]}},
     ),
-    "retinanet": (
-        "csv",
-        {"annotations.csv": "/data/b.jpg,,,,,\n/data/a.jpg,80,30,120,70,cat\n"}
-        | {"classes.csv": "cat,0\n"},
-        {"train": {"a.jpg": [CAT], "b.jpg": []}},
-    ),
-    "automl": ("csv", {"a.csv": AUTOML}, SPLIT),
 }
 
 
@@ -154,6 +137,7 @@ def test_other_tables_are_none_of_boxes(tmp_path):
         "a.jpg,cat\n",
         "user,item,x1\n1,2,3\n",
         "1,2,3,4,5,6\n",
+        "/data/a.jpg,80,30,120,70,cat\n",  # RetinaNet's
     )
     data = folder(tmp_path, {"a.jpg": JPEG} | {f"{i}.csv": text for i, text in enumerate(tables)})
     assert labels.forms(data) == []
@@ -180,7 +164,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path, name, text, keys):
     assert all(key in str(error.value) for key in keys), error.value
 
 
-def test_a_second_form_is_named_and_a_file_alone_is_read(tmp_path):
+def test_a_second_form_is_named(tmp_path):
     """A few LabelMe files beside VIA's: a question with both, and a line for the other one."""
     files = {f"{i}.jpg": JPEG for i in range(6)}
     files["via.json"] = json.dumps(via(*((f"{i}.jpg", RECT, "cat") for i in range(6))))
@@ -189,8 +173,6 @@ def test_a_second_form_is_named_and_a_file_alone_is_read(tmp_path):
     found = {row.form: row.found for row in coco.readings(data)}
     assert found.keys() == {"labelme", "via"}
     assert "1 label file" in found["labelme"] and "via.json" in found["via"]
-    (row,) = coco.readings(Folder.open(str(tmp_path / "via.json")))
-    assert row.arguments[:2] == ["--labels=via", f"--train_images={tmp_path}"]
 
 
 def test_a_table_beside_label_files_for_all_images_is_not_taken(tmp_path, capsys):

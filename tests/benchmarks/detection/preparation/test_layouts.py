@@ -197,7 +197,7 @@ TEXT = json.dumps(T)
 @pytest.mark.parametrize(
     "content, keys",
     [
-        (TEXT[:-2], ("line 1 column", "damaged")),
+        (TEXT[:-2], ("line 1, column", "damaged")),
         (json.dumps(T, indent=1)[:900], ("line ", "damaged")),
         (NAMELESS, ("image 1002", "file_name")),
         (TEXT.replace('"name": "', '"name": "\u00e9').encode("cp1252"), ("line 1", "iconv")),
@@ -209,11 +209,18 @@ def test_a_damaged_json_is_named_with_the_place(content, keys, tmp_path):
         (tmp_path / "deep" / "a.json").write_bytes(content)
     else:
         place(tmp_path, {"deep/a.json": content})
+    data = Folder.open(str(tmp_path))
     with pytest.raises(UserError) as refusal:
-        coco.readings(Folder.open(str(tmp_path)))
+        reading = prepare.choose(data, prepare.readings(data))
+        prepare.make("coco", [*reading.arguments, f"--out={tmp_path}.out"])
     message = str(refusal.value)
     assert "deep/a.json" in message and "\n" not in message
     assert all(key in message for key in keys), message
-    place(tmp_path, {"deep/0000.txt": "0 0.5 0.5 0.2 0.2\n"})  # readable labels beside it
+
+
+def test_a_damaged_json_beside_labels_is_named(tmp_path, capsys):
+    labels = {"x/0000.txt": "0 0.5 0.5 0.2 0.2\n", **photos("x", *TRAIN)}
+    place(tmp_path, {"a.json": TEXT[:-2], **labels})
     (reading,) = coco.readings(Folder.open(str(tmp_path)))
-    assert reading.form == "yolo" and "not read: " in reading.found and "a.json" in reading.found
+    assert reading.form == "yolo"
+    assert f"not taken: {tmp_path}/a.json is damaged" in capsys.readouterr().out

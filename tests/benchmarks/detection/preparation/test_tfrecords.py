@@ -89,23 +89,3 @@ def test_a_label_map_in_another_encoding_is_refused(tmp_path):
     flags = [f"--train_images={tmp_path}/in", "--labels=tfrecords", f"--out={tmp_path}/out"]
     with pytest.raises(UserError, match=r"label_map.pbtxt, line 3 is not UTF-8 .* iconv"):
         prepare.make("coco", flags)
-
-
-@pytest.mark.parametrize("exif, size", [("turn", SIZE[::-1]), ("ignore", SIZE)])
-def test_the_flag_turns_photos_without_a_size(exif, size, tmp_path):
-    out, orientation = io.BytesIO(), Image.Exif()
-    orientation[0x0112] = 6
-    Image.new("RGB", (SIZE[1], SIZE[0])).save(out, "JPEG", exif=orientation)
-    records = [
-        made.example(out.getvalue(), SIZE, BOXES, [2, 1], str(i), height=None, width=None)
-        for i in range(4)
-    ]
-    (tmp_path / "in").mkdir()
-    made.write(tmp_path / "in" / "t.record", records)
-    flags = [f"--train_images={tmp_path}/in", "--labels=tfrecords", f"--exif={exif}"]
-    prepare.make("coco", [*flags, f"--out={tmp_path}/out"])
-    row = next(iter(rows(tmp_path / "out", "train").values()))
-    assert (row["image/height"][0], row["image/width"][0]) == size
-    assert Image.open(io.BytesIO(row["image/encoded"][0])).size == size[::-1]
-    sides = np.array([row[key] for key in FLOAT_KEYS]).T
-    np.testing.assert_allclose(sides, BOXES, atol=1e-3)
