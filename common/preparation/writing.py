@@ -274,7 +274,9 @@ def is_complete(out: str, *others: str) -> bool:
 
 
 def save_manifest(out: str, content: dict) -> None:
-    """Writes manifest.json completely or not at all, unless it has this content already."""
+    """Writes manifest.json, with the digest of its splits, unless it has this content already."""
+    if "splits" in content:
+        content = content | {files.DIGEST: files.splits_digest(content["splits"])}
     save(out, files.MANIFEST, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
