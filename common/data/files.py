@@ -349,7 +349,7 @@ def foreign_manifest(path: str, error: Exception) -> DataError:
     if tensorflow().io.gfile.exists(os.path.join(folder, STATE, PLAN)):
         fix = f"{_again(folder)} writes it again"
     return DataError(
-        f"{path} was not written like this by this repository's scripts ({error!r}): {fix}"
+        f"{path} was not written by this repository's scripts as it is now ({error!r}): {fix}"
     )
 
 
