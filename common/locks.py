@@ -18,7 +18,7 @@ import psutil
 from etils import epath
 
 from common import entry
-from common.errors import UserError, one_line
+from common.errors import UserError, one_line, parse_json
 
 _SIGN = 20.0  # seconds between signs of life on gs://, and of silence before a new attempt
 _SILENCE = 90.0  # seconds without a sign of life after which a run counts as dead
@@ -41,7 +41,7 @@ class LocalLock:
 
     def __init__(self, path: epath.Path, taken: Taken, say: Callable[[str], None]):
         self._path = path
-        self._file = open(path, "a+")  # noqa: SIM115 (the lock is held while it is open)
+        self._file = open(path, "a+", errors="replace")  # noqa: SIM115 (held while it is open)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -154,9 +154,11 @@ def _patience(age: float) -> float:
 
 
 def _owner(content: str | bytes) -> dict[str, Any]:
-    """The process that a lock names; {} if it was killed before it had written the lock."""
+    """The process that a lock names; {} if it was killed within its write, or it was damaged."""
     with contextlib.suppress(ValueError):
-        return json.loads(content)
+        owner = parse_json(content)
+        if isinstance(owner, dict) and isinstance(owner.get("pid"), int) and "host" in owner:
+            return owner
     return {}
 
 

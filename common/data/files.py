@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from etils import epath
 
@@ -25,6 +25,7 @@ Row = TypeVar("Row")
 MANIFEST = "manifest.json"  # of a folder of records: their files, counts and names
 # What a preparation keeps in the folder: what for, and the command that was typed.
 STATE, PLAN, COMMAND = "prepare_state", "plan.json", "command.json"
+DIGEST = "splits_sha256"  # the key of a manifest that has the `splits_digest` of its "splits"
 _NUMBERED = r"-(\d+)-of-(\d+)(?:\.tfrecord)?$"  # how the names of shards end
 _PROBED = 64  # files that `unanswered` asks at most
 _reading: dict[str, Callable[[], list[str]]] = {}  # by thread: the files that it reads
@@ -264,16 +265,43 @@ def read(path: str) -> bytes | None:
 def read_manifest(data_dir: str) -> bytes | None:
     """The manifest of a folder, local or gs://; None if it has none.
 
-    DataError if it is unreadable, or if a preparation has begun the folder and not ended.
+    DataError if it is unreadable, if its counts are others than those that were written, or if a
+    preparation has begun the folder and not ended.
     """
-    path = epath.Path(data_dir) / MANIFEST
+    path, data = epath.Path(data_dir) / MANIFEST, None
     try:
         # epath takes a pipe for a file, too.
         if path.exists() if "://" in data_dir else os.path.isfile(path):
-            return path.read_bytes()
+            data = path.read_bytes()
     except Exception as error:  # gs:// raises TensorFlow's own classes
         raise DataError(f"cannot read {path}: {one_line(error)}") from error
-    check_finished(data_dir)
+    if data is None:
+        check_finished(data_dir)
+    elif problem := _miscounted(data):
+        raise foreign_manifest(str(path), problem)
+    return data
+
+
+def splits_digest(splits: Any) -> str:
+    """The SHA-256 of a manifest's "splits", in hexadecimal, for any form of the text."""
+    return hashlib.sha256(json.dumps(splits, sort_keys=True).encode()).hexdigest()
+
+
+def _miscounted(manifest: bytes) -> Exception | None:
+    """What is wrong with the counts of a manifest; other forms of manifests are not looked at."""
+    try:
+        content = parse_json(manifest)
+        if content.get(DIGEST, digest := splits_digest(content["splits"])) != digest:
+            return ValueError(f'"splits" was changed, its SHA-256 is not "{DIGEST}"')
+        for name, split in content["splits"].items():
+            for key in ("examples", "bytes"):  # ratings have no examples
+                counts = [int(row[key]) for row in split["shards"] if key in row]
+                if counts and (stated := split.get(key, sum(counts))) != sum(counts):
+                    return ValueError(f"{name} has {stated} {key}, its files {sum(counts)}")
+    except OverflowError as error:  # 1e999
+        return error
+    except (AttributeError, KeyError, TypeError, ValueError):
+        pass
     return None
 
 
@@ -291,10 +319,11 @@ def check_finished(data_dir: str) -> None:
 
 def _again(data_dir: str) -> str:
     """The command that began the records of a folder, which also repairs them."""
-    try:
-        return f"`{parse_json(read(os.path.join(data_dir, STATE, COMMAND)) or b'')}`"
-    except ValueError:
-        return "the command that began them"
+    with contextlib.suppress(ValueError, tensorflow().errors.OpError):  # damaged, or a folder
+        command = parse_json(read(os.path.join(data_dir, STATE, COMMAND)) or b"")
+        if isinstance(command, str) and command.splitlines() == [command]:
+            return f"`{command}`"
+    return "the command that began them"
 
 
 def check_sizes(data_dir: str, paths: Sequence[str]) -> None:
@@ -319,7 +348,9 @@ def foreign_manifest(path: str, error: Exception) -> DataError:
     folder, fix = os.path.dirname(path), "move it away, and the run counts the records itself"
     if tensorflow().io.gfile.exists(os.path.join(folder, STATE, PLAN)):
         fix = f"{_again(folder)} writes it again"
-    return DataError(f"{path} was not written by this repository's scripts ({error!r}): {fix}")
+    return DataError(
+        f"{path} was not written by this repository's scripts as it is now ({error!r}): {fix}"
+    )
 
 
 def listed_rows(shards: Mapping[str, Row], data_dir: str, paths: Sequence[str]) -> list[Row] | None:

@@ -70,7 +70,7 @@ def parse(data: bytes, path: str) -> DataManifest:
             {name: tuple(map(int, counts)) for name, counts in boxes.items()},
             tuple(map(int, splits.get("val", {}).get("image_ids", ()))),
         )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise files.foreign_manifest(path, error) from error
 
 

@@ -70,14 +70,14 @@ class State:
                 problem = f"holds shards of another input or other settings {changes}"
             raise UserError(f"{self.out} {problem}; choose another --out, or --overwrite")
         if old != plan:
+            command = ["python", "-m", "scripts.prepare", *sys.argv[1:]]
+            self.write(files.COMMAND, shlex.join(command))  # first: it ends what is interrupted
             self.write(files.PLAN, None)  # without a manifest it marks an unfinished folder
             self.remove_manifest()
             records.remove_shards(self.out)
             for name in records.list_folder(self._folder):
-                if name != files.PLAN:
+                if name not in (files.PLAN, files.COMMAND):
                     tensorflow().io.gfile.remove(os.path.join(self._folder, name))
-            command = ["python", "-m", "scripts.prepare", *sys.argv[1:]]
-            self.write(files.COMMAND, shlex.join(command))
             self.write(files.PLAN, plan)
         records.remove_unfinished(self.out)
         records.remove_unfinished(self._folder)
@@ -274,7 +274,9 @@ def is_complete(out: str, *others: str) -> bool:
 
 
 def save_manifest(out: str, content: dict) -> None:
-    """Writes manifest.json completely or not at all, unless it has this content already."""
+    """Writes manifest.json, with the digest of its splits, unless it has this content already."""
+    if "splits" in content:
+        content = content | {files.DIGEST: files.splits_digest(content["splits"])}
     save(out, files.MANIFEST, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
 
 

@@ -47,6 +47,19 @@ def test_a_second_run_is_refused_until_the_first_is_dead(tmp_path):
     again.close()
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"5", b"[1]", b'"x"', b'{"pid": 1}', b'{"pid": "x", "host": "y"}', b"[" * 99_999]
+    + [b"\xff\xfe", b"null"],
+)
+def test_a_damaged_lock_is_nevertheless_held(content, tmp_path):
+    first = take(str(tmp_path))
+    (tmp_path / "run.lock").write_bytes(content)
+    with pytest.raises(LockError, match=f"^another process trains in {tmp_path} already"):
+        take(str(tmp_path))
+    first.close()
+
+
 def test_a_workdir_that_was_replaced_is_noticed(tmp_path):
     """rm -rf and a new start: the old run must not write among the new one's files."""
     folder = tmp_path / "run"

@@ -8,6 +8,7 @@ import pytest
 
 from common.data import files
 from common.errors import DataError
+from common.preparation import writing
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,9 @@ def test_a_folder_that_a_preparation_has_not_ended(tmp_path, request, where):
     files.write(f"{root}/train-0", [b"x"])
     files.write(f"{root}/prepare_state/plan.json", [b"null"])
     opens = (lambda: files.find(root, "train-0", "x"), lambda: files.read_manifest(f"{root}/"))
-    for command, named in ((None, "the command that began them"), (b'"python -m x"', "`python -m")):
+    damaged = (None, b"null", b"{}", b"5", b'"a\\nb"', b'""', b"[" * 99_999, b"\xff")
+    for command in (*damaged, b'"python -m x"'):
+        named = "the command that began them" if command in damaged else "`python -m x`"
         if command:
             files.write(f"{root}/prepare_state/command.json", [command])
         for act in opens:
@@ -88,6 +91,42 @@ def test_sizes_that_a_manifest_lists(tmp_path):
     )
     with pytest.raises(DataError, match=f"{tmp_path}/a has 2 bytes, manifest.json lists 3: "):
         files.check_sizes(str(tmp_path), [f"{tmp_path}/b", f"{tmp_path}/a"])
+
+
+TWO = [{"name": "a", "examples": 3, "bytes": 2}, {"name": "b", "examples": 4, "bytes": 5}]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({}, ""),
+        ({"examples": 6}, "was changed"),
+        ({"examples": 1e999}, "was changed"),
+        ({files.DIGEST: 5}, "was changed"),
+        ({files.DIGEST: None}, ""),  # of another tool
+        ({files.DIGEST: None, "examples": 6}, "train has 7 examples, its files 10"),
+        ({files.DIGEST: None, "bytes": 1}, "train has 7 bytes, its files 6"),
+        ({files.DIGEST: None, "bytes": 1e999}, "OverflowError"),
+    ],
+)
+def test_counts_that_were_changed_are_refused(change, problem, tmp_path):
+    path = tmp_path / "manifest.json"
+    split = {"examples": 7, "bytes": 7, "shards": TWO}
+    writing.save_manifest(str(tmp_path), {"splits": {"train": split}})
+    content = json.loads(path.read_text())
+    for key, value in change.items():
+        (content if key == files.DIGEST else content["splits"]["train"]["shards"][0])[key] = value
+    if content[files.DIGEST] is None:
+        del content[files.DIGEST]
+    path.write_text(json.dumps(content))
+    for fix in ("move it away", "the command that began them writes it again"):
+        if problem:
+            with pytest.raises(DataError, match=f"^{path} was not .*{problem}.*: {fix}"):
+                files.read_manifest(str(tmp_path))
+        else:
+            assert files.read_manifest(str(tmp_path)) == path.read_bytes()
+        files.write(f"{tmp_path}/prepare_state/plan.json", [b"{}"])
+        files.write(f"{tmp_path}/prepare_state/command.json/a folder", [b""])
 
 
 NAMES = ["set[1]", "a*c", "a?c", "b\\c"]  # each is the pattern of another one's name, too

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 
 import pytest
 
@@ -28,6 +29,7 @@ def fill(out):
 def test_no_moment_of_a_claim_leaves_a_set_that_looks_complete(tmp_path, monkeypatch):
     """It is the old set, or one that every reader refuses; and the new command can continue."""
     gfile, moment = tensorflow().io.gfile, 0
+    monkeypatch.setattr(sys, "argv", ["old"])
     complete = refused = 0
     kept = {name: getattr(gfile, name) for name in ("rename", "remove", "rmtree")}
 
@@ -36,7 +38,9 @@ def test_no_moment_of_a_claim_leaves_a_set_that_looks_complete(tmp_path, monkeyp
 
     while True:
         out, calls = str(tmp_path / str(moment)), []
+        sys.argv[1:] = ["old"]
         fill(out)
+        sys.argv[1:] = ["new"]
         old = [*files.find(out, "train-*", "x")]
 
         def call(name, *arguments, calls=calls, moment=moment, **more):
@@ -59,12 +63,12 @@ def test_no_moment_of_a_claim_leaves_a_set_that_looks_complete(tmp_path, monkeyp
             assert files.read_manifest(out) == b'{\n "of": "OLD"\n}\n'
             complete += 1
         except DataError as error:
-            assert "unfinished records" in str(error)
+            assert "unfinished records: `python -m scripts.prepare new` finishes" in str(error)
             refused += 1
         writing.State(out).claim(NEW, True)
         assert records.existing_shards(out) == []
         moment += 1
-    assert complete == 2 and refused > 4  # of the mark, and before the manifest goes
+    assert complete == 3 and refused > 4  # of the command, the mark, and with the manifest
     assert sorted(os.listdir(f"{out}/prepare_state")) == ["command.json", "plan.json"]
 
 
