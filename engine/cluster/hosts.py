@@ -92,9 +92,7 @@ def _launched(say: Callable[[str], None]) -> tuple[str, str, str] | None:
     """(address of process 0, count, index) where a launcher has started several processes."""
     env, port = os.environ, os.environ.get("JAX_COORDINATOR_PORT")
     names = "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"
-    sizes = [
-        f"{name}={env[name]}" for name in names if env.get(name, "").lstrip(" 0") not in ("", "1")
-    ]
+    sizes = [f"{x}={env[x]}" for x in names if env.get(x, "").lstrip(" 0") not in ("", "1")]
     if not sizes:
         return None
     address, count, index, why = "", "1", "0", ""
@@ -111,8 +109,7 @@ def _launched(say: Callable[[str], None]) -> tuple[str, str, str] | None:
                 count = env.get("SLURM_STEP_NUM_TASKS", count)
         count, index = str(int(count)), str(int(index))
         host, _, port = address.rpartition(":")
-        host = host.strip("[]")
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"  # of IPv6
+        address = f"[{host.strip('[]')}]:{port}" if ":" in host else address  # of IPv6
         if count != "1" and not (_is_address(address) and 0 <= int(index) < int(count)):
             raise ValueError(f"no process {index} of {count} can meet the others at {address}")
     except Exception as error:  # of jax, of mpi4py, or a value is no number
