@@ -211,7 +211,7 @@ def stage(request: Request, groups: Sequence[Sequence[str]]) -> None:
     if not any(found[pattern] for pattern in groups[0]):
         raise UserError(f"STAGE_FROM={source} holds no files {' or '.join(groups[0])}")
     names = [path.removeprefix(f"{source}/") for paths in found.values() for path in paths]
-    wanted, listed = _versions(source, names), _read(record)
+    wanted, listed = _versions(source, names), _staged(request)
     present = _versions(target, {**listed, **wanted})
     staged = {name: version for name, version in present.items() if listed.get(name) == version}
     for name in [name for name in listed if listed[name] is None]:  # killed before it was noted
@@ -254,7 +254,7 @@ def stage(request: Request, groups: Sequence[Sequence[str]]) -> None:
 
 def clear_input(request: Request) -> None:
     """Deletes the files that the job copied and nobody changed; with DELETE_INPUT=1 everything."""
-    folder, listed = request.input, _read(request.output / STAGED)
+    folder, listed = request.input, _staged(request)
     if "KEEP_INPUT" in request.switches:
         _say(f"{folder} stays, because of KEEP_INPUT=1; the platform may upload it with the rest")
         return
@@ -313,11 +313,18 @@ def _is_remote(path: epath.Path) -> bool:
 
 
 def _read(path: epath.Path) -> dict[str, Any]:
-    """A JSON document; {} if it is missing or damaged."""
+    """A JSON object; {} if it is missing or damaged."""
     try:
-        return parse_json(path.read_text())
+        content = parse_json(path.read_text())
     except (FileNotFoundError, ValueError):
         return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _staged(request: Request) -> dict[str, Any]:
+    """The files that the job has copied into its input, as STAGED lists them."""
+    listed = _read(request.output / STAGED)
+    return {k: v for k, v in listed.items() if k[:1] != "/" and ".." not in k.split("/")}
 
 
 def _write(path: epath.Path, content: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 mkdir -p logs
 exec 9>logs/worker.lock # the processes below hold it
 flock -n 9 || { echo "on_worker: $(hostname): a command runs already, see $PWD/logs/worker.log"; exit 0; }
-malloc="$(ldconfig -p | awk '/libtcmalloc(_minimal)?\.so/ { print $NF; exit }')"
+malloc="$(PATH="$PATH:/sbin" ldconfig -p | awk '/libtcmalloc(_minimal)?\.so/ && !n++ { print $NF }' || true)"
 # tcmalloc would report every large allocation, and batches and weights are large.
 # shellcheck disable=SC2016
 setsid bash -c '

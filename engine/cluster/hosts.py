@@ -25,6 +25,10 @@ from engine.mesh import tpu_chips
 _PORT = "8476"
 _NOTICE_PERIOD = 5.0  # seconds between two looks for a notice of preemption
 _LAUNCHERS = clusters.OmpiCluster, clusters.SlurmCluster
+_LAUNCHED = re.compile(  # the variables of launchers that `_launched` reads
+    r"MASTER_(ADDR|PORT)|WORLD_SIZE|RANK|JAX_COORDINATOR_PORT|OMPI_(COMM_WORLD_(SIZE|RANK)|\w+_uri)"
+    r"|SLURM_(JOB_ID|STEP_NODELIST|NTASKS|STEP_NUM_TASKS|PROCID)"
+)
 _PART = re.compile(r"\[[^\[\]]*\]|[^:]+")  # of host:port or NAME:ID:ADDRESS, perhaps of IPv6
 
 
@@ -65,9 +69,7 @@ def find(
             f"{' and '.join(missing)} missing: a run of several processes needs all of "
             f"{', '.join(values)}"
         )
-    host, _, port = address.rpartition(":")
-    is_host = re.fullmatch(r"\[[^\[\]]+\]|[^:\[\]]+", host)
-    if not (is_host and port.isdecimal() and 0 < int(port) < 65536):
+    if not _is_address(address):
         raise HostError(
             f"--coordinator={address}: must be host:port, such as 10.0.0.2:{_PORT} or "
             f"[fd00::2]:{_PORT}"
@@ -79,14 +81,21 @@ def find(
     return ProcessGroup(address, int(count), int(index))
 
 
+def _is_address(text: str) -> bool:
+    """Whether it is host:port; an IPv6 address must be in brackets."""
+    host, _, port = text.rpartition(":")
+    is_host = re.fullmatch(r"\[[^][/\s]+\]|[^][:/\s]+", host)
+    return bool(is_host) and port.isdecimal() and 0 < int(port) < 65536
+
+
 def _launched(say: Callable[[str], None]) -> tuple[str, str, str] | None:
     """(address of process 0, count, index) where a launcher has started several processes."""
     env, port = os.environ, os.environ.get("JAX_COORDINATOR_PORT")
     names = "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"
-    sizes = [f"{name}={env[name]}" for name in names if env.get(name, "") not in ("", "0", "1")]
+    sizes = [f"{x}={env[x]}" for x in names if env.get(x, "").lstrip(" 0") not in ("", "1")]
     if not sizes:
         return None
-    address, count, index, why = "", "1", "", ""
+    address, count, index, why = "", "1", "0", ""
     try:
         if all(map(env.get, ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"))):
             # torchrun's MASTER_PORT is taken; like jax for SLURM, use one of the last 4,096.
@@ -98,8 +107,14 @@ def _launched(say: Callable[[str], None]) -> tuple[str, str, str] | None:
             count, index = str(launcher.get_process_count()), str(launcher.get_process_id())
             if launcher is clusters.SlurmCluster:  # a shell in the job is a step of one task
                 count = env.get("SLURM_STEP_NUM_TASKS", count)
+        count, index = str(int(count)), str(int(index))
+        host, _, port = address.rpartition(":")
+        address = f"[{host.strip('[]')}]:{port}" if ":" in host else address  # of IPv6
+        if count != "1" and not (_is_address(address) and 0 <= int(index) < int(count)):
+            raise ValueError(f"no process {index} of {count} can meet the others at {address}")
     except Exception as error:  # of jax, of mpi4py, or a value is no number
-        count, why = "1", f" ({one_line(error)})"
+        given = [f"{name}={value}" for name, value in env.items() if _LAUNCHED.fullmatch(name)]
+        count, why = "1", f" ({', '.join(given)}: {one_line(error)})"
     if count == "1":
         say(
             f"NOTE {sizes[0]}, but this process trains alone{why}. If several are to train "
@@ -107,7 +122,6 @@ def _launched(say: Callable[[str], None]) -> tuple[str, str, str] | None:
             "--num_processes and --process_id"
         )
         return None
-    address = re.sub(r"([^][]*:[^][]*):(\d+)", r"[\1]:\2", address)  # of IPv6
     if index == "0":
         say(
             f"NOTE {sizes[0]}: {count} processes train together, and meet at {address}; with "

@@ -7,12 +7,16 @@ flag, and a thread, which the C-level handler wakes, sees to it that the process
 """
 
 import contextlib
+import functools
+import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 from common import entry
 
@@ -21,7 +25,8 @@ _GRACE = 3.0  # seconds for the main thread to end by itself
 # The last three are warnings: of SLURM (--signal=USR1@300), of others, and of `ulimit -t`.
 STOPS = [signal.Signals[f"SIG{x}"] for x in ("TERM", "INT", "HUP", "USR1", "USR2", "XCPU")]
 _requested: int | None = None  # the first signal that arrived
-_is_answered = False  # whether the program stops by itself, or has had the chance
+_quiet_until = -math.inf  # a signal changes nothing before: the program has begun to stop
+_is_raised = False  # whether the handler has raised Preempted, and Python has not dropped it
 _deferred = 0  # how many `deferred` blocks are open
 _leave: Callable[[int, str], None] = lambda code, reason: None  # noqa: E731
 
@@ -61,6 +66,7 @@ def listen(leave: Callable[[int, str], None]) -> None:
         receiver, sender = os.pipe()
         os.set_blocking(sender, False)
         signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
+        sys.unraisablehook = functools.partial(_drop, sys.unraisablehook)
         threading.Thread(target=_watch, args=(receiver,), daemon=True, name="signals").start()
     for signum in stop_signals():
         signal.signal(signum, _handle)
@@ -72,29 +78,43 @@ def _watch(receiver: int) -> None:
     main = threading.main_thread().ident or 0
     while True:
         signum, waited = os.read(receiver, 1)[0], 0.0  # seconds outside of `deferred`
-        while signum in STOPS and waited < _GRACE:
+        arrived = time.monotonic()
+        while waited < _GRACE and signal.getsignal(signum) == _handle:
             time.sleep(_TICK)
-            if _is_answered:
+            if arrived < _quiet_until:
                 break
             _requested = _requested or signum  # the handler does not run while C++ does
             waited += 0.0 if _deferred else _TICK
-            if waited == _TICK and not _deferred:
-                signal.pthread_kill(main, signum)  # now the handler raises
-                os.read(receiver, 1)
-            elif waited == _GRACE:
+            if waited == _GRACE:
                 stop = Preempted(signum)
                 _leave(stop.code, str(stop))
+            elif not (_deferred or _is_raised):
+                signal.pthread_kill(main, signum)  # now the handler raises
+                os.read(receiver, 1)
+
+
+def _drop(show: Callable[[Any], None], dropped: Any) -> None:
+    """Hides Preempted from the user where Python drops it; `_watch` sends the signal again."""
+    global _is_raised
+    if issubclass(dropped.exc_type, Preempted):
+        _is_raised = False
+    else:
+        show(dropped)
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """Inside the block a signal waits until the program asks; a second one changes nothing."""
-    global _deferred, _is_answered
+    """Inside the block a signal waits until the program asks; a second one changes nothing.
+
+    Three seconds after the answer one counts again: it ends what hangs outside of such a block.
+    """
+    global _deferred, _quiet_until
     _deferred += 1
     try:
         yield
     finally:
-        _is_answered = _is_answered or requested()
+        if requested():
+            _quiet_until = time.monotonic() + _GRACE
         _deferred -= 1
 
 
@@ -108,8 +128,8 @@ def answer(agreed: bool = False) -> Preempted:
 
     It names SIGTERM if another process received the signal.
     """
-    global _is_answered
-    _is_answered = True
+    global _quiet_until
+    _quiet_until = time.monotonic() + _GRACE
     return Preempted(_requested or signal.SIGTERM, agreed)
 
 
@@ -120,10 +140,11 @@ def raise_if_requested() -> None:
 
 
 def _handle(signum: int, frame: FrameType | None) -> None:
-    global _requested
+    global _requested, _is_raised
     if _requested is None:
         _requested = signum
         what_next = "saving, then stopping" if _deferred else "stopping"
         entry.note(f"\n{signal.Signals(signum).name}: {what_next}\n")
-    elif not (_deferred or _is_answered):
+    elif not (_deferred or time.monotonic() < _quiet_until):
+        _is_raised = True
         raise Preempted(_requested)

@@ -404,6 +404,26 @@ def test_a_file_of_another_size_is_never_replaced(trained, source):
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("record", ["[]", "5", '"x"', "{}", "x", ""])
+def test_a_damaged_record_is_none(record, trained, source):
+    for name in (gradient.RECORD, gradient.STAGED):
+        put(trained / "output_data" / name, record.encode())
+    assert gradient.begin(job(trained, STAGE_FROM=source)) == 0
+    put(trained / "output_data" / gradient.STAGED, record.encode())
+    gradient.finish(job(trained))
+    assert len(tree(trained / "input_data")) == 4
+
+
+def test_nothing_outside_of_the_input_is_deleted(trained):
+    other = trained / "other"
+    for name in ("../other", "x/../../other", str(other)):
+        names = {name: [other.stat().st_size, other.stat().st_mtime_ns]}
+        put(trained / "output_data" / gradient.STAGED, json.dumps(names).encode())
+        (trained / "input_data/x").mkdir(parents=True, exist_ok=True)
+        gradient.finish(job(trained))
+        assert other.exists(), name
+
+
 def test_links_are_not_followed(trained, tmp_path, capsys):
     elsewhere, folder = tmp_path / "elsewhere", trained / "input_data"
     put(elsewhere / "precious", b"precious")

@@ -22,7 +22,8 @@ def worker(tmp_path):
     (tmp_path / "scripts/setup.sh").write_text(SETUP)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/ldconfig").write_text(
-        '#!/bin/sh\necho "  libtcmalloc.so.4 (x) => /lib/none"\n'
+        "#!/bin/sh\nfor i in $(seq 9999); do echo '  libtcmalloc.so.4 (x) => /lib/none'; done\n"
+        "exit 1\n"
     )
     (tmp_path / "bin/ldconfig").chmod(0o755)
 

@@ -117,6 +117,11 @@ def test_an_ipv6_address_of_process_0():
             ProcessGroup("[fd00::2]:80", 4, 1),
             "1",
         ),
+        (
+            {**TORCHRUN, "MASTER_ADDR": "[fd00::2]", "WORLD_SIZE": " 04"},
+            ProcessGroup("[fd00::2]:62268", 4, 1),
+            "1",
+        ),
         ({**TORCHRUN, "JAX_LOCAL_DEVICE_IDS": "2,3"}, ProcessGroup("node-a:62268", 4, 1), "2,3"),
         ({**SRUN, **TORCHRUN}, ProcessGroup("node-a:62268", 4, 1), "1"),
         (SRUN, ProcessGroup(f"node007:{5000 % 4096 + 61440}", 4, 1), None),
@@ -154,6 +159,16 @@ def test_what_a_launcher_has_started(variables, group, gpus, monkeypatch):
         ({**SRUN, "SLURM_JOB_ID": "x"}, "SLURM_NTASKS=4"),
         ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE=2"),
         ({**TORCHRUN, "MASTER_PORT": "x"}, "invalid literal"),
+        *(
+            ({**TORCHRUN, name: value}, f"{name}={value}")
+            for name, value in {
+                "WORLD_SIZE": "abc",
+                "RANK": "4",
+                "MASTER_ADDR": "tcp://node-a",
+                "JAX_COORDINATOR_PORT": "x",
+            }.items()
+        ),
+        ({**SRUN, "SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST="),
         ({"PMI_SIZE": "2", "PMI_RANK": "1"}, "PMI_SIZE=2"),
         # Open MPI 5: jax 0.10 does not know it, jax 0.12 needs mpi4py
         ({name: x for name, x in MPIRUN.items() if "uri" not in name}, "OMPI_COMM_WORLD_SIZE=2"),
@@ -170,7 +185,7 @@ def test_a_process_that_cannot_join_the_others_says_so(variables, word, monkeypa
         assert flag in note
 
 
-@pytest.mark.parametrize("variables", [{}, {"WORLD_SIZE": "1"}, {"SLURM_NTASKS": "1"}])
+@pytest.mark.parametrize("variables", [{}, {"WORLD_SIZE": "01"}, {"SLURM_NTASKS": "1"}])
 def test_one_process_of_a_launcher_is_alone(variables, monkeypatch, capsys):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -12,6 +12,13 @@ PLACES = {
 class Finalizer:
     def __del__(self): stop()
 Finalizer()""",
+    "long finalizer": """
+class Finalizer:
+    def __del__(self):
+        stop()
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end: pass
+Finalizer()""",
     "weak reference": """
 import weakref
 class Thing: pass
@@ -117,3 +124,38 @@ except preemption.Preempted as error: sys.exit(error.code)
 """
     with child(twice) as process:
         assert process.communicate()[0] == "goes on\n" and process.returncode == 143
+
+
+# After the answer, the last files are written, to a service that may hang.
+HANGS = """
+import os, signal, sys, time
+from engine.cluster import preemption
+def leave(code, reason):
+    print(reason, flush=True)
+    os._exit(code)
+preemption.listen(leave)
+os.kill(os.getpid(), signal.SIGINT)
+preemption.answer()
+os.kill(os.getpid(), signal.SIGINT)
+print("goes on", flush=True)
+preemption._quiet_until -= 60.0
+with preemption.deferred():
+    preemption._quiet_until -= 60.0
+    os.kill(os.getpid(), signal.SIGINT)
+    print("a save goes on", flush=True)
+preemption._quiet_until -= 60.0
+try:
+    exec(sys.argv[1])
+except preemption.Preempted as error:
+    leave(error.code, str(error))
+"""
+
+
+def test_a_signal_ends_what_hangs_after_the_answer():
+    kill = "os.kill(os.getpid(), signal.SIGINT); "
+    compute = "import hashlib, threading; threading.Timer(0.2, lambda: exec(kill)).start(); "
+    compute += "hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)"
+    children = [child(HANGS, kill + "time.sleep(60)"), child(HANGS, f"kill = {kill!r}; {compute}")]
+    for process in children:
+        assert process.communicate()[0] == "goes on\na save goes on\nstopped by SIGINT\n"
+        assert process.returncode == 130
