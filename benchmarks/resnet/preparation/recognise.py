@@ -210,6 +210,9 @@ def _table(
         can_be = all(labels[image] == x and x[0] not in "[{" for image, x in rows) and rows
         way = f"; for {content.label} as the classes type {command}" if can_be else ""
         raise SourceError(f"{path} {content.problem}{way}")
+    if twice := [image for image, text in rows if labels[image] != text]:
+        fix = "keep one row for each photo"
+        raise SourceError(f"{path} has several classes of one photo, such as {twice[0]}: {fix}")
     if len(labels) < len(rows) or sum(name not in labels for name in trained) > len(labels):
         return None
     pairs = {(os.path.basename(folders[image]), text) for image, text in rows}

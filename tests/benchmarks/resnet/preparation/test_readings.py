@@ -239,6 +239,37 @@ NOT_CLASSES = {  # rows of a table of the photos i/0.jpg ... i/5.jpg, and words 
         ],
         r"a column for each class \(early, late\)",
     ),
+    "CelebA": (
+        [("f", "Bald", "Young"), *((f"{i}.jpg", *(("-1", "1"), "11")[x == "a"]) for i, x in ROWS)],
+        "column for each class .*with -1 and 1",
+    ),
+    "boxes in a cell": (
+        [("f", "BoxesString", "domain"), *((f"{i}.jpg", "9 6 60 64;6 2 7 5", x) for i, x in ROWS)],
+        "boxes.*columns BoxesString.*--label_column=domain",
+    ),
+    "classes in cells of boxes": (
+        [("f", "boxes", "label"), *((f"{i}.jpg", "", f"{x} 1 0 0 1.5 1") for i, x in ROWS)],
+        "boxes.*columns boxes, label.: [^;]*$",
+    ),
+    "circles": (
+        [("f", "label", "cx", "cy", "radius"), *((f"{i}.jpg", x, *"205") for i, x in ROWS)],
+        "boxes.*columns cx, cy",
+    ),
+    "outlines": (
+        [
+            ("f", "EncodedPixels"),
+            *((f"{i}.jpg", "26 17 29 33"[: 11 * (x == "a")]) for i, x in ROWS),
+        ],
+        "boxes.*columns EncodedPixels.: [^;]*$",
+    ),
+    "measures": (
+        [("f", "age", "height"), *((f"{i}.jpg", f"2{i}", f"1.{i}") for i, _ in ROWS)],
+        "which of age, height has the classes is not clear: call it 'label'$",
+    ),
+    "rows of one photo": (
+        [("f", "label"), *((f"{i}.jpg", x) for i, x in ROWS), ("0.jpg", "b")],
+        "several classes of one photo, such as i/0.jpg",
+    ),
     "bars": ([("f", "label"), *((f"{i}.jpg", f"{x}|c") for i, x in ROWS)], "several .*'a|c'"),
     "blanks": (
         [("f", "label"), *((f"{i}.jpg", x if i < "3" else "a b") for i, x in ROWS)],
