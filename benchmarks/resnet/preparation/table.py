@@ -14,7 +14,7 @@ from common import limits
 from common.errors import some, visible
 from common.images.photos import SUFFIXES
 from common.preparation.sources import Source, SourceError, read_all
-from common.preparation.splits import whole_split
+from common.preparation.splits import split_of, whole_split
 from common.text import decoded, normal_name
 
 _LABELS = (  # names of columns, the likeliest first
@@ -23,7 +23,7 @@ _LABELS = (  # names of columns, the likeliest first
 )
 _TRUE, _FALSE = {"true", "yes", "1", "1.0"}, {"false", "no", "0", "0.0", ""}
 _BINARY = {"0", "1", "0.0", "1.0", "-1"}
-_SPLIT = r"(data_?)?(split|set|subset|partition)s?"
+_SPLIT = r"(data_?)?(split|set|subset|partition|usage)s?"
 _SPLITS = 20  # a column of splits or folds has at most so many values
 _FOLD = r"(k_?)?folds?|cv(_?fold)?"  # the name of a column with numbers of folds
 # Names of columns with boxes or outlines. Of the second kind, four are a box.
@@ -152,7 +152,7 @@ def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[str, list[str], str]:
         return "", [], f"the columns {some(flags)} say splits: {fix}"
     for name, cells in columns.items():
         key, values = keys[name], {cell.strip().lower() for cell in cells}
-        parts, note = [*map(whole_split, cells)], f"split by {name}"
+        parts, note = [whole_split(cell) or split_of(cell) for cell in cells], f"split by {name}"
         numbers = sorted(float(text) for text in values if re.fullmatch(r"\d+(\.0)?", text))
         are_numbers = len(numbers) == len(values)
         if not 1 < len(values) <= _SPLITS:
@@ -165,7 +165,7 @@ def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[str, list[str], str]:
             parts = ["validation" if float(cell) == numbers[0] else "train" for cell in cells]
             note = f"{name} {numbers[0]:g} is for validation"
         elif re.fullmatch(_SPLIT, key) and (are_numbers or any(parts)) and not all(parts):
-            odd = some(sorted(repr(value) for value in values if not whole_split(value)))
+            odd = some(sorted(repr(value) for value in values if not split_of(value)))
             return "", [], f"column {name} has {odd}: {fix}"
         if all(parts) and len({*parts}) > 1 and len(values) < len(cells):
             return name, parts, note
