@@ -31,6 +31,7 @@ from common.preparation import arguments, holdout, schema, sources, unread, writ
 from common.text import normal_name
 
 IMAGENET, readings = recognise.IMAGENET, recognise.readings
+class_folders = recognise.class_folders
 _FEW = 20  # training photos, with which a class is hardly learnt
 _SAMPLE = 100  # images whose sizes stand for all
 _SMALL_RUN = 600_000  # images that configs/small.py:resnet sees in an hour

@@ -149,6 +149,25 @@ def _class_folders(folder: Folder, images: list[str], has_objects: bool) -> Read
     return Reading("imagenet", "photos", found + some(sorted(classes)), makes, flags, len(used))
 
 
+def class_folders(folder: Folder) -> str:
+    """Which folders look like classes, where not all do, and the command for them; else ''."""
+    groups: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for name in folder.named(*photos.SUFFIXES):
+        *above, inner = os.path.dirname(name).split("/")
+        groups["/".join(above)][inner] += 1
+    groups = {path: names for path, names in groups.items() if path and _are_classes(names)}
+    if not groups:
+        return ""
+    trained = [path for path in groups if split_of(path) in ("", "train")] or groups
+    path = max(trained, key=lambda path: (groups[path].total(), path.count("/")))
+    beside = [p for p in groups if os.path.dirname(p) == os.path.dirname(path) and p != path]
+    flags = [f"--train={folder.full(path)}"]
+    flags += [f"--validation={folder.full(p)}" for p in beside if split_of(p) == "validation"][:1]
+    text = f"{some(sorted(groups[path]))} in {path} look like classes"
+    command = f"{_COMMAND} {shlex.join(flags)} --out=DIR"
+    return f"{text}, and other images lie elsewhere: for these alone type {command}"
+
+
 def _are_classes(sizes: Mapping[str, int]) -> bool:
     """Whether folders beside each other, with their numbers of images, may be classes."""
     splits = {split_of(name) for name in sizes}

@@ -314,6 +314,21 @@ def test_tables_of_something_else_are_named(case, tmp_path):
         assert f"of {len(cells)} classes" in line and not any(cell[0] in "[{" for cell in cells)
 
 
+@pytest.mark.parametrize("held", ["", "val"])
+def test_class_folders_among_other_images_are_named(held, tmp_path):
+    """And the command for them works."""
+    for name in [f"set/{s}/{x}" for s in ("train", held) if s for x in PAIR] + [*loose("more/all")]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(encoded(picture(len(name))))
+    folder = Folder.open(str(tmp_path))
+    with pytest.raises(UserError, match="cats, dogs in set/train look like classes") as refused:
+        prepare.choose(folder, readings(folder))
+    command = re.search(r"type python -m scripts.prepare imagenet (.*) --out", str(refused.value))
+    assert command is not None and ("--validation=" in command[1]) == bool(held)
+    line = prepare.make("imagenet", [*shlex.split(command[1]), f"--out={tmp_path}.out"])
+    assert "of 2 classes" in line
+
+
 def test_names_of_several_words_are_classes(tmp_path):
     names = ["golden retriever", "great dane", "tench, Tinca tinca"] * 2
     write_table(tmp_path, [("f", "label"), *((f"{i}.jpg", x) for i, x in enumerate(names))])
