@@ -165,7 +165,7 @@ def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[str, list[str], str]:
             parts = ["validation" if float(cell) == numbers[0] else "train" for cell in cells]
             note = f"{name} {numbers[0]:g} is for validation"
         elif re.fullmatch(_SPLIT, key) and (are_numbers or any(parts)) and not all(parts):
-            odd = some(sorted(repr(value) for value in values if not split_of(value)))
+            odd = some(sorted({repr(cell.strip()) for cell in cells if not split_of(cell)}))
             return "", [], f"column {name} has {odd}: {fix}"
         if all(parts) and len({*parts}) > 1 and len(values) < len(cells):
             return name, parts, note
