@@ -14,7 +14,9 @@ _SPLITS = {word: split for split, words in _WORDS.items() for word in words.spli
 
 def split_of(name: str) -> str:
     """The split that the first such word of a name says, as "train" of "seg_train", or ""."""
-    return next(filter(None, map(_SPLITS.get, re.findall("[a-z]+", name.lower()))), "")
+    words = re.findall("[a-z]+", name.lower())
+    words += re.findall("[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())  # PublicTest
+    return next(filter(None, map(_SPLITS.get, words)), "")
 
 
 def whole_split(name: str) -> str:

@@ -29,7 +29,9 @@ _FORMS = {  # what a file is and what to do, with a pattern of its first bytes
 _COCO = rb'"(images|annotations|categories)"\s*:\s*\['
 _MOST, _SMALL = 8, 200  # files that are looked at; bytes of a small one
 _MASKS = r"annot|mask|labels?(/|$)|segm|ground_?truth|(^|_)gt"  # in the name of a folder
-MASK = r"(?i)[\W_]*(annot(ation)?s?|masks?|gt|labels?|segm\w*|seg|_l)$"  # ends of other names
+# Ends of the names of masks, such as a_mask_1.png and a_gtFine_labelIds.png, and of their photos.
+MASK = r"(?i)[\W_]*(annot(ation)?s?|masks?|gt|gt(fine|coarse)_\w+|labels?|segm\w*|seg|_l)[\W_]*\d*$"
+_PHOTO = r"(?i)[\W_]*(leftimg8bit|image|img|rgb)?[\W_]*$"
 _CLASS = r"([^/]+?)(?:[^\w/]|_)*[0-9]+[^/]*$"  # what stands before the first number of a name
 
 
@@ -64,10 +66,12 @@ def _damage(folder: Folder) -> str:
 def masks(images: Collection[str], by_folder: bool = False) -> list[str]:
     """Images that are masks of others by their names, such as a_mask.png, or by their folders."""
     stems = {name: os.path.splitext(os.path.basename(name))[0] for name in images}
-    bare = {name: re.sub(MASK, "", stem) for name, stem in stems.items()}
+    bare = {name: re.sub(_PHOTO, "", re.sub(MASK, "", stem)) for name, stem in stems.items()}
     masked = {n for n in images if by_folder and re.search(_MASKS, os.path.dirname(n), re.I)}
-    plain = {stems[name] for name in images if name not in masked}
-    return [n for n in images if bare[n] in plain and (n in masked or bare[n] != stems[n])]
+    masked = masked if len(masked) < len(images) else set()  # a word in the name of the whole set
+    ends = {name for name, stem in stems.items() if re.search(MASK, stem)}
+    plain = {bare[name] for name in images if name not in masked | ends} - {""}
+    return [name for name in images if bare[name] in plain and name in masked | ends]
 
 
 def explain(folder: Folder) -> str:

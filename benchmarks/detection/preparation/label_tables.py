@@ -9,7 +9,7 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from benchmarks.detection.preparation import label_files
@@ -23,7 +23,8 @@ from common.text import decoded
 _COLUMNS = {  # their names, the likeliest first
     "file": "filename fname file_name image_name image_path filepath file image path img frame "
     "image_id imageid",
-    "label": "class label class_name label_name category name class_id classid labelname",
+    "label": "class label class_name label_name category name class_id classid labelname type "
+    "species breed target object",
     "x0": "xmin x_min x1 left",
     "y0": "ymin y_min y1 top",
     "x1": "xmax x_max x2 right",
@@ -81,7 +82,8 @@ class Reader(label_files.Reader):
         ends = {name.rpartition("_")[2]: name for name in header}  # of bbox_x1 and Roi.X1
         ends |= {name: name for name in header}
         keys = {k: next((ends[n] for n in v.split() if n in ends), "") for k, v in _COLUMNS.items()}
-        label = {} if keys["label"] else {"label": self._nameless(file)}
+        rest = [name for name in header if name not in keys.values()]
+        label = {} if keys["label"] else {"label": self._nameless(file, rest)}
         for i, row in rows:
             named = dict(zip(header, row, strict=False)) | {"": ""}
             yield i, {key: named.get(name, "") for key, name in keys.items()} | label
@@ -144,8 +146,9 @@ class Reader(label_files.Reader):
         region = {"region_attributes": {key: label}, "shape_attributes": shape}
         return Object(label, self._boxes.from_via_json(region, label_key=key).ltwh)
 
-    def _nameless(self, file: str) -> str:
-        self.notes[f"{file} names no categories: all objects are 'object'"] = None
+    def _nameless(self, file: str, rest: Collection[str] = ()) -> str:
+        aside = f" (not taken: {some(rest)})" if rest else ""
+        self.notes[f"{file} names no categories{aside}: all objects are 'object'"] = None
         return "object"
 
 

@@ -27,10 +27,11 @@ from common.data.shards import tensorflow
 from common.errors import UserError, some, visible
 from common.images import photos
 from common.images.pixels import LARGE
-from common.preparation import arguments, holdout, schema, sources, writing
+from common.preparation import arguments, holdout, schema, sources, unread, writing
 from common.text import normal_name
 
 IMAGENET, readings = recognise.IMAGENET, recognise.readings
+class_folders = recognise.class_folders
 _FEW = 20  # training photos, with which a class is hardly learnt
 _SAMPLE = 100  # images whose sizes stand for all
 _SMALL_RUN = 600_000  # images that configs/small.py:resnet sees in an hour
@@ -99,6 +100,8 @@ def prepare(args: argparse.Namespace) -> str:
         stamps["labels"] = sources.list_input(args.labels, workers, zipped=True).stamp
     writing.State(args.out).claim({"settings": settings, "input": stamps}, args.overwrite)
     images = {name: sources.images(source, is_folder, workers) for name, source in inputs.items()}
+    if is_folder and not args.labels:
+        images = {name: _photos(source, bool(args.by_name)) for name, source in images.items()}
     for name, source in images.items() if args.by_name else ():
         found = holdout.groups([file.name for file in source.files], args.by_name, "--class")
         images[name] = dataclasses.replace(source, classes=[*map(normal_name, found)])
@@ -138,6 +141,17 @@ def prepare(args: argparse.Namespace) -> str:
         _check_complete(written, "the output", args.out)
     writing.save_manifest(args.out, content)
     return _last_line(args.out, content)
+
+
+def _photos(source: sources.Source, by_name: bool) -> sources.Source:
+    """The source without masks of its photos by name; a class folder of masks alone stays."""
+    names = [file.name for file in source.files]
+    found = {*unread.masks(names)}
+    mixed = {os.path.dirname(name) for name in names if name not in found}
+    left = {name for name in found if by_name or os.path.dirname(name) in mixed}
+    skipped = [(name, "by its name a mask of another photo") for name in sorted(left)]
+    files = [file for file in source.files if file.name not in left]
+    return dataclasses.replace(source, files=files, skipped=(*source.skipped, *skipped))
 
 
 def _check_complete(counts: dict[str, int], subject: str, out: str) -> None:

@@ -149,6 +149,25 @@ def _class_folders(folder: Folder, images: list[str], has_objects: bool) -> Read
     return Reading("imagenet", "photos", found + some(sorted(classes)), makes, flags, len(used))
 
 
+def class_folders(folder: Folder) -> str:
+    """Which folders look like classes, where not all do, and the command for them; else ''."""
+    groups: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for name in folder.named(*photos.SUFFIXES):
+        *above, inner = os.path.dirname(name).split("/")
+        groups["/".join(above)][inner] += 1
+    groups = {path: names for path, names in groups.items() if path and _are_classes(names)}
+    if not groups:
+        return ""
+    trained = [path for path in groups if split_of(path) in ("", "train")] or groups
+    path = max(trained, key=lambda path: (groups[path].total(), path.count("/")))
+    beside = [p for p in groups if os.path.dirname(p) == os.path.dirname(path) and p != path]
+    flags = [f"--train={folder.full(path)}"]
+    flags += [f"--validation={folder.full(p)}" for p in beside if split_of(p) == "validation"][:1]
+    text = f"{some(sorted(groups[path]))} in {path} look like classes"
+    command = f"{_COMMAND} {shlex.join(flags)} --out=DIR"
+    return f"{text}, and other images lie elsewhere: for these alone type {command}"
+
+
 def _are_classes(sizes: Mapping[str, int]) -> bool:
     """Whether folders beside each other, with their numbers of images, may be classes."""
     splits = {split_of(name) for name in sizes}
@@ -210,6 +229,9 @@ def _table(
         can_be = all(labels[image] == x and x[0] not in "[{" for image, x in rows) and rows
         way = f"; for {content.label} as the classes type {command}" if can_be else ""
         raise SourceError(f"{path} {content.problem}{way}")
+    if twice := [image for image, text in rows if labels[image] != text]:
+        fix = "keep one row for each photo"
+        raise SourceError(f"{path} has several classes of one photo, such as {twice[0]}: {fix}")
     if len(labels) < len(rows) or sum(name not in labels for name in trained) > len(labels):
         return None
     pairs = {(os.path.basename(folders[image]), text) for image, text in rows}

@@ -14,7 +14,7 @@ from common import limits
 from common.errors import some, visible
 from common.images.photos import SUFFIXES
 from common.preparation.sources import Source, SourceError, read_all
-from common.preparation.splits import whole_split
+from common.preparation.splits import split_of, whole_split
 from common.text import decoded, normal_name
 
 _LABELS = (  # names of columns, the likeliest first
@@ -23,15 +23,15 @@ _LABELS = (  # names of columns, the likeliest first
 )
 _TRUE, _FALSE = {"true", "yes", "1", "1.0"}, {"false", "no", "0", "0.0", ""}
 _BINARY = {"0", "1", "0.0", "1.0", "-1"}
-_SPLIT = r"(data_?)?(split|set|subset|partition)s?"
+_SPLIT = r"(data_?)?(split|set|subset|partition|usage)s?"
 _SPLITS = 20  # a column of splits or folds has at most so many values
 _FOLD = r"(k_?)?folds?|cv(_?fold)?"  # the name of a column with numbers of folds
 # Names of columns with boxes or outlines. Of the second kind, four are a box.
 _BOX = (
-    r"(^|_)([xy]_?(rel_)?(min|max|tl|br|[012])|bbox|bounding_?box|rle|encoded_?pixels|polygons?"
-    r"|segmentation|shape_attributes)(_|$)"
+    r"(^|_)([xy]_?(rel_)?(min|max|tl|br|[012])|(b|bounding_?)?box(es)?|rle|encoded_?pixels"
+    r"|polygons?|segmentation|shape_attributes|[xy]_?cent(er|re)|cent(er|re)_?[xy]|c_?[xy])(_|$)"
 )
-_SIDE = r"(^|_)([xywh]|width|height|left|top|right|bottom|[xy]_?cent(er|re)|c_?[xy])(_|$)"
+_SIDE = r"(^|_)([xywh]|width|height|left|top|right|bottom)(_|$)"
 _NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?", re.I).fullmatch
 _LISTS = r"(^|_)(labels|tags|classes|categories|attributes|ids|targets?)$"  # names with several
 
@@ -121,11 +121,15 @@ def parse(
     file = file or max((name for name in columns if hits(name)[0]), key=hits, default="")
     split, parts, note = _splits({k: cells for k, cells in columns.items() if k != file})
     others = {name: column for name, column in columns.items() if name not in (file, split)}
-    chosen, label = label, label or _label_column(others, guess)
-    problem = "" if chosen else _problem(others, label, has_header)
+    boxes = _boxes(others, has_header)
+    can_be = {name: column for name, column in others.items() if name not in boxes}
+    chosen, label = label, label or _label_column(can_be, guess)
+    problem = "" if chosen else _problem(others, boxes, label)
     if not (label or problem):
-        label = next(iter(others), "")
+        words = (name for name in others if not all(map(_NUMBER, filter(None, others[name]))))
+        label = next(words, "")  # numbers that are not known to be classes are often measures
         problem = f"names photos ({file}), but which of {some(others)} has the classes is not clear"
+        problem += ": call it 'label'"
     if not file:
         flags = f"give --file_column and --label_column, of {', '.join(names)}"
         raise SourceError(f"{path}: which columns have files and labels is not clear: {flags}")
@@ -148,7 +152,7 @@ def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[str, list[str], str]:
         return "", [], f"the columns {some(flags)} say splits: {fix}"
     for name, cells in columns.items():
         key, values = keys[name], {cell.strip().lower() for cell in cells}
-        parts, note = [*map(whole_split, cells)], f"split by {name}"
+        parts, note = [whole_split(cell) or split_of(cell) for cell in cells], f"split by {name}"
         numbers = sorted(float(text) for text in values if re.fullmatch(r"\d+(\.0)?", text))
         are_numbers = len(numbers) == len(values)
         if not 1 < len(values) <= _SPLITS:
@@ -161,29 +165,49 @@ def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[str, list[str], str]:
             parts = ["validation" if float(cell) == numbers[0] else "train" for cell in cells]
             note = f"{name} {numbers[0]:g} is for validation"
         elif re.fullmatch(_SPLIT, key) and (are_numbers or any(parts)) and not all(parts):
-            odd = some(sorted(repr(value) for value in values if not whole_split(value)))
+            odd = some(sorted({repr(cell.strip()) for cell in cells if not split_of(cell)}))
             return "", [], f"column {name} has {odd}: {fix}"
         if all(parts) and len({*parts}) > 1 and len(values) < len(cells):
             return name, parts, note
     return "", [], ""
 
 
-def _problem(columns: Mapping[str, Sequence[str]], label: str, has_header: bool) -> str:
-    """Why a table gives no class for each photo, and the fix; '' if it gives one.
+def _boxes(columns: Mapping[str, Sequence[str]], has_header: bool) -> list[str]:
+    """The columns with boxes or outlines, by their names or several numbers in a cell."""
 
-    `columns` are those without files and splits; `label` is the one that may have the classes.
-    """
-    values = {name: {cell.strip() for cell in cells} - {""} for name, cells in columns.items()}
+    def has_numbers(cell: str) -> bool:  # four for each word, such as "cat 0.9 5 5 20 20"
+        parts = re.findall(r"[^\s,;|]+", cell[:200])
+        numbers = sum(map(bool, map(_NUMBER, parts)))
+        return numbers >= max(4, 4 * (len(parts) - numbers))
+
+    values = {name: {*map(str.strip, cells)} - {""} for name, cells in columns.items()}
     boxes = [name for name in columns if re.search(_BOX, _key(name))]
+    boxes += [
+        name
+        for name, cells in values.items()
+        if name not in boxes and 2 * sum(map(has_numbers, cells)) > len(cells)
+        if not (re.search(_LISTS, _key(name)) and _several(cells, True))
+    ]
     sides = [name for name in columns if re.search(_SIDE, _key(name))]
     if not has_header:  # sides are columns of numbers
         sides = [name for name, cells in values.items() if cells and all(map(_NUMBER, cells))]
+    return boxes or sides * (len(sides) > 3)
+
+
+def _problem(columns: Mapping[str, Sequence[str]], boxes: Sequence[str], label: str) -> str:
+    """Why a table gives no class for each photo, and the fix; '' if it gives one.
+
+    `columns` are those without files and splits; `boxes` are those of them with boxes; `label` is
+    the one that may have the classes.
+    """
+    values = {name: {*map(str.strip, cells)} - {""} for name, cells in columns.items()}
     is_known = _key(label) in _LABELS.split()
     fix = "write the class of each photo into one column, or boxes in COCO's form"
     if not is_known and len(values) > 1 and all(cells <= _BINARY for cells in values.values()):
-        return f"has a column for each class ({some(columns)}), with 0 and 1: {fix}"
-    if boxes or len(sides) > 3:
-        return f"has boxes or outlines (columns {some(boxes or sides)}): {fix}"
+        marks = " and ".join(sorted({*itertools.chain(*values.values())}))
+        return f"has a column for each class ({some(columns)}), with {marks}: {fix}"
+    if boxes:
+        return f"has boxes or outlines (columns {some(boxes)}): {fix}"
     cells = values.get(label, set())
     if 2 * sum(cell.startswith(("[", "{")) for cell in cells) > len(cells):
         return f"has lists or JSON in column {label}, such as {min(cells, key=len):.40}: {fix}"

@@ -19,6 +19,8 @@ from common.preparation.splits import have_splits, split_of, whole_split
         ("latest", "", ""),
         ("trains", "", ""),
         ("Protest", "", ""),
+        ("PublicTest", "test", ""),
+        ("HeldOut", "validation", "validation"),
     ],
 )
 def test_words_count_and_parts_of_words_do_not(name, split, whole):

@@ -51,16 +51,24 @@ def test_labels_beside_classes_are_named(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "name", ["trainannot/{}.png", "masks/{}.png", "x/{}_L.png", "train/{}_mask.png"]
+    ("photo", "name"),
+    [
+        ("train/{}.png", "trainannot/{}.png"),
+        ("train/{}.png", "masks/{}.png"),
+        ("train/{}.png", "x/{}_L.png"),
+        ("train/{}.png", "train/{}_mask.png"),
+        ("set_with_GT/a ({}).png", "set_with_GT/a ({})_mask_1.png"),
+        ("train/u_{}_leftImg8bit.png", "gtFine/u_{}_gtFine_labelIds.png"),
+    ],
 )
-def test_masks_are_named(name, tmp_path):
-    for pattern in ("train/{}.png", name):
+def test_masks_are_named(photo, name, tmp_path):
+    for pattern in (photo, name):
         for i in range(3):
             path = tmp_path / pattern.format(i)
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(encoded(picture(i), "PNG"))
     folder = Folder.open(str(tmp_path))
-    with pytest.raises(UserError, match=f"3 masks, such as {name.format(0)}, "):
+    with pytest.raises(UserError, match=f"3 masks, such as {re.escape(name.format(0))}, "):
         prepare.choose(folder, prepare.readings(folder))
 
 

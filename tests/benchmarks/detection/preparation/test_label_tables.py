@@ -103,8 +103,13 @@ TABLES = {
     ),
     "no classes": (
         "csv",
-        {"v.csv": "image,x1,y1,x2,y2\na.jpg,80,30,120,70\n"},
+        {"v.csv": "image,x1,y1,x2,y2,age\na.jpg,80,30,120,70,8\n"},
         {"train": {"a.jpg": [OBJECT], "b.jpg": []}},
+    ),
+    "a type": (
+        "csv",
+        {"v.csv": "filename,type,left,top,right,bottom\na.jpg,cat,80,30,120,70\n"},
+        {"train": {"a.jpg": [CAT], "b.jpg": []}},
     ),
     "gtsrb and stanford cars": (
         "csv",
@@ -126,6 +131,7 @@ def test_each_table_becomes_cocos(tmp_path, case):
     result = labels.read(data, form)
     assert {name: objects(content) for name, content in result.splits.items()} == expected
     notes = "".join(result.notes)
+    assert ("(not taken: age): all objects are 'object'" in notes) == (case == "no classes")
     assert ("'object'" in notes) == (OBJECT in expected["train"].get("a.jpg", ()))
     assert ("shape 'circle'" in notes) == ("no attribute" in case)
     assert ("not occluded" in notes) == ("other" in case)

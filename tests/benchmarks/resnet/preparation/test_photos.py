@@ -241,8 +241,10 @@ def test_the_class_is_in_the_name(tmp_path, capsys):
         name = f"{'ab'[i % 2]}/{('Cat', 'dog', 'dog', 'Cat')[i // 2]}-{i}.jpg"
         (tmp_path / "train" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "train" / name).write_bytes(encoded(picture(i)))
+    (tmp_path / "train" / "b" / "Cat-1_mask.png").write_bytes(encoded(picture(99), "PNG"))
     flags = ["--layout=folder", f"--train={tmp_path}/train", f"--out={tmp_path}/out"]
     prepare.make("imagenet", [*flags, r"--class=(\w+)-\d", "--validation_fraction=0.25"])
+    assert "train/b/Cat-1_mask.png: by its name a mask" in capsys.readouterr().out
     rows = json.loads((tmp_path / "out" / "manifest.json").read_text())["classes"]
     assert [(row["name"], row["train"], row["validation"]) for row in rows] == [
         ("Cat", 3, 1),

@@ -239,6 +239,37 @@ NOT_CLASSES = {  # rows of a table of the photos i/0.jpg ... i/5.jpg, and words 
         ],
         r"a column for each class \(early, late\)",
     ),
+    "CelebA": (
+        [("f", "Bald", "Young"), *((f"{i}.jpg", *(("-1", "1"), "11")[x == "a"]) for i, x in ROWS)],
+        "column for each class .*with -1 and 1",
+    ),
+    "boxes in a cell": (
+        [("f", "BoxesString", "domain"), *((f"{i}.jpg", "9 6 60 64;6 2 7 5", x) for i, x in ROWS)],
+        "boxes.*columns BoxesString.*--label_column=domain",
+    ),
+    "classes in cells of boxes": (
+        [("f", "boxes", "label"), *((f"{i}.jpg", "", f"{x} 1 0 0 1.5 1") for i, x in ROWS)],
+        "boxes.*columns boxes, label.: [^;]*$",
+    ),
+    "circles": (
+        [("f", "label", "cx", "cy", "radius"), *((f"{i}.jpg", x, *"205") for i, x in ROWS)],
+        "boxes.*columns cx, cy",
+    ),
+    "outlines": (
+        [
+            ("f", "EncodedPixels"),
+            *((f"{i}.jpg", "26 17 29 33"[: 11 * (x == "a")]) for i, x in ROWS),
+        ],
+        "boxes.*columns EncodedPixels.: [^;]*$",
+    ),
+    "measures": (
+        [("f", "age", "height"), *((f"{i}.jpg", f"2{i}", f"1.{i}") for i, _ in ROWS)],
+        "which of age, height has the classes is not clear: call it 'label'$",
+    ),
+    "rows of one photo": (
+        [("f", "label"), *((f"{i}.jpg", x) for i, x in ROWS), ("0.jpg", "b")],
+        "several classes of one photo, such as i/0.jpg",
+    ),
     "bars": ([("f", "label"), *((f"{i}.jpg", f"{x}|c") for i, x in ROWS)], "several .*'a|c'"),
     "blanks": (
         [("f", "label"), *((f"{i}.jpg", x if i < "3" else "a b") for i, x in ROWS)],
@@ -281,6 +312,21 @@ def test_tables_of_something_else_are_named(case, tmp_path):
         k = int(column) - 1 if column.isdigit() else rows[0].index(column)
         cells = {row[k] for row in rows} - {column}
         assert f"of {len(cells)} classes" in line and not any(cell[0] in "[{" for cell in cells)
+
+
+@pytest.mark.parametrize("held", ["", "val"])
+def test_class_folders_among_other_images_are_named(held, tmp_path):
+    """And the command for them works."""
+    for name in [f"set/{s}/{x}" for s in ("train", held) if s for x in PAIR] + [*loose("more/all")]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(encoded(picture(len(name))))
+    folder = Folder.open(str(tmp_path))
+    with pytest.raises(UserError, match="cats, dogs in set/train look like classes") as refused:
+        prepare.choose(folder, readings(folder))
+    command = re.search(r"type python -m scripts.prepare imagenet (.*) --out", str(refused.value))
+    assert command is not None and ("--validation=" in command[1]) == bool(held)
+    line = prepare.make("imagenet", [*shlex.split(command[1]), f"--out={tmp_path}.out"])
+    assert "of 2 classes" in line
 
 
 def test_names_of_several_words_are_classes(tmp_path):

@@ -91,6 +91,7 @@ COLUMNS = {  # of ten photos: the column's name, its cells, and the photos for v
     "Is Test": ("0000000011", range(8, 10)),
     "set": (["Training"] * 6 + ["Testing"] * 4, range(6, 10)),
     "subset": (["trainset"] * 9 + ["eval"], range(9, 10)),
+    "Usage": (["Training"] * 7 + ["PublicTest"] + ["PrivateTest"] * 2, range(7, 10)),
     "fold": ("0123401234", (0, 5)),
     "kfold": ("1212121212", range(0, 10, 2)),
     "partition": ("0000000012", None),
