@@ -99,13 +99,28 @@ COLUMNS = {
         "",
         lambda u, i, t: f"{u}\t{i}\t4\t{t}",
     ),
+    "dates, no header": (
+        "",
+        lambda u, i, t: f"{u},{i},{stamp(t, '%Y-%m-%d %H:%M:%S')}",
+    ),
+    "dates behind ratings, no header": (
+        "",
+        lambda u, i, t: f"{u};{i};4,5;{stamp(t, '%d.%m.%Y %H:%M:%S')}",
+    ),
+    "milliseconds, no header": ("", lambda u, i, t: f"{u},{i},{t}000"),
+    "Amazon, no header": (
+        "",
+        lambda u, i, t: f"B{i:09},A{u:013},5.0,{t}",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_of_several_columns_the_right_ones_are_taken(name, tmp_path):
+def test_of_several_columns_the_right_ones_are_taken(name, tmp_path, capsys):
     header, row = COLUMNS[name]
     make(write(tmp_path, "log.csv", log(header, row)), tmp_path / "out")
+    turn = "no header says so: --user=" + ("1 --item=2" if "Amazon" in name else "2 --item=1")
+    assert (turn in capsys.readouterr().out) == (not header)
     is_late = "midnight" in name and "begin" in name
     assert taken(tmp_path / "out")[26 * is_late :] == EVENTS[26 * is_late :]
 
