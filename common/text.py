@@ -17,6 +17,8 @@ from common.errors import DataError, UserError
 # Without "<" in the tag and without "<seg" in the text, so that the search never starts again.
 _SGM_SENTENCE = re.compile(rb"<seg\b[^<>]*>((?:[^<]|<(?!/?seg\b))*+)</seg>", re.IGNORECASE)
 _LINE_END = re.compile(r"\r\n?|\n")
+# Signs without width that change no letter; U+200C and U+200D, which join or part some, stay.
+_NO_WIDTH = re.compile("[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
 
 
 def decoded(data: bytes, name: str, kind: type[UserError] = DataError, line: int = 1) -> str:
@@ -54,9 +56,10 @@ def text_lines(text: str) -> list[str]:
 def normal_name(name: str) -> str:
     """A name in a normal form, the same for all names that look the same.
 
-    Unicode's forms NFC and NFD of a letter look the same, and so do blanks of all kinds.
+    Unicode's forms NFC and NFD of a letter look the same, and so do blanks of all kinds; blanks
+    without width are not seen.
     """
-    return " ".join(unicodedata.normalize("NFC", name).replace("\ufeff", "").split())
+    return " ".join(unicodedata.normalize("NFC", _NO_WIDTH.sub("", name)).split())
 
 
 def alike(names: Iterable[str]) -> list[list[str]]:

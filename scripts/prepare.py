@@ -8,6 +8,7 @@ import argparse
 import collections
 import dataclasses
 import importlib
+import itertools
 import os
 import re
 import shlex
@@ -225,8 +226,11 @@ def readings(folder: Folder) -> list[Reading]:
     if errors and not found:
         raise errors[0]
     if not any(reading.name == "coco" for reading in found):  # which may read what others refuse
+        taken = " ".join(itertools.chain(*(reading.arguments for reading in found)))
         for error in errors:
-            print(f"not taken: {error}")
+            paths = (folder.full(file.name) for file in folder.files)
+            if not any(str(error).startswith(path) and path in taken for path in paths):
+                print(f"not taken: {error}")
     return found
 
 

@@ -86,12 +86,12 @@ def tokenizer(references: Sequence[str]) -> str:
     Texts with blanks between words have "intl". Chinese has "zh", others without blanks, such as
     Japanese and Thai, and Korean have "char": each letter is a word.
     """
-    counts = collections.Counter[str]()
-    for letter, count in collections.Counter("".join(references)).items():
-        if letter.isalpha():
-            script = re.split("[ -]", unicodedata.name(letter, ""))[0]
-            counts[_WORDS.get(script, BLANKS)] += count
-    if 3 * (counts["zh"] + counts["char"]) <= counts[BLANKS]:  # Latin words have more letters
+    text = " ".join(references)
+    scripts = {c: re.split("[ -]", unicodedata.name(c, ""))[0] for c in {*text} if c.isalpha()}
+    words = {c: _WORDS[script] for c, script in scripts.items() if script in _WORDS}
+    counts = collections.Counter(map(words.__getitem__, filter(words.__contains__, text)))
+    others = text.translate(dict.fromkeys(map(ord, words), " "))
+    if counts.total() <= len(re.findall(r"[^\W\d_]+", others)):  # their words, of any length
         return BLANKS
     # Japanese has kana beside Chinese letters, Chinese next to none.
     return "char" if 10 * counts["char"] > counts["zh"] else "zh"

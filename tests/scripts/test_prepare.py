@@ -232,6 +232,7 @@ def test_photos_in_a_folder_of_data(data, capsys):
             ["plain.csv"],
             "interactions ./plain.csv --user=COLUMN --item=COLUMN --out=DIR; if sentences",
         ),
+        (["langs.csv"], "text --train=./langs.csv --columns=3,4 --out=DIR"),
     ],
 )
 def test_refusals(argv, part, data, capsys):
@@ -242,6 +243,7 @@ def test_refusals(argv, part, data, capsys):
         files.write(name, [b"x"])
     files.write("title.csv", [b"our shop\nuser,item\n" + b"1,2\n" * 9])
     files.write("plain.csv", [b"a,b\n" + b"x,y\n" * 9])
+    files.write("langs.csv", [b"id,of,left,right\n" + b"1,en,a long text,another text\n" * 9])
     before = sorted(data.rglob("*"))
     code, _, (line,) = typed(capsys, *argv)
     assert code == 2 and line.startswith("prepare") and part in line

@@ -128,6 +128,9 @@ def _taken(table: Table, columns: dict[str, int]) -> str:
     others = {*itertools.chain(*(meant[what] for what in _KINDS))} - {*columns.values()}
     taken = ", ".join(f"{what} {names[column]}" for what, column in columns.items())
     aside = some([names[column] for column in sorted(others)])
+    if not table.has_header and columns == table.guesses():
+        user, item = columns["user"] + 1, columns["item"] + 1
+        taken += f"; no header says so: --user={item} --item={user} turns them"
     return f"{taken}; not taken: {aside}" if aside else taken
 
 
@@ -205,7 +208,10 @@ def _advice(table: Table) -> str:
     columns, path = some(table.names, 20), shlex.quote(table.path)
     columns += "" if table.has_header else f" without a header: {some(table.rows[0], 20)}"
     command = "python -m scripts.prepare"
-    text = f"; if sentences, {command} text --train={path} --columns=1,2 --out=DIR"
+    letters = [sum(map(str.isalpha, "".join(cells))) for cells in zip(*table.rows, strict=True)]
+    two = sorted(sorted(range(len(letters)), key=lambda column: -letters[column])[:2])
+    sides = ",".join(str(column + 1) for column in two)
+    text = f"; if sentences, {command} text --train={path} --columns={sides} --out=DIR"
     return (
         f"{table.path} has no columns whose names are known: if users and items are in it, type "
         f"{command} interactions {path} --user=COLUMN --item=COLUMN --out=DIR"

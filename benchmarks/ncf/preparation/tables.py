@@ -44,7 +44,9 @@ _BLOCK = 4 << 20  # bytes that are parsed at a time
 _COLONS = "\x1f"  # in place of "::", as pyarrow's delimiters have one character
 _DELIMITERS = ("\t", _COLONS, ",", ";", "|", " ")
 _LIST = re.compile(r"[\[({].*[\])}]", re.DOTALL)
-_VALUE = re.compile(r"[-+]?\d[\d.:/TZ +eE-]*")  # a number or a date, which no header has
+_VALUE = re.compile(r"[-+]?\d[\d.,:/TZ +eE-]*")  # a number or a date, which no header has
+_DATE = re.compile(r"\d+([-/.])\d+\1\d.*|(19|20)\d{6}")  # perhaps with the time of day
+_AMAZON = re.compile(r"[\dB][\dA-Z]{9} A[\dA-Z]{9,}")  # a product and a user
 _NO_TABLE = {
     b"PK\3\4": "is an archive or Excel's: unpack it, or save it as CSV",
     b"\xff\xfe": "is UTF-16: save it as UTF-8",
@@ -87,7 +89,7 @@ class Table:
 
         Of several with such names the first one with values counts; of times, the finest one. A
         column of lists is none. Without a header they have MovieLens' order, user, item, rating,
-        time, if the values fit.
+        time, if the values fit; Amazon's ids say that the item is the first.
         """
         columns: dict[str, int] = {}
         for what, present in known(self.names).items():
@@ -105,11 +107,15 @@ class Table:
         if self.has_header or width not in (3, 4):
             return columns
         is_rated = all(_VALUE.fullmatch(row[2]) for row in self.rows)
-        is_timed = all(re.fullmatch(r"\d{9,10}", row[-1]) for row in self.rows)
+        are_dates = all(_DATE.fullmatch(row[-1]) for row in self.rows)
+        is_timed = are_dates and values.grain(self.cells(width - 1)) < values.CLOCK
+        is_timed |= all(re.fullmatch(r"\d{9,10}(\d{3}){0,3}", row[-1]) for row in self.rows)
         is_whole = all(cell.isdecimal() for row in self.rows for cell in row[:2])
         is_whole &= is_timed or not all(re.fullmatch(r"1(\d{3}){3,5}", row[1]) for row in self.rows)
         if is_rated and (is_whole or (is_timed and width == 4)):
-            columns = {"user": 0, "item": 1} | ({"time": width - 1} if is_timed else {})
+            first = int(all(_AMAZON.fullmatch(" ".join(row[:2])) for row in self.rows))
+            columns = {"user": first, "item": 1 - first}
+            columns |= {"time": width - 1} if is_timed else {}
         return columns
 
     def _has_values(self, column: int) -> bool:

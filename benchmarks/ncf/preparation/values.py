@@ -42,8 +42,8 @@ def encode(kind: str, arrays: list[pyarrow.Array]) -> tuple[np.ndarray, pyarrow.
     texts = normal(column.dictionary)
     if joined := len(texts) - len(texts.unique()):
         print(
-            f"warning: {kind}s whose names look like another's, joined with it: {joined:,} (blanks "
-            "or Unicode's forms, NFC and NFD, are different)"
+            f"warning: {kind}s whose names look like another's, joined with it: {joined:,} "
+            "(blanks, signs without width or Unicode's forms, NFC and NFD, are different)"
         )
     # pandas writes 7.0 where a column has empty cells.
     texts = pc.replace_substring_regex(texts, r"^(0|[1-9]\d*)\.0$", r"\1")
@@ -63,12 +63,12 @@ def normal(texts: Any) -> pyarrow.Array:
 
 
 def _warn_of_names(kind: str, names: pyarrow.Array) -> None:
-    """Warns about names that differ in case, and about numbers that have lost their digits."""
+    """Warns about names that look alike, and about numbers that have lost their digits."""
     if len(pc.utf8_lower(pc.utf8_normalize(names, form="NFKC")).unique()) < len(names):
         groups = alike(names.to_pylist())
         print(
-            f"warning: {kind}s whose names differ in case only, such as {groups[0][0]} and "
-            f"{groups[0][1]}, stay apart: {sum(map(len, groups)):,}; write those alike that are one"
+            f"warning: {kind}s whose names look alike, such as {groups[0][0]} and {groups[0][1]}, "
+            f"stay apart: {sum(map(len, groups)):,}; write those alike that are one"
         )
     is_cut = pc.match_substring_regex(names, _CUT)
     if number := pc.sum(is_cut).as_py():

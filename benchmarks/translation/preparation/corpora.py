@@ -29,7 +29,9 @@ from common.text import decoded, is_sgm, limited_lines, sgm_sentences
 
 _SAMPLE = 50  # rows that tell what the columns and languages are
 _LINE_ENDS = re.compile(r"\r?\n|\r")
+_END = r"[.!?\u2026\u3002\uff01\uff1f\u0964]\W*$"  # of a sentence
 _PO_LINE = re.compile(r'#.*|(msg[a-z_]+(\[\d+\])?\s*)?".*"')
+_CHARSET = re.compile(rb"charset=([\w.-]+)\\n")  # in its header
 _MESSAGE = re.compile(  # of gettext: S stands for strings, one in a line
     r"(?P<fuzzy>#,.*\n)?(msgctxt\s*S)?msgid\s*(?P<id>S)(msgid_plural\s*S)?"
     r"msgstr(\[0\])?\s*(?P<text>S)".replace("S", r'(?:".*"\n)++')
@@ -37,6 +39,8 @@ _MESSAGE = re.compile(  # of gettext: S stands for strings, one in a line
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 # Columns and keys that say whether a translation is final, and "name=cell" of one that is not.
 _STATE = re.compile("fuzzy|approved|(translation[ _-]?)?(state|status)")
+# Columns and keys that say which languages a row has.
+_TAG = re.compile(r"((source|src|target|tgt|trg)[ _-]?)?(lang(uage)?|locale)([ _-]?(code|pair))?")
 _UNFINISHED = re.compile(
     "fuzzy=(true|1|yes|x|fuzzy)|approved=(false|0|no)|.*(state|status)=(fuzzy|new|initial|draft|"
     "rejected.*|untranslated|unapproved|needs?[ _-].*)"
@@ -55,8 +59,14 @@ def lines(path: str) -> Iterator[str]:
     r"""Yields a file's lines without "\n", which alone ends a line; of an .sgm its segments."""
     read = sgm_sentences if is_sgm(path.removesuffix(".gz")) else limited_lines
     with _opened(path) as file:
-        if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        head = file.peek(1 << 12)
+        if head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             file = io.BytesIO(decoded(file.read(), path, SourceError).encode())
+        elif ending(path) == ".po" and (match := _CHARSET.search(head)):
+            file = io.BytesIO(data := file.read())
+            for encoding in (match[1].decode(), "utf-8"):  # the last that fits: headers may be old
+                with contextlib.suppress(LookupError, UnicodeError):
+                    file = io.BytesIO(data.decode(encoding).encode())
         for number, line in enumerate(read(file, path, SourceError), 1):
             yield decoded(line.removesuffix(b"\n"), path, SourceError, number)
 
@@ -119,6 +129,7 @@ class Corpus(NamedTuple):
     names: tuple[str, ...]  # of source and target, in messages
     has_header: bool  # whether the first row of a table names the columns
     states: Mapping[str, Any]  # names and keys of what says whether a row is final
+    tags: Sequence[Any]  # keys of the languages of a row, where the names say none
     left_out: collections.Counter[str]  # rows that `pairs` left out last, by reason
 
     @classmethod
@@ -148,6 +159,7 @@ class Corpus(NamedTuple):
             titles = dict(zip(texts, tags or [f"column {key}" for key in texts], strict=True))
         names = {title: key for key, title in titles.items()} if is_table else numbers
         states = {name: key for name, key in names.items() if _STATE.fullmatch(name.lower())}
+        tags = [key for name, key in names.items() if _TAG.fullmatch(name.lower())]
         names = {name: key for name, key in names.items() if name not in states}
         sides = columns or languages.choose(names, wanted)
         if not (sides or any(wanted)):  # two other keys, languages or columns
@@ -156,7 +168,9 @@ class Corpus(NamedTuple):
         if len(keys) != 2 or None in keys:
             raise _choice(path, [*names], wanted)
         sides = (titles.get(key, f"column {key}" if is_table else str(key)) for key in keys)
-        return cls(path, read, keys, tuple(sides), bool(header), states, collections.Counter())
+        left_out, sides = collections.Counter[str](), tuple(sides)
+        tags = [] if _languages(sides) else tags
+        return cls(path, read, keys, sides, bool(header), states, tags, left_out)
 
     def __str__(self) -> str:
         return f"{self.path}, {' to '.join(self.names)}"
@@ -164,6 +178,7 @@ class Corpus(NamedTuple):
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Yields source and target of each final row; SourceError, with the row, if one lacks."""
         self.left_out.clear()
+        seen: list[str] = []
         for number, row in itertools.islice(self.read(self.path), int(self.has_header), None):
             states = (f"{name}={row.get(key)}".lower() for name, key in self.states.items())
             if any(map(_UNFINISHED.fullmatch, states)):
@@ -174,15 +189,24 @@ class Corpus(NamedTuple):
             except KeyError as error:
                 fault = f"no text for both {' and '.join(self.names)}: correct or delete it"
                 raise SourceError(f"{self.path}, line {number} has {fault}") from error
+            said = [row.get(key, "") for key in self.tags]
+            if said != (seen := seen or said):
+                fault = f"is {' to '.join(said)}, and rows before are {' to '.join(seen)}"
+                fix = "write the rows of each pair of languages into a file of its own"
+                raise Question(f"{self.path}, line {number} {fault}: {fix}")
             yield source, target
 
     def has_sentences(self) -> bool:
         """Whether the first pairs look like text, and not like ratings, titles or labels."""
-        has_languages = {*map(languages.code, self.names)} - {"", "source", "target"}
-        pattern = languages.LETTER if has_languages else r"[.!?\u2026\u3002\uff01\uff1f\u0964]\W*$"
+        pattern = languages.LETTER if self.tags or _languages(self.names) else _END
         pairs = (pair for pair in self.pairs() if all(map(str.strip, pair)))
         sides = [*zip(*itertools.islice(pairs, _SAMPLE), strict=True)]
         return bool(sides) and all(languages.are_mostly(side, pattern) for side in sides)
+
+
+def _languages(names: Sequence[str]) -> set[str]:
+    """The tags of the languages that names say, not only source and target."""
+    return {*map(languages.code, names)} - {"", "source", "target"}
 
 
 def _not_read(path: str) -> SourceError:

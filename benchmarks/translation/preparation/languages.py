@@ -139,6 +139,8 @@ def have_header(rows: Rows, columns: Sequence[str], wanted: tuple[str, str]) -> 
     """Whether the first row has the `columns`, or alone names two languages."""
     if columns and {*columns} <= {cell.strip() for cell in rows[0].values()}:
         return True
+    if _ROLES.issubset(map(code, rows[0].values())):
+        return True  # beside columns of languages, in which rows name some, too
     first, *later = (len(named(row.values(), wanted)) > 1 for row in rows[:2])
     return first and not any(later)
 

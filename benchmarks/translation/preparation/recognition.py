@@ -4,6 +4,7 @@ import collections
 import contextlib
 import html
 import itertools
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -40,6 +41,7 @@ def readings(folder: Folder) -> list[Reading]:
     found: dict[str, dict[Names, Inputs]]  # by form
     found = collections.defaultdict(lambda: collections.defaultdict(dict))
     taken, seen, known = set(), collections.Counter[str](), set()
+    unread: list[Exception] = []  # by their encoding only
     with contextlib.suppress(*errors):
         for sides in languages.groups(filter(_is_lines, names)):
             if all(_has_letters(folder.head(name)) for name in sides.values()):
@@ -60,17 +62,21 @@ def readings(folder: Folder) -> list[Reading]:
                 found[corpora.FORMS[end][0]][two][name,] = corpus
         except Question as question:
             questions.append(question)
-        except errors:
-            pass
+        except errors as error:
+            cause = error.__cause__
+            if isinstance(cause, UnicodeDecodeError) and b"\0" not in cause.object:
+                unread.append(error)
     if not found and known:
         raise _question(folder, known, "none of them was asked for")
     if not found and questions:
         raise questions[0]
+    if not found and 2 * len(unread) >= len(names) > 0:
+        raise unread[0]
     return [_reading(folder, form, found[form], wanted) for form in found]
 
 
 def _question(folder: Folder, pairs: Iterable[Names], fault: str) -> Question:
-    pairs = sorted(pairs, key=lambda two: (two[0] != "en", two))
+    pairs = sorted(pairs, key=lambda two: (not two[0].startswith("en"), two))
     shown = ", ".join(map(" to ".join, pairs[:8])) + " ..." * (len(pairs) > 8)
     fix = "--source_language={} --target_language={}".format(*pairs[0])
     return Question(f"{folder.given} has text of {shown}, and {fault}: type {fix}, or others")
@@ -151,8 +157,8 @@ def _check_copies(folder: Folder, inputs: Inputs) -> None:
 
 
 def _is_lines(name: str) -> bool:
-    end = corpora.ending(name)[1:]
-    return end in _LINES or bool(languages.code(end))
+    end = os.path.splitext(name.removesuffix(".gz"))[1][1:]
+    return end.lower() in _LINES or bool(languages.code(end) or splits.whole_split(end))
 
 
 def _has_letters(head: bytes) -> bool:

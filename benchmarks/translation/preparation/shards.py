@@ -114,8 +114,8 @@ def _warn_of_equal(pairs: Pairs) -> None:
 
 
 def _warn_of_known(train: Sequence[Pair], evaluation: Sequence[Pair]) -> None:
-    sentences = {source.strip() for source, _ in evaluation}
-    if known := sentences.intersection(source for source, _ in train):
+    sentences = {source.strip().casefold() for source, _ in evaluation}
+    if known := sentences.intersection(source.casefold() for source, _ in train):
         print(
             f"warning: {len(known):,} of {len(sentences):,} sentences to evaluate on are among the "
             "training sentences: the score will be too good; take other text for the evaluation"

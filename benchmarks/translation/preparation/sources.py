@@ -3,6 +3,7 @@
 import argparse
 import collections
 import hashlib
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from common.errors import DataError, UserError
 from common.preparation.sources import SourceError
 
 _EVAL = 2000, 100, 50  # pairs taken for evaluation: the most, the least, and one in so many
+_TAGS = re.compile("</?(doc|url|speaker|talkid|title|description|keywords|reviewer|translator)\\b")
 _SHORT = 10  # characters: sides that have fewer count as so long in a ratio
 
 Pair = tuple[str, str]
@@ -121,6 +123,8 @@ class TextInput:
                 left_out["empty"] += 1
             elif self._clean and pair in seen:
                 left_out["repeated"] += 1
+            elif self._clean and all(map(_TAGS.match, pair)):
+                left_out["tags"] += 1
             elif self._clean and pair[0] == pair[1]:
                 left_out["equal"] += 1
             elif self._max_ratio and max(sizes) > self._max_ratio * min(sizes):

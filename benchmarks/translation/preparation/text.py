@@ -32,6 +32,7 @@ _LEFT_OUT = {
     "empty": "with an empty side",
     "repeated": "that are repeated",
     "equal": "with equal sides",
+    "tags": "of IWSLT's tags, such as <title>,",
     "ratio": "of a length ratio above --max_ratio={max_ratio}",
     "long": "with more than --max_tokens={max_tokens} tokens on a side",
 }

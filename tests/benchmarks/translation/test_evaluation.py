@@ -182,6 +182,9 @@ def test_a_few_letters_of_another_script_change_no_words():
     """A part of the texts is scored as all of them; names and quotes decide nothing."""
     assert evaluation.tokenizer(["Li Ming (李明) wohnt in Peking (北京).", "Ja."]) == "intl"
     assert evaluation.tokenizer(["Привет, как дела?", "नमस्ते, आप कैसे हैं?"]) == "intl"
+    assert (
+        evaluation.tokenizer(["安装 TensorFlow 驱动", "Kubernetes 集群", "JavaScript 教程"]) == "zh"
+    )
     assert evaluation.tokenizer(["", "3.5 %", "---"]) == "intl"
     assert evaluation.bleu(["a b c d"], ["a b c d"], "zh")["BLEU"] == pytest.approx(1)
     assert evaluation.bleu(["会议在三月"], ["会议在三月"], "intl")["BLEU"] == 0.0

@@ -99,13 +99,28 @@ COLUMNS = {
         "",
         lambda u, i, t: f"{u}\t{i}\t4\t{t}",
     ),
+    "dates, no header": (
+        "",
+        lambda u, i, t: f"{u},{i},{stamp(t, '%Y-%m-%d %H:%M:%S')}",
+    ),
+    "dates behind ratings, no header": (
+        "",
+        lambda u, i, t: f"{u};{i};4,5;{stamp(t, '%d.%m.%Y %H:%M:%S')}",
+    ),
+    "milliseconds, no header": ("", lambda u, i, t: f"{u},{i},{t}000"),
+    "Amazon, no header": (
+        "",
+        lambda u, i, t: f"B{i:09},A{u:013},5.0,{t}",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_of_several_columns_the_right_ones_are_taken(name, tmp_path):
+def test_of_several_columns_the_right_ones_are_taken(name, tmp_path, capsys):
     header, row = COLUMNS[name]
     make(write(tmp_path, "log.csv", log(header, row)), tmp_path / "out")
+    turn = "no header says so: --user=" + ("1 --item=2" if "Amazon" in name else "2 --item=1")
+    assert (turn in capsys.readouterr().out) == (not header)
     is_late = "midnight" in name and "begin" in name
     assert taken(tmp_path / "out")[26 * is_late :] == EVENTS[26 * is_late :]
 
@@ -157,7 +172,8 @@ def test_names_that_look_the_same_are_one_and_those_of_other_case_are_told(tmp_p
     draw = random.Random(1)
 
     def seen(name):
-        return unicodedata.normalize(draw.choice(["NFC", "NFD"]), f"{name} ".replace(" ", "  ", 1))
+        name = draw.choice(["{} ", "\u200b{}", "{}\u2060", "{}\u00ad"]).format(name)
+        return unicodedata.normalize(draw.choice(["NFC", "NFD"]), name.replace(" ", "  ", 1))
 
     text = log("user,item,ts", lambda u, i, t: f"{seen(f'José {u}')},{seen(f'Café {i}')},{t}")
     text += "aB3,x,1700000000\nAb3,x,1700000000\n"
@@ -170,7 +186,7 @@ def test_names_that_look_the_same_are_one_and_those_of_other_case_are_told(tmp_p
     output = capsys.readouterr().out
     for kind, number in (("user", 11), ("item", 21)):
         assert re.search(rf"{kind}s .*joined with it: {spelt[kind] - number} ", output)
-    assert re.search("users .*in case only, such as aB3 and Ab3, stay apart: 2", output)
+    assert re.search("users .*look alike, such as aB3 and Ab3, stay apart: 2", output)
 
 
 def test_numbers_that_a_spreadsheet_has_cut_are_told(tmp_path, capsys):

@@ -80,8 +80,17 @@ FORMS = {
     "nested.json": "".join(
         json.dumps({"translation": {"de": b, "en": a}}) + "\n" for a, b in PAIRS
     ),
+    "langs.csv": table(
+        [
+            ("id", "source_lang", "target_lang", "source", "target"),
+            *(("1", "en", "de", *pair) for pair in QUOTED),
+        ],
+        ",",
+    ),
     "a.tmx": tmx([*PAIRS[:2], ("Go<ph>{1}</ph><hi>.</hi>", "Geh.")]),
     "de.po": PO,
+    "old/de.po": PO.replace("=UTF-8", "=ISO-8859-1"),
+    "cp1252/de.po": PO.replace("=UTF-8", "=CP1252").encode("cp1252"),
 }
 
 
@@ -107,7 +116,13 @@ def read(*flags):
 def test_every_form_gives_the_same_pairs(tmp_path, name, end):
     corpus = Corpus.open(write(tmp_path, name + end, FORMS[name]))
     assert list(corpus.pairs()) == PAIRS
-    if name in ("deu.txt", "codes.tsv", "tatoeba.tsv", "roles.csv"):  # nothing names German
+    if name in (
+        "deu.txt",
+        "codes.tsv",
+        "tatoeba.tsv",
+        "roles.csv",
+        "langs.csv",
+    ):  # no name is German
         with pytest.raises(Question, match="--columns"):
             Corpus.open(corpus.path, wanted=("de", ""))
         return
@@ -144,17 +159,18 @@ def test_the_zip_of_opus_is_read_by_names(tmp_path):
 
 def test_cleaning_and_the_evaluation_that_is_drawn(tmp_path):
     pairs = [(f"sentence {i // 2}", f"Satz {i}") for i in range(1000)]
-    weak = [("OK", "OK"), pairs[0], ("a long sentence " * 9, "kurz"), ("", "x")]
+    weak = [("<title>A</title>", "<title>B</title>"), ("<url>x</url>",) * 2]
+    weak += [("OK", "OK"), pairs[0], ("a long sentence " * 9, "kurz"), ("", "x")]
     names = [write(tmp_path, f"{k}.tsv", table([*pairs[k::2], *weak])) for k in range(2)]
     flags = [f"--train={','.join(names)}", "--columns=1,2"]
     train, evaluation, left_out = read(*flags, "--clean", "--max_ratio=9")
-    assert left_out["train"] == {"empty": 2, "equal": 1, "repeated": 4, "ratio": 1}
+    assert left_out["train"] == {"empty": 2, "equal": 1, "repeated": 6, "ratio": 1, "tags": 2}
     assert sorted([*evaluation, *train]) == sorted(pairs)
     assert 98 <= len(evaluation) <= 100
     assert not {pair[0] for pair in evaluation} & {pair[0] for pair in train}
     assert read(*flags[::-1], "--clean", "--max_ratio=9") == (train, evaluation, left_out)
     train, evaluation, left_out = read(*flags)
-    assert len(evaluation) + len(train) == len(pairs) + 6 and left_out["train"] == {"empty": 2}
+    assert len(evaluation) + len(train) == len(pairs) + 10 and left_out["train"] == {"empty": 2}
 
 
 @pytest.mark.parametrize("name", ["train.tsv", "train.jsonl.gz", "train.de"])
@@ -169,7 +185,7 @@ def test_the_reading_of_a_folder_makes_records(tmp_path, capsys, name):
     if name == "train.de":
         write(tmp_path, "in/train.en", LINES[0])
         for split in ("val", "test"):
-            write(tmp_path, f"in/{split}.en", "The dog number 5 runs.\nA cat sits.\n")
+            write(tmp_path, f"in/{split}.en", "THE DOG NUMBER 5 RUNS.\nA cat sits.\n")
             write(tmp_path, f"in/{split}.de", "Der Hund Nummer 5 läuft.\nEine Katze sitzt.\n")
     write(tmp_path, "in/README.txt", "Sentences.\n")
     (reading,) = text.readings(Folder.open(f"{tmp_path}/in"))
@@ -185,7 +201,24 @@ def test_the_reading_of_a_folder_makes_records(tmp_path, capsys, name):
         turned = read(*reading.arguments, "--source_language=de").train
         assert turned[0][0].startswith("Der Hund")
     sentences = (tmp_path / "out/sources.txt").read_text().splitlines()
-    assert {*sentences} <= {*LINES[0].splitlines(), "A cat sits."}
+    assert {*sentences} <= {*LINES[0].splitlines(), "THE DOG NUMBER 5 RUNS.", "A cat sits."}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train.tsv", table(MANY)),
+        ("eng_-french.csv", table([("English words", "French words"), *MANY], ",")),
+        (
+            "a.jsonl",
+            "".join(json.dumps({"translation": {"en": a, "de": b}}) + "\n" for a, b in MANY),
+        ),
+    ],
+)
+def test_what_is_taken_as_text_has_no_fault_of_another_form(tmp_path, capsys, name, content):
+    write(tmp_path, name, content)
+    (reading,) = prepare.readings(Folder.open(str(tmp_path)))
+    assert reading.name == "text" and "not taken" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -219,6 +252,17 @@ def test_other_data_are_no_text(tmp_path, name, content):
         ("a.tsv", "a b.\n", "a.tsv has column 1: a pair has two"),
         ("a.tsv", "en\tde\tfr\na\tb\tc\n", "a.tsv has en, de, fr: which two are the source"),
         ("a.csv", 'en,de\n"a b,c\n', "a.csv, line"),
+        (
+            "a.csv",
+            "source,target,source_lang,target_lang\na,b,en,fr\na,c,en,de\n",
+            "a.csv, line 3 is en to de, and rows before are en to fr",
+        ),
+        (
+            "a.jsonl",
+            '{"source": "a", "target": "b", "lang": "fr"}\n'
+            '{"source": "a", "target": "c", "lang": "de"}\n',
+            "a.jsonl, line 2 is de, and rows before are fr",
+        ),
         ("a.tsv", b"en\tde\na\t\xe4\n", "a.tsv, line 2 is not UTF-8 (byte 0xe4"),
         ("a.jsonl", "[1]\n", "a.jsonl, line 1 is not a JSON object"),
         ("a.jsonl", '{"en": "a", "de": ""}\n{"de": 3}\n', "a.jsonl, line 2 has no text for both"),

@@ -150,6 +150,25 @@ def test_locales_of_gettext(tmp_path):
     assert chosen(tmp_path, files, "--target_language=pt-BR")[0] == ["pt_BR/a.po"]
 
 
+@pytest.mark.parametrize(
+    ("stem", "tags", "words"),
+    [
+        ("train.{}", ("en", "sr_Cyrl", "sr_Latn"), "en to sr-cyrl, en to sr-latn, sr-cyrl to"),
+        ("dev/{}.dev", ("deu_Latn", "eng_Latn", "fra_Latn"), "en-latn to de-latn, en-latn to fr"),
+    ],
+)
+def test_scripts_behind_languages_are_read(tmp_path, stem, tags, words):
+    with pytest.raises(Question, match=words):
+        recognised(tmp_path, {stem.format(tag): lines("train", tag) for tag in tags})
+
+
+def test_text_whose_encoding_alone_is_wrong_is_named(tmp_path):
+    (tmp_path / "a.po").write_bytes(pages("a")["a.po"].replace("Phrase", "Übung").encode("cp1252"))
+    for path in (tmp_path, tmp_path / "a.po"):
+        with pytest.raises(SourceError, match=r"a\.po, line 6 is not UTF-8 .*iconv"):
+            recognition.readings(Folder.open(str(path)))
+
+
 def test_two_copies_of_a_text_are_a_question(tmp_path):
     files = sides("raw/train", "raw/val")
     for name, text in sides("raw/train", "raw/val").items():
