@@ -13,6 +13,7 @@ import traceback
 import pytest
 
 import train
+from common.errors import RESTART
 from engine.cluster import hostlog, watchdog
 from engine.run import read_settings
 from tests.conftest import make_tiny_config
@@ -176,10 +177,13 @@ def test_a_log_that_cannot_be_read_is_not_replaced(gcs):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("request_", "name"),
-    [("GET .*8/manifest", "cannot read gs://"), ("GET /bucket.*metrics.jsonl", "metrics.jsonl")],
+    ("request_", "name", "code"),
+    [
+        ("GET .*8/manifest", "cannot read gs://", RESTART),
+        ("GET /bucket.*metrics.jsonl", "metrics.jsonl", 1),
+    ],
 )
-def test_finishing_a_job_ends(request_, name, gcs):
+def test_finishing_a_job_ends(request_, name, code, gcs):
     model_dir = f"{gcs.bucket()}/job"
     gcs.write(f"{model_dir}/output_data/metrics.jsonl", metrics().encode())
     make_run(f"{model_dir}/output_data")
@@ -192,6 +196,6 @@ def test_finishing_a_job_ends(request_, name, gcs):
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == code, done.stderr
     (line,) = [text for text in done.stderr.splitlines() if text.startswith("ERROR: ")]
     assert name in line and "the connection stood still" in line and model_dir in line
