@@ -155,7 +155,7 @@ def test_a_killed_run_leaves_no_process_and_continues(made, tmp_path, capsys):
     process.send_signal(signal.SIGKILL)
     process.communicate()  # until its workers, which have its output, have ended, too
     assert process.returncode == -signal.SIGKILL
-    assert set(contents(tmp_path / "out")) == {NAMES[0], "vocab.subwords"}
+    assert set(contents(tmp_path / "out")) == {NAMES[0], "vocab.subwords", "prepare.lock"}
     capsys.readouterr()
     prepare.make("text", again)
     assert "continuing: 1 of 3 shards are finished" in capsys.readouterr().out
