@@ -74,17 +74,17 @@ def encode_boxes(
 
 
 def decode_boxes(
-    codes: jax.typing.ArrayLike,
+    deltas: jax.typing.ArrayLike,
     anchors: jax.typing.ArrayLike,
     weights: tuple[float, float, float, float] = WEIGHTS,
 ) -> jax.Array:
-    """The boxes f32[..., 4] at offsets `codes` from `anchors`; undoes `encode_boxes`.
+    """The boxes f32[..., 4] at offsets `deltas` from `anchors`; undoes `encode_boxes`.
 
     A box is at most 62.5 times as high and wide as its anchor (1000 / 16, as in Detectron).
     """
     anchor_y, anchor_x, anchor_h, anchor_w = centred(anchors)
     dy, dx, log_h, log_w = (
-        each / weight for each, weight in zip(_coordinates(codes), weights, strict=True)
+        each / weight for each, weight in zip(_coordinates(deltas), weights, strict=True)
     )
     cy, cx = anchor_y + dy * anchor_h, anchor_x + dx * anchor_w
     half_h = 0.5 * anchor_h * jnp.exp(jnp.minimum(log_h, LARGEST_LOG))

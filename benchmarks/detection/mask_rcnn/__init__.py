@@ -19,8 +19,8 @@ from benchmarks.detection import boxes
 from benchmarks.detection.detector import Detector, Leaves
 from benchmarks.detection.detector import restored as restored
 from benchmarks.detection.mask_rcnn import input_pipeline, losses, models, roi_align
+from benchmarks.detection.mask_rcnn.aspect_ratio_groups import AspectRatioGroups, GroupedOrder
 from benchmarks.detection.mask_rcnn.losses import Objects
-from benchmarks.detection.mask_rcnn.pools import Mix, Pools
 from benchmarks.detection.mask_rcnn.settings import Heads, Settings
 from benchmarks.detection.mask_rcnn.use import MaskRcnnUses, MaskScorer
 from benchmarks.detection.weights import FOLLOWS as FOLLOWS
@@ -38,7 +38,7 @@ BODY_KEYS = (
     "resnet_stages",
     "resnet_bottleneck",
     "num_filters",
-    *models.Layout.__dataclass_fields__,
+    *models.AnchorGenerator.__dataclass_fields__,
     *Heads.__dataclass_fields__,
 )
 # Taken from a Mask R-CNN that is used unchanged
@@ -80,37 +80,38 @@ class MaskRcnn(Detector):
         masks = (images.max_boxes, images.mask_size**2 // 8)
         return size | {"masks": (masks, np.uint8), "draw": ((), np.int32)}
 
-    def open(self, split: str, described: bool = True) -> Pools:
+    def open(self, split: str, described: bool = True) -> AspectRatioGroups:
         source = super().open(split, described)
-        one_shape = len(self.settings.images.shapes) == 1
-        return Pools((source,)) if one_shape else Pools.by_orientation(source)
+        if len(self.settings.images.shapes) == 1:
+            return AspectRatioGroups((source,))
+        return AspectRatioGroups.by_orientation(source)
 
-    def decode_all(self, source: Pools) -> None:
+    def decode_all(self, source: AspectRatioGroups) -> None:
         for part in source.sources:
             super().decode_all(part)
 
-    def _mix(self, batch_size: int) -> Mix:
-        return Mix.make(self.source("train"), self.keys, batch_size)
+    def _order(self, batch_size: int) -> GroupedOrder:
+        return GroupedOrder.make(self.source("train"), self.keys, batch_size)
 
     def train_ids(self, batch_size: int, step: int) -> list[int]:
-        return self._mix(batch_size).batch_ids(step).tolist()
+        return self._order(batch_size).batch_ids(step).tolist()
 
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
-        pools, mix = self.source("train"), self._mix(batch_size)
+        groups, grouped = self.source("train"), self._order(batch_size)
         images = self.settings.images
-        return input_pipeline.train_batches(pools, images, mix, shard, num_shards, start_step)
+        return input_pipeline.train_batches(groups, images, grouped, shard, num_shards, start_step)
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        pools, images = self.source("eval"), self.settings.images
-        return input_pipeline.eval_batches(pools, images, batch_size, shard, num_shards)
+        groups, images = self.source("eval"), self.settings.images
+        return input_pipeline.eval_batches(groups, images, batch_size, shard, num_shards)
 
     # Forward pass, loss and score.
 
     @functools.cached_property
     def _model(self) -> models.MaskRCNN:
-        keys, layout, heads = self.settings.backbone, self.settings.layout, self.settings.heads
+        keys, anchors, heads = self.settings.backbone, self.settings.anchors, self.settings.heads
         stem = functools.partial(resnets.stem, padding=keys.pool_padding)
         # The images come in blocks of 2x2 pixels.
         fold = space_to_depth.stem if keys.space_to_depth else space_to_depth.blocked_stem
@@ -127,8 +128,8 @@ class MaskRcnn(Detector):
         )
         return models.MaskRCNN(
             backbone,
-            levels=tuple(layout.pyramid_levels),
-            anchors=len(layout.anchor_ratios),
+            levels=tuple(anchors.pyramid_levels),
+            anchors=len(anchors.anchor_ratios),
             filters=heads.pyramid_filters,
             box_features=tuple(heads.box_features),
             mask_features=tuple(heads.mask_features),
@@ -157,20 +158,20 @@ class MaskRcnn(Detector):
         The samples are a function of the leaf "draw"; `rng` is not used.
         """
         del rng
-        heads, rule = self.settings.heads, self.settings.regions.sampling
+        heads, rule = self.settings.heads, self.settings.regions.rule
         objects = Objects(batch["boxes"], batch["classes"])
         key, images = batch["draw"], input_pipeline.normalized(batch, self._dtype)
 
         def forward(network: models.MaskRCNN) -> dict[str, tuple[jax.Array, jax.Array]]:
             maps = network.maps(images, train=not self.keeps_statistics)
-            logits, codes = network.proposal_head(maps)
+            logits, deltas = network.proposal_head(maps)
             corners = self._corners(images)
             with jax.named_scope("losses"):
                 anchor_losses = losses.proposal_loss(
-                    logits, codes, corners, objects, self.settings.anchors.sampling, key
+                    logits, deltas, corners, objects, self.settings.anchor_sampling.rule, key
                 )
             with jax.named_scope("proposals"):
-                proposed = self._propose(logits, codes, batch, train=True)
+                proposed = self._propose(logits, deltas, batch, train=True)
                 regions = losses.sample_regions(proposed, objects, rule, key)
             with_masks = regions.first(rule.positives)
             small, large = self._align(
@@ -206,12 +207,12 @@ class MaskRcnn(Detector):
             maps = network.maps(images, train=False)
             proposed = self._propose(*network.proposal_head(maps), batch, train=False)
             (pooled,) = self._align(maps, (proposed, heads.box_pool))
-            logits, codes = network.box_head(pooled)
+            logits, deltas = network.box_head(pooled)
             scores = jax.nn.softmax(logits)[..., 1:]
             valid = boxes.area(proposed) > 0
             found = boxes.best_detections(
                 boxes.clip(
-                    boxes.decode_boxes(codes[:, :, 1:], proposed[:, :, None]),
+                    boxes.decode_boxes(deltas[:, :, 1:], proposed[:, :, None]),
                     *(size[:, i, None, None] for i in (0, 1)),
                 ),
                 jnp.where(valid[..., None], scores, 0),
@@ -238,17 +239,17 @@ class MaskRcnn(Detector):
 
     def _corners(self, blocks: jax.Array) -> list[np.ndarray]:
         """The anchors of each level, for images in blocks of 2x2 pixels."""
-        return self.settings.layout.corners(2 * blocks.shape[1], 2 * blocks.shape[2])
+        return self.settings.anchors.corners(2 * blocks.shape[1], 2 * blocks.shape[2])
 
     def _propose(
-        self, logits: Sequence[jax.Array], codes: Sequence[jax.Array], batch: Any, train: bool
+        self, logits: Sequence[jax.Array], deltas: Sequence[jax.Array], batch: Any, train: bool
     ) -> jax.Array:
         """The proposals f32[b, P, 4] of what the head has predicted for the images of a batch."""
         keys, prefix = self.settings.proposals, "" if train else "eval_"
         corners = self._corners(batch["image"])
         return models.propose(
             logits,
-            codes,
+            deltas,
             corners,
             batch["size"],
             before=getattr(keys, f"{prefix}proposals_before_nms"),

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.detection import records, settings
-from benchmarks.detection.mask_rcnn.pools import Mix, Pools
+from benchmarks.detection.mask_rcnn.aspect_ratio_groups import AspectRatioGroups, GroupedOrder
 from benchmarks.detection.records import (
     LABEL,
     MASK,
@@ -86,9 +86,9 @@ class Preprocessing(settings.Preprocessing):
 
 
 def train_batches(
-    pools: Pools,
+    groups: AspectRatioGroups,
     preprocessing: Preprocessing,
-    mix: Mix,
+    grouped: GroupedOrder,
     shard: int,
     num_shards: int,
     start_step: int,
@@ -101,24 +101,24 @@ def train_batches(
     mask_size^2 / 8], as `packed_masks` makes them, all with zeros at the end; draw int32[h], a seed
     of the example in this step; id int32[h]; and host_seconds float32[h].
     """
-    streams = {pool: order.share(shard, num_shards) for pool, order in mix.orders.items()}
+    streams = {group: order.share(shard, num_shards) for group, order in grouped.orders.items()}
 
-    def of_pool(pool: int, step: int) -> Iterator[Batch]:
-        source, copies = pools.sources[pool], mix.copies[pool]
+    def of_group(group: int, step: int) -> Iterator[Batch]:
+        source, copies = groups.sources[group], grouped.copies[group]
         once = source.shards
         shards = Shards(once.paths * copies, once.counts * copies, once.left_out * copies)
         source = dataclasses.replace(source, shards=shards)
-        decode = functools.partial(_trained, source, preprocessing.shapes[pool], preprocessing)
+        decode = functools.partial(_trained, source, preprocessing.shapes[group], preprocessing)
         reader = Reader(shards, pixels.jpegs_first(decode), source.check)
-        return reader.train_batches(mix.orders[pool], streams[pool], step)
+        return reader.train_batches(grouped.orders[group], streams[group], step)
 
     def mixed() -> Iterator[Batch]:
         running: dict[int, Iterator[Batch]] = {}
-        for pool, step in mix.steps(start_step):
-            if pool not in running:
-                running[pool] = of_pool(pool, step)
-            batch = next(running[pool])
-            yield batch | {"id": mix.numbers(pool, batch["id"])}
+        for group, step in grouped.steps(start_step):
+            if group not in running:
+                running[group] = of_group(group, step)
+            batch = next(running[group])
+            yield batch | {"id": grouped.numbers(group, batch["id"])}
 
     return mixed()
 
@@ -141,7 +141,11 @@ def _trained(
 
 
 def eval_batches(
-    pools: Pools, preprocessing: Preprocessing, batch_size: int, shard: int, num_shards: int
+    groups: AspectRatioGroups,
+    preprocessing: Preprocessing,
+    batch_size: int,
+    shard: int,
+    num_shards: int,
 ) -> Iterator[Batch]:
     """Every example once over all shards; batches of wide images come first.
 
@@ -150,7 +154,7 @@ def eval_batches(
     int32[h]; mask float32[h], 0 for padding.
     """
     first = 0
-    for source, shape in zip(pools.sources, preprocessing.shapes, strict=True):
+    for source, shape in zip(groups.sources, preprocessing.shapes, strict=True):
         if source.shards.total:
             decode = functools.partial(_evaluated, shape, preprocessing)
             reader = Reader(source.shards, pixels.jpegs_first(decode), source.check)

@@ -69,7 +69,7 @@ class Sampling:
 
 def proposal_loss(
     logits: Sequence[jax.Array],
-    codes: Sequence[jax.Array],
+    deltas: Sequence[jax.Array],
     anchors: Sequence[np.ndarray],
     objects: Objects,
     rule: Sampling,
@@ -78,7 +78,7 @@ def proposal_loss(
     """The loss of the region proposal network on a random sample of each image's anchors.
 
     Args:
-        logits, codes: of each level, f32[b, n] and f32[b, n, 4].
+        logits, deltas: of each level, f32[b, n] and f32[b, n, 4].
         anchors: of each level, f32[n, 4].
         rule: with `share` of positives at most, the rest are negatives.
         key: int32[b], decides the sample.
@@ -102,7 +102,7 @@ def proposal_loss(
     place, valid = selection.compact(positive, rule.positives)
     boxes = selection.take(objects.boxes, selection.take(found.box, place))
     targets = encode_boxes(boxes, everything[place], ANCHOR_WEIGHTS)
-    distance = smooth_l1(selection.take(jnp.concatenate(codes, 1), place) - targets, _ANCHOR_BETA)
+    distance = smooth_l1(selection.take(jnp.concatenate(deltas, 1), place) - targets, _ANCHOR_BETA)
     box_loss = jnp.sum(jnp.where(valid[..., None], distance, 0), (1, 2))
     return class_loss / rule.count, box_loss / rule.count
 
@@ -145,13 +145,13 @@ def sample_regions(
 
 
 def region_loss(
-    logits: jax.Array, codes: jax.Array, regions: Regions, objects: Objects
+    logits: jax.Array, deltas: jax.Array, regions: Regions, objects: Objects
 ) -> tuple[jax.Array, jax.Array]:
     """The loss of the box head.
 
     Args:
         logits: f32[b, R, C].
-        codes: f32[b, R, C, 4]; only the codes of the true class count.
+        deltas: f32[b, R, C, 4]; only the deltas of the true class count.
 
     Returns:
         (class_loss f32[b], box_loss f32[b]): cross-entropy summed over the regions, and smooth L1
@@ -165,8 +165,8 @@ def region_loss(
     # A padding region has no side to measure offsets in.
     boxes = jnp.where(positive[..., None], regions.boxes, jnp.array([0.0, 0, 1, 1]))
     targets = encode_boxes(true, boxes)
-    mine = jnp.arange(codes.shape[2]) == regions.classes[..., None]
-    predicted = jnp.sum(jnp.where(mine[..., None], codes, 0), 2)
+    mine = jnp.arange(deltas.shape[2]) == regions.classes[..., None]
+    predicted = jnp.sum(jnp.where(mine[..., None], deltas, 0), 2)
     distance = jnp.where(positive[..., None], smooth_l1(predicted - targets), 0)
     return class_loss, jnp.sum(distance, (1, 2)) / count
 

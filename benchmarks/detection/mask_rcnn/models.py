@@ -36,7 +36,7 @@ _Conv = partial(nn.Conv, conv_general_dilated_cls=lambda: convolutions.conv_on_c
 _conv3x3 = partial(_Conv, kernel_size=(3, 3), padding=PADDING)
 
 
-class Pyramid(nn.Module):
+class FPN(nn.Module):
     """Feature pyramid: maps of `filters` channels for `levels`, from the stages of a ResNet.
 
     Levels beyond the last stage take every second cell of the level before.
@@ -70,7 +70,7 @@ def _doubled(x: jax.Array) -> jax.Array:
     return jnp.broadcast_to(x[:, :, None, :, None], (b, h, 2, w, 2, c)).reshape(b, 2 * h, 2 * w, c)
 
 
-class ProposalHead(nn.Module):
+class RPNHead(nn.Module):
     """Predicts from each map, with the same weights, which anchors hold an object and where."""
 
     anchors: int  # anchors of a cell
@@ -79,19 +79,19 @@ class ProposalHead(nn.Module):
 
     @nn.compact
     def __call__(self, maps: Maps) -> tuple[list[jax.Array], list[jax.Array]]:
-        """For each level (logits f32[b, n], codes f32[b, n, 4]), by row, column and anchor."""
+        """For each level (logits f32[b, n], deltas f32[b, n, 4]), by row, column and anchor."""
         normal = nn.initializers.normal(0.01)
         layer = _conv3x3(self.filters, dtype=self.dtype, kernel_init=normal, name="conv")
         # One product makes both outputs: each alone fills few columns of a TPU's matrix unit.
         score = _Pointwise(self.anchors, normal, name="score")(self.filters)
         code = _Pointwise(4 * self.anchors, normal, name="code")(self.filters)
         kernel, bias = (jnp.concatenate(both, -1) for both in zip(score, code, strict=True))
-        logits, codes = [], []
+        logits, deltas = [], []
         for x in maps.values():
             y = nn.relu(layer(x)).astype(jnp.float32) @ kernel + bias
             logits.append(y[..., : self.anchors].reshape(len(x), -1))
-            codes.append(y[..., self.anchors :].reshape(len(x), -1, 4))
-        return logits, codes
+            deltas.append(y[..., self.anchors :].reshape(len(x), -1, 4))
+        return logits, deltas
 
 
 class _Pointwise(nn.Module):
@@ -117,7 +117,7 @@ class BoxHead(nn.Module):
 
     @nn.compact
     def __call__(self, regions: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """(logits f32[b, R, C], codes f32[b, R, C, 4]) of regions [b, R, s, s, c]."""
+        """(logits f32[b, R, C], deltas f32[b, R, C, 4]) of regions [b, R, s, s, c]."""
         x = regions.reshape(*regions.shape[:2], -1)
         for i, features in enumerate(self.features, 1):
             dense = nn.Dense(features, dtype=self.dtype, kernel_init=_HE_FAN_IN, name=f"dense{i}")
@@ -125,8 +125,8 @@ class BoxHead(nn.Module):
         normal, count = nn.initializers.normal, self.num_logits
         output = partial(nn.Dense, dtype=jnp.float32)
         logits = output(count, kernel_init=normal(0.01), name="class")(x)
-        codes = output(4 * count, kernel_init=normal(0.001), name="code")(x)
-        return logits, codes.reshape(*x.shape[:2], count, 4)
+        deltas = output(4 * count, kernel_init=normal(0.001), name="code")(x)
+        return logits, deltas.reshape(*x.shape[:2], count, 4)
 
 
 class MaskHead(nn.Module):
@@ -164,8 +164,8 @@ class MaskRCNN(nn.Module):
 
     def setup(self):
         dtype, num_logits = self.backbone.dtype, 1 + self.num_classes
-        self.pyramid = Pyramid(self.levels, self.filters, dtype)
-        self.proposal_head = ProposalHead(self.anchors, self.filters, dtype)
+        self.pyramid = FPN(self.levels, self.filters, dtype)
+        self.proposal_head = RPNHead(self.anchors, self.filters, dtype)
         self.box_head = BoxHead(self.box_features, num_logits, dtype)
         self.mask_head = MaskHead(self.mask_features, num_logits, dtype)
 
@@ -190,7 +190,7 @@ class MaskRCNN(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class AnchorGenerator:
     """How anchors lie on the maps of the pyramid; named as the config's keys."""
 
     # From the finest to the coarsest; level l has a cell for 2**l x 2**l pixels.
@@ -237,7 +237,7 @@ class Layout:
 
 def propose(
     logits: Sequence[jax.Array],
-    codes: Sequence[jax.Array],
+    deltas: Sequence[jax.Array],
     anchors: Sequence[jax.typing.ArrayLike],
     sizes: jax.Array,
     *,
@@ -251,7 +251,7 @@ def propose(
 
     Args:
         logits: of each level, f32[b, n].
-        codes: of each level, f32[b, n, 4]: the offsets from the anchors.
+        deltas: of each level, f32[b, n, 4]: the offsets from the anchors.
         anchors: of each level, f32[n, 4] in pixels.
         sizes: f32[b, 2], height and width of the image without padding; boxes are cut to it, and
             those without area then are left out.
@@ -265,7 +265,7 @@ def propose(
     """
     found = [
         _best_of_level(*level, sizes, before)
-        for level in zip(map(lax.stop_gradient, logits), codes, anchors, strict=True)
+        for level in zip(map(lax.stop_gradient, logits), deltas, anchors, strict=True)
     ]
     # The levels become rows of one problem, and the shorter ones are padded with empty boxes.
     longest = max(top.shape[1] for top, _ in found)
@@ -283,10 +283,10 @@ def propose(
 
 
 def _best_of_level(
-    logits: jax.Array, codes: jax.Array, anchors: jax.typing.ArrayLike, sizes: jax.Array, most: int
+    logits: jax.Array, deltas: jax.Array, anchors: jax.typing.ArrayLike, sizes: jax.Array, most: int
 ) -> tuple[jax.Array, jax.Array]:
     """(logits f32[b, k], boxes f32[b, k, 4]) of the best anchors of a level, the best first."""
     top, index = selection.top_k(logits.astype(jnp.float32), min(most, logits.shape[1]))
-    offsets = jnp.take_along_axis(lax.stop_gradient(codes), index[..., None], 1)
+    offsets = jnp.take_along_axis(lax.stop_gradient(deltas), index[..., None], 1)
     boxes = decode_boxes(offsets.astype(jnp.float32), jnp.asarray(anchors)[index], ANCHOR_WEIGHTS)
     return top, clip(boxes, sizes[:, :1], sizes[:, 1:])

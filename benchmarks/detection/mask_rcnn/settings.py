@@ -7,7 +7,7 @@ from typing import Annotated
 from benchmarks.detection import settings
 from benchmarks.detection.mask_rcnn.input_pipeline import Preprocessing
 from benchmarks.detection.mask_rcnn.losses import Sampling
-from benchmarks.detection.mask_rcnn.models import Layout
+from benchmarks.detection.mask_rcnn.models import AnchorGenerator
 from benchmarks.detection.settings import Channels
 from common.errors import ConfigError
 from common.keys import Share
@@ -32,7 +32,7 @@ class Backbone(settings.Backbone):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Anchors:
+class AnchorSampling:
     """The anchors that the loss counts."""
 
     anchor_samples: Samples
@@ -46,10 +46,10 @@ class Anchors:
                 f"config.anchor_negative_iou={self.anchor_negative_iou}: must not be above "
                 f"config.anchor_positive_iou={self.anchor_positive_iou}"
             )
-        _check_sampling("anchor", self.sampling)
+        _check_sampling("anchor", self.rule)
 
     @property
-    def sampling(self) -> Sampling:
+    def rule(self) -> Sampling:
         ious = self.anchor_positive_iou, self.anchor_negative_iou
         return Sampling(self.anchor_samples, self.anchor_positive_share, *ious)
 
@@ -74,10 +74,10 @@ class Regions:
     region_iou: Overlap
 
     def __post_init__(self):
-        _check_sampling("region", self.sampling)
+        _check_sampling("region", self.rule)
 
     @property
-    def sampling(self) -> Sampling:
+    def rule(self) -> Sampling:
         ious = self.region_iou, self.region_iou
         return Sampling(self.region_samples, self.region_positive_share, *ious)
 
@@ -109,14 +109,14 @@ class Settings(settings.Settings):
     images: Preprocessing
     backbone: Backbone
     detection: Detection
-    layout: Layout
-    anchors: Anchors
+    anchors: AnchorGenerator
+    anchor_sampling: AnchorSampling
     proposals: Proposals
     regions: Regions
     heads: Heads
 
     def __post_init__(self):
-        levels, last = tuple(self.layout.pyramid_levels), self.backbone.level
+        levels, last = tuple(self.anchors.pyramid_levels), self.backbone.level
         if not levels[0] <= last <= levels[-1]:
             raise ConfigError(
                 f"config.pyramid_levels={levels}: must hold {last}, the level of the last of "

@@ -50,8 +50,8 @@ class Ssd(Detector):
     def __init__(self, settings: Settings, cache_dir: str):
         super().__init__(settings, cache_dir)
         self.bn_span = settings.backbone.bn_span
-        self._layout = settings.maps.layout
-        self._anchors = models.box_corners(models.default_boxes(self._layout)).astype(np.float32)
+        self._default_boxes = settings.maps.default_boxes
+        self._anchors = models.box_corners(self._default_boxes.boxes()).astype(np.float32)
 
     # Data.
 
@@ -95,7 +95,7 @@ class Ssd(Detector):
         )
         if keys.batch_norm == "gram":
             backbone = gram_resnet.compose_basic(backbone, keys.pool_padding)
-        extras, per_cell = self.settings.maps.extras, self._layout.boxes_per_cell
+        extras, per_cell = self.settings.maps.extras, self._default_boxes.boxes_per_cell
         return models.SSD(backbone, extras, per_cell, self._classes)
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
@@ -125,9 +125,9 @@ class Ssd(Detector):
         outputs, changed = self._model.apply(
             variables, images, train=learns, mutable=["batch_stats"]
         )
-        codes, truth = models.codes(outputs, 1 + self._classes), (true, batch["classes"])
+        deltas, truth = models.deltas(outputs, 1 + self._classes), (true, batch["classes"])
         box_loss, class_loss = losses.detection_loss(
-            codes, outputs, *truth, self._anchors, 1 + self._classes
+            deltas, outputs, *truth, self._anchors, 1 + self._classes
         )
         count = jnp.float32(len(images))
         terms = {
@@ -142,9 +142,9 @@ class Ssd(Detector):
         """The best detections of each image, in pixels of the original; score 0 is padding."""
         images = normalize(batch["image"], self.settings.backbone.dtype)
         outputs: Any = self._model.apply({"params": params, **model_state}, images, train=False)
-        codes, logits = models.join(outputs, 1 + self._classes)
+        deltas, logits = models.join(outputs, 1 + self._classes)
         keys = self.settings.detection
-        decoded = boxes.decode_boxes(codes, self._anchors)
+        decoded = boxes.decode_boxes(deltas, self._anchors)
         found = boxes.best_detections(
             boxes.clip(decoded, 1, 1) if keys.clip_boxes else decoded,
             jax.nn.softmax(logits)[..., 1:],

@@ -19,7 +19,7 @@ NEGATIVES = 3  # negatives for each positive anchor
 
 
 def detection_loss(
-    codes: jax.Array | Sequence[jax.Array],
+    deltas: jax.Array | Sequence[jax.Array],
     logits: jax.Array | Sequence[jax.Array],
     boxes: jax.Array,
     classes: jax.Array,
@@ -33,7 +33,7 @@ def detection_loss(
     float64, for tests.
 
     Args:
-        codes: float[b, N, 4], the predicted offsets of `boxes.encode_boxes`; or a list of
+        deltas: float[b, N, 4], the predicted offsets of `boxes.encode_boxes`; or a list of
             float[b, n, 4], one for each map.
         logits: float[b, N, 1 + C], or a list of float[b, n, 1 + C]; class 0 is the background.
         boxes: f32[b, G, 4], the true boxes.
@@ -61,7 +61,7 @@ def detection_loss(
             jax.lax.stop_gradient(per_anchor), ~positive, NEGATIVES * positives
         )
     class_sum = jnp.sum(jnp.where(positive | hardest, per_anchor, 0), 1)
-    distances = _per_map(lambda x, y: jnp.sum(smooth_l1(x - y), -1), codes, targets)
+    distances = _per_map(lambda x, y: jnp.sum(smooth_l1(x - y), -1), deltas, targets)
     box_sum = jnp.sum(jnp.where(positive, distances, 0), 1)
     divisor = jnp.maximum(positives, 1)
     return box_sum / divisor, class_sum / divisor

@@ -9,7 +9,6 @@ import re
 from typing import Any
 
 from benchmarks.detection.detector import COCO
-from benchmarks.detection.ssd.models import default_boxes
 from benchmarks.detection.ssd.settings import Maps
 from benchmarks.mlperf import Entry, Facts, Run, check_optimizer
 from common.keys import read_config
@@ -83,7 +82,7 @@ def _keys(run: Run) -> dict[str, Any]:
 def _tags(run: Run) -> dict[str, Any]:
     """The hyperparameters of 'v0.5', in the order of its tags."""
     recipe, rate = run.recipe, run.learning_rate
-    boxes = read_config(Maps, recipe).layout
+    default_boxes = read_config(Maps, recipe).default_boxes
     return {
         "input_size": run.examples["train"],
         "input_batch_size": recipe["train_batch_size"],
@@ -91,13 +90,13 @@ def _tags(run: Run) -> dict[str, Any]:
         "input_shard": recipe["shuffle_buffer_size"],
         "input_bn_span": run.norm_examples,
         "backbone": "resnet34",
-        "feature_sizes": list(boxes.feature_sizes),
+        "feature_sizes": list(default_boxes.feature_sizes),
         "steps": list(recipe["box_steps"]),
         "scales": list(recipe["box_sides"]),
-        "aspect_ratios": [list(ratios) for ratios in boxes.aspect_ratios],
-        "num_defaults_per_cell": list(boxes.boxes_per_cell),
+        "aspect_ratios": [list(ratios) for ratios in default_boxes.aspect_ratios],
+        "num_defaults_per_cell": list(default_boxes.boxes_per_cell),
         "loc_conf_out_channels": [4 * recipe["num_filters"], *recipe["extra_filters"]],
-        "num_default_boxes": len(default_boxes(boxes)),
+        "num_default_boxes": len(default_boxes.boxes()),
         "nms_threshold": recipe["nms_iou"],
         "nms_max_detections": recipe["max_detections"],
         "num_cropping_iterations": recipe["max_samples"],

@@ -45,8 +45,8 @@ class Extra(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
-    """The feature maps of a detector and the shapes of their boxes."""
+class DefaultBoxes:
+    """The feature maps of a detector and the default boxes in their cells."""
 
     image_size: int  # side of the square image in pixels
     feature_sizes: Sequence[int]  # side of each feature map in cells
@@ -77,6 +77,25 @@ class Layout:
             grids.append(tuple(part.clip(0, self.image_size) for part in grid))
         return grids
 
+    def boxes(self) -> np.ndarray:
+        """All default boxes, by map, then row, column and shape.
+
+        A convolution's output [b, rows, columns, boxes_per_cell * c] thus only needs to be reshaped
+        to [b, rows * columns * boxes_per_cell, c]. The original puts the shapes before the rows.
+
+        Returns:
+            float64[N, 4]: (centre y, centre x, height, width) as shares of the image, each
+            of the four clipped to 0 .. 1. The corners may lie outside of the image.
+        """
+        boxes = []
+        for centres, shapes in self.grids:
+            cells = np.zeros((len(centres), len(centres), len(shapes), 4))
+            cells[..., 0] = centres[:, None, None]
+            cells[..., 1] = centres[:, None]
+            cells[..., 2:] = shapes
+            boxes.append(cells.reshape(-1, 4))
+        return np.concatenate(boxes) / self.image_size
+
 
 def backbone(stage_sizes: Sequence[int], pool_padding: Any, **kwargs: Any) -> ResNet:
     """The first three stages of a ResNet of basic blocks; the last map has an eighth of the side.
@@ -94,10 +113,10 @@ def backbone(stage_sizes: Sequence[int], pool_padding: Any, **kwargs: Any) -> Re
 
 
 class Head(nn.Module):
-    """Predicts the codes and logits of n boxes in each cell of a map, with one 3x3 convolution.
+    """Predicts the deltas and logits of n boxes in each cell of a map, with one 3x3 convolution.
 
     Boxes and classes share the convolution, because a wide one is faster. Each box has its logits,
-    then its codes, then zeros up to a complete row of the TPU's memory, so that XLA reads the
+    then its deltas, then zeros up to a complete row of the TPU's memory, so that XLA reads the
     features as [n, width] without a copy.
     """
 
@@ -130,8 +149,8 @@ class Head(nn.Module):
         return y.reshape(len(y), -1, y.shape[-1] // n)
 
 
-def codes(outputs: Sequence[jax.Array], num_logits: int) -> list[jax.Array]:
-    """The codes [b, n, 4] of each map, from what `SSD` returns."""
+def deltas(outputs: Sequence[jax.Array], num_logits: int) -> list[jax.Array]:
+    """The deltas [b, n, 4] of each map, from what `SSD` returns."""
     return [y[..., num_logits : num_logits + 4] for y in outputs]
 
 
@@ -139,10 +158,10 @@ def join(outputs: Sequence[jax.Array], num_logits: int) -> tuple[jax.Array, jax.
     """The predictions for the N default boxes of all maps, from what `SSD` returns.
 
     Returns:
-        (codes float32[b, N, 4], logits float32[b, N, num_logits]).
+        (deltas float32[b, N, 4], logits float32[b, N, num_logits]).
     """
     logits = jnp.concatenate([y[..., :num_logits] for y in outputs], 1)
-    joined = jnp.concatenate(codes(outputs, num_logits), 1)
+    joined = jnp.concatenate(deltas(outputs, num_logits), 1)
     wide = jnp.promote_types(logits.dtype, jnp.float32)
     return joined.astype(wide), logits.astype(wide)
 
@@ -161,7 +180,7 @@ class SSD(nn.Module):
 
         Returns:
             For each map [b, n, width] in the compute dtype, for its n default boxes in the order
-            row, column, shape. Columns are the logits (0 is the background), the four codes, and
+            row, column, shape. Columns are the logits (0 is the background), the four deltas, and
             zeros.
         """
         dtype = self.backbone.dtype
@@ -179,26 +198,6 @@ class SSD(nn.Module):
             Head(count, 1 + self.num_classes, dtype, name=f"head{i + 1}")(x)
             for i, (x, count) in enumerate(zip(maps, self.boxes_per_cell, strict=True))
         ]
-
-
-def default_boxes(layout: Layout) -> np.ndarray:
-    """All default boxes, by map, then row, column and shape.
-
-    A convolution's output [b, rows, columns, boxes_per_cell * c] thus only needs to be reshaped to
-    [b, rows * columns * boxes_per_cell, c]. The original puts the shapes before the rows.
-
-    Returns:
-        float64[N, 4]: (centre y, centre x, height, width) as shares of the image, each
-        of the four clipped to 0 .. 1. The corners may lie outside of the image.
-    """
-    boxes = []
-    for centres, shapes in layout.grids:
-        cells = np.zeros((len(centres), len(centres), len(shapes), 4))
-        cells[..., 0] = centres[:, None, None]
-        cells[..., 1] = centres[:, None]
-        cells[..., 2:] = shapes
-        boxes.append(cells.reshape(-1, 4))
-    return np.concatenate(boxes) / layout.image_size
 
 
 def box_corners(boxes: np.ndarray) -> np.ndarray:

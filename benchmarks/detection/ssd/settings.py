@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from benchmarks.detection import settings
 from benchmarks.detection.settings import Channels
 from benchmarks.detection.ssd.input_pipeline import Preprocessing, Side
-from benchmarks.detection.ssd.models import Extra, Layout
+from benchmarks.detection.ssd.models import DefaultBoxes, Extra
 from common.errors import ConfigError
 
 
@@ -40,7 +40,7 @@ class Maps:
         lengths = {f"extra_{key}": extras for key in ("squeezed", "strides", "paddings")}
         lengths |= {"box_steps": extras + 1, "box_ratios": extras + 1, "box_sides": extras + 2}
         _check_lengths(self, lengths, f"the {extras} layers of config.extra_filters")
-        side, steps, maps = self.image_size, tuple(self.box_steps), self.layout.feature_sizes
+        side, steps, maps = self.image_size, tuple(self.box_steps), self.default_boxes.feature_sizes
         shares = [cells * step / side for cells, step in zip(maps, steps, strict=True)]
         if not 0.5 <= min(shares) <= max(shares) <= 1.5:
             fitting = tuple(side // max(cells, 1) for cells in maps)
@@ -60,13 +60,13 @@ class Maps:
         return tuple(Extra(*values) for values in zip(*columns, strict=True))
 
     @property
-    def layout(self) -> Layout:
+    def default_boxes(self) -> DefaultBoxes:
         """The sides of the maps, and their default boxes."""
         ratios = [range(2, ratio + 1) for ratio in self.box_ratios]
         sides = [-(-self.image_size // 8)]
         for extra in self.extras:
             sides.append(extra.side(sides[-1]))
-        return Layout(self.image_size, sides, self.box_steps, self.box_sides, ratios)
+        return DefaultBoxes(self.image_size, sides, self.box_steps, self.box_sides, ratios)
 
 
 def _check_lengths(group: Any, lengths: Mapping[str, int], reason: str) -> None:

@@ -65,7 +65,7 @@ def draw_detector(
     drawing = _Drawing(graph, settings)
     drawing.resize()
     maps = drawing.maps(params, statistics)
-    classes = len(params["head1"]["bias"]) // settings.maps.layout.boxes_per_cell[0] - 4
+    classes = len(params["head1"]["bias"]) // settings.maps.default_boxes.boxes_per_cell[0] - 4
     count = drawing.suppress(*drawing.boxes(drawing.rows(maps, classes)), classes - 1)
     outputs = {"boxes": (np.float32, [count, 4]), "class": (np.int32, [count])}
     photo = {_PHOTO: (np.uint8, ["height", "width", 3])}
@@ -178,14 +178,14 @@ class _Drawing:
     def boxes(self, rows: str) -> tuple[str, str]:
         """Boxes float32[N, 4] and scores float32[C - 1, N], without the background."""
         node, constant = self._graph.node, self._graph.constant
-        corners = models.box_corners(models.default_boxes(self._settings.maps.layout))
+        corners = models.box_corners(self._settings.maps.default_boxes.boxes())
         y, x, height, width = map(np.asarray, boxes.centred(corners.astype(np.float32)))
         sizes = np.stack([height, width], -1)
         node("Softmax", "probabilities", [self._columns("logits", rows, 4, _END)], axis=-1)
         objects = self._columns("objects", "probabilities", 1, _END)
         scores = node("Transpose", "scores", [objects], perm=[1, 0])
         weights = constant("weights", boxes.WEIGHTS)
-        node("Div", "offsets", [self._columns("codes", rows, 0, 4), weights])
+        node("Div", "offsets", [self._columns("deltas", rows, 0, 4), weights])
         sides = constant("default/sides", sizes)
         node("Mul", "moves", [self._columns("shares", "offsets", 0, 2), sides])
         node("Add", "centres", [constant("default/centres", np.stack([y, x], -1)), "moves"])
@@ -203,8 +203,8 @@ class _Drawing:
     def suppress(self, boxes: str, scores: str, classes: int) -> int:
         """The best detections after suppression within each class; returns their number."""
         graph, node, constant = self._graph, self._graph.node, self._graph.constant
-        keys, layout = self._keys, self._settings.maps.layout
-        of_class = min(keys.max_detections, len(models.default_boxes(layout)))
+        keys, default_boxes = self._keys, self._settings.maps.default_boxes
+        of_class = min(keys.max_detections, len(default_boxes.boxes()))
         most = min(keys.max_detections, classes * of_class)
         number = graph.integers("of_class", of_class)
         graph.nodes("TopK", ["top", "top/boxes"], [scores, number], axis=1)

@@ -2,7 +2,7 @@
 
 The reference is `ssd300` of mlcommons/training, single_stage_detector/ssd, `ssd300.py` and
 `base_model.py`. The network is that of configs/ssd.py. Its max-pool pads as PyTorch does, its boxes
-may reach beyond the image, and a map has one convolution for the codes and one for the classes.
+may reach beyond the image, and a map has one convolution for the deltas and one for the classes.
 Class k is the k-th category in the order of COCO's ids, as here.
 
 For other classes, the heads keep the boxes and the background.
@@ -25,7 +25,7 @@ _EXTRAS = {
     f"extra{i + 1}_conv{k + 1}": f"additional_blocks.{i}.{2 * k}" for i in range(5) for k in (0, 1)
 }
 FORMER: Mapping[str, str] = {}  # older names of layers, which the reference does not have
-_KEPT_FEATURES = 5  # features of a box: its codes and the logit of the background come first
+_KEPT_FEATURES = 5  # features of a box: its deltas and the logit of the background come first
 
 
 def matches(source: Foreign) -> bool:
@@ -72,7 +72,7 @@ def read_settings(source: Foreign) -> tuple[dict[str, Any], list[tuple[str, str]
 def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """An array, such as "params/extra1_conv1/kernel", by the reference's names and layout.
 
-    An array of a head becomes two: of the codes and of the classes, both with the shapes of the
+    An array of a head becomes two: of the deltas and of the classes, both with the shapes of the
     boxes last, while here they come first. `read_settings` returns `values`.
     """
     module, leaf = split(path)
@@ -98,7 +98,7 @@ def renew_heads(
     boxes are not used.
     """
     heads = {}
-    for i, boxes in enumerate(detector.settings.maps.layout.boxes_per_cell, 1):
+    for i, boxes in enumerate(detector.settings.maps.default_boxes.boxes_per_cell, 1):
         for path in (f"head{i}/kernel", f"head{i}/bias"):
             initial_array, other = initial[path], loaded.get(path)
             heads[path] = initial_array

@@ -83,26 +83,26 @@ def sampled(batch: Mapping[str, jax.Array], rule: Sampling, proposals: jax.Array
     return Regions(*jax.lax.stop_gradient(jax.vmap(of_image)(*images)))
 
 
-def _anchor_loss(logits: Any, codes: Any, anchors: jax.Array, rule: Sampling, truth: Any) -> Any:
-    """The loss of an image's anchors: logits [N], codes [N, 4]."""
+def _anchor_loss(logits: Any, deltas: Any, anchors: jax.Array, rule: Sampling, truth: Any) -> Any:
+    """The loss of an image's anchors: logits [N], deltas [N, 4]."""
     boxes, classes, key = truth
     valid = (classes > 0) & (area(boxes) > 0)
     owner, positive, overlap = matched(boxes, valid, anchors, rule.positive_iou)
     negative = ~positive & (overlap < rule.negative_iou)
     positive, negative = _balanced(positive, negative, rule, fold_key(key, 0))
     entropy = optax.sigmoid_binary_cross_entropy(logits, positive)
-    distance = smooth_l1(codes - encode_boxes(boxes[owner], anchors, _ONES), _ANCHOR_BETA).sum(-1)
+    distance = smooth_l1(deltas - encode_boxes(boxes[owner], anchors, _ONES), _ANCHOR_BETA).sum(-1)
     total = jnp.sum(jnp.where(positive | negative, entropy, 0))
     return (total + jnp.sum(jnp.where(positive, distance, 0))) / rule.count
 
 
-def _region_loss(logits: jax.Array, codes: jax.Array, regions: Regions, boxes: jax.Array) -> Any:
-    """The loss of an image's regions: logits [R, C], codes [R, C, 4]."""
+def _region_loss(logits: jax.Array, deltas: jax.Array, regions: Regions, boxes: jax.Array) -> Any:
+    """The loss of an image's regions: logits [R, C], deltas [R, C, 4]."""
     count, positive = len(logits), regions.classes > 0
     entropy = optax.softmax_cross_entropy_with_integer_labels(logits, regions.classes)
     region_boxes = jnp.where(positive[:, None], regions.boxes, jnp.array([0.0, 0, 1, 1]))
     targets = encode_boxes(boxes[regions.owner], region_boxes)
-    mine = codes[jnp.arange(count), regions.classes]
+    mine = deltas[jnp.arange(count), regions.classes]
     distance = jnp.where(positive, smooth_l1(mine - targets).sum(-1), 0)
     return (jnp.sum(jnp.where(regions.valid, entropy, 0)) + jnp.sum(distance)) / count
 
@@ -146,15 +146,18 @@ def total_loss(
 ) -> jax.Array:
     """The loss f32[] of a batch, with anchors f32[n, 4] of each level.
 
-    `outputs` are the anchors' logits and codes, the regions, and the box and mask heads' outputs.
+    `outputs` are the anchors' logits and deltas, the regions, and the box and mask heads' outputs.
     """
     proposed, regions, found, outlines = outputs
     boxes, classes = batch["boxes"], batch["classes"]
-    rule, corners = settings.anchors.sampling, jnp.concatenate([jnp.asarray(x) for x in anchors])
+    rule, corners = (
+        settings.anchor_sampling.rule,
+        jnp.concatenate([jnp.asarray(x) for x in anchors]),
+    )
     first = jax.vmap(lambda x, y, *truth: _anchor_loss(x, y, corners, rule, truth))
     anchor_loss = first(*proposed, boxes, classes, batch["draw"])
-    logits, codes = found
-    region_loss = jax.vmap(_region_loss)(logits, codes, regions, boxes)
+    logits, deltas = found
+    region_loss = jax.vmap(_region_loss)(logits, deltas, regions, boxes)
     side, most = settings.images.mask_size, outlines.shape[1]
     bits = jnp.unpackbits(batch["masks"], axis=-1)
     masks = bits.reshape(*bits.shape[:-1], side, side).astype(jnp.float32)
@@ -164,7 +167,7 @@ def total_loss(
     return jnp.mean(anchor_loss + region_loss) + mask_loss
 
 
-class Pyramid(nn.Module):
+class FPN(nn.Module):
     """The maps by level, for the maps of the backbone's stages from level 2 on."""
 
     levels: Any
@@ -188,8 +191,8 @@ class Pyramid(nn.Module):
         return {level: maps[level] for level in self.levels}
 
 
-class ProposalHead(nn.Module):
-    """(logits f32[b, N], codes f32[b, N, 4]) of all levels, joined."""
+class RPNHead(nn.Module):
+    """(logits f32[b, N], deltas f32[b, N, 4]) of all levels, joined."""
 
     anchors: int
     filters: int
@@ -206,7 +209,7 @@ class ProposalHead(nn.Module):
 
 
 class BoxHead(nn.Module):
-    """(logits f32[b, R, C], codes f32[b, R, C, 4]) of regions [b, R, s, s, c]."""
+    """(logits f32[b, R, C], deltas f32[b, R, C, 4]) of regions [b, R, s, s, c]."""
 
     features: Any
     num_logits: int
@@ -218,8 +221,8 @@ class BoxHead(nn.Module):
         for i, features in enumerate(self.features, 1):
             x = nn.relu(nn.Dense(features, dtype=self.dtype, name=f"dense{i}")(x))
         logits = nn.Dense(self.num_logits, dtype=jnp.float32, name="class")(x)
-        codes = nn.Dense(4 * self.num_logits, dtype=jnp.float32, name="code")(x)
-        return logits, codes.reshape(*x.shape[:2], self.num_logits, 4)
+        deltas = nn.Dense(4 * self.num_logits, dtype=jnp.float32, name="code")(x)
+        return logits, deltas.reshape(*x.shape[:2], self.num_logits, 4)
 
 
 class MaskHead(nn.Module):
@@ -250,12 +253,12 @@ def suppressed(boxes: jax.Array, threshold: float) -> jax.Array:
     return jax.lax.fori_loop(0, len(boxes), decide, area(boxes) > 0)
 
 
-def proposals(keys: Any, logits: Any, codes: Any, anchors: Any, sizes: jax.Array) -> jax.Array:
+def proposals(keys: Any, logits: Any, deltas: Any, anchors: Any, sizes: jax.Array) -> jax.Array:
     """The best regions f32[b, P, 4] of each image, after suppression within each level."""
 
-    def of_image(logits: Any, codes: Any, size: jax.Array) -> jax.Array:
+    def of_image(logits: Any, deltas: Any, size: jax.Array) -> jax.Array:
         scores, found = [], []
-        for level, code, corners in zip(logits, codes, anchors, strict=True):
+        for level, code, corners in zip(logits, deltas, anchors, strict=True):
             most = min(keys.proposals_before_nms, len(level))
             top, index = jax.lax.top_k(level, most)
             boxes = decode_boxes(code[index], jnp.asarray(corners)[index], _ONES)
@@ -268,7 +271,7 @@ def proposals(keys: Any, logits: Any, codes: Any, anchors: Any, sizes: jax.Array
         best, place = jax.lax.top_k(score, min(keys.proposals_after_nms, len(score)))
         return jnp.where(best[:, None] > -jnp.inf, boxes[place], 0)
 
-    return jax.lax.stop_gradient(jax.vmap(of_image)(logits, codes, sizes))
+    return jax.lax.stop_gradient(jax.vmap(of_image)(logits, deltas, sizes))
 
 
 def aligned(maps: dict[int, jax.Array], boxes: jax.Array, size: int, canonical: float) -> jax.Array:
@@ -323,23 +326,23 @@ class MaskRCNN(nn.Module):
         `sample` is the function from the proposals to the regions, positives first.
         """
         keys, dtype = self.settings.heads, self.backbone.dtype
-        layout = self.settings.layout
+        layout = self.settings.anchors
         ratios, levels = len(layout.anchor_ratios), tuple(layout.pyramid_levels)
         frozen = self.settings.tuning.bn_statistics == "frozen"
         stages = self.backbone(images, not frozen)
-        maps = Pyramid(levels, keys.pyramid_filters, dtype, name="pyramid")(stages)
-        head = ProposalHead(ratios, keys.pyramid_filters, dtype, name="proposal_head")
-        logits, codes = head(maps)
+        maps = FPN(levels, keys.pyramid_filters, dtype, name="pyramid")(stages)
+        head = RPNHead(ratios, keys.pyramid_filters, dtype, name="proposal_head")
+        logits, deltas = head(maps)
         anchors = layout.corners(*images.shape[1:3])
-        regions = sample(proposals(self.settings.proposals, logits, codes, anchors, sizes))
-        positives = self.settings.regions.sampling.positives
+        regions = sample(proposals(self.settings.proposals, logits, deltas, anchors, sizes))
+        positives = self.settings.regions.rule.positives
         usable = {k: x for k, x in maps.items() if k <= self.settings.backbone.level}
         align = partial(aligned, usable, canonical=keys.region_scale)
         box = BoxHead(tuple(keys.box_features), self.num_logits, dtype, name="box_head")
         found = box(align(regions.boxes, keys.box_pool))
         mask = MaskHead(tuple(keys.mask_features), self.num_logits, dtype, name="mask_head")
         outlines = mask(align(regions.boxes[:, :positives], keys.mask_pool))
-        joined = jnp.concatenate(logits, 1), jnp.concatenate(codes, 1)
+        joined = jnp.concatenate(logits, 1), jnp.concatenate(deltas, 1)
         return anchors, (joined, regions, found, outlines)
 
 

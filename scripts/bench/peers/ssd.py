@@ -42,13 +42,13 @@ class SSD(nn.Module):
             around = ((padding, padding),) * 2
             x = nn.relu(conv(filters, (3, 3), stride, around, name=f"extra{i}_conv2")(x))
             maps.append(x)
-        codes, logits = [], []
+        deltas, logits = [], []
         for i, (x, count) in enumerate(zip(maps, self.boxes_per_cell, strict=True), 1):
             head = partial(conv, kernel_size=(3, 3), padding=_AROUND)
-            codes.append(head(4 * count, name=f"box{i}")(x).reshape(len(x), -1, 4))
+            deltas.append(head(4 * count, name=f"box{i}")(x).reshape(len(x), -1, 4))
             y = head(self.num_logits * count, name=f"class{i}")(x)
             logits.append(y.reshape(len(x), -1, self.num_logits))
-        return jnp.concatenate(codes, 1), jnp.concatenate(logits, 1)
+        return jnp.concatenate(deltas, 1), jnp.concatenate(logits, 1)
 
 
 def matched(boxes: jax.Array, valid: jax.Array, anchors: jax.Array, threshold: float) -> Any:
@@ -67,9 +67,9 @@ def matched(boxes: jax.Array, valid: jax.Array, anchors: jax.Array, threshold: f
 
 
 def detection_loss(
-    codes: jax.Array, logits: jax.Array, boxes: jax.Array, classes: jax.Array, anchors: jax.Array
+    deltas: jax.Array, logits: jax.Array, boxes: jax.Array, classes: jax.Array, anchors: jax.Array
 ) -> jax.Array:
-    """The loss f32[] of one image: codes [N, 4], logits [N, C], boxes [G, 4], classes [G]."""
+    """The loss f32[] of one image: deltas [N, 4], logits [N, C], boxes [G, 4], classes [G]."""
     valid = (classes > 0) & (area(boxes) > 0)
     owner, positive, _ = matched(boxes, valid, anchors, _MATCH_IOU)
     labels = jnp.where(positive, classes[owner], 0)
@@ -79,7 +79,7 @@ def detection_loss(
     order = jnp.argsort(jnp.where(positive, -jnp.inf, entropy), descending=True, stable=True)
     rank = jnp.argsort(order)
     counted = positive | (rank < _NEGATIVES * count)
-    distance = optax.huber_loss(codes, encode_boxes(boxes[owner], anchors), delta=1.0).sum(-1)
+    distance = optax.huber_loss(deltas, encode_boxes(boxes[owner], anchors), delta=1.0).sum(-1)
     total = jnp.sum(jnp.where(counted, entropy, 0)) + jnp.sum(jnp.where(positive, distance, 0))
     return total / jnp.maximum(count, 1)
 
@@ -87,7 +87,7 @@ def detection_loss(
 def make(benchmark: Any, freeze: str) -> Peer:
     """The peer of a `benchmarks.detection.ssd`."""
     settings = benchmark.settings
-    keys, layout, side = settings.backbone, settings.maps.layout, settings.images.image_size
+    keys, layout, side = settings.backbone, settings.maps.default_boxes, settings.images.image_size
     num_logits = 1 + benchmark._classes
     norm = partial(nn.BatchNorm, momentum=keys.bn_momentum, epsilon=1e-5)
     trunk = Trunk(
@@ -101,7 +101,7 @@ def make(benchmark: Any, freeze: str) -> Peer:
     )
     extras = tuple(map(tuple, settings.maps.extras))
     network = SSD(trunk, extras, layout.boxes_per_cell, num_logits)
-    anchors = jnp.asarray(models.box_corners(models.default_boxes(layout)), jnp.float32)
+    anchors = jnp.asarray(models.box_corners(layout.boxes()), jnp.float32)
 
     def init(key: jax.Array) -> tuple[Any, Any]:
         variables = network.init(key, jnp.zeros((1, side, side, 3), keys.dtype), train=False)
@@ -115,9 +115,9 @@ def make(benchmark: Any, freeze: str) -> Peer:
         variables = {"params": params, "batch_stats": stats}
         outputs: Any
         outputs, changed = network.apply(variables, images, train=True, mutable=["batch_stats"])
-        codes, logits = (x.astype(jnp.float32) for x in outputs)
+        deltas, logits = (x.astype(jnp.float32) for x in outputs)
         each = jax.vmap(detection_loss, (0, 0, 0, 0, None))(
-            codes, logits, true, batch["classes"], anchors
+            deltas, logits, true, batch["classes"], anchors
         )
         return jnp.mean(each), ({}, changed["batch_stats"])
 

@@ -30,7 +30,7 @@ def ssd(torch: Any, benchmark: Any) -> Any:
     vision: Any = importlib.import_module("torchvision.models.detection.ssd")
     nn, keys, maps = torch.nn, benchmark.settings.backbone, benchmark.settings.maps
     side, classes = maps.image_size, 1 + benchmark._classes
-    corners = side * models.box_corners(models.default_boxes(maps.layout))
+    corners = side * models.box_corners(maps.default_boxes.boxes())
     channels = [4 * keys.num_filters, *(extra.filters for extra in maps.extras)]
     stages = trunk(torch, keys.resnet_stages, False, keys.num_filters, (1, 2, 1), _norm(benchmark))
 
@@ -56,7 +56,7 @@ def ssd(torch: Any, benchmark: Any) -> Any:
     class Detector(nn.Module):
         def __init__(self):
             super().__init__()
-            head = vision.SSDHead(channels, maps.layout.boxes_per_cell, classes)
+            head = vision.SSDHead(channels, maps.default_boxes.boxes_per_cell, classes)
             self.ssd = vision.SSD(Body(), None, (side, side), classes, head=head)
             self.register_buffer("anchors", torch.tensor(_swapped(corners), dtype=torch.float32))
             self.compiled = [self.ssd.backbone, self.ssd.head]
@@ -128,9 +128,9 @@ def _torchvision_model(torch: Any, benchmark: Any) -> Any:
     vision: Any = importlib.import_module("torchvision.models.detection.mask_rcnn")
     rpn: Any = importlib.import_module("torchvision.models.detection.rpn")
     boxes: Any = importlib.import_module("torchvision.models.detection.faster_rcnn")
-    levels, heads, width = keys.layout.pyramid_levels, keys.heads, keys.heads.pyramid_filters
-    sides = tuple((keys.layout.anchor_scale * 2**level,) for level in levels)
-    ratios = (tuple(keys.layout.anchor_ratios),) * len(levels)
+    levels, heads, width = keys.anchors.pyramid_levels, keys.heads, keys.heads.pyramid_filters
+    sides = tuple((keys.anchors.anchor_scale * 2**level,) for level in levels)
+    ratios = (tuple(keys.anchors.anchor_ratios),) * len(levels)
     sizes, features = [width * heads.box_pool**2, *heads.box_features], heads.mask_features
     dense = [(nn.Linear(*both), nn.ReLU(inplace=True)) for both in itertools.pairwise(sizes)]
     last, classes = [width, *features][-1], 1 + benchmark._classes
@@ -170,7 +170,7 @@ def _pyramid(torch: Any, benchmark: Any) -> Any:
     """The backbone: from images uint8[b, h, w, 3] to {level: map [b, c, h, w]}."""
     nn, keys = torch.nn, benchmark.settings.backbone
     pyramids: Any = importlib.import_module("torchvision.ops.feature_pyramid_network")
-    levels, width = benchmark.settings.layout.pyramid_levels, benchmark.settings.heads
+    levels, width = benchmark.settings.anchors.pyramid_levels, benchmark.settings.heads
     sizes, is_wide = keys.resnet_stages, keys.resnet_bottleneck
     strides = 1, *[2] * (len(sizes) - 1)
     stages = trunk(torch, sizes, is_wide, keys.num_filters, strides, _norm(benchmark))
@@ -184,7 +184,7 @@ def _pyramid(torch: Any, benchmark: Any) -> Any:
                 names.append(str(level))
             return results, names
 
-    class Pyramid(nn.Module):
+    class FPN(nn.Module):
         out_channels = width.pyramid_filters
 
         def __init__(self):
@@ -202,7 +202,7 @@ def _pyramid(torch: Any, benchmark: Any) -> Any:
                     maps[str(level)] = x
             return self.pyramid(maps)
 
-    return Pyramid()
+    return FPN()
 
 
 def _norm(benchmark: Any) -> Any:

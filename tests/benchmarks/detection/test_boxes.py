@@ -91,13 +91,15 @@ def test_offsets_are_those_of_the_formula_and_lead_back(weights, scale):
     rng = np.random.default_rng(1)
     boxes = scale * random_boxes(rng, 3, 1000, least=0.02)
     anchors = scale * random_boxes(rng, 1000, least=0.02)
-    codes = np.asarray(ENCODE(boxes, anchors, weights))
+    deltas = np.asarray(ENCODE(boxes, anchors, weights))
     exact_boxes, exact = boxes.astype(np.float64), anchors.astype(np.float64)
     sides, anchor_sides = exact_boxes[..., 2:] - exact_boxes[..., :2], exact[:, 2:] - exact[:, :2]
     shifts = (exact_boxes[..., :2] + exact_boxes[..., 2:] - exact[:, :2] - exact[:, 2:]) / 2
     expected = np.concatenate([shifts / anchor_sides, np.log(sides / anchor_sides)], -1) * weights
-    np.testing.assert_allclose(codes, expected, rtol=1e-4, atol=2e-4)
-    np.testing.assert_allclose(DECODE(codes, anchors, weights), boxes, atol=1e-5 * scale, rtol=1e-4)
+    np.testing.assert_allclose(deltas, expected, rtol=1e-4, atol=2e-4)
+    np.testing.assert_allclose(
+        DECODE(deltas, anchors, weights), boxes, atol=1e-5 * scale, rtol=1e-4
+    )
 
 
 def test_an_empty_box_has_finite_offsets_and_gradients():

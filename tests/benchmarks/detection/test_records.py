@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.detection import records
 from benchmarks.detection.mask_rcnn import input_pipeline
-from benchmarks.detection.mask_rcnn.pools import Pools
+from benchmarks.detection.mask_rcnn.aspect_ratio_groups import AspectRatioGroups
 from common.data.shards import tensorflow
 from common.errors import DataError
 from tests.benchmarks.detection.rows import encode, example, png, write
@@ -203,16 +203,16 @@ def numbers(source):
 
 def test_wide_images_come_before_upright_ones(two_files, caplog):
     caplog.set_level(logging.INFO, "tpu_suite")
-    pools = Pools.by_orientation(opened_outlined(two_files))
+    groups = AspectRatioGroups.by_orientation(opened_outlined(two_files))
     assert caplog.records[0].getMessage() == "2 of 6 train images have no box and are left out"
-    assert numbers(pools) == [0, 4, 1, 3] and pools.shards.total == 4
-    assert [numbers(source) for source in pools.sources] == [[0, 4], [1, 3]]
+    assert numbers(groups) == [0, 4, 1, 3] and groups.shards.total == 4
+    assert [numbers(source) for source in groups.sources] == [[0, 4], [1, 3]]
 
 
 def test_evaluation_has_every_image_by_orientation(two_files):
-    pools = Pools.by_orientation(opened_outlined(two_files, "eval"))
-    assert numbers(pools) == list(pools.image_ids) == [0, 2, 4, 5, 1, 3]
-    assert [source.image_ids for source in pools.sources] == [(0, 2, 4, 5), (1, 3)]
+    groups = AspectRatioGroups.by_orientation(opened_outlined(two_files, "eval"))
+    assert numbers(groups) == list(groups.image_ids) == [0, 2, 4, 5, 1, 3]
+    assert [source.image_ids for source in groups.sources] == [(0, 2, 4, 5), (1, 3)]
 
 
 def test_crowds_are_no_single_objects():

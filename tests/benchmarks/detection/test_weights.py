@@ -141,7 +141,7 @@ def test_a_file_becomes_a_model_and_a_start(masks, tmp_path):
 
 
 def test_the_heads_of_the_reference_s_ssd():
-    """A convolution of codes and one of classes, both with the shapes of the boxes last."""
+    """A convolution of deltas and one of classes, both with the shapes of the boxes last."""
     sizes = {"num_filters": 4, "extra_squeezed": (2,) * 5, "extra_filters": (8, 8, 4, 4, 4)}
     benchmark = load(ssd, num_classes=2, **sizes)
     own = shapes(benchmark)

@@ -205,10 +205,10 @@ def numbered(*shape):
 
 
 def test_boxes_and_background_of_an_ssd_stay():
-    """Of each box the features are 4 codes, the logit of the background, and those of classes."""
+    """Of each box the features are 4 deltas, the logit of the background, and those of classes."""
     config = configured(CASES[0], "", **CASES[0].sizes, num_classes=2)
     detector: Any = benchmarks.load(config.lock(), "")
-    counts = detector.settings.maps.layout.boxes_per_cell
+    counts = detector.settings.maps.default_boxes.boxes_per_cell
     heads = [(f"head{i}", count) for i, count in enumerate(counts, 1)]
     own = {f"{head}/bias": -1 - numbered(7 * count) for head, count in heads}
     own |= {f"{head}/kernel": numbered(1, 7 * count) for head, count in heads}

@@ -89,7 +89,7 @@ def case():
         valid,
     )
     regions = Regions(*arrays)
-    anchors = np.concatenate(benchmark.settings.layout.corners(64, 64))
+    anchors = np.concatenate(benchmark.settings.anchors.corners(64, 64))
     overlaps = np.array(
         [[max(overlap(g, a) for g in BOXES[i, : 2 - i]) for a in anchors] for i in (0, 1)]
     )
@@ -159,21 +159,21 @@ class Copy:
         return {level: found[level] for level in LEVELS}
 
     def proposed(self, maps):
-        """(logits [b, n], codes [b, n, 4]) of all anchors."""
-        logits, codes = [], []
+        """(logits [b, n], deltas [b, n, 4]) of all anchors."""
+        logits, deltas = [], []
         for x in maps.values():
             y = F.relu(self.conv("proposal_head/conv", x))
             score, code = (self.conv(f"proposal_head/{k}", y) for k in ("score", "code"))
             logits.append(score.permute(0, 2, 3, 1).flatten(1))
-            codes.append(code.permute(0, 2, 3, 1).reshape(len(x), -1, 4))
-        return torch.cat(logits, 1), torch.cat(codes, 1)
+            deltas.append(code.permute(0, 2, 3, 1).reshape(len(x), -1, 4))
+        return torch.cat(logits, 1), torch.cat(deltas, 1)
 
     def boxes(self, pooled):
         x = pooled.permute(0, 2, 3, 1).flatten(1)
         for i in (1, 2):
             x = F.relu(self.dense(f"box_head/dense{i}", x))
-        codes = self.dense("box_head/code", x)
-        return self.dense("box_head/class", x), codes.reshape(len(x), -1, 4)
+        deltas = self.dense("box_head/code", x)
+        return self.dense("box_head/class", x), deltas.reshape(len(x), -1, 4)
 
     def masks(self, x):
         for i in (1, 2):
@@ -217,7 +217,7 @@ def theirs(case):
     for i, (height, width) in enumerate(batch["size"].astype(int)):
         pixels[i, height:] = pixels[i, :, width:] = 0
     maps = copy.maps(torch.tensor(pixels.transpose(0, 3, 1, 2).copy()))
-    logits, codes = copy.proposed(maps)
+    logits, deltas = copy.proposed(maps)
     parts: dict[str, Any] = dict.fromkeys(
         ("proposal_class", "proposal_box", "class", "box", "mask"), 0.0
     )
@@ -229,7 +229,7 @@ def theirs(case):
         for n in np.flatnonzero(positive[i]):
             box = max(BOXES[i, : 2 - i], key=lambda g: overlap(g, anchors[n]))
             target = torch.tensor(offsets(box, anchors[n], 1.0))
-            distance = F.smooth_l1_loss(codes[i, n], target, reduction="sum", beta=1 / 9)
+            distance = F.smooth_l1_loss(deltas[i, n], target, reduction="sum", beta=1 / 9)
             parts["proposal_box"] += distance / 64 / 2
         boxes, kinds = regions.boxes[i], torch.tensor(regions.classes[i]).long()
         scores, found = copy.boxes(aligned(maps, i, boxes, 3))

@@ -11,8 +11,8 @@ from PIL import Image
 
 from benchmarks.detection import records
 from benchmarks.detection.mask_rcnn import input_pipeline
+from benchmarks.detection.mask_rcnn.aspect_ratio_groups import AspectRatioGroups, GroupedOrder
 from benchmarks.detection.mask_rcnn.input_pipeline import Preprocessing, packed_masks
-from benchmarks.detection.mask_rcnn.pools import Mix, Pools
 from common.data.shards import tensorflow
 from common.errors import ConfigError, DataError
 from common.layers import space_to_depth
@@ -89,7 +89,9 @@ def opened(folder, split="train", by_orientation=True, max_boxes=3):
     cache = f"{folder}/cache/{split}{by_orientation}.json"
     where = str(folder), "train-*", IDS, max_boxes, cache, split
     source = records.open_records(*where, masks=True)
-    return Pools.by_orientation(source) if by_orientation else Pools((source,))
+    return (
+        AspectRatioGroups.by_orientation(source) if by_orientation else AspectRatioGroups((source,))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -112,19 +114,21 @@ UPRIGHT = [i for i in TRAINED if size_of(i)[0] > size_of(i)[1]]
 KEPT = [i for i in TRAINED if i not in UPRIGHT] + UPRIGHT  # by the id in a batch
 
 
-def mix_of(source, batch_size=8, seed=1):
-    return Mix(tuple(pool.shards.counts for pool in source.sources), seed, batch_size, 8, 24)
+def grouped_order(source, batch_size=8, seed=1):
+    return GroupedOrder(
+        tuple(group.shards.counts for group in source.sources), seed, batch_size, 8, 24
+    )
 
 
-def train(source, mix, start, steps, hosts=1, settings=SETTINGS):
+def train(source, grouped, start, steps, hosts=1, settings=SETTINGS):
     """[steps] global batches, their shapes and types verified."""
 
     def stream(host):
-        return input_pipeline.train_batches(source, settings, mix, host, hosts, start)
+        return input_pipeline.train_batches(source, settings, grouped, host, hosts, start)
 
     specs = [
         {
-            k: ((mix.batch_size // hosts, *shape), dtype)
+            k: ((grouped.batch_size // hosts, *shape), dtype)
             for k, (shape, dtype) in {**SPECS, "image": (blocked(height, width), "uint8")}.items()
         }
         for height, width in settings.shapes
@@ -135,18 +139,18 @@ def train(source, mix, start, steps, hosts=1, settings=SETTINGS):
 @pytest.fixture(scope="module")
 def uninterrupted(source):
     """Two epochs."""
-    return train(source, mix_of(source), 0, 14)
+    return train(source, grouped_order(source), 0, 14)
 
 
 @pytest.mark.long
 def test_batches_are_the_order_and_have_one_orientation(source, uninterrupted):
-    mix, seen = mix_of(source), []
-    assert [pool.shards.total for pool in source.sources] == [
+    grouped, seen = grouped_order(source), []
+    assert [group.shards.total for group in source.sources] == [
         len(KEPT) - len(UPRIGHT),
         len(UPRIGHT),
     ]
     for step, batch in enumerate(uninterrupted):
-        assert batch["id"].tolist() == mix.batch_ids(step).tolist()
+        assert batch["id"].tolist() == grouped.batch_ids(step).tolist()
         upright = {KEPT[i] in UPRIGHT for i in batch["id"]}
         assert upright == {batch["image"].shape[1] == 32}
         seen.append(upright.pop())
@@ -160,12 +164,12 @@ def test_batches_are_the_order_and_have_one_orientation(source, uninterrupted):
 
 
 def test_batches_from_a_step_on(source, uninterrupted):
-    assert_same(train(source, mix_of(source), 12, 2), uninterrupted[12:])
+    assert_same(train(source, grouped_order(source), 12, 2), uninterrupted[12:])
 
 
 @pytest.mark.long
 def test_global_batches_for_any_number_of_hosts(source, uninterrupted):
-    assert_same(train(source, mix_of(source), 1, 4, hosts=2), uninterrupted[1:5])
+    assert_same(train(source, grouped_order(source), 1, 4, hosts=2), uninterrupted[1:5])
 
 
 def expected_size(number, settings):
@@ -321,7 +325,7 @@ def test_a_damaged_mask(tmp_path):
     wrong = record(4, masks=[png(np.ones((30, 50))), *masks[1:]])
     write(tmp_path / "train-0", [record(0), record(1), wrong])
     source = opened(tmp_path)
-    batches = input_pipeline.train_batches(source, SETTINGS, mix_of(source, 2), 0, 1, 0)
+    batches = input_pipeline.train_batches(source, SETTINGS, grouped_order(source, 2), 0, 1, 0)
     words = f"{tmp_path}/train-0, record 2 .* cannot be used: .*a mask has not the size of"
     with pytest.raises(DataError, match=words):
         list(itertools.islice(batches, 3))

@@ -9,7 +9,7 @@ import tensorflow as tf
 import benchmarks
 from benchmarks.detection.mask_rcnn import losses
 from benchmarks.detection.mask_rcnn.losses import Objects, Regions, Sampling
-from benchmarks.detection.mask_rcnn.models import Layout
+from benchmarks.detection.mask_rcnn.models import AnchorGenerator
 from common.errors import ConfigError
 from configs import mask_rcnn_digits
 from tests.benchmarks.detection.test_boxes import offsets, overlap, random_boxes
@@ -45,13 +45,13 @@ def pairs(objects, image):
 
 def test_the_loss_of_proposals(objects):
     """The sample holds all positives and negatives, so that nothing is left to chance."""
-    layout = Layout((3, 4), 2.5, (0.5, 1.0, 2.0))
+    layout = AnchorGenerator((3, 4), 2.5, (0.5, 1.0, 2.0))
     anchors = layout.corners(48, 64)
     rule, draw = Sampling(2000, 0.5, 0.45, 0.3), np.random.default_rng(0)
     logits = [draw.normal(size=(2, len(a))).astype(np.float32) for a in anchors]
-    codes = [draw.normal(size=(2, len(a), 4)).astype(np.float32) for a in anchors]
+    deltas = [draw.normal(size=(2, len(a), 4)).astype(np.float32) for a in anchors]
     found = jax.jit(losses.proposal_loss, static_argnums=4)(
-        logits, codes, anchors, objects, rule, KEY
+        logits, deltas, anchors, objects, rule, KEY
     )
     for image in (0, 1):
         flat = np.concatenate(anchors).astype(np.float64)
@@ -65,7 +65,7 @@ def test_the_loss_of_proposals(objects):
         negative = ~positive & (table.max(1) < rule.negative_iou)
         assert positive.sum() > 1 and negative.sum() > 50 and (~positive & ~negative).any()
         mine = np.concatenate([x[image] for x in logits]).astype(np.float64)
-        moved = np.concatenate([x[image] for x in codes]).astype(np.float64)
+        moved = np.concatenate([x[image] for x in deltas]).astype(np.float64)
         classes = sum(binary(mine[i], positive[i]) for i in np.flatnonzero(positive | negative))
         boxes = sum(
             smooth_l1(moved[i] - offsets(true[owner[i]][1], flat[i], 1.0), 1 / 9)
@@ -76,7 +76,7 @@ def test_the_loss_of_proposals(objects):
 
 
 def test_anchors_are_around_the_centres_of_cells_and_of_equal_area():
-    first, second = Layout((4, 5), 8.0, (0.5, 2.0)).corners(32, 64)
+    first, second = AnchorGenerator((4, 5), 8.0, (0.5, 2.0)).corners(32, 64)
     assert first.shape == (2 * 4 * 2, 4) and second.shape == (1 * 2 * 2, 4)
     low, high = 64 * np.sqrt(2), 128 * np.sqrt(2)  # of 128 x 128 pixels at a ratio of 2
     np.testing.assert_allclose(first[0], [8 - low / 2, 8 - high / 2, 8 + low / 2, 8 + high / 2])
@@ -162,9 +162,9 @@ def regions(objects):
 def test_the_loss_of_regions(objects, regions):
     draw = np.random.default_rng(2)
     logits = draw.normal(size=(2, 4, 5)).astype(np.float32)
-    codes = draw.normal(size=(2, 4, 5, 4)).astype(np.float32)
+    deltas = draw.normal(size=(2, 4, 5, 4)).astype(np.float32)
     region_loss = jax.jit(losses.region_loss)
-    found = region_loss(logits, codes, regions, objects)
+    found = region_loss(logits, deltas, regions, objects)
     for image in (0, 1):
         classes = boxes = 0.0
         for r in np.flatnonzero(regions.valid[image]):
@@ -173,14 +173,14 @@ def test_the_loss_of_regions(objects, regions):
             if kind:
                 true = np.asarray(objects.boxes)[image, int(regions.owner[image, r])]
                 want = offsets(true, np.asarray(regions.boxes)[image, r], np.array([10, 10, 5, 5]))
-                boxes += smooth_l1(codes[image, r, kind] - want, 1.0)
+                boxes += smooth_l1(deltas[image, r, kind] - want, 1.0)
         np.testing.assert_allclose(found[0][image], classes / 4, rtol=1e-5)
         np.testing.assert_allclose(found[1][image], boxes / 4, rtol=1e-5)
 
-    def total(codes):
-        return jnp.sum(losses.region_loss(jnp.asarray(logits), codes, regions, objects)[1])
+    def total(deltas):
+        return jnp.sum(losses.region_loss(jnp.asarray(logits), deltas, regions, objects)[1])
 
-    gradients = np.asarray(jax.jit(jax.grad(total))(codes))
+    gradients = np.asarray(jax.jit(jax.grad(total))(deltas))
     touched = {tuple(place) for place in np.argwhere(np.abs(gradients).sum(-1) > 0)}
     assert touched == {(0, 0, 2), (0, 1, 1), (1, 0, 3)}  # only the true class's box
 

@@ -13,7 +13,7 @@ SIZES = np.array([[90, 60], [64, 100], [100, 100]], np.float32)
 
 
 def level(rng: np.random.Generator, count: int, side: float) -> tuple[np.ndarray, ...]:
-    """(logits, codes, anchors) of three images; anchors of `side` pixels, some beyond the image."""
+    """(logits, deltas, anchors) of three images; anchors of `side` pixels, some beyond it."""
     centres = rng.uniform(-5, 105, (count, 2))
     half = side * rng.uniform(0.4, 0.6, (count, 2))
     anchors = np.concatenate([centres - half, centres + half], -1).astype(np.float32)
@@ -21,21 +21,21 @@ def level(rng: np.random.Generator, count: int, side: float) -> tuple[np.ndarray
     return logits, rng.normal(0, 0.3, (3, count, 4)).astype(np.float32), anchors
 
 
-def decode(codes: np.ndarray, anchors: np.ndarray, size: np.ndarray) -> np.ndarray:
+def decode(deltas: np.ndarray, anchors: np.ndarray, size: np.ndarray) -> np.ndarray:
     """Boxes float64[n, 4] of an image, cut to its size."""
-    codes, anchors = codes.astype(np.float64), anchors.astype(np.float64)
+    deltas, anchors = deltas.astype(np.float64), anchors.astype(np.float64)
     sides = anchors[:, 2:] - anchors[:, :2]
-    centres = anchors[:, :2] + sides / 2 + codes[:, :2] * sides
-    half = sides * np.exp(codes[:, 2:]) / 2
+    centres = anchors[:, :2] + sides / 2 + deltas[:, :2] * sides
+    half = sides * np.exp(deltas[:, 2:]) / 2
     return np.clip(np.concatenate([centres - half, centres + half], 1), 0, np.tile(size, 2))
 
 
 def plain(levels, image: int, before: int, after: int, iou: float) -> list[np.ndarray]:
     """The boxes of an image's proposals, the best first."""
     found = []
-    for logits, codes, anchors in levels:
+    for logits, deltas, anchors in levels:
         order = np.argsort(-logits[image], kind="stable")[:before]
-        boxes = decode(codes[image, order], anchors[order], SIZES[image])
+        boxes = decode(deltas[image, order], anchors[order], SIZES[image])
         real = (boxes[:, 2:] > boxes[:, :2]).all(1)
         boxes, order = boxes[real], order[real]
         ranks = np.arange(len(boxes), 0, -1, dtype=np.float32)
@@ -70,9 +70,9 @@ def test_equal_logits_are_in_the_order_of_levels_and_anchors():
     anchors = np.concatenate([corner, corner + 10], 1)
     logits = [np.full((1, 3), 30, np.float32), np.full((1, 2), 30, np.float32)]
     logits[1][0, 1] = 31
-    codes = [np.zeros((1, n, 4), np.float32) for n in (3, 2)]
+    deltas = [np.zeros((1, n, 4), np.float32) for n in (3, 2)]
     boxes = PROPOSE(
-        logits, codes, [anchors[:3], anchors[3:]], SIZES[2:], before=2, after=3, iou=0.7
+        logits, deltas, [anchors[:3], anchors[3:]], SIZES[2:], before=2, after=3, iou=0.7
     )
     np.testing.assert_allclose(boxes[0], anchors[[4, 0, 1]], atol=1e-4)
 
@@ -80,23 +80,23 @@ def test_equal_logits_are_in_the_order_of_levels_and_anchors():
 def test_boxes_that_are_not_finite_or_beyond_the_image_are_left_out():
     anchors = np.tile(np.array([10, 10, 30, 30], np.float32), (5, 1))
     anchors[4] += 200
-    codes = np.zeros((1, 5, 4), np.float32)
-    codes[0, 0, 0], codes[0, 1, 2], codes[0, 2, 1] = np.nan, np.nan, -np.inf
+    deltas = np.zeros((1, 5, 4), np.float32)
+    deltas[0, 0, 0], deltas[0, 1, 2], deltas[0, 2, 1] = np.nan, np.nan, -np.inf
     logits = np.array([[5, 4, 3, 2, 1]], np.float32)
-    boxes = PROPOSE([logits], [codes], [anchors], SIZES[:1], before=5, after=5, iou=0.7)
+    boxes = PROPOSE([logits], [deltas], [anchors], SIZES[:1], before=5, after=5, iou=0.7)
     np.testing.assert_allclose(boxes[0, 0], anchors[3], atol=1e-4)
     assert not np.asarray(boxes[0, 1:]).any()
 
 
 def test_gradients_do_not_pass():
     rng = np.random.default_rng(3)
-    logits, codes, anchors = level(rng, 20, 30.0)
+    logits, deltas, anchors = level(rng, 20, 30.0)
 
-    def total(logits: jax.Array, codes: jax.Array) -> jax.Array:
+    def total(logits: jax.Array, deltas: jax.Array) -> jax.Array:
         boxes = models.propose(
-            [logits], [codes], [anchors], jnp.asarray(SIZES), before=9, after=5, iou=0.7
+            [logits], [deltas], [anchors], jnp.asarray(SIZES), before=9, after=5, iou=0.7
         )
         return jnp.sum(boxes)
 
-    gradients = jax.jit(jax.grad(total, (0, 1)))(logits, codes)
+    gradients = jax.jit(jax.grad(total, (0, 1)))(logits, deltas)
     assert not any(np.asarray(each).any() for each in gradients)

@@ -77,12 +77,12 @@ def test_maps_and_what_is_proposed_from_them(network, ours):
     pixels = np.random.default_rng(1).normal(size=(2, 128, 192, 3)).astype(np.float32)
     with torch.no_grad():
         maps = network.backbone(torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy()))
-        scores, codes = network.rpn.head(list(maps.values()))
+        scores, deltas = network.rpn.head(list(maps.values()))
     mine = ours.maps(jnp.asarray(pixels), train=False)
     assert list(mine) == [2, 3, 4, 5, 6] and len(maps) == 5
     my_scores, my_codes = ours.proposal_head(mine)
     for level, other, score, code, my_score, my_code in zip(
-        mine, maps.values(), scores, codes, my_scores, my_codes, strict=True
+        mine, maps.values(), scores, deltas, my_scores, my_codes, strict=True
     ):
         close(mine[level], other.permute(0, 2, 3, 1))
         close(my_score, score.permute(0, 2, 3, 1).reshape(2, -1))
@@ -96,12 +96,12 @@ def test_heads(network, ours):
     heads = network.roi_heads
     with torch.no_grad():
         first = torch.from_numpy(small[0].transpose(0, 3, 1, 2).copy())
-        scores, codes = heads.box_predictor(heads.box_head(first))
+        scores, deltas = heads.box_predictor(heads.box_head(first))
         second = torch.from_numpy(large[0].transpose(0, 3, 1, 2).copy())
         masks = heads.mask_predictor(heads.mask_head(second))
     my_scores, my_codes = ours.box_head(jnp.asarray(small))
     close(my_scores[0], scores)
-    close(my_codes[0], codes.reshape(6, -1, 4)[..., SWAPPED])
+    close(my_codes[0], deltas.reshape(6, -1, 4)[..., SWAPPED])
     close(ours.mask_head(jnp.asarray(large))[0], masks.permute(0, 2, 3, 1))
 
 

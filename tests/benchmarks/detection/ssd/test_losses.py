@@ -10,14 +10,14 @@ import pytest
 from benchmarks.detection.ssd import losses, models
 from tests.benchmarks.detection.test_boxes import offsets, overlap, random_boxes
 
-LAYOUT = models.Layout(
+LAYOUT = models.DefaultBoxes(
     image_size=64,
     feature_sizes=(4, 2),
     steps=(16, 32),
     scales=(16, 25, 36),
     aspect_ratios=((4,), (4,)),
 )  # all coordinates are exact in f32, so that equal IoUs are equal in float64 too
-ANCHORS = models.box_corners(models.default_boxes(LAYOUT)).astype(np.float32)  # [80, 4]
+ANCHORS = models.box_corners(LAYOUT.boxes()).astype(np.float32)  # [80, 4]
 CLASSES = 6  # with the background
 
 LOSS = jax.jit(losses.detection_loss)
@@ -41,13 +41,13 @@ def matched(boxes: np.ndarray, classes: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def formula(
-    codes: np.ndarray, logits: np.ndarray, targets: np.ndarray, labels: np.ndarray
+    deltas: np.ndarray, logits: np.ndarray, targets: np.ndarray, labels: np.ndarray
 ) -> tuple[float, float]:
     """The two losses of one image in float64; ranks by sorting twice, as MLPerf's code does."""
     positive = labels > 0
     if not positive.any():
         return 0.0, 0.0
-    distance = np.abs(codes - targets)
+    distance = np.abs(deltas - targets)
     box = np.where(distance < 1, distance**2 / 2, distance - 0.5).sum(1)[positive].sum()
     shares = np.exp(logits - logits.max(1, keepdims=True))
     entropy = -np.log(shares[np.arange(len(labels)), labels] / shares.sum(1))
@@ -59,26 +59,26 @@ def formula(
 
 
 def draw(seed: int, images: int, most: int) -> tuple[np.ndarray, ...]:
-    """(codes, logits, boxes, classes) with 0 to `most` boxes per image."""
+    """(deltas, logits, boxes, classes) with 0 to `most` boxes per image."""
     rng = np.random.default_rng(seed)
-    codes = rng.normal(0, 2, (images, len(ANCHORS), 4)).astype(np.float32)
+    deltas = rng.normal(0, 2, (images, len(ANCHORS), 4)).astype(np.float32)
     logits = rng.normal(0, 3, (images, len(ANCHORS), CLASSES)).astype(np.float32)
     classes = rng.integers(1, CLASSES, (images, most)).astype(np.int32)
     classes[rng.random((images, most)) < rng.choice([0, 0.3, 1], (images, 1))] = 0
     boxes = random_boxes(rng, images, most, least=0.05) * (classes > 0)[..., None]
-    return codes, logits, boxes.astype(np.float32), classes
+    return deltas, logits, boxes.astype(np.float32), classes
 
 
 @pytest.mark.parametrize("most", [1, 4, 30])
 def test_the_losses_are_those_of_the_formula(most):
     """Over 300 images; 30 boxes leave fewer than three negatives for a positive anchor."""
-    codes, logits, boxes, classes = draw(most, 100, most)
-    box_loss, class_loss = LOSS(codes, logits, boxes, classes, ANCHORS)
+    deltas, logits, boxes, classes = draw(most, 100, most)
+    box_loss, class_loss = LOSS(deltas, logits, boxes, classes, ANCHORS)
     assert box_loss.shape == class_loss.shape == (100,) and class_loss.dtype == jnp.float32
     counts = []
     for i in range(100):
         targets, labels = matched(boxes[i], classes[i])
-        expected = formula(codes[i].astype(float), logits[i].astype(float), targets, labels)
+        expected = formula(deltas[i].astype(float), logits[i].astype(float), targets, labels)
         np.testing.assert_allclose(box_loss[i], expected[0], rtol=2e-5, atol=1e-5)
         np.testing.assert_allclose(class_loss[i], expected[1], rtol=2e-5, atol=1e-5)
         counts.append((labels > 0).sum())
@@ -86,18 +86,20 @@ def test_the_losses_are_those_of_the_formula(most):
 
 
 def test_the_gradient_is_that_of_finite_differences_of_the_formula():
-    codes, logits, boxes, classes = draw(11, 3, 3)
+    deltas, logits, boxes, classes = draw(11, 3, 3)
     classes[2] = 0
 
-    def total(codes: jax.Array, logits: jax.Array) -> jax.Array:
-        box_loss, class_loss = LOSS(codes, logits, boxes, classes, ANCHORS)
+    def total(deltas: jax.Array, logits: jax.Array) -> jax.Array:
+        box_loss, class_loss = LOSS(deltas, logits, boxes, classes, ANCHORS)
         return jnp.sum(2 * box_loss + class_loss)
 
     with jax.enable_x64(True):
-        inputs = codes.astype(np.float64), logits.astype(np.float64)
+        inputs = deltas.astype(np.float64), logits.astype(np.float64)
         gradients = [np.asarray(each) for each in jax.jit(jax.grad(total, (0, 1)))(*inputs)]
     assert gradients[1].dtype == np.float64
-    for each, exact in zip(jax.jit(jax.grad(total, (0, 1)))(codes, logits), gradients, strict=True):
+    for each, exact in zip(
+        jax.jit(jax.grad(total, (0, 1)))(deltas, logits), gradients, strict=True
+    ):
         np.testing.assert_allclose(each, exact, atol=1e-5)
     rng = np.random.default_rng(12)
     checked = 0
@@ -111,7 +113,7 @@ def test_the_gradient_is_that_of_finite_differences_of_the_formula():
                 for c in range(size):
                     values = []
                     for step in (1e-6, -1e-6):
-                        moved = [codes[i].astype(float), logits[i].astype(float)]
+                        moved = [deltas[i].astype(float), logits[i].astype(float)]
                         moved[which][n, c] += step
                         box, entropy = formula(moved[0], moved[1], targets, labels)
                         values.append(2 * box + entropy)
@@ -123,9 +125,9 @@ def test_the_gradient_is_that_of_finite_differences_of_the_formula():
 
 
 def test_of_equal_negatives_the_first_count_and_exactly_three_per_positive():
-    codes, logits, boxes, classes = draw(13, 4, 3)
+    deltas, logits, boxes, classes = draw(13, 4, 3)
     logits[:] = 0  # as in the first step of a head whose kernel is zero
-    gradient = jax.jit(jax.grad(lambda x: jnp.sum(LOSS(codes, x, boxes, classes, ANCHORS)[1])))(
+    gradient = jax.jit(jax.grad(lambda x: jnp.sum(LOSS(deltas, x, boxes, classes, ANCHORS)[1])))(
         logits
     )
     for i in range(4):
@@ -137,11 +139,11 @@ def test_of_equal_negatives_the_first_count_and_exactly_three_per_positive():
 
 
 def test_boxes_without_area_and_of_class_zero_are_padding():
-    codes, logits, boxes, classes = draw(14, 8, 5)
+    deltas, logits, boxes, classes = draw(14, 8, 5)
     more_boxes = np.concatenate([np.full((8, 2, 4), 0.4, np.float32), boxes, boxes], 1)
     more_classes = np.concatenate([np.full((8, 2), 3), classes, 0 * classes], 1).astype(np.int32)
-    expected = LOSS(codes, logits, boxes, classes, ANCHORS)
-    found = LOSS(codes, logits, more_boxes, more_classes, ANCHORS)
+    expected = LOSS(deltas, logits, boxes, classes, ANCHORS)
+    found = LOSS(deltas, logits, more_boxes, more_classes, ANCHORS)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert np.asarray(expected).any()
 
@@ -155,12 +157,12 @@ def test_large_logits_overflow_nowhere():
 
 
 def test_the_program_neither_sorts_nor_gathers():
-    codes, logits, boxes, classes = draw(16, 2, 4)
+    deltas, logits, boxes, classes = draw(16, 2, 4)
 
-    def total(codes: jax.Array, logits: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.stack(LOSS(codes, logits, boxes, classes, ANCHORS)))
+    def total(deltas: jax.Array, logits: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.stack(LOSS(deltas, logits, boxes, classes, ANCHORS)))
 
-    program = jax.jit(jax.value_and_grad(total, (0, 1))).lower(codes, logits)
+    program = jax.jit(jax.value_and_grad(total, (0, 1))).lower(deltas, logits)
     lowered, compiled = program.as_text(), program.compile().as_text() or ""
     assert "stablehlo.while" in lowered and re.search(r" while\(", compiled)
     assert not re.search(r"stablehlo\.(sort|gather|scatter|custom_call)|top_k", lowered)

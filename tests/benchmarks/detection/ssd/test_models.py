@@ -26,8 +26,8 @@ TINY = {
     **{"box_ratios": (2, 3, 1), "batch_norm": "plain", "data_dir": "", "max_pool": "torch"},
 }
 
-WEIGHTS = np.array([10, 10, 5, 5])  # of the codes
-SSD300 = read_config(Maps, ssd.get_config()).layout
+WEIGHTS = np.array([10, 10, 5, 5])  # of the deltas
+SSD300 = read_config(Maps, ssd.get_config()).default_boxes
 
 
 def make(**overrides) -> Any:
@@ -75,7 +75,10 @@ def test_predictions_are_in_the_order_of_the_default_boxes():
     outputs = predict(params, state)
     _, logits = models.join(outputs, classes)
     lit = np.flatnonzero(np.asarray(logits)[0, :, 2] > 1)
-    sides, per_cell = benchmark._layout.feature_sizes, benchmark._layout.boxes_per_cell
+    sides, per_cell = (
+        benchmark._default_boxes.feature_sizes,
+        benchmark._default_boxes.boxes_per_cell,
+    )
     first = sides[0] ** 2 * per_cell[0]
     expected = first + shape + per_cell[1] * np.arange(sides[1] ** 2)
     np.testing.assert_array_equal(lit, expected)
@@ -85,7 +88,7 @@ def test_predictions_are_in_the_order_of_the_default_boxes():
 
 
 def torch_network(torch, params, state, images, train):
-    """(codes, logits) of the network written with PyTorch's functions."""
+    """(deltas, logits) of the network written with PyTorch's functions."""
     functional = torch.nn.functional
 
     def conv(x, name, stride=1, padding=0):
@@ -127,11 +130,11 @@ def torch_network(torch, params, state, images, train):
     return joined[..., :4], joined[..., 4:]
 
 
-def torch_loss(torch, codes, logits, boxes, classes, anchors):
+def torch_loss(torch, deltas, logits, boxes, classes, anchors):
     """The mean over images of the loss, matched with a loop and mined by sorting twice."""
     losses = []
     functional = torch.nn.functional
-    for image in range(len(codes)):
+    for image in range(len(deltas)):
         real = [g for g in range(len(boxes[image])) if classes[image, g] > 0]
         overlaps = np.array([[overlap(boxes[image, g], a) for a in anchors] for g in real])
         owner = np.where(overlaps.max(0) >= 0.5, overlaps.argmax(0), -1)
@@ -151,7 +154,7 @@ def torch_loss(torch, codes, logits, boxes, classes, anchors):
                 ]
             )
         )
-        distance = functional.smooth_l1_loss(codes[image], targets, reduction="none").sum(1)
+        distance = functional.smooth_l1_loss(deltas[image], targets, reduction="none").sum(1)
         total = entropy[positive | negative].sum() + distance[positive].sum()
         losses.append(total / positive.sum())
     return torch.stack(losses).mean()
@@ -176,15 +179,15 @@ def test_loss_and_gradients_are_those_of_pytorch(monkeypatch):
             outputs, _ = benchmark._model.apply(
                 {"params": params, **state}, images, train=True, mutable=["batch_stats"]
             )
-            codes, logits = models.join(outputs, 5)
+            deltas, logits = models.join(outputs, 5)
             parts = losses.detection_loss(
-                codes,
+                deltas,
                 logits,
                 jnp.asarray(boxes * (classes > 0)[..., None]),
                 jnp.asarray(classes),
                 benchmark._anchors,
             )
-            return jnp.mean(parts[0] + parts[1]), (codes, logits)
+            return jnp.mean(parts[0] + parts[1]), (deltas, logits)
 
         (value, outputs), gradients = jax.value_and_grad(loss, has_aux=True)(params)
     theirs = jax.tree.map(lambda x: torch.tensor(x, requires_grad=True), params)
@@ -226,8 +229,8 @@ def original_boxes() -> np.ndarray:
 
 
 def test_the_boxes_of_300_pixels_have_the_published_check_sums():
-    boxes = models.default_boxes(SSD300)
-    assert boxes.shape == (8732, 4) and models.default_boxes(SSD300).shape == (8732, 4)
+    boxes = SSD300.boxes()
+    assert boxes.shape == (8732, 4)
     np.testing.assert_allclose(
         boxes.sum(0), [4443.1466667, 4443.1466667, 1171.9676687, 1171.9676687], atol=1e-7
     )
@@ -242,5 +245,5 @@ def test_the_boxes_are_the_originals_in_the_order_of_a_convolutions_output():
         part = original_boxes()[start : start + cells**2 * shapes]
         expected.append(part.reshape(shapes, cells, cells, 4).transpose(1, 2, 0, 3).reshape(-1, 4))
         start += len(part)
-    ours = models.default_boxes(layout)[:, [1, 0, 3, 2]]
+    ours = layout.boxes()[:, [1, 0, 3, 2]]
     np.testing.assert_allclose(ours, np.concatenate(expected), rtol=1e-12)

@@ -104,7 +104,7 @@ def test_one_default_box_of_one_class_is_found():
     inside = (benchmark._anchors >= 0).all(1) & (benchmark._anchors <= 1).all(1)
     number = int(np.flatnonzero(inside & (side[:, 0] < side[:, 1]))[0])
     outputs = np.zeros((2, len(benchmark._anchors), 16), np.float32)
-    outputs[..., 0] = 9  # the background; columns 1 to 4 are the classes, 5 to 8 the codes
+    outputs[..., 0] = 9  # the background; columns 1 to 4 are the classes, 5 to 8 the deltas
     outputs[..., 9:] = 7  # of the TPU's rows
     outputs[:, number, 3] = 20
     benchmark.__dict__["_model"] = Outputs([jnp.asarray(outputs)])

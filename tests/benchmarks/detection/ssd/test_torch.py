@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import benchmarks
-from benchmarks.detection.ssd import models
 from benchmarks.detection.ssd.settings import Maps
 from common.keys import read_config
 from configs import ssd
@@ -53,7 +52,7 @@ class Reference(torch.nn.Module):
         self.conf = torch.nn.ModuleList(conv(c, LOGITS * n, 3, padding=1) for c, n in sizes)
 
     def forward(self, x):
-        """(codes [b, 4, N], logits [b, C, N]), where N goes by map, shape, row and column."""
+        """(deltas [b, 4, N], logits [b, C, N]), where N goes by map, shape, row and column."""
         maps = [self.model(x)]
         for block in self.additional_blocks:
             maps.append(block(maps[-1]))
@@ -66,8 +65,8 @@ class Reference(torch.nn.Module):
 
 def default_boxes():
     """float64[N, 4]: centre x, centre y, width, height, in the reference's order."""
-    layout = read_config(Maps, ssd.get_config()).layout
-    ours = models.default_boxes(layout)
+    layout = read_config(Maps, ssd.get_config()).default_boxes
+    ours = layout.boxes()
     first, parts = 0, []
     for side, shapes in zip(layout.feature_sizes, layout.boxes_per_cell, strict=True):
         part = ours[first : first + side * side * shapes].reshape(-1, shapes, 4)
@@ -76,11 +75,11 @@ def default_boxes():
     return np.concatenate(parts)
 
 
-def decoded(codes, logits):
+def decoded(deltas, logits):
     """(boxes [N, 4] x0, y0, x1, y1, probabilities [N, C]) of one image."""
-    codes, anchor = codes.numpy().T.astype(float), default_boxes()
-    centre = codes[:, :2] * 0.1 * anchor[:, 2:] + anchor[:, :2]
-    half = np.exp(codes[:, 2:] * 0.2) * anchor[:, 2:] / 2
+    deltas, anchor = deltas.numpy().T.astype(float), default_boxes()
+    centre = deltas[:, :2] * 0.1 * anchor[:, 2:] + anchor[:, :2]
+    half = np.exp(deltas[:, 2:] * 0.2) * anchor[:, 2:] / 2
     return np.concatenate([centre - half, centre + half], 1), torch.softmax(logits, 0).numpy().T
 
 
@@ -120,7 +119,7 @@ def test_detections_are_the_reference_s(tmp_path):
     mean, std = torch.tensor((0.485, 0.456, 0.406)), torch.tensor((0.229, 0.224, 0.225))
     with torch.no_grad():
         images = ((torch.from_numpy(pixels) / 255 - mean) / std).permute(0, 3, 1, 2)
-        codes, logits = network(images.contiguous())
+        deltas, logits = network(images.contiguous())
     config = ssd.get_config()
     config.precision = "float32"
     benchmarks.settle_config(config, path, (), whole=True)
@@ -131,7 +130,7 @@ def test_detections_are_the_reference_s(tmp_path):
     mine = jax.jit(benchmark.predict)(imported.params, imported.model_state, batch)
     mine = {name: np.asarray(values) for name, values in mine.items()}
     for i in range(2):
-        rows = detections(*decoded(codes[i], logits[i]))
+        rows = detections(*decoded(deltas[i], logits[i]))
         assert len(rows) == np.count_nonzero(mine["score"][i]) > 50
         assert min(row[2].min() for row in rows) < 0  # boxes reach beyond the image
         np.testing.assert_allclose(mine["score"][i][: len(rows)], [r[0] for r in rows], atol=1e-4)
