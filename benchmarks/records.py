@@ -22,10 +22,10 @@ class RecordBenchmark(Benchmark):
         """The settings: `seed`, `shuffle_buffer_size`, `input_streams` and the `declared` keys."""
         return self.settings
 
-    def open(self, split: str, described: bool = True) -> Any:
+    def open(self, split: str, trust_manifest: bool = True) -> Any:
         """Opens the data of "train" or "eval": an object with `shards`, the files and their counts.
 
-        `described` is whether manifest.json may spare the scan.
+        `trust_manifest` is whether manifest.json may spare the scan.
         """
         raise NotImplementedError
 
@@ -56,7 +56,7 @@ class RecordBenchmark(Benchmark):
 
     def check(self, split: str) -> list[str]:
         self.num_examples(split)  # refuses what a run refuses besides the records
-        listed, counted = self.source(split).shards, self.open(split, described=False)
+        listed, counted = self.source(split).shards, self.open(split, trust_manifest=False)
         self.decode_all(counted)
         rows = zip(listed.paths, listed.counts, counted.shards.counts, strict=True)
         return [

@@ -16,7 +16,7 @@ import pytest
 
 import benchmarks
 import train
-from benchmarks.resnet import ResNet
+from benchmarks.resnet import ImageClassifier
 from commands import evaluating
 from common.errors import RESTART, CheckpointError, DataError, UserError
 from engine import saving
@@ -76,7 +76,7 @@ def uninterrupted(tmp_path_factory, calm_run):
     return str(shutil.copytree(calm_run[0], workdir)), calm_run[1]
 
 
-def at_batch(monkeypatch, number, act, method="train_batches", of: Any = ResNet):
+def at_batch(monkeypatch, number, act, method="train_batches", of: Any = ImageClassifier):
     """Calls `act` when the benchmark hands out batch `number` of a stream."""
     original = getattr(of, method)
 
@@ -89,7 +89,7 @@ def at_batch(monkeypatch, number, act, method="train_batches", of: Any = ResNet)
     monkeypatch.setattr(of, method, batches)
 
 
-def stop_at_batch(monkeypatch, method, number, signum=signal.SIGTERM, of: Any = ResNet):
+def stop_at_batch(monkeypatch, method, number, signum=signal.SIGTERM, of: Any = ImageClassifier):
     """Sends this process a signal then."""
     at_batch(monkeypatch, number, lambda: os.kill(os.getpid(), signum), method, of)
 
@@ -353,19 +353,19 @@ BAD = 5  # the step with the poisoned example; in the first epoch, in which all 
 def test_the_batch_of_a_step_that_is_not_finite_is_named(tiny_records, tmp_path, monkeypatch):
     """The loss is nan wherever one example comes; the newest checkpoint is good."""
     config = make_tiny_config(tiny_records, steps_per_eval="12", steps_per_checkpoint="1")
-    stream = ResNet.train_batches
+    stream = ImageClassifier.train_batches
     benchmark: Any = benchmarks.load(config, str(tmp_path / "index"))
     batches = stream(benchmark, 16, 0, 1, 0)
     seen = [set(next(batches)["id"].tolist()) for _ in range(BAD)]
     (example, *_) = sorted(seen[BAD - 1] - set().union(*seen[: BAD - 1]))
-    loss = ResNet.loss
+    loss = ImageClassifier.loss
 
     def poison(self, params, model_state, batch, rng):
         terms, metrics, state = loss(self, params, model_state, batch, rng)
         bad = jax.numpy.where((batch["id"] == example).any(), np.nan, 1.0)
         return {k: (v * bad, w) for k, (v, w) in terms.items()}, metrics, state
 
-    monkeypatch.setattr(ResNet, "loss", poison)
+    monkeypatch.setattr(ImageClassifier, "loss", poison)
     workdir = str(tmp_path / "run")
     with pytest.raises(saving.Diverged) as caught:
         train.train_and_evaluate(read_settings(config, workdir))
@@ -548,7 +548,7 @@ def test_averaged_weights_are_what_is_evaluated(tiny_records, tmp_path):
 
 @pytest.mark.parametrize("key", ["optimizer", "steps_per_eval", "profile_steps"])
 def test_slips_are_found_before_the_data_are_read(key, tiny_records, tmp_path, monkeypatch):
-    monkeypatch.setattr(ResNet, "num_examples", lambda self, split: 1 / 0)
+    monkeypatch.setattr(ImageClassifier, "num_examples", lambda self, split: 1 / 0)
     with pytest.raises(UserError, match=f"{key}='abc'"):
         settings = read_settings(make_tiny_config(tiny_records, **{key: "abc"}), str(tmp_path))
         train.train_and_evaluate(settings)

@@ -120,7 +120,7 @@ class Detector(RecordBenchmark):
         count = self.keys.num_classes or known[-1][0]
         return tuple((number, names.get(number, "")) for number in range(1, count + 1))
 
-    def open(self, split: str, described: bool = True) -> Any:
+    def open(self, split: str, trust_manifest: bool = True) -> Any:
         """The images of a split, a `records.Source`; evaluation needs all annotated ones."""
         annotations, keys = self.annotations, self.keys
         source = records.open_records(
@@ -131,7 +131,7 @@ class Detector(RecordBenchmark):
             f"{self._cache_dir}/{split}.json",
             split,
             masks=self.reads_masks,
-            described=described,
+            trust_manifest=trust_manifest,
         )
         if keys.class_numbers == "ids":
             numbers = tuple(number for number, _ in self.categories)

@@ -164,7 +164,7 @@ def open_records(
     split: str,
     *,
     masks: bool = False,
-    described: bool = True,
+    trust_manifest: bool = True,
 ) -> Source:
     """Opens TFRecords of images with boxes, and logs what training leaves out of them.
 
@@ -179,11 +179,11 @@ def open_records(
       cache: the file that keeps the result of the scan for the next start.
       split: "train" or "eval".
       masks: whether objects have masks to train on; a crowd then counts as no box.
-      described: whether the data manifest may replace the scan.
+      trust_manifest: whether the data manifest may replace the scan.
     """
     paths = files.find_shards(data_dir, patterns, split)
     opened = None
-    if described and not masks:  # the manifest does not say which images are upright
+    if trust_manifest and not masks:  # the manifest does not say which images are upright
         opened = _from_manifest(data_dir, paths, category_ids, split)
     source, images = opened or _from_scan(paths, category_ids, cache, split, masks)
     if split == "train":

@@ -1,25 +1,25 @@
 """Classifies images with ResNets; this file has what `benchmarks` finds by name.
 
-`classifier.ResNet` joins the data, `models.ResNet`, the loss and the score.
+`classifier.ImageClassifier` joins the data, `models.ResNet`, the loss and the score.
 """
 
 from typing import Any
 
-from benchmarks.resnet.classifier import ResNet
+from benchmarks.resnet.classifier import ImageClassifier
 from benchmarks.resnet.fake import FakeImages
 from benchmarks.resnet.settings import MODEL_KEYS, WHOLE_KEYS, Settings, check_settings, restored
 from benchmarks.resnet.use import foreign_settings, foreign_weights
 from common.keys import read_config
 
-__all__ = ["MODEL_KEYS", "WHOLE_KEYS", "ResNet", "Settings", "foreign_settings", "foreign_weights"]
-__all__ += ["make", "needs_data_dir", "restored"]
+__all__ = ["MODEL_KEYS", "WHOLE_KEYS", "ImageClassifier", "Settings", "foreign_settings"]
+__all__ += ["foreign_weights", "make", "needs_data_dir", "restored"]
 
 
-def make(config: Any, cache_dir: str) -> ResNet:
+def make(config: Any, cache_dir: str) -> ImageClassifier:
     """The benchmark of a config; ConfigError names the keys whose values cannot work."""
     settings = read_config(Settings, config)
     check_settings(settings)
-    kind = FakeImages if settings.data.dataset == "fake" else ResNet
+    kind = FakeImages if settings.data.dataset == "fake" else ImageClassifier
     return kind(settings, cache_dir)
 
 

@@ -50,7 +50,7 @@ _FEW_SHARED = 10  # images that share statistics: below, these are too noisy
 _MICROSECONDS = {"exact": (1500.0, 0.018), "fast": (1430.0, 0.0077)}
 
 
-class ResNet(RecordBenchmark):
+class ImageClassifier(RecordBenchmark):
     """A ResNet that classifies images."""
 
     proportions = ("top_1_accuracy", "top_5_accuracy")
@@ -83,8 +83,8 @@ class ResNet(RecordBenchmark):
     def keys(self) -> Data:
         return self.settings.data
 
-    def open(self, split: str, described: bool = True) -> Source:
-        return records.open_split(self.keys, split, self.cache_dir, described)
+    def open(self, split: str, trust_manifest: bool = True) -> Source:
+        return records.open_split(self.keys, split, self.cache_dir, trust_manifest)
 
     def decode_all(self, source: Source) -> None:
         def decode(serialized: Any, only_jpeg: bool) -> dict[str, Any]:

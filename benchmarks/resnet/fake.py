@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.base import Benchmark, HostBatch, Spec
-from benchmarks.resnet.classifier import ResNet
+from benchmarks.resnet.classifier import ImageClassifier
 from benchmarks.resnet.use import ClassifierUses
 from benchmarks.uses import Uses
 from common.data import decoding
 
 
-class FakeImages(ResNet):
+class FakeImages(ImageClassifier):
     """A ResNet that trains on one random batch per size; the batches stay on the devices."""
 
     def num_examples(self, split: str) -> int:

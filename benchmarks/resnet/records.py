@@ -15,16 +15,16 @@ from common.images import manifest
 from input_pipeline import Source, wrong_label
 
 
-def open_split(keys: Data, split: str, cache_dir: str, described: bool = True) -> Source:
+def open_split(keys: Data, split: str, cache_dir: str, trust_manifest: bool = True) -> Source:
     """Opens the records, or the set of TFDS, that `config.dataset` names.
 
-    `described` is whether the data manifest may spare the scan of records.
+    `trust_manifest` is whether the data manifest may spare the scan of records.
     """
     number = keys.num_label_classes
     if keys.dataset == "records":
         patterns = keys.train_files if split == "train" else keys.eval_files
         index = f"{cache_dir}/{split}.json"
-        return open_records(keys.data_dir, patterns, number, index, split, described)
+        return open_records(keys.data_dir, patterns, number, index, split, trust_manifest)
     return open_tfds(keys.dataset.removeprefix("tfds:"), keys.data_dir, split, number)
 
 
@@ -40,11 +40,11 @@ def open_records(
     num_classes: int,
     cache: str,
     split: str,
-    described: bool = True,
+    trust_manifest: bool = True,
 ) -> Source:
     """Opens TFRecords in the ImageNet schema that match `patterns` in a folder, local or gs://.
 
-    Each file is read through once to count and check its records, unless it is `described` by the
+    Each file is read through once to count and check its records, unless it is described by the
     folder's data manifest; `cache` keeps the counts. `num_classes` is the config's number; 0 takes
     the number of the data.
 
@@ -57,7 +57,7 @@ def open_records(
     content = manifest.load(data_dir) if data_dir else None
     labels = valid_labels(num_classes, len(content.class_names) if content else 0)
     offset, num_classes = labels.start, len(labels)
-    if described and content and (counts := content.counts(data_dir, paths)):
+    if trust_manifest and content and (counts := content.counts(data_dir, paths)):
         names = dict(enumerate(content.class_names, 1 - offset))
     else:
         key = {"num_classes": num_classes}

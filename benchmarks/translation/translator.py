@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.base import Benchmark, HostBatch, Identity, Spec, Target
 from benchmarks.translation import evaluation, search
-from benchmarks.translation.rows import check_vocabulary, read_pairs, vocabulary_error
+from benchmarks.translation.schema import check_vocabulary, read_pairs, vocabulary_error
 from benchmarks.translation.use import TranslatorUses
 from benchmarks.translation.vocabulary import EOS, Vocabulary, load_vocabulary
 from benchmarks.uses import Uses

@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 import benchmarks
-from benchmarks.resnet import ResNet
+from benchmarks.resnet import ImageClassifier
 from commands import evaluating, importing, report
 from common.errors import CheckpointError, ConfigError
 from common.foreign import resnets as foreign
@@ -84,7 +84,7 @@ def test_what_an_import_writes(imported, folder):
     assert model.manifest["imported"]["path"] == f"{folder}/model.safetensors"
     assert len(model.manifest["imported"]["sha256"]) == 64
     spec, benchmark = model.manifest["input_spec"], model.benchmark
-    assert isinstance(benchmark, ResNet)
+    assert isinstance(benchmark, ImageClassifier)
     assert (spec["size"], spec["resize"], spec["kernel"]) == (16, 20, "bicubic")
     assert spec == benchmark.input_spec.as_dict() and spec["mean"] == [127.5] * 3
     back = foreign.names(model.params, model.model_state)

@@ -13,7 +13,7 @@ import pytest
 
 import commands.predict.model
 import predict
-from benchmarks.resnet import ResNet
+from benchmarks.resnet import ImageClassifier
 from benchmarks.uses import Uses
 from commands import demo, export, report
 from common.data.shards import Shards
@@ -101,9 +101,9 @@ def test_a_model_is_not_used_where_its_data_have_other_classes(
     change_manifest(workdir, config=config | {"data_dir": folder})
     monkeypatch.setattr(commands.predict.model, "compiler", COMPILES)
     monkeypatch.setattr(export.programs, "of", lambda *_: sys.exit("prepares"))
-    monkeypatch.setattr(ResNet, "num_examples", lambda *_: 4)
+    monkeypatch.setattr(ImageClassifier, "num_examples", lambda *_: 4)
     source = types.SimpleNamespace(class_names=names, shards=Shards((), ()))
-    monkeypatch.setattr(ResNet, "source", lambda *_: source)
+    monkeypatch.setattr(ImageClassifier, "source", lambda *_: source)
     monkeypatch.setattr(Run, "host_bytes", lambda *_: {})
     monkeypatch.setattr(Programs, "lower_predict", lambda *_: sys.exit("compiles"))
     command = {
@@ -149,7 +149,7 @@ def test_the_number_of_classes_is_that_of_the_checkpoint_not_of_the_data(workdir
 def test_the_pixels_are_those_of_the_checkpoint_whatever_a_name_means_now(workdir):
     change_manifest(workdir, input_spec={**NAMED["vgg"].at(32).as_dict(), "resize": 40})
     model = model_source.load(workdir).changed(image_size=32)
-    assert isinstance(model.benchmark, ResNet)
+    assert isinstance(model.benchmark, ImageClassifier)
     spec = model.benchmark.input_spec
     assert (spec.resize, spec.std) == (40, (1.0, 1.0, 1.0))
 

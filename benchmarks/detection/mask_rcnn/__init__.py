@@ -80,8 +80,8 @@ class MaskRcnn(Detector):
         masks = (images.max_boxes, images.mask_size**2 // 8)
         return size | {"masks": (masks, np.uint8), "draw": ((), np.int32)}
 
-    def open(self, split: str, described: bool = True) -> AspectRatioGroups:
-        source = super().open(split, described)
+    def open(self, split: str, trust_manifest: bool = True) -> AspectRatioGroups:
+        source = super().open(split, trust_manifest)
         if len(self.settings.images.shapes) == 1:
             return AspectRatioGroups((source,))
         return AspectRatioGroups.by_orientation(source)

@@ -25,7 +25,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from benchmarks.resnet.input import effects
+from benchmarks.resnet.input import image_ops
 from common.hashing import hash32, uniform
 
 FORMS = "'randaugment:2x9', 'randaugment:2x6:0.5' or 'trivialaugment'"
@@ -44,7 +44,7 @@ class Policy:
     deviation: float = 0.0  # standard deviation of the strength, for "timm"
     # The colour, 0 to 255, of pixels whose source lies outside the image: in TensorFlow grey, in
     # timm the mean of ImageNet, in torchvision black.
-    fill: effects.Fill = (0.0, 0.0, 0.0)
+    fill: image_ops.Fill = (0.0, 0.0, 0.0)
 
     @staticmethod
     def parse(text: str) -> Policy:
@@ -134,24 +134,28 @@ def _draw(policy: Policy, seeds: jax.Array, layer: int) -> tuple[jax.Array, jax.
 def _change(
     effect: Effect,
     magnitude: Magnitude,
-    fill: effects.Fill,
+    fill: image_ops.Fill,
     images: jax.Array,
     strength: jax.Array,
     sign: jax.Array,
 ) -> jax.Array:
     """The images after one operation."""
     changes = magnitude(strength, sign)
-    if effect in (effects.shear_x, effects.shear_y, effects.rotate):  # faster if it reaches little
+    if effect in (
+        image_ops.shear_x,
+        image_ops.shear_y,
+        image_ops.rotate,
+    ):  # faster if it reaches little
         return effect(images, changes, fill, magnitude.reach)
-    if effect in (effects.translate_x, effects.translate_y):
+    if effect in (image_ops.translate_x, image_ops.translate_y):
         return effect(images, changes, fill)
     return effect(images, changes)
 
 
 # The operations of each form with their magnitudes, in the order in which draws count them.
 
-_PLAIN = (effects.autocontrast, effects.equalize, effects.invert)
-_ENHANCERS = (effects.colour, effects.contrast, effects.brightness, effects.sharpness)
+_PLAIN = (image_ops.autocontrast, image_ops.equalize, image_ops.invert)
+_ENHANCERS = (image_ops.colour, image_ops.contrast, image_ops.brightness, image_ops.sharpness)
 _UNUSED = Magnitude(0, 0)
 _DOWN, _NEAREST = 1e-3, 0.5  # float32 may be just below an integer
 
@@ -160,38 +164,38 @@ def _space(policy: Policy, size: int) -> dict[Effect, Magnitude]:
     """The operations of a policy for images of size x size pixels."""
     if policy.kind == "trivial":
         return {
-            effects.identity: _UNUSED,
+            image_ops.identity: _UNUSED,
             **dict.fromkeys(_PLAIN[:2], _UNUSED),
             **dict.fromkeys(_ENHANCERS, Magnitude(1, 0.99, 0)),
             **_geometry(0.99, Magnitude(0, 32, 0, _DOWN), 135),
-            effects.posterize: Magnitude(8, 6, -1, _NEAREST),
-            effects.solarize: Magnitude(255, 255, -1),
+            image_ops.posterize: Magnitude(8, 6, -1, _NEAREST),
+            image_ops.solarize: Magnitude(255, 255, -1),
         }
     if policy.kind == "timm":
         return {
             **dict.fromkeys(_PLAIN, _UNUSED),
             **dict.fromkeys(_ENHANCERS, Magnitude(1, 0.9, 0)),
             **_geometry(0.3, Magnitude(0, 0.45 * size, 0), 30),
-            effects.posterize: Magnitude(4, 4, -1, _DOWN),
-            effects.solarize: Magnitude(256, 256, -1, _DOWN),
-            effects.solarize_add: Magnitude(0, 110, 1, _DOWN),
+            image_ops.posterize: Magnitude(4, 4, -1, _DOWN),
+            image_ops.solarize: Magnitude(256, 256, -1, _DOWN),
+            image_ops.solarize_add: Magnitude(0, 110, 1, _DOWN),
         }
     return {
         **dict.fromkeys(_PLAIN, _UNUSED),
         **dict.fromkeys(_ENHANCERS, Magnitude(0.1, 1.8)),
         **_geometry(0.3, Magnitude(0, 100, 0), 30),
-        effects.posterize: Magnitude(0, 4, 1, _DOWN),
-        effects.solarize: Magnitude(0, 256, 1, _DOWN),
-        effects.solarize_add: Magnitude(0, 110, 1, _DOWN),
+        image_ops.posterize: Magnitude(0, 4, 1, _DOWN),
+        image_ops.solarize: Magnitude(0, 256, 1, _DOWN),
+        image_ops.solarize_add: Magnitude(0, 110, 1, _DOWN),
     }
 
 
 def _geometry(shear: float, pixels: Magnitude, degrees: float) -> dict[Effect, Magnitude]:
     """Shears, translations and rotations up to the given magnitudes."""
     return {
-        effects.shear_x: Magnitude(0, shear, 0),
-        effects.shear_y: Magnitude(0, shear, 0),
-        effects.translate_x: pixels,
-        effects.translate_y: pixels,
-        effects.rotate: Magnitude(0, degrees, 0),
+        image_ops.shear_x: Magnitude(0, shear, 0),
+        image_ops.shear_y: Magnitude(0, shear, 0),
+        image_ops.translate_x: pixels,
+        image_ops.translate_y: pixels,
+        image_ops.rotate: Magnitude(0, degrees, 0),
     }

@@ -13,7 +13,7 @@ from benchmarks.resnet import architecture, records
 from benchmarks.resnet.architecture import Architecture
 from benchmarks.resnet.use import exhibits, weights
 from benchmarks.resnet.use.exhibits import Predictions
-from benchmarks.resnet.use.portable import Classifier
+from benchmarks.resnet.use.export import Classifier
 from benchmarks.uses import Exhibit, Imported, Uses
 from common.errors import ConfigError
 from common.foreign import files
@@ -56,7 +56,7 @@ class ClassifierUses(Uses):
     }
 
     def __init__(self, benchmark: Any, has_data: bool = True):
-        """`benchmark` is a `classifier.ResNet`, which imports this module.
+        """`benchmark` is a `classifier.ImageClassifier`, which imports this module.
 
         `has_data` is whether there are pictures to show.
         """

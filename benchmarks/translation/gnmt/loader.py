@@ -1,7 +1,7 @@
 """Loads the pairs of sentences of a split from text, from records, or from the run's cache.
 
 Text is two files with a sentence per line, whose words spaces separate.
-`benchmarks.translation.rows` defines the records. A packed row is cut into its pairs.
+`benchmarks.translation.schema` defines the records. A packed row is cut into its pairs.
 """
 
 import array
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.translation import rows
+from benchmarks.translation import schema
 from benchmarks.translation.gnmt.corpus import Corpus, Sentences, id_type, join_sentences
 from benchmarks.translation.vocabulary import EOS, Vocabulary, Words
 from common.console import Progress
@@ -221,7 +221,7 @@ def read_records(paths: Sequence[str], split: str, vocab_size: int, longest: int
             results.append(result)
             text = f"reading pairs, once per workdir: {len(results)} of {len(paths)} files"
             progress.at(sum(lengths[: len(results)]), text)
-    indices = rows.usable(paths, [file.packed for file in results], split)
+    indices = schema.usable(paths, [file.packed for file in results], split)
     paths, results = tuple(paths[i] for i in indices), [results[i] for i in indices]
     counts = tuple(file.count for file in results)
     numbers = [
@@ -238,19 +238,19 @@ def _read_file(path: str, vocab_size: int) -> _File:
     kinds: set[bool] = set()  # whether records are packed
 
     def add(chunk: Any, first: int) -> None:
-        for number, row in enumerate(rows.split(rows.columns(chunk)), first):
-            kinds.add(rows.is_packed(row))
-            wrong = rows.error(row, vocab_size)
+        for number, row in enumerate(schema.split(schema.columns(chunk)), first):
+            kinds.add(schema.is_packed(row))
+            wrong = schema.error(row, vocab_size)
             if len(kinds) > 1:
                 wrong = "packed rows and single pairs are mixed in this file"
             if wrong:
                 raise DataError(f"{record_name(path, number)}: {wrong}")
-            for pair in rows.pairs(row):
+            for pair in schema.pairs(row):
                 numbers.append(number)
                 for sentences, ids in zip(sides, pair, strict=True):
                     sentences.append(ids)
 
-    count = caches.count_records(path, add, rows.SCHEMA)
+    count = caches.count_records(path, add, schema.SCHEMA)
     joined = []
     for sentences in sides:
         ids = np.concatenate([np.zeros(0, np.int64), *sentences]).astype(id_type(vocab_size))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.translation.rows import FEATURES, SIDES
+from benchmarks.translation.schema import FEATURES, SIDES
 from common.data.shards import tensorflow
 
 _FULL = 0.01  # a row with no more free positions than this share is full: no pair could use them

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.translation.preparation import packing, vocabularies
 from benchmarks.translation.preparation.sources import Pair, Pairs, TextInput
-from benchmarks.translation.rows import SIDES
+from benchmarks.translation.schema import SIDES
 from benchmarks.translation.vocabulary import EOS, Vocabulary, parse_vocabulary
 from common import console, pools
 from common.data import records

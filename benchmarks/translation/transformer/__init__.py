@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.base import HostBatch, Terms
 from benchmarks.records import RecordBenchmark
 from benchmarks.translation import evaluation, translator
-from benchmarks.translation.rows import FEATURES
+from benchmarks.translation.schema import FEATURES
 from benchmarks.translation.transformer import losses, models, records, search
 from benchmarks.translation.translator import Length, Translator
 from benchmarks.translation.vocabulary import EOS
@@ -64,7 +64,7 @@ class Transformer(Translator, RecordBenchmark):
 
     # Data.
 
-    def open(self, split: str, described: bool = True) -> records.Records:
+    def open(self, split: str, trust_manifest: bool = True) -> records.Records:
         settings, is_train = self.settings, split == "train"
         return records.open_records(
             settings.data_dir,
@@ -73,7 +73,7 @@ class Transformer(Translator, RecordBenchmark):
             split,
             settings.row_length if is_train else self.eval_lengths[-1],
             self.vocabulary.size,
-            described=described,
+            trust_manifest=trust_manifest,
         )
 
     @functools.cached_property

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.translation import rows
-from benchmarks.translation.rows import SIDES
+from benchmarks.translation import schema
+from benchmarks.translation.schema import SIDES
 from common.data import caches, files
 from common.data.decoding import Batch, Reader
 from common.data.order import Order
@@ -70,7 +70,7 @@ class Records:
         segment.
         """
         tf = tensorflow()
-        parsed = tf.io.parse_single_example(serialized, rows.features())
+        parsed = tf.io.parse_single_example(serialized, schema.features())
         row = {}
         for side, length in zip(SIDES, (self.length, self.target_length), strict=True):
             for name in (side, f"{side}_segmentation", f"{side}_position"):
@@ -95,7 +95,7 @@ def open_records(
     length: int,
     vocab_size: int,
     *,
-    described: bool = True,
+    trust_manifest: bool = True,
 ) -> Records:
     """Opens TFRecords of sentence pairs, and logs how full the rows of training are.
 
@@ -111,16 +111,16 @@ def open_records(
       split: "train" or "eval".
       length: positions of a row, of each side; to evaluate, of inputs.
       vocab_size: the number of ids of the vocabulary.
-      described: whether the manifest may replace the scan.
+      trust_manifest: whether the manifest may replace the scan.
     """
     paths = files.find_shards(data_dir, patterns, split, marker="*")
-    described &= split == "train"
-    if described and (source := _from_manifest(data_dir, paths, length)):
+    trust_manifest &= split == "train"
+    if trust_manifest and (source := _from_manifest(data_dir, paths, length)):
         return _report(source)
     settings = {"length": length, "vocab_size": vocab_size, "split": split}
     key = {**settings, "facts": 2}  # the form of the results
     results = caches.scan_files(paths, lambda path: _scan_file(path, **settings), cache, key)
-    indices = rows.usable(paths, [row["packed"] for row in results], split)
+    indices = schema.usable(paths, [row["packed"] for row in results], split)
     paths, results = tuple(paths[i] for i in indices), [results[i] for i in indices]
     if not sum(row["count"] for row in results):
         raise DataError(f"no {split} records: the files in {data_dir!r} are empty")
@@ -153,7 +153,7 @@ def _other_length(path: str, packed_length: int, length: int) -> DataError:
 
 def _from_manifest(data_dir: str, paths: Sequence[str], length: int) -> Records | None:
     """The packed rows for training as the manifest describes them, if it does."""
-    content = rows.load_manifest(data_dir) if data_dir else None
+    content = schema.load_manifest(data_dir) if data_dir else None
     shards = content.describe(data_dir, paths) if content else None
     if not content or not shards:
         return None
@@ -222,9 +222,9 @@ def _scan_file(path: str, length: int, vocab_size: int, split: str) -> dict[str,
     facts |= {"sizes": {}, "left_out": []}  # sizes: how many packed rows have which length
 
     def check(chunk: Any, first: int) -> None:
-        for i, row in enumerate(rows.split(rows.columns(chunk)), first):
-            record, packed = record_name(path, i), rows.is_packed(row)
-            if wrong := rows.error(row, vocab_size):
+        for i, row in enumerate(schema.split(schema.columns(chunk)), first):
+            record, packed = record_name(path, i), schema.is_packed(row)
+            if wrong := schema.error(row, vocab_size):
                 raise DataError(f"{record}: {wrong}")
             if facts["packed"] not in (None, packed):
                 raise DataError(f"{record}: packed rows and single pairs are mixed in this file")
@@ -237,11 +237,11 @@ def _scan_file(path: str, length: int, vocab_size: int, split: str) -> dict[str,
                 )
             _add(facts, row, i, length if split == "train" else None)
 
-    facts["count"] = caches.count_records(path, check, rows.SCHEMA)
+    facts["count"] = caches.count_records(path, check, schema.SCHEMA)
     return facts
 
 
-def _add(facts: dict[str, Any], row: rows.Row, i: int, length: int | None) -> None:
+def _add(facts: dict[str, Any], row: schema.Row, i: int, length: int | None) -> None:
     """Adds record i to the facts of its file; it is left out if it is longer than `length`."""
     size = max(len(row[side]) for side in SIDES)
     if facts["packed"]:

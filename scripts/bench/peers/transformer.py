@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.base import Spec
-from benchmarks.translation.rows import FEATURES
+from benchmarks.translation.schema import FEATURES
 from benchmarks.translation.transformer.models import positions
 from scripts.bench.peers import Peer
 

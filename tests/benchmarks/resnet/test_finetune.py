@@ -15,7 +15,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 import benchmarks
 import train
-from benchmarks.resnet import ResNet
+from benchmarks.resnet import ImageClassifier
 from common.errors import CheckpointError, ConfigError
 from common.preparation import schema
 from engine.checkpoint import Checkpointer
@@ -238,7 +238,7 @@ def tuned(records, other, **overrides):
 @pytest.mark.slow
 def test_a_stopped_run_resumes_bit_for_bit(other, tiny_records, tmp_path, monkeypatch, caplog):
     """With patience, frozen parts, class weights, kept statistics, two rates and an average."""
-    monkeypatch.setattr(ResNet, "score", lambda self, rows: {"top_1_accuracy": 0.25})
+    monkeypatch.setattr(ImageClassifier, "score", lambda self, rows: {"top_1_accuracy": 0.25})
     config = tuned(tiny_records, other, patience=2)
     whole, cut = str(tmp_path / "whole"), str(tmp_path / "cut")
     with caplog.at_level(logging.INFO, logger="tpu_suite"):

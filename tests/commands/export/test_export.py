@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.resnet.use import portable
+from benchmarks.resnet.use.export import Classifier
 from commands import export
 from commands.export import formats
 from common.data import files
@@ -85,7 +85,7 @@ def test_every_variant_computes_the_same_as_flax(name, tmp_path):
     expected = np.asarray(jax.jit(partial(model.apply, train=False))(variables, inputs))
 
     path = str(tmp_path / "model.onnx")
-    draw = portable.Classifier(networks.keys(**keys), variables, spec).draw
+    draw = Classifier(networks.keys(**keys), variables, spec).draw
     formats.write("onnx", path, None, draw, {"key": "value"})
     computed = formats.read("onnx", path)({"images": pixels})["logits"]
     np.testing.assert_allclose(computed, expected, atol=1e-5 * np.abs(expected).max())

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.resnet.input import augment, effects
+from benchmarks.resnet.input import augment, image_ops
 from benchmarks.resnet.input.augment import Policy
-from tests.benchmarks.resnet.input.test_effects import noise
+from tests.benchmarks.resnet.input.test_image_ops import noise
 from tests.common.test_hashing import plain
 
 TEXTS = ("randaugment:2x9", "randaugment:2x6:0.5", "trivialaugment")
@@ -55,41 +55,47 @@ def test_refusals(text):
 # The magnitudes that the sources have for strengths of 0, 3, 6 and 10, with the sign +1 and -1.
 
 STRENGTHS = (0.0, 3.0, 6.0, 10.0)
-ENHANCED = {effects.colour, effects.contrast, effects.brightness, effects.sharpness}
-PLAIN = {effects.autocontrast, effects.equalize}
-MOVES = {effects.shear_x, effects.shear_y, effects.translate_x, effects.translate_y, effects.rotate}
+ENHANCED = {image_ops.colour, image_ops.contrast, image_ops.brightness, image_ops.sharpness}
+PLAIN = {image_ops.autocontrast, image_ops.equalize}
+MOVES = {
+    image_ops.shear_x,
+    image_ops.shear_y,
+    image_ops.translate_x,
+    image_ops.translate_y,
+    image_ops.rotate,
+}
 MAGNITUDES = {
     "randaugment:2x9": {
         **dict.fromkeys(ENHANCED, ([0.1, 0.64, 1.18, 1.9],) * 2),
-        effects.shear_x: ([0, 0.09, 0.18, 0.3], [0, -0.09, -0.18, -0.3]),
-        effects.shear_y: ([0, 0.09, 0.18, 0.3], [0, -0.09, -0.18, -0.3]),
-        effects.translate_x: ([0, 30, 60, 100], [0, -30, -60, -100]),
-        effects.translate_y: ([0, 30, 60, 100], [0, -30, -60, -100]),
-        effects.rotate: ([0, 9, 18, 30], [0, -9, -18, -30]),
-        effects.posterize: ([0, 1, 2, 4],) * 2,
-        effects.solarize: ([0, 76, 153, 256],) * 2,
-        effects.solarize_add: ([0, 33, 66, 110],) * 2,
+        image_ops.shear_x: ([0, 0.09, 0.18, 0.3], [0, -0.09, -0.18, -0.3]),
+        image_ops.shear_y: ([0, 0.09, 0.18, 0.3], [0, -0.09, -0.18, -0.3]),
+        image_ops.translate_x: ([0, 30, 60, 100], [0, -30, -60, -100]),
+        image_ops.translate_y: ([0, 30, 60, 100], [0, -30, -60, -100]),
+        image_ops.rotate: ([0, 9, 18, 30], [0, -9, -18, -30]),
+        image_ops.posterize: ([0, 1, 2, 4],) * 2,
+        image_ops.solarize: ([0, 76, 153, 256],) * 2,
+        image_ops.solarize_add: ([0, 33, 66, 110],) * 2,
     },
     "randaugment:2x6:0.5": {
         **dict.fromkeys(ENHANCED, ([1, 1.27, 1.54, 1.9], [1, 0.73, 0.46, 0.1])),
-        effects.shear_x: ([0, 0.09, 0.18, 0.3], [0, -0.09, -0.18, -0.3]),
-        effects.shear_y: ([0, 0.09, 0.18, 0.3], [0, -0.09, -0.18, -0.3]),
-        effects.translate_x: ([0, 27, 54, 90], [0, -27, -54, -90]),
-        effects.translate_y: ([0, 27, 54, 90], [0, -27, -54, -90]),
-        effects.rotate: ([0, 9, 18, 30], [0, -9, -18, -30]),
-        effects.posterize: ([4, 3, 2, 0],) * 2,
-        effects.solarize: ([256, 180, 103, 0],) * 2,
-        effects.solarize_add: ([0, 33, 66, 110],) * 2,
+        image_ops.shear_x: ([0, 0.09, 0.18, 0.3], [0, -0.09, -0.18, -0.3]),
+        image_ops.shear_y: ([0, 0.09, 0.18, 0.3], [0, -0.09, -0.18, -0.3]),
+        image_ops.translate_x: ([0, 27, 54, 90], [0, -27, -54, -90]),
+        image_ops.translate_y: ([0, 27, 54, 90], [0, -27, -54, -90]),
+        image_ops.rotate: ([0, 9, 18, 30], [0, -9, -18, -30]),
+        image_ops.posterize: ([4, 3, 2, 0],) * 2,
+        image_ops.solarize: ([256, 180, 103, 0],) * 2,
+        image_ops.solarize_add: ([0, 33, 66, 110],) * 2,
     },
     "trivialaugment": {
         **dict.fromkeys(ENHANCED, ([1, 1.297, 1.594, 1.99], [1, 0.703, 0.406, 0.01])),
-        effects.shear_x: ([0, 0.297, 0.594, 0.99], [0, -0.297, -0.594, -0.99]),
-        effects.shear_y: ([0, 0.297, 0.594, 0.99], [0, -0.297, -0.594, -0.99]),
-        effects.translate_x: ([0, 9, 19, 32], [0, -9, -19, -32]),
-        effects.translate_y: ([0, 9, 19, 32], [0, -9, -19, -32]),
-        effects.rotate: ([0, 40.5, 81, 135], [0, -40.5, -81, -135]),
-        effects.posterize: ([8, 6, 4, 2],) * 2,
-        effects.solarize: ([255, 178.5, 102, 0],) * 2,
+        image_ops.shear_x: ([0, 0.297, 0.594, 0.99], [0, -0.297, -0.594, -0.99]),
+        image_ops.shear_y: ([0, 0.297, 0.594, 0.99], [0, -0.297, -0.594, -0.99]),
+        image_ops.translate_x: ([0, 9, 19, 32], [0, -9, -19, -32]),
+        image_ops.translate_y: ([0, 9, 19, 32], [0, -9, -19, -32]),
+        image_ops.rotate: ([0, 40.5, 81, 135], [0, -40.5, -81, -135]),
+        image_ops.posterize: ([8, 6, 4, 2],) * 2,
+        image_ops.solarize: ([255, 178.5, 102, 0],) * 2,
     },
 }
 
@@ -106,9 +112,9 @@ def test_magnitudes(text):
 
 def test_the_operations_of_each_source():
     kinds = [set(augment._space(Policy.parse(text), 200)) for text in TEXTS]
-    common = {*PLAIN, *ENHANCED, effects.posterize, effects.solarize, *MOVES}
-    assert kinds[0] == kinds[1] == common | {effects.invert, effects.solarize_add}
-    assert kinds[2] == common | {effects.identity}
+    common = {*PLAIN, *ENHANCED, image_ops.posterize, image_ops.solarize, *MOVES}
+    assert kinds[0] == kinds[1] == common | {image_ops.invert, image_ops.solarize_add}
+    assert kinds[2] == common | {image_ops.identity}
 
 
 def test_each_of_the_31_strengths_of_trivial_augment_is_as_torchvisions():
@@ -117,7 +123,7 @@ def test_each_of_the_31_strengths_of_trivial_augment_is_as_torchvisions():
     k = np.arange(31)
     pixels, bits = (
         np.asarray(jax.jit(space[effect])(jnp.asarray(k, jnp.float32) / 3, jnp.ones(31)))
-        for effect in (effects.translate_x, effects.posterize)
+        for effect in (image_ops.translate_x, image_ops.posterize)
     )
     assert (pixels == 32 * k // 30).all()
     assert (bits == 8 - np.round(k / 5)).all()

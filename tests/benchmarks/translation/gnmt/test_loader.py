@@ -17,7 +17,7 @@ from benchmarks.translation import vocabulary
 from benchmarks.translation.gnmt import loader
 from benchmarks.translation.gnmt.corpus import Buckets, bucket_batches, id_type
 from benchmarks.translation.preparation import packing
-from benchmarks.translation.rows import FEATURES
+from benchmarks.translation.schema import FEATURES
 from common.data import records as shard_files
 from common.errors import ConfigError, DataError
 from tests.benchmarks.translation import bpe_fixture, sentences_fixture

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.translation.preparation import packing
-from benchmarks.translation.rows import FEATURES, SIDES
+from benchmarks.translation.schema import FEATURES, SIDES
 from common.data.shards import tensorflow
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.translation import vocabulary
-from benchmarks.translation.rows import SIDES
+from benchmarks.translation.schema import SIDES
 from common.data import records as shard_files
 from common.data.shards import tensorflow
 from common.errors import DataError

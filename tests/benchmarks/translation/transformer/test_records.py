@@ -6,9 +6,9 @@ import logging
 import numpy as np
 import pytest
 
-from benchmarks.translation import rows
+from benchmarks.translation import schema
 from benchmarks.translation.preparation import packing
-from benchmarks.translation.rows import FEATURES
+from benchmarks.translation.schema import FEATURES
 from benchmarks.translation.transformer import records
 from benchmarks.translation.vocabulary import Vocabulary
 from common.data import records as shard_files
@@ -208,10 +208,10 @@ def test_a_vocabulary_that_is_another_s(tmp_path):
         write(tmp_path / NAME.format(k), packed_rows())
     vocabulary = Vocabulary(b"", "")
     vocabulary.digest = "cd" * 32
-    rows.check_vocabulary(str(tmp_path), vocabulary, "other")
+    schema.check_vocabulary(str(tmp_path), vocabulary, "other")
     manifest_of(tmp_path)
     words = f"^other is not .* {tmp_path}/ .*cdcdcdcdcdcd, .*abababababab.* use {tmp_path}/vocab."
     with pytest.raises(DataError, match=words):
-        rows.check_vocabulary(f"{tmp_path}/", vocabulary, "other")
+        schema.check_vocabulary(f"{tmp_path}/", vocabulary, "other")
     vocabulary.digest = "ab" * 32
-    rows.check_vocabulary(str(tmp_path), vocabulary, "other")
+    schema.check_vocabulary(str(tmp_path), vocabulary, "other")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from benchmarks.resnet.input import effects
+from benchmarks.resnet.input import image_ops
 
 FILL = (128.0, 7.0, 200.0)
 BILINEAR, AFFINE = Image.Resampling.BILINEAR, Image.Transform.AFFINE
@@ -53,10 +53,10 @@ def compare(effect, pillow, magnitudes, most, pictures=None):
 @pytest.mark.parametrize(
     ("effect", "pillow"),
     [
-        (effects.colour, ImageEnhance.Color),
-        (effects.contrast, ImageEnhance.Contrast),
-        (effects.brightness, ImageEnhance.Brightness),
-        (effects.sharpness, ImageEnhance.Sharpness),
+        (image_ops.colour, ImageEnhance.Color),
+        (image_ops.contrast, ImageEnhance.Contrast),
+        (image_ops.brightness, ImageEnhance.Brightness),
+        (image_ops.sharpness, ImageEnhance.Sharpness),
     ],
 )
 def test_enhancers(effect, pillow):
@@ -76,13 +76,13 @@ def test_enhancers(effect, pillow):
 @pytest.mark.parametrize(
     ("effect", "pillow", "magnitudes", "most"),
     [
-        (effects.posterize, ImageOps.posterize, (1, 2, 4, 7, 8), 0),
-        (effects.solarize, ImageOps.solarize, (0, 1, 100, 255, 256), 0),
-        (effects.invert, lambda image, _: ImageOps.invert(image), (0,), 0),
-        (effects.autocontrast, lambda image, _: ImageOps.autocontrast(image), (0,), 1.001),
-        (effects.equalize, lambda image, _: ImageOps.equalize(image), (0,), 0),
-        (effects.identity, lambda image, _: image, (0,), 0),
-        (effects.solarize_add, lambda image, n: image.point(added(n)), (0, 37, 128), 0),
+        (image_ops.posterize, ImageOps.posterize, (1, 2, 4, 7, 8), 0),
+        (image_ops.solarize, ImageOps.solarize, (0, 1, 100, 255, 256), 0),
+        (image_ops.invert, lambda image, _: ImageOps.invert(image), (0,), 0),
+        (image_ops.autocontrast, lambda image, _: ImageOps.autocontrast(image), (0,), 1.001),
+        (image_ops.equalize, lambda image, _: ImageOps.equalize(image), (0,), 0),
+        (image_ops.identity, lambda image, _: image, (0,), 0),
+        (image_ops.solarize_add, lambda image, n: image.point(added(n)), (0, 37, 128), 0),
     ],
 )
 def test_values(effect, pillow, magnitudes, most):
@@ -97,14 +97,14 @@ def test_luma_is_pillows():
     edges = [(0, 62, 229), (0, 183, 27), (1, 63, 230), (0, 52, 184), (1, 53, 185), (255, 255, 255)]
     picture = np.concatenate([noise(200, 200).reshape(-1, 3), np.array(edges, np.uint8)])[None]
     expected = np.asarray(Image.fromarray(picture).convert("L"))
-    grey = jax.jit(effects._grey)(jnp.asarray(picture[None], jnp.float32))
+    grey = jax.jit(image_ops._grey)(jnp.asarray(picture[None], jnp.float32))
     np.testing.assert_array_equal(grey[0, ..., 0], expected)
 
 
 def test_a_stretched_channel_begins_at_0_and_ends_at_255():
     picture = noise(low=40, high=140)
     picture[..., 1] = 9
-    result = ours(effects.autocontrast, [picture], [0])[0]
+    result = ours(image_ops.autocontrast, [picture], [0])[0]
     for i in (0, 2):
         channel = picture[..., i].astype(float)
         expected = np.interp(channel, [channel.min(), channel.max()], [0, 255])
@@ -117,12 +117,12 @@ def added(amount):
 
 
 def test_no_bits_are_black():
-    assert not ours(effects.posterize, [noise()], [0]).any()
+    assert not ours(image_ops.posterize, [noise()], [0]).any()
 
 
 def test_rows_have_magnitudes_of_their_own():
     pictures = [noise(seed=seed) for seed in range(3)]
-    for effect in (effects.contrast, effects.posterize, effects.solarize):
+    for effect in (image_ops.contrast, image_ops.posterize, image_ops.solarize):
         together = ours(effect, pictures, [2, 4, 5])
         for picture, magnitude, result in zip(pictures, [2, 4, 5], together, strict=True):
             np.testing.assert_allclose(ours(effect, [picture], [magnitude])[0], result, atol=1e-3)
@@ -131,10 +131,10 @@ def test_rows_have_magnitudes_of_their_own():
 # Geometry. The height is no multiple of the blocks that a product moves.
 
 MATRICES = {
-    effects.shear_x: lambda m: (1, m, 0, 0, 1, 0),
-    effects.shear_y: lambda m: (1, 0, 0, m, 1, 0),
-    effects.translate_x: lambda m: (1, 0, m, 0, 1, 0),
-    effects.translate_y: lambda m: (1, 0, 0, 0, 1, m),
+    image_ops.shear_x: lambda m: (1, m, 0, 0, 1, 0),
+    image_ops.shear_y: lambda m: (1, 0, 0, m, 1, 0),
+    image_ops.translate_x: lambda m: (1, 0, m, 0, 1, 0),
+    image_ops.translate_y: lambda m: (1, 0, 0, 0, 1, m),
 }
 SHEARS, MOVES = (0.0, 0.07, -0.29, 0.99, -1.0), (0.0, 3.0, -7.0, 2.3, -11.6, 40.0)
 GENTLE = (0.0, 0.07, -0.29, 0.3, -0.3)
@@ -143,12 +143,12 @@ GENTLE = (0.0, 0.07, -0.29, 0.3, -0.3)
 @pytest.mark.parametrize(
     ("effect", "magnitudes"),
     [
-        (effects.shear_x, SHEARS),
-        (effects.shear_y, SHEARS),
-        (functools.partial(effects.shear_x, most=0.3), GENTLE),
-        (functools.partial(effects.shear_y, most=0.3), GENTLE),
-        (effects.translate_x, MOVES),
-        (effects.translate_y, MOVES),
+        (image_ops.shear_x, SHEARS),
+        (image_ops.shear_y, SHEARS),
+        (functools.partial(image_ops.shear_x, most=0.3), GENTLE),
+        (functools.partial(image_ops.shear_y, most=0.3), GENTLE),
+        (image_ops.translate_x, MOVES),
+        (image_ops.translate_y, MOVES),
     ],
 )
 def test_shears_and_translations(effect, magnitudes):
@@ -171,7 +171,7 @@ def test_shears_and_translations(effect, magnitudes):
 def test_a_source_on_the_border_is_inside_at_the_left_alone():
     """Half a pixel to the right, the first source is at 0, the border; to the left, the last."""
     picture = noise()
-    right, left = ours(effects.translate_x, [picture] * 2, [-0.5, 0.5], FILL)
+    right, left = ours(image_ops.translate_x, [picture] * 2, [-0.5, 0.5], FILL)
     half = (picture[:, 1:].astype(float) + picture[:, :-1]) / 2
     np.testing.assert_allclose(right[:, 0], picture[:, 0])
     np.testing.assert_allclose(right[:, 1:], half)
@@ -188,7 +188,7 @@ ANGLES = (0.0, 5.0, -17.0, 30.0, 44.0, -46.0, 90.0, -90.0, 133.0, 180.0, 300.0)
 )
 def test_rotation_of_smooth_images(size, most, angles):
     picture = smooth(size, size)
-    rotate = functools.partial(effects.rotate, most=most)
+    rotate = functools.partial(image_ops.rotate, most=most)
     changed = ours(rotate, [picture] * len(angles), angles, FILL)
     for angle, result in zip(angles, changed, strict=True):
         expected = Image.fromarray(picture).rotate(angle, BILINEAR, fillcolor=(128, 7, 200))
@@ -201,7 +201,7 @@ def test_rotation_of_smooth_images(size, most, angles):
 def test_rotation_of_noise():
     """Quarter turns are exact. Three shears smooth noise more than one interpolation does."""
     picture = noise(32, 32)
-    changed = ours(effects.rotate, [picture] * len(ANGLES), ANGLES, FILL)
+    changed = ours(image_ops.rotate, [picture] * len(ANGLES), ANGLES, FILL)
     for angle, result in zip(ANGLES, changed, strict=True):
         expected = np.asarray(Image.fromarray(picture).rotate(angle, BILINEAR), np.float32)
         if angle % 90 == 0:

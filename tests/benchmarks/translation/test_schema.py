@@ -13,7 +13,7 @@ import pytest
 import sentencepiece
 
 import benchmarks
-from benchmarks.translation import rows, vocabulary
+from benchmarks.translation import schema, vocabulary
 from benchmarks.translation.preparation import packing, vocabularies
 from benchmarks.translation.vocabulary import EOS, split_tokens
 from common.data import records
@@ -37,21 +37,21 @@ def write(folder, content):
 
 
 def test_everything_that_it_says(tmp_path):
-    loaded: Any = rows.load_manifest(write(tmp_path, CONTENT))
+    loaded: Any = schema.load_manifest(write(tmp_path, CONTENT))
     shards = {
-        "a": rows.ManifestShard(3, 7, (10, 8)),
-        "b": rows.ManifestShard(1, 2, (6, 5)),
+        "a": schema.ManifestShard(3, 7, (10, 8)),
+        "b": schema.ManifestShard(1, 2, (6, 5)),
     }
-    assert loaded == rows.DataManifest(256, "vocab.subwords", "ab", shards)
+    assert loaded == schema.DataManifest(256, "vocab.subwords", "ab", shards)
     paths = [f"{tmp_path}/b", f"{tmp_path}/a"]
     assert loaded.describe(f"{tmp_path}/", paths) == [shards["b"], shards["a"]]
     assert loaded.describe(str(tmp_path), [*paths, f"{tmp_path}/c"]) is None
 
 
 def test_none_and_those_of_other_data(tmp_path):
-    assert rows.load_manifest(str(tmp_path)) is None
-    assert rows.load_manifest(write(tmp_path, {"num_label_classes": 4, "classes": []})) is None
-    assert rows.load_manifest(write(tmp_path, CONTENT | {"kind": "speech"})) is None
+    assert schema.load_manifest(str(tmp_path)) is None
+    assert schema.load_manifest(write(tmp_path, {"num_label_classes": 4, "classes": []})) is None
+    assert schema.load_manifest(write(tmp_path, CONTENT | {"kind": "speech"})) is None
 
 
 @pytest.mark.parametrize("missing", ["length", "vocabulary", "splits", "tokens"])
@@ -59,7 +59,7 @@ def test_another_form_is_one_line(tmp_path, missing):
     content = copy.deepcopy(CONTENT)
     del (content["splits"]["train"]["shards"][0] if missing == "tokens" else content)[missing]
     with pytest.raises(DataError, match=f"^{tmp_path}/manifest.json was not .*'{missing}'"):
-        rows.load_manifest(write(tmp_path, content))
+        schema.load_manifest(write(tmp_path, content))
 
 
 # --- Records and a vocabulary that do not belong together: MLPerf's reference's folder in small.
@@ -116,7 +116,7 @@ def write_records(folder, made_with, file, packed=False):
 def fault(folder, split="eval"):
     path = f"{folder}/{TRAIN if split == 'train' else DEV}"
     loaded = vocabulary.load_vocabulary(f"{folder}/vocab.ende.32768")
-    return rows.vocabulary_error(loaded, [path])
+    return schema.vocabulary_error(loaded, [path])
 
 
 @pytest.mark.parametrize(("made_with", "file"), [(FILE, FILE), (LOADED, LOADED)])
@@ -188,4 +188,4 @@ def test_sentencepiece_without_the_letters_of_the_text(tmp_path):
     assert all(made.unknown in source for source, _ in pairs)
     data = [packing.serialize_example({"inputs": s, "targets": t}) for s, t in pairs]
     records.write_shard(f"{tmp_path}/{DEV}", data)
-    assert rows.vocabulary_error(made, [f"{tmp_path}/{DEV}"]) == ("", False)
+    assert schema.vocabulary_error(made, [f"{tmp_path}/{DEV}"]) == ("", False)
