@@ -33,6 +33,11 @@ def encoded(image, kind="JPEG", **more):
     return file.getvalue()
 
 
+def pictures(names, kind="JPEG"):
+    """{name: bytes} of different pictures."""
+    return {name: encoded(picture(i), kind) for i, name in enumerate(names)}
+
+
 def add(tar, name, data):
     info = tarfile.TarInfo(name)
     info.size = len(data)
