@@ -140,11 +140,7 @@ def test_a_run_resumes_bit_for_bit(held_out, other, tiny_ratings, tmp_path, capl
 
 @pytest.mark.parametrize(
     ("keys", "sizes", "target", "patience"),
-    [
-        ({}, None, 0.0, 3),
-        ({"target": 0.5}, None, 0.5, 0),
-        ({}, "those of the data", 0.635, 0),
-    ],
+    [({}, None, 0.0, 3), ({"target": 0.5}, None, 0.5, 0), ({}, "those of the data", 0.635, 0)],
 )
 def test_mlperfs_target_is_for_ml_20m(
     keys, sizes, target, patience, tiny_ratings, tmp_path, monkeypatch

@@ -175,7 +175,7 @@ def test_which_data_are_read(tiny_records):
     answers = [benchmarks.needs_data_dir(make_tiny_config("", dataset=key)) for key in keys]
     assert answers == [True, False, False]
     assert [bare(num_train_images=0).nominal_examples(k) for k in ("train", "eval")] == [
-        *(1_281_167, 50_000),
+        *(1_281_167, 50_000)
     ]
     few = bare(num_train_images=90, num_eval_images=23)
     assert [few.nominal_examples(split) for split in ("train", "eval")] == [90, 23]

@@ -89,8 +89,7 @@ def test_safetensors(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "data"),
-    [("x.h5", b"\x89HDF\r\n\x1a\n"), ("x.pth", b""), ("x.pth", b"hello")],
+    ("name", "data"), [("x.h5", b"\x89HDF\r\n\x1a\n"), ("x.pth", b""), ("x.pth", b"hello")]
 )
 def test_what_is_no_file_of_weights(name, data, tmp_path):
     (tmp_path / name).write_bytes(data * 9)

@@ -44,10 +44,7 @@ CASES = {
     "245 photos": ("imagenet", lambda f: photos(f, 81, (230, 300)), "finetune", RESNET, 16, 224),
     "32 pixels": ("imagenet", lambda f: photos(f, 25, (32, 32)), "finetune", RESNET, 8, 64),
     "160 pixels": ("imagenet", lambda f: photos(f, 9, (160, 161)), "finetune", RESNET, 8, 160),
-    "boxes": (
-        *("coco", coco_flags, "finetune.py:ssd"),
-        *(foreign.RESNET.format(depth=34), 8, 300),
-    ),
+    "boxes": (*("coco", coco_flags, "finetune.py:ssd"), *(foreign.RESNET.format(depth=34), 8, 300)),
     "masks": (
         *("coco", lambda f: coco_flags(f, "--masks"), "finetune.py:mask_rcnn"),
         *(foreign.MASK_RCNN, 8, None),

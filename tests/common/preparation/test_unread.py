@@ -91,10 +91,7 @@ SHOP = "our shop\nuser,item\n" + "1,2\n" * 99
     [
         (pictures(["IMG_1.jpg", "IMG_2.jpg", "3.jpg"]), "into a folder of its name"),
         ({"t.csv": "photo,kind\n" + "".join(f"{i}.jpg,a\n" for i in range(9))}, "lists photos"),
-        (
-            {"a.csv": TABLE, "b.csv": TABLE * 9},
-            "interactions {}/b.csv --user=COLUMN --item=COLUMN",
-        ),
+        ({"a.csv": TABLE, "b.csv": TABLE * 9}, "interactions {}/b.csv --user=COLUMN --item=COLUMN"),
         ({"a.csv": TABLE, "b.csv": SHOP}, "b.csv, line 1 has 1 columns, and others 2"),
     ],
 )

@@ -228,10 +228,7 @@ FOLDERS = {
         }
         | {f"pets/images/{name}/{name}.jpg": JPEG for name in "abc"}
         | {f"pets/labels/{name}/{name}.txt": CAT_LINE for name in "abc"},
-        {
-            "train": {"pets/images/a/a.jpg": [CAT]},
-            "val": {"pets/images/b/b.jpg": [CAT]},
-        },
+        {"train": {"pets/images/a/a.jpg": [CAT]}, "val": {"pets/images/b/b.jpg": [CAT]}},
     ),
 }
 

@@ -85,33 +85,21 @@ COLUMNS = {
         "user,item,timestamp,created_at",
         lambda u, i, t: f"{u},{i},NULL,{stamp(t, '%Y-%m-%d %H:%M:%S')}",
     ),
-    "days of a spreadsheet": (
-        "user,item,time",
-        lambda u, i, t: f"{u},{i},{t / DAY + 25569:.6f}",
-    ),
+    "days of a spreadsheet": ("user,item,time", lambda u, i, t: f"{u},{i},{t / DAY + 25569:.6f}"),
     "decimal commas": (
         "user;item;rating;time",
         lambda u, i, t: f"{u};{i};4,5;{t / DAY + 25569:.6f}".replace(".", ","),
     ),
     "blanks behind commas": ("user, item, text, ts", lambda u, i, t: f"{u}, {i}, the film, {t}"),
     "words between tabs": ("user\titem\tts", lambda u, i, t: f"{u}\tThe red one, part {i}\t{t}"),
-    "words between tabs, no header": (
-        "",
-        lambda u, i, t: f"{u}\t{i}\t4\t{t}",
-    ),
-    "dates, no header": (
-        "",
-        lambda u, i, t: f"{u},{i},{stamp(t, '%Y-%m-%d %H:%M:%S')}",
-    ),
+    "words between tabs, no header": ("", lambda u, i, t: f"{u}\t{i}\t4\t{t}"),
+    "dates, no header": ("", lambda u, i, t: f"{u},{i},{stamp(t, '%Y-%m-%d %H:%M:%S')}"),
     "dates behind ratings, no header": (
         "",
         lambda u, i, t: f"{u};{i};4,5;{stamp(t, '%d.%m.%Y %H:%M:%S')}",
     ),
     "milliseconds, no header": ("", lambda u, i, t: f"{u},{i},{t}000"),
-    "Amazon, no header": (
-        "",
-        lambda u, i, t: f"B{i:09},A{u:013},5.0,{t}",
-    ),
+    "Amazon, no header": ("", lambda u, i, t: f"B{i:09},A{u:013},5.0,{t}"),
 }
 
 
