@@ -20,7 +20,7 @@ from common.errors import UserError
 from common.preparation.folders import Folder
 from scripts import prepare
 from tests.benchmarks.ncf.preparation.test_interactions import make, read_back, write
-from tests.helpers.preparation import leaves
+from tests.helpers.preparation import leaves, place
 
 DRAW = random.Random(0)
 EVENTS = [(DRAW.randrange(9), DRAW.randrange(20), 1_700_000_000 + 61 * k) for k in range(120)]
@@ -352,10 +352,8 @@ FOLDERS = {
 @pytest.mark.parametrize("name", FOLDERS)
 def test_other_tables_in_a_folder_are_taken_or_named(name, tmp_path):
     others, words = FOLDERS[name]
-    for file, content in others.items():
-        write(tmp_path, file, content)
-    write(tmp_path, "z.csv", log("user,item,ts", "{},{},{}".format))
-    (reading,) = interactions.readings(Folder.open(str(tmp_path)))
+    log_file = {"z.csv": log("user,item,ts", "{},{},{}".format)}
+    (reading,) = interactions.readings(place(tmp_path, others | log_file))
     assert re.search(words, reading.found)
 
 
@@ -369,10 +367,8 @@ def test_other_tables_in_a_folder_are_taken_or_named(name, tmp_path):
     ],
 )
 def test_rows_for_evaluation_come_last(files, order, tmp_path):
-    for file in files:
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        write(tmp_path, file, "user,item\n1,2\n")
-    (reading,) = interactions.readings(Folder.open(str(tmp_path)))
+    folder = place(tmp_path, dict.fromkeys(files, "user,item\n1,2\n"))
+    (reading,) = interactions.readings(folder)
     assert reading.arguments == [str(tmp_path / files[i]) for i in order]
 
 
@@ -425,9 +421,10 @@ def test_the_advice_for_unknown_columns_works_and_is_given_for_a_folder_too(name
 
 
 def test_photos_and_notes_are_no_tables(tmp_path):
-    write(tmp_path, "labels.csv", "photo,breed\na.jpg,cat\n")
-    for k in range(3):
-        write(tmp_path, f"{k}.jpg", b"\xff\xd8")
-    write(tmp_path, "readme.txt", "Some words\nand more, of them\n")
-    write(tmp_path, "classes.txt", "\ufeffcat\r\ndog\r\nbird\r\n")
-    assert interactions.readings(Folder.open(str(tmp_path))) == []
+    files = {f"{k}.jpg": b"\xff\xd8" for k in range(3)}
+    files |= {
+        "labels.csv": "photo,breed\na.jpg,cat\n",
+        "readme.txt": "Some words\nand more, of them\n",
+    }
+    files |= {"classes.txt": "\ufeffcat\r\ndog\r\nbird\r\n"}
+    assert interactions.readings(place(tmp_path, files)) == []

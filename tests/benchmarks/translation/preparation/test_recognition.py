@@ -8,6 +8,7 @@ from benchmarks.translation.preparation import recognition
 from benchmarks.translation.preparation.corpora import Question
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
+from tests.helpers.preparation import place
 
 
 def lines(part, language, count=40):
@@ -42,11 +43,8 @@ def tables(*pairs, header=True):
 
 
 def recognised(tmp_path, files, *flags):
-    for name, content in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, "utf-8")
-    return recognition.readings(dataclasses.replace(Folder.open(str(tmp_path)), flags=flags))
+    folder = place(tmp_path, files)
+    return recognition.readings(dataclasses.replace(folder, flags=flags))
 
 
 def chosen(tmp_path, files, *flags):
