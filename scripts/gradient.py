@@ -31,7 +31,7 @@ from engine.cluster import preemption
 
 ALREADY_FINISHED = 3  # exit code of the step `begin`
 RECORD = "job.json"  # the flags of the run that ended
-COPIES = "copied_by_job.json"  # among the copies: their names
+COPIES = "copied_by_job.json"  # among the copies: their names, each with its STAGE_FROM
 METADATA = "gradient-model-metadata.json"
 SWITCHES = ("KEEP_INPUT", "DELETE_INPUT", "EXPORT_MODEL")
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -204,26 +204,32 @@ def stage(request: Request, groups: Sequence[Sequence[str]]) -> None:
     if not any(found[pattern] for pattern in groups[0]):
         raise UserError(f"STAGE_FROM={source} holds no files {' or '.join(groups[0])}")
     names = {path.removeprefix(f"{source}/") for paths in found.values() for path in paths}
-    new = sorted(names - _copies(request)) if target.exists() else ()
+    copies = _copies(request)
+    new = sorted(names - copies.keys()) if target.exists() else ()
     if foreign := [target / name for name in new if (target / name).exists()]:
         raise UserError(f"{foreign[0]} is no copy of this job: move it away")
-    _write(target / COPIES, dict.fromkeys(sorted(names | _copies(request))))
+    for name, origin in copies.items():
+        if name not in names or origin != str(source):
+            (target / name).unlink(missing_ok=True)
+    _write(target / COPIES, dict.fromkeys(sorted(names), str(source)))
     _say(f"staging {count(len(names), 'file')} from {source} into {target}")
     progress = console.ProgressBar("staging", len(names), "files")
 
     def copy(name: str) -> None:
         original, path = source / name, target / name
         try:
-            size = original.stat().length
-            if not original.is_dir() and not (path.exists() and path.stat().length == size):
-                if "://" not in str(path):
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                original.copy(path, overwrite=True)
-                if (arrived := path.stat().length) != size:
-                    raise OSError(f"{arrived} bytes arrived, not {size}; did it change?")
+            status = original.stat()
+            if status.is_directory or (path.exists() and path.stat().length == status.length):
+                progress.add(1)
+                return
+            if "://" not in str(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            original.copy(path, overwrite=True)
+            if (arrived := path.stat().length) != status.length:
+                raise OSError(f"{arrived} bytes arrived, not {status.length}; did it change?")
         except Exception as error:  # errors of the disk, or TensorFlow's classes
             raise UserError(f"cannot stage {original}: {one_line(error)}") from error
-        progress.add(1, size)
+        progress.add(1, status.length)
 
     with futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(copy, names))
@@ -254,10 +260,10 @@ def clear_input(request: Request) -> None:
             _say(f"{folder} keeps {some(left, 1)}, which the job did not copy{hint}")
 
 
-def _copies(request: Request) -> set[str]:
-    """The names of the files that the job has copied, or was about to."""
-    names = _read(request.staged / COPIES)
-    return {name for name in names if name[:1] != "/" and ".." not in name.split("/")}
+def _copies(request: Request) -> dict[str, Any]:
+    """The files that the job has copied, or was about to: {name: STAGE_FROM}."""
+    listed = _read(request.staged / COPIES)
+    return {k: v for k, v in listed.items() if k[:1] != "/" and ".." not in k.split("/")}
 
 
 def _read(path: epath.Path) -> dict[str, Any]:

@@ -227,7 +227,7 @@ def test_signals_go_to_the_child_and_stop_what_follows():
 
 FLAGS_8 = ["--config=configs/digits.py", "--config.train_steps=8"]
 DATA = rules.entry("resnet").files
-RECORDS = {"train-00000-of-00002": b"one", "train-00001-of-00002": b"two", "validation-0": b"v"}
+RECORDS = {"train-00000-of-00002": b"one", "train-00001-of-00002": b"", "validation-0": b"v"}
 SCORES = {2: 0.2, 4: 0.9, 6: 0.9, 8: None}  # two equals, the earlier counts; the last is nan
 
 
@@ -389,6 +389,15 @@ def test_killed_while_copying_the_same_command_goes_on(trained, source, monkeypa
     }
     gradient.finish(request)
     assert tree(folder) == {"notes/mine": b"m"}
+
+
+def test_copies_of_another_folder_are_no_copies_of_this_one(trained, source, tmp_path):
+    assert gradient.begin(job(trained, STAGE_FROM=source)) == 0
+    for name in ("train-00000-of-00002", "train-1"):  # the first of the same size
+        put(tmp_path / "other" / name, b"ONE")
+    request = job(trained, STAGE_FROM=f"{tmp_path}/other")
+    assert gradient.begin(request) == 0
+    assert copies(trained) == {"train-00000-of-00002": b"ONE", "train-1": b"ONE"}
 
 
 def test_a_file_in_the_way_is_never_replaced(trained, source):
