@@ -171,10 +171,10 @@ def test_what_cannot_be_read_is_one_line(tmp_path, name, text, keys):
 
 def test_a_second_form_is_named(tmp_path):
     """A few LabelMe files beside VIA's: a question with both, and a line for the other one."""
-    files = {f"{i}.jpg": JPEG for i in range(6)}
-    files["via.json"] = via(*((f"{i}.jpg", RECT, "cat") for i in range(6)))
-    files["0.json"] = labelme("0.jpg", ("cat", [[1, 1], [9, 9]], "rectangle", None))
-    data = place(tmp_path, files)
+    photos = {f"{i}.jpg": JPEG for i in range(6)}
+    one = labelme("0.jpg", ("cat", [[1, 1], [9, 9]], "rectangle", None))
+    files = {"0.json": one, "via.json": via(*((name, RECT, "cat") for name in photos))}
+    data = place(tmp_path, {**photos, **files})
     found = {row.form: row.found for row in coco.readings(data)}
     assert found.keys() == {"labelme", "via"}
     assert "1 label file" in found["labelme"] and "via.json" in found["via"]
