@@ -71,11 +71,11 @@ def test_a_benchmark_without_a_module_has_no_log(monkeypatch):
 
 
 def test_a_log_that_cannot_be_written_ends_the_run_in_one_line(tmp_path):
-    (tmp_path / mlperf.LOG).mkdir(parents=True)
-    file = mlperf._File(str(tmp_path))
-    file._text = "a line\n"
-    with pytest.raises(ConfigError, match=f"cannot write {tmp_path}"):
-        file.flush()
+    (tmp_path / "run" / mlperf.LOG).mkdir(parents=True)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ConfigError) as caught:
+        patch.setattr(mlperf, "check_run", lambda *_: None)
+        write_run(mlperf_config(), str(tmp_path / "run"), [], Clock())
+    assert str(caught.value).startswith(f"cannot write {tmp_path}/run/{mlperf.LOG}: ")
 
 
 def test_the_last_words_come_with_any_failure(capsys, monkeypatch):
