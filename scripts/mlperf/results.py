@@ -41,15 +41,12 @@ _STATUS = {  # by the value of submission_status in the log
 def describe(name: str, values: dict[str, Any]) -> dict[str, str]:
     """Describes the system `name` for MLPerf; `values` has the first value of each key in a log."""
     memory = values.get("accelerator_memory_bytes")
-    known = {
+    known = values | {
         "submitter": values.get("submission_org"),
         "division": values.get("submission_division"),
         "status": _STATUS.get(values.get("submission_status", "")),
         "system_name": name,
-        "number_of_nodes": values.get("number_of_nodes"),
         "host_processor_vcpu_count": os.cpu_count(),
-        "accelerators_per_node": values.get("accelerators_per_node"),
-        "accelerator_model_name": values.get("accelerator_model_name"),
         "accelerator_memory_capacity": memory and f"{memory / 2**30:.0f} GiB",
         "framework": f"JAX {installed_version('jax')}",
         "operating_system": platform.platform(),
@@ -76,7 +73,7 @@ def collect(root: Any, name: str, index: int) -> None:
 
     `root` is the folder of all runs, `name` MLPerf's name of the benchmark.
     """
-    if any(path.name == f"result_{index}.txt" for path in find(root, name)):
+    if find(root, f"results/*/{name}/result_{index}.txt"):
         return
     folder = root / f"run_{index}"
     run, log = logs.load(folder / LOG), (folder / LOG).read_text().rstrip("\n")
@@ -101,7 +98,7 @@ def collect(root: Any, name: str, index: int) -> None:
 
 def summarize(root: Any, name: str) -> None:
     """Writes summary.json of all results, and prints the results."""
-    runs = {path.name: logs.load(path) for path in find(root, name)}
+    runs = {path.name: logs.load(path) for path in find(root)}
     if not runs:
         return
     for file, run in runs.items():
@@ -124,10 +121,9 @@ def summarize(root: Any, name: str) -> None:
     say(f"wrote {root / 'summary.json'}; check: python -m scripts.mlperf.check {root}")
 
 
-def find(root: Any, name: str = "*") -> list[Any]:
-    """The collected logs of all systems, of the benchmark `name` or of all."""
-    literal = epath.Path(glob.escape(str(root)))
-    return sorted(literal.glob(f"results/*/{name}/result_*.txt"))
+def find(root: Any, pattern: str = "results/*/*/result_*.txt") -> list[Any]:
+    """The sorted files that match in a folder, whose own name may look like a pattern."""
+    return sorted(epath.Path(glob.escape(str(root))).glob(pattern))
 
 
 def is_complete(folder: Any) -> bool:

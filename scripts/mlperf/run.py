@@ -65,9 +65,8 @@ class Request:
     def has_ended(self, index: int) -> bool:
         """Whether run `index` has a result or a complete log."""
         root = epath.Path(self.model_dir)
-        names = [path.name for path in results.find(root, self.entry.name)]
-        with results.file_errors(root / f"run_{index}"):
-            return f"result_{index}.txt" in names or results.is_complete(root / f"run_{index}")
+        pattern = f"results/*/{self.entry.name}/result_{index}.txt"
+        return bool(results.find(root, pattern)) or results.is_complete(root / f"run_{index}")
 
     def command_line(self, index: int) -> list[str]:
         """The command line of a run; the user's flags come last and override the others."""
@@ -213,14 +212,14 @@ def complete_request(request: Request) -> Request:
         "init_from": request.init_from,
     }
     try:
-        has_runs = (root / "results").exists() or any(True for _ in root.glob(f"run_*/{LOG}"))
+        has_runs = (root / "results").exists() or bool(results.find(root, f"run_*/{LOG}"))
         before = parse_json(path.read_text()) if path.exists() else {}
         if has_runs and not before:
             raise UserError(
                 f"{MODEL_DIR}={root} holds runs, but no {REQUEST_FILE} that describes them: give "
                 f"a new {MODEL_DIR}"
             )
-        drawn = before.get("seed") if before else random.SystemRandom().randrange(2**31)
+        drawn = before["seed"] if before else random.SystemRandom().randrange(2**31)
         now["seed"] = drawn if request.seed is None else request.seed
         before = before or now
         if not has_runs:  # another checkpoint may replace one that could not be read
@@ -279,7 +278,7 @@ def examine(request: Request, children: Children) -> int:
 
     It is not asked if all runs have ended.
     """
-    with contextlib.suppress(UserError):  # `run` says what is wrong
+    with contextlib.suppress(Exception):  # `run` says what is wrong
         if all(map(request.has_ended, range(request.runs))):
             return 0
     code = children.run([*request.command_line(0), "--mode=doctor"], os.environ)
@@ -297,22 +296,20 @@ def run(request: Request, children: Children) -> int:
 
     Where a file cannot be written (UserError), the next start collects the runs that ended.
     """
-    root, name = epath.Path(request.model_dir), request.entry.name
-    code = 0
+    root, name, code = epath.Path(request.model_dir), request.entry.name, 0
     for index, seed in enumerate(request.seeds()):
         folder = root / f"run_{index}"
-        if request.has_ended(index):
-            say(f"run {index} of {request.runs} has ended already")
-        else:
-            say(f"run {index} of {request.runs}: seed {seed}, in {folder}")
-            if request.is_first:
-                with results.file_errors(folder):
+        with results.file_errors(folder):
+            if request.has_ended(index):
+                say(f"run {index} of {request.runs} has ended already")
+            else:
+                say(f"run {index} of {request.runs}: seed {seed}, in {folder}")
+                if request.is_first:
                     results.begin(root, index)
-            if code := children.run(request.command_line(index), os.environ):
-                say(f"run {index} ended with exit code {code}{_fix(folder)}")
-                break
-        if request.is_first:
-            with results.file_errors(folder):
+                if code := children.run(request.command_line(index), os.environ):
+                    say(f"run {index} ended with exit code {code}{_fix(folder)}")
+                    break
+            if request.is_first:
                 results.collect(root, name, index)
     if request.is_first:
         with results.file_errors(root):
@@ -322,14 +319,13 @@ def run(request: Request, children: Children) -> int:
 
 def _fix(folder: Any) -> str:
     """The fix for a run that has failed."""
-    with results.file_errors(folder):
-        if results.is_complete(folder):
-            return " after its clock had stopped: the same command collects it, and continues"
-        if (folder / LOG).exists():
-            return (
-                " and has no result; a run may not be resumed: remove the cause, delete "
-                f"{folder}, and the same command continues with it"
-            )
+    if results.is_complete(folder):
+        return " after its clock had stopped: the same command collects it, and continues"
+    if (folder / LOG).exists():
+        return (
+            " and has no result; a run may not be resumed: remove the cause, delete "
+            f"{folder}, and the same command continues with it"
+        )
     return " before it began; remove the cause, and the same command continues with it"
 
 

@@ -5,6 +5,7 @@ import sys
 import types
 from typing import Any
 
+import jax
 import pytest
 
 import benchmarks
@@ -15,7 +16,14 @@ from engine import mesh as meshes
 from engine import mlperf
 from engine.cluster import processes
 from engine.run import read_settings
-from tests.helpers.mlperf_fixture import TINY_LARS, Clock, mlperf_config, tiny, write_run
+from tests.helpers.mlperf_fixture import (
+    TINY_LARS,
+    Clock,
+    made_up_mesh,
+    mlperf_config,
+    tiny,
+    write_run,
+)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +96,16 @@ def test_the_last_words_come_with_any_failure(capsys, monkeypatch):
     processes.follow("again", 1)
     assert written == ["aborted", "exit 1", "exit 1"]
     assert "a host is lost" in capsys.readouterr().err
+
+
+def test_chips_are_counted_and_not_their_cores(monkeypatch):
+    def chips(per_chip: int) -> int:
+        mesh = made_up_mesh(mlperf_config(), per_chip)
+        return mlperf._machine(meshes.num_chips(mesh))["accelerators_per_node"]
+
+    assert (chips(1), chips(2)) == (8, 4)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert (chips(1), chips(2)) == (4, 2)
 
 
 @pytest.mark.parametrize(

@@ -315,6 +315,14 @@ def test_a_run_that_ended_is_collected_at_the_next_start(tmp_path, monkeypatch, 
     assert launch(tmp_path, again, runs=2) == 0 and again.commands == []
 
 
+def test_the_system_is_described_with_what_is_known():
+    values = {"submission_status": "cloud", "accelerators_per_node": 4}
+    known = mlperf_results.describe("x", values | {"accelerator_memory_bytes": 16 * 2**30})
+    assert len(known) == 33 and all(type(value) is str for value in known.values())
+    assert (known["status"], known["accelerators_per_node"]) == ("Available cloud", "4")
+    assert (known["accelerator_memory_capacity"], known["cooling"]) == ("16 GiB", "unknown")
+
+
 def test_a_run_that_missed_the_target_is_collected_and_one_cut_short_is_not(tmp_path, capsys):
     for scores, count in (([0.1] * 12, 1), (SCORES[:3], 0)):
         root = tmp_path / str(count)
