@@ -15,6 +15,7 @@ import itertools
 import logging
 import os
 import tempfile
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,11 +107,15 @@ def _ask(
         lines.append(f"rules {ruleset} do not have {benchmark}")  # the checker would skip it
         return False, 1.0
     messages, logger, scale = _Messages(), logging.getLogger(), 1.0
-    level = logger.level
+    level, handlers, logger.handlers = logger.level, logger.handlers, []
     logger.addHandler(messages)
     logger.setLevel(logging.INFO)
-    # The checkers read local files only, and they write files.
-    with tempfile.TemporaryDirectory() as copy, contextlib.redirect_stdout(io.StringIO()):
+    # The checkers read local files only, and they write files. They print and warn.
+    with (
+        tempfile.TemporaryDirectory() as copy,
+        contextlib.redirect_stdout(io.StringIO()),
+        warnings.catch_warnings(action="ignore"),
+    ):
         system = paths[0].parent.parent
         folder = f"{copy}/results/{system.name}/{benchmark}"
         files = {f"{folder}/{path.name}": path for path in paths}
@@ -137,7 +142,7 @@ def _ask(
             passed = False
             messages.lines.append(f"not checked: {type(error).__name__}: {one_line(error)}")
         finally:
-            logger.removeHandler(messages)
+            logger.handlers = handlers
             logger.setLevel(level)
     lines += [line.replace(f"{copy}/", "") for line in messages.lines]
     return passed, scale

@@ -7,7 +7,6 @@ ended in the meantime. The doctor checks the content of the folders.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
@@ -274,19 +273,23 @@ def run_all(requests: Sequence[Request], children: Children) -> int:
 
 
 def examine(request: Request, children: Children) -> int:
-    """Asks the doctor whether the first run can start; returns its exit code.
-
-    It is not asked if all runs have ended.
-    """
-    with contextlib.suppress(Exception):  # `run` says what is wrong
-        if all(map(request.has_ended, range(request.runs))):
-            return 0
-    code = children.run([*request.command_line(0), "--mode=doctor"], os.environ)
+    """Asks the doctor whether the first missing run can start; returns its exit code."""
+    try:
+        missing = [index for index in range(request.runs) if not request.has_ended(index)]
+    except Exception:  # `run` says what is wrong
+        return 0
+    if not missing:
+        return 0
+    code = children.run([*request.command_line(missing[0]), "--mode=doctor"], os.environ)
     if code and not children.stop_signal:
         entry, begins = request.entry, request.init_from
+        folder = epath.Path(request.model_dir) / f"run_{missing[0]}"
+        cut_short = f"; delete {folder}, and the same command continues"
         say(
             f"{request.benchmark} does not start: the doctor says why above; {entry.variable} is "
-            f"{request.data_dir}" + (f", {entry.init_variable} is {begins}" if begins else "")
+            f"{request.data_dir}"
+            + (f", {entry.init_variable} is {begins}" if begins else "")
+            + (cut_short if (folder / LOG).exists() else "")
         )
     return code
 

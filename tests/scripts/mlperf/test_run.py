@@ -266,10 +266,11 @@ class FakeRuns(Children):
         self.ill = ""  # the benchmark with which the doctor finds faults
 
     def run(self, command: Sequence[str], env: Mapping[str, str]) -> int:
-        if "--mode=doctor" in command:
-            return int(bool(self.ill) and any(f"/{self.ill}/run_0" in word for word in command))
-        self.commands.append(command)
         (workdir,) = [w.partition("=")[2] for w in command if w.startswith("--workdir=")]
+        if "--mode=doctor" in command:  # it refuses a folder with a run, as main.py does
+            is_ill = bool(self.ill) and workdir.endswith(f"/{self.ill}/run_0")
+            return int(is_ill or Path(workdir, "mlperf.log").exists())
+        self.commands.append(command)
         if self.scores:
             write_run(mlperf_config(seed=len(self.commands)), workdir, self.scores, Clock())
         return self.codes.pop(0) if self.codes else 0
@@ -394,6 +395,18 @@ def test_the_doctor_is_asked_before_the_first_run(six, monkeypatch, capsys):
     assert "--config.init_from=/weights" in fake.commands[-1]
     fake.ill = "mask_rcnn"  # of a folder where all runs have ended it is not asked
     assert start(["mask_rcnn", "--runs=1"], six, fake, monkeypatch) == 0
+
+
+def test_the_doctor_is_asked_about_the_first_missing_run(six, monkeypatch, capsys):
+    """A set goes on behind a run that has ended, and not behind one that was cut short."""
+    fake, root = FakeRuns(SCORES), Path(six["MLP_GCS_MODEL_DIR"])
+    assert start(["resnet", "--runs=1"], six, fake, monkeypatch) == 0
+    assert start(["resnet", "--runs=2"], six, fake, monkeypatch) == 0 and len(fake.commands) == 2
+    write_run(mlperf_config(), f"{root}/run_2", SCORES[:3], Clock())
+    assert start(["resnet", "--runs=3"], six, fake, monkeypatch) == 1 and len(fake.commands) == 2
+    assert f"; delete {root}/run_2, and the same command" in capsys.readouterr().out
+    shutil.rmtree(root / "run_2")
+    assert start(["resnet", "--runs=3"], six, fake, monkeypatch) == 0 and len(fake.commands) == 3
 
 
 def test_later_runs_do_not_count_the_data_again(tmp_path):
