@@ -161,10 +161,12 @@ def _init_from(name: str, names: Sequence[str], env: Mapping[str, str]) -> str:
 
 def _parser() -> console.Parser:
     known = mlperf.entries()
-    lines = [
+    lines = [f"  {MODEL_DIR}: {_MEANING}"]
+    lines += [
         f"  {one.variable}: {one.meaning}, for {name}; default: {one.runs} runs of {one.recipe}"
         for name, one in known.items()
-    ] + [
+    ]
+    lines += [
         f"  {one.init_variable}: {one.init_meaning}; default for {name}: {one.init_default}"
         for name, one in known.items()
         if one.init_variable
@@ -176,7 +178,7 @@ def _parser() -> console.Parser:
         allow_abbrev=False,
         description="Trains to MLPerf's target quality several times; see docs/mlperf.md. "
         f"NAME is one of {', '.join(known)}.",
-        epilog="\n".join(["variables:", f"  {MODEL_DIR}: {_MEANING}", *lines, "", others]),
+        epilog="\n".join(["variables of the environment:", *lines, "", others]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument

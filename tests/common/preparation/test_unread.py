@@ -28,26 +28,35 @@ FILES = {  # by the words of the message: the name of a file and its text
 }
 
 
+def refusal(path, words: str) -> str:
+    """What the preparation of a folder says, which has `words`."""
+    folder = Folder.open(str(path))
+    with pytest.raises(UserError, match=words) as refused:
+        prepare.choose(folder, prepare.readings(folder))
+    return str(refused.value)
+
+
 @pytest.mark.parametrize("words", FILES)
 def test_the_file_its_form_and_the_fix_are_named(words, tmp_path):
     name, text = FILES[words]
     for i in range(3):
         (tmp_path / f"{i}.jpg").write_bytes(encoded(picture(i)))
     (tmp_path / name).write_text(text)
-    folder = Folder.open(str(tmp_path))
-    with pytest.raises(UserError, match=words) as refused:
-        prepare.choose(folder, prepare.readings(folder))
-    assert name in str(refused.value)
+    assert name in refusal(tmp_path, words)
 
 
-def test_labels_beside_classes_are_named(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [("v.json", FILES["VoTT"][1], "has labels of VoTT"), ("set.zip", "PK", "is an archive")],
+)
+def test_a_file_beside_classes_is_named(name, text, says, tmp_path, capsys):
     for i in range(6):
         (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
         (tmp_path / "ab"[i % 2] / f"{i}.jpg").write_bytes(encoded(picture(i)))
-    (tmp_path / "v.json").write_text(FILES["VoTT"][1])
+    (tmp_path / name).write_text(text)
     folder = Folder.open(str(tmp_path))
     assert prepare.choose(folder, prepare.readings(folder)).form == "photos"
-    assert "not taken: v.json has labels of VoTT" in capsys.readouterr().out
+    assert f"not taken: {name} {says}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -67,9 +76,7 @@ def test_masks_are_named(photo, name, tmp_path):
             path = tmp_path / pattern.format(i)
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(encoded(picture(i), "PNG"))
-    folder = Folder.open(str(tmp_path))
-    with pytest.raises(UserError, match=f"3 masks, such as {re.escape(name.format(0))}, "):
-        prepare.choose(folder, prepare.readings(folder))
+    refusal(tmp_path, f"3 masks, such as {re.escape(name.format(0))}, ")
 
 
 @pytest.mark.parametrize("name", ["{}.{}.jpg", "train/{}_{}.jpg", "x/{}-{}-b.jpg"])
@@ -81,10 +88,8 @@ def test_classes_in_names(name, tmp_path):
         path = tmp_path / "p" / each
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encoded(picture(i)))
-    folder = Folder.open(str(tmp_path / "p"))
-    with pytest.raises(UserError, match="great_cat, dog in the names|dog, great_cat") as refused:
-        prepare.choose(folder, prepare.readings(folder))
-    command = re.search("type python -m scripts.prepare imagenet (.*) --out", str(refused.value))
+    line = refusal(tmp_path / "p", "great_cat, dog in the names|dog, great_cat")
+    command = re.search("type python -m scripts.prepare imagenet (.*) --out", line)
     assert command is not None
     prepare.make("imagenet", [*shlex.split(command[1]), f"--out={tmp_path}/out"])
     rows = json.loads((tmp_path / "out" / "manifest.json").read_text())["classes"]
@@ -97,37 +102,18 @@ def test_classes_in_names(name, tmp_path):
 def test_photos_without_a_pattern_are_no_classes(tmp_path):
     for name in ("IMG_1.jpg", "IMG_2.jpg", "3.jpg"):
         (tmp_path / name).write_bytes(encoded(picture(1)))
-    folder = Folder.open(str(tmp_path))
-    with pytest.raises(UserError, match="into a folder of its name"):
-        prepare.choose(folder, prepare.readings(folder))
+    refusal(tmp_path, "into a folder of its name")
 
 
 def test_a_table_of_photos_alone_is_named(tmp_path):
     (tmp_path / "t.csv").write_text("photo,kind\n" + "".join(f"{i}.jpg,a\n" for i in range(9)))
-    for folder in (Folder.open(str(tmp_path / "t.csv")), Folder.open(str(tmp_path))):
-        with pytest.raises(UserError, match="lists photos"):
-            prepare.choose(folder, prepare.readings(folder))
+    for path in (tmp_path / "t.csv", tmp_path):
+        refusal(path, "lists photos")
 
 
 def test_tables_without_known_columns_are_named_in_their_folder(tmp_path):
     (tmp_path / "a.csv").write_text("p,q\n" + "x,y\n" * 9)
     (tmp_path / "b.csv").write_text("p,q\n" + "x,y\n" * 99)
-    folder = Folder.open(str(tmp_path))
-    with pytest.raises(
-        UserError, match=f"interactions {tmp_path}/b.csv --user=COLUMN --item=COLUMN"
-    ):
-        prepare.choose(folder, prepare.readings(folder))
+    refusal(tmp_path, f"interactions {tmp_path}/b.csv --user=COLUMN --item=COLUMN")
     (tmp_path / "b.csv").write_text("our shop\nuser,item\n" + "1,2\n" * 99)
-    folder = Folder.open(str(tmp_path))
-    with pytest.raises(UserError, match="b.csv, line 1 has 1 columns, and others 2"):
-        prepare.choose(folder, prepare.readings(folder))
-
-
-def test_an_archive_beside_classes_is_named(tmp_path, capsys):
-    for c in "ab":
-        (tmp_path / c).mkdir()
-        (tmp_path / c / "1.jpg").write_bytes(encoded(picture(1)))
-    (tmp_path / "set.zip").write_bytes(b"PK")
-    folder = Folder.open(str(tmp_path))
-    assert prepare.choose(folder, prepare.readings(folder)).form == "photos"
-    assert "not taken: set.zip is an archive" in capsys.readouterr().out
+    refusal(tmp_path, "b.csv, line 1 has 1 columns, and others 2")
