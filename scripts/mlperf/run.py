@@ -228,7 +228,7 @@ def complete_request(request: Request) -> Request:
         changes = [
             f"{key} {before.get(key)} before, {value} now"
             for key, value in now.items()
-            if before.get(key) != value
+            if before.get(key, "") != value
         ]
         if changes:
             raise UserError(
