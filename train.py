@@ -251,7 +251,8 @@ def _conclude(run: Run, saver: Saver, result: str, evaluating: bool) -> None:
     files |= {"learning curves": "learning_curves.png"} if evaluating else {}
     for what, name in files.items():
         saver.reporter.say(f"  {what}: {epath.Path(run.settings.workdir) / name}")
-    saver.reporter.say(f"  {cost_summary(saver.starts, saver.reporter.history.rows)}")
+    if cost := cost_summary(saver.starts, saver.reporter.history.rows):
+        saver.reporter.say(f"  {cost}")
 
 
 def _at_the_end(exits: contextlib.ExitStack, close: Callable[[], None]) -> None:
