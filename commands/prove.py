@@ -17,7 +17,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 from xml.etree import ElementTree
 
 from etils import epath
@@ -56,15 +56,6 @@ class Case:
     devices: int = 1  # how many there are, for tests that leave them to other processes
 
 
-class Row(NamedTuple):
-    """The outcome of one check."""
-
-    status: str  # ok, failed or skipped
-    summary: str  # one line for the user
-    figures: dict[str, Any]  # numbers, texts and bools by name
-    programs: dict[str, str]  # the SHA-256 of each program's StableHLO text
-
-
 def run(
     workdir: str, short: bool = False, out: str = "", checks: Mapping[str, str] = CHECKS
 ) -> int:
@@ -84,25 +75,19 @@ def run(
     locations.check_folder(folder, flag)
     target, logs = epath.Path(folder) / "prove.json", tempfile.mkdtemp(prefix="prove_logs.")
     rows: list[dict[str, Any]] = []
-    devices: dict[str, Any] = {}
-    programs: dict[str, str] = {}
+    devices: dict[str, Any] = {}  # the figures of the check of this name
     with tempfile.TemporaryDirectory(prefix="prove.", ignore_cleanup_errors=True) as scratch:
         runs = f"{workdir}/prove-{uuid.uuid4().hex[:8]}" if workdir else scratch
-        for number, (name, tests) in enumerate(checks.items()):
-            print(f"[{number + 1}/{len(checks)}] {name}", flush=True)
-            case = Case(scratch, runs, short, devices.get("count", 1))
-            started = time.monotonic()
-            row = _run_one(tests, case, f"{logs}/{number + 1}")
+        for number, (name, tests) in enumerate(checks.items(), 1):
+            print(f"[{number}/{len(checks)}] {name}", flush=True)
+            case, started = Case(scratch, runs, short, devices.get("count", 1)), time.monotonic()
+            row = _run_one(tests, case, f"{logs}/{number}")
             seconds = round(time.monotonic() - started, 1)
-            status = "FAILED" if row.status == "failed" else row.status
-            print(visible(f"      {status}, {hms(seconds)}: {row.summary}"), flush=True)
-            checked = {"name": name, "status": row.status, "summary": row.summary}
-            rows.append({**checked, "seconds": seconds, "figures": row.figures})
-            programs |= row.programs
-            if name == "devices":
-                devices = row.figures
+            print(visible(f"      {row['status']}, {hms(seconds)}: {row['summary']}"), flush=True)
+            rows.append({"name": name, "seconds": seconds, **row})
+            devices = row["figures"] if name == "devices" else devices
     record = {
-        "format": 1,
+        "format": 2,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "short": short,
         "commit": manifest.commit(),
@@ -110,13 +95,12 @@ def run(
         "host": {"cores": os.cpu_count(), "machine": platform.machine()},
         "versions": {"python": platform.python_version(), **manifest.versions()},
         "checks": rows,
-        "programs": programs,
     }
     try:
         target.write_text(json.dumps(record, indent=1) + "\n")
     except Exception as error:  # each file system raises its own types
         raise OutputError(f"cannot write {target}: {one_line(error)}") from error
-    failed, skipped = (sum(row["status"] == s for row in rows) for s in ("failed", "skipped"))
+    failed, skipped = (sum(row["status"] == s for row in rows) for s in ("FAILED", "skipped"))
     if failed:
         print(f"logs of the checks, by their numbers: {logs}")
     else:
@@ -125,8 +109,12 @@ def run(
     return int(failed > 0)
 
 
-def _run_one(tests: str, case: Case, path: str) -> Row:
-    """Runs a check in a separate process, which is stopped with all that it has started."""
+def _run_one(tests: str, case: Case, path: str) -> dict[str, Any]:
+    """Runs a check in a separate process, which is stopped with all that it has started.
+
+    Returns its "status" (ok, FAILED or skipped), its "summary" in one line, and what its tests have
+    recorded: "figures" by name, and "programs", the SHA-256 of each program's StableHLO text.
+    """
     words = [sys.executable, "-m", "pytest", "-m", "device", f"--junitxml={path}.xml"]
     words += ["-q", "--capture=no"]  # else a crash takes along what was printed before
     # A warning of another version of a library is no error of this machine.
@@ -163,27 +151,28 @@ def _run_one(tests: str, case: Case, path: str) -> Row:
             process.wait()
     with contextlib.suppress(OSError, ElementTree.ParseError):  # a crash leaves no report
         return _read(f"{path}.xml")
-    return Row("failed", reason, {}, {})
+    return {"status": "FAILED", "summary": reason, "figures": {}, "programs": {}}
 
 
-def _read(report: str) -> Row:
-    """The outcome of the tests in pytest's report in JUnit's format."""
+def _read(report: str) -> dict[str, Any]:
+    """What pytest's report in JUnit's format says, as `_run_one` returns it."""
     tests = list(ElementTree.parse(report).iter("testcase"))
-    messages: dict[str, list[str]] = {"failure": [], "error": [], "skipped": []}
-    summaries, figures, programs = [], {}, {}
+    failures, skips, summaries, figures, programs = [], [], [], {}, {}
     for test in tests:
         for outcome in test:
-            if outcome.tag in messages:
-                text = outcome.get("message", "").strip() or "failed"
-                messages[outcome.tag].append(f"{test.get('name')}: {text.splitlines()[0]}")
+            text = (outcome.get("message", "").strip() or "failed").splitlines()[0]
+            if outcome.tag in ("failure", "error"):
+                failures.append(f"{test.get('name')}: {text}")
+            elif outcome.tag == "skipped":
+                skips.append(text)
         for answer in test.iter("property"):
             content = parse_json(answer.get("value", ""))
             summaries.append(content["summary"])
             figures |= content["figures"]
             programs |= content["programs"]
-    if failures := messages["failure"] + messages["error"]:
-        return Row("failed", failures[0], figures, programs)
-    if len(messages["skipped"]) == len(tests):
-        status, text = ("skipped", messages["skipped"][0]) if tests else ("failed", "no test ran")
-        return Row(status, text, figures, programs)
-    return Row("ok", "; ".join(summaries) or f"{len(tests)} tests passed", figures, programs)
+    status, summary = "ok", "; ".join(summaries) or f"{len(tests)} tests passed"
+    if failures or not tests:
+        status, summary = "FAILED", (failures or ["no test ran"])[0]
+    elif len(skips) == len(tests):
+        status, summary = "skipped", skips[0]
+    return {"status": status, "summary": summary, "figures": figures, "programs": programs}
