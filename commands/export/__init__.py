@@ -11,7 +11,7 @@ import os
 import pathlib
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from commands.export import classifiers, programs
 from commands.export.formats import DEFAULTS, PATHS, files_in
 from common.data import files
 from common.data.shards import tensorflow
-from common.errors import ConfigError, OutputError, one_line, visible
+from common.errors import ConfigError, OutputError, one_line, parse_json, visible
 from engine import locations, model_source, resuming
 from engine import manifest as manifests
 
@@ -74,17 +74,20 @@ def choose(names: str) -> tuple[str, ...]:
 
 
 def _is_taken(out: str, overwrite: bool) -> bool:
-    """Whether a folder has files; ConfigError unless `overwrite` allows to replace them.
+    """Whether a folder holds an export that `overwrite` allows to replace.
 
-    Only an export is replaced.
+    ConfigError if it does not, or if the folder has a file that is not of the export.
     """
-    folder = epath.Path(out)
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    if names and _LIST not in names:
-        raise ConfigError(f"--out={out} has {names[0]} and is not an export; give a new folder")
+    walk = tensorflow().io.gfile.walk(out)
+    names = {os.path.relpath(f"{top}/{name}", out) for top, _, names in walk for name in names}
+    listed: Iterable[str] = ()
+    with contextlib.suppress(Exception):  # each file system raises its own types
+        listed = parse_json((epath.Path(out) / _LIST).read_bytes())["files"]
+    if others := sorted(names - {_LIST, *listed}):
+        raise ConfigError(f"--out={out} has {others[0]}, which no export wrote; give a new folder")
     if names and not overwrite:
         raise ConfigError(
-            f"--out={out} has an export: give --overwrite to replace the folder, or --out=NEW"
+            f"--out={out} has an export: give --overwrite to replace it, or --out=NEW"
         )
     return bool(names)
 
@@ -102,6 +105,7 @@ def _list(
         "weights": "average" if model.config.moving_average_decay else "last",
         "labels": list(labels),
         "formats": rows,
+        "files": [os.path.relpath(path, folder) for path in files_in(folder)],
         "versions": manifests.versions(),
     }
     pathlib.Path(folder, _LIST).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
@@ -121,6 +125,8 @@ def _publish(folder: str, out: str, replaces: bool) -> None:
             gfile.rename(new, out)
             gfile.rmtree(old)
     except Exception as error:  # each file system raises its own types
-        with contextlib.suppress(Exception):  # nothing else is in it
-            gfile.rmtree(new)
+        with contextlib.suppress(Exception):
+            if replaces and not gfile.exists(out):
+                gfile.rename(old, out)
+            gfile.rmtree(new)  # nothing else is in it
         raise OutputError(f"cannot write the export to {out}: {one_line(error)}") from error

@@ -165,7 +165,7 @@ def test_the_list_describes_the_export(exported):
     assert facts["benchmark"] == "resnet" and facts["step"] == 3 and "jax" in facts["versions"]
     assert all(row["error"] < 1e-5 for row in facts["formats"].values())
     files = {str(path.relative_to(exported)) for path in exported.rglob("*") if path.is_file()}
-    assert {"README.md", "labels.txt", "input_spec.json", "config.json"} <= files
+    assert {*facts["files"], "export.json"} == files and "savedmodel/1/saved_model.pb" in files
     for name in files:
         for secret in (str(exported.parent), str(pathlib.Path(export.__file__).parents[2])):
             assert secret.encode() not in (exported / name).read_bytes(), name
@@ -201,7 +201,7 @@ def test_mistakes_take_one_line(trained, tmp_path, monkeypatch):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "thesis.txt").touch()
     for overwrite in (False, True):
-        with pytest.raises(ConfigError, match="has thesis.txt and is not an export"):
+        with pytest.raises(ConfigError, match="has thesis.txt, which no export wrote"):
             attempt(out=str(tmp_path / "taken"), overwrite=overwrite)
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="needs the package onnx, .*: pip install onnx"):
@@ -239,9 +239,13 @@ def test_an_export_is_replaced_only_where_that_is_asked_for(trained, tmp_path, m
     elsewhere.mkdir(exist_ok=True)
     request()  # what was cut short is gone
     (out / "model.onnx").write_bytes(b"of before")
-    (out / "old").touch()
     with pytest.raises(ConfigError, match=f"^--out={out} has an export: give --overwrite to"):
         request()
+    (out / "old").mkdir()
+    (out / "old/mine").touch()
+    with pytest.raises(ConfigError, match=f"^--out={out} has old/mine, which no export wrote"):
+        request(overwrite=True)
+    (out / "old/mine").unlink()
     with monkeypatch.context() as patch:
         patch.setattr(files, "write", fail)
         with pytest.raises(OutputError, match="no space left"):
