@@ -129,7 +129,7 @@ def run(request: Request, children: Children) -> int:
         "preparing": [*this, "begin", *flags],
         "the doctor": [*train, "--mode=doctor"],
         "training": [*train, "--mode=train_and_eval"],
-        "exporting": [*main_py, "--mode=export", "--format=savedmodel", workdir],
+        "exporting": [*main_py, "--mode=export", "--format=savedmodel", "--overwrite", workdir],
         "finishing": [*this, "finish", *flags],
     }
     if "EXPORT_MODEL" not in request.switches:

@@ -193,13 +193,14 @@ def test_the_order_of_the_steps_and_their_exit_codes(codes, exports, code, words
     ours = ["--workdir=/m/output_data", f"--config.data_dir=/m/{data}_data"]
     ours.append("--config.keep_checkpoints=1")
     this, flags = ["-m", "scripts.gradient"], ["--config=c.py"]
+    export = ["--mode=export", "--format=savedmodel", "--overwrite"]
     assert (
         children.commands
         == [
             [*this, "begin", *flags],
             ["main.py", *flags, *ours, "--mode=doctor"],
             ["main.py", *flags, *ours, "--mode=train_and_eval"],
-            *([["main.py", "--mode=export", "--format=savedmodel", ours[0]]] if exports else []),
+            *([["main.py", *export, ours[0]]] if exports else []),
             [*this, "finish", *flags],
         ][: len(codes)]
     )
