@@ -49,7 +49,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(console.underscored(sys.argv[1:] if argv is None else argv))
     try:
         if importlib.util.find_spec("gradio") is None:
-            raise ConfigError("the page needs Gradio: pip install -r requirements-demo.txt")
+            pip = f"{sys.executable} -m pip install -r requirements-demo.txt"
+            raise ConfigError(f"the page needs Gradio: {pip}")
         try:
             socket.create_server((args.host, args.port)).close()
         except OSError as error:

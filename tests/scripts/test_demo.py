@@ -66,9 +66,8 @@ def test_a_missing_gradio_is_one_line_before_a_model_is_read(monkeypatch):
     monkeypatch.setattr(model_source, "load", lambda *_: 1 / 0)
     with pytest.raises(SystemExit) as refused:
         demo.main(["--workdir=nowhere"])
-    assert refused.value.code == (
-        "demo: the page needs Gradio: pip install -r requirements-demo.txt"
-    )
+    pip = f"{sys.executable} -m pip install -r requirements-demo.txt"
+    assert refused.value.code == f"demo: the page needs Gradio: {pip}"
 
 
 def test_a_port_in_use_is_one_line_before_a_model_is_read(monkeypatch):
