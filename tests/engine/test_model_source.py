@@ -14,7 +14,7 @@ import commands.predict.model
 import predict
 from benchmarks.resnet import ResNet
 from benchmarks.uses import Uses
-from commands import demo, export, report
+from commands import export, report
 from common.data.shards import Shards
 from common.errors import CheckpointError, ConfigError, UserError
 from common.images.input_spec import NAMED
@@ -22,6 +22,7 @@ from engine import model_source, resuming
 from engine.model_source import initial_weights
 from engine.run import Programs
 from engine.start import Run
+from scripts import demo
 
 COMPILES = types.SimpleNamespace(use_cache=lambda *_: sys.exit("compiles"))
 
@@ -103,7 +104,7 @@ def test_a_model_is_not_used_where_its_data_have_other_classes(
     monkeypatch.setattr(Run, "host_bytes", lambda *_: {})
     monkeypatch.setattr(Programs, "lower_predict", lambda *_: sys.exit("compiles"))
     command = {
-        "demo": lambda: demo.make_demo(model_source.load(workdir)),
+        "demo": lambda: demo.make_answer(model_source.load(workdir)),
         "export": lambda: export.run(workdir, "latest", "stablehlo"),
         "predict": lambda: predict.main(["x.jpg", f"--workdir={workdir}"]),
         "report": lambda: report.report(model_source.settings(workdir), "latest"),
