@@ -6,7 +6,6 @@
 from typing import Any
 
 from benchmarks.resnet.classifier import ResNet
-from benchmarks.resnet.fake import FakeImages
 from benchmarks.resnet.settings import MODEL_KEYS, WHOLE_KEYS, Settings, check_settings, restored
 from benchmarks.resnet.use import foreign_settings, foreign_weights
 from common.keys import read_config
@@ -19,8 +18,7 @@ def make(config: Any, cache_dir: str) -> ResNet:
     """The benchmark of a config; ConfigError names the keys whose values cannot work."""
     settings = read_config(Settings, config)
     check_settings(settings)
-    kind = FakeImages if settings.data.dataset == "fake" else ResNet
-    return kind(settings, cache_dir)
+    return ResNet(settings, cache_dir)
 
 
 def needs_data_dir(config: Any) -> bool:

@@ -29,7 +29,7 @@ def ssd(torch: Any, benchmark: Any) -> Any:
     """The SSD of a `benchmarks.detection.ssd`."""
     vision: Any = importlib.import_module("torchvision.models.detection.ssd")
     nn, keys, maps = torch.nn, benchmark.settings.backbone, benchmark.settings.maps
-    side, classes = maps.image_size, 1 + benchmark._classes
+    side, classes = maps.image_size, 1 + benchmark.classes
     corners = side * models.box_corners(models.default_boxes(maps.layout))
     channels = [4 * keys.num_filters, *(extra.filters for extra in maps.extras)]
     stages = trunk(torch, keys.resnet_stages, False, keys.num_filters, (1, 2, 1), _norm(benchmark))
@@ -133,7 +133,7 @@ def _torchvision_model(torch: Any, benchmark: Any) -> Any:
     ratios = (tuple(keys.layout.anchor_ratios),) * len(levels)
     sizes, features = [width * heads.box_pool**2, *heads.box_features], heads.mask_features
     dense = [(nn.Linear(*both), nn.ReLU(inplace=True)) for both in itertools.pairwise(sizes)]
-    last, classes = [width, *features][-1], 1 + benchmark._classes
+    last, classes = [width, *features][-1], 1 + benchmark.classes
     body = _pyramid(torch, benchmark)
     names = [str(level) for level in levels]
 

@@ -246,8 +246,8 @@ def ncf(torch: Any, benchmark: Any) -> Any:
         def __init__(self):
             super().__init__()
             width = factors + widths[0] // 2
-            self.users = nn.Embedding(benchmark._model.num_users, width)
-            self.items = nn.Embedding(benchmark._model.num_items, width)
+            self.users = nn.Embedding(benchmark.model.num_users, width)
+            self.items = nn.Embedding(benchmark.model.num_items, width)
             pairs = zip(widths[:-1], widths[1:], strict=True)
             self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairs)
             self.logit = nn.Linear(factors + widths[-1], 1)
