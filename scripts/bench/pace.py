@@ -34,7 +34,7 @@ def main(argv: Any) -> None:
     benchmark = programs.benchmark
     plan = make_plan(settings, benchmark, benchmark.num_examples("train"))
     stream = benchmark.train_batches(settings.train_batch_size, 0, 1, 0)
-    *_, step = make_step(programs, batches.without_clock(next(stream)))
+    step = make_step(programs, batches.without_clock(next(stream)))
     step()  # warms up
     started = time.monotonic()
     next(stream)  # measures the input; this batch may have another shape
