@@ -62,11 +62,8 @@ def load(config: Any, cache_dir: str) -> Benchmark:
 
 
 def needs_data_dir(config: Any) -> bool:
-    """Whether the benchmark reads a folder of data; it does unless its module says otherwise."""
-    if config.get("dataset") == FAKE:
-        return False
-    ask = getattr(module(config.benchmark), "needs_data_dir", None)
-    return ask is None or ask(config)
+    """Whether the benchmark reads a folder of data, and not another data set that it knows."""
+    return config.get("dataset", "") in ("", "records")
 
 
 def module(name: str) -> Any:

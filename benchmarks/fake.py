@@ -96,7 +96,10 @@ class FakeData(Benchmark):
 
     @property
     def uses(self) -> Uses:
-        return _mix(FakeUses, super().uses)
+        uses = _mix(FakeUses, super().uses)
+        if uses.answers != "classes":  # which have numbers where they have no names
+            uses.answers = ""
+        return uses
 
     def _ends(self) -> list[int]:
         """The step after the last one of each stage."""
@@ -116,9 +119,11 @@ class FakeData(Benchmark):
 class FakeUses(Uses):
     """The uses of a model that has learnt random numbers."""
 
+    hint = f"it was trained with {_FAKE}, so it knows no names or words"
+
     def check_files(self, manifest: Mapping[str, Any], source: str) -> None:
-        if self.answers != "classes":  # which have numbers where they have no names
-            raise ConfigError(f"{source} was trained with {_FAKE}, so it knows no names or words")
+        if not self.answers:
+            raise ConfigError(f"{source}: {self.hint}")
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
         return []

@@ -11,7 +11,7 @@ from benchmarks.resnet.use import foreign_settings, foreign_weights
 from common.keys import read_config
 
 __all__ = ["MODEL_KEYS", "WHOLE_KEYS", "ResNet", "Settings", "foreign_settings", "foreign_weights"]
-__all__ += ["make", "needs_data_dir", "restored"]
+__all__ += ["make", "restored"]
 
 
 def make(config: Any, cache_dir: str) -> ResNet:
@@ -19,8 +19,3 @@ def make(config: Any, cache_dir: str) -> ResNet:
     settings = read_config(Settings, config)
     check_settings(settings)
     return ResNet(settings, cache_dir)
-
-
-def needs_data_dir(config: Any) -> bool:
-    """Whether the data are a folder of records."""
-    return config.dataset == "records"
