@@ -43,9 +43,8 @@ def main(argv: Any) -> None:
     text = f"on this machine: {seconds:.3g} s/step measured, {steps:,} steps"
     print(f"{text}: about {console.duration(steps * seconds)}", flush=True)
     state = programs.initial_state(plan.recipe)
-    batch = batches.without_clock(
-        next(iter(benchmark.eval_batches(settings.eval_batch_size, 0, 1)))
-    )
+    stream = benchmark.eval_batches(settings.eval_batch_size, 0, 1)
+    batch = batches.without_clock(next(stream))
     predict = batches.fitting(programs.lower_predict(state), batch).compile()
     arrays = jax.device_put(batch, meshes.batch_sharding(programs.mesh))
     started = time.monotonic()

@@ -50,7 +50,7 @@ def require(*packages: str) -> None:
 def load(config: Mapping[str, Any]) -> Any:
     """The module `torch_networks`, for a recipe that has a peer; before TensorFlow is loaded."""
     off = {key: (type(config[key])(),) for key in _OFF if key in config}
-    for key, values in (off | _VALUES).items():
+    for key, values in {**off, **_VALUES}.items():
         if key in config and config[key] not in values:
             has = " or ".join(map(repr, values))
             raise ConfigError(
