@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.base import Benchmark, HostBatch, Identity, Spec
+from benchmarks.base import Benchmark, HostBatch, Spec
 from benchmarks.uses import Exhibit, Uses
 from common.data import decoding
 from common.errors import ConfigError
@@ -47,15 +47,12 @@ class FakeData(Benchmark):
             raise ConfigError(f"{_FAKE} has no true answers to score against: use --mode=train")
         return self.nominal_examples(split)
 
-    @property
-    def metadata(self) -> dict[str, Any]:
-        return {}
-
     def train_batches(
         self, batch_size: int, shard: int, num_shards: int, start_step: int
     ) -> Iterator[HostBatch]:
         """One batch for each of `stages`; without stages one of a middle kind."""
-        specs, ends = self.batch_spec("train", batch_size), self._ends()
+        specs = self.batch_spec("train", batch_size)
+        ends = [*itertools.accumulate(stage.steps for stage in self.stages())]
         kinds = specs if ends else [specs[len(specs) // 2]]
         batches = [self._share(spec, "train", shard, num_shards) for spec in kinds]
         if not ends:
@@ -80,12 +77,11 @@ class FakeData(Benchmark):
     check = Benchmark.check
     data_sizes = Benchmark.data_sizes
     describe = Benchmark.describe
+    identity = Benchmark.identity
+    metadata = Benchmark.metadata  # type: ignore[override] (a property)
     notes = Benchmark.notes
     remarks = Benchmark.remarks
     input_rates = Benchmark.input_rates  # nothing is prepared
-
-    def identity(self, split: str) -> Identity:
-        return Identity()
 
     def host_bytes(
         self, split: str, batch_size: int, num_shards: int
@@ -100,10 +96,6 @@ class FakeData(Benchmark):
         if uses.answers != "classes":  # which have numbers where they have no names
             uses.answers = ""
         return uses
-
-    def _ends(self) -> list[int]:
-        """The step after the last one of each stage."""
-        return [*itertools.accumulate(stage.steps for stage in self.stages())]
 
     def _share(self, spec: Spec, split: str, shard: int, num_shards: int) -> HostBatch:
         """One host's share of the random batch of a kind; leaves that are not drawn are numbers."""
