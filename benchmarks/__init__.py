@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from benchmarks.base import Benchmark
+from benchmarks.fake import FAKE, without_data
 from common import foreign
 from common.errors import CheckpointError, ConfigError
 
@@ -51,13 +52,18 @@ def load(config: Any, cache_dir: str) -> Benchmark:
     Raises:
       ConfigError: there is no such benchmark, or its config cannot work.
     """
-    return module(config.benchmark).make(config, cache_dir)
+    make = module(config.benchmark).make
+    if config.get("dataset") != FAKE:
+        return make(config, cache_dir)
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        config.data_dir = ""  # sizes are the config's, else the published ones
+    return without_data(make(config, cache_dir), config.seed)
 
 
 def needs_data_dir(config: Any) -> bool:
-    """Whether the benchmark reads a folder of data; it does unless its module says otherwise."""
-    ask = getattr(module(config.benchmark), "needs_data_dir", None)
-    return ask is None or ask(config)
+    """Whether the benchmark reads a folder of data, and not another data set that it knows."""
+    return config.get("dataset", "") in ("", "records")
 
 
 def module(name: str) -> Any:

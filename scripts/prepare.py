@@ -40,7 +40,6 @@ PREPARATIONS = {
     "digit_masks": ("benchmarks.detection", "images of digits, with masks"),
     "phrases": ("benchmarks.translation", "sentences in English and German"),
     "ratings": ("benchmarks.ncf", "made-up ratings of films"),
-    "fake": ("benchmarks.resnet", "random images, for trials"),
 }
 _COMMAND = "python -m scripts.prepare"
 _FORMS = "photos by class, labels of boxes, pairs of sentences, or rows of users and items"

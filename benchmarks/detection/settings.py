@@ -24,6 +24,7 @@ class Data:
 
     seed: Seed
     data_dir: str
+    dataset: Literal["", "fake"] = ""
     train_files: str
     eval_files: str
     eval_annotations: str

@@ -6,23 +6,16 @@
 from typing import Any
 
 from benchmarks.resnet.classifier import ResNet
-from benchmarks.resnet.fake import FakeImages
 from benchmarks.resnet.settings import MODEL_KEYS, WHOLE_KEYS, Settings, check_settings, restored
 from benchmarks.resnet.use import foreign_settings, foreign_weights
 from common.keys import read_config
 
 __all__ = ["MODEL_KEYS", "WHOLE_KEYS", "ResNet", "Settings", "foreign_settings", "foreign_weights"]
-__all__ += ["make", "needs_data_dir", "restored"]
+__all__ += ["make", "restored"]
 
 
 def make(config: Any, cache_dir: str) -> ResNet:
     """The benchmark of a config; ConfigError names the keys whose values cannot work."""
     settings = read_config(Settings, config)
     check_settings(settings)
-    kind = FakeImages if settings.data.dataset == "fake" else ResNet
-    return kind(settings, cache_dir)
-
-
-def needs_data_dir(config: Any) -> bool:
-    """Whether the data are a folder of records."""
-    return config.dataset == "records"
+    return ResNet(settings, cache_dir)

@@ -92,7 +92,7 @@ class Ssd(Detector):
         if keys.batch_norm == "gram":
             backbone = gram_resnet.compose_basic(backbone, keys.pool_padding)
         extras, per_cell = self.settings.maps.extras, self._layout.boxes_per_cell
-        return models.SSD(backbone, extras, per_cell, self._classes)
+        return models.SSD(backbone, extras, per_cell, self.classes)
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
         images = jnp.zeros((1, *self.image_shapes[0]), self.settings.backbone.dtype)
@@ -121,9 +121,9 @@ class Ssd(Detector):
         outputs, changed = self._model.apply(
             variables, images, train=learns, mutable=["batch_stats"]
         )
-        codes, truth = models.codes(outputs, 1 + self._classes), (true, batch["classes"])
+        codes, truth = models.codes(outputs, 1 + self.classes), (true, batch["classes"])
         box_loss, class_loss = losses.detection_loss(
-            codes, outputs, *truth, self._anchors, 1 + self._classes
+            codes, outputs, *truth, self._anchors, 1 + self.classes
         )
         count = jnp.float32(len(images))
         terms = {
@@ -138,7 +138,7 @@ class Ssd(Detector):
         """The best detections of each image, in pixels of the original; score 0 is padding."""
         images = normalize(batch["image"], self.settings.backbone.dtype)
         outputs: Any = self._model.apply({"params": params, **model_state}, images, train=False)
-        codes, logits = models.join(outputs, 1 + self._classes)
+        codes, logits = models.join(outputs, 1 + self.classes)
         keys = self.settings.detection
         decoded = boxes.decode_boxes(codes, self._anchors)
         found = boxes.best_detections(

@@ -81,8 +81,6 @@ def test_the_manifest_has_the_input_spec(tiny_records):
     assert input_spec.from_dict(facts["input_spec"]) == benchmark.input_spec
     text = json.dumps(NAMED["keras"].as_dict())
     assert load(tiny_records, input_spec=text, image_size=224).input_spec == NAMED["keras"]
-    fake = load("", dataset="fake", num_train_images=8, num_eval_images=8)
-    assert fake.metadata["input_spec"]["kernel"] == "bicubic"
     fast = load(tiny_records, preprocessing="fast").input_spec
     assert (fast.kernel, fast.resize, fast.antialias) == ("bilinear", 0, False)
 

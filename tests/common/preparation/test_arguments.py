@@ -54,10 +54,6 @@ CASES = {
         *("ratings", lambda f: ["--users=300", "--items=99", "--ratings=6000"]),
         *("ncf_synthetic", "", 2048, None),
     ),
-    "fake": (
-        *("fake", lambda f: ["--images=2048", "--size=8x8", "--classes=3"], "resnet50"),
-        *("", 1024, 224),
-    ),
 }
 
 
