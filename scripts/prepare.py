@@ -278,7 +278,7 @@ def _contents(folder: Folder, texts: Sequence[str]) -> str:
         return f"holds another archive, which is not opened: type {_COMMAND} {path}"
     if text := unread.explain(folder):
         return f"holds {_endings(folder)}, and {text}"
-    if text := getattr(_module("imagenet"), "class_folders", lambda folder: "")(folder):
+    if text := _module("imagenet").class_folders(folder):
         return f"holds {_endings(folder)}, and {text}"
     if 2 * len(folder.named(*SUFFIXES)) >= len(folder.files) > 0:
         others = [name for name in folder.named(*_LABELS) if not _NOTES.fullmatch(name)]

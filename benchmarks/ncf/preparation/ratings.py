@@ -14,7 +14,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class World:
 
         An item that is drawn several times counts once.
         """
-        hits: dict[str, list[bool]] = {"popularity_hr_at_10": [], "ceiling_hr_at_10": []}
+        hits: dict[str, list[Any]] = {"popularity_hr_at_10": [], "ceiling_hr_at_10": []}
         for number in range(-(-min(self.users, _SAMPLE) // _BLOCK)):
             draw, block = np.random.default_rng((2, number)), self.block(number)
             for scores, items in zip(*block, strict=True):

@@ -14,7 +14,7 @@ import datetime
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from benchmarks.translation.preparation import text
@@ -28,7 +28,7 @@ _RESERVED = 20  # one value in 20 is for the evaluation
 Pair = tuple[str, str]  # the same in English and in German
 
 
-def _pairs(entries: list[str]) -> list[Pair]:
+def _pairs(entries: Sequence[str]) -> list[Pair]:
     """The two sides of each entry, "English = German"."""
     return [(english, german) for english, _, german in (one.partition(" = ") for one in entries)]
 
