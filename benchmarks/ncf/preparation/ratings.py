@@ -14,7 +14,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,13 +30,6 @@ _OTHERS, _TOP = 999, 10
 _FACTORS = 4
 
 
-class Block(NamedTuple):
-    """Some users."""
-
-    scores: np.ndarray  # float32[b, items]: log-probabilities, up to a constant per user
-    items: list[np.ndarray]  # of each user; the last one is the latest
-
-
 class World:
     """The model of the ratings; everything is a function of the arguments."""
 
@@ -50,13 +43,16 @@ class World:
         shares = draw.uniform(size=users)
         self.counts = LEAST + draw.multinomial(ratings - LEAST * users, shares / shares.sum())
 
-    def block(self, number: int) -> Block:
-        """Users number * _BLOCK and following, and what each of them rates."""
+    def block(self, number: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Of some users float32[b, items], log-probabilities up to a constant, and their items.
+
+        The last item of a user is the latest.
+        """
         draw = np.random.default_rng((1, number))
         counts = self.counts[number * _BLOCK : (number + 1) * _BLOCK]
         users = draw.normal(size=(len(counts), _FACTORS)).astype(np.float32)
         scores = users @ self._taste.T + self._popularity
-        return Block(scores, [pick(draw, row, n) for row, n in zip(scores, counts, strict=True)])
+        return scores, [pick(draw, row, n) for row, n in zip(scores, counts, strict=True)]
 
     def baselines(self, popularity: np.ndarray) -> dict[str, float]:
         """HR@10 of the model itself and of `popularity` int64[items]; ties are no hits.
@@ -65,8 +61,8 @@ class World:
         """
         hits: dict[str, list[Any]] = {"popularity_hr_at_10": [], "ceiling_hr_at_10": []}
         for number in range(-(-min(self.users, _SAMPLE) // _BLOCK)):
-            draw, block = np.random.default_rng((2, number)), self.block(number)
-            for scores, items in zip(*block, strict=True):
+            draw = np.random.default_rng((2, number))
+            for scores, items in zip(*self.block(number), strict=True):
                 others = np.unique(draw.choice(np.setdiff1d(np.arange(self.items), items), _OTHERS))
                 for name, ranking in zip(hits, (popularity, scores), strict=True):
                     hits[name].append(np.sum(ranking[others] >= ranking[items[-1]]) < _TOP)
@@ -105,7 +101,7 @@ def prepare(args: argparse.Namespace) -> str:
     def blocks() -> Iterator[bytes]:
         yield f"{HEADER}\n".encode()
         for number in range(-(-world.users // _BLOCK)):
-            picks = world.block(number).items
+            _, picks = world.block(number)
             yield lines(number * _BLOCK + 1, picks).encode()
             rated[np.concatenate(picks)] = True
             np.add.at(popularity, np.concatenate([items[:-1] for items in picks]), 1)
