@@ -11,6 +11,7 @@ folder is complete.
 
 import argparse
 import datetime
+import functools
 import hashlib
 import os
 import re
@@ -96,9 +97,7 @@ The drive to {city} is {measure} long. = Die Fahrt nach {city} ist {measure} lan
 def in_words(number: int) -> Pair:
     """A number below a million; 0 is nothing."""
 
-    def before_more(german: str) -> str:
-        return re.sub("eins$", "ein", german)  # einundzwanzig
-
+    before_more = functools.partial(re.sub, "eins$", "ein")  # einundzwanzig
     if number < 20:
         return WORDS["ones"][number]
     if number < 100:
@@ -136,10 +135,6 @@ def _spoken(draw: Random) -> Pair:
     return english, german.replace("eins Uhr", "ein Uhr")
 
 
-def _words(draw: Random) -> Pair:
-    return in_words(int(10 ** draw.uniform(1.3, 5)))
-
-
 def _amount(draw: Random, forms: list[Pair], digits: int, most: int) -> Pair:
     """A number from 10 to 10**most in one of the forms; small ones are as frequent as large."""
     number = f"{10 ** draw.uniform(1, most):,.{digits}f}"
@@ -150,7 +145,8 @@ def _amount(draw: Random, forms: list[Pair], digits: int, most: int) -> Pair:
 _MONEY = [("${}", "{} $"), ("€{}", "{} €"), ("£{}", "{} £")]
 _MEASURES = [("{} km", "{} km"), ("{} miles", "{} Meilen"), ("{} hours", "{} Stunden")]
 VALUES: dict[str, Callable[[Random], Pair]] = {
-    **{"day": _day, "date": _date, "time": _time, "spoken": _spoken, "words": _words},
+    **{"day": _day, "date": _date, "time": _time, "spoken": _spoken},
+    "words": lambda draw: in_words(int(10 ** draw.uniform(1.3, 5))),
     "count": lambda draw: _amount(draw, [("{}", "{}")], 0, 6),
     "money": lambda draw: _amount(draw, _MONEY, 2, 5),
     "measure": lambda draw: _amount(draw, _MEASURES, 1, 4),
