@@ -127,7 +127,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add, total = parser.add_argument, console.integer(1, 10**9)
     arguments.add_out(parser)
     add("--users", type=console.integer(1, 10**7), default=4000, metavar="N", help="users (4000)")
-    add("--items", type=console.integer(1, 10**7), default=1500, metavar="N", help="items (1500)")
+    add("--items", type=console.integer(80, 10**7), default=1500, metavar="N", help="items (1500)")
     add("--ratings", type=total, default=240_000, metavar="N", help="ratings in total (240000)")
     args = parser.parse_args(argv)
     least, most = LEAST * args.users, args.users * args.items // 4
