@@ -198,7 +198,7 @@ def prepare(args: argparse.Namespace) -> str:
         return f"already complete: {state}"
     writing.State(out).refuse_others(tensorflow().io.gfile.exists(f"{raw}/train.en"))
     print(f"{sum(COUNTS.values()):,} pairs of sentences into {out}, about 20 s", flush=True)
-    flags = [f"--out={out}", "--overwrite", "--vocabulary_size=800", "--length=64"]
+    flags = [f"--out={out}", "--overwrite", "--vocabulary_size=400", "--length=64"]
     for split, count in COUNTS.items():
         sides = zip(*pairs(split, count), strict=True)
         for (code, side), lines in zip((("en", "source"), ("de", "target")), sides, strict=True):
