@@ -23,7 +23,6 @@ from tests.conftest import make_recipe, open_run
 ROOT = pathlib.Path(__file__).parents[2]
 PARAMETRISED = {
     "finetune": ["finetune", *(f"finetune:{name}" for name in finetune.RECIPES)],
-    "digits": ["digits", "digits:mild", "digits:a2"],
     "mlperf_gnmt": ["mlperf_gnmt:v0.5", "mlperf_gnmt:v0.7-2048"],
     "mlperf_mask_rcnn": ["mlperf_mask_rcnn:128"],
     "mlperf_resnet50": ["mlperf_resnet50:1632", "mlperf_resnet50:v0.5"],

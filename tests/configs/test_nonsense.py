@@ -27,7 +27,6 @@ SAMPLE = (
     "ssd_digits",
 )
 NAMED = {
-    "digits": published.RECIPES,
     "mlperf_gnmt": mlperf_gnmt.RECIPES,
     "mlperf_mask_rcnn": mlperf_mask_rcnn.RECIPES,
     "mlperf_resnet50": {**mlperf_resnet50.POINTS, **mlperf_resnet50.ENTRIES},

@@ -62,14 +62,6 @@ COLUMNS = {
         "user,item,date,created_at",
         lambda u, i, t: f"{u},{i},{stamp(t, '%Y-%m-%d')},{stamp(t, '%Y-%m-%dT%H:%M:%SZ')}",
     ),
-    "a day and a clock": (
-        "Date;Time;user;item",
-        lambda u, i, t: f"{stamp(t, '%d.%m.%Y')};{stamp(t, '%H:%M:%S')};{u};{i}",
-    ),
-    "a day at midnight and a clock": (
-        "date,time,user,item",
-        lambda u, i, t: f"{stamp(t, '%Y-%m-%d 00:00:00')},{stamp(t, '%I:%M:%S %p')},{u},{i}",
-    ),
     "a day and times that begin at midnight": (
         "user,item,date,created_at",
         lambda u, i, t: (
