@@ -58,6 +58,7 @@ flags.DEFINE_bool(
     False,
     "With --mode=export --format=hf: write a model that PyTorch computes differently.",
 )
+flags.DEFINE_bool("overwrite", False, "With --mode=export: replace an earlier export in --out.")
 flags.DEFINE_bool(
     "accept_other_data",
     False,

@@ -10,7 +10,7 @@ unless --config names another. docs/resnet_main.md has a table of the flags.
 import os
 import shlex
 import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 import yaml
@@ -24,125 +24,79 @@ _ROOT = os.path.dirname(os.path.abspath(__file__))
 _RECIPE = "configs/resnet50.py"
 
 
-class Flag(NamedTuple):
-    """A flag of the tutorial, or a parameter of its --config_file."""
-
-    kind: type  # bool, int, float or str
-    # The flags and variables of this program that mean the same, with {} for the value; a dict by
-    # value, where only some values have an equivalent; "" where none has.
-    here: str | Mapping[str, str]
-    note: str = ""  # what to do instead of a value not in `here`
-
-
-def _all(kind: type, names: str, here: str = "--config.{name}={{}}") -> dict[str, Flag]:
-    """Flags of one kind, by default with the config's key of the same name."""
-    return {name: Flag(kind, here.format(name=name)) for name in names.split()}
-
-
 # The flags of tensorflow/tpu's models/official/resnet/resnet_main.py of 2018 to 2026, of the copies
-# in Google's MLPerf v0.5 entry, and of Paperspace/tpu-resnet.
-FLAGS = {
-    **_all(str, "data_dir"),
-    "model_dir": Flag(str, "--workdir={}"),
-    "mode": Flag(
-        str,
-        {
-            "train_and_eval": "--mode=train_and_eval",
-            "in_memory_eval": "--mode=train_and_eval",
-            "train": "--mode=train",
-            "eval": "--mode=eval --watch",
-        },
-        "use train_and_eval, train or eval",
-    ),
-    "eval_timeout": Flag(float, "--eval_timeout={}"),  # only with --mode=eval
-    "use_tpu": Flag(bool, {"True": "", "False": "JAX_PLATFORMS=cpu"}),
-    **_all(int, "train_steps train_batch_size eval_batch_size steps_per_eval log_step_count_steps"),
-    # Paperspace's copy evaluates each checkpoint.
-    "steps_per_checkpoint": Flag(
-        int, "--config.steps_per_checkpoint={0} --config.steps_per_eval={0}"
-    ),
-    "stop_threshold": Flag(float, "--config.target={} --config.stop_at_target=True"),
-    "learning_rate": Flag(float, "--config.base_learning_rate={}"),
-    **_all(float, "base_learning_rate momentum weight_decay label_smoothing moving_average_decay"),
-    "enable_lars": Flag(bool, {"False": "", "True": ""}),  # see `_lars`
-    "resnet_size": Flag(int, "--config.resnet_depth={}"),
-    **_all(int, "resnet_depth num_label_classes num_train_images num_eval_images image_size"),
-    **_all(int, "shuffle_buffer_size"),
-    **_all(str, "precision"),
-    **_all(float, "bn_momentum"),
-    "se_ratio": Flag(float, "--config.squeeze_excite={}"),
-    "drop_connect_rate": Flag(float, "--config.drop_path={}"),
-    "dropout_rate": Flag(float, "--config.dropout={}"),
-    "pre_activation": Flag(
-        bool, {"True": "--config.resnet_version=2", "False": "--config.resnet_version=1.5"}
-    ),
-    **dict.fromkeys(  # `translate` refuses one of them alone
-        ("use_resnetd_stem", "resnetd_shortcut"),
-        Flag(bool, {"False": "", "True": "--config.deep_stem=True"}),
-    ),
-    "replace_stem_max_pool": Flag(
-        bool, {"False": "--config.max_pool=same", "True": "--config.max_pool=conv"}
-    ),
-    "preprocessing": Flag(
-        str,
-        {
-            "resnet": "--config.preprocessing=exact",
-            "vgg": "--config.preprocessing=vgg --config.input_spec=vgg",
-        },
-        "use resnet or vgg",
-    ),
-    "augment_name": Flag(
-        str,
-        {"randaugment": ""},  # see `_randaugment`
-        "AutoAugment is not implemented; use randaugment, or --config.augmentation=trivialaugment",
-    ),
-    "norm_act_layer": Flag(str, {"bn_relu": ""}, "EvoNorm is not implemented; use bn_relu"),
-    "dropblock_groups": Flag(
-        str, {}, "DropBlock is not implemented; --config.drop_path is similar"
-    ),
-    "bigtable_instance": Flag(
-        str, {}, "Bigtable is not read; write the records to files and give --data_dir=DIR"
-    ),
-    "mlperf_logging": Flag(bool, {"False": ""}, "bash run_and_time.sh writes MLPerf's logs"),
-    "profile_every_n_steps": Flag(
-        int, {"0": ""}, "--config.profile_steps=BEGIN:END traces these steps once"
-    ),
-    "export_dir": Flag(
-        str,
-        {},
-        "train without it, and then: python main.py --mode=export --format=savedmodel "
-        "--workdir=WORKDIR --out={}",
-    ),
-    # The parameters in these are flags, too; see `_parameters`.
-    **_all(str, "config_file params_override", ""),
-    # `_lars` and `_randaugment` read these.
-    **_all(float, "poly_rate", ""),
-    **_all(int, "randaug_num_layers randaug_magnitude", ""),
-    # Without an effect; docs/resnet_main.md says why.
-    **_all(
-        str,
-        "tpu tpu_name master eval_master gcp_project tpu_zone num_cores num_shards "
-        "tpu_cores_per_host dropblock_keep_prob dropblock_size num_parallel_calls num_files_infeed "
-        "prefetch_buffer_size num_prefetch_threads data_format bigtable_project bigtable_table "
-        "bigtable_train_prefix bigtable_eval_prefix bigtable_column_family "
-        "bigtable_column_qualifier iterations_per_loop min_eval_interval model_name "
-        "inference_batch_sizes",
-        "",
-    ),
-    **_all(
-        bool,
-        "prefetch_depth_auto_tune use_cache transpose_input use_eval_runner use_train_runner "
-        "skip_host_call use_async_checkpointing eval_after_training export_to_tpu "
-        "add_warmup_requests export_moving_average",
-        "",
-    ),
+# in Google's MLPerf v0.5 entry, and of Paperspace/tpu-resnet; and the parameters of --config_file.
+_NAMES = {
+    str: """data_dir model_dir mode precision preprocessing augment_name norm_act_layer config_file
+        params_override dropblock_groups bigtable_instance export_dir tpu tpu_name master
+        eval_master gcp_project tpu_zone num_cores num_shards tpu_cores_per_host
+        dropblock_keep_prob dropblock_size num_parallel_calls num_files_infeed
+        prefetch_buffer_size num_prefetch_threads data_format bigtable_project bigtable_table
+        bigtable_train_prefix bigtable_eval_prefix bigtable_column_family
+        bigtable_column_qualifier iterations_per_loop min_eval_interval model_name
+        inference_batch_sizes""",
+    int: """train_steps train_batch_size eval_batch_size steps_per_eval log_step_count_steps
+        steps_per_checkpoint resnet_size resnet_depth num_label_classes num_train_images
+        num_eval_images image_size shuffle_buffer_size randaug_num_layers randaug_magnitude
+        profile_every_n_steps""",
+    float: """eval_timeout stop_threshold learning_rate base_learning_rate momentum weight_decay
+        label_smoothing moving_average_decay poly_rate bn_momentum se_ratio drop_connect_rate
+        dropout_rate""",
+    bool: """use_tpu enable_lars pre_activation use_resnetd_stem resnetd_shortcut
+        replace_stem_max_pool mlperf_logging prefetch_depth_auto_tune use_cache transpose_input
+        use_eval_runner use_train_runner skip_host_call use_async_checkpointing
+        eval_after_training export_to_tpu add_warmup_requests export_moving_average""",
 }
+FLAGS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 
-# The flag that must be given for another to have an effect.
-_WITH = {
-    "poly_rate": "enable_lars",
-    "randaug_num_layers": "augment_name",
-    "randaug_magnitude": "augment_name",
+# What means the same here, with {} for the value. A flag in none of these tables has no effect.
+_KEYS = """data_dir train_steps train_batch_size eval_batch_size steps_per_eval
+    log_step_count_steps base_learning_rate momentum weight_decay label_smoothing
+    moving_average_decay resnet_depth num_label_classes num_train_images num_eval_images image_size
+    shuffle_buffer_size precision bn_momentum"""
+_HERE = {
+    **{name: f"--config.{name}={{}}" for name in _KEYS.split()},
+    "model_dir": "--workdir={}",
+    # Paperspace's copy evaluates each checkpoint.
+    "steps_per_checkpoint": "--config.steps_per_checkpoint={0} --config.steps_per_eval={0}",
+    "stop_threshold": "--config.target={} --config.stop_at_target=True",
+    "learning_rate": "--config.base_learning_rate={}",
+    "resnet_size": "--config.resnet_depth={}",
+    "se_ratio": "--config.squeeze_excite={}",
+    "drop_connect_rate": "--config.drop_path={}",
+    "dropout_rate": "--config.dropout={}",
+}
+_VALUES = {
+    "mode=train_and_eval": "--mode=train_and_eval",
+    "mode=in_memory_eval": "--mode=train_and_eval",
+    "mode=train": "--mode=train",
+    "mode=eval": "--mode=eval --watch",
+    "use_tpu=False": "JAX_PLATFORMS=cpu",
+    "pre_activation=True": "--config.resnet_version=2",
+    "pre_activation=False": "--config.resnet_version=1.5",
+    "replace_stem_max_pool=True": "--config.max_pool=conv",
+    "replace_stem_max_pool=False": "--config.max_pool=same",
+    "preprocessing=resnet": "--config.preprocessing=exact",
+    "preprocessing=vgg": "--config.preprocessing=vgg --config.input_spec=vgg",
+    # What the program does anyway.
+    **dict.fromkeys(["use_tpu=True", "enable_lars=False", "norm_act_layer=bn_relu"], ""),
+    **dict.fromkeys(["use_resnetd_stem=False", "resnetd_shortcut=False"], ""),
+    **dict.fromkeys(["mlperf_logging=False", "profile_every_n_steps=0"], ""),
+}
+_INSTEAD = {  # of another value
+    "mode": "use train_and_eval, train or eval",
+    "preprocessing": "use resnet or vgg",
+    "augment_name": "AutoAugment is not implemented; use randaugment, or "
+    "--config.augmentation=trivialaugment",
+    "norm_act_layer": "EvoNorm is not implemented; use bn_relu",
+    "use_resnetd_stem": "--config.deep_stem=True has both this and resnetd_shortcut",
+    "resnetd_shortcut": "--config.deep_stem=True has both this and use_resnetd_stem",
+    "dropblock_groups": "DropBlock is not implemented; --config.drop_path is similar",
+    "bigtable_instance": "Bigtable is not read; write the records to files and give --data_dir=DIR",
+    "mlperf_logging": "bash run_and_time.sh writes MLPerf's logs",
+    "profile_every_n_steps": "--config.profile_steps=BEGIN:END traces these steps once",
+    "export_dir": "train without it, and then: python main.py --mode=export --format=savedmodel "
+    "--workdir=WORKDIR --out={}",
 }
 
 
@@ -163,24 +117,19 @@ def translate(words: Sequence[str], names: Container[str] = FLAGS) -> Translatio
     values, rest = _parse(words, names)
     parameters = _parameters(values.pop("config_file", ""), values.pop("params_override", ""))
     values = _parse(parameters, FLAGS)[0] | values  # the command line overrides the files
+    combined = _combined(values)
     arguments, notes, mistakes = [], [], []
     for name, value in values.items():
-        flag, typed = FLAGS[name], f"--{name}={value}"
-        here = flag.here if isinstance(flag.here, str) else flag.here.get(value)
-        if name == "eval_timeout" and values.get("mode") != "eval":
-            here = ""
-        if here is None:
-            mistakes.append(f"{typed}: {flag.note.format(value)}")
-        elif here:
+        here = _VALUES.get(f"{name}={value}", _HERE.get(name))
+        if here is not None:
             arguments += [word.format(value) for word in here.split()]
-        elif isinstance(flag.here, str) and _WITH.get(name) not in values:
-            notes.append(f"{typed} has no effect here")
-    parts = [values.get(name) == "True" for name in ("use_resnetd_stem", "resnetd_shortcut")]
-    if any(parts) and not all(parts):
-        mistakes.append("use_resnetd_stem and resnetd_shortcut: --config.deep_stem=True has both")
+        elif name in _INSTEAD:
+            mistakes.append(f"--{name}={value}: {_INSTEAD[name].format(value)}")
+        else:
+            notes.append(f"--{name}={value} has no effect here")
     if mistakes:
         raise ConfigError("\n".join(mistakes))
-    arguments += _randaugment(values) + _lars(values)
+    arguments += combined
     variables = dict(word.split("=", 1) for word in arguments if not word.startswith("--"))
     last = {word.partition("=")[0]: word for word in arguments if word.startswith("--")}
     return Translation([*last.values()], variables, notes, rest)
@@ -196,9 +145,8 @@ def _parse(words: Sequence[str], names: Container[str]) -> tuple[dict[str, str],
         float: flags.DEFINE_float,
         str: flags.DEFINE_string,
     }
-    for name, flag in FLAGS.items():
-        if name in names:
-            define[flag.kind](name, None, "", flag_values=parser)
+    for name in filter(names.__contains__, FLAGS):
+        define[FLAGS[name]](name, None, "", flag_values=parser)
     try:
         rest = parser(["resnet_main.py", *words], known_only=True)[1:]
     except flags.Error as error:
@@ -228,28 +176,34 @@ def _parameters(file: str, override: str) -> list[str]:
     return [f"--{name}={value}" for name, value in parameters.items() if value is not None]
 
 
-def _randaugment(values: Mapping[str, str]) -> list[str]:
-    """--augment_name=randaugment, with its two further flags."""
-    if values.get("augment_name") != "randaugment":
-        return []
-    layers, magnitude = (values.get(f"randaug_{key}") for key in ("num_layers", "magnitude"))
-    return [f"--config.augmentation=randaugment:{layers or 2}x{magnitude or 9}"]
+def _combined(values: dict[str, str]) -> list[str]:
+    """Takes the flags that have an effect only together; returns what they mean here.
 
-
-def _lars(values: Mapping[str, str]) -> list[str]:
-    """--enable_lars, with the rates and the warm-up of the tutorial's lars_util.py."""
-    if values.get("enable_lars") != "True":
-        return []
-    batch = int(values.get("train_batch_size", 1024))
-    limits = ((16384, 10.0, 5), (32768, 25.0, 5), (65536, 32.0, 14), (float("inf"), 35.6, 40))
-    rate, epochs = next((rate, epochs) for limit, rate, epochs in limits if batch < limit)
-    return [
-        "--config.optimizer=lars",
-        "--config.learning_rate_schedule=polynomial",
-        "--config.learning_rate_per=0",
-        f"--config.base_learning_rate={values.get('poly_rate', rate)}",
-        f"--config.warmup_steps={epochs} epochs",
-    ]
+    LARS has the rates and the warm-up of the tutorial's lars_util.py.
+    """
+    arguments = []
+    if values.get("mode") == "eval" and "eval_timeout" in values:
+        arguments.append(f"--eval_timeout={values.pop('eval_timeout')}")
+    if values.get("use_resnetd_stem") == values.get("resnetd_shortcut") == "True":
+        del values["use_resnetd_stem"], values["resnetd_shortcut"]
+        arguments.append("--config.deep_stem=True")
+    if values.get("augment_name") == "randaugment":
+        del values["augment_name"]
+        layers, magnitude = values.pop("randaug_num_layers", 2), values.pop("randaug_magnitude", 9)
+        arguments.append(f"--config.augmentation=randaugment:{layers}x{magnitude}")
+    if values.get("enable_lars") == "True":
+        del values["enable_lars"]
+        batch = int(values.get("train_batch_size", 1024))
+        limits = ((16384, 10.0, 5), (32768, 25.0, 5), (65536, 32.0, 14), (float("inf"), 35.6, 40))
+        rate, epochs = next((rate, epochs) for limit, rate, epochs in limits if batch < limit)
+        arguments += [
+            "--config.optimizer=lars",
+            "--config.learning_rate_schedule=polynomial",
+            "--config.learning_rate_per=0",
+            f"--config.base_learning_rate={values.pop('poly_rate', rate)}",
+            f"--config.warmup_steps={epochs} epochs",
+        ]
+    return arguments
 
 
 def hint(words: Sequence[str], about: str) -> str:

@@ -31,7 +31,7 @@ from engine.report.intervals import Intervals
 from engine.report.starts import cost_summary, describe_start
 from engine.report.writers import Profiler, Reporter, synced_to_wandb
 from engine.run import Plan, Settings, is_due, make_plan
-from engine.saving import INPUT, STEP, Position, Saver
+from engine.saving import Position, Saver
 from engine.start import Run, check_start, first_state
 from engine.step import CompiledStep
 
@@ -63,8 +63,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
     with contextlib.ExitStack() as exits:
         guard = Guard(settings.workdir, run.mesh, settings.limits.host_memory_limit)
         exits.callback(guard.close)
-        saver: Saver | None = None
-        exits.enter_context(run.watched(lambda: saver.rescue() if saver else ""))
+        exits.enter_context(run.watched())
         log = mlperf.Log()
         if settings.mlperf.format:
             run = mlperf.declare_examples(run, evaluating)
@@ -135,18 +134,17 @@ class Loop:
         batches = run.benchmark.train_batches(run.settings.train_batch_size, *shard, step)
         feed = Feed(batches, run.mesh)
         intervals = Intervals(saver.reporter, feed, run, self.plan, step, self.judge.evaluating)
-        saver.report = intervals.report
         if self.judge.lacks_evaluation(step, saver.saved):  # the run was stopped before it
             intervals.pause(evaluator.start(step, state) + evaluator.finish())
         next_batch, in_flight = iter(feed), []
         while step < total and not self.judge.is_over(step):
             if self.profiler:
                 self.profiler.before(step)
-            watchdog.doing(INPUT, step)
+            watchdog.doing("waiting for input", step)
             batch = next(next_batch)
             if self.compiled.check:
                 self.compiled.check.before(step, state, batch)
-            watchdog.doing(STEP, step)
+            watchdog.doing("training", step)
             state, totals, done = self.compiled.train(state, totals, batch)
             step += 1
             # Wait for the step before the last: the host stays close, the devices stay busy.
@@ -159,7 +157,7 @@ class Loop:
             if is_due(self.plan.log_every, step) or step == total:
                 intervals.close(step, totals)
                 totals = self.compiled.zeros()
-            position = saver.latest = Position(step, state, totals)
+            position = Position(step, state, totals)
             saves, evaluates = is_due(self.plan.save_every, step), self.judge.is_due(step)
             vote = in_flight[0][1]
             stop = vote.stop
@@ -253,7 +251,8 @@ def _conclude(run: Run, saver: Saver, result: str, evaluating: bool) -> None:
     files |= {"learning curves": "learning_curves.png"} if evaluating else {}
     for what, name in files.items():
         saver.reporter.say(f"  {what}: {epath.Path(run.settings.workdir) / name}")
-    saver.reporter.say(f"  {cost_summary(saver.starts, saver.reporter.history.rows)}")
+    if cost := cost_summary(saver.starts, saver.reporter.history.rows):
+        saver.reporter.say(f"  {cost}")
 
 
 def _at_the_end(exits: contextlib.ExitStack, close: Callable[[], None]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from benchmarks.base import Benchmark
+from benchmarks.fake import FAKE, without_data
 from common import foreign
 from common.errors import CheckpointError, ConfigError
 
@@ -51,13 +52,18 @@ def load(config: Any, cache_dir: str) -> Benchmark:
     Raises:
       ConfigError: there is no such benchmark, or its config cannot work.
     """
-    return module(config.benchmark).make(config, cache_dir)
+    make = module(config.benchmark).make
+    if config.get("dataset") != FAKE:
+        return make(config, cache_dir)
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        config.data_dir = ""  # sizes are the config's, else the published ones
+    return without_data(make(config, cache_dir), config.seed)
 
 
 def needs_data_dir(config: Any) -> bool:
-    """Whether the benchmark reads a folder of data; it does unless its module says otherwise."""
-    ask = getattr(module(config.benchmark), "needs_data_dir", None)
-    return ask is None or ask(config)
+    """Whether the benchmark reads a folder of data, and not another data set that it knows."""
+    return config.get("dataset", "") in ("", "records")
 
 
 def module(name: str) -> Any:
@@ -71,8 +77,8 @@ def module(name: str) -> Any:
 def restored_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The values of the config in a checkpoint's manifest, so that `load` needs no data for it.
 
-    A benchmark's module may have `restored(values, manifest)`, which returns the values with those
-    keys added that were unknown when the checkpoint was written.
+    A benchmark's module may have `restored(values, manifest)`, which returns the values with what
+    the run has learnt from its data, such as the number of classes.
 
     Raises:
       CheckpointError: the manifest is damaged.
@@ -86,11 +92,6 @@ def restored_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
         return complete(values, manifest) if complete else values
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint's manifest is damaged: {error!r}") from error
-
-
-def is_older(manifest: Mapping[str, Any]) -> bool:
-    """Whether the benchmark has got keys since the checkpoint was written; `restored` adds them."""
-    return not restored_config(manifest).keys() <= manifest["config"].keys()
 
 
 def settle_config(

@@ -134,6 +134,14 @@ class Hints:
     def check_random_start(self, norm_examples: int) -> None:
         """Raises ConfigError if a run cannot begin with the random weights of `init`."""
 
+    def fake_batch(self, spec: Spec, draw: np.random.Generator) -> HostBatch | None:
+        """Draws a batch of a kind in `batch_spec`, for config.dataset='fake'; None if it cannot.
+
+        It may leave out leaves that are numbers of the examples, 0 to B - 1, and `mask`. Evaluation
+        batches that need other data to be scored are None.
+        """
+        return None
+
     # Forecasts.
 
     def nominal_examples(self, split: str) -> int:

@@ -46,7 +46,7 @@ MODES = {
     "export": Mode(
         "commands.export:run",
         "write the trained model for other programs (without --config)",
-        ("checkpoint", "format", "out", "allow_mismatch", "accept_other_data"),
+        ("checkpoint", "format", "out", "allow_mismatch", "accept_other_data", "overwrite"),
         recipe="refused",
         hosts="alone",
     ),

@@ -51,7 +51,7 @@ class Graph:
         )
         helper.set_model_props(model, dict(facts))
         self._onnx.checker.check_model(model, full_check=True)
-        return model.SerializeToString(deterministic=True)
+        return model.SerializeToString()
 
     def node(self, operator: str, name: str, inputs: Sequence[str], **attributes: Any) -> str:
         """Adds a node with one result, which has its name; returns the name."""

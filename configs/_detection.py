@@ -10,6 +10,7 @@ def get_config() -> ml_collections.ConfigDict:
     config = _loop.get_config()
 
     # Data: records that `python -m scripts.prepare coco` makes, for Mask R-CNN with --masks.
+    config.dataset = ""  # 'fake': one random batch, kept on the devices, instead of data_dir
     config.data_dir = ""  # '' = the folder in the environment variable `data_env`
     config.train_files = "train-*"
     config.eval_files = "val-*"

@@ -12,8 +12,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.num_train_images = 1_281_167
     config.num_eval_images = 50_000
     config.train_steps = "1000"
-    config.steps_per_eval = "1000"
-    config.steps_per_checkpoint = "1000"
+    config.steps_per_eval = config.steps_per_checkpoint = "1000"
     config.log_step_count_steps = "50"
     config.target = 0.0
     return config

@@ -19,6 +19,7 @@ def get_config() -> ml_collections.ConfigDict:
     # Data: text whose words are cut into pieces ("H@@ aus"), a sentence per line, one file per
     # language. Without names of text files: the records that `python -m scripts.prepare text`
     # makes.
+    config.dataset = ""  # 'fake': one random batch, kept on the devices, instead of data_dir
     config.data_dir = ""  # '' = the folder in the environment variable below
     config.data_env = "MLP_PATH_GCS_NMT"
     config.train_source = "train.tok.clean.bpe.32000.en"

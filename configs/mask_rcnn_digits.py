@@ -14,7 +14,7 @@ def get_config() -> ml_collections.ConfigDict:
     """The configuration for COCO, made small."""
     config = mask_rcnn.get_config()
     _detection.set_digits(config)
-    config.data_dir = "data/digit_masks"
+    config.data_dir = "data/digit_scenes"
     config.image_short = 128
     config.image_long = 160
     config.image_shape = (128, 160)

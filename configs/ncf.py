@@ -18,6 +18,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.benchmark = "ncf"
 
     # Data: ml-20m/ratings.csv, the raw ml-20m.zip or ml-1m's ratings.dat; the file or its folder.
+    config.dataset = ""  # 'fake': one random batch, kept on the devices, instead of data_dir
     config.data_dir = ""  # '' = the folder in the environment variable below
     config.data_env = "MLP_PATH_GCS_NCF"
     config.min_ratings = 20  # users with fewer are left out

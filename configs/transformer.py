@@ -15,6 +15,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.benchmark = "transformer"
 
     # Data: records that `python -m scripts.prepare text` makes, or Google's.
+    config.dataset = ""  # 'fake': one random batch, kept on the devices, instead of data_dir
     config.data_dir = ""  # '' = the folder in the environment variable below
     config.data_env = "MLP_PATH_GCS_TRANSFORMER"
     config.train_files = "*packed-train*,wmt32k-encoded-train-*"

@@ -60,7 +60,7 @@ def show_log(stream: TextIO, level: int = logging.INFO) -> None:
 
     Orbax logs an error for every file and every task of a failed save, and TensorStore prints a
     traceback for each. The failure itself arrives as an exception, and `engine.cluster.hostlog`
-    writes these errors to a file.
+    writes these errors to a file of a local workdir.
     """
     from absl import logging as absl_logging  # not where only the variables are set
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import logging
 import math
@@ -85,7 +86,7 @@ def declared(programs: Programs, cache_dir: str) -> Programs:
 
 def check_run(programs: Programs, evaluating: bool) -> None:
     """ConfigError if a run with this config cannot be MLPerf's, or the workdir has an older run."""
-    keys, workdir = programs.settings.mlperf, programs.settings.workdir
+    keys, folder = programs.settings.mlperf, epath.Path(programs.settings.workdir)
     entry = rules.entry(programs.settings.benchmark, keys.format)
     form = f"config.mlperf.format={keys.format!r}"
     if not keys.org:
@@ -104,14 +105,13 @@ def check_run(programs: Programs, evaluating: bool) -> None:
                 f"{required:g}; give --config.{key}={required:g}, or "
                 "--config.mlperf.division=open"
             )
-    folder = epath.Path(workdir)
-    checkpoints = folder / "checkpoints"
     if jax.process_index() > 0:  # the first process may have begun
         return
+    checkpoints = folder / "checkpoints"
     if (folder / LOG).exists() or (checkpoints.exists() and any(checkpoints.iterdir())):
         raise ConfigError(
-            f"--workdir={workdir} holds a run already, and a run of MLPerf may not be resumed: "
-            "give a new folder, and report the run that was cut short"
+            f"--workdir={programs.settings.workdir} holds a run already, and a run of MLPerf may "
+            "not be resumed: give a new folder, and report the run that was cut short"
         )
 
 
@@ -167,7 +167,7 @@ def _check_values(entry: rules.Entry, division: str, batch_size: int, facts: rul
 
     logged = {"submission_benchmark": entry.name, "submission_division": division}
     lines = []
-    for key, value in (logged | {"global_batch_size": batch_size, **facts.values}).items():
+    for key, value in {**logged, "global_batch_size": batch_size, **facts.values}.items():
         content: Any = {"value": value, "metadata": facts.metadata.get(key, {})}
         lines.append(LogLine(f"{key}={value}", 0, key, content, 0))
     checker = mlp_compliance.make_checker("training", entry.ruleset, True, False)
@@ -191,10 +191,10 @@ class _Writer(Follower):
     def __init__(self, programs: Programs, started: float):
         super().__init__(programs)
         self._started, self._is_running = started, False
-        self._file = _File(programs.settings.workdir)
+        self._lines = io.StringIO()  # until `_flush`: an append to gs:// takes a while
         self._logger = logging.Logger("tpu_suite.mlperf", logging.INFO)
         self._logger.parent = logging.getLogger("tpu_suite")  # the terminal, the host's log
-        self._logger.addHandler(self._file)
+        self._logger.addHandler(logging.StreamHandler(self._lines))
         processes.on_failure(self.close)
 
     def describe(self, recipe: Recipe, params: Any, mesh: Mesh, next_eval: NextEval) -> None:
@@ -209,12 +209,12 @@ class _Writer(Follower):
         facts, batch_size = self.facts(recipe, params), self._settings.train_batch_size
         self._epoch = facts.steps_per_epoch or self.examples["train"] / batch_size
         self._header(facts)
-        self._file.flush()
+        self._flush()
 
     def run_starts(self) -> None:
         super().run_starts()
         self._start()
-        self._file.flush()
+        self._flush()
 
     def eval_ends(self, step: int, scores: Mapping[str, float]) -> None:
         targets = self._programs.benchmark.targets
@@ -227,7 +227,7 @@ class _Writer(Follower):
             self._stop(reached)
         else:
             self._train(step)
-        self._file.flush()
+        self._flush()
 
     def close(self) -> None:
         processes.on_failure(None)
@@ -235,7 +235,18 @@ class _Writer(Follower):
             self._is_running = False
             self._stop(False)
             with contextlib.suppress(ConfigError):  # what ended the run is more important
-                self._file.flush()
+                self._flush()
+
+    def _flush(self) -> None:
+        """Appends the lines to the file; raises ConfigError if it cannot be written."""
+        path, text = epath.Path(self._settings.workdir) / LOG, self._lines.getvalue()
+        self._lines.seek(0)
+        self._lines.truncate()
+        try:
+            with path.open("a") as file:
+                file.write(text)
+        except Exception as error:  # each file system has errors of its own
+            raise ConfigError(f"cannot write {path}: {one_line(error)}") from error
 
     def _epochs(self, step: int) -> int | float:
         """How many epochs `step` steps are, to three decimals.
@@ -323,14 +334,13 @@ class _V05(_Writer):
             self._write("run_clear_caches")
         self._write("run_start")
         self._is_running = True
-        for key, value in facts.values.items():
-            self._write(key, self._offset() if key == "eval_offset" else value)
-
-    def _offset(self) -> int | float:
-        """How many epochs the first evaluation comes after a multiple of the period between two."""
-        first = self._next_eval(0) or self._steps
-        period = (self._next_eval(first) or 2 * first) - first
-        return self._epochs(first % period)
+        values = dict(facts.values)
+        if "eval_offset" in values:  # of the first evaluation, from a multiple of the period
+            first = self._next_eval(0) or self._steps
+            period = (self._next_eval(first) or 2 * first) - first
+            values["eval_offset"] = self._epochs(first % period)
+        for key, value in values.items():
+            self._write(key, value)
 
     def _start(self) -> None:
         self._write("train_loop")
@@ -364,47 +374,22 @@ class _V05(_Writer):
         self._logger.info(":::MLPv0.5.0 %s %.9f (%s) %s", name, time.time(), source, text)
 
 
-class _File(logging.Handler):
-    """Collects lines for `workdir/mlperf.log` until `flush`: an append to gs:// takes a while."""
-
-    def __init__(self, workdir: str):
-        super().__init__()
-        self._path = epath.Path(workdir) / LOG
-        self._text = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._text += self.format(record) + "\n"
-
-    def flush(self) -> None:
-        """Raises ConfigError if the file cannot be written."""
-        text, self._text = self._text, ""
-        try:
-            if text:
-                with self._path.open("a") as file:
-                    file.write(text)
-        except Exception as error:  # each file system has errors of its own
-            raise ConfigError(f"cannot write {self._path}: {one_line(error)}") from error
-
-
 def clear_caches() -> bool:
     """Writes out and drops this machine's file caches; False where that is not allowed."""
     drop = "sync && echo 3 >/proc/sys/vm/drop_caches"
-    for command in (["sh", "-c", drop], ["sudo", "-n", "sh", "-c", drop]):
-        with contextlib.suppress(OSError):
-            if subprocess.run(command, capture_output=True).returncode == 0:
-                return True
-    return False
+    command = ["sh", "-c", f"({drop}) || sudo -n sh -c '{drop}'"]
+    return subprocess.run(command, capture_output=True).returncode == 0
 
 
 def _machine(chips: int) -> dict[str, Any]:
     """The accelerators, for the description of the system; a TPU v2 or v3 chip has two devices."""
     device = jax.local_devices()[0]
-    counts = {
+    facts = {
         "number_of_nodes": jax.process_count(),
         "accelerators_per_node": chips // jax.process_count(),
         "accelerator_model_name": device.device_kind,
     }
     with contextlib.suppress(Exception):  # CPUs have no memory of their own, in several ways
         memory = device.memory_stats()["bytes_limit"] * jax.device_count() // chips
-        return counts | {"accelerator_memory_bytes": memory}
-    return counts
+        facts["accelerator_memory_bytes"] = memory
+    return facts

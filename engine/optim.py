@@ -6,6 +6,7 @@ each weight. To add one, write a function `(settings, rate, decayed)` like `sgd`
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import jax
@@ -37,7 +38,10 @@ class Optimizer:
 
 
 def make(
-    settings: Optimizer, learning_rate: Rate, decayed: Any, multipliers: Any
+    settings: Optimizer,
+    learning_rate: Rate,
+    decayed: Callable[[Any], Any],
+    multipliers: Callable[[Any], Any],
 ) -> optax.GradientTransformation:
     """Makes an optimizer.
 
@@ -47,48 +51,50 @@ def make(
     Args:
       settings: the config's keys.
       learning_rate: the rate of a parameter with the multiplier 1, by step.
-      decayed: tree like the parameters: whether weight decay (and with 'lars' and 'lamb' the trust
-        ratio) applies; or a function that makes this tree from the parameters.
-      multipliers: tree like the parameters: the factor of the learning rate, as Caffe's `lr_mult`;
-        or a function that makes this tree. A parameter with 0 is frozen: it never changes, has no
-        state, and its gradient does not count in the clipped norm.
+      decayed: makes a tree like the parameters from them: whether weight decay (and with 'lars' and
+        'lamb' the trust ratio) applies.
+      multipliers: makes a tree like the parameters: the factor of the learning rate, as Caffe's
+        `lr_mult`. A parameter with 0 is frozen: it never changes, has no state, and its gradient
+        does not count in the clipped norm.
     """
     if settings.decoupled_decay and settings.optimizer != "sgd":
         raise ConfigError(
             f"config.decoupled_decay=True: only 'sgd' has it, not {settings.optimizer!r}"
         )
+    clip = optax.identity()
+    if settings.gradient_clip_norm:
+        clip = optax.clip_by_global_norm(settings.gradient_clip_norm)
 
-    rule = _RULES[settings.optimizer]
+    def trained(params: Any, factors: Any) -> optax.GradientTransformationExtraArgs:
+        rule = _RULES[settings.optimizer](settings, learning_rate, decayed(params))
+        return optax.masked(rule, jax.tree.map(lambda factor: factor != 0, factors))
 
-    def chain(params: Any, factors: Any) -> optax.GradientTransformation:
-        mask = decayed(params) if callable(decayed) else decayed
-        return rule(settings, learning_rate, _trained(mask, factors))
-
+    # Checkpoints hold the rule's own state, whose tree does not show what is frozen or clipped.
     def init(params: Any) -> Any:
-        factors = multipliers(params) if callable(multipliers) else multipliers
-        return chain(params, factors).init(_trained(params, factors))
+        state: Any = trained(params, multipliers(params)).init(params)
+        return state.inner_state
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
-        factors = multipliers(params) if callable(multipliers) else multipliers
-        trained = _trained(updates, factors)
-        if settings.gradient_clip_norm:
-            clip = optax.clip_by_global_norm(settings.gradient_clip_norm)
-            trained, _ = clip.update(trained, optax.EmptyState())
-        changes, state = chain(params, factors).update(trained, state, _trained(params, factors))
-        changes = jax.tree.map(
-            lambda factor, change, update: factor * change if factor else jnp.zeros_like(update),
-            factors,
-            changes,
-            updates,
-        )
-        return changes, state
+        factors = multipliers(params)
+        frozen = jax.tree.map(lambda factor: factor == 0, factors)
+        first = _stateless(optax.masked(optax.set_to_zero(), frozen), clip)
+        updates, _ = first.update(updates, optax.EmptyState(), params)
+        state = optax.MaskedState(state)
+        updates, state = trained(params, factors).update(updates, state, params)
+        changes = jax.tree.map(lambda factor, update: factor * update, factors, updates)
+        return changes, state.inner_state
 
     return optax.GradientTransformation(init, update)
 
 
-def _trained(tree: Any, factors: Any) -> Any:
-    """Replaces the leaves of the frozen parameters by empty nodes."""
-    return jax.tree.map(lambda factor, leaf: leaf if factor else optax.MaskedNode(), factors, tree)
+def _stateless(*links: optax.GradientTransformation) -> optax.GradientTransformation:
+    """A chain of links whose states hold nothing, with one empty state as checkpoints have it."""
+    chain = optax.chain(*links)
+
+    def update(updates: Any, params: Any) -> Any:
+        return chain.update(updates, chain.init(params), params)[0]
+
+    return optax.stateless(update)
 
 
 def sgd(settings: Optimizer, rate: Rate, decayed: Any) -> optax.GradientTransformation:
@@ -131,9 +137,7 @@ def lars(settings: Optimizer, rate: Rate, decayed: Any) -> optax.GradientTransfo
     """
     decay = settings.weight_decay
 
-    def adapt(gradient: jax.Array, weight: jax.Array, is_decayed: bool) -> jax.Array:
-        if not is_decayed:
-            return gradient
+    def adapt(gradient: Any, weight: Any) -> jax.Array:
         g, w = jnp.asarray(gradient, jnp.float32), jnp.asarray(weight, jnp.float32)
         g_norm, w_norm = jnp.linalg.norm(g.ravel()), jnp.linalg.norm(w.ravel())
         positive = (g_norm > 0) & (w_norm > 0)
@@ -143,7 +147,7 @@ def lars(settings: Optimizer, rate: Rate, decayed: Any) -> optax.GradientTransfo
         return ratio * (g + decay * w)
 
     return optax.chain(
-        optax.stateless(lambda gradients, params: jax.tree.map(adapt, gradients, params, decayed)),
+        _stateless(optax.masked(optax.stateless_with_tree_map(adapt), decayed)),
         optax.scale_by_learning_rate(rate),
         optax.trace(decay=settings.momentum),
     )
@@ -176,18 +180,11 @@ def lamb(settings: Optimizer, rate: Rate, decayed: Any) -> optax.GradientTransfo
     timm clips the gradient before: its `max_grad_norm` is `gradient_clip_norm`.
     """
 
-    def adapt(update: jax.Array, weight: jax.Array, is_decayed: bool) -> jax.Array:
-        if not is_decayed:
-            return update
-        w = jnp.asarray(weight, jnp.float32)
-        u = jnp.asarray(update, jnp.float32) + settings.weight_decay * w
-        u_norm, w_norm = jnp.linalg.norm(u.ravel()), jnp.linalg.norm(w.ravel())
-        positive = (u_norm > 0) & (w_norm > 0)
-        return jnp.where(positive, w_norm / jnp.where(positive, u_norm, 1.0), 1.0) * u
-
+    decays = optax.add_decayed_weights(settings.weight_decay, mask=decayed)
+    adapts = optax.masked(optax.scale_by_trust_ratio(), decayed)
     return optax.chain(
         optax.scale_by_adam(settings.adam_beta1, settings.adam_beta2, settings.adam_epsilon),
-        optax.stateless(lambda updates, params: jax.tree.map(adapt, updates, params, decayed)),
+        _stateless(decays, adapts),
         optax.scale_by_learning_rate(rate),
     )
 

@@ -262,6 +262,8 @@ class Programs:
 
     def check_random_start(self) -> None:
         """Raises ConfigError if a run without `config.init_from` would keep random weights."""
+        if self.settings.config.get("dataset") == benchmarks.FAKE:
+            return
         if freeze := self.settings.freeze:
             raise ConfigError(
                 f"config.freeze={freeze!r} would freeze random weights: "

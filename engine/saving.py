@@ -3,7 +3,7 @@
 import functools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,9 +19,6 @@ from engine.report.writers import Reporter
 from engine.run import Plan
 from engine.start import Run, restore_state
 from engine.step import TrainState, checkpoint_items
-
-# What the loop tells the watchdog; a run that hangs while it waits for input can still be saved.
-INPUT, STEP = "waiting for input", "training"
 
 
 class Diverged(UserError):
@@ -54,9 +51,7 @@ class Saver:
         )
         self._init_from = ""  # the checkpoint that the run's first weights are from
         self.starts: list[dict[str, Any]] = []  # of the run up to now, by `describe_start`
-        self.report: Callable[[], Any] = lambda: None  # of the log interval that was closed last
         self.saved = 0  # the newest step that is in a checkpoint or on its way there
-        self.latest: Position | None = None  # for `rescue`
 
     @functools.cached_property
     def _data(self) -> list[Identity]:
@@ -149,20 +144,6 @@ class Saver:
             f"{_examples_of(self._run, bad)}; {good}. A lower "
             f"--config.base_learning_rate or a longer --config.{key} often helps"
         )
-
-    def rescue(self) -> str:
-        """Saves the newest step for the watchdog, while the loop hangs; returns what it did."""
-        outcome = "nothing is saved"
-        if self.saved:
-            outcome = f"the last checkpoint is step {self.saved}, if it was complete"
-        if jax.process_count() > 1 or self.latest is None or self.latest.step <= self.saved:
-            return outcome  # with several hosts all would have to save, and one of them hangs
-        if watchdog.activity().what != INPUT:
-            return outcome  # a step has taken the state, or this would disturb the loop
-        self.check(self.report())
-        self.save(self.latest)
-        self.checkpoints.wait()
-        return f"saved step {self.saved:,}"
 
 
 def _examples_of(run: Run, step: int) -> str:

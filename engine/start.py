@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 
 from benchmarks.base import Benchmark, Identity
 from common import console
-from common.data import files
 from common.errors import RESTART, CheckpointError
 from engine import compiler, environment, resuming, step
 from engine import mesh as meshes
@@ -101,8 +100,8 @@ class Run:
         return needed
 
     @contextlib.contextmanager
-    def watched(self, rescue: Callable[[], str] = lambda: "nothing to save") -> Iterator[None]:
-        """Has the watchdog watch the block; `rescue` saves what it can, and says what that was."""
+    def watched(self) -> Iterator[None]:
+        """Has the watchdog watch the block."""
 
         def leave(reason: str) -> None:
             processes.fail(reason, preemption.answer().code if preemption.requested() else RESTART)
@@ -110,8 +109,6 @@ class Run:
         dog = watchdog.Watchdog(
             self.settings.limits.watchdog_seconds,
             self.log.note,
-            explain=lambda: "; ".join([*processes.others(), *files.unanswered(10.0)]),
-            rescue=rescue,
             leave=leave,
             others=processes.others,
             hurry=preemption.requested,

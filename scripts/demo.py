@@ -1,14 +1,21 @@
-"""Opens a page in the browser to try a trained model on: photos, sentences, or a user's id.
+"""Opens a page in the browser to try a trained model on: photos, sentences, or users.
 
     python -m scripts.demo --workdir=runs/ssd_digits
 
 The page is on http://127.0.0.1:8080, for this machine only, and sends nothing elsewhere. It needs
-NiceGUI: pip install 'nicegui>=3.18,<4'. predict.py gives the same answers.
+Gradio: pip install -r requirements-demo.txt. predict.py gives the same answers.
 """
 
+import functools
 import importlib.util
+import io
+import os
 import socket
 import sys
+import tempfile
+import urllib.request
+from collections.abc import Callable
+from typing import Any
 
 from common import entry
 from engine import environment
@@ -16,56 +23,179 @@ from engine import environment
 environment.set_defaults(TF_CPP_MIN_LOG_LEVEL="3")
 
 # The environment decides how libraries start.
-from common import console  # noqa: E402
-from common.errors import ConfigError, UserError, one_line  # noqa: E402
+import numpy as np  # noqa: E402
+from PIL import Image  # noqa: E402
+
+from commands.predict import boxes, classes, items, sentences, sources, texts  # noqa: E402
+from commands.predict.model import prepare  # noqa: E402
+from common import console, limits  # noqa: E402
+from common.errors import ConfigError, DataError, UserError, one_line  # noqa: E402
+from engine import model_source  # noqa: E402
+
+_SIDE = 960  # pixels of the longer side of a photo with boxes, whose lines are 3 pixels wide
 
 
 def main(argv: list[str] | None = None) -> None:
     """The command line; argv without the program's name."""
     parser = console.Parser(prog="demo", description=console.summary(__doc__))
     add = parser.add_argument
-    add(
-        "--workdir",
-        required=True,
-        help="the run's folder, or WORKDIR/checkpoints/STEP; local or gs://",
-    )
+    add("--workdir", required=True, help="the run's folder, or WORKDIR/checkpoints/STEP")
     add("--checkpoint", default="latest", help="latest, best or a step")
     add("--data_dir", help="where the vocabulary or the ratings are, if not where the run had them")
-    add(
-        "--accept_other_data",
-        action="store_true",
-        help="use the model although its data have other classes by now",
-    )
+    add("--accept_other_data", action="store_true", help="though the data have other classes now")
     add("--host", default="127.0.0.1", help="the address; 0.0.0.0 lets other machines in")
     add("--port", type=console.integer(1, 65535), default=8080, help="the port of the page")
     add("--no_browser", action="store_true", help="opens no browser")
     args = parser.parse_args(console.underscored(sys.argv[1:] if argv is None else argv))
     try:
-        if importlib.util.find_spec("nicegui") is None:
-            raise ConfigError("the page needs NiceGUI: pip install 'nicegui>=3.18,<4'")
-        _check_address(args.host, args.port)
-        from commands import demo as demos
-        from engine import model_source
-
+        if importlib.util.find_spec("gradio") is None:
+            pip = f"{sys.executable} -m pip install -r requirements-demo.txt"
+            raise ConfigError(f"the page needs Gradio: {pip}")
+        try:
+            socket.create_server((args.host, args.port)).close()
+        except OSError as error:
+            address = f"--host={args.host} --port={args.port}"
+            raise ConfigError(
+                f"{address}: {one_line(error)}; give another --port or --host"
+            ) from error
         environment.show_log(sys.stderr)
         model = model_source.load(args.workdir, args.checkpoint)
-        if args.data_dir:
-            model = model.changed(data_dir=args.data_dir)
-        demo = demos.make_demo(model, args.accept_other_data)
+        model = model.changed(data_dir=args.data_dir) if args.data_dir else model
+        answer = make_answer(model, args.accept_other_data)
     except UserError as error:
         sys.exit(f"demo: {error}")
-    print(f"open http://{args.host}:{args.port} (Ctrl-C ends)", flush=True)
-    demos.serve(demo, args.host, args.port, not args.no_browser)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder  # of the photos that are dropped
+        direct = urllib.request.getproxies().get("no", "")  # Gradio looks for its own page
+        os.environ["no_proxy"] = f"{direct},localhost,{args.host}"
+        page = make_page(model, answer)
+        print(f"open http://{args.host}:{args.port} (Ctrl-C ends)", flush=True)
+        page.launch(
+            server_name=args.host,
+            server_port=args.port,
+            inbrowser=not args.no_browser,
+            max_file_size=limits.IMAGE_BYTES,
+            footer_links=[],
+            quiet=True,
+            run_history=False,
+            share=False,
+            ssr_mode=False,
+        )
 
 
-def _check_address(host: str, port: int) -> None:
-    """Raises ConfigError if no page can be served at the address, before a model is loaded."""
-    try:
-        socket.create_server((host, port)).close()
-    except OSError as error:
+def make_page(model: model_source.Model, answer: Callable[[str], Any]) -> Any:
+    """The page, a gradio.Interface, which shows what `answer` returns."""
+    import gradio  # pyright: ignore[reportMissingImports] (optional)
+
+    photo = gradio.Image(label="Photo", sources=["upload", "clipboard"])
+    photo.preprocess = lambda payload: payload and payload.path  # whatever it is
+    question, shown = {
+        "classes": (photo, gradio.Label(label="Classes")),
+        "boxes": (photo, gradio.AnnotatedImage(label="Objects with scores of 30% and more")),
+        "sentences": (
+            gradio.Textbox("A sentence.", label="Sentence"),
+            gradio.Textbox(label="Translations, the best first"),
+        ),
+        "items": (
+            gradio.Textbox("1", label="User"),
+            gradio.Dataframe(label="Recommendations", headers=[*items.COLUMNS[:5]]),
+        ),
+    }[model.benchmark.uses.answers]
+
+    def reply(text: str | None) -> Any:
+        try:
+            return None if text is None else answer(text)  # None: the photo was taken away
+        except UserError as error:
+            raise gradio.Error(one_line(error), duration=None, print_exception=False) from error
+
+    return gradio.Interface(
+        reply,
+        question,
+        shown,
+        title=f"{model.config.benchmark}: {model.source}",
+        live=question is photo,  # answers at once, without a button
+        analytics_enabled=False,
+        flagging_mode="never",
+    )
+
+
+def make_answer(model: model_source.Model, accept_other_data: bool = False) -> Callable[[str], Any]:
+    """Loads a model and compiles it; UserError if it cannot answer, as in predict.py.
+
+    The result answers the path of a photo, a sentence, or users as --user of predict.py, with what
+    Gradio's component shows, or with UserError.
+    """
+    uses, kinds = model.benchmark.uses, {"classes", "boxes", "sentences", "items"}
+    if uses.answers not in kinds:
         raise ConfigError(
-            f"--host={host} --port={port}: {one_line(error)}; give another --port or --host"
-        ) from error
+            f"{model.source} is a model of the benchmark {model.config.benchmark!r}, for which "
+            f"there is no page; {uses.hint}"
+        )
+    model = prepare(model, accept_other_data)
+    if uses.answers == "sentences":
+        options = sentences.Options(n_best=min(3, model.config.beam_size))
+        return functools.partial(_translate, sentences.Translator(model, options, 1))
+    if uses.answers == "items":
+        return functools.partial(_recommend, items.Recommender(model, items.Options(), 1))
+    if uses.answers == "boxes":
+        detector = boxes.Detector(model, boxes.Options())
+        return functools.partial(_detect, detector, detector.predictor(1))
+    classifier = classes.Classifier(model, classes.Options())
+    return functools.partial(_classify, classifier, classifier.predictor(1))
+
+
+def _classify(classifier: classes.Classifier, predictor: Any, path: str) -> dict[str, float]:
+    picture, result = _look(classifier, predictor, path)
+    best = _content(classifier.row(picture, result))["predictions"]
+    names = [each["label"] for each in best]  # two classes may share a name
+    return {
+        name if names.count(name) == 1 else f"{name} ({each['index']})": each["probability"]
+        for name, each in zip(names, best, strict=True)
+    }
+
+
+def _detect(detector: boxes.Detector, predictor: Any, path: str) -> Any:
+    """The photo, and (box or mask, text) of each object."""
+    picture, result = _look(detector, predictor, path)
+    image = Image.open(io.BytesIO(picture.photo.encoded)).convert("RGB")
+    times = _SIDE / max(image.size)
+    image = image.resize([round(times * side) for side in image.size])
+    objects = []
+    for each in detector.objects(picture.photo, result):
+        y0, x0, y1, x1 = (max(0, round(times * edge)) for edge in each.box)
+        place = (x0, y0, x1, y1)
+        if each.inside:
+            place = np.asarray(Image.fromarray(each.inside()).resize(image.size)) / 2
+        objects.append((place, f"{each.label} {each.score:.0%}"))
+    return image, objects
+
+
+def _look(model: sources.PictureModel, predictor: Any, path: str) -> tuple[Any, Any]:
+    """A photo, and what the model computes for it."""
+    picture = sources.load_picture(path, model.inputs)
+    if picture.inputs is None:
+        raise DataError(picture.error)
+    return picture, predictor([picture.inputs])[0]
+
+
+def _translate(translator: sentences.Translator, sentence: str) -> str:
+    (row,) = translator.rows(iter([texts.Line(" ".join(sentence.split()))]), 1)
+    return "\n".join(each["text"] for each in _content(row)["translations"])
+
+
+def _recommend(recommender: items.Recommender, users: str) -> list[list[Any]]:
+    return [
+        [row.source["user"], rank, each["item"], each.get("title", ""), f"{each['score']:.1%}"]
+        for row in recommender.rows(recommender.users([texts.Line(users)]))
+        for rank, each in enumerate(_content(row, f"user {row.source['user']}: ")["items"], 1)
+    ]
+
+
+def _content(row: Any, of: str = "") -> Any:
+    """What a row has; DataError if it has an error."""
+    if row.error:
+        raise DataError(f"{of}{row.error}")
+    return row.content
 
 
 if __name__ == "__main__":

@@ -11,12 +11,11 @@ import json
 import logging
 import math
 import os
-import pathlib
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from types import FrameType
 from typing import Any
@@ -26,17 +25,15 @@ from etils import epath
 
 from common import console, entry
 from common.data.files import MANIFEST, matching_paths, write
-from common.errors import CheckpointError, UserError, count, is_of_files, one_line, parse_json, some
+from common.errors import UserError, count, is_of_files, one_line, parse_json, some
 from engine import environment, locations, recipe
 from engine.cluster import preemption
 
 ALREADY_FINISHED = 3  # exit code of the step `begin`
 RECORD = "job.json"  # the flags of the run that ended
-STAGED = "job_staged.json"  # the files that the job copied into its input
+COPIES = "copied_by_job.json"  # among the copies: their names, each with its STAGE_FROM
 METADATA = "gradient-model-metadata.json"
 SWITCHES = ("KEEP_INPUT", "DELETE_INPUT", "EXPORT_MODEL")
-THREADS = 8  # for copies, and for requests to gs://
-BATCH = 64  # files that are copied between two writes of STAGED
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OWN_FLAGS = ("workdir", "mode", "coordinator", "config.data_dir", "config.keep_checkpoints")
 _KEEP = "--config.keep_checkpoints=1"  # the newest; the best one stays as well
@@ -46,7 +43,8 @@ _KEEP = "--config.keep_checkpoints=1"  # the newest; the best one stays as well
 class Request:
     """The job that the environment and the command line ask for."""
 
-    input: epath.Path
+    input: epath.Path  # the user's own data
+    staged: epath.Path  # the job's copies of the files in STAGE_FROM
     output: epath.Path
     flags: list[str]  # of main.py
     stage_from: str
@@ -78,6 +76,7 @@ def parse_request(flags: Sequence[str], env: Mapping[str, str]) -> Request:
             raise UserError(f"{name}={value}: must be 0 or 1")
     return Request(
         input=epath.Path(root) / "input_data",
+        staged=epath.Path(root) / "staged_data",
         output=epath.Path(root) / "output_data",
         flags=[*(() if "config" in names else ["--config=configs/resnet50.py"]), *flags],
         stage_from=source,
@@ -89,7 +88,7 @@ class Children:
     """Runs one child at a time and passes signals on to it."""
 
     def __init__(self):
-        self.stop_signal = 0  # the first signal that arrived
+        self.stop_signal = 0  # the first signal that arrived, as SIGINT or SIGTERM
         self._child: subprocess.Popen[bytes] | None = None
 
     def listen(self) -> None:
@@ -115,8 +114,7 @@ class Children:
         return code if code >= 0 else 128 - code
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        meaning = preemption.Preempted(signum).code - 128  # SIGINT or SIGTERM
-        self.stop_signal = self.stop_signal or meaning
+        self.stop_signal = self.stop_signal or preemption.Preempted(signum).code - 128
         if self._child is not None:
             self._child.send_signal(self.stop_signal)
 
@@ -125,12 +123,13 @@ def run(request: Request, children: Children) -> int:
     """Runs the job; returns the exit code of the step that failed, or 0."""
     workdir, flags = f"--workdir={request.output}", request.flags
     this, main_py = [sys.executable, "-m", "scripts.gradient"], [sys.executable, "main.py"]
-    train = [*main_py, *flags, workdir, f"--config.data_dir={request.input}", _KEEP]
+    data = request.staged if request.stage_from else request.input
+    train = [*main_py, *flags, workdir, f"--config.data_dir={data}", _KEEP]
     steps = {
         "preparing": [*this, "begin", *flags],
         "the doctor": [*train, "--mode=doctor"],
         "training": [*train, "--mode=train_and_eval"],
-        "exporting": [*main_py, "--mode=export", "--format=savedmodel", workdir],
+        "exporting": [*main_py, "--mode=export", "--format=savedmodel", "--overwrite", workdir],
         "finishing": [*this, "finish", *flags],
     }
     if "EXPORT_MODEL" not in request.switches:
@@ -140,10 +139,8 @@ def run(request: Request, children: Children) -> int:
         if step == "preparing" and code == ALREADY_FINISHED:
             return 0
         if code:
-            state = "" if step == "finishing" else ": nothing was deleted"
-            text = (
-                f"job: {step} ended with exit code {code}{state}. The same command continues here"
-            )
+            kept = "" if step == "finishing" else ": nothing was deleted"
+            text = f"job: {step} ended with exit code {code}{kept}. The same command continues here"
             print(text, file=sys.stderr, flush=True)
             return code
     _say(f"finished; everything is in {request.output}")
@@ -184,11 +181,8 @@ def metadata(workdir: str) -> dict[str, Any]:
 
     checkpoints = Checkpointer(f"{workdir}/checkpoints", keep=1, best=None)
     with contextlib.closing(checkpoints):
-        if not (steps := checkpoints.steps()):
-            raise CheckpointError(f"no complete checkpoint in {checkpoints.directory}")
-        manifest = checkpoints.manifest(steps[-1])
+        manifest = checkpoints.manifest(checkpoints.choose("latest"))
     history = History(workdir, writes=False)
-    history.restore(manifest.get("evaluations", []))
     scores, values = history.scores(), {}
     best = history.best(manifest.get("target_metric", ""))
     for prefix, step in (("", best), ("last_", max(scores, default=None))):
@@ -199,117 +193,77 @@ def metadata(workdir: str) -> dict[str, Any]:
 
 
 def stage(request: Request, groups: Sequence[Sequence[str]]) -> None:
-    """Copies the benchmark's files, unless the input has a file of the same name and size.
+    """Copies the files of the benchmark that are missing in the job's folder of copies.
 
     `groups` are the patterns of `benchmarks.mlperf.Entry.files`; a file must match the first group.
-    STAGED lists what is copied, so that no other file is ever overwritten or deleted: before the
-    copy with null, after it with its version.
+    The folder has a list of its copies, so that no other file is ever overwritten or deleted.
     """
-    source, target, record = epath.Path(request.stage_from), request.input, request.output / STAGED
+    source, target = epath.Path(request.stage_from), request.staged
     patterns = [pattern for group in (*groups, [MANIFEST]) for pattern in group]
     found = {p: matching_paths(f"{source}/{p}", str(source)) for p in patterns}
     if not any(found[pattern] for pattern in groups[0]):
         raise UserError(f"STAGE_FROM={source} holds no files {' or '.join(groups[0])}")
-    names = [path.removeprefix(f"{source}/") for paths in found.values() for path in paths]
-    wanted, listed = _versions(source, names), _staged(request)
-    present = _versions(target, {**listed, **wanted})
-    staged = {name: version for name, version in present.items() if listed.get(name) == version}
-    for name in [name for name in listed if listed[name] is None]:  # killed before it was noted
-        _part(target / name).unlink(missing_ok=True)
-        if name in present and name in wanted and _equal(source / name, target / name):
-            staged[name] = present[name]
-    missing = [name for name in wanted if present.get(name, [-1])[0] != wanted[name][0]]
-    if foreign := [name for name in missing if name in present and name not in staged]:
-        raise UserError(
-            f"{target / foreign[0]} has another size than in STAGE_FROM={source}, and this job did "
-            "not copy it: move it away, or unset STAGE_FROM to train on the input as it is"
-        )
-    _say(f"staging {len(missing)} of {len(wanted)} files from {source} into {target}")
-    total = sum(wanted[name][0] for name in missing)
-    progress = console.ProgressBar("staging", len(missing), "files", total)
+    names = {path.removeprefix(f"{source}/") for paths in found.values() for path in paths}
+    copies = _copies(request)
+    new = sorted(names - copies.keys()) if target.exists() else ()
+    if foreign := [target / name for name in new if (target / name).exists()]:
+        raise UserError(f"{foreign[0]} is no copy of this job: move it away")
+    for name, origin in copies.items():
+        if name not in names or origin != str(source):
+            (target / name).unlink(missing_ok=True)
+    _write(target / COPIES, dict.fromkeys(sorted(names), str(source)))
+    _say(f"staging {count(len(names), 'file')} from {source} into {target}")
+    progress = console.ProgressBar("staging", len(names), "files")
 
     def copy(name: str) -> None:
-        path, part = target / name, _part(target / name)
+        original, path = source / name, target / name
         try:
-            if not _is_remote(target):
-                part.parent.mkdir(parents=True, exist_ok=True)
-            (source / name).copy(part, overwrite=True)
-            if (arrived := part.stat().length) != wanted[name][0]:
-                raise OSError(f"{arrived} bytes arrived, not {wanted[name][0]}; did it change?")
-            part.replace(path)
+            status = original.stat()
+            if status.is_directory or (path.exists() and path.stat().length == status.length):
+                progress.add(1)
+                return
+            if "://" not in str(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            original.copy(path, overwrite=True)
+            if (arrived := path.stat().length) != status.length:
+                raise OSError(f"{arrived} bytes arrived, not {status.length}; did it change?")
         except Exception as error:  # errors of the disk, or TensorFlow's classes
-            raise UserError(f"cannot stage {source / name}: {one_line(error)}") from error
-        progress.add(1, wanted[name][0])
+            raise UserError(f"cannot stage {original}: {one_line(error)}") from error
+        progress.add(1, status.length)
 
-    for start in range(0, len(missing), BATCH):
-        batch = missing[start : start + BATCH]
-        _write(record, staged | dict.fromkeys(batch))
-        with futures.ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(copy, batch))
-        staged |= _versions(target, batch)
-    _write(record, staged)
-    if missing:
-        progress.close()
+    with futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(copy, names))
+    progress.close()
 
 
 def clear_input(request: Request) -> None:
-    """Deletes the files that the job copied and nobody changed; with DELETE_INPUT=1 everything."""
-    folder, listed = request.input, _staged(request)
+    """Deletes the files that the job copied; with DELETE_INPUT=1 all of its input."""
     if "KEEP_INPUT" in request.switches:
-        _say(f"{folder} stays, because of KEEP_INPUT=1; the platform may upload it with the rest")
+        _say("the input stays, because of KEEP_INPUT=1; the platform may upload it with the rest")
         return
-    copies = [name for name, found in _versions(folder, listed).items() if found == listed[name]]
-    with futures.ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda name: (folder / name).unlink(missing_ok=True), copies))
-    for parent in sorted({p for name in copies for p in pathlib.PurePath(name).parents})[::-1]:
-        with contextlib.suppress(OSError):  # not empty; gs:// has no folders
-            os.rmdir(folder / parent)
-    if copies:
-        _say(f"deleted {count(len(copies), 'file')} that the job had copied into {folder}")
-    deletes = "DELETE_INPUT" in request.switches and folder.is_dir()
-    if deletes:
-        with contextlib.suppress(OSError):  # a symbolic link or a mount point, among others
-            folder.rmtree()
-    if left := sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []:
-        hint = "" if deletes or os.path.islink(folder) else "; DELETE_INPUT=1 makes it delete all"
-        does = "could not delete" if deletes else "did not copy"
-        _say(f"{folder} keeps {some(left, 1)}, which the job {does}{hint}")
-    elif deletes:
-        _say(f"deleted {folder}, because of DELETE_INPUT=1")
+    if copies := _copies(request):
+        for name in (*copies, COPIES):  # the list last: another start needs it
+            (request.staged / name).unlink(missing_ok=True)
+        for folder, _, _ in os.walk(request.staged, topdown=False):  # gs:// has no folders
+            with contextlib.suppress(OSError):  # not empty
+                os.rmdir(folder)
+        _say(f"deleted {count(len(copies), 'file')} that the job had copied into {request.staged}")
+    for folder in (request.staged, request.input):
+        hint = "" if os.path.islink(folder) else "; DELETE_INPUT=1 deletes all of it"
+        if "DELETE_INPUT" in request.switches and folder.is_dir():
+            try:
+                folder.rmtree()
+                _say(f"deleted {folder}, because of DELETE_INPUT=1")
+            except OSError as error:  # a symbolic link or a mount point, among others
+                hint = f" and cannot delete: {one_line(error)}"
+        if left := sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []:
+            _say(f"{folder} keeps {some(left, 1)}, which the job did not copy{hint}")
 
 
-def _versions(folder: epath.Path, names: Iterable[str]) -> dict[str, list[int]]:
-    """The files that exist, with their sizes in bytes and the times of their last change."""
-
-    def version(name: str) -> list[int]:
-        path = folder / name
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            status = path.stat()
-            mtime = status.mtime if _is_remote(path) else os.stat(path).st_mtime_ns
-            return [] if status.is_directory else [status.length, mtime]
-        return []
-
-    names = [*names]
-    with futures.ThreadPoolExecutor(THREADS) as pool:
-        return {k: v for k, v in zip(names, pool.map(version, names), strict=True) if v}
-
-
-def _part(path: epath.Path) -> epath.Path:
-    """Where a copy is while it is not complete; the readers' train-* does not match it."""
-    return path.parent / f".staging.{path.name}"
-
-
-def _equal(one: epath.Path, other: epath.Path) -> bool:
-    """Whether two files have the same bytes."""
-    with one.open("rb") as first, other.open("rb") as second:
-        while (block := first.read(1 << 22)) == second.read(1 << 22):
-            if not block:
-                return True
-    return False
-
-
-def _is_remote(path: epath.Path) -> bool:
-    return str(path).startswith("gs://")
+def _copies(request: Request) -> dict[str, Any]:
+    """The files that the job has copied, or was about to: {name: STAGE_FROM}."""
+    listed = _read(request.staged / COPIES)
+    return {k: v for k, v in listed.items() if k[:1] != "/" and ".." not in k.split("/")}
 
 
 def _read(path: epath.Path) -> dict[str, Any]:
@@ -319,12 +273,6 @@ def _read(path: epath.Path) -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _staged(request: Request) -> dict[str, Any]:
-    """The files that the job has copied into its input, as STAGED lists them."""
-    listed = _read(request.output / STAGED)
-    return {k: v for k, v in listed.items() if k[:1] != "/" and ".." not in k.split("/")}
 
 
 def _write(path: epath.Path, content: dict[str, Any]) -> None:

@@ -5,9 +5,9 @@
 #
 # The job reads $TPU_MODEL_DIR/input_data and writes $TPU_MODEL_DIR/output_data. The same command
 # resumes the job or reports that the job is finished. STAGE_FROM=DIR first copies the data of the
-# benchmark from DIR into input_data; these copies are deleted at the end, unless KEEP_INPUT=1 is set.
-# DELETE_INPUT=1 deletes all of input_data. EXPORT_MODEL=1 leaves the trained classifier in
-# output_data/export/savedmodel, for TensorFlow Serving. See docs/run.md.
+# benchmark from DIR into staged_data and reads these; they are deleted at the end, unless
+# KEEP_INPUT=1 is set. DELETE_INPUT=1 deletes input_data, too. EXPORT_MODEL=1 leaves the trained
+# classifier in output_data/export/savedmodel, for TensorFlow Serving. See docs/run.md.
 #
 # The script uses the first Python that has the packages: the active venv's, .venv's, or python3. If
 # none has them, it makes .venv by scripts/setup.sh for what the machine has: TPU, GPU or CPU.

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Writes the five requirements files from pyproject.toml, all from one resolution.
+# Writes the seven requirements files from pyproject.toml, all from one resolution; only the page to
+# try a model has an older Pillow, because Gradio wants it.
 #
 #   bash scripts/lock.sh               keeps the versions that still fit
 #   bash scripts/lock.sh --upgrade     takes the newest versions; arguments are uv's
@@ -20,11 +21,14 @@ all="$(mktemp -d)"
 trap 'rm -rf -- "$all"' EXIT
 # uv keeps the versions of an output file that exists.
 cat requirements-*.txt >"$all/lock.txt"
-lock --extra labels --extra dev --extra tpu --extra cuda --extra parity --output-file "$all/lock.txt" "$@"
-for extra in '' dev tpu cuda parity; do
-  also=''
+lock --extra labels --extra dev --extra tpu --extra cuda --extra parity --extra wandb \
+  --output-file "$all/lock.txt" "$@"
+awk '/^[^ ]/ { keep = !/^pillow==/ } keep' "$all/lock.txt" >"$all/demo.txt"
+for extra in '' dev tpu cuda parity wandb demo; do
+  also='' versions="$all/lock.txt"
+  if [[ "$extra" == demo ]]; then versions="$all/demo.txt"; fi
   if [[ "$extra" == parity ]]; then also='--extra dev'; fi # parity's tests need pytest as well
   # shellcheck disable=SC2086
-  lock --extra labels ${extra:+--extra "$extra"} $also --constraint "$all/lock.txt" \
+  lock --extra labels ${extra:+--extra "$extra"} $also --constraint "$versions" \
     --output-file "requirements${extra:+-$extra}.txt" "$@"
 done

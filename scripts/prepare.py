@@ -36,11 +36,9 @@ PREPARATIONS = {
     "text": ("benchmarks.translation", "records of parallel text"),
     "interactions": ("benchmarks.ncf", "ratings or events of your users and items"),
     "digits": ("common", "handwritten digits"),
-    "digit_scenes": ("benchmarks.detection", "images of digits, with boxes"),
-    "digit_masks": ("benchmarks.detection", "images of digits, with masks"),
+    "digit_scenes": ("benchmarks.detection", "images of digits, with boxes and masks"),
     "phrases": ("benchmarks.translation", "sentences in English and German"),
     "ratings": ("benchmarks.ncf", "made-up ratings of films"),
-    "fake": ("benchmarks.resnet", "random images, for trials"),
 }
 _COMMAND = "python -m scripts.prepare"
 _FORMS = "photos by class, labels of boxes, pairs of sentences, or rows of users and items"
@@ -279,7 +277,7 @@ def _contents(folder: Folder, texts: Sequence[str]) -> str:
         return f"holds another archive, which is not opened: type {_COMMAND} {path}"
     if text := unread.explain(folder):
         return f"holds {_endings(folder)}, and {text}"
-    if text := getattr(_module("imagenet"), "class_folders", lambda folder: "")(folder):
+    if text := _module("imagenet").class_folders(folder):
         return f"holds {_endings(folder)}, and {text}"
     if 2 * len(folder.named(*SUFFIXES)) >= len(folder.files) > 0:
         others = [name for name in folder.named(*_LABELS) if not _NOTES.fullmatch(name)]

@@ -3,8 +3,6 @@
 # last three download a public data set, whose licence they print.
 #
 #   bash scripts/quickstart.sh                 a ResNet on 1,437 handwritten digits
-#   bash scripts/quickstart.sh digits:mild     a published recipe in miniature on the digits;
-#                                              docs/resnet.md has the names
 #   bash scripts/quickstart.sh ssd             an SSD that finds digits on images of clutter
 #   bash scripts/quickstart.sh mask_rcnn       a Mask R-CNN that outlines them
 #   bash scripts/quickstart.sh transformer     a Transformer that translates dates, numbers and
@@ -31,7 +29,6 @@ set -euo pipefail
 usage "$@"
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 name=digits
-miniature=''
 case "${1-}" in
   '' | -*) ;;
   digits | ssd | mask_rcnn | transformer | gnmt | ncf | finetune | finetune_ssd | \
@@ -39,30 +36,22 @@ case "${1-}" in
     name="$1"
     shift
     ;;
-  digits:*)
-    miniature="${1#digits:}"
-    known='plain mild ffcv16 ffcv24 ffcv32 ffcv40 ffcv56 ffcv88 a3 a2 a1 torchvision2 rs50'
-    if [[ "$miniature" == *' '* || " $known " != *" $miniature "* ]]; then
-      echo "ERROR: quickstart.sh $1: there is no such recipe; known are $known" >&2
-      exit 2
-    fi
-    shift
-    ;;
   *)
-    echo "ERROR: quickstart.sh $1: give nothing, digits:NAME, ssd, mask_rcnn, transformer, gnmt, ncf, finetune, finetune_ssd, translate, recommend, flowers, or flags of main.py" >&2
+    echo "ERROR: quickstart.sh $1: give nothing, ssd, mask_rcnn, transformer, gnmt, ncf, finetune, finetune_ssd, translate, recommend, flowers, or flags of main.py" >&2
     exit 2
     ;;
 esac
 SETUP_CALLER=quickstart.sh bash scripts/setup.sh dev
 program="${VENV:-.venv}/bin/python"
 
-public='' # a data set that is downloaded
-some=''   # arguments of the maker
-flags=''  # of the recipe for it, quoted, with a space at the end
+public=''  # a data set that is downloaded
+variant='' # of the recipe
+some=''    # arguments of the maker
+flags=''   # of the recipe for it, quoted, with a space at the end
 case "$name" in
   digits) maker=digits recipe=digits data=data/digits ;;
   ssd) maker=digit_scenes recipe=ssd_digits data=data/digit_scenes ;;
-  mask_rcnn) maker=digit_masks recipe=mask_rcnn_digits data=data/digit_masks ;;
+  mask_rcnn) maker=digit_scenes recipe=mask_rcnn_digits data=data/digit_scenes ;;
   transformer) maker=phrases recipe=phrases data=data/phrases ;;
   gnmt) maker=phrases recipe=gnmt_phrases data=data/phrases ;;
   ncf) maker=ratings recipe=ncf_synthetic data=data/ratings ;;
@@ -72,7 +61,7 @@ case "$name" in
       --config.data_dir=data/digits_0-4 --config.num_label_classes=5 --config.num_filters=16 \
       --config.train_steps='12 epochs'
     set -- --config.init_from=runs/digits_0-4 "$@"
-    maker=digits recipe=finetune miniature=digits data=data/digits_5-9 some='--digits=5-9 --per_class=20'
+    maker=digits recipe=finetune variant=digits data=data/digits_5-9 some='--digits=5-9 --per_class=20'
     ;;
   finetune_ssd)
     "$program" -m scripts.prepare digit_scenes --out=data/scenes_0-4 --digits=0-4 --train_images=3000
@@ -80,7 +69,7 @@ case "$name" in
       --config.data_dir=data/scenes_0-4 --config.num_classes=0 --config.train_steps=1000 \
       --config.steps_per_eval=1000
     set -- --config.init_from=runs/scenes_0-4 "$@"
-    maker=digit_scenes recipe=finetune miniature=ssd_digits data=data/scenes_5-9
+    maker=digit_scenes recipe=finetune variant=ssd_digits data=data/scenes_5-9
     some='--digits=5-9 --train_images=60'
     ;;
   translate) public=multi30k ;;
@@ -97,8 +86,8 @@ if [[ "$public" ]]; then
   config="${command%% *}" run="$public" flags="${command#* }"
   eval "set -- $flags"'"$@"'
 else
-  config="configs/$recipe.py${miniature:+:$miniature}"
-  run="$recipe${miniature:+_$miniature}"
+  config="configs/$recipe.py${variant:+:$variant}"
+  run="$recipe${variant:+_$variant}"
 fi
 
 # main.py takes the last --workdir, and the hints below must name the same.

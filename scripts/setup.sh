@@ -75,8 +75,8 @@ check_platform() {
     *' tpu '*) fail "libtpu has wheels for Linux on x86-64 only, not for $(uname -sm): leave tpu out" ;;
     'Darwin '*' cuda '*) fail "jax has no CUDA for $(uname -sm): leave cuda out" ;;
   esac
-  say "$(uname -sm) is not supported, and nobody has tried it: tensorflow-cpu has no wheel for it," \
-    "and the lock takes tensorflow"
+  say "the locks resolve for $(uname -sm), but nobody has tried them there: tensorflow-cpu has no" \
+    "wheel for it, and the lock takes tensorflow"
 }
 
 # Identifies the locks, the Python and the folder of .venv, which installed commands contain.

@@ -1,8 +1,12 @@
 """All modules can be imported with the versions installed here, beside those of a plug-in."""
 
+import ast
+import importlib.metadata
 import pathlib
+import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -11,6 +15,7 @@ from tests.test_main import environment
 
 ROOT = pathlib.Path(__file__).parents[1]
 OWN = ("benchmarks", "commands", "common", "configs", "engine", "scripts")
+FILES = [*ROOT.glob("*.py"), *(path for name in OWN for path in (ROOT / name).rglob("*.py"))]
 PROGRAM = """
 import importlib, sys, traceback
 failed = []
@@ -54,15 +59,54 @@ def get_config():
 
 def test_every_module_can_be_imported():
     """In a process of its own: main.py defines flags, and others import TensorFlow."""
-    files = [*ROOT.glob("*.py"), *(path for name in OWN for path in (ROOT / name).rglob("*.py"))]
-    paths = sorted({str(path.relative_to(ROOT)) for path in files})
+    paths = sorted({str(path.relative_to(ROOT)) for path in FILES})
     modules = [
         path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in paths
     ]
+    modules.remove("scripts.bench.peers.torch_networks")  # PyTorch is no dependency
     assert len(modules) > 200
     command = [sys.executable, "-c", PROGRAM, *(name.replace("/", ".") for name in modules)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_imported_package_is_declared():
+    """A module imports the dependencies; what only an extra has is imported where it is used."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    def names(requirements):
+        return {re.split(r"[^\w-]", word)[0] for word in requirements}
+
+    required = names(project["dependencies"])
+    known = required | names(sum(project["optional-dependencies"].values(), []))
+    of_module = importlib.metadata.packages_distributions()
+    own = {path.stem for path in ROOT.glob("*.py")}
+
+    def is_of(module, packages):
+        distributions = of_module.get(module.split(".")[0], ())
+        if len(distributions) == 1:  # else a namespace, such as google.cloud
+            module = distributions[0].lower()
+        words = re.sub(r"[._]", "-", module) + "-"
+        return any(words.startswith(f"{package}-") for package in packages)
+
+    undeclared = []
+    for path in FILES:
+        tree = ast.parse(path.read_text())
+        at_start = {*tree.body}
+        for node in ast.walk(tree):
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [each.name for each in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                modules = [f"{node.module}.{each.name}" for each in node.names]
+            packages = required if node in at_start else known
+            undeclared += [
+                f"{path.relative_to(ROOT)}: {module}"
+                for module in modules
+                if module.split(".")[0] not in (*OWN, *own, *sys.stdlib_module_names)
+                and not is_of(module, packages)
+            ]
+    assert not undeclared
 
 
 def run_python(*words, **variables):

@@ -115,7 +115,7 @@ def test_what_main_answers_to_a_flag_of_the_tutorial(name):
         ("--mode=train --eval_timeout=9", "--mode=train"),
         (
             "--resnet_size=18 --learning_rate=1",
-            "--config.base_learning_rate=1.0 --config.resnet_depth=18",
+            "--config.resnet_depth=18 --config.base_learning_rate=1.0",
         ),
         ("--nopre_activation", "--config.resnet_version=1.5"),
         ("--augment_name=randaugment", "--config.augmentation=randaugment:2x9"),

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.base import Group, Identity, Spec, Target
+from benchmarks.base import Group, HostBatch, Identity, Spec, Target
 from benchmarks.detection import coco, records, survey, weights
 from benchmarks.detection.scoring import Scorer, headline
 from benchmarks.detection.settings import Data, Settings
@@ -19,6 +19,7 @@ from common.data.shards import tensorflow
 from common.errors import ConfigError, DataError
 from common.images import pixels
 
+_OBJECTS = 16  # in an image of a fake batch, at most
 _FROZEN = "bn_statistics='frozen' keeps the BatchNorm"
 Leaves = dict[str, tuple[tuple[int, ...], Any]]  # name -> (shape of an example, dtype)
 COCO = {
@@ -29,7 +30,7 @@ COCO = {
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of an older checkpoint; it takes the number of classes from the training data."""
+    """The config of a checkpoint, with the number of classes that it stores."""
     return {**values, "num_classes": len(x)} if (x := manifest.get("categories")) else values
 
 
@@ -159,7 +160,7 @@ class Detector(RecordBenchmark):
         return survey.oddities(self.annotations) if split == "eval" else []
 
     @functools.cached_property
-    def _classes(self) -> int:
+    def classes(self) -> int:
         """The config's number of classes, else the data's, else COCO's 80."""
         if self.keys.num_classes or not self.keys.data_dir:
             return self.keys.num_classes or COCO["classes"]
@@ -188,6 +189,29 @@ class Detector(RecordBenchmark):
         if split == "eval":
             return batches
         return batches | {("shuffle_buffer_size",): self.held_bytes(num_shards)}
+
+    def fake_batch(self, spec: Spec, draw: np.random.Generator) -> HostBatch | None:
+        """Noise with up to 16 objects in an image; their masks fill their boxes."""
+        if "boxes" not in spec:
+            return None
+        rows, most, _ = spec["boxes"].shape
+        shape, image = (rows, min(most, _OBJECTS)), spec["image"].shape
+        centres, sides = draw.uniform(0.25, 0.75, (*shape, 2)), draw.uniform(0.1, 0.5, (*shape, 2))
+        boxes = np.concatenate([centres - sides / 2, centres + sides / 2], -1)
+        batch = {
+            "image": draw.integers(0, 256, image, np.uint8),
+            "classes": draw.integers(1, self.classes + 1, shape),
+        }
+        if "size" in spec:  # pixels, of images in blocks of 2 x 2
+            height, width = 2 * image[1], 2 * image[2]
+            boxes *= (height, width) * 2
+            batch["size"] = np.tile((height, width), (rows, 1))
+            batch["masks"] = np.full(spec["masks"].shape, 255)
+        padding = ((0, 0), (0, most - shape[1]))
+        return batch | {
+            "classes": np.pad(batch["classes"], padding),
+            "boxes": np.pad(boxes, (*padding, (0, 0))),
+        }
 
     # Model and score.
 

@@ -24,6 +24,7 @@ class Data:
 
     seed: Seed
     data_dir: str
+    dataset: Literal["", "fake"] = ""
     train_files: str
     eval_files: str
     eval_annotations: str
@@ -51,7 +52,7 @@ class Backbone:
     num_filters: Annotated[int, "[1, 4096]"]
     bn_momentum: Share
     precision: Literal["bfloat16", "float32"]
-    max_pool: Literal["same", "torch"] = "torch"  # as SSD was trained before the key existed
+    max_pool: Literal["same", "torch"] = "torch"
 
     @property
     def pool_padding(self) -> Any:

@@ -44,7 +44,8 @@ class Settings:
     gmf_dim: Annotated[int, "[1, 65536]"]
     mlp_layers: Annotated[tuple[Annotated[int, "[1, 65536]"], ...], "[1, 100]"]
     target: Share
-    eval_holdout: Literal["latest", "random"] = "latest"  # older checkpoints lack it
+    dataset: Literal["", "fake"] = ""
+    eval_holdout: Literal["latest", "random"] = "latest"
 
 
 def make(config: Any, cache_dir: str) -> Ncf:
@@ -78,7 +79,7 @@ class Ncf(Benchmark):
         self.settings, self._cache_dir = settings, cache_dir
 
     @functools.cached_property
-    def _model(self) -> models.NeuMF:
+    def model(self) -> models.NeuMF:
         settings = self.settings
         if settings.num_users:
             users, items = settings.num_users, settings.num_items
@@ -142,8 +143,8 @@ class Ncf(Benchmark):
     def metadata(self) -> dict[str, Any]:
         is_random = self.settings.eval_holdout == "random"
         return {
-            "num_users": self._model.num_users,
-            "num_items": self._model.num_items,
+            "num_users": self.model.num_users,
+            "num_items": self.model.num_items,
             "rows_of_tables": "users with enough ratings, and the items they rated, by id",
             "rows_digest": self.data.rows_digest,
             "held_out": f"random, config.seed={self.settings.seed}" if is_random else "latest",
@@ -196,11 +197,20 @@ class Ncf(Benchmark):
         index, batches = self._sampler.host_bytes(split, batch_size // num_shards)
         return {(): index, keys: batches}
 
+    def fake_batch(self, spec: Spec, draw: np.random.Generator) -> HostBatch:
+        users, items = self.model.num_users, self.model.num_items
+        shapes = {name: x.shape for name, x in spec.items()}
+        batch = {"user": draw.integers(0, users, shapes["user"])}
+        if "items" in spec:  # to rank, the first of them held out
+            return batch | {"items": draw.integers(0, items, shapes["items"])}
+        rated = draw.random(shapes["label"]) < 1 / (1 + self.settings.train_negatives)
+        return batch | {"item": draw.integers(0, items, shapes["item"]), "label": rated}
+
     # Forward pass, loss and score.
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
         indices = np.zeros((1, 1), np.int32)
-        return self._model.init(rng, indices, indices)["params"], {}
+        return self.model.init(rng, indices, indices)["params"], {}
 
     def loss(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array
@@ -212,7 +222,7 @@ class Ncf(Benchmark):
 
     def logits(self, params: Any, users: jax.Array, items: jax.Array) -> jax.Array:
         """f32[b, n] for users i32[b], rows of the table in `params`, and items i32[b, n]."""
-        model = self._model.clone(num_users=len(params["users"]["embedding"]))
+        model = self.model.clone(num_users=len(params["users"]["embedding"]))
         logits: Any = model.apply({"params": params}, users[:, None], items)
         return logits
 

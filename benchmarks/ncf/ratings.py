@@ -113,7 +113,7 @@ def _read(path: str, width: int) -> list[np.ndarray]:
     """The first `width` columns of a file of users, items and times."""
     tf, batches, count = tensorflow(), [], 0
     try:
-        with files.reading(lambda: [path]), _open(path) as (name, file):
+        with _open(path) as (name, file):
             for batch in _parse(path, name, file, width):
                 # Copied, so that pyarrow reuses its memory.
                 batches.append([np.array(column) for column in batch.columns])

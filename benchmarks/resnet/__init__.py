@@ -6,23 +6,23 @@
 from typing import Any
 
 from benchmarks.resnet.classifier import ImageClassifier
-from benchmarks.resnet.fake import FakeImages
 from benchmarks.resnet.settings import MODEL_KEYS, WHOLE_KEYS, Settings, check_settings, restored
 from benchmarks.resnet.use import foreign_settings, foreign_weights
 from common.keys import read_config
 
 __all__ = ["MODEL_KEYS", "WHOLE_KEYS", "ImageClassifier", "Settings", "foreign_settings"]
-__all__ += ["foreign_weights", "make", "needs_data_dir", "restored"]
+    "MODEL_KEYS",
+    "WHOLE_KEYS",
+    "ImageClassifier",
+    "Settings",
+    "foreign_settings",
+    "foreign_weights",
+]
+__all__ += ["foreign_weights", "make", "restored"]
 
 
 def make(config: Any, cache_dir: str) -> ImageClassifier:
     """The benchmark of a config; ConfigError names the keys whose values cannot work."""
     settings = read_config(Settings, config)
     check_settings(settings)
-    kind = FakeImages if settings.data.dataset == "fake" else ImageClassifier
-    return kind(settings, cache_dir)
-
-
-def needs_data_dir(config: Any) -> bool:
-    """Whether the data are a folder of records."""
-    return config.dataset == "records"
+    return ImageClassifier(settings, cache_dir)

@@ -172,6 +172,14 @@ class ImageClassifier(RecordBenchmark):
         source, images = self.source("eval"), self.settings.images
         return input_pipeline.eval_batches(source, images, batch_size, shard, num_shards)
 
+    def fake_batch(self, spec: Spec, draw: np.random.Generator) -> HostBatch:
+        size = spec["label"].shape
+        return {
+            "image": draw.integers(0, 256, spec["image"].shape, np.uint8),
+            "label": draw.integers(0, self.classes, size, np.int32),
+            "flip": draw.integers(0, 2, size),
+        }
+
     # Forward pass, loss and score.
 
     @functools.cached_property

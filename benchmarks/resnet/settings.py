@@ -110,12 +110,8 @@ def _fixes(settings: Settings) -> Iterator[tuple[str, str]]:
     """The keys about data, images and training whose values cannot work, each with a fix."""
     data, images, model = settings.data, settings.images, settings.model
     keys = settings.regularisation
-    if data.dataset == "fake":
-        for key in ("num_train_images", "num_eval_images"):
-            if getattr(data, key) < 1:
-                yield key, "must be at least 1"
-        if settings.objective.class_weights:
-            yield "class_weights", "dataset='fake' has no classes to count"
+    if data.dataset == "fake" and settings.objective.class_weights:
+        yield "class_weights", "dataset='fake' has no classes to count"
     if not re.fullmatch("records|fake|tfds:.+", data.dataset):
         yield "dataset", "use records, tfds:NAME or fake"
     if images.preprocessing not in KERNELS:
@@ -139,8 +135,6 @@ def _fixes(settings: Settings) -> Iterator[tuple[str, str]]:
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The config of a checkpoint, with the number of classes and the input that it stores."""
-    if values.get("augmentation", "").endswith(":uniform"):  # gone, and only training would use it
-        values = values | {"augmentation": ""}
     if head := manifest.get("tree", {}).get("model", {}).get("params/head/kernel"):
         values = values | {"num_label_classes": int(head.removesuffix("]").rpartition(",")[2])}
     if spec := manifest.get("input_spec"):

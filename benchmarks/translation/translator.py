@@ -34,6 +34,7 @@ class Settings:
 
     seed: Seed
     data_dir: str
+    dataset: Literal["", "fake"] = ""
     train_files: str
     eval_files: str
     vocabulary_file: str
@@ -223,6 +224,24 @@ class Translator(Benchmark):
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
         sources = self.eval_pairs[0]
         return evaluation.batches(sources, self.eval_lengths, batch_size, shard, num_shards)
+
+    def fake_batch(self, spec: Spec, draw: np.random.Generator) -> HostBatch | None:
+        """Rows that end in up to an eighth of padding; packed ones have four sentences."""
+        if "targets" not in spec:
+            return None
+        batch: HostBatch = {}
+        for side in ("inputs", "targets"):
+            rows, length = spec[side].shape
+            is_packed, position = f"{side}_position" in spec, np.arange(length)
+            last = length - 1 - draw.integers(0, length // 8 + 1, (rows, 1))
+            longest = max(length // 4, 1) if is_packed else length
+            ids = draw.integers(EOS + 1, self.vocabulary_size, (rows, length))
+            real = position <= last
+            ends = (position % longest == longest - 1) | (position == last)
+            batch[side] = np.where(ends, EOS, ids) * real
+            batch[f"{side}_position"] = position % longest * real
+            batch[f"{side}_segmentation"] = (position // longest + 1) * real
+        return batch
 
     def search_rules(self, length: int, top: int) -> search.Rules:
         """The rules of a beam search for `top` translations of at most `length` tokens."""

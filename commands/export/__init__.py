@@ -1,17 +1,17 @@
 """--mode=export: writes a trained model for other programs, and checks what it wrote.
 
 Every format is read back and computes the outputs of drawn pictures. An export whose error is too
-large is not written. The same checkpoint and versions of libraries give the same bytes.
+large is not written.
 """
 
 import contextlib
-import hashlib
 import importlib.util
 import json
 import os
 import pathlib
 import tempfile
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from etils import epath
 from commands.export import classifiers, programs
 from commands.export.formats import DEFAULTS, PATHS, files_in
 from common.data import files
+from common.data.shards import tensorflow
 from common.errors import ConfigError, OutputError, one_line, parse_json, visible
 from engine import locations, model_source, resuming
 from engine import manifest as manifests
@@ -34,6 +35,7 @@ def run(
     out: str = "",
     allow_mismatch: bool = False,
     accept_other_data: bool = False,
+    overwrite: bool = False,
 ) -> None:
     """Exports the model at `path`, a workdir or WORKDIR/checkpoints/STEP, into the folder `out`.
 
@@ -41,11 +43,12 @@ def run(
     something else.
     """
     jax.config.update("jax_platforms", "cpu")  # a run may have the accelerator, and CPUs are exact
+    jax.config.update("jax_traceback_in_locations_limit", 0)  # no paths of this machine
     chosen = choose(formats or ",".join(DEFAULTS))
     model = model_source.load(path, checkpoint)
     resuming.check_data(model, accept_other_data, print)
     out = locations.check_results_folder(out or f"{model.workdir}/export", "--out")
-    earlier = _earlier(out)
+    replaces = _is_taken(out, overwrite)
     locations.check_folder(out, "--out")
     with tempfile.TemporaryDirectory(prefix="export.") as folder:
         if functions := programs.of(model):
@@ -53,7 +56,7 @@ def run(
         else:
             rows, labels = classifiers.write(model, chosen, allow_mismatch, programs.draw(), folder)
         _list(model, rows, labels, folder)
-        _publish(folder, out, earlier)
+        _publish(folder, out, replaces)
     print(visible(f"export: {model.source} is in {out}"))
 
 
@@ -70,19 +73,23 @@ def choose(names: str) -> tuple[str, ...]:
     return tuple(name for name in PATHS if name in wanted)
 
 
-def _earlier(out: str) -> dict[str, Any]:
-    """What `_LIST` says about an earlier export in a folder; {} if the folder is empty or new.
+def _is_taken(out: str, overwrite: bool) -> bool:
+    """Whether a folder holds an export that `overwrite` allows to replace.
 
-    ConfigError if the folder has something else.
+    ConfigError if it does not, or if the folder has a file that is not of the export.
     """
-    folder = epath.Path(out)
+    walk = tensorflow().io.gfile.walk(out)
+    names = {os.path.relpath(f"{top}/{name}", out) for top, _, names in walk for name in names}
+    listed: Iterable[str] = ()
     with contextlib.suppress(Exception):  # each file system raises its own types
-        content = parse_json((folder / _LIST).read_bytes())
-        if all(isinstance(content[key], dict) for key in ("formats", "files")):
-            return content
-    if other := [path.name for path in folder.iterdir()] if folder.is_dir() else []:
-        raise ConfigError(f"--out={out} has {other[0]} and is not an export; give a new folder")
-    return {}
+        listed = parse_json((epath.Path(out) / _LIST).read_bytes())["files"]
+    if others := sorted(names - {_LIST, *listed}):
+        raise ConfigError(f"--out={out} has {others[0]}, which no export wrote; give a new folder")
+    if names and not overwrite:
+        raise ConfigError(
+            f"--out={out} has an export: give --overwrite to replace it, or --out=NEW"
+        )
+    return bool(names)
 
 
 def _list(
@@ -92,43 +99,34 @@ def _list(
     if labels:
         lines = [" ".join(name.split()) for name in labels]
         pathlib.Path(folder, "labels.txt").write_text("\n".join([*lines, ""]), encoding="utf-8")
-    listed = {}
-    for path in files_in(folder):
-        content = pathlib.Path(path).read_bytes()
-        digest = hashlib.sha256(content).hexdigest()
-        listed[os.path.relpath(path, folder)] = {"bytes": len(content), "sha256": digest}
     facts = {
         "benchmark": model.config.benchmark,
         "step": model.step,
         "weights": "average" if model.config.moving_average_decay else "last",
         "labels": list(labels),
         "formats": rows,
-        "files": listed,
+        "files": [os.path.relpath(path, folder) for path in files_in(folder)],
         "versions": manifests.versions(),
     }
     pathlib.Path(folder, _LIST).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
-def _publish(folder: str, out: str, earlier: dict[str, Any]) -> None:
-    """Replaces an earlier export by a new one; `_LIST` names no formats until all are written.
-
-    It deletes only the files that the `_LIST` of the earlier export names.
-    """
-    target, names = epath.Path(out), [os.path.relpath(path, folder) for path in files_in(folder)]
-    old = [name for name in earlier.get("files", ()) if name != _LIST]
-    if earlier.get("formats"):
-        written = ", ".join(earlier["formats"])
-        print(visible(f"this replaces the export of step {earlier.get('step')}: {written}"))
+def _publish(folder: str, out: str, replaces: bool) -> None:
+    """Copies the files of a local folder to `out`; a folder there stays until all are written."""
+    gfile, mark = tensorflow().io.gfile, uuid.uuid4().hex[:8]
+    out = out.rstrip("/") if "://" in out else os.path.realpath(out)  # a link stays
+    new, old = (f"{out}.new-{mark}", f"{out}.old-{mark}") if replaces else (out, "")
+    names = [os.path.relpath(path, folder) for path in files_in(folder)]
     try:
-        begun = {"formats": {}, "files": dict.fromkeys(sorted({*old, *names} - {_LIST}))}
-        files.write(f"{out}/{_LIST}", [json.dumps(begun).encode()])
-        for name in old:
-            if os.path.isabs(name) or ".." in name.split("/"):  # a list that another program wrote
-                continue
-            (target / name).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # the folder has other files, or is in a bucket
-                os.removedirs((target / name).parent)
         for name in sorted(names, key=lambda name: name == _LIST):
-            files.write(f"{out}/{name}", [pathlib.Path(folder, name).read_bytes()])
+            files.write(f"{new}/{name}", [pathlib.Path(folder, name).read_bytes()])
+        if replaces:
+            gfile.rename(out, old)
+            gfile.rename(new, out)
+            gfile.rmtree(old)
     except Exception as error:  # each file system raises its own types
+        with contextlib.suppress(Exception):
+            if replaces and not gfile.exists(out):
+                gfile.rename(old, out)
+            gfile.rmtree(new)  # nothing else is in it
         raise OutputError(f"cannot write the export to {out}: {one_line(error)}") from error

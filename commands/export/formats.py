@@ -7,7 +7,6 @@ older one does not. jax writes a newer StableHLO than TensorFlow of the same day
 write older ones too.
 """
 
-import contextlib
 import os
 import pathlib
 import re
@@ -36,7 +35,6 @@ PATHS = {  # the file or folder that a format has in an export, in the order of 
 }
 Draw = Callable[[Graph], tuple[Ends, Ends]]
 _PLATFORMS = ("cpu", "tpu", "cuda")
-_LOCATIONS = "jax_traceback_in_locations_limit"
 _VERSION = "1.13.0"  # of StableHLO: what TensorFlow 2.21 reads
 _CONVENTION = 9  # the calling convention of TensorFlow 2.14 and newer
 
@@ -61,12 +59,10 @@ def write(
     if name == "savedmodel":
         assert program is not None
         signatures = _classify(program, *classes) if classes else _serve(program)
-        tf, folder = tensorflow(), f"{path}/1"
+        tf = tensorflow()
         module = tf.Module()
         module.functions = list(signatures.values())
-        tf.saved_model.save(module, folder, signatures=signatures)
-        with contextlib.suppress(FileNotFoundError):  # a random number that no reader needs
-            os.remove(f"{folder}/fingerprint.pb")
+        tf.saved_model.save(module, f"{path}/1", signatures=signatures)
         return
     if name == "onnx":
         assert draw is not None
@@ -95,13 +91,8 @@ def read(name: str, path: str, signature: str = "serving_default") -> Callable[[
 
 
 def exported(compute: Any, specs: Any) -> export.Exported:
-    """A jitted function of `specs`, whose shapes may be symbolic, without the paths of our code."""
-    limit = jax.config.values[_LOCATIONS]
-    jax.config.update(_LOCATIONS, 0)
-    try:
-        return export.export(compute, platforms=_PLATFORMS)(specs)
-    finally:
-        jax.config.update(_LOCATIONS, limit)
+    """A jitted function of `specs`, whose shapes may be symbolic."""
+    return export.export(compute, platforms=_PLATFORMS)(specs)
 
 
 def _serve(program: export.Exported) -> dict[str, Any]:

@@ -54,8 +54,7 @@ def scan_files(
             _note_damage(cache, error)
     progress, results = Progress(sum(lengths)), []
     progress.at(0, f"counting records, once per workdir: 0 of {len(paths)} files")
-    waiting = files.reading(lambda: list(paths[len(results) :]))
-    with waiting, concurrent.futures.ThreadPoolExecutor(16) as pool:
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
         # The first file alone: TensorFlow may crash if an operation is first used by two threads.
         for result in itertools.chain([scan(paths[0])], pool.map(scan, paths[1:])):
             results.append(result)

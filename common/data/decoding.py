@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from common.console import Progress
-from common.data import files
 from common.data.order import Order, segments
 from common.data.shards import (
     Shards,
@@ -116,14 +115,10 @@ class Reader:
             dataset = records(number).map(_timed(decoders[0]), num_parallel_calls=os.cpu_count())
             return dataset.batch(rows).prefetch(2).with_options(fixed_options()).as_numpy_iterator()
 
-        def paths() -> list[str]:
-            return [self.shards.paths[file] for file in np.unique(reads(number)[:, 0])]
-
         iterator = start()
         while True:
             try:
-                with files.reading(paths):
-                    batch = next(iterator)
+                batch = next(iterator)
             except StopIteration:
                 return
             except read_errors() as error:

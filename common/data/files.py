@@ -1,4 +1,4 @@
-"""Finds files of records, reads their manifests, writes files, and knows which are being read."""
+"""Finds files of records, reads their manifests, and writes files."""
 
 import concurrent.futures
 import contextlib
@@ -8,10 +8,8 @@ import json
 import os
 import re
 import shlex
-import threading
-import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from etils import epath
@@ -27,43 +25,6 @@ MANIFEST = "manifest.json"  # of a folder of records: their files, counts and na
 STATE, PLAN, COMMAND = "prepare_state", "plan.json", "command.json"
 DIGEST = "splits_sha256"  # the key of a manifest that has the `splits_digest` of its "splits"
 _NUMBERED = r"-(\d+)-of-(\d+)(?:\.tfrecord)?$"  # how the names of shards end
-_PROBED = 64  # files that `unanswered` asks at most
-_reading: dict[str, Callable[[], list[str]]] = {}  # by thread: the files that it reads
-
-
-@contextlib.contextmanager
-def reading(paths: Callable[[], list[str]]) -> Iterator[None]:
-    """Within this context the thread waits for the files `paths()`, which `unanswered` asks."""
-    thread = threading.current_thread().name
-    _reading[thread] = paths
-    try:
-        yield
-    finally:
-        del _reading[thread]
-
-
-def unanswered(seconds: float) -> list[str]:
-    """One line: which of the files that threads read do not answer in time. [] if none reads."""
-    paths = sorted({path for files in list(_reading.values()) for path in files()})
-    if not paths:
-        return []
-    answered = set()
-
-    def probe(path: str) -> None:
-        with tensorflow().io.gfile.GFile(path, "rb") as file:
-            file.read(1)
-        answered.add(path)
-
-    # Not a pool: the program would wait for its threads at the end.
-    threads = [threading.Thread(target=probe, args=(p,), daemon=True) for p in paths[:_PROBED]]
-    deadline = time.monotonic() + seconds
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(deadline - time.monotonic(), 0))
-    if silent := [path for path in paths[:_PROBED] if path not in answered]:
-        return [f"{', '.join(silent[:4])} did not answer within {seconds:.0f} s"]
-    return [f"reading {paths[0]} and {len(paths) - 1} more files, which all answer"]
 
 
 def find(data_dir: str, patterns: str, what: str) -> tuple[str, ...]:

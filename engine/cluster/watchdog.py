@@ -78,10 +78,8 @@ class Watchdog:
         self,
         seconds: float,
         note: Callable[[str, str], str],
-        explain: Callable[[], str],
-        rescue: Callable[[], str],
         leave: Callable[[str], None],
-        others: Callable[[], Any] = lambda: None,
+        others: Callable[[], list[str]] = list,
         hurry: Callable[[], bool] = lambda: False,
     ):
         """Starts to watch.
@@ -90,16 +88,13 @@ class Watchdog:
           seconds: time without a sign of life after which a warning comes and the stacks of all
             threads are written; after twice this time the run ends. 0 watches nothing.
           note: writes the file of a name and a text next to this host's log; returns its path.
-          explain: describes what the process waits for; may take a while.
-          rescue: saves what can be saved and describes what it saved.
           leave: ends the process; its argument is the reason.
-          others: any value that changes while other hosts make progress.
+          others: says what the other hosts are doing; a change is a sign of life.
           hurry: whether the run was asked to stop. Then it ends after 30 s, or twice the longest
             time that the same activity has taken, such as a step, unless it is writing.
         """
         self._seconds, self._note = seconds, note
-        self._explain, self._rescue, self._leave = explain, rescue, leave
-        self._others, self._hurry = others, hurry
+        self._leave, self._others, self._hurry = leave, others, hurry
         self._seen, self._idle = self._signs_of_life(), 0.0
         self._longest: dict[str, float] = {}  # seconds of each activity between two signs of life
         self._what = ""  # the activity at the last check
@@ -132,9 +127,7 @@ class Watchdog:
         if self._hurry() and not _activity.what.startswith(("writing", "saving")):
             limit = min(max(_HURRY, 2 * self._longest.get(_activity.what, 0.0)), self._seconds)
         if self._idle > limit:
-            state = self._state()
-            saved = within(self._rescue, max(self._seconds, 30.0)) or "nothing more could be saved"
-            self._leave(f"nothing has happened for {self._idle:.0f} s: {state}; {saved}")
+            self._leave(f"nothing has happened for {self._idle:.0f} s: {self._state()}")
             return True
         if before <= self._seconds < self._idle:
             path = self._note("stacks.txt", stacks()) or "(not written)"
@@ -151,7 +144,7 @@ class Watchdog:
         return _activity.time, self._others()
 
     def _state(self) -> str:
-        return "; ".join(filter(None, (str(_activity), within(self._explain, 30.0))))
+        return "; ".join([str(_activity), *self._others()])
 
 
 def stacks() -> str:

@@ -324,7 +324,8 @@ def synced_to_wandb(workdir: str, config: Any, say: Callable[[str], None]) -> It
             )
             file.write_text(f"{run.id}\n")
     except Exception as error:  # of the package, of its server, of the disk
-        say(f"NOTE config.tracker=wandb: {one_line(error)}; the run goes on without it")
+        fix = ": pip install -r requirements-wandb.txt" * isinstance(error, ImportError)
+        say(f"NOTE config.tracker=wandb: {one_line(error)}{fix}; the run goes on without it")
     try:
         yield
         code = 0

@@ -14,7 +14,6 @@ import jax
 from absl import app, flags
 
 import main as program
-from benchmarks.base import HostBatch
 from common import console, entry
 from engine import compiler, environment
 from engine import mesh as meshes
@@ -35,7 +34,7 @@ def main(argv: Any) -> None:
     benchmark = programs.benchmark
     plan = make_plan(settings, benchmark, benchmark.num_examples("train"))
     stream = benchmark.train_batches(settings.train_batch_size, 0, 1, 0)
-    *_, step = make_step(programs, _without_clock(next(stream)))
+    step = make_step(programs, batches.without_clock(next(stream)))
     step()  # warms up
     started = time.monotonic()
     next(stream)  # measures the input; this batch may have another shape
@@ -44,7 +43,8 @@ def main(argv: Any) -> None:
     text = f"on this machine: {seconds:.3g} s/step measured, {steps:,} steps"
     print(f"{text}: about {console.duration(steps * seconds)}", flush=True)
     state = programs.initial_state(plan.recipe)
-    batch = _without_clock(next(iter(benchmark.eval_batches(settings.eval_batch_size, 0, 1))))
+    stream = benchmark.eval_batches(settings.eval_batch_size, 0, 1)
+    batch = batches.without_clock(next(stream))
     predict = batches.fitting(programs.lower_predict(state), batch).compile()
     arrays = jax.device_put(batch, meshes.batch_sharding(programs.mesh))
     started = time.monotonic()
@@ -53,11 +53,6 @@ def main(argv: Any) -> None:
     total = steps * seconds + plan.evaluations * count * (time.monotonic() - started)
     text += f" and {plan.evaluations:,} evaluations"
     print(f"{text}: about {console.duration(total)}", flush=True)
-
-
-def _without_clock(batch: HostBatch) -> HostBatch:
-    """A batch without the leaf that says how long the host took."""
-    return {name: x for name, x in batch.items() if name != "host_seconds"}
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = _flags(argv)
     parts, failed = flags.parts.split(","), False
     for one in topology.parse_slices(flags.tpu):
-        settings = read_settings(config_of(flags, "", one.devices))
+        settings = read_settings(config_of(flags, one.devices))
         outcome = preflight.inspect(settings, one, ("train",))
         if outcome.train is None:
             print(f"{one.name}: {outcome.error}")

@@ -2,7 +2,8 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from common.errors import UserError, parse_json
@@ -100,13 +101,14 @@ def _v05(key: str, value: Any) -> tuple[str, Any, dict[str, Any]]:
     return key, value, {}
 
 
-def olympic(values: Sequence[float | None]) -> float | None:
-    """Returns the mean without the best and the worst value; None (not converged) is the worst.
+def olympic(runs: Collection[Run], key: str) -> float | None:
+    """Returns the mean "epochs" or "minutes" to the target, without the best and the worst run.
 
-    The mean is None for fewer than three runs, or if more than one did not converge.
+    A run that did not converge is the worst. The mean is None for fewer than three runs, or if more
+    than one did not converge.
     """
+    values = (getattr(run, key) for run in runs if run.success)
     known = sorted(value for value in values if value is not None)
-    if len(values) < 3 or len(known) < len(values) - 1:
+    if len(runs) < 3 or len(known) < len(runs) - 1:
         return None
-    middle = known[1 : len(values) - 1]
-    return sum(middle) / len(middle)
+    return statistics.fmean(known[1 : len(runs) - 1])

@@ -105,7 +105,10 @@ TINY = {
             **{"train_batch_size": ROWS, "eval_batch_size": 8, "train_steps": "20"},
             **{"base_learning_rate": 0.02},
         },
-        variants={"as data": {"num_users": 0, "num_items": 0, "num_ratings": 0}},
+        variants={
+            "as data": {"num_users": 0, "num_items": 0, "num_ratings": 0},
+            "fake": {"dataset": "fake"},
+        },
     ),
     "resnet": Tiny(
         config="configs.resnet50",

@@ -30,7 +30,7 @@ WAIT = 600.0  # seconds for its first checkpoint
 def small_run(case):
     """What makes configs/digits.py small, on random images."""
     return {
-        **{"data_dir": training.make_images(case, "small_images", 256, HELD_OUT, "40x48")},
+        **{"data_dir": training.make_images(case, "small_images", 256, HELD_OUT, (40, 48))},
         **{"num_label_classes": 4, "image_size": 16, "num_filters": 4, "input_streams": 8},
         **{"shuffle_buffer_size": 64, "train_batch_size": 16 * case.devices, "target": 0.0},
         **{"eval_batch_size": 2 * case.devices, "base_learning_rate": 0.02},

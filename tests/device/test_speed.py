@@ -70,7 +70,7 @@ def test_train_step(name, case, answer):
 
 def test_input_of_the_host(case, answer):
     """How many images per second the host reads, decodes, crops and resizes."""
-    folder = training.make_images(case, "large_images", 256, 8, "375x500")
+    folder = training.make_images(case, "large_images", 256, 8, (375, 500))
     changes = {"data_dir": folder, "num_label_classes": 4, "input_streams": 8}
     changes |= {"shuffle_buffer_size": 256, "train_batch_size": 64, "eval_batch_size": 64}
     benchmark = training.settings("resnet50", **changes).load_benchmark(f"{case.folder}/index")

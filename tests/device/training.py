@@ -2,10 +2,8 @@
 
 import importlib
 import importlib.util
-import os
 import pathlib
 import subprocess
-import sys
 import time
 from typing import Any
 
@@ -16,6 +14,7 @@ import pytest
 
 from commands.prove import Case
 from engine.run import Programs, Settings, make_plan, read_settings
+from tests.helpers import photographs
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -70,17 +69,16 @@ class Training:
         return time.monotonic() - started
 
 
-def make_images(case: Case, name: str, train: int, held_out: int, size: str) -> str:
-    """Writes records of random images of "HxW" pixels, unless an earlier check has; the folder."""
+def make_images(case: Case, name: str, train: int, held_out: int, size: tuple[int, int]) -> str:
+    """Writes records of images of (height, width), unless an earlier check has; their folder."""
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("no TensorFlow")
-    folder = f"{case.folder}/{name}"
-    if not os.path.exists(f"{folder}/.complete"):
-        arguments = [f"--out={folder}", f"--images={train}", "--shards=8", "--overwrite"]
-        arguments += [f"--validation_images={held_out}", "--classes=4", f"--size={size}"]
-        command([sys.executable, "-m", "scripts.prepare", "fake", *arguments])
-        pathlib.Path(f"{folder}/.complete").touch()
-    return folder
+    folder = pathlib.Path(case.folder) / name
+    if not (folder / ".complete").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        photographs.write(str(folder), {"train": train, "validation": held_out}, *size)
+        (folder / ".complete").touch()
+    return str(folder)
 
 
 def command(words: list[str]) -> str:

@@ -29,6 +29,10 @@ def ones(params: Any) -> Any:
     return jax.tree.map(lambda _: 1.0, params)
 
 
+def _function(tree: Any) -> Any:
+    return tree if callable(tree) else lambda params: tree
+
+
 def make_optimizer(
     rate: Any, *, decayed: Any = kernels, multipliers: Any = ones, **changes: Any
 ) -> Any:
@@ -36,7 +40,8 @@ def make_optimizer(
     if not isinstance(rate, schedules.Rate):
         peak = math.nan if callable(rate) else rate
         rate = schedules.Rate(rate if callable(rate) else lambda step: peak, peak, 0)
-    return optim.make(settings(optim.Optimizer, **changes), rate, decayed, multipliers)
+    keys = settings(optim.Optimizer, **changes)
+    return optim.make(keys, rate, *map(_function, (decayed, multipliers)))
 
 
 def make_rate(

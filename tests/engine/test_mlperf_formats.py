@@ -5,6 +5,7 @@ import sys
 import types
 from typing import Any
 
+import jax
 import pytest
 
 import benchmarks
@@ -15,7 +16,14 @@ from engine import mesh as meshes
 from engine import mlperf
 from engine.cluster import processes
 from engine.run import read_settings
-from tests.helpers.mlperf_fixture import TINY_LARS, Clock, mlperf_config, tiny, write_run
+from tests.helpers.mlperf_fixture import (
+    TINY_LARS,
+    Clock,
+    made_up_mesh,
+    mlperf_config,
+    tiny,
+    write_run,
+)
 
 
 @pytest.mark.parametrize(
@@ -71,11 +79,11 @@ def test_a_benchmark_without_a_module_has_no_log(monkeypatch):
 
 
 def test_a_log_that_cannot_be_written_ends_the_run_in_one_line(tmp_path):
-    (tmp_path / mlperf.LOG).mkdir(parents=True)
-    file = mlperf._File(str(tmp_path))
-    file._text = "a line\n"
-    with pytest.raises(ConfigError, match=f"cannot write {tmp_path}"):
-        file.flush()
+    (tmp_path / "run" / mlperf.LOG).mkdir(parents=True)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ConfigError) as caught:
+        patch.setattr(mlperf, "check_run", lambda *_: None)
+        write_run(mlperf_config(), str(tmp_path / "run"), [], Clock())
+    assert str(caught.value).startswith(f"cannot write {tmp_path}/run/{mlperf.LOG}: ")
 
 
 def test_the_last_words_come_with_any_failure(capsys, monkeypatch):
@@ -88,6 +96,16 @@ def test_the_last_words_come_with_any_failure(capsys, monkeypatch):
     processes.follow("again", 1)
     assert written == ["aborted", "exit 1", "exit 1"]
     assert "a host is lost" in capsys.readouterr().err
+
+
+def test_chips_are_counted_and_not_their_cores(monkeypatch):
+    def chips(per_chip: int) -> int:
+        mesh = made_up_mesh(mlperf_config(), per_chip)
+        return mlperf._machine(meshes.num_chips(mesh))["accelerators_per_node"]
+
+    assert (chips(1), chips(2)) == (8, 4)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert (chips(1), chips(2)) == (4, 2)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import pathlib
 import re
 import shutil
 import sys
-import tarfile
 import types
 
 import numpy as np
@@ -15,7 +14,7 @@ import commands.predict.model
 import predict
 from benchmarks.resnet import ImageClassifier
 from benchmarks.uses import Uses
-from commands import demo, export, report
+from commands import export, report
 from common.data.shards import Shards
 from common.errors import CheckpointError, ConfigError, UserError
 from common.images.input_spec import NAMED
@@ -23,17 +22,15 @@ from engine import model_source, resuming
 from engine.model_source import initial_weights
 from engine.run import Programs
 from engine.start import Run
+from scripts import demo
 
 COMPILES = types.SimpleNamespace(use_cache=lambda *_: sys.exit("compiles"))
-STORED = pathlib.Path(__file__).parents[1] / "data" / "run_of_e107b0f.tar.xz"
 
 
 @pytest.fixture
-def workdir(tmp_path):
-    """A run of an older version of the program: step 4 of a ResNet-18 for 4 classes."""
-    with tarfile.open(STORED) as archive:
-        archive.extractall(tmp_path, filter="data")
-    return str(tmp_path / "run")
+def workdir(tmp_path, untrained_run):
+    """A workdir with step 4 of a ResNet for 4 classes."""
+    return str(shutil.copytree(untrained_run, tmp_path / "run"))
 
 
 def change_manifest(workdir, **changes):
@@ -107,7 +104,7 @@ def test_a_model_is_not_used_where_its_data_have_other_classes(
     monkeypatch.setattr(Run, "host_bytes", lambda *_: {})
     monkeypatch.setattr(Programs, "lower_predict", lambda *_: sys.exit("compiles"))
     command = {
-        "demo": lambda: demo.make_demo(model_source.load(workdir)),
+        "demo": lambda: demo.make_answer(model_source.load(workdir)),
         "export": lambda: export.run(workdir, "latest", "stablehlo"),
         "predict": lambda: predict.main(["x.jpg", f"--workdir={workdir}"]),
         "report": lambda: report.report(model_source.settings(workdir), "latest"),

@@ -3,11 +3,9 @@
 import types
 from typing import Any
 
-import jax
 import pytest
 
 from engine import saving
-from engine.cluster import watchdog
 
 
 def at(step: int, totals: Any) -> saving.Position:
@@ -39,7 +37,7 @@ def saver(monkeypatch):
         save=lambda step, facts, **_: stub.events.append(("save", step, facts)),
         wait=lambda: stub.events.append("wait"),
     )
-    stub.report, stub.saved, stub.latest = lambda: None, 0, None
+    stub.saved = 0
     stub._before = {"accepted_data": []}
     monkeypatch.setattr(saving, "checkpoint_items", lambda state, totals: {})
     monkeypatch.setattr(saving.time, "time", lambda: 1e9)
@@ -58,27 +56,6 @@ def test_a_step_is_saved_once(saver):
         saver.save(at(5, {"bad_step": 4}))
     assert len(saver.events) == 2
     saver.check(None)
-
-
-@pytest.mark.parametrize(
-    ("latest", "processes", "what", "words"),
-    [
-        (None, 1, saving.INPUT, "nothing is saved"),
-        (5, 1, saving.INPUT, "saved step 5"),
-        (5, 2, saving.INPUT, "nothing is saved"),
-        (5, 1, saving.STEP, "nothing is saved"),
-        (5, 1, "saving x", "nothing is saved"),
-        (3, 1, saving.INPUT, "the last checkpoint is step 3, if it was complete"),
-        (4, 1, saving.INPUT, "saved step 4"),
-    ],
-)
-def test_what_the_watchdog_rescues(latest, processes, what, words, saver, monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: processes)
-    monkeypatch.setattr(watchdog, "activity", lambda: types.SimpleNamespace(what=what))
-    saver.saved = 3 if latest in (3, 4) else 0
-    saver.latest = latest and at(latest, {"bad_step": 0})
-    assert saver.rescue() == words
-    assert ("wait" in saver.events) == words.startswith("saved")
 
 
 def test_a_new_run_drops_old_metrics(saver):

@@ -18,7 +18,7 @@ from PIL import Image
 from common.preparation import schema
 from engine import mlperf
 from engine.run import Programs, make_plan, read_settings
-from scripts.mlperf import request as mlperf_request
+from scripts.mlperf import results as mlperf_results
 from scripts.mlperf import run as mlperf_run
 from tests.conftest import make_tiny_config
 from tests.helpers.preparation import write_shards
@@ -156,11 +156,11 @@ SCORES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.7601]
 LATE = [*SCORES[:-1], 0.758, 0.7602]
 
 
-def requested(root: Any, **changes: Any) -> mlperf_request.Request:
+def requested(root: Any, **changes: Any) -> mlperf_run.Request:
     """What somebody asks of run_and_time.sh."""
     facts: dict[str, Any] = {"benchmark": "resnet", "model_dir": str(root), "data_dir": "/data"}
     facts |= {"runs": 5, "seed": 7, "flags": ["--config=a.py", "--config.b=1"], "is_first": True}
-    return mlperf_request.Request(**facts | changes)
+    return mlperf_run.Request(**facts | changes)
 
 
 def make_package(
@@ -185,5 +185,5 @@ def make_package(
         for i, run_scores in enumerate(scores):
             config = mlperf_config(recipe, seed=i, mlperf=chosen)
             write_run(config, f"{root}/run_{i}", run_scores, clock)
-            mlperf_run._collect(requested(root), i, clock.seconds)
-    mlperf_run.summarize(requested(root))
+            mlperf_results.collect(epath.Path(root), "resnet", i)
+    mlperf_results.summarize(epath.Path(root), "resnet")

@@ -1,7 +1,9 @@
-"""Commands that prepare data, called as a user types them, and records that are spoilt."""
+"""Folders of files, commands that prepare them, as a user types them, and spoilt records."""
 
+import json
 import os
 import pathlib
+import re
 import shlex
 import sys
 import warnings
@@ -13,7 +15,32 @@ from ml_collections import config_flags
 import benchmarks
 from common.data import records
 from common.data.shards import tensorflow
+from common.preparation.folders import Folder
 from scripts import prepare
+
+
+def place(folder, files):
+    """Writes {name: bytes, text, or a value for JSON} below a folder, and opens the folder."""
+    for name, content in files.items():
+        path = pathlib.Path(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not isinstance(content, bytes):
+            content = (content if isinstance(content, str) else json.dumps(content)).encode()
+        path.write_bytes(content)
+    return Folder.open(str(folder))
+
+
+def choose(folder):
+    """The reading of a folder that `prepare` takes."""
+    return prepare.choose(folder, prepare.readings(folder))
+
+
+def follow(refusal, out):
+    """Types the command for photos that a refusal advises; returns its flags and its last line."""
+    command = re.search(r"type python -m scripts.prepare imagenet (.*) --out", str(refusal.value))
+    assert command is not None
+    flags = shlex.split(command[1])
+    return flags, prepare.make("imagenet", [*flags, f"--out={out}"])
 
 
 def leaves(name, arguments, capsys):

@@ -38,9 +38,9 @@ def gnmt(torch: Any, network: Any) -> Any:
     return tree
 
 
-def _dense(layer: Any) -> Any:
+def _dense(layer: Any, has_bias: bool = True) -> Any:
     kernel = {"kernel": layer.weight.T}
-    return kernel if layer.bias is None else kernel | {"bias": layer.bias}
+    return kernel | {"bias": layer.bias} if has_bias and layer.bias is not None else kernel
 
 
 def _norm(layer: Any) -> Any:
@@ -53,7 +53,7 @@ def _layer(layer: Any) -> Any:
     tree = {
         "attention": {
             "query_key_value": {"kernel": attention.in_proj_weight.T},
-            "out": _dense(attention.out_proj),
+            "out": _dense(attention.out_proj, has_bias=False),  # as in our model
         },
         "mlp": {"in": _dense(layer.linear1), "out": _dense(layer.linear2)},
     }
@@ -63,7 +63,7 @@ def _layer(layer: Any) -> Any:
         tree["cross_attention"] = {
             "query": {"kernel": query},
             "key_value": {"kernel": key_value},
-            "out": _dense(cross.out_proj),
+            "out": _dense(cross.out_proj, has_bias=False),
         }
         tree["cross_norm"], norms = _norm(norms[1]), [norms[0], layer.norm3]
     return tree | {"attention_norm": _norm(norms[0]), "mlp_norm": _norm(norms[1])}

@@ -80,7 +80,7 @@ def test_a_job(kind, gcs, calm_run, tiny_records, tmp_path):
         own = ["a train#1/x"]
         put(model_dir / "input_data/a train#1/x", b"the user's")
         code, output = run(model_dir, STAGE_FROM=data)
-        assert code == 0 and "staging 6 of 6 files" in output, output
+        assert code == 0 and "staging 6 files" in output, output
         assert len(gcs.names(data)) == 6
     else:
         own = os.listdir(tiny_records)
@@ -112,7 +112,7 @@ def test_a_job(kind, gcs, calm_run, tiny_records, tmp_path):
     assert {best["step"], 12} <= kept and len(kept) <= 2
     code, output = run(model_dir, STAGE_FROM=data if kind == "gs" else "")
     assert code == 0 and output.startswith("job: already finished") and output.count("\n") == 2
-    assert output.endswith("; DELETE_INPUT=1 makes it delete all\n")
+    assert output.endswith("; DELETE_INPUT=1 deletes all of it\n")
 
 
 @pytest.mark.parametrize(
@@ -183,21 +183,24 @@ class Scripted(Children):
     ],
 )
 def test_the_order_of_the_steps_and_their_exit_codes(codes, exports, code, words, capfd):
-    children = Scripted(*codes)
-    request = parse_request(["--config=c.py"], {"TPU_MODEL_DIR": "/m", "EXPORT_MODEL": exports})
+    children, stages = Scripted(*codes), "gs://b" if exports else ""
+    env = {"TPU_MODEL_DIR": "/m", "EXPORT_MODEL": exports, "STAGE_FROM": stages}
+    request = parse_request(["--config=c.py"], env)
     assert gradient.run(request, children) == code
     error = capfd.readouterr().err
     assert words in error and error.count("\n") == bool(code)
-    ours = ["--workdir=/m/output_data", "--config.data_dir=/m/input_data"]
+    data = "staged" if stages else "input"
+    ours = ["--workdir=/m/output_data", f"--config.data_dir=/m/{data}_data"]
     ours.append("--config.keep_checkpoints=1")
     this, flags = ["-m", "scripts.gradient"], ["--config=c.py"]
+    export = ["--mode=export", "--format=savedmodel", "--overwrite"]
     assert (
         children.commands
         == [
             [*this, "begin", *flags],
             ["main.py", *flags, *ours, "--mode=doctor"],
             ["main.py", *flags, *ours, "--mode=train_and_eval"],
-            *([["main.py", "--mode=export", "--format=savedmodel", ours[0]]] if exports else []),
+            *([["main.py", *export, ours[0]]] if exports else []),
             [*this, "finish", *flags],
         ][: len(codes)]
     )
@@ -225,7 +228,7 @@ def test_signals_go_to_the_child_and_stop_what_follows():
 
 FLAGS_8 = ["--config=configs/digits.py", "--config.train_steps=8"]
 DATA = rules.entry("resnet").files
-RECORDS = {"train-00000-of-00002": b"one", "train-00001-of-00002": b"two", "validation-0": b"v"}
+RECORDS = {"train-00000-of-00002": b"one", "train-00001-of-00002": b"", "validation-0": b"v"}
 SCORES = {2: 0.2, 4: 0.9, 6: 0.9, 8: None}  # two equals, the earlier counts; the last is nan
 
 
@@ -274,7 +277,16 @@ def source(tmp_path):
 
 
 def others(model_dir):
-    return {k: v for k, v in tree(model_dir).items() if not k.startswith(("input_data/", "output"))}
+    ours = ("input_data/", "staged_data/", "output")
+    return {k: v for k, v in tree(model_dir).items() if not k.startswith(ours)}
+
+
+def copies(model_dir):
+    """What the job has copied; its list names these files."""
+    files = tree(model_dir / "staged_data")
+    listed = json.loads(files.pop(gradient.COPIES, b"{}"))
+    assert files.keys() <= listed.keys()
+    return files
 
 
 class Killed(BaseException):
@@ -296,11 +308,10 @@ def test_a_users_own_input_stays(trained, source, capsys):
     for env in ({}, {"STAGE_FROM": source}):
         (trained / "output_data" / gradient.RECORD).unlink(missing_ok=True)
         assert gradient.begin(job(trained, **env)) == 0
-        copied = {"train-00001-of-00002", "train/train-7"} if env else set()
-        assert tree(folder).keys() == own.keys() | copied
+        assert copies(trained) == ({**RECORDS, "train/train-7": b"7"} if env else {})
         gradient.finish(job(trained, **env))
         assert tree(folder) == own and others(trained) == before
-        assert (folder / "empty").is_dir() and not (folder / "train").exists()
+        assert (folder / "empty").is_dir() and not (trained / "staged_data").exists()
         line = capsys.readouterr().out.splitlines()[-1]
         assert line.startswith(f"job: {folder} keeps empty and 3 more") and "DELETE_INPUT=1" in line
     assert gradient.begin(job(trained, KEEP_INPUT="1", DELETE_INPUT="1")) == ALREADY_FINISHED
@@ -314,10 +325,10 @@ def test_a_users_own_input_stays(trained, source, capsys):
 def test_finishing_on_disk(trained, source, capsys):
     before = others(trained)
     assert gradient.begin(job(trained, STAGE_FROM=source)) == 0
-    assert tree(trained / "input_data") == {**RECORDS, "train/train-7": b"7"}
+    assert copies(trained) == {**RECORDS, "train/train-7": b"7"}
     gradient.finish(job(trained))
     assert "deleted 4 files that the job had copied" in capsys.readouterr().out
-    assert not os.path.lexists(trained / "input_data")
+    assert not os.path.lexists(trained / "staged_data")
     assert others(trained) == before
     assert json.loads((trained / "output_data/gradient-model-metadata.json").read_text()) == {
         "metrics": [
@@ -344,57 +355,59 @@ def test_killed_while_finishing_the_same_command_completes(moment, trained, sour
         with pytest.raises(Killed):
             gradient.finish(request)
     if moment == "metadata":  # main.py would say: already finished
-        assert len(tree(trained / "input_data")) == 4
+        assert len(copies(trained)) == 4
         assert gradient.begin(request) == 0
         gradient.finish(request)
     else:
         assert gradient.begin(request) == ALREADY_FINISHED
-    assert not os.path.lexists(trained / "input_data")
+    assert not os.path.lexists(trained / "staged_data")
     assert others(trained) == before
     assert (trained / "output_data" / gradient.METADATA).exists()
 
 
-def test_killed_while_staging_the_job_knows_its_own_copies(trained, source, monkeypatch, capsys):
-    """Also where the user goes on by hand, with new files and with files of names that it lists."""
-    folder, request = trained / "input_data", job(trained, STAGE_FROM=source)
-    put(folder / "validation-0", b"V")  # as long as the job's
-    replace = type(epath.Path("/")).replace
-    left = ["train-00000-of-00002"]
+def test_killed_while_copying_the_same_command_goes_on(trained, source, monkeypatch):
+    """With what is missing or cut short; a stranger's file in the folder of the copies stays."""
+    request, folder = job(trained, STAGE_FROM=source), trained / "staged_data"
+    copyfile = shutil.copyfile
 
-    def dies(path, target):
-        if left.pop() not in str(target):
+    def dies(original, copy, *args, **kwargs):
+        copyfile(original, copy, *args, **kwargs)
+        if copies(trained).keys() >= {"validation-0"}:
+            put(folder / "validation-0", b"")
             raise Killed
-        return replace(path, target)
+        return copy
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(epath.Path("/")), "replace", dies)
-        patch.setattr(gradient, "THREADS", 1)
+        patch.setattr(shutil, "copyfile", dies)
         with pytest.raises((Killed, UserError)):
             gradient.begin(request)
-    assert (folder / "train-00000-of-00002").read_bytes() == b"one"
-    listed = json.loads((trained / "output_data" / gradient.STAGED).read_text())
-    assert listed.keys() == {*RECORDS, "train/train-7"} - {"validation-0"}
-    put(folder / "train-00001-of-00002", b"TWO")
-    put(folder / "notes", b"m")
+    put(folder / "notes/mine", b"m")
     assert gradient.begin(request) == 0
-    assert "staging 1 of 4 files" in capsys.readouterr().out
-    put(folder / "train/train-7", b"8")  # in place of the copy
-    gradient.finish(request)
-    assert tree(folder) == {
-        "validation-0": b"V",
-        "train-00001-of-00002": b"TWO",
-        "train/train-7": b"8",
-        "notes": b"m",
+    assert {k: v for k, v in tree(folder).items() if k != gradient.COPIES} == {
+        **RECORDS,
+        "train/train-7": b"7",
+        "notes/mine": b"m",
     }
+    gradient.finish(request)
+    assert tree(folder) == {"notes/mine": b"m"}
 
 
-def test_a_file_of_another_size_is_never_replaced(trained, source):
+def test_copies_of_another_folder_are_no_copies_of_this_one(trained, source, tmp_path):
+    assert gradient.begin(job(trained, STAGE_FROM=source)) == 0
+    for name in ("train-00000-of-00002", "train-1"):  # the first of the same size
+        put(tmp_path / "other" / name, b"ONE")
+    request = job(trained, STAGE_FROM=f"{tmp_path}/other")
+    assert gradient.begin(request) == 0
+    assert copies(trained) == {"train-00000-of-00002": b"ONE", "train-1": b"ONE"}
+
+
+def test_a_file_in_the_way_is_never_replaced(trained, source):
     """Unless the job has copied it itself."""
-    folder, request = trained / "input_data", job(trained, STAGE_FROM=source)
-    put(folder / "validation-0", b"longer")
-    with pytest.raises(UserError, match="validation-0 has another size .* move it away, or unset"):
+    folder, request = trained / "staged_data", job(trained, STAGE_FROM=source)
+    put(folder / "validation-0", b"V")
+    with pytest.raises(UserError, match="validation-0 is no copy of this job: move it away"):
         gradient.begin(request)
-    assert tree(folder) == {"validation-0": b"longer"}
+    assert tree(folder) == {"validation-0": b"V"}
     (folder / "validation-0").unlink()
     assert gradient.begin(request) == 0
     put(f"{source}/validation-0", b"longer")
@@ -406,20 +419,17 @@ def test_a_file_of_another_size_is_never_replaced(trained, source):
 
 @pytest.mark.parametrize("record", ["[]", "5", '"x"', "{}", "x", ""])
 def test_a_damaged_record_is_none(record, trained, source):
-    for name in (gradient.RECORD, gradient.STAGED):
-        put(trained / "output_data" / name, record.encode())
+    put(trained / "output_data" / gradient.RECORD, record.encode())
     assert gradient.begin(job(trained, STAGE_FROM=source)) == 0
-    put(trained / "output_data" / gradient.STAGED, record.encode())
+    put(trained / "staged_data" / gradient.COPIES, record.encode())
     gradient.finish(job(trained))
-    assert len(tree(trained / "input_data")) == 4
+    assert len(tree(trained / "staged_data")) == 5
 
 
-def test_nothing_outside_of_the_input_is_deleted(trained):
+def test_nothing_outside_of_the_copies_is_deleted(trained):
     other = trained / "other"
     for name in ("../other", "x/../../other", str(other)):
-        names = {name: [other.stat().st_size, other.stat().st_mtime_ns]}
-        put(trained / "output_data" / gradient.STAGED, json.dumps(names).encode())
-        (trained / "input_data/x").mkdir(parents=True, exist_ok=True)
+        put(trained / "staged_data" / gradient.COPIES, json.dumps({name: None}).encode())
         gradient.finish(job(trained))
         assert other.exists(), name
 
@@ -433,9 +443,10 @@ def test_links_are_not_followed(trained, tmp_path, capsys):
     gradient.finish(job(trained, DELETE_INPUT="1"))
     assert not os.path.lexists(folder)
     folder.symlink_to(elsewhere)
-    for delete, word in (("0", "did not copy\n"), ("1", "could not delete\n")):
+    for delete, end in (("0", "\n"), ("1", r" and cannot delete: .*symbolic link.*\n")):
         gradient.finish(job(trained, DELETE_INPUT=delete))
-        assert capsys.readouterr().out.endswith(f"keeps precious, which the job {word}")
+        line = f"keeps precious, which the job did not copy{end}$"
+        assert re.search(line, capsys.readouterr().out)
     assert folder.is_symlink() and tree(elsewhere) == {"precious": b"precious"}
 
 
@@ -459,8 +470,8 @@ def test_finishing_on_gs_deletes_these_objects_and_no_other(gcs):
         gcs.write(f"{data}/{name}", b"data")
     request = job(model_dir, STAGE_FROM=data)
     assert gradient.begin(request) == 0
-    assert "input_data/train-0" in gcs.names(model_dir)
-    gcs.fault("DELETE .*/input_data/train-0", status=403)
+    assert "staged_data/train-0" in gcs.names(model_dir)
+    gcs.fault("DELETE .*/staged_data/train-0", status=403)
     with pytest.raises(tf.errors.PermissionDeniedError, match="because a test wants it"):
         gradient.finish(request)
 
@@ -475,8 +486,7 @@ def test_finishing_on_gs_deletes_these_objects_and_no_other(gcs):
 
 
 @pytest.mark.parametrize("kinds", ["disk disk", "disk gs", "gs disk", "gs gs"])
-def test_staging_goes_on_where_it_was(kinds, gcs, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(gradient, "BATCH", 2)
+def test_staging_copies_what_is_missing(kinds, gcs, tmp_path):
     source, model_dir = (
         epath.Path(f"{gcs.bucket()}/{name}" if kind == "gs" else tmp_path / name)
         for kind, name in zip(kinds.split(), ("source", "model"), strict=True)
@@ -485,18 +495,15 @@ def test_staging_goes_on_where_it_was(kinds, gcs, tmp_path, monkeypatch, capsys)
     for name, data in {**expected, "prepare_state/x": b"x", "README": b"r"}.items():
         put(source / name, data)
     request = job(model_dir, STAGE_FROM=str(source))
-    target = request.input
+    target = request.staged
     gradient.stage(request, DATA)
-    assert {name: (target / name).read_bytes() for name in files(target)} == expected
-    assert "staging 5 of 5 files" in capsys.readouterr().out
+    names = files(target) - {gradient.COPIES}
+    assert {name: (target / name).read_bytes() for name in names} == expected
     put(target / "validation-0", b"w")  # the same size
     (target / "train/train-1").unlink()
     gradient.stage(request, DATA)
-    assert "staging 1 of 5 files" in capsys.readouterr().out
-    assert files(target) == set(expected)
+    assert files(target) == {*expected, gradient.COPIES}
     assert (target / "validation-0").read_bytes() == b"w"
-    listed = json.loads((request.output / gradient.STAGED).read_text())
-    assert all(listed.values()) and {*expected} - {"validation-0"} <= set(listed)
 
 
 def test_the_benchmark_of_the_recipe_chooses_what_is_staged(tmp_path):
@@ -510,7 +517,7 @@ def test_the_benchmark_of_the_recipe_chooses_what_is_staged(tmp_path):
     ):
         request = job(tmp_path / config[-1], config, STAGE_FROM=str(tmp_path / "data"))
         assert gradient.begin(request) == 0
-        assert files(request.input) == expected
+        assert files(request.staged) == {*expected, gradient.COPIES}
     with pytest.raises(UserError, match="--config=configs/nothing.py: there is no"):
         gradient.begin(job(tmp_path, ["--config=configs/nothing.py"], STAGE_FROM="/nowhere"))
 
@@ -526,4 +533,4 @@ def test_staging_refuses(trained, source, monkeypatch):
     monkeypatch.setattr(shutil, "copyfile", full)
     with pytest.raises(UserError, match="cannot stage .*source/.*: No space left"):
         gradient.begin(job(trained, STAGE_FROM=source))
-    assert tree(trained / "input_data") == {}
+    assert copies(trained) == {}

@@ -84,6 +84,9 @@ class Stub(types.SimpleNamespace):
         row = self.name, self.form, f"files of {self.suffix}", "records", flags, len(names)
         return [folders.Reading(*row)] if names else []
 
+    def class_folders(self, folder):
+        return ""
+
     def parse(self, parser, argv):
         for flag in ("--train", "--seed", "--out"):
             parser.add_argument(flag)

@@ -147,9 +147,9 @@ def test_the_tpus_are_those_that_the_program_knows():
 @pytest.mark.parametrize(
     ("machine", "arguments", "words"),
     [
-        ("Linux aarch64", "dev", "Linux aarch64 is not supported, .* tensorflow-cpu has no wheel"),
-        ("Darwin arm64", "dev", "Darwin arm64 is not supported, .* tensorflow-cpu has no wheel"),
-        ("Linux aarch64", "cuda", "Linux aarch64 is not supported"),
+        ("Linux aarch64", "dev", "resolve for Linux aarch64, .* tensorflow-cpu has no wheel"),
+        ("Darwin arm64", "dev", "resolve for Darwin arm64, .* tensorflow-cpu has no wheel"),
+        ("Linux aarch64", "cuda", "resolve for Linux aarch64"),
         ("Linux aarch64", "tpu", "REFUSED libtpu has wheels for Linux on x86-64 only"),
         ("Darwin arm64", "dev cuda", "REFUSED jax has no CUDA for Darwin arm64"),
         ("Darwin x86_64", "dev", "REFUSED does not run on Darwin x86_64"),

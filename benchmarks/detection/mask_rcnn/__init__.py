@@ -133,7 +133,7 @@ class MaskRcnn(Detector):
             filters=heads.pyramid_filters,
             box_features=tuple(heads.box_features),
             mask_features=tuple(heads.mask_features),
-            num_classes=self._classes,
+            num_classes=self.classes,
         )
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.base import HostBatch, Terms
-from benchmarks.detection import boxes, detector
+from benchmarks.detection import boxes
 from benchmarks.detection.detector import Detector, Leaves
+from benchmarks.detection.detector import restored as restored
 from benchmarks.detection.settings import normalize
 from benchmarks.detection.ssd import input_pipeline, losses, models
 from benchmarks.detection.ssd.settings import Maps, Settings
@@ -34,11 +35,6 @@ MODEL_KEYS = ("max_pool", "clip_boxes")
 BODY_KEYS = ("antialias", "resnet_stages", "num_filters", *Maps.__dataclass_fields__)
 WHOLE_KEYS = ("num_classes",)  # taken from an SSD that is used unchanged
 foreign_settings = functools.partial(read_foreign_settings, __name__)
-
-
-def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of an older checkpoint; the first SSDs padded the max-pool as PyTorch does."""
-    return {"max_pool": "torch", "clip_boxes": True, **detector.restored(values, manifest)}
 
 
 class Ssd(Detector):
@@ -96,7 +92,7 @@ class Ssd(Detector):
         if keys.batch_norm == "gram":
             backbone = gram_resnet.compose_basic(backbone, keys.pool_padding)
         extras, per_cell = self.settings.maps.extras, self._default_boxes.boxes_per_cell
-        return models.SSD(backbone, extras, per_cell, self._classes)
+        return models.SSD(backbone, extras, per_cell, self.classes)
 
     def init(self, rng: jax.Array) -> tuple[Any, Any]:
         images = jnp.zeros((1, *self.image_shapes[0]), self.settings.backbone.dtype)
@@ -125,9 +121,9 @@ class Ssd(Detector):
         outputs, changed = self._model.apply(
             variables, images, train=learns, mutable=["batch_stats"]
         )
-        deltas, truth = models.deltas(outputs, 1 + self._classes), (true, batch["classes"])
+        deltas, truth = models.deltas(outputs, 1 + self.classes), (true, batch["classes"])
         box_loss, class_loss = losses.detection_loss(
-            deltas, outputs, *truth, self._anchors, 1 + self._classes
+            deltas, outputs, *truth, self._anchors, 1 + self.classes
         )
         count = jnp.float32(len(images))
         terms = {
@@ -142,7 +138,7 @@ class Ssd(Detector):
         """The best detections of each image, in pixels of the original; score 0 is padding."""
         images = normalize(batch["image"], self.settings.backbone.dtype)
         outputs: Any = self._model.apply({"params": params, **model_state}, images, train=False)
-        deltas, logits = models.join(outputs, 1 + self._classes)
+        deltas, logits = models.join(outputs, 1 + self.classes)
         keys = self.settings.detection
         decoded = boxes.decode_boxes(deltas, self._anchors)
         found = boxes.best_detections(

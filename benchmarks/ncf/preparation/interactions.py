@@ -93,8 +93,8 @@ def _read(sources: Sequence[tuple[Table, dict[str, int]]]) -> Log:
         first, count = count, count + len(columns["user"][-1])
         seconds, form = np.arange(first, count), "none; the order of the rows counts"
         if "time" in numbers:
-            rows = table.read({what: c for what, c in numbers.items() if what in ("time", "clock")})
-            seconds, form = values.seconds(rows, table.path, table.skip)
+            column = table.read({"time": numbers["time"]})["time"]
+            seconds, form = values.seconds(column, table.path, table.skip)
         times.append(seconds)
         if len(times) <= _SHOWN:
             text = f"{count - first:,} rows; times: {form}; columns: {_taken(table, numbers)}"
@@ -189,8 +189,6 @@ def _columns(table: Table, args: argparse.Namespace) -> dict[str, int]:
             raise SourceError(f"--{what}={named}: the columns of {table.path} are {names}")
         if column is not None and column not in columns.values():
             columns[what] = column
-    if "clock" in guesses and not args.time:
-        columns["clock"] = guesses["clock"]
     if not {"user", "item"} <= columns.keys() or are_lists(table.cells(columns["item"])):
         raise SourceError(_advice(table))
     return columns

@@ -5,8 +5,8 @@
 Every user and item has a few latent factors and every item a popularity. A user's items are drawn
 from softmax(popularity + taste) without replacement, and rated in a random order. Any item may
 therefore be the latest, and no model can do better than to rank by that sum: the ceiling. The
-program measures this ceiling, and ranking by popularity alone, with MLPerf's ranking of the latest
-item among 999 others, and writes both to baselines.json. The same arguments give the same files.
+program measures this ceiling, and ranking by popularity alone, as HR@10 of the latest item among
+999 others, and writes both to baselines.json. The same arguments give the same files.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,123 +24,92 @@ from common.preparation import arguments, writing
 
 LEAST = 20  # ratings of a user, as in MovieLens
 HEADER = "userId,movieId,rating,timestamp"
-_USERS = 256  # in a block
+_BLOCK = 256  # users that are drawn at once
 _SAMPLE = 8192  # users of the baselines
 _OTHERS, _TOP = 999, 10
-_BEGIN, _END = 789_652_009, 1_427_784_002  # seconds since 1970: ml-20m's first and last rating
+_FACTORS = 4
 
 
 class World:
     """The model of the ratings; everything is a function of the arguments."""
 
-    def __init__(self, users: int, items: int, ratings: int, factors: int, seed: int):
-        draw = np.random.default_rng((seed, 0))
-        self.users, self.items, self.seed = users, items, seed
-        self._factors = factors
-        self._taste = draw.normal(size=(items, factors)).astype(np.float32) * 3 / factors**0.5
-        rank = draw.permutation(items)
-        skewed = (rank + 8.0) ** -2
+    def __init__(self, users: int, items: int, ratings: int):
+        draw = np.random.default_rng(0)
+        self.users, self.items = users, items
+        self._taste = draw.normal(size=(items, _FACTORS)).astype(np.float32) * 3.3 / _FACTORS**0.5
+        skewed = (draw.permutation(items) + 8.0) ** -2
         # With the uniform part, somebody rates every item.
         self._popularity = np.log(skewed / skewed.sum() + 0.1 / items).astype(np.float32)
-        self.counts = spread(ratings, draw.lognormal(0.0, 1.1, users), min(items // 3, 9000))
-        # The ids of a catalogue rise and have gaps.
-        self.item_ids = np.cumsum(draw.integers(1, 9, items))
+        shares = draw.uniform(size=users)
+        self.counts = LEAST + draw.multinomial(ratings - LEAST * users, shares / shares.sum())
 
-    def scores(self, block: int) -> np.ndarray:
-        """Returns float32[b, items]: a block's log-probabilities, up to a constant per user."""
-        draw = np.random.default_rng((self.seed, 1, block))
-        rows = len(self.counts[block * _USERS : (block + 1) * _USERS])
-        users = draw.normal(size=(rows, self._factors)).astype(np.float32)
-        return users @ self._taste.T + self._popularity
+    def block(self, number: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Of some users float32[b, items], log-probabilities up to a constant, and their items.
 
-    def picks(self, block: int, scores: np.ndarray) -> list[np.ndarray]:
-        """Draws the items of each user; the last one is the latest.
-
-        The largest scores plus Gumbel noise are a draw without replacement (Yellott 1977).
+        The last item of a user is the latest.
         """
-        draw = np.random.default_rng((self.seed, 2, block))
-        waits = draw.standard_exponential(scores.shape, np.float32)
-        noise = -np.log(np.maximum(waits, np.finfo(np.float32).tiny))
-        items = []
-        for noisy, count in zip(scores + noise, self.counts[block * _USERS :], strict=False):
-            best = np.argpartition(-noisy, count - 1)[:count]
-            items.append(draw.permutation(np.sort(best)))
-        return items
+        draw = np.random.default_rng((1, number))
+        counts = self.counts[number * _BLOCK : (number + 1) * _BLOCK]
+        users = draw.normal(size=(len(counts), _FACTORS)).astype(np.float32)
+        scores = users @ self._taste.T + self._popularity
+        return scores, [pick(draw, row, n) for row, n in zip(scores, counts, strict=True)]
+
+    def baselines(self, popularity: np.ndarray) -> dict[str, float]:
+        """HR@10 of the model itself and of `popularity` int64[items]; ties are no hits.
+
+        An item that is drawn several times counts once.
+        """
+        hits: dict[str, list[Any]] = {"popularity_hr_at_10": [], "ceiling_hr_at_10": []}
+        for number in range(-(-min(self.users, _SAMPLE) // _BLOCK)):
+            draw = np.random.default_rng((2, number))
+            for scores, items in zip(*self.block(number), strict=True):
+                others = np.unique(draw.choice(np.setdiff1d(np.arange(self.items), items), _OTHERS))
+                for name, ranking in zip(hits, (popularity, scores), strict=True):
+                    hits[name].append(np.sum(ranking[others] >= ranking[items[-1]]) < _TOP)
+        return {name: float(np.mean(of_users)) for name, of_users in hits.items()}
 
 
-def spread(total: int, weights: np.ndarray, most: int) -> np.ndarray:
-    """Returns int64[users] with the sum `total`: LEAST each, the rest by weight, up to `most`."""
-    rest = total - LEAST * len(weights)
-    counts = LEAST + np.floor(rest * weights / weights.sum()).astype(np.int64)
-    counts = np.minimum(counts, most)
-    while left := total - int(counts.sum()):
-        below = np.flatnonzero(counts < most)
-        counts[below[:left]] += -(-left // len(below)) if left > len(below) else 1
-        counts = np.minimum(counts, most)
-        over = int(counts.sum()) - total
-        if over > 0:  # the last share was rounded up
-            counts[np.flatnonzero(counts > LEAST)[:over]] -= 1
-    return counts
+def pick(draw: np.random.Generator, scores: np.ndarray, count: int) -> np.ndarray:
+    """Draws `count` items without replacement, in a random order.
 
-
-def lines(world: World, block: int, picks: list[np.ndarray]) -> str:
-    """Returns the lines of a block in ml-20m's order: by user, then by item."""
-    draw = np.random.default_rng((world.seed, 3, block))
-    text = []
-    for user, items in enumerate(picks, block * _USERS + 1):
-        count = len(items)
-        first = draw.integers(_BEGIN, _END - 100 * count)
-        times = first + np.cumsum(draw.integers(1, 100, count))
-        stars = draw.integers(1, 11, count) / 2
-        columns = np.stack([world.item_ids[items], stars, times])[:, np.argsort(items)]
-        text += [f"{user},{item:.0f},{star},{time:.0f}\n" for item, star, time in columns.T]
-    return "".join(text)
-
-
-def baselines(world: World, popularity: np.ndarray) -> dict[str, float]:
-    """Measures HR@10 and NDCG@10 of the model itself and of `popularity` int64[items].
-
-    An item that is drawn several times counts once. Of equal scores, the latest item ranks last.
+    The largest scores plus Gumbel noise are such a draw (Yellott 1977).
     """
-    # Of the latest item, from 0.
-    ranks: dict[str, list[int]] = {"ceiling": [], "popularity": []}
-    for block in range(-(-min(world.users, _SAMPLE) // _USERS)):
-        scores = world.scores(block)
-        draw = np.random.default_rng((world.seed, 4, block))
-        for scores_of_user, items in zip(scores, world.picks(block, scores), strict=True):
-            free = np.setdiff1d(np.arange(world.items), items)
-            others = np.unique(draw.choice(free, _OTHERS))
-            for name, ranking in (("ceiling", scores_of_user), ("popularity", popularity)):
-                ranks[name].append(int(np.sum(ranking[others] >= ranking[items[-1]])))
-    metrics = {}
-    for name, rank in ranks.items():
-        rank = np.array(rank)
-        hit = rank < _TOP
-        metrics[f"{name}_hr_at_10"] = float(hit.mean())
-        metrics[f"{name}_ndcg_at_10"] = float((hit * np.log(2) / np.log(rank + 2)).mean())
-    return metrics
+    noisy = scores + draw.gumbel(size=scores.shape)
+    return draw.permutation(np.argpartition(-noisy, count - 1)[:count])
+
+
+def lines(first_user: int, picks: list[np.ndarray]) -> str:
+    """The lines of some users in ml-20m's order: by user, then by item."""
+    draw, text = np.random.default_rng((3, first_user)), []
+    for user, items in enumerate(picks, first_user):
+        times = 10**9 + np.cumsum(draw.integers(1, 100, len(items)))  # seconds since 1970
+        stars = draw.integers(1, 11, len(items)) / 2
+        order = np.argsort(items)
+        rows = zip(items[order] + 1, stars[order], times[order], strict=True)
+        text += [f"{user},{item},{star},{when}\n" for item, star, when in rows]
+    return "".join(text)
 
 
 def prepare(args: argparse.Namespace) -> str:
     """Writes ratings.csv and baselines.json; returns the last line to print."""
     started = time.monotonic()
     writing.State(args.out).refuse_others(False)
-    world = World(args.users, args.items, args.ratings, args.factors, args.seed)
+    world = World(args.users, args.items, args.ratings)
     popularity, rated = np.zeros(world.items, np.int64), np.zeros(world.items, bool)
     progress = console.ProgressBar("writing", world.users, "users")
 
     def blocks() -> Iterator[bytes]:
         yield f"{HEADER}\n".encode()
-        for block in range(-(-world.users // _USERS)):
-            picks = world.picks(block, world.scores(block))
-            yield lines(world, block, picks).encode()
+        for number in range(-(-world.users // _BLOCK)):
+            _, picks = world.block(number)
+            yield lines(number * _BLOCK + 1, picks).encode()
             rated[np.concatenate(picks)] = True
             np.add.at(popularity, np.concatenate([items[:-1] for items in picks]), 1)
             progress.add(len(picks))
 
     files.write(os.path.join(args.out, "ratings.csv"), blocks())
     progress.close()
-    metrics = baselines(world, popularity)
+    metrics = world.baselines(popularity)
     text = json.dumps(metrics, indent=2) + "\n"
     files.write(os.path.join(args.out, "baselines.json"), [text.encode()])
     counts = {"users": args.users, "items": np.count_nonzero(rated), "ratings": args.ratings}
@@ -157,15 +127,13 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add, total = parser.add_argument, console.integer(1, 10**9)
     arguments.add_out(parser)
     add("--users", type=console.integer(1, 10**7), default=4000, metavar="N", help="users (4000)")
-    add("--items", type=console.integer(1, 10**7), default=1500, metavar="N", help="items (1500)")
+    add("--items", type=console.integer(80, 10**7), default=1500, metavar="N", help="items (1500)")
     add("--ratings", type=total, default=240_000, metavar="N", help="ratings in total (240000)")
-    add("--factors", type=console.integer(1, 1000), default=4, help="latent factors (4)")
-    add("--seed", type=console.integer(0), default=0, help="another seed, other ratings (0)")
     args = parser.parse_args(argv)
-    most = args.users * min(args.items // 3, 9000)
-    if not LEAST * args.users <= args.ratings <= most:
+    least, most = LEAST * args.users, args.users * args.items // 4
+    if not least <= args.ratings <= most:
         parser.error(
-            f"argument --ratings: {args.ratings} must be from {LEAST} for each user "
-            f"({LEAST * args.users}) to a third of the items ({most})"
+            f"argument --ratings: {args.ratings} must be from {LEAST} for each user ({least}) to a "
+            f"quarter of the items for each ({most})"
         )
     return args

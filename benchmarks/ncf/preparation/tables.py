@@ -85,7 +85,7 @@ class Table:
         return [row[column] for row in self.rows if row[column] not in _MISSING]
 
     def guesses(self) -> dict[str, int]:
-        """The columns by what they hold: a key of `GUESSES`, or "clock", the hour of a day.
+        """The columns by what they hold: a key of `GUESSES`.
 
         Of several with such names the first one with values counts; of times, the finest one. A
         column of lists is none. Without a header they have MovieLens' order, user, item, rating,
@@ -98,9 +98,6 @@ class Table:
             if len(several) > 1 and what == "time":
                 grains = {column: values.grain(self.cells(column)) for column in several}
                 columns[what] = min(several, key=lambda column: grains[column])
-                clocks = [column for column in several if grains[column] == values.CLOCK]
-                if clocks and values.FINE < grains[columns[what]] < values.CLOCK:
-                    columns["clock"] = clocks[0]
             elif several:
                 columns[what] = next(filter(self._has_values, several[:-1]), several[-1])
         width = len(self.names)

@@ -92,17 +92,12 @@ def grain(cells: Sequence[str]) -> int:
     return UNKNOWN
 
 
-def seconds(rows: pyarrow.Table, path: str, skip: int) -> tuple[np.ndarray, str]:
+def seconds(column: Any, path: str, skip: int) -> tuple[np.ndarray, str]:
     """Seconds since 1970, float64[n], nan where missing; and the form of the times.
 
-    The column "time" of `rows` has them, or only days, and "clock" the hours. `skip` is the number
-    of lines above the first row of the file. Raises SourceError if the times have no form in
-    common, or two, or are not from 1970 on.
+    `skip` is the number of lines above the first row of the file. Raises SourceError if the times
+    have no form in common, or two, or are not from 1970 on.
     """
-    column: Any = rows["time"]
-    if "clock" in rows.column_names:  # a day may have a midnight of its own
-        days = pc.replace_substring_regex(column.cast("string"), r"[ T]0?0:00(:00)?(\.0+)?$", "")
-        column = pc.binary_join_element_wise(days, rows["clock"], " ")
     if pyarrow.types.is_temporal(column.type):
         column = column.cast(pyarrow.timestamp("s"), safe=False).cast("int64").cast("string")
     values, form = _parse(column, path, skip)

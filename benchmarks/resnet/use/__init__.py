@@ -55,12 +55,9 @@ class ClassifierUses(Uses):
         "--config.init_from={workdir} --config.data_dir=DIR --workdir=NEW",
     }
 
-    def __init__(self, benchmark: Any, has_data: bool = True):
-        """`benchmark` is a `classifier.ImageClassifier`, which imports this module.
-
-        `has_data` is whether there are pictures to show.
-        """
-        self._benchmark, self._has_data = benchmark, has_data
+    def __init__(self, benchmark: Any):
+        """`benchmark` is a `classifier.ImageClassifier`, which imports this module."""
+        self._benchmark = benchmark
 
     def data_meaning(self) -> Mapping[str, Any]:
         keys = self._benchmark.keys
@@ -75,8 +72,6 @@ class ClassifierUses(Uses):
 
     def exhibits(self, rows: Iterator[dict[str, np.ndarray]]) -> list[Exhibit]:
         """The classes and the worst mistakes."""
-        if not self._has_data:
-            return []
         names = ("id", "label", "top", "probability", "label_probability")
         parts = [[row[name] for name in names] for row in rows]
         columns = map(np.concatenate, zip(*parts, strict=True))

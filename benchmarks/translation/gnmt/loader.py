@@ -169,7 +169,7 @@ def read_text_side(path: str, vocabulary: Words, report: Callable[[int], None]) 
     tf = tensorflow()
     ids, lengths = array.array(np.dtype(id_type(vocabulary.size)).char), array.array("i")
     try:
-        with files.reading(lambda: [path]), tf.io.gfile.GFile(path, "rb") as file:
+        with tf.io.gfile.GFile(path, "rb") as file:
             for block in _text_blocks(file):
                 text = decoded(block, path, line=len(lengths) + 1)
                 for line in text.removesuffix("\n").split("\n"):
@@ -212,8 +212,7 @@ def read_records(paths: Sequence[str], split: str, vocab_size: int, longest: int
     """
     lengths, results = files.sizes(paths), []
     progress = Progress(sum(lengths))
-    waiting = files.reading(lambda: list(paths[len(results) :]))
-    with concurrent.futures.ThreadPoolExecutor(16) as pool, waiting:
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
         # The first file alone: TensorFlow may crash if an operation is first used by two threads.
         first = _read_file(paths[0], vocab_size)
         others = pool.map(lambda path: _read_file(path, vocab_size), paths[1:])

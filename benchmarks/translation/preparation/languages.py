@@ -9,21 +9,38 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from babel import Locale
-from babel.core import get_global
-
 LETTER = r"[^\W\d_]"
-# In names of files, columns and keys: ISO 639-1 and -3, and English. Flags may name others.
-_NAMES = {tag: name for tag, name in Locale("en").languages.items() if len(tag) == 2}
-_ALIASES = {word: tag for word, tag in get_global("language_aliases").items() if len(word) == 3}
-_MORE = """source src, target tgt trg, bn bengali, ff fuv, lg luganda, mi maori, ny chichewa,
-pa pnb, tl tgl fil tagalog, bbj, ceb, ckb, crh, fon, ilo, lua, luo, mos, nso, pcm, yue"""
-_CODES = {
-    **{word: tag for word, tag in _ALIASES.items() if tag in _NAMES},
-    **{word: tag for tag, name in _NAMES.items() for word in (tag, name.lower())},
-    **{word: row.split()[0] for row in _MORE.split(",") for word in row.split()},
-    **dict.fromkeys(("cu", "sh"), ""),  # programs have such names
-}
+# In names of files, columns and keys: the languages of public corpora, by ISO 639-1, ISO 639-3, and
+# the commoner ones in English. Flags may name others.
+_TABLE = """\
+source src, target tgt trg, aa aar, ab abk, ae ave, af afr afrikaans, ak aka, am amh amharic, an
+arg, ar ara arb arabic, as asm assamese, av ava, ay aym ayr, az aze azj azerbaijani, ba bak, be bel
+belarusian, bg bul bulgarian, bi bis, bm bam, bn ben bangla bengali, bo bod tib tibetan, br bre, bs
+bos bosnian, ca cat catalan, ce che, ch cha, co cos, cr cre, cs ces cze czech, cv chv, cy cym wel
+welsh, da dan danish, de deu ger german, dv div, dz dzo, ee ewe, el ell gre greek, en eng english,
+eo epo esperanto, es spa spanish, et ekk est estonian, eu baq eus basque, fa fas per pes persian, ff
+ful fuv, fi fin finnish, fj fij, fo fao, fr fra fre french, fy fry, ga gle irish, gd gla, gl glg
+galician, gn grn gug guarani, gu guj gujarati, gv glv, ha hau hausa, he heb hebrew, hi hin hindi, ho
+hmo, hr hrv croatian, ht hat, hu hun hungarian, hy arm hye armenian, hz her, ia ina, id ind
+indonesian, ie ile, ig ibo igbo, ii iii, ik ipk, io ido, is ice isl icelandic, it ita italian, iu
+ike iku, ja jpn japanese, jv jav javanese, ka geo kat georgian, kg kng kon, ki kik, kj kua, kk kaz
+kazakh, kl kal, km khm khmer, kn kan kannada, ko kor korean, kr kau knc, ks kas, ku kmr kur kurdish,
+kv kom kpv, kw cor, ky kir kyrgyz, la lat latin, lb ltz luxembourgish, lg lug luganda, li lim, ln
+lin lingala, lo lao, lt lit lithuanian, lu lub, lv lav lvs latvian, mg mlg plt malagasy, mh mah, mi
+mao mri maori, mk mac mkd macedonian, ml mal malayalam, mn khk mon mongolian, mr mar marathi, ms may
+msa zsm malay, mt mlt maltese, my bur mya burmese, na nau, nb nob, nd nde, ne nep npi nepali, ng
+ndo, nl dut nld dutch, nn nno, no nor norwegian, nr nbl, nv nav, ny nya chichewa, oc oci occitan, oj
+oji, om gaz orm oromo, or ori ory odia, os oss, pa pan punjabi pnb, pi pli, pl pol polish, ps pbu
+pus pashto, pt por portuguese, qu que quz quechua, rm roh, rn run, ro ron rum romanian, ru rus
+russian, rw kin kinyarwanda, sa san sanskrit, sc srd, sd snd sindhi, se sme, sg sag, si sin sinhala,
+sk slk slo slovak, sl slv slovenian, sm smo, sn sna shona, so som somali, sq alb als sqi albanian,
+sr srp serbian, ss ssw, st sot, su sun sundanese, sv swe swedish, sw swa swh swahili, ta tam tamil,
+te tel telugu, tg tgk tajik, th tha thai, ti tir tigrinya, tk tuk turkmen, tl tgl fil tagalog, tn
+tsn tswana, to ton, tr tur turkish, ts tso, tt tat tatar, tw twi, ty tah, ug uig uyghur, uk ukr
+ukrainian, ur urd urdu, uz uzb uzn uzbek, ve ven, vi vie vietnamese, vo vol, wa wln, wo wol wolof,
+xh xho xhosa, yi ydd yid yiddish, yo yor yoruba, za zha, zh chi cmn zho chinese, zu zul zulu, bbj,
+ceb, ckb, crh, fon, ilo, lua, luo, mos, nso, pcm, yue"""
+_CODES = {word: row.split()[0] for row in _TABLE.split(",") for word in row.split()}
 # Words, too: alone they say nothing.
 _ENGLISH = {"am", "as", "cat", "he", "her", "id", "is", "it", "may", "my", "no", "or", "so", "to"}
 _ROLES = {"source", "target"}

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.translation.preparation import languages, shards, sources
-from benchmarks.translation.preparation.recognition import readings as readings
+from benchmarks.translation.preparation.recognise import readings as readings
 from common import console, pools
 from common.preparation import arguments, writing
 

@@ -361,7 +361,7 @@ def make(benchmark: Any, freeze: str) -> Peer:
         norm=norm,
         pool=backbone.pool_padding,
     )
-    network = MaskRCNN(trunk, keys, 1 + benchmark._classes)
+    network = MaskRCNN(trunk, keys, 1 + benchmark.classes)
 
     def run(variables: Any, batch: Mapping[str, jax.Array], method: Any, **how: Any) -> Any:
         sizes = batch["size"]

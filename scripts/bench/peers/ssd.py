@@ -88,7 +88,7 @@ def make(benchmark: Any, freeze: str) -> Peer:
     """The peer of a `benchmarks.detection.ssd`."""
     settings = benchmark.settings
     keys, layout, side = settings.backbone, settings.maps.default_boxes, settings.images.image_size
-    num_logits = 1 + benchmark._classes
+    num_logits = 1 + benchmark.classes
     norm = partial(nn.BatchNorm, momentum=keys.bn_momentum, epsilon=1e-5)
     trunk = Trunk(
         tuple(keys.resnet_stages),

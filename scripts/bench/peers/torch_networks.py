@@ -1,269 +1,315 @@
-"""ResNet, Transformer, GNMT and NeuMF built from PyTorch's layers, for `on_torch`.
+"""The networks of all benchmarks from torchvision and torch.nn, at the sizes of a recipe.
 
-A network is a `torch.nn.Module` from a training batch, {name: tensor}, to the loss, a scalar. The
-first weights are drawn as programs in PyTorch draw them. tests/scripts/bench/test_peers.py compares
-the translators' losses with our models' losses for the same weights.
+The first line of each function says what differs from our network. Import this module only where
+PyTorch and torchvision are installed.
 """
 
+import importlib
+import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import models
+from benchmarks.base import HostBatch
+from benchmarks.detection.settings import PIXEL_MEAN, PIXEL_STD
 from benchmarks.translation.transformer.models import positions
 from benchmarks.translation.vocabulary import EOS, PAD
+from common.layers import space_to_depth
+
+torch: Any = importlib.import_module("torch")
+vision: Any = importlib.import_module("torchvision")
+nn, detection = torch.nn, vision.models.detection
+relu = partial(nn.ReLU, inplace=True)
 
 
-def resnet(torch: Any, benchmark: Any) -> Any:
-    """The ResNet v1.5 of a `benchmarks.resnet`, on images uint8[b, h, w, 3]."""
-    nn, keys, spec = torch.nn, benchmark.settings, benchmark.input_spec
+class Network(NamedTuple):
+    """A network in PyTorch, with its loss."""
+
+    module: Any  # the torch.nn.Module that has the parameters
+    inputs: Callable[[HostBatch], tuple[Any, ...]]  # our batch as the arguments of `loss`
+    loss: Callable[..., Any]
+    # The modules that torch.compile takes on a GPU: elsewhere shapes depend on the data. () is all.
+    parts: Sequence[Any] = ()
+
+
+def resnet(benchmark: Any) -> Network:
+    """torchvision's ResNet; its images come mirrored and normalised."""
+    keys, spec = benchmark.settings, benchmark.input_spec
     sizes, block = models.DEPTHS[keys.model.resnet_depth]
-    is_wide, filters = block is models.BottleneckBlock, keys.model.num_filters
-    stages = trunk(torch, sizes, is_wide, filters, (1, 2, 2, 2))
-    channels = filters * 2 ** (len(sizes) - 1) * (4 if is_wide else 1)
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(keys.regularisation.dropout)]
-    head.append(nn.Linear(channels, benchmark.classes))
+    is_wide, smoothing = block is models.BottleneckBlock, keys.objective.label_smoothing
+    network = _trunk(sizes, is_wide, keys.model.num_filters, None, benchmark.classes)
+    network.fc = nn.Sequential(nn.Dropout(keys.regularisation.dropout), network.fc)
 
-    class Classifier(nn.Module):
+    def inputs(batch: HostBatch) -> tuple[Any, ...]:
+        images = torch.tensor((batch["image"] - spec.mean) / spec.std).float()
+        return images.permute(0, 3, 1, 2), torch.tensor(batch["label"]).long()
+
+    def loss(images: Any, labels: Any) -> Any:
+        logits = network(images).float()
+        return nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing)
+
+    return Network(network, inputs, loss)
+
+
+def _trunk(sizes: Sequence[int], is_wide: bool, filters: int, norm: Any, classes: int = 1) -> Any:
+    """torchvision's ResNet with `filters` instead of 64 channels in its first stage.
+
+    `is_wide` is whether its blocks have bottlenecks, `norm` their BatchNorm; None: torch.nn's.
+    """
+    resnets = vision.models.resnet
+    block = resnets.Bottleneck if is_wide else resnets.BasicBlock
+
+    class Trunk(resnets.ResNet):
+        def _make_layer(self, block: Any, planes: int, *more: Any, **options: Any) -> Any:
+            self.inplanes = filters if planes == 64 else self.inplanes
+            return super()._make_layer(block, planes * filters // 64, *more, **options)
+
+    trunk = Trunk(block, [*sizes, 1][:4], norm_layer=norm)  # it wants four stages
+    trunk.conv1 = nn.Conv2d(3, filters, 7, 2, 3, bias=False)
+    trunk.bn1 = (norm or nn.BatchNorm2d)(filters)
+    trunk.fc = nn.Linear(8 * filters * block.expansion, classes)
+    return trunk
+
+
+def _frozen_norm(benchmark: Any) -> Any:
+    return vision.ops.misc.FrozenBatchNorm2d if benchmark.keeps_statistics else None
+
+
+# What torchvision's detectors take beside images: pixels from 0 to 1, which are not resized.
+_PIXELS = {
+    "image_mean": [value / 255 for value in PIXEL_MEAN],
+    "image_std": [value / 255 for value in PIXEL_STD],
+    "_skip_resize": True,
+}
+
+
+def _detector(model: Any, parts: Sequence[Any], scale: float, has_masks: bool) -> Network:
+    """A detector whose loss is the sum of its losses; our boxes times `scale` are in pixels."""
+
+    def inputs(batch: HostBatch) -> tuple[Any, ...]:
+        """The images, and of each the objects that are no padding; their masks fill the boxes."""
+        pixels = space_to_depth.restore(batch["image"]) if has_masks else batch["image"]
+        images, targets = [*torch.tensor(pixels).permute(0, 3, 1, 2) / 255], []
+        for boxes, classes in zip(batch["boxes"], batch["classes"], strict=True):
+            corners = scale * torch.tensor(boxes[classes > 0])[:, [1, 0, 3, 2]]
+            targets.append({"boxes": corners, "labels": torch.tensor(classes[classes > 0]).long()})
+            if has_masks:
+                masks = torch.zeros(len(corners), *images[0].shape[1:]).byte()
+                for i, (x0, y0, x1, y1) in enumerate(corners.int().tolist()):
+                    masks[i, y0:y1, x0:x1] = 1
+                targets[-1]["masks"] = masks
+        return images, targets
+
+    return Network(model, inputs, lambda *given: sum(model(*given).values()), parts)
+
+
+def ssd(benchmark: Any) -> Network:
+    """torchvision's SSD; it divides by the positives of the batch, and leaves colours and sides."""
+    keys, maps = benchmark.settings.backbone, benchmark.settings.maps
+    side, layout = maps.image_size, maps.default_boxes
+    trunk = _trunk(keys.resnet_stages, False, keys.num_filters, _frozen_norm(benchmark))
+    trunk.layer3[0].conv1.stride = trunk.layer3[0].downsample[0].stride = 1, 1
+    names = "conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3"
+
+    class Body(nn.Module):
         def __init__(self):
             super().__init__()
-            self.layers = nn.Sequential(*stages.values(), *head)
-            self.normalize = normalize(torch, spec.mean, spec.std)
-
-        def forward(self, batch: Mapping[str, Any]) -> Any:
-            images = batch["image"]
-            images = torch.where(batch["flip"][:, None, None, None], images.flip(2), images)
-            logits = self.layers(self.normalize(images)).float()
-            smoothing = keys.objective.label_smoothing
-            labels = batch["label"].long()
-            return nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing)
-
-    return Classifier()
-
-
-def normalize(torch: Any, mean: Sequence[float], std: Sequence[float]) -> Any:
-    """The module from images [b, h, w, 3] to (images - mean) / std [b, 3, h, w], channels last."""
-
-    class Normalize(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            for name, values in (("mean", mean), ("std", std)):
-                self.register_buffer(name, torch.tensor(values).view(3, 1, 1))
+            self.trunk = nn.Sequential(OrderedDict((name, getattr(trunk, name)) for name in names))
+            self.extras, channels = nn.ModuleList(), 4 * keys.num_filters
+            for squeezed, filters, *how in maps.extras:
+                layers = nn.Conv2d(channels, squeezed, 1), nn.Conv2d(squeezed, filters, 3, *how)
+                self.extras.append(nn.Sequential(layers[0], relu(), layers[1], relu()))
+                channels = filters
 
         def forward(self, images: Any) -> Any:
-            return (images.permute(0, 3, 1, 2) - self.mean) / self.std
+            x = self.trunk(images)
+            outputs = itertools.accumulate(self.extras, lambda x, extra: extra(x), initial=x)
+            return OrderedDict((str(number), x) for number, x in enumerate(outputs))
 
-    return Normalize()
-
-
-def trunk(
-    torch: Any, sizes: Sequence[int], is_wide: bool, filters: int, strides: Any, norm: Any = None
-) -> dict[str, Any]:
-    """A ResNet v1.5 without its head: {"stem", "stage1", ...}, a `torch.nn.Module` each.
-
-    `is_wide` is whether its blocks have bottlenecks, `norm` their `BatchNorm2d`.
-    """
-    nn = torch.nn
-    norm = norm or nn.BatchNorm2d
-
-    def unit(channels: int, features: int, side: int, stride: int = 1) -> list[Any]:
-        conv = nn.Conv2d(channels, features, side, stride, side // 2, bias=False)
-        return [conv, norm(features, eps=models.EPSILON)]
-
-    class Block(nn.Module):
-        def __init__(self, channels: int, filters: int, stride: int):
-            super().__init__()
-            features = 4 * filters if is_wide else filters
-            first = unit(channels, filters, 1) if is_wide else []
-            middle = unit(filters if is_wide else channels, filters, 3, stride)
-            last = unit(filters, features, 1 if is_wide else 3)
-            relu = [nn.ReLU(inplace=True)]
-            self.branch = nn.Sequential(*first, *relu[: len(first)], *middle, *relu, *last)
-            is_same = stride == 1 and channels == features
-            self.shortcut = nn.Sequential(*(() if is_same else unit(channels, features, 1, stride)))
-
-        def forward(self, x: Any) -> Any:
-            return nn.functional.relu(self.branch(x) + self.shortcut(x))
-
-    stem = [*unit(3, filters, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-    stages, channels = {"stem": nn.Sequential(*stem)}, filters
-    for stage, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
-        width, blocks = filters * 2**stage, []
-        for number in range(size):
-            blocks.append(Block(channels, width, 1 if number else stride))
-            channels = 4 * width if is_wide else width
-        stages[f"stage{stage + 1}"] = nn.Sequential(*blocks)
-    return stages
+    scales = [scale / side for scale in layout.scales]
+    ratios = [[*ratios] for ratios in layout.aspect_ratios]
+    boxes = detection.anchor_utils.DefaultBoxGenerator(ratios, scales=scales, steps=layout.steps)
+    model = detection.ssd.SSD(Body(), boxes, (side, side), 1 + benchmark.classes, **_PIXELS)
+    return _detector(model, [model.backbone, model.head], side, has_masks=False)
 
 
-def transformer(torch: Any, benchmark: Any) -> Any:
-    """`torch.nn.Transformer` on the packed rows of a `benchmarks.translation.transformer`.
-
-    As in our model, attention has no biases, and one table embeds both languages and gives the
-    logits.
-    """
-    nn, keys, words = torch.nn, benchmark.settings, benchmark.vocabulary_size
-    width, heads = keys.width, keys.num_heads
-
-    def stack(side: str, attentions: tuple[str, ...], **more: Any) -> Any:
-        options = {"layer_norm_eps": 1e-6, "batch_first": True, "norm_first": True}
-        layer_of = getattr(nn, f"Transformer{side}Layer")
-        layer = layer_of(width, heads, keys.mlp_width, keys.dropout, **options)
-        for name in attentions:
-            plain = nn.MultiheadAttention(width, heads, keys.dropout, bias=False, batch_first=True)
-            setattr(layer, name, plain)
-        norm = nn.LayerNorm(width, 1e-6)
-        return getattr(nn, f"Transformer{side}")(layer, keys.num_layers, norm, **more)
-
-    class Translator(nn.Module):
-        def __init__(self):
-            super().__init__()
-            encoder = stack("Encoder", ("self_attn",), enable_nested_tensor=False)
-            decoder = stack("Decoder", ("self_attn", "multihead_attn"))
-            stacks = {"custom_encoder": encoder, "custom_decoder": decoder}
-            self.stacks = nn.Transformer(width, heads, batch_first=True, **stacks)
-            self.table, self.dropout = nn.Embedding(words, width), nn.Dropout(keys.dropout)
-            nn.init.normal_(self.table.weight, std=width**-0.5)
-            self.register_buffer("waves", torch.tensor(positions(keys.row_length, width)))
-
-        def forward(self, batch: Mapping[str, Any]) -> Any:
-            source, target = batch["inputs_segmentation"], batch["targets_segmentation"]
-            targets, place = batch["targets"].long(), batch["targets_position"]
-            before = nn.functional.pad(targets[:, :-1], (1, 0)).masked_fill(place == 0, PAD)
-            features = self.stacks(
-                self._embed(batch["inputs"], batch["inputs_position"]),
-                self._embed(before, place),
-                src_mask=_mask(torch, source, source, heads),
-                tgt_mask=_mask(torch, target, target, heads, causal=True),
-                memory_mask=_mask(torch, target, source, heads),
-            )
-            logits = nn.functional.linear(features, self.table.weight).float()
-            # PyTorch's smoothing gives the target a share too.
-            smoothing = keys.label_smoothing * words / (words - 1)
-            flat = logits.flatten(0, 1), targets.flatten()
-            return nn.functional.cross_entropy(*flat, ignore_index=PAD, label_smoothing=smoothing)
-
-        def _embed(self, ids: Any, place: Any) -> Any:
-            return self.dropout(self.table(ids) * math.sqrt(width) + self.waves[place])
-
-    return Translator()
+def mask_rcnn(benchmark: Any) -> Network:
+    """torchvision's Mask R-CNN; untrained it has few positive regions, so it makes fewer masks."""
+    keys, body, heads = benchmark.settings, benchmark.settings.backbone, benchmark.settings.heads
+    levels, width, features = (
+        keys.anchors.pyramid_levels,
+        heads.pyramid_filters,
+        heads.mask_features,
+    )
+    is_wide = body.resnet_bottleneck
+    trunk = _trunk(body.resnet_stages, is_wide, body.num_filters, _frozen_norm(benchmark))
+    inner = [level for level in levels if level <= body.level]
+    channels = [body.num_filters * 2 ** (level - 2) * (4 if is_wide else 1) for level in inner]
+    layers = {f"layer{level - 1}": str(level) for level in inner}
+    backbone = detection.backbone_utils.BackboneWithFPN(trunk, layers, channels, width)
+    if len(levels) == len(inner):
+        backbone.fpn.extra_blocks = None
+    sizes = [width * heads.box_pool**2, *heads.box_features]
+    dense = [(nn.Linear(*both), relu()) for both in itertools.pairwise(sizes)]
+    last, classes = [width, *features][-1], 1 + benchmark.classes
+    sides = tuple((keys.anchors.anchor_scale * 2**level,) for level in levels)
+    ratios = (tuple(keys.anchors.anchor_ratios),) * len(levels)
+    pool = partial(vision.ops.MultiScaleRoIAlign, [*layers.values()], sampling_ratio=2)
+    pool = partial(pool, canonical_scale=heads.region_scale)
+    model = detection.MaskRCNN(
+        backbone,
+        rpn_anchor_generator=detection.rpn.AnchorGenerator(sides, ratios),
+        rpn_pre_nms_top_n_train=keys.proposals.proposals_before_nms,
+        rpn_post_nms_top_n_train=keys.proposals.proposals_after_nms,
+        rpn_batch_size_per_image=keys.anchors.sampling.count,
+        box_batch_size_per_image=keys.regions.sampling.count,
+        box_roi_pool=pool(heads.box_pool),
+        box_head=nn.Sequential(nn.Flatten(), *itertools.chain(*dense)),
+        box_predictor=detection.faster_rcnn.FastRCNNPredictor(sizes[-1], classes),
+        mask_roi_pool=pool(heads.mask_pool),
+        mask_head=detection.mask_rcnn.MaskRCNNHeads(width, features, 1),
+        mask_predictor=detection.mask_rcnn.MaskRCNNPredictor(last, last, classes),
+        **_PIXELS,
+    )
+    regions = model.roi_heads
+    parts = [model.backbone, model.rpn.head, regions.box_head, regions.mask_head]
+    return _detector(model, [*parts, regions.mask_predictor], 1, has_masks=True)
 
 
-def _mask(torch: Any, queries: Any, keys: Any, heads: int, causal: bool = False) -> Any:
-    """float32[b * heads, Lq, Lk] from segments int32[b, L]: -inf where a query must not see a key.
-
-    Padding sees all keys, so that no row of the softmax is nan.
-    """
-    seen = (queries[:, :, None] == keys[:, None, :]) | (queries == 0)[:, :, None]
-    seen = seen.tril() if causal else seen
-    mask = torch.zeros(seen.shape, device=seen.device).masked_fill(~seen, -math.inf)
-    return mask.repeat_interleave(heads, 0)
+def _tensors(batch: HostBatch) -> tuple[Any, ...]:
+    return ({name: torch.tensor(x) for name, x in batch.items()},)
 
 
-def gnmt(torch: Any, benchmark: Any) -> Any:
-    """The network of a `benchmarks.translation.gnmt`, with a `torch.nn.LSTM` for each layer.
+def transformer(benchmark: Any) -> Network:
+    """torch.nn's Transformer and Embedding, on packed rows; its attention has biases."""
+    keys, words = benchmark.settings, benchmark.vocabulary_size
+    width, heads, layers = keys.width, keys.num_heads, keys.num_layers
+    how = {"layer_norm_eps": 1e-6, "batch_first": True, "norm_first": True}
+    with warnings.catch_warnings(action="ignore"):  # its fast path is for norms at the end
+        stacks = nn.Transformer(width, heads, layers, layers, keys.mlp_width, keys.dropout, **how)
+    table = nn.Embedding(words, width)
+    nn.init.normal_(table.weight, std=width**-0.5)
+    network = nn.ModuleDict({"stacks": stacks, "table": table})
+    network.register_buffer("waves", torch.tensor(positions(keys.row_length, width)))
 
-    `compiled` are its modules that torch.compile takes on a GPU: it cannot take LSTMs.
-    """
-    nn, keys, words = torch.nn, benchmark.settings, benchmark.vocabulary_size
+    def embed(ids: Any, place: Any) -> Any:
+        embedded = table(ids) * math.sqrt(width) + network.waves[place]
+        return nn.functional.dropout(embedded, keys.dropout)
+
+    def mask(queries: Any, keys: Any, causal: bool = False) -> Any:
+        """float32[b * heads, Lq, Lk] from segments int32[b, L]: -inf where a query sees no key.
+
+        Padding sees all keys, so that no row of the softmax is nan.
+        """
+        seen = (queries[:, :, None] == keys[:, None, :]) | (queries == 0)[:, :, None]
+        seen = seen.tril() if causal else seen
+        hidden = torch.zeros(seen.shape, device=seen.device).masked_fill(~seen, -math.inf)
+        return hidden.repeat_interleave(heads, 0)
+
+    def loss(batch: Mapping[str, Any]) -> Any:
+        source, target = batch["inputs_segmentation"], batch["targets_segmentation"]
+        targets, place = batch["targets"].long(), batch["targets_position"]
+        before = nn.functional.pad(targets[:, :-1], (1, 0)).masked_fill(place == 0, PAD)
+        features = stacks(
+            embed(batch["inputs"], batch["inputs_position"]),
+            embed(before, place),
+            src_mask=mask(source, source),
+            tgt_mask=mask(target, target, causal=True),
+            memory_mask=mask(target, source),
+        )
+        logits = nn.functional.linear(features, table.weight).float().flatten(0, 1)
+        smoothing = keys.label_smoothing * words / (words - 1)  # PyTorch's is the target's, too
+        how = {"ignore_index": PAD, "label_smoothing": smoothing}
+        return nn.functional.cross_entropy(logits, targets.flatten(), **how)
+
+    return Network(network, _tensors, loss)
+
+
+class Attention(nn.Module):
+    """GNMT's, normalised and additive, which torch.nn lacks."""
+
+    def __init__(self, width: int, gain: float):
+        super().__init__()
+        self.query, self.key = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.direction, self.bias = (nn.Parameter(torch.zeros(width)) for _ in range(2))
+        self.gain = nn.Parameter(torch.tensor(gain))
+
+    def forward(self, query: Any, values: Any, hidden: Any) -> Any:
+        """Of queries [b, T, H] and values [b, S, H]; `hidden` bool[b, S] are no words."""
+        direction = self.gain * self.direction / self.direction.norm()
+        inside = self.query(query)[:, :, None] + (self.key(values) + self.bias)[:, None]
+        scores = (inside.tanh() @ direction).masked_fill(hidden[:, None], -math.inf)
+        return scores.softmax(-1) @ values
+
+
+def gnmt(benchmark: Any) -> Network:
+    """torch.nn's Embedding, and an LSTM for each layer, which has two biases."""
+    keys, words, rnn = benchmark.settings, benchmark.vocabulary_size, nn.utils.rnn
     width, counted = keys.width, PAD if keys.counts_eos else EOS
+    sizes = [width, 2 * width, *[width] * (keys.num_encoder_layers - 2)]
+    encoder = nn.ModuleList(nn.LSTM(n, width, bidirectional=not i) for i, n in enumerate(sizes))
+    sizes = [width, *[2 * width] * (keys.num_decoder_layers - 1)]
+    decoder = nn.ModuleList(nn.LSTM(n, width) for n in sizes)
+    table, attention = nn.Embedding(words, width), Attention(width, keys.attention_gain)
+    classifier = nn.Linear(width, words, keys.projection_bias)
+    modules = {"table": table, "encoder": encoder, "decoder": decoder}
+    network = nn.ModuleDict(modules | {"attention": attention, "classifier": classifier})
+    for name, x in network.named_parameters():
+        if name not in ("attention.bias", "attention.gain"):
+            nn.init.uniform_(x, -keys.init_scale, keys.init_scale)
 
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.query, self.key = (nn.Linear(width, width, bias=False) for _ in range(2))
-            self.direction, self.bias = (nn.Parameter(torch.zeros(width)) for _ in range(2))
-            self.gain = nn.Parameter(torch.tensor(keys.attention_gain))
+    def inputs(batch: HostBatch) -> tuple[Any, ...]:
+        """The lengths of the sentences stay on the host, where PyTorch wants them."""
+        tensors = (torch.tensor(batch[side]).long() for side in ("inputs", "targets"))
+        return *tensors, (batch["inputs"] != PAD).sum(1).tolist()
 
-        def forward(self, query: Any, values: Any, hidden: Any) -> Any:
-            """Of queries [b, T, H] and values [b, S, H]; `hidden` bool[b, S] are no words."""
-            direction = self.gain * self.direction / self.direction.norm()
-            inside = self.query(query)[:, :, None] + (self.key(values) + self.bias)[:, None]
-            scores = (inside.tanh() @ direction).masked_fill(hidden[:, None], -math.inf)
-            return scores.softmax(-1) @ values
+    def layers(x: Any, stack: Any, context: Sequence[Any] = ()) -> Any:
+        """The layers after the first one; all but the first of them add their input."""
+        for i, layer in enumerate(stack[1:]):
+            y, _ = layer(nn.functional.dropout(torch.cat([x, *context], -1), keys.dropout))
+            x = x + y if i else y
+        return x
 
-    class Classifier(nn.Linear):
-        def forward(self, features: Any, targets: Any) -> Any:
-            """The loss of features [T, b, H] and targets int64[b, T]."""
-            labels = targets.masked_fill(targets <= counted, PAD).T.flatten()
-            logits = super().forward(features).float().flatten(0, 1)
-            how = {"label_smoothing": keys.label_smoothing, "reduction": "sum"}
-            total = nn.functional.cross_entropy(logits, labels, ignore_index=PAD, **how)
-            return total / len(targets)
+    def loss(inputs: Any, targets: Any, lengths: Any) -> Any:
+        drop = partial(nn.functional.dropout, p=keys.dropout)
+        packed = rnn.pack_padded_sequence(drop(table(inputs.T)), lengths, enforce_sorted=False)
+        x, _ = rnn.pad_packed_sequence(encoder[0](packed)[0], total_length=len(inputs.T))
+        values = layers(x, encoder).transpose(0, 1)
+        before = nn.functional.pad(targets.T[:-1], (0, 0, 1, 0))
+        x, _ = decoder[0](drop(table(before)))
+        context = attention(x.transpose(0, 1), values, inputs == PAD).transpose(0, 1)
+        logits = classifier(layers(x, decoder, [context])).float().flatten(0, 1)
+        labels = targets.masked_fill(targets <= counted, PAD).T.flatten()
+        how = {"label_smoothing": keys.label_smoothing, "reduction": "sum"}
+        total = nn.functional.cross_entropy(logits, labels, ignore_index=PAD, **how)
+        return total / len(targets)
 
-    class Translator(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = nn.Embedding(words, width)
-            self.classifier = Classifier(width, words, keys.projection_bias)
-            sizes = [width, 2 * width, *[width] * (keys.num_encoder_layers - 2)]
-            lstm = [nn.LSTM(n, width, bidirectional=not i) for i, n in enumerate(sizes)]
-            self.encoder, self.attention = nn.ModuleList(lstm), Attention()
-            sizes = [width, *[2 * width] * (keys.num_decoder_layers - 1)]
-            self.decoder = nn.ModuleList(nn.LSTM(n, width) for n in sizes)
-            self.dropout = nn.Dropout(keys.dropout)
-            self.compiled = [self.attention, self.classifier]
-            for x in self.parameters():
-                nn.init.uniform_(x, -keys.init_scale, keys.init_scale)
-            nn.init.zeros_(self.attention.bias)
-            nn.init.constant_(self.attention.gain, keys.attention_gain)
-
-        def forward(self, batch: Mapping[str, Any]) -> Any:
-            inputs, targets = batch["inputs"], batch["targets"].long()
-            hidden, rnn = inputs == PAD, nn.utils.rnn
-            packed = rnn.pack_padded_sequence(
-                self.dropout(self.table(inputs.T)), batch["length"], enforce_sorted=False
-            )
-            x, _ = rnn.pad_packed_sequence(self.encoder[0](packed)[0], total_length=len(inputs.T))
-            for i, layer in enumerate(self.encoder[1:], 1):
-                y, _ = layer(self.dropout(x))
-                x = x + y if i > 1 else y
-            values, before = x.transpose(0, 1), nn.functional.pad(targets.T[:-1], (0, 0, 1, 0))
-            x, _ = self.decoder[0](self.dropout(self.table(before)))
-            context = self.attention(x.transpose(0, 1), values, hidden).transpose(0, 1)
-            for i, layer in enumerate(self.decoder[1:], 1):
-                y, _ = layer(self.dropout(torch.cat([x, context], -1)))
-                x = x + y if i > 1 else y
-            return self.classifier(x, targets)
-
-        def inputs(self, batch: Mapping[str, Any], device: str) -> Mapping[str, Any]:
-            """The lengths of the sentences stay on the host, as PyTorch wants them."""
-            both = {side: torch.tensor(batch[side]).to(device) for side in ("inputs", "targets")}
-            return {**both, "length": torch.tensor((batch["inputs"] != PAD).sum(1))}
-
-    return Translator()
+    return Network(network, inputs, loss, [attention, classifier])
 
 
-def ncf(torch: Any, benchmark: Any) -> Any:
-    """NeuMF on the pairs of a `benchmarks.ncf`.
-
-    The tables begin with 0.01 times normal numbers, as in He et al.'s program and its ports.
-    """
-    nn, keys = torch.nn, benchmark.settings
+def ncf(benchmark: Any) -> Network:
+    """NeuMF of torch.nn's Embedding and Linear; nothing differs."""
+    keys, sizes = benchmark.settings, benchmark.model
     factors, widths = keys.gmf_dim, tuple(keys.mlp_layers)
+    tables = [nn.Embedding(n, factors + widths[0] // 2) for n in (sizes.num_users, sizes.num_items)]
+    for table in tables:  # as in He et al.'s program
+        nn.init.normal_(table.weight, std=0.01)
+    dense = [(nn.Linear(*pair), relu()) for pair in itertools.pairwise(widths)]
+    perceptron = nn.Sequential(*itertools.chain(*dense))
+    logit = nn.Linear(factors + widths[-1], 1)
 
-    class NeuMF(nn.Module):
-        def __init__(self):
-            super().__init__()
-            width = factors + widths[0] // 2
-            self.users = nn.Embedding(benchmark._model.num_users, width)
-            self.items = nn.Embedding(benchmark._model.num_items, width)
-            pairs = zip(widths[:-1], widths[1:], strict=True)
-            self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairs)
-            self.logit = nn.Linear(factors + widths[-1], 1)
-            for table in (self.users, self.items):
-                nn.init.normal_(table.weight, std=0.01)
-            for layer in (*self.layers, self.logit):
-                nn.init.xavier_uniform_(layer.weight)
-                nn.init.zeros_(layer.bias)
+    def loss(batch: Mapping[str, Any]) -> Any:
+        user, item = tables[0](batch["user"]), tables[1](batch["item"])
+        hidden = perceptron(torch.cat([user[:, factors:], item[:, factors:]], -1))
+        joined = torch.cat([user[:, :factors] * item[:, :factors], hidden], -1)
+        logits, labels = logit(joined)[:, 0].float(), batch["label"].float()
+        return nn.functional.binary_cross_entropy_with_logits(logits, labels)
 
-        def forward(self, batch: Mapping[str, Any]) -> Any:
-            user, item = self.users(batch["user"]), self.items(batch["item"])
-            hidden = torch.cat([user[:, factors:], item[:, factors:]], -1)
-            for layer in self.layers:
-                hidden = layer(hidden).relu()
-            joined = torch.cat([user[:, :factors] * item[:, :factors], hidden], -1)
-            logits, labels = self.logit(joined)[:, 0].float(), batch["label"].float()
-            return nn.functional.binary_cross_entropy_with_logits(logits, labels)
+    return Network(nn.ModuleList([*tables, perceptron, logit]), _tensors, loss)
 
-    return NeuMF()
+
+NETWORKS = {each.__name__: each for each in (resnet, ssd, mask_rcnn, transformer, gnmt, ncf)}

@@ -103,10 +103,10 @@ def test_the_columns_of_detections(detector):
 
 def test_the_number_of_classes_and_of_images(outliner, tiny_masks, tmp_path):
     own = len(outliner.annotations.categories)
-    assert make(tiny_masks, tmp_path)._classes == own != 80
-    assert make("", tmp_path)._classes == 80
-    assert make("", tmp_path, num_classes=7)._classes == 7
-    assert make(tiny_masks, tmp_path, num_classes=7)._classes == 7
+    assert make(tiny_masks, tmp_path).classes == own != 80
+    assert make("", tmp_path).classes == 80
+    assert make("", tmp_path, num_classes=7).classes == 7
+    assert make(tiny_masks, tmp_path, num_classes=7).classes == 7
     assert len(make(tiny_masks, tmp_path, num_classes=own).annotations.categories) == own
     for wrong in (1, own + 1):
         with pytest.raises(ConfigError, match=rf"config.num_classes={wrong}, but .* has {own} c"):

@@ -70,7 +70,7 @@ def test_training_numbers_the_images_with_boxes(mixed, caplog):
     assert source.shards.counts == (3, 0, 0, 6)
     assert source.shards.left_out == ((1, 4), (0, 1), (), (4,))
     assert [record.getMessage() for record in caplog.records] == [
-        "5 of 14 train images have no box and are left out",
+        "5 of 14 train images have no box and are left out"
     ]
     places = [source.shards.where(i).removeprefix(f"{mixed}/train-") for i in range(9)]
     records_kept = [(0, 0), (0, 2), (0, 3), *((3, i) for i in (0, 1, 2, 3, 5, 6))]

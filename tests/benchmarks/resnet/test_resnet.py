@@ -81,8 +81,6 @@ def test_the_manifest_has_the_input_spec(tiny_records):
     assert input_spec.from_dict(facts["input_spec"]) == benchmark.input_spec
     text = json.dumps(NAMED["keras"].as_dict())
     assert load(tiny_records, input_spec=text, image_size=224).input_spec == NAMED["keras"]
-    fake = load("", dataset="fake", num_train_images=8, num_eval_images=8)
-    assert fake.metadata["input_spec"]["kernel"] == "bicubic"
     fast = load(tiny_records, preprocessing="fast").input_spec
     assert (fast.kernel, fast.resize, fast.antialias) == ("bilinear", 0, False)
 
@@ -175,7 +173,7 @@ def test_which_data_are_read(tiny_records):
     answers = [benchmarks.needs_data_dir(make_tiny_config("", dataset=key)) for key in keys]
     assert answers == [True, False, False]
     assert [bare(num_train_images=0).nominal_examples(k) for k in ("train", "eval")] == [
-        *(1_281_167, 50_000),
+        *(1_281_167, 50_000)
     ]
     few = bare(num_train_images=90, num_eval_images=23)
     assert [few.nominal_examples(split) for split in ("train", "eval")] == [90, 23]

@@ -50,7 +50,7 @@ def test_the_plan_comes_first():
     assert plain.sizes is None and plain.stages() == ()
     benchmark.planned(12)
     assert [(stage.name, stage.steps) for stage in benchmark.stages()] == [
-        *(("8 pixels", 5), ("16 pixels", 5), ("12 pixels", 2)),
+        *(("8 pixels", 5), ("16 pixels", 5), ("12 pixels", 2))
     ]
 
 

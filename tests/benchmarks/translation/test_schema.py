@@ -38,10 +38,7 @@ def write(folder, content):
 
 def test_everything_that_it_says(tmp_path):
     loaded: Any = schema.load_manifest(write(tmp_path, CONTENT))
-    shards = {
-        "a": schema.ManifestShard(3, 7, (10, 8)),
-        "b": schema.ManifestShard(1, 2, (6, 5)),
-    }
+    shards = {"a": schema.ManifestShard(3, 7, (10, 8)), "b": schema.ManifestShard(1, 2, (6, 5))}
     assert loaded == schema.DataManifest(256, "vocab.subwords", "ab", shards)
     paths = [f"{tmp_path}/b", f"{tmp_path}/a"]
     assert loaded.describe(f"{tmp_path}/", paths) == [shards["b"], shards["a"]]

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import importlib
 import json
+import os
 import subprocess
 import sys
 
@@ -101,7 +102,7 @@ def test_jax_alone_runs_the_file(model, tmp_path, capsys):  # noqa: F811
     assert "off by 0.0e+00" in capsys.readouterr().out
     listed = json.loads((out / "export.json").read_text())
     assert listed["labels"] == ["red", "green", "blue", "grey"]
-    assert set(listed["files"]) == {"README.md", "labels.txt", "model.stablehlo"}
+    assert {*os.listdir(out)} == {"README.md", "export.json", "labels.txt", "model.stablehlo"}
     photo = np.random.default_rng(0).integers(0, 256, (31, 87, 3), np.uint8)
     np.save(tmp_path / "photo.npy", photo)
     code = (
@@ -139,7 +140,6 @@ def test_translations_do_not_depend_on_the_batch(translator, tmp_path, capsys, r
     assert "off by 0.0e+00" in capsys.readouterr().out
     vocabulary = {"transformer": "vocab.toy.subwords", "gnmt": "vocab.bpe.32000.de"}[name]
     content = (tmp_path / "out" / vocabulary).read_bytes()
-    assert vocabulary in listed["files"]
     assert hashlib.sha256(content).hexdigest() == benchmark.metadata["vocabulary"]["digest"]
     rows = np.zeros((3, benchmark.eval_lengths[-1]), np.int32)
     for row, sentence in zip(rows, sentences, strict=False):
@@ -203,8 +203,6 @@ def test_onnx_has_the_same_detections(model, changes, tmp_path, capsys, monkeypa
     monkeypatch.setattr(model_source, "load", lambda *_, **__: opened)
     export.run("any", "latest", "onnx", str(tmp_path / "out"))
     assert capsys.readouterr().out.startswith("onnx: model.onnx, ")
-    listed = json.loads((tmp_path / "out" / "export.json").read_text())
-    assert set(listed["files"]) == {"README.md", "labels.txt", "model.onnx"}
     run = formats.read("onnx", str(tmp_path / "out" / "model.onnx"))
     (program,) = opened.benchmark.uses.programs(opened.params, opened.model_state).values()
     for shape, limit in (((64, 64), 1e-5), ((31, 87), programs.PREDICTED_LIMIT)):

@@ -17,13 +17,14 @@ from PIL import Image
 import benchmarks
 from benchmarks.base import BATCH_AXES
 from benchmarks.detection import coco
-from commands.demo import make_demo
 from commands.predict import boxes
 from commands.predict.boxes import Object, image_ids
 from commands.predict.sources import Picture
+from common.errors import DataError
 from common.images.photos import Jpeg
 from engine import mesh as meshes
 from engine import model_source, step
+from scripts.demo import make_answer
 from tests.benchmarks.detection import scenes_fixture
 from tests.commands.predict.test_predict import refusal
 
@@ -194,15 +195,23 @@ def test_weak_boxes_of_cocos_results_are_not_drawn(tmp_path):
     assert Image.open(io.BytesIO(drawn((good,)))).size == (640, 480)
 
 
-def test_the_page_answers_as_predict_py(call, model, data):
+def test_the_page_answers_as_predict_py(call, model, data, tmp_path):
     assert model  # which model_source.load opens
-    demo, photo = make_demo(model_source.load("any")), next((data / "photos").glob("*.jpg"))
-    answer = demo.answer(photo.read_bytes())
+    answer, photo = make_answer(model_source.load("any")), next((data / "photos").glob("*.jpg"))
+    image, objects = answer(str(photo))
     _, out, _ = call(photo, "--format=json")
-    head, *lines = answer.text.splitlines()
     expected = json.loads(out)[0]["objects"]
-    assert "object" in head and len(lines) == len(expected)
-    assert all(line.split()[0] == each["label"] for line, each in zip(lines, expected, strict=True))
-    drawn, size = Image.open(io.BytesIO(answer.picture)).size, Image.open(photo).size
-    assert drawn[0] * size[1] == drawn[1] * size[0] and max(drawn) >= 640
-    assert "not a JPEG" in demo.answer(b"no picture").text
+    times = max(image.size) / max(Image.open(photo).size)
+    assert max(image.size) == 960 and len(objects) == len(expected)
+    for (place, text), each in zip(objects, expected, strict=True):
+        assert text == f"{each['label']} {each['score']:.0%}"
+        if "segmentation" in each:  # a mask
+            assert place.shape == image.size[::-1] and set(np.unique(place)) <= {0, 0.5}
+        else:
+            x, y, width, height = each["bbox"]
+            box = np.clip(np.array([x, y, x + width, y + height]) * times, 0, None)
+            np.testing.assert_allclose(place, box, atol=0.51)
+    text = tmp_path / "no_picture.jpg"
+    text.write_bytes(b"no picture")
+    with pytest.raises(DataError, match="not a JPEG"):
+        answer(str(text))

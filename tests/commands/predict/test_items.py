@@ -16,12 +16,12 @@ import pytest
 
 import benchmarks
 from benchmarks.ncf import models, names, use
-from commands.demo import make_demo
 from commands.predict.items import table as as_table
 from commands.predict.outputs import Row
 from common.errors import DataError
 from configs import ncf
 from engine import model_source
+from scripts.demo import make_answer
 from tests.commands.predict.test_predict import refusal
 
 USERS, ITEMS = [7 * i + 1 for i in range(23)], [10 * i + 5 for i in range(12)]  # ids in the file
@@ -283,11 +283,10 @@ def test_mistakes(model, capsys, tmp_path):
 
 
 def test_the_page_answers_as_predict_py(model, call):
-    demo = make_demo(model_source.load("any"))
+    answer = make_answer(model_source.load("any"))
     _, out, _ = call("--user=8", "--top=10", "--format=json")
-    head, *lines = demo.answer("8").text.splitlines()
-    assert head == "user 8" and len(lines) == 10
-    for line, each in zip(lines, json.loads(out)[0]["items"], strict=True):
-        assert f"{each['score']:.1%}  item {each['item']}" in line
-    assert "ERROR the model does not have this user" in demo.answer("2").text
-    assert demo.answer(" ").text == "type the id of a user"
+    expected = [(8, each["item"], f"{each['score']:.1%}") for each in json.loads(out)[0]["items"]]
+    assert [(user, item, score) for user, _, item, _, score in answer("8")] == expected
+    with pytest.raises(DataError, match="^user 2: the model does not have this user"):
+        answer("8,2")
+    assert answer(" ") == []

@@ -1,12 +1,11 @@
 """Batches of decoded records, padded in the evaluation, and records that cannot be decoded."""
 
-import contextlib
 import itertools
 
 import numpy as np
 import pytest
 
-from common.data import decoding, files
+from common.data import decoding
 from common.data.decoding import Reader
 from common.data.order import Order
 from common.data.shards import Shards, tensorflow
@@ -84,19 +83,6 @@ def test_a_fault_in_training_is_named(tmp_path):
     batches = Reader(counted, [length], accept).train_batches(order, range(1), 2)
     with pytest.raises(DataError, match="text-2, record 7 .* fewer records than when"):
         list(itertools.islice(batches, 9))
-
-
-def test_the_files_of_a_batch_are_known_while_it_is_read(tmp_path, monkeypatch):
-    names = []
-
-    @contextlib.contextmanager
-    def reading(paths):
-        names.append([path[-1] for path in paths()])
-        yield
-
-    monkeypatch.setattr(files, "reading", reading)
-    list(Reader(store(tmp_path), [decimal], accept).eval_batches(4, 0, 1))
-    assert names[:3] == [["0"], ["0", "2"], ["2"]]
 
 
 # --- Slices and padding of the evaluation.

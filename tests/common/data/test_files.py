@@ -2,7 +2,6 @@
 
 import json
 import re
-import types
 
 import pytest
 
@@ -169,40 +168,6 @@ def test_write_is_complete_or_absent(tmp_path):
     assert path.read_bytes() == b"" and list(path.parent.iterdir()) == [path]
     files.write(str(path), [b"new", b"er"])
     assert path.read_bytes() == b"newer" and list(path.parent.iterdir()) == [path]
-
-
-def test_files_that_do_not_answer_are_named(tmp_path, monkeypatch):
-    """At most 64 are asked, and the time counts for all of them together."""
-    now, waits = types.SimpleNamespace(seconds=50.0), []
-
-    class Thread:
-        def __init__(self, target, args, daemon):
-            self.target, self.path = target, *args
-            assert daemon
-
-        def start(self):
-            if "silent" not in self.path:
-                self.target(self.path)
-
-        def join(self, seconds):
-            waits.append(seconds)
-            now.seconds += 2
-
-    monkeypatch.setattr(files, "time", types.SimpleNamespace(monotonic=lambda: now.seconds))
-    monkeypatch.setattr(files.threading, "Thread", Thread)
-    assert files.unanswered(3) == []
-    paths = [str(tmp_path / name) for name in "ba"]
-    for path in paths:
-        (tmp_path / path).touch()
-    with files.reading(lambda: paths):
-        text = f"reading {tmp_path}/a and 1 more files, which all answer"
-        assert files.unanswered(3) == [text] and waits == [3, 1]
-        waits.clear()
-        paths += [f"silent-{i:02d}" for i in range(66)]
-        four = ", ".join(f"silent-{i:02d}" for i in range(4))
-        assert files.unanswered(3) == [f"{four} did not answer within 3 s"]
-        assert waits == [3, 1, *[0] * 62]
-    assert files.unanswered(3) == []
 
 
 def test_the_one_file_that_matches(tmp_path):

@@ -9,13 +9,7 @@ import operator
 import numpy as np
 import pytest
 
-from common.data.order import (
-    Order,
-    Permutation,
-    even_groups,
-    example_numbers,
-    hash64,
-)
+from common.data.order import Order, Permutation, even_groups, example_numbers, hash64
 from common.errors import DataError
 from configs import resnet50
 

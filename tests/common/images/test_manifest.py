@@ -31,11 +31,7 @@ def test_everything_that_it_says(tmp_path):
     (tmp_path / "manifest.json").write_text(json.dumps(CONTENT))
     loaded: Any = manifest.load(str(tmp_path))
     assert loaded == manifest.DataManifest(
-        ("ant", "bee"),
-        {"a": 5, "b": 2},
-        (7, 9),
-        {"train": (1, 0, 2), "val": ()},
-        (12, 11),
+        ("ant", "bee"), {"a": 5, "b": 2}, (7, 9), {"train": (1, 0, 2), "val": ()}, (12, 11)
     )
     assert loaded.counts(str(tmp_path), [f"{tmp_path}/b", f"{tmp_path}/a"]) == (2, 5)
     assert loaded.counts(str(tmp_path), [f"{tmp_path}/b", f"{tmp_path}/c"]) is None

@@ -1,7 +1,5 @@
 """The command that a preparation prints last: a user with these data should type it."""
 
-import io
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -13,20 +11,20 @@ from common.preparation import arguments
 from engine.run import read_settings
 from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import write_coco
+from tests.benchmarks.resnet.preparation.test_imagenet import encoded
 from tests.conftest import plan_of
-from tests.helpers.preparation import typed
+from tests.helpers.preparation import place, typed
 
 RESNET = "hf-hub:timm/resnet50.a1_in1k"
 
 
 def photos(folder, per_class, size):
     draw = np.random.default_rng(0)
-    for name in ("cats", "dogs", "it's a bird"):
-        (folder / name).mkdir(parents=True)
-        for i in range(per_class):
-            file = io.BytesIO()
-            Image.fromarray(draw.integers(0, 256, (*size, 3), np.uint8)).save(file, "JPEG")
-            (folder / name / f"{i}.jpg").write_bytes(file.getvalue())
+    classes = ("cats", "dogs", "it's a bird")
+    noise = (draw.integers(0, 256, (*size, 3), np.uint8) for _ in range(3 * per_class))
+    names = (f"{name}/{i}.jpg" for name in classes for i in range(per_class))
+    images = map(encoded, map(Image.fromarray, noise))
+    place(folder, dict(zip(names, images, strict=True)))
     return [f"--train={folder}", "--layout=folder"]
 
 
@@ -44,10 +42,7 @@ CASES = {
     "245 photos": ("imagenet", lambda f: photos(f, 81, (230, 300)), "finetune", RESNET, 16, 224),
     "32 pixels": ("imagenet", lambda f: photos(f, 25, (32, 32)), "finetune", RESNET, 8, 64),
     "160 pixels": ("imagenet", lambda f: photos(f, 9, (160, 161)), "finetune", RESNET, 8, 160),
-    "boxes": (
-        *("coco", coco_flags, "finetune.py:ssd"),
-        *(foreign.RESNET.format(depth=34), 8, 300),
-    ),
+    "boxes": (*("coco", coco_flags, "finetune.py:ssd"), *(foreign.RESNET.format(depth=34), 8, 300)),
     "masks": (
         *("coco", lambda f: coco_flags(f, "--masks"), "finetune.py:mask_rcnn"),
         *(foreign.MASK_RCNN, 8, None),
@@ -58,10 +53,6 @@ CASES = {
     "ratings": (
         *("ratings", lambda f: ["--users=300", "--items=99", "--ratings=6000"]),
         *("ncf_synthetic", "", 2048, None),
-    ),
-    "fake": (
-        *("fake", lambda f: ["--images=2048", "--size=8x8", "--classes=3"], "resnet50"),
-        *("", 1024, 224),
     ),
 }
 

@@ -2,14 +2,13 @@
 
 import json
 import re
-import shlex
 
 import pytest
 
 from common.errors import UserError
 from common.preparation.folders import Folder
-from scripts import prepare
-from tests.benchmarks.resnet.preparation.test_imagenet import encoded, picture
+from tests.benchmarks.resnet.preparation.test_imagenet import pictures
+from tests.helpers.preparation import choose, follow, place
 
 BOX = {"x": 1, "y": 2, "width": 3, "height": 4}
 RESULT = [{"type": "rectanglelabels", "value": {**BOX, "rectanglelabels": ["cat"]}}]
@@ -31,23 +30,23 @@ FILES = {  # by the words of the message: the name of a file and its text
 @pytest.mark.parametrize("words", FILES)
 def test_the_file_its_form_and_the_fix_are_named(words, tmp_path):
     name, text = FILES[words]
-    for i in range(3):
-        (tmp_path / f"{i}.jpg").write_bytes(encoded(picture(i)))
-    (tmp_path / name).write_text(text)
-    folder = Folder.open(str(tmp_path))
+    photos = pictures(f"{i}.jpg" for i in range(3))
     with pytest.raises(UserError, match=words) as refused:
-        prepare.choose(folder, prepare.readings(folder))
+        choose(place(tmp_path, {**photos, name: text}))
     assert name in str(refused.value)
 
 
-def test_labels_beside_classes_are_named(tmp_path, capsys):
-    for i in range(6):
-        (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
-        (tmp_path / "ab"[i % 2] / f"{i}.jpg").write_bytes(encoded(picture(i)))
-    (tmp_path / "v.json").write_text(FILES["VoTT"][1])
-    folder = Folder.open(str(tmp_path))
-    assert prepare.choose(folder, prepare.readings(folder)).form == "photos"
-    assert "not taken: v.json has labels of VoTT" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("v.json", FILES["VoTT"][1], "v.json has labels of VoTT"),
+        ("set.zip", b"PK", "set.zip is an archive"),
+    ],
+)
+def test_labels_and_archives_beside_classes_are_named(name, content, words, tmp_path, capsys):
+    photos = pictures(f"{'ab'[i % 2]}/{i}.jpg" for i in range(6))
+    assert choose(place(tmp_path, {**photos, name: content})).form == "photos"
+    assert f"not taken: {words}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -62,14 +61,9 @@ def test_labels_beside_classes_are_named(tmp_path, capsys):
     ],
 )
 def test_masks_are_named(photo, name, tmp_path):
-    for pattern in (photo, name):
-        for i in range(3):
-            path = tmp_path / pattern.format(i)
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(encoded(picture(i), "PNG"))
-    folder = Folder.open(str(tmp_path))
+    names = [pattern.format(i) for pattern in (photo, name) for i in range(3)]
     with pytest.raises(UserError, match=f"3 masks, such as {re.escape(name.format(0))}, "):
-        prepare.choose(folder, prepare.readings(folder))
+        choose(place(tmp_path, pictures(names, "PNG")))
 
 
 @pytest.mark.parametrize("name", ["{}.{}.jpg", "train/{}_{}.jpg", "x/{}-{}-b.jpg"])
@@ -77,16 +71,10 @@ def test_classes_in_names(name, tmp_path):
     """The command that the message advises makes records of them; photos of the test have none."""
     names = [name.format(c, i) for c in ("great_cat", "dog") for i in range(4)]
     names += ["test1/7.jpg"] * ("/" in name)
-    for i, each in enumerate(names):
-        path = tmp_path / "p" / each
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encoded(picture(i)))
-    folder = Folder.open(str(tmp_path / "p"))
+    folder = place(tmp_path / "p", pictures(names))
     with pytest.raises(UserError, match="great_cat, dog in the names|dog, great_cat") as refused:
-        prepare.choose(folder, prepare.readings(folder))
-    command = re.search("type python -m scripts.prepare imagenet (.*) --out", str(refused.value))
-    assert command is not None
-    prepare.make("imagenet", [*shlex.split(command[1]), f"--out={tmp_path}/out"])
+        choose(folder)
+    follow(refused, tmp_path / "out")
     rows = json.loads((tmp_path / "out" / "manifest.json").read_text())["classes"]
     assert [(row["name"], row["train"] + row["validation"]) for row in rows] == [
         ("dog", 4),
@@ -94,40 +82,23 @@ def test_classes_in_names(name, tmp_path):
     ]
 
 
-def test_photos_without_a_pattern_are_no_classes(tmp_path):
-    for name in ("IMG_1.jpg", "IMG_2.jpg", "3.jpg"):
-        (tmp_path / name).write_bytes(encoded(picture(1)))
-    folder = Folder.open(str(tmp_path))
-    with pytest.raises(UserError, match="into a folder of its name"):
-        prepare.choose(folder, prepare.readings(folder))
+TABLE = "p,q\n" + "x,y\n" * 9
+SHOP = "our shop\nuser,item\n" + "1,2\n" * 99
 
 
-def test_a_table_of_photos_alone_is_named(tmp_path):
-    (tmp_path / "t.csv").write_text("photo,kind\n" + "".join(f"{i}.jpg,a\n" for i in range(9)))
-    for folder in (Folder.open(str(tmp_path / "t.csv")), Folder.open(str(tmp_path))):
-        with pytest.raises(UserError, match="lists photos"):
-            prepare.choose(folder, prepare.readings(folder))
-
-
-def test_tables_without_known_columns_are_named_in_their_folder(tmp_path):
-    (tmp_path / "a.csv").write_text("p,q\n" + "x,y\n" * 9)
-    (tmp_path / "b.csv").write_text("p,q\n" + "x,y\n" * 99)
-    folder = Folder.open(str(tmp_path))
-    with pytest.raises(
-        UserError, match=f"interactions {tmp_path}/b.csv --user=COLUMN --item=COLUMN"
-    ):
-        prepare.choose(folder, prepare.readings(folder))
-    (tmp_path / "b.csv").write_text("our shop\nuser,item\n" + "1,2\n" * 99)
-    folder = Folder.open(str(tmp_path))
-    with pytest.raises(UserError, match="b.csv, line 1 has 1 columns, and others 2"):
-        prepare.choose(folder, prepare.readings(folder))
-
-
-def test_an_archive_beside_classes_is_named(tmp_path, capsys):
-    for c in "ab":
-        (tmp_path / c).mkdir()
-        (tmp_path / c / "1.jpg").write_bytes(encoded(picture(1)))
-    (tmp_path / "set.zip").write_bytes(b"PK")
-    folder = Folder.open(str(tmp_path))
-    assert prepare.choose(folder, prepare.readings(folder)).form == "photos"
-    assert "not taken: set.zip is an archive" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (pictures(["IMG_1.jpg", "IMG_2.jpg", "3.jpg"]), "into a folder of its name"),
+        ({"t.csv": "photo,kind\n" + "".join(f"{i}.jpg,a\n" for i in range(9))}, "lists photos"),
+        ({"a.csv": TABLE, "b.csv": TABLE * 9}, "interactions {}/b.csv --user=COLUMN --item=COLUMN"),
+        ({"a.csv": TABLE, "b.csv": SHOP}, "b.csv, line 1 has 1 columns, and others 2"),
+    ],
+)
+def test_what_is_in_no_known_form_is_named(files, words, tmp_path):
+    """A table also where the file itself is given."""
+    folders = [place(tmp_path, files)]
+    folders += [Folder.open(f"{tmp_path}/{name}") for name in files if name == "t.csv"]
+    for folder in folders:
+        with pytest.raises(UserError, match=words.format(tmp_path)):
+            choose(folder)

@@ -15,7 +15,6 @@ from engine import mesh as meshes
 from engine.run import Programs, read_settings
 from scripts.bench import peers
 from scripts.bench.peers import step as steps
-from scripts.bench.peers import torch_networks
 from tests.helpers import stable_weights, torch_trees
 
 
@@ -88,7 +87,7 @@ def test_ssd():
     sizes = {"num_classes": 10, "num_train_images": 64, "num_eval_images": 8}
     benchmark, peer = loaded("ssd_digits", **sizes, train_batch_size=8)
     (params, state), mapped = initial(benchmark), {}
-    counts = benchmark.settings.maps.layout.boxes_per_cell
+    counts = benchmark.settings.maps.default_boxes.boxes_per_cell
     for name, arrays in params.items():
         if not name.startswith("head"):
             mapped[name] = arrays
@@ -246,39 +245,39 @@ def test_gnmt():
     assert loss == pytest.approx(ours, rel=1e-5)
 
 
-def torch_loss(torch, name, made, batch):
+def torch_loss(name, made, batch):
     """The loss of a network in PyTorch on a batch, and ours with its weights."""
-    network = getattr(torch_networks, name)(torch, made.benchmark)
-    for x in network.parameters():
-        torch.nn.init.normal_(x, std=0.3)
-    tree = getattr(torch_trees, name)(torch, network)
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    networks = importlib.import_module("scripts.bench.peers.torch_networks")
+    network = networks.NETWORKS[name](made.benchmark)
+    for key, x in network.module.named_parameters():
+        # Our attention has no biases.
+        biases = key.endswith(("in_proj_bias", "out_proj.bias"))
+        torch.nn.init.normal_(x, std=0.0 if biases else 0.3)
+    tree = getattr(torch_trees, name)(torch, network.module)
     params = jax.tree.map(lambda x: x.detach().numpy(), tree)
     assert shapes(params) == shapes(jax.eval_shape(made.benchmark.init, jax.random.key(0))[0])
     ((ours, weight),) = made.benchmark.loss(params, {}, batch, None)[0].values()
-    inputs = {name: torch.tensor(x) for name, x in batch.items()}
-    inputs = network.inputs(batch, "cpu") if hasattr(network, "inputs") else inputs
     with torch.no_grad():
-        return float(network(inputs)), float(ours / weight)
+        return float(network.loss(*network.inputs(batch))), float(ours / weight)
 
 
 @pytest.mark.parity
 def test_the_transformer_in_pytorch():
     """Also in rows of two sentences and with padding."""
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     batch = rows(8, 50)
     for side in ("inputs", "targets"):
         batch[f"{side}_segmentation"][:, 3:] *= 2
         batch[f"{side}_position"][:, 3:] -= 3
     made = programs("transformer", **TRANSFORMER)
-    loss, ours = torch_loss(torch, "transformer", made, batch)
+    loss, ours = torch_loss("transformer", made, batch)
     assert loss == pytest.approx(ours + perfect(50, 0.1), rel=1e-5)
 
 
 @pytest.mark.parity
 def test_gnmt_in_pytorch():
     """Also in rows of different lengths."""
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    loss, ours = torch_loss(torch, "gnmt", programs("gnmt", **GNMT), rows(8, 50))
+    loss, ours = torch_loss("gnmt", programs("gnmt", **GNMT), rows(8, 50))
     assert loss == pytest.approx(ours, rel=1e-5)
 
 

@@ -43,9 +43,12 @@ def result(root: Path, index: int) -> Path:
     return root / "results" / "tpu-v3-8" / "resnet" / f"result_{index}.txt"
 
 
-def verdict(root: Any, ruleset: str = "") -> mlperf_check.Result:
-    (outcome,) = mlperf_check.check([str(root)], ruleset)
-    return outcome
+def verdict(root: Any, ruleset: str = "") -> list[str]:
+    """The lines about the only set; the first is the verdict."""
+    ((passed, text),) = mlperf_check.check([str(root)], ruleset)
+    head, *lines = text.splitlines()
+    assert passed == (not head.startswith("FAIL"))
+    return [head, *map(str.strip, lines)]
 
 
 def edit(path: Path, pattern: str, text: str) -> None:
@@ -71,17 +74,19 @@ def test_five_good_runs_pass(ruleset, package, capsys):
 def test_all_of_it_may_lie_on_gs(gcs, package):
     root = f"{gcs.bucket()}/some/runs"
     make_package(root)
-    outcome = verdict(root)
-    assert outcome.errors == [] and (outcome.epochs, outcome.minutes) == (35, 360)
+    (line,) = verdict(root)
+    assert line.startswith("PASS") and line.endswith("mean 35.00 epochs, 360.00 minutes")
     here = json.loads((package / "summary.json").read_text())
     assert json.loads(gcs.read(f"{root}/summary.json")) == here
     assert here["olympic_mean"] == {"epochs": 35, "minutes": 360}
 
 
-# A pattern of a line in result_1.txt, what takes its place, and a word of the fault.
+MOMENTUM = (r'.*"lars_opt_momentum".*\n', "", "found 0")
+
+# A pattern of a line in two logs, what takes its place, and words of the fault.
 FAULTS = [
-    (r'.*"lars_opt_momentum".*\n', "", "'lars_opt_momentum'"),
-    (r'"seed", "value": 1\b', '"seed", "value": 2', "result_2.txt logs seed 2"),
+    MOMENTUM,
+    (r'"seed", "value": .\b', '"seed", "value": 3', "result_2.txt logs seed 3"),
     (r'weight_decay", "value": 5e-05', 'weight_decay", "value": 3e-05', "'lars_opt_weight_decay'"),
     (r'"global_batch_size", "value": 1632', '"global_batch_size", "value": 1', "Batch sizes in"),
     (r'"key": "run_start"', '"key: "run_start"', "is damaged"),
@@ -93,6 +98,7 @@ FAULTS = [
 @pytest.mark.parametrize(("pattern", "text", "says"), FAULTS)
 def test_a_planted_fault_is_found(pattern, text, says, copy, capsys):
     edit(result(copy, 1), pattern, text)
+    edit(result(copy, 2), pattern, text)
     assert mlperf_check.main([str(copy)]) == 1
     head, *faults = capsys.readouterr().out.splitlines()
     assert head.startswith("FAIL resnet on tpu-v3-8, rules 4.0.0: 5 runs")
@@ -100,9 +106,20 @@ def test_a_planted_fault_is_found(pattern, text, says, copy, capsys):
     assert not [fault for fault in faults if tempfile.gettempdir() in fault]
 
 
+def test_the_rules_accept_one_log_with_a_fault(copy):
+    """The checkers say it all the same; alone the log does not pass."""
+    edit(result(copy, 1), *MOMENTUM[:2])
+    head, *lines = verdict(copy)
+    assert head.startswith("PASS") and lines[0].startswith("result_1.txt: Required EXACTLY_ONE")
+    assert "1 file does not comply, accepting this under olympic scoring" in lines
+    head, *lines = verdict(result(copy, 1))
+    assert head.startswith("FAIL") and "'lars_opt_momentum'" in lines[0]
+
+
 def test_four_runs_are_too_few(copy):
     result(copy, 4).unlink()
-    assert any("found 4, expected 5" in fault for fault in verdict(copy).errors)
+    head, *lines = verdict(copy)
+    assert head.startswith("FAIL") and any("found 4, expected 5" in line for line in lines)
 
 
 def test_runs_that_converge_too_early_are_found(copy):
@@ -112,19 +129,19 @@ def test_runs_that_converge_too_early_are_found(copy):
         edit(result(copy, i), r'(?s)(\n[^\n]*"eval_stop"[^\n]*"epoch_num": 31\}\}).*?("run_stop")',
              r'\1\n:::MLLOG {"namespace": "", "time_ms": 1800000000000, "event_type": '
              r'"INTERVAL_END", "key": \2')  # fmt: skip
-    outcome = verdict(copy)
-    (fault,) = outcome.errors
-    assert outcome.epochs == 31 and fault.startswith("RCP Test Failed")
+    head, fault = verdict(copy)
+    assert "mean 31.00 epochs" in head and fault.startswith("RCP Test Failed")
 
 
 def test_runs_that_are_a_little_early_are_scaled(tmp_path):
     """A mean of 34.67 epochs, where that of the reference is 35.15 and the least is 34.31."""
     early = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.7601]
     make_package(tmp_path, "mlperf_resnet50:3264", [early, early, *[[0.1, *early]] * 3])
-    outcome = verdict(tmp_path)
-    assert outcome.errors == [] and outcome.scale == pytest.approx(35.15 / 34.67, abs=1e-3)
-    assert outcome.minutes == pytest.approx((8 + 9 + 9) / 3 * 40)
-    assert str(outcome).endswith("346.67 minutes, scaled by 1.0141 351.54 minutes")
+    (head,) = verdict(tmp_path)
+    minutes, factor, scaled = map(float, re.findall(r"[\d.]+(?= minutes|(?<=1\.\d{4}) )", head))
+    assert head.startswith("PASS") and minutes == pytest.approx((8 + 9 + 9) / 3 * 40, abs=0.01)
+    assert factor == pytest.approx(35.15 / 34.67, abs=1e-3)
+    assert scaled == pytest.approx(minutes * factor, abs=0.1)
 
 
 @pytest.mark.parametrize("name", [*recipes.POINTS, *(n for n in recipes.ENTRIES if n != "v0.5")])
@@ -133,8 +150,9 @@ def test_every_recipe_passes(name, tmp_path):
     epochs = recipes.ENTRIES[name][2] if name in recipes.ENTRIES else recipes.POINTS[name][0]
     count = -(-int(-(-epochs // 1)) // 4)
     make_package(tmp_path, f"mlperf_resnet50:{name}", [[0.5] * (count - 1) + [0.7601]] * 5)
-    outcome = verdict(tmp_path)
-    assert outcome.errors == [] and outcome.epochs == -(-epochs // 1) + (name == "v0.7-4096")
+    (head,) = verdict(tmp_path)
+    mean = -(-epochs // 1) + (name == "v0.7-4096")
+    assert head.startswith("PASS") and f"mean {mean:.2f} epochs" in head
     run = mlperf_logs.load(result(tmp_path, 0))
     logged = [epoch for epoch, _ in run.evals]
     assert logged == [logged[0] + 4 * i for i in range(count)]
@@ -162,12 +180,12 @@ def test_one_run_may_miss_the_target_and_not_two(copy):
     for i in (1, 2):
         edit(result(copy, i), "0.7601", "0.7401")
         edit(result(copy, i), '"status": "success"', '"status": "aborted"')
-        outcome = verdict(copy)
+        head, *lines = verdict(copy)
         if i == 1:
-            assert outcome.errors == [] and outcome.epochs == pytest.approx((35 + 35 + 39) / 3)
-    faults = [fault for fault in outcome.errors if "eval_accuracy" in fault]
+            assert head.startswith("PASS") and f"mean {(35 + 35 + 39) / 3:.2f} epochs" in head
+    faults = [line for line in lines if "eval_accuracy" in line]
     assert [fault.split(":")[0] for fault in faults] == ["result_1.txt", "result_2.txt"]
-    assert outcome.epochs is None and outcome.minutes is None
+    assert head.startswith("FAIL") and head.endswith("no olympic mean")
 
 
 def test_a_single_log_is_judged_by_what_it_says(tmp_path, monkeypatch, capsys):
@@ -188,37 +206,26 @@ def test_a_single_log_is_judged_by_what_it_says(tmp_path, monkeypatch, capsys):
 
 
 DESCRIPTION = "systems/tpu-v3-8.json"
-ALL = [f"results/tpu-v3-8/resnet/result_{i}.txt" for i in range(5)]
 
 
 @pytest.mark.parametrize(
-    ("names", "content", "message"),
+    ("name", "content", "message"),
     [
-        (ALL, None, "no run has ended: there is no result_*.txt"),
-        ([DESCRIPTION], None, f"{DESCRIPTION} does not exist"),
-        ([DESCRIPTION], b"{", "the package checker failed: JSONDecodeError"),
-        ([DESCRIPTION], b'{"division": "closed"}', "System description checker failed for"),
+        (DESCRIPTION, None, "not checked: FileNotFoundError: "),
+        (DESCRIPTION, b"{", "not checked: JSONDecodeError"),
+        (DESCRIPTION, b'{"division": "closed"}', "System description checker failed for"),
     ],
 )
-def test_what_is_damaged_is_one_line(names, content, message, copy, capsys):
+def test_what_is_damaged_is_a_line(name, content, message, copy, capsys):
     for folder in ("results", "results/tpu-v3-8"):
         (copy / folder / ".DS_Store").write_bytes(b"\0\xff")
-    assert verdict(copy).errors == []
-    for name in names:
-        (copy / name).unlink() if content is None else (copy / name).write_bytes(content)
+    assert len(verdict(copy)) == 1
+    (copy / name).unlink() if content is None else (copy / name).write_bytes(content)
     assert mlperf_check.main([str(copy)]) == 1
     printed = capsys.readouterr()
-    head, fault = printed.out.splitlines()
+    head, fault, *_ = printed.out.splitlines()
     assert head.startswith("FAIL resnet on tpu-v3-8") and fault.strip().startswith(message)
     assert printed.err == ""
-
-
-def test_nothing_is_said_twice(copy):
-    """A key is missing in two runs: the package is then not in order, which is no news."""
-    for i in (1, 2):
-        edit(result(copy, i), r'.*"lars_opt_momentum".*\n', "")
-    faults = verdict(copy).errors
-    assert [fault.split(":")[0] for fault in faults] == ["result_1.txt", "result_2.txt"]
 
 
 def test_a_folder_of_several_benchmarks(package, tmp_path, capsys):
@@ -231,9 +238,19 @@ def test_a_folder_of_several_benchmarks(package, tmp_path, capsys):
     (root / "ssd").mkdir()
     (root / "ssd" / "request.json").touch()
     assert mlperf_check.main([str(root)]) == 1
-    passed, failed, why = capsys.readouterr().out.splitlines()
-    assert passed.startswith("PASS resnet") and failed.startswith("FAIL ssd on no system")
-    assert why.startswith("  no run has ended")
+    passed, failed = capsys.readouterr().out.splitlines()
+    assert passed.startswith("PASS resnet") and failed == "FAIL ssd: no run has ended"
+
+
+def test_rules_without_the_benchmark_pass_nothing(tmp_path):
+    """The package checker alone skips such a folder, and is content."""
+    folder = tmp_path / "results" / "tpu" / "gnmt"
+    write_run(mlperf_config(), str(tmp_path), [0.76], Clock())
+    folder.mkdir(parents=True)
+    (tmp_path / "mlperf.log").rename(folder / "result_0.txt")
+    for ruleset, line in (("4.0.0", "rules 4.0.0 do not have gnmt"), ("", "not checked: FileNot")):
+        head, fault, *_ = verdict(tmp_path, ruleset)
+        assert head.startswith("FAIL gnmt") and fault.startswith(line)
 
 
 @pytest.mark.parametrize("made", ["", "results", "results/tpu/minigo"])
@@ -251,9 +268,9 @@ def test_v05_is_only_read(package, tmp_path):
     make_package(tmp_path, "mlperf_resnet50:v0.5", scores, format="v0.5")
     (tmp_path / "results" / "tpu" / "resnet" / "result_3.txt").unlink()
     line = "READ resnet on tpu, logs of v0.5: 4 runs, olympic mean 60.00 epochs, 601.00 minutes"
-    assert str(verdict(tmp_path)) == line
+    assert verdict(tmp_path) == [line]
     shutil.copy(result(package, 0), tmp_path / "results" / "tpu" / "resnet" / "result_0.txt")
-    assert verdict(tmp_path).errors == ["the logs are of several forms: mllog, v0.5"]
+    assert verdict(tmp_path)[0].startswith("FAIL resnet on tpu, rules 4.0.0: 4 runs")
 
 
 def test_single_logs_of_ncf_are_read(tmp_path, clock):
@@ -262,8 +279,8 @@ def test_single_logs_of_ncf_are_read(tmp_path, clock):
         folder = tmp_path / "tpu" / "ncf" / str(index)
         write_run(config, str(folder), scores, clock)
         paths.append(str((folder / "mlperf.log").rename(folder.parent / f"result_{index}.txt")))
-    (outcome,) = mlperf_check.check(paths)
-    assert str(outcome).splitlines() == [
+    ((_, text),) = mlperf_check.check(paths)
+    assert text.splitlines() == [
         "READ ncf on tpu, logs of v0.5: 2 runs, no olympic mean",
         "  result_0.txt: 41.00 minutes, target NOT reached",
         "  result_1.txt: 81.00 minutes, epoch 2",
@@ -280,7 +297,11 @@ def test_single_logs_of_ncf_are_read(tmp_path, clock):
     ],
 )
 def test_olympic_mean(values, mean):
-    assert mlperf_logs.olympic(values) == mean
+    runs = [
+        mlperf_logs.Run(started=0, ended=60 * (value or 9), success=value is not None)
+        for value in values
+    ]
+    assert mlperf_logs.olympic(runs, "minutes") == mean
 
 
 def test_reading_finds_a_log_among_other_lines(tmp_path):
@@ -311,19 +332,9 @@ ODD = "".join(  # it counts epochs from 0, repeats one, and evaluates once more 
 )
 
 
-def test_curves_have_the_epochs_that_were_trained(tmp_path, capsys):
-    log, picture = tmp_path / "tpu" / "transformer" / "result_0.txt", tmp_path / "curves.svg"
-    log.parent.mkdir(parents=True)
-    log.write_text(ODD)
-    assert mlperf_logs.load(log).evals == [(1, 20.0), (2, 26.0)]
-    assert mlperf_check.main([str(log), f"--curves={picture}"]) == 0
-    row = capsys.readouterr().out.splitlines()[-1]
-    assert row == "| transformer | v0.6 tpu | 2 | 0.0 | -, 0.200, 0.200 |"
-    assert "target 0.25" in picture.read_text()
-    log.write_text(v06("run_start"))
-    for flag, words in ((picture, "has an evaluation"), ("curves.pdf", "ends in .svg or .png")):
-        with pytest.raises(UserError, match=words):
-            mlperf_check.main([str(log), f"--curves={flag}"])
+def test_the_epochs_are_those_that_were_trained(tmp_path):
+    (tmp_path / "log").write_text(ODD)
+    assert mlperf_logs.load(tmp_path / "log").evals == [(1, 20.0), (2, 26.0)]
 
 
 def test_a_text_without_a_known_line_is_a_fault(tmp_path, capsys):
@@ -334,58 +345,29 @@ def test_a_text_without_a_known_line_is_a_fault(tmp_path, capsys):
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs the published logs, see MLPERF_LOGS")
-class TestPublishedLogs:
+@pytest.mark.parametrize(
+    ("folder", "mean"),
+    [
+        # Of 2018 there are two runs of each benchmark.
+        ("v0.5/resnet", ["183.47 minutes, epoch 62", "183.42 minutes, epoch 62"]),
+        ("v0.5/ssd", ["70.75 minutes, epoch 49", "69.30 minutes, epoch 49"]),
+        ("v0.5/gnmt", ["26.44 minutes, epoch 2", "26.06 minutes, epoch 2"]),
+        ("v0.6/tpu-v3-32/resnet", "60.00 epochs, 42.19 minutes"),
+        ("v0.6/tpu-v3-32/ssd", "59.00 epochs, 12.61 minutes"),
+        ("v0.6/tpu-v3-32/mask", "15.00 epochs, 107.03 minutes"),
+        ("v0.6/tpu-v3-32/transformer", "3.12 epochs, 10.20 minutes"),
+        ("v0.6/tpu-v3-32/gnmt", "6.00 epochs, 12.25 minutes"),
+        ("v0.6/nvidia/gnmt", ["11.06 minutes, epoch"]),
+        ("v0.6/nvidia/ssd", ["12.25 minutes, epoch"]),
+    ],
+)
+def test_published_logs_are_read(folder, mean):
     """Google's and NVIDIA's; the means are those of docs/mlperf.md."""
-
-    @pytest.mark.parametrize(
-        ("name", "minutes", "epochs"),
-        [
-            ("resnet", (183.47, 183.42), 62),
-            ("ssd", (70.75, 69.30), 49),
-            ("gnmt", (26.44, 26.06), 2),
-        ],
-    )
-    def test_of_2018(self, name, minutes, epochs):
-        outcome = verdict_of_logs(f"v0.5/{name}")
-        assert outcome.errors == []
-        runs = outcome.runs.values()
-        assert [round(run.minutes or 0, 2) for run in runs] == list(minutes)
-        assert [run.epochs for run in runs] == [epochs] * 2
-
-    @pytest.mark.parametrize(
-        ("name", "minutes", "epochs", "count", "least"),
-        [
-            ("resnet", 42.19, 60, 5, 0.759),
-            ("ssd", 12.61, 59, 5, 0.23),
-            ("mask", 107.03, 15, 5, 0.339),
-            ("transformer", 10.20, 3.125, 10, 25.0),
-            ("gnmt", 12.25, 6, 10, 24.0),
-        ],
-    )
-    def test_googles_of_2019(self, name, minutes, epochs, count, least):
-        outcome = verdict_of_logs(f"v0.6/tpu-v3-32/{name}")
-        assert outcome.errors == [] and len(outcome.runs) == count
-        assert (round(outcome.minutes or 0, 2), outcome.epochs) == (minutes, epochs)
-        scores = [run.evals[-1][1] for run in outcome.runs.values()]
-        assert min(min(s) if isinstance(s, list) else s for s in scores) >= least
-        assert str(outcome).startswith(f"READ {name} on tpu-v3-32, logs of v0.6: {count} runs, ")
-
-    @pytest.mark.parametrize(("name", "minutes"), [("gnmt", 11.06), ("ssd", 12.25)])
-    def test_nvidias_of_2019(self, name, minutes):
-        outcome = verdict_of_logs(f"v0.6/nvidia/{name}")
-        assert str(outcome).startswith(f"READ {name} on nvidia, ")
-        (run,) = outcome.runs.values()
-        assert run.success and round(run.minutes or 0, 2) == minutes
-
-    def test_the_page_has_their_table(self, tmp_path, capsys):
-        logs = [str(path) for path in REAL.glob("v0*/**/result_*.txt") if "nvidia" not in str(path)]
-        assert mlperf_check.main([*logs, f"--curves={tmp_path}/curves.svg"]) == 0
-        page = (ROOT / "docs" / "mlperf.md").read_text()
-        rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-        assert len(rows) == 9
-        assert [row for row in rows if row.split(" | ", 2)[2] not in page] == []
-
-
-def verdict_of_logs(folder: str) -> mlperf_check.Result:
-    (outcome,) = mlperf_check.check(sorted(map(str, (REAL / folder).iterdir())))
-    return outcome
+    system, benchmark = (REAL / folder).parts[-2:]
+    ((_, text),) = mlperf_check.check(sorted(map(str, (REAL / folder).iterdir())))
+    head, *lines = text.splitlines()
+    assert head.startswith(f"READ {benchmark} on {system}, logs of {folder[:4]}: ")
+    if isinstance(mean, str):
+        assert head.endswith(f"olympic mean {mean}")
+    else:
+        assert all(each in line for each, line in zip(mean, lines, strict=True))

@@ -20,7 +20,7 @@ from tests.benchmarks.detection.preparation.test_coco import (
     train_id,
     write_coco,
 )
-from tests.helpers.preparation import leaves
+from tests.helpers.preparation import leaves, place
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +32,14 @@ def archives(tmp_path_factory):
 
 def own(folder, change=lambda train, val: None, **flags):
     """Prepares own images after `change` of both annotations; returns the output folder."""
-    for split, (first, count, _) in (("train", TRAIN), ("val", VAL)):
-        (folder / split / "deep").mkdir(parents=True)
-        for i in range(first, first + count):
-            name, data, _ = image_file(i)
-            (folder / split / ("deep" if i % 2 else "") / name).write_bytes(data)
     train, val = annotations(*TRAIN), annotations(*VAL)
+    for split, (first, count, _) in (("train", TRAIN), ("val", VAL)):
+        images = {i: image_file(i)[:2] for i in range(first, first + count)}
+        place(
+            folder / split, {"deep/" * (i % 2) + name: data for i, (name, data) in images.items()}
+        )
     change(train, val)
-    for split, data in (("train", train), ("val", val)):
-        text = data if isinstance(data, str) else json.dumps(data)
-        (folder / f"my {split}.json").write_text(text)
+    place(folder, {"my train.json": train, "my val.json": val})
     values = {"train-images": folder / "train", "val-images": folder / "val"}
     values |= {"train-annotations": folder / "my train.json", "out": folder / "out"}
     values |= {"val-annotations": folder / "my val.json"} | flags
@@ -52,9 +50,8 @@ def own(folder, change=lambda train, val: None, **flags):
 
 
 def test_own_images_need_no_official_names(tmp_path, capsys):
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "_annotations.coco.json").write_text("not an image")
-    (tmp_path / "train" / "more.webp").write_text("an image that is not listed")
+    files = {"_annotations.coco.json": "not an image", "more.webp": "an image that is not listed"}
+    place(tmp_path / "train", files)
 
     def change(train, _):
         train["images"][0]["file_name"] = "C\\elsewhere\\0000.jpg".replace("C\\", "")

@@ -18,6 +18,7 @@ NAMES = {1: "common", 5: "rare"}
 
 def write_images(folder, number):
     """Images a_0.png, a_1.png, b_2.png ...: two of each letter; every sixth has a rare object."""
+    folder.mkdir(exist_ok=True)
     data = {"images": [], "annotations": []}
     data["categories"] = [{"id": number, "name": name} for number, name in NAMES.items()]
     for i in range(number):
@@ -34,7 +35,6 @@ def write_images(folder, number):
 
 @pytest.mark.parametrize("flags", [[], ["--val_fraction=0.3"], ["--seed=1"], ["--group=^(.)_"]])
 def test_one_file_is_split(flags, tmp_path):
-    (tmp_path / "in").mkdir()
     data = write_images(tmp_path / "in", 60)
     paths = [f"--train_images={tmp_path}/in", f"--train_annotations={tmp_path}/in/all.json"]
     prepare.make("coco", [*paths, *flags, f"--out={tmp_path}/out"])
@@ -82,7 +82,6 @@ def test_the_least_that_can_be_split_is_two_images(number, tmp_path, capsys):
 )
 def test_categories_that_look_alike_are_one(tmp_path, capsys, names, kinds, key):
     """Of ids that differ only the first one stays, in the records and in the file of the score."""
-    (tmp_path / "in").mkdir()
     data = write_images(tmp_path / "in", 12)
     for row, name in zip(data["categories"], names, strict=True):
         row["name"] = name
@@ -102,7 +101,6 @@ def test_categories_that_look_alike_are_one(tmp_path, capsys, names, kinds, key)
 
 def test_labels_of_another_form_are_named(tmp_path, capsys):
     folder = tmp_path / "in"
-    folder.mkdir()
     write_images(folder, 12)
     (folder / "all.json").unlink()
     for path in folder.glob("*.PNG"):

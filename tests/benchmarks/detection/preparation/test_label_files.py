@@ -23,11 +23,11 @@ from tests.benchmarks.detection.preparation.test_labels import (
     JPEG,
     OPEN_HEAD,
     WIDTH,
-    folder,
     labelme,
     picture,
     xml,
 )
+from tests.helpers.preparation import place
 
 RUSSIAN, CHINESE, JAPANESE = ["кот", "пёс"], ["狗", "羊"], ["犬", "猫"]
 BOX = [[80, 30], [120, 70]]
@@ -86,7 +86,7 @@ def test_names_are_right_or_refused(tmp_path, form, encoding, names):
     """Never with U+FFFD, and never merged."""
     files = named(form, names)
     file = next(iter(files))
-    data = folder(tmp_path, {"a.jpg": JPEG, **files, file: files[file].encode(encoding)})
+    data = place(tmp_path, {"a.jpg": JPEG, **files, file: files[file].encode(encoding)})
     if encoding.startswith("utf"):
         (content,) = labels.read(data, FORMS[form]).splits.values()
         assert {row["name"] for row in content["categories"]} == {*names}
@@ -101,7 +101,7 @@ def test_names_are_right_or_refused(tmp_path, form, encoding, names):
 def test_names_that_look_alike_are_one_category(tmp_path, capsys, monkeypatch, form):
     monkeypatch.setattr(objects, "check_boxes", lambda *_: None)  # one of two images has none
     names = ["caf\u00e9", "cafe\u0301", "Caf\u00e9"]
-    folder(tmp_path, {"a.jpg": JPEG, "b.jpg": JPEG, **named(form, names)})
+    place(tmp_path, {"a.jpg": JPEG, "b.jpg": JPEG, **named(form, names)})
     flags = [f"--labels={form}", f"--train_images={tmp_path}", "--val_fraction=0.5"]
     args = coco.parse(console.Parser(), [*flags, f"--out={tmp_path}.out"])
     sources = {f"{split}_images": list_input(str(tmp_path), 1) for split in ("train", "val")}
@@ -203,7 +203,7 @@ def test_key_points_and_corners_are_told(tmp_path):
     pose = "0 0.5 0.5 0.2 0.4 0.45 0.4 1 0.55 0.6 2 0 0 0 0.5 0.6 1\n"
     turned = "0 0.4 0.5 0.5 0.3 0.6 0.5 0.5 0.7\n"
     for text, key in ((pose, "key points"), (turned, "four corners")):
-        data = folder(tmp_path, {"a.jpg": JPEG, "a.txt": text, "classes.txt": "cat\n"})
+        data = place(tmp_path, {"a.jpg": JPEG, "a.txt": text, "classes.txt": "cat\n"})
         assert not labels.forms(data)[0].masks
         splits, notes, _ = labels.read(data, "yolo")
         (content,) = splits.values()
@@ -227,7 +227,7 @@ def test_key_points_and_corners_are_told(tmp_path):
     ],
 )
 def test_splits_have_many_names(tmp_path, files):
-    data = folder(tmp_path, {"classes.txt": "cat\ndog\n", **files})
+    data = place(tmp_path, {"classes.txt": "cat\ndog\n", **files})
     splits = labels.read(data, "yolo").splits
     assert {name: len(content["images"]) for name, content in splits.items()} == {
         "train": 1,
@@ -238,12 +238,12 @@ def test_splits_have_many_names(tmp_path, files):
 
 def test_images_in_folders_without_labels_are_named(tmp_path):
     files = {"a/a.jpg": JPEG, "a/a.txt": CAT_LINE, "more/b.jpg": picture(), "classes.txt": "cat\n"}
-    notes = labels.read(folder(tmp_path, files), "yolo").notes
+    notes = labels.read(place(tmp_path, files), "yolo").notes
     assert any("left out: 1 image" in note and "more/b.jpg" in note for note in notes)
 
 
 def test_cvat_is_read_with_and_without_a_declaration(tmp_path):
     files = {"images/Train/a.jpg": JPEG, "images/Validation/a.jpg": JPEG}
     for text in (CVAT, CVAT.partition("\n")[2]):
-        data = folder(tmp_path, {**files, "annotations.xml": text})
+        data = place(tmp_path, {**files, "annotations.xml": text})
         assert set(labels.read(data, "cvat").splits) == {"train", "val"}

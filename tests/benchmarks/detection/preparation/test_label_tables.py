@@ -12,12 +12,12 @@ from tests.benchmarks.detection.preparation.test_labels import (
     DOG,
     JPEG,
     TRIANGLE,
-    folder,
     labelme,
     objects,
     plain,
     xml,
 )
+from tests.helpers.preparation import place
 
 RECT = {"name": "rect", "x": 80, "y": 30, "width": 40, "height": 40}
 CORNERS = {"name": "polygon", "all_points_x": [20, 40, 40], "all_points_y": [10, 10, 30]}
@@ -125,8 +125,7 @@ def test_each_table_becomes_cocos(tmp_path, case):
     form, files, expected = TABLES[case]
     if not any(content is JPEG for content in files.values()):
         files = files | {"a.jpg": JPEG, "b.jpg": JPEG}
-    files = {k: json.dumps(v) if isinstance(v, dict) else v for k, v in files.items()}
-    data = folder(tmp_path, files)
+    data = place(tmp_path, files)
     assert [row.form for row in labels.forms(data)] == [form]
     result = labels.read(data, form)
     assert {name: objects(content) for name, content in result.splits.items()} == expected
@@ -145,7 +144,7 @@ def test_other_tables_are_none_of_boxes(tmp_path):
         "1,2,3,4,5,6\n",
         "/data/a.jpg,80,30,120,70,cat\n",  # RetinaNet's
     )
-    data = folder(tmp_path, {"a.jpg": JPEG} | {f"{i}.csv": text for i, text in enumerate(tables)})
+    data = place(tmp_path, {"a.jpg": JPEG} | {f"{i}.csv": text for i, text in enumerate(tables)})
     assert labels.forms(data) == []
 
 
@@ -157,13 +156,13 @@ def test_other_tables_are_none_of_boxes(tmp_path):
         ("v.json", json.dumps(VIA)[:-9], ("v.json", "damaged")),
         (
             "v.json",
-            json.dumps(via(("a.jpg", RECT, "x"), attribute="colour", height="3")),
+            via(("a.jpg", RECT, "x"), attribute="colour", height="3"),
             ("v.json", "colour, height", "'label'"),
         ),
     ],
 )
 def test_what_cannot_be_read_is_one_line(tmp_path, name, text, keys):
-    data = folder(tmp_path, {"a.jpg": JPEG, name: text})
+    data = place(tmp_path, {"a.jpg": JPEG, name: text})
     (form,) = (row.form for row in labels.forms(data))
     with pytest.raises(UserError) as error:
         labels.read(data, form)
@@ -172,10 +171,10 @@ def test_what_cannot_be_read_is_one_line(tmp_path, name, text, keys):
 
 def test_a_second_form_is_named(tmp_path):
     """A few LabelMe files beside VIA's: a question with both, and a line for the other one."""
-    files = {f"{i}.jpg": JPEG for i in range(6)}
-    files["via.json"] = json.dumps(via(*((f"{i}.jpg", RECT, "cat") for i in range(6))))
-    files["0.json"] = labelme("0.jpg", ("cat", [[1, 1], [9, 9]], "rectangle", None))
-    data = folder(tmp_path, files)
+    photos = {f"{i}.jpg": JPEG for i in range(6)}
+    one = labelme("0.jpg", ("cat", [[1, 1], [9, 9]], "rectangle", None))
+    files = {"0.json": one, "via.json": via(*((name, RECT, "cat") for name in photos))}
+    data = place(tmp_path, {**photos, **files})
     found = {row.form: row.found for row in coco.readings(data)}
     assert found.keys() == {"labelme", "via"}
     assert "1 label file" in found["labelme"] and "via.json" in found["via"]
@@ -186,7 +185,7 @@ def test_a_table_beside_label_files_for_all_images_is_not_taken(tmp_path, capsys
     files = {f"{i}.jpg": JPEG for i in range(30)}
     files |= {f"{i}.xml": xml(f"{i}.jpg", ("cat", 0, 80, 30, 120, 70)) for i in range(30)}
     rows = (f"{i}.jpg,200,100,cat,80,30,120,70\n" for i in range(20))
-    data = folder(tmp_path, {**files, "train_labels.csv": TF_HEAD + "".join(rows)})
+    data = place(tmp_path, {**files, "train_labels.csv": TF_HEAD + "".join(rows)})
     reading = prepare.choose(data, coco.readings(data))
     assert reading.form == "voc"
     printed = capsys.readouterr().out

@@ -9,10 +9,9 @@ from PIL import Image
 
 from benchmarks.detection.preparation import labels
 from common.errors import UserError
-from common.preparation.folders import Folder
+from tests.helpers.preparation import place
 
 WIDTH, HEIGHT = 200, 100
-JPEG = "a JPEG"
 
 
 def picture(orientation=1, kind="JPEG"):
@@ -23,14 +22,7 @@ def picture(orientation=1, kind="JPEG"):
     return out.getvalue()
 
 
-def folder(path, files):
-    """A folder of files by their names; JPEG stands for an image."""
-    for name, content in files.items():
-        file = path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        content = picture() if content is JPEG else content
-        file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return Folder.open(str(path))
+JPEG = picture()
 
 
 def objects(content):
@@ -228,10 +220,7 @@ FOLDERS = {
         }
         | {f"pets/images/{name}/{name}.jpg": JPEG for name in "abc"}
         | {f"pets/labels/{name}/{name}.txt": CAT_LINE for name in "abc"},
-        {
-            "train": {"pets/images/a/a.jpg": [CAT]},
-            "val": {"pets/images/b/b.jpg": [CAT]},
-        },
+        {"train": {"pets/images/a/a.jpg": [CAT]}, "val": {"pets/images/b/b.jpg": [CAT]}},
     ),
 }
 
@@ -239,7 +228,7 @@ FOLDERS = {
 @pytest.mark.parametrize("case", FOLDERS)
 def test_each_form_becomes_cocos(tmp_path, case):
     form, files, expected = FOLDERS[case]
-    data = folder(tmp_path, files)
+    data = place(tmp_path, files)
     assert [row.form for row in labels.forms(data)] == [form]
     splits = labels.read(data, form).splits
     assert {name: objects(content) for name, content in splits.items()} == expected
@@ -317,7 +306,7 @@ def test_what_is_odd_is_a_note(tmp_path, case):
     files, keys, expected = ODD[case]
     if case != "no names" and not {"data.yaml", "classes.txt"} & {*files}:
         files = {**files, "classes.txt": "cat\ndog\n"}
-    splits, notes, _ = labels.read(folder(tmp_path, files), "yolo")
+    splits, notes, _ = labels.read(place(tmp_path, files), "yolo")
     assert {name: objects(content) for name, content in splits.items()} == expected
     assert all(any(key in note for note in notes) for key in keys), notes
 
@@ -326,7 +315,7 @@ def test_what_is_odd_is_a_note(tmp_path, case):
     "form, kinds", [("cvat", ("ellipse", "turned box")), ("labelme", ("circle", "__ignore__"))]
 )
 def test_skipped_shapes_are_counted(tmp_path, form, kinds):
-    notes = labels.read(folder(tmp_path, FOLDERS[form][1]), form).notes
+    notes = labels.read(place(tmp_path, FOLDERS[form][1]), form).notes
     assert all(any(f"1 shape '{kind}'" in note for note in notes) for kind in kinds), notes
     assert not any("'tag'" in note for note in notes)
 
@@ -377,14 +366,14 @@ REFUSED = {
 def test_what_cannot_be_read_is_one_line(tmp_path, case):
     form, files, keys = REFUSED[case]
     with pytest.raises(UserError) as error:
-        labels.read(folder(tmp_path, files), form)
+        labels.read(place(tmp_path, files), form)
     assert all(key in str(error.value) for key in keys), error.value
     assert "\n" not in str(error.value)
 
 
 def test_globox_is_named_where_it_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "globox", None)
-    data = folder(tmp_path, IN_FOLDERS)
+    data = place(tmp_path, IN_FOLDERS)
     assert labels.forms(data)
     with pytest.raises(UserError, match="pip install globox"):
         labels.read(data, "yolo")
@@ -393,7 +382,7 @@ def test_globox_is_named_where_it_is_missing(tmp_path, monkeypatch):
 def test_sizes_are_those_of_turned_photos(tmp_path):
     """As the tools show the photos; ultralytics takes the size so, too."""
     (content,) = labels.read(
-        folder(tmp_path, {"a.jpg": picture(orientation=6), "a.txt": CAT_LINE}), "yolo"
+        place(tmp_path, {"a.jpg": picture(orientation=6), "a.txt": CAT_LINE}), "yolo"
     ).splits.values()
     assert (content["images"][0]["width"], content["images"][0]["height"]) == (HEIGHT, WIDTH)
     assert content["annotations"][0]["bbox"] == pytest.approx([40, 60, 20, 80])
@@ -423,7 +412,7 @@ POLYGONS = CVAT.replace("<box", "<cuboid")
     ],
 )
 def test_forms_say_what_is_there(tmp_path, files, expected):
-    rows = labels.forms(folder(tmp_path, {"a.jpg": JPEG, **files}))
+    rows = labels.forms(place(tmp_path, {"a.jpg": JPEG, **files}))
     seen = {row.form: (row.files, row.masks) for row in rows}
     assert seen == {k: v if isinstance(v, tuple) else (v, False) for k, v in expected.items()}
     assert all(any(name in row.found for name in files) for row in rows)

@@ -17,18 +17,14 @@ from tests.benchmarks.detection.preparation.test_coco import (
     image_file,
     write_coco,
 )
+from tests.helpers import preparation
 from tests.helpers.preparation import typed
 
 
 def place(folder, tree):
-    """Writes files: a dict is JSON, and a number the image of this number in its folder."""
-    for name, content in tree.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, int):
-            path.write_bytes(image_file(content)[1])
-        else:
-            path.write_text(content if isinstance(content, str) else json.dumps(content))
+    """Writes files; a number is the image of this number."""
+    files = {k: image_file(v)[1] if isinstance(v, int) else v for k, v in tree.items()}
+    return preparation.place(folder, files)
 
 
 def photos(folder, first, count, *_):

@@ -16,7 +16,7 @@ from benchmarks.ncf import ratings
 from benchmarks.ncf.preparation import interactions
 from common.preparation.folders import Folder
 from scripts import prepare
-from tests.helpers.preparation import leaves
+from tests.helpers.preparation import leaves, place
 
 HEADER = ("user_id", "item_id", "rating", "timestamp")
 TWO_HOURS_EAST = datetime.timezone(datetime.timedelta(hours=2))
@@ -304,10 +304,7 @@ LOGS = {
 @pytest.mark.parametrize("name", LOGS)
 def test_a_folder_is_read_if_a_table_has_users_and_items(name, tmp_path):
     contents, expected = LOGS[name]
-    for path, content in contents.items():
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        write(tmp_path, path, content)
-    found = interactions.readings(Folder.open(str(tmp_path)))
+    found = interactions.readings(place(tmp_path, contents))
     assert [reading.arguments for reading in found] == (
         [[str(tmp_path / path) for path in expected]] if expected else []
     )

@@ -20,7 +20,7 @@ from common.errors import UserError
 from common.preparation.folders import Folder
 from scripts import prepare
 from tests.benchmarks.ncf.preparation.test_interactions import make, read_back, write
-from tests.helpers.preparation import leaves
+from tests.helpers.preparation import leaves, place
 
 DRAW = random.Random(0)
 EVENTS = [(DRAW.randrange(9), DRAW.randrange(20), 1_700_000_000 + 61 * k) for k in range(120)]
@@ -62,14 +62,6 @@ COLUMNS = {
         "user,item,date,created_at",
         lambda u, i, t: f"{u},{i},{stamp(t, '%Y-%m-%d')},{stamp(t, '%Y-%m-%dT%H:%M:%SZ')}",
     ),
-    "a day and a clock": (
-        "Date;Time;user;item",
-        lambda u, i, t: f"{stamp(t, '%d.%m.%Y')};{stamp(t, '%H:%M:%S')};{u};{i}",
-    ),
-    "a day at midnight and a clock": (
-        "date,time,user,item",
-        lambda u, i, t: f"{stamp(t, '%Y-%m-%d 00:00:00')},{stamp(t, '%I:%M:%S %p')},{u},{i}",
-    ),
     "a day and times that begin at midnight": (
         "user,item,date,created_at",
         lambda u, i, t: (
@@ -85,33 +77,21 @@ COLUMNS = {
         "user,item,timestamp,created_at",
         lambda u, i, t: f"{u},{i},NULL,{stamp(t, '%Y-%m-%d %H:%M:%S')}",
     ),
-    "days of a spreadsheet": (
-        "user,item,time",
-        lambda u, i, t: f"{u},{i},{t / DAY + 25569:.6f}",
-    ),
+    "days of a spreadsheet": ("user,item,time", lambda u, i, t: f"{u},{i},{t / DAY + 25569:.6f}"),
     "decimal commas": (
         "user;item;rating;time",
         lambda u, i, t: f"{u};{i};4,5;{t / DAY + 25569:.6f}".replace(".", ","),
     ),
     "blanks behind commas": ("user, item, text, ts", lambda u, i, t: f"{u}, {i}, the film, {t}"),
     "words between tabs": ("user\titem\tts", lambda u, i, t: f"{u}\tThe red one, part {i}\t{t}"),
-    "words between tabs, no header": (
-        "",
-        lambda u, i, t: f"{u}\t{i}\t4\t{t}",
-    ),
-    "dates, no header": (
-        "",
-        lambda u, i, t: f"{u},{i},{stamp(t, '%Y-%m-%d %H:%M:%S')}",
-    ),
+    "words between tabs, no header": ("", lambda u, i, t: f"{u}\t{i}\t4\t{t}"),
+    "dates, no header": ("", lambda u, i, t: f"{u},{i},{stamp(t, '%Y-%m-%d %H:%M:%S')}"),
     "dates behind ratings, no header": (
         "",
         lambda u, i, t: f"{u};{i};4,5;{stamp(t, '%d.%m.%Y %H:%M:%S')}",
     ),
     "milliseconds, no header": ("", lambda u, i, t: f"{u},{i},{t}000"),
-    "Amazon, no header": (
-        "",
-        lambda u, i, t: f"B{i:09},A{u:013},5.0,{t}",
-    ),
+    "Amazon, no header": ("", lambda u, i, t: f"B{i:09},A{u:013},5.0,{t}"),
 }
 
 
@@ -364,10 +344,8 @@ FOLDERS = {
 @pytest.mark.parametrize("name", FOLDERS)
 def test_other_tables_in_a_folder_are_taken_or_named(name, tmp_path):
     others, words = FOLDERS[name]
-    for file, content in others.items():
-        write(tmp_path, file, content)
-    write(tmp_path, "z.csv", log("user,item,ts", "{},{},{}".format))
-    (reading,) = interactions.readings(Folder.open(str(tmp_path)))
+    log_file = {"z.csv": log("user,item,ts", "{},{},{}".format)}
+    (reading,) = interactions.readings(place(tmp_path, others | log_file))
     assert re.search(words, reading.found)
 
 
@@ -381,10 +359,8 @@ def test_other_tables_in_a_folder_are_taken_or_named(name, tmp_path):
     ],
 )
 def test_rows_for_evaluation_come_last(files, order, tmp_path):
-    for file in files:
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        write(tmp_path, file, "user,item\n1,2\n")
-    (reading,) = interactions.readings(Folder.open(str(tmp_path)))
+    folder = place(tmp_path, dict.fromkeys(files, "user,item\n1,2\n"))
+    (reading,) = interactions.readings(folder)
     assert reading.arguments == [str(tmp_path / files[i]) for i in order]
 
 
@@ -437,9 +413,10 @@ def test_the_advice_for_unknown_columns_works_and_is_given_for_a_folder_too(name
 
 
 def test_photos_and_notes_are_no_tables(tmp_path):
-    write(tmp_path, "labels.csv", "photo,breed\na.jpg,cat\n")
-    for k in range(3):
-        write(tmp_path, f"{k}.jpg", b"\xff\xd8")
-    write(tmp_path, "readme.txt", "Some words\nand more, of them\n")
-    write(tmp_path, "classes.txt", "\ufeffcat\r\ndog\r\nbird\r\n")
-    assert interactions.readings(Folder.open(str(tmp_path))) == []
+    files = {f"{k}.jpg": b"\xff\xd8" for k in range(3)}
+    files |= {
+        "labels.csv": "photo,breed\na.jpg,cat\n",
+        "readme.txt": "Some words\nand more, of them\n",
+    }
+    files |= {"classes.txt": "\ufeffcat\r\ndog\r\nbird\r\n"}
+    assert interactions.readings(place(tmp_path, files)) == []

@@ -158,8 +158,7 @@ def test_shears_and_translations(effect, magnitudes):
         changed = ours(effect, [picture] * len(magnitudes), magnitudes, FILL)
         for magnitude, result in zip(magnitudes, changed, strict=True):
             expected = Image.fromarray(picture).transform(
-                *((37, 30), AFFINE, matrix(magnitude), BILINEAR),
-                fillcolor=(128, 7, 200),
+                *((37, 30), AFFINE, matrix(magnitude), BILINEAR), fillcolor=(128, 7, 200)
             )
             difference = result - np.asarray(expected, np.float32)
             # A source on the very border may fall to either side.

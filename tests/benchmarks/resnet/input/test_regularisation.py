@@ -61,9 +61,7 @@ def test_draws_are_a_function_of_seed_and_step(repeats, tiny_records, tmp_path):
 def test_at_most_32_images_get_one_operation(images, groups, monkeypatch):
     calls = []
     monkeypatch.setattr(
-        augment,
-        "apply",
-        lambda policy, x, draw, groups: calls.append((draw, groups)),
+        augment, "apply", lambda policy, x, draw, groups: calls.append((draw, groups))
     )
     pixels: Any = np.zeros((images, 1, 1, 3), np.uint8)
     seeds: Any = "draws"

@@ -15,7 +15,7 @@ from common.errors import UserError
 from common.images import photos
 from scripts import prepare
 from tests.common.preparation import test_schema
-from tests.helpers.preparation import leaves
+from tests.helpers.preparation import leaves, place
 
 SYNSETS = ["n01440764", "n01443537", "n02105855", "n15075141"]
 IMAGES = 12  # in each inner archive
@@ -31,6 +31,11 @@ def encoded(image, kind="JPEG", **more):
     file = io.BytesIO()
     image.save(file, kind, **more)
     return file.getvalue()
+
+
+def pictures(names, kind="JPEG"):
+    """{name: bytes} of different pictures."""
+    return {name: encoded(picture(i), kind) for i, name in enumerate(names)}
 
 
 def add(tar, name, data):
@@ -168,12 +173,8 @@ def test_manifest_says_what_is_there(imagenet):
 def test_extracted_folders_and_one_worker_give_the_same_bytes(imagenet, tmp_path):
     flags, train, validation, _, out = imagenet
     for synset, files in train.items():
-        (tmp_path / "train" / synset).mkdir(parents=True)
-        for name, data in files.items():
-            (tmp_path / "train" / synset / name).write_bytes(data)
-    (tmp_path / "val").mkdir()
-    for name, data in validation.items():
-        (tmp_path / "val" / name).write_bytes(data)
+        place(tmp_path / "train" / synset, files)
+    place(tmp_path / "val", validation)
     folders = [f"--train={tmp_path}/train", f"--validation={tmp_path}/val/", *flags[2:]]
     prepare.make("imagenet", [*folders, f"--out={tmp_path}/out", "--workers=1"])
     assert contents(tmp_path / "out") == contents(out)
@@ -233,8 +234,7 @@ def test_another_input_or_setting_is_refused_and_never_mixed(tmp_path):
     names = sorted(contents(tmp_path / "out"))
     assert names[1:4] == [f"train-0000{i}-of-00003" for i in range(3)] and len(names) == 6
     other = tmp_path / "taken"
-    other.mkdir()
-    (other / "train-00000-of-00001").write_bytes(b"precious")
+    place(other, {"train-00000-of-00001": b"precious"})
     with pytest.raises(UserError, match="already holds train-00000-of-00001"):
         prepare.make("imagenet", [*command, f"--out={other}"])
     assert contents(other) == {"train-00000-of-00001": b"precious"}

@@ -11,11 +11,10 @@ from configs import resnet50
 from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet import (
     contents,
-    encoded,
-    picture,
+    pictures,
     write_imagenet,
 )
-from tests.helpers.preparation import check_data, leaves
+from tests.helpers.preparation import check_data, leaves, place
 from tests.test_main import ROOT
 
 SETTINGS = ["--subset", "--shards=5", "--validation_shards=2"]
@@ -125,11 +124,10 @@ def test_own_photos_with_odd_names(gcs, tmp_path, capsys):
     bucket = gcs.bucket()
     names = [f"{name}/{file}" for name, files in PHOTOS.items() for file in files]
     names += [f"{name}/more {i}.jpg" for name in PHOTOS for i in range(6)]
-    for i, name in enumerate(names):
-        data = encoded(picture(i))
+    photos = pictures(names)
+    place(tmp_path / "my photos", photos)
+    for name, data in photos.items():
         gcs.write(f"{bucket}/my photos/{name}", data)
-        (tmp_path / "my photos" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "my photos" / name).write_bytes(data)
     for marker in ("my photos/", "my photos/cats/"):  # what Google's console makes as folders
         gcs.write(f"{bucket}/{marker}", b"")
     flags = ["--layout=folder", "--validation_fraction=0.2"]

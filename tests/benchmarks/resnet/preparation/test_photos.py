@@ -13,10 +13,17 @@ from common.data import records
 from common.data.shards import tensorflow
 from common.errors import UserError
 from common.preparation import holdout, sources
-from common.preparation.folders import Folder
 from scripts import prepare
-from tests.benchmarks.resnet.preparation.test_imagenet import encoded, near, picture, pixels, rows
+from tests.benchmarks.resnet.preparation.test_imagenet import (
+    encoded,
+    near,
+    picture,
+    pictures,
+    pixels,
+    rows,
+)
 from tests.common.preparation import test_schema
+from tests.helpers.preparation import place
 
 
 def parse_own(record):
@@ -31,35 +38,31 @@ def parse_own(record):
 
 def photos(folder):
     """Own photos of every odd kind, as they lie on somebody's disk."""
-    for c, name in enumerate(["Dogs and cats", "Äpfel", "birds"]):
-        (folder / name).mkdir(parents=True)
-        for i in range(10):
-            (folder / name / f"{name[0]} photo {i}.jpg").write_bytes(encoded(picture(10 * c + i)))
-    birds = folder / "birds"
+    classes = ("Dogs and cats", "Äpfel", "birds")
+    place(folder, pictures(f"{c}/{c[0]} photo {i}.jpg" for c in classes for i in range(10)))
     scene = picture(77, (48, 32))
     exif = Image.Exif()
     exif[0x0112] = 6
-    (birds / "turned.jpg").write_bytes(
-        encoded(scene.transpose(Image.Transpose.ROTATE_90), exif=exif)
-    )
-    (birds / "lossless.webp").write_bytes(encoded(scene, "WEBP", lossless=True))
-    (birds / "bitmap.bmp").write_bytes(encoded(scene, "BMP"))
-    (birds / "palette.png").write_bytes(encoded(scene.quantize(256), "PNG"))
-    (birds / "cmyk.jpg").write_bytes(encoded(scene.convert("CMYK"), quality=95))
     grey = np.asarray(scene.convert("L")).astype(np.uint16)
-    (birds / "deep.png").write_bytes(encoded(Image.fromarray(grey * 257), "PNG"))
     clear = scene.convert("RGBA")
     clear.paste((9, 9, 9, 0), (0, 0, 24, 32))
-    (birds / "clear.png").write_bytes(encoded(clear, "PNG"))
-    (birds / "more").mkdir()
-    (birds / "more" / "ñandú 🐦.JPG").write_bytes(encoded(scene))
     jpeg = encoded(scene, quality=95)
-    (birds / "truncated.jpg").write_bytes(jpeg[: len(jpeg) // 2])
-    (birds / "page.jpg").write_text("<html>not found</html>")
-    (birds / "empty.png").write_bytes(b"")
-    (birds / ".hidden.jpg").write_bytes(encoded(scene))
-    (folder / ".DS_Store").write_bytes(b"\0")
-    (folder / "loose.jpg").write_bytes(encoded(scene))
+    birds = {
+        "turned.jpg": encoded(scene.transpose(Image.Transpose.ROTATE_90), exif=exif),
+        "lossless.webp": encoded(scene, "WEBP", lossless=True),
+        "bitmap.bmp": encoded(scene, "BMP"),
+        "palette.png": encoded(scene.quantize(256), "PNG"),
+        "cmyk.jpg": encoded(scene.convert("CMYK"), quality=95),
+        "deep.png": encoded(Image.fromarray(grey * 257), "PNG"),
+        "clear.png": encoded(clear, "PNG"),
+        "more/ñandú 🐦.JPG": encoded(scene),
+        "truncated.jpg": jpeg[: len(jpeg) // 2],
+        "page.jpg": "<html>not found</html>",
+        "empty.png": b"",
+        ".hidden.jpg": encoded(scene),
+    }
+    place(folder / "birds", birds)
+    place(folder, {".DS_Store": b"\0", "loose.jpg": encoded(scene)})
     return scene
 
 
@@ -98,16 +101,13 @@ def test_own_photos_of_every_kind(tmp_path, capsys):
 
 def test_a_long_short_side_is_shrunk(tmp_path, capsys):
     """To the pixels of TensorFlow's resize; what is small enough stays byte for byte."""
-    folder = tmp_path / "photos" / "birds"
-    folder.mkdir(parents=True)
     scene, small = picture(77, (96, 64)), encoded(picture(3, (60, 20)))
     exif = Image.Exif()
     exif[0x0112] = 6
     turned = scene.transpose(Image.Transpose.ROTATE_90)
-    (folder / "wide.jpg").write_bytes(encoded(scene, quality=95))
-    (folder / "tall.png").write_bytes(encoded(turned, "PNG"))
-    (folder / "turned.jpg").write_bytes(encoded(turned, quality=95, exif=exif))
-    (folder / "small.jpg").write_bytes(small)
+    birds = {"wide.jpg": encoded(scene, quality=95), "tall.png": encoded(turned, "PNG")}
+    birds |= {"turned.jpg": encoded(turned, quality=95, exif=exif), "small.jpg": small}
+    place(tmp_path / "photos" / "birds", birds)
     flags = ["--layout=folder", f"--train={tmp_path}/photos", f"--out={tmp_path}/out"]
     prepare.make("imagenet", [*flags, "--max_side=20"])
     train, rest = (rows(tmp_path / "out", split, parse_own) for split in records.SPLITS)
@@ -185,19 +185,16 @@ def test_groups_never_empty_a_class_and_odd_patterns_are_refused(capsys):
 
 
 def test_photos_of_a_phone_are_named(tmp_path):
-    for name in ("cats", "dogs"):
-        (tmp_path / "train" / name).mkdir(parents=True)
-        (tmp_path / "train" / name / "1.HEIC").write_bytes(b"\0\0\0\x18ftypheic" + bytes(40))
-    (reading,) = imagenet.readings(Folder.open(str(tmp_path)))
+    heic = b"\0\0\0\x18ftypheic" + bytes(40)
+    folder = place(tmp_path, {f"train/{name}/1.HEIC": heic for name in ("cats", "dogs")})
+    (reading,) = imagenet.readings(folder)
     with pytest.raises(UserError, match="cats/1.HEIC is a HEIC image: save it as a JPEG"):
         prepare.make("imagenet", [*reading.arguments, f"--out={tmp_path}/out"])
 
 
 def test_own_validation_folder(tmp_path):
-    for split, classes in (("train", "ab"), ("val", "abz")):
-        for c in classes:
-            (tmp_path / split / c).mkdir(parents=True)
-            (tmp_path / split / c / f"{split}.jpg").write_bytes(encoded(picture(1)))
+    names = [f"train/{c}/train.jpg" for c in "ab"] + [f"val/{c}/val.jpg" for c in "abz"]
+    place(tmp_path, dict.fromkeys(names, encoded(picture(1))))
     flags = ["--layout=folder", f"--validation={tmp_path}/val", f"--out={tmp_path}/out"]
     with pytest.raises(UserError, match="no class 'z' is among the training images"):
         prepare.make("imagenet", [*flags, f"--train={tmp_path}/train"])
@@ -224,10 +221,8 @@ def test_own_validation_folder(tmp_path):
 )
 def test_splits_and_masks_are_no_classes(folders, inner, fix, tmp_path):
     """The command with the advised flags makes records of the classes."""
-    for i, name in enumerate(folders.split()):
-        for k, c in enumerate(("cat/", "dog/") if inner else ("",)):
-            (tmp_path / "p" / name / c).mkdir(parents=True)
-            (tmp_path / "p" / name / c / "1.jpg").write_bytes(encoded(picture(9 * i + k)))
+    inside = ("cat/", "dog/") if inner else ("",)
+    place(tmp_path / "p", pictures(f"{x}/{c}1.jpg" for x in folders.split() for c in inside))
     fix = fix.replace("{}", f"{tmp_path}/p")
     flags = ["--layout=folder", f"--out={tmp_path}/out"]
     with pytest.raises(UserError, match=f", not classes: .*{fix}$"):
@@ -237,11 +232,9 @@ def test_splits_and_masks_are_no_classes(folders, inner, fix, tmp_path):
 
 
 def test_the_class_is_in_the_name(tmp_path, capsys):
-    for i in range(8):
-        name = f"{'ab'[i % 2]}/{('Cat', 'dog', 'dog', 'Cat')[i // 2]}-{i}.jpg"
-        (tmp_path / "train" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "train" / name).write_bytes(encoded(picture(i)))
-    (tmp_path / "train" / "b" / "Cat-1_mask.png").write_bytes(encoded(picture(99), "PNG"))
+    kinds = ("Cat", "dog", "dog", "Cat")
+    place(tmp_path / "train", pictures(f"{'ab'[i % 2]}/{kinds[i // 2]}-{i}.jpg" for i in range(8)))
+    place(tmp_path / "train", {"b/Cat-1_mask.png": encoded(picture(99), "PNG")})
     flags = ["--layout=folder", f"--train={tmp_path}/train", f"--out={tmp_path}/out"]
     prepare.make("imagenet", [*flags, r"--class=(\w+)-\d", "--validation_fraction=0.25"])
     assert "train/b/Cat-1_mask.png: by its name a mask" in capsys.readouterr().out
@@ -261,9 +254,8 @@ def test_the_class_is_in_the_name(tmp_path, capsys):
 
 
 def test_folders_whose_names_look_alike_are_refused(tmp_path):
-    for name in ("Äpfel", "A\u0308pfel", "birds"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        (tmp_path / "photos" / name / "1.jpg").write_bytes(encoded(picture(1)))
+    names = ("Äpfel", "A\u0308pfel", "birds")
+    place(tmp_path / "photos", pictures(f"{name}/1.jpg" for name in names))
     flags = ["--layout=folder", f"--train={tmp_path}/photos", f"--out={tmp_path}/out"]
     with pytest.raises(UserError, match="look alike"):
         prepare.make("imagenet", flags)
@@ -271,14 +263,10 @@ def test_folders_whose_names_look_alike_are_refused(tmp_path):
 
 def test_a_validation_folder_may_write_a_name_in_another_form(tmp_path, capsys):
     """An empty folder and one without images are named; equal photos are, too."""
-    for split, name in (("train", "Äpfel"), ("val", "A\u0308pfel")):
-        for i in range(2):
-            (tmp_path / split / name).mkdir(parents=True, exist_ok=True)
-            (tmp_path / split / name / f"{i}.jpg").write_bytes(encoded(picture(1)))
-    for name in ("empty", "hidden", "texts"):
-        (tmp_path / "train" / name).mkdir()
-    (tmp_path / "train" / "hidden" / ".x.jpg").write_bytes(encoded(picture(1)))
-    (tmp_path / "train" / "texts" / "x.txt").write_text("x")
+    names = [f"{folder}/{i}.jpg" for folder in ("train/Äpfel", "val/A\u0308pfel") for i in "01"]
+    place(tmp_path, dict.fromkeys([*names, "train/hidden/.x.jpg"], encoded(picture(1))))
+    place(tmp_path, {"train/texts/x.txt": "x"})
+    (tmp_path / "train" / "empty").mkdir()
     inputs = [f"--train={tmp_path}/train", f"--validation={tmp_path}/val"]
     prepare.make("imagenet", ["--layout=folder", *inputs, f"--out={tmp_path}/out"])
     warnings = [row for row in capsys.readouterr().out.splitlines() if row.startswith("warning")]
@@ -291,10 +279,8 @@ def test_a_validation_folder_may_write_a_name_in_another_form(tmp_path, capsys):
 
 
 def test_large_photos_get_a_hint(tmp_path, capsys):
-    for i in range(4):
-        (tmp_path / "photos" / str(i % 2)).mkdir(parents=True, exist_ok=True)
-        jpeg = encoded(picture(i, (1400, 1000)))
-        (tmp_path / "photos" / str(i % 2) / f"{i}.jpg").write_bytes(jpeg)
+    photos = {f"{i % 2}/{i}.jpg": encoded(picture(i, (1400, 1000))) for i in range(4)}
+    place(tmp_path / "photos", photos)
     flags = ["--layout=folder", f"--train={tmp_path}/photos", f"--out={tmp_path}/out"]
     assert "--config.reduced_decoding=True" in prepare.make("imagenet", flags)
     assert "photos of 1.4 megapixels take long to decode" in capsys.readouterr().out

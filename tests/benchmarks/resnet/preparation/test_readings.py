@@ -1,16 +1,15 @@
 """How `prepare imagenet` sees a folder: classes, splits, ImageNet's files, tables of labels."""
 
 import csv
-import re
-import shlex
+import io
 
 import pytest
 
 from benchmarks.resnet.preparation.imagenet import readings
 from common.errors import UserError
-from common.preparation.folders import Folder
 from scripts import prepare
-from tests.benchmarks.resnet.preparation.test_imagenet import encoded, picture
+from tests.benchmarks.resnet.preparation.test_imagenet import pictures
+from tests.helpers.preparation import choose, follow, place
 
 PAIR = [f"{c}/{i}.jpg" for c in ("cats", "dogs") for i in range(3)]
 SYNSETS = [f"n{i:08d}/{i}.JPEG" for i in range(1000)]
@@ -124,10 +123,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_what_a_folder_is(case, tmp_path):
     files, expected, words = case
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    (reading,) = readings(Folder.open(str(tmp_path)))
+    (reading,) = readings(place(tmp_path, files))
     assert reading.name == "imagenet" and reading.files > 1
     form, *flags = expected.split()
     arguments = [a.replace(str(tmp_path), "").replace("=/", "=") for a in reading.arguments]
@@ -166,18 +162,13 @@ OTHERS = {
 
 @pytest.mark.parametrize("files", OTHERS.values(), ids=OTHERS)
 def test_what_belongs_to_others(files, tmp_path):
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert readings(Folder.open(str(tmp_path))) == []
+    assert readings(place(tmp_path, files)) == []
 
 
 def test_class_folders_or_a_table(tmp_path):
     files = {f"part_{int(i) % 3}/{i}.jpg": "" for i, _ in ROWS}
-    for name, text in (files | {"meta.tsv": table(("image_id", "dx"), *ROWS)}).items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text.replace(",", "\t"))
-    folder = Folder.open(str(tmp_path))
+    listed = table(("image_id", "dx"), *ROWS).replace(",", "\t")
+    folder = place(tmp_path, files | {"meta.tsv": listed})
     with pytest.raises(UserError, match="--as=photos.* or .*--as=csv"):
         prepare.choose(folder, readings(folder))
     flags = ["--labels=%s/meta.tsv", "--file_column=image_id", "--label_column=dx"]
@@ -198,10 +189,7 @@ OBJECTS = {
 
 @pytest.mark.parametrize("files", OBJECTS.values(), ids=OBJECTS)
 def test_class_folders_beside_labels_of_objects_are_taken_only_by_name(files, tmp_path, capsys):
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    folder = Folder.open(str(tmp_path))
+    folder = place(tmp_path, files)
     (reading,) = readings(folder)
     with pytest.raises(UserError, match="classes .*--as=photos"):
         prepare.choose(folder, [reading])
@@ -290,25 +278,22 @@ NOT_CLASSES = {  # rows of a table of the photos i/0.jpg ... i/5.jpg, and words 
 
 
 def write_table(folder, rows):
-    (folder / "i").mkdir()
-    for i in range(6):
-        (folder / "i" / f"{i}.jpg").write_bytes(encoded(picture(i)))
-    with open(folder / "t.csv", "w", newline="") as file:
-        csv.writer(file).writerows(rows)
+    file = io.StringIO()
+    csv.writer(file).writerows(rows)
+    photos = pictures(f"i/{i}.jpg" for i in range(6))
+    return place(folder, photos | {"t.csv": file.getvalue()})
 
 
 @pytest.mark.parametrize("case", NOT_CLASSES.values(), ids=NOT_CLASSES)
 def test_tables_of_something_else_are_named(case, tmp_path):
     """And the command that takes a column as the classes works, as far as one is advised."""
     rows, words = case
-    write_table(tmp_path, rows)
+    folder = write_table(tmp_path, rows)
     with pytest.raises(UserError, match=f"{tmp_path}/t.csv .*{words}") as refused:
-        readings(Folder.open(str(tmp_path)))
-    if command := re.search(
-        r"type python -m scripts.prepare imagenet (.*) --out", str(refused.value)
-    ):
-        line = prepare.make("imagenet", [*shlex.split(command[1]), f"--out={tmp_path}/out"])
-        column = shlex.split(command[1])[-1].partition("=")[2]
+        readings(folder)
+    if "type python -m scripts.prepare" in str(refused.value):
+        flags, line = follow(refused, tmp_path / "out")
+        column = flags[-1].partition("=")[2]
         k = int(column) - 1 if column.isdigit() else rows[0].index(column)
         cells = {row[k] for row in rows} - {column}
         assert f"of {len(cells)} classes" in line and not any(cell[0] in "[{" for cell in cells)
@@ -317,32 +302,26 @@ def test_tables_of_something_else_are_named(case, tmp_path):
 @pytest.mark.parametrize("held", ["", "val"])
 def test_class_folders_among_other_images_are_named(held, tmp_path):
     """And the command for them works."""
-    for name in [f"set/{s}/{x}" for s in ("train", held) if s for x in PAIR] + [*loose("more/all")]:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(encoded(picture(len(name))))
-    folder = Folder.open(str(tmp_path))
+    names = [f"set/{s}/{x}" for s in ("train", held) if s for x in PAIR]
+    folder = place(tmp_path, pictures([*names, *loose("more/all")]))
     with pytest.raises(UserError, match="cats, dogs in set/train look like classes") as refused:
-        prepare.choose(folder, readings(folder))
-    command = re.search(r"type python -m scripts.prepare imagenet (.*) --out", str(refused.value))
-    assert command is not None and ("--validation=" in command[1]) == bool(held)
-    line = prepare.make("imagenet", [*shlex.split(command[1]), f"--out={tmp_path}.out"])
+        choose(folder)
+    flags, line = follow(refused, f"{tmp_path}.out")
+    assert any(flag.startswith("--validation=") for flag in flags) == bool(held)
     assert "of 2 classes" in line
 
 
 def test_names_of_several_words_are_classes(tmp_path):
     names = ["golden retriever", "great dane", "tench, Tinca tinca"] * 2
-    write_table(tmp_path, [("f", "label"), *((f"{i}.jpg", x) for i, x in enumerate(names))])
-    (reading,) = readings(Folder.open(str(tmp_path)))
+    rows = [("f", "label"), *((f"{i}.jpg", x) for i, x in enumerate(names))]
+    (reading,) = readings(write_table(tmp_path, rows))
     assert reading.form == "csv" and ": 3 classes" in reading.found
 
 
 def test_a_folder_that_is_no_class_beside_class_folders_is_named(tmp_path):
-    for name in [f"{c}/{i}.jpg" for c in ("cat", "dog") for i in range(10)] + ["docs/x/1.jpg"]:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(encoded(picture(len(name))))
+    names = [f"{c}/{i}.jpg" for c in ("cat", "dog") for i in range(10)]
+    folder = place(tmp_path, pictures([*names, "docs/x/1.jpg"]))
     with pytest.raises(UserError, match="cat, dog look like classes, docs beside") as refused:
-        readings(Folder.open(str(tmp_path)))
-    command = re.search(r"type python -m scripts.prepare imagenet (.*) --out", str(refused.value))
-    assert command is not None
-    line = prepare.make("imagenet", [*shlex.split(command[1]), f"--out={tmp_path}.out"])
+        readings(folder)
+    _, line = follow(refused, f"{tmp_path}.out")
     assert "of 3 classes" in line

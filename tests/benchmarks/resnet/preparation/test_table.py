@@ -8,8 +8,9 @@ import pytest
 from common.data import records
 from common.errors import UserError
 from scripts import prepare
-from tests.benchmarks.resnet.preparation.test_imagenet import encoded, picture, rows
+from tests.benchmarks.resnet.preparation.test_imagenet import pictures, rows
 from tests.benchmarks.resnet.preparation.test_photos import parse_own
+from tests.helpers.preparation import place
 
 NAMES = [f"{folder}/{i}.JPG" for folder in ("one", "two") for i in range(10)]
 
@@ -17,9 +18,7 @@ NAMES = [f"{folder}/{i}.JPG" for folder in ("one", "two") for i in range(10)]
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
-    for i, name in enumerate(NAMES):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(encoded(picture(i)))
+    place(folder, pictures(NAMES))
     return folder
 
 

@@ -33,7 +33,7 @@ VALUES = {
     "torchvision resnet18": {"resnet_depth": 18},
     "timm D and SE": {"resnet_depth": 18, "deep_stem": True, "squeeze_excite": 1 / 16},
     "timm RS": {
-        **{"resnet_depth": 18, "deep_stem": True, "squeeze_excite": 1 / 4, "max_pool": "conv"},
+        **{"resnet_depth": 18, "deep_stem": True, "squeeze_excite": 1 / 4, "max_pool": "conv"}
     },
     "timm resnetv2_18": {"resnet_depth": 18, "resnet_version": "2"},
     "Hugging Face": {"resnet_depth": 50, "num_filters": 8},

@@ -107,8 +107,12 @@ VOCABULARY = ("--vocabulary=FOLDER/new",)
         ("new", b"<unk>\n<s>\n</s>\nthe\n", VOCABULARY, "new is a vocabulary of tokenized text"),
         ("a.tgz", b"", ("--eval_source=FOLDER/a.tgz",), "FOLDER/a.tgz is an archive: unpack it"),
         ("new", b"", ("--max_tokens=1",), "all training pairs have more than --max_tokens=1"),
+        ("new", b"", ("--max_tokens=33",), "--max_tokens=33 must not exceed --length=32"),
+        ("new", b"", ("--train_target=a,b",), "--train_source has 1 files and --train_target 2"),
+        ("new", b"", ("--columns=1",), "--columns=1 must be two"),
+        ("new", b"", ("--train_source=", "--train_target="), "give --train, or --train_source"),
     ],
-    ids=range(10),  # a gzip file, which would be a name, has the time of its making
+    ids=range(14),  # a gzip file, which would be a name, has the time of its making
 )
 def test_a_fault_takes_one_line(tmp_path, capsys, name, data, flags, words):
     arguments = write_text(tmp_path)
@@ -119,21 +123,6 @@ def test_a_fault_takes_one_line(tmp_path, capsys, name, data, flags, words):
     assert code in (1, 2) and words in line.replace(str(tmp_path), "FOLDER"), line
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert "--max_tokens=1" in flags or not list((tmp_path / "out").glob("*-train-*"))
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--max_tokens=33"], "--max_tokens=33 must not exceed --length=32"),
-        (["--train_target=a,b"], "--train_source has 1 files and --train_target 2"),
-        (["--columns=1"], "--columns=1 must be two"),
-        (["--train_source=", "--train_target="], "give --train, or --train_source"),
-    ],
-)
-def test_arguments_are_checked_first(tmp_path, capsys, flags, words):
-    arguments = write_text(tmp_path)
-    code, line = leaves("text", [*arguments, "--out=x", *flags], capsys)
-    assert code == 2 and words in line
 
 
 @pytest.mark.parametrize(

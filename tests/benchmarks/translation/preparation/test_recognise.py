@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 
-from benchmarks.translation.preparation import recognition
+from benchmarks.translation.preparation import recognise
 from benchmarks.translation.preparation.corpora import Question
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
+from tests.helpers.preparation import place
 
 
 def lines(part, language, count=40):
@@ -42,11 +43,8 @@ def tables(*pairs, header=True):
 
 
 def recognised(tmp_path, files, *flags):
-    for name, content in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, "utf-8")
-    return recognition.readings(dataclasses.replace(Folder.open(str(tmp_path)), flags=flags))
+    folder = place(tmp_path, files)
+    return recognise.readings(dataclasses.replace(folder, flags=flags))
 
 
 def chosen(tmp_path, files, *flags):
@@ -94,7 +92,7 @@ def test_text_for_evaluation_is_never_trained_on(tmp_path):
         recognised(tmp_path, sides("dev", "newstest2014"))
     path = tmp_path / "test.tsv"  # the user names it
     path.write_text("".join(f"A dog {i}.\tEin Hund {i}.\n" for i in range(30)), "utf-8")
-    (reading,) = recognition.readings(Folder.open(str(path)))
+    (reading,) = recognise.readings(Folder.open(str(path)))
     assert reading.arguments[0] == f"--train={path}"
 
 
@@ -166,7 +164,7 @@ def test_text_whose_encoding_alone_is_wrong_is_named(tmp_path):
     (tmp_path / "a.po").write_bytes(pages("a")["a.po"].replace("Phrase", "Übung").encode("cp1252"))
     for path in (tmp_path, tmp_path / "a.po"):
         with pytest.raises(SourceError, match=r"a\.po, line 6 is not UTF-8 .*iconv"):
-            recognition.readings(Folder.open(str(path)))
+            recognise.readings(Folder.open(str(path)))
 
 
 def test_two_copies_of_a_text_are_a_question(tmp_path):
