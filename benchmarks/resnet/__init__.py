@@ -11,13 +11,6 @@ from benchmarks.resnet.use import foreign_settings, foreign_weights
 from common.keys import read_config
 
 __all__ = ["MODEL_KEYS", "WHOLE_KEYS", "ImageClassifier", "Settings", "foreign_settings"]
-    "MODEL_KEYS",
-    "WHOLE_KEYS",
-    "ImageClassifier",
-    "Settings",
-    "foreign_settings",
-    "foreign_weights",
-]
 __all__ += ["foreign_weights", "make", "restored"]
 
 
