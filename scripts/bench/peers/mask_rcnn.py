@@ -369,7 +369,7 @@ def make(benchmark: Any, freeze: str) -> Peer:
         rows, columns = np.arange(images.shape[1])[:, None], np.arange(images.shape[2])
         tall, wide = (sizes[:, i, None, None] for i in (0, 1))
         images = jnp.where(((rows < tall) & (columns < wide))[..., None], images, 0)
-        sample = partial(sampled, batch, keys.regions.sampling)
+        sample = partial(sampled, batch, keys.regions.rule)
         return method(variables, images, sizes, sample, **how)
 
     def init(key: jax.Array) -> tuple[Any, Any]:
