@@ -71,8 +71,8 @@ def module(name: str) -> Any:
 def restored_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The values of the config in a checkpoint's manifest, so that `load` needs no data for it.
 
-    A benchmark's module may have `restored(values, manifest)`, which returns the values with those
-    keys added that were unknown when the checkpoint was written.
+    A benchmark's module may have `restored(values, manifest)`, which returns the values with what
+    the run has learnt from its data, such as the number of classes.
 
     Raises:
       CheckpointError: the manifest is damaged.
@@ -86,11 +86,6 @@ def restored_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
         return complete(values, manifest) if complete else values
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint's manifest is damaged: {error!r}") from error
-
-
-def is_older(manifest: Mapping[str, Any]) -> bool:
-    """Whether the benchmark has got keys since the checkpoint was written; `restored` adds them."""
-    return not restored_config(manifest).keys() <= manifest["config"].keys()
 
 
 def settle_config(

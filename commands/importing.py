@@ -22,10 +22,9 @@ from engine.step import model_items, state_of
 def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list[str]:
     """Gives the config the keys of the model whose weights the run uses; returns notes.
 
-    A run that is evaluated, that began with another model's weights, or whose checkpoint is older
-    than a key of its model, uses the model of its workdir; other runs use the model in
-    `config.init_from`. The config is changed in place; the `fixed` keys, which the user has given,
-    stay. A mode without a workdir has "".
+    A run that is evaluated, or that began with another model's weights, uses the model of its
+    workdir; other runs use the model in `config.init_from`. The config is changed in place; the
+    `fixed` keys, which the user has given, stay. A mode without a workdir has "".
     """
     notes = []
     imports, evaluates = mode == "import", mode in ("eval", "report")
@@ -34,7 +33,7 @@ def settle(config: Any, workdir: str, mode: str, fixed: Collection[str]) -> list
         config.init_from = f"{workdir}/checkpoints/0"
         notes.append("the workdir holds an imported model, with whose weights the run begins")
     begins = config.init_from or (previous and previous["config"].get("init_from"))
-    if previous is not None and (evaluates or begins or benchmarks.is_older(previous)):
+    if previous is not None and (evaluates or begins):
         return notes + benchmarks.settle_config(config, previous, fixed, whole=evaluates)
     if not config.init_from:
         return notes

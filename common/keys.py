@@ -37,9 +37,8 @@ def read_config(settings: type[T], config: Any, prefix: str = "config.") -> T:
     """Makes a frozen dataclass from the config's keys of the same names.
 
     A field whose type is itself such a dataclass is read the same way, from the nested config of
-    its name or else from the same keys. A key whose field has a default may be missing: old recipes
-    and the configs of old checkpoints lack keys that came later. ConfigError if the recipe lacks a
-    key, or a value is not of its kind or range.
+    its name or else from the same keys. A key whose field has a default may be missing.
+    ConfigError if another key is missing, or a value is not of its kind or range.
     """
     hints = get_type_hints(settings, include_extras=True)
     values = {}
@@ -53,8 +52,8 @@ def read_config(settings: type[T], config: Any, prefix: str = "config.") -> T:
             values[name] = check(f"{prefix}{name}", config[name], kind)
         elif field.default is dataclasses.MISSING:
             raise ConfigError(
-                f"the recipe has no {prefix}{name}; configs/_loop.py shows the keys of the loop, "
-                "configs/resnet50.py the keys of a benchmark"
+                f"the recipe (or the checkpoint of another version) has no {prefix}{name}; "
+                "configs/_loop.py shows the keys of the loop, configs/resnet50.py a benchmark's"
             )
     return settings(**values)
 

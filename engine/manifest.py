@@ -15,7 +15,7 @@ import numpy as np
 from common.trees import by_name
 
 LIBRARIES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "tensorflow-cpu")
-_KINDS: Any = {  # of values of a manifest, some of which older programs did not write
+_KINDS: Any = {  # of values of a manifest; an imported model lacks some
     dict: ("tree", "checksums", "config", "recipe", "data", "versions", "imported"),
     list: ("class_names", "starts", "evaluations", "accepted_data"),
     str: ("benchmark", "target_metric"),

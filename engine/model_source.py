@@ -254,13 +254,9 @@ def settings(workdir: str, flag: str = "--workdir") -> Settings:
 
 def config_of(manifest: Mapping[str, Any]) -> ml_collections.ConfigDict:
     """The config of the run that wrote a checkpoint; ConfigError if its benchmark is unknown."""
-    values, loop = benchmarks.restored_config(manifest), _loop.get_config().to_dict()
-    # Older runs lack keys of the loop.
-    nested = {key: {**x, **values.get(key, {})} for key, x in loop.items() if isinstance(x, dict)}
-    config = ml_collections.ConfigDict({**loop, **values, **nested})
+    config = ml_collections.ConfigDict(benchmarks.restored_config(manifest))
     # Never the checkpoint's folder of compiled programs: this machine would run what is in it.
-    config.compilation_cache = loop["compilation_cache"]
-    config.tracker = ""  # only training has one, and older runs knew others
+    config.compilation_cache = _loop.get_config().compilation_cache
     return config
 
 

@@ -31,14 +31,6 @@ from engine.weights import Adoption, Weights, adopt
 
 Manifest = Mapping[str, Any]  # what `engine.start.Run.facts` wrote
 Say = Callable[[str], None]  # writes a line for the user
-_GONE = (  # former keys
-    "sam_radius",
-    "sam_every",
-    "colout",
-    "normalization",
-    "head_init_std",
-    "decoded_cache",
-)
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256; messages show 12 digits
 
 
@@ -145,8 +137,6 @@ def compare_data(
 ) -> list[str]:
     """Compares the data's meaning by `check_meaning`, then says which files have changed."""
     lines = check_meaning(programs, say, then, source, data)
-    if "data" not in then:
-        say(f"NOTE {source} was written before checkpoints described their data")
     known, now = then.get("data", {}), {k: v for split in data for k, v in split.content.items()}
     for what, text in now.items():
         if known.get(what, text) != text:
@@ -189,7 +179,7 @@ def other_meaning(then: Manifest, now: Mapping[str, Any]) -> list[str]:
     lines = []
     for key, value in json.loads(json.dumps(now)).items():
         old, value = (_named(entries) for entries in (then.get(key), value))
-        if not old or not value or old == value:  # older programs and imported models know no names
+        if not old or not value or old == value:  # imported models know no names
             continue
         if isinstance(old, list) and isinstance(value, list):
             pairs = [*itertools.zip_longest(old, value)]
@@ -211,19 +201,10 @@ def _named(value: Any) -> Any:
 def note_changes(
     programs: Programs, say: Say, then: Manifest, now: Manifest, state: TrainState
 ) -> None:
-    """Says which settings have changed; CheckpointError if the former ones are gone.
+    """Says which settings have changed.
 
     `then` is the checkpoint's manifest, `now` has the same facts about this run.
     """
-    before = then["config"]
-    for key in ("sam_radius", "colout"):
-        if before.get(key):
-            raise CheckpointError(
-                f"the run was trained with config.{key}={before[key]!r}, which this version lacks: "
-                f"--config.init_from={programs.settings.workdir} and another --workdir begin a run "
-                "with its weights"
-            )
-    then = {**then, "config": {key: x for key, x in before.items() if key not in _GONE}}
     for key in ("config", "num_train_examples"):
         for change in changes({key: then[key]}, {key: now[key]}):
             say(f"NOTE {change}")

@@ -238,6 +238,28 @@ def calm_run(tmp_path_factory, tiny_records):
     return workdir, train.train_and_evaluate(read_settings(make_tiny_config(tiny_records), workdir))
 
 
+@pytest.fixture(scope="session")
+def untrained_run(tmp_path_factory, tiny_records):
+    """The workdir of a ResNet for 4 classes with averages, whose step 4 has its first weights."""
+    import jax.numpy as jnp
+
+    from engine.checkpoint import Checkpointer
+    from engine.run import make_plan, read_settings
+    from engine.start import Run
+    from engine.step import checkpoint_items
+
+    workdir = str(tmp_path_factory.mktemp("untrained") / "run")
+    settings = read_settings(make_tiny_config(tiny_records, moving_average_decay=0.9), workdir)
+    run = Run.open(settings)
+    plan = make_plan(settings, run.benchmark, 90)
+    state = run.programs.initial_state(plan.recipe)._replace(step=jnp.int32(4))
+    totals = run.programs.zeros(run.programs.abstract_totals(state))()
+    checkpoints = Checkpointer(run.checkpoints_dir, keep=1, best=lambda: None)
+    checkpoints.save(4, **checkpoint_items(state, totals), facts=run.facts(90))
+    checkpoints.close()
+    return workdir
+
+
 def make_programs(config, cache_dir=""):
     """The programs of a config on this machine's devices."""
     from engine.run import Programs, read_settings

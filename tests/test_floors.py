@@ -40,7 +40,7 @@ EXCEPTIONS = {  # file: what it may import besides, and why
     # Asks whether the recipe's benchmark reads a folder of data; explains flags of the tutorial.
     "main.py": "benchmarks$|resnet_main",
     "predict.py": r"configs\.resnet50|engine\.environment",  # of others' weights; before TensorFlow
-    "engine/model_source.py": r"configs\._loop",  # the keys of the loop that an older run lacks
+    "engine/model_source.py": r"configs\._loop",  # the folder of compiled programs
 }
 ONLY_IN = {
     "orbax": ["engine/checkpoint.py"],

@@ -130,7 +130,7 @@ def test_a_recipe_that_lacks_keys(tmp_path):
         "import ml_collections\n"
         "def get_config():\n    return ml_collections.ConfigDict({'benchmark': 'resnet'})"
     )
-    fails_with(run("--workdir=w", config=path), "the recipe has no config.seed", "_loop.py")
+    fails_with(run("--workdir=w", config=path), "has no config.seed; configs", "_loop.py")
 
 
 @pytest.mark.parametrize(

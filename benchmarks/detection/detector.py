@@ -29,7 +29,7 @@ COCO = {
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of an older checkpoint; it takes the number of classes from the training data."""
+    """The config of a checkpoint, with the number of classes that it stores."""
     return {**values, "num_classes": len(x)} if (x := manifest.get("categories")) else values
 
 

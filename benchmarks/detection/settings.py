@@ -51,7 +51,7 @@ class Backbone:
     num_filters: Annotated[int, "[1, 4096]"]
     bn_momentum: Share
     precision: Literal["bfloat16", "float32"]
-    max_pool: Literal["same", "torch"] = "torch"  # as SSD was trained before the key existed
+    max_pool: Literal["same", "torch"] = "torch"
 
     @property
     def pool_padding(self) -> Any:

@@ -44,7 +44,7 @@ class Settings:
     gmf_dim: Annotated[int, "[1, 65536]"]
     mlp_layers: Annotated[tuple[Annotated[int, "[1, 65536]"], ...], "[1, 100]"]
     target: Share
-    eval_holdout: Literal["latest", "random"] = "latest"  # older checkpoints lack it
+    eval_holdout: Literal["latest", "random"] = "latest"
 
 
 def make(config: Any, cache_dir: str) -> Ncf:

@@ -139,8 +139,6 @@ def _fixes(settings: Settings) -> Iterator[tuple[str, str]]:
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The config of a checkpoint, with the number of classes and the input that it stores."""
-    if values.get("augmentation", "").endswith(":uniform"):  # gone, and only training would use it
-        values = values | {"augmentation": ""}
     if head := manifest.get("tree", {}).get("model", {}).get("params/head/kernel"):
         values = values | {"num_label_classes": int(head.removesuffix("]").rpartition(",")[2])}
     if spec := manifest.get("input_spec"):

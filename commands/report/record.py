@@ -27,7 +27,7 @@ class Record:
     """A run, as its newest checkpoint and metrics.jsonl describe it.
 
     `history` has the rows of metrics.jsonl; scores that it has lost are from the manifest. `starts`
-    is empty in a run of an older program; `total_steps` is what the config asks for.
+    is empty for an imported model; `total_steps` is what the config asks for.
     """
 
     settings: Settings

@@ -122,6 +122,11 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         if module_name == "torch" and global_name.endswith("Storage"):
             return global_name  # for `persistent_load`
+        if (module_name, global_name) == ("torch._utils", "_rebuild_tensor"):
+            raise ValueError(
+                "PyTorch before 0.4 wrote it: write it again with a newer one, "
+                "torch.save(torch.load(FILE), FILE)"
+            )
         return _CLASSES.get(f"{module_name}.{global_name}", _StandIn)
 
     def persistent_load(self, pid: Any, /) -> _Array:
@@ -166,7 +171,7 @@ class _StandIn(_Inert):
 
 
 class _Array(_Inert):
-    """A storage, a tensor or a parameter; before PyTorch 0.4 its state may hold the array."""
+    """A storage, a tensor or a parameter."""
 
     array: np.ndarray | None = None
 
@@ -174,10 +179,6 @@ class _Array(_Inert):
         self = super().__new__(cls)
         self.array = data.array if isinstance(data, _Array) else None
         return self
-
-    def __setstate__(self, state: Any) -> None:
-        if self.array is None and isinstance(state[0], _Array):
-            self.array = state[0].array
 
 
 class _Tensor(_Array):
@@ -194,8 +195,6 @@ class _Tensor(_Array):
 
 _CLASSES: Mapping[str, type] = {
     "collections.OrderedDict": _Dictionary,
-    "torch._utils._rebuild_tensor": _Tensor,
     "torch._utils._rebuild_tensor_v2": _Tensor,
     "torch._utils._rebuild_parameter": _Array,
-    "torch.nn.parameter.Parameter": _Array,
 }

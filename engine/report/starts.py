@@ -55,10 +55,9 @@ def past_starts(manifest: Row, rows: Sequence[Row] = ()) -> list[dict[str, Any]]
 
 
 def cost_summary(starts: Sequence[Row], rows: Sequence[Row]) -> str:
-    """What a run has cost up to now, in one line."""
-    if cost := cost_rows(starts_now(starts), rows):
-        return "; ".join(f"{name}: {text}" for name, text in cost.items())
-    return "goodput: not known, because an older program began the run"
+    """What a run has cost up to now, in one line; "" if that is not known."""
+    cost = cost_rows(starts_now(starts), rows)
+    return "; ".join(f"{name}: {text}" for name, text in cost.items())
 
 
 def cost_rows(starts: Sequence[Row], rows: Sequence[Row]) -> dict[str, str]:

@@ -5,7 +5,6 @@ import pathlib
 import re
 import shutil
 import sys
-import tarfile
 import types
 
 import numpy as np
@@ -25,15 +24,12 @@ from engine.run import Programs
 from engine.start import Run
 
 COMPILES = types.SimpleNamespace(use_cache=lambda *_: sys.exit("compiles"))
-STORED = pathlib.Path(__file__).parents[1] / "data" / "run_of_e107b0f.tar.xz"
 
 
 @pytest.fixture
-def workdir(tmp_path):
-    """A run of an older version of the program: step 4 of a ResNet-18 for 4 classes."""
-    with tarfile.open(STORED) as archive:
-        archive.extractall(tmp_path, filter="data")
-    return str(tmp_path / "run")
+def workdir(tmp_path, untrained_run):
+    """A workdir with step 4 of a ResNet for 4 classes."""
+    return str(shutil.copytree(untrained_run, tmp_path / "run"))
 
 
 def change_manifest(workdir, **changes):

@@ -14,7 +14,7 @@ import train
 from commands import evaluating
 from common.data import files, records
 from common.errors import CheckpointError, DataError
-from engine import model_source, resuming
+from engine import resuming
 from engine.cadence import Every
 from engine.run import Programs, read_settings
 from tests.conftest import make_recipe, make_tiny_config
@@ -188,20 +188,6 @@ def test_other_records_are_a_note(workdir, tiny_records, tmp_path, notes):
     assert before["eval records"] == now["eval records"]
 
 
-def test_a_checkpoint_of_an_older_program_is_compared_by_names(workdir, tiny_records, notes):
-    path = workdir / "checkpoints/12/manifest/metadata"
-    facts = manifest(workdir, 12)
-    del facts["data"], facts["accepted_data"]
-    path.write_text(json.dumps(facts))
-    evaluating.evaluate(settings(workdir, tiny_records), "latest", 0.0)
-    (note,) = notes()
-    assert "was written before checkpoints described their data" in note
-    facts["class_names"][0] = "zebra"
-    path.write_text(json.dumps(facts))
-    with pytest.raises(DataError, match="entry 0 of class_names .* 'zebra' in the checkpoint"):
-        evaluating.evaluate(settings(workdir, tiny_records), "latest", 0.0)
-
-
 def test_lines_identify_files_by_name_size_and_count_and_the_manifest(tmp_path):
     for name, size in (("b", 3), ("a", 2)):
         (tmp_path / name).write_bytes(bytes(size))
@@ -274,30 +260,3 @@ def test_other_batches_of_batch_norm_are_told(tiny_records):
 )
 def test_changes_are_listed_by_key(then, now, lines):
     assert resuming.changes(then, now) == lines
-
-
-def remember(workdir, **values):
-    """Puts values into the config that the newest checkpoint of the run has."""
-    path = workdir / "checkpoints/12/manifest/metadata"
-    facts = manifest(workdir, 12)
-    path.write_text(json.dumps({**facts, "config": {**facts["config"], **values}}))
-
-
-@pytest.mark.long
-def test_keys_that_are_gone_stop_no_run_that_did_not_use_them(workdir, tiny_records, notes):
-    gone = {"sam_radius": 0.0, "sam_every": 1, "colout": 0.0, "normalization": "batch"}
-    remember(workdir, **gone, head_init_std=0.01, tracker="mlflow")
-    assert model_source.load(str(workdir)).benchmark.targets
-    assert model_source.settings(str(workdir)).tracker == ""
-    train.train_and_evaluate(settings(workdir, tiny_records, train_steps="12"))
-    (note,) = notes()
-    assert "config.tracker was 'mlflow'" in note
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("key", ["sam_radius", "colout"])
-def test_a_run_that_trained_in_a_way_that_is_gone_is_only_used(key, workdir, tiny_records):
-    remember(workdir, **{key: 0.5, "augmentation": "randaugment:1x9:uniform"})
-    assert model_source.load(str(workdir)).benchmark.targets
-    with pytest.raises(CheckpointError, match=f"config.{key}=0.5, which this version lacks"):
-        train.train_and_evaluate(settings(workdir, tiny_records, train_steps="15"))

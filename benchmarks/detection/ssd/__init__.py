@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.base import HostBatch, Terms
-from benchmarks.detection import boxes, detector
+from benchmarks.detection import boxes
 from benchmarks.detection.detector import Detector, Leaves
+from benchmarks.detection.detector import restored as restored
 from benchmarks.detection.settings import normalize
 from benchmarks.detection.ssd import input_pipeline, losses, models
 from benchmarks.detection.ssd.settings import Maps, Settings
@@ -34,11 +35,6 @@ MODEL_KEYS = ("max_pool", "clip_boxes")
 BODY_KEYS = ("antialias", "resnet_stages", "num_filters", *Maps.__dataclass_fields__)
 WHOLE_KEYS = ("num_classes",)  # taken from an SSD that is used unchanged
 foreign_settings = functools.partial(read_foreign_settings, __name__)
-
-
-def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of an older checkpoint; the first SSDs padded the max-pool as PyTorch does."""
-    return {"max_pool": "torch", "clip_boxes": True, **detector.restored(values, manifest)}
 
 
 class Ssd(Detector):

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 from html.parser import HTMLParser
 from typing import Any
 
@@ -32,7 +31,6 @@ from engine import model_source
 from engine.cluster import preemption
 from engine.run import read_settings
 from tests.conftest import make_tiny_config
-from tests.engine.test_model_source import STORED
 from tests.test_train import stop_at_batch
 
 per_class: Any = metrics.precision_recall_fscore_support  # its stubs know less than it takes
@@ -228,7 +226,6 @@ def test_pictures_never_make_the_page_too_large(workdir):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_figures_of_speed_are_those_of_the_rows(known, workdir):
-    """An older program noted no costs."""
     rows, record = metric_rows(workdir), record_of(workdir)
     if not known:
         starts = [start | {"seconds": 0.0} for start in record.starts]
@@ -239,12 +236,13 @@ def test_figures_of_speed_are_those_of_the_rows(known, workdir):
     assert ("chip hours" in shown) == known
 
 
-def test_without_its_data_a_run_still_has_curves(tmp_path, monkeypatch):
-    """The stored run is of an older program; its data are gone."""
+def test_without_its_data_a_run_still_has_curves(workdir, tmp_path, monkeypatch):
     # As a detector's, which takes the scores by name.
     monkeypatch.setattr(base.Hints, "headline", lambda self, scores: {"mAP": scores["mAP"]})
-    with tarfile.open(STORED) as archive:
-        archive.extractall(tmp_path, filter="data")
+    copy = shutil.copytree(workdir, tmp_path / "run")
+    path = max(copy.glob("checkpoints/*/manifest/metadata"), key=lambda p: int(p.parts[-3]))
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps({**facts, "config": {**facts["config"], "data_dir": "/gone"}}))
     report.report(model_source.settings(str(tmp_path / "run")), "latest")
     parsed = assert_harmless((tmp_path / "run" / "report" / "report.html").read_text())
     assert "The evaluation data cannot be read" in parsed.text
@@ -258,7 +256,7 @@ def test_without_its_data_a_run_still_has_curves(tmp_path, monkeypatch):
         *("evaluations", "versions", "data", "imported", "starts", "target_metric"),
     ],
 )
-def test_what_the_manifest_of_an_older_program_lacks(key, workdir, tmp_path, monkeypatch):
+def test_what_a_manifest_may_lack(key, workdir, tmp_path, monkeypatch):
     copy = shutil.copytree(workdir, tmp_path / "run")
     path = max(copy.glob("checkpoints/*/manifest/metadata"), key=lambda p: int(p.parts[-3]))
     facts = json.loads(path.read_text())

@@ -47,25 +47,24 @@ def test_a_training_checkpoint_gives_its_average(tmp_path):
 
 
 def test_a_file_from_before_zip_archives(tmp_path):
-    """Tensors and parameters in the forms that PyTorch had up to 0.3, and then up to 1.5."""
+    """Tensors and parameters in the forms that PyTorch had from 0.4 to 1.5."""
     storage, torch = Storage("7", "FloatStorage", 12, None), "torch._utils"
     part = Storage("7", "FloatStorage", 12, ("8", 4, 6))
-    plain = Call(torch, "_rebuild_tensor", storage, 0, (3, 4), (4, 1))
-    number = Storage("9", "LongStorage", 1, None)
     hooks = Call("collections", "OrderedDict")
-    parameter = ("torch.nn.parameter", "Parameter")
+    more = False, hooks
+    plain = Call(torch, "_rebuild_tensor_v2", storage, 0, (3, 4), (4, 1), *more)
+    number = Storage("9", "LongStorage", 1, None)
     rows = [
-        ("module.a", Call(*parameter, plain, state=(True, False, hooks))),
-        ("a2", Call(*parameter, state=(plain, None, hooks, True, False))),
-        ("b", Call(torch, "_rebuild_tensor_v2", part, 1, (2, 2), (1, 2), False, hooks)),
+        ("module.a", plain),
+        ("b", Call(torch, "_rebuild_tensor_v2", part, 1, (2, 2), (1, 2), *more)),
         ("c", Call(torch, "_rebuild_parameter", plain, True, hooks)),
-        ("d", Call(torch, "_rebuild_tensor", number, 0, (1,), (1,))),
+        ("d", Call(torch, "_rebuild_tensor_v2", number, 0, (1,), (1,), *more)),
     ]
     data = old_pth(Call("collections", "OrderedDict", rows), {"9": np.array([5]), "7": W})
     (tmp_path / "x.pth").write_bytes(data)
     source = files.read(str(tmp_path / "x.pth"))
-    assert source.format == "PyTorch" and list(source.arrays) == ["a", "a2", "b", "c", "d"]
-    for name in ("a", "a2", "c"):
+    assert source.format == "PyTorch" and list(source.arrays) == ["a", "b", "c", "d"]
+    for name in ("a", "c"):
         np.testing.assert_array_equal(source.arrays[name], W, strict=True)
     np.testing.assert_array_equal(source.arrays["b"], [[5, 7], [6, 8]])
     assert source.arrays["d"].tolist() == [5]
@@ -122,6 +121,7 @@ OLD = {  # bytes: words of the refusal
     old_pth(ONE, {}): "its list of storages differs from the storages of its arrays",
     old_pth(HUGE, {"0": W}): "its storages are larger than the file",
     old_pth({"w": Call("torch.nn.parameter", "Parameter")}, {}): "holds no weights",
+    old_pth({"w": Call("torch._utils", "_rebuild_tensor")}, {}): "PyTorch before 0.4 wrote it: .*",
     dumps({"w": 1}): "damaged",
 }
 
