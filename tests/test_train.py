@@ -412,7 +412,7 @@ def test_another_model_is_refused_before_anything_is_compiled(
     workdir, _ = uninterrupted
     files = [Path(workdir, name) for name in ("config.json", "parameters.txt", "metrics.jsonl")]
     before, texts = state_on_disk(workdir, 12), [path.read_text() for path in files]
-    monkeypatch.setattr(train, "_compile", None)
+    monkeypatch.setattr(train.Trainer, "_compile", None)
     stem = "model_state/batch_stats/bn_stem/mean"
     for steps in ("12", "20"):
         config = make_tiny_config(tiny_records, num_filters=8, train_steps=steps)
