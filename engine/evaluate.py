@@ -1,16 +1,15 @@
-"""Evaluates a model: predicts every example, scores the predictions, judges the scores.
+"""Evaluates a model: predicts every example and scores the predictions.
 
 Every example counts exactly once, whatever the batch size and the number of hosts and devices. The
 devices predict; process 0 scores the rows of all predictions and tells the other processes.
 
-`examining` opens a checkpoint to evaluate it. In a training run an `Evaluator` evaluates; a `Judge`
-decides which steps, and when the run is over.
+`examining` opens a checkpoint to evaluate it. In a training run an `Evaluator` evaluates, and
+`engine.stopping` decides which steps.
 """
 
 import contextlib
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,9 +27,8 @@ from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import afford
 from engine.cluster.watchdog import Background
 from engine.mesh import Feed
-from engine.report.history import History
 from engine.report.writers import Reporter
-from engine.run import Plan, Settings, evaluated_weights, is_due, make_plan
+from engine.run import Plan, Settings, evaluated_weights, make_plan
 from engine.start import Run
 from engine.step import CompiledStep, TrainState, model_items
 
@@ -220,12 +218,8 @@ def next_step(checkpoints: Checkpointer, step: int, seconds: float) -> int:
 class Evaluator:
     """Evaluates during training; where the benchmark wants it, scores while the devices train."""
 
-    def __init__(
-        self, run: Run, plan: Plan, reporter: Reporter, log: mlperf.Log, predict: Any | None
-    ):
-        """`predict` is the compiled predict step; None in a run that does not evaluate."""
+    def __init__(self, run: Run, plan: Plan, reporter: Reporter, log: mlperf.Log):
         self._run, self._plan, self._reporter, self._log = run, plan, reporter, log
-        self._predict = predict
         self.pending: Evaluation | None = None
         self.newest = 0  # the newest step that is scored
 
@@ -234,14 +228,17 @@ class Evaluator:
         """Whether the score of the pending evaluation is known to this process."""
         return self.pending is not None and self.pending.is_ready
 
-    def start(self, step: int, state: TrainState) -> float:
-        """Predicts and starts to score; returns the seconds that the devices could not train."""
+    def start(self, predict: Callable[..., Any] | None, step: int, state: TrainState) -> float:
+        """Predicts and starts to score; returns the seconds that the devices could not train.
+
+        `predict` is the compiled predict step.
+        """
         started = time.monotonic()
-        assert self._predict is not None
+        assert predict is not None
         watchdog.doing("evaluating", step)
         self._reporter.live(f"step {step:,}: evaluating")
         self._log.eval_starts(step)
-        self.pending = begin_evaluation(self._run, self._predict, state, step)
+        self.pending = begin_evaluation(self._run, predict, state, step)
         return time.monotonic() - started
 
     def finish(self) -> float:
@@ -253,83 +250,3 @@ class Evaluator:
         examples, seconds = self._plan.num_examples, time.monotonic() - pending.started
         report_scores(self._run, self._reporter, pending.step, examples, scores, seconds)
         return time.monotonic() - started
-
-
-class Judge:
-    """Decides which steps are evaluated, whether the targets are reached, how the run ended."""
-
-    def __init__(self, run: Run, plan: Plan, reporter: Reporter, evaluating: bool):
-        self._run, self._plan, self._reporter = run, plan, reporter
-        self.evaluating, settings = evaluating, run.settings
-        # So many evaluations without a better score end the run; 0: none do.
-        own = run.benchmark.own_patience if evaluating and settings.stop_at_target else 0
-        self._patience = settings.patience or own
-
-    def scores(self, step: int) -> Scores:
-        """The scores of a step; {} if it was not evaluated."""
-        return self._reporter.history.scores().get(step, {})
-
-    def is_due(self, step: int) -> bool:
-        """Whether a step is evaluated; the last one always is."""
-        last = step == self._plan.recipe.total_steps
-        return self.evaluating and (is_due(self._plan.eval_every, step) or last)
-
-    def lacks_evaluation(self, step: int, saved: int) -> bool:
-        """Whether a restored step should have been evaluated and was not."""
-        return 0 < step == saved and self.is_due(step) and not self.scores(step)
-
-    def is_over(self, step: int) -> bool:
-        """Whether a step ends the run before its last one: all targets are reached, or it is stuck.
-
-        A target of 0 does not count.
-        """
-        if self._is_stuck(step):
-            return True
-        targets = [t for t in self._run.benchmark.targets if t.value > 0]
-        if not (targets and self._run.settings.stop_at_target):
-            return False
-        scores = self.scores(step)
-        return all(scores.get(t.metric, -math.inf) >= t.value for t in targets)
-
-    def _is_stuck(self, step: int) -> bool:
-        """Whether `config.patience` evaluations up to a step had no better score than before."""
-        if not self._patience or not self.scores(step):
-            return False
-        since = since_best(self._reporter.history, self._run.metrics[0], step)
-        return since >= self._patience
-
-    def is_finished(self, step: int) -> bool:
-        """Whether nothing is left to do for a run that is at `step`."""
-        if self.is_over(step):
-            return True
-        done = step >= self._plan.recipe.total_steps
-        return done and (not self.evaluating or bool(self.scores(step)))
-
-    def result(self, step: int) -> str:
-        """How the run ended, in words."""
-        total, scores = self._plan.recipe.total_steps, self.scores(step)
-        number = self._reporter.number
-        text = f"step {step:,} of {total:,}"
-        if step > total:
-            text = f"step {step:,}, beyond the {total:,} that config.train_steps asks for"
-        for target in self._run.benchmark.targets if scores else ():
-            metric, score = target.metric, scores[target.metric]
-            best = self._reporter.history.best(metric)
-            best = step if best is None else best  # every score may be nan
-            met = "reached" if score >= target.value else "NOT reached"
-            goal = f"; target {number(metric, target.value)} {met}" if target.value > 0 else ""
-            highest = number(metric, self.scores(best)[metric])
-            count = self._run.benchmark.num_examples("eval")
-            shown = self._reporter.quantity(metric, score, count)
-            text += f", {shown} (best {highest} at step {best:,}){goal}"
-        if self._is_stuck(step):
-            name = self._run.metrics[0].replace("_", " ")
-            text += f"; stopped because {self._patience} evaluations brought no better {name}"
-        return text
-
-
-def since_best(history: History, metric: str, step: int) -> int:
-    """How many of the evaluations up to a step came after the one with the best `metric`."""
-    steps = [known for known in history.scores() if known <= step]
-    best = history.best(metric, among=steps)
-    return sum(best is None or known > best for known in steps)

@@ -120,6 +120,14 @@ def read_settings(
     )
 
 
+def _is_due(every: Every, step: int) -> bool:
+    """Whether it is time, on every process alike; call it once per step."""
+    if not every.by_clock or jax.process_count() == 1:
+        return every.due(step)
+    # Hosts' clocks differ; asking each other at every step would cost too much.
+    return step % 10 == 0 and bool(meshes.broadcast(every.due(step)))
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """A run in steps, which follows from its settings and the number of training examples."""
@@ -129,6 +137,20 @@ class Plan:
     eval_every: Every  # the last step is evaluated in any case
     save_every: Every
     log_every: Every
+
+    # Each is asked once per step, on every process.
+
+    def logs(self, step: int) -> bool:
+        """Whether an interval of the log ends at a step; the last one always does."""
+        return _is_due(self.log_every, step) or step == self.recipe.total_steps
+
+    def saves(self, step: int) -> bool:
+        """Whether a step is saved; the last one always is."""
+        return _is_due(self.save_every, step) or step == self.recipe.total_steps
+
+    def evaluates(self, step: int) -> bool:
+        """Whether a step is evaluated; the last one always is."""
+        return _is_due(self.eval_every, step) or step == self.recipe.total_steps
 
     @property
     def evaluations(self) -> int:
@@ -208,14 +230,6 @@ def _group(benchmark: Benchmark, path: Any, frozen: Container[str]) -> base.Grou
         known = ", ".join(map(repr, benchmark.groups))
         raise ConfigError(f"{name} has the label {label!r}, but the benchmark's groups are {known}")
     return benchmark.groups[label]
-
-
-def is_due(every: Every, step: int) -> bool:
-    """Whether it is time, on every process alike; call it once per step."""
-    if not every.by_clock or jax.process_count() == 1:
-        return every.due(step)
-    # Hosts' clocks differ; asking each other at every step would cost too much.
-    return step % 10 == 0 and bool(meshes.broadcast(every.due(step)))
 
 
 @dataclasses.dataclass(frozen=True)

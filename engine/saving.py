@@ -14,7 +14,7 @@ from engine import resuming
 from engine.checkpoint import Checkpointer
 from engine.cluster import processes, watchdog
 from engine.cluster.guard import Guard
-from engine.report.starts import past_starts, starts_now
+from engine.report.starts import cost_summary, past_starts, starts_now
 from engine.report.writers import Reporter
 from engine.run import Plan
 from engine.start import Run, restore_state
@@ -39,7 +39,7 @@ class Saver:
     def __init__(
         self, run: Run, plan: Plan, guard: Guard, reporter: Reporter, splits: Sequence[str]
     ):
-        self._run, self._plan, self._guard, self.reporter = run, plan, guard, reporter
+        self._run, self._plan, self._guard, self._reporter = run, plan, guard, reporter
         self._splits = splits  # the splits whose data the run needs
         self._before: dict[str, Any] = {"data": {}, "accepted_data": []}  # of the newest manifest
         self.abstract = run.programs.abstract_state(plan.recipe)
@@ -50,7 +50,7 @@ class Saver:
             best=lambda: reporter.history.best(run.metrics[0]),
         )
         self._init_from = ""  # the checkpoint that the run's first weights are from
-        self.starts: list[dict[str, Any]] = []  # of the run up to now, by `describe_start`
+        self._starts: list[dict[str, Any]] = []  # of the run up to now, by `describe_start`
         self.saved = 0  # the newest step that is in a checkpoint or on its way there
 
     @functools.cached_property
@@ -71,7 +71,7 @@ class Saver:
         """
         newest = max(self.checkpoints.steps(), default=0)
         view = {"newest checkpoint": newest, "training examples": self._plan.num_examples}
-        view |= {"metrics": len(self.reporter.history.rows)}
+        view |= {"metrics": len(self._reporter.history.rows)}
         processes.barrier("comparing what the hosts see", view)
         then: dict[str, Any] = {}
         if newest:
@@ -83,27 +83,35 @@ class Saver:
             accepted = [*then.get("accepted_data", []), *accepted]
             self._before = {"data": then.get("data", {}), "accepted_data": accepted}
             resuming.note_changes(programs, say, then, self._facts, self.abstract)
-            resuming.fix_metrics(self.reporter, self._plan, then)
+            resuming.fix_metrics(self._reporter, self._plan, then)
             self._init_from = then.get("init_from", "")
-        self.starts = past_starts(then, self.reporter.history.rows)
+        self._starts = past_starts(then, self._reporter.history.rows)
         return newest
+
+    def add_start(self, start: dict[str, Any]) -> None:
+        """Adds this start of the run, by `describe_start`, to those before it."""
+        self._starts.append(start)
+
+    def cost(self) -> str:
+        """What the run has cost up to now, in one line."""
+        return cost_summary(self._starts, self._reporter.history.rows)
 
     def start(self, position: Position, init_from: str) -> Position:
         """Notes where the weights are from; drops the metrics of a run without checkpoints."""
         self._init_from = init_from
         _ = self._facts  # now, because a file of the data may be gone later
-        if self.reporter.history.rows:
-            self.reporter.say(
+        if self._reporter.history.rows:
+            self._reporter.say(
                 "NOTE no checkpoint here: starting at step 0, the old metrics.jsonl is dropped"
             )
-            self.reporter.cut(0)
+            self._reporter.cut(0)
         return position
 
     def restore(self, step: int) -> Position:
         """Restores a checkpoint and drops the metrics after its step."""
         watchdog.doing(f"restoring {self.checkpoints.directory}/{step}", step)
         position = restore_state(self.checkpoints, step, self.abstract, self.abstract_totals)
-        self.reporter.cut(step)
+        self._reporter.cut(step)
         self.saved = step
         return Position(step, *position)
 
@@ -118,9 +126,9 @@ class Saver:
             self._guard.check()
             with watchdog.during(f"saving {self.checkpoints.directory}/{step}", step):
                 facts = {**self._facts, "init_from": self._init_from}
-                facts["starts"] = starts_now(self.starts)
+                facts["starts"] = starts_now(self._starts)
                 facts |= {"accepted_data": self._before["accepted_data"], "saved": time.time()}
-                facts["evaluations"] = self.reporter.history.evaluations()
+                facts["evaluations"] = self._reporter.history.evaluations()
                 self.checkpoints.save(step, **checkpoint_items(state, totals), facts=facts)
             self.saved = step
         return time.monotonic() - started

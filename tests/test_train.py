@@ -1,6 +1,7 @@
 """Whole runs in this process: train, stop at any moment, resume, evaluate, refuse."""
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -20,7 +21,6 @@ from benchmarks.resnet import ImageClassifier
 from commands import evaluating
 from common.errors import RESTART, CheckpointError, DataError, UserError
 from engine import saving
-from engine.cadence import Every
 from engine.cluster import guard, preemption, processes
 from engine.report.history import History
 from engine.run import read_settings
@@ -109,7 +109,7 @@ class Stopped(Exception):
 
 @pytest.fixture
 def loop(monkeypatch):
-    """Makes a loop of 7 steps whose parts note what they do; the state is the number of steps.
+    """Makes a trainer of 7 steps whose parts note what they do; the state is the number of steps.
 
     It logs every 3 steps, saves every 4, and evaluates after the steps `due`. An evaluation takes 2
     seconds and its score 3 more.
@@ -120,14 +120,13 @@ def loop(monkeypatch):
     def make(due=(5, 7), ready=(), stops=(), over=(), background=True, lacks=False):
         events: list[Any] = []
         votes = iter(range(1, 99))
-        every = {"batch_size": 1, "num_examples": 100, "name": "x"}
 
         def vote(is_ready):
             number = next(votes)
             stop = Stopped() if number in stops else None
             return known(stop=stop, score_ready=number in ready)
 
-        def start(step, state):
+        def start(predict, step, state):
             assert step == state
             events.append(("evaluate", step))
             evaluator.pending = step
@@ -149,7 +148,6 @@ def loop(monkeypatch):
             check=lambda totals: None,
             save=save,
             restore=lambda step: ("restored", step),
-            reporter=known(say=lambda text: events.append(("say", text))),
             checkpoints=known(wait=lambda: events.append(("wait",))),
         )
         intervals = known(
@@ -158,10 +156,9 @@ def loop(monkeypatch):
             close=lambda step, totals: events.append(("log", step, totals)),
             pause=lambda seconds, evaluated=False: events.append(("pause", seconds, evaluated)),
         )
-        judge = known(
-            evaluating=True,
+        stopping = known(
             lacks_evaluation=lambda step, saved: lacks,
-            is_due=lambda step: step in due,
+            evaluates=lambda step: step in due,
             is_over=lambda step: step in over,
         )
         benchmark = known(
@@ -169,8 +166,11 @@ def loop(monkeypatch):
             train_batches=lambda size, process, processes, step: iter(range(step + 1, 99)),
         )
         run = known(settings=known(train_batch_size=1), benchmark=benchmark, mesh=None)
-        log_every, save_every = (Every.parse(steps, **every) for steps in ("3", "4"))
-        plan = known(recipe=known(total_steps=7), log_every=log_every, save_every=save_every)
+        plan = known(
+            recipe=known(total_steps=7),
+            logs=lambda step: step in (3, 6, 7),
+            saves=lambda step: step in (4, 7),
+        )
 
         def one_step(state, totals, batch):
             assert batch == state + 1
@@ -181,16 +181,18 @@ def loop(monkeypatch):
         monkeypatch.setattr(jax, "block_until_ready", lambda done: events.append(done))
         nothing: Any = known(vote=vote, before=lambda step: None, after=lambda step, done: "")
         compiled = train.Compiled(one_step, lambda: 0, None)
-        training: Any = train.Loop(run, plan, nothing, nothing, saver, judge, evaluator, compiled)  # type: ignore[arg-type]
-        return training, events
+        reporter = known(say=lambda text: events.append(("say", text)))
+        parts: Any = nothing, None, reporter, nothing, plan, saver, stopping, evaluator
+        trainer = train.Trainer(run, True, *parts)  # type: ignore[arg-type]
+        return trainer, functools.partial(trainer.train, compiled), events
 
     return make
 
 
 def test_the_loop_logs_saves_and_evaluates(loop):
     """It waits for the step before the last; a score is finished once all hosts know of it."""
-    training, events = loop(ready=(5, 6), lacks=True)
-    assert training.train(at(0)) == (7, 7, 0)
+    _, run, events = loop(ready=(5, 6), lacks=True)
+    assert run(at(0)) == (7, 7, 0)
     assert events == [
         *(("evaluate", 0), ("score", 0), ("pause", 5.0, False), "step 1", "step 1", "step 2"),
         *(("log", 3, 3), "step 3", ("save", 4, 4, 1), ("pause", 1.0, False), "step 4"),
@@ -210,16 +212,16 @@ def test_the_loop_logs_saves_and_evaluates(loop):
     ],
 )
 def test_when_a_score_is_finished(options, scored_after, loop):
-    training, events = loop(**options)
-    training.train(at(0))
+    _, run, events = loop(**options)
+    run(at(0))
     scored = next(i for i, event in enumerate(events) if event[0] == "score")
     assert [event for event in events[:scored] if isinstance(event, str)][-1] == scored_after
 
 
 def test_the_loop_stops_at_the_step_after_the_vote_and_saves(loop):
-    training, events = loop(stops=(2,))
+    _, run, events = loop(stops=(2,))
     with pytest.raises(Stopped):
-        training.train(at(0))
+        run(at(0))
     assert events[-5:] == [
         *(("log", 3, 3), ("save", 3, 3, 0), ("pause", 1.0, False), ("wait",)),
         ("say", "saved step 3; the same command continues from here"),
@@ -228,9 +230,9 @@ def test_the_loop_stops_at_the_step_after_the_vote_and_saves(loop):
 
 def test_an_evaluation_that_waits_for_its_score_is_done_again(loop):
     """Its step is saved: a run that stops does not wait for the score."""
-    training, events = loop(due=(1,), stops=(1,))
+    _, run, events = loop(due=(1,), stops=(1,))
     with pytest.raises(Stopped):
-        training.train(at(0))
+        run(at(0))
     assert events[-2:] == [
         ("wait",),
         ("say", "saved step 1; the same command continues from here"),
@@ -238,11 +240,11 @@ def test_an_evaluation_that_waits_for_its_score_is_done_again(loop):
 
 
 def test_later_steps_do_not_count_after_the_target(loop):
-    training, _ = loop(due=(2,), over=(2,), background=False)
-    assert training.train(at(0)) == (2, 2, 2)
-    training, events = loop(due=(2,), ready=(3,), over=())
-    training.judge.is_over = lambda step: step == 2 and training.evaluator.newest == 2
-    assert training.train(at(0)) == ("restored", 2)
+    _, run, _ = loop(due=(2,), over=(2,), background=False)
+    assert run(at(0)) == (2, 2, 2)
+    trainer, run, events = loop(due=(2,), ready=(3,), over=())
+    trainer.stopping.is_over = lambda step: step == 2 and trainer.evaluator.newest == 2
+    assert run(at(0)) == ("restored", 2)
     assert events[-3:] == ["step 3", ("score", 2), ("pause", 3.0, True)]
 
 
@@ -337,8 +339,7 @@ def test_sigterm_while_evaluating_evaluates_again(
 def test_a_finished_run_says_so_and_does_nothing(uninterrupted, tiny_records, monkeypatch, caplog):
     workdir, scores = uninterrupted
     before = sorted(os.listdir(workdir)), rows(workdir)
-    monkeypatch.setattr(train.Loop, "train", None)
-    monkeypatch.setattr(train, "_compile", None)
+    monkeypatch.setattr(train.Trainer, "start", None)
     with caplog.at_level("INFO", logger="tpu_suite"):
         again = train.train_and_evaluate(read_settings(make_tiny_config(tiny_records), workdir))
     assert again["top_1_accuracy"] == scores["top_1_accuracy"]
@@ -411,7 +412,7 @@ def test_another_model_is_refused_before_anything_is_compiled(
     workdir, _ = uninterrupted
     files = [Path(workdir, name) for name in ("config.json", "parameters.txt", "metrics.jsonl")]
     before, texts = state_on_disk(workdir, 12), [path.read_text() for path in files]
-    monkeypatch.setattr(train, "_compile", None)
+    monkeypatch.setattr(train.Trainer, "_compile", None)
     stem = "model_state/batch_stats/bn_stem/mean"
     for steps in ("12", "20"):
         config = make_tiny_config(tiny_records, num_filters=8, train_steps=steps)
@@ -427,12 +428,11 @@ def test_a_changed_config_is_told(uninterrupted, tiny_records, tmp_path, caplog,
     class Ready(Exception):
         """All is said: compiling and training would only take time."""
 
-    def ready(loop, start):
+    def ready(*_):
         raise Ready
 
-    compiled = types.SimpleNamespace(zeros=None, predict=None)
-    monkeypatch.setattr(train, "_compile", lambda *_: compiled)
-    monkeypatch.setattr(train.Loop, "train", ready)
+    monkeypatch.setattr(train.Trainer, "_compile", lambda _: None)
+    monkeypatch.setattr(train.Trainer, "train", ready)
     workdir, _ = uninterrupted
     shutil.copytree(workdir, tmp_path / "copy")
     config = make_tiny_config(tiny_records, train_steps="14", bn_span=4)

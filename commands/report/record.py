@@ -11,12 +11,13 @@ from benchmarks.uses import Exhibit
 from common.errors import DataError
 from engine import model_source
 from engine.checkpoint import Checkpointer
-from engine.evaluate import begin_evaluation, examining, exhibits, since_best
+from engine.evaluate import begin_evaluation, examining, exhibits
 from engine.report.history import History
 from engine.report.starts import past_starts
 from engine.report.writers import is_like
 from engine.resuming import OtherData
 from engine.run import Settings, make_plan
+from engine.stopping import since_best
 
 Row = dict[str, Any]
 

@@ -19,11 +19,11 @@ def saver(monkeypatch):
     """A saver without arrays; `saver.events` is what it does."""
     stub: Any = object.__new__(saving.Saver)
     stub.events = []
-    stub.reporter = types.SimpleNamespace(
+    stub._reporter = types.SimpleNamespace(
         say=stub.events.append,
         history=types.SimpleNamespace(rows=[], evaluations=lambda: ["scores"]),
     )
-    stub.reporter.cut = lambda step: stub.events.append(("cut", step))
+    stub._reporter.cut = lambda step: stub.events.append(("cut", step))
     stub._run = types.SimpleNamespace(
         settings=types.SimpleNamespace(
             schedule=types.SimpleNamespace(warmup_steps=""), train_batch_size=4
@@ -31,7 +31,7 @@ def saver(monkeypatch):
         benchmark=types.SimpleNamespace(train_ids=lambda size, step: []),
     )
     stub._guard = types.SimpleNamespace(check=lambda: stub.events.append("lock"))
-    stub._facts, stub._init_from, stub.starts = {"a": 1}, "x", []
+    stub._facts, stub._init_from, stub._starts = {"a": 1}, "x", []
     stub.checkpoints = types.SimpleNamespace(
         directory="/c",
         save=lambda step, facts, **_: stub.events.append(("save", step, facts)),
@@ -61,6 +61,6 @@ def test_a_step_is_saved_once(saver):
 def test_a_new_run_drops_old_metrics(saver):
     position = at(0, {})
     assert saver.start(position, "y") is position and not saver.events
-    saver.reporter.history.rows = [{"split": "train", "step": 3}]
+    saver._reporter.history.rows = [{"split": "train", "step": 3}]
     saver.start(position, "y")
     assert saver._init_from == "y" and saver.events[1:] == [("cut", 0)]

@@ -20,10 +20,10 @@ from common.errors import CheckpointError, ConfigError
 from common.preparation import schema
 from engine.checkpoint import Checkpointer
 from engine.cluster import preemption
-from engine.evaluate import Judge
 from engine.report import history
 from engine.run import make_plan, read_settings
 from engine.start import first_state
+from engine.stopping import StoppingRule
 from tests.conftest import make_programs, make_recipe, make_tiny_config, open_run, plan_of
 from tests.helpers.preparation import write_shards
 from tests.test_train import (  # noqa: F401 (a fixture)
@@ -290,11 +290,11 @@ def test_patience_counts_evaluations_without_a_better_score(scores, stuck, tiny_
     config = make_tiny_config(tiny_records, patience=2, steps_per_eval="1")
     run = open_run(config, tmp_path)
     reporter = Reporter(str(tmp_path))
-    judge = Judge(run, plan_of(config, 90), reporter, True)
+    stopping = StoppingRule(run, plan_of(config, 90), reporter, True)
     stopped = []
     for step, score in enumerate(scores, 1):
         reporter.history.add({"split": "eval", "step": step, "top_1_accuracy": score})
-        stopped += [step] * judge.is_over(step)
+        stopped += [step] * stopping.is_over(step)
     assert stopped == stuck
 
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from engine.evaluate import since_best
 from engine.report.history import History
+from engine.stopping import since_best
 
 NAN = math.nan
 
