@@ -145,7 +145,7 @@ def _say(text: str) -> None:
 def _run(mode: Mode, workdir: str) -> int:
     """Runs the mode together with the other processes; a failure of one ends all of them."""
     from engine.cluster import guard, hosts, preemption, processes
-    from engine.mesh import explain_full_memory
+    from engine.devices import explain_full_memory
 
     host = None  # this process among the hosts of the run; None if it is alone
     if mode.hosts != "alone":
@@ -171,7 +171,7 @@ def _run_mode(mode: Mode, workdir: str, host: Any) -> int:
     """Calls the mode's function; returns the exit code."""
     from engine.cluster import processes
     from engine.cluster.hosts import watch_for_notice
-    from engine.mesh import gpu_obstacle, tpu_chips
+    from engine.devices import gpu_obstacle, tpu_chips
 
     values = mode.arguments(*(flags.FLAGS[flag].value for flag in mode.flags))
     settings = None if mode.recipe == "refused" else _settings(mode, workdir)
@@ -199,8 +199,8 @@ def _settings(mode: Mode, workdir: str) -> Any:
     """The run that the command line describes, with the folders of its data and weights."""
     import benchmarks
     from commands import importing
-    from engine import model_source
-    from engine.run import read_settings
+    from engine.checkpoint import model_source
+    from engine.plan import read_settings
 
     config = _CONFIG.value
     if config is None:

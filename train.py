@@ -21,18 +21,18 @@ import jax
 from etils import epath
 
 from engine import compiler, mlperf
+from engine.checkpoint.saving import Position, Saver
 from engine.checks import check_count, check_plan, notes_of
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import Guard
 from engine.corruption import DeviceCheck
 from engine.evaluate import Evaluator, Scores
-from engine.mesh import Feed
+from engine.feed import Feed
+from engine.plan import Plan, Settings, make_plan
 from engine.report.intervals import Intervals
 from engine.report.starts import describe_start
 from engine.report.writers import Profiler, Reporter, synced_to_wandb
-from engine.run import Plan, Settings, make_plan
-from engine.saving import Position, Saver
-from engine.start import Run, check_start, first_state
+from engine.run import Run, check_start, first_state
 from engine.step import CompiledStep
 from engine.stopping import StoppingRule
 
@@ -50,7 +50,7 @@ def train_and_evaluate(settings: Settings, evaluating: bool = True) -> Scores:
     """Trains in the workdir, from its newest checkpoint if it has one.
 
     Args:
-      settings: what was asked; `engine.run.read_settings` makes it from a config.
+      settings: what was asked; `engine.plan.read_settings` makes it from a config.
       evaluating: False leaves evaluation to another process.
 
     Returns:

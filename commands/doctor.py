@@ -16,13 +16,13 @@ from etils import epath
 from benchmarks.base import Benchmark
 from common import entry
 from common.errors import CheckpointError, DataError, HostError, UserError, one_line, visible
-from engine import mesh as meshes
-from engine import mlperf, resuming
+from engine import devices, mlperf, sharding
+from engine.checkpoint import resuming
+from engine.checkpoint.model_source import open_checkpoint
 from engine.checks import check_count, check_plan, notes_of
 from engine.cluster import guard, processes
 from engine.locations import check_folder
-from engine.model_source import open_checkpoint
-from engine.run import Plan, Programs, Settings, make_plan
+from engine.plan import Plan, Programs, Settings, make_plan
 from engine.step import TrainState, checkpoint_items
 
 _LOCK = "/tmp/libtpu_lockfile"
@@ -131,11 +131,11 @@ def run(settings: Settings, as_json: bool, full: bool = False, hosts: Any = None
 
 
 def _versions(case: Case) -> Iterator[Finding]:
-    version = meshes.installed_version
+    version = devices.installed_version
     names = ("jax", "jaxlib", "libtpu", "flax", "orbax-checkpoint", "tensorflow-cpu")
     versions = ", ".join(f"{name} {version(name) or 'absent'}" for name in names)
     yield Finding("ok", f"Python {platform.python_version()}, {versions}")
-    if meshes.tpu_chips() and not version("libtpu"):
+    if devices.tpu_chips() and not version("libtpu"):
         yield Finding(
             "fail",
             "this machine has a TPU but libtpu is not installed",
@@ -143,7 +143,7 @@ def _versions(case: Case) -> Iterator[Finding]:
         )
     if version("tensorflow") and platform.machine() == "x86_64":  # the lock has it for ARM
         yield Finding(
-            "fail" if meshes.tpu_chips() else "warn",
+            "fail" if devices.tpu_chips() else "warn",
             "the full tensorflow is installed and takes the TPU at import",
             "pip uninstall tensorflow; pip install --require-hashes -r requirements.txt",
         )
@@ -151,7 +151,7 @@ def _versions(case: Case) -> Iterator[Finding]:
 
 def _tpu_in_use(case: Case) -> Iterator[Finding]:
     """Finds other processes that have the TPU or its lock file open."""
-    if not meshes.tpu_chips():  # the lock file of a compiler for absent TPUs does not matter
+    if not devices.tpu_chips():  # the lock file of a compiler for absent TPUs does not matter
         return
     holders = set()
     for descriptor in glob.glob("/proc/[0-9]*/fd/*"):
@@ -174,15 +174,15 @@ def _tpu_in_use(case: Case) -> Iterator[Finding]:
 
 
 def _gpus(case: Case) -> Iterator[Finding]:
-    if number := meshes.count_gpus():
-        text, fix = meshes.gpu_obstacle()
+    if number := devices.count_gpus():
+        text, fix = devices.gpu_obstacle()
         yield Finding("warn", text, fix) if text else Finding("ok", f"{number} of NVIDIA")
 
 
 def _devices(case: Case) -> Iterator[Finding]:
-    meshes.check_platform()
+    devices.check_platform()
     mesh = case.programs.mesh
-    kind, chips = mesh.devices.flat[0].device_kind, meshes.num_chips(mesh)
+    kind, chips = mesh.devices.flat[0].device_kind, sharding.num_chips(mesh)
     share = case.settings.train_batch_size // mesh.size
     text = f"{mesh.size} x {kind} ({chips} chips, {jax.process_count()} hosts), {share} per device"
     memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")

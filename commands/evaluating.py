@@ -4,8 +4,8 @@ import contextlib
 import time
 
 from engine.evaluate import Scores, begin_evaluation, examining, exhibits, report_scores
+from engine.plan import Settings
 from engine.report.writers import Reporter
-from engine.run import Settings
 
 
 def evaluate(settings: Settings, checkpoint: str, watch_seconds: float) -> Scores:

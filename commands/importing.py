@@ -11,11 +11,11 @@ from etils import epath
 
 import benchmarks
 from common.errors import CheckpointError, ConfigError
-from engine import model_source
-from engine.checkpoint import Checkpointer
-from engine.manifest import array_differences, describe_arrays
-from engine.run import Programs, Settings, make_plan
-from engine.start import Run
+from engine.checkpoint import model_source
+from engine.checkpoint.manager import Checkpointer
+from engine.checkpoint.manifest import array_differences, describe_arrays
+from engine.plan import Programs, Settings, make_plan
+from engine.run import Run
 from engine.step import model_items, state_of
 
 

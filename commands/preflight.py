@@ -29,12 +29,12 @@ from benchmarks.base import BATCH_AXES, Benchmark
 from common import entry
 from common.console import hms
 from common.errors import ConfigError, UserError, one_line
-from engine.aot import forecast, hlo, kernels, topology
-from engine.aot.flops import count_flops
-from engine.aot.forecast import Job, Outcome, Program, Stage
-from engine.aot.topology import Chip, Topology
 from engine.checks import check_plan
-from engine.run import Plan, Programs, Settings, make_plan, read_settings
+from engine.forecast import estimates, hlo, kernels, topology
+from engine.forecast.estimates import Job, Outcome, Program, Stage
+from engine.forecast.flops import count_flops
+from engine.forecast.topology import Chip, Topology
+from engine.plan import Plan, Programs, Settings, make_plan, read_settings
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _CHILD = [sys.executable, "-m"]  # and a module that calls `work`
@@ -69,13 +69,13 @@ def run(settings: Settings, tpu: str, as_json: bool = False, price: float | None
         for one in slices:
             outcomes.append(inspect(settings, one))
     finally:  # results that took minutes are shown, even if the rest is interrupted
-        rows = [forecast.row(outcome, price) for outcome in outcomes]
+        rows = [estimates.row(outcome, price) for outcome in outcomes]
         job = next((outcome.job for outcome in outcomes if outcome.job), None)
         if as_json and rows:
-            entry.result(json.dumps(forecast.plain(rows), indent=2) + "\n")
+            entry.result(json.dumps(estimates.plain(rows), indent=2) + "\n")
         elif rows:
             unit = job.unit if job else "examples"
-            print(f"{forecast.tables(rows, unit)}\n\n{forecast.NOTE}")
+            print(f"{estimates.tables(rows, unit)}\n\n{estimates.NOTE}")
             if job:
                 print(
                     f"No data were read: an epoch counts as {job.examples:,} {unit}, an evaluation "
@@ -211,7 +211,7 @@ def compiled(
             else:
                 lowered, stages = programs.lower_predict(programs.abstract_state(plan.recipe)), ()
             parts = [_program(program, outcome.topology.chip) for _, program in lowered]
-            done[step] = forecast.combine(parts, [stage.steps for stage in stages])
+            done[step] = estimates.combine(parts, [stage.steps for stage in stages])
             if stages:
                 rows = zip(stages, parts, strict=True)
                 done["stages"] = tuple(Stage(stage.name, stage.steps, p) for stage, p in rows)

@@ -24,7 +24,8 @@ from etils import epath
 
 from common.console import hms
 from common.errors import ConfigError, OutputError, one_line, parse_json, visible
-from engine import locations, manifest
+from engine import locations
+from engine.checkpoint import manifest
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIMIT = 1800.0  # seconds after which a check is stopped

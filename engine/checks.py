@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from benchmarks.base import Benchmark
 from common.errors import ConfigError, DataError
 from engine import mlperf
+from engine.plan import Plan, Programs
 from engine.report.writers import Profiler
-from engine.run import Plan, Programs
 from engine.step import TrainState
 
 

@@ -16,11 +16,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from common.errors import UserError, some
 from common.trees import by_name
-from engine import compiler, step
-from engine import mesh as meshes
-from engine.checkpoint import Checkpointer
+from engine import compiler, sharding, step
+from engine.checkpoint.manager import Checkpointer
 from engine.cluster import watchdog
-from engine.start import Run
+from engine.run import Run
 from engine.step import (
     CompiledStep,
     Recipe,
@@ -54,7 +53,7 @@ class DeviceCheck:
         self._devices = list(mesh.devices.flat)
         numbers = np.arange(mesh.size, dtype=np.int32)
         self._numbers = jax.make_array_from_callback(
-            numbers.shape, meshes.batch_sharding(mesh), lambda index: numbers[index]
+            numbers.shape, sharding.batch_sharding(mesh), lambda index: numbers[index]
         )
         self._seed = run.programs.seed(recipe)
         options = compiler.options(mesh, run.benchmark.larger_windows)

@@ -20,16 +20,16 @@ from etils import epath
 
 from benchmarks.uses import Exhibit
 from common.errors import CheckpointError, DataError
-from engine import compiler, mlperf, resuming
-from engine import mesh as meshes
-from engine.checkpoint import Checkpointer
+from engine import compiler, mlperf, sharding
+from engine.checkpoint import resuming
+from engine.checkpoint.manager import Checkpointer
 from engine.cluster import preemption, processes, watchdog
 from engine.cluster.guard import afford
 from engine.cluster.watchdog import Background
-from engine.mesh import Feed
+from engine.feed import Feed
+from engine.plan import Plan, Settings, evaluated_weights, make_plan
 from engine.report.writers import Reporter
-from engine.run import Plan, Settings, evaluated_weights, make_plan
-from engine.start import Run
+from engine.run import Run
 from engine.step import CompiledStep, TrainState, model_items
 
 Scores = dict[str, float]
@@ -68,7 +68,7 @@ class Evaluation:
         with watchdog.during("scoring", self.step):
             scores = self._background.result() if self._background else None
             processes.barrier("waiting for host 0 to score")
-            scores = meshes.broadcast(scores)
+            scores = sharding.broadcast(scores)
         for metric in self._run.metrics:
             if metric not in scores:
                 name = self._run.settings.benchmark
@@ -99,7 +99,7 @@ def predict_all(run: Run, predict: Callable[..., Any], state: TrainState) -> Ite
     previous = None  # read one batch behind, so that the devices never wait for the host
     for batch in feed:
         watchdog.doing("evaluating")
-        if meshes.any_process(preemption.requested()):
+        if sharding.any_process(preemption.requested()):
             raise preemption.answer(agreed=True)
         output = predict(*weights, batch)
         if previous is not None:

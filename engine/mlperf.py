@@ -27,10 +27,10 @@ from ml_collections import ConfigDict
 
 from benchmarks import mlperf as rules
 from common.errors import ConfigError, one_line
-from engine import mesh as meshes
+from engine import sharding
 from engine.cluster import processes
-from engine.run import Programs, make_plan, read_settings
-from engine.start import Run
+from engine.plan import Programs, make_plan, read_settings
+from engine.run import Run
 from engine.step import Recipe
 
 LOG = "mlperf.log"  # in the workdir
@@ -154,7 +154,7 @@ class Follower(Log):
         if self._keys.clear_caches:
             failed = not clear_caches()
             processes.barrier("waiting for the other hosts to drop their file caches")
-            self._cleared = not meshes.any_process(failed)
+            self._cleared = not sharding.any_process(failed)
 
     def run_starts(self) -> None:
         processes.barrier("waiting for the other hosts to compile")  # no data before the clock runs
@@ -204,7 +204,7 @@ class _Writer(Follower):
                 "WARNING the file caches were not dropped on every host: that needs root or sudo "
                 "-n. The log will say so"
             )
-        self._chips, self._steps = meshes.num_chips(mesh), recipe.total_steps
+        self._chips, self._steps = sharding.num_chips(mesh), recipe.total_steps
         self._next_eval = next_eval
         facts, batch_size = self.facts(recipe, params), self._settings.train_batch_size
         self._epoch = facts.steps_per_epoch or self.examples["train"] / batch_size

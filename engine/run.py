@@ -1,346 +1,187 @@
-"""A run before it is opened: what was asked, what follows from it, what is compiled for it.
+"""Run: the opened devices, workdir, log and data of a run; its first or restored state."""
 
-`read_settings` turns the config into `Settings`. `make_plan` converts their durations to steps and
-makes the recipe of the train step: the `Plan`. `Programs` are the train step, the predict step and
-the initial state of these settings on some devices. Nothing here needs data or a workdir, so that
---mode=preflight plans and compiles what a run does. `engine.start.Run` is the opened run.
-"""
-
+import contextlib
 import dataclasses
-import functools
-from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
-import numpy as np
+from etils import epath
 from jax.sharding import Mesh
 
-import benchmarks
-from benchmarks import base
-from benchmarks.base import BATCH_AXES, Benchmark
-from common import keys
-from common.errors import ConfigError
-from common.keys import BatchSize, Decay, Seed
-from common.trees import Parts, by_name
-from engine import compiler, optim, schedules, step
-from engine import mesh as meshes
-from engine.cadence import Every, to_steps
-from engine.cluster import guard
-from engine.step import Recipe, TrainState
+from benchmarks.base import Benchmark, Identity
+from common import console
+from common.errors import RESTART, CheckpointError
+from engine import compiler, devices, environment, sharding, step
+from engine.checkpoint import resuming
+from engine.checkpoint.manager import Checkpointer
+from engine.checkpoint.weights import Weights
+from engine.cluster import guard, hostlog, preemption, processes, watchdog
+from engine.locations import check_folder
+from engine.plan import Plan, Programs, Settings
+from engine.step import TrainState
 
-_SEED = jax.ShapeDtypeStruct((), jnp.uint32)
-
-
-@dataclasses.dataclass(frozen=True)
-class LogKeys:
-    """The keys of `config.mlperf`; configs/_loop.py says what they mean."""
-
-    format: Literal["", "mllog", "v0.5"]
-    org: str
-    clear_caches: bool
-    platform: str
-    division: Literal["closed", "open"]
-    status: Literal["cloud", "onprem", "preview", "research"]
+_log = logging.getLogger("tpu_suite")
 
 
 @dataclasses.dataclass(frozen=True)
-class LoopKeys:
-    """The config's keys that the loop reads; configs/_loop.py says what they mean."""
-
-    benchmark: str
-    seed: Seed
-    train_batch_size: BatchSize
-    eval_batch_size: BatchSize
-    gradient_accumulation_steps: Annotated[int, "[1, 1e6]"]
-    gradient_clip_per_device: bool
-    gradient_precision: Literal["float32", "bfloat16"]
-    train_steps: int | str
-    moving_average_decay: Decay
-    moving_average_every: Annotated[int, "[1, 1e6]"]
-    accept_other_data: bool
-    init_from: str
-    init_env: str
-    init_without: str
-    freeze: str
-    optimizer: optim.Optimizer
-    schedule: schedules.Schedule
-    steps_per_eval: int | str
-    eval_offset: int | str
-    stop_at_target: bool
-    patience: Annotated[int, "[0, 1e6]"]
-    steps_per_checkpoint: int | str
-    keep_checkpoints: Annotated[int, "[1, 1e6]"]
-    log_step_count_steps: int | str
-    profile_steps: str
-    tracker: Literal["", "wandb"]
-    check_devices_every: Annotated[int, "[0, 1e9]"]
-    limits: guard.Limits
-    compilation_cache: str
-    mlperf: LogKeys
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings(LoopKeys):
-    """What a run was asked to do."""
-
-    workdir: str  # folder for everything that the run writes; "" for --mode=preflight
-    config: Mapping[str, Any]  # every value, nested: for `config.json` and for checkpoints
-    load_benchmark: Callable[[str], Benchmark]  # its argument: a folder for facts about the data
-    # {"file": the recipe's file, "changes": {key: [the file's value, this run's]}}, if it is known.
-    origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    @property
-    def lacks_weights(self) -> str:
-        """What is missing where the recipe expects another model's weights; "" if nothing is."""
-        if self.init_from or not self.init_env:
-            return ""
-        return (
-            "all weights, the backbone's too, begin at random, and the score will be lower: "
-            f"neither --config.init_from nor ${self.init_env} names a trained model"
-        )
-
-
-def read_settings(
-    config: Any, workdir: str = "", origin: Mapping[str, Any] | None = None
-) -> Settings:
-    """Reads and checks the config; `origin` says which file it is from, and what was changed."""
-    values = keys.read_config(LoopKeys, config)
-    if values.gradient_clip_per_device and not values.optimizer.gradient_clip_norm:
-        raise ConfigError(
-            "config.gradient_clip_per_device=True needs a norm: set config.gradient_clip_norm"
-        )
-    fields = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
-    return Settings(
-        **fields,
-        workdir=workdir,
-        config=config.to_dict(),
-        load_benchmark=functools.partial(benchmarks.load, config),
-        origin=origin or {},
-    )
-
-
-def _is_due(every: Every, step: int) -> bool:
-    """Whether it is time, on every process alike; call it once per step."""
-    if not every.by_clock or jax.process_count() == 1:
-        return every.due(step)
-    # Hosts' clocks differ; asking each other at every step would cost too much.
-    return step % 10 == 0 and bool(meshes.broadcast(every.due(step)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """A run in steps, which follows from its settings and the number of training examples."""
-
-    num_examples: int
-    recipe: Recipe
-    eval_every: Every  # the last step is evaluated in any case
-    save_every: Every
-    log_every: Every
-
-    # Each is asked once per step, on every process.
-
-    def logs(self, step: int) -> bool:
-        """Whether an interval of the log ends at a step; the last one always does."""
-        return _is_due(self.log_every, step) or step == self.recipe.total_steps
-
-    def saves(self, step: int) -> bool:
-        """Whether a step is saved; the last one always is."""
-        return _is_due(self.save_every, step) or step == self.recipe.total_steps
-
-    def evaluates(self, step: int) -> bool:
-        """Whether a step is evaluated; the last one always is."""
-        return _is_due(self.eval_every, step) or step == self.recipe.total_steps
-
-    @property
-    def evaluations(self) -> int:
-        """How many evaluations the run has."""
-        number, due = 1, self.eval_every.next_after(0)  # the last step's
-        while due is not None and due < self.recipe.total_steps:
-            number, due = number + 1, self.eval_every.next_after(due)
-        return number
-
-
-def make_plan(settings: Settings, benchmark: Benchmark, num_examples: int) -> Plan:
-    """Converts durations to steps, for so many training examples; tells the benchmark how many.
-
-    ConfigError if a duration, schedule or optimizer cannot work. The recipe's functions of
-    parameters raise it for parts that the model lacks.
-    """
-    sizes: Any = {"batch_size": settings.train_batch_size, "num_examples": num_examples}
-
-    def every(key: str) -> Every:
-        return Every.parse(getattr(settings, key), **sizes, name=key)
-
-    total = to_steps(settings.train_steps, **sizes, name="train_steps")
-    eval_every = every("steps_per_eval").since(settings.eval_offset, **sizes, name="eval_offset")
-    save_every, log_every = every("steps_per_checkpoint"), every("log_step_count_steps")
-    every_average = settings.moving_average_every
-    # train.py plans with one example before it counts them.
-    if settings.moving_average_decay and every_average > total and num_examples > 1:
-        raise ConfigError(
-            f"config.moving_average_every={every_average}: the run has only {total} steps, so the "
-            "average would stay at the initial weights: give at most that many"
-        )
-    benchmark.planned(total)
-    rate = schedules.make(settings.schedule, train_steps=total, **sizes)
-    clip = settings.optimizer.gradient_clip_norm if settings.gradient_clip_per_device else 0.0
-    optimizer = settings.optimizer
-    if clip:  # each device clips its own gradient instead
-        optimizer = dataclasses.replace(optimizer, gradient_clip_norm=0.0)
-
-    # The parameters that config keys name.
-    texts = {"freeze": settings.freeze, "init_without": settings.init_without}
-    parts = {key: Parts(key, text) for key, text in texts.items() if text}
-
-    def of_group(attribute: str) -> Callable[[Any], Any]:
-        def tree(params: Any) -> Any:
-            for named in parts.values():
-                named.check(by_name(params))
-            groups = jax.tree_util.tree_map_with_path(
-                lambda path, _: _group(benchmark, path, parts.get("freeze", ())), params
-            )
-            if settings.freeze and not any(group.rate for group in jax.tree.leaves(groups)):
-                raise ConfigError(f"config.freeze={settings.freeze!r} leaves nothing to train")
-            return jax.tree.map(lambda group: getattr(group, attribute), groups)
-
-        return tree
-
-    recipe = Recipe(
-        seed=settings.seed,
-        total_steps=total,
-        learning_rate=rate,
-        optimizer=optim.make(optimizer, rate, of_group("decayed"), of_group("rate")),
-        accumulation=settings.gradient_accumulation_steps,
-        ema_decay=settings.moving_average_decay,
-        device_clip=clip,
-        sum_dtype=jnp.bfloat16 if settings.gradient_precision == "bfloat16" else None,
-        ema_every=settings.moving_average_every,
-        frozen=lambda params: jax.tree.map(lambda rate: rate == 0, of_group("rate")(params)),
-    )
-    return Plan(num_examples, recipe, eval_every, save_every, log_every)
-
-
-def _group(benchmark: Benchmark, path: Any, frozen: Container[str]) -> base.Group:
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
-    if name in frozen:
-        return base.Group(rate=0.0)
-    label = benchmark.label(name)
-    if label not in benchmark.groups:
-        known = ", ".join(map(repr, benchmark.groups))
-        raise ConfigError(f"{name} has the label {label!r}, but the benchmark's groups are {known}")
-    return benchmark.groups[label]
-
-
-@dataclasses.dataclass(frozen=True)
-class Programs:
-    """The programs of a run on some devices."""
+class Run:
+    """A run on this process's devices, with its workdir and its log."""
 
     settings: Settings
-    benchmark: Benchmark
-    mesh: Mesh
+    programs: Programs
+    log: hostlog.HostLog
 
     @classmethod
-    def make(
-        cls,
-        settings: Settings,
-        cache_dir: str = "",
-        devices: Sequence[Any] | None = None,
-        trains: bool = True,
-    ) -> Self:
-        """Checks the BatchNorm span and the batch sizes for `devices` (None: this run's).
-
-        Programs that do not train need neither the span nor the training batch.
-        """
-        benchmark = settings.load_benchmark(cache_dir)
-        if trains:
-            accumulation = settings.gradient_accumulation_steps
-            if "/" in (span := str(benchmark.bn_span)):
-                meshes.check_image_span(span, settings.train_batch_size, accumulation)
-            mesh = meshes.make(BATCH_AXES, benchmark.bn_span, devices)
-            meshes.check_batch(mesh, "train_batch_size", settings.train_batch_size, accumulation)
-        else:
-            mesh = meshes.make(BATCH_AXES, 1, devices)
-        meshes.check_batch(mesh, "eval_batch_size", settings.eval_batch_size)
-        return cls(settings, benchmark, mesh)
+    def open(cls, settings: Settings, trains: bool = True) -> Self:
+        """Checks devices, workdir and batch sizes; opens no data."""
+        console.set_progress_listener(_note_progress)
+        devices.check_platform()
+        if jax.default_backend() == "cpu":
+            environment.keep_freed_memory()
+        compiler.use_cache(settings.compilation_cache)
+        check_folder(settings.workdir)
+        cache_dir = str(epath.Path(settings.workdir) / "data_index")
+        programs = Programs.make(settings, cache_dir, trains=trains)
+        return cls(settings, programs, hostlog.attach(settings.workdir, jax.process_index()))
 
     @property
-    def examples_per_pass(self) -> int:
-        """The size of the global batch of one forward pass."""
-        return self.settings.train_batch_size // self.settings.gradient_accumulation_steps
+    def benchmark(self) -> Benchmark:
+        return self.programs.benchmark
 
     @property
-    def norm_examples(self) -> int:
-        """How many examples of a forward pass share the statistics of BatchNorm."""
-        return self.examples_per_pass * self.mesh.devices.shape[1] // self.mesh.size
+    def mesh(self) -> Mesh:
+        return self.programs.mesh
 
-    def check_random_start(self) -> None:
-        """Raises ConfigError if a run without `config.init_from` would keep random weights."""
-        if self.settings.config.get("dataset") == benchmarks.FAKE:
-            return
-        if freeze := self.settings.freeze:
-            raise ConfigError(
-                f"config.freeze={freeze!r} would freeze random weights: "
-                f"give --config.init_from={self.benchmark.published}"
-            )
-        self.benchmark.check_random_start(self.norm_examples)
+    @property
+    def title(self) -> str:
+        """What is trained on which devices, for headings."""
+        chips, device = sharding.num_chips(self.mesh), self.mesh.devices.flat[0].device_kind
+        return f"{self.settings.benchmark} on {chips} x {device}"
 
-    def batch_specs(self, split: str) -> tuple[Any, ...]:
-        """Every shape of a global batch, with shardings."""
-        specs = self.benchmark.batch_spec(split, getattr(self.settings, f"{split}_batch_size"))
-        return tuple(meshes.abstract(spec, meshes.batch_sharding(self.mesh)) for spec in specs)
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics of the targets; the first one chooses the best checkpoint."""
+        return tuple(target.metric for target in self.benchmark.targets)
 
-    def abstract_state(self, recipe: Recipe) -> TrainState:
-        """The state as ShapeDtypeStructs, replicated."""
-        shapes = _initial(self.benchmark.init, recipe, self.mesh).eval_shape(_SEED)
-        return meshes.abstract(shapes, meshes.replicated(self.mesh))
+    @property
+    def shown_metrics(self) -> dict[str, Any]:
+        """How a `Reporter` shows the targets' metrics."""
+        percent = tuple(t.metric for t in self.benchmark.targets if t.percent)
+        proportions = self.benchmark.proportions
+        return {"metrics": self.metrics, "percent": percent, "proportions": proportions}
 
-    def abstract_totals(self, state: TrainState) -> Any:
-        """The totals of the train step as ShapeDtypeStructs, replicated."""
-        return step.totals_spec(self.benchmark.loss, self.mesh, state, self.batch_specs("train")[0])
+    @property
+    def checkpoints_dir(self) -> str:
+        return str(epath.Path(self.settings.workdir) / "checkpoints")
 
-    def initial_state(self, recipe: Recipe) -> TrainState:
-        """The state before the first step, on the devices."""
-        make = _initial(self.benchmark.init, recipe, self.mesh)
-        return make(self.seed(recipe))
+    def say(self, text: str) -> None:
+        """Writes one line to each host's log and to process 0's terminal."""
+        _log.info("%s", text)
 
-    def seed(self, recipe: Recipe) -> jax.Array:
-        """The seed u32[] on all devices, for the train step."""
-        value = np.uint32(recipe.seed)
-        return jax.make_array_from_callback((), meshes.replicated(self.mesh), lambda _: value)
+    def count_examples(self, evaluating: bool) -> int:
+        """Opens the data and returns the number of training examples."""
+        settings, benchmark = self.settings, self.benchmark
+        with watchdog.during("opening the data"):
+            count = processes.first_process_first(lambda: benchmark.num_examples("train"))
+            if evaluating:
+                processes.first_process_first(lambda: benchmark.num_examples("eval"))
+        splits = ("train", "eval") if evaluating else ("train",)
+        guard.afford(self.host_bytes(*splits), settings.config)
+        return count
 
-    def zeros(self, totals: Any) -> Callable[[], Any]:
-        """A compiled function that makes totals of this form, all zero, on the devices."""
-        return jax.jit(
-            lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), totals),
-            out_shardings=meshes.replicated(self.mesh),
+    def host_bytes(self, *splits: str) -> dict[tuple[str, ...], int]:
+        """Bytes that the input of splits needs on this host, by the config keys that decide."""
+        sizes = {"train": self.settings.train_batch_size, "eval": self.settings.eval_batch_size}
+        needed: dict[tuple[str, ...], int] = {}
+        for split in splits:
+            needed |= self.benchmark.host_bytes(split, sizes[split], jax.process_count())
+        return needed
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Has the watchdog watch the block."""
+
+        def leave(reason: str) -> None:
+            processes.fail(reason, preemption.answer().code if preemption.requested() else RESTART)
+
+        dog = watchdog.Watchdog(
+            self.settings.limits.watchdog_seconds,
+            self.log.note,
+            leave=leave,
+            others=processes.others,
+            hurry=preemption.requested,
         )
+        with contextlib.closing(dog):
+            yield
 
-    def lower_train(self, recipe: Recipe, state: TrainState, totals: Any) -> list[Any]:
-        """The train step, lowered for each shape of its batches; `totals` are `abstract_totals`."""
-        options = compiler.options(self.mesh, self.benchmark.larger_windows)
-        train_step = step.make_train_step(self.benchmark.loss, self.mesh, recipe, options)
-        seed = meshes.abstract(_SEED, meshes.replicated(self.mesh))
-        arguments = seed, state, totals
-        return step.lower(train_step, arguments, self.batch_specs("train"))
+    def facts(
+        self,
+        num_examples: int,
+        metadata: Mapping[str, Any] | None = None,
+        data: Sequence[Identity] = (),
+    ) -> dict[str, Any]:
+        """What the manifest of a checkpoint says about the run.
 
-    def lower_predict(self, state: TrainState) -> list[Any]:
-        """The predict step, lowered for each shape of the evaluation batches."""
-        weights, specs = evaluated_weights(state), self.batch_specs("eval")
-        predict_step = step.make_predict_step(self.benchmark.predict, self.mesh)
-        return step.lower(predict_step, weights, specs)
+        Without `metadata` the benchmark gives them, which opens the data. `data` has the identities
+        of the splits.
+        """
+        metadata = self.benchmark.metadata if metadata is None else metadata
+        return {
+            "data": {name: text for split in data for name, text in split.content.items()},
+            "benchmark": self.settings.benchmark,
+            "config": dict(self.settings.config),
+            "recipe": dict(self.settings.origin),
+            "num_train_examples": num_examples,
+            "norm_examples": self.programs.norm_examples,
+            "target_metric": self.metrics[0],
+            "target_metrics": list(self.metrics),
+            **metadata,
+        }
 
 
-@functools.lru_cache(1)
-def _initial(init: Callable[..., Any], recipe: Recipe, mesh: Mesh) -> Any:
-    """The jitted function from a seed to the initial state, so that it is traced once."""
-    make = functools.partial(step.init_state, init, recipe)
-    options = compiler.options(mesh, runs_once=True)
-    return jax.jit(make, out_shardings=meshes.replicated(mesh), compiler_options=options)
+def check_start(run: Run, abstract: TrainState) -> Weights | None:
+    """The weights of `config.init_from`, which fit a state with the shapes of `abstract`."""
+    if not run.settings.init_from:
+        run.programs.check_random_start()
+        return None
+    weights, adoption = resuming.read_weights(run.programs, abstract)
+    if not run.settings.mlperf.format:  # its clock runs before the data are touched
+        resuming.check_origin(run.programs, run.say, weights, adoption)
+    return weights
 
 
-def evaluated_weights(state: TrainState) -> tuple[Any, Any]:
-    """(params, model_state) to evaluate: their average where the run keeps one."""
-    if state.ema:
-        return state.ema["params"], state.ema["model_state"]
-    return state.params, state.model_state
+def first_state(run: Run, plan: Plan, weights: Weights | None = None) -> tuple[TrainState, str]:
+    """(the state before the first step, the checkpoint that its weights are from or "").
+
+    With `config.init_from` it has the `weights` that `check_start` returned; without them, it reads
+    them.
+    """
+    state = run.programs.initial_state(plan.recipe)
+    if run.settings.init_from:
+        weights = weights or resuming.read_weights(run.programs, state)[0]
+        state = resuming.adopt_weights(run.programs, run.say, plan.recipe, state, weights)
+        return state, weights.source
+    if note := run.settings.lacks_weights:
+        run.say(f"NOTE {note}")
+    return state, ""
+
+
+def restore_state(
+    checkpoints: Checkpointer, number: int, state: TrainState, totals: Any
+) -> tuple[TrainState, Any]:
+    """(state, totals) of the checkpoint of a step, for ShapeDtypeStructs of both."""
+    items = checkpoints.restore(number, step.checkpoint_items(state, totals))
+    totals = items["optimizer"].pop("totals")
+    restored = TrainState(**items["optimizer"], **items["model"])
+    if (inside := int(restored.step)) != number:
+        folder = f"{checkpoints.directory}/{number}"
+        raise CheckpointError(f"{folder} holds step {inside}; delete it to go on before it")
+    return restored, totals
+
+
+def _note_progress(text: str) -> None:
+    """Notes what the input does before its first batch; a signal may end the run there."""
+    watchdog.doing(text)
+    preemption.raise_if_requested()

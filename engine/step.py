@@ -19,8 +19,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from common.errors import DataError
-from engine import compiler, schedules
-from engine import mesh as meshes
+from engine import compiler, schedules, sharding
 
 _shard_map = functools.partial(jax.shard_map, check_vma=False)
 
@@ -278,7 +277,7 @@ def make_train_step(
     return jax.jit(
         step,
         donate_argnums=(1, 2),
-        out_shardings=meshes.replicated(mesh),
+        out_shardings=sharding.replicated(mesh),
         compiler_options=compiler_options,
     )
 
@@ -297,7 +296,7 @@ def _every(steps: int, step: jax.Array, then: Callable[[], Any], otherwise: Any)
     if steps == 1:
         return then()
     # Without the condition, the compiler would compute both in every step.
-    with jax.named_scope(f"one_step_in_{steps}"):  # `engine.aot.hlo` reads it
+    with jax.named_scope(f"one_step_in_{steps}"):  # `engine.forecast.hlo` reads it
         return jax.lax.cond((step + 1) % steps == 0, then, lambda: otherwise)
 
 
@@ -348,7 +347,7 @@ def totals_spec(loss: Callable[..., Any], mesh: Mesh, state: TrainState, batch: 
     shapes = jax.eval_shape(forward, state.params, state.model_state, batch)
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     extra = {"gradient_norm": (scalar, scalar), "bad_step": jax.ShapeDtypeStruct((), jnp.int32)}
-    return meshes.abstract({**shapes, **extra}, meshes.replicated(mesh))
+    return sharding.abstract({**shapes, **extra}, sharding.replicated(mesh))
 
 
 def make_predict_step(predict: Callable[..., Any], mesh: Mesh) -> Any:
@@ -365,7 +364,7 @@ def make_predict_step(predict: Callable[..., Any], mesh: Mesh) -> Any:
     specs = everywhere, everywhere, shared
     sharded = _shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=shared)
     options = compiler.options(mesh)
-    return jax.jit(sharded, out_shardings=meshes.replicated(mesh), compiler_options=options)
+    return jax.jit(sharded, out_shardings=sharding.replicated(mesh), compiler_options=options)
 
 
 def lower(step: Any, first: tuple[Any, ...], batches: tuple[Any, ...]) -> list[Any]:

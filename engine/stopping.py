@@ -2,10 +2,10 @@
 
 import math
 
+from engine.plan import Plan
 from engine.report.history import History
 from engine.report.writers import Reporter
-from engine.run import Plan
-from engine.start import Run
+from engine.run import Run
 
 
 class StoppingRule:

@@ -30,7 +30,7 @@ from commands.predict import boxes, classes, items, sentences, sources, texts  #
 from commands.predict.model import prepare  # noqa: E402
 from common import console, limits  # noqa: E402
 from common.errors import ConfigError, DataError, UserError, one_line  # noqa: E402
-from engine import model_source  # noqa: E402
+from engine.checkpoint import model_source  # noqa: E402
 
 _SIDE = 960  # pixels of the longer side of a photo with boxes, whose lines are 3 pixels wide
 

@@ -37,7 +37,7 @@ fail() {
 
 # Sets kinds to what this machine has.
 detect() {
-  # The PCI ids of Google's TPUs, as in engine/mesh.py.
+  # The PCI ids of Google's TPUs, as in engine/devices.py.
   if [[ -e /dev/accel0 ]] || grep -qsE '^PCI_ID=1AE0:(0027|005E|0062|0063|006F|0076)$' \
     /sys/bus/pci/devices/*/uevent; then
     kinds=tpu here=' (this machine has a TPU)'

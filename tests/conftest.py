@@ -232,7 +232,7 @@ def make_tiny_config(data_dir, **overrides):
 def calm_run(tmp_path_factory, tiny_records):
     """(workdir, scores) of a whole run of the tiny config that nobody disturbed; to read only."""
     import train
-    from engine.run import read_settings
+    from engine.plan import read_settings
 
     workdir = str(tmp_path_factory.mktemp("calm"))
     return workdir, train.train_and_evaluate(read_settings(make_tiny_config(tiny_records), workdir))
@@ -243,9 +243,9 @@ def untrained_run(tmp_path_factory, tiny_records):
     """The workdir of a ResNet for 4 classes with averages, whose step 4 has its first weights."""
     import jax.numpy as jnp
 
-    from engine.checkpoint import Checkpointer
-    from engine.run import make_plan, read_settings
-    from engine.start import Run
+    from engine.checkpoint.manager import Checkpointer
+    from engine.plan import make_plan, read_settings
+    from engine.run import Run
     from engine.step import checkpoint_items
 
     workdir = str(tmp_path_factory.mktemp("untrained") / "run")
@@ -262,14 +262,14 @@ def untrained_run(tmp_path_factory, tiny_records):
 
 def make_programs(config, cache_dir=""):
     """The programs of a config on this machine's devices."""
-    from engine.run import Programs, read_settings
+    from engine.plan import Programs, read_settings
 
     return Programs.make(read_settings(config), str(cache_dir))
 
 
 def plan_of(config, num_examples):
     """The plan of a config for so many training examples."""
-    from engine.run import make_plan, read_settings
+    from engine.plan import make_plan, read_settings
 
     settings = read_settings(config)
     return make_plan(settings, settings.load_benchmark(""), num_examples)
@@ -282,8 +282,8 @@ def make_recipe(config, num_examples):
 
 def open_run(config, workdir):
     """The run of a config in a workdir."""
-    from engine.run import read_settings
-    from engine.start import Run
+    from engine.plan import read_settings
+    from engine.run import Run
 
     return Run.open(read_settings(config, str(workdir)))
 

@@ -65,7 +65,7 @@ def test_own_modules_are_imported_at_the_top():
 def test_a_late_import_is_counted_once():
     inner = """def f():
   def g():
-    import engine.mesh
+    import engine.sharding
     from common import text
     import jax
 """

@@ -8,7 +8,7 @@ import pytest
 
 import train
 from common.errors import UserError
-from engine.run import read_settings
+from engine.plan import read_settings
 from tests.conftest import make_tiny_config
 from tests.helpers.preparation import edit
 from tests.test_gcs_training import assert_same_results, cloud, steps  # noqa: F401

@@ -14,7 +14,7 @@ import pytest
 import train
 from common.errors import RESTART
 from engine.cluster import watchdog
-from engine.run import read_settings
+from engine.plan import read_settings
 from tests.conftest import make_tiny_config
 from tests.scripts.test_gradient import make_run, metrics
 from tests.test_gcs_training import assert_same_results, cloud, rows, steps  # noqa: F401

@@ -9,7 +9,7 @@ import pytest
 
 import train
 from commands import evaluating
-from engine.run import read_settings
+from engine.plan import read_settings
 from tests.conftest import make_tiny_config
 from tests.test_main import TINY, command, started
 from tests.test_train import assert_same_state, state_on_disk, timeless

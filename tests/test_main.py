@@ -20,7 +20,7 @@ import train
 from commands import MODES
 from common.errors import UserError
 from engine import locations, recipe
-from engine.run import read_settings
+from engine.plan import read_settings
 from tests.conftest import TINY, make_tiny_config
 from tests.test_train import assert_same_state, rows, state_on_disk, timeless
 
@@ -271,9 +271,9 @@ def test_kill_9_at_random_moments(seed, uninterrupted, tiny_records, tmp_path):
 # What is slow in each phase of a command's start: modules and a name of theirs, or an import.
 PHASES = {
     "imports": "",
-    "the workdir": "engine.start check_folder",
+    "the workdir": "engine.run check_folder",
     "counting": "common.data.files find",
-    "restoring": "engine.checkpoint:Checkpointer restore",
+    "restoring": "engine.checkpoint.manager:Checkpointer restore",
 }
 
 STOPPED = """

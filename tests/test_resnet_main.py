@@ -14,7 +14,7 @@ import resnet_main
 from common.errors import ConfigError
 from configs import resnet50
 from engine import recipe
-from engine.run import read_settings
+from engine.plan import read_settings
 from tests.test_main import TINY, environment, fails_with, run
 
 ROOT = Path(__file__).parents[1]

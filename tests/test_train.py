@@ -20,10 +20,10 @@ import train
 from benchmarks.resnet import ImageClassifier
 from commands import evaluating
 from common.errors import RESTART, CheckpointError, DataError, UserError
-from engine import saving
+from engine.checkpoint import saving
 from engine.cluster import guard, preemption, processes
+from engine.plan import read_settings
 from engine.report.history import History
-from engine.run import read_settings
 from tests.conftest import make_programs, make_recipe, make_tiny_config
 
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import train
-from engine.run import read_settings
+from engine.plan import read_settings
 from tests.conftest import make_tiny_config
 from tests.test_main import ROOT, environment
 

@@ -22,8 +22,9 @@ from commands.export.formats import DEFAULTS, PATHS, files_in
 from common.data import files
 from common.data.shards import tensorflow
 from common.errors import ConfigError, OutputError, one_line, parse_json, visible
-from engine import locations, model_source, resuming
-from engine import manifest as manifests
+from engine import locations
+from engine.checkpoint import manifest as manifests
+from engine.checkpoint import model_source, resuming
 
 _LIST = "export.json"  # a folder that has it is an export
 

@@ -20,7 +20,7 @@ from common.errors import CheckpointError, ConfigError, OutputError
 from common.images import input_spec
 from common.images.input_spec import prepare_image
 from common.portable import Portable, TorchForm
-from engine import model_source
+from engine.checkpoint import model_source
 from engine.report.history import History
 
 _LIMIT = 1e-5  # the largest error that is accepted, as a share of the largest logit

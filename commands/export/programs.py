@@ -18,7 +18,7 @@ from PIL import Image
 from commands.export import formats
 from common.errors import ConfigError, OutputError
 from common.portable import Arrays, Program
-from engine import model_source
+from engine.checkpoint import model_source
 
 FORMATS = (*formats.DEFAULTS, "onnx")
 _SHARE = 0.1  # of the values of an output that a SavedModel may reorder

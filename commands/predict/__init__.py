@@ -13,7 +13,8 @@ from commands.predict import boxes, classes, items, sentences
 from commands.predict.model import Request, prepare
 from commands.predict.outputs import check_output, say
 from common.errors import ConfigError
-from engine import environment, model_source
+from engine import environment
+from engine.checkpoint import model_source
 
 KINDS: dict[str, Any] = {
     "classes": classes,

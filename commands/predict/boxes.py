@@ -21,7 +21,7 @@ from commands.predict.outputs import Row, path_cell, say, shortest, shown, text_
 from commands.predict.sources import Picture
 from common.errors import count
 from common.images.photos import Jpeg
-from engine import model_source
+from engine.checkpoint import model_source
 from engine.locations import check_folder
 
 FORMATS = (*outputs.FORMATS, "coco")

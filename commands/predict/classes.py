@@ -17,7 +17,7 @@ from common.errors import ConfigError, one_line
 from common.images.input_spec import prepare_image
 from common.images.photos import Jpeg
 from common.text import decoded, normal_name, text_lines
-from engine import model_source
+from engine.checkpoint import model_source
 
 FORMATS = outputs.FORMATS
 

@@ -13,7 +13,7 @@ from commands.predict import outputs, texts
 from commands.predict.model import Predictor, Request, with_data
 from commands.predict.outputs import Row, say, shortest, shown, text_cell
 from common.errors import ConfigError, DataError
-from engine import model_source
+from engine.checkpoint import model_source
 
 FORMATS = outputs.FORMATS
 COLUMNS = ("user", "rank", "item", "title", "score", "error")

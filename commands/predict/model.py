@@ -10,9 +10,9 @@ import numpy as np
 from benchmarks.base import BATCH_AXES
 from commands.predict.outputs import say
 from common.images import photos
-from engine import compiler, locations, resuming, step
-from engine import mesh as meshes
-from engine.model_source import Model
+from engine import compiler, devices, locations, sharding, step
+from engine.checkpoint import resuming
+from engine.checkpoint.model_source import Model
 
 Leaves = Mapping[str, np.ndarray]  # of one example, or of a batch
 
@@ -42,7 +42,7 @@ def prepare(model: Model, accept_other_data: bool, checks_data: bool = True) -> 
     photos.quiet()
     if checks_data:
         resuming.check_data(model, accept_other_data, say)
-    meshes.check_platform()
+    devices.check_platform()
     compiler.use_cache(model.config.compilation_cache)
     return model.in_float32() if jax.default_backend() == "cpu" else model
 
@@ -69,12 +69,12 @@ class Predictor:
         for bit. `batch_size` is rounded up to a multiple of it for each device. `predict` makes
         rows, arrays [b, ...], of (params, model_state, batch).
         """
-        mesh = meshes.make(BATCH_AXES, 1)
+        mesh = sharding.make(BATCH_AXES, 1)
         unit = at_once * mesh.size
         self.batch_size = -(-batch_size // unit) * unit
-        self._sharding = meshes.batch_sharding(mesh)
+        self._sharding = sharding.batch_sharding(mesh)
         weights = model.params, model.model_state
-        self._weights = jax.device_put(weights, meshes.replicated(mesh))
+        self._weights = jax.device_put(weights, sharding.replicated(mesh))
         self._programs: dict[Any, Any] = {}
 
         def in_parts(params: Any, model_state: Any, batch: Any) -> Any:

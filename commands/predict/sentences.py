@@ -15,7 +15,7 @@ from commands.predict.model import Predictor, Request, with_data
 from commands.predict.outputs import Row, say
 from commands.predict.texts import Line
 from common.errors import ConfigError, count
-from engine import model_source
+from engine.checkpoint import model_source
 
 FORMATS = ("text", *outputs.FORMATS)
 COLUMNS = ("line", "source", "translation", "score", "error")

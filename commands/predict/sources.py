@@ -29,7 +29,7 @@ from common.errors import ConfigError, DataError, count, is_of_files, one_line
 from common.images import photos
 from common.images.photos import Jpeg
 from engine import locations
-from engine.model_source import Model
+from engine.checkpoint.model_source import Model
 
 _QUALITY = 95  # of re-encoded pictures, as where photos are prepared for training
 _SUFFIXES = (*photos.SUFFIXES, ".heic", ".heif")  # HEIC is not read: its row says so

@@ -11,8 +11,8 @@ from commands.report import page
 from commands.report.record import Record, examine
 from common.errors import visible
 from engine.cluster import processes
+from engine.plan import Settings
 from engine.report.history import writing
-from engine.run import Settings
 
 
 def report(settings: Settings, checkpoint: str) -> None:

@@ -9,14 +9,14 @@ from typing import Any, Self
 from benchmarks.base import Benchmark
 from benchmarks.uses import Exhibit
 from common.errors import DataError
-from engine import model_source
-from engine.checkpoint import Checkpointer
+from engine.checkpoint import model_source
+from engine.checkpoint.manager import Checkpointer
+from engine.checkpoint.resuming import OtherData
 from engine.evaluate import begin_evaluation, examining, exhibits
+from engine.plan import Settings, make_plan
 from engine.report.history import History
 from engine.report.starts import past_starts
 from engine.report.writers import is_like
-from engine.resuming import OtherData
-from engine.run import Settings, make_plan
 from engine.stopping import since_best
 
 Row = dict[str, Any]

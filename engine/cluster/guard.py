@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from common import locks
 from common.errors import RESTART, ConfigError
-from engine import mesh as meshes
+from engine import sharding
 from engine.cluster import preemption, processes
 
 _log = logging.getLogger("tpu_suite")
@@ -82,7 +82,7 @@ class Guard:
         self._memory_used, self._memory_time = 0.0, -_MEMORY_PERIOD
         self._answers: dict[tuple[bool, ...], jax.Array] = {}
         # The result arrives with the step after which it was dispatched: nobody waits for it.
-        self._any = jax.jit(lambda x: jnp.any(x, axis=0), out_shardings=meshes.replicated(mesh))
+        self._any = jax.jit(lambda x: jnp.any(x, axis=0), out_shardings=sharding.replicated(mesh))
 
     def vote(self, score_ready: bool = False) -> Vote:
         """Asks all hosts whether to stop and whether a score is ready, without waiting.
@@ -101,8 +101,8 @@ class Guard:
         answer = ask()
         if answer not in self._answers:
             local = np.tile(np.asarray(answer), (jax.local_device_count(), 1))
-            sharding = meshes.batch_sharding(self._mesh)
-            self._answers[answer] = jax.make_array_from_process_local_data(sharding, local)
+            placement = sharding.batch_sharding(self._mesh)
+            self._answers[answer] = jax.make_array_from_process_local_data(placement, local)
         result = self._any(self._answers[answer])
         return Vote(lambda: np.asarray(result.addressable_data(0)).tolist(), self._memory_full)
 

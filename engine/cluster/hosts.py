@@ -19,7 +19,7 @@ from jax._src import clusters  # jax.distributed.initialize does not tell what i
 from common import entry
 from common.errors import HostError, one_line
 from engine.cluster import preemption
-from engine.mesh import tpu_chips
+from engine.devices import tpu_chips
 
 # jax 0.8.1 moved its default to a port that Google's firewall rule does not open.
 _PORT = "8476"

@@ -18,7 +18,7 @@ import jax
 
 from common import entry, keys
 from common.errors import RESTART, HostError, UserError, is_of_files, one_line
-from engine import manifest
+from engine.checkpoint import manifest
 from engine.cluster import preemption, watchdog
 from engine.cluster.heartbeat import Heartbeat
 from engine.cluster.hostlog import HostLog

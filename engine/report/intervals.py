@@ -11,10 +11,11 @@ import jax
 import numpy as np
 
 from common.console import hms
-from engine.mesh import Feed, num_chips
+from engine.feed import Feed
+from engine.plan import Plan
 from engine.report.writers import Reporter, is_like
-from engine.run import Plan
-from engine.start import Run
+from engine.run import Run
+from engine.sharding import num_chips
 
 _FIRST_LINE = 60  # seconds of training without a report, after which a line says how fast it is
 _SLOW_SHARE = 0.2  # of the time, waiting for input; less is not worth a warning

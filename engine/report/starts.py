@@ -13,9 +13,9 @@ from jax.sharding import Mesh
 
 from common import entry
 from common.console import hms
-from engine import manifest as manifests
-from engine import mesh as meshes
-from engine.aot import topology
+from engine import sharding
+from engine.checkpoint import manifest as manifests
+from engine.forecast import topology
 
 Row = Mapping[str, Any]
 
@@ -26,7 +26,7 @@ def describe_start(step: int, mesh: Mesh) -> dict[str, Any]:
         "step": step,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "device": mesh.devices.flat[0].device_kind,
-        "chips": meshes.num_chips(mesh),
+        "chips": sharding.num_chips(mesh),
         "commit": manifests.commit(),
     }
 

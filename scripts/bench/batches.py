@@ -7,7 +7,7 @@ from etils import epath
 
 import benchmarks
 from benchmarks.base import HostBatch
-from engine.run import Programs
+from engine.plan import Programs
 
 
 def without_data(config: Any) -> Any:

@@ -15,9 +15,8 @@ from absl import app, flags
 
 import main as program
 from common import console, entry
-from engine import compiler, environment
-from engine import mesh as meshes
-from engine.run import Programs, evaluated_weights, make_plan, read_settings
+from engine import compiler, devices, environment, sharding
+from engine.plan import Programs, evaluated_weights, make_plan, read_settings
 from scripts.bench import batches
 from scripts.bench.step import make_step
 
@@ -27,7 +26,7 @@ def main(argv: Any) -> None:
     config = flags.FLAGS.config
     config.init_from = ""  # with other weights a step takes as long
     settings = read_settings(config.lock())
-    if meshes.open_platform() == "cpu":
+    if devices.open_platform() == "cpu":
         environment.keep_freed_memory()
     compiler.use_cache(settings.compilation_cache)
     programs = Programs.make(settings)
@@ -46,7 +45,7 @@ def main(argv: Any) -> None:
     stream = benchmark.eval_batches(settings.eval_batch_size, 0, 1)
     batch = batches.without_clock(next(stream))
     predict = batches.fitting(programs.lower_predict(state), batch).compile()
-    arrays = jax.device_put(batch, meshes.batch_sharding(programs.mesh))
+    arrays = jax.device_put(batch, sharding.batch_sharding(programs.mesh))
     started = time.monotonic()
     jax.block_until_ready(predict(*evaluated_weights(state), arrays))
     count = -(-benchmark.num_examples("eval") // settings.eval_batch_size)

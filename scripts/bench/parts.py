@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 
 from commands import preflight
 from common import console, entry
-from engine.aot import topology
-from engine.run import read_settings
+from engine.forecast import topology
+from engine.plan import read_settings
 from scripts.bench.step import config_of
 
 _REST = "other"
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def split(names: Mapping[str, tuple[int, int]], parts: Sequence[str], clock: float) -> Costs:
     """The cost of each part, which is a name of scopes, and of the rest.
 
-    `names` has cycles by path of scopes, as in `engine.aot.hlo.Cost`; `clock` is in Hz.
+    `names` has cycles by path of scopes, as in `engine.forecast.hlo.Cost`; `clock` is in Hz.
     """
     # A number may follow: "stage" is a part of which "stage2_block1" is one.
     patterns = {p: re.compile(rf"(?<![a-zA-Z_]){re.escape(p)}(?![a-zA-Z])") for p in parts}

@@ -31,11 +31,10 @@ from benchmarks.base import HostBatch
 from commands import preflight
 from common import entry
 from common.errors import ConfigError
-from engine import compiler, environment
-from engine import mesh as meshes
+from engine import compiler, devices, environment, sharding
 from engine import recipe as recipes
-from engine.aot import topology
-from engine.run import Programs, make_plan, read_settings
+from engine.forecast import topology
+from engine.plan import Programs, make_plan, read_settings
 from scripts.bench import batches, peers
 from scripts.bench.peers import on_torch
 from scripts.bench.peers import step as peer_step
@@ -125,16 +124,16 @@ def prepare(flags: argparse.Namespace) -> tuple[Any, Mapping[str, Callable[[], A
         differs = torch.NETWORKS[config.benchmark].__doc__.splitlines()[0]
     elif flags.peer:
         peers.check(config)
-    if meshes.open_platform() == "cpu":
+    if devices.open_platform() == "cpu":
         environment.keep_freed_memory()  # a run on CPUs does so too; both use malloc
         is_set = any(text.startswith("precision=") for text in flags.set)
         if "precision" in config and not is_set:
             config.precision = "float32"
     compiler.use_cache(config.compilation_cache)
-    devices = jax.device_count()
-    usual = min(config.train_batch_size // devices, _TIMED.get(config.benchmark, 16))
-    config.train_batch_size = devices * (flags.batch_per_device or max(usual, 1))
-    config.eval_batch_size = devices
+    count = jax.device_count()
+    usual = min(config.train_batch_size // count, _TIMED.get(config.benchmark, 16))
+    config.train_batch_size = count * (flags.batch_per_device or max(usual, 1))
+    config.eval_batch_size = count
     programs = Programs.make(read_settings(config.lock()))
     batch, steps = batches.first(programs), {}
     ours = make_step(programs, batch)
@@ -167,7 +166,7 @@ def make_step(programs: Programs, batch: HostBatch) -> Callable[[], None]:
     lowered = programs.lower_train(recipe, abstract, abstract_totals)
     compiled, seed = batches.fitting(lowered, batch).compile(), programs.seed(recipe)
     state, totals = programs.initial_state(recipe), programs.zeros(abstract_totals)()
-    arrays = jax.device_put(batch, meshes.batch_sharding(mesh))
+    arrays = jax.device_put(batch, sharding.batch_sharding(mesh))
 
     def step() -> None:
         nonlocal state, totals

@@ -13,7 +13,7 @@ from typing import Any
 from etils import epath
 
 from common.errors import UserError, one_line
-from engine.mesh import installed_version
+from engine.devices import installed_version
 from engine.mlperf import LOG
 from scripts.mlperf import logs
 

@@ -28,7 +28,7 @@ from ml_collections import ConfigDict
 import benchmarks
 from benchmarks.base import BATCH_AXES
 from common.errors import ConfigError
-from engine import mesh as meshes
+from engine import feed, sharding
 from engine import step as steps
 from engine.corruption import DeviceCheck
 from tests.conftest import FIXTURES, make_recipe, open_run, plan_of
@@ -430,8 +430,8 @@ def test_facts_are_plain(source):
 
 
 def put(mesh: Mesh, tree: Any, batch: bool = False) -> Any:
-    sharding = meshes.batch_sharding(mesh) if batch else meshes.replicated(mesh)
-    return jax.tree.map(lambda x: jax.device_put(x, sharding), tree)
+    placement = sharding.batch_sharding(mesh) if batch else sharding.replicated(mesh)
+    return jax.tree.map(lambda x: jax.device_put(x, placement), tree)
 
 
 @pytest.fixture(scope="module")
@@ -480,7 +480,7 @@ def test_eight_devices_give_what_one_gives(job, weights, on_one_device, span):
         pytest.skip("has no BatchNorm")
     overrides = {"bn_span": span} if "bn_span" in job.config() else {}
     benchmark, key = job.make(**overrides), jax.random.key(0)
-    mesh, groups = meshes.make(BATCH_AXES, span), 8 // span if span else 1
+    mesh, groups = sharding.make(BATCH_AXES, span), 8 // span if span else 1
     batch = joined(of_one_shape(benchmark, groups))
     loss = same_key_everywhere(benchmark.loss)
     compute = jax.jit(steps.make_gradients(loss, mesh, 1), compiler_options=QUICK)
@@ -515,7 +515,7 @@ def test_eight_devices_give_what_one_gives(job, weights, on_one_device, span):
 @pytest.mark.long
 def test_loss_falls_on_one_batch(job):
     config, benchmark = job.config(), job.make()
-    mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
+    mesh = sharding.make(BATCH_AXES, benchmark.bn_span)
     recipe = make_recipe(config, benchmark.num_examples("train"))
     (batch,) = train_stream(benchmark, 1, 0, 1)
     batch = put(mesh, batch, batch=True)
@@ -552,7 +552,7 @@ def scores(benchmark: Any, predict: Any, batches: list[Any]) -> dict[str, float]
 @pytest.mark.long
 def test_padding_changes_no_score(job, weights):
     benchmark = job.make()
-    mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
+    mesh = sharding.make(BATCH_AXES, benchmark.bn_span)
     step = steps.make_predict_step(benchmark.predict, mesh)
     placed, programs = put(mesh, weights), {}
 
@@ -593,8 +593,8 @@ def test_no_device_computes_other_bits_than_another(job, tmp_path):
     nowhere: Any = None
     check = DeviceCheck(run, plan.recipe, nowhere, state)
     state = run.programs.initial_state(plan.recipe)
-    feed = meshes.Feed(run.benchmark.train_batches(ROWS, 0, 1, 0), run.mesh)
-    for number, batch in zip(range(3), feed, strict=False):
+    prefetched = feed.Feed(run.benchmark.train_batches(ROWS, 0, 1, 0), run.mesh)
+    for number, batch in zip(range(3), prefetched, strict=False):
         check.before(number, state, batch)
 
 
@@ -617,14 +617,14 @@ for name, overrides in json.loads(sys.argv[1]).items():
     config = importlib.import_module(name).get_config()
     config.update(overrides)
     benchmark = benchmarks.load(config.lock(), "gs://no-such-bucket/cache")
-    mesh = meshes.make(BATCH_AXES, benchmark.bn_span)
+    mesh = sharding.make(BATCH_AXES, benchmark.bn_span)
     recipe = make_plan(read_settings(config), benchmark, 1_000_000).recipe
     seed = jax.ShapeDtypeStruct((), "uint32")
     shapes = jax.eval_shape(functools.partial(steps.init_state, benchmark.init, recipe), seed)
-    state = meshes.abstract(shapes, meshes.replicated(mesh))
+    state = sharding.abstract(shapes, sharding.replicated(mesh))
     for split, size in (("train", config.train_batch_size), ("eval", config.eval_batch_size)):
         for spec in benchmark.batch_spec(split, size):
-            batch = meshes.abstract(spec, meshes.batch_sharding(mesh))
+            batch = sharding.abstract(spec, sharding.batch_sharding(mesh))
             if split == "train":
                 totals = steps.totals_spec(benchmark.loss, mesh, state, batch)
                 step = steps.make_train_step(benchmark.loss, mesh, recipe)

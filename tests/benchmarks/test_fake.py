@@ -10,7 +10,7 @@ import pytest
 import benchmarks
 import train
 from common.errors import ConfigError
-from engine.run import read_settings
+from engine.plan import read_settings
 from tests.benchmarks.test_benchmarks import ROWS, TINY
 
 SCORED = ("ncf", "resnet")  # whose batches have the truth

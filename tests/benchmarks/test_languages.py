@@ -21,8 +21,8 @@ from benchmarks.languages import Languages  # type: ignore[import-not-found]
 from commands import doctor
 from common.errors import CheckpointError
 from engine.cluster import watchdog
-from engine.run import make_plan, read_settings
-from engine.start import Run, first_state
+from engine.plan import make_plan, read_settings
+from engine.run import Run, first_state
 from tests.conftest import FIXTURES
 from tests.fixtures.recipes import languages
 from tests.test_main import ROOT, environment, wait_for

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import predict
-from engine import model_source
-from engine.weights import Weights
+from engine.checkpoint import model_source
+from engine.checkpoint.weights import Weights
 
 
 @pytest.fixture

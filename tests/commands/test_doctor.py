@@ -18,10 +18,10 @@ import benchmarks
 import train
 from commands import doctor
 from common.errors import UserError, one_line
-from engine import mesh
+from engine import devices
 from engine.cluster import guard
 from engine.cluster.hosts import ProcessGroup
-from engine.run import read_settings
+from engine.plan import read_settings
 from tests.conftest import make_tiny_config
 
 
@@ -129,7 +129,7 @@ def test_versions(versions, chips, statuses, monkeypatch):
         return versions.get(name, "0.9")
 
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(mesh, "tpu_chips", lambda: chips)
+    monkeypatch.setattr(devices, "tpu_chips", lambda: chips)
     monkeypatch.setattr(importlib.metadata, "version", version)
     case: Any = None
     first, *rest = findings = list(doctor._versions(case))
@@ -260,7 +260,7 @@ def test_the_memory_that_the_input_needs(tiny_records, tmp_path):
 
 
 def test_a_tpu_that_cannot_be_used(diagnose, monkeypatch, tmp_path):
-    monkeypatch.setattr(mesh, "tpu_chips", lambda: 4)
+    monkeypatch.setattr(devices, "tpu_chips", lambda: 4)
     code, findings = diagnose()
     assert code == 1
     assert faults(findings) == {"versions"}  # the test requirements have no libtpu
@@ -275,7 +275,7 @@ def test_who_holds_the_tpu(diagnose, monkeypatch, tmp_path):
     lock.write_text("")
     _, findings = diagnose()
     assert "TPU in use" not in findings  # there is none: a compiler for absent TPUs holds it
-    monkeypatch.setattr(mesh, "tpu_chips", lambda: 4)
+    monkeypatch.setattr(devices, "tpu_chips", lambda: 4)
     _, findings = diagnose()
     assert findings["TPU in use"][0]["status"] == "warn"
     hold = f"import sys, time; f = open({str(lock)!r}); print('held', flush=True); time.sleep(60)"

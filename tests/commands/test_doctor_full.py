@@ -10,7 +10,7 @@ import pytest
 import benchmarks
 from commands import doctor
 from engine.cluster.hosts import ProcessGroup
-from engine.run import read_settings
+from engine.plan import read_settings
 from tests.benchmarks.test_benchmarks import TINY
 from tests.helpers.preparation import edit
 

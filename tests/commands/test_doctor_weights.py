@@ -7,7 +7,7 @@ import pytest
 
 from commands import doctor, importing
 from common.foreign import resnets
-from engine.run import read_settings
+from engine.plan import read_settings
 from tests.benchmarks.resnet.use.test_tensorflow_weights import arrays_of, saved
 from tests.common.foreign.test_resnets import variables
 from tests.conftest import make_tiny_config

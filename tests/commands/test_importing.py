@@ -16,9 +16,9 @@ from commands import evaluating, importing, report
 from common.errors import CheckpointError, ConfigError
 from common.foreign import resnets as foreign
 from configs import ncf
-from engine import model_source
-from engine.run import Programs, make_plan, read_settings
-from engine.start import Run, first_state
+from engine.checkpoint import model_source
+from engine.plan import Programs, make_plan, read_settings
+from engine.run import Run, first_state
 from tests.common.foreign.test_resnets import variables
 from tests.conftest import make_tiny_config
 from tests.test_main import fails_with

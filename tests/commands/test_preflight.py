@@ -24,11 +24,11 @@ import train
 from commands import preflight
 from common.errors import ConfigError
 from configs import ncf, resnet50
-from engine.aot import forecast, hlo
-from engine.aot.forecast import Outcome, Program
-from engine.run import Programs, make_plan, read_settings
+from engine.forecast import estimates, hlo
+from engine.forecast.estimates import Outcome, Program
+from engine.plan import Programs, make_plan, read_settings
 from tests.conftest import make_tiny_config
-from tests.engine.aot.test_forecast import JOB, TRAIN, V3
+from tests.engine.forecast.test_estimates import JOB, TRAIN, V3
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,7 +93,7 @@ def test_neither_data_nor_tensorflow_are_needed():
     sys.modules["tensorflow"] = None  # an import of it raises
     import jax
     from configs import resnet50
-    from engine.aot import topology
+    from engine.forecast import topology
     from commands import preflight
     from engine.run import read_settings
     slice_ = types.SimpleNamespace(devices=jax.devices())
@@ -208,8 +208,8 @@ import os, signal, sys, time
 sys.path.insert(0, {root!r})
 from multiprocessing.connection import Connection
 from commands import preflight
-from tests.engine.aot.test_forecast import JOB, PREDICT, TRAIN
-from engine.aot.forecast import Outcome
+from tests.engine.forecast.test_estimates import JOB, PREDICT, TRAIN
+from engine.forecast.estimates import Outcome
 
 def compiled(config, one, steps, say, lower):
     say("compiling the train step")
@@ -353,5 +353,5 @@ def test_resnet_50_compiles_for_a_tpu():
     images = outcome.predict.flops / outcome.job.forward_flops  # of 128 among 8
     assert 0.9 < images / 16 < 1.1
     assert outcome.train.collectives["all-reduce"][1] >= 4 * 25_557_032
-    assert 0.05 < forecast.row(outcome)["step_seconds"] < 0.3
+    assert 0.05 < estimates.row(outcome)["step_seconds"] < 0.3
     assert outcome.train.memory < V3.chip.memory / 2

@@ -17,7 +17,7 @@ from common.keys import flat
 from configs import _loop, finetune, small
 from engine import optim, schedules
 from engine.cadence import Every
-from engine.run import LoopKeys
+from engine.plan import LoopKeys
 from tests.conftest import make_recipe, open_run
 
 ROOT = pathlib.Path(__file__).parents[2]

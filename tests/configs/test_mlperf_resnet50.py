@@ -13,9 +13,9 @@ import pytest
 
 from common.errors import DeviceError
 from configs import mlperf_resnet50 as recipes
-from engine import mesh as meshes
-from engine.aot.topology import CHIPS, parse_slices
+from engine import sharding
 from engine.cadence import Every
+from engine.forecast.topology import CHIPS, parse_slices
 from tests.conftest import make_programs, make_recipe
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -192,7 +192,7 @@ def device_counts(name):
     config, counts = load(name), []
     for count in range(1, 8193):
         with contextlib.suppress(DeviceError):
-            meshes.group_size(config.bn_span, count)
+            sharding.group_size(config.bn_span, count)
             counts += [count] if config.train_batch_size % count == 0 else []
     return counts
 

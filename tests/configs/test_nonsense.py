@@ -16,9 +16,8 @@ from common import keys
 from common.errors import UserError
 from configs import mlperf_gnmt, mlperf_mask_rcnn, mlperf_resnet50, mlperf_ssd, mlperf_transformer
 from configs import recipes as published
-from engine import locations
-from engine import mesh as meshes
-from engine.run import make_plan, read_settings
+from engine import locations, sharding
+from engine.plan import make_plan, read_settings
 from tests.configs.test_configs import FILES, load
 from tests.fixtures.recipes import languages
 
@@ -87,10 +86,10 @@ def read_and_plan(config: Any) -> None:
     benchmark = settings.load_benchmark("")
     if "/" in str(benchmark.bn_span):
         parts = settings.gradient_accumulation_steps
-        meshes.check_image_span(str(benchmark.bn_span), settings.train_batch_size, parts)
-        meshes.group_size(benchmark.bn_span, int(str(benchmark.bn_span).partition("/")[2]))
+        sharding.check_image_span(str(benchmark.bn_span), settings.train_batch_size, parts)
+        sharding.group_size(benchmark.bn_span, int(str(benchmark.bn_span).partition("/")[2]))
     else:
-        meshes.group_size(benchmark.bn_span, 64)
+        sharding.group_size(benchmark.bn_span, 64)
     declared = benchmark.declared_examples("train")
     recipe = make_plan(settings, benchmark, declared or 10_000).recipe
     for step in (0, recipe.total_steps - 1):

@@ -27,7 +27,7 @@ from jax.sharding import Mesh
 from benchmarks.base import BATCH_AXES, Benchmark
 from common.trees import by_name
 from engine import compiler, step
-from engine.run import make_plan, read_settings
+from engine.plan import make_plan, read_settings
 from engine.step import Recipe
 
 HERE = pathlib.Path(__file__).parent

@@ -15,9 +15,9 @@ from etils import epath
 
 from common.trees import by_name
 from engine import step as steps
-from engine.checkpoint import Checkpointer
+from engine.checkpoint.manager import Checkpointer
 from engine.evaluate import predict_all
-from engine.start import Run
+from engine.run import Run
 from tests import torture
 from tests.device import training
 

@@ -10,7 +10,7 @@ import pytest
 
 from commands import preflight
 from common.errors import UserError
-from engine.aot import topology
+from engine.forecast import topology
 from tests.device import models, training
 
 pytestmark = [pytest.mark.device, pytest.mark.slow]

@@ -1,4 +1,4 @@
-"""Small models compute what is stored, and all devices what one does."""
+"""Small models compute what is stored, and all found what one does."""
 
 import importlib
 import json
@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from benchmarks.base import BATCH_AXES
-from engine import mesh as meshes
+from engine import devices, sharding
 from tests.device import models
 
 DETECTORS = ("ssd", "mask_rcnn")  # they take long to compile
@@ -16,14 +16,14 @@ DETECTORS = ("ssd", "mask_rcnn")  # they take long to compile
 
 @pytest.mark.device
 def test_the_devices_of_this_machine_are_used(answer):
-    meshes.check_platform()
-    devices = jax.devices()
-    kind, chips = devices[0].device_kind, meshes.num_chips(meshes.make(BATCH_AXES, 1))
-    memory = (devices[0].memory_stats() or {}).get("bytes_limit")
-    figures = {"kind": kind, "platform": devices[0].platform, "count": len(devices)}
-    figures |= {"chips": chips} if devices[0].platform == "tpu" else {}
+    devices.check_platform()
+    found = jax.devices()
+    kind, chips = found[0].device_kind, sharding.num_chips(sharding.make(BATCH_AXES, 1))
+    memory = (found[0].memory_stats() or {}).get("bytes_limit")
+    figures = {"kind": kind, "platform": found[0].platform, "count": len(found)}
+    figures |= {"chips": chips} if found[0].platform == "tpu" else {}
     figures |= {"memory_bytes": memory} if memory else {}
-    answer(f"{len(devices)} x {kind}", figures)
+    answer(f"{len(found)} x {kind}", figures)
 
 
 @pytest.mark.device
@@ -55,7 +55,7 @@ def test_values(case, answer):
 @pytest.mark.device
 @pytest.mark.long
 def test_all_devices_are_as_one(answer):
-    """The batch of every model on all devices and on one of them, in float32."""
+    """The batch of every model on all found and on one of them, in float32."""
     count = math.gcd(models.ROWS, 1 << (jax.device_count().bit_length() - 1))
     if count == 1:
         pytest.skip("there is one device")
@@ -63,7 +63,7 @@ def test_all_devices_are_as_one(answer):
     for name in models.table():
         model = models.load(name)
         one, _ = models.compute(model, models.one_device())
-        mesh = meshes.make(BATCH_AXES, 0, jax.devices()[:count])
+        mesh = sharding.make(BATCH_AXES, 0, jax.devices()[:count])
         many, programs[name] = models.compute(model, mesh)
         errors[name] = models.compare(f"{name} on {count} devices", many, one, models.ORDER)[0]
     text = f"{count} of {jax.device_count()} devices" if count < jax.device_count() else "all"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from commands.prove import Case
-from engine.run import Programs, Settings, make_plan, read_settings
+from engine.plan import Programs, Settings, make_plan, read_settings
 from tests.helpers import photographs
 
 ROOT = pathlib.Path(__file__).parents[2]

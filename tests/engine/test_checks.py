@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError, DataError, DeviceError
-from engine import mesh, mlperf
+from engine import mlperf, sharding
 from engine.checks import check_count, check_plan
-from engine.run import make_plan, read_settings
+from engine.plan import make_plan, read_settings
 from tests.configs.test_configs import load
 from tests.conftest import make_tiny_config
 
@@ -79,18 +79,18 @@ def test_one_device_cannot_be_compared():
 )
 def test_the_span_that_is_advised_is_accepted(span, batch, parts):
     with pytest.raises(DeviceError) as refused:
-        mesh.check_image_span(span, batch, parts)
+        sharding.check_image_span(span, batch, parts)
     advice = str(refused.value).rpartition("write ")[2]
-    mesh.check_image_span(advice, batch, parts)
+    sharding.check_image_span(advice, batch, parts)
     assert int(advice.partition("/")[0]) <= int(span.partition("/")[0])
 
 
 def test_a_batch_that_cannot_be_cut_is_not_blamed_on_the_span():
-    mesh.check_image_span("7/49", 100, 3)  # `check_batch` refuses it
+    sharding.check_image_span("7/49", 100, 3)  # `check_batch` refuses it
     devices: Any = types.SimpleNamespace(flat=[types.SimpleNamespace(process_index=0)])
     one: Any = types.SimpleNamespace(size=1, devices=devices)
     with pytest.raises(DeviceError, match="train_batch_size=100 .* such as 99 or 102"):
-        mesh.check_batch(one, "train_batch_size", 100, 3)
+        sharding.check_batch(one, "train_batch_size", 100, 3)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from benchmarks.base import BATCH_AXES
-from engine import compiler
-from engine import mesh as meshes
+from engine import compiler, sharding
 from engine import step as steps
 from tests.engine.test_step import linear_loss, put, recipe, vector_init, zeros
 
@@ -79,7 +78,7 @@ def test_initial_weights_keep_their_bits_at_the_level_of_programs_that_run_once(
 
 
 def test_cpus_convolve_without_ynnpack():
-    mesh = meshes.make(BATCH_AXES, 1, jax.devices()[:1])
+    mesh = sharding.make(BATCH_AXES, 1, jax.devices()[:1])
     x, kernel = (jax.ShapeDtypeStruct(s, "float32") for s in ((8, 32, 32, 32), (3, 3, 32, 32)))
 
     def program(options: Any) -> str:
@@ -98,7 +97,7 @@ def test_cpus_convolve_without_ynnpack():
 
 def test_options_reach_the_compiler():
     """XLA refuses an option that it does not know."""
-    mesh, plan = meshes.make(BATCH_AXES, 2), recipe()
+    mesh, plan = sharding.make(BATCH_AXES, 2), recipe()
     state = put(mesh, steps.init_state(vector_init, plan, 0))
     batch = put(mesh, {"x": np.ones((16, 3), np.float32)}, batch=True)
     totals = zeros(linear_loss, mesh, state, batch)

@@ -13,11 +13,10 @@ import pytest
 
 import train
 from benchmarks.base import BATCH_AXES
-from engine import corruption
-from engine import mesh as meshes
-from engine.checkpoint import Checkpointer
-from engine.mesh import Feed
-from engine.run import Programs, read_settings
+from engine import corruption, sharding
+from engine.checkpoint.manager import Checkpointer
+from engine.feed import Feed
+from engine.plan import Programs, read_settings
 from tests.conftest import open_run, plan_of
 from tests.fixtures.recipes import languages
 
@@ -177,11 +176,11 @@ def test_a_share_has_the_same_checksums_on_every_device():
         terms = {"a": (jnp.sum(values), jnp.float32(1.5)), "b": (jnp.sum(values**2), mean)}
         return terms, {}, {"mean": mean}
 
-    mesh = meshes.make(BATCH_AXES, 4)
-    sharding = meshes.batch_sharding(mesh)
+    mesh = sharding.make(BATCH_AXES, 4)
+    placement = sharding.batch_sharding(mesh)
     draw = np.random.default_rng(0)
-    x = jax.device_put(draw.normal(size=(32, 5)).astype(np.float32), sharding)
-    numbers = jax.device_put(np.arange(8, dtype=np.int32), sharding)
+    x = jax.device_put(draw.normal(size=(32, 5)).astype(np.float32), placement)
+    numbers = jax.device_put(np.arange(8, dtype=np.int32), placement)
     params, state = jnp.ones((5, 3)), {"mean": jnp.float32(0)}
     exchange = corruption.make_exchange(mesh)
     assert np.asarray(exchange(numbers)).tolist() == [1, 2, 3, 4, 5, 6, 7, 0]

@@ -15,7 +15,7 @@ from mlperf_logging.compliance_checker import mlp_compliance
 import train
 from common.errors import DataError
 from engine import evaluate, mlperf
-from engine.run import make_plan, read_settings
+from engine.plan import make_plan, read_settings
 from scripts.mlperf import logs as mlperf_logs
 from tests.helpers.mlperf_fixture import (
     QUICK,

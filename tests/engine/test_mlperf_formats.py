@@ -12,10 +12,9 @@ import benchmarks
 import train
 from benchmarks import mlperf as rules
 from common.errors import ConfigError, UserError
-from engine import mesh as meshes
-from engine import mlperf
+from engine import mlperf, sharding
 from engine.cluster import processes
-from engine.run import read_settings
+from engine.plan import read_settings
 from tests.helpers.mlperf_fixture import (
     TINY_LARS,
     Clock,
@@ -101,7 +100,7 @@ def test_the_last_words_come_with_any_failure(capsys, monkeypatch):
 def test_chips_are_counted_and_not_their_cores(monkeypatch):
     def chips(per_chip: int) -> int:
         mesh = made_up_mesh(mlperf_config(), per_chip)
-        return mlperf._machine(meshes.num_chips(mesh))["accelerators_per_node"]
+        return mlperf._machine(sharding.num_chips(mesh))["accelerators_per_node"]
 
     assert (chips(1), chips(2)) == (8, 4)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
@@ -116,7 +115,7 @@ def test_caches_are_dropped_if_they_are_on_every_host(
     here, another_missed, claimed, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setattr(mlperf, "clear_caches", lambda: here)
-    monkeypatch.setattr(meshes, "any_process", lambda missed: missed or another_missed)
+    monkeypatch.setattr(sharding, "any_process", lambda missed: missed or another_missed)
     config = mlperf_config(mlperf={"clear_caches": True})
     write_run(config, str(tmp_path / "run"), [], Clock())
     text = (tmp_path / "run" / mlperf.LOG).read_text()

@@ -14,8 +14,7 @@ import benchmarks
 from benchmarks.base import BATCH_AXES
 from common.errors import DataError
 from configs import resnet50
-from engine import mesh as meshes
-from engine import schedules
+from engine import schedules, sharding
 from engine import step as steps
 from tests.engine.settings import make_optimizer
 
@@ -31,8 +30,8 @@ def hashed(shape: tuple[int, ...], salt: int, low: float = -1.0, high: float = 1
 
 
 def put(mesh: Any, tree: Any, batch: bool = False) -> Any:
-    sharding = meshes.batch_sharding(mesh) if batch else meshes.replicated(mesh)
-    return jax.tree.map(lambda x: jax.device_put(jnp.array(x, copy=True), sharding), tree)
+    placement = sharding.batch_sharding(mesh) if batch else sharding.replicated(mesh)
+    return jax.tree.map(lambda x: jax.device_put(jnp.array(x, copy=True), placement), tree)
 
 
 def constant(rate: float) -> schedules.LearningRate:
@@ -54,7 +53,7 @@ def zeros(loss: Any, mesh: Any, state: Any, batch: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def mesh():
-    return meshes.make(BATCH_AXES, 2)
+    return sharding.make(BATCH_AXES, 2)
 
 
 # --- The train step.
@@ -147,7 +146,7 @@ def test_state_and_totals_are_donated_and_the_batch_is_not(mesh):
     """The state is made in one jit, as a run does, and must not share buffers."""
     plan = recipe(ema_decay=0.5)
     make = functools.partial(steps.init_state, vector_init, plan)
-    state = jax.jit(make, out_shardings=meshes.replicated(mesh))(np.uint32(3))
+    state = jax.jit(make, out_shardings=sharding.replicated(mesh))(np.uint32(3))
     batch = put(mesh, {"x": np.ones((16, 3), np.float32)}, batch=True)
     totals = zeros(linear_loss, mesh, state, batch)
     new_state, new_totals, value = steps.make_train_step(linear_loss, mesh, plan)(
@@ -261,7 +260,7 @@ def resnet_batch() -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def trained():
     """Three steps on one batch, BatchNorm over all devices: [(state, totals), ...] in NumPy."""
-    mesh, loss = meshes.make(BATCH_AXES, 0), resnet(bn_span=0).loss
+    mesh, loss = sharding.make(BATCH_AXES, 0), resnet(bn_span=0).loss
     params, model_state = resnet_state()
     rate: Any = optax.piecewise_constant_schedule(RATES[0], {1: 0.5, 2: 0.5})
     optimizer = make_optimizer(rate, momentum=MOMENTUM, nesterov=True, weight_decay=DECAY)

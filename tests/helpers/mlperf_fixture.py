@@ -17,7 +17,7 @@ from PIL import Image
 
 from common.preparation import schema
 from engine import mlperf
-from engine.run import Programs, make_plan, read_settings
+from engine.plan import Programs, make_plan, read_settings
 from scripts.mlperf import results as mlperf_results
 from scripts.mlperf import run as mlperf_run
 from tests.conftest import make_tiny_config

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from commands.predict import classes
 from common.errors import ConfigError, DataError
 from common.images.input_spec import NAMED, prepare_image
-from engine import model_source
+from engine.checkpoint import model_source
 from scripts import demo
 from tests.benchmarks.resnet.preparation.test_imagenet import encoded, picture
 from tests.test_main import started

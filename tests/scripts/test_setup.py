@@ -15,7 +15,7 @@ import sys
 import pytest
 from packaging.requirements import Requirement
 
-from engine import mesh
+from engine import devices
 
 SCRIPTS = pathlib.Path(__file__).parents[2] / "scripts"
 # PIP is what pip does; $0 keeps the same in the venv that it makes.
@@ -141,7 +141,7 @@ def test_without_an_argument_it_is_what_the_machine_has(clone, machine, kind, wo
 
 def test_the_tpus_are_those_that_the_program_knows():
     (ids,) = re.findall(r"PCI_ID=1AE0:\((.*)\)", (SCRIPTS / "setup.sh").read_text())
-    assert [f"0x{one.lower()}" for one in ids.split("|")] == list(mesh._TPUS)
+    assert [f"0x{one.lower()}" for one in ids.split("|")] == list(devices._TPUS)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import jax
 from benchmarks.base import HostBatch
 from common.errors import ConfigError
 from common.trees import Parts
-from engine.run import Programs, Settings
+from engine.plan import Programs, Settings
 
 # The values of keys that the peers support; a benchmark may lack a key.
 _VALUES: Mapping[str, tuple[Any, ...]] = {

@@ -17,11 +17,10 @@ from jax.sharding import Mesh, PartitionSpec
 from benchmarks.base import HostBatch
 from commands import preflight
 from common.layers import space_to_depth
-from engine import compiler
-from engine import mesh as meshes
+from engine import compiler, sharding
 from engine import step as ours
-from engine.aot import kernels
-from engine.run import Plan, Programs
+from engine.forecast import kernels
+from engine.plan import Plan, Programs
 from scripts.bench import batches, peers
 from scripts.bench.peers import Peer
 
@@ -76,9 +75,9 @@ def lower_peer(
 ) -> list[Any]:
     """The step lowered for each kind of batch of `batch_size` examples: [(batch, lowered), ...]."""
     state = jax.eval_shape(lambda: first(peer, jax.random.key(0)))
-    state = meshes.abstract(state, meshes.replicated(mesh))
-    sharding = meshes.batch_sharding(mesh)
-    batches = tuple(meshes.abstract(spec, sharding) for spec in peer.specs(batch_size))
+    state = sharding.abstract(state, sharding.replicated(mesh))
+    placement = sharding.batch_sharding(mesh)
+    batches = tuple(sharding.abstract(spec, placement) for spec in peer.specs(batch_size))
     return ours.lower(make(peer, mesh, options), (state,), batches)
 
 
@@ -104,10 +103,12 @@ def make_step(programs: Programs, batch: HostBatch) -> Callable[[], None]:
         batch["image"] = (batch["image"] - np.float32(spec.mean)) / np.float32(spec.std)
     lowered = lower_peer(peer, mesh, settings.train_batch_size, options)
     compiled = batches.fitting(lowered, batch).compile()
-    state = jax.jit(lambda: first(peer, jax.random.key(0)), out_shardings=meshes.replicated(mesh))()
+    state = jax.jit(
+        lambda: first(peer, jax.random.key(0)), out_shardings=sharding.replicated(mesh)
+    )()
     leaves = lowered[0][0]
     arrays = {name: batch[name].astype(leaf.dtype) for name, leaf in leaves.items()}
-    arrays = jax.device_put(arrays, meshes.batch_sharding(mesh))
+    arrays = jax.device_put(arrays, sharding.batch_sharding(mesh))
 
     def step() -> None:
         nonlocal state

@@ -23,7 +23,7 @@ from common.foreign import files, resnets
 from common.foreign.files import Foreign
 from common.trees import by_name
 from configs import finetune, mask_rcnn, small, ssd
-from engine import model_source
+from engine.checkpoint import model_source
 
 SMALL = {"num_filters": 2, "pyramid_filters": 4, "box_features": (6, 5), "mask_features": (3,) * 4}
 

@@ -17,10 +17,10 @@ from benchmarks.detection.ssd import weights as reference
 from commands import evaluating, importing
 from common.trees import Parts, by_name
 from configs import finetune, mask_rcnn, ssd
-from engine import model_source
-from engine import weights as saved
-from engine.run import make_plan, read_settings
-from engine.start import Run, first_state
+from engine.checkpoint import model_source
+from engine.checkpoint import weights as saved
+from engine.plan import make_plan, read_settings
+from engine.run import Run, first_state
 from tests.benchmarks.detection.test_weights import shapes, written
 
 

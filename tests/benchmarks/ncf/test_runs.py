@@ -15,7 +15,7 @@ from commands import evaluating
 from common.errors import DataError, UserError
 from configs import ncf, ncf_synthetic
 from engine import locations
-from engine.run import read_settings
+from engine.plan import read_settings
 from scripts import prepare
 from tests.test_train import assert_same_state, state_on_disk
 

@@ -18,11 +18,11 @@ import train
 from benchmarks.resnet import ImageClassifier
 from common.errors import CheckpointError, ConfigError
 from common.preparation import schema
-from engine.checkpoint import Checkpointer
+from engine.checkpoint.manager import Checkpointer
 from engine.cluster import preemption
+from engine.plan import make_plan, read_settings
 from engine.report import history
-from engine.run import make_plan, read_settings
-from engine.start import first_state
+from engine.run import first_state
 from engine.stopping import StoppingRule
 from tests.conftest import make_programs, make_recipe, make_tiny_config, open_run, plan_of
 from tests.helpers.preparation import write_shards

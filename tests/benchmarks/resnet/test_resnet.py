@@ -20,7 +20,7 @@ from common.images import input_spec
 from common.images.input_spec import NAMED, prepare_image
 from configs import resnet50_v2
 from engine import schedules
-from engine.run import read_settings
+from engine.plan import read_settings
 from tests.benchmarks.resnet.test_variants import seeded
 from tests.conftest import make_tiny_config
 from tests.test_input_pipeline import encode, noise, smooth, write

@@ -15,11 +15,11 @@ import train
 from benchmarks.resnet import settings
 from commands import preflight
 from common.keys import read_config
-from engine.aot import forecast
-from engine.run import read_settings
+from engine.forecast import estimates
+from engine.plan import read_settings
 from tests.benchmarks.resnet.test_resnet import drawn
 from tests.conftest import make_tiny_config
-from tests.engine.aot.test_forecast import TRAIN, V3
+from tests.engine.forecast.test_estimates import TRAIN, V3
 from tests.test_train import assert_same_state, state_on_disk
 
 STAGES = ((0.0, 8), (0.4, 16), (0.8, 12))
@@ -160,7 +160,7 @@ def test_preflight_forecasts_each_stage(monkeypatch):
         config = make_tiny_config("", image_size=side, num_train_images=90, num_eval_images=23)
         alone.append(preflight._forward_flops(benchmarks.load(config, "")))
     assert flops == pytest.approx((5 * alone[0] + 5 * alone[1] + 2 * alone[2]) / 12, abs=1)
-    row = forecast.row(outcome)
+    row = estimates.row(outcome)
     assert len(row["stages"]) == len(row["input"]["stages"]) == 3
     small, large, _ = (stage["prepared"] for stage in row["input"]["stages"])
     assert small["exact"] > large["exact"] and small["fast"] > small["exact"]

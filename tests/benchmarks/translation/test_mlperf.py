@@ -10,8 +10,8 @@ from benchmarks.translation.gnmt import mlperf
 from common.errors import UserError
 from configs import gnmt, mlperf_gnmt, mlperf_transformer, transformer
 from engine.mlperf import declare_examples
-from engine.run import read_settings
-from engine.start import Run
+from engine.plan import read_settings
+from engine.run import Run
 from tests.benchmarks.translation import bpe_fixture, sentences_fixture
 from tests.engine.test_mlperf import complaints, rows
 from tests.helpers.mlperf_fixture import mlperf_config, write_run

@@ -20,7 +20,7 @@ from benchmarks.translation import transformer
 from benchmarks.translation.vocabulary import EOS
 from commands import evaluating
 from common.errors import UserError
-from engine.run import read_settings
+from engine.plan import read_settings
 from tests.test_train import assert_same_state, fresh_signals, rows, state_on_disk  # noqa: F401
 
 NAMES = ("transformer", "gnmt")

@@ -17,7 +17,7 @@ from common.data import files
 from common.errors import CheckpointError, ConfigError, OutputError
 from common.images.input_spec import NAMED
 from common.onnx_graph import Graph
-from engine.checkpoint import Checkpointer
+from engine.checkpoint.manager import Checkpointer
 from engine.step import model_items
 from tests.benchmarks.resnet import networks
 from tests.conftest import make_tiny_config, open_run, plan_of

@@ -20,8 +20,8 @@ from commands import export
 from commands.export import formats, programs
 from common.errors import CheckpointError, ConfigError
 from common.images import pixels
-from engine import model_source
-from engine.weights import Weights
+from engine.checkpoint import model_source
+from engine.checkpoint.weights import Weights
 from tests.commands.predict import test_items, test_sentences
 from tests.commands.predict.test_boxes import (
     data,  # noqa: F401 (fixtures)

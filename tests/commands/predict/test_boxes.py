@@ -22,8 +22,8 @@ from commands.predict.boxes import Object, image_ids
 from commands.predict.sources import Picture
 from common.errors import DataError
 from common.images.photos import Jpeg
-from engine import mesh as meshes
-from engine import model_source, step
+from engine import sharding, step
+from engine.checkpoint import model_source
 from scripts.demo import make_answer
 from tests.benchmarks.detection import scenes_fixture
 from tests.commands.predict.test_predict import refusal
@@ -63,7 +63,7 @@ def model(request, data, opens):
 @pytest.mark.long
 def test_the_detections_are_those_of_evaluation(call, data, model, tmp_path):
     opened, benchmark = model
-    mesh = meshes.make(BATCH_AXES, 1)
+    mesh = sharding.make(BATCH_AXES, 1)
     score = step.make_predict_step(benchmark.predict, mesh)
     rows = []
     for batch in benchmark.eval_batches(8, 0, 1):

@@ -20,7 +20,7 @@ from commands.predict.items import table as as_table
 from commands.predict.outputs import Row
 from common.errors import DataError
 from configs import ncf
-from engine import model_source
+from engine.checkpoint import model_source
 from scripts.demo import make_answer
 from tests.commands.predict.test_predict import refusal
 

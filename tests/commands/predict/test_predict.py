@@ -25,11 +25,11 @@ from commands.predict.sources import Picture
 from common.foreign import resnets as foreign
 from common.images import photos
 from common.images.input_spec import NAMED, prepare_image
-from engine import mesh as meshes
-from engine import model_source
-from engine.run import read_settings
+from engine import sharding
+from engine.checkpoint import model_source
+from engine.plan import read_settings
 from tests.conftest import make_tiny_config
-from tests.engine.test_model_source import (
+from tests.engine.checkpoint.test_model_source import (
     change_manifest,  # noqa: F401 (a fixture)
     workdir,  # noqa: F401 (a fixture)
 )
@@ -117,10 +117,10 @@ def test_examples_share_full_batches_by_their_shape_and_stay_in_order(workdir): 
 
 @pytest.mark.long
 def test_bits_depend_neither_on_the_batch_nor_on_the_devices(call, pictures, tmp_path, monkeypatch):
-    tables, arrays, make = [], [], meshes.make
+    tables, arrays, make = [], [], sharding.make
     for devices, batch in ((8, 1), (8, 200), (1, 7)):
         monkeypatch.setattr(
-            meshes, "make", lambda axes, span, n=devices: make(axes, span, jax.devices()[:n])
+            sharding, "make", lambda axes, span, n=devices: make(axes, span, jax.devices()[:n])
         )
         out = tmp_path / "features.npy"
         _, table, _ = call(pictures, "--logits", f"--batch_size={batch}", f"--embeddings={out}")

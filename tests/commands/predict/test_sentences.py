@@ -14,8 +14,8 @@ import pytest
 import benchmarks
 from benchmarks.base import BATCH_AXES
 from benchmarks.translation.vocabulary import Words
-from engine import mesh as meshes
-from engine import model_source, step
+from engine import sharding, step
+from engine.checkpoint import model_source
 from scripts.demo import make_answer
 from tests.benchmarks.translation.test_translators import configure
 from tests.commands.predict.test_predict import refusal
@@ -38,7 +38,7 @@ def model(request, tiny_sentences, tiny_bpe, opens):
 
 def evaluated(benchmark, params):
     """The translations of an evaluation."""
-    score = step.make_predict_step(benchmark.predict, meshes.make(BATCH_AXES, 1))
+    score = step.make_predict_step(benchmark.predict, sharding.make(BATCH_AXES, 1))
     rows = []
     for batch in benchmark.eval_batches(8, 0, 1):
         row = jax.tree.map(np.asarray, score(params, {}, batch))

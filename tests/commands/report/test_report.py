@@ -27,9 +27,9 @@ from commands import report
 from commands.report import page
 from commands.report.record import Examined, Record
 from common.errors import UserError
-from engine import model_source
+from engine.checkpoint import model_source
 from engine.cluster import preemption
-from engine.run import read_settings
+from engine.plan import read_settings
 from tests.conftest import make_tiny_config
 from tests.test_train import stop_at_batch
 

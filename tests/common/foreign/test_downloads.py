@@ -19,7 +19,7 @@ from huggingface_hub.utils import _cache_assets
 from common import foreign
 from common.errors import ConfigError, DataError
 from common.foreign import files
-from engine import model_source
+from engine.checkpoint import model_source
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 W = {"w": np.arange(6, dtype=np.float32)}

@@ -8,7 +8,7 @@ from benchmarks.detection.preparation import coco
 from benchmarks.resnet.preparation import imagenet
 from common import foreign
 from common.preparation import arguments
-from engine.run import read_settings
+from engine.plan import read_settings
 from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco import write_coco
 from tests.benchmarks.resnet.preparation.test_imagenet import encoded

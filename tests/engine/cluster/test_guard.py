@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from common.errors import ConfigError
-from engine import mesh as meshes
+from engine import sharding
 from engine.cluster import guard, preemption
 from engine.cluster.guard import Guard, MemoryFull
 
@@ -59,7 +59,7 @@ def watching(tmp_path, monkeypatch):
     monkeypatch.setattr(guard, "memory_used", lambda: memory.used)
     monkeypatch.setattr(guard, "_MEMORY_PERIOD", -1.0)
     monkeypatch.setattr(preemption, "_requested", None)
-    guarded = Guard(str(tmp_path), meshes.make(("a", "b"), 1), 0.5)
+    guarded = Guard(str(tmp_path), sharding.make(("a", "b"), 1), 0.5)
     yield guarded, memory
     guarded.close()
 

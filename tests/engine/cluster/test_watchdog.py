@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from engine import start
 from engine.cluster import hostlog, preemption, processes, watchdog
 from engine.cluster.watchdog import Watchdog, doing
 
@@ -106,7 +105,7 @@ def test_a_run_that_hangs_ends_with_the_code_of_a_restart(signum, code, monkeypa
     run: Any = types.SimpleNamespace(
         settings=types.SimpleNamespace(limits=limits), log=types.SimpleNamespace(note=str)
     )
-    with start.Run.watched(run):
+    with run.Run.watched(run):
         made[0]["leave"]("nothing moved")
     assert failures == [("nothing moved", code)]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from common import entry
-from engine.aot import topology
+from engine.forecast import topology
 from engine.report import starts as run_starts
 
 

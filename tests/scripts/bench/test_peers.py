@@ -11,8 +11,8 @@ import pytest
 from benchmarks.translation.transformer.losses import perfect
 from common.errors import ConfigError
 from common.layers import space_to_depth
-from engine import mesh as meshes
-from engine.run import Programs, read_settings
+from engine import sharding
+from engine.plan import Programs, read_settings
 from scripts.bench import peers
 from scripts.bench.peers import step as steps
 from tests.helpers import stable_weights, torch_trees
@@ -292,13 +292,13 @@ def test_a_step_learns_on_several_devices():
         lowered[1].compile(),
         jax.jit(lambda key: steps.first(peer, key))(jax.random.key(0)),
     )
-    state = jax.device_put(state, meshes.replicated(made.mesh))
+    state = jax.device_put(state, sharding.replicated(made.mesh))
     rng = np.random.default_rng(4)
     batch = {
         "image": rng.normal(size=(16, 16, 16, 3)).astype(np.float32),
         "label": np.arange(16, dtype=np.int32) % 4,
     }
-    batch = jax.device_put(batch, meshes.batch_sharding(made.mesh))
+    batch = jax.device_put(batch, sharding.batch_sharding(made.mesh))
     before, head = state.step, np.asarray(state.params["head"]["kernel"])
     for _ in range(3):  # the first step of the warm-up has a rate of 0
         state, metrics = step(state, batch)

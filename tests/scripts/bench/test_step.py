@@ -12,9 +12,9 @@ import pytest
 from benchmarks.base import BATCH_AXES
 from commands import preflight
 from common.errors import ConfigError
-from engine import mesh as meshes
-from engine.aot import forecast
-from engine.run import Programs, read_settings
+from engine import sharding
+from engine.forecast import estimates
+from engine.plan import Programs, read_settings
 from scripts.bench import batches
 from scripts.bench import step as bench_step
 from scripts.bench.peers import on_torch
@@ -25,7 +25,7 @@ def program(cycles, moved, temporaries):
     sizes = {"arguments": 1, "outputs": 0, "code": 1, "temporaries": temporaries}
     counts = {"flops": 3e12, "traffic": 4e10, "collectives": {}, "loops": 0, "unknown_loops": 0}
     counts |= {"names": {}, "moved": moved}
-    return forecast.Program(**sizes, **counts, cycles=cycles, seconds=50.0)
+    return estimates.Program(**sizes, **counts, cycles=cycles, seconds=50.0)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def asked(monkeypatch):
     def inspect(config, place, steps, worker):
         assert steps == ("train",)
         calls.append((place.name, config))
-        outcome = forecast.Outcome(place, config.train_batch_size)
+        outcome = estimates.Outcome(place, config.train_batch_size)
         if place.name.startswith("v6e"):
             return dataclasses.replace(outcome, error="signal 11")
         if worker == "scripts.bench.peers.step":
@@ -149,7 +149,7 @@ def test_a_step_in_pytorch_learns_our_batch_with_our_parameters(name):
     flags = flags[: -1 if name == "ncf" else None]
     config = bench_step.config_of(bench_step._flags([*flags, "--batch_per_device=2"]), 1)
     benchmark = read_settings(config).load_benchmark("")
-    made = Programs(read_settings(config), benchmark, meshes.make(BATCH_AXES, 1))
+    made = Programs(read_settings(config), benchmark, sharding.make(BATCH_AXES, 1))
     networks = on_torch.load(config)
     step = on_torch.make_step(networks, made, batches.first(made))
     losses = [step() for _ in range(20)]

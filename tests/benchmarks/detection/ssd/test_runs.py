@@ -7,7 +7,7 @@ import train
 from benchmarks.detection.ssd import Ssd
 from configs import ssd_digits
 from engine.cluster import preemption
-from engine.run import read_settings
+from engine.plan import read_settings
 from tests.test_train import (
     assert_same_state,
     fresh_signals,  # noqa: F401 (a fixture)

@@ -22,7 +22,7 @@ from common.data.shards import tensorflow
 from common.errors import ConfigError, DataError
 from common.foreign import files
 from configs import transformer
-from engine import model_source
+from engine.checkpoint import model_source
 from tests.benchmarks.resnet.use.test_weights import translated
 from tests.conftest import make_tiny_config
 from tests.helpers import stable_weights

@@ -14,8 +14,8 @@ from commands import importing
 from common.errors import ConfigError, UserError
 from common.trees import by_name
 from configs import finetune, transformer
-from engine import model_source
-from engine.run import read_settings
+from engine.checkpoint import model_source
+from engine.plan import read_settings
 from tests.benchmarks.translation import sentences_fixture
 
 SIZES = {"num_layers": 1, "width": 8, "mlp_width": 16, "num_heads": 2}

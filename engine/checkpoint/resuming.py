@@ -19,17 +19,16 @@ from benchmarks.base import Identity
 from common.errors import CheckpointError, DataError, DeviceError, count
 from common.keys import flat
 from common.trees import Parts
-from engine import mesh as meshes
-from engine import step
-from engine.checkpoint import Checkpointer
+from engine import sharding, step
+from engine.checkpoint.manager import Checkpointer
+from engine.checkpoint.model_source import Model, initial_weights, peek
+from engine.checkpoint.weights import Adoption, Weights, adopt
 from engine.cluster import watchdog
-from engine.model_source import Model, initial_weights, peek
+from engine.plan import Plan, Programs
 from engine.report.writers import Reporter
-from engine.run import Plan, Programs
 from engine.step import Recipe, TrainState
-from engine.weights import Adoption, Weights, adopt
 
-Manifest = Mapping[str, Any]  # what `engine.start.Run.facts` wrote
+Manifest = Mapping[str, Any]  # what `engine.run.Run.facts` wrote
 Say = Callable[[str], None]  # writes a line for the user
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a SHA-256; messages show 12 digits
 
@@ -66,7 +65,7 @@ def adopt_weights(
         (epath.Path(settings.workdir) / "init_from.txt").write_text(adoption.listing)
     if settings.mlperf.format and adoption.is_complete:
         check_origin(programs, say, weights, adoption)
-    replicated = meshes.replicated(programs.mesh)
+    replicated = sharding.replicated(programs.mesh)
     put = jax.jit(functools.partial(step.state_of, recipe=recipe), out_shardings=replicated)
     return put(params, model_state)
 
@@ -229,7 +228,7 @@ def norm_change(programs: Programs, then: int | None, state: TrainState) -> str:
         return ""
     unit, per_pass = programs.benchmark.unit, programs.examples_per_pass
     try:
-        meshes.group_size(f"{then}/{per_pass}", programs.mesh.size)
+        sharding.group_size(f"{then}/{per_pass}", programs.mesh.size)
         fix = f"--config.bn_span={then}/{per_pass} keeps {then}"
     except DeviceError as error:
         fix = str(error)

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.console import hms
-from engine.aot import hlo, kernels
-from engine.aot.topology import Topology, machines
+from engine.forecast import hlo, kernels
+from engine.forecast.topology import Topology, machines
 
 NOTE = """\
 Times are estimates, not measurements: the compiler's count of cycles at the chip's clock. They
@@ -90,7 +90,7 @@ class Job:
     eval_examples: int  # in one evaluation
     steps: int  # of the complete run
     evaluations: int  # of the complete run
-    forward_flops: int | None  # of one example's loss, by `engine.aot.flops`; None if not known
+    forward_flops: int | None  # of one example's loss, by `flops`; None if not known
     input_rates: tuple[InputRates, ...] = ()  # how fast a CPU prepares examples, by setting
 
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from common.errors import CheckpointError
-from engine import checkpoint
-from engine.checkpoint import Checkpointer
-from tests.engine.test_checkpoint import (
+from engine.checkpoint import manager
+from engine.checkpoint.manager import Checkpointer
+from tests.engine.checkpoint.test_manager import (
     ROOT,
     abstract,
     assert_same,
@@ -106,7 +106,7 @@ def test_a_torn_save_is_not_listed_and_makes_way(tmp_path):
 
 def test_a_step_half_deleted_is_not_listed(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.shutil, "rmtree", lambda *args, **kwargs: None)  # killed there
+        patch.setattr(manager.shutil, "rmtree", lambda *args, **kwargs: None)  # killed there
         write(tmp_path, 1, 2, keep=1)
     assert sorted(os.listdir(tmp_path)) == ["2", "deleted"]
     assert listed(tmp_path) == [2]
@@ -192,7 +192,7 @@ def test_a_full_disk_is_one_line_before_anything_is_written(tmp_path, monkeypatc
     write(tmp_path, 1)
     saver = Checkpointer(str(tmp_path), keep=2, best=lambda: None)
     free = types.SimpleNamespace(free=0)
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: free)
+    monkeypatch.setattr(manager.shutil, "disk_usage", lambda path: free)
     needed = 4 * 500_000 + 4 + 2**20
     before = snapshot(tmp_path)
     for free.free in (1_500_000, needed - 1):

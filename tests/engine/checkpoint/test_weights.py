@@ -10,9 +10,9 @@ import pytest
 
 import train
 from common.errors import CheckpointError
-from engine import model_source
-from engine.run import make_plan, read_settings
-from engine.start import Run, first_state
+from engine.checkpoint import model_source
+from engine.plan import make_plan, read_settings
+from engine.run import Run, first_state
 from tests.conftest import make_tiny_config
 from tests.test_train import fresh_signals, rows, state_on_disk  # noqa: F401 (a fixture)
 

@@ -27,10 +27,10 @@ from common import foreign
 from common.errors import CheckpointError, ConfigError, parse_json
 from configs import _loop
 from engine import locations
-from engine.checkpoint import Checkpointer
-from engine.manifest import check_manifest
-from engine.run import Settings, read_settings
-from engine.weights import Weights, read_step
+from engine.checkpoint.manager import Checkpointer
+from engine.checkpoint.manifest import check_manifest
+from engine.checkpoint.weights import Weights, read_step
+from engine.plan import Settings, read_settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Model:
     source: str
     step: int  # the training step after which it was written; 0 for a file
     config: Any  # the run's config, locked; `config.benchmark` says what the model is for
-    # What `engine.start.Run.facts` wrote; "tree", "checksums" and "versions", which a file lacks.
+    # What `engine.run.Run.facts` wrote; "tree", "checksums" and "versions", which a file lacks.
     manifest: dict[str, Any]
     _read: Callable[[], tuple[int, Weights]]  # the step, and its arrays
 

@@ -18,10 +18,10 @@ from commands import export, report
 from common.data.shards import Shards
 from common.errors import CheckpointError, ConfigError, UserError
 from common.images.input_spec import NAMED
-from engine import model_source, resuming
-from engine.model_source import initial_weights
-from engine.run import Programs
-from engine.start import Run
+from engine.checkpoint import model_source, resuming
+from engine.checkpoint.model_source import initial_weights
+from engine.plan import Programs
+from engine.run import Run
 from scripts import demo
 
 COMPILES = types.SimpleNamespace(use_cache=lambda *_: sys.exit("compiles"))

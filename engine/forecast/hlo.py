@@ -146,7 +146,7 @@ class Kernel(NamedTuple):
     times: float  # how often a run of the program runs it
     moved: int  # bytes that it moves to and from the HBM in one run
     body: str  # its code; equal kernels have the same
-    cycles: int = 0  # of one run, which `engine.aot.kernels` computes
+    cycles: int = 0  # of one run, which `engine.forecast.kernels` computes
     bundles: int | None = None  # of instructions that a core issues in one run; None: not known
 
 

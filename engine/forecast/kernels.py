@@ -14,8 +14,8 @@ import pathlib
 import re
 from collections.abc import Mapping
 
-from engine.aot import hlo
-from engine.aot.topology import Chip
+from engine.forecast import hlo
+from engine.forecast.topology import Chip
 
 FOLDER = "KERNEL_BUNDLES_FOLDER"
 _DUMP = "--xla_jf_dump_to={} --xla_jf_dump_llo_pass_label_regex=final_bundles"

@@ -12,7 +12,7 @@ import numpy as np
 
 from common.errors import CheckpointError, some
 from common.trees import Parts, by_name
-from engine.checkpoint import Checkpointer
+from engine.checkpoint.manager import Checkpointer
 
 
 class Weights(NamedTuple):

@@ -84,7 +84,7 @@ def versions() -> dict[str, str]:
 def commit() -> str:
     """The commit of this program, with "-dirty" if files were changed; "" where git knows none."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    root = pathlib.Path(__file__).parents[1]
+    root = pathlib.Path(__file__).parents[2]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(
             command, cwd=root, capture_output=True, text=True, timeout=10, check=True

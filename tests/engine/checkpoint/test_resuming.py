@@ -14,9 +14,9 @@ import train
 from commands import evaluating
 from common.data import files, records
 from common.errors import CheckpointError, DataError
-from engine import resuming
 from engine.cadence import Every
-from engine.run import Programs, read_settings
+from engine.checkpoint import resuming
+from engine.plan import Programs, read_settings
 from tests.conftest import make_recipe, make_tiny_config
 
 

@@ -8,8 +8,8 @@ import math
 
 import pytest
 
-from engine.aot import forecast, topology
-from engine.aot.forecast import Job, Outcome, Program, Stage
+from engine.forecast import estimates, topology
+from engine.forecast.estimates import Job, Outcome, Program, Stage
 
 V3, V5E = topology.parse_slices("v3:2x2,v5e:2x4")
 JOB = Job("images", 1024, 128, 1_281_167, 50_000, 112_603, 90, 8_178_368_512)
@@ -32,7 +32,7 @@ GOOD = Outcome(V3, 1024, JOB, TRAIN, PREDICT)
 
 
 def test_the_numbers_of_a_slice():
-    row = forecast.row(GOOD)
+    row = estimates.row(GOOD)
     seconds = 130_070_743 / 0.94e9
     assert row["step_seconds"] == pytest.approx(seconds) == pytest.approx(0.1384, abs=1e-4)
     assert row["examples_per_second"] == pytest.approx(1024 / seconds)
@@ -47,30 +47,30 @@ def test_the_numbers_of_a_slice():
     assert row["run_seconds"] == pytest.approx(run)
     assert row["chip_hours"] == pytest.approx(4 * run / 3600)
     assert row["dollars"] == pytest.approx(4 * run / 3600 * 2.00)  # an hour of v3-8 is 8 dollars
-    assert forecast.row(GOOD, 0.5)["dollars"] == pytest.approx(4 * run / 3600 * 0.5)
+    assert estimates.row(GOOD, 0.5)["dollars"] == pytest.approx(4 * run / 3600 * 0.5)
     busy = dataclasses.replace(TRAIN, flops=60e12)
-    assert forecast.row(dataclasses.replace(GOOD, train=busy))["bound"] == "compute"
+    assert estimates.row(dataclasses.replace(GOOD, train=busy))["bound"] == "compute"
     counted = dataclasses.replace(TRAIN, moved=9_000_000_000)  # in the HLO
-    row = forecast.row(dataclasses.replace(GOOD, train=counted))
+    row = estimates.row(dataclasses.replace(GOOD, train=counted))
     assert row["bytes_per_device"] == 9e9 and row["bound"] == "compute"
 
 
 def test_flops_that_depend_on_the_data_are_not_known():
-    row = forecast.row(dataclasses.replace(GOOD, job=dataclasses.replace(JOB, forward_flops=None)))
+    row = estimates.row(dataclasses.replace(GOOD, job=dataclasses.replace(JOB, forward_flops=None)))
     assert row["model_flops_per_step"] is row["share_of_peak"] is None
-    assert " ? " in forecast.tables([row], "examples")
+    assert " ? " in estimates.tables([row], "examples")
 
 
 def test_several_shapes_take_the_most_memory_and_the_mean_time():
     large = dataclasses.replace(TRAIN, temporaries=9_000_000_000, cycles=50_000_001, seconds=10.0)
-    both = forecast.combine([TRAIN, large])
+    both = estimates.combine([TRAIN, large])
     assert both.memory == large.memory and both.temporaries == 9_000_000_000
     assert both.cycles == round((130_070_743 + 50_000_001) / 2) and both.seconds == 100.5
     assert (both.flops, both.traffic) == (TRAIN.flops, TRAIN.traffic)
-    assert forecast.combine([TRAIN]) == TRAIN
+    assert estimates.combine([TRAIN]) == TRAIN
     other = dataclasses.replace(TRAIN, names={"b": (4, 0), "c": (8, 8)})
-    assert forecast.combine([TRAIN, other]).names == {"a": (2, 0), "b": (3, 1), "c": (4, 4)}
-    looped = forecast.combine([TRAIN, dataclasses.replace(TRAIN, loops=2, unknown_loops=1)])
+    assert estimates.combine([TRAIN, other]).names == {"a": (2, 0), "b": (3, 1), "c": (4, 4)}
+    looped = estimates.combine([TRAIN, dataclasses.replace(TRAIN, loops=2, unknown_loops=1)])
     assert (looped.loops, looped.unknown_loops) == (2, 1)
 
 
@@ -82,37 +82,37 @@ def test_stages_count_as_often_as_they_have_steps():
         Stage("224 pixels", 1000, dataclasses.replace(TRAIN, cycles=round(0.2 * clock), code=8)),
         Stage("256 pixels", 0, dataclasses.replace(TRAIN, cycles=round(0.3 * clock))),
     ]
-    train = forecast.combine([part.program for part in parts], [part.steps for part in parts])
+    train = estimates.combine([part.program for part in parts], [part.steps for part in parts])
     assert train.cycles / clock == pytest.approx(0.11)
     assert train.names == {"a": (4, 1), "b": (2, 2)}
     job = dataclasses.replace(JOB, steps=4000, evaluations=0)
-    row = forecast.row(Outcome(V3, 1024, job, train, PREDICT, stages=tuple(parts)))
+    row = estimates.row(Outcome(V3, 1024, job, train, PREDICT, stages=tuple(parts)))
     assert row["run_seconds"] == pytest.approx(440) == sum(s["seconds"] for s in row["stages"])
     assert [stage["step_seconds"] for stage in row["stages"]] == pytest.approx([0.08, 0.2, 0.3])
     assert row["stages"][1]["memory"] == TRAIN.memory - TRAIN.code + 8
     assert row["stages"][0]["examples_per_second"] == pytest.approx(12_800)
-    lines = [line.split() for line in forecast.tables([row], "images").splitlines()]
+    lines = [line.split() for line in estimates.tables([row], "images").splitlines()]
     assert ["v3:2x2", "128", "pixels", "3,000", "80.0", "12,800", "4.63", "4:00", "0.53"] in lines
     assert ["v3:2x2", "224", "pixels", "1,000", "200.0", "5,120", "4.56", "3:20", "0.44"] in lines
-    assert "stages" not in forecast.row(GOOD)
+    assert "stages" not in estimates.row(GOOD)
 
 
 def test_loops_leave_out_what_xla_counts_once():
     looped = dataclasses.replace(GOOD, train=dataclasses.replace(TRAIN, loops=1))
-    row = forecast.row(looped)
+    row = estimates.row(looped)
     assert row["bound"] is row["flops_per_device"] is row["bytes_per_device"] is None
     assert row["step_seconds"] > 0 and row["share_of_peak"] > 0
-    text = forecast.tables([row], "images")
+    text = estimates.tables([row], "images")
     assert " ? " in text and "too short" not in text
     unknown = dataclasses.replace(TRAIN, loops=1, unknown_loops=1)
-    row = forecast.row(dataclasses.replace(GOOD, train=unknown))
-    assert "v3:2x2: too short" in forecast.tables([row], "images").splitlines()[-1]
+    row = estimates.row(dataclasses.replace(GOOD, train=unknown))
+    assert "v3:2x2: too short" in estimates.tables([row], "images").splitlines()[-1]
 
 
 def test_tables():
     lost = Outcome(topology.parse_slices("v6e-8")[0], 1024, error="the compiler died", fits=None)
     full = Outcome(V5E, 8192, error="Ran out of memory", fits=False)
-    text = forecast.tables([forecast.row(o) for o in (GOOD, lost, full)], "images")
+    text = estimates.tables([estimates.row(o) for o in (GOOD, lost, full)], "images")
     lines = [line.split() for line in text.splitlines()]
     sizes = ["0.21", "4.36", "0.07", "4.63", "16.00"]
     assert ["v3:2x2", "v3-8", "4", "8", "128", *sizes, "yes"] in lines
@@ -124,25 +124,25 @@ def test_tables():
     assert len([line for line in lines if line[:1] == ["v3:2x2"]]) == 3
     assert len([line for line in lines if line[:1] == ["v6e:2x4"]]) == 1
     assert max(map(len, text.splitlines())) <= 120
-    alone = forecast.tables([forecast.row(lost)], "images")
+    alone = estimates.tables([estimates.row(lost)], "images")
     assert "one train step" not in alone and "the compiler died" in alone
 
 
 def test_a_chip_without_a_price_has_times_and_no_dollars():
     (one,) = topology.parse_slices("tpu7x-8")
     good = Outcome(one, 1024, JOB, TRAIN, PREDICT)
-    row = forecast.row(good)
+    row = estimates.row(good)
     assert row["missing"] == ["price"]
     assert row["memory_available"] == 96 * 2**30  # of one of a chip's two devices
     assert row["step_seconds"] == pytest.approx(130_070_743 / 2.2e9)
     assert math.isnan(row["price"]) and math.isnan(row["dollars"])
-    assert forecast.plain(row)["dollars"] is None
-    text = forecast.tables([row], "images")
+    assert estimates.plain(row)["dollars"] is None
+    text = estimates.tables([row], "images")
     assert "tpu7x:2x2x1: the price of its chips is not known" in text
     assert "give --chip_hour_price" in text and "nan" not in text
-    priced = forecast.row(good, 3.0)
+    priced = estimates.row(good, 3.0)
     assert priced["missing"] == [] and priced["dollars"] == pytest.approx(3 * row["chip_hours"])
-    assert "not known" not in forecast.tables([priced], "images")
+    assert "not known" not in estimates.tables([priced], "images")
 
 
 def test_a_stage_is_fed_or_not():
@@ -154,12 +154,12 @@ def test_a_stage_is_fed_or_not():
     )
     rates = {"exact": 160.0, "fast": 200.0}, {"exact": 64.0, "fast": 80.0}
     job = dataclasses.replace(JOB, input_rates=rates)
-    row = forecast.row(Outcome(V3, 1024, job, TRAIN, PREDICT, stages=stages))
+    row = estimates.row(Outcome(V3, 1024, job, TRAIN, PREDICT, stages=stages))
     assert (row["input"]["hosts"], row["input"]["cpus_per_host"]) == (1, 96)
     small, large = row["input"]["stages"]
     assert small["needed"] == pytest.approx(12_800, rel=1e-6) and large["name"] == "224 pixels"
     assert small["prepared"] == pytest.approx({"exact": 11_520, "fast": 14_400})
-    lines = [line.split() for line in forecast.tables([row], "images").splitlines()]
+    lines = [line.split() for line in estimates.tables([row], "images").splitlines()]
     head = ["v3:2x2", "128", "pixels", "1", "96", "12,800"]
     assert [*head, "11,520", "no", "14,400", "yes"] in lines
     head = ["v3:2x2", "224", "pixels", "1", "96", "5,120"]

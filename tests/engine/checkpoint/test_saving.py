@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine import saving
+from engine.checkpoint import saving
 
 
 def at(step: int, totals: Any) -> saving.Position:

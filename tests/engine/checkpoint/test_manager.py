@@ -23,8 +23,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from common.errors import CheckpointError
-from engine import checkpoint, weights
-from engine.checkpoint import Checkpointer
+from engine.checkpoint import manager, weights
+from engine.checkpoint.manager import Checkpointer
 from engine.report.history import History
 
 # Where Orbax fails, it leaves coroutines and reads behind that nobody awaits.
@@ -144,13 +144,13 @@ def test_a_file_system_without_locks(has_locks, tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     for name in ("_BASE_TS_CONTEXT", "_DEFAULT_OCDBT_TS_CONTEXT"):
-        monkeypatch.setattr(checkpoint.inner, name, {**getattr(checkpoint.inner, name)})
+        monkeypatch.setattr(manager.inner, name, {**getattr(manager.inner, name)})
     if not has_locks:
         monkeypatch.setattr(fcntl, "lockf", lockf)
     saver = Checkpointer(str(tmp_path), keep=1, best=lambda: None)
     arrays, place = values(3), sharding(1, False)
     for is_tree in (True, False):
-        spec = checkpoint.inner.get_ts_context(use_ocdbt=is_tree).spec.to_json()
+        spec = manager.inner.get_ts_context(use_ocdbt=is_tree).spec.to_json()
         assert spec.get("file_io_locking", {}) == ({} if has_locks else {"mode": "lockfile"})
     saver.save(3, **on(arrays, place), facts={"config": {"a": 1}})
     saver.wait()
@@ -315,7 +315,7 @@ def test_a_failed_write_does_not_wait_for_the_other_hosts(monkeypatch):
     waits, errors = [], []
     wait = lambda **key: waits.append(key)  # noqa: E731
     monkeypatch.setattr(ocp.multihost, "get_barrier_sync_fn", lambda: wait)
-    options = checkpoint._options(1, lambda: None).async_options
+    options = manager._options(1, lambda: None).async_options
     barrier: Any = options and options.barrier_sync_fn
     failure = OSError("no space")
 

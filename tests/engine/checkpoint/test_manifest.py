@@ -10,9 +10,9 @@ import optax
 import pytest
 
 from benchmarks.base import BATCH_AXES
-from engine import manifest, weights
-from engine import mesh as meshes
-from engine.manifest import describe_arrays
+from engine import sharding
+from engine.checkpoint import manifest, weights
+from engine.checkpoint.manifest import describe_arrays
 
 
 def test_describe_names_every_leaf():
@@ -35,12 +35,12 @@ def test_placeholders_are_what_was_described():
 def test_checksums_are_of_the_bytes():
     """However the array lies on the devices of this process."""
     x = np.arange(16, dtype=np.float32)
-    mesh = meshes.make(BATCH_AXES, 2)
+    mesh = sharding.make(BATCH_AXES, 2)
     tree = {
         "host": x,
         "one": jnp.asarray(x),  # on one device
-        "all": jax.device_put(x, meshes.replicated(mesh)),
-        "cut": jax.device_put(x, meshes.batch_sharding(mesh)),
+        "all": jax.device_put(x, sharding.replicated(mesh)),
+        "cut": jax.device_put(x, sharding.batch_sharding(mesh)),
     }
     assert manifest.checksums(tree) == dict.fromkeys(sorted(tree), zlib.crc32(x.tobytes()))
     assert manifest.array_pieces(tree["all"]) == [x.tobytes()]

@@ -30,8 +30,8 @@ from orbax.checkpoint._src.serialization import tensorstore_utils as inner
 from common import locks
 from common.errors import RESTART, CheckpointError, one_line
 from common.trees import by_name
-from engine import manifest as manifests
-from engine import mesh
+from engine import devices, sharding
+from engine.checkpoint import manifest as manifests
 from engine.cluster import processes, watchdog
 from engine.report.history import History
 
@@ -121,7 +121,7 @@ class Checkpointer:
         tensorstore.experimental_collect_matching_metrics = lambda *_: []
         # The manager begins with jax's first collective, which on CPUs waits 30 s for the others.
         processes.barrier("waiting for the other hosts to open the checkpoints")
-        mesh.open_platform()
+        devices.open_platform()
         try:
             folder = epath.Path(directory)
             with watchdog.during(f"opening {directory}"):
@@ -225,16 +225,16 @@ class Checkpointer:
         A run that trains may delete that step meanwhile: then it reads the one that `choose`
         returns next. All hosts read the same step.
         """
-        step, result = mesh.broadcast(choose() if first is None else first), None
+        step, result = sharding.broadcast(choose() if first is None else first), None
         for _ in range(_ATTEMPTS):
             failure = None
             try:
                 result = reading(step)
             except (Damaged, Deleted) as error:
                 failure = error
-            if not mesh.any_process(failure is not None):
+            if not sharding.any_process(failure is not None):
                 return step, result  # type: ignore[return-value] (it was read)
-            before, step = step, mesh.broadcast(choose())
+            before, step = step, sharding.broadcast(choose())
             if step == before:
                 raise failure or CheckpointError(f"another host cannot read checkpoint {step}")
         raise CheckpointError(

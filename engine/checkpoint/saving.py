@@ -10,14 +10,14 @@ import jax
 
 from benchmarks.base import Identity
 from common.errors import UserError
-from engine import resuming
-from engine.checkpoint import Checkpointer
+from engine.checkpoint import resuming
+from engine.checkpoint.manager import Checkpointer
 from engine.cluster import processes, watchdog
 from engine.cluster.guard import Guard
+from engine.plan import Plan
 from engine.report.starts import cost_summary, past_starts, starts_now
 from engine.report.writers import Reporter
-from engine.run import Plan
-from engine.start import Run, restore_state
+from engine.run import Run, restore_state
 from engine.step import TrainState, checkpoint_items
 
 

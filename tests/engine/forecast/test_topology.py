@@ -3,7 +3,7 @@
 import pytest
 
 from common.errors import ConfigError
-from engine.aot.topology import CHIPS, machines, parse_slices
+from engine.forecast.topology import CHIPS, machines, parse_slices
 
 
 @pytest.mark.parametrize(

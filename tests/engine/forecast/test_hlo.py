@@ -6,8 +6,8 @@ import pytest
 
 import benchmarks
 from configs import resnet50
-from engine.aot import hlo
-from engine.aot.flops import count_flops
+from engine.forecast import hlo
+from engine.forecast.flops import count_flops
 
 SNIPPET = """\
 HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[64]{0:T(256)})->f32[]}

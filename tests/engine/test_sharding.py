@@ -1,4 +1,4 @@
-"""The mesh, what it refuses in words, and the feed of batches; what is said of TPUs and GPUs.
+"""The mesh, what it refuses in words, and the prefetched of batches; what is said of TPUs and GPUs.
 
 No test has a GPU: the driver's files are made up, in the form of NVIDIA's.
 """
@@ -18,8 +18,7 @@ import pytest
 
 from benchmarks.base import BATCH_AXES
 from common.errors import DeviceError
-from engine import mesh as meshes
-from engine import step
+from engine import devices, feed, sharding, step
 from tests.device import models
 
 
@@ -27,7 +26,7 @@ from tests.device import models
     ("group_size", "shape"), [(1, (8, 1)), (2, (4, 2)), (8, (1, 8)), (0, (1, 8))]
 )
 def test_groups_are_neighbours(group_size, shape):
-    mesh = meshes.make(BATCH_AXES, group_size)
+    mesh = sharding.make(BATCH_AXES, group_size)
     assert mesh.axis_names == BATCH_AXES
     assert [[d.id for d in group] for group in mesh.devices] == np.arange(8).reshape(shape).tolist()
 
@@ -42,7 +41,7 @@ def test_groups_are_neighbours(group_size, shape):
 )
 def test_a_span_is_a_number_of_devices(span, count, size):
     """A part of the images is as many devices as have these images."""
-    assert meshes.group_size(span, count) == size
+    assert sharding.group_size(span, count) == size
 
 
 @pytest.mark.parametrize(
@@ -61,22 +60,26 @@ def test_a_span_is_a_number_of_devices(span, count, size):
 def test_a_span_that_does_not_divide_is_refused_with_a_fix(span, count, groups, words):
     text = f": {count} devices cannot be {groups} groups of equal size, .*" if groups else ".*"
     with pytest.raises(DeviceError, match=f"^config.bn_span={span}{text}{words}.*\\Z"):
-        meshes.group_size(span, count)
+        sharding.group_size(span, count)
 
 
 @pytest.mark.parametrize("span", ["0/8", "8/0", "3/8", "8/4", "x/8", "-1/8", "1/8/8", "64/"])
 def test_a_part_of_the_images_must_divide_them(span):
-    for refuse in (lambda: meshes.group_size(span, 8), lambda: meshes.check_image_span(span, 8, 1)):
+    refusals = (
+        lambda: sharding.group_size(span, 8),
+        lambda: sharding.check_image_span(span, 8, 1),
+    )
+    for refuse in refusals:
         with pytest.raises(DeviceError, match=rf"^config.bn_span={span}: write a number of "):
             refuse()
 
 
 def test_a_span_counts_the_images_of_one_forward_pass():
-    meshes.check_image_span("64/4096", 4096, 1)
-    meshes.check_image_span("64/4096", 8192, 2)
+    sharding.check_image_span("64/4096", 4096, 1)
+    sharding.check_image_span("64/4096", 8192, 2)
     for parts, rest in ((1, ": write 64/8192"), (4, " / 4 micro-batches: write 64/2048")):
         with pytest.raises(DeviceError, match=f"^config.bn_span=64/4096 .* 8192{rest}$"):
-            meshes.check_image_span("64/4096", 8192, parts)
+            sharding.check_image_span("64/4096", 8192, parts)
 
 
 @pytest.mark.parametrize(
@@ -89,14 +92,14 @@ def test_a_span_counts_the_images_of_one_forward_pass():
     ],
 )
 def test_uneven_batches_are_refused_with_a_fix(key, batch_size, parts, unit, near):
-    mesh, micro = meshes.make(BATCH_AXES, 1), f" x {parts} micro-batches" * (parts > 1)
+    mesh, micro = sharding.make(BATCH_AXES, 1), f" x {parts} micro-batches" * (parts > 1)
     with pytest.raises(DeviceError) as caught:
-        meshes.check_batch(mesh, key, batch_size, parts)
+        sharding.check_batch(mesh, key, batch_size, parts)
     assert str(caught.value).startswith(f"config.{key}={batch_size} cannot be divided among 8 ")
     fix = f"devices{micro} on 1 host(s): use a multiple of {unit}, such as {near[0]} or {near[1]}"
     assert str(caught.value).endswith(fix)
     for size in near:
-        meshes.check_batch(mesh, key, size, parts)
+        sharding.check_batch(mesh, key, size, parts)
 
 
 def test_two_cores_with_the_same_coordinates_are_one_chip():
@@ -107,7 +110,7 @@ def test_two_cores_with_the_same_coordinates_are_one_chip():
 
     def count(*devices):
         fake: Any = types.SimpleNamespace(devices=np.array(devices, dtype=object).reshape(-1, 1))
-        return meshes.num_chips(fake)
+        return sharding.num_chips(fake)
 
     v3 = [core(0, x, y, 0) for x in range(2) for y in range(2) for _ in range(2)]
     assert count(*v3) == 4
@@ -130,13 +133,13 @@ def test_the_cpu_of_a_machine_with_tpus_is_refused(
     platforms, chips, backend, is_refused, monkeypatch
 ):
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
-    monkeypatch.setattr(meshes, "tpu_chips", lambda: chips)
+    monkeypatch.setattr(devices, "tpu_chips", lambda: chips)
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     if is_refused:
         with pytest.raises(DeviceError, match=r"^this machine has 4 TPU chip\(s\) but jax "):
-            meshes.check_platform()
+            devices.check_platform()
     else:
-        meshes.check_platform()
+        devices.check_platform()
 
 
 @pytest.mark.parametrize("platforms", ["cuda", "nonsense"])
@@ -166,16 +169,16 @@ entry.run(main)"""
 def test_every_process_gets_the_value_of_process_0(own, monkeypatch):
     """All processes exchange arrays of one shape, however long their own values are."""
     value = {"best": [1, None, "ä"]}
-    assert meshes.broadcast(value) is value  # alone
+    assert sharding.broadcast(value) is value  # alone
     text = np.frombuffer(b'{"best": [1, null, "\\u00e4"]}', np.uint8)
     sent, answers = [], iter([np.asarray(len(text)), text])
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(
-        meshes.multihost_utils,
+        sharding.multihost_utils,
         "broadcast_one_to_all",
         lambda x: sent.append(x.shape) or next(answers),
     )
-    assert meshes.broadcast(own) == value
+    assert sharding.broadcast(own) == value
     assert sent == [(), text.shape]
 
 
@@ -195,31 +198,31 @@ class Source:
             yield batch
 
 
-def numbers(feed):
-    return [int(np.asarray(batch["x"])[0, 0]) for batch in feed]
+def numbers(prefetched):
+    return [int(np.asarray(batch["x"])[0, 0]) for batch in prefetched]
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2, 9])
 @pytest.mark.parametrize("count", [0, 2, 5])
 def test_feed_keeps_the_order_and_ends(ahead, count):
-    feed = meshes.Feed(Source(range(count)), meshes.make(BATCH_AXES, 2), ahead)
-    assert numbers(feed) == list(range(count))
-    assert numbers(feed) == []
+    prefetched = feed.Feed(Source(range(count)), sharding.make(BATCH_AXES, 2), ahead)
+    assert numbers(prefetched) == list(range(count))
+    assert numbers(prefetched) == []
 
 
 def test_feed_reads_ahead_and_no_further():
     source = Source(range(9))
-    batches = iter(meshes.Feed(source, meshes.make(BATCH_AXES, 2)))  # two ahead
+    batches = iter(feed.Feed(source, sharding.make(BATCH_AXES, 2)))  # two ahead
     assert source.taken == 0
     taken = [(next(batches), source.taken)[1] for _ in range(9)]
     assert taken == [3, 4, 5, 6, 7, 8, 9, 9, 9]
 
 
 def test_feed_spreads_rows_over_all_devices_in_order():
-    mesh = meshes.make(BATCH_AXES, 2)
-    (batch,) = meshes.Feed(Source([5]), mesh)
+    mesh = sharding.make(BATCH_AXES, 2)
+    (batch,) = feed.Feed(Source([5]), mesh)
     assert set(batch) == {"x", "y"}
-    assert batch["x"].sharding == meshes.batch_sharding(mesh)
+    assert batch["x"].sharding == sharding.batch_sharding(mesh)
     np.testing.assert_array_equal(batch["y"], np.arange(8) + 5)
     rows = {shard.device.id: np.asarray(shard.data) for shard in batch["y"].addressable_shards}
     assert {device: row.tolist() for device, row in rows.items()} == {i: [5 + i] for i in range(8)}
@@ -235,7 +238,7 @@ def test_feed_copies_a_repeated_batch_once(monkeypatch):
     source = Source([1, 1])
     a, b = source.batches  # equal, but not the same object
     source.batches = [a, a, a, b, a]
-    assert numbers(meshes.Feed(source, meshes.make(BATCH_AXES, 2))) == [1] * 5
+    assert numbers(feed.Feed(source, sharding.make(BATCH_AXES, 2))) == [1] * 5
     want = [a["x"], a["y"], b["x"], b["y"], a["x"], a["y"]]
     assert [id(value) for value in copied] == [id(value) for value in want]
 
@@ -243,7 +246,7 @@ def test_feed_copies_a_repeated_batch_once(monkeypatch):
 def test_the_feed_counts(monkeypatch):
     """Copies are part of the wait; seconds that the host's threads say are added up."""
     now = types.SimpleNamespace(seconds=0.0)
-    monkeypatch.setattr(meshes.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr(feed.time, "monotonic", lambda: now.seconds)
     make = jax.make_array_from_process_local_data
 
     def slow(*args):
@@ -257,15 +260,15 @@ def test_the_feed_counts(monkeypatch):
             now.seconds += 2.0
             yield {"x": np.zeros(8, np.float32), **more}
 
-    mesh = meshes.make(("a", "b"), 1)
-    feed = meshes.Feed(batches(host_seconds=np.full(8, 0.5, np.float32)), mesh)
-    for batch in feed:
+    mesh = sharding.make(("a", "b"), 1)
+    prefetched = feed.Feed(batches(host_seconds=np.full(8, 0.5, np.float32)), mesh)
+    for batch in prefetched:
         assert list(batch) == ["x"]
         now.seconds += 1000.0  # the caller's own time
-    assert (feed.waited, feed.copied, feed.worked) == (6.75, 0.75, 12.0)
-    feed = meshes.Feed(batches(), mesh)
-    list(feed)
-    assert math.isnan(feed.worked)
+    assert (prefetched.waited, prefetched.copied, prefetched.worked) == (6.75, 0.75, 12.0)
+    prefetched = feed.Feed(batches(), mesh)
+    list(prefetched)
+    assert math.isnan(prefetched.worked)
 
 
 # --- The devices of this machine.
@@ -283,10 +286,10 @@ def test_the_feed_counts(monkeypatch):
 )
 def test_what_keeps_jax_from_the_gpus(number, package, wanted, words, tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", wanted)
-    monkeypatch.setattr(meshes, "installed_version", lambda name: "1.0" if name == package else "")
+    monkeypatch.setattr(devices, "installed_version", lambda name: "1.0" if name == package else "")
     for index in range(number):
         (tmp_path / "gpus" / f"0000:0{index}:00.0").mkdir(parents=True)
-    text, fix = meshes.gpu_obstacle(str(tmp_path))
+    text, fix = devices.gpu_obstacle(str(tmp_path))
     assert words in text and bool(text) == bool(fix) == bool(words)
 
 
@@ -311,8 +314,8 @@ def test_a_full_memory_is_one_line(monkeypatch):
     outer = RuntimeError("in a thread")
     outer.__cause__ = error
     for one in (error, outer):
-        told = meshes.explain_full_memory(one)
+        told = devices.explain_full_memory(one)
         assert isinstance(told, DeviceError) and "17179869184 bytes.): use a smaller" in str(told)
         assert "nvidia-smi" not in str(told)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert "nvidia-smi shows what else uses the GPU" in str(meshes.explain_full_memory(error))
+    assert "nvidia-smi shows what else uses the GPU" in str(devices.explain_full_memory(error))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.aot import hlo, kernels, topology
+from engine.forecast import hlo, kernels, topology
 
 V5E = topology.CHIPS["v5e"]
 HLO = """\
