@@ -64,9 +64,8 @@ class FakeData(Benchmark):
         )
 
     def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        (spec,) = self.batch_spec("eval", batch_size)
-        batch = self._share(spec, "eval", shard, num_shards)
-        rows, total = batch_size // num_shards, self.num_examples("eval")
+        total, rows = self.num_examples("eval"), batch_size // num_shards
+        batch = self._share(self.batch_spec("eval", batch_size)[0], "eval", shard, num_shards)
         for first in range(shard * rows, total + shard * rows, batch_size):
             mask = decoding.mask(total - first, rows)
             yield batch if mask.all() else batch | {"mask": mask}

@@ -311,8 +311,8 @@ _CHECKS = {  # by name (the check, what to do where it raises an error)
     ),
     "data": (
         _data,
-        "set --config.data_dir, repair that, or prepare the data again; in a bucket the VM's "
-        "service account needs roles/storage.objectViewer",
+        "see the message; or set --config.data_dir, repair that, or prepare the data again; in a "
+        "bucket the VM's service account needs roles/storage.objectViewer",
     ),
     "records": (_records, "see the message"),
     "plan": (_plan, "see the message"),

@@ -28,7 +28,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         name = self.prog.removeprefix("python -m scripts.")
-        self.exit(2, f"{name}: {UserError(message)} (--help lists the arguments)\n")
+        help_ = "--help lists the arguments, CHANGELOG.md those that are gone"
+        self.exit(2, f"{name}: {UserError(message)} ({help_})\n")
 
 
 def summary(doc: str | None) -> str:

@@ -88,7 +88,8 @@ def make_page(model: model_source.Model, answer: Callable[[str], Any]) -> Any:
     import gradio  # pyright: ignore[reportMissingImports] (optional)
 
     photo = gradio.Image(label="Photo", sources=["upload", "clipboard"])
-    photo.preprocess = lambda payload: payload and payload.path  # whatever it is
+    # The file as it was given: Gradio would decode it, and predict.py says what is wrong with it.
+    photo.preprocess = lambda payload: payload and payload.path
     question, shown = {
         "classes": (photo, gradio.Label(label="Classes")),
         "boxes": (photo, gradio.AnnotatedImage(label="Objects with scores of 30% and more")),
@@ -165,7 +166,8 @@ def _detect(detector: boxes.Detector, predictor: Any, path: str) -> Any:
         y0, x0, y1, x1 = (max(0, round(times * edge)) for edge in each.box)
         place = (x0, y0, x1, y1)
         if each.inside:
-            place = np.asarray(Image.fromarray(each.inside()).resize(image.size)) / 2
+            mask = Image.fromarray(each.inside()).resize(image.size)
+            place = np.asarray(mask) / 2  # half opaque
         objects.append((place, f"{each.label} {each.score:.0%}"))
     return image, objects
 

@@ -157,7 +157,7 @@ def begin(request: Request) -> int:
     if request.stage_from:
         from benchmarks import mlperf  # imports jax, which `main` precedes
 
-        words = [word for flag in request.flags for word in flag.split("=", 1)]
+        words = [*(word for flag in request.flags for word in flag.split("=", 1)), ""]
         file = words[[word.lstrip("-") for word in words].index("config") + 1]
         if not os.path.exists(file.partition(":")[0]):
             raise UserError(f"--config={file}: there is no such file")
@@ -196,13 +196,15 @@ def stage(request: Request, groups: Sequence[Sequence[str]]) -> None:
     """Copies the files of the benchmark that are missing in the job's folder of copies.
 
     `groups` are the patterns of `benchmarks.mlperf.Entry.files`; a file must match the first group.
-    The folder has a list of its copies, so that no other file is ever overwritten or deleted.
+    The folder has a list of its copies; no file that is not in it is overwritten or deleted.
     """
     source, target = epath.Path(request.stage_from), request.staged
     patterns = [pattern for group in (*groups, [MANIFEST]) for pattern in group]
     found = {p: matching_paths(f"{source}/{p}", str(source)) for p in patterns}
     if not any(found[pattern] for pattern in groups[0]):
         raise UserError(f"STAGE_FROM={source} holds no files {' or '.join(groups[0])}")
+    if os.path.realpath(source) == os.path.realpath(target):
+        raise UserError(f"STAGE_FROM={source} is the job's own folder of copies: give another one")
     names = {path.removeprefix(f"{source}/") for paths in found.values() for path in paths}
     copies = _copies(request)
     new = sorted(names - copies.keys()) if target.exists() else ()

@@ -44,6 +44,10 @@ _COMMAND = "python -m scripts.prepare"
 _FORMS = "photos by class, labels of boxes, pairs of sentences, or rows of users and items"
 _LABELS = (".json", ".jsonl", ".csv", ".tsv", ".xml", ".txt", ".yaml", ".yml", ".mat")
 _NOTES = re.compile(r"(readme|licen[cs]e|copying|citation|notice).*|.*\.(md|pdf|html)", re.I)
+_FORMER = {  # what takes the place of preparations that are gone
+    "fake": "training needs no data with --config.dataset=fake",
+    "digit_masks": "use digit_scenes, which has masks",
+}
 _FAR_MORE = 20  # times the files of a second reading: then that one is of stray files
 _PATIENCE = 240  # seconds for the measurement of a step
 _TRAIN = "train on them: "  # in the last line of a preparation, before the command
@@ -124,7 +128,8 @@ def prepare_path(argv: Sequence[str]) -> None:
     args, rest = _flags(argv)
     if "://" not in args.path and not os.path.lexists(args.path):
         names = ", ".join(PREPARATIONS)
-        raise SourceError(f"there is no {args.path!r}; choose a file or folder, or one of {names}")
+        instead = _FORMER.get(args.path) or f"choose a file or folder, or one of {names}"
+        raise SourceError(f"there is no {args.path!r}; {instead}")
     print(f"looking at {args.path}: starting TensorFlow, up to 10 s", flush=True)
     photos.quiet()
     folder = dataclasses.replace(Folder.open(args.path), flags=tuple(rest))

@@ -148,7 +148,7 @@ def test_what_cannot_work_is_said_before_anything_is_compiled(
     overrides, words, tiny_records, tmp_path, monkeypatch
 ):
     """The errors that main.py makes lines of; see `test_an_error_is_one_line`."""
-    monkeypatch.setattr(train, "_compile", None)
+    monkeypatch.setattr(train.Trainer, "_compile", None)
     config = make_tiny_config(**{"data_dir": tiny_records, **overrides})
     with pytest.raises(UserError) as caught:
         train.train_and_evaluate(read_settings(config.lock(), str(tmp_path)))

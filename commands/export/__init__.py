@@ -119,6 +119,8 @@ def _publish(folder: str, out: str, replaces: bool) -> None:
     new, old = (f"{out}.new-{mark}", f"{out}.old-{mark}") if replaces else (out, "")
     names = [os.path.relpath(path, folder) for path in files_in(folder)]
     try:
+        if not replaces:  # an export that is killed can be replaced
+            files.write(f"{new}/{_LIST}", [json.dumps({"files": names}).encode()])
         for name in sorted(names, key=lambda name: name == _LIST):
             files.write(f"{new}/{name}", [pathlib.Path(folder, name).read_bytes()])
         if replaces:

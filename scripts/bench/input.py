@@ -32,7 +32,7 @@ from etils import epath
 
 import input_pipeline
 from benchmarks.resnet.records import open_records
-from common import entry
+from common import console, entry
 from common.data import files, records
 from common.data.order import Order
 from common.data.shards import tensorflow
@@ -142,7 +142,7 @@ def turn(name: str, folder: str, flags: argparse.Namespace) -> float:
 
 
 def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = console.Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     text = "folder of train-* records in ImageNet's schema"

@@ -29,7 +29,7 @@ from etils import epath
 
 from benchmarks.base import HostBatch
 from commands import preflight
-from common import entry
+from common import console, entry
 from common.errors import ConfigError
 from engine import compiler, devices, environment, sharding
 from engine import recipe as recipes
@@ -226,7 +226,7 @@ def read_config(flags: argparse.Namespace) -> Any:
 
 
 def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = console.Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument

@@ -38,6 +38,8 @@ def check(paths: Sequence[str], ruleset: str = "") -> list[tuple[bool, str]]:
     """
     verdicts, single = list[tuple[bool, str]](), list[Any]()
     for path in map(epath.Path, paths):
+        if not path.exists():
+            raise UserError(f"{path}: there is no such file or folder")
         if not path.is_dir():
             single.append(path)
             continue

@@ -604,8 +604,8 @@ sys.modules["tensorflow"] = None  # an import of it raises
 import jax
 import benchmarks
 from benchmarks.base import BATCH_AXES
-from engine import mesh as meshes, step as steps
-from engine.run import make_plan, read_settings
+from engine import sharding, step as steps
+from engine.plan import make_plan, read_settings
 
 def described(tree):
     return jax.tree.map(lambda x: (tuple(x.shape), str(x.dtype)), tree)

@@ -95,11 +95,11 @@ def test_neither_data_nor_tensorflow_are_needed():
     from configs import resnet50
     from engine.forecast import topology
     from commands import preflight
-    from engine.run import read_settings
+    from engine.plan import read_settings
     slice_ = types.SimpleNamespace(devices=jax.devices())
     preflight.topologies.get_topology_desc = lambda *_, **__: slice_
     preflight._program = lambda lowered, chip: None
-    preflight.forecast.combine = lambda *_: None
+    preflight.estimates.combine = lambda *_: None
     config = resnet50.get_config()
     config.resnet_depth = 18
     job = read_settings(config.lock())

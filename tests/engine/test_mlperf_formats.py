@@ -41,7 +41,7 @@ from tests.helpers.mlperf_fixture import (
 )
 def test_mistakes_are_refused(overrides, says, tmp_path, monkeypatch):
     """Before the data are read, which may take long."""
-    monkeypatch.setattr(train, "_compile", lambda *_: 1 / 0)
+    monkeypatch.setattr(train.Trainer, "_compile", lambda *_: 1 / 0)
     with pytest.raises(UserError) as caught:
         config = tiny("/absent", **overrides)
         train.train_and_evaluate(read_settings(config, str(tmp_path)))
@@ -54,7 +54,7 @@ def test_mistakes_are_refused(overrides, says, tmp_path, monkeypatch):
     [("mllog", (90, 24), "num_eval_images=24"), ("v0.5", (89, 23), "num_train_images=89")],
 )
 def test_data_are_refused_before_the_clock(form, counts, key, tiny_records, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "_compile", lambda *_: 1 / 0)
+    monkeypatch.setattr(train.Trainer, "_compile", lambda *_: 1 / 0)
     monkeypatch.setattr(mlperf._Writer, "describe", lambda *_: 1 / 0)
     values: dict[str, Any] = dict(zip(("num_train_images", "num_eval_images"), counts, strict=True))
     if form == "v0.5":

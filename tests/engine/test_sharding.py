@@ -147,12 +147,12 @@ def test_a_platform_that_jax_cannot_open_is_one_line(platforms):
     """Opening checkpoints is the first use of jax in predict.py; they are not to blame."""
     code = """
 from common import entry
-from engine import mesh
-from engine.checkpoint import Checkpointer
+from engine import devices
+from engine.checkpoint.manager import Checkpointer
 from common.errors import DeviceError
 def main():
   try:
-    mesh.check_platform()
+    devices.check_platform()
   except DeviceError as error:
     print(error)
   Checkpointer("/nowhere", keep=1, best=None)

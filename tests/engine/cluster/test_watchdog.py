@@ -8,6 +8,7 @@ import pytest
 
 from engine.cluster import hostlog, preemption, processes, watchdog
 from engine.cluster.watchdog import Watchdog, doing
+from engine.run import Run
 
 SECONDS = 10.0
 
@@ -105,7 +106,7 @@ def test_a_run_that_hangs_ends_with_the_code_of_a_restart(signum, code, monkeypa
     run: Any = types.SimpleNamespace(
         settings=types.SimpleNamespace(limits=limits), log=types.SimpleNamespace(note=str)
     )
-    with run.Run.watched(run):
+    with Run.watched(run):
         made[0]["leave"]("nothing moved")
     assert failures == [("nothing moved", code)]
 
