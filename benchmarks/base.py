@@ -1,9 +1,9 @@
 """Defines what a benchmark is: a data set, a model and a target quality.
 
 A benchmark owns its data, its forward pass and loss, its predictions and its score; the training
-loop owns the rest (docs/design.md). docs/tour.md adds a benchmark step by step. `Benchmark` is what
-every benchmark has; `Hints` is what a benchmark may add for reports, compilation and forecasts,
-with defaults that suit most; `benchmarks.uses` is what its trained models are good for.
+loop owns the rest (docs/design.md). docs/tour.md adds a benchmark step by step. `Benchmark` has
+what every benchmark must have, then what it may have; `benchmarks.uses` is what its trained models
+are good for.
 
 Letters in shapes: B is the global batch, h one host's share of it, b one device's share.
 """
@@ -60,8 +60,135 @@ class Identity(NamedTuple):
     content: Mapping[str, str] = {}
 
 
-class Hints:
-    """The optional half of `benchmarks.base.Benchmark`."""
+class Benchmark:
+    """The interface between the loop and a benchmark.
+
+    The module of a benchmark has `make(config, cache_dir) -> Benchmark`, which only checks the
+    config. The first method that needs the data opens them, so that steps can be compiled on a
+    machine without data and without TensorFlow.
+    """
+
+    targets: tuple[Target, ...]  # a run has reached its target when it has reached all of them
+
+    # --- What every benchmark has.
+
+    def num_examples(self, split: str) -> int:
+        """The number of examples in an epoch ("train") or in an evaluation ("eval")."""
+        raise NotImplementedError
+
+    def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
+        """The shapes and dtypes of all kinds of batches in `split`; leaves are [B, ...]."""
+        raise NotImplementedError
+
+    def train_batches(
+        self, batch_size: int, shard: int, num_shards: int, start_step: int
+    ) -> Iterator[HostBatch]:
+        """Endless batches of leaves [h, ...]; batch k is a function of (seed, k) alone.
+
+        Concatenated over shards, batch k is the same global batch for any `num_shards`. At one
+        step all shards yield the same shape. For the warning about slow input, a batch may have a
+        leaf host_seconds float32[h], which is not in `batch_spec`: the seconds that one of
+        os.cpu_count() threads spent on each example.
+        """
+        raise NotImplementedError
+
+    def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
+        """Every example once over all shards, padded with rows whose `mask` float32[h] is 0.
+
+        All shards yield the same number of batches, and the same shape at one step.
+        """
+        raise NotImplementedError
+
+    def init(self, rng: jax.Array) -> tuple[Arrays, Arrays]:
+        """Returns (params, model_state), traced by jax; `model_state` may be {}."""
+        raise NotImplementedError
+
+    def loss(
+        self, params: Arrays, model_state: Arrays, batch: Mapping[str, jax.Array], rng: jax.Array
+    ) -> tuple[Terms, Terms, Arrays]:
+        """Returns (terms, metrics, model_state) of one device's share [b, ...].
+
+        The loss is the sum over `terms` of sum / weight, where both are first added over all
+        devices. A term whose global weight is 0 counts as 0. Weights depend on the batch, and on
+        `params` only behind `jax.lax.stop_gradient`. `rng` differs from step to step, from device
+        to device and from micro-batch to micro-batch. In `model_state`, floats become their mean
+        over devices; integers must be equal on all devices.
+        """
+        raise NotImplementedError
+
+    def predict(
+        self, params: Arrays, model_state: Arrays, batch: Mapping[str, jax.Array]
+    ) -> dict[str, jax.Array]:
+        """Returns the arrays [b, ...] that `score` needs of one device's share of a batch."""
+        raise NotImplementedError
+
+    def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
+        """Scores, at least the targets' metrics, from the outputs of `predict` without padding.
+
+        Only process 0 calls it, with the rows of all hosts.
+        """
+        raise NotImplementedError
+
+    # --- What it may have; the defaults suit most.
+
+    unit: str = "examples"  # the name of the examples in reports, such as "images"
+    groups: Mapping[str, Group] = {
+        "decayed": Group(decayed=True),
+        "not decayed": Group(),
+        "frozen": Group(rate=0.0),
+    }
+
+    # Data and model.
+
+    def check(self, split: str) -> list[str]:
+        """Reads every record of a split as a first run does, even if manifest.json has the counts.
+
+        Returns a sentence for each count in which manifest.json and the records differ. Raises
+        DataError for the first record that cannot be used.
+        """
+        self.num_examples(split)
+        return []
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """JSON that a checkpoint keeps about the data, such as class names."""
+        return {}
+
+    def adopt(self, params: Arrays, model_state: Arrays, loaded: Arrays) -> tuple[Arrays, Arrays]:
+        """Replaces arrays of `init` with another model's, for `config.init_from`.
+
+        All arrays are on the host; `loaded` is {"params": ..., "model_state": ...} of the other
+        model. Arrays in the result (params, model_state) that come from it are the same objects as
+        in `loaded`. By default every array is taken whose path and shape are the same. Raises
+        CheckpointError, without the name of the other model, where too little of it fits.
+        """
+        ours = {"params": params, "model_state": model_state}
+        theirs = dict(jax.tree_util.tree_leaves_with_path(loaded))
+
+        def choose(path: Any, mine: np.ndarray) -> np.ndarray:
+            other = theirs.get(path)
+            return mine if other is None or other.shape != mine.shape else other
+
+        adopted = jax.tree_util.tree_map_with_path(choose, ours)
+        return adopted["params"], adopted["model_state"]
+
+    def label(self, path: str) -> str:
+        """The key in `groups` of the parameter at `path`, such as "head/kernel".
+
+        By default only kernels are decayed (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
+        """
+        return "decayed" if path.rpartition("/")[2] == "kernel" else "not decayed"
+
+    # Scores and uses.
+
+    def all_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
+        """`score`, and scores that take too long for training; --mode=eval and reports call it."""
+        return self.score(rows)
+
+    @property
+    def uses(self) -> Uses:
+        """What the trained models are good for, besides their score."""
+        return Uses()
 
     # Reports.
 
@@ -111,14 +238,18 @@ class Hints:
     # Compilation and the loop.
 
     # Replaces `config.patience`, once the data are counted, if the recipe's target is for others.
-    own_patience = 0
-    published = "WORKDIR"  # a value of config.init_from that fits, for messages
+    own_patience: int = 0
+
+    @property
+    def published(self) -> str:
+        """A value of config.init_from that fits, for messages."""
+        return "WORKDIR"
 
     bn_span: int | str = 1  # devices that share BatchNorm statistics, or "64/4096"
     # True: the train step is compiled with larger windows, see `engine.compiler`. Estimates decide.
-    larger_windows = False
+    larger_windows: bool = False
     # True: process 0 scores in a thread while the devices train on. For scores that take minutes.
-    scores_in_background = False
+    scores_in_background: bool = False
 
     def declared_examples(self, split: str) -> int:
         """The number of examples that the config declares, and the data must have; else 0."""
@@ -172,132 +303,6 @@ class Hints:
         does.
         """
         return {}
-
-
-class Benchmark(Hints):
-    """The interface between the loop and a benchmark.
-
-    The module of a benchmark has `make(config, cache_dir) -> Benchmark`, which only checks the
-    config. The first method that needs the data opens them, so that steps can be compiled on a
-    machine without data and without TensorFlow.
-    """
-
-    targets: tuple[Target, ...]  # a run has reached its target when it has reached all of them
-    unit = "examples"  # the name of the examples in reports, such as "images"
-    groups: Mapping[str, Group] = {
-        "decayed": Group(decayed=True),
-        "not decayed": Group(),
-        "frozen": Group(rate=0.0),
-    }
-
-    # Data.
-
-    def num_examples(self, split: str) -> int:
-        """The number of examples in an epoch ("train") or in an evaluation ("eval")."""
-        raise NotImplementedError
-
-    def check(self, split: str) -> list[str]:
-        """Reads every record of a split as a first run does, even if manifest.json has the counts.
-
-        Returns a sentence for each count in which manifest.json and the records differ. Raises
-        DataError for the first record that cannot be used.
-        """
-        self.num_examples(split)
-        return []
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """JSON that a checkpoint keeps about the data, such as class names."""
-        return {}
-
-    def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
-        """The shapes and dtypes of all kinds of batches in `split`; leaves are [B, ...]."""
-        raise NotImplementedError
-
-    def train_batches(
-        self, batch_size: int, shard: int, num_shards: int, start_step: int
-    ) -> Iterator[HostBatch]:
-        """Endless batches of leaves [h, ...]; batch k is a function of (seed, k) alone.
-
-        Concatenated over shards, batch k is the same global batch for any `num_shards`. At one
-        step all shards yield the same shape. For the warning about slow input, a batch may have a
-        leaf host_seconds float32[h], which is not in `batch_spec`: the seconds that one of
-        os.cpu_count() threads spent on each example.
-        """
-        raise NotImplementedError
-
-    def eval_batches(self, batch_size: int, shard: int, num_shards: int) -> Iterator[HostBatch]:
-        """Every example once over all shards, padded with rows whose `mask` float32[h] is 0.
-
-        All shards yield the same number of batches, and the same shape at one step.
-        """
-        raise NotImplementedError
-
-    # Model.
-
-    def init(self, rng: jax.Array) -> tuple[Arrays, Arrays]:
-        """Returns (params, model_state), traced by jax; `model_state` may be {}."""
-        raise NotImplementedError
-
-    def adopt(self, params: Arrays, model_state: Arrays, loaded: Arrays) -> tuple[Arrays, Arrays]:
-        """Replaces arrays of `init` with another model's, for `config.init_from`.
-
-        All arrays are on the host; `loaded` is {"params": ..., "model_state": ...} of the other
-        model. Arrays in the result (params, model_state) that come from it are the same objects as
-        in `loaded`. By default every array is taken whose path and shape are the same. Raises
-        CheckpointError, without the name of the other model, where too little of it fits.
-        """
-        ours = {"params": params, "model_state": model_state}
-        theirs = dict(jax.tree_util.tree_leaves_with_path(loaded))
-
-        def choose(path: Any, mine: np.ndarray) -> np.ndarray:
-            other = theirs.get(path)
-            return mine if other is None or other.shape != mine.shape else other
-
-        adopted = jax.tree_util.tree_map_with_path(choose, ours)
-        return adopted["params"], adopted["model_state"]
-
-    def label(self, path: str) -> str:
-        """The key in `groups` of the parameter at `path`, such as "head/kernel".
-
-        By default only kernels are decayed (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
-        """
-        return "decayed" if path.rpartition("/")[2] == "kernel" else "not decayed"
-
-    def loss(
-        self, params: Arrays, model_state: Arrays, batch: Mapping[str, jax.Array], rng: jax.Array
-    ) -> tuple[Terms, Terms, Arrays]:
-        """Returns (terms, metrics, model_state) of one device's share [b, ...].
-
-        The loss is the sum over `terms` of sum / weight, where both are first added over all
-        devices. A term whose global weight is 0 counts as 0. Weights depend on the batch, and on
-        `params` only behind `jax.lax.stop_gradient`. `rng` differs from step to step, from device
-        to device and from micro-batch to micro-batch. In `model_state`, floats become their mean
-        over devices; integers must be equal on all devices.
-        """
-        raise NotImplementedError
-
-    def predict(
-        self, params: Arrays, model_state: Arrays, batch: Mapping[str, jax.Array]
-    ) -> dict[str, jax.Array]:
-        """Returns the arrays [b, ...] that `score` needs of one device's share of a batch."""
-        raise NotImplementedError
-
-    def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        """Scores, at least the targets' metrics, from the outputs of `predict` without padding.
-
-        Only process 0 calls it, with the rows of all hosts.
-        """
-        raise NotImplementedError
-
-    def all_scores(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        """`score`, and scores that take too long for training; --mode=eval and reports call it."""
-        return self.score(rows)
-
-    @property
-    def uses(self) -> Uses:
-        """What the trained models are good for, besides their score."""
-        return Uses()
 
 
 def mean_scores(rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:

@@ -229,13 +229,14 @@ class Ncf(Benchmark):
     def predict(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
-        """Whether the held-out item is among the first 10, and its gain there, for each user."""
+        """Each user, whether the held-out item is among the first 10, and its gain there."""
         scores = self.logits(params, batch["user"], batch["items"])
         hit, gain = models.hits(models.ranks(scores, batch["items"]))
-        return {f"hr_at_{models.TOP}": hit, f"ndcg_at_{models.TOP}": gain}
+        hits = {f"hr_at_{models.TOP}": hit, f"ndcg_at_{models.TOP}": gain}
+        return {"user": batch["user"], **hits}
 
     def score(self, rows: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-        return mean_scores(rows)
+        return mean_scores({k: x for k, x in row.items() if k != "user"} for row in rows)
 
     @property
     def uses(self) -> Uses:

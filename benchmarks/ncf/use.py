@@ -158,10 +158,12 @@ def fit_vector(
 def popularity(data: Interactions, columns: Mapping[str, np.ndarray]) -> Exhibit:
     """The hit rate by how often the held-out item was rated in training.
 
-    `columns` float[users] are the outputs of `Ncf.predict`, of all users in their order.
+    `columns` [users] are the outputs of `Ncf.predict` for all users. Their order depends on the
+    number of hosts.
     """
     ratings = np.bincount(data.items, minlength=data.num_items)[data.held_out]
-    hit, gain = (columns[f"{name}_at_{TOP}"].astype(np.float64) for name in ("hr", "ndcg"))
+    order = np.argsort(columns["user"])
+    hit, gain = (columns[f"{name}_at_{TOP}"][order].astype(np.float64) for name in ("hr", "ndcg"))
     bars, table, mean = [], [], float(hit.mean())
     for users in even_groups(ratings, _GROUPS):
         least, most = int(ratings[users].min()), int(ratings[users].max())

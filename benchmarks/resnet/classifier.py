@@ -279,7 +279,7 @@ class ImageClassifier(RecordBenchmark):
     def uses(self) -> Uses:
         return ClassifierUses(self)
 
-    # Hints.
+    # What it may have besides.
 
     def keeps_statistics(self, norm_examples: int) -> bool:
         """Whether training uses BatchNorm's running statistics and never updates them.

@@ -68,7 +68,7 @@ class Translator(Benchmark):
 
     settings: Any  # a `Settings` with the package's keys
     declared: Mapping[str, str]  # by split, the config key that declares the number of examples
-    published: Mapping[str, int]  # examples by split, and "vocabulary": entries, in MLPerf
+    nominal_sizes: Mapping[str, int]  # examples by split, and "vocabulary": entries, in MLPerf
 
     def __init__(self, settings: Settings, cache_dir: str):
         self.settings, self._cache_dir = settings, cache_dir
@@ -140,7 +140,7 @@ class Translator(Benchmark):
     def vocabulary_size(self) -> int:
         """The config's number of entries, else the vocabulary file's, else the published one."""
         if self.settings.vocabulary_size or not self.settings.data_dir:
-            return self.settings.vocabulary_size or self.published["vocabulary"]
+            return self.settings.vocabulary_size or self.nominal_sizes["vocabulary"]
         return self.vocabulary.size
 
     @property
@@ -206,7 +206,7 @@ class Translator(Benchmark):
         return counts | {"vocabulary_size": self.vocabulary_size}
 
     def nominal_examples(self, split: str) -> int:
-        return self.declared_examples(split) or self.published[split]
+        return self.declared_examples(split) or self.nominal_sizes[split]
 
     def batch_spec(self, split: str, batch_size: int) -> tuple[Spec, ...]:
         if split == "train":

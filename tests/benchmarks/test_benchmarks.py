@@ -415,7 +415,8 @@ def test_facts_are_plain(source):
     for split in ("train", "eval"):
         assert benchmark.declared_examples(split) in (0, benchmark.num_examples(split))
     assert all(benchmark.nominal_examples(split) > 0 for split in ("train", "eval"))
-    assert isinstance(benchmark.unit, str) and isinstance(benchmark.bn_span, int | str)
+    assert isinstance(benchmark.unit, str) and isinstance(benchmark.published, str)
+    assert isinstance(benchmark.bn_span, int | str)
     ids = benchmark.train_ids(ROWS, 3)
     (batch,) = train_stream(benchmark, 1, 3, 1)
     assert ids == batch["id"].tolist() and len(benchmark.describe(ids)) == len(ids)

@@ -99,7 +99,9 @@ class Ssd(Detector):
         variables = self._model.init(rng, images, train=False)
         return variables["params"], {"batch_stats": variables["batch_stats"]}
 
-    published = foreign.RESNET.format(depth=34)
+    @property
+    def published(self) -> str:
+        return foreign.RESNET.format(depth=34)
 
     def label(self, path: str) -> str:
         """All parameters are decayed, as in MLPerf's reference."""

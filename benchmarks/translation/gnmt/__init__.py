@@ -60,7 +60,7 @@ class Gnmt(Translator):
     unit = "pairs"
     declared = {"train": "num_train_pairs", "eval": "num_eval_sentences"}
     throughput = ("tokens", "token_loss")
-    published = WMT
+    nominal_sizes = WMT
     advice = {
         "input": "use a machine with faster CPU cores: the pairs are in memory, and a batch is "
         "copied out of it",

@@ -55,7 +55,7 @@ class Transformer(Translator, RecordBenchmark):
     unit = "rows"
     declared = {"train": "num_train_rows", "eval": "num_eval_sentences"}
     throughput = ("tokens", "cross_entropy")
-    published = WMT | {"vocabulary": VOCABULARY}
+    nominal_sizes = WMT | {"vocabulary": VOCABULARY}
     advice = {
         "reading": "move the records closer (a bucket of this region, a faster disk), or raise "
         "--config.input_streams",

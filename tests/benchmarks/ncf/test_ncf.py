@@ -164,7 +164,8 @@ def test_hits_and_gains():
 
 def test_scores_are_means_over_users():
     def row(*hits: float) -> dict[str, np.ndarray]:
-        return {"hr_at_10": np.array(hits, np.float32), "ndcg_at_10": np.array(hits) / 2}
+        users = np.arange(len(hits), dtype=np.int32)
+        return {"user": users, "hr_at_10": np.float32(hits), "ndcg_at_10": np.array(hits) / 2}
 
     actual = load(**SMALL).score(iter([row(1, 0, 0), row(1)]))
     assert actual == {"hr_at_10": 0.5, "ndcg_at_10": 0.25}
@@ -278,7 +279,8 @@ def test_the_hit_rate_by_popularity():
     data: Any = types.SimpleNamespace(items=items, num_items=50, held_out=held_out)
     columns = {"hr_at_10": draw.integers(0, 2, 200).astype(np.float32)}
     columns["ndcg_at_10"] = columns["hr_at_10"] * draw.random(200).astype(np.float32)
-    shown = use.popularity(data, columns)
+    users = draw.permutation(200)  # two hosts give the users in another order
+    shown = use.popularity(data, {"user": users, **{k: x[users] for k, x in columns.items()}})
     times = collections.Counter(items.tolist())
     rows = list(csv.DictReader(io.StringIO(shown.files["popularity.csv"].decode())))
     assert 5 < len(rows) <= 10 and sum(int(row["users"]) for row in rows) == 200

@@ -238,7 +238,7 @@ def test_figures_of_speed_are_those_of_the_rows(known, workdir):
 
 def test_without_its_data_a_run_still_has_curves(workdir, tmp_path, monkeypatch):
     # As a detector's, which takes the scores by name.
-    monkeypatch.setattr(base.Hints, "headline", lambda self, scores: {"mAP": scores["mAP"]})
+    monkeypatch.setattr(base.Benchmark, "headline", lambda self, scores: {"mAP": scores["mAP"]})
     copy = shutil.copytree(workdir, tmp_path / "run")
     path = max(copy.glob("checkpoints/*/manifest/metadata"), key=lambda p: int(p.parts[-3]))
     facts = json.loads(path.read_text())
