@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from benchmarks.base import Benchmark
+from benchmarks.base import Benchmark, Model
 from benchmarks.fake import FAKE, without_data
 from common import foreign
 from common.errors import CheckpointError, ConfigError
@@ -74,11 +74,15 @@ def module(name: str) -> Any:
     return importlib.import_module(paths[name])
 
 
+def model(name: str) -> Model:
+    """What the runs of a benchmark take from other models: its `MODEL`, or nothing."""
+    return getattr(module(name), "MODEL", Model())
+
+
 def restored_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The values of the config in a checkpoint's manifest, so that `load` needs no data for it.
 
-    A benchmark's module may have `restored(values, manifest)`, which returns the values with what
-    the run has learnt from its data, such as the number of classes.
+    `Model.restored` adds what the run has learnt from its data, such as the number of classes.
 
     Raises:
       CheckpointError: the manifest is damaged.
@@ -86,34 +90,27 @@ def restored_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """
     if absent := {"benchmark", "config", "num_train_examples"} - manifest.keys():
         raise CheckpointError(f"the checkpoint's manifest is damaged: no {min(absent)}")
-    complete = getattr(module(manifest["benchmark"]), "restored", None)
-    values = dict(manifest["config"])
+    complete = model(manifest["benchmark"]).restored
     try:
-        return complete(values, manifest) if complete else values
+        return complete(dict(manifest["config"]), manifest)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint's manifest is damaged: {error!r}") from error
 
 
 def settle_config(
     config: Any,
-    model: Mapping[str, Any] | str,
+    source: Mapping[str, Any] | str,
     fixed: Collection[str],
     whole: bool,
     has_recipe: bool = True,
 ) -> list[str]:
     """Gives the config the keys of another model, whose weights the run uses.
 
-    A benchmark's module lists these keys in `MODEL_KEYS`, and in `WHOLE_KEYS` the keys that
-    only apply to a model that is used unchanged, such as the number of its classes. `FOLLOWS` names
-    other benchmarks whose models it begins with; `follow(config, values)` refuses models that do
-    not fit, and returns the values of keys that the config takes beside `MODEL_KEYS`. `BODY_KEYS`
-    are taken from models of the same benchmark only: in the others they may mean something else.
+    `benchmarks.base.Model` says which keys these are.
 
     Args:
       config: changed in place.
-      model: the manifest of a checkpoint, or a file that `common.foreign.find` returned. For such
-        a file the module's `foreign_settings(file)` returns (values of keys, notes), or None where
-        it is no model of this benchmark.
+      source: the manifest of a checkpoint, or a file that `common.foreign.find` returned.
       fixed: keys that the user has given, which stay.
       whole: whether the model is used unchanged.
       has_recipe: whether the user has given a recipe, whose keys may differ.
@@ -125,20 +122,20 @@ def settle_config(
       ConfigError: the benchmark is unknown, or it cannot begin with this model.
       DataError: the foreign weights cannot be used.
     """
-    package, foreign_notes, values = module(config.benchmark), [], {}
-    whole_keys, is_own = getattr(package, "WHOLE_KEYS", ()), True
-    if isinstance(model, str):
-        values, foreign_notes, is_own = _foreign_values(package, config, model)
-    elif model["benchmark"] in (config.benchmark, *getattr(package, "FOLLOWS", ())):
-        stored = model["config"]
-        values = restored_config(model)
-        values |= {key: stored[key] for key in whole_keys if key in stored}
-        is_own = model["benchmark"] == config.benchmark
-    body_keys = getattr(package, "BODY_KEYS", ())
+    own, foreign_notes, values = model(config.benchmark), [], {}
+    is_own = True
+    if isinstance(source, str):
+        values, foreign_notes, is_own = _foreign_values(own, config, source)
+    elif source["benchmark"] in (config.benchmark, *own.follows):
+        stored = source["config"]
+        values = restored_config(source)
+        values |= {key: stored[key] for key in own.whole_keys if key in stored}
+        is_own = source["benchmark"] == config.benchmark
+    body_keys = own.body_keys
     if not is_own:
-        body_keys = package.follow(config, values)
-        values = {**values, **body_keys}
-    keys = (*getattr(package, "MODEL_KEYS", ()), *body_keys, *(whole_keys if whole else ()))
+        followed = own.follow(config, values)
+        values, body_keys = {**values, **followed}, tuple(followed)
+    keys = (*own.keys, *body_keys, *(own.whole_keys if whole else ()))
     notes = []
     for key in keys:
         if key not in values or key in fixed:
@@ -155,17 +152,16 @@ def settle_config(
 
 
 def _foreign_values(
-    package: Any, config: Any, file: str
+    own: Model, config: Any, file: str
 ) -> tuple[Mapping[str, Any], list[tuple[str, str]], bool]:
     """(values, notes, whether the model is the benchmark's) of another library's weights.
 
-    A model that is not the benchmark's is one of those in its `FOLLOWS`.
+    A model that is not the benchmark's is one of those in `own.follows`.
     """
-    settings = getattr(package, "foreign_settings", None)
-    if settings and (found := settings(file)):
+    if found := own.foreign_settings(file):
         return *found, True
-    for name in getattr(package, "FOLLOWS", ()):
-        if found := module(name).foreign_settings(file):
+    for name in own.follows:
+        if found := model(name).foreign_settings(file):
             values, notes = found
             return values, [(line, key) for line, key in notes if not key or key in config], False
     raise ConfigError(

@@ -9,13 +9,13 @@ Letters in shapes: B is the global batch, h one host's share of it, b one device
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from benchmarks.uses import Uses
+from benchmarks.uses import Imported, Uses
 
 # The mesh axes that every batch is sharded over. BatchNorm statistics may span "group".
 BATCH_AXES = ("groups", "group")
@@ -41,6 +41,30 @@ class Group:
 
     decayed: bool = False  # whether weight decay applies
     rate: float = 1.0  # multiplies the learning rate; 0 freezes the parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """What a run takes from the model whose weights it begins with: a benchmark's `MODEL`."""
+
+    keys: tuple[str, ...] = ()  # keys of the config that every such model decides
+    body_keys: tuple[str, ...] = ()  # the same, of this benchmark's models only
+    whole_keys: tuple[str, ...] = ()  # of models that are used unchanged, such as a class count
+    follows: tuple[str, ...] = ()  # other benchmarks with whose models it can begin
+    # (config, values of a model of `follows`) -> values of further keys; ConfigError: it is unfit.
+    follow: Callable[[Any, Mapping[str, Any]], dict[str, Any]] = lambda config, values: {}
+    # (the config in a manifest, the manifest) -> the config with what the data have decided.
+    restored: Callable[[dict[str, Any], Mapping[str, Any]], dict[str, Any]] = (
+        lambda values, manifest: values
+    )
+    # Another library's file -> (values of keys, (note, key) pairs); None: no model of this kind.
+    foreign_settings: Callable[[str], tuple[dict[str, Any], list[tuple[str, str]]] | None] = (
+        lambda file: None
+    )
+    # (`common.foreign` file, whether the stem takes blocks of 2x2 pixels) -> the weights, for
+    # benchmarks that follow this one.
+    foreign_weights: Callable[[Any, bool], Imported] | None = None
+    library: Any = None  # in a family: the module of the other library's names
 
 
 class Stage(NamedTuple):

@@ -135,8 +135,8 @@ class Uses:
     def read_foreign(self, file: str) -> Imported | None:
         """Reads another library's weights; None if the benchmark takes none.
 
-        `common.foreign.find` returned `file`, local or gs://. If the benchmark's package has
-        `foreign_settings(file)`, the benchmark is made with the settings that it returns.
+        `common.foreign.find` returned `file`, local or gs://. The benchmark is made with what
+        `benchmarks.base.Model.foreign_settings` returns for it.
 
         Raises:
           DataError: the file cannot be used.

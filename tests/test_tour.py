@@ -11,7 +11,8 @@ from tests.conftest import FIXTURES
 from tests.test_main import ROOT, environment
 
 TEXT = (ROOT / "docs" / "tour.md").read_text()
-WALK, ADD = TEXT.split("## Add a benchmark in an hour")
+WALK, REST = TEXT.split("## Where the papers' things are")
+TABLE, ADD = REST.split("## Add a benchmark in an hour")
 
 
 def definitions(path):
@@ -24,6 +25,13 @@ def test_the_walk_names_functions_that_exist():
     links = re.findall(r"\[`(\w+)`\]\(\.\./([\w/]+\.py)\)", WALK)
     assert len(links) >= 10 and len({path for _, path in links}) <= 7
     for name, path in links:
+        assert name in definitions(ROOT / path), (name, path)
+
+
+def test_the_papers_things_are_where_the_table_says():
+    rows = re.findall(r"^\| .+ \| \[`(\w+)`\]\(\.\./([\w/]+\.py)\) \|$", TABLE, re.M)
+    assert len(rows) == TABLE.count("\n| ") - 1  # the head
+    for name, path in rows:
         assert name in definitions(ROOT / path), (name, path)
 
 

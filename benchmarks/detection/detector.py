@@ -43,6 +43,7 @@ class Detector(RecordBenchmark):
     """
 
     settings: Any  # a subclass of `Settings`
+    library: Any  # the module of the other library's names, see `benchmarks.detection.weights`
     unit = "images"
     scores_in_background = True  # COCO's score of 5,000 images takes about 4 minutes
     advice = {

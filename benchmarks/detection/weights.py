@@ -1,14 +1,13 @@
 """The weights that a detector begins with: a ResNet's for its backbone, or a detector's.
 
-They may come from a run or from another library. Each detector has a module `weights` with the
-names and layouts of the other library's weights: `MODEL`, `matches(source)`, `FORMER`,
+They may come from a run or from another library. The module `library` of each detector's `MODEL`
+has the names and layouts of the other library's weights: `MODEL`, `matches(source)`, `FORMER`,
 `read_settings(source)` and `theirs(path, array, values)`. Its `renew_heads` adapts the heads to new
 classes. A `detector` here is a `benchmarks.detection.detector.Detector`.
 """
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,7 +26,7 @@ from common.trees import by_name
 from models import DEPTHS, BasicBlock, BottleneckBlock
 
 Described = tuple[dict[str, Any], list[tuple[str, str]]]  # keys' values, (note, key) pairs
-# Other benchmarks whose models config.init_from may name; `benchmarks` reads it.
+# Other benchmarks whose models config.init_from may name
 FOLLOWS = ("resnet",)
 # The ResNet that is a backbone. Other values compute something else with arrays of the same shapes.
 _RESNET_KEYS = {
@@ -126,30 +125,23 @@ def adopt(
         if isinstance(next(iter(initial.values())), jax.ShapeDtypeStruct):
             # So that these arrays count as taken in part here, too
             initial = {name: np.zeros(x.shape, x.dtype) for name, x in initial.items()}
-        mine = _module(detector).renew_heads(detector, initial, by_name(loaded["params"]))
+        mine = detector.library.renew_heads(detector, initial, by_name(loaded["params"]))
         params = unflatten_dict(by_name(params) | mine, sep="/")
     return params, model_state
 
 
-def _module(detector: Any) -> Any:
-    """The module `weights` of a detector."""
-    return importlib.import_module(f"{type(detector).__module__}.weights")
-
-
-def read_foreign_settings(package: str, file: str) -> Described | None:
+def read_foreign_settings(kind: Any, file: str) -> Described | None:
     """The keys of another library's detector and notes on it; None if `file` has no such detector.
 
-    `package` is the benchmark's, such as "benchmarks.detection.ssd".
+    `kind` is the `library` of the benchmark.
     """
     source = files.peek(file)
-    kind = importlib.import_module(f"{package}.weights")
     if kind.matches(source):
         return described(kind, source)[1:]
-    for name, other in benchmarks.modules().items():
-        if other.startswith(f"{__package__}."):
-            theirs = importlib.import_module(f"{other}.weights")
-            if theirs.matches(source):
-                raise DataError(f"{file} is {theirs.MODEL}, which --config=configs/{name}.py takes")
+    for name in benchmarks.names():
+        theirs = benchmarks.model(name).library
+        if theirs and theirs.matches(source):
+            raise DataError(f"{file} is {theirs.MODEL}, which --config=configs/{name}.py takes")
     return None
 
 
@@ -172,11 +164,13 @@ def read_foreign(detector: Any, file: str) -> Imported:
 
     DataError: the file holds neither, or a detector of other sizes than the config's.
     """
-    source, kind = files.read(file), _module(detector)
+    source, kind = files.read(file), detector.library
     if not kind.matches(source):
         folded = getattr(detector.settings.backbone, "space_to_depth", False)
+        read = benchmarks.model("resnet").foreign_weights
+        assert read is not None
         try:
-            return benchmarks.module("resnet").foreign_weights(source, folded)
+            return read(source, folded)
         except DataError as error:
             raise DataError(f"{error}; nor is it {kind.MODEL}") from error
     arrays, values, _ = described(kind, source)

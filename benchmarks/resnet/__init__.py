@@ -5,13 +5,21 @@
 
 from typing import Any
 
+from benchmarks.base import Model
 from benchmarks.resnet.classifier import ImageClassifier
 from benchmarks.resnet.settings import MODEL_KEYS, WHOLE_KEYS, Settings, check_settings, restored
 from benchmarks.resnet.use import foreign_settings, foreign_weights
 from common.keys import read_config
 
-__all__ = ["MODEL_KEYS", "WHOLE_KEYS", "ImageClassifier", "Settings", "foreign_settings"]
-__all__ += ["foreign_weights", "make", "restored"]
+__all__ = ["MODEL", "ImageClassifier", "Settings", "make"]
+
+MODEL = Model(
+    keys=MODEL_KEYS,
+    whole_keys=WHOLE_KEYS,
+    restored=restored,
+    foreign_settings=foreign_settings,
+    foreign_weights=foreign_weights,
+)
 
 
 def make(config: Any, cache_dir: str) -> ImageClassifier:

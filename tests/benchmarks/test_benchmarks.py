@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 import benchmarks
-from benchmarks.base import BATCH_AXES
+from benchmarks.base import BATCH_AXES, Model
 from common.errors import ConfigError
 from engine import feed, sharding
 from engine import step as steps
@@ -219,26 +220,30 @@ def test_an_outside_package_does_not_replace_a_benchmark(tmp_path, monkeypatch):
 # --- The config and the weights of another model.
 
 
-class Module:
-    """A benchmark's module that uses every hook."""
+def foreign_settings(file):
+    remarks = [("weights are old", ""), ("width is odd", "width")]
+    return None if file == "unknown" else ({"width": 3, "depth": 2}, remarks)
 
-    MODEL_KEYS, BODY_KEYS, WHOLE_KEYS = ("width", "depth"), ("size",), ("num_classes",)
-    FOLLOWS = ("other",)
 
-    @staticmethod
-    def foreign_settings(file):
-        remarks = [("weights are old", ""), ("width is odd", "width")]
-        return None if file == "unknown" else ({"width": 3, "depth": 2}, remarks)
+def follow(config, values):
+    return {"num_classes": values["width"] + len(config.benchmark)}
 
-    @staticmethod
-    def follow(config, values):
-        return {"num_classes": values["width"] + len(config.benchmark)}
+
+EVERY = Model(
+    keys=("width", "depth"),
+    body_keys=("size",),
+    whole_keys=("num_classes",),
+    follows=("other",),
+    follow=follow,
+    foreign_settings=foreign_settings,
+)
 
 
 @pytest.fixture
 def modules(monkeypatch):
-    """The benchmarks "own", "other" and "plain", the last without hooks."""
-    known = {"own": Module, "other": Module, "plain": object()}
+    """The benchmarks "own", "other" and "plain", the last without a `MODEL`."""
+    known = {"own": types.SimpleNamespace(MODEL=EVERY), "plain": object()}
+    known["other"] = known["own"]
     monkeypatch.setattr(benchmarks, "module", known.__getitem__)
 
 

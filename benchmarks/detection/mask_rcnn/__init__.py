@@ -14,42 +14,43 @@ import jax.numpy as jnp
 import numpy as np
 
 import models as resnets
-from benchmarks.base import Benchmark, Group, HostBatch, Target, Terms
+from benchmarks.base import Benchmark, Group, HostBatch, Model, Target, Terms
 from benchmarks.detection import boxes
-from benchmarks.detection.detector import Detector, Leaves
-from benchmarks.detection.detector import restored as restored
-from benchmarks.detection.mask_rcnn import input_pipeline, losses, models, roi_align
+from benchmarks.detection.detector import Detector, Leaves, restored
+from benchmarks.detection.mask_rcnn import input_pipeline, losses, models, roi_align, weights
 from benchmarks.detection.mask_rcnn.aspect_ratio_groups import AspectRatioGroups, GroupedOrder
 from benchmarks.detection.mask_rcnn.losses import Objects
 from benchmarks.detection.mask_rcnn.settings import Heads, Settings
 from benchmarks.detection.mask_rcnn.use import MaskRcnnUses, MaskScorer
-from benchmarks.detection.weights import FOLLOWS as FOLLOWS
-from benchmarks.detection.weights import follow as follow
-from benchmarks.detection.weights import read_foreign_settings
+from benchmarks.detection.weights import FOLLOWS, follow, read_foreign_settings
 from benchmarks.uses import Uses
 from common import foreign
 from common.keys import read_config
 from common.layers import space_to_depth
 
-# The keys that a run takes from the weights it begins with: of a Mask R-CNN or a ResNet
-MODEL_KEYS = ("max_pool", "space_to_depth", "bn_epsilon")
-# Taken from a Mask R-CNN only
-BODY_KEYS = (
-    "resnet_stages",
-    "resnet_bottleneck",
-    "num_filters",
-    *models.AnchorGenerator.__dataclass_fields__,
-    *Heads.__dataclass_fields__,
+MODEL = Model(
+    keys=("max_pool", "space_to_depth", "bn_epsilon"),
+    body_keys=(
+        "resnet_stages",
+        "resnet_bottleneck",
+        "num_filters",
+        *models.AnchorGenerator.__dataclass_fields__,
+        *Heads.__dataclass_fields__,
+    ),
+    whole_keys=("num_classes", "class_numbers", "class_candidates"),
+    follows=FOLLOWS,
+    follow=follow,
+    restored=restored,
+    foreign_settings=functools.partial(read_foreign_settings, weights),
+    library=weights,
 )
-# Taken from a Mask R-CNN that is used unchanged
-WHOLE_KEYS = ("num_classes", "class_numbers", "class_candidates")
-foreign_settings = functools.partial(read_foreign_settings, __name__)
 
 
 class MaskRcnn(Detector):
     """A Mask R-CNN that finds and outlines objects in images."""
 
     settings: Settings
+    library = weights
     reads_masks = True
     image_key = "image_shape"
     # The rate of Caffe's detectors and of MLPerf's reference

@@ -12,35 +12,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.base import HostBatch, Terms
+from benchmarks.base import HostBatch, Model, Terms
 from benchmarks.detection import boxes
-from benchmarks.detection.detector import Detector, Leaves
-from benchmarks.detection.detector import restored as restored
+from benchmarks.detection.detector import Detector, Leaves, restored
 from benchmarks.detection.settings import normalize
-from benchmarks.detection.ssd import input_pipeline, losses, models
+from benchmarks.detection.ssd import input_pipeline, losses, models, weights
 from benchmarks.detection.ssd.settings import Maps, Settings
 from benchmarks.detection.ssd.use import SsdUses
-from benchmarks.detection.weights import FOLLOWS as FOLLOWS
-from benchmarks.detection.weights import follow as follow
-from benchmarks.detection.weights import read_foreign_settings
+from benchmarks.detection.weights import FOLLOWS, follow, read_foreign_settings
 from benchmarks.uses import Uses
 from common import foreign
 from common.keys import read_config
 from common.layers import gram_resnet
 from models import BatchNorm
 
-# The keys that a run takes from the weights it begins with: of an SSD or a ResNet
-MODEL_KEYS = ("max_pool", "clip_boxes")
-# Taken from an SSD only
-BODY_KEYS = ("antialias", "resnet_stages", "num_filters", *Maps.__dataclass_fields__)
-WHOLE_KEYS = ("num_classes",)  # taken from an SSD that is used unchanged
-foreign_settings = functools.partial(read_foreign_settings, __name__)
+MODEL = Model(
+    keys=("max_pool", "clip_boxes"),
+    body_keys=("antialias", "resnet_stages", "num_filters", *Maps.__dataclass_fields__),
+    whole_keys=("num_classes",),
+    follows=FOLLOWS,
+    follow=follow,
+    restored=restored,
+    foreign_settings=functools.partial(read_foreign_settings, weights),
+    library=weights,
+)
 
 
 class Ssd(Detector):
     """An SSD that finds objects in images."""
 
     larger_windows = True
+    library = weights
     settings: Settings
 
     def __init__(self, settings: Settings, cache_dir: str):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.base import HostBatch, Terms
+from benchmarks.base import HostBatch, Model, Terms
 from benchmarks.records import RecordBenchmark
 from benchmarks.translation import evaluation, translator
 from benchmarks.translation.schema import FEATURES
@@ -27,8 +27,7 @@ from common.keys import Count, read_config
 
 WMT = {"train": 566_340, "eval": 3_003}  # packed rows of Google's v0.6 files; newstest2014
 VOCABULARY = 33_708  # subwords of Google's file
-# What `benchmarks` takes from the model that a run begins with.
-MODEL_KEYS = ("num_layers", "width", "mlp_width", "num_heads")
+MODEL = Model(keys=("num_layers", "width", "mlp_width", "num_heads"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -165,7 +165,11 @@ def test_hits_and_gains():
 def test_scores_are_means_over_users():
     def row(*hits: float) -> dict[str, np.ndarray]:
         users = np.arange(len(hits), dtype=np.int32)
-        return {"user": users, "hr_at_10": np.float32(hits), "ndcg_at_10": np.array(hits) / 2}
+        return {
+            "user": users,
+            "hr_at_10": np.array(hits, np.float32),
+            "ndcg_at_10": np.array(hits) / 2,
+        }
 
     actual = load(**SMALL).score(iter([row(1, 0, 0), row(1)]))
     assert actual == {"hr_at_10": 0.5, "ndcg_at_10": 0.25}

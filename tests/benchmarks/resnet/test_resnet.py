@@ -157,15 +157,15 @@ def test_statistics_are_kept_by_the_images_that_share_them(span, shared, monkeyp
 def test_values_of_a_checkpoint():
     spec = NAMED["timm_a1"].at(16).as_dict()
     tree = {"model": {"params/head/kernel": "float32[32,10]"}}
-    assert resnet.restored({}, {"tree": tree}) == {"num_label_classes": 10}
+    assert resnet.MODEL.restored({}, {"tree": tree}) == {"num_label_classes": 10}
     named = {"input_spec": "timm_a1"}
-    assert resnet.restored(named, {"tree": {}, "input_spec": spec}) == named
-    assert resnet.restored(named, {}) == named and resnet.restored({}, {}) == {}
+    assert resnet.MODEL.restored(named, {"tree": {}, "input_spec": spec}) == named
+    assert resnet.MODEL.restored(named, {}) == named and resnet.MODEL.restored({}, {}) == {}
     for other in ({}, {"input_spec": "vgg"}):
-        values = resnet.restored(other, {"input_spec": spec})
+        values = resnet.MODEL.restored(other, {"input_spec": spec})
         assert json.loads(values["input_spec"]) == spec
     default = NAMED["tensorflow"].at(16).as_dict()
-    assert resnet.restored({}, {"input_spec": default}) == {}
+    assert resnet.MODEL.restored({}, {"input_spec": default}) == {}
 
 
 def test_which_data_are_read(tiny_records):
@@ -192,7 +192,7 @@ def test_foreign_weights_are_of_the_configs_architecture(monkeypatch):
     monkeypatch.setattr(weights, "translate", lambda *_: ("params", "state"))
     monkeypatch.setattr(weights, "describe", lambda *_: ())
     monkeypatch.setattr(use, "Imported", lambda *parts: parts)
-    assert resnet.foreign_settings("x.pth") == (values, ["a remark"])
+    assert resnet.MODEL.foreign_settings("x.pth") == (values, ["a remark"])
     assert benchmark.uses.read_foreign("x.pth") == ("x.pth", "params", "state")
     values["deep_stem"] = True
     with pytest.raises(ConfigError, match="^config.deep_stem=False, but x.pth has True$"):
