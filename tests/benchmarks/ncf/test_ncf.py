@@ -164,12 +164,8 @@ def test_hits_and_gains():
 
 def test_scores_are_means_over_users():
     def row(*hits: float) -> dict[str, np.ndarray]:
-        users = np.arange(len(hits), dtype=np.int32)
-        return {
-            "user": users,
-            "hr_at_10": np.array(hits, np.float32),
-            "ndcg_at_10": np.array(hits) / 2,
-        }
+        users, hit = np.arange(len(hits), dtype=np.int32), np.array(hits, np.float32)
+        return {"user": users, "hr_at_10": hit, "ndcg_at_10": hit / 2}
 
     actual = load(**SMALL).score(iter([row(1, 0, 0), row(1)]))
     assert actual == {"hr_at_10": 0.5, "ndcg_at_10": 0.25}
