@@ -17,13 +17,11 @@ import benchmarks
 from benchmarks.detection import weights
 from benchmarks.detection.mask_rcnn import weights as torchvision
 from benchmarks.detection.ssd import weights as reference
-from commands import importing
 from common.errors import CheckpointError, ConfigError, DataError
 from common.foreign import files, resnets
 from common.foreign.files import Foreign
 from common.trees import by_name
 from configs import finetune, mask_rcnn, small, ssd
-from engine.checkpoint import model_source
 
 SMALL = {"num_filters": 2, "pyramid_filters": 4, "box_features": (6, 5), "mask_features": (3,) * 4}
 
@@ -254,29 +252,6 @@ def test_files_that_a_detector_cannot_take(masks, tmp_path):
     path = saved({"x": np.zeros(2, np.float32)}, tmp_path)
     with pytest.raises(DataError, match="holds no ResNet of .*; nor is it MLPerf's reference SSD"):
         load(ssd).uses.read_foreign(path)
-
-
-# SSDs before config.max_pool existed.
-
-
-def old(**values):
-    config = {k: v for k, v in ssd.get_config().to_dict().items() if k != "max_pool"}
-    facts = {"benchmark": "ssd", "step": 5, "num_train_examples": 9}
-    return {**facts, "config": {**config, **values}}
-
-
-@pytest.mark.parametrize("mode", ["train", "eval"])
-@pytest.mark.parametrize("given", [False, True])
-def test_an_old_ssd_goes_on_with_its_pooling(mode, given, monkeypatch):
-    monkeypatch.setattr(model_source, "peek", lambda path: old())
-    config = ssd.get_config()
-    assert config.max_pool == "same"  # Google's
-    notes = importing.settle(config, "/workdir", mode, ["max_pool"] if given else [])
-    assert config.max_pool == ("same" if given else "torch") and bool(notes) != given
-    monkeypatch.setattr(model_source, "peek", lambda path: old(max_pool="same"))
-    config.max_pool = "torch"
-    importing.settle(config, "/workdir", mode, [])
-    assert config.max_pool == ("same" if mode == "eval" else "torch")
 
 
 def test_classes_that_are_numbered_by_category(tiny_scenes, tmp_path):
