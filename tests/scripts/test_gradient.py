@@ -401,6 +401,15 @@ def test_copies_of_another_folder_are_no_copies_of_this_one(trained, source, tmp
     assert copies(trained) == {"train-00000-of-00002": b"ONE", "train-1": b"ONE"}
 
 
+def test_the_copies_are_no_source_of_themselves(trained, source):
+    folder = trained / "staged_data"
+    assert gradient.begin(job(trained, STAGE_FROM=source)) == 0
+    copies = tree(folder)
+    with pytest.raises(UserError, match="is the job's own folder of copies: give another one"):
+        gradient.begin(job(trained, STAGE_FROM=f"{folder}/"))
+    assert tree(folder) == copies
+
+
 def test_a_file_in_the_way_is_never_replaced(trained, source):
     """Unless the job has copied it itself."""
     folder, request = trained / "staged_data", job(trained, STAGE_FROM=source)

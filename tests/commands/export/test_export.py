@@ -257,6 +257,22 @@ def test_an_export_is_replaced_only_where_that_is_asked_for(trained, tmp_path, m
     assert {path.name for path in tmp_path.iterdir()} == {"out", "elsewhere"} and out.is_symlink()
 
 
+def test_an_export_that_is_killed_can_be_replaced(trained, tmp_path, monkeypatch):
+    def killed(path, parts):
+        if path.endswith("model.onnx"):
+            raise KeyboardInterrupt
+        write(path, parts)
+
+    write, request = files.write, partial(export.run, trained[0], "latest", "onnx", str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            request()
+    assert any(tmp_path.iterdir()) and not (tmp_path / "model.onnx").exists()
+    request(overwrite=True)
+    assert (tmp_path / "model.onnx").stat().st_size > 1000
+
+
 def test_a_diverged_model_is_refused(tiny_records, tmp_path, monkeypatch):
     def nan(tree):
         return jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), tree)
