@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 
 import pytest
@@ -28,3 +29,8 @@ def test_help_behind_other_arguments_is_the_scripts_own():
     command = ["bash", str(ROOT / "scripts" / "quickstart.sh"), "ssd", "--help"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("Trains a small model on this machine")
+
+
+def test_the_tests_that_ci_names_exist():
+    named = re.findall(r"\btests/[\w/]+\.py", (ROOT / ".ci" / "run").read_text())
+    assert named and all((ROOT / path).is_file() for path in named), named
