@@ -1,7 +1,9 @@
 """Decides which steps of a training run are evaluated, and which one is the last."""
 
 import math
+from collections.abc import Mapping, Sequence
 
+from benchmarks.base import Target
 from engine.plan import Plan
 from engine.report.history import History
 from engine.report.writers import Reporter
@@ -31,17 +33,11 @@ class StoppingRule:
         return 0 < step == saved and self.evaluates(step) and not self.scores(step)
 
     def is_over(self, step: int) -> bool:
-        """Whether a step ends the run before its last one: all targets are reached, or it is stuck.
-
-        A target of 0 does not count.
-        """
+        """Whether a step ends the run early: all targets are reached, or it is stuck."""
         if self._is_stuck(step):
             return True
-        targets = [t for t in self._run.benchmark.targets if t.value > 0]
-        if not (targets and self._run.settings.stop_at_target):
-            return False
-        scores = self.scores(step)
-        return all(scores.get(t.metric, -math.inf) >= t.value for t in targets)
+        stops = self._run.settings.stop_at_target
+        return stops and reaches(self._run.benchmark.targets, self.scores(step))
 
     def _is_stuck(self, step: int) -> bool:
         """Whether `config.patience` evaluations up to a step had no better score than before."""
@@ -78,6 +74,12 @@ class StoppingRule:
             name = self._run.metrics[0].replace("_", " ")
             text += f"; stopped because {self._patience} evaluations brought no better {name}"
         return text
+
+
+def reaches(targets: Sequence[Target], scores: Mapping[str, float]) -> bool:
+    """Whether scores reach all targets, of which there is one; a target of 0 does not count."""
+    counted = [target for target in targets if target.value > 0]
+    return bool(counted) and all(scores.get(t.metric, -math.inf) >= t.value for t in counted)
 
 
 def since_best(history: History, metric: str, step: int) -> int:

@@ -17,7 +17,7 @@ from engine.plan import Settings, make_plan
 from engine.report.history import History
 from engine.report.starts import past_starts
 from engine.report.writers import is_like
-from engine.stopping import since_best
+from engine.stopping import reaches, since_best
 
 Row = dict[str, Any]
 
@@ -91,9 +91,8 @@ class Record:
         if self.imported:
             return f"The model was imported from {self.imported}. It has not trained here."
         scores, step = self.history.scores().get(self.step, {}), f"step {self.step:,}"
-        targets = [t for t in self.benchmark.targets if t.value > 0]
-        met = targets and all(scores.get(t.metric, -math.inf) >= t.value for t in targets)
-        if self.settings.stop_at_target and met and self.step < self.total_steps:
+        met = self.settings.stop_at_target and reaches(self.benchmark.targets, scores)
+        if met and self.step < self.total_steps:
             return f"It stopped at {step} because it had reached its target."
         patience = self.settings.patience or self.benchmark.own_patience
         metric = self.benchmark.targets[0].metric
