@@ -23,7 +23,7 @@ from common.data.shards import tensorflow
 from common.errors import UserError, one_line, some
 from common.images import photos
 from common.preparation import archives, arguments, downloads, unread
-from common.preparation.folders import Folder, Reading
+from common.preparation.folders import DatasetFormat, Folder
 from common.preparation.sources import SUFFIXES, SourceError
 from common.preparation.writing import State
 from engine import environment
@@ -40,6 +40,8 @@ PREPARATIONS = {
     "phrases": ("benchmarks.translation", "sentences in English and German"),
     "ratings": ("benchmarks.ncf", "made-up ratings of films"),
 }
+# Whose `preparation.recognise` says which dataset formats a folder has.
+_FAMILIES = ("resnet", "detection", "translation", "ncf")
 _COMMAND = "python -m scripts.prepare"
 _FORMS = "photos by class, labels of boxes, pairs of sentences, or rows of users and items"
 _LABELS = (".json", ".jsonl", ".csv", ".tsv", ".xml", ".txt", ".yaml", ".yml", ".mat")
@@ -65,6 +67,10 @@ def parse(name: str, argv: Sequence[str]) -> argparse.Namespace:
 
 def _module(name: str) -> Any:
     return importlib.import_module(f"{PREPARATIONS[name][0]}.preparation.{name}")
+
+
+def _recogniser(family: str) -> Any:
+    return importlib.import_module(f"benchmarks.{family}.preparation.recognise")
 
 
 def make(name: str, argv: Sequence[str]) -> str:
@@ -114,7 +120,7 @@ def _flags(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     add("path", type=console.path, metavar="PATH", help="folder, file or archive; local or gs://")
     add("--out", type=console.path, help="folder for the records (data/NAME)")
     add("--dry_run", action="store_true", help="only say what is there and would be made")
-    add("--as", dest="form", default="", metavar="FORM", help="which of several readings to take")
+    add("--as", dest="format", default="", metavar="FORM", help="which of several readings to take")
     add("--untimed", action="store_true", help="do not measure how long training takes here")
     add("--tpu", default="", help="slices to ask the compiler for the price on: v5e-8,v4-16")
     args, rest = parser.parse_known_args(console.underscored(argv))
@@ -140,19 +146,19 @@ def prepare_path(argv: Sequence[str]) -> None:
     name = stem(args.path, folder.is_file)
     out = _out(args, folder.is_file, name)
     is_archive = folder.is_file and args.path.lower().endswith(archives.SUFFIXES)
-    if not (found := readings(folder)) and is_archive:
+    if not (formats := dataset_formats(folder)) and is_archive:
         folder = dataclasses.replace(_unpacked(args, f"data/raw/{name}"), flags=folder.flags)
-        found = readings(folder)
-        if args.dry_run and not found:
+        formats = dataset_formats(folder)
+        if args.dry_run and not formats:
             print(f"what they are is seen after that: {_endings(folder)}")
             return
-    reading = choose(folder, found, args.form)
-    flags = [*reading.arguments, *rest, f"--out={out}"]
-    parsed = parse(reading.name, flags)
-    print(f"found: {reading.found}\nmakes in {out}: {reading.makes}")
-    print(f"with: {_COMMAND} {shlex.join([reading.name, *flags])}", flush=True)
+    chosen = choose(folder, formats, args.format)
+    flags = [*chosen.arguments, *rest, f"--out={out}"]
+    parsed = parse(chosen.preparation, flags)
+    print(f"found: {chosen.evidence}\nmakes in {out}: {chosen.output}")
+    print(f"with: {_COMMAND} {shlex.join([chosen.preparation, *flags])}", flush=True)
     if not args.dry_run:
-        _finish(_prepare(reading.name, parsed), out, args)
+        _finish(_prepare(chosen.preparation, parsed), out, args)
 
 
 def download(argv: Sequence[str]) -> None:
@@ -207,34 +213,35 @@ def is_prepared(folder: Folder, path: str) -> bool:
     return True
 
 
-def readings(folder: Folder) -> list[Reading]:
-    """What the preparations see in a folder, or in the only folder there.
+def dataset_formats(folder: Folder) -> list[DatasetFormat]:
+    """The formats, of all families, that a folder has, or the only folder there.
 
     Where no preparation can read it, the first UserError of one that tried is raised.
     """
     inner = folder.inner()
     if inner and all(_NOTES.fullmatch(f.name) for f in folder.files if "/" not in f.name):
-        return readings(inner)
-    found, errors = [], []
-    for module in map(_module, PREPARATIONS):
+        return dataset_formats(inner)
+    formats: list[DatasetFormat] = []
+    errors: list[UserError] = []
+    for module in map(_recogniser, _FAMILIES):
         try:
-            found += getattr(module, "readings", lambda folder: [])(folder)
+            formats += module.dataset_formats(folder)
         except UserError as error:
             errors.append(error)
-    if inner and not found:
+    if inner and not formats:
         try:
-            found = readings(inner)
+            formats = dataset_formats(inner)
         except UserError as error:
             errors.append(error)
-    if errors and not found:
+    if errors and not formats:
         raise errors[0]
-    if not any(reading.name == "coco" for reading in found):  # which may read what others refuse
-        taken = " ".join(itertools.chain(*(reading.arguments for reading in found)))
+    if not any(row.preparation == "coco" for row in formats):  # which may read what others refuse
+        taken = " ".join(itertools.chain(*(row.arguments for row in formats)))
         for error in errors:
             paths = (folder.full(file.name) for file in folder.files)
             if not any(str(error).startswith(path) and path in taken for path in paths):
                 print(f"not taken: {error}")
-    return found
+    return formats
 
 
 def _unpacked(args: argparse.Namespace, path: str) -> Folder:
@@ -248,33 +255,35 @@ def _unpacked(args: argparse.Namespace, path: str) -> Folder:
     return Folder.open(path)
 
 
-def choose(folder: Folder, found: Sequence[Reading], form: str = "") -> Reading:
-    """The reading of a form, or the one that fits far more files than the others.
+def choose(folder: Folder, formats: Sequence[DatasetFormat], name: str = "") -> DatasetFormat:
+    """The format of a name, or the one that fits far more files than the others.
 
     Raises SourceError if there is none, or if several are as likely.
     """
-    found = sorted(found, key=lambda reading: -reading.files)
-    chosen = [reading for reading in found if (reading.form == form if form else reading.files)]
-    texts = [f"{reading.found} (--as={reading.form})" for reading in found]
-    if not chosen:
-        prefix = f"--as={form}: there is nothing of this form; " if form else ""
+    formats = sorted(formats, key=lambda row: -row.num_files)
+    likely = [row for row in formats if (row.name == name if name else row.num_files)]
+    texts = [f"{row.evidence} (--as={row.name})" for row in formats]
+    if not likely:
+        prefix = f"--as={name}: there is nothing of this form; " if name else ""
         raise SourceError(f"{prefix}{folder.given} {_contents(folder, texts)}")
-    others = [reading for reading in chosen if reading.form != chosen[0].form]
-    if others and chosen[0].files < _FAR_MORE * others[0].files:
-        two = " or ".join(f"{one.found} (--as={one.form})" for one in (chosen[0], others[0]))
+    chosen, *others = likely
+    others = [row for row in others if row.name != chosen.name]
+    if others and chosen.num_files < _FAR_MORE * others[0].num_files:
+        two = " or ".join(f"{row.evidence} (--as={row.name})" for row in (chosen, others[0]))
         raise SourceError(f"{folder.given} may be {two}: choose one with --as")
-    for other in (reading for reading in found if reading.form != chosen[0].form):
-        print(f"not taken: {other.found} (--as={other.form})")
+    for row, text in zip(formats, texts, strict=True):
+        if row.name != chosen.name:
+            print(f"not taken: {text}")
     aside = dict.fromkeys(folder.named(*archives.SUFFIXES), "is an archive")
     aside |= unread.labels(folder) if folder.named(*photos.SUFFIXES) else {}
-    taken = " ".join([chosen[0].found, *chosen[0].arguments])
-    for name in (name for name in aside if name not in taken):
-        print(f"not taken: {name} {aside[name]}")
-    return chosen[0]
+    taken = " ".join([chosen.evidence, *chosen.arguments])
+    for file in (file for file in aside if file not in taken):
+        print(f"not taken: {file} {aside[file]}")
+    return chosen
 
 
 def _contents(folder: Folder, texts: Sequence[str]) -> str:
-    """What lies where no reading fits: other readings by their `texts`, or what would have one."""
+    """What lies where no format fits: other formats by their `texts`, or what would have one."""
     if texts:
         return "; ".join(filter(None, [f"holds {texts[0]}", unread.explain(folder)]))
     if inner := folder.named(*archives.SUFFIXES):
@@ -282,7 +291,7 @@ def _contents(folder: Folder, texts: Sequence[str]) -> str:
         return f"holds another archive, which is not opened: type {_COMMAND} {path}"
     if text := unread.explain(folder):
         return f"holds {_endings(folder)}, and {text}"
-    if text := _module("imagenet").class_folders(folder):
+    if text := _recogniser("resnet").class_folders(folder):
         return f"holds {_endings(folder)}, and {text}"
     if 2 * len(folder.named(*SUFFIXES)) >= len(folder.files) > 0:
         others = [name for name in folder.named(*_LABELS) if not _NOTES.fullmatch(name)]

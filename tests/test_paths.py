@@ -28,7 +28,7 @@ ALLOWED = {  # by file: the calls
     # Bytes in memory, files that gfile opened, files of this program, no file at all.
     "benchmarks/__init__.py": "pathlib.Path",
     "benchmarks/resnet/preparation/recognise.py": "os.path.commonpath",
-    "benchmarks/resnet/preparation/table.py": "os.path.commonprefix",
+    "benchmarks/resnet/preparation/annotations.py": "os.path.commonprefix",
     "benchmarks/ncf/names.py": "zipfile.ZipFile",
     "engine/report/writers.py": "shutil.get_terminal_size",
     "commands/predict/classes.py": "numpy.save",

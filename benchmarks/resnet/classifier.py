@@ -38,11 +38,10 @@ from common.data.decoding import Reader
 from common.data.order import Order
 from common.data.shards import tensorflow
 from common.errors import ConfigError
-from common.images import manifest, pixels
+from common.images import pixels
 from common.images.input_spec import InputSpec
 from input_pipeline import Source
 
-IMAGENET = {"train": manifest.IMAGENET["train"], "eval": manifest.IMAGENET["validation"]}  # images
 _FEW_IMAGES = 2_000  # below this number, new statistics are worse than those of the first model
 _FEW_SHARED = 10  # images that share statistics: below, these are too noisy
 # CPU time per training image, fitted to the rows of docs/performance.md at 128, 160 and 224 pixels:
@@ -117,7 +116,7 @@ class ImageClassifier(RecordBenchmark):
         return super().num_examples(split)
 
     def nominal_examples(self, split: str) -> int:
-        return self.declared_examples(split) or IMAGENET[split]
+        return self.declared_examples(split) or records.IMAGENET[split]
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from benchmarks.mlperf import Entry, Facts, Run
-from benchmarks.resnet.classifier import IMAGENET
+from benchmarks.resnet.records import IMAGENET
 from common.errors import ConfigError
 from common.trees import by_name
 

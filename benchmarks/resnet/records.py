@@ -14,6 +14,9 @@ from common.errors import ConfigError, DataError, one_line, some
 from common.images import manifest
 from input_pipeline import Source, wrong_label
 
+# Images by split, and classes; Russakovsky et al. 2015.
+IMAGENET = {"train": 1_281_167, "eval": 50_000, "classes": 1_000}
+
 
 def open_split(keys: Data, split: str, cache_dir: str, trust_manifest: bool = True) -> Source:
     """Opens the records, or the set of TFDS, that `config.dataset` names.
@@ -83,7 +86,7 @@ def valid_labels(num_classes: int, data_classes: int) -> range:
     Raises:
       ConfigError: the data manifest names more than `num_classes` classes.
     """
-    num_classes = num_classes or data_classes or 1000
+    num_classes = num_classes or data_classes or IMAGENET["classes"]
     if num_classes < data_classes:
         raise ConfigError(
             f"config.num_label_classes={num_classes}, but the data manifest names {data_classes} "

@@ -14,7 +14,6 @@ from common.data import files
 from common.data.files import MANIFEST
 from common.errors import parse_json
 
-IMAGENET = {"train": 1_281_167, "validation": 50_000}  # images; Russakovsky et al. 2015
 _SHOWN_GROUPS = 3  # groups of equal images that a line names
 _KINDS_OF_REPEATS = (
     "under two labels, of which one is wrong",

@@ -7,6 +7,7 @@ from typing import NamedTuple, Self
 from common import limits, pools
 from common.data.shards import tensorflow
 from common.preparation import sources
+from common.text import decoded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +57,17 @@ class Folder:
         with tensorflow().io.gfile.GFile(self.full(name), "rb") as file:
             return file.read(size)
 
+    def text(self, name: str) -> str:
+        """A text file; SourceError if its encoding is not known."""
+        return decoded(self.head(name, limits.TEXT_BYTES), self.full(name), sources.SourceError)
 
-class Reading(NamedTuple):
-    """One way to read a folder."""
 
-    name: str  # of the preparation, such as "coco"
-    form: str  # of the data, the value of --as that chooses this reading, such as "yolo"
-    found: str  # what lies there and how it is known: "12 folders of JPEGs: classes"
-    makes: str  # by the preparation: "records of 12 classes, a tenth for validation"
+class DatasetFormat(NamedTuple):
+    """A format that a folder has, such as COCO's, YOLO's, or photos in class folders."""
+
+    preparation: str  # that reads it, such as "coco"
+    name: str  # the value of --as that chooses it, such as "yolo"
+    evidence: str  # what lies there and how it is known: "12 folders of JPEGs: classes"
+    output: str  # of the preparation: "records of 12 classes, a tenth for validation"
     arguments: list[str]  # of the preparation, without --out
-    files: int  # that it uses; of several readings the one with more is likelier; 0: only by --as
+    num_files: int  # of several formats the one with more is likelier; 0: only by --as

@@ -1,7 +1,7 @@
 """The TFRecord schemas of the TPU tutorials: one `tf.train.Example` per image.
 
 In the ImageNet schema labels count from 1, because 0 is reserved for a background class; readers
-subtract 1. benchmarks/detection/preparation/objects.py has the COCO schema, the one of
+subtract 1. benchmarks/detection/preparation/examples.py has the COCO schema, the one of
 `create_coco_tf_record.py`.
 """
 

@@ -1,4 +1,4 @@
-"""The words that say which split a folder, a file or a row of a table is for."""
+"""The words that say which split a folder, a file or a row of a table is for, in any data set."""
 
 import re
 from collections.abc import Iterable
@@ -10,13 +10,27 @@ _WORDS = {
     "test": "test testing testset testdata tst newstest pred prediction",
 }
 _SPLITS = {word: split for split, words in _WORDS.items() for word in words.split()}
+COLUMNS = ("split", "set", "subset", "partition", "usage")  # in tables, perhaps with s or "data_"
 
 
-def split_of(name: str) -> str:
-    """The split that the first such word of a name says, as "train" of "seg_train", or ""."""
+def _of_name(name: str) -> str:
+    name = re.sub(r"(?i)(held|hold)[\W_]+out", r"\1out", name)
     words = re.findall("[a-z]+", name.lower())
     words += re.findall("[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())  # PublicTest
     return next(filter(None, map(_SPLITS.get, words)), "")
+
+
+def split_of(path: str) -> str:
+    """The split that a path says: "train", "validation", "test" or "".
+
+    The innermost part with such a word counts, and its first one, as "train" of "seg_train".
+    """
+    return next(filter(None, map(_of_name, reversed(path.split("/")))), "")
+
+
+def outer_split_of(path: str) -> str:
+    """The same by the outermost part: the folders below a split are classes of any name."""
+    return next(filter(None, map(_of_name, path.split("/"))), "")
 
 
 def whole_split(name: str) -> str:
@@ -24,10 +38,10 @@ def whole_split(name: str) -> str:
     return _SPLITS.get(re.sub(r"[\d\W_]+", "", name.lower()), "")
 
 
-def have_splits(names: Iterable[str]) -> bool:
-    """Whether some names say that they are for training, and others that they are not.
+def have_splits(paths: Iterable[str]) -> bool:
+    """Whether some paths say that they are for training, and others that they are not.
 
     One kind alone says nothing: asyncio-dev.po is a page about the development of asyncio.
     """
-    splits = {*map(split_of, names)}
+    splits = {*map(split_of, paths)}
     return "train" in splits and bool(splits & {"validation", "test"})

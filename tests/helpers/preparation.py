@@ -31,8 +31,8 @@ def place(folder, files):
 
 
 def choose(folder):
-    """The reading of a folder that `prepare` takes."""
-    return prepare.choose(folder, prepare.readings(folder))
+    """The format of a folder that `prepare` takes."""
+    return prepare.choose(folder, prepare.dataset_formats(folder))
 
 
 def follow(refusal, out):

@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from benchmarks.ncf.preparation import interactions
+from benchmarks.ncf.preparation import interactions, recognise
 from common.data import files
 from common.preparation import downloads, folders
 from scripts import prepare
@@ -78,11 +78,11 @@ def test_the_pages_name_commands_of_today():
 class Stub(types.SimpleNamespace):
     """A preparation of the files with a suffix, which writes its arguments as its records."""
 
-    def readings(self, folder):
+    def dataset_formats(self, folder):
         names = folder.named(self.suffix)
         flags = [f"--train={folder.path}"]
         row = self.name, self.form, f"files of {self.suffix}", "records", flags, len(names)
-        return [folders.Reading(*row)] if names else []
+        return [folders.DatasetFormat(*row)] if names else []
 
     def class_folders(self, folder):
         return ""
@@ -108,7 +108,11 @@ def data(tmp_path, monkeypatch):
         "coco": Stub(name="coco", form="yolo", suffix=".json"),
         "interactions": interactions,
     }
-    monkeypatch.setattr(prepare, "_module", lambda name: stubs.get(name, object()))
+    none = Stub(name="text", form="text", suffix=".none")
+    recognisers = [*stubs.values()][:2] + [none, recognise]
+    families = dict(zip(prepare._FAMILIES, recognisers, strict=True))
+    monkeypatch.setattr(prepare, "_module", stubs.get)
+    monkeypatch.setattr(prepare, "_recogniser", families.get)
     monkeypatch.chdir(tmp_path)
     for i in range(30):
         files.write(f"my photos/set/{i % 2}/{i}.png", [b"x"])
@@ -195,7 +199,7 @@ def test_a_path_on_gs(data, gcs, capsys):
     ("labels", "form", "name"),
     [(1, "", "imagenet"), (9, "yolo", "coco"), (9, "photos", "imagenet"), (9, "", None)],
 )
-def test_two_readings(labels, form, name, data, capsys):
+def test_two_formats(labels, form, name, data, capsys):
     for i in range(labels):
         files.write(f"my photos/set/{i}.json", [b"{}"])
     flags = [f"--as={form}"] if form else []

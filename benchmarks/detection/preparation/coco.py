@@ -19,9 +19,8 @@ import numpy as np
 
 from benchmarks.detection import survey
 from benchmarks.detection.coco import Annotations
-from benchmarks.detection.preparation import objects
-from benchmarks.detection.preparation.inputs import FORMS, read_annotations
-from benchmarks.detection.preparation.layouts import readings as readings
+from benchmarks.detection.preparation import examples
+from benchmarks.detection.preparation.annotations import LABEL_FORMATS, read_annotations
 from common import console, foreign
 from common.data import records
 from common.errors import UserError, count, some, visible
@@ -44,7 +43,7 @@ def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
     add("--annotations", type=path, help="COCO's: zip or folder with instances_*2017.json")
     add("--train_annotations", type=path, metavar="FILE", help="of own images: COCO's form, .json")
     add("--val_annotations", type=path, metavar="FILE", help="of own images; else a share is taken")
-    add("--labels", choices=FORMS, help="own images have labels of this form beside them")
+    add("--labels", choices=LABEL_FORMATS, help="own images have labels of this form beside them")
     add("--val_fraction", type=holdout.fraction, metavar="F", help="of a set without splits (0.1)")
     group = "images in whose path it finds the same text stay in one split: '[^/_]+_'"
     add("--group", type=holdout.pattern, default="", metavar="REGEX", help=group)
@@ -90,7 +89,7 @@ def prepare(args: argparse.Namespace) -> str:
     splits = _plan(args, inputs, annotations)
 
     def make(name: str, k: int) -> writing.Example:
-        return objects.example(splits[name], args.masks, args.quality, k)
+        return examples.example(splits[name], args.masks, args.quality, k)
 
     sizes = {name: (len(split.order), split.shards) for name, split in splits.items()}
     results = writing.write(args.out, sizes, make, args.workers, records.DETECTION_SUFFIX)
@@ -132,7 +131,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def _plan(
     args: argparse.Namespace, inputs: dict[str, sources.Source], annotations: dict[str, Annotations]
-) -> dict[str, objects.Split]:
+) -> dict[str, examples.Split]:
     """Finds the images of the annotations, and plans both splits; prints their sizes."""
     images = {inputs[flag].path: inputs[flag] for flag in ("train_images", "val_images")}
     images = {path: sources.all_files(source) for path, source in images.items()}
@@ -144,7 +143,7 @@ def _plan(
     for name, number in zip(annotations, (args.shards, args.val_shards), strict=True):
         path = inputs[f"{name}_images"].path
         shards = (number or 0, _USUAL[name] if args.annotations else 0)
-        split = objects.plan_split(name, annotations[name], images[path], args.seed, shards)
+        split = examples.plan_split(name, annotations[name], images[path], args.seed, shards)
         splits[name] = split
         unused[path] -= set(split.files.tolist())
         print(
@@ -159,23 +158,25 @@ def _plan(
     return _turned(args, splits)
 
 
-def _turned(args: argparse.Namespace, splits: dict[str, objects.Split]) -> dict[str, objects.Split]:
+def _turned(
+    args: argparse.Namespace, splits: dict[str, examples.Split]
+) -> dict[str, examples.Split]:
     """The splits, each with the decision whether EXIF turns its photos."""
     if args.exif or args.annotations:  # COCO's boxes are on the stored pixels
         return {k: dataclasses.replace(s, turn=args.exif == "turn") for k, s in splits.items()}
-    seen = {name: objects.turned(split, args.workers) for name, split in splits.items()}
+    seen = {name: examples.turned(split, args.workers) for name, split in splits.items()}
     known = [turn for turn, _ in seen.values() if turn is not None]
     for name, (turn, doubtful) in seen.items():
         # As in the other file, which most likely is from the same tool; else as in predict.py.
         choice = turn if turn is not None else (*known, True)[0]
         splits[name] = dataclasses.replace(splits[name], turn=choice)
-        if note := objects.exif_note(choice, doubtful):
+        if note := examples.exif_note(choice, doubtful):
             print(f"warning: {name}: {note}")
     return splits
 
 
 def _manifest(
-    splits: dict[str, objects.Split], settings: dict[str, Any], results: list[dict[str, Any]]
+    splits: dict[str, examples.Split], settings: dict[str, Any], results: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """The content of manifest.json: a function of the input, the seed and the settings."""
     categories = splits["train"].annotations.categories

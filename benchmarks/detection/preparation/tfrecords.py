@@ -14,8 +14,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.detection import coco
-from benchmarks.detection.preparation.label_files import split_of, text
-from benchmarks.detection.preparation.labels import Form, Labels
+from benchmarks.detection.preparation.label_folders import Detected, Labels
 from benchmarks.detection.records import CROWD, LABEL, MASK, SIDES
 from common import limits
 from common.data import records
@@ -24,6 +23,7 @@ from common.errors import count, one_line
 from common.images import photos
 from common.preparation.folders import Folder
 from common.preparation.sources import File, SourceError
+from common.preparation.splits import split_of
 
 _XMIN, _TEXT = "image/object/bbox/xmin", "image/object/class/text"
 _NAME = re.compile(r"\.(tf)?rec(ords?)?$|-\d{5,}-of-\d{5,}(\.\w+)?$", re.IGNORECASE)
@@ -32,8 +32,8 @@ _LOOKS = 8  # files that are looked at
 _MOST = 1.5  # a larger coordinate is no share of an image
 
 
-def forms(folder: Folder) -> list[Form]:
-    """The form "tfrecords", if the first record of one of a few files is of this form; else []."""
+def detect(folder: Folder) -> list[Detected]:
+    """The format "tfrecords", if the first record of one of a few files has objects; else []."""
     names = [*itertools.chain(*_shards(folder).values())]
     for name in names[:: max(1, len(names) // _LOOKS)]:
         length = int.from_bytes(folder.head(name, 8), "little")
@@ -43,15 +43,15 @@ def forms(folder: Folder) -> list[Form]:
         except Exception:  # protobuf's classes, of files that hold no Examples
             continue
         if _XMIN in row and LABEL in row:
-            found = "TFRecords of TensorFlow's Object Detection API"
-            found += f" in {count(len(names), 'file')}, such as {name}"
-            return [Form("tfrecords", found, len(names), bool(row[MASK].bytes_list.value))]
+            evidence = "TFRecords of TensorFlow's Object Detection API"
+            evidence += f" in {count(len(names), 'file')}, such as {name}"
+            return [Detected("tfrecords", evidence, len(names), bool(row[MASK].bytes_list.value))]
     return []
 
 
 def read(folder: Folder, masks: bool) -> tuple[Labels, list[File]]:
     """(labels, images that lie in the records); SourceError if a record cannot be understood."""
-    if not forms(folder):
+    if not detect(folder):
         raise SourceError(f"{folder.path} has no TFRecords with {_XMIN} and {LABEL}")
     parts, notes = _shards(folder), []
     used = {"train": parts["train"], "val": parts["validation"] or parts["test"]}
@@ -97,7 +97,7 @@ def _label_map(folder: Folder) -> dict[int, str]:
     """The names by number in the label maps (.pbtxt)."""
     result: dict[int, str] = {}
     for path in folder.named(".pbtxt"):
-        for item in _ITEM.findall(text(folder, path)):
+        for item in _ITEM.findall(folder.text(path)):
             values = dict(re.findall(r"(\w+)\s*:\s*[\"']?([^\"'\n,]+)", item))
             name = values.get("display_name") or values.get("name")
             if name and values.get("id", "").strip().isdigit():

@@ -11,11 +11,7 @@ docs/data.md describes the formats.
 """
 
 import argparse
-import collections
-import itertools
 import os
-import re
-import shlex
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -24,19 +20,17 @@ import numpy as np
 import pyarrow
 import pyarrow.csv
 
-from benchmarks.ncf.preparation import values
-from benchmarks.ncf.preparation.tables import Table, are_lists, known, open_table
+from benchmarks.ncf.preparation import recognise, values
+from benchmarks.ncf.preparation.table_formats import Table, are_lists, open_table
 from benchmarks.ncf.preparation.values import pc
 from common import console
 from common.data import caches, files
 from common.data.shards import tensorflow
-from common.errors import UserError, some
+from common.errors import some
 from common.preparation import arguments, writing
-from common.preparation.folders import Folder, Reading
 from common.preparation.sources import SourceError
-from common.preparation.splits import have_splits, split_of
 
-_KINDS = ("user", "item", "time")  # of columns
+_COLUMNS = ("user", "item", "time")  # of columns
 _SHOWN = 10  # files with a line each
 _RATINGS, _USERS, _ITEMS = "ratings.csv", "users.csv", "items.csv"
 _LEAST = (20, 10, 5, 3, 2)  # min_ratings: the first that keeps 90% of users with 2 ratings
@@ -44,12 +38,6 @@ _LARGE = 1_000_000  # rows from which on the recipe is that of ml-20m
 _BATCH = 2048  # of configs/ncf.py; small tables take an eighth, which learns more per epoch
 _PART = 1 << 20  # rows that are written at a time
 _TITLES = ("movies.csv", "movies.dat", "u.item", "books.csv", _ITEMS)  # lists beside the table
-_SUFFIXES = (".csv", ".tsv", ".dat", ".data", ".inter", ".jsonl", ".json", ".parquet", ".txt")
-_TABLES = tuple(suffix for suffix in _SUFFIXES if suffix not in (".json", ".txt"))
-_TABLE_START = re.compile(rb"[^\n]*\t|(\d+ )+\d+\s*\n")  # of a .txt that is no other text
-_PHOTO = re.compile(rb"\.(jpe?g|png)\b", re.IGNORECASE)
-_FOLDS = (".base", ".test", ".train", ".rating")  # of ml-100k and the authors of NCF
-_MOST = 20  # files that are looked at, if none is a log
 
 
 def parse(parser: console.Parser, argv: Sequence[str]) -> argparse.Namespace:
@@ -97,7 +85,8 @@ def _read(sources: Sequence[tuple[Table, dict[str, int]]]) -> Log:
             seconds, form = values.seconds(column, table.path, table.skip)
         times.append(seconds)
         if len(times) <= _SHOWN:
-            text = f"{count - first:,} rows; times: {form}; columns: {_taken(table, numbers)}"
+            taken = recognise.taken(table, numbers)
+            text = f"{count - first:,} rows; times: {form}; columns: {taken}"
             print(f"{table.path}: {text}", flush=True)
     if (more := len(times) - _SHOWN) > 0:
         print(f"... and {more:,} more files: {count:,} rows in all")
@@ -122,21 +111,9 @@ def _read(sources: Sequence[tuple[Table, dict[str, int]]]) -> Log:
     )
 
 
-def _taken(table: Table, columns: dict[str, int]) -> str:
-    """Which columns are taken of a table, and which others may be meant."""
-    names, meant = table.names, known(table.names)
-    others = {*itertools.chain(*(meant[what] for what in _KINDS))} - {*columns.values()}
-    taken = ", ".join(f"{what} {names[column]}" for what, column in columns.items())
-    aside = some([names[column] for column in sorted(others)])
-    if not table.has_header and columns == table.guesses():
-        user, item = columns["user"] + 1, columns["item"] + 1
-        taken += f"; no header says so: --user={item} --item={user} turns them"
-    return f"{taken}; not taken: {aside}" if aside else taken
-
-
 def prepare(args: argparse.Namespace) -> str:
     """Writes the ratings and the names; returns the last line to print."""
-    begin, wanted = time.monotonic(), [getattr(args, what) for what in _KINDS]
+    begin, wanted = time.monotonic(), [getattr(args, what) for what in _COLUMNS]
     sources = [(t, _columns(t, args)) for t in (open_table(p, wanted) for p in args.files)]
     timeless = [table.path for table, columns in sources if "time" not in columns]
     if 0 < len(timeless) < len(sources):
@@ -144,7 +121,7 @@ def prepare(args: argparse.Namespace) -> str:
             f"{timeless[0]} has no times, and others have: give --time=none or drop it"
         )
     stamps = [[os.path.basename(path), *rest] for path, *rest in caches.file_stamps(args.files)]
-    settings = {what: getattr(args, what) for what in (*_KINDS, "titles")}
+    settings = {what: getattr(args, what) for what in (*_COLUMNS, "titles")}
     state, plan = writing.State(args.out), {"settings": settings, "input": {"files": stamps}}
     if not (state.read("plan.json") or args.overwrite) and files.read(f"{args.out}/{_RATINGS}"):
         raise SourceError(f"{args.out} already holds {_RATINGS}: choose another --out")
@@ -182,7 +159,7 @@ def prepare(args: argparse.Namespace) -> str:
 def _columns(table: Table, args: argparse.Namespace) -> dict[str, int]:
     """The columns of a table by what they hold: a user, an item, perhaps a time."""
     names, columns, guesses = some(table.names, 20), {}, table.guesses()
-    for what in _KINDS:
+    for what in _COLUMNS:
         named = getattr(args, what)
         column = table.find(named) if named else guesses.get(what)
         if named and column is None and (what, named) != ("time", "none"):
@@ -190,31 +167,8 @@ def _columns(table: Table, args: argparse.Namespace) -> dict[str, int]:
         if column is not None and column not in columns.values():
             columns[what] = column
     if not {"user", "item"} <= columns.keys() or are_lists(table.cells(columns["item"])):
-        raise SourceError(_advice(table))
+        raise SourceError(recognise.advice(table))
     return columns
-
-
-def _advice(table: Table) -> str:
-    """What to do about a table whose users or items are not known, or lists."""
-    for column, name in enumerate(table.names):
-        if are_lists(cells := table.cells(column)):
-            return (
-                f"{table.path}: a cell of column {name} holds several items, such as "
-                f"{max(cells, key=len)[:40]!r}: write a row for each item, as DataFrame.explode of "
-                "pandas does, or name another column with --item"
-            )
-    columns, path = some(table.names, 20), shlex.quote(table.path)
-    columns += "" if table.has_header else f" without a header: {some(table.rows[0], 20)}"
-    command = "python -m scripts.prepare"
-    letters = [sum(map(str.isalpha, "".join(cells))) for cells in zip(*table.rows, strict=True)]
-    two = sorted(sorted(range(len(letters)), key=lambda column: -letters[column])[:2])
-    sides = ",".join(str(column + 1) for column in two)
-    text = f"; if sentences, {command} text --train={path} --columns={sides} --out=DIR"
-    return (
-        f"{table.path} has no columns whose names are known: if users and items are in it, type "
-        f"{command} interactions {path} --user=COLUMN --item=COLUMN --out=DIR"
-        f"{text if table.path.endswith(('.csv', '.tsv')) else ''}; the columns are {columns}"
-    )
 
 
 def _weigh(log: Log) -> tuple[np.ndarray, int]:
@@ -294,61 +248,3 @@ def _csv(header: str, *columns: Any) -> Iterator[bytes]:
         sink, options = pyarrow.BufferOutputStream(), pyarrow.csv.WriteOptions(include_header=False)
         pyarrow.csv.write_csv(table.slice(first, _PART), sink, options)
         yield sink.getvalue().to_pybytes()
-
-
-def _is_table(folder: Folder, name: str) -> bool:
-    """Whether a file is a table, not of photos: by its ending, or a .txt by its first line."""
-    if not tensorflow().io.gfile.exists(folder.full(name)):  # it is in an archive
-        return False
-    has_ending, head = name.lower().removesuffix(".gz").endswith(_TABLES), folder.head(name)
-    return (has_ending or bool(_TABLE_START.match(head))) and not _PHOTO.search(head)
-
-
-def readings(folder: Folder) -> list[Reading]:
-    """The table of users and items in a folder: the largest file, and others with its columns.
-
-    Raises SourceError if the user gave a single file that is no such table, or a folder in which
-    most files are tables, but none such.
-    """
-    found: dict[tuple[str, ...], list[tuple[str, Table]]] = collections.defaultdict(list)
-    sizes = {file.name: file.size for file in folder.files}
-    unread: list[UserError] = []
-    damaged: list[str] = []
-    for suffixes in (_SUFFIXES, () if folder.is_file else _FOLDS):
-        candidates = [n for n in sizes if n.lower().removesuffix(".gz").endswith(suffixes)]
-        for number, name in enumerate(sorted(candidates, key=lambda name: -sizes[name])):
-            if found or number < _MOST:
-                try:
-                    table = open_table(folder.full(name))
-                    columns = table.guesses()
-                    if {"user", "item"} <= columns.keys():
-                        found[table.names].append((name, table))
-                    elif len(table.names) > 1 and ("user" in columns or _is_table(folder, name)):
-                        unread.append(SourceError(_advice(table)))
-                except UserError as error:
-                    if folder.is_file or _is_table(folder, name):
-                        unread.append(error)
-                        damaged.append(str(error))
-        if found:
-            break
-    if not found:
-        if unread and 2 * len(unread) >= min(len(sizes), _MOST):
-            raise unread[0]
-        return []
-    log, *others = sorted(found.values(), key=lambda log: -sum(sizes[name] for name, _ in log))
-    # Of files without times, the rows of the last one are the latest.
-    parts, have_parts = ["", "train", "validation", "test"], have_splits(name for name, _ in log)
-    log.sort(key=lambda row: (have_parts and parts.index(split_of(row[0])), row[0]))
-    names, table = [name for name, _ in log], log[0][1]
-    aside = [f"{name}, which has users and items, too" for other in others for name, _ in other]
-    more = f"; not taken: {some([*aside, *damaged])}" if aside or damaged else ""
-    return [
-        Reading(
-            name="interactions",
-            form="interactions",
-            found=f"{some(names)}: rows of {_taken(table, table.guesses())}{more}",
-            makes="ratings, and lists of users and items, for NCF to recommend from",
-            arguments=[folder.full(name) for name in names],
-            files=len(names),
-        )
-    ]

@@ -20,18 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.resnet.preparation import plan, recognise, table
+from benchmarks.resnet.preparation import annotations, examples
+from benchmarks.resnet.records import IMAGENET
 from common import console, foreign
 from common.data import records
 from common.data.shards import tensorflow
 from common.errors import UserError, some, visible
-from common.images import photos
 from common.images.pixels import LARGE
-from common.preparation import arguments, holdout, schema, sources, unread, writing
+from common.preparation import arguments, holdout, sources, unread, writing
 from common.text import normal_name
 
-IMAGENET, readings = recognise.IMAGENET, recognise.readings
-class_folders = recognise.class_folders
 _FEW = 20  # training photos, with which a class is hardly learnt
 _SAMPLE = 100  # images whose sizes stand for all
 _SMALL_RUN = 600_000  # images that configs/small.py:resnet sees in an hour
@@ -88,7 +86,7 @@ def prepare(args: argparse.Namespace) -> str:
     """Prepares the records; returns the last line to print."""
     is_folder, workers = args.layout == "folder", args.workers
     settings = _settings(args)
-    lines = plan.read_labels(args.validation_labels) if args.validation_labels else []
+    lines = annotations.read_lines(args.validation_labels) if args.validation_labels else []
     inputs = sources.list_inputs({"train": args.train, "validation": args.validation}, workers)
     for name, source in inputs.items():
         if is_folder and source.archive:
@@ -107,23 +105,24 @@ def prepare(args: argparse.Namespace) -> str:
         images[name] = dataclasses.replace(source, classes=[*map(normal_name, found)])
     if args.labels:
         columns = args.file_column, args.label_column
-        images = table.label(images["train"], args.labels, *columns, args.by_split)
-    for name, source in {} if args.labels or args.by_name else images.items():
-        named = {source.class_name(i) for i in range(len(source.files))}
-        if empty := [folder for folder in source.folders if folder not in named]:
-            print(visible(f"warning: --{name}: the folders {some(empty)} have no images: no class"))
-    classes, splits = plan.make(images["train"], images.get("validation"), lines, settings)
+        images = annotations.label(images["train"], args.labels, *columns, args.by_split)
+    elif not args.by_name:
+        for name, source in images.items():
+            named = {source.class_name(i) for i in range(len(source.files))}
+            if empty := [folder for folder in source.folders if folder not in named]:
+                problem = f"the folders {some(empty)} have no images: no class"
+                print(visible(f"warning: --{name}: {problem}"))
+    classes, splits = examples.make(images["train"], images.get("validation"), lines, settings)
     official = not is_folder and not args.subset
     if official:
-        counts = {f"{name} images": len(split.rows) for name, split in splits.items()}
-        counts["classes"] = len(classes)
-        _check_complete(counts, "the input", args.out)
+        counts = [len(split.rows) for split in splits.values()]
+        _check_complete([*counts, len(classes)], "the input", args.out)
     for name, split in splits.items():
         print(f"{name}: {len(split.rows):,} images, {split.shards:,} shards", flush=True)
     sizes = {name: (len(split.rows), split.shards) for name, split in splits.items()}
 
     def make(name: str, k: int) -> writing.Example:
-        return _example(args, classes, splits[name], k)
+        return examples.example(args, classes, splits[name], k)
 
     results = writing.write(args.out, sizes, make, workers)
     sources.check_unchanged(inputs, workers)
@@ -133,12 +132,12 @@ def prepare(args: argparse.Namespace) -> str:
     content = writing.manifest(head, rows, results, left_out)
     writing.report(content)
     _warn(content, results, is_folder)
-    written = {f"{name} images": row["examples"] for name, row in content["splits"].items()}
-    if not written["train images"]:
+    written = [split["examples"] for split in content["splits"].values()]
+    if not written[0]:
         raise UserError("none of the training images can be used")
     if official:
-        written["classes"] = sum(bool(row["train"]) for row in content["classes"])
-        _check_complete(written, "the output", args.out)
+        used = sum(bool(row["train"]) for row in content["classes"])
+        _check_complete([*written, used], "the output", args.out)
     writing.save_manifest(args.out, content)
     return _last_line(args.out, content)
 
@@ -154,17 +153,19 @@ def _photos(source: sources.Source, by_name: bool) -> sources.Source:
     return dataclasses.replace(source, files=files, skipped=(*source.skipped, *skipped))
 
 
-def _check_complete(counts: dict[str, int], subject: str, out: str) -> None:
-    """Raises UserError if `subject`, the input or the output, is not all of ImageNet."""
-    differences = ", ".join(
-        f"{counts[key]:,} {key} instead of {number:,}"
-        for key, number in IMAGENET.items()
-        if counts[key] != number
-    )
+def _check_complete(counts: Sequence[int], subject: str, out: str) -> None:
+    """Raises UserError if `subject`, the input or the output, is not all of ImageNet.
+
+    `counts` are of its training images, its validation images and its classes.
+    """
+    names = "train images", "validation images", "classes"
+    rows = zip(counts, names, IMAGENET.values(), strict=True)
+    differences = [f"{n:,} {name} instead of {all_:,}" for n, name, all_ in rows if n != all_]
     if differences:
+        problem = f"{subject} is not ImageNet: {', '.join(differences)}"
         raise UserError(
-            f"{subject} is not ImageNet: {differences}; get the missing files, or add --subset for "
-            f"a part of ImageNet (no manifest.json was written to {out})"
+            f"{problem}; get the missing files, or add --subset for a part of ImageNet (no "
+            f"manifest.json was written to {out})"
         )
 
 
@@ -196,28 +197,6 @@ def _warn(content: dict[str, Any], results: list[dict[str, Any]], is_folder: boo
     if is_folder and few:
         weak = f"have fewer than {_FEW} training photos: {some(few, 5)}"
         print(visible(f"warning: {len(few):,} classes {weak}"))
-
-
-def _example(
-    args: argparse.Namespace, classes: list[str], split: plan.Split, k: int
-) -> writing.Example:
-    """Reads and converts the k-th image of a split.
-
-    Photos in class folders are turned upright and get image/class/text; ImageNet's images do not.
-    """
-    i, label, is_folder = int(split.rows[k]), int(split.labels[k]), args.layout == "folder"
-    path, name = f"{split.origin}/{split.source.files[i].name}", classes[label - 1]
-    try:
-        jpeg = photos.to_jpeg(split.source.read(i), is_folder, args.quality, max_side=args.max_side)
-    except photos.BadImage as error:
-        return b"", (), {"left_out": [path, str(error)]}
-    file, size = os.path.basename(path), (jpeg.height, jpeg.width)
-    record = schema.example(jpeg.encoded, label, name, file, size, name if is_folder else "")
-    notes: dict[str, list] = {"changed": [path, jpeg.change]} if jpeg.change else {}
-    if is_folder:
-        digest = hashlib.blake2b(jpeg.encoded, digest_size=8).hexdigest()
-        notes["digests"] = [digest, label, path]
-    return record, (label,), notes
 
 
 def _sizes(out: str, shard: str) -> np.ndarray:

@@ -6,17 +6,17 @@ import re
 import shlex
 from collections.abc import Collection, Mapping
 
-from benchmarks.resnet.preparation import table
+from benchmarks.resnet.preparation import annotations
+from benchmarks.resnet.records import IMAGENET
 from common import limits
 from common.errors import some
 from common.images import photos
 from common.preparation import unread
-from common.preparation.folders import Folder, Reading
+from common.preparation.folders import DatasetFormat, Folder
 from common.preparation.sources import SourceError
-from common.preparation.splits import split_of, whole_split
+from common.preparation.splits import outer_split_of, split_of, whole_split
 from common.text import decoded
 
-IMAGENET = {"train images": 1_281_167, "validation images": 50_000, "classes": 1_000}
 _VIEWS = (  # folders of other views of the same images, or of images beside these
     r"(jpeg)?images?|imgs?|masks|labels|annotations|gt.*|ground_?truth|[hl]r"
     r"|rgb|depth|instances?|semantic|segmentation.*|dataset.*|frames"
@@ -27,7 +27,7 @@ _STRAY = (
     r"|screen_?shots?|media|resources?|results?|outputs?|predictions?|unlabell?ed.*"
     r"|raw_?(data|images?|imgs?|photos?|pictures?)|src|code|scripts?|notebooks?|thumb(nail)?s?"
 )
-_HEADS = 8  # files of a kind that `readings` looks into
+_HEADS = 8  # files of a kind that `dataset_formats` looks into
 _COMMAND = "python -m scripts.prepare imagenet --layout=folder"
 _IN_CLASS = r"/(images?|imgs?)$"  # a folder in a class folder
 _OBJECTS = (  # in a file with boxes or outlines
@@ -35,8 +35,8 @@ _OBJECTS = (  # in a file with boxes or outlines
 )
 
 
-def readings(folder: Folder) -> list[Reading]:
-    """Recognises ImageNet's archives, class folders or a table in a folder, or in one file."""
+def dataset_formats(folder: Folder) -> list[DatasetFormat]:
+    """ImageNet's archives, class folders or a table, where a folder, or one file, has them."""
     if archives := folder.named("ilsvrc2012_img_train.tar"):
         validation = folder.named("ilsvrc2012_img_val.tar")[:1]
         return [_official(folder, archives[0], *validation)]
@@ -52,22 +52,22 @@ def readings(folder: Folder) -> list[Reading]:
         by_folder = _class_folders(folder, images, has_objects)
     except SourceError as error:
         problems.append(error)
-    if by_folder and by_folder.form == "imagenet":
+    if by_folder and by_folder.name == "imagenet":
         return [by_folder]
     if has_objects:  # whose labels are read, if --as does not choose the classes
-        return [by_folder._replace(files=0)] if by_folder else []
-    known = table.Photos(images)
+        return [by_folder._replace(num_files=0)] if by_folder else []
+    known = annotations.Photos(images)
     for name in folder.named(".csv", ".tsv")[:_HEADS]:
         try:
-            found = _table(folder, images, known, name, bool(by_folder))
-            by_table = max(by_table, found, key=lambda each: each.files if each else 0)
+            other = _table(folder, images, known, name, bool(by_folder))
+            by_table = max(by_table, other, key=lambda one: one.num_files if one else 0)
         except SourceError as error:
             problems.append(error)
     if problems and not (by_folder or by_table):
         raise problems[0]
     aside = "".join(f"; not used: {str(problem).partition(': ')[0]}" for problem in problems[:1])
-    by_folder = by_folder and by_folder._replace(makes=f"{by_folder.makes}{aside}")
-    return [reading for reading in (by_folder, by_table) if reading]
+    by_folder = by_folder and by_folder._replace(output=f"{by_folder.output}{aside}")
+    return [one for one in (by_folder, by_table) if one]
 
 
 def _check_listing(folder: Folder) -> None:
@@ -79,18 +79,20 @@ def _check_listing(folder: Folder) -> None:
             raise SourceError(f"{folder.full(name)} lists photos: {fix}")
 
 
-def _official(folder: Folder, train: str, validation: str = "") -> Reading:
-    """The reading of ImageNet's official archives; the preparation names what is missing."""
+def _official(folder: Folder, train: str, validation: str = "") -> DatasetFormat:
+    """ImageNet's official archives; the preparation names what is missing."""
     flags = [f"--train={folder.full(train)}"]
     flags += [f"--validation={folder.full(validation)}"] if validation else []
     texts = folder.named(".txt")[:_HEADS]
     labels = [name for name in texts if re.match(rb"n\d{8}\s*\n", folder.head(name, 16))]
     flags += [f"--validation_labels={folder.full(name)}" for name in labels[:1]]
-    found = f"{', '.join(filter(None, [train, validation]))}: ImageNet's synsets"
-    return Reading("imagenet", "imagenet", found, "records of ImageNet", flags, len(folder.files))
+    evidence = f"{', '.join(filter(None, [train, validation]))}: ImageNet's synsets"
+    return DatasetFormat(
+        "imagenet", "imagenet", evidence, "records of ImageNet", flags, len(folder.files)
+    )
 
 
-def _class_folders(folder: Folder, images: list[str], has_objects: bool) -> Reading | None:
+def _class_folders(folder: Folder, images: list[str], has_objects: bool) -> DatasetFormat | None:
     """Class folders in one folder, or in one for each split; None if many images are elsewhere.
 
     Images elsewhere do not count if they are copies of images that are used (some archives hold
@@ -112,7 +114,7 @@ def _class_folders(folder: Folder, images: list[str], has_objects: bool) -> Read
     files = {name: (os.path.basename(name), sizes[name]) for name in images}
     used = [name for name in images if parents[name] in (train, held or train)]
     copies = {files[name] for name in used}
-    trained = [name for name in images if split_of(name) in ("", "train")]
+    trained = [name for name in images if outer_split_of(name) in ("", "train")]
     stray = {path for path in {*dirs.values()} if _strays(dict.fromkeys(path.split("/"), 0))}
     elsewhere = sum(files[n] not in copies and dirs[n] not in stray for n in trained)
     if train is None or (10 * elsewhere > len(used) and not has_objects):
@@ -135,18 +137,20 @@ def _class_folders(folder: Folder, images: list[str], has_objects: bool) -> Read
         if validation := held or min(loose, default=""):
             return _official(folder, train, validation)
     is_jpeg = all(name.lower().endswith((".jpg", ".jpeg")) for name in images)
-    found = f"{train}/ and {held}/ of " if held else ""
-    found += f"{len(classes):,} folders of {'JPEGs' if is_jpeg else 'images'}: classes "
+    evidence = f"{train}/ and {held}/ of " if held else ""
+    evidence += f"{len(classes):,} folders of {'JPEGs' if is_jpeg else 'images'}: classes "
     flags = ["--layout=folder", f"--train={folder.full(train)}"]
     flags += [f"--validation={folder.full(held)}"] if held else []
     share = "a tenth (or --validation_fraction) of each class for validation"
-    makes = f"{held}/ is for validation" if held else share
+    output = f"{held}/ is for validation" if held else share
     inside = re.compile(rf"({re.escape(prefix)}|{re.escape(held)}/)[^/]+/")
     if left := [name for name in images if not inside.match(name)]:
         where = some({os.path.dirname(name) or name: None for name in left})
-        makes += f"; other images, which are not used: {len(left):,} ({where})"
-    makes = f"records of {len(classes):,} classes, {makes}"
-    return Reading("imagenet", "photos", found + some(sorted(classes)), makes, flags, len(used))
+        output += f"; other images, which are not used: {len(left):,} ({where})"
+    output = f"records of {len(classes):,} classes, {output}"
+    return DatasetFormat(
+        "imagenet", "photos", evidence + some(sorted(classes)), output, flags, len(used)
+    )
 
 
 def class_folders(folder: Folder) -> str:
@@ -206,16 +210,16 @@ def _has_objects(folder: Folder, images: list[str]) -> bool:
 
 
 def _table(
-    folder: Folder, images: list[str], known: table.Photos, name: str, has_classes: bool
-) -> Reading | None:
+    folder: Folder, images: list[str], known: annotations.Photos, name: str, has_classes: bool
+) -> DatasetFormat | None:
     """A table with a class for most images; None if the class folders give the same classes."""
     path = folder.full(name)
     text = decoded(folder.head(name, limits.TEXT_BYTES), path, SourceError)
     try:
-        content = table.parse(path, text, known, guess=not has_classes)
+        content = annotations.parse(path, text, known, guess=not has_classes)
     except SourceError:  # of another kind of table
         return None
-    trained = [name for name in images if split_of(name) in ("", "train")]
+    trained = [name for name in images if outer_split_of(name) in ("", "train")]
     named = {images[i] for row in content.rows for i in row.photos}
     if sum(name not in named for name in trained) > len(named):
         return None
@@ -238,7 +242,7 @@ def _table(
     classes, names = {text for _, text in pairs}, {name for name, _ in pairs}
     if len(classes) < 2 or (has_classes and len(pairs) == len(names) == len(classes)):
         return None
-    found = f"{len(labels):,} images and {name} (columns {content.file}, {content.label})"
-    found += f": {len(classes):,} classes"
-    by = content.note or "a tenth of each for validation"
-    return Reading("imagenet", "csv", found, f"records of these classes, {by}", flags, len(labels))
+    evidence = f"{len(labels):,} images and {name} (columns {content.file}, {content.label})"
+    evidence += f": {len(classes):,} classes"
+    output = f"records of these classes, {content.note or 'a tenth of each for validation'}"
+    return DatasetFormat("imagenet", "csv", evidence, output, flags, len(labels))

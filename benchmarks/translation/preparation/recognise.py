@@ -7,14 +7,14 @@ import itertools
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from benchmarks.translation.preparation import corpora, languages
-from benchmarks.translation.preparation.corpora import Corpus, Lines, Question
+from benchmarks.translation.preparation import languages, text_formats
+from benchmarks.translation.preparation.text_formats import Corpus, Lines, Question
 from common.data.shards import tensorflow
 from common.errors import UserError
 from common.preparation import splits
-from common.preparation.folders import Folder, Reading
+from common.preparation.folders import DatasetFormat, Folder
 from common.preparation.sources import SourceError
 from common.text import text_lines
 
@@ -28,12 +28,13 @@ Inputs = dict[Row, Lines | Corpus]
 Names = tuple[str, ...]  # of source and target: tags, or what a file calls them
 
 
-def readings(folder: Folder) -> list[Reading]:
-    """The ways to read a folder as parallel text: two files of lines, or files of pairs.
+def dataset_formats(folder: Folder) -> list[DatasetFormat]:
+    """The formats of parallel text that a folder has: two files of lines, or files of pairs.
 
     Question if it has several pairs of languages, or none that the folder's flags ask for.
     """
     errors, questions = (UserError, OSError, tensorflow().errors.OpError), []
+    endings = {*text_formats.FORMATS, *text_formats.XLIFF}
     names, typed = [file.name for file in folder.files], " ".join(folder.flags)
     asked = dict(re.findall(r"--(columns|source|target)(?:[-_]language)?[= ](\S+)", typed))
     wanted = asked.get("source", ""), asked.get("target", "")
@@ -52,14 +53,14 @@ def readings(folder: Folder) -> list[Reading]:
                         row = sides[two[0]], sides[two[1]]
                         found["text"][two][row] = Lines(*map(folder.full, row))
     for name in names:
-        seen[end := corpora.ending(name)] += 1
-        if name in taken or seen[end] > _MOST or end not in (*corpora.FORMS, *corpora.XLIFF):
+        seen[end := text_formats.ending(name)] += 1
+        if name in taken or seen[end] > _MOST or end not in endings:
             continue
         try:
             corpus = Corpus.open(folder.full(name), columns, wanted)
             if corpus.has_sentences():
                 two = tuple(languages.code(each) or each for each in corpus.names)
-                found[corpora.FORMS[end][0]][two][name,] = corpus
+                found[text_formats.FORMATS[end][0]][two][name,] = corpus
         except Question as question:
             questions.append(question)
         except errors as error:
@@ -72,7 +73,7 @@ def readings(folder: Folder) -> list[Reading]:
         raise questions[0]
     if not found and 2 * len(unread) >= len(names) > 0:
         raise unread[0]
-    return [_reading(folder, form, found[form], wanted) for form in found]
+    return [_format(folder, form, found[form], wanted) for form in found]
 
 
 def _question(folder: Folder, pairs: Iterable[Names], fault: str) -> Question:
@@ -82,10 +83,10 @@ def _question(folder: Folder, pairs: Iterable[Names], fault: str) -> Question:
     return Question(f"{folder.given} has text of {shown}, and {fault}: type {fix}, or others")
 
 
-def _reading(
+def _format(
     folder: Folder, form: str, pairs: dict[Names, Inputs], wanted: tuple[str, str]
-) -> Reading:
-    """The reading of the files of a form; their names say which are for evaluation."""
+) -> DatasetFormat:
+    """The files of a format; their names say which are for evaluation."""
     # The tags that are asked for: pt and not pt-br; beside a target English is the source.
     asked = [languages.find(tag, itertools.chain(*pairs)) for tag in wanted]
     fit = [two for two in pairs if all(map(lambda tag, side: tag in ("", side), asked, two))]
@@ -108,29 +109,29 @@ def _reading(
     number = f"{len(train) * len(train[0]):,} files, such as " if len(train) > 1 else ""
     how = "text" if sides[0].startswith("column ") else "names"
     files = f"{number}{' and '.join(train[0])}, {size:,} bytes"
-    about = f"{files}: {sides[0]} and {sides[1]} by their {how}"
+    evidence = f"{files}: {sides[0]} and {sides[1]} by their {how}"
     text = ", ".join(row[0] for row in evaluation[:3]) or "a part of the training pairs"
     turn = f" (--source_language={sides[1]} turns it)" if languages.code(sides[1]) else ""
-    makes = f"packed rows, {sides[0]} to {sides[1]}{turn}; evaluation on {text}"
+    output = f"packed rows, {sides[0]} to {sides[1]}{turn}; evaluation on {text}"
     used, texts = {*itertools.chain(*train, *evaluation)}, itertools.chain(*pairs.values())
-    forms = {*map(corpora.ending, itertools.chain(*texts)), *corpora.XLIFF}
-    if aside := sorted(name for name in {*sizes} - used if corpora.ending(name) in forms):
-        makes += f"; {len(aside):,} not used: {', '.join(aside[:3])}{' ...' * (len(aside) > 3)}"
-    return Reading("text", form, about, makes, flags, sum(map(len, pairs[sides])))
+    forms = {*map(text_formats.ending, itertools.chain(*texts)), *text_formats.XLIFF}
+    if aside := sorted(name for name in {*sizes} - used if text_formats.ending(name) in forms):
+        output += f"; {len(aside):,} not used: {', '.join(aside[:3])}{' ...' * (len(aside) > 3)}"
+    return DatasetFormat("text", form, evidence, output, flags, sum(map(len, pairs[sides])))
 
 
 def _by_split(folder: Folder, form: str, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     """The inputs to train on and to evaluate on; SourceError if all are for evaluation."""
 
-    def split(say: Callable[[str], str], parts: Sequence[str]) -> str:
-        return next(filter(None, map(say, reversed(parts))), "")
+    def by_words(path: str) -> str:  # a folder, or the first word of a file's name
+        *folders, base = path.split("/")
+        words = [*folders, re.split("[^A-Za-z]", base)[0]]
+        return next(filter(None, map(splits.whole_split, reversed(words))), "")
 
-    names = [row[0].split("/") for row in rows]
-    found = [split(splits.split_of, parts) for parts in names]
-    if not splits.have_splits(found):
-        # In documentation dev and test are subjects; elsewhere the first word of a name says it.
-        words = [[*folders, re.split("[^A-Za-z]", base)[0]] for *folders, base in names]
-        found = ["" if form == "po" else split(splits.whole_split, parts) for parts in words]
+    paths = [row[0] for row in rows]
+    split = splits.split_of if splits.have_splits(paths) else by_words
+    # In documentation dev and test are subjects.
+    found = ["" if form == "po" and split is by_words else split(path) for path in paths]
     parts = collections.defaultdict(list)
     for row, part in zip(rows, found, strict=True):
         parts[part or "train"].append(row)

@@ -15,8 +15,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.translation.preparation import languages, shards, sources
-from benchmarks.translation.preparation.recognise import readings as readings
+from benchmarks.translation.preparation import examples, languages, pairs
 from common import console, pools
 from common.preparation import arguments, writing
 
@@ -124,7 +123,7 @@ def prepare(args: argparse.Namespace) -> str:
 
 def make(args: argparse.Namespace) -> dict[str, Any]:
     """Makes the records and their manifest; returns its content."""
-    content = shards.make(args, sources.TextInput(args))
+    content = examples.make(args, pairs.TextInput(args))
     _report(content, args)
     writing.save_manifest(args.out, content)
     return content

@@ -45,7 +45,7 @@ def test_the_file_its_form_and_the_fix_are_named(words, tmp_path):
 )
 def test_labels_and_archives_beside_classes_are_named(name, content, words, tmp_path, capsys):
     photos = pictures(f"{'ab'[i % 2]}/{i}.jpg" for i in range(6))
-    assert choose(place(tmp_path, {**photos, name: content})).form == "photos"
+    assert choose(place(tmp_path, {**photos, name: content})).name == "photos"
     assert f"not taken: {words}" in capsys.readouterr().out
 
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from benchmarks.detection.preparation import coco, labels
+from benchmarks.detection.preparation import label_folders, recognise
 from common.errors import UserError
 from scripts import prepare
-from tests.benchmarks.detection.preparation.test_labels import (
+from tests.benchmarks.detection.preparation.test_label_folders import (
     CAT,
     DOG,
     JPEG,
@@ -126,8 +126,8 @@ def test_each_table_becomes_cocos(tmp_path, case):
     if not any(content is JPEG for content in files.values()):
         files = files | {"a.jpg": JPEG, "b.jpg": JPEG}
     data = place(tmp_path, files)
-    assert [row.form for row in labels.forms(data)] == [form]
-    result = labels.read(data, form)
+    assert [row.format for row in label_folders.detect(data)] == [form]
+    result = label_folders.read(data, form)
     assert {name: objects(content) for name, content in result.splits.items()} == expected
     notes = "".join(result.notes)
     assert ("(not taken: age): all objects are 'object'" in notes) == (case == "no classes")
@@ -145,7 +145,7 @@ def test_other_tables_are_none_of_boxes(tmp_path):
         "/data/a.jpg,80,30,120,70,cat\n",  # RetinaNet's
     )
     data = place(tmp_path, {"a.jpg": JPEG} | {f"{i}.csv": text for i, text in enumerate(tables)})
-    assert labels.forms(data) == []
+    assert label_folders.detect(data) == []
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_other_tables_are_none_of_boxes(tmp_path):
 )
 def test_what_cannot_be_read_is_one_line(tmp_path, name, text, keys):
     data = place(tmp_path, {"a.jpg": JPEG, name: text})
-    (form,) = (row.form for row in labels.forms(data))
+    (form,) = (row.format for row in label_folders.detect(data))
     with pytest.raises(UserError) as error:
-        labels.read(data, form)
+        label_folders.read(data, form)
     assert all(key in str(error.value) for key in keys), error.value
 
 
@@ -175,7 +175,7 @@ def test_a_second_form_is_named(tmp_path):
     one = labelme("0.jpg", ("cat", [[1, 1], [9, 9]], "rectangle", None))
     files = {"0.json": one, "via.json": via(*((name, RECT, "cat") for name in photos))}
     data = place(tmp_path, {**photos, **files})
-    found = {row.form: row.found for row in coco.readings(data)}
+    found = {row.name: row.evidence for row in recognise.dataset_formats(data)}
     assert found.keys() == {"labelme", "via"}
     assert "1 label file" in found["labelme"] and "via.json" in found["via"]
 
@@ -186,7 +186,7 @@ def test_a_table_beside_label_files_for_all_images_is_not_taken(tmp_path, capsys
     files |= {f"{i}.xml": xml(f"{i}.jpg", ("cat", 0, 80, 30, 120, 70)) for i in range(30)}
     rows = (f"{i}.jpg,200,100,cat,80,30,120,70\n" for i in range(20))
     data = place(tmp_path, {**files, "train_labels.csv": TF_HEAD + "".join(rows)})
-    reading = prepare.choose(data, coco.readings(data))
-    assert reading.form == "voc"
+    dataset = prepare.choose(data, recognise.dataset_formats(data))
+    assert dataset.name == "voc"
     printed = capsys.readouterr().out
     assert "not taken: 1 label file" in printed and "train_labels.csv (--as=csv)" in printed

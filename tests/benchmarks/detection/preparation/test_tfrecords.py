@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from pycocotools import coco as pycoco
 
-from benchmarks.detection.preparation import coco
+from benchmarks.detection.preparation import recognise
 from common.errors import UserError
 from common.preparation.folders import Folder
 from scripts import prepare
@@ -51,9 +51,9 @@ def write(folder, files, **changed):
 def test_records_are_recognised_and_prepared(files, masks, counts, tmp_path):
     pngs = {"masks": [made.png(INSIDE), made.png(~INSIDE)]}
     write(tmp_path / "in", files, **(pngs if masks else {"height": None, "width": None}))
-    (reading,) = coco.readings(Folder.open(str(tmp_path / "in")))
-    assert (reading.form, "--masks" in reading.arguments) == ("tfrecords", masks)
-    prepare.make("coco", [*reading.arguments, f"--out={tmp_path}/out"])
+    (dataset,) = recognise.dataset_formats(Folder.open(str(tmp_path / "in")))
+    assert (dataset.name, "--masks" in dataset.arguments) == ("tfrecords", masks)
+    prepare.make("coco", [*dataset.arguments, f"--out={tmp_path}/out"])
     both = [rows(tmp_path / "out", split) for split in ("train", "val")]
     assert [*map(len, both)] == counts
     for row in [*both[0].values(), *both[1].values()]:

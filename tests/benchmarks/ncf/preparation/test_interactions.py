@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from benchmarks.ncf import ratings
-from benchmarks.ncf.preparation import interactions
+from benchmarks.ncf.preparation import interactions, recognise
 from common.preparation.folders import Folder
 from scripts import prepare
 from tests.helpers.preparation import leaves, place
@@ -103,8 +103,8 @@ def test_each_form_gives_the_rows(name, form, tmp_path):
     line = make(path, tmp_path / "out")
     assert read_back(tmp_path / "out") == without_rating(rows)
     assert "--config.train_batch_size=32 " in line and "--config.min_ratings=3 " in line
-    (reading,) = interactions.readings(Folder.open(path))
-    assert reading.arguments == [path] and reading.form == "interactions"
+    (dataset,) = recognise.dataset_formats(Folder.open(path))
+    assert dataset.arguments == [path] and dataset.name == "interactions"
     made = {n: (tmp_path / "out" / n).read_bytes() for n in FILES}
     assert prepare.is_prepared(Folder.open(str(tmp_path / "out")), str(tmp_path / "out"))
     make(path, tmp_path / "out")  # the same command gives the same
@@ -304,7 +304,7 @@ LOGS = {
 @pytest.mark.parametrize("name", LOGS)
 def test_a_folder_is_read_if_a_table_has_users_and_items(name, tmp_path):
     contents, expected = LOGS[name]
-    found = interactions.readings(place(tmp_path, contents))
-    assert [reading.arguments for reading in found] == (
+    found = recognise.dataset_formats(place(tmp_path, contents))
+    assert [dataset.arguments for dataset in found] == (
         [[str(tmp_path / path) for path in expected]] if expected else []
     )

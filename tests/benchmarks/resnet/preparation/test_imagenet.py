@@ -246,7 +246,7 @@ def test_imagenet_must_be_complete(imagenet, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=f"{counts}, 4 classes instead of 1,000; "):
         prepare.make("imagenet", [*flags, f"--out={tmp_path}/out"])
     assert not list((tmp_path / "out").glob("train-*"))  # refused before anything is written
-    counts = {"train images": 48, "validation images": 20, "classes": 4}
+    counts = {"train": 48, "eval": 20, "classes": 4}
     monkeypatch.setattr(preparation, "IMAGENET", counts)
     prepare.make("imagenet", [*flags, f"--out={tmp_path}/out"])
     assert contents(tmp_path / "out") == contents(imagenet[-1])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.resnet.preparation import imagenet, plan
+from benchmarks.resnet.preparation import examples, recognise
 from common.data import records
 from common.data.shards import tensorflow
 from common.errors import UserError
@@ -130,7 +130,7 @@ def planned(names, **settings):
     """(class names, splits, source) of images with these names."""
     source = sources.Source("x", [sources.File(name, 1) for name in sorted(names)])
     usual = {"layout": "folder", "seed": 0, "shards": 0, "validation_shards": 0}
-    return *plan.make(source, None, [], usual | {"validation_fraction": 0.1} | settings), source
+    return *examples.make(source, None, [], usual | {"validation_fraction": 0.1} | settings), source
 
 
 def test_the_split_is_stratified_seeded_and_stable():
@@ -187,9 +187,9 @@ def test_groups_never_empty_a_class_and_odd_patterns_are_refused(capsys):
 def test_photos_of_a_phone_are_named(tmp_path):
     heic = b"\0\0\0\x18ftypheic" + bytes(40)
     folder = place(tmp_path, {f"train/{name}/1.HEIC": heic for name in ("cats", "dogs")})
-    (reading,) = imagenet.readings(folder)
+    (dataset,) = recognise.dataset_formats(folder)
     with pytest.raises(UserError, match="cats/1.HEIC is a HEIC image: save it as a JPEG"):
-        prepare.make("imagenet", [*reading.arguments, f"--out={tmp_path}/out"])
+        prepare.make("imagenet", [*dataset.arguments, f"--out={tmp_path}/out"])
 
 
 def test_own_validation_folder(tmp_path):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from benchmarks.translation.preparation import recognise
-from benchmarks.translation.preparation.corpora import Question
+from benchmarks.translation.preparation.text_formats import Question
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
 from tests.helpers.preparation import place
@@ -44,19 +44,19 @@ def tables(*pairs, header=True):
 
 def recognised(tmp_path, files, *flags):
     folder = place(tmp_path, files)
-    return recognise.readings(dataclasses.replace(folder, flags=flags))
+    return recognise.dataset_formats(dataclasses.replace(folder, flags=flags))
 
 
 def chosen(tmp_path, files, *flags):
-    """The files to train and to evaluate on, and the reading."""
-    (reading,) = recognised(tmp_path, files, *flags)
-    values = [flag.partition("=") for flag in reading.arguments]
+    """The files to train and to evaluate on, and the format."""
+    (dataset,) = recognised(tmp_path, files, *flags)
+    values = [flag.partition("=") for flag in dataset.arguments]
     parts = {"train": [], "eval": []}
     for name, _, value in values:
         if name[2:].partition("_")[0] in parts:
             paths = [path.removeprefix(f"{tmp_path}/") for path in value.split(",")]
             parts[name[2:].partition("_")[0]] += paths
-    return parts["train"], parts["eval"], reading
+    return parts["train"], parts["eval"], dataset
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_text_for_evaluation_is_never_trained_on(tmp_path):
         recognised(tmp_path, sides("dev", "newstest2014"))
     path = tmp_path / "test.tsv"  # the user names it
     path.write_text("".join(f"A dog {i}.\tEin Hund {i}.\n" for i in range(30)), "utf-8")
-    (reading,) = recognise.readings(Folder.open(str(path)))
-    assert reading.arguments[0] == f"--train={path}"
+    (dataset,) = recognise.dataset_formats(Folder.open(str(path)))
+    assert dataset.arguments[0] == f"--train={path}"
 
 
 def test_columns_are_asked_for(tmp_path):
@@ -101,17 +101,17 @@ def test_columns_are_asked_for(tmp_path):
     files = {"a.tsv": "\n".join(["en\tde\tfr", *rows])}
     with pytest.raises(Question, match=r"a\.tsv has en, de, fr: .* --columns=A,B"):
         recognised(tmp_path, files)
-    (reading,) = recognised(tmp_path, files, "--columns=de,fr")
-    assert "de to fr" in reading.makes
+    (dataset,) = recognised(tmp_path, files, "--columns=de,fr")
+    assert "de to fr" in dataset.output
 
 
 THREE = sides("train", "val", languages=("en", "de", "fr"))
 
 
 def test_the_languages_asked_for_are_taken_or_refused(tmp_path):
-    train, evaluation, reading = chosen(tmp_path, THREE, "--target_language=fr")
+    train, evaluation, dataset = chosen(tmp_path, THREE, "--target_language=fr")
     assert (train, evaluation) == (["train.en", "train.fr"], ["val.en", "val.fr"])
-    assert "2 not used: train.de, val.de" in reading.makes
+    assert "2 not used: train.de, val.de" in dataset.output
     flags = "--source_language", "fra", "--target_language", "German"
     assert chosen(tmp_path, THREE, *flags)[0] == ["train.fr", "train.de"]
     for flags in (
@@ -130,9 +130,9 @@ def test_pairs_of_languages_are_never_mixed(tmp_path, header):
     with pytest.raises(Question, match="en to bbj, en to ha, fr to ghz"):
         recognised(tmp_path, files)
     for code in ("hau", "ha", "Hausa"):
-        train, evaluation, reading = chosen(tmp_path, files, f"--target_language={code}")
+        train, evaluation, dataset = chosen(tmp_path, files, f"--target_language={code}")
         assert (train, evaluation) == (["en-hau/train.tsv"], ["en-hau/dev.tsv"])
-        assert "4 not used" in reading.makes
+        assert "4 not used" in dataset.output
     assert chosen(tmp_path, files, "--source_language=fr")[0] == ["fr-ghz/train.tsv"]
     with pytest.raises(Question, match="has en, bbj, and --target_language=yor names none"):
         recognised(tmp_path, files, "--target_language=yor")
@@ -164,7 +164,7 @@ def test_text_whose_encoding_alone_is_wrong_is_named(tmp_path):
     (tmp_path / "a.po").write_bytes(pages("a")["a.po"].replace("Phrase", "Übung").encode("cp1252"))
     for path in (tmp_path, tmp_path / "a.po"):
         with pytest.raises(SourceError, match=r"a\.po, line 6 is not UTF-8 .*iconv"):
-            recognise.readings(Folder.open(str(path)))
+            recognise.dataset_formats(Folder.open(str(path)))
 
 
 def test_two_copies_of_a_text_are_a_question(tmp_path):

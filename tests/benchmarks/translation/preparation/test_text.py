@@ -123,22 +123,22 @@ def test_every_pair_is_in_the_records(made, tmp_path):
 
 def test_the_same_bytes_in_processes(made, tmp_path, monkeypatch):
     _, arguments, out = made
-    monkeypatch.setattr("benchmarks.translation.preparation.shards._PER_PROCESS", 1)
+    monkeypatch.setattr("benchmarks.translation.preparation.examples._PER_PROCESS", 1)
     prepare.make("text", [*arguments, f"--out={tmp_path}/out", "--workers=2"])
     assert contents(tmp_path / "out") == contents(out)
 
 
 ONE_SHARD = """
 import sys, time
-from benchmarks.translation.preparation import shards
+from benchmarks.translation.preparation import examples
 from scripts import prepare
-calls, write = [], shards.records.write_shard
+calls, write = [], examples.records.write_shard
 
 def first(*arguments):
     calls.append(arguments)
     return write(*arguments) if len(calls) == 1 else time.sleep(600)
 
-shards.records.write_shard, shards._PER_PROCESS = first, 1
+examples.records.write_shard, examples._PER_PROCESS = first, 1
 prepare.make("text", sys.argv[1:])
 """
 

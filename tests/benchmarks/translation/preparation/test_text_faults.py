@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from benchmarks.translation.preparation import corpora, text
+from benchmarks.translation.preparation import text, text_formats
 from configs import transformer
 from scripts import prepare
 from tests.benchmarks.translation.preparation.test_text import (
@@ -150,4 +150,4 @@ def test_the_language_asked_for_turns_files_of_lines(flags, sides):
 def test_only_newlines_end_lines(tmp_path):
     text = "one\u2028line\x0cof\x85three\u2029\r\nnext"
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    assert list(corpora.lines(f"{tmp_path}/a")) == text.split("\n")
+    assert list(text_formats.lines(f"{tmp_path}/a")) == text.split("\n")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.translation.preparation.corpora import Corpus, Lines
+from benchmarks.translation.preparation.text_formats import Corpus, Lines
 from benchmarks.translation.vocabulary import Vocabulary, Words, load_vocabulary
 from common import console
 from common.data import files

@@ -5,7 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.detection.preparation import coco, inputs, label_files, labels, objects
+from benchmarks.detection.preparation import (
+    annotations,
+    coco,
+    examples,
+    label_folders,
+    label_formats,
+    yolo,
+)
 from common import console
 from common.errors import UserError
 from common.preparation.sources import list_input
@@ -13,8 +20,7 @@ from common.text import normal_name
 from scripts import prepare
 from tests.benchmarks.detection.preparation.test_coco_own import brightness
 from tests.benchmarks.detection.preparation.test_coco_own import photos as bright_photos
-from tests.benchmarks.detection.preparation.test_label_tables import RECT, TF_HEAD, via
-from tests.benchmarks.detection.preparation.test_labels import (
+from tests.benchmarks.detection.preparation.test_label_folders import (
     CAT,
     CAT_LINE,
     CVAT,
@@ -27,6 +33,7 @@ from tests.benchmarks.detection.preparation.test_labels import (
     picture,
     xml,
 )
+from tests.benchmarks.detection.preparation.test_label_tables import RECT, TF_HEAD, via
 from tests.helpers.preparation import place
 
 RUSSIAN, CHINESE, JAPANESE = ["кот", "пёс"], ["狗", "羊"], ["犬", "猫"]
@@ -67,7 +74,7 @@ def named(form, names):
     }[form]
 
 
-FORMS = {form: form for form in labels.FORMS} | {"obj.names": "yolo", "data.yaml": "yolo"}
+FORMS = {form: form for form in label_formats.FORMATS} | {"obj.names": "yolo", "data.yaml": "yolo"}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -88,25 +95,25 @@ def test_names_are_right_or_refused(tmp_path, form, encoding, names):
     file = next(iter(files))
     data = place(tmp_path, {"a.jpg": JPEG, **files, file: files[file].encode(encoding)})
     if encoding.startswith("utf"):
-        (content,) = labels.read(data, FORMS[form]).splits.values()
+        (content,) = label_folders.read(data, FORMS[form]).splits.values()
         assert {row["name"] for row in content["categories"]} == {*names}
         assert len(content["annotations"]) == 2
         return
     with pytest.raises(UserError) as error:
-        labels.read(data, FORMS[form])
+        label_folders.read(data, FORMS[form])
     assert file in str(error.value) and "iconv" in str(error.value)
 
 
 @pytest.mark.parametrize("form", ["voc", "cvat", "labelme", "csv", "via", "yolo"])
 def test_names_that_look_alike_are_one_category(tmp_path, capsys, monkeypatch, form):
-    monkeypatch.setattr(objects, "check_boxes", lambda *_: None)  # one of two images has none
+    monkeypatch.setattr(examples, "check_boxes", lambda *_: None)  # one of two images has none
     names = ["caf\u00e9", "cafe\u0301", "Caf\u00e9"]
     place(tmp_path, {"a.jpg": JPEG, "b.jpg": JPEG, **named(form, names)})
     flags = [f"--labels={form}", f"--train_images={tmp_path}", "--val_fraction=0.5"]
     args = coco.parse(console.Parser(), [*flags, f"--out={tmp_path}.out"])
     sources = {f"{split}_images": list_input(str(tmp_path), 1) for split in ("train", "val")}
-    annotations, _, _ = inputs.read_annotations(args, sources)
-    kept = [normal_name(name) for _, name in annotations["train"].categories]
+    splits, _, _ = annotations.read_annotations(args, sources)
+    kept = [normal_name(name) for _, name in splits["train"].categories]
     assert sorted(kept) == sorted([names[0], names[2]])
     printed = capsys.readouterr().out
     assert "look alike" in printed and "'cafe\\u0301'" in printed
@@ -196,7 +203,7 @@ def outlines(points, radius=(0.02, 0.2), noise=0.2):
     ],
 )
 def test_what_the_numbers_of_yolo_mean(rows, expected):
-    assert label_files.yolo_shapes(rows_of(rows)) == expected
+    assert yolo.shapes_of(rows_of(rows)) == expected
 
 
 def test_key_points_and_corners_are_told(tmp_path):
@@ -204,8 +211,8 @@ def test_key_points_and_corners_are_told(tmp_path):
     turned = "0 0.4 0.5 0.5 0.3 0.6 0.5 0.5 0.7\n"
     for text, key in ((pose, "key points"), (turned, "four corners")):
         data = place(tmp_path, {"a.jpg": JPEG, "a.txt": text, "classes.txt": "cat\n"})
-        assert not labels.forms(data)[0].masks
-        splits, notes, _ = labels.read(data, "yolo")
+        assert not label_folders.detect(data)[0].masks
+        splits, notes, _ = label_folders.read(data, "yolo")
         (content,) = splits.values()
         assert content["annotations"][0]["bbox"] == pytest.approx(CAT[1])
         assert any(key in note for note in notes)
@@ -228,7 +235,7 @@ def test_key_points_and_corners_are_told(tmp_path):
 )
 def test_splits_have_many_names(tmp_path, files):
     data = place(tmp_path, {"classes.txt": "cat\ndog\n", **files})
-    splits = labels.read(data, "yolo").splits
+    splits = label_folders.read(data, "yolo").splits
     assert {name: len(content["images"]) for name, content in splits.items()} == {
         "train": 1,
         "val": 1,
@@ -238,7 +245,7 @@ def test_splits_have_many_names(tmp_path, files):
 
 def test_images_in_folders_without_labels_are_named(tmp_path):
     files = {"a/a.jpg": JPEG, "a/a.txt": CAT_LINE, "more/b.jpg": picture(), "classes.txt": "cat\n"}
-    notes = labels.read(place(tmp_path, files), "yolo").notes
+    notes = label_folders.read(place(tmp_path, files), "yolo").notes
     assert any("left out: 1 image" in note and "more/b.jpg" in note for note in notes)
 
 
@@ -246,4 +253,4 @@ def test_cvat_is_read_with_and_without_a_declaration(tmp_path):
     files = {"images/Train/a.jpg": JPEG, "images/Validation/a.jpg": JPEG}
     for text in (CVAT, CVAT.partition("\n")[2]):
         data = place(tmp_path, {**files, "annotations.xml": text})
-        assert set(labels.read(data, "cvat").splits) == {"train", "val"}
+        assert set(label_folders.read(data, "cvat").splits) == {"train", "val"}

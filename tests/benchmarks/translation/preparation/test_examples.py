@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from benchmarks.translation.preparation import packing, shards
+from benchmarks.translation.preparation import examples, packing
 from common.data import records
 from common.errors import UserError
 from tests.benchmarks.translation.preparation.test_packing import wmt_like
@@ -21,13 +21,15 @@ SUMS = ["0175f0e2", "b18986dc", "352be31a"]  # of (seed, shard): (0, 0), (0, 1),
 
 def make(pairs, seed=0, number=0):
     """The facts and rows of a shard of these pairs of ids, which the vocabulary gives back."""
-    return shards.make_shard(VOCABULARY, LENGTH, 80, seed, (number, pairs))
+    return examples.make_shard(VOCABULARY, LENGTH, 80, seed, (number, pairs))
 
 
 @pytest.fixture(autouse=True)
 def ids_are_text(monkeypatch):
     """Pairs of ids stand for those of text."""
-    monkeypatch.setattr(shards, "encode", lambda pair, _: [[int(i) for i in side] for side in pair])
+    monkeypatch.setattr(
+        examples, "encode", lambda pair, _: [[int(i) for i in side] for side in pair]
+    )
 
 
 def test_rows_are_as_full_as_promised():
@@ -42,20 +44,20 @@ def test_rows_are_as_full_as_promised():
 
 def test_each_shard_gets_one_of_as_many_consecutive_pairs():
     """In an order that is drawn anew, also after 1,024 times as many pairs."""
-    owners = shards.deal(3 * 1024 + 30, 3, 7)
+    owners = examples.deal(3 * 1024 + 30, 3, 7)
     groups = owners.reshape(-1, 3)
     assert (np.sort(groups, 1) == [0, 1, 2]).all()
     assert groups[[0, 1, 2, 3]].tolist() == FIRST and groups[[1024, 1025, 1026]].tolist() == LATER
-    assert len(shards.deal(3 * 1024 + 30, 4, 7)) == 3 * 1024 + 30
+    assert len(examples.deal(3 * 1024 + 30, 4, 7)) == 3 * 1024 + 30
 
 
 def test_the_sample_has_a_bounded_size_and_the_order_of_the_text(monkeypatch):
     texts = [f"{number:05}" for number in range(2000)]
     pairs = [(text, text) for text in texts]
-    assert shards.sample(pairs, 0)[::2] == texts
-    monkeypatch.setattr(shards, "_SAMPLE", 5000)
-    sample = shards.sample(pairs, 0)[::2]
-    assert 440 < len(sample) <= 500 and sample == sorted(sample) != shards.sample(pairs, 1)[::2]
+    assert examples.sample(pairs, 0)[::2] == texts
+    monkeypatch.setattr(examples, "_SAMPLE", 5000)
+    sample = examples.sample(pairs, 0)[::2]
+    assert 440 < len(sample) <= 500 and sample == sorted(sample) != examples.sample(pairs, 1)[::2]
 
 
 def test_what_a_shard_holds():
@@ -82,4 +84,4 @@ def die(job):
 
 def test_processes_that_are_killed_take_one_line():
     with pytest.raises(UserError, match="one of --workers=2 processes was killed.* take fewer"):
-        list(shards._made(die, iter([(0, []), (1, [])]), 2))
+        list(examples._made(die, iter([(0, []), (1, [])]), 2))

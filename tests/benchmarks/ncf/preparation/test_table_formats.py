@@ -15,7 +15,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from benchmarks.ncf.preparation import interactions
+from benchmarks.ncf.preparation import recognise
 from common.errors import UserError
 from common.preparation.folders import Folder
 from scripts import prepare
@@ -210,9 +210,9 @@ def test_folds_are_one_log(name, tmp_path, capsys):
         part["test"] = [r for n, r in enumerate(rows) if n % 5 == k // 2]
         lines = part.get(file.partition(".")[2], rows)
         write(tmp_path, file, "\n".join([*filter(None, [header]), *lines]) + "\n")
-    (reading,) = interactions.readings(Folder.open(str(tmp_path)))
-    assert reading.files == len(files)
-    make(reading.arguments, tmp_path / "out")
+    (dataset,) = recognise.dataset_formats(Folder.open(str(tmp_path)))
+    assert dataset.num_files == len(files)
+    make(dataset.arguments, tmp_path / "out")
     found = taken(tmp_path / "out")
     if width == 4:
         assert sorted(found) == sorted(EVENTS)
@@ -273,7 +273,7 @@ def test_lists_of_items_are_no_items(name, is_folder, tmp_path):
     path = write(tmp_path, file, log(header, row))
     folder = Folder.open(str(tmp_path) if is_folder else path)
     with pytest.raises(UserError, match=f"{file}.*write a (row|line) for each"):
-        interactions.readings(folder)
+        recognise.dataset_formats(folder)
 
 
 def test_titles_are_items_and_lists_beside_items_are_none(tmp_path):
@@ -345,8 +345,8 @@ FOLDERS = {
 def test_other_tables_in_a_folder_are_taken_or_named(name, tmp_path):
     others, words = FOLDERS[name]
     log_file = {"z.csv": log("user,item,ts", "{},{},{}".format)}
-    (reading,) = interactions.readings(place(tmp_path, others | log_file))
-    assert re.search(words, reading.found)
+    (dataset,) = recognise.dataset_formats(place(tmp_path, others | log_file))
+    assert re.search(words, dataset.evidence)
 
 
 @pytest.mark.parametrize(
@@ -360,8 +360,8 @@ def test_other_tables_in_a_folder_are_taken_or_named(name, tmp_path):
 )
 def test_rows_for_evaluation_come_last(files, order, tmp_path):
     folder = place(tmp_path, dict.fromkeys(files, "user,item\n1,2\n"))
-    (reading,) = interactions.readings(folder)
-    assert reading.arguments == [str(tmp_path / files[i]) for i in order]
+    (dataset,) = recognise.dataset_formats(folder)
+    assert dataset.arguments == [str(tmp_path / files[i]) for i in order]
 
 
 UNKNOWN = {
@@ -395,7 +395,7 @@ def test_the_advice_for_unknown_columns_works_and_is_given_for_a_folder_too(name
     errors = []
     for given in (path, str(tmp_path)):
         with pytest.raises(UserError) as caught:
-            interactions.readings(Folder.open(given))
+            recognise.dataset_formats(Folder.open(given))
         errors.append(str(caught.value))
     assert errors[0] == errors[1] and file in errors[0]
     command = errors[0].partition("python -m scripts.prepare ")[2].partition(";")[0]
@@ -419,4 +419,4 @@ def test_photos_and_notes_are_no_tables(tmp_path):
         "readme.txt": "Some words\nand more, of them\n",
     }
     files |= {"classes.txt": "\ufeffcat\r\ndog\r\nbird\r\n"}
-    assert interactions.readings(place(tmp_path, files)) == []
+    assert recognise.dataset_formats(place(tmp_path, files)) == []

@@ -1,4 +1,4 @@
-"""What `readings` sees in a folder, and that its flags prepare the folder."""
+"""What `dataset_formats` sees in a folder, and that its flags prepare the folder."""
 
 import json
 import shutil
@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from benchmarks.detection.preparation import coco
+from benchmarks.detection.preparation import recognise
 from common.errors import UserError
 from common.preparation.folders import Folder
 from scripts import prepare
@@ -101,17 +101,18 @@ TREES = {
 def test_own_images_are_recognised_and_prepared(name, tmp_path, capsys, monkeypatch):
     tree, words, flags = TREES[name]
     place(tmp_path / "in", tree)
-    (reading,) = coco.readings(Folder.open(str(tmp_path / "in")))
-    text = f"{reading.found}; {reading.makes}"
-    assert (reading.name, reading.form) == ("coco", "coco") and all(word in text for word in words)
+    (dataset,) = recognise.dataset_formats(Folder.open(str(tmp_path / "in")))
+    text = f"{dataset.evidence}; {dataset.output}"
+    assert (dataset.preparation, dataset.name) == ("coco", "coco")
+    assert all(word in text for word in words)
     folders = [tmp_path / "in" / flag for flag in flags if flag != "--masks"]
-    given = [flag.partition("=")[2] for flag in reading.arguments if "_images=" in flag]
+    given = [flag.partition("=")[2] for flag in dataset.arguments if "_images=" in flag]
     assert set(given) == {str(folder) for folder in folders}
-    assert ("--masks" in reading.arguments) == ("--masks" in flags)
-    prepare.make("coco", [*reading.arguments, f"--out={tmp_path}/out"])
+    assert ("--masks" in dataset.arguments) == ("--masks" in flags)
+    prepare.make("coco", [*dataset.arguments, f"--out={tmp_path}/out"])
     splits = json.loads((tmp_path / "out" / "manifest.json").read_text())["splits"]
     images = [splits[split]["images"] for split in ("train", "val")]
-    assert images == ([16, 6] if "--val_annotations" in str(reading.arguments) else [12, 4])
+    assert images == ([16, 6] if "--val_annotations" in str(dataset.arguments) else [12, 4])
     (line,) = (row for row in capsys.readouterr().out.splitlines() if "small.py" in row)
     _, config = typed(line, monkeypatch)
     assert config.benchmark == ("mask_rcnn" if "--masks" in flags else "ssd")
@@ -122,15 +123,15 @@ def test_own_images_are_recognised_and_prepared(name, tmp_path, capsys, monkeypa
 def test_cocos_archives_and_folders(tmp_path):
     write_coco(tmp_path)
     shutil.move(tmp_path / "annotations.zip", tmp_path / "annotations_trainval2017.zip")
-    (reading,) = coco.readings(Folder.open(str(tmp_path)))
-    assert "--masks" in reading.arguments and "COCO" in reading.found
-    prepare.make("coco", [*reading.arguments, f"--out={tmp_path}/out"])
+    (dataset,) = recognise.dataset_formats(Folder.open(str(tmp_path)))
+    assert "--masks" in dataset.arguments and "COCO" in dataset.evidence
+    prepare.make("coco", [*dataset.arguments, f"--out={tmp_path}/out"])
     (tmp_path / "open" / "annotations").mkdir()
     for path in (tmp_path / "open").glob("*.json"):
         shutil.move(path, tmp_path / "open" / "annotations")
-    (reading,) = coco.readings(Folder.open(str(tmp_path / "open")))
+    (dataset,) = recognise.dataset_formats(Folder.open(str(tmp_path / "open")))
     split = f"{tmp_path}/open/annotations/instances_val2017.json"
-    assert f"--val_annotations={split}" in reading.arguments
+    assert f"--val_annotations={split}" in dataset.arguments
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_cocos_archives_and_folders(tmp_path):
 )
 def test_other_files_are_not_taken(tree, tmp_path):
     place(tmp_path, tree)
-    assert coco.readings(Folder.open(str(tmp_path))) == []
+    assert recognise.dataset_formats(Folder.open(str(tmp_path))) == []
 
 
 def test_images_in_an_archive_beside_the_annotations(tmp_path):
@@ -155,16 +156,16 @@ def test_images_in_an_archive_beside_the_annotations(tmp_path):
         for i in range(TRAIN[1]):
             archive.writestr(*image_file(i)[:2])
     place(tmp_path, {"annotations.json": T})
-    (reading,) = coco.readings(Folder.open(str(tmp_path)))
-    assert reading.arguments[0] == f"--train_images={tmp_path}/pictures.zip"
-    prepare.make("coco", [*reading.arguments, f"--out={tmp_path}/out"])
+    (dataset,) = recognise.dataset_formats(Folder.open(str(tmp_path)))
+    assert dataset.arguments[0] == f"--train_images={tmp_path}/pictures.zip"
+    prepare.make("coco", [*dataset.arguments, f"--out={tmp_path}/out"])
     assert (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_a_json_alone_has_its_images_beside_it(tmp_path):
     place(tmp_path, {"a.json": T, "b.json": V, **photos("images", *TRAIN)})
-    (reading,) = coco.readings(Folder.open(str(tmp_path / "a.json")))
-    assert reading.arguments[:2] == [
+    (dataset,) = recognise.dataset_formats(Folder.open(str(tmp_path / "a.json")))
+    assert dataset.arguments[:2] == [
         f"--train_images={tmp_path}/images",
         f"--train_annotations={tmp_path}/a.json",
     ]
@@ -179,8 +180,8 @@ def lvis():
 
 def test_lvis_has_an_address_for_a_file_name(tmp_path):
     place(tmp_path / "in", {"lvis_v1_train.json": lvis(), **photos("train2017", *TRAIN)})
-    (reading,) = coco.readings(Folder.open(str(tmp_path / "in")))
-    prepare.make("coco", [*reading.arguments, f"--out={tmp_path}/out"])
+    (dataset,) = recognise.dataset_formats(Folder.open(str(tmp_path / "in")))
+    prepare.make("coco", [*dataset.arguments, f"--out={tmp_path}/out"])
     splits = json.loads((tmp_path / "out" / "manifest.json").read_text())["splits"]
     assert [splits[split]["images"] for split in ("train", "val")] == [12, 4]
 
@@ -207,8 +208,8 @@ def test_a_damaged_json_is_named_with_the_place(content, keys, tmp_path):
         place(tmp_path, {"deep/a.json": content})
     data = Folder.open(str(tmp_path))
     with pytest.raises(UserError) as refusal:
-        reading = prepare.choose(data, prepare.readings(data))
-        prepare.make("coco", [*reading.arguments, f"--out={tmp_path}.out"])
+        dataset = prepare.choose(data, prepare.dataset_formats(data))
+        prepare.make("coco", [*dataset.arguments, f"--out={tmp_path}.out"])
     message = str(refusal.value)
     assert "deep/a.json" in message and "\n" not in message
     assert all(key in message for key in keys), message
@@ -217,6 +218,6 @@ def test_a_damaged_json_is_named_with_the_place(content, keys, tmp_path):
 def test_a_damaged_json_beside_labels_is_named(tmp_path, capsys):
     labels = {"x/0000.txt": "0 0.5 0.5 0.2 0.2\n", **photos("x", *TRAIN)}
     place(tmp_path, {"a.json": TEXT[:-2], **labels})
-    (reading,) = coco.readings(Folder.open(str(tmp_path)))
-    assert reading.form == "yolo"
+    (dataset,) = recognise.dataset_formats(Folder.open(str(tmp_path)))
+    assert dataset.name == "yolo"
     assert f"not taken: {tmp_path}/a.json is damaged" in capsys.readouterr().out

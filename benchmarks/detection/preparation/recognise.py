@@ -1,4 +1,4 @@
-"""Recognises images with boxes by the names and the contents of files, for `folders.Reading`."""
+"""Recognises images with boxes or masks: COCO's form, labels of other tools, TFRecords."""
 
 import collections
 import itertools
@@ -6,12 +6,12 @@ import os
 from typing import NamedTuple
 
 from benchmarks.detection.coco import normal
-from benchmarks.detection.preparation import labels, tfrecords
-from benchmarks.detection.preparation.label_files import split_of
+from benchmarks.detection.preparation import label_folders, tfrecords
 from common import limits
 from common.errors import count, one_line, parse_json, some, visible
 from common.images import photos
-from common.preparation.folders import Folder, Reading
+from common.preparation.folders import DatasetFormat, Folder
+from common.preparation.splits import split_of
 from common.text import decoded
 
 _COCO = {  # the archives of 2017
@@ -36,39 +36,40 @@ class _File(NamedTuple):
     folder: str | None = None  # of these images; None if there are none of them
 
 
-def readings(folder: Folder) -> list[Reading]:
-    """The ways to read a folder as images with boxes or masks."""
+def dataset_formats(folder: Folder) -> list[DatasetFormat]:
+    """The formats of images with boxes or masks that a folder has."""
     zips = {os.path.basename(name): name for name in folder.named(".zip")}
     if zips.keys() >= {*_COCO.values()}:
         flags = [f"{flag}={folder.full(zips[name])}" for flag, name in _COCO.items()]
-        found = f"COCO's {', '.join(_COCO.values())}"
-        return [_reading("coco", found, len(zips), True, flags, "COCO's images")]
+        evidence = f"COCO's {', '.join(_COCO.values())}"
+        return [_format("coco", evidence, len(zips), True, flags, "COCO's images")]
     if folder.is_file and folder.named(".json"):  # its images lie beside it
         beside = Folder.open(folder.path)
         return _coco(beside, beside.named(*photos.SUFFIXES), [folder.files[0].name])
     images = folder.named(*photos.SUFFIXES)
     rows = _coco(folder, images, folder.named(".json"))
-    forms = labels.forms(folder) if images or not rows else []
-    most = max((form.files for form in forms), default=0)
-    for form, found, files, masks in [*forms, *tfrecords.forms(folder)]:
-        flags = [f"--labels={form}", f"--train_images={folder.given}"]
+    detected = label_folders.detect(folder) if images or not rows else []
+    most = max((each.num_files for each in detected), default=0)
+    for name, evidence, files, masks in [*detected, *tfrecords.detect(folder)]:
+        flags = [f"--labels={name}", f"--train_images={folder.given}"]
         split = "images; validation as folders or lists of splits say, else a tenth"
         # A table is worth little beside label files for nearly all images: it is often their copy.
         is_copy = files < _NEARLY_ALL * len(images) <= most
-        files += 0 if form == "tfrecords" or is_copy else len(images)
-        rows.append(_reading(form, found, files, masks, flags, split))
+        files += 0 if name == "tfrecords" or is_copy else len(images)
+        rows.append(_format(name, evidence, files, masks, flags, split))
     return rows if images or zips else rows[-1:]  # beside records a JSON is about their images
 
 
-def _reading(
-    form: str, found: str, files: int, masks: bool, flags: list[str], images: str
-) -> Reading:
-    kinds = "boxes and masks, for Mask R-CNN," if masks else "boxes, for SSD,"
+def _format(
+    name: str, evidence: str, files: int, masks: bool, flags: list[str], images: str
+) -> DatasetFormat:
+    objects = "boxes and masks, for Mask R-CNN," if masks else "boxes, for SSD,"
     flags = [*flags, *["--masks"] * masks]
-    return Reading("coco", form, found, f"records with {kinds} of {images}", flags, files)
+    output = f"records with {objects} of {images}"
+    return DatasetFormat("coco", name, evidence, output, flags, files)
 
 
-def _coco(folder: Folder, images: list[str], names: list[str]) -> list[Reading]:
+def _coco(folder: Folder, images: list[str], names: list[str]) -> list[DatasetFormat]:
     """Images and one JSON in COCO's form, or one for each split."""
     sizes = {file.name: file.size for file in folder.files}
     by_base = collections.defaultdict(list)
@@ -96,15 +97,17 @@ def _coco(folder: Folder, images: list[str], names: list[str]) -> list[Reading]:
         flags.append(f"--{split}_images={folder.full(path)}")
         flags.append(f"--{split}_annotations={folder.full(file.name)}")
     has_images = zips or used[0].folder is not None
-    found = " and ".join(["images" if has_images else "no images", *(file.name for file in used)])
-    kinds = ", polygons: boxes and masks" if masks else ": boxes"
-    found += f" in COCO's form{used[0].text}{kinds}"
+    evidence = " and ".join(
+        ["images" if has_images else "no images", *(file.name for file in used)]
+    )
+    shapes = ", polygons: boxes and masks" if masks else ": boxes"
+    evidence += f" in COCO's form{used[0].text}{shapes}"
     if rest := [f"{file.name} (images: {file.images:,})" for file in files if file not in used]:
-        found += f"; not used: {some(rest)}"
+        evidence += f"; not used: {some(rest)}"
     split = f"{used[0].images:,} images, a tenth of them for validation"
     if len(used) > 1:
         split = f"{used[0].images:,} train and {used[1].images:,} val images"
-    return [_reading("coco", found, len(images) + len(used), masks, flags, split)]
+    return [_format("coco", evidence, len(images) + len(used), masks, flags, split)]
 
 
 def _look(folder: Folder, name: str) -> _File | None:

@@ -1,4 +1,4 @@
-"""Tables: CSV and the like, JSON lines and Parquet, perhaps in gzip; and what columns hold."""
+"""Reads the formats of tables, CSV and the like, JSON Lines, Parquet, and guesses their columns."""
 
 import contextlib
 import csv
@@ -92,7 +92,7 @@ class Table:
         time, if the values fit; Amazon's ids say that the item is the first.
         """
         columns: dict[str, int] = {}
-        for what, present in known(self.names).items():
+        for what, present in named_columns(self.names).items():
             free = (column for column in present if column not in columns.values())
             several = [column for column in free if not are_lists(self.cells(column))]
             if len(several) > 1 and what == "time":
@@ -236,7 +236,7 @@ def _csv_table(path: str, text: str, wanted: Sequence[str]) -> Table:
     line, first = tables[delimiter][0]
     others = [row for _, row in tables[delimiter][1:]]
     given = {_short(name) for name in wanted if name and not name.isdecimal()}
-    named = known(first)
+    named = named_columns(first)
     is_header = bool(given & {*map(_short, first)} or (named["user"] and named["item"]))
     is_header |= any(_short(first[c]).endswith("id") for cs in named.values() for c in cs)
     is_header |= [any(map(_VALUE.fullmatch, row)) for row in (first, *others[:1])] == [False, True]
@@ -271,7 +271,7 @@ def are_lists(cells: Sequence[str]) -> bool:
     return bool(cells) and (are_ids or all(map(_LIST.fullmatch, cells)))
 
 
-def known(header: Sequence[str]) -> dict[str, list[int]]:
+def named_columns(header: Sequence[str]) -> dict[str, list[int]]:
     """The columns with known names by what they hold, the likeliest first."""
     names = [re.sub("[^a-z0-9]", "", _short(name)) for name in header]
     return {

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from benchmarks.resnet.preparation.imagenet import readings
+from benchmarks.resnet.preparation.recognise import dataset_formats
 from common.errors import UserError
 from scripts import prepare
 from tests.benchmarks.resnet.preparation.test_imagenet import pictures
@@ -123,14 +123,14 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_what_a_folder_is(case, tmp_path):
     files, expected, words = case
-    (reading,) = readings(place(tmp_path, files))
-    assert reading.name == "imagenet" and reading.files > 1
+    (dataset,) = dataset_formats(place(tmp_path, files))
+    assert dataset.preparation == "imagenet" and dataset.num_files > 1
     form, *flags = expected.split()
-    arguments = [a.replace(str(tmp_path), "").replace("=/", "=") for a in reading.arguments]
+    arguments = [a.replace(str(tmp_path), "").replace("=/", "=") for a in dataset.arguments]
     arguments = [a.removesuffix("=") + "=." * a.endswith("=") for a in arguments]
     own = ["--layout=folder"] * (form != "imagenet")
-    assert reading.form == form and sorted(arguments) == sorted(flags + own)
-    assert words in f"{reading.found} | {reading.makes}"
+    assert dataset.name == form and sorted(arguments) == sorted(flags + own)
+    assert words in f"{dataset.evidence} | {dataset.output}"
 
 
 OTHERS = {
@@ -162,7 +162,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("files", OTHERS.values(), ids=OTHERS)
 def test_what_belongs_to_others(files, tmp_path):
-    assert readings(place(tmp_path, files)) == []
+    assert dataset_formats(place(tmp_path, files)) == []
 
 
 def test_class_folders_or_a_table(tmp_path):
@@ -170,10 +170,10 @@ def test_class_folders_or_a_table(tmp_path):
     listed = table(("image_id", "dx"), *ROWS).replace(",", "\t")
     folder = place(tmp_path, files | {"meta.tsv": listed})
     with pytest.raises(UserError, match="--as=photos.* or .*--as=csv"):
-        prepare.choose(folder, readings(folder))
+        prepare.choose(folder, dataset_formats(folder))
     flags = ["--labels=%s/meta.tsv", "--file_column=image_id", "--label_column=dx"]
     expected = ["--layout=folder", "--train=%s", *flags]
-    chosen = prepare.choose(folder, readings(folder), "csv").arguments
+    chosen = prepare.choose(folder, dataset_formats(folder), "csv").arguments
     assert [flag.removesuffix("/") for flag in chosen] == [
         flag.replace("%s", str(tmp_path)) for flag in expected
     ]
@@ -190,12 +190,12 @@ OBJECTS = {
 @pytest.mark.parametrize("files", OBJECTS.values(), ids=OBJECTS)
 def test_class_folders_beside_labels_of_objects_are_taken_only_by_name(files, tmp_path, capsys):
     folder = place(tmp_path, files)
-    (reading,) = readings(folder)
+    (dataset,) = dataset_formats(folder)
     with pytest.raises(UserError, match="classes .*--as=photos"):
-        prepare.choose(folder, [reading])
-    assert prepare.choose(folder, [reading], "photos") == reading
-    boxes = reading._replace(name="coco", form="voc", found="boxes", files=9)
-    assert prepare.choose(folder, [reading, boxes]) == boxes
+        prepare.choose(folder, [dataset])
+    assert prepare.choose(folder, [dataset], "photos") == dataset
+    boxes = dataset._replace(preparation="coco", name="voc", evidence="boxes", num_files=9)
+    assert prepare.choose(folder, [dataset, boxes]) == boxes
     assert "not taken: 2 folders of JPEGs: classes " in capsys.readouterr().out
 
 
@@ -290,7 +290,7 @@ def test_tables_of_something_else_are_named(case, tmp_path):
     rows, words = case
     folder = write_table(tmp_path, rows)
     with pytest.raises(UserError, match=f"{tmp_path}/t.csv .*{words}") as refused:
-        readings(folder)
+        dataset_formats(folder)
     if "type python -m scripts.prepare" in str(refused.value):
         flags, line = follow(refused, tmp_path / "out")
         column = flags[-1].partition("=")[2]
@@ -314,14 +314,14 @@ def test_class_folders_among_other_images_are_named(held, tmp_path):
 def test_names_of_several_words_are_classes(tmp_path):
     names = ["golden retriever", "great dane", "tench, Tinca tinca"] * 2
     rows = [("f", "label"), *((f"{i}.jpg", x) for i, x in enumerate(names))]
-    (reading,) = readings(write_table(tmp_path, rows))
-    assert reading.form == "csv" and ": 3 classes" in reading.found
+    (dataset,) = dataset_formats(write_table(tmp_path, rows))
+    assert dataset.name == "csv" and ": 3 classes" in dataset.evidence
 
 
 def test_a_folder_that_is_no_class_beside_class_folders_is_named(tmp_path):
     names = [f"{c}/{i}.jpg" for c in ("cat", "dog") for i in range(10)]
     folder = place(tmp_path, pictures([*names, "docs/x/1.jpg"]))
     with pytest.raises(UserError, match="cat, dog look like classes, docs beside") as refused:
-        readings(folder)
+        dataset_formats(folder)
     _, line = follow(refused, f"{tmp_path}.out")
     assert "of 3 classes" in line

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.detection.coco import Annotations
-from benchmarks.detection.preparation import label_tables, labels, objects, tfrecords
+from benchmarks.detection.preparation import examples, label_folders, tfrecords
+from benchmarks.detection.preparation.label_formats import FORMATS
 from common import limits
 from common.data import records
 from common.errors import parse_json, visible
@@ -18,7 +19,7 @@ from common.preparation import holdout, sources
 from common.preparation.folders import Folder
 from common.text import alike, decoded, normal_name
 
-FORMS = (*label_tables.FORMS, "tfrecords")
+LABEL_FORMATS = (*FORMATS, "tfrecords")  # the values of --labels
 _Inputs = dict[str, sources.Source]
 
 
@@ -51,8 +52,8 @@ def read_annotations(
         annotations[name], data, notes = _parse(read(), path, args.masks)
         for note in notes if name == "train" else ():
             print(visible(f"warning: {path}: {note}"))
-        objects.check_boxes(annotations[name], args.trust_boxes)
-    objects.check_categories(*annotations.values())
+        examples.check_boxes(annotations[name], args.trust_boxes)
+    examples.check_categories(*annotations.values())
     return annotations, data, inputs
 
 
@@ -104,10 +105,10 @@ def _labels(args: argparse.Namespace, inputs: _Inputs) -> tuple[dict[str, bytes]
         images = dataclasses.replace(images, files=files, archive=False)
         inputs = inputs | {"train_images": images, "val_images": images}
     else:
-        splits, notes, turns = labels.read(folder, args.labels, args.exif)
+        splits, notes, turns = label_folders.read(folder, args.labels, args.exif)
         args.exif = "turn" if turns else "ignore"
-    others = [form for form in labels.forms(folder) if form.form != args.labels]
-    notes += [f"not read: {form.found} (--labels={form.form})" for form in others]
+    detected = [each for each in label_folders.detect(folder) if each.format != args.labels]
+    notes += [f"not read: {each.evidence} (--labels={each.format})" for each in detected]
     for note in notes:
         print(visible(f"warning: {note}"))
     rows = [row for content in splits.values() for row in content["annotations"]]
@@ -124,7 +125,7 @@ def _split(data: bytes, path: str, args: argparse.Namespace) -> dict[str, bytes]
     without objects.
     """
     complete = Annotations.parse(data, path)
-    objects.check_boxes(complete, args.trust_boxes)
+    examples.check_boxes(complete, args.trust_boxes)
     _, kinds = np.unique(complete.category_ids, return_inverse=True)
     pairs = np.stack([complete.rows, kinds])
     rows, kinds = np.unique(pairs, axis=1)  # each category of an image once

@@ -7,8 +7,8 @@ import zipfile
 
 import pytest
 
-from benchmarks.translation.preparation import languages, sources, text
-from benchmarks.translation.preparation.corpora import Corpus, Question
+from benchmarks.translation.preparation import languages, pairs, recognise, text
+from benchmarks.translation.preparation.text_formats import Corpus, Question
 from common import console
 from common.preparation import archives
 from common.preparation.folders import Folder
@@ -108,7 +108,7 @@ def write(folder, name, content):
 
 def read(*flags):
     """What `prepare text` reads."""
-    return sources.TextInput(text.parse(console.Parser(), [*flags, "--out=x"])).read()
+    return pairs.TextInput(text.parse(console.Parser(), [*flags, "--out=x"])).read()
 
 
 @pytest.mark.parametrize("end", ["", ".gz"])
@@ -151,9 +151,9 @@ def test_the_zip_of_opus_is_read_by_names(tmp_path):
         file.writestr("x.de-en.xml", "<x/>")
     path = write(tmp_path, "de-en.txt.zip", data.getvalue())
     archives.unpack(path, f"{tmp_path}/raw")
-    (reading,) = text.readings(Folder.open(f"{tmp_path}/raw"))
-    assert reading.form == "text"
-    pairs = read(*reading.arguments)
+    (dataset,) = recognise.dataset_formats(Folder.open(f"{tmp_path}/raw"))
+    assert dataset.name == "text"
+    pairs = read(*dataset.arguments)
     assert sorted([*pairs.eval, *pairs.train]) == sorted(MANY)
 
 
@@ -188,9 +188,9 @@ def test_the_reading_of_a_folder_makes_records(tmp_path, capsys, name):
             write(tmp_path, f"in/{split}.en", "THE DOG NUMBER 5 RUNS.\nA cat sits.\n")
             write(tmp_path, f"in/{split}.de", "Der Hund Nummer 5 läuft.\nEine Katze sitzt.\n")
     write(tmp_path, "in/README.txt", "Sentences.\n")
-    (reading,) = text.readings(Folder.open(f"{tmp_path}/in"))
+    (dataset,) = recognise.dataset_formats(Folder.open(f"{tmp_path}/in"))
     flags = ["--vocabulary_size=120", "--shards=1", "--workers=1", f"--out={tmp_path}/out"]
-    prepare.make("text", [*reading.arguments, *flags])
+    prepare.make("text", [*dataset.arguments, *flags])
     printed = capsys.readouterr().out
     content = json.loads((tmp_path / "out/manifest.json").read_text())
     pairs = [content["splits"][split]["pairs"] for split in ("train", "eval")]
@@ -198,7 +198,7 @@ def test_the_reading_of_a_folder_makes_records(tmp_path, capsys, name):
     assert ("1 of 2 sentences to evaluate on are among" in printed) == (name == "train.de")
     assert f"warning: {pairs[0]} pairs" in printed
     if name != "train.tsv":  # whose columns have no names
-        turned = read(*reading.arguments, "--source_language=de").train
+        turned = read(*dataset.arguments, "--source_language=de").train
         assert turned[0][0].startswith("Der Hund")
     sentences = (tmp_path / "out/sources.txt").read_text().splitlines()
     assert {*sentences} <= {*LINES[0].splitlines(), "THE DOG NUMBER 5 RUNS.", "A cat sits."}
@@ -217,8 +217,8 @@ def test_the_reading_of_a_folder_makes_records(tmp_path, capsys, name):
 )
 def test_what_is_taken_as_text_has_no_fault_of_another_form(tmp_path, capsys, name, content):
     write(tmp_path, name, content)
-    (reading,) = prepare.readings(Folder.open(str(tmp_path)))
-    assert reading.name == "text" and "not taken" not in capsys.readouterr().out
+    (dataset,) = prepare.dataset_formats(Folder.open(str(tmp_path)))
+    assert dataset.preparation == "text" and "not taken" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_what_is_taken_as_text_has_no_fault_of_another_form(tmp_path, capsys, na
 )
 def test_other_data_are_no_text(tmp_path, name, content):
     write(tmp_path, name, content)
-    assert not text.readings(Folder.open(str(tmp_path)))
+    assert not recognise.dataset_formats(Folder.open(str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -428,10 +428,10 @@ def test_utf_16_is_read(tmp_path):
 def test_xliff_is_named_with_its_converter(tmp_path):
     write(tmp_path, "in/a.xlf", "<xliff/>")
     with pytest.raises(SourceError, match=r"in/a\.xlf is XLIFF.*xliff2po .*in/a\.xlf .*in/a\.po$"):
-        text.readings(Folder.open(f"{tmp_path}/in"))
+        recognise.dataset_formats(Folder.open(f"{tmp_path}/in"))
     converted = '#, fuzzy\nmsgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n'
     for i in range(9):  # as xliff2po 3.20.4 writes it
         converted += f'\nmsgid "A dog {i}."\nmsgstr "Ein Hund {i}."\n'
     write(tmp_path, "in/a.po", converted)
-    (reading,) = text.readings(Folder.open(f"{tmp_path}/in"))
-    assert f"--train={tmp_path}/in/a.po" in reading.arguments and "a.xlf" in reading.makes
+    (dataset,) = recognise.dataset_formats(Folder.open(f"{tmp_path}/in"))
+    assert f"--train={tmp_path}/in/a.po" in dataset.arguments and "a.xlf" in dataset.output

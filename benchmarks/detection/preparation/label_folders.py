@@ -1,7 +1,7 @@
-"""Labels of other tools in COCO's form: images, splits and categories.
+"""Reads a folder of images and label files into COCO's form: images, splits and categories.
 
 A label file belongs to the image of its name, beside it or in the folder that stands for its own:
-labels/train/a.txt and images/train/a.jpg. `label_files` and `label_tables` read the files.
+labels/train/a.txt and images/train/a.jpg. `label_formats` reads the files.
 """
 
 import collections
@@ -15,20 +15,22 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
+from PIL import Image
 
-from benchmarks.detection.coco import normal
-from benchmarks.detection.preparation import label_files, objects
-from benchmarks.detection.preparation.label_files import Entry, Images, Settings, split_of
-from benchmarks.detection.preparation.label_tables import FORMS, Reader
+from benchmarks.detection.coco import is_end, normal
+from benchmarks.detection.preparation import examples, yolo
+from benchmarks.detection.preparation.label_formats import FORMATS, Entry, Reader
 from common import console, limits, pools
 from common.errors import count, one_line
 from common.images import photos
 from common.preparation.folders import Folder
 from common.preparation.sources import SourceError
-from common.preparation.splits import whole_split
+from common.preparation.splits import split_of, whole_split
 from common.text import text_lines
 
-# What readers raise of a file that is no such form, or damaged.
+# Folders of images and of their labels, by which the paths of the two differ.
+_COUNTERPARTS = {"images", "image", "jpegimages", "labels", "annotations", "xmls", ".."}
+# What readers raise of a file of another format, or damaged.
 _DAMAGE = (ElementTree.ParseError, csv.Error, ValueError, LookupError, TypeError, AttributeError)
 _MANY = 0.1  # of the objects: so many that cannot be read are no accident
 _SHAPES = {  # notes
@@ -39,12 +41,52 @@ _SHAPES = {  # notes
 }
 
 
-class Form(NamedTuple):
-    """A form of labels that a folder has."""
+class Images:
+    """The images of a folder, by the names that labels have for them."""
 
-    form: str  # a key of FORMS
-    found: str  # which files say so
-    files: int  # the number of label files
+    def __init__(self, folder: Folder):
+        extensions = Image.registered_extensions().items()
+        endings = [ending for ending, name in extensions if name in photos.FORMATS]
+        self.names = folder.named(*endings)
+        every = "|".join(ending[1:] for ending in [*endings, ".txt", ".xml", ".json"])
+        self._endings = re.compile(rf"(\.({every}))+$")
+        self._by_key, self._by_stem = collections.defaultdict(list), collections.defaultdict(list)
+        for name in self.names:
+            key = self.key(name)
+            self._by_key[key].append(name)
+            self._by_stem[os.path.basename(key)].append(name)
+
+    def key(self, name: str) -> str:
+        """A path in lower case, without its endings and the folders of images and labels."""
+        parts = self._endings.sub("", normal(name).lower()).split("/")
+        return "/".join([*(part for part in parts[:-1] if part not in _COUNTERPARTS), parts[-1]])
+
+    def find(self, *names: str) -> tuple[int, str] | None:
+        """The image of the first name that fits, with 0 for the first one, else a larger number.
+
+        If none fits, an image in another folder is taken if it is the only one of its name.
+        """
+        keys = [self.key(name) for name in names]
+        for i, (name, key) in enumerate(zip(names, keys, strict=True)):
+            if rows := self._by_key.get(key):  # a.jpg and a.png
+                base = os.path.basename(normal(name)).lower()
+                return i, max(rows, key=lambda row: os.path.basename(row).lower() == base)
+        for i, key in enumerate(keys, len(keys)):
+            parts = {"", split_of(os.path.dirname(key))}
+            rows = self._by_stem.get(os.path.basename(key), [])
+            rows = [r for r in rows if len(parts | {split_of(os.path.dirname(r))}) < 3]
+            rows = [row for row in rows if is_end(self.key(row), key)] or rows
+            if len(rows) == 1:
+                return i, rows[0]
+        return None
+
+
+class Detected(NamedTuple):
+    """A label format that a folder has."""
+
+    format: str  # a key of FORMATS
+    evidence: str  # which files say so
+    num_files: int  # of labels
     masks: bool  # whether all objects in the files that were looked at have polygons
 
 
@@ -58,44 +100,47 @@ class Labels(NamedTuple):
     turns: bool | None = None  # whether the boxes are on photos as EXIF turns them, if it is known
 
 
-def forms(folder: Folder) -> list[Form]:
-    """The forms of labels in a folder, from names and the heads of a few files."""
+def detect(folder: Folder) -> list[Detected]:
+    """The label formats in a folder, from names and the heads of a few files."""
     images, result = Images(folder), []
-    for form, kind in FORMS.items():
-        names, heads = _heads(folder, form)
+    for name, label_format in FORMATS.items():
+        files, heads = _heads(folder, name)
         if not heads:
             continue
-        settings = Settings()
-        if form == "yolo":
+        settings = yolo.Settings()
+        if name == "yolo":
             with contextlib.suppress(SourceError):  # which `read` raises
-                settings = label_files.yolo_settings(folder, heads.values())
+                settings = yolo.read_settings(folder, heads.values())
             if not (images.names or settings.names):  # numbers may be anything
                 continue
         if not any(map(images.find, heads)):  # one file for many images
-            names = [*heads]
-        number = max(len(heads), sum(images.find(name) is not None for name in names))
-        shapes = {bool(m[1]) for head in heads.values() for m in re.finditer(kind.shape, head)}
+            files = [*heads]
+        number = max(len(heads), sum(images.find(file) is not None for file in files))
+        shapes = {
+            bool(m[1]) for head in heads.values() for m in re.finditer(label_format.shape, head)
+        }
         polygons = True in shapes and not settings.shapes
-        found = f"{count(number, 'label file')} in {kind.title} form"
-        found += f"{' with polygons' * polygons}, such as {min(heads, key=len)}"
+        evidence = f"{count(number, 'label file')} in {label_format.title} form"
+        evidence += f"{' with polygons' * polygons}, such as {min(heads, key=len)}"
         if settings.names:
-            found += f", {count(len(settings.names), 'class', 'classes')} by {settings.file}"
-        result.append(Form(form, found, number, polygons and False not in shapes))
+            evidence += f", {count(len(settings.names), 'class', 'classes')} by {settings.file}"
+        result.append(Detected(name, evidence, number, polygons and False not in shapes))
     return result
 
 
-def _heads(folder: Folder, form: str) -> tuple[list[str], dict[str, bytes]]:
-    """(files that may be of a form, what some of those that are begin with)."""
+def _heads(folder: Folder, label_format: str) -> tuple[list[str], dict[str, bytes]]:
+    """(files that may be of a format, what some of those that are begin with)."""
     filled = {file.name for file in folder.files if file.size and not folder.is_file}
-    names = filled & {*folder.named(FORMS[form].ending)}
+    names = filled & {*folder.named(FORMATS[label_format].ending)}
     names = sorted(names, key=lambda name: (name.count("/"), name))
     sample = dict.fromkeys([*names[:16], *names[:: max(1, len(names) // 16)]])
     heads = {name: folder.head(name) for name in sample}
-    return names, {k: head for k, head in heads.items() if re.search(FORMS[form].head, head)}
+    pattern = FORMATS[label_format].head
+    return names, {name: head for name, head in heads.items() if re.search(pattern, head)}
 
 
-def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
-    """Reads all labels of a form.
+def read(folder: Folder, label_format: str, exif: str | None = None) -> Labels:
+    """Reads all labels of a format.
 
     An image without labels in a folder with labelled ones has no objects. Of the splits, test
     counts as val where there is no val. Where labels have no size, `exif` says whether the boxes
@@ -104,13 +149,13 @@ def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
     image or an object, or a tenth of the objects cannot be read.
     """
     images, notes = Images(folder), []
-    settings = Settings()
-    if form == "yolo":
-        settings = label_files.yolo_settings(folder, _heads(folder, form)[-1].values())
+    settings = yolo.Settings()
+    if label_format == "yolo":
+        settings = yolo.read_settings(folder, _heads(folder, label_format)[-1].values())
     if settings.shapes:
         notes.append(_SHAPES[settings.shapes])
     reader = Reader(folder, images.find, settings)
-    labelled = _matched(folder, images, _entries(folder, form, reader, notes), notes)
+    labelled = _matched(folder, images, _entries(folder, label_format, reader, notes), notes)
     notes += reader.notes
     keys, folders = {*map(images.key, labelled)}, {*map(os.path.dirname, labelled)}
     bare = [name for name in images.names if images.key(name) not in keys]
@@ -125,15 +170,15 @@ def read(folder: Folder, form: str, exif: str | None = None) -> Labels:
     said = {known[name] == row[1] for name, row in differing.items() if known.get(name) in row}
     turns = exif == "turn" if exif else False not in said
     doubtful = 0 if said else sum(len(row) == 2 for row in photo_sizes.values())
-    if note := not exif and objects.exif_note(turns, doubtful):
+    if note := not exif and examples.exif_note(turns, doubtful):
         notes.append(note)
     sizes = {name: known.get(name, row[-turns]) for name, row in photo_sizes.items()}
     used = {o.label.strip() for entry in labelled.values() for o in entry.objects}
     names = [*dict.fromkeys(map(str.strip, settings.names.values()))]
     names = names or sorted(used, key=lambda label: (len(label) * label.isdigit(), label))
-    if not settings.names and form == "yolo":
+    if not settings.names and label_format == "yolo":
         notes.append("no data.yaml, obj.names or classes.txt has names: categories are numbers")
-    lists = _lists(folder, form, settings, images, notes)
+    lists = _lists(folder, label_format, settings, images, notes)
     contents = {}
     for split, members in _splits(sorted(sizes), labelled, lists, notes).items():
         if empty := sum(name not in labelled for name in members):
@@ -160,17 +205,17 @@ def _in_threads(folder: Folder, work: Callable, names: list[str], unit: str) -> 
     progress.close()
 
 
-def _entries(folder: Folder, form: str, reader: Reader, notes: list[str]) -> list[Entry]:
+def _entries(folder: Folder, label_format: str, reader: Reader, notes: list[str]) -> list[Entry]:
     """All labels. Objects that cannot be read are a note, or a SourceError if they are many."""
 
     def entries(name: str) -> list[Entry]:
         try:
-            return [*FORMS[form].read(reader, name)]
+            return [*FORMATS[label_format].read(reader, name)]
         except _DAMAGE as error:
             problem = f"{name} is damaged or cut short: {one_line(error)}"
             return [Entry(name, (name,), problems=[problem])]
 
-    rows = _in_threads(folder, entries, folder.named(FORMS[form].ending), "label files")
+    rows = _in_threads(folder, entries, folder.named(FORMATS[label_format].ending), "label files")
     result = [entry for row in rows for entry in row]
     problems = [problem for entry in result for problem in entry.problems]
     total = sum(len(entry.objects) for entry in result) + len(problems)
@@ -231,15 +276,15 @@ def _splits(
 
 
 def _lists(
-    folder: Folder, form: str, settings: Settings, images: Images, notes: list[str]
+    folder: Folder, label_format: str, settings: yolo.Settings, images: Images, notes: list[str]
 ) -> dict[str, set[str]]:
     """The images of each split that data.yaml or a list names: train.txt, or VOC's ImageSets."""
     where = {"yolo": "", "voc": "ImageSets/Main/"}
-    pattern = rf"(?i)(?:.*/)?{where.get(form)}([^/]+)\.txt"
+    pattern = rf"(?i)(?:.*/)?{where.get(label_format)}([^/]+)\.txt"
     texts = ((re.fullmatch(pattern, name), name) for name in folder.named(".txt"))
     found = {name: match[1].lower() for match, name in texts if match and not images.find(name)}
     lists, missing = {}, []
-    for split in ("train", "validation", "test") if form in where else ():
+    for split in ("train", "validation", "test") if label_format in where else ():
         values = [v for key, v in settings.content.items() if v and whole_split(key) == split]
         values = [value for v in values for value in (v if isinstance(v, list) else [v])]
         rows = [row for value in values for row in _members(folder, settings, images, str(value))]
@@ -259,7 +304,7 @@ def _lists(
 
 
 def _members(
-    folder: Folder, settings: Settings, images: Images, value: str
+    folder: Folder, settings: yolo.Settings, images: Images, value: str
 ) -> list[tuple[str, str]]:
     """(name, image or '') of the images in a folder, or in a list, that data.yaml names.
 
@@ -282,7 +327,7 @@ def _members(
 def _listed(folder: Folder, images: Images, file: str) -> list[tuple[str, str]]:
     """(name, image or '') of each line of a list of images."""
     above = re.sub(r"(ImageSets/Main/)?[^/]*$", "", file)
-    names = filter(None, text_lines(label_files.text(folder, file)))
+    names = filter(None, text_lines(folder.text(file)))
     return [(name, (images.find(above + name, name) or (0, ""))[1]) for name in names]
 
 

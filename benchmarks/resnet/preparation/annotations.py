@@ -1,4 +1,4 @@
-"""A table of photos and their classes, such as Kaggle's train.csv."""
+"""Which class each photo has: a table, such as Kaggle's train.csv, or a list of lines."""
 
 import collections
 import csv
@@ -11,11 +11,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from common import limits
+from common.data import records
+from common.data.shards import tensorflow
 from common.errors import some, visible
 from common.images.photos import SUFFIXES
 from common.preparation.sources import Source, SourceError, read_all
-from common.preparation.splits import split_of, whole_split
-from common.text import decoded, normal_name
+from common.preparation.splits import COLUMNS, split_of, whole_split
+from common.text import decoded, normal_name, text_lines
 
 _LABELS = (  # names of columns, the likeliest first
     "label_name class_name category_name label labels class category breed species target "
@@ -23,7 +25,7 @@ _LABELS = (  # names of columns, the likeliest first
 )
 _TRUE, _FALSE = {"true", "yes", "1", "1.0"}, {"false", "no", "0", "0.0", ""}
 _BINARY = {"0", "1", "0.0", "1.0", "-1"}
-_SPLIT = r"(data_?)?(split|set|subset|partition|usage)s?"
+_SPLIT = rf"(data_?)?({'|'.join(COLUMNS)})s?"
 _SPLITS = 20  # a column of splits or folds has at most so many values
 _FOLD = r"(k_?)?folds?|cv(_?fold)?"  # the name of a column with numbers of folds
 # Names of columns with boxes or outlines. Of the second kind, four are a box.
@@ -152,7 +154,7 @@ def _splits(columns: Mapping[str, Sequence[str]]) -> tuple[str, list[str], str]:
         return "", [], f"the columns {some(flags)} say splits: {fix}"
     for name, cells in columns.items():
         key, values = keys[name], {cell.strip().lower() for cell in cells}
-        parts, note = [whole_split(cell) or split_of(cell) for cell in cells], f"split by {name}"
+        parts, note = [*map(split_of, cells)], f"split by {name}"
         numbers = sorted(float(text) for text in values if re.fullmatch(r"\d+(\.0)?", text))
         are_numbers = len(numbers) == len(values)
         if not 1 < len(values) <= _SPLITS:
@@ -300,3 +302,13 @@ def label(
 def _warn(text: str, names: Sequence[str]) -> None:
     if names:
         print(visible(f"warning: {text} ({len(names):,}): {some(names)}"), flush=True)
+
+
+def read_lines(path: str) -> list[str]:
+    """The class names in a file, one in a line, as of ImageNet's validation images."""
+    if not tensorflow().io.gfile.exists(path) or records.is_folder(path):
+        raise SourceError(f"there is no file {path}")
+    lines = text_lines(decoded(read_all(path, limits.TEXT_BYTES), path, SourceError))
+    if not lines:
+        raise SourceError(f"{path} is empty")
+    return lines

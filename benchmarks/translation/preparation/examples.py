@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.translation.preparation import packing, vocabularies
-from benchmarks.translation.preparation.sources import Pair, Pairs, TextInput
+from benchmarks.translation.preparation.pairs import Pair, Pairs, TextInput
 from benchmarks.translation.schema import SIDES
 from benchmarks.translation.vocabulary import EOS, Vocabulary, parse_vocabulary
 from common import console, pools

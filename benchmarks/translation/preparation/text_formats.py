@@ -1,6 +1,7 @@
-"""Reads pairs of sentences: two files of lines, tables, lines of JSON, TMX, gettext's .po.
+"""Reads the formats of parallel text: two files of lines, tables, JSON Lines, TMX, gettext's .po.
 
-Each file may be local or gs://, and a .gz.
+To add a format of one file, write a reader like `_read_tmx` and name it in `FORMATS`. Each file may
+be local or gs://, and a .gz.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class Corpus(NamedTuple):
         if tensorflow().io.gfile.isdir(path):
             fix = f"give its files, or the folder alone: python -m scripts.prepare {path}"
             raise SourceError(f"{path} is a folder: {fix}")
-        if not (read := FORMS.get(ending(path), ("", None))[1]):
+        if not (read := FORMATS.get(ending(path), ("", None))[1]):
             raise _not_read(path)
         rows = [row for _, row in itertools.islice(read(path), _SAMPLE)]
         numbers = {str(key): key for row in rows for key in row}
@@ -216,7 +217,7 @@ def _not_read(path: str) -> SourceError:
         fix = f"translate-toolkit makes a .po of version 1: xliff2po {names}"
         return Question(f"{path} is XLIFF, which is not read: {fix}")
     return SourceError(
-        f"{path} is not a file of pairs ({', '.join(FORMS)}): give files of lines as "
+        f"{path} is not a file of pairs ({', '.join(FORMATS)}): give files of lines as "
         "--train_source and --train_target, and export others as one of these"
     )
 
@@ -332,8 +333,8 @@ def _read_po(path: str) -> Iterator[tuple[int, Row]]:
             yield number, {"en": source, tag: target, "fuzzy": "x" if match["fuzzy"] else ""}
 
 
-# The form and the reader of a file by the end of its name, behind which .gz may be.
-FORMS: dict[str, tuple[str, Reader]] = {
+# Of each end of a file's name, behind which .gz may be: the format, for --as, and its reader.
+FORMATS: dict[str, tuple[str, Reader]] = {
     ".tsv": ("tsv", _read_tabs),
     ".tab": ("tsv", _read_tabs),
     ".txt": ("tsv", _read_tabs),

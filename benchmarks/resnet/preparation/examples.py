@@ -1,6 +1,8 @@
-"""Decides which image goes into which split, in which order and with which label."""
+"""Plans and makes records of images: which split, order and label each gets, and its bytes."""
 
+import argparse
 import dataclasses
+import hashlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -8,14 +10,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.resnet.preparation import recognise
-from common import limits
-from common.data import records
-from common.data.shards import tensorflow
 from common.errors import some, visible
-from common.preparation import holdout, writing
-from common.preparation.sources import Source, SourceError, read_all
+from common.images import photos
+from common.preparation import holdout, schema, writing
+from common.preparation.sources import Source, SourceError
 from common.preparation.splits import whole_split
-from common.text import alike, decoded, normal_name, text_lines
+from common.text import alike, normal_name
 
 _SHARDS = {"train": 1024, "validation": 128}  # ImageNet's usual numbers of files
 
@@ -141,11 +141,21 @@ def _labelled(
     return np.array(rows, np.int64), np.array(labels, np.int32)
 
 
-def read_labels(path: str) -> list[str]:
-    """Reads a file with one class name per line."""
-    if not tensorflow().io.gfile.exists(path) or records.is_folder(path):
-        raise SourceError(f"there is no file {path}")
-    lines = text_lines(decoded(read_all(path, limits.TEXT_BYTES), path, SourceError))
-    if not lines:
-        raise SourceError(f"{path} is empty")
-    return lines
+def example(args: argparse.Namespace, classes: list[str], split: Split, k: int) -> writing.Example:
+    """Reads and converts the k-th image of a split.
+
+    Photos in class folders are turned upright and get image/class/text; ImageNet's images do not.
+    """
+    i, label, is_folder = int(split.rows[k]), int(split.labels[k]), args.layout == "folder"
+    path, name = f"{split.origin}/{split.source.files[i].name}", classes[label - 1]
+    try:
+        jpeg = photos.to_jpeg(split.source.read(i), is_folder, args.quality, max_side=args.max_side)
+    except photos.BadImage as error:
+        return b"", (), {"left_out": [path, str(error)]}
+    file, size = os.path.basename(path), (jpeg.height, jpeg.width)
+    record = schema.example(jpeg.encoded, label, name, file, size, name if is_folder else "")
+    notes: dict[str, list] = {"changed": [path, jpeg.change]} if jpeg.change else {}
+    if is_folder:
+        digest = hashlib.blake2b(jpeg.encoded, digest_size=8).hexdigest()
+        notes["digests"] = [digest, label, path]
+    return record, (label,), notes

@@ -7,7 +7,7 @@ import sys
 import pytest
 from PIL import Image
 
-from benchmarks.detection.preparation import labels
+from benchmarks.detection.preparation import label_folders
 from common.errors import UserError
 from tests.helpers.preparation import place
 
@@ -229,8 +229,8 @@ FOLDERS = {
 def test_each_form_becomes_cocos(tmp_path, case):
     form, files, expected = FOLDERS[case]
     data = place(tmp_path, files)
-    assert [row.form for row in labels.forms(data)] == [form]
-    splits = labels.read(data, form).splits
+    assert [row.format for row in label_folders.detect(data)] == [form]
+    splits = label_folders.read(data, form).splits
     assert {name: objects(content) for name, content in splits.items()} == expected
     for content in splits.values():
         assert [row["name"] for row in content["categories"]] in (["cat", "dog"], ["cat"])
@@ -306,7 +306,7 @@ def test_what_is_odd_is_a_note(tmp_path, case):
     files, keys, expected = ODD[case]
     if case != "no names" and not {"data.yaml", "classes.txt"} & {*files}:
         files = {**files, "classes.txt": "cat\ndog\n"}
-    splits, notes, _ = labels.read(place(tmp_path, files), "yolo")
+    splits, notes, _ = label_folders.read(place(tmp_path, files), "yolo")
     assert {name: objects(content) for name, content in splits.items()} == expected
     assert all(any(key in note for note in notes) for key in keys), notes
 
@@ -315,7 +315,7 @@ def test_what_is_odd_is_a_note(tmp_path, case):
     "form, kinds", [("cvat", ("ellipse", "turned box")), ("labelme", ("circle", "__ignore__"))]
 )
 def test_skipped_shapes_are_counted(tmp_path, form, kinds):
-    notes = labels.read(place(tmp_path, FOLDERS[form][1]), form).notes
+    notes = label_folders.read(place(tmp_path, FOLDERS[form][1]), form).notes
     assert all(any(f"1 shape '{kind}'" in note for note in notes) for kind in kinds), notes
     assert not any("'tag'" in note for note in notes)
 
@@ -366,7 +366,7 @@ REFUSED = {
 def test_what_cannot_be_read_is_one_line(tmp_path, case):
     form, files, keys = REFUSED[case]
     with pytest.raises(UserError) as error:
-        labels.read(place(tmp_path, files), form)
+        label_folders.read(place(tmp_path, files), form)
     assert all(key in str(error.value) for key in keys), error.value
     assert "\n" not in str(error.value)
 
@@ -374,14 +374,14 @@ def test_what_cannot_be_read_is_one_line(tmp_path, case):
 def test_globox_is_named_where_it_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "globox", None)
     data = place(tmp_path, IN_FOLDERS)
-    assert labels.forms(data)
+    assert label_folders.detect(data)
     with pytest.raises(UserError, match="pip install globox"):
-        labels.read(data, "yolo")
+        label_folders.read(data, "yolo")
 
 
 def test_sizes_are_those_of_turned_photos(tmp_path):
     """As the tools show the photos; ultralytics takes the size so, too."""
-    (content,) = labels.read(
+    (content,) = label_folders.read(
         place(tmp_path, {"a.jpg": picture(orientation=6), "a.txt": CAT_LINE}), "yolo"
     ).splits.values()
     assert (content["images"][0]["width"], content["images"][0]["height"]) == (HEIGHT, WIDTH)
@@ -412,7 +412,7 @@ POLYGONS = CVAT.replace("<box", "<cuboid")
     ],
 )
 def test_forms_say_what_is_there(tmp_path, files, expected):
-    rows = labels.forms(place(tmp_path, {"a.jpg": JPEG, **files}))
-    seen = {row.form: (row.files, row.masks) for row in rows}
+    rows = label_folders.detect(place(tmp_path, {"a.jpg": JPEG, **files}))
+    seen = {row.format: (row.num_files, row.masks) for row in rows}
     assert seen == {k: v if isinstance(v, tuple) else (v, False) for k, v in expected.items()}
-    assert all(any(name in row.found for name in files) for row in rows)
+    assert all(any(name in row.evidence for name in files) for row in rows)
