@@ -1,4 +1,4 @@
-"""The config's keys that both detectors read, in groups, and the scale of their pixels.
+"""The config's keys that both detectors read, in groups.
 
 A group checks its values and goes to the part that reads it. The module `settings` of each detector
 adds its keys. In the config all keys are on one level; configs/ssd.py explains them.
@@ -8,13 +8,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-import jax
 import jax.numpy as jnp
 
 from common.keys import Count, Positive, Seed, Share
 
-# Mean and deviation of ImageNet's training pixels, 0..255: red, green, blue.
-PIXEL_MEAN, PIXEL_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 Channels = Annotated[int, "[1, 65536]"]
 
 
@@ -93,9 +90,3 @@ class Settings:
     backbone: Backbone
     tuning: Tuning
     detection: Detection
-
-
-def normalize(images: jax.Array, dtype: Any) -> jax.Array:
-    """Pixels [..., 3] in 0..255 -> dtype[..., 3] of about zero mean and unit variance."""
-    mean, std = (jnp.asarray(each, jnp.float32) for each in (PIXEL_MEAN, PIXEL_STD))
-    return ((images.astype(jnp.float32) - mean) / std).astype(dtype)

@@ -16,7 +16,6 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 import benchmarks
-from benchmarks.detection import settings
 from benchmarks.uses import Imported
 from common.errors import CheckpointError, ConfigError, DataError
 from common.foreign import files
@@ -55,7 +54,7 @@ def follow(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
             )
     spec = input_spec.parse_spec(values.get("input_spec", "tensorflow"))
     # Size and resizing are the detector's, not the ResNet's.
-    if (spec.mean, spec.std, spec.channels) != (settings.PIXEL_MEAN, settings.PIXEL_STD, "RGB"):
+    if (spec.mean, spec.std, spec.channels) != (*input_spec.IMAGENET, "RGB"):
         raise ConfigError(
             f"{name} is a ResNet whose input_spec has mean={spec.mean}, std={spec.std} and "
             f"{spec.channels}, but a detector gives its backbone RGB of ImageNet's: give one that "
@@ -184,7 +183,8 @@ def read_foreign(detector: Any, file: str) -> Imported:
     tree = unflatten_dict(files.adapt(file, arrays, shapes, layout), sep="/")
     imported = {"path": file, "format": source.format, "sha256": source.sha256}
     # The files do not say it: torchvision and the reference train on these pixels.
-    imported |= {"mean": settings.PIXEL_MEAN, "std": settings.PIXEL_STD, "channels": "RGB"}
+    mean, std = input_spec.IMAGENET
+    imported |= {"mean": mean, "std": std, "channels": "RGB"}
     count = sum(array.size for array in jax.tree.leaves(tree["params"]))
     summary = (
         f"{file} ({source.format}): {kind.MODEL}, {count:,} parameters, {values['num_classes']} "

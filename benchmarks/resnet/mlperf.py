@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.mlperf import Entry, Facts, Run
 from benchmarks.resnet.records import IMAGENET
 from common.errors import ConfigError
+from common.images import input_spec
 from common.trees import by_name
 
 ENTRY = Entry(
@@ -108,7 +109,7 @@ def _tags(run: Run) -> dict[str, Any]:
         "input_distorted_crop_aspect_ratio_range": [3 / 4, 4 / 3],
         "input_distorted_crop_area_range": [recipe["crop_area_min"], 1.0],
         "input_distorted_crop_max_attempts": 10,
-        "input_mean_subtraction": [123.675, 116.28, 103.53],
+        "input_mean_subtraction": [*input_spec.IMAGENET[0]],
         "input_random_flip": recipe["random_flip"],
         "input_resize": [size, size],
         "input_resize_aspect_preserving": {"min": round(size / 0.875)},

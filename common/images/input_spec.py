@@ -48,7 +48,8 @@ class InputSpec:
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
 
-# (mean, std) of ImageNet's training images.
+# (mean, std) of the pixels of ImageNet's training images: of 0..1, and of 0..255.
+IMAGENET_UNIT = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGENET = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 # The spec of the TensorFlow TPU tutorial and of this repository.
 TENSORFLOW = InputSpec(224, 0, "bicubic", False, *IMAGENET)

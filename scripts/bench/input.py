@@ -37,7 +37,7 @@ from common.data import files, records
 from common.data.order import Order
 from common.data.shards import tensorflow
 from common.errors import ConfigError
-from common.images.input_spec import IMAGENET
+from common.images.input_spec import IMAGENET_UNIT
 from common.preparation import schema
 from engine import environment
 from scripts.bench.peers import on_torch
@@ -118,7 +118,7 @@ def _torch_batches(folder: str, flags: argparse.Namespace, workers: int) -> Iter
     """Batches [images float32[b, 3, size, size], labels int64[b]] of PyTorch's ImageNet example."""
     data: Any = importlib.import_module("torch.utils.data")
     vision: Any = importlib.import_module("torchvision")
-    mean, std = ([value / 255 for value in values] for values in IMAGENET)
+    mean, std = map(list, IMAGENET_UNIT)
     transforms = vision.transforms
     steps = [transforms.RandomResizedCrop(flags.size), transforms.RandomHorizontalFlip()]
     steps += [transforms.ToTensor(), transforms.Normalize(mean, std)]

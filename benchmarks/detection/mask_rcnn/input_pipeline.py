@@ -27,12 +27,12 @@ from benchmarks.detection.records import (
     Source,
     keep_largest,
 )
-from benchmarks.detection.settings import normalize
 from common.data.decoding import Batch, Reader
 from common.data.shards import Shards, tensorflow
 from common.errors import ConfigError
 from common.images import pixels
 from common.layers import space_to_depth
+from input_pipeline import normalize
 
 Side = Annotated[int, "[1, 16384]"]
 
@@ -168,7 +168,7 @@ def normalized(batch: Mapping[str, jax.Array], dtype: Any) -> jax.Array:
     blocks = batch["image"]
     b, height, width, channels = blocks.shape
     pixels = blocks.reshape(b, height, width, 4, 3)
-    images = normalize(pixels, dtype).reshape(blocks.shape)
+    images = normalize(pixels, None, dtype).reshape(blocks.shape)
     # A channel belongs to row 0 or 1 and to column 0 or 1 of its block.
     channel = np.arange(channels)
     rows = 2 * np.arange(height)[:, None, None] + channel // 6

@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.detection.detector import COCO
 from benchmarks.mlperf import Entry, Facts, Run, check_optimizer, drop_steps
+from common.images.input_spec import IMAGENET_UNIT
 from common.trees import by_name
 
 _NAMES = {"mllog": ("BBOX", "SEGM"), "v0.5": ("box_AP", "mask_AP")}
@@ -90,8 +91,8 @@ def _tags(run: Run) -> dict[str, Any]:
         "batch_size_test": recipe["eval_batch_size"],
         "input_order": None,
         "input_shard": recipe["shuffle_buffer_size"],
-        "input_mean_subtraction": [0.485, 0.456, 0.406],
-        "input_normalization_std": [0.229, 0.224, 0.225],
+        "input_mean_subtraction": [*IMAGENET_UNIT[0]],
+        "input_normalization_std": [*IMAGENET_UNIT[1]],
         "input_resize": "bilinear",
         "input_resize_aspect_preserving": True,
         "min_image_size": recipe["image_short"],

@@ -15,7 +15,6 @@ import numpy as np
 from benchmarks.base import HostBatch, Model, Terms
 from benchmarks.detection import boxes
 from benchmarks.detection.detector import Detector, Leaves, restored
-from benchmarks.detection.settings import normalize
 from benchmarks.detection.ssd import input_pipeline, losses, models, weights
 from benchmarks.detection.ssd.settings import Maps, Settings
 from benchmarks.detection.ssd.use import SsdUses
@@ -24,6 +23,7 @@ from benchmarks.uses import Uses
 from common import foreign
 from common.keys import read_config
 from common.layers import gram_resnet
+from input_pipeline import normalize
 from models import BatchNorm
 
 MODEL = Model(
@@ -140,7 +140,7 @@ class Ssd(Detector):
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array]
     ) -> dict[str, jax.Array]:
         """The best detections of each image, in pixels of the original; score 0 is padding."""
-        images = normalize(batch["image"], self.settings.backbone.dtype)
+        images = normalize(batch["image"], None, self.settings.backbone.dtype)
         outputs: Any = self._model.apply({"params": params, **model_state}, images, train=False)
         deltas, logits = models.join(outputs, 1 + self.classes)
         keys = self.settings.detection

@@ -32,12 +32,12 @@ import numpy as np
 
 from benchmarks.detection import records, settings
 from benchmarks.detection.records import Image, Source
-from benchmarks.detection.settings import normalize
 from common import hashing
 from common.data.decoding import Batch, Reader
 from common.data.order import Order
 from common.data.shards import tensorflow
 from common.images import pixels
+from input_pipeline import normalize
 
 # The largest change of the colours: of torchvision's ColorJitter in the SSD reference of MLPerf.
 _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = 0.125, 0.5, 0.5, 0.05
@@ -157,7 +157,7 @@ def augment(
         saturation=1 + _SATURATION * signed[:, 2],
         hue=_HUE * signed[:, 3],
     )
-    return normalize(images, dtype), boxes
+    return normalize(images, None, dtype), boxes
 
 
 def _flip(images: jax.Array, boxes: jax.Array, flip: jax.Array) -> tuple[jax.Array, jax.Array]:

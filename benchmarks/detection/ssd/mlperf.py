@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.detection.detector import COCO
 from benchmarks.detection.ssd.settings import Maps
 from benchmarks.mlperf import Entry, Facts, Run, check_optimizer
+from common.images.input_spec import IMAGENET_UNIT
 from common.keys import read_config
 from common.trees import by_name
 
@@ -101,8 +102,8 @@ def _tags(run: Run) -> dict[str, Any]:
         "nms_max_detections": recipe["max_detections"],
         "num_cropping_iterations": recipe["max_samples"],
         "random_flip_probability": 0.5 if recipe["random_flip"] else 0.0,
-        "data_normalization_mean": [0.485, 0.456, 0.406],
-        "data_normalization_std": [0.229, 0.224, 0.225],
+        "data_normalization_mean": [*IMAGENET_UNIT[0]],
+        "data_normalization_std": [*IMAGENET_UNIT[1]],
         "opt_name": "momentum",
         "opt_learning_rate": rate.peak,
         "opt_momentum": recipe["momentum"],

@@ -14,12 +14,12 @@ import numpy as np
 
 from benchmarks.detection import boxes
 from benchmarks.detection.records import Image
-from benchmarks.detection.settings import PIXEL_MEAN, PIXEL_STD
 from benchmarks.detection.ssd import input_pipeline, models
 from benchmarks.detection.ssd.models import PADDING
 from benchmarks.detection.ssd.settings import Settings
 from benchmarks.detection.use import DetectorUses, photo_sides, scaled_photo
 from common.data.shards import tensorflow
+from common.images.input_spec import IMAGENET
 from common.onnx_graph import PIXELS, Ends, Graph, Resnet
 from common.portable import Program
 from common.trees import by_name
@@ -153,7 +153,7 @@ class _Drawing:
         arrays = by_name(params["backbone"]), by_name(statistics)
         layers = Resnet(graph, self._size, *arrays, EPSILON)
         pool, is_strided = settings.backbone.pool_padding, "stage2_block1".__eq__
-        x = layers.backbone((PIXEL_MEAN, PIXEL_STD), pool, is_strided)
+        x = layers.backbone(IMAGENET, pool, is_strided)
 
         def conv(name: str, x: str, stride: int, edge: int) -> str:
             kernel, bias = (params[name][key] for key in ("kernel", "bias"))

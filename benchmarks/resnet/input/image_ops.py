@@ -26,12 +26,13 @@ _LANES = 256  # columns of one product; the compiler makes wider ones four times
 # Colours.
 
 
-def _wide(magnitude: jax.Array) -> jax.Array:
-    return magnitude[:, None, None, None]
+def expand(values: jax.Array) -> jax.Array:
+    """A value of each image, [b], as [b, 1, 1, 1]."""
+    return values[:, None, None, None]
 
 
 def _blend(plain: jax.Array, images: jax.Array, factor: jax.Array) -> jax.Array:
-    return jnp.clip(plain + _wide(factor) * (images - plain), 0, 255)
+    return jnp.clip(plain + expand(factor) * (images - plain), 0, 255)
 
 
 def _grey(images: jax.Array) -> jax.Array:
@@ -45,7 +46,7 @@ def _grey(images: jax.Array) -> jax.Array:
 
 def brightness(images: jax.Array, factor: jax.Array) -> jax.Array:
     """Factor 0 is black, 1 changes nothing (`ImageEnhance.Brightness`)."""
-    return jnp.clip(images * _wide(factor), 0, 255)
+    return jnp.clip(images * expand(factor), 0, 255)
 
 
 def colour(images: jax.Array, factor: jax.Array) -> jax.Array:
@@ -80,17 +81,17 @@ def sharpness(images: jax.Array, factor: jax.Array) -> jax.Array:
 def posterize(images: jax.Array, bits: jax.Array) -> jax.Array:
     """Keeps the `bits` highest bits of a value: 0 is black, 8 keeps all (`ImageOps.posterize`)."""
     unused = jnp.left_shift(1, 8 - bits.astype(jnp.int32)) - 1
-    return (images.astype(jnp.int32) & ~_wide(unused)).astype(jnp.float32)
+    return (images.astype(jnp.int32) & ~expand(unused)).astype(jnp.float32)
 
 
 def solarize(images: jax.Array, threshold: jax.Array) -> jax.Array:
     """Inverts the values from the threshold on (`ImageOps.solarize`)."""
-    return jnp.where(images < _wide(threshold), images, 255 - images)
+    return jnp.where(images < expand(threshold), images, 255 - images)
 
 
 def solarize_add(images: jax.Array, amount: jax.Array) -> jax.Array:
     """Adds an amount to the values below 128, up to 255."""
-    return jnp.where(images < 128, jnp.minimum(images + _wide(amount), 255), images)
+    return jnp.where(images < 128, jnp.minimum(images + expand(amount), 255), images)
 
 
 def invert(images: jax.Array, magnitude: jax.Array) -> jax.Array:
@@ -149,7 +150,7 @@ def shear_x(images: jax.Array, factor: jax.Array, fill: Fill, most: float = 1.0)
     width = images.shape[2]
     moved = _slide(images, factor, factor / 2, most, width)
     y, x = _centres(images)
-    return _filled(moved, _between(x + _wide(factor)[..., 0] * y, width), fill)
+    return _filled(moved, _is_inside(x + expand(factor)[..., 0] * y, width), fill)
 
 
 def shear_y(images: jax.Array, factor: jax.Array, fill: Fill, most: float = 1.0) -> jax.Array:
@@ -167,7 +168,7 @@ def translate_x(images: jax.Array, pixels: jax.Array, fill: Fill) -> jax.Array:
     weights = jnp.maximum(1 - jnp.abs(jnp.arange(width) - source[..., None]), 0)
     factors = weights.astype(jnp.bfloat16), images.astype(jnp.bfloat16)
     moved = jnp.einsum("btx,byxc->bytc", *factors, preferred_element_type=jnp.float32)
-    return _filled(moved, _between(_centres(images)[1] + _wide(pixels)[..., 0], width), fill)
+    return _filled(moved, _is_inside(_centres(images)[1] + expand(pixels)[..., 0], width), fill)
 
 
 def translate_y(images: jax.Array, pixels: jax.Array, fill: Fill) -> jax.Array:
@@ -201,8 +202,10 @@ def rotate(images: jax.Array, degrees: jax.Array, fill: Fill, most: float = math
     images = _slide(images, rise, -rise * (half + margin), math.sin(largest), size)
     images = _slide(_turned(images), slant, margin - slant * half, steep, size)
     y, x = (centre - size / 2 for centre in _centres(images))
-    cosine, sine = (_wide(part)[..., 0] for part in (jnp.cos(angle), jnp.sin(angle)))
-    inside = [_between(p + size / 2, size) for p in (cosine * x - sine * y, sine * x + cosine * y)]
+    cosine, sine = (expand(part)[..., 0] for part in (jnp.cos(angle), jnp.sin(angle)))
+    inside = [
+        _is_inside(p + size / 2, size) for p in (cosine * x - sine * y, sine * x + cosine * y)
+    ]
     return _filled(images, inside[0] & inside[1], fill)
 
 
@@ -246,7 +249,7 @@ def _slide(
 
 def _quarter_turns(images: jax.Array, count: jax.Array) -> jax.Array:
     """Turns square images counter-clockwise; `count` int32[b] is in 0..3."""
-    count = _wide(count)
+    count = expand(count)
     half = jnp.where(count >= 2, images[:, ::-1, ::-1], images)
     return jnp.where(count % 2 == 1, _turned(half)[:, ::-1], half)
 
@@ -261,7 +264,7 @@ def _centres(images: jax.Array) -> tuple[jax.Array, jax.Array]:
     return (jnp.arange(h) + 0.5)[:, None], (jnp.arange(w) + 0.5)[None]
 
 
-def _between(positions: jax.Array, size: int) -> jax.Array:
+def _is_inside(positions: jax.Array, size: int) -> jax.Array:
     return (positions >= 0) & (positions < size)
 
 

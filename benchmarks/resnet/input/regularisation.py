@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.base import HostBatch
-from benchmarks.resnet.input import augment
+from benchmarks.resnet.input import augment, image_ops
 from benchmarks.resnet.settings import Regularisation
 from common.data.order import hash64
 from common.hashing import uniform
@@ -93,7 +93,7 @@ def mix(
     ways = []  # share float32[b], and the weight of the first image float32[b, h, w, 1] or less
     if mixup:
         share = _beta(uniform(seeds, _MIXUP), mixup)
-        ways.append((share, _spread(share)))
+        ways.append((share, image_ops.expand(share)))
     if cutmix:
         inside = _box(images.shape[1:3], seeds, _beta(uniform(seeds, _CUTMIX, 0), cutmix))
         ways.append((1 - jnp.mean(inside, (1, 2)), jnp.where(inside[..., None], 0.0, 1.0)))
@@ -101,16 +101,11 @@ def mix(
     if len(ways) == 2:
         is_cut = uniform(seeds, _BOTH) < 0.5
         share = jnp.where(is_cut, share, ways[0][0])
-        weight = jnp.where(_spread(is_cut), weight, ways[0][1])
+        weight = jnp.where(image_ops.expand(is_cut), weight, ways[0][1])
     others = jnp.roll(images, 1, axis=0)
-    wide = jnp.promote_types(images.dtype, jnp.float32)
-    mixed = weight * images.astype(wide) + (1 - weight) * others.astype(wide)
+    dtype = jnp.promote_types(images.dtype, jnp.float32)
+    mixed = weight * images.astype(dtype) + (1 - weight) * others.astype(dtype)
     return Mixed(mixed.astype(images.dtype), labels, jnp.roll(labels, 1), share)
-
-
-def _spread(rows: jax.Array) -> jax.Array:
-    """[b] as [b, 1, 1, 1]."""
-    return rows[:, None, None, None]
 
 
 def _box(shape: tuple[int, ...], seeds: jax.Array, share: jax.Array) -> jax.Array:
@@ -119,11 +114,11 @@ def _box(shape: tuple[int, ...], seeds: jax.Array, share: jax.Array) -> jax.Arra
     for i, size in enumerate(shape, 1):
         half = jnp.floor(size * jnp.sqrt(1 - share)) // 2
         centre = jnp.floor(uniform(seeds, _CUTMIX, i) * size)
-        lines.append(_between(size, centre - half, centre + half))
+        lines.append(_interval(size, centre - half, centre + half))
     return lines[0][:, :, None] & lines[1][:, None, :]
 
 
-def _between(size: int, begin: jax.Array, end: jax.Array) -> jax.Array:
+def _interval(size: int, begin: jax.Array, end: jax.Array) -> jax.Array:
     """bool[b, size]: whether begin <= i < end, of float32[b] each."""
     indices = jnp.arange(size, dtype=jnp.float32)
     return (indices >= begin[:, None]) & (indices < end[:, None])
@@ -180,8 +175,8 @@ def erase(images: jax.Array, seeds: jax.Array, probability: float) -> jax.Array:
     chosen = (u[:, 0] < probability) & jnp.any(fits, 1)
     y = jnp.floor(u[:, 1] * (height - sides[:, 0] + 1))
     x = jnp.floor(u[:, 2] * (width - sides[:, 1] + 1))
-    rows = _between(height, y, y + sides[:, 0])
-    columns = _between(width, x, x + sides[:, 1])
+    rows = _interval(height, y, y + sides[:, 0])
+    columns = _interval(width, x, x + sides[:, 1])
     inside = rows[:, :, None] & columns[:, None, :] & chosen[:, None, None]
     return jnp.where(inside[..., None], 0, images)
 

@@ -23,9 +23,9 @@ from benchmarks.base import Spec
 from benchmarks.detection.boxes import area, clip, decode_boxes, encode_boxes, iou
 from benchmarks.detection.losses import smooth_l1
 from benchmarks.detection.mask_rcnn.losses import Sampling, fold_key
-from benchmarks.detection.settings import normalize
 from common.hashing import hash32
 from common.trees import Parts, by_name
+from input_pipeline import normalize
 from scripts.bench.peers import Peer
 from scripts.bench.peers.resnet import Trunk
 from scripts.bench.peers.ssd import matched
@@ -365,7 +365,7 @@ def make(benchmark: Any, freeze: str) -> Peer:
 
     def run(variables: Any, batch: Mapping[str, jax.Array], method: Any, **how: Any) -> Any:
         sizes = batch["size"]
-        images = normalize(batch["image"], backbone.dtype)
+        images = normalize(batch["image"], None, backbone.dtype)
         rows, columns = np.arange(images.shape[1])[:, None], np.arange(images.shape[2])
         tall, wide = (sizes[:, i, None, None] for i in (0, 1))
         images = jnp.where(((rows < tall) & (columns < wide))[..., None], images, 0)

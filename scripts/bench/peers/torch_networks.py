@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import models
 from benchmarks.base import HostBatch
-from benchmarks.detection.settings import PIXEL_MEAN, PIXEL_STD
 from benchmarks.translation.transformer.models import positions
 from benchmarks.translation.vocabulary import EOS, PAD
+from common.images.input_spec import IMAGENET_UNIT
 from common.layers import space_to_depth
 
 torch: Any = importlib.import_module("torch")
@@ -81,8 +81,8 @@ def _frozen_norm(benchmark: Any) -> Any:
 
 # What torchvision's detectors take beside images: pixels from 0 to 1, which are not resized.
 _PIXELS = {
-    "image_mean": [value / 255 for value in PIXEL_MEAN],
-    "image_std": [value / 255 for value in PIXEL_STD],
+    "image_mean": [*IMAGENET_UNIT[0]],
+    "image_std": [*IMAGENET_UNIT[1]],
     "_skip_resize": True,
 }
 
