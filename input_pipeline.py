@@ -9,7 +9,7 @@ names another library.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -90,17 +90,20 @@ def wrong_label(record: str, label: int, offset: int, num_classes: int) -> DataE
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes [image_size, image_size, 3]; named as the config's keys."""
+    """How an image becomes [image_size, image_size, 3].
 
-    image_size: Annotated[int, "[1, 16384]"]
-    crop_area_min: Annotated[float, "(0, 1]"]  # the smallest share of the area in a training crop
-    random_flip: bool  # whether training images are mirrored at random
-    preprocessing: str = "exact"  # one of `KERNELS`
-    input_spec: str = "tensorflow"  # what `input_spec.parse_spec` reads
-    eval_image_size: Annotated[int, "[0, 16384]"] = 0  # of evaluation; 0 = image_size
-    reduced_decoding: bool = False  # whether large JPEGs are decoded at 1/2, 1/4 or 1/8
-    # From fractions of the run on: ((0, 128), (0.4, 160)); () = image_size for all images.
-    image_sizes: Annotated[Sequence[Sequence[float]], "[0, 100]"] = ()
+    `benchmarks.resnet.settings.Preprocessing` declares these as keys of the config, and says what
+    each means.
+    """
+
+    image_size: int
+    crop_area_min: float
+    random_flip: bool
+    preprocessing: str = "exact"
+    input_spec: str = "tensorflow"
+    eval_image_size: int = 0
+    reduced_decoding: bool = False
+    image_sizes: Sequence[Sequence[float]] = ()
 
     @property
     def sides(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.base import Model
 from benchmarks.resnet.classifier import ImageClassifier
-from benchmarks.resnet.settings import MODEL_KEYS, WHOLE_KEYS, Settings, check_settings, restored
+from benchmarks.resnet.settings import MODEL_KEYS, WHOLE_KEYS, Settings, restored
 from benchmarks.resnet.use import foreign_settings, foreign_weights
 from common.keys import read_config
 
@@ -24,6 +24,4 @@ MODEL = Model(
 
 def make(config: Any, cache_dir: str) -> ImageClassifier:
     """The benchmark of a config; ConfigError names the keys whose values cannot work."""
-    settings = read_config(Settings, config)
-    check_settings(settings)
-    return ImageClassifier(settings, cache_dir)
+    return ImageClassifier(read_config(Settings, config), cache_dir)

@@ -1,16 +1,15 @@
-"""Makes the network that a recipe's keys describe, and refuses keys that describe none."""
+"""Makes the network that a recipe's keys describe."""
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import models
 from benchmarks.resnet import variants
-from common.keys import Share
+from benchmarks.resnet.settings import Architecture
 from common.layers import gram_resnet, space_to_depth
 from common.layers.dropout import dropout as drop
 
@@ -18,27 +17,6 @@ PRECISIONS = {"bfloat16": jnp.bfloat16, "float32": jnp.float32}
 # The padding of the stem's max-pool, which never wins; "conv" has a convolution in its place.
 MAX_POOLS = {"same": "SAME", "torch": ((1, 1), (1, 1)), "conv": None}
 _DROPOUT = 0x68656164  # the site of the dropout before the head
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """The config's keys that describe the network; configs/resnet50.py explains them."""
-
-    resnet_depth: int
-    # "1": bottlenecks stride in the first convolution, as Keras has it; "2": pre-activation
-    resnet_version: Literal["1.5", "1", "2"] = "1.5"
-    deep_stem: bool = False
-    squeeze_excite: Share = 0.0
-    max_pool: Literal["same", "torch", "conv"] = "same"
-    num_filters: Annotated[int, "[1, 4096]"]
-    precision: Literal["bfloat16", "float32"]
-    space_to_depth: bool
-    blur_pool: bool = False
-    stage1_projection: bool = False
-    bn_span: Annotated[int, "[0, 1e6]"] | str
-    bn_momentum: Share
-    batch_norm: Literal["gram", "plain"]
-    kernels: Literal["xla", "pallas"] = "xla"
 
 
 def network(keys: Architecture, classes: int) -> models.ResNet:
@@ -102,26 +80,3 @@ def training_apply(
         return model.head(drop(model.features(images, train), dropout, seeds, _DROPOUT))
 
     return partial(model.apply, method=logits)
-
-
-def fixes(keys: Architecture) -> dict[str, str]:
-    """A fix for each key with a value that cannot work."""
-    errors = {}
-    if keys.resnet_depth not in models.DEPTHS:
-        errors["resnet_depth"] = f"use one of {', '.join(map(str, models.DEPTHS))}"
-    if keys.resnet_version == "2" and (keys.deep_stem or keys.squeeze_excite):
-        errors["resnet_version"] = "has neither deep_stem nor squeeze_excite; use '1.5' or '1'"
-    if keys.resnet_version == "2" and keys.max_pool == "conv":
-        errors["max_pool"] = "has no form with resnet_version='2'; use 'same' or 'torch'"
-    if keys.deep_stem and keys.space_to_depth:
-        errors["deep_stem"] = "has no form with space_to_depth; set one of them to False"
-    if keys.deep_stem and keys.num_filters < 2:
-        errors["num_filters"] = "must be at least 2 for deep_stem"
-    has_variant = keys.resnet_version != "1.5" or keys.max_pool == "conv" or keys.blur_pool
-    has_variant |= bool(keys.deep_stem or keys.squeeze_excite)
-    has_kernel = keys.resnet_depth >= 50 and keys.batch_norm == "gram" and not has_variant
-    if keys.kernels == "pallas" and not has_kernel:
-        errors["kernels"] = (
-            "needs bottlenecks (50 layers or more), batch_norm='gram' and no variant; use 'xla'"
-        )
-    return errors

@@ -1,21 +1,22 @@
 """The config's keys that the ResNet benchmark reads, in groups; configs/resnet50.py explains them.
 
-A group goes to the part that reads it. In the config all keys are on one level.
+A group checks its values and goes to the part that reads it; `Settings` checks what depends on
+several groups. In the config all keys are on one level.
 """
 
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from benchmarks.resnet import architecture, sizes
-from benchmarks.resnet.architecture import Architecture
+import input_pipeline
+import models
+from benchmarks.resnet import sizes
 from benchmarks.resnet.input import augment
 from common.errors import ConfigError, DataError
 from common.images.input_spec import parse_spec
 from common.keys import Count, Positive, Seed, Share
-from input_pipeline import KERNELS, Preprocessing
 
 # What `benchmarks.settle_config` takes from the model whose weights a run begins with.
 MODEL_KEYS = (
@@ -31,6 +32,13 @@ MODEL_KEYS = (
     "stage1_projection",
 )
 WHOLE_KEYS = ("num_label_classes", "image_size", "eval_image_size", "eval_flip")
+
+
+def _refuse(group: Any, faults: Mapping[str, str]) -> None:
+    """Raises ConfigError if there are faults: a fix by the key whose value cannot work."""
+    if faults:
+        rows = (f"config.{key}={getattr(group, key)!r}: {fix}" for key, fix in faults.items())
+        raise ConfigError("; ".join(rows))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +57,79 @@ class Data:
     input_streams: Annotated[int, "[1, 1e6]"]
     repeats: Annotated[int, "[1, 1e6]"] = 1
 
+    def __post_init__(self):
+        if not re.fullmatch("records|fake|tfds:.+", self.dataset):
+            _refuse(self, {"dataset": "use records, tfds:NAME or fake"})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preprocessing(input_pipeline.Preprocessing):
+    """How an image becomes [image_size, image_size, 3]."""
+
+    image_size: Annotated[int, "[1, 16384]"]
+    eval_image_size: Annotated[int, "[0, 16384]"] = 0  # of evaluation; 0 = image_size
+    # From fractions of the run on: ((0, 128), (0.4, 160)); () = image_size for all images.
+    image_sizes: Annotated[Sequence[Sequence[float]], "[0, 100]"] = ()
+    crop_area_min: Annotated[float, "(0, 1]"]  # the smallest share of the area in a training crop
+    random_flip: bool  # whether training images are mirrored at random
+    preprocessing: str = "exact"  # one of `input_pipeline.KERNELS`
+    input_spec: str = "tensorflow"  # what `input_spec.parse_spec` reads
+    reduced_decoding: bool = False  # whether large JPEGs are decoded at 1/2, 1/4 or 1/8
+
+    def __post_init__(self):
+        faults = {}
+        if self.preprocessing not in input_pipeline.KERNELS:
+            faults["preprocessing"] = f"use one of {', '.join(map(repr, input_pipeline.KERNELS))}"
+        if fix := sizes.fix(self.image_sizes):
+            faults["image_sizes"] = fix
+        _refuse(self, faults)
+        try:
+            parse_spec(self.input_spec)
+        except DataError as error:
+            raise ConfigError(f"config.input_spec={self.input_spec!r:.80}: {error}") from None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """The network."""
+
+    resnet_depth: int
+    # "1": bottlenecks stride in the first convolution, as Keras has it; "2": pre-activation
+    resnet_version: Literal["1.5", "1", "2"] = "1.5"
+    deep_stem: bool = False
+    squeeze_excite: Share = 0.0
+    max_pool: Literal["same", "torch", "conv"] = "same"
+    num_filters: Annotated[int, "[1, 4096]"]
+    precision: Literal["bfloat16", "float32"]
+    space_to_depth: bool
+    blur_pool: bool = False
+    stage1_projection: bool = False
+    bn_span: Annotated[int, "[0, 1e6]"] | str
+    bn_momentum: Share
+    batch_norm: Literal["gram", "plain"]
+    kernels: Literal["xla", "pallas"] = "xla"
+
+    def __post_init__(self):
+        faults = {}
+        if self.resnet_depth not in models.DEPTHS:
+            faults["resnet_depth"] = f"use one of {', '.join(map(str, models.DEPTHS))}"
+        if self.resnet_version == "2" and (self.deep_stem or self.squeeze_excite):
+            faults["resnet_version"] = "has neither deep_stem nor squeeze_excite; use '1.5' or '1'"
+        if self.resnet_version == "2" and self.max_pool == "conv":
+            faults["max_pool"] = "has no form with resnet_version='2'; use 'same' or 'torch'"
+        if self.deep_stem and self.space_to_depth:
+            faults["deep_stem"] = "has no form with space_to_depth; set one of them to False"
+        if self.deep_stem and self.num_filters < 2:
+            faults["num_filters"] = "must be at least 2 for deep_stem"
+        has_variant = self.resnet_version != "1.5" or self.max_pool == "conv" or self.blur_pool
+        has_variant |= bool(self.deep_stem or self.squeeze_excite)
+        has_kernel = self.resnet_depth >= 50 and self.batch_norm == "gram" and not has_variant
+        if self.kernels == "pallas" and not has_kernel:
+            faults["kernels"] = (
+                "needs bottlenecks (50 layers or more), batch_norm='gram' and no variant; use 'xla'"
+            )
+        _refuse(self, faults)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Regularisation:
@@ -60,6 +141,13 @@ class Regularisation:
     random_erasing: Share = 0.0
     drop_path: Annotated[float, "[0, 1)"] = 0.0
     dropout: Annotated[float, "[0, 1)"] = 0.0
+
+    def __post_init__(self):
+        if self.augmentation:
+            try:
+                augment.Policy.parse(self.augmentation)
+            except ValueError as error:
+                _refuse(self, {"augmentation": str(error)})
 
     @property
     def is_used(self) -> bool:
@@ -91,46 +179,19 @@ class Settings:
     regularisation: Regularisation
     objective: Objective
 
-
-def check_settings(settings: Settings) -> None:
-    """Raises ConfigError, with a fix for each key, if values cannot work."""
-    errors = dict(_fixes(settings)) | architecture.fixes(settings.model)
-    if errors:
-        groups = vars(settings).values()
-        values = {key: value for group in groups for key, value in vars(group).items()}
-        raise ConfigError("; ".join(f"config.{k}={values[k]!r}: {v}" for k, v in errors.items()))
-    try:
-        parse_spec(settings.images.input_spec)
-    except DataError as error:
-        text = settings.images.input_spec
-        raise ConfigError(f"config.input_spec={text!r:.80}: {error}") from None
-
-
-def _fixes(settings: Settings) -> Iterator[tuple[str, str]]:
-    """The keys about data, images and training whose values cannot work, each with a fix."""
-    data, images, model = settings.data, settings.images, settings.model
-    keys = settings.regularisation
-    if data.dataset == "fake" and settings.objective.class_weights:
-        yield "class_weights", "dataset='fake' has no classes to count"
-    if not re.fullmatch("records|fake|tfds:.+", data.dataset):
-        yield "dataset", "use records, tfds:NAME or fake"
-    if images.preprocessing not in KERNELS:
-        yield "preprocessing", f"use one of {', '.join(map(repr, KERNELS))}"
-    if fix := sizes.fix(images.image_sizes):
-        yield "image_sizes", fix
-    elif model.space_to_depth:
-        for key in ("image_size", "eval_image_size"):
-            if getattr(images, key) % 2:
-                yield key, "must be even for space_to_depth"
-        if any(side % 2 for _, side in images.image_sizes):
-            yield "image_sizes", "must be even for space_to_depth"
-    if model.batch_norm == "gram" and (model.blur_pool or keys.drop_path):
-        yield "batch_norm", "has no form with blur_pool or drop_path; use 'plain'"
-    if keys.augmentation:
-        try:
-            augment.Policy.parse(keys.augmentation)
-        except ValueError as error:
-            yield "augmentation", str(error)
+    def __post_init__(self):
+        images, model = self.images, self.model
+        if self.data.dataset == "fake" and self.objective.class_weights:
+            fix = "dataset='fake' has no classes to count"
+            _refuse(self.objective, {"class_weights": fix})
+        if model.space_to_depth:
+            sides = {"image_size": [images.image_size], "eval_image_size": [images.eval_image_size]}
+            sides["image_sizes"] = [side for _, side in images.image_sizes]
+            odd = [key for key, values in sides.items() if any(side % 2 for side in values)]
+            _refuse(images, dict.fromkeys(odd, "must be even for space_to_depth"))
+        if model.batch_norm == "gram" and (model.blur_pool or self.regularisation.drop_path):
+            fix = "has no form with blur_pool or drop_path; use 'plain'"
+            _refuse(model, {"batch_norm": fix})
 
 
 def restored(values: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.resnet import architecture, records
-from benchmarks.resnet.architecture import Architecture
+from benchmarks.resnet.settings import Architecture
 from benchmarks.resnet.use import exhibits, weights
 from benchmarks.resnet.use.exhibits import Predictions
 from benchmarks.resnet.use.export import Classifier

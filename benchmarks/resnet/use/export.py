@@ -10,7 +10,8 @@ import numpy as np
 
 import models
 from benchmarks.resnet import variants
-from benchmarks.resnet.architecture import MAX_POOLS, Architecture
+from benchmarks.resnet.architecture import MAX_POOLS
+from benchmarks.resnet.settings import Architecture
 from common.errors import ConfigError
 from common.foreign import resnets
 from common.images.input_spec import InputSpec

@@ -4,6 +4,7 @@ from typing import Any
 
 import models
 from benchmarks.resnet import architecture
+from benchmarks.resnet.settings import Architecture
 
 _SMALL: dict[str, Any] = {
     **{"resnet_depth": 50, "num_filters": 4, "precision": "float32", "batch_norm": "plain"},
@@ -11,8 +12,8 @@ _SMALL: dict[str, Any] = {
 }
 
 
-def keys(**values: Any) -> architecture.Architecture:
-    return architecture.Architecture(**{**_SMALL, **values})
+def keys(**values: Any) -> Architecture:
+    return Architecture(**{**_SMALL, **values})
 
 
 def make_network(*stage_sizes: int, classes: int = 3, **values: Any) -> models.ResNet:
