@@ -9,15 +9,16 @@ an image are functions of (seed, step).
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.detection import records, settings
+from benchmarks.detection import records
 from benchmarks.detection.mask_rcnn.aspect_ratio_groups import AspectRatioGroups, GroupedOrder
+from benchmarks.detection.mask_rcnn.settings import Preprocessing
 from benchmarks.detection.records import (
     LABEL,
     MASK,
@@ -29,60 +30,9 @@ from benchmarks.detection.records import (
 )
 from common.data.decoding import Batch, Reader
 from common.data.shards import Shards, tensorflow
-from common.errors import ConfigError
 from common.images import pixels
 from common.layers import space_to_depth
 from input_pipeline import normalize
-
-Side = Annotated[int, "[1, 16384]"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Preprocessing(settings.Preprocessing):
-    """How an image and its objects become arrays of fixed shapes; named as the config's keys."""
-
-    image_short: Side  # pixels of the short side
-    image_long: Side  # the most pixels of the long side; where they are exceeded, both get fewer
-    image_shape: Sequence[Side]  # padded height and width of the images that are not upright
-    mask_size: Annotated[int, "[4, 1024]"]  # side of a mask, which spans the box of its object
-
-    def __post_init__(self):
-        shape = tuple(self.image_shape)
-        if len(shape) != 2 or shape[0] > shape[1]:
-            raise ConfigError(
-                f"config.image_shape={shape}: must be a height and a width that is not less; "
-                "upright images have the same turned round"
-            )
-        for key, side in (("image_short", shape[0]), ("image_long", shape[1])):
-            if getattr(self, key) > side:
-                raise ConfigError(
-                    f"config.image_shape={shape}: is too small for images of "
-                    f"config.{key}={getattr(self, key)}"
-                )
-        if self.image_short > self.image_long:
-            raise ConfigError(
-                f"config.image_short={self.image_short}: must not be above "
-                f"config.image_long={self.image_long}"
-            )
-        if self.mask_size % 4:
-            raise ConfigError(
-                f"config.mask_size={self.mask_size}: must be a multiple of 4, as 8 pixels of a "
-                "mask make a byte"
-            )
-
-    @property
-    def shapes(self) -> tuple[tuple[int, int], ...]:
-        """(height, width) of the padded wide images, then of the upright ones, if they differ."""
-        height, width = self.image_shape
-        return ((height, width),) if height == width else ((height, width), (width, height))
-
-    def resized(self, size: Any) -> Any:
-        """int32[2], height and width without padding, of an image's int32[2]."""
-        tf = tensorflow()
-        sides = tf.cast(size, tf.float64)
-        short, long = tf.reduce_min(sides), tf.reduce_max(sides)
-        scale = tf.minimum(self.image_short / short, self.image_long / long)
-        return tf.maximum(tf.cast(tf.round(sides * scale), tf.int32), 1)
 
 
 def train_batches(

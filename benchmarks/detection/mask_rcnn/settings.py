@@ -1,20 +1,72 @@
-"""The config's keys that only Mask R-CNN reads; configs/mask_rcnn.py explains them."""
+"""The config's keys that only Mask R-CNN reads; configs/mask_rcnn.py explains them.
+
+`models.AnchorGenerator` declares its own.
+"""
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from benchmarks.detection import settings
-from benchmarks.detection.mask_rcnn.input_pipeline import Preprocessing
 from benchmarks.detection.mask_rcnn.losses import Sampling
 from benchmarks.detection.mask_rcnn.models import AnchorGenerator
 from benchmarks.detection.settings import Channels
+from common.data.shards import tensorflow
 from common.errors import ConfigError
 from common.keys import Share
 
+Side = Annotated[int, "[1, 16384]"]
 Overlap = Annotated[float, "(0, 1]"]
 Samples = Annotated[int, "[1, 20000]"]  # boxes of an image; suppression compares all pairs
 Pool = Annotated[int, "[1, 64]"]  # cells of a region, high and wide
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preprocessing(settings.Preprocessing):
+    """How an image and its objects become arrays of fixed shapes."""
+
+    image_short: Side  # pixels of the short side
+    image_long: Side  # the most pixels of the long side; where they are exceeded, both get fewer
+    image_shape: Sequence[Side]  # padded height and width of the images that are not upright
+    mask_size: Annotated[int, "[4, 1024]"]  # side of a mask, which spans the box of its object
+
+    def __post_init__(self):
+        shape = tuple(self.image_shape)
+        if len(shape) != 2 or shape[0] > shape[1]:
+            raise ConfigError(
+                f"config.image_shape={shape}: must be a height and a width that is not less; "
+                "upright images have the same turned round"
+            )
+        for key, side in (("image_short", shape[0]), ("image_long", shape[1])):
+            if getattr(self, key) > side:
+                raise ConfigError(
+                    f"config.image_shape={shape}: is too small for images of "
+                    f"config.{key}={getattr(self, key)}"
+                )
+        if self.image_short > self.image_long:
+            raise ConfigError(
+                f"config.image_short={self.image_short}: must not be above "
+                f"config.image_long={self.image_long}"
+            )
+        if self.mask_size % 4:
+            raise ConfigError(
+                f"config.mask_size={self.mask_size}: must be a multiple of 4, as 8 pixels of a "
+                "mask make a byte"
+            )
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """(height, width) of the padded wide images, then of the upright ones, if they differ."""
+        height, width = self.image_shape
+        return ((height, width),) if height == width else ((height, width), (width, height))
+
+    def resized(self, size: Any) -> Any:
+        """int32[2], height and width without padding, of an image's int32[2]."""
+        tf = tensorflow()
+        sides = tf.cast(size, tf.float64)
+        short, long = tf.reduce_min(sides), tf.reduce_max(sides)
+        scale = tf.minimum(self.image_short / short, self.image_long / long)
+        return tf.maximum(tf.cast(tf.round(sides * scale), tf.int32), 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

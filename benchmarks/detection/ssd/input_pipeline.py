@@ -22,16 +22,16 @@ the image). In this order they combine into one 3x3 matrix and one offset per im
 image is read twice and no intermediate image exists. Values are clipped once, at the end.
 """
 
-import dataclasses
 from collections.abc import Iterator
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.detection import records, settings
+from benchmarks.detection import records
 from benchmarks.detection.records import Image, Source
+from benchmarks.detection.ssd.settings import Preprocessing
 from common import hashing
 from common.data.decoding import Batch, Reader
 from common.data.order import Order
@@ -53,24 +53,6 @@ _ROUNDS = 64  # the most rounds of a crop
 _CHOICES = 7  # rules of a round; number 0 is the complete image
 _NO_CONDITION = -1.0
 _MIN_IOU = (_NO_CONDITION, 0.1, 0.3, 0.5, 0.7, 0.9)
-Side = Annotated[int, "[1, 4096]"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Preprocessing(settings.Preprocessing):
-    """How an image becomes [image_size, image_size, 3]; named as the config's keys."""
-
-    image_size: Side
-    crop_side_min: Annotated[float, "(0, 1]"]  # the least side of a crop, as a share of the image's
-    max_samples: Annotated[int, "[1, 1e3]"]  # windows that a round of a crop tries; MLPerf: 1, 50
-    antialias: bool  # whether resizing averages over the pixels, to train and to evaluate
-
-    def resize(self, image: Any) -> Any:
-        """uint8[image_size, image_size, 3] of uint8[h, w, 3], bilinear."""
-        if self.antialias:
-            return pixels.shrink(image, self.image_size)
-        size = [self.image_size, self.image_size]
-        return tensorflow().ensure_shape(pixels.sample(image, size, "bilinear"), [*size, 3])
 
 
 def train_batches(

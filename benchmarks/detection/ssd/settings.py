@@ -6,9 +6,29 @@ from typing import Annotated, Any, Literal
 
 from benchmarks.detection import settings
 from benchmarks.detection.settings import Channels
-from benchmarks.detection.ssd.input_pipeline import Preprocessing, Side
 from benchmarks.detection.ssd.models import DefaultBoxes, Extra
+from common.data.shards import tensorflow
 from common.errors import ConfigError
+from common.images import pixels
+
+Side = Annotated[int, "[1, 4096]"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preprocessing(settings.Preprocessing):
+    """How an image becomes [image_size, image_size, 3]."""
+
+    image_size: Side
+    crop_side_min: Annotated[float, "(0, 1]"]  # the least side of a crop, as a share of the image's
+    max_samples: Annotated[int, "[1, 1e3]"]  # windows that a round of a crop tries; MLPerf: 1, 50
+    antialias: bool  # whether resizing averages over the pixels, to train and to evaluate
+
+    def resize(self, image: Any) -> Any:
+        """uint8[image_size, image_size, 3] of uint8[h, w, 3], bilinear."""
+        if self.antialias:
+            return pixels.shrink(image, self.image_size)
+        size = [self.image_size, self.image_size]
+        return tensorflow().ensure_shape(pixels.sample(image, size, "bilinear"), [*size, 3])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

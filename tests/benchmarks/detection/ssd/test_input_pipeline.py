@@ -16,7 +16,7 @@ from PIL import Image
 from benchmarks.detection import records
 from benchmarks.detection.records import Source
 from benchmarks.detection.ssd import input_pipeline
-from benchmarks.detection.ssd.input_pipeline import Preprocessing
+from benchmarks.detection.ssd.settings import Preprocessing
 from common import hashing
 from common.data.order import Order
 from common.data.shards import Shards
