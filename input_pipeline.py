@@ -90,11 +90,7 @@ def wrong_label(record: str, label: int, offset: int, num_classes: int) -> DataE
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes [image_size, image_size, 3].
-
-    `benchmarks.resnet.settings.Preprocessing` declares these as keys of the config, and says what
-    each means.
-    """
+    """How an image becomes [image_size, image_size, 3]; `resnet.settings` says what is what."""
 
     image_size: int
     crop_area_min: float

@@ -221,8 +221,7 @@ def dataset_formats(folder: Folder) -> list[DatasetFormat]:
     inner = folder.inner()
     if inner and all(_NOTES.fullmatch(f.name) for f in folder.files if "/" not in f.name):
         return dataset_formats(inner)
-    formats: list[DatasetFormat] = []
-    errors: list[UserError] = []
+    formats, errors = [], []
     for module in map(_recogniser, _FAMILIES):
         try:
             formats += module.dataset_formats(folder)

@@ -133,7 +133,7 @@ class Architecture:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Regularisation:
-    """How training images, their labels and the network are disturbed at random."""
+    """How training images are augmented, and the network and its labels regularised, at random."""
 
     augmentation: str = ""
     mixup: Annotated[float, "[0, 10]"] = 0.0  # as far as the table of the draws is exact

@@ -13,24 +13,19 @@ _SPLITS = {word: split for split, words in _WORDS.items() for word in words.spli
 COLUMNS = ("split", "set", "subset", "partition", "usage")  # in tables, perhaps with s or "data_"
 
 
-def _of_name(name: str) -> str:
-    name = re.sub(r"(?i)(held|hold)[\W_]+out", r"\1out", name)
-    words = re.findall("[a-z]+", name.lower())
-    words += re.findall("[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())  # PublicTest
-    return next(filter(None, map(_SPLITS.get, words)), "")
-
-
-def split_of(path: str) -> str:
+def split_of(path: str, outermost: bool = False) -> str:
     """The split that a path says: "train", "validation", "test" or "".
 
-    The innermost part with such a word counts, and its first one, as "train" of "seg_train".
+    The innermost part with such a word counts, and its first one, as "train" of "seg_train"; or
+    the outermost part, where the folders below it may be classes, of any name.
     """
-    return next(filter(None, map(_of_name, reversed(path.split("/")))), "")
-
-
-def outer_split_of(path: str) -> str:
-    """The same by the outermost part: the folders below a split are classes of any name."""
-    return next(filter(None, map(_of_name, path.split("/"))), "")
+    for part in path.split("/")[:: 1 if outermost else -1]:
+        name = re.sub(r"(?i)(held|hold)[\W_]+out", r"\1out", part)
+        spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)  # PublicTest
+        words = re.findall("[a-z]+", f"{name} {spaced}".lower())
+        if split := next(filter(None, map(_SPLITS.get, words)), ""):
+            return split
+    return ""
 
 
 def whole_split(name: str) -> str:

@@ -11,7 +11,7 @@ from common import limits
 from common.errors import parse_json, some
 from common.images import photos
 from common.preparation.folders import Folder
-from common.preparation.splits import outer_split_of
+from common.preparation.splits import split_of
 
 _FIX = "export or convert them to COCO's form"
 _FORMS = {  # what a file is and what to do, with a pattern of its first bytes
@@ -84,7 +84,7 @@ def explain(folder: Folder) -> str:
     if found := masks(images, by_folder=True):
         fix = "for classes of photos move them away; objects need outlines in COCO's form"
         return f"{len(found):,} masks, such as {found[0]}, which are not trained on: {fix}"
-    images = [name for name in images if outer_split_of(name) in ("", "train")] or images
+    images = [name for name in images if split_of(name, outermost=True) in ("", "train")] or images
     matches = [re.search(_CLASS, name) for name in images]
     classes = collections.Counter(match[1] for match in matches if match)
     words = all(re.search(r"[^\W\d_]", name) for name in classes)

@@ -1,4 +1,4 @@
-"""Disturbs training batches on the device: RandAugment, mixup, cutmix, random erasing.
+"""Augments training batches on the device: RandAugment, mixup, cutmix, random erasing.
 
 Images are float[b, h, w, c] after normalisation, or uint8 before it for RandAugment. All draws are
 hashes of the leaf "draw" int32[b] of a batch, a seed for each row in this step: what a row draws

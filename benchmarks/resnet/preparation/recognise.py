@@ -14,7 +14,7 @@ from common.images import photos
 from common.preparation import unread
 from common.preparation.folders import DatasetFormat, Folder
 from common.preparation.sources import SourceError
-from common.preparation.splits import outer_split_of, split_of, whole_split
+from common.preparation.splits import split_of, whole_split
 from common.text import decoded
 
 _VIEWS = (  # folders of other views of the same images, or of images beside these
@@ -114,7 +114,7 @@ def _class_folders(folder: Folder, images: list[str], has_objects: bool) -> Data
     files = {name: (os.path.basename(name), sizes[name]) for name in images}
     used = [name for name in images if parents[name] in (train, held or train)]
     copies = {files[name] for name in used}
-    trained = [name for name in images if outer_split_of(name) in ("", "train")]
+    trained = [name for name in images if split_of(name, outermost=True) in ("", "train")]
     stray = {path for path in {*dirs.values()} if _strays(dict.fromkeys(path.split("/"), 0))}
     elsewhere = sum(files[n] not in copies and dirs[n] not in stray for n in trained)
     if train is None or (10 * elsewhere > len(used) and not has_objects):
@@ -219,7 +219,7 @@ def _table(
         content = annotations.parse(path, text, known, guess=not has_classes)
     except SourceError:  # of another kind of table
         return None
-    trained = [name for name in images if outer_split_of(name) in ("", "train")]
+    trained = [name for name in images if split_of(name, outermost=True) in ("", "train")]
     named = {images[i] for row in content.rows for i in row.photos}
     if sum(name not in named for name in trained) > len(named):
         return None

@@ -116,8 +116,12 @@ def _mistake(args: argparse.Namespace) -> str:
 def prepare(args: argparse.Namespace) -> str:
     """Prepares the records; returns the last line to print."""
     content = make(args)
-    if gnmt := _gnmt_command(args.out, content):
-        print(f"GNMT, a recurrent translator, trains on the same records: {gnmt}")
+    train = content["splits"]["train"]
+    if train["examples"] * content["length"] < _MANY:  # the workdir is not the Transformer's
+        keys = arguments.keys(**arguments.fitted(train["pairs"], 64, 12, 2000))
+        keys += _eval_lengths(content)
+        command = arguments.train_command("small.py:gnmt", args.out, *keys)
+        print(f"GNMT, a recurrent translator, trains on the same records: {command}_gnmt")
     return _last_line(args.out, content)
 
 
@@ -166,16 +170,6 @@ def _last_line(out: str, content: dict[str, Any]) -> str:
         f"{pairs[0]:,} train and {pairs[1]:,} eval pairs are in {out} ({size / 1e6:,.0f} MB); "
         f"train on them: {arguments.train_command(recipe, out, *flags)}"
     )
-
-
-def _gnmt_command(out: str, content: dict[str, Any]) -> str:
-    """The command that trains a GNMT on the same records; "" if the text is large."""
-    train = content["splits"]["train"]
-    if train["examples"] * content["length"] >= _MANY:
-        return ""
-    flags = arguments.keys(**arguments.fitted(train["pairs"], 64, 12, 2000))
-    command = arguments.train_command("small.py:gnmt", out, *flags, *_eval_lengths(content))
-    return f"{command}_gnmt"  # another workdir
 
 
 def _eval_lengths(content: dict[str, Any]) -> list[str]:
