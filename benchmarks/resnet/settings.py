@@ -185,9 +185,8 @@ class Settings:
             fix = "dataset='fake' has no classes to count"
             _refuse(self.objective, {"class_weights": fix})
         if model.space_to_depth:
-            sides = {"image_size": [images.image_size], "eval_image_size": [images.eval_image_size]}
-            sides["image_sizes"] = [side for _, side in images.image_sizes]
-            odd = [key for key, values in sides.items() if any(side % 2 for side in values)]
+            odd = [key for key in ("image_size", "eval_image_size") if getattr(images, key) % 2]
+            odd += ["image_sizes"] * any(side % 2 for _, side in images.image_sizes)
             _refuse(images, dict.fromkeys(odd, "must be even for space_to_depth"))
         if model.batch_norm == "gram" and (model.blur_pool or self.regularisation.drop_path):
             fix = "has no form with blur_pool or drop_path; use 'plain'"

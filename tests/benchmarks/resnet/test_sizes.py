@@ -14,9 +14,11 @@ import benchmarks
 import train
 from benchmarks.resnet import settings
 from commands import preflight
+from common.errors import ConfigError
 from common.keys import read_config
 from engine.forecast import estimates
 from engine.plan import read_settings
+from tests.benchmarks.resnet import networks
 from tests.benchmarks.resnet.test_resnet import drawn
 from tests.conftest import make_tiny_config
 from tests.engine.forecast.test_estimates import TRAIN, V3
@@ -71,15 +73,26 @@ def test_bytes_that_a_host_holds(monkeypatch):
 
 
 def test_sizes_that_cannot_work():
-    def fixes(**keys: Any) -> dict[str, str]:
+    def read(**keys: Any) -> settings.Settings:
         counts = {"num_train_images": 1, "num_eval_images": 1}
-        config = make_tiny_config("", **counts, **keys)
-        return dict(settings._fixes(read_config(settings.Settings, config)))
+        return read_config(settings.Settings, make_tiny_config("", **counts, **keys))
 
-    assert fixes() == fixes(space_to_depth=True) == fixes(dataset="fake") == {}
+    assert read() and read(space_to_depth=True) and read(dataset="fake")
     odd = {"image_sizes": ((0, 8), (0.5, 17)), "image_size": 18, "eval_image_size": 15}
     even = "must be even for space_to_depth"
-    assert fixes(space_to_depth=True, **odd) == {"eval_image_size": even, "image_sizes": even}
+    message = rf"config\.eval_image_size=15: {even}; config\.image_sizes=.*17\)\): {even}$"
+    with pytest.raises(ConfigError, match=message):
+        read(space_to_depth=True, **odd)
+
+
+def test_a_group_refuses_its_values_alone():
+    with pytest.raises(ConfigError, match=r"^config\.resnet_depth=51: use one of 10, 18, "):
+        networks.keys(resnet_depth=51)
+    with pytest.raises(ConfigError, match="^config.augmentation='flip': use 'randaugment"):
+        settings.Regularisation(augmentation="flip")
+    with pytest.raises(ConfigError, match="^config.preprocessing='slow': use .*; config.image_s"):
+        keys: Any = {"crop_area_min": 0.1, "random_flip": True, "image_sizes": [(0.5, 8)]}
+        settings.Preprocessing(image_size=8, preprocessing="slow", **keys)
 
 
 def assert_equal(one: Any, other: Any) -> None:
