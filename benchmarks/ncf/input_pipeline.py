@@ -26,7 +26,7 @@ _TRAIN_PIECE = 65_536  # examples drawn at a time: short calls would contend for
 _ORDER, _TRAIN, _EVAL = 11, 12, 13  # hashed with the seed, so that draws are independent
 
 
-class Sampler:
+class NegativeSampler:
     """Draws the batches of a run from its interactions."""
 
     def __init__(self, data: Interactions, seed: int, train_negatives: int, eval_negatives: int):

@@ -52,7 +52,7 @@ def ranks(scores: jax.Array, items: jax.Array) -> jax.Array:
     return jnp.sum(counts & is_before, axis=1, dtype=jnp.int32)
 
 
-def hits(rank: jax.Array) -> tuple[jax.Array, jax.Array]:
+def hr_and_ndcg(rank: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The terms (hit, gain) f32[b] of HR@10 and NDCG@10 for ranks i32[b] from 0.
 
     hit is 1 for ranks below 10, else 0. gain is ln 2 / ln(rank + 2) there, the NDCG of a single

@@ -25,7 +25,7 @@ def batches(
 ) -> Iterator[HostBatch]:
     """Every sentence once over all shards, sorted by length.
 
-    Yields inputs int32[h, size], where `size` is the least of `sizes` that fits all of the global
+    Yields inputs int32[h, size], where `size` is the first of `sizes` that fits all of the global
     batch; id int32[h], the row of `sentences`; and mask float32[h].
 
     Args:
@@ -41,9 +41,9 @@ def batches(
     for begin in range(0, len(order), batch_size):
         batch = order[begin : begin + batch_size]
         size = next(size for size in sizes if size >= lengths[batch[-1]])
-        mine = batch[shard * rows : (shard + 1) * rows]
-        arrays = {"inputs": sentences[mine, :size], "id": mine.astype(np.int32)}
-        yield decoding.pad_batch(arrays, len(mine), rows)
+        share = batch[shard * rows : (shard + 1) * rows]
+        arrays = {"inputs": sentences[share, :size], "id": share.astype(np.int32)}
+        yield decoding.pad_batch(arrays, len(share), rows)
 
 
 def find_text(data_dir: str, names: str, key: str) -> list[str]:

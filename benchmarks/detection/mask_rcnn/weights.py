@@ -135,7 +135,7 @@ def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str,
 
 
 def renew_heads(
-    detector: Any, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
+    detector: object, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """The last layers' arrays of a Mask R-CNN that begins with a model for other classes.
 
@@ -149,8 +149,8 @@ def renew_heads(
             heads[path] = initial_array
             if other is None or other.shape[:-1] != initial_array.shape[:-1]:
                 continue
-            mine, old = (x.reshape(*x.shape[:-1], -1, size) for x in (initial_array, other))
-            new = mine[..., 1:, :]
+            own, old = (x.reshape(*x.shape[:-1], -1, size) for x in (initial_array, other))
+            new = own[..., 1:, :]
             if is_mean:
                 new = np.broadcast_to(old[..., 1:, :].mean(-2, keepdims=True), new.shape)
             heads[path] = np.concatenate([old[..., :1, :], new], -2).reshape(initial_array.shape)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.detection import survey
+from benchmarks.detection import coco
 from benchmarks.detection.coco import Annotations
 from benchmarks.detection.preparation import objects
 from benchmarks.detection.preparation.inputs import FORMS, read_annotations
@@ -99,8 +99,8 @@ def prepare(args: argparse.Namespace) -> str:
     writing.report(content)
     _warn(content)
     for name, split in splits.items():
-        found = survey.oddities(split.annotations)
-        found += survey.weaknesses(split.annotations, args.masks) if name == "train" else []
+        found = coco.oddities(split.annotations)
+        found += coco.weaknesses(split.annotations, args.masks) if name == "train" else []
         for _, text, fix in found:
             print(visible(f"warning: {name}: {text}: {fix}"))
     writing.report_repeated(results)

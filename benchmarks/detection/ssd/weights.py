@@ -8,13 +8,18 @@ Class k is the k-th category in the order of COCO's ids, as here.
 For other classes, the heads keep the boxes and the background.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from common.foreign.files import Foreign
 from common.foreign.resnets import LEAVES, PLAIN, split, torch_layout
+
+if TYPE_CHECKING:
+    from benchmarks.detection.ssd import Ssd
 
 MODEL = "MLPerf's reference SSD"
 _SWAPPED = [1, 0, 3, 2]  # (x, y, width, height) as (y, x, height, width), and back
@@ -78,8 +83,8 @@ def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str,
     module, leaf = split(path)
     if module.startswith("backbone/"):
         ((name, array),) = PLAIN.theirs(path.replace("backbone/", "", 1), array).items()
-        child, _, rest = name.partition(".")
-        return {f"model.{_CHILDREN[child]}.{rest}": array}
+        child, _, leaf = name.partition(".")
+        return {f"model.{_CHILDREN[child]}.{leaf}": array}
     array = torch_layout(array)
     if not module.startswith("head"):
         return {f"{_EXTRAS[module]}.{LEAVES[leaf]}": array}
@@ -90,7 +95,7 @@ def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str,
 
 
 def renew_heads(
-    detector: Any, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
+    detector: Ssd, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """The heads' arrays of an SSD that begins with the heads for other classes, by path.
 

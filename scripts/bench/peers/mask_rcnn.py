@@ -22,7 +22,7 @@ import optax
 from benchmarks.base import Spec
 from benchmarks.detection.boxes import area, clip, decode_boxes, encode_boxes, iou
 from benchmarks.detection.losses import smooth_l1
-from benchmarks.detection.mask_rcnn.losses import Sampling, fold_key
+from benchmarks.detection.mask_rcnn.losses import Sampling, fold_in
 from benchmarks.detection.settings import normalize
 from common.hashing import hash32
 from common.trees import Parts, by_name
@@ -68,7 +68,7 @@ def sampled(batch: Mapping[str, jax.Array], rule: Sampling, proposals: jax.Array
         owner, overlap = jnp.argmax(overlaps, 0), jnp.max(overlaps, 0)
         positive = overlap >= rule.positive_iou
         negative = ~positive & (overlap < rule.negative_iou) & (area(candidates) > 0)
-        positive, negative = _balanced(positive, negative, rule, fold_key(key, 1))
+        positive, negative = _balanced(positive, negative, rule, fold_in(key, 1))
         place = jnp.argsort(jnp.where(positive, 0, jnp.where(negative, 1, 2)), stable=True)
         place = place[: rule.count]
         chosen, is_object = (positive | negative)[place], positive[place]
@@ -89,7 +89,7 @@ def _anchor_loss(logits: Any, deltas: Any, anchors: jax.Array, rule: Sampling, t
     valid = (classes > 0) & (area(boxes) > 0)
     owner, positive, overlap = matched(boxes, valid, anchors, rule.positive_iou)
     negative = ~positive & (overlap < rule.negative_iou)
-    positive, negative = _balanced(positive, negative, rule, fold_key(key, 0))
+    positive, negative = _balanced(positive, negative, rule, fold_in(key, 0))
     entropy = optax.sigmoid_binary_cross_entropy(logits, positive)
     distance = smooth_l1(deltas - encode_boxes(boxes[owner], anchors, _ONES), _ANCHOR_BETA).sum(-1)
     total = jnp.sum(jnp.where(positive | negative, entropy, 0))
@@ -333,7 +333,7 @@ class MaskRCNN(nn.Module):
         maps = FPN(levels, keys.pyramid_filters, dtype, name="pyramid")(stages)
         head = RPNHead(ratios, keys.pyramid_filters, dtype, name="proposal_head")
         logits, deltas = head(maps)
-        anchors = layout.corners(*images.shape[1:3])
+        anchors = layout.boxes(*images.shape[1:3])
         regions = sample(proposals(self.settings.proposals, logits, deltas, anchors, sizes))
         positives = self.settings.regions.rule.positives
         usable = {k: x for k, x in maps.items() if k <= self.settings.backbone.level}

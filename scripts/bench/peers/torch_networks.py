@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import models
 from benchmarks.base import HostBatch
 from benchmarks.detection.settings import PIXEL_MEAN, PIXEL_STD
-from benchmarks.translation.transformer.models import positions
+from benchmarks.translation.transformer.models import positional_encoding
 from benchmarks.translation.vocabulary import EOS, PAD
 from common.layers import space_to_depth
 
@@ -194,7 +194,7 @@ def transformer(benchmark: Any) -> Network:
     table = nn.Embedding(words, width)
     nn.init.normal_(table.weight, std=width**-0.5)
     network = nn.ModuleDict({"stacks": stacks, "table": table})
-    network.register_buffer("waves", torch.tensor(positions(keys.row_length, width)))
+    network.register_buffer("waves", torch.tensor(positional_encoding(keys.row_length, width)))
 
     def embed(ids: Any, place: Any) -> Any:
         embedded = table(ids) * math.sqrt(width) + network.waves[place]

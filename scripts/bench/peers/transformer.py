@@ -18,7 +18,7 @@ import optax
 
 from benchmarks.base import Spec
 from benchmarks.translation.schema import FEATURES
-from benchmarks.translation.transformer.models import positions
+from benchmarks.translation.transformer.models import positional_encoding
 from scripts.bench.peers import Peer
 
 
@@ -81,7 +81,7 @@ class Transformer(nn.Module):
         mask = partial(nn.make_attention_mask, dtype=self.dtype)
 
         def embedded(ids: jax.Array, place: jax.Array) -> jax.Array:
-            waves = jnp.asarray(positions(ids.shape[1], self.width))
+            waves = jnp.asarray(positional_encoding(ids.shape[1], self.width))
             return drop()(table(ids) + waves[place]).astype(self.dtype)
 
         def seen(queries: str, keys: str) -> Any:
