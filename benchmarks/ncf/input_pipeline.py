@@ -1,4 +1,4 @@
-"""Batches of NCF as arithmetic: the examples of a step are a function of (seed, step).
+"""NCF's batches with sampled negatives, as arithmetic: a function of (seed, step) alone.
 
 Training examples are numbered. With n negatives per positive, example x belongs to positive
 x // (n + 1): it is the positive itself if x % (n + 1) is 0, else a negative that is drawn for it.
@@ -27,7 +27,7 @@ _ORDER, _TRAIN, _EVAL = 11, 12, 13  # hashed with the seed, so that draws are in
 
 
 class NegativeSampler:
-    """Draws the batches of a run from its interactions."""
+    """Draws the batches of a run: positives, and for each some negatives (negative sampling)."""
 
     def __init__(self, data: Interactions, seed: int, train_negatives: int, eval_negatives: int):
         self._data, self._seed = data, seed

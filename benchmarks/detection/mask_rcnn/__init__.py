@@ -145,11 +145,11 @@ class MaskRcnn(Detector):
 
     def label(self, path: str) -> str:
         """Biases have the double rate and no decay; a BatchNorm that is frozen never changes."""
-        layer, _, kind = path.rpartition("/")
+        layer, _, leaf = path.rpartition("/")
         if "/bn" in layer and self.keeps_statistics:
             return "frozen"
         head = "head " if layer in ("box_head/class", "box_head/code", "mask_head/mask") else ""
-        return head + {"kernel": "decayed", "bias": "biases"}.get(kind, "not decayed")
+        return head + {"kernel": "decayed", "bias": "biases"}.get(leaf, "not decayed")
 
     def loss(
         self, params: Any, model_state: Any, batch: Mapping[str, jax.Array], rng: jax.Array

@@ -1,7 +1,7 @@
 """The networks of all benchmarks from torchvision and torch.nn, at the sizes of a recipe.
 
-The first line of each function says what differs from our network. Import this module only where
-PyTorch and torchvision are installed.
+`DIFFERS` says what differs from our networks. Import this module only where PyTorch and torchvision
+are installed.
 """
 
 import importlib
@@ -37,7 +37,7 @@ class Network(NamedTuple):
 
 
 def resnet(benchmark: Any) -> Network:
-    """torchvision's ResNet; its images come mirrored and normalised."""
+    """torchvision's ResNet."""
     keys, spec = benchmark.settings, benchmark.input_spec
     sizes, block = models.DEPTHS[keys.model.resnet_depth]
     is_wide, smoothing = block is models.BottleneckBlock, keys.objective.label_smoothing
@@ -108,7 +108,7 @@ def _detector(model: Any, parts: Sequence[Any], scale: float, has_masks: bool) -
 
 
 def ssd(benchmark: Any) -> Network:
-    """torchvision's SSD; it divides by the positives of the batch, and leaves colours and sides."""
+    """torchvision's SSD."""
     keys, maps = benchmark.settings.backbone, benchmark.settings.maps
     side, layout = maps.image_size, maps.default_boxes
     trunk = _trunk(keys.resnet_stages, False, keys.num_filters, _frozen_norm(benchmark))
@@ -138,7 +138,7 @@ def ssd(benchmark: Any) -> Network:
 
 
 def mask_rcnn(benchmark: Any) -> Network:
-    """torchvision's Mask R-CNN; untrained it has few positive regions, so it makes fewer masks."""
+    """torchvision's Mask R-CNN."""
     keys, body, heads = benchmark.settings, benchmark.settings.backbone, benchmark.settings.heads
     levels, width, features = (
         keys.anchors.pyramid_levels,
@@ -185,7 +185,7 @@ def _tensors(batch: HostBatch) -> tuple[Any, ...]:
 
 
 def transformer(benchmark: Any) -> Network:
-    """torch.nn's Transformer and Embedding, on packed rows; its attention has biases."""
+    """torch.nn's Transformer and Embedding, on packed rows."""
     keys, words = benchmark.settings, benchmark.vocabulary_size
     width, heads, layers = keys.width, keys.num_heads, keys.num_layers
     how = {"layer_norm_eps": 1e-6, "batch_first": True, "norm_first": True}
@@ -247,7 +247,7 @@ class Attention(nn.Module):
 
 
 def gnmt(benchmark: Any) -> Network:
-    """torch.nn's Embedding, and an LSTM for each layer, which has two biases."""
+    """GNMT of torch.nn's Embedding and LSTM."""
     keys, words, rnn = benchmark.settings, benchmark.vocabulary_size, nn.utils.rnn
     width, counted = keys.width, PAD if keys.counts_eos else EOS
     sizes = [width, 2 * width, *[width] * (keys.num_encoder_layers - 2)]
@@ -292,7 +292,7 @@ def gnmt(benchmark: Any) -> Network:
 
 
 def ncf(benchmark: Any) -> Network:
-    """NeuMF of torch.nn's Embedding and Linear; nothing differs."""
+    """NeuMF of torch.nn's Embedding and Linear."""
     keys, sizes = benchmark.settings, benchmark.model
     factors, widths = keys.gmf_dim, tuple(keys.mlp_layers)
     tables = [nn.Embedding(n, factors + widths[0] // 2) for n in (sizes.num_users, sizes.num_items)]
@@ -313,3 +313,14 @@ def ncf(benchmark: Any) -> Network:
 
 
 NETWORKS = {each.__name__: each for each in (resnet, ssd, mask_rcnn, transformer, gnmt, ncf)}
+DIFFERS = {
+    "resnet": "torchvision's ResNet; its images come mirrored and normalised.",
+    "ssd": "torchvision's SSD; it divides by the positives of the batch, and leaves colours and "
+    "sides.",
+    "mask_rcnn": "torchvision's Mask R-CNN; untrained it has few positive regions, so it makes "
+    "fewer masks.",
+    "transformer": "torch.nn's Transformer and Embedding, on packed rows; its attention has "
+    "biases.",
+    "gnmt": "torch.nn's Embedding, and an LSTM for each layer, which has two biases.",
+    "ncf": "NeuMF of torch.nn's Embedding and Linear; nothing differs.",
+}

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from benchmarks.detection.mask_rcnn import models
 
-PROPOSE = jax.jit(models.propose, static_argnames=("before", "after", "iou"))
+PROPOSE = jax.jit(models.propose, static_argnames=("before_nms", "after_nms", "iou_threshold"))
 SIZES = np.array([[90, 60], [64, 100], [100, 100]], np.float32)
 
 
