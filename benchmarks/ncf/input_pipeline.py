@@ -123,8 +123,8 @@ class NegativeSampler:
     def candidates(self, users: np.ndarray) -> np.ndarray:
         """int32[k, 1 + negatives]: the held-out item of users int32[k], then their negatives.
 
-        The negatives are drawn from (seed, user), with replacement, from the items that the user
-        has not rated.
+        It is leave-one-out evaluation. The negatives are drawn from (seed, user), with replacement,
+        from the items that the user has not rated.
         """
         candidates = np.empty((len(users), 1 + self._eval_negatives), np.int32)
         candidates[:, 0] = self._data.held_out[users]

@@ -90,8 +90,8 @@ def tokenizer(references: Sequence[str]) -> str:
     scripts = {c: re.split("[ -]", unicodedata.name(c, ""))[0] for c in {*text} if c.isalpha()}
     words = {c: _WORDS[script] for c, script in scripts.items() if script in _WORDS}
     counts = collections.Counter(map(words.__getitem__, filter(words.__contains__, text)))
-    others = text.translate(dict.fromkeys(map(ord, words), " "))
-    if counts.total() <= len(re.findall(r"[^\W\d_]+", others)):  # their words, of any length
+    remaining = text.translate(dict.fromkeys(map(ord, words), " "))
+    if counts.total() <= len(re.findall(r"[^\W\d_]+", remaining)):  # their words, of any length
         return BLANKS
     # Japanese has kana beside Chinese letters, Chinese next to none.
     return "char" if 10 * counts["char"] > counts["zh"] else "zh"
@@ -128,7 +128,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], words: str = "") 
     }
 
 
-def others(
+def chrf_and_ter(
     hypotheses: Sequence[str], references: Sequence[str], names: Sequence[str]
 ) -> dict[str, float]:
     """chrF and TER, which are reported beside BLEU, as fractions, with sacrebleu's defaults.

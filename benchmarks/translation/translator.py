@@ -314,7 +314,7 @@ class Translator(Benchmark):
 
     def _scores(self, rows: Any, others: Sequence[str]) -> dict[str, float]:
         lines = self.translations(rows), self.references
-        return evaluation.bleu(*lines) | evaluation.others(*lines, others)
+        return evaluation.bleu(*lines) | evaluation.chrf_and_ter(*lines, others)
 
     def headline(self, scores: Mapping[str, float]) -> Mapping[str, float]:
         shown = ("BLEU", "chrF", "TER", "exact", "length_ratio")

@@ -218,7 +218,8 @@ def sample_balanced(
 ) -> tuple[jax.Array, jax.Array]:
     """Samples positive and negative positions of each row, the positives up to their share.
 
-    Negatives replace positives that a row lacks (Fast R-CNN, arXiv:1504.08083, section 2.3).
+    Negatives replace positives that a row lacks (Fast R-CNN, arXiv:1504.08083, section 2.3;
+    torchvision's BalancedPositiveNegativeSampler).
 
     Args:
         positive, negative: bool[b, N], never both.

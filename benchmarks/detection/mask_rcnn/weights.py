@@ -38,7 +38,7 @@ _LAYERS = {
     "mask_head/upsampled": "roi_heads.mask_predictor.conv5_mask",
     "mask_head/mask": "roi_heads.mask_predictor.mask_fcn_logits",
 }
-# How torchvision before 0.13 named some of these layers
+# Former names of some of these layers in torchvision
 FORMER = {
     "rpn.head.conv": "rpn.head.conv.0.0",
     **{f"backbone.fpn.inner_blocks.{i}": f"backbone.fpn.inner_blocks.{i}.0" for i in range(4)},

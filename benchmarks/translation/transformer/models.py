@@ -334,7 +334,7 @@ class Transformer(nn.Module):
         return Memory(keys, values, segments > 0)
 
     def init_cache(self, memory: Memory, beams: int, steps: int) -> Cache:
-        """The empty cache of keys and values for `steps` tokens; leaves are [b, beams, ...]."""
+        """The empty KV cache (keys and values) for `steps` tokens; leaves are [b, beams, ...]."""
         shape = len(memory.mask), beams, steps, self.heads, self.width // self.heads
         zeros = jnp.zeros(shape, self.dtype)
         return {name: {"keys": zeros, "values": zeros} for name in _names(self.layers)}

@@ -23,8 +23,10 @@ import optax
 from benchmarks.base import Spec
 from benchmarks.detection.boxes import area, clip, decode_boxes, encode_boxes, iou
 from benchmarks.detection.losses import smooth_l1
+from benchmarks.detection.mask_rcnn import MaskRcnn
 from benchmarks.detection.mask_rcnn.losses import Sampling, fold_in
 from benchmarks.detection.mask_rcnn.roi_align import map_levels
+from benchmarks.detection.mask_rcnn.settings import Settings
 from benchmarks.detection.settings import normalize
 from common.hashing import hash32
 from common.trees import Parts, by_name
@@ -144,7 +146,7 @@ def _mask_loss(logits: jax.Array, regions: Regions, boxes: jax.Array, masks: jax
 
 
 def total_loss(
-    settings: Any, batch: Mapping[str, jax.Array], anchors: Any, outputs: Any
+    settings: Settings, batch: Mapping[str, jax.Array], anchors: Any, outputs: Any
 ) -> jax.Array:
     """The loss f32[] of a batch, with anchors f32[n, 4] of each level.
 
@@ -307,7 +309,7 @@ class MaskRCNN(nn.Module):
     """The network; `__call__` gives what the losses need."""
 
     backbone: Trunk
-    settings: Any
+    settings: Settings
     num_logits: int
 
     @nn.compact
@@ -337,8 +339,8 @@ class MaskRCNN(nn.Module):
         return anchors, (joined, regions, predicted, mask_logits)
 
 
-def make(benchmark: Any, freeze: str) -> Peer:
-    """The peer of a `benchmarks.detection.mask_rcnn`."""
+def make(benchmark: MaskRcnn, freeze: str) -> Peer:
+    """The peer of a benchmark."""
     keys, backbone = benchmark.settings, benchmark.settings.backbone
     norm = partial(nn.BatchNorm, momentum=backbone.bn_momentum, epsilon=backbone.bn_epsilon)
     stages, frozen = tuple(backbone.resnet_stages), Parts("freeze", freeze)
@@ -376,10 +378,10 @@ def make(benchmark: Any, freeze: str) -> Peer:
         return total, ({}, changed.get("batch_stats", stats))
 
     def specs(batch_size: int) -> tuple[Spec, ...]:
-        def plain(kind: Spec) -> Spec:
-            b, height, width, _ = kind["image"].shape
+        def plain(spec: Spec) -> Spec:
+            b, height, width, _ = spec["image"].shape
             shape = (b, 2 * height, 2 * width, 3)
-            return kind | {"image": jax.ShapeDtypeStruct(shape, kind["image"].dtype)}
+            return spec | {"image": jax.ShapeDtypeStruct(shape, spec["image"].dtype)}
 
         return tuple(map(plain, benchmark.batch_spec("train", batch_size)))
 

@@ -63,19 +63,19 @@ def load(config: Mapping[str, Any]) -> Any:
         importlib.import_module("triton")  # its import crashes after TensorFlow's
     networks = importlib.import_module("scripts.bench.peers.torch_networks")
     if (name := config["benchmark"]) not in networks.NETWORKS:
-        known = ", ".join(networks.NETWORKS)
-        raise ConfigError(f"config.benchmark={name!r} has no peer; {known} have")
+        names = ", ".join(networks.NETWORKS)
+        raise ConfigError(f"config.benchmark={name!r} has no peer; {names} have")
     return networks
 
 
 def check_device(torch: Any) -> str:
     """The device of PyTorch that is jax's: "cpu" or "cuda"; ConfigError if there is none."""
-    kind, count = jax.default_backend(), jax.device_count()
-    if kind == "cpu":
+    backend, count = jax.default_backend(), jax.device_count()
+    if backend == "cpu":
         return "cpu"
-    if kind != "gpu" or not torch.cuda.is_available():
+    if backend != "gpu" or not torch.cuda.is_available():
         raise ConfigError(
-            f"--peer=torch: PyTorch has no {kind} here; JAX_PLATFORMS=cpu compares CPUs"
+            f"--peer=torch: PyTorch has no {backend} here; JAX_PLATFORMS=cpu compares CPUs"
         )
     if count > 1:
         raise ConfigError(f"--peer=torch takes one of {count} GPUs: set CUDA_VISIBLE_DEVICES=0")
@@ -142,5 +142,5 @@ def _optimizer(torch: Any, settings: Settings, module: Any) -> Any:
     kernels = [x for x in trained if x.ndim > 1]
     others = [x for x in trained if x.ndim <= 1]
     groups = [{"params": kernels, "weight_decay": rule.weight_decay}, {"params": others}]
-    how = {"momentum": rule.momentum, "nesterov": rule.nesterov, "fused": True}
-    return torch.optim.SGD(groups, _RATE, **how)
+    options = {"momentum": rule.momentum, "nesterov": rule.nesterov, "fused": True}
+    return torch.optim.SGD(groups, _RATE, **options)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.detection.boxes import area, encode_boxes, iou
-from benchmarks.detection.ssd import input_pipeline, models
+from benchmarks.detection.ssd import Ssd, input_pipeline, models
 from scripts.bench.peers import Peer
 from scripts.bench.peers.resnet import Trunk
 
@@ -84,8 +84,8 @@ def detection_loss(
     return total / jnp.maximum(count, 1)
 
 
-def make(benchmark: Any, freeze: str) -> Peer:
-    """The peer of a `benchmarks.detection.ssd`."""
+def make(benchmark: Ssd, freeze: str) -> Peer:
+    """The peer of a benchmark."""
     settings = benchmark.settings
     keys, layout, side = settings.backbone, settings.maps.default_boxes, settings.images.image_size
     num_logits = 1 + benchmark.classes
