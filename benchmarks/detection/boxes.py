@@ -101,15 +101,8 @@ def clip(
     """
     y0, x0, y1, x1 = _coordinates(boxes)
     height, width = jnp.asarray(height), jnp.asarray(width)
-    return jnp.stack(
-        [
-            jnp.clip(y0, 0, height),
-            jnp.clip(x0, 0, width),
-            jnp.clip(y1, 0, height),
-            jnp.clip(x1, 0, width),
-        ],
-        -1,
-    )
+    sides = ((y0, height), (x0, width), (y1, height), (x1, width))
+    return jnp.stack([jnp.clip(x, 0, side) for x, side in sides], -1)
 
 
 def _coordinates(boxes: jax.typing.ArrayLike) -> tuple[jax.Array, ...]:

@@ -61,9 +61,8 @@ def quality(
     rows = _detections(annotations, detections, iou_type)
     truth = index(annotations)
     others = {key: truth.dataset[key] for key in ("images", "categories")}
-    evaluation = _pycocotools()[1].COCOeval(
-        truth, _index({**others, "annotations": rows}), iou_type
-    )
+    predicted = _index({**others, "annotations": rows})
+    evaluation = _pycocotools()[1].COCOeval(truth, predicted, iou_type)
     _log_progress(evaluation)
     evaluation.evaluate()
     evaluation.accumulate()
@@ -122,9 +121,7 @@ class Scorer:
         outputs = list(rows)
         cached, columns = self._last
         if [id(score()) for score in cached] != [id(row["score"]) for row in outputs]:
-            columns = self.make(
-                [self._in_order(row) for row in outputs] if self._by_id else outputs
-            )
+            columns = self.make([*map(self._in_order, outputs)] if self._by_id else outputs)
             self._last = [weakref.ref(row["score"]) for row in outputs], columns
         return columns
 

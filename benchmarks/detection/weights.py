@@ -6,8 +6,6 @@ has the names and layouts of the other library's weights: `MODEL`, `matches(sour
 classes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -95,7 +93,7 @@ def follow(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def adopt(
-    detector: Detector,
+    detector: "Detector",
     merge: Callable[[Any, Any, Any], tuple[Any, Any]],
     params: Any,
     model_state: Any,
@@ -165,7 +163,7 @@ def described(library: ModuleType, source: Foreign) -> tuple[Mapping[str, np.nda
         ) from error
 
 
-def read_foreign(detector: Detector, file: str) -> Imported:
+def read_foreign(detector: "Detector", file: str) -> Imported:
     """Reads weights that a detector can begin with: a detector's of the same kind, or a ResNet's.
 
     DataError: the file holds neither, or a detector of other sizes than the config's.

@@ -118,10 +118,8 @@ class Ncf(Benchmark):
 
     @functools.cached_property
     def _sampler(self) -> NegativeSampler:
-        settings = self.settings
-        return NegativeSampler(
-            self.data, settings.seed, settings.train_negatives, settings.eval_negatives
-        )
+        keys = self.settings
+        return NegativeSampler(self.data, keys.seed, keys.train_negatives, keys.eval_negatives)
 
     def num_examples(self, split: str) -> int:
         data = self.data

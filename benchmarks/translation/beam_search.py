@@ -1,8 +1,7 @@
 """Beam search: the loop over positions, the length penalty, and steps that both translators share.
 
-Each translator has its rules in `transformer.finished_beams` and `gnmt.coverage_beams`.
-
-Letters in shapes: b sentences, k beams of each, V tokens that the model knows, T positions.
+Each has its rules in `transformer.finished_beams` and `gnmt.coverage_beams`. Letters in shapes:
+b sentences, k beams of each, V tokens that the model knows, T positions.
 """
 
 from collections.abc import Callable

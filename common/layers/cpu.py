@@ -29,9 +29,8 @@ def dot(x: jax.Array, kernel: jax.Array, _: Any = None, **options: Any) -> jax.A
     if device_kind() == "cpu":
         x = x.reshape(-1, shape[-1])
     dimensions = ((x.ndim - 1,), (0,)), ((), ())
-    return jax.lax.dot_general(x, kernel, dimensions, **options).reshape(
-        *shape[:-1], kernel.shape[1]
-    )
+    product = jax.lax.dot_general(x, kernel, dimensions, **options)
+    return product.reshape(*shape[:-1], kernel.shape[1])
 
 
 class BatchNorm(nn.BatchNorm):

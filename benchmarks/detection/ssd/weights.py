@@ -8,8 +8,6 @@ Class k is the k-th category in the order of COCO's ids, as here.
 For other classes, the heads keep the boxes and the background.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +93,7 @@ def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str,
 
 
 def renew_heads(
-    detector: Ssd, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
+    detector: "Ssd", initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """The heads' arrays of an SSD that begins with the heads for other classes, by path.
 

@@ -4,8 +4,6 @@ Text is two files with a sentence per line, whose words spaces separate.
 `benchmarks.translation.schema` defines the records. A packed row is cut into its pairs.
 """
 
-from __future__ import annotations
-
 import array
 import concurrent.futures
 import dataclasses
@@ -37,7 +35,7 @@ _BLOCK = 8 << 20  # bytes of text that are read and looked up at a time
 
 
 def load(
-    settings: Settings, split: str, vocabulary: Vocabulary, count: int | None, cache_dir: str
+    settings: "Settings", split: str, vocabulary: Vocabulary, count: int | None, cache_dir: str
 ) -> Corpus:
     """Reads the pairs of a split, or takes them from `cache_dir` if nothing has changed.
 
@@ -68,7 +66,7 @@ def load(
     return dataclasses.replace(corpus, paths=paths, counts=counts)
 
 
-def _find(settings: Settings, split: str) -> tuple[str, ...]:
+def _find(settings: "Settings", split: str) -> tuple[str, ...]:
     """The two files of text, or the files of records."""
     data_dir, records = settings.data_dir, getattr(settings, f"{split}_files")
     text = {side: getattr(settings, f"{split}_{side}") for side in ("source", "target")}
@@ -87,11 +85,7 @@ def _find(settings: Settings, split: str) -> tuple[str, ...]:
 
 
 def _read(
-    paths: tuple[str, ...],
-    is_text: bool,
-    vocabulary: Vocabulary,
-    split: str,
-    longest: int | None,
+    paths: tuple[str, ...], is_text: bool, vocabulary: Vocabulary, split: str, longest: int | None
 ) -> Corpus:
     """All pairs; keeps only the lengths of sentences of more than `longest` tokens."""
     if is_text:

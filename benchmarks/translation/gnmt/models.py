@@ -183,9 +183,7 @@ class GNMT(nn.Module):
     decoder_layers: int = 4  # at least 2
     dropout: float = 0.2  # the probability of 0 in the inputs of each LSTM
     projection_bias: bool = True  # whether the classifier has a bias
-    init_scale: float = (
-        0.1  # initial weights are uniform in +-init_scale; the attention's bias is 0
-    )
+    init_scale: float = 0.1  # weights begin uniform in +-init_scale; the attention's bias is 0
     attention_gain: float = 1024**-0.5  # the initial g of the attention
     dtype: Any = jnp.bfloat16  # the dtype of products and activations
 

@@ -117,5 +117,4 @@ def _kept(dropped: Any, x: jax.Array, seeds: Any) -> jax.Array:
     """`x` [b, heads, Lq, Lk] with zeros where the dropout has them."""
     if dropped is None:
         return x
-    rate, site = dropped
-    return jnp.where(keep_mask(x.shape, rate, seeds, site), x, 0)
+    return jnp.where(keep_mask(x.shape, dropped[0], seeds, dropped[1]), x, 0)

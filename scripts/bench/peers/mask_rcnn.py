@@ -12,7 +12,7 @@ in bits), N anchors and R regions.
 import operator
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -24,7 +24,7 @@ from benchmarks.base import Spec
 from benchmarks.detection.boxes import area, clip, decode_boxes, encode_boxes, iou
 from benchmarks.detection.losses import smooth_l1
 from benchmarks.detection.mask_rcnn import MaskRcnn
-from benchmarks.detection.mask_rcnn.losses import Sampling, fold_in
+from benchmarks.detection.mask_rcnn.losses import Regions, Sampling, fold_in
 from benchmarks.detection.mask_rcnn.roi_align import map_levels
 from benchmarks.detection.mask_rcnn.settings import Settings
 from benchmarks.detection.settings import normalize
@@ -38,15 +38,6 @@ _ONES = (1.0, 1.0, 1.0, 1.0)
 _ANCHOR_BETA = 1 / 9
 _AROUND = ((1, 1), (1, 1))
 _conv3x3 = partial(nn.Conv, kernel_size=(3, 3), padding=_AROUND)
-
-
-class Regions(NamedTuple):
-    """The sampled regions of b images, positives first."""
-
-    boxes: jax.Array  # f32[b, R, 4]
-    classes: jax.Array  # int32[b, R]; 0 is the background
-    owner: jax.Array  # int32[b, R], the object of a positive region
-    valid: jax.Array  # bool[b, R]; False is padding
 
 
 def _drawn(eligible: jax.Array, count: Any, key: jax.Array) -> jax.Array:
@@ -159,10 +150,10 @@ def total_loss(
     first = jax.vmap(lambda x, y, *truth: _anchor_loss(x, y, all_anchors, rule, truth))
     anchor_loss = first(*proposed, boxes, classes, batch["draw"])
     region_loss = jax.vmap(_region_loss)(*predicted, regions, boxes)
-    side, count = settings.images.mask_size, mask_logits.shape[1]
+    side = settings.images.mask_size
     bits = jnp.unpackbits(batch["masks"], axis=-1)
     masks = bits.reshape(*bits.shape[:-1], side, side).astype(jnp.float32)
-    with_masks = Regions(*(x[:, :count] for x in regions))
+    with_masks = regions.first(mask_logits.shape[1])
     pixels, count = jax.vmap(_mask_loss)(mask_logits, with_masks, boxes, masks)
     mask_loss = jnp.sum(pixels) / jnp.maximum(jnp.sum(count), 1)
     return jnp.mean(anchor_loss + region_loss) + mask_loss
