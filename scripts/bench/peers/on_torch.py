@@ -15,6 +15,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -47,7 +48,7 @@ def require(*packages: str) -> None:
             raise ConfigError(f"the peer needs {name}, which is not installed: pip install {name}")
 
 
-def load(config: Mapping[str, Any]) -> Any:
+def load(config: Mapping[str, Any]) -> ModuleType:
     """The module `torch_networks`, for a recipe that has a peer; before TensorFlow is loaded."""
     off = {key: (type(config[key])(),) for key in _OFF if key in config}
     for key, values in {**off, **_VALUES}.items():
@@ -82,7 +83,7 @@ def check_device(torch: Any) -> str:
     return "cuda"
 
 
-def make_step(networks: Any, programs: Programs, batch: HostBatch) -> Callable[[], float]:
+def make_step(networks: ModuleType, programs: Programs, batch: HostBatch) -> Callable[[], float]:
     """A train step on one of our batches; it waits for the device and returns the loss."""
     torch, settings = networks.torch, programs.settings
     device = check_device(torch)

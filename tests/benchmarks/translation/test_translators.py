@@ -186,7 +186,7 @@ def test_a_translation_is_as_long_as_its_source_allows(sizes, tiny_sentences, mo
 
     monkeypatch.setattr(transformer.finished_beams, "search", search)
     monkeypatch.setattr(type(benchmark.network), "apply", lambda *_, **__: None)
-    monkeypatch.setattr(type(benchmark.network), "start", lambda *_: None)
+    monkeypatch.setattr(type(benchmark.network), "init_cache", lambda *_: None)
     inputs = np.zeros((3, 9), np.int32)
     for row, size in enumerate(sizes):
         inputs[row, :size] = 5

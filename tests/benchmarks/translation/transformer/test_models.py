@@ -254,10 +254,10 @@ def recorded(monkeypatch):
         note(site, rate, x.shape)
         return dropout(x, rate, seeds, site)
 
-    def noting_attend(query, key, value, mask, dropped, is_tall):
+    def noting_attend(query, key, value, mask, dropped, tokens_last):
         b, heads, _, length = query.shape
         note(dropped[2], dropped[0], (b, heads, length, key.shape[-1]))
-        return attend(query, key, value, mask, dropped, is_tall)
+        return attend(query, key, value, mask, dropped, tokens_last)
 
     monkeypatch.setattr(models, "dropout", noting_dropout)
     monkeypatch.setattr(models, "attend", noting_attend)
