@@ -270,11 +270,9 @@ def propose(
     # The levels become rows of one problem, and the shorter ones are padded with empty boxes.
     longest = max(top.shape[1] for top, _ in candidates)
     gaps = [((0, 0), (0, longest - top.shape[1])) for top, _ in candidates]
-    padded = [
-        (jnp.pad(top, gap), jnp.pad(boxes, (*gap, (0, 0))))
-        for (top, boxes), gap in zip(candidates, gaps, strict=True)
-    ]
-    top, boxes = (jnp.stack(parts, 1) for parts in zip(*padded, strict=True))
+    pairs = [*zip(candidates, gaps, strict=True)]
+    top = jnp.stack([jnp.pad(top, gap) for (top, _), gap in pairs], 1)
+    boxes = jnp.stack([jnp.pad(boxes, (*gap, (0, 0))) for (_, boxes), gap in pairs], 1)
     kept = nms(boxes, iou_threshold, inclusive=False)
     ranked = jnp.where(kept, top, -jnp.inf).reshape(len(sizes), -1)
     count = min(after_nms, sum(top.shape[1] for top, _ in candidates))

@@ -149,7 +149,8 @@ def total_loss(
     all_anchors = jnp.concatenate([*map(jnp.asarray, anchors)])
     first = jax.vmap(lambda x, y, *truth: _anchor_loss(x, y, all_anchors, rule, truth))
     anchor_loss = first(*proposed, boxes, classes, batch["draw"])
-    region_loss = jax.vmap(_region_loss)(*predicted, regions, boxes)
+    logits, deltas = predicted
+    region_loss = jax.vmap(_region_loss)(logits, deltas, regions, boxes)
     side = settings.images.mask_size
     bits = jnp.unpackbits(batch["masks"], axis=-1)
     masks = bits.reshape(*bits.shape[:-1], side, side).astype(jnp.float32)

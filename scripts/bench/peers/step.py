@@ -101,7 +101,8 @@ def make_step(programs: Programs, batch: HostBatch) -> Callable[[], None]:
         batch["image"] = space_to_depth.restore(batch["image"])
     elif isinstance(benchmark, ImageClassifier):  # its pixels come normalised
         spec = benchmark.input_spec
-        batch["image"] = (batch["image"] - np.float32(spec.mean)) / np.float32(spec.std)
+        mean, std = (np.array(values, np.float32) for values in (spec.mean, spec.std))
+        batch["image"] = (batch["image"] - mean) / std
     lowered = lower_peer(peer, mesh, settings.train_batch_size, options)
     compiled = batches.fitting(lowered, batch).compile()
     state = jax.jit(

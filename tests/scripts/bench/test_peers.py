@@ -309,4 +309,4 @@ def test_a_step_learns_on_several_devices():
 
 def test_a_benchmark_without_a_peer():
     with pytest.raises(ConfigError, match="ncf has none; these have: resnet, transformer"):
-        peers.load({"benchmark": "ncf"}, None)
+        peers.check({"benchmark": "ncf"})
