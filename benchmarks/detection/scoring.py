@@ -1,4 +1,4 @@
-"""Scores detections with pycocotools as COCO does; evaluations load it, training does not."""
+"""COCO's score (mAP) of detections, by pycocotools; evaluations load it, training does not."""
 
 import functools
 import itertools

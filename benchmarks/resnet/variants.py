@@ -1,8 +1,8 @@
-"""Variants of ResNet v1.5: each `compose_` takes a `models.ResNet` and returns it with other parts.
+"""Variants of ResNet v1.5: v1, v2, ResNet-D, squeeze-and-excite, blur pool, stochastic depth.
 
-They can be applied to each other's results. `benchmarks.resnet.architecture` has the recipe's key
-for each, and refuses combinations that cannot work. `padding` is the padding of the stem's
-max-pool.
+Each `compose_` takes a `models.ResNet` and returns it with other parts. They can be applied to each
+other's results. `benchmarks.resnet.architecture` has the recipe's key for each, and refuses
+combinations that cannot work. `padding` is the padding of the stem's max-pool.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""Makes batches of images with outlined objects; each host makes its share of a global batch.
+"""Mask R-CNN's batches: padded images, boxes and masks; each host makes its share of a batch.
 
 An image is resized, its aspect kept, and padded with zeros at the bottom and on the right. Images
 that are at least as wide as high have one padded shape, the others the same turned round; a batch

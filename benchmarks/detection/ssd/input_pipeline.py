@@ -1,8 +1,8 @@
-"""Makes batches of images with boxes from records; each host makes its share of a global batch.
+"""SSD's batches of images with boxes: random IoU crops on the host, color jitter on the device.
 
-The host draws the crop from the boxes of an image (random IoU crop), decodes only the crop, and
-resizes it. The device flips, changes the colours (color jitter) and normalises (`augment`).
-Training order and augmentation are functions of (seed, step).
+The host draws the crop from the boxes of an image, decodes only the crop, and resizes it. The
+device flips, changes the colours and normalises (`augment`). Each host makes its share of a global
+batch. Training order and augmentation are functions of (seed, step).
 
 To draw a crop, rounds follow each other until one succeeds. A round chooses one of seven rules with
 equal chances: the complete image, which succeeds; any windows; or windows whose IoU with

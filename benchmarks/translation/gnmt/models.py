@@ -1,4 +1,4 @@
-"""GNMT (Wu et al. 2016, arXiv:1609.08144) as MLPerf's reference wires it.
+"""GNMT's LSTMs and Bahdanau attention (Wu et al. 2016, arXiv:1609.08144), as MLPerf wires them.
 
 The encoder's layer 0 reads a sentence in both directions. Layers from 2 on add their input to their
 output, in both stacks. The decoder's layer 0 sees only the words; its outputs are the attention's

@@ -1,6 +1,6 @@
 """The Transformer (Vaswani et al. 2017, arXiv:1706.03762) as MLPerf trains it.
 
-Each layer is x + dropout(f(norm(x))), with one more norm after the last layer of each stack. The
+Each layer is x + dropout(f(norm(x))) (pre-norm), with a norm after the last one of a stack. The
 embeddings are tied: one table embeds the source and the target and gives the logits. Rows may hold
 several sentences, one after the other ("packed"); no sentence sees another one.
 

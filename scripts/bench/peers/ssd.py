@@ -1,4 +1,4 @@
-"""SSD in its plain form: the network, matching, mining and losses of `benchmarks.detection.ssd`.
+"""SSD in its plain form: network, matching, mining and losses of `benchmarks.detection.ssd`.
 
 Two convolutions per map predict deltas and classes, all maps are joined, the hardest negatives are
 found by sorting, and the matched boxes by indices. Images are augmented on the device as in
