@@ -217,7 +217,9 @@ class Detector(RecordBenchmark):
     # Model and score.
 
     def adopt(self, params: Any, model_state: Any, loaded: Any) -> tuple[Any, Any]:
-        return weights.adopt(self, super().adopt, params, model_state, loaded)
+        return weights.adopt(
+            self.settings, self.library, super().adopt, params, model_state, loaded
+        )
 
     @property
     def keeps_statistics(self) -> bool:

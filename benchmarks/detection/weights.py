@@ -10,14 +10,14 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
 import benchmarks
-from benchmarks.detection import settings
+from benchmarks.detection.settings import PIXEL_MEAN, PIXEL_STD, Settings
 from benchmarks.uses import Imported
 from common.errors import CheckpointError, ConfigError, DataError
 from common.foreign import files
@@ -25,9 +25,6 @@ from common.foreign.files import Foreign
 from common.images import input_spec
 from common.trees import by_name
 from models import DEPTHS, BasicBlock, BottleneckBlock
-
-if TYPE_CHECKING:
-    from benchmarks.detection.detector import Detector
 
 Described = tuple[dict[str, Any], list[tuple[str, str]]]  # keys' values, (note, key) pairs
 # Other benchmarks whose models config.init_from may name
@@ -59,7 +56,7 @@ def follow(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
             )
     spec = input_spec.parse_spec(values.get("input_spec", "tensorflow"))
     # Size and resizing are the detector's, not the ResNet's.
-    if (spec.mean, spec.std, spec.channels) != (settings.PIXEL_MEAN, settings.PIXEL_STD, "RGB"):
+    if (spec.mean, spec.std, spec.channels) != (PIXEL_MEAN, PIXEL_STD, "RGB"):
         raise ConfigError(
             f"{name} is a ResNet whose input_spec has mean={spec.mean}, std={spec.std} and "
             f"{spec.channels}, but a detector gives its backbone RGB of ImageNet's: give one that "
@@ -93,7 +90,8 @@ def follow(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def adopt(
-    detector: "Detector",
+    settings: Settings,
+    library: ModuleType,
     merge: Callable[[Any, Any, Any], tuple[Any, Any]],
     params: Any,
     model_state: Any,
@@ -101,11 +99,11 @@ def adopt(
 ) -> tuple[Any, Any]:
     """Takes the arrays of a detector of the same kind, or of a ResNet for the backbone.
 
-    With `config.new_classes`, the detector's `renew_heads` adapts the heads. CheckpointError says
+    With `config.new_classes`, the library's `renew_heads` adapts the heads. CheckpointError says
     that an array of the backbone is missing or of another shape.
 
     Args:
-      detector: the detector that begins with the arrays.
+      settings, library: of the detector that begins with the arrays.
       merge: takes the arrays whose path and shape are the same.
       params, model_state: the detector's initial arrays.
       loaded: {"params": ..., "model_state": ...} of the other model.
@@ -115,7 +113,7 @@ def adopt(
         state = {name: {"backbone": arrays} for name, arrays in loaded["model_state"].items()}
         loaded = {"params": {"backbone": loaded["params"]}, "model_state": state}
     params, model_state = merge(params, model_state, loaded)
-    theirs, keys = by_name(loaded), detector.settings.backbone
+    theirs, keys = by_name(loaded), settings.backbone
     for name, own in by_name({"params": params, "model_state": model_state}).items():
         other = theirs.get(name)
         if "/backbone/" in name and (other is None or other.shape != own.shape):
@@ -125,11 +123,11 @@ def adopt(
                 f"config.resnet_stages={keys.resnet_stages} and "
                 f"config.num_filters={keys.num_filters} of the detector, or such a detector"
             )
-    if detector.settings.tuning.new_classes:
+    if settings.tuning.new_classes:
         if isinstance(next(iter(initial.values())), jax.ShapeDtypeStruct):
             # So that these arrays count as taken in part here, too
             initial = {name: np.zeros(x.shape, x.dtype) for name, x in initial.items()}
-        heads = detector.library.renew_heads(detector, initial, by_name(loaded["params"]))
+        heads = library.renew_heads(settings, initial, by_name(loaded["params"]))
         params = unflatten_dict(by_name(params) | heads, sep="/")
     return params, model_state
 
@@ -163,10 +161,10 @@ def described(library: ModuleType, source: Foreign) -> tuple[Mapping[str, np.nda
         ) from error
 
 
-def read_foreign(detector: "Detector", file: str) -> Imported:
+def read_foreign(detector: Any, file: str) -> Imported:
     """Reads weights that a detector can begin with: a detector's of the same kind, or a ResNet's.
 
-    DataError: the file holds neither, or a detector of other sizes than the config's.
+    `detector` is a `Detector`. DataError: the file holds neither, or a detector of other sizes.
     """
     source, library = files.read(file), detector.library
     if not library.matches(source):
@@ -188,7 +186,7 @@ def read_foreign(detector: "Detector", file: str) -> Imported:
     tree = unflatten_dict(files.adapt(file, arrays, shapes, layout), sep="/")
     imported = {"path": file, "format": source.format, "sha256": source.sha256}
     # The files do not say it: torchvision and the reference train on these pixels.
-    imported |= {"mean": settings.PIXEL_MEAN, "std": settings.PIXEL_STD, "channels": "RGB"}
+    imported |= {"mean": PIXEL_MEAN, "std": PIXEL_STD, "channels": "RGB"}
     count = sum(array.size for array in jax.tree.leaves(tree["params"]))
     summary = (
         f"{file} ({source.format}): {library.MODEL}, {count:,} parameters, {values['num_classes']} "

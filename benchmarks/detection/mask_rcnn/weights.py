@@ -135,13 +135,13 @@ def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str,
 
 
 def renew_heads(
-    detector: object, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
+    settings: object, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """The last layers' arrays of a Mask R-CNN that begins with a model for other classes.
 
     `initial` are its initial parameters by path, `loaded` the other Mask R-CNN's parameters.
     """
-    del detector
+    del settings
     heads = {}
     for layer, (size, is_mean) in _CLASS_LAYERS.items():
         for path in (f"{layer}/kernel", f"{layer}/bias"):

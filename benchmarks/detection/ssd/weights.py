@@ -9,15 +9,13 @@ For other classes, the heads keep the boxes and the background.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from benchmarks.detection.ssd.settings import Settings
 from common.foreign.files import Foreign
 from common.foreign.resnets import LEAVES, PLAIN, split, torch_layout
-
-if TYPE_CHECKING:
-    from benchmarks.detection.ssd import Ssd
 
 MODEL = "MLPerf's reference SSD"
 _SWAPPED = [1, 0, 3, 2]  # (x, y, width, height) as (y, x, height, width), and back
@@ -93,7 +91,7 @@ def theirs(path: str, array: np.ndarray, values: Mapping[str, Any]) -> dict[str,
 
 
 def renew_heads(
-    detector: "Ssd", initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
+    settings: Settings, initial: Mapping[str, np.ndarray], loaded: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """The heads' arrays of an SSD that begins with the heads for other classes, by path.
 
@@ -101,7 +99,7 @@ def renew_heads(
     boxes are not used.
     """
     heads = {}
-    for i, boxes in enumerate(detector.settings.maps.default_boxes.boxes_per_cell, 1):
+    for i, boxes in enumerate(settings.maps.default_boxes.boxes_per_cell, 1):
         for path in (f"head{i}/kernel", f"head{i}/bias"):
             initial_array, other = initial[path], loaded.get(path)
             heads[path] = initial_array
